@@ -1,0 +1,152 @@
+"""The memory of a batch: which leaves it has, where each lies in a slot, and the TensorDict a user receives.
+
+A slot is one flat run of bytes. Every leaf lies in it as a contiguous array of shape `[rows, steps, *shape]`, rows
+being envs and steps being time, so that a slot is one memcpy in shared memory and one message on a network:
+
+    | observation | next.observation | action | next.reward | ... |      each starts on a 64-byte boundary
+     [E, T, ...]    [E, T, ...]        [E, T, ...]
+
+Runs in the trainer and in every worker. Must not know envs, policies or how slots travel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from tensordict import TensorDict
+
+Key = tuple[str, ...]
+
+ALIGNMENT_BYTES = 64
+
+# Every batch has these, after TorchRL's collectors: done = terminated | truncated; the root ones speak of the
+# observation the policy saw (always False, as no frame starts from a final state).
+DONE_KEYS: tuple[Key, ...] = (("done",), ("terminated",), ("truncated",))
+TRAJ_IDS: Key = ("collector", "traj_ids")
+POLICY_VERSION: Key = ("collector", "policy_version")
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """One tensor of a frame: its nested key, its shape without batch dimensions, its dtype."""
+
+    key: Key
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    def under(self, prefix: str) -> Leaf:
+        """The same leaf below `prefix`, as in `("next", "observation")`."""
+        return Leaf((prefix, *self.key), self.shape, self.dtype)
+
+
+def batch_leaves(observation: Iterable[Leaf], actor: Iterable[Leaf]) -> tuple[Leaf, ...]:
+    """All leaves of a batch: `observation` at the root and below `next`, what the actor writes, and the rest.
+
+    Raises:
+        ValueError: two leaves have the same key, or one's key is a prefix of another's.
+    """
+    observation = tuple(observation)
+    flags = tuple(Leaf(key, (1,), torch.bool) for key in DONE_KEYS)
+    leaves = (
+        *observation,
+        *actor,
+        *flags,
+        *(leaf.under("next") for leaf in observation),
+        Leaf(("next", "reward"), (1,), torch.float32),
+        *(leaf.under("next") for leaf in flags),
+        Leaf(TRAJ_IDS, (), torch.int64),
+        Leaf(POLICY_VERSION, (), torch.int64),
+    )
+    seen: set[Key] = set()
+    for leaf in leaves:
+        if leaf.key in seen:
+            raise ValueError(f"two leaves of the batch have the key {leaf.key}")
+        seen.add(leaf.key)
+    for key in seen:
+        for end in range(1, len(key)):
+            if key[:end] in seen:
+                raise ValueError(f"the key {key[:end]} is a tensor and also holds {key}")
+    return leaves
+
+
+class Layout:
+    """Where each leaf of `rows x steps` frames lies in a slot.
+
+    Attributes:
+        leaves: the leaves, in the order in which they lie.
+        rows, steps: the two leading dimensions of every leaf.
+        nbytes: size of a slot, a multiple of `ALIGNMENT_BYTES`.
+    """
+
+    def __init__(self, leaves: Sequence[Leaf], rows: int, steps: int):
+        self.leaves = tuple(leaves)
+        self.rows = rows
+        self.steps = steps
+        self._offsets: list[int] = []
+        offset = 0
+        for leaf in self.leaves:
+            self._offsets.append(offset)
+            nbytes = rows * steps * int(np.prod(leaf.shape, dtype=np.int64)) * leaf.dtype.itemsize
+            offset += -(-nbytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+        self.nbytes = offset
+
+    @property
+    def num_frames(self) -> int:
+        """Frames in one slot."""
+        return self.rows * self.steps
+
+    def slot(self, memory: torch.Tensor) -> Slot:
+        """The leaves as views of `memory`, a contiguous uint8 tensor of `nbytes`. The caller keeps ownership."""
+        if memory.dtype != torch.uint8 or memory.numel() != self.nbytes:
+            raise ValueError(f"a slot needs {self.nbytes} uint8, got {memory.numel()} {memory.dtype}")
+        tensors = {}
+        for leaf, offset in zip(self.leaves, self._offsets, strict=True):
+            shape = (self.rows, self.steps, *leaf.shape)
+            count = int(np.prod(shape, dtype=np.int64))
+            raw = memory[offset : offset + count * leaf.dtype.itemsize]
+            tensors[leaf.key] = raw.view(leaf.dtype).view(shape)
+        return Slot(tensors)
+
+
+class Slot:
+    """One batch's leaves as `[rows, steps, *shape]` tensors over memory that somebody else owns."""
+
+    def __init__(self, tensors: dict[Key, torch.Tensor]):
+        self.tensors = tensors
+
+    def narrow(self, start: int, rows: int) -> Slot:
+        """The same leaves, `rows` rows from `start` on, sharing memory: one worker's part of a joined slot."""
+        return Slot({key: tensor.narrow(0, start, rows) for key, tensor in self.tensors.items()})
+
+    def arrays(self) -> dict[Key, np.ndarray]:
+        """The leaves as numpy arrays over the same memory."""
+        return {key: tensor.numpy() for key, tensor in self.tensors.items()}
+
+
+def to_tensordict(
+    tensors: dict[Key, torch.Tensor], batch_size: Sequence[int], device: torch.device | None = None
+) -> TensorDict:
+    """A TensorDict over `tensors`, each reshaped so that `[rows, steps]` becomes `batch_size`; the last dimension is
+    named "time". No tensor is copied unless `device` differs from where it lies.
+
+    Args:
+        batch_size: for example `[steps]`, `[rows, steps]`, `[workers, rows, steps]`.
+    """
+    size = torch.Size(batch_size)
+    nested: dict = {}
+    for key, tensor in tensors.items():
+        node = nested
+        for part in key[:-1]:
+            node = node.setdefault(part, {})
+        view = tensor.view(size + tensor.shape[2:])
+        node[key[-1]] = view if device is None else view.to(device)
+    names = [None] * (len(size) - 1) + ["time"]
+    return _build(nested, size, names, device)
+
+
+def _build(nested: dict, size: torch.Size, names: list[str | None], device: torch.device | None) -> TensorDict:
+    children = {k: _build(v, size, names, device) if isinstance(v, dict) else v for k, v in nested.items()}
+    return TensorDict(children, batch_size=size, names=names, device=device)

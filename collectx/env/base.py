@@ -1,0 +1,97 @@
+"""What every env adapter promises to the rollout.
+
+An adapter drives a *group* of `num_envs` envs in one process. It is called by the rollout, in the worker's process,
+from one thread. It must not know slots, transports, policies or trajectories.
+
+    call                  writes                                        afterwards
+    reset(seeds, out)     out[leaf][e] for every env                    every env is at its first observation
+    step(action, out)     out.observation, reward, terminated,          envs that ended wait at their true final
+                          truncated (and out.frame if ragged)           observation; they are not stepped again before
+    restart(ended, out)   out[leaf][e] where ended[e], nothing else     those envs are at a new first observation
+
+So the auto-reset rule is the caller's, and one for all kinds: `next.observation` of an episode's last frame is the true
+final observation, whatever Gymnasium's `AutoresetMode` of the env below.
+
+A *ragged* env (`EnvSpec.ragged`, Gymnasium's NEXT_STEP vector envs) cannot be restarted apart from the group: the step
+after an episode's end resets that env and is not a frame. Such an adapter writes `out.frame[e] = False` for it, and the
+reset observation into `out.observation[leaf][e]`; its `restart` is never called.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import gymnasium
+import numpy as np
+
+from collectx.batch import Leaf
+
+
+@dataclass(frozen=True)
+class EnvSpec:
+    """What a group of envs produces and takes.
+
+    Attributes:
+        num_envs: envs in the group (E).
+        observation: leaves of one env's observation and of the kept `info` entries, in the order of `out`.
+            A Box, Discrete, ... space gives one leaf `("observation",)`; Dict and Tuple spaces give nested keys such
+            as `("observation", "camera")` and `("observation", "0")`; kept infos are `("info", name)`.
+        action: leaves of one env's action, likewise, from `("action",)`.
+        observation_space, action_space: the single env's Gymnasium spaces.
+        ragged: see the module's docstring.
+    """
+
+    num_envs: int
+    observation: tuple[Leaf, ...]
+    action: tuple[Leaf, ...]
+    observation_space: gymnasium.Space
+    action_space: gymnasium.Space
+    ragged: bool = False
+
+
+@dataclass(slots=True)
+class StepRows:
+    """Where one step goes: numpy views owned by the rollout, written by `Env.step`.
+
+    Attributes:
+        observation: one array `[E, *shape]` for each leaf of `EnvSpec.observation`, in that order.
+        reward: `[E]` float32.
+        terminated, truncated: `[E]` bool.
+        frame: `[E]` bool, all True before the call; only a ragged env writes it.
+    """
+
+    observation: Sequence[np.ndarray]
+    reward: np.ndarray
+    terminated: np.ndarray
+    truncated: np.ndarray
+    frame: np.ndarray
+
+
+class Env(Protocol):
+    """A group of envs; the module's docstring has the contract."""
+
+    spec: EnvSpec
+
+    def reset(self, seeds: Sequence[int] | None, out: Sequence[np.ndarray]) -> None:
+        """Resets every env, env e with `seeds[e]`, or without a seed; writes the observations into `out`.
+
+        A group whose envs cannot be seeded one by one (EnvPool) derives its one seed from `seeds[0]`.
+        """
+
+    def step(self, action: Sequence[np.ndarray], out: StepRows) -> bool:
+        """Steps every env with `action`, one array `[E, *shape]` per action leaf; blocks until all have stepped.
+
+        Returns:
+            Whether any env's episode ended in this step (any terminated or truncated).
+        """
+
+    def restart(self, ended: np.ndarray, out: Sequence[np.ndarray]) -> None:
+        """Starts a new episode in every env with `ended[e]` (`[E]` bool); writes only those rows of `out`.
+
+        `ended` may name envs whose episode did not end (a caller that cuts trajectories short).
+        """
+
+    def close(self) -> None:
+        """Releases the envs. Idempotent."""

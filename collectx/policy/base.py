@@ -1,0 +1,34 @@
+"""What every policy becomes before the rollout calls it: an actor, whose keys, dtypes and device are settled once.
+
+Used by the rollout, in the worker's process. Must not know slots, transports or envs (only their specs).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+from torch import nn
+
+from collectx.batch import Leaf
+
+
+class Actor(Protocol):
+    """A policy ready to act.
+
+    Attributes:
+        module: the policy's parameters live here; None for a policy without parameters.
+        device: where `module` acts. The rollout brings observations there and brings what comes back to the slot.
+        leaves: what `act` returns, in order: first every leaf of `EnvSpec.action`, then what else the policy writes
+            (`("action_log_prob",)`, `("loc",)`, ...). Shapes are one env's, without the batch dimension.
+    """
+
+    module: nn.Module | None
+    device: torch.device
+    leaves: tuple[Leaf, ...]
+
+    def act(self, observation: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        """One forward: `observation` has one tensor `[E, *shape]` per observation leaf, on `device`; returns one tensor
+        `[E, *leaf.shape]` per leaf of `leaves`. Called under `torch.inference_mode`, with the exploration type set.
+        The result may be overwritten by the next call."""

@@ -1,0 +1,38 @@
+"""What one role does from start to end, and everything a run leaves behind.
+
+    execute(cfg, folder, argv)   the trainer's whole life -> Result        (job.py)
+    RunFolder(path)              every file name of a run folder            (folder.py)
+    compare(old, new)            did two runs deliver the same batches?     (digest.py)
+
+Called by the command line. Importing this package imports neither torch nor rich: names are looked up on first use, so
+that `collectx.run.rules` can check a configuration within the time of a key press.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collectx.run.digest import Comparison, Verdict, compare
+    from collectx.run.folder import RunFolder
+    from collectx.run.job import execute
+    from collectx.run.result import Result, Status
+
+_HOMES = {
+    "Comparison": "digest",
+    "Result": "result",
+    "RunFolder": "folder",
+    "Status": "result",
+    "Verdict": "digest",
+    "compare": "digest",
+    "execute": "job",
+}
+
+__all__ = ["Comparison", "Result", "RunFolder", "Status", "Verdict", "compare", "execute"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

@@ -1,0 +1,158 @@
+"""What a trainer sees of a run: the collector's batches, each counted, measured, digested and written down.
+
+    collector --batch--> RunCollection --batch--> trainer
+                             |   ^                   |
+          metrics.jsonl <----+   +--- log, publish --+
+
+Built by job.py in the trainer's process and called from its main thread only. Must not know schedules, transports or
+what a trainer does with a batch.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, Protocol
+
+from collectx.collector.delivery import Delivery, Part
+from collectx.run.folder import JsonLines, RunFolder
+from collectx.run.statistics import Statistics
+
+if TYPE_CHECKING:
+    from tensordict import TensorDict
+    from torch import nn
+
+    from collectx.run.digest import Digest
+
+
+class Source(Protocol):
+    """What is needed of a collector: batches, what is known of the last one, and the way back for weights."""
+
+    @property
+    def total_frames(self) -> int: ...
+
+    @property
+    def delivery(self) -> Delivery: ...
+
+    def __iter__(self) -> Iterator[TensorDict]: ...
+
+    def publish(self, policy: nn.Module) -> int: ...
+
+
+class RunCollection:
+    """A `collectx.trainer.base.Collection` over a collector.
+
+    A batch's line goes to `metrics.jsonl` when the next batch is asked for, as the trainer's scalars come in between.
+
+    Attributes:
+        statistics: sums over all deliveries, also read by the progress display.
+        scalars: the newest value of every scalar that the trainer logged.
+    """
+
+    def __init__(
+        self,
+        collector: Source,
+        folder: RunFolder,
+        statistics: Statistics,
+        digest: Digest | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+    ):
+        """`digest` costs about 1 ms per MB of every batch; None leaves it out."""
+        self.statistics = statistics
+        self.total_frames = collector.total_frames
+        self.frames = statistics.frames
+        self.mean_return = statistics.mean_return
+        self.num_episodes = statistics.num_episodes
+        self.scalars: dict[str, float] = {}
+        self._collector = collector
+        self._batches: Iterator[TensorDict] | None = None
+        self._digest = digest
+        self._clock = clock
+        self._lines = JsonLines(folder.metrics)
+        self._line: dict[str, Any] | None = None
+        self._logged: dict[str, float] = {}
+
+    def __iter__(self) -> Iterator[TensorDict]:
+        return self
+
+    def __next__(self) -> TensorDict:
+        """The next batch; blocks until it is there. Raises what the collector raises."""
+        self._write()
+        if self._batches is None:
+            self._batches = iter(self._collector)
+        batch = next(self._batches)
+        now_s = self._clock()
+        delivery = self._collector.delivery
+        statistics = self.statistics
+        statistics.add(delivery, now_s)
+        self.frames = statistics.frames
+        self.mean_return = statistics.mean_return
+        self.num_episodes = statistics.num_episodes
+        self._line = _line(delivery, statistics)
+        if self._digest is not None:
+            self._line["digest"] = self._digest.add(batch)
+        return batch
+
+    def publish(self, policy: nn.Module) -> int:
+        """See `Collection.publish`."""
+        return self._collector.publish(policy)
+
+    def log(self, **scalars: float) -> None:
+        """See `Collection.log`. Tensors of one element are taken too."""
+        values = {name: float(value) for name, value in scalars.items()}
+        self._logged.update(values)
+        self.scalars = self.scalars | values
+
+    def close(self) -> None:
+        """Writes the last batch's line; the collector stays as it is. Idempotent."""
+        self._write()
+        self._lines.close()
+
+    def _write(self) -> None:
+        if self._line is None:
+            return
+        line, self._line = self._line, None
+        if self._logged:
+            line["scalars"] = self._logged
+            self._logged = {}
+        self._lines.append(line)
+
+
+def _line(delivery: Delivery, statistics: Statistics) -> dict[str, Any]:
+    """What `metrics.jsonl` says of one batch; times in seconds, `frames` counted from the start of the run."""
+    episodes = [episode for part in delivery.parts for episode in part.episodes]
+    return {
+        "batch": delivery.index,
+        "time": round(time.time(), 6),
+        "frames": statistics.frames,
+        "batch_frames": delivery.frames,
+        "frames_per_s": None if statistics.rate is None else round(statistics.rate, 3),
+        "waited_s": round(delivery.waited_s, 6),
+        "version": delivery.version,
+        "lag": round(statistics.lag, 3),
+        "episodes": len(episodes),
+        "return": _mean([episode.episode_return for episode in episodes]),
+        "length": _mean([episode.length for episode in episodes]),
+        "mean_return": statistics.mean_return if statistics.num_episodes else None,
+        "workers": [_part(part, delivery.version) for part in delivery.parts],
+    }
+
+
+def _part(part: Part, version: int) -> dict[str, Any]:
+    timings = part.timings
+    return {
+        "worker": part.worker,
+        "policy_version": part.policy_version,
+        "lag": version - part.policy_version,
+        "frames": part.frames,
+        "env_s": round(timings.env_s, 6),
+        "policy_s": round(timings.policy_s, 6),
+        "wait_s": round(timings.wait_s, 6),
+        "send_s": round(timings.send_s, 6),
+        "episodes": len(part.episodes),
+        "return": _mean([episode.episode_return for episode in part.episodes]),
+    }
+
+
+def _mean(values: list[float]) -> float | None:
+    return sum(values) / len(values) if values else None

@@ -1,0 +1,143 @@
+"""The run folder: the one place that knows its file names.
+
+    <run>/.hydra/              what Hydra writes
+    <run>/snapshot/            config.yaml, meta.json
+    <run>/metrics.jsonl        one line per batch
+    <run>/events.jsonl         joins, deaths, publishes, in order
+    <run>/result.json          written atomically, last
+    <run>/logs/                one file per role
+    <run>/checkpoints/  <run>/data/
+
+Used by the trainer's process while a run lives, and by the command line afterwards. Must not know what the lines mean.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+
+class RunFolder:
+    """Paths of one run. Creating the object touches nothing on disk; `begin` makes the folders."""
+
+    def __init__(self, path: str | os.PathLike[str]):
+        self.path = Path(path).absolute()
+        self.hydra = self.path / ".hydra"
+        self.snapshot = self.path / "snapshot"
+        self.config = self.snapshot / "config.yaml"
+        self.meta = self.snapshot / "meta.json"
+        self.metrics = self.path / "metrics.jsonl"
+        self.events = self.path / "events.jsonl"
+        self.result = self.path / "result.json"
+        self.logs = self.path / "logs"
+        self.checkpoints = self.path / "checkpoints"
+        self.final_checkpoint = self.checkpoints / "final.pt"
+        self.data = self.path / "data"
+
+    def begin(self) -> None:
+        """Makes the folders, and removes what an earlier run in the same folder wrote: its lines and its result must
+        not be taken for this run's."""
+        for folder in (self.path, self.snapshot, self.logs, self.checkpoints, self.data):
+            folder.mkdir(parents=True, exist_ok=True)
+        for stale in (self.result, self.metrics, self.events, self.final_checkpoint, *self.logs.glob("*.log")):
+            stale.unlink(missing_ok=True)
+
+    def log(self, role: str) -> Path:
+        """The log file of a role, as in `trainer`."""
+        return self.logs / f"{role}.log"
+
+    def read_result(self) -> dict[str, Any] | None:
+        """What `result.json` says; None where the run has not ended, or its file cannot be read as JSON."""
+        try:
+            return json.loads(self.result.read_text())
+        except (FileNotFoundError, json.JSONDecodeError):
+            return None
+
+    def read_metrics(self) -> Iterator[dict[str, Any]]:
+        """The lines of `metrics.jsonl`; nothing where there is no such file."""
+        return read_lines(self.metrics)
+
+    def read_events(self) -> Iterator[dict[str, Any]]:
+        """The lines of `events.jsonl`; nothing where there is no such file."""
+        return read_lines(self.events)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Writes `value` so that a reader, or a crash at any moment, sees the old file or the whole new one."""
+    text = json.dumps(plain(value), indent=2, allow_nan=False) + "\n"
+    write_atomically(path, lambda file: file.write(text.encode()))
+
+
+def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
+    """Calls `write(file)` on a new file beside `path`, brings it to the disk, and renames it to `path`."""
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "w+b") as file:
+            write(file)
+            file.flush()
+            os.fsync(file.fileno())
+        # mkstemp is for secrets; a result is as readable as every other file of the folder.
+        os.chmod(temporary, 0o666 & ~_umask())
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+class JsonLines:
+    """Appends one JSON object per line. Every line reaches the file in one write, so that a reader of a living run and
+    a killed one see whole lines only; nothing is brought to the disk before the operating system wants to."""
+
+    def __init__(self, path: Path):
+        self._file = open(path, "ab", buffering=0)  # noqa: SIM115, closed by close()
+
+    def append(self, line: dict[str, Any]) -> None:
+        """Adds `line`. Numbers that JSON lacks (nan, inf) become null."""
+        try:
+            text = _encode(line)
+        except (ValueError, TypeError):
+            text = _encode(plain(line))
+        self._file.write(text.encode() + b"\n")
+
+    def close(self) -> None:
+        """Idempotent."""
+        self._file.close()
+
+
+def read_lines(path: Path) -> Iterator[dict[str, Any]]:
+    """The objects of a JSON lines file, one by one. A last line cut short by a crash is left out."""
+    try:
+        with open(path, "rb") as file:
+            for line in file:
+                if line.endswith(b"\n"):
+                    yield json.loads(line)
+    except FileNotFoundError:
+        return
+
+
+def plain(value: Any) -> Any:
+    """`value` as JSON can hold it: nan and inf become None, keys and unknown objects become strings."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if value is None or isinstance(value, (bool, int, str)):
+        return value
+    if isinstance(value, dict):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    return str(value)
+
+
+# One encoder for all lines: json.dumps with non-default arguments would build a new one for each.
+_encode = json.JSONEncoder(allow_nan=False, check_circular=False, separators=(",", ":")).encode
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask

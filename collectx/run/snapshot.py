@@ -1,0 +1,80 @@
+"""What is needed to run again: the whole resolved configuration, and the circumstances. JSON and YAML only.
+
+Written by job.py in the trainer's process before anything starts; `config.yaml` is read by `collectx reproduce`. Must
+not know what the configuration means.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from collectx.config import RunConfig
+from collectx.run.folder import RunFolder, write_atomically, write_json
+
+_GIT_TIMEOUT_S = 5
+
+
+def write(cfg: RunConfig, folder: RunFolder, argv: list[str]) -> None:
+    """Writes `snapshot/config.yaml` and `snapshot/meta.json`; takes some ten milliseconds."""
+    write_config(cfg, folder)
+    write_json(folder.meta, meta(cfg, argv))
+
+
+def write_config(cfg: RunConfig, folder: RunFolder) -> None:
+    """Writes `snapshot/config.yaml`: every value of every group, `kind` included, nothing left to interpolate."""
+    from omegaconf import OmegaConf
+
+    text = OmegaConf.to_yaml(OmegaConf.create(asdict(cfg)), resolve=True)
+    write_atomically(folder.config, lambda file: file.write(text.encode()))
+
+
+def meta(cfg: RunConfig, argv: list[str]) -> dict[str, Any]:
+    """The content of `snapshot/meta.json`."""
+    return {
+        "argv": argv,
+        "cwd": os.getcwd(),
+        "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "host": socket.gethostname(),
+        "platform": platform.platform(),
+        "num_cpus": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "python": platform.python_version(),
+        "packages": packages(),
+        "git": {"cwd": git_state(Path.cwd()), "collectx": git_state(Path(__file__).parent)},
+        "seeds": {"seed": cfg.seed},
+    }
+
+
+def packages() -> dict[str, str]:
+    """Name and version of every installed package, by the names of the `*.dist-info` folders on `sys.path`: opening
+    the metadata of each, as `importlib.metadata` does, would take a hundred times as long."""
+    found: dict[str, str] = {}
+    for folder in sys.path:
+        if not os.path.isdir(folder):
+            continue
+        for name in os.listdir(folder):
+            match = re.fullmatch(r"(.+?)-([^-]+)\.dist-info", name)
+            if match:
+                found.setdefault(match[1].replace("_", "-").lower(), match[2])
+    return dict(sorted(found.items()))
+
+
+def git_state(folder: Path) -> dict[str, Any] | None:
+    """`{"commit", "dirty"}` of the checkout that `folder` lies in; None where there is none, or no git. Dirty means that
+    tracked files differ from the commit."""
+    command = ["git", "--no-optional-locks", "status", "--porcelain=v2", "--branch", "--untracked-files=no"]
+    try:
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=_GIT_TIMEOUT_S, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    lines = done.stdout.splitlines()
+    commit = next((line.split()[-1] for line in lines if line.startswith("# branch.oid")), None)
+    return {"commit": commit, "dirty": any(not line.startswith("#") for line in lines)}

@@ -1,0 +1,121 @@
+"""The numbers of a run, from its deliveries: pure arithmetic, no clock, no files, no tensors.
+
+`Statistics` is written by the collection in the trainer's main thread and read by the progress display in another:
+every attribute is replaced or grows, so a reader sees at worst the numbers of the moment before.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from dataclasses import dataclass
+
+from collectx.collector.delivery import Delivery, Timings
+
+RETURN_WINDOW = 100
+"""How many of the last finished episodes `mean_return` looks at."""
+
+
+@dataclass(slots=True)
+class WorkerTotals:
+    """One worker's sums since the start.
+
+    Attributes:
+        env_s, policy_s, wait_s, send_s: as in `Timings`.
+        frames: frames delivered from it.
+        lag: versions its last part was behind the newest.
+    """
+
+    env_s: float = 0.0
+    policy_s: float = 0.0
+    wait_s: float = 0.0
+    send_s: float = 0.0
+    frames: int = 0
+    lag: int = 0
+
+    def add(self, timings: Timings, frames: int, lag: int) -> None:
+        self.env_s += timings.env_s
+        self.policy_s += timings.policy_s
+        self.wait_s += timings.wait_s
+        self.send_s += timings.send_s
+        self.frames += frames
+        self.lag = lag
+
+    def shares(self, since: WorkerTotals | None = None) -> tuple[float, float, float, float]:
+        """Shares of the measured time in env, policy, waiting and sending, since an earlier copy; they sum to 1, or are
+        all 0 where nothing was measured."""
+        before = since or WorkerTotals()
+        spent = (
+            self.env_s - before.env_s,
+            self.policy_s - before.policy_s,
+            self.wait_s - before.wait_s,
+            self.send_s - before.send_s,
+        )
+        total = sum(spent)
+        if total <= 0:
+            return (0.0, 0.0, 0.0, 0.0)
+        return (spent[0] / total, spent[1] / total, spent[2] / total, spent[3] / total)
+
+
+class Statistics:
+    """What was delivered so far.
+
+    Attributes:
+        frames, batches, num_episodes: sums.
+        waited_s: how long the trainer waited for batches, in all.
+        first_s, last_s: when the first and the last batch were delivered, on the caller's clock; None before.
+        rate: frames of the last batch by the time since the delivery before it; None before the second.
+        mean_return: mean return of the last `RETURN_WINDOW` finished episodes; nan before the first.
+        version: newest published policy version at the last delivery.
+        lag: mean lag of the last batch's frames, in versions.
+        workers: `WorkerTotals` by worker index.
+    """
+
+    def __init__(self) -> None:
+        self.frames = 0
+        self.batches = 0
+        self.num_episodes = 0
+        self.waited_s = 0.0
+        self.first_s: float | None = None
+        self.last_s: float | None = None
+        self.rate: float | None = None
+        self.mean_return = math.nan
+        self.version = 0
+        self.lag = 0.0
+        self.workers: dict[int, WorkerTotals] = {}
+        self._first_frames = 0
+        self._returns: deque[float] = deque(maxlen=RETURN_WINDOW)
+
+    def add(self, delivery: Delivery, now_s: float) -> None:
+        """Counts one delivery, made at `now_s` on a clock that never goes back."""
+        if self.last_s is None:
+            self.first_s = now_s
+            self._first_frames = delivery.frames
+        elif now_s > self.last_s:
+            self.rate = delivery.frames / (now_s - self.last_s)
+        self.last_s = now_s
+        self.frames += delivery.frames
+        self.batches += 1
+        self.waited_s += delivery.waited_s
+        self.version = delivery.version
+        behind = 0
+        episodes = self.num_episodes
+        for part in delivery.parts:
+            lag = delivery.version - part.policy_version
+            behind += lag * part.frames
+            if part.worker not in self.workers:
+                # A new dict, not a new entry: the display may be going through the old one.
+                self.workers = self.workers | {part.worker: WorkerTotals()}
+            self.workers[part.worker].add(part.timings, part.frames, lag)
+            self.num_episodes += len(part.episodes)
+            self._returns.extend([episode.episode_return for episode in part.episodes])
+        self.lag = behind / delivery.frames if delivery.frames else 0.0
+        if self.num_episodes > episodes:
+            self.mean_return = math.fsum(self._returns) / len(self._returns)
+
+    @property
+    def frames_per_s(self) -> float | None:
+        """Frames after the first batch by the time from the first delivery to the last; None before the second."""
+        if self.first_s is None or self.last_s is None or self.last_s <= self.first_s:
+            return None
+        return (self.frames - self._first_frames) / (self.last_s - self.first_s)

@@ -1,0 +1,128 @@
+"""Composition: groups, files and overrides to one typed configuration. No run folder, no process, no logging.
+
+Called by the subcommands, and by tests, benchmarks and library users through `compose`. Holds what is used of Hydra's
+inner interface, which has no other way to compose beside a running application.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Sequence
+
+import yaml
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra._internal.utils import create_config_search_path
+from hydra.core.config_search_path import SearchPathQuery
+from hydra.core.override_parser.types import Override
+from hydra.core.utils import setup_globals
+from hydra.errors import HydraException
+from hydra.types import RunMode
+from hydra.version import setbase
+from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf.errors import OmegaConfBaseException
+
+from collectx.cli.overrides import Checked, check
+from collectx.cli.typed import typed
+from collectx.config import RunConfig
+from collectx.errors import ConfigError
+from collectx.run import rules
+
+SEARCH_PATH = "pkg://collectx.conf"
+
+
+def compose(overrides: Sequence[str] = (), config_dir: str | os.PathLike[str] | None = None) -> RunConfig:
+    """The configuration that `collectx run` with these overrides would use.
+
+    Args:
+        overrides: as on the command line, `["env=pendulum", "collector.num_workers=4"]`.
+        config_dir: a folder of the user's own choices, `<config_dir>/<group>/<name>.yaml`.
+
+    Raises:
+        ConfigError: with every problem found.
+    """
+    composer = Composer(config_dir)
+    checked = composer.check(overrides)
+    cfg, problems = composer.examine(checked)
+    if problems:
+        raise ConfigError(problems)
+    return cfg
+
+
+class Composer:
+    """Composes from the packaged choices and those of one folder of the user.
+
+    Attributes:
+        groups: the choices of every group, by its name; nested groups are left out.
+    """
+
+    def __init__(self, config_dir: str | os.PathLike[str] | None = None, config_name: str = "config"):
+        if config_dir is not None and not os.path.isdir(config_dir):
+            raise ConfigError([f"--config-dir {config_dir}: no such folder."])
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            setbase("1.3")
+        setup_globals()
+        search_path = create_config_search_path(SEARCH_PATH)
+        if config_dir is not None:
+            # Where hydra.main puts it: behind the packaged files, which therefore cannot be replaced by accident.
+            search_path.prepend("command-line", f"file://{os.path.abspath(config_dir)}", SearchPathQuery("schema"))
+        self._loader = ConfigLoaderImpl(config_search_path=search_path)
+        self._config_name = config_name
+        self.groups = {
+            group: [name for name in self._loader.get_group_options(group) if not name.startswith("_")]
+            for group in self._loader.list_groups("")
+            if group != "hydra"
+        }
+
+    def check(self, overrides: Sequence[str]) -> Checked:
+        """Reads the overrides one by one; see `collectx/cli/overrides.py`."""
+        return check(overrides, self.groups)
+
+    def load(self, overrides: Sequence[str], mode: RunMode = RunMode.RUN) -> DictConfig:
+        """The untyped configuration, Hydra's own part (`hydra`) included.
+
+        Raises:
+            ConfigError: Hydra could not compose it.
+        """
+        try:
+            return self._loader.load_configuration(self._config_name, list(overrides), mode)
+        except (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError) as error:
+            raise ConfigError([str(error).strip()]) from error
+
+    def examine(self, checked: Checked, overrides: Sequence[str] | None = None) -> tuple[RunConfig, list[str]]:
+        """Composes what could be read, and checks the outcome.
+
+        Args:
+            checked: what `check` returned.
+            overrides: one point of a sweep; by default all of `checked.overrides`.
+
+        Returns:
+            The configuration and every problem, those in `checked` included. With problems it may hold MISSING.
+        """
+        try:
+            node = self.load(checked.overrides if overrides is None else overrides)
+        except ConfigError as error:
+            return RunConfig(), [*checked.problems, *error.problems]
+        cfg, problems = typed(without_hydra(node), ignore=checked.broken)
+        return cfg, [*checked.problems, *problems, *rules.problems(cfg)]
+
+
+def without_hydra(node: DictConfig) -> DictConfig:
+    """`node` without Hydra's own part."""
+    copy = node.copy()
+    with open_dict(copy):
+        copy.pop("hydra", None)
+    return copy
+
+
+def parsed(overrides: Sequence[str]) -> list[Override]:
+    """The overrides in Hydra's own form; they must have passed `check`."""
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+
+    return OverridesParser.create().parse_overrides(list(overrides))
+
+
+def config_text(cfg: RunConfig) -> str:
+    """A configuration as YAML. Equal text is an equal configuration: what a sweep compares."""
+    return OmegaConf.to_yaml(OmegaConf.structured(cfg), sort_keys=True)

@@ -1,0 +1,97 @@
+"""Reads the overrides of a command line one by one, so that every wrong one is reported and not only the first.
+
+Called by the composer before Hydra sees them. Must not know values: those are checked after the composition.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override, OverrideType
+from hydra.errors import HydraException
+
+from collectx.cli.nearest import did_you_mean
+from collectx.config import GROUPS
+
+
+@dataclass(frozen=True)
+class Checked:
+    """A command line that was read.
+
+    Attributes:
+        overrides: those that Hydra can compose, in the form that makes it accept any key.
+        problems: one text for each of the others.
+        broken: groups with a wrong choice: what the other overrides say about them cannot be judged.
+    """
+
+    overrides: tuple[str, ...]
+    problems: tuple[str, ...]
+    broken: frozenset[str]
+
+
+def check(overrides: Sequence[str], groups: Mapping[str, Sequence[str]]) -> Checked:
+    """Reads `overrides`; `groups` has the choices of every group."""
+    parser = OverridesParser.create()
+    usable: list[str] = []
+    problems: list[str] = []
+    broken: set[str] = set()
+    for text in overrides:
+        try:
+            override = parser.parse_override(text)
+        except HydraException as error:
+            problems.append(_unreadable(text, error))
+            continue
+        key = override.key_or_group
+        if key in groups and override.package is None and not override.is_delete():
+            wrong = _wrong_choices(override, groups[key] if key in GROUPS else [*groups[key], "null"])
+            if wrong:
+                problems += [f"{key}={choice}: no such choice{did_you_mean(choice, groups[key])}" for choice in wrong]
+                broken.add(key)
+            elif override.value() is None:
+                # Hydra spells an optional group without a choice `~group`.
+                usable.append(f"~{key}")
+            else:
+                usable.append(text.lstrip("+"))
+        elif _names_no_group(override, groups):
+            problems.append(f"{key}={override.get_value_element_as_str()}: no such group{did_you_mean(key, groups)}")
+        else:
+            usable.append(_forced(override, text))
+    return Checked(tuple(usable), tuple(problems), frozenset(broken))
+
+
+def _wrong_choices(override: Override, options: Sequence[str]) -> list[str]:
+    """The chosen names that do not exist."""
+    if override.is_sweep_override():
+        names = list(override.sweep_string_iterator()) if override.is_discrete_sweep() else []
+    else:
+        names = [override.get_value_element_as_str()]
+    return [name for name in names if name not in options]
+
+
+def _names_no_group(override: Override, groups: Mapping[str, Sequence[str]]) -> bool:
+    """Whether a key without a dot is meant as a group: it is near one, and near no other key."""
+    key = override.key_or_group
+    if "." in key or "/" in key or key == "seed" or override.is_delete():
+        return False
+    value = override.value()
+    near = did_you_mean(key, groups, listed=False).startswith(";")
+    return near and isinstance(value, str)
+
+
+def _forced(override: Override, text: str) -> str:
+    """`++key=value` for every key of ours: Hydra then accepts it whether or not it is there. Free-form parts need that
+    (`env.kwargs.x=1`), and a typo is found after the composition, together with all other problems."""
+    key = override.key_or_group
+    ours = "/" not in key and "@" not in key and not key.startswith("hydra.") and override.package is None
+    if ours and override.type in (OverrideType.CHANGE, OverrideType.ADD):
+        return "++" + text.lstrip("+")
+    return text
+
+
+def _unreadable(text: str, error: HydraException) -> str:
+    if "=" not in text:
+        return f"{text}: not an override; write key=value or group=choice."
+    reason = str(error).splitlines()[0]
+    return f"{text}: cannot be read: {reason}; quote values with special characters: \"key='a b'\"."

@@ -1,0 +1,161 @@
+"""What a worker does, from its start to its end: builds its envs and its policy, then fills every slot it is granted.
+
+Runs in the worker's process (`serve`), or in the trainer's for inline workers (`work`, advanced by the transport).
+Must not know the schedule, nor what becomes of a batch.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from time import perf_counter
+
+import numpy as np
+import torch
+
+from collectx import env as envs
+from collectx import policy as policies
+from collectx.batch import Leaf
+from collectx.config import EnvConfig, PolicyConfig
+from collectx.errors import ShapeError
+from collectx.policy.weights import FlatWeights
+from collectx.rollout.episodes import Episodes
+from collectx.rollout.rollout import Stopped
+from collectx.rollout.start import make_rollout
+from collectx.transport.base import Link, Tally
+
+
+@dataclass(frozen=True)
+class WorkerTask:
+    """All that a worker is told. Picklable.
+
+    Attributes:
+        worker: its index.
+        num_workers: how many there are.
+        env, policy: what to build.
+        policy_device: where the policy acts, as `torch.device` takes it.
+        exploration_type: how it acts.
+        seed: the run's seed.
+        leaves: what the trainer's slots hold; the worker's own env and policy must give the same.
+    """
+
+    worker: int
+    num_workers: int
+    env: EnvConfig
+    policy: PolicyConfig
+    policy_device: str
+    exploration_type: str
+    seed: int
+    leaves: tuple[Leaf, ...]
+
+
+def env_seed(seed: int, index: int) -> int:
+    """The seed of the env with global index `index`, whichever worker it is in: `[0, 2**31)`."""
+    return int(np.random.SeedSequence((seed, index)).generate_state(1)[0] >> 1)
+
+
+def serve(task: WorkerTask, link: Link) -> None:
+    """The entry of a worker process. Returns when the trainer says stop; an error is reported to it, then raised."""
+    try:
+        for _ in work(task, link):
+            pass
+    except Stopped:
+        pass
+    except BaseException as error:
+        link.fail(error)
+        raise
+
+
+def work(task: WorkerTask, link: Link, own_random_state: bool = False) -> Generator[None]:
+    """Fills granted slots; yields after each batch it has sent.
+
+    Args:
+        own_random_state: keeps this worker's random numbers apart from those of the process it is a guest in, so that
+            inline workers give the same batches as processes do.
+    """
+    guest = _RandomState() if own_random_state else None
+    with _installed(guest):
+        _seed_policy(task)
+        num_envs = task.env.num_envs
+        first_env = task.worker * num_envs
+        env = envs.build(task.env, first_env)
+        policy = policies.build(task.policy, env.spec, task.seed)
+        actor = policies.make_actor(
+            policy, env.spec, torch.device(task.policy_device), policies.ExplorationType(task.exploration_type)
+        )
+        _check_leaves(task, (*env.spec.observation, *actor.leaves))
+        weights = FlatWeights(actor.module)
+        weights.adopt()
+        episodes = Episodes(first_env, num_envs, num_envs * task.num_workers)
+        seeds = [env_seed(task.seed, first_env + index) for index in range(num_envs)]
+        rollout = make_rollout(env, actor, episodes, seeds, link.stop)
+        prepared = [rollout.prepare(slot) for slot in link.slots]
+    version = -1
+    send_s = 0.0
+    try:
+        while True:
+            asked = perf_counter()
+            index = link.acquire()
+            if index is None:
+                return
+            granted = perf_counter()
+            version = link.refresh(weights.read, version)
+            refreshed = perf_counter()
+            with _installed(guest):
+                stats = rollout.collect(prepared[index], version)
+            collected = perf_counter()
+            handover_s = send_s + refreshed - granted
+            link.send(index, Tally(version, stats.env_s, stats.policy_s, granted - asked, handover_s, stats.episodes))
+            send_s = perf_counter() - collected
+            yield
+    finally:
+        rollout.close()
+
+
+def _seed_policy(task: WorkerTask) -> None:
+    # Apart from the env's seeds: those are SeedSequence((seed, index)) with an index >= 0 and two words.
+    seed = int(np.random.SeedSequence((task.seed, task.worker, 1)).generate_state(1)[0])
+    torch.manual_seed(seed)
+    np.random.seed(seed)
+    random.seed(seed)
+
+
+def _check_leaves(task: WorkerTask, mine: tuple[Leaf, ...]) -> None:
+    theirs = {leaf.key: leaf for leaf in task.leaves}
+    for leaf in mine:
+        if theirs.get(leaf.key) != leaf:
+            raise ShapeError(
+                f"worker {task.worker} has the leaf {leaf}, the trainer has {theirs.get(leaf.key)}: every worker's env and "
+                f"policy must give the same keys, shapes and dtypes"
+            )
+
+
+class _RandomState:
+    """The global generators' states of a guest, while it is not running."""
+
+    def __init__(self) -> None:
+        self._states = self._get()
+
+    @staticmethod
+    def _get() -> tuple:
+        return torch.get_rng_state(), np.random.get_state(), random.getstate()
+
+    def swap(self) -> None:
+        mine, self._states = self._states, self._get()
+        torch.set_rng_state(mine[0])
+        np.random.set_state(mine[1])
+        random.setstate(mine[2])
+
+
+@contextmanager
+def _installed(guest: _RandomState | None) -> Iterator[None]:
+    if guest is None:
+        yield
+        return
+    guest.swap()
+    try:
+        yield
+    finally:
+        guest.swap()

@@ -1,0 +1,111 @@
+"""Starts workers as processes of this machine, through a fork server that has the heavy imports done: importing torch,
+tensordict and gymnasium takes seconds, forking from a process that has them takes milliseconds.
+
+Called from the trainer's process. Knows nothing of RL: it starts copies of one entry.
+
+    trainer --- fork server (imports once) --- worker 0
+                                          \\--- worker 1 ...
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from multiprocessing import forkserver
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+_PRELOAD = ["collectx.launcher.preload"]
+_THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+
+
+def warm_up() -> None:
+    """Starts the fork server, which then imports while the caller goes on. Does not block. Later calls do nothing.
+
+    The pools of OpenMP and BLAS are sized when these libraries load, so the server, and with it every worker, loads them
+    for one thread; `num_threads` of a worker sets torch's own.
+    """
+    saved = {name: os.environ.get(name) for name in _THREAD_VARIABLES}
+    os.environ.update(dict.fromkeys(_THREAD_VARIABLES, "1"))
+    try:
+        multiprocessing.get_context("forkserver").set_forkserver_preload(_PRELOAD)
+        forkserver.ensure_running()
+    finally:
+        for name, value in saved.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+class LocalLauncher:
+    """Starts worker processes.
+
+    Args:
+        num_threads: torch's intra-op threads in each worker.
+        log_dir: each worker's stdout and stderr go to `worker-<index>.log` there; None leaves them where they are.
+    """
+
+    def __init__(self, num_threads: int, log_dir: Path | None = None):
+        self._num_threads = num_threads
+        self._log_dir = log_dir
+
+    def describe(self, worker: int) -> str:
+        """Names a worker in messages."""
+        log = self._log(worker)
+        return f"worker {worker}" if log is None else f"worker {worker} (log: {log})"
+
+    def _log(self, worker: int) -> Path | None:
+        return None if self._log_dir is None else self._log_dir / f"worker-{worker}.log"
+
+    def start(self, entry: Callable[..., None], arguments: Sequence[tuple[Any, ...]]) -> list[BaseProcess]:
+        """Starts one process per element of `arguments`, running `entry(*element)`. Returns when they are forked.
+
+        `entry` and its arguments are pickled. The processes are not daemonic, as an env may have processes of its own.
+        """
+        warm_up()
+        context = multiprocessing.get_context("forkserver")
+        processes: list[BaseProcess] = []
+        for worker, element in enumerate(arguments):
+            process = context.Process(
+                target=_enter,
+                args=(entry, element, self._num_threads, self._log(worker)),
+                name=f"collectx-worker-{worker}",
+            )
+            process.start()
+            processes.append(process)
+        return processes
+
+
+def _enter(entry: Callable[..., None], arguments: tuple[Any, ...], num_threads: int, log: Path | None) -> None:
+    # Ctrl-C reaches the whole process group; stopping is the trainer's to order.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _die_with_parent()
+    if log is not None:
+        descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        os.dup2(descriptor, 1)
+        os.dup2(descriptor, 2)
+        os.close(descriptor)
+    import torch
+
+    torch.set_num_threads(num_threads)
+    try:
+        entry(*arguments)
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+
+
+def _die_with_parent() -> None:
+    """Asks Linux to kill this process when the fork server ends, which it does when the trainer ends, however that
+    happens. Elsewhere a worker notices at its next grant that its trainer is gone."""
+    if sys.platform != "linux":
+        return
+    import ctypes
+
+    pr_set_pdeathsig = 1
+    ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)

@@ -1,0 +1,70 @@
+"""How observations reach the policy and what it returns reaches the slot, for a policy on the CPU or on a GPU.
+
+Used by the rollouts, in the worker's process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from collectx.env.base import EnvSpec
+from collectx.policy.base import Actor
+
+
+class Feed(Protocol):
+    """One call per step."""
+
+    def __call__(self, observation: Sequence[np.ndarray], out: Sequence[np.ndarray]) -> None:
+        """Acts on `observation` (one `[E, *shape]` array per leaf) and writes what the actor returns into `out`."""
+
+
+def make_feed(actor: Actor, spec: EnvSpec) -> Feed:
+    """The feed for the actor's device."""
+    if actor.device.type == "cuda":
+        return CudaFeed(actor, spec)
+    return CpuFeed(actor)
+
+
+class CpuFeed:
+    """The policy reads the slot's own memory."""
+
+    def __init__(self, actor: Actor):
+        self._act = actor.act
+
+    def __call__(self, observation: Sequence[np.ndarray], out: Sequence[np.ndarray]) -> None:
+        for row, value in zip(out, self._act([torch.from_numpy(leaf) for leaf in observation]), strict=True):
+            row[...] = value.numpy()
+
+
+class CudaFeed:
+    """Observations go through pinned memory, so that both copies and the forward are queued on one stream; the process
+    waits once per step, for the actions to be back.
+
+        slot --copy--> pinned --queued--> GPU --forward--> GPU --queued--> pinned --wait once--> slot
+    """
+
+    def __init__(self, actor: Actor, spec: EnvSpec):
+        self._actor = actor
+        self._stream = torch.cuda.Stream(actor.device)
+        size = (spec.num_envs,)
+        self._host_in = [torch.empty(size + leaf.shape, dtype=leaf.dtype, pin_memory=True) for leaf in spec.observation]
+        self._device_in = [torch.empty_like(host, device=actor.device) for host in self._host_in]
+        self._host_out = [torch.empty(size + leaf.shape, dtype=leaf.dtype, pin_memory=True) for leaf in actor.leaves]
+        self._host_in_arrays = [host.numpy() for host in self._host_in]
+        self._host_out_arrays = [host.numpy() for host in self._host_out]
+
+    def __call__(self, observation: Sequence[np.ndarray], out: Sequence[np.ndarray]) -> None:
+        for pinned, row in zip(self._host_in_arrays, observation, strict=True):
+            pinned[...] = row
+        with torch.cuda.stream(self._stream):
+            for device, host in zip(self._device_in, self._host_in, strict=True):
+                device.copy_(host, non_blocking=True)
+            for host, value in zip(self._host_out, self._actor.act(self._device_in), strict=True):
+                host.copy_(value, non_blocking=True)
+        self._stream.synchronize()
+        for row, pinned in zip(out, self._host_out_arrays, strict=True):
+            row[...] = pinned

@@ -1,0 +1,106 @@
+"""The T x E loop: steps a group of envs with a policy and writes each value once, straight into the slot.
+
+Called by the worker (`collectx/collector/worker.py`), in the worker's process. Must not know how slots travel.
+
+    rows[t]:   observation --policy--> action --env--> next.observation, reward, terminated, truncated
+    rows[t+1]: observation = next.observation, or the first observation of a new episode where one ended
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from time import perf_counter
+
+import numpy as np
+import torch
+
+from collectx.batch import Slot
+from collectx.env.base import Env
+from collectx.policy.base import Actor
+from collectx.rollout.episodes import Episodes
+from collectx.rollout.feed import make_feed
+from collectx.rollout.rows import SlotRows
+
+
+class Stopped(Exception):
+    """The trainer wants the worker to stop; the slot in hand is incomplete and must not be sent."""
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutStats:
+    """Seconds spent in envs and in the policy, and the (return, length) of every episode that ended."""
+
+    env_s: float
+    policy_s: float
+    episodes: tuple[tuple[float, int], ...]
+
+
+class Rollout:
+    """A group of envs, a policy, and where they are in their episodes.
+
+    Args:
+        env: the group; reset here.
+        actor: acts for all envs of the group at once.
+        episodes: trajectory ids of the group.
+        seeds: one per env of the group.
+        stop: one byte; nonzero ends the loop between two steps.
+    """
+
+    def __init__(self, env: Env, actor: Actor, episodes: Episodes, seeds: Sequence[int], stop: memoryview):
+        self._env = env
+        self._actor = actor
+        self._feed = make_feed(actor, env.spec)
+        self._episodes = episodes
+        self._stop = stop
+        # The observations with which the next batch begins: the last slot is no longer ours by then.
+        self._carry = tuple(
+            torch.zeros((env.spec.num_envs, *leaf.shape), dtype=leaf.dtype).numpy() for leaf in env.spec.observation
+        )
+        env.reset(seeds, self._carry)
+
+    def prepare(self, slot: Slot) -> SlotRows:
+        """What `collect` takes for `slot`; to be kept, one per slot."""
+        return SlotRows(slot, self._env.spec, self._actor.leaves)
+
+    def collect(self, rows: SlotRows, policy_version: int) -> RolloutStats:
+        """Fills the slot with the next `T x E` frames. Blocks until it is full.
+
+        Raises:
+            Stopped: `stop` became nonzero.
+        """
+        feed, env, episodes, stop = self._feed, self._env, self._episodes, self._stop
+        num_actions = len(env.spec.action)
+        rows.policy_version[:] = policy_version
+        rows.traj_ids[:] = episodes.ids
+        for row, carry in zip(rows.observation, self._carry, strict=True):
+            row[0] = carry
+        observations = list(zip(*rows.observation, strict=True))
+        observations.append(self._carry)
+        env_s = policy_s = 0.0
+        with torch.inference_mode():
+            steps = zip(zip(*rows.actor, strict=True), rows.step_rows(), strict=True)
+            for t, (written, out) in enumerate(steps):
+                if stop[0]:
+                    raise Stopped
+                started = perf_counter()
+                feed(observations[t], written)
+                acted = perf_counter()
+                any_ended = env.step(written[:num_actions], out)
+                episodes.add(out.reward)
+                following = observations[t + 1]
+                for row, final in zip(following, out.observation, strict=True):
+                    row[...] = final
+                if any_ended:
+                    ended = out.terminated | out.truncated
+                    for index in episodes.end(ended):
+                        rows.traj_ids[t + 1 :, index] = episodes.ids[index]
+                    env.restart(ended, following)
+                env_s += perf_counter() - acted
+                policy_s += acted - started
+        np.logical_or(rows.terminated, rows.truncated, out=rows.done)
+        return RolloutStats(env_s, policy_s, episodes.take())
+
+    def close(self) -> None:
+        """Closes the envs."""
+        self._env.close()

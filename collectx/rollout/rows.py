@@ -1,0 +1,45 @@
+"""A slot as the rollout writes it: numpy views with time first, made once per slot.
+
+Used by the rollouts, in the worker's process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from collectx.batch import POLICY_VERSION, TRAJ_IDS, Leaf, Slot
+from collectx.env.base import EnvSpec, StepRows
+
+
+class SlotRows:
+    """Time-first views of one slot: `[T, E, *shape]` for each leaf.
+
+    Args:
+        slot: `[E, T, *shape]` leaves over the transport's memory.
+        spec: whose observation and action leaves are in the slot.
+        actor_leaves: what the actor writes, action leaves first.
+    """
+
+    def __init__(self, slot: Slot, spec: EnvSpec, actor_leaves: Sequence[Leaf]):
+        arrays = {key: array.swapaxes(0, 1) for key, array in slot.arrays().items()}
+        self.steps = next(iter(arrays.values())).shape[0]
+        self.observation = [arrays[leaf.key] for leaf in spec.observation]
+        self.next_observation = [arrays["next", *leaf.key] for leaf in spec.observation]
+        self.actor = [arrays[leaf.key] for leaf in actor_leaves]
+        self.reward = arrays["next", "reward"][:, :, 0]
+        self.terminated = arrays["next", "terminated"][:, :, 0]
+        self.truncated = arrays["next", "truncated"][:, :, 0]
+        self.done = arrays["next", "done"][:, :, 0]
+        self.traj_ids = arrays[TRAJ_IDS]
+        self.policy_version = arrays[POLICY_VERSION]
+        self._all_frames = np.ones(spec.num_envs, dtype=np.bool_)
+
+    def step_rows(self) -> Iterator[StepRows]:
+        """For each step, where the env writes."""
+        columns = zip(
+            zip(*self.next_observation, strict=True), self.reward, self.terminated, self.truncated, strict=True
+        )
+        for observation, reward, terminated, truncated in columns:
+            yield StepRows(observation, reward, terminated, truncated, self._all_frames)

@@ -1,0 +1,17 @@
+"""Chooses the rollout for an env: lockstep, or ragged where an env's resets take steps of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from collectx.env.base import Env
+from collectx.policy.base import Actor
+from collectx.rollout.episodes import Episodes
+from collectx.rollout.ragged import RaggedRollout
+from collectx.rollout.rollout import Rollout
+
+
+def make_rollout(env: Env, actor: Actor, episodes: Episodes, seeds: Sequence[int], stop: memoryview) -> Rollout:
+    """See `Rollout` for the arguments."""
+    kind = RaggedRollout if env.spec.ragged else Rollout
+    return kind(env, actor, episodes, seeds, stop)

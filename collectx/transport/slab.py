@@ -1,0 +1,124 @@
+"""One run of memory for all slots and weights, shared between processes or private to one.
+
+    | header: newest version, stop | weights 0 | weights 1 | region 0 | region 1 | ...
+
+Shared memory has no name in the file system: it is an anonymous file whose descriptor travels to the workers when they
+start, so nothing can be left behind, whoever is killed, and no limit on /dev/shm applies.
+
+Weights have two buffers: version v lies in buffer v % 2. The trainer writes v + 1 into the other buffer and then stores
+the number; a reader that finds the number unchanged after its copy has read one version only.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import tempfile
+import threading
+from collections.abc import Callable
+from multiprocessing import reduction
+from typing import Any
+
+import numpy as np
+import torch
+
+from collectx.batch import ALIGNMENT_BYTES, Layout, Slot
+from collectx.transport.base import SlabSpec
+
+_HEADER_BYTES = 2 * ALIGNMENT_BYTES
+
+
+class Slab:
+    """The memory and the places of things in it.
+
+    Args:
+        spec: what has to fit in.
+        shared: whether workers in other processes will map it: such a slab can be pickled, but only as an argument of a
+            process that is being started.
+    """
+
+    def __init__(self, spec: SlabSpec, shared: bool):
+        rows = spec.rows * spec.num_workers if spec.joined else spec.rows
+        self._map(spec, Layout(spec.leaves, rows, spec.steps), _anonymous_file() if shared else None)
+        self._version[0] = -1
+
+    def _map(self, spec: SlabSpec, layout: Layout, descriptor: int | None) -> None:
+        self.spec = spec
+        self.region_layout = layout
+        self._descriptor = descriptor
+        self._weights_stride = -(-spec.weights_nbytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+        self._regions_start = _HEADER_BYTES + 2 * self._weights_stride
+        num_regions = spec.num_slots if spec.joined else spec.num_slots * spec.num_workers
+        nbytes = self._regions_start + num_regions * layout.nbytes
+        if descriptor is None:
+            self._memory = torch.zeros(nbytes, dtype=torch.uint8)
+        else:
+            os.ftruncate(descriptor, nbytes)
+            self._memory = torch.frombuffer(mmap.mmap(descriptor, nbytes), dtype=torch.uint8)
+        header = self._memory[:_HEADER_BYTES].numpy()
+        self._version = header[:8].view(np.int64)
+        self.stop = memoryview(header[ALIGNMENT_BYTES : ALIGNMENT_BYTES + 1])
+        self._fence = threading.Lock()
+
+    def __getstate__(self) -> tuple[SlabSpec, Any]:
+        if self._descriptor is None:
+            raise TypeError("a private slab cannot be sent to another process")
+        return self.spec, reduction.DupFd(self._descriptor)
+
+    def __setstate__(self, state: tuple[SlabSpec, Any]) -> None:
+        spec, descriptor = state
+        rows = spec.rows * spec.num_workers if spec.joined else spec.rows
+        self._map(spec, Layout(spec.leaves, rows, spec.steps), descriptor.detach())
+        self.close_descriptor()
+
+    def close_descriptor(self) -> None:
+        """Closes the file descriptor; the mapping stays until the last tensor over it is gone."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+    def region(self, worker: int, slot: int) -> torch.Tensor:
+        """The bytes of the region that holds the slot, as `region_layout` lays them out."""
+        index = slot if self.spec.joined else worker * self.spec.num_slots + slot
+        start = self._regions_start + index * self.region_layout.nbytes
+        return self._memory[start : start + self.region_layout.nbytes]
+
+    def slot(self, worker: int, slot: int) -> Slot:
+        """One worker's slot: `[rows, steps, *shape]` views of the slab."""
+        region = self.region_layout.slot(self.region(worker, slot))
+        return region.narrow(worker * self.spec.rows, self.spec.rows) if self.spec.joined else region
+
+    @property
+    def version(self) -> int:
+        """The newest published version; -1 before the first."""
+        return int(self._version[0])
+
+    def publish(self, write: Callable[[torch.Tensor], None]) -> int:
+        """See `Transport.publish`. For one writer only."""
+        version = self.version + 1
+        write(self._weights(version))
+        # The lock is a memory barrier in both places: the number must not become visible before the bytes.
+        with self._fence:
+            self._version[0] = version
+        return version
+
+    def refresh(self, read: Callable[[torch.Tensor], None], version: int) -> int:
+        """See `Link.refresh`."""
+        while (newest := self.version) != version:
+            with self._fence:
+                pass
+            read(self._weights(newest))
+            with self._fence:
+                version = newest
+        return version
+
+    def _weights(self, version: int) -> torch.Tensor:
+        start = _HEADER_BYTES + (version % 2) * self._weights_stride
+        return self._memory[start : start + self.spec.weights_nbytes]
+
+
+def _anonymous_file() -> int:
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create("collectx-slab")
+    with tempfile.TemporaryFile(prefix="collectx-slab-") as file:
+        return os.dup(file.fileno())

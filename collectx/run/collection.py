@@ -46,7 +46,6 @@ class RunCollection:
 
     Attributes:
         statistics: sums over all deliveries, also read by the progress display.
-        scalars: the newest value of every scalar that the trainer logged.
     """
 
     def __init__(
@@ -55,18 +54,24 @@ class RunCollection:
         folder: RunFolder,
         statistics: Statistics,
         digest: Digest | None = None,
-        clock: Callable[[], float] = time.perf_counter,
+        check: Callable[[], None] = lambda: None,
+        clock: Callable[[], float] = time.monotonic,
     ):
-        """`digest` costs about 1 ms per MB of every batch; None leaves it out."""
+        """
+        Args:
+            digest: costs about 1 ms per MB of every batch; None leaves it out.
+            check: called before a batch is asked for; raises where the run is to stop.
+            clock: seconds; what `Statistics.first_s` and `last_s` are counted on.
+        """
         self.statistics = statistics
-        self.total_frames = collector.total_frames
+        self.total_frames = statistics.total_frames = collector.total_frames
         self.frames = statistics.frames
         self.mean_return = statistics.mean_return
         self.num_episodes = statistics.num_episodes
-        self.scalars: dict[str, float] = {}
         self._collector = collector
         self._batches: Iterator[TensorDict] | None = None
         self._digest = digest
+        self._check = check
         self._clock = clock
         self._lines = JsonLines(folder.metrics)
         self._line: dict[str, Any] | None = None
@@ -78,6 +83,7 @@ class RunCollection:
     def __next__(self) -> TensorDict:
         """The next batch; blocks until it is there. Raises what the collector raises."""
         self._write()
+        self._check()
         if self._batches is None:
             self._batches = iter(self._collector)
         batch = next(self._batches)
@@ -101,7 +107,8 @@ class RunCollection:
         """See `Collection.log`. Tensors of one element are taken too."""
         values = {name: float(value) for name, value in scalars.items()}
         self._logged.update(values)
-        self.scalars = self.scalars | values
+        # A new dict: the display may be going through the old one.
+        self.statistics.scalars = self.statistics.scalars | values
 
     def close(self) -> None:
         """Writes the last batch's line; the collector stays as it is. Idempotent."""

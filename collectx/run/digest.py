@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from enum import Enum
+from enum import StrEnum
 from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -56,7 +56,7 @@ def digest_of(batch: TensorDictBase) -> bytes:
     return hasher.digest()[:_SIZE_BYTES]
 
 
-class Verdict(str, Enum):
+class Verdict(StrEnum):
     """What a comparison found."""
 
     IDENTICAL = "identical"

@@ -1,8 +1,8 @@
 """Live progress: a rich display on a terminal, a plain line every few seconds elsewhere.
 
-Drawn by a thread of the trainer's process that reads `Statistics`; deliveries never wait for it. As a thread shares the
-interpreter with the trainer, it draws at most 4 times a second and spends at most 2 % of its time drawing. Must not know
-collectors or trainers.
+Drawn by a thread of the trainer's process that reads `Statistics`; deliveries never wait for it. As the thread shares
+the interpreter with the trainer, it draws at most 4 times a second and spends at most 2 % of its time drawing. Must not
+know collectors or trainers.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Self
 
@@ -31,21 +30,16 @@ class Progress:
     def __init__(
         self,
         statistics: Statistics,
-        total_frames: int,
-        scalars: Callable[[], Mapping[str, float]] = dict,
         console: Console | None = None,
         start_s: float | None = None,
     ):
         """
         Args:
-            total_frames: -1 for an endless run.
-            scalars: gives the newest scalars of the trainer; called from the display's thread.
             console: where to draw; standard output unless given.
             start_s: start of the elapsed time by `time.monotonic`; now unless given.
         """
         self._console = console or Console()
-        self._sampler = Sampler(statistics, total_frames, time.monotonic() if start_s is None else start_s)
-        self._scalars = scalars
+        self._sampler = Sampler(statistics, time.monotonic() if start_s is None else start_s)
         self._statistics = statistics
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="collectx-progress", daemon=True)
@@ -65,6 +59,8 @@ class Progress:
         self._stop.set()
         self._thread.join(timeout=2.0)
         if self._live is not None:
+            # A run that ended before its first batch leaves nothing to look at.
+            self._live.transient = not self._statistics.batches
             self._live.stop()
 
     def _run(self) -> None:
@@ -80,7 +76,7 @@ class Progress:
             print(f"collectx: progress display stopped: {type(error).__name__}: {error}", file=sys.stderr)
 
     def _draw(self) -> None:
-        view = self._sampler.view(time.monotonic(), self._scalars())
+        view = self._sampler.view(time.monotonic())
         if self._live is not None:
             self._live.update(panel(view), refresh=True)
         else:

@@ -6,12 +6,12 @@ Made by job.py in the trainer's process. Must not know how the run was done.
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from enum import Enum
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
 
-class Status(str, Enum):
+class Status(StrEnum):
     """How a run ended; the value is the word in `result.json`."""
 
     COMPLETED = "completed"

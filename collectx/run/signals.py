@@ -37,6 +37,7 @@ class Signals:
     def __init__(self) -> None:
         self._before: dict[int, Any] = {}
         self._count = 0
+        self._last: int | None = None
         self._patience = 1
 
     def __enter__(self) -> Self:
@@ -53,6 +54,11 @@ class Signals:
             signal.signal(signum, handler)
         self._before.clear()
 
+    def check(self) -> None:
+        """Raises `Stopped` if a signal came and its exception was lost, as happens in a `__del__`."""
+        if self._last is not None and self._patience == 1:
+            raise Stopped(self._last)
+
     def shield(self) -> None:
         """From here on only the third signal raises."""
         self._patience = PATIENCE
@@ -63,5 +69,6 @@ class Signals:
 
     def _handle(self, signum: int, frame: FrameType | None) -> None:
         self._count += 1
+        self._last = signum
         if 0 < self._patience <= self._count:
             raise Stopped(signum)

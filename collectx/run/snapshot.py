@@ -68,8 +68,8 @@ def packages() -> dict[str, str]:
 
 
 def git_state(folder: Path) -> dict[str, Any] | None:
-    """`{"commit", "dirty"}` of the checkout that `folder` lies in; None where there is none, or no git. Dirty means that
-    tracked files differ from the commit."""
+    """`{"commit", "dirty"}` of the checkout that `folder` lies in; None where there is none, or no git. Dirty means
+    that tracked files differ from the commit."""
     command = ["git", "--no-optional-locks", "status", "--porcelain=v2", "--branch", "--untracked-files=no"]
     try:
         done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=_GIT_TIMEOUT_S, check=True)

@@ -61,6 +61,8 @@ class Statistics:
     """What was delivered so far.
 
     Attributes:
+        total_frames: frames that the run will deliver; -1 for an endless one.
+        scalars: the newest value of every scalar that the trainer logged.
         frames, batches, num_episodes: sums.
         waited_s: how long the trainer waited for batches, in all.
         first_s, last_s: when the first and the last batch were delivered, on the caller's clock; None before.
@@ -71,7 +73,9 @@ class Statistics:
         workers: `WorkerTotals` by worker index.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, total_frames: int) -> None:
+        self.total_frames = total_frames
+        self.scalars: dict[str, float] = {}
         self.frames = 0
         self.batches = 0
         self.num_episodes = 0

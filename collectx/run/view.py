@@ -69,14 +69,13 @@ class _Sample:
 class Sampler:
     """Turns `Statistics` into views; remembers the last seconds, so that "now" means now. Not thread-safe."""
 
-    def __init__(self, statistics: Statistics, total_frames: int, start_s: float):
+    def __init__(self, statistics: Statistics, start_s: float):
         """`start_s` is the beginning of `elapsed_s`, on the clock of `view`."""
         self._statistics = statistics
-        self._total_frames = total_frames
         self._start_s = start_s
         self._samples: deque[_Sample] = deque()
 
-    def view(self, now_s: float, scalars: Mapping[str, float]) -> View:
+    def view(self, now_s: float) -> View:
         """The view at `now_s`."""
         now = self._statistics
         sample = _Sample(now_s, now.frames, {worker: copy.copy(totals) for worker, totals in now.workers.items()})
@@ -89,7 +88,7 @@ class Sampler:
         frames = sample.frames - since.frames
         return View(
             frames=sample.frames,
-            total_frames=self._total_frames,
+            total_frames=now.total_frames,
             batches=now.batches,
             elapsed_s=now_s - self._start_s,
             now_per_s=frames / passed_s if frames and passed_s > 0 else now.rate,
@@ -99,7 +98,7 @@ class Sampler:
             version=now.version,
             lag=now.lag,
             workers=tuple(self._workers(sample, since, passed_s)),
-            scalars=dict(scalars),
+            scalars=now.scalars,
         )
 
     def _workers(self, sample: _Sample, since: _Sample, passed_s: float) -> list[WorkerView]:

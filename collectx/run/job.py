@@ -1,0 +1,124 @@
+"""The trainer's whole life: from a configuration to a run folder with a result in it.
+
+    folder -> snapshot -> specs -> policy -> trainer -> collector (workers start) -> train -> close -> result.json
+
+Called by the command line, in the trainer's process. torch is imported only after the workers' own import of it has
+been set going, so that both load at the same time. Must not know schedules, transports or how a policy learns.
+"""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from collectx.config import RunConfig
+from collectx.errors import ConfigError, SpaceError
+from collectx.run import report, snapshot
+from collectx.run.events import EventLog
+from collectx.run.folder import RunFolder, write_atomically, write_json
+from collectx.run.progress import Progress
+from collectx.run.record import Record
+from collectx.run.result import Result
+from collectx.run.signals import Signals
+
+if TYPE_CHECKING:
+    from collectx.trainer.base import Trainer
+
+
+def execute(cfg: RunConfig, folder: Path, argv: list[str]) -> Result:
+    """Runs `cfg`, blocking until the run has ended, and leaves everything about it in `folder`.
+
+    A run that fails or is interrupted (SIGINT, SIGTERM) does not raise: it says so on standard error and in the result,
+    which `result.json` gets last, whatever happened.
+
+    Args:
+        argv: what the user typed, for the snapshot.
+
+    Raises:
+        ConfigError: what no rule could see before (an observation space that cannot be stored, a device that is not
+            there), found before any worker started.
+    """
+    files = RunFolder(folder)
+    files.begin()
+    record = Record(cfg)
+    with Signals() as signals:
+        try:
+            _run(cfg, files, argv, record, signals)
+        except BaseException as error:
+            record.end(error)
+        signals.seal()
+        result = record.result(files.path)
+        report.log_errors(record.errors, files.log("trainer"))
+        try:
+            write_json(files.result, result.as_json())
+        except OSError as error:
+            report.say(f"{files.result} could not be written: {error}")
+    if record.wrong is not None:
+        raise record.wrong
+    report.show(result, record.errors, files.log("trainer"))
+    return result
+
+
+def _run(cfg: RunConfig, files: RunFolder, argv: list[str], record: Record, signals: Signals) -> None:
+    """From the snapshot to the closed collector. What training raises goes to `record`, the rest is raised."""
+    if cfg.launcher.kind == "local" and cfg.collector.kind != "single":
+        from collectx.launcher.local import warm_up
+
+        warm_up()
+    snapshot.write(cfg, files, argv)
+    events = EventLog(files)
+    try:
+        with Progress(record.statistics, start_s=record.start_s):
+            _collect(cfg, files, record, signals, events)
+    finally:
+        events.close()
+
+
+def _collect(cfg: RunConfig, files: RunFolder, record: Record, signals: Signals, events: EventLog) -> None:
+    try:
+        from collectx import collector as collectors
+        from collectx import env, policy, trainer
+        from collectx.run.collection import RunCollection
+        from collectx.run.devices import training_device
+
+        device = training_device(cfg.devices)
+        spec = env.read_spec(cfg.env)
+        _seed(cfg.seed)
+        module = policy.build(cfg.policy, spec, cfg.seed)
+        learner = trainer.build(cfg.trainer, module, spec, cfg.seed, device)
+        workers = collectors.build(cfg, module, spec, events, files.logs)
+    except (ConfigError, SpaceError) as error:
+        raise record.misconfigured(error) from error
+    with workers as collector:
+        collection = RunCollection(collector, files, record.statistics, record.digest, signals.check)
+        try:
+            learner.train(collection)
+            record.end(None)
+        except BaseException as error:
+            # The shield first: what follows must not be torn by an impatient second Ctrl-C.
+            signals.shield()
+            record.end(error)
+        finally:
+            signals.shield()
+            collection.close()
+            _save(learner, files)
+
+
+def _seed(seed: int) -> None:
+    """Seeds what a policy's initialisation or a user's trainer may draw from; envs and workers have their own seeds."""
+    import numpy as np
+    import torch
+
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
+
+
+def _save(learner: Trainer, files: RunFolder) -> None:
+    """Saves the trainer's state, if it has one, as `checkpoints/final.pt`; after a failure too, as it was learnt."""
+    import torch
+
+    state: dict = getattr(learner, "state_dict", dict)()
+    if state:
+        write_atomically(files.final_checkpoint, lambda file: torch.save(state, file))

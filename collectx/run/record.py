@@ -1,0 +1,117 @@
+"""What is known of a run while it lives, and the `Result` made of it: status, reason, failures, times.
+
+Owned by job.py, in the trainer's process. Must not know files, terminals or processes.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import time
+from pathlib import Path
+
+from collectx.config import RunConfig
+from collectx.errors import ConfigError
+from collectx.run.digest import Digest
+from collectx.run.result import Failure, Result, Status
+from collectx.run.signals import Stopped
+from collectx.run.statistics import Statistics
+
+
+class Record:
+    """One run's memory.
+
+    Attributes:
+        start_s: when the command was started, on the clock of `time.monotonic`.
+        statistics, digest: of the delivered batches; `digest` is None unless `trainer.digest=true`.
+        errors: what was raised, in order.
+        wrong: the configuration error that ended the run before any worker started.
+    """
+
+    def __init__(self, cfg: RunConfig):
+        self.start_s = _command_start_s()
+        self.statistics = Statistics(cfg.collector.total_frames)
+        self.digest = Digest() if getattr(cfg.trainer, "digest", False) else None
+        self.errors: list[BaseException] = []
+        self.wrong: ConfigError | None = None
+        self._status: Status | None = None
+        self._reason = ""
+
+    def end(self, error: BaseException | None) -> None:
+        """Notes that training returned (None) or raised. The first word says how the run ended, except that a run whose
+        close failed has not completed."""
+        if isinstance(error, KeyboardInterrupt):
+            if self._status is None:
+                self._status = Status.INTERRUPTED
+                self._reason = f"interrupted by {error.signal if isinstance(error, Stopped) else 'SIGINT'}"
+            return
+        if error is not None:
+            self.errors.append(error)
+            if self._status in (None, Status.COMPLETED):
+                self._status = Status.FAILED
+                self._reason = f"{type_name(error)}: {error}"
+            return
+        if self._status is None:
+            self._status = Status.COMPLETED
+            frames, total = self.statistics.frames, self.statistics.total_frames
+            whole = frames >= total >= 0
+            self._reason = "all frames delivered" if whole else f"the trainer ended the run after {frames} frames"
+
+    def misconfigured(self, error: Exception) -> ConfigError:
+        """Notes `error` as a mistake in the configuration and returns it as such."""
+        self.wrong = error if isinstance(error, ConfigError) else ConfigError([str(error)])
+        return self.wrong
+
+    def result(self, folder: Path) -> Result:
+        """The result as of now."""
+        statistics = self.statistics
+        first_s = statistics.first_s
+        return Result(
+            status=self._status or Status.FAILED,
+            exit_reason=self._reason,
+            frames=statistics.frames,
+            batches=statistics.batches,
+            wall_s=round(time.monotonic() - self.start_s, 3),
+            start_s=None if first_s is None else round(first_s - self.start_s, 3),
+            frames_per_s=statistics.frames_per_s,
+            mean_return=None if math.isnan(statistics.mean_return) else statistics.mean_return,
+            num_episodes=statistics.num_episodes,
+            digest=self.digest.total if self.digest is not None and statistics.batches else None,
+            failures=tuple(failure_of(error) for error in self.errors),
+            folder=folder,
+        )
+
+
+def failure_of(error: BaseException) -> Failure:
+    """`error` as data. Which worker it came from stands in its first note (see `RemoteFailure.rebuild`), or in the
+    message of a `WorkerError`."""
+    notes = [note.partition("\n")[0] for note in getattr(error, "__notes__", ())]
+    match = next((found for text in (*notes, str(error)) if (found := re.search(r"\bworker[ =](\d+)", text))), None)
+    return Failure(type_name(error), str(error), int(match[1]) if match else None)
+
+
+def type_name(error: BaseException) -> str:
+    """The exception's type as a traceback names it."""
+    kind = type(error)
+    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+
+
+_counted = False
+
+
+def _command_start_s() -> float:
+    """When the command started: the start of this process for its first run, now for every later one (a local sweep).
+    Now as well where the operating system does not tell (resolution 10 ms)."""
+    global _counted
+    now_s = time.monotonic()
+    first, _counted = not _counted, True
+    if not first or not hasattr(time, "CLOCK_BOOTTIME"):
+        return now_s
+    try:
+        fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return now_s
+    # Field 22 of proc(5), the third one being the first after the command's name.
+    started_s = int(fields[19]) / os.sysconf("SC_CLK_TCK")
+    return now_s - max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - started_s)

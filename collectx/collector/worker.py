@@ -127,8 +127,8 @@ def _check_leaves(task: WorkerTask, mine: tuple[Leaf, ...]) -> None:
     for leaf in mine:
         if theirs.get(leaf.key) != leaf:
             raise ShapeError(
-                f"worker {task.worker} has the leaf {leaf}, the trainer has {theirs.get(leaf.key)}: every worker's env and "
-                f"policy must give the same keys, shapes and dtypes"
+                f"worker {task.worker} has the leaf {leaf}, the trainer has {theirs.get(leaf.key)}: every worker's "
+                f"env and policy must give the same keys, shapes and dtypes"
             )
 
 

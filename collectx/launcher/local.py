@@ -26,8 +26,8 @@ _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS
 def warm_up() -> None:
     """Starts the fork server, which then imports while the caller goes on. Does not block. Later calls do nothing.
 
-    The pools of OpenMP and BLAS are sized when these libraries load, so the server, and with it every worker, loads them
-    for one thread; `num_threads` of a worker sets torch's own.
+    The pools of OpenMP and BLAS are sized when these libraries load, so the server, and with it every worker, loads
+    them for one thread; `num_threads` of a worker sets torch's own.
     """
     saved = {name: os.environ.get(name) for name in _THREAD_VARIABLES}
     os.environ.update(dict.fromkeys(_THREAD_VARIABLES, "1"))

@@ -1,9 +1,5 @@
 """Imported once by the fork server, so that every worker starts with it done: all that a worker imports."""
 
-import gymnasium.envs.classic_control
-import tensordict.nn
-import torch
-
 import collectx.collector.worker
 import collectx.env.gym
 import collectx.policy.mlp  # noqa: F401

@@ -4,8 +4,8 @@
     env 0       f    f    f    f    f        f: a frame      r: a reset, no frame
     env 1       f    f    r    f    f
 
-So envs fill their rows at different speeds. A row of a batch is therefore not an env but a *segment*: T frames of one env
-in a row, nothing lost between one segment of an env and its next. A batch is the first E segments to be complete.
+So envs fill their rows at different speeds. A row of a batch is therefore not an env but a *segment*: T successive
+frames of one env, nothing lost between one segment of an env and its next. A batch is the first E segments complete.
 
 Called by the worker, in the worker's process.
 """

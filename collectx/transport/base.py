@@ -90,8 +90,8 @@ class Transport(Protocol):
         read between the arrival and the next grant of the slot."""
 
     def publish(self, write: Callable[[torch.Tensor], None]) -> int:
-        """Calls `write` with a flat uint8 buffer of `weights_nbytes`, makes what it wrote the newest weights and returns
-        their version: 0 for the first call, then one more each time. Does not wait for workers."""
+        """Calls `write` with a flat uint8 buffer of `weights_nbytes`, makes what it wrote the newest weights and
+        returns their version: 0 for the first call, then one more each time. Does not wait for workers."""
 
     def close(self) -> None:
         """Stops the workers and releases everything; waits at most `collector.close_timeout_s`. Idempotent."""

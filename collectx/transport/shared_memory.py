@@ -4,6 +4,7 @@ worker. The trainer sleeps in one epoll over all of them, so an idle worker cost
 
 from __future__ import annotations
 
+import contextlib
 import selectors
 import time
 from collections import OrderedDict, deque
@@ -88,11 +89,9 @@ class SharedMemoryTransport:
     def grant(self, worker: int, slot: int) -> None:
         self._owed[worker] += 1
         self._waiting.setdefault(worker, time.monotonic())
-        try:
+        # Where it is dead or dying, `receive` will find its last words, if there are any.
+        with contextlib.suppress(OSError):
             self._connections[worker].send(slot)
-        except OSError:
-            # It is dead or dying; `receive` will find its last words, if there are any.
-            pass
 
     def receive(self) -> Arrival:
         while not self._arrivals:
@@ -144,8 +143,8 @@ class SharedMemoryTransport:
         if code is not None and code < 0:
             how = f"was killed by signal {-code}"
         raise WorkerDied(
-            f"{self._describe(worker)} (pid {handle.pid}) {how} without reporting an error: killed from outside, out of "
-            f"memory, or a crash in native code of the env."
+            f"{self._describe(worker)} (pid {handle.pid}) {how} without reporting an error: killed from outside, "
+            f"out of memory, or a crash in native code of the env."
         )
 
     def region(self, worker: int, slot: int) -> torch.Tensor:
@@ -204,7 +203,5 @@ class SharedMemoryLink:
         self._connection.send((slot, tally))
 
     def fail(self, error: BaseException) -> None:
-        try:
+        with contextlib.suppress(OSError):
             self._connection.send(RemoteFailure.of(error))
-        except OSError:
-            pass

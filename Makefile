@@ -1,0 +1,43 @@
+# Every target that people and CI call. `make help` lists them.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help install run test test-slow bench check format clean
+
+help:  ## List the targets
+	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+install: $(INSTALLED)  ## Make .venv with pinned versions and install collectx into it
+
+$(INSTALLED): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[dev]"
+	touch $@
+
+run: install  ## Run the main job: PPO on CartPole-v1, two synchronous local workers
+	$(BIN)/collectx run experiment=cartpole_ppo
+
+test: install  ## Run the tests (some minutes)
+	$(BIN)/python -m pytest -m "not slow"
+
+test-slow: install  ## Run the tests that take longer
+	$(BIN)/python -m pytest -m slow
+
+bench: install  ## Measure against the bare loop and TorchRL (about half an hour)
+	$(BIN)/pip install --quiet --constraint constraints.txt torchrl
+	$(BIN)/python -m benchmarks
+
+check: install  ## Lint, formatting, types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: install  ## Format and fix what can be fixed
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+clean:  ## Remove the virtual environment and caches
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache

@@ -1,0 +1,57 @@
+"""Envs: adapters with one narrow contract (`collectx.env.base.Env`) for a group of envs in one process.
+
+`build` is called by the rollout's worker, `read_spec` by whoever must know shapes before any worker starts. Each kind's
+module is imported only when chosen.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from collectx.config import CountingEnvConfig, EnvConfig, EnvPoolEnvConfig, GymEnvConfig, GymVectorEnvConfig
+from collectx.env.base import Env, EnvSpec
+from collectx.errors import ConfigError
+
+KINDS = ("gym", "gym_vector", "envpool", "counting")
+
+
+def build(cfg: EnvConfig, first_index: int = 0) -> Env:
+    """The group of envs that `cfg` describes. Blocks while the envs are made.
+
+    Args:
+        first_index: index over the whole run of the group's first env.
+
+    Raises:
+        ConfigError: the configuration is wrong, or a package that it needs is not installed.
+        SpaceError: a space that cannot be stored as tensors.
+    """
+    if cfg.num_envs < 1:
+        raise ConfigError([f"env.num_envs={cfg.num_envs} is below 1"])
+    if isinstance(cfg, GymEnvConfig):
+        from collectx.env.gym import GymEnv
+
+        return GymEnv(cfg)
+    if isinstance(cfg, GymVectorEnvConfig):
+        from collectx.env.gym_vector import GymVectorEnv
+
+        return GymVectorEnv(cfg)
+    if isinstance(cfg, EnvPoolEnvConfig):
+        from collectx.env.envpool import EnvPoolEnv
+
+        return EnvPoolEnv(cfg)
+    if isinstance(cfg, CountingEnvConfig):
+        from collectx.env.counting import CountingEnv
+
+        return CountingEnv(cfg, first_index)
+    raise ConfigError([f"env.kind={cfg.kind} is not one of {', '.join(KINDS)}"])
+
+
+def read_spec(cfg: EnvConfig) -> EnvSpec:
+    """What `build(cfg)` would produce and take; makes one env at most where envs are independent, and closes it."""
+    # An entry point of a vector env, and EnvPool, may depend on how many envs there are; a group of gym envs does not.
+    small = dataclasses.replace(cfg, num_envs=min(cfg.num_envs, 1)) if isinstance(cfg, GymEnvConfig) else cfg
+    env = build(small)
+    try:
+        return dataclasses.replace(env.spec, num_envs=cfg.num_envs)
+    finally:
+        env.close()

@@ -1,0 +1,138 @@
+"""Kind `gym`: a group of Gymnasium envs, stepped one after the other in a plain Python loop.
+
+Called by the rollout, in the worker's process. Everything that can be resolved once is resolved in the constructor:
+what is left per env and step is the env's own `step`, one row copy and one list append. Must not know slots,
+trajectories or policies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import gymnasium
+import numpy as np
+
+from collectx.batch import Leaf
+from collectx.config import GymEnvConfig
+from collectx.env.base import EnvSpec, StepRows
+from collectx.env.infos import InfoKeys
+from collectx.env.make import env_factory
+from collectx.env.spaces import Structure, check, write_row
+from collectx.errors import ShapeError
+
+
+class GymEnv:
+    """`cfg.num_envs` Gymnasium envs, each with its own seed.
+
+    Discrete actions reach the envs as Python integers; all others as rows of a copy made for this one step, so an env
+    may keep or change its action. Nothing is clipped.
+
+    Raises:
+        ConfigError: neither or both of `id` and `entry_point`, or a name that cannot be imported.
+        SpaceError: a space that cannot be stored as tensors, or an info entry that is missing or not numeric.
+    """
+
+    def __init__(self, cfg: GymEnvConfig):
+        make = env_factory(cfg)
+        self._envs: list[gymnasium.Env] = []
+        try:
+            for _ in range(cfg.num_envs):
+                self._envs.append(make())
+            first = self._envs[0]
+            self._observation = Structure(first.observation_space, ("observation",))
+            action = Structure(first.action_space, ("action",))
+            self._infos = InfoKeys(cfg.info_keys, lambda: _probe(first)) if cfg.info_keys else None
+        except BaseException:
+            self.close()
+            raise
+        infos = self._infos.leaves if self._infos else ()
+        self._leaves: tuple[Leaf, ...] = (*self._observation.leaves, *infos)
+        self.spec = EnvSpec(
+            cfg.num_envs, self._leaves, action.leaves, first.observation_space, first.action_space, ragged=False
+        )
+        self._split: Callable[[Sequence[np.ndarray]], list[Any]] = action.element_splitter()
+        self._steps = [env.step for env in self._envs]
+        self._indices = range(cfg.num_envs)
+        self._plain = self._observation.single and self._infos is None
+        # The first step goes the checked way: later a wrong shape could hide behind numpy's broadcasting.
+        self._checked = False
+
+    def reset(self, seeds: Sequence[int] | None, out: Sequence[np.ndarray]) -> None:
+        for e in self._indices:
+            self._restart_one(e, None if seeds is None else int(seeds[e]), out)
+
+    def restart(self, ended: np.ndarray, out: Sequence[np.ndarray]) -> None:
+        for e in np.flatnonzero(ended).tolist():
+            self._restart_one(e, None, out)
+
+    def step(self, action: Sequence[np.ndarray], out: StepRows) -> bool:
+        actions = self._split(action)
+        rewards: list[Any] = []
+        add_reward = rewards.append
+        terminated, truncated = out.terminated, out.truncated
+        terminated.fill(False)
+        truncated.fill(False)
+        any_ended = False
+        plain = self._plain and self._checked
+        observations: list[Any] = []
+        add_observation = observations.append
+        try:
+            for step, one in zip(self._steps, actions, strict=True):
+                observation, reward, is_terminated, is_truncated, info = step(one)
+                if plain:
+                    add_observation(observation)
+                else:
+                    self._write(out.observation, len(rewards), observation, info, after_step=True)
+                add_reward(reward)
+                if is_terminated or is_truncated:
+                    e = len(rewards) - 1
+                    terminated[e] = is_terminated
+                    truncated[e] = is_truncated
+                    any_ended = True
+        except Exception as error:
+            error.add_note(f"in env {len(rewards)} of this group of {self.spec.num_envs}, while stepping")
+            raise
+        self._checked = True
+        if plain:
+            self._write_all(out.observation[0], observations)
+        try:
+            out.reward[:] = rewards
+        except (TypeError, ValueError):
+            raise ShapeError(f"reward: expected one number per env, got {rewards!r:.200}") from None
+        return any_ended
+
+    def close(self) -> None:
+        envs, self._envs = self._envs, []
+        for env in envs:
+            env.close()
+
+    def _restart_one(self, e: int, seed: int | None, out: Sequence[np.ndarray]) -> None:
+        try:
+            observation, info = self._envs[e].reset(seed=seed)
+            self._write(out, e, observation, info, after_step=False)
+        except Exception as error:
+            error.add_note(f"in env {e} of this group of {self.spec.num_envs}, while resetting")
+            raise
+
+    def _write_all(self, rows: np.ndarray, observations: list[Any]) -> None:
+        # One assignment from the list costs two thirds of one per row, and makes no intermediate array.
+        try:
+            rows[:] = observations
+        except (TypeError, ValueError):
+            for e, observation in enumerate(observations):
+                check(self._leaves[0], observation, rows.dtype, e)
+            raise
+
+    def _write(self, rows: Sequence[np.ndarray], e: int, observation: Any, info: dict, after_step: bool) -> None:
+        values = self._observation.flatten(observation)
+        if self._infos:
+            values = [*values, *self._infos.values(info, after_step)]
+        write_row(self._leaves, rows, e, values)
+
+
+def _probe(env: gymnasium.Env) -> tuple[dict, dict]:
+    _, at_reset = env.reset(seed=0)
+    env.action_space.seed(0)
+    at_step = env.step(env.action_space.sample())[4]
+    return at_reset, at_step

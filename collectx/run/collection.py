@@ -54,12 +54,14 @@ class RunCollection:
         folder: RunFolder,
         statistics: Statistics,
         digest: Digest | None = None,
+        events: Callable[..., None] = lambda name, **fields: None,
         check: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
     ):
         """
         Args:
             digest: costs about 1 ms per MB of every batch; None leaves it out.
+            events: the event log; gets every publish.
             check: called before a batch is asked for; raises where the run is to stop.
             clock: seconds; what `Statistics.first_s` and `last_s` are counted on.
         """
@@ -71,6 +73,7 @@ class RunCollection:
         self._collector = collector
         self._batches: Iterator[TensorDict] | None = None
         self._digest = digest
+        self._events = events
         self._check = check
         self._clock = clock
         self._lines = JsonLines(folder.metrics)
@@ -101,7 +104,9 @@ class RunCollection:
 
     def publish(self, policy: nn.Module) -> int:
         """See `Collection.publish`."""
-        return self._collector.publish(policy)
+        version = self._collector.publish(policy)
+        self._events("publish", version=version, frames=self.frames)
+        return version
 
     def log(self, **scalars: float) -> None:
         """See `Collection.log`. Tensors of one element are taken too."""

@@ -91,7 +91,7 @@ def _collect(cfg: RunConfig, files: RunFolder, record: Record, signals: Signals,
     except (ConfigError, SpaceError) as error:
         raise record.misconfigured(error) from error
     with workers as collector:
-        collection = RunCollection(collector, files, record.statistics, record.digest, signals.check)
+        collection = RunCollection(collector, files, record.statistics, record.digest, events, signals.check)
         try:
             learner.train(collection)
             record.end(None)

@@ -3,14 +3,21 @@
 Called by the rollout, in the worker's process; the only module that imports `envpool`. Must not know slots,
 trajectories or policies.
 
-Left alone, EnvPool resets an ended env in the following step, which is then no transition. This adapter resets the
-ended envs, and only these, before that step: `reset(env_ids)` costs one round trip through the pool's queue, and every
-row of a batch stays a frame.
+Left alone, EnvPool resets an ended env in the following step, which is then no transition; a reset call of its own
+between two steps costs half a step. So the pool has some spare members, and resets ride along with the steps of others:
+
+    env 5 ends at step t            restart: a spare that waits at its first observation becomes env 5
+    step t + 1                      the ended member is sent along, behind the group; its step is the reset
+    after step t + 1                it waits, at a first observation, as the newest spare
+
+Which member plays an env thus depends on when others ended: the streams are reproducible for the group as a whole, from
+the same seeds and actions, but those of one env are not independent of the others.
 """
 
 from __future__ import annotations
 
 import warnings
+from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,18 +26,19 @@ import numpy as np
 from collectx.config import EnvPoolEnvConfig
 from collectx.env.base import EnvSpec, StepRows
 from collectx.env.make import given
-from collectx.env.spaces import Structure
-from collectx.errors import ConfigError, SpaceError
+from collectx.env.spaces import Structure, numpy_dtype
+from collectx.errors import CollectxError, ConfigError, SpaceError
 
 # What the adapter itself decides: a batch_size below num_envs would make steps asynchronous.
-_OWN_ARGUMENTS = ("num_envs", "batch_size", "num_threads", "seed", "env_type")
+_OWN_ARGUMENTS = ("num_envs", "batch_size", "num_threads", "seed", "env_seed", "env_type")
 _LARGEST_SEED = 2**31
 
 
 class EnvPoolEnv:
     """`cfg.num_envs` envs of one EnvPool, in its synchronous mode.
 
-    EnvPool takes seeds only when it is made, so `reset(seeds)` makes a new pool; env e gets `seeds[e]` modulo 2**31.
+    EnvPool takes seeds only when it is made, so `reset(seeds)` makes a new pool: its first members get `seeds`, modulo
+    2**31, the spares seeds derived from these.
 
     Raises:
         ConfigError: `envpool` is not installed, has no such task, or an argument is not the user's to give.
@@ -38,20 +46,20 @@ class EnvPoolEnv:
     """
 
     def __init__(self, cfg: EnvPoolEnvConfig):
-        envpool = _import_envpool(cfg.id)
+        self._envpool = _import_envpool(cfg.id)
         taken = sorted(set(cfg.kwargs) & set(_OWN_ARGUMENTS))
         if taken:
             raise ConfigError([f"env.kwargs has {', '.join(taken)}: collectx sets these of EnvPool's arguments itself"])
-        self._arguments: dict[str, Any] = {**cfg.kwargs, "num_envs": cfg.num_envs, "num_threads": given(cfg.num_threads) or 0}
-        self._id = cfg.id
-        self._envpool = envpool
-        self._pool: Any = None
-        if cfg.id not in envpool.list_all_envs():
+        if cfg.id not in self._envpool.list_all_envs():
             raise ConfigError([f"env.id={cfg.id} is not a task of EnvPool: envpool.list_all_envs() lists them"])
+        self._id = cfg.id
+        # One env in eight is enough for a random policy's short CartPole episodes; beyond that, see `_reset_now`.
+        num_members = cfg.num_envs + max(1, cfg.num_envs // 8)
+        self._arguments = {**cfg.kwargs, "num_envs": num_members, "num_threads": given(cfg.num_threads) or 0}
         with warnings.catch_warnings():
             # Gymnasium warns that EnvPool's float64 bounds become float32: nothing a user could change.
             warnings.filterwarnings("ignore", message=".*precision lowered by casting.*")
-            spec = envpool.make_spec(cfg.id, **self._arguments)
+            spec = self._envpool.make_spec(cfg.id, **self._arguments)
             observation_space, action_space = spec.gymnasium_observation_space, spec.gymnasium_action_space
         self._observation = Structure(observation_space, ("observation",))
         action = Structure(action_space, ("action",))
@@ -60,47 +68,118 @@ class EnvPoolEnv:
         self.spec = EnvSpec(
             cfg.num_envs, self._observation.leaves, action.leaves, observation_space, action_space, ragged=False
         )
-        self._all = np.arange(cfg.num_envs, dtype=np.int32)
+        self._num_envs = cfg.num_envs
+        self._pool: Any = None
+        # The first observations of the spares, by member; the spares in the order in which they became ready.
+        self._first = [np.empty((num_members, *leaf.shape), numpy_dtype(leaf)) for leaf in self._observation.leaves]
+        self._ready: deque[int] = deque()
+        # Members that ended and are replaced already: they are reset by the next step.
+        self._retired: list[int] = []
+        # Which member plays which env, and whether its episode has ended.
+        self._member = np.arange(cfg.num_envs, dtype=np.int32)
+        self._ended = np.zeros(cfg.num_envs, bool)
 
     def reset(self, seeds: Sequence[int] | None, out: Sequence[np.ndarray]) -> None:
         if seeds is not None or self._pool is None:
             self._pool = None  # the old pool's threads end before the new ones start
-            if seeds is None:
-                seeds = np.random.SeedSequence().generate_state(len(self._all)).tolist()
-            self._pool = self._make([int(seed) % _LARGEST_SEED for seed in seeds])
-        self._write_reset(self._all, out)
+            entropy = np.random.SeedSequence([int(s) for s in seeds] if seeds is not None else None)
+            derived = entropy.generate_state(len(self._first[0])).tolist()
+            own = derived[: self._num_envs] if seeds is None else [int(s) for s in seeds]
+            self._make([s % _LARGEST_SEED for s in (*own, *derived[self._num_envs :])])
+        everyone = np.arange(len(self._first[0]), dtype=np.int32)
+        for first, value in zip(self._first, self._reset_members(everyone), strict=True):
+            first[:] = value
+        self._member = everyone[: self._num_envs].copy()
+        self._ready = deque(everyone[self._num_envs :].tolist())
+        self._retired = []
+        self._ended[:] = False
+        for array, first in zip(out, self._first, strict=True):
+            array[:] = first[: self._num_envs]
 
     def step(self, action: Sequence[np.ndarray], out: StepRows) -> bool:
-        # `send` copies the actions and casts them to EnvPool's own dtype.
-        self._pool.send(action[0], self._all)
-        observation, reward, terminated, truncated, _ = self._pool.recv()
-        for array, value in zip(out.observation, self._observation.flatten(observation), strict=True):
-            array[:] = value
-        out.reward[:] = reward
-        out.terminated[:] = terminated
+        actions = action[0].astype(self._action_dtype)
+        members = self._member
+        if self._retired:
+            # A member that is reset by this step ignores its action: any valid ones do.
+            filler = actions[np.arange(len(self._retired)) % self._num_envs]
+            actions = np.concatenate([actions, filler])
+            members = np.concatenate([members, np.array(self._retired, np.int32)])
+        self._pool._send([members, members, actions])
+        state = self._receive(members)
+        values = self._values(state)
+        if self._retired:
+            for first, value in zip(self._first, values, strict=True):
+                first[self._retired] = value[self._num_envs :]
+            self._ready += self._retired
+            self._retired = []
+        for array, value in zip(out.observation, values, strict=True):
+            array[:] = value[: self._num_envs]
+        out.reward[:] = state[self._reward_at][: self._num_envs]
+        truncated = state[self._truncated_at][: self._num_envs]
+        ended = state[self._done_at][: self._num_envs]
         out.truncated[:] = truncated
-        return bool(terminated.any() or truncated.any())
+        # EnvPool's `done` includes truncation, and has no word for an episode that ends both ways at once.
+        np.greater(ended, truncated, out=out.terminated)
+        self._ended = ended
+        return bool(ended.any())
 
     def restart(self, ended: np.ndarray, out: Sequence[np.ndarray]) -> None:
-        self._write_reset(np.flatnonzero(ended).astype(np.int32), out)
+        late = []
+        for e in np.flatnonzero(ended).tolist():
+            # Only an ended member is reset by its next step; one whose episode is cut short must be reset by a call.
+            if self._ready and self._ended[e]:
+                self._retired.append(int(self._member[e]))
+                member = self._ready.popleft()
+                self._member[e] = member
+                for array, first in zip(out, self._first, strict=True):
+                    array[e] = first[member]
+            else:
+                late.append(e)
+        if late:
+            self._reset_now(late, out)
+        self._ended = self._ended & ~ended
 
     def close(self) -> None:
         self._pool = None
 
-    def _make(self, seeds: list[int]) -> Any:
+    def _make(self, seeds: list[int]) -> None:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=".*precision lowered by casting.*")
             pool = self._envpool.make(self._id, env_type="gymnasium", seed=seeds, **self._arguments)
             # EnvPool builds this space at the first use and keeps it: use it here, where its warning is filtered.
             _ = pool.observation_space
-        return pool
+        # EnvPool's own `send` and `recv` spend a tenth of a CartPole step on names that are resolved here, once.
+        keys = list(pool._state_keys)
+        self._member_at, self._reward_at = keys.index("info:env_id"), keys.index("reward")
+        self._done_at, self._truncated_at = keys.index("done"), keys.index("trunc")
+        self._observation_at = keys.index("obs") if self._observation.single and "obs" in keys else None
+        self._action_dtype = pool.spec.action_array_spec[pool._action_keys[-1]].dtype
+        if tuple(pool._action_keys[:2]) != ("env_id", "players.env_id") or len(pool._action_keys) != 3:
+            raise SpaceError(f"action: EnvPool's {self._id} takes {pool._action_keys}, which collectx does not support")
+        self._pool = pool
 
-    def _write_reset(self, env_ids: np.ndarray, out: Sequence[np.ndarray]) -> None:
-        observation, info = self._pool.reset(env_ids)
-        # In the pool's own order, which for a part of the envs is not promised to be that of `env_ids`.
-        rows = info["env_id"]
-        for array, value in zip(out, self._observation.flatten(observation), strict=True):
-            array[rows] = value
+    def _reset_now(self, envs: list[int], out: Sequence[np.ndarray]) -> None:
+        """Resets envs by a call of its own: when more ended at once than there are spares."""
+        for array, value in zip(out, self._reset_members(self._member[envs]), strict=True):
+            array[envs] = value
+
+    def _reset_members(self, members: np.ndarray) -> list[np.ndarray]:
+        self._pool._reset(members)
+        return self._values(self._receive(members))
+
+    def _receive(self, members: np.ndarray) -> list[np.ndarray]:
+        state = self._pool._recv()
+        if not np.array_equal(state[self._member_at], members):
+            raise CollectxError(
+                f"EnvPool answered for the members {state[self._member_at].tolist()} where {members.tolist()} were "
+                "sent: is its version one that keeps the order in synchronous mode?"
+            )
+        return state
+
+    def _values(self, state: list[np.ndarray]) -> list[np.ndarray]:
+        if self._observation_at is not None:
+            return [state[self._observation_at]]
+        return self._observation.flatten(self._pool._to(state, True, True)[0])
 
 
 def _import_envpool(task: str) -> Any:

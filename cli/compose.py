@@ -6,9 +6,12 @@ inner interface, which has no other way to compose beside a running application.
 
 from __future__ import annotations
 
+import hashlib
 import os
+import re
 import warnings
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import yaml
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
@@ -29,6 +32,7 @@ from collectx.errors import ConfigError
 from collectx.run import rules
 
 SEARCH_PATH = "pkg://collectx.conf"
+_NAME_LENGTH = 120
 
 
 def compose(overrides: Sequence[str] = (), config_dir: str | os.PathLike[str] | None = None) -> RunConfig:
@@ -54,6 +58,7 @@ class Composer:
 
     Attributes:
         groups: the choices of every group, by its name; nested groups are left out.
+        config_name: the file that composition starts from.
     """
 
     def __init__(self, config_dir: str | os.PathLike[str] | None = None, config_name: str = "config"):
@@ -68,7 +73,7 @@ class Composer:
             # Where hydra.main puts it: behind the packaged files, which therefore cannot be replaced by accident.
             search_path.prepend("command-line", f"file://{os.path.abspath(config_dir)}", SearchPathQuery("schema"))
         self._loader = ConfigLoaderImpl(config_search_path=search_path)
-        self._config_name = config_name
+        self.config_name = config_name
         self.groups = {
             group: [name for name in self._loader.get_group_options(group) if not name.startswith("_")]
             for group in self._loader.list_groups("")
@@ -86,7 +91,7 @@ class Composer:
             ConfigError: Hydra could not compose it.
         """
         try:
-            return self._loader.load_configuration(self._config_name, list(overrides), mode)
+            return self._loader.load_configuration(self.config_name, list(overrides), mode)
         except (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError) as error:
             raise ConfigError([str(error).strip()]) from error
 
@@ -126,3 +131,41 @@ def parsed(overrides: Sequence[str]) -> list[Override]:
 def config_text(cfg: RunConfig) -> str:
     """A configuration as YAML. Equal text is an equal configuration: what a sweep compares."""
     return OmegaConf.to_yaml(OmegaConf.structured(cfg), sort_keys=True)
+
+
+@dataclass(frozen=True)
+class Point:
+    """One combination of a sweep.
+
+    Attributes:
+        overrides: all of them, the swept ones with one value each.
+        name: the swept ones alone, as `collector.num_workers=2,seed=1`: the point's folder and its line in the table.
+    """
+
+    overrides: tuple[str, ...]
+    name: str
+
+
+def points(overrides: Sequence[Override]) -> list[Point]:
+    """Every combination of the swept values, the last one fastest."""
+    from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+
+    (combinations,) = BasicSweeper.split_arguments(list(overrides), None)
+    return [Point(tuple(each), name) for each, name in zip(combinations, names(combinations), strict=True)]
+
+
+def names(combinations: Sequence[Sequence[str]]) -> list[str]:
+    """The names of the points: what differs between them."""
+    varied = [column for column in zip(*combinations, strict=True) if len(set(column)) > 1]
+    if not varied:
+        return ["0"] * len(combinations)
+    rows = zip(*varied, strict=True)
+    return [_folder_name(",".join(text.lstrip("+") for text in row)) for row in rows]
+
+
+def _folder_name(text: str) -> str:
+    """`text` without what a path cannot hold; long ones are cut, and told apart by a hash."""
+    safe = re.sub(r"[^\w.,=+-]+", "_", text)
+    if len(safe) <= _NAME_LENGTH:
+        return safe
+    return f"{safe[: _NAME_LENGTH - 9]}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"

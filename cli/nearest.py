@@ -6,9 +6,7 @@ import difflib
 from collections.abc import Iterable
 
 
-def did_you_mean(
-    name: str, names: Iterable[str], listed: bool = True, prefix: str = "", otherwise: Iterable[str] = ()
-) -> str:
+def did_you_mean(name: str, names: Iterable[str], listed: bool = True, prefix: str = "") -> str:
     """`; did you mean X? (valid: ...)`, without the parts that do not apply.
 
     Args:
@@ -16,13 +14,11 @@ def did_you_mean(
         names: what would have been right.
         listed: whether to name all of `names`.
         prefix: stands before each name that is proposed.
-        otherwise: what to list where nothing is near.
     """
     candidates = list(names)
     near = difflib.get_close_matches(name, candidates, n=1, cutoff=0.6)
-    shown = candidates if listed else [] if near else list(otherwise)
-    if not shown:
+    if not listed:
         return f"; did you mean {prefix}{near[0]}?" if near else "."
     if near:
-        return f"; did you mean {prefix}{near[0]}? (valid: {', '.join(shown)})"
-    return f"; valid: {', '.join(shown)}."
+        return f"; did you mean {prefix}{near[0]}? (valid: {', '.join(candidates)})"
+    return f"; valid: {', '.join(candidates)}."

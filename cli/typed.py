@@ -183,13 +183,13 @@ def _described(hint: Any) -> str:
 def _unknown(path: str, whose: str | None = None, names: list[str] | None = None) -> str:
     """The sentence about a key that the schema does not have."""
     if names is None:
-        # A top-level name that does not exist: the same key below its right group is the likeliest meaning.
+        # A top-level name that does not exist: the same key below its right group is the likeliest meaning, then the
+        # nearest group.
         last = path.rpartition(".")[2]
         same = [known for known in known_paths() if known.rpartition(".")[2] == last]
         if len(same) == 1 or (same and "." not in path):
             return f"{path}: no such key; did you mean {' or '.join(same[:3])}?"
-        tops = [*GROUPS, "seed"]
-        return f"{path}: no such key{did_you_mean(path, known_paths(), listed=False, otherwise=tops)}"
+        return f"{path}: no such key{did_you_mean(path.partition('.')[0], [*GROUPS, 'seed'])}"
     group, key = path.split(".", 1)
     hint = did_you_mean(key, names, prefix=f"{group}.")
     return f"{path}: {whose} has no such key{hint}"

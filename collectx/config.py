@@ -101,7 +101,7 @@ class RandomPolicyConfig(PolicyConfig):
 @dataclass
 class MlpPolicyConfig(PolicyConfig):
     hidden_sizes: list[int] = at_least(1)
-    activation: str = one_of("tanh", "relu", "elu", "gelu")
+    activation: str = one_of("tanh", "relu", "silu", "gelu", "elu")
 
 
 @dataclass

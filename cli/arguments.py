@@ -1,0 +1,98 @@
+"""Splits a command line into overrides and Hydra's flags, which may stand in any order.
+
+Hydra's own parser refuses overrides on both sides of a flag; handed over with the overrides first, it takes them all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from collectx.cli.nearest import did_you_mean
+from collectx.errors import ConfigError
+
+_SWITCHES = {
+    "--help": "help",
+    "-h": "help",
+    "--hydra-help": "hydra-help",
+    "--multirun": "multirun",
+    "-m": "multirun",
+    "--run": "run",
+    "-r": "run",
+    "--resolve": "resolve",
+    "--version": "version",
+}
+_VALUED = {
+    "--config-dir": "config-dir",
+    "-cd": "config-dir",
+    "--config-name": "config-name",
+    "-cn": "config-name",
+    "--cfg": "cfg",
+    "-c": "cfg",
+    "--package": "package",
+    "-p": "package",
+}
+_OPTIONAL_VALUE = {"--info": "info", "-i": "info"}
+_INFO = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
+_BLOCKED = {
+    "--experimental-rerun": "it reads a pickle, which executes code, and writes into the old run folder: "
+    "use `collectx reproduce RUN_DIR [overrides]`.",
+    "--config-path": "the packaged choices are always there; add your own with --config-dir DIR.",
+    "-cp": "the packaged choices are always there; add your own with --config-dir DIR.",
+}
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """A command line.
+
+    Attributes:
+        words: the overrides, and whatever else does not begin with a dash.
+        flags: each flag's long name without dashes, with its value ("" for a switch).
+    """
+
+    words: tuple[str, ...]
+    flags: dict[str, str]
+
+    @property
+    def config_dir(self) -> str | None:
+        return self.flags.get("config-dir")
+
+    @property
+    def config_name(self) -> str:
+        return self.flags.get("config-name", "config")
+
+    def hydra_argv(self) -> list[str]:
+        """The flags as Hydra reads them."""
+        return [token for name, value in self.flags.items() for token in (f"--{name}", value) if token]
+
+
+def split(argv: Sequence[str]) -> Arguments:
+    """Reads `argv`.
+
+    Raises:
+        ConfigError: an unknown flag, or one that is blocked, with the reason.
+    """
+    words: list[str] = []
+    flags: dict[str, str] = {}
+    tokens = list(argv)
+    while tokens:
+        token = tokens.pop(0)
+        name, has_value, value = token.partition("=")
+        if not token.startswith("-"):
+            words.append(token)
+        elif name in _BLOCKED:
+            raise ConfigError([f"{name}: {_BLOCKED[name]}"])
+        elif token in _SWITCHES:
+            flags[_SWITCHES[token]] = ""
+        elif name in _VALUED:
+            if not has_value and not tokens:
+                raise ConfigError([f"{name} needs a value."])
+            flags[_VALUED[name]] = value if has_value else tokens.pop(0)
+        elif name in _OPTIONAL_VALUE:
+            given = value if has_value else tokens.pop(0) if tokens and tokens[0] in _INFO else "all"
+            flags[_OPTIONAL_VALUE[name]] = given
+        else:
+            names = [flag for flag in (*_SWITCHES, *_VALUED, *_OPTIONAL_VALUE) if flag.startswith("--")]
+            raise ConfigError([f"{token}: no such flag{did_you_mean(token, names)}"])
+    return Arguments(tuple(words), flags)

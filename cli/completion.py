@@ -1,0 +1,72 @@
+"""Bash completion: `eval "$(collectx -sc install=bash)"`, then `collectx run env=<TAB>`.
+
+Hydra completes groups, choices and keys; the subcommand is completed here and hidden from Hydra.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from collections.abc import Sequence
+
+from collectx.cli.main import SUBCOMMANDS
+
+
+def main(argv: Sequence[str]) -> int:
+    """Answers `install=bash`, `uninstall=bash` and `query=bash` (with COMP_LINE in the environment)."""
+    if list(argv) == ["query=bash"]:
+        return _query(os.environ.get("COMP_LINE", ""))
+    _ask_hydra(argv, [])
+    return 0
+
+
+def _query(line: str) -> int:
+    words = line.split()
+    starts_new = line.endswith(" ")
+    if len(words) + starts_new <= 2:
+        begun = words[1] if len(words) > 1 else ""
+        print(" ".join(name for name in SUBCOMMANDS if name.startswith(begun)))
+        return 0
+    if words[1] == "list":
+        from collectx.cli.compose import Composer
+
+        print(" ".join(Composer(_config_dir(line)).groups))
+        return 0
+    if words[1] not in ("run", "reproduce"):
+        return 0
+    # Hydra completes the last word of what it takes for a command line of its own.
+    last = "" if starts_new else words[-1]
+    os.environ["COMP_LINE"] = f"{words[0]} {last}"
+    config_dir = _config_dir(line)
+    _ask_hydra(["query=bash"], ["--config-dir", config_dir] if config_dir else [])
+    return 0
+
+
+def _config_dir(line: str) -> str | None:
+    """The value of `--config-dir` in a command line that may still be incomplete."""
+    try:
+        words = shlex.split(line)
+    except ValueError:
+        words = line.split()
+    for index, word in enumerate(words):
+        if word.startswith("--config-dir="):
+            folder = word.partition("=")[2]
+        elif word in ("--config-dir", "-cd") and index + 1 < len(words):
+            folder = words[index + 1]
+        else:
+            continue
+        return folder if os.path.isdir(folder) else None
+    return None
+
+
+def _ask_hydra(overrides: Sequence[str], flags: Sequence[str]) -> None:
+    import hydra
+
+    # Hydra puts the name of the program into the function that it installs.
+    sys.argv = ["collectx", "-sc", *overrides, *flags]
+    hydra.main(version_base="1.3", config_path="pkg://collectx.conf", config_name="config")(_nothing)()
+
+
+def _nothing(_: object) -> None:
+    """Hydra asks for a task, and does not call it."""

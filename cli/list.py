@@ -1,0 +1,74 @@
+"""`collectx list [GROUP]`: every choice with the one line that its file begins with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib import resources
+from pathlib import Path
+
+from collectx.cli import report
+from collectx.cli.arguments import split
+from collectx.cli.nearest import did_you_mean
+from collectx.config import GROUPS
+from collectx.errors import ConfigError
+
+_OPTIONAL = ("experiment", "debug")
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs the subcommand; returns the exit status."""
+    try:
+        arguments = split(argv)
+        choices = find(arguments.config_dir)
+    except ConfigError as error:
+        return report.wrong_usage(" ".join(error.problems))
+    if "help" in arguments.flags:
+        print("collectx list [GROUP] [--config-dir DIR]: every choice of each group, or of one, with a line about it.")
+        return 0
+    unknown = [name for name in arguments.words if name not in choices]
+    if unknown or len(arguments.words) > 1:
+        name = unknown[0] if unknown else arguments.words[1]
+        return report.wrong_usage(f"list: {name}: no such group{did_you_mean(name, choices)}")
+    for group in arguments.words or choices:
+        _print(group, choices[group])
+    return 0
+
+
+def find(config_dir: str | None) -> dict[str, dict[str, str]]:
+    """Group -> choice -> its line; groups in the order of the data path, those of the user last.
+
+    Raises:
+        ConfigError: there is no such folder.
+    """
+    found: dict[str, dict[str, str]] = {group: {} for group in (*GROUPS, *_OPTIONAL)}
+    roots = [resources.files("collectx.conf")]
+    if config_dir is not None:
+        if not Path(config_dir).is_dir():
+            raise ConfigError([f"--config-dir {config_dir}: no such folder."])
+        roots.append(Path(config_dir))
+    for root in roots:
+        for folder in sorted(root.iterdir(), key=lambda entry: entry.name):
+            if not folder.is_dir() or folder.name == "hydra" or folder.name.startswith(("_", ".")):
+                continue
+            for file in sorted(folder.iterdir(), key=lambda entry: entry.name):
+                name, dot, suffix = file.name.rpartition(".")
+                if dot and suffix == "yaml" and not name.startswith("_"):
+                    found.setdefault(folder.name, {}).setdefault(name, first_line(file.read_text()))
+    return {group: names for group, names in found.items() if names}
+
+
+def first_line(text: str) -> str:
+    """What a file says about itself: its first comment that is not for Hydra."""
+    for line in text.splitlines():
+        if not line.startswith("#"):
+            return ""
+        if not line.startswith("# @package"):
+            return line.lstrip("# ").strip()
+    return ""
+
+
+def _print(group: str, lines: dict[str, str]) -> None:
+    width = max(map(len, lines))
+    print(f"{group}:")
+    for name, line in lines.items():
+        print(f"  {name:{width}}  {line}".rstrip())

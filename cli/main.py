@@ -1,0 +1,81 @@
+"""The `collectx` command: finds the subcommand, runs it, and exits with its status.
+
+0 completed, 1 failed, 2 wrong configuration or usage, 130 interrupted. Imports nothing heavy: `--version`, `--help` and
+completion answer at once.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from importlib import import_module
+
+# Name and one line of each subcommand; its module has `main(argv) -> exit status`.
+SUBCOMMANDS = {
+    "run": "collect and train as configured: collectx run [overrides] [-m] [flags]",
+    "reproduce": "run again from a run folder and compare: collectx reproduce RUN_DIR [overrides]",
+    "list": "what can be chosen: collectx list [GROUP]",
+}
+
+_HELP = """\
+collectx: reinforcement-learning experience collection from one YAML-driven command.
+
+{subcommands}
+
+collectx SUBCOMMAND --help says more. collectx --version prints the version.
+Bash completion: eval "$(collectx -sc install=bash)"
+
+Examples:
+  collectx run                                     PPO on CartPole-v1 with two workers
+  collectx run env=pendulum collector.num_workers=4 collector.frames_per_batch=1024 collector.total_frames=102400
+  collectx run -m collector.num_workers=1,2 seed=0,1
+  collectx reproduce outputs/2026-01-31/12-00-00-000000
+
+Exit status: 0 completed, 1 failed, 2 wrong configuration or usage, 130 interrupted.
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Entry of the installed script. Never returns."""
+    sys.exit(_status(list(sys.argv[1:] if argv is None else argv)))
+
+
+def _status(argv: list[str]) -> int:
+    try:
+        return _dispatch(argv)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        # `collectx list | head`: the reader has what it wanted; nothing may be flushed into the closed pipe.
+        sys.stdout = sys.stderr
+        return 0
+
+
+def _dispatch(argv: list[str]) -> int:
+    if not argv or argv[0] in ("-h", "--help", "help"):
+        print(help_text(), end="")
+        return 0 if argv else 2
+    name, rest = argv[0], argv[1:]
+    if name == "--version":
+        from collectx import __version__
+
+        print(f"collectx {__version__}")
+        return 0
+    if name in ("-sc", "--shell-completion", "--shell_completion"):
+        from collectx.cli import completion
+
+        return completion.main(rest)
+    if name not in SUBCOMMANDS:
+        from collectx.cli.nearest import did_you_mean
+
+        print(f"collectx: {name}: no such subcommand{did_you_mean(name, SUBCOMMANDS)}", file=sys.stderr)
+        return 2
+    subcommand: Callable[[list[str]], int] = import_module(f"collectx.cli.{name}").main
+    return subcommand(rest)
+
+
+def help_text() -> str:
+    """What `collectx --help` prints."""
+    width = max(map(len, SUBCOMMANDS))
+    return _HELP.format(subcommands="\n".join(f"  {name:{width}}  {line}" for name, line in SUBCOMMANDS.items()))

@@ -1,0 +1,124 @@
+"""`collectx reproduce RUN_DIR [overrides] [flags]`: runs again from the snapshot, and compares the delivered batches.
+
+The saved configuration is the file that composition starts from, so what the packaged defaults have become since does
+not matter; a group is composed from the packaged choices only where an override names it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from hydra.core.config_store import ConfigStore
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from collectx.cli import report
+from collectx.cli.arguments import Arguments, split
+from collectx.cli.compose import Composer
+from collectx.cli.run import launch
+from collectx.config import GROUPS
+from collectx.errors import ConfigError
+from collectx.run import RunFolder
+
+_PRIMARY = "_collectx_snapshot"
+_USAGE = """\
+collectx reproduce RUN_DIR [overrides] [flags]: run again from RUN_DIR/snapshot and compare the digests of the batches.
+
+Exit status: 0 identical (or completed, where the saved run has no digest), 1 different or failed, 2 wrong usage.
+To compare, the run must have been made with trainer.digest=true."""
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs the subcommand; returns the exit status."""
+    try:
+        arguments = split(argv)
+        if "help" in arguments.flags:
+            print(_USAGE)
+            return 0
+        return _reproduce(arguments, ["reproduce", *argv])
+    except ConfigError as error:
+        return report.wrong_configuration(error.problems)
+
+
+def _reproduce(arguments: Arguments, argv: Sequence[str]) -> int:
+    overrides = tuple(word for word in arguments.words if "=" in word or word.startswith("~"))
+    folders = [word for word in arguments.words if word not in overrides]
+    if len(folders) != 1:
+        return report.wrong_usage(f"reproduce needs one run folder, got {len(folders)}.\n{_USAGE}")
+    if "multirun" in arguments.flags:
+        return report.wrong_usage("reproduce runs one configuration; sweeps are `collectx run -m`.")
+    old = RunFolder(folders[0])
+    saved = _saved(old)
+    had_digest = _had_digest(old, saved)
+    if had_digest:
+        saved["trainer"]["digest"] = True
+    else:
+        report.note(f"{old.path} has no digest of its batches; runs again without comparing.")
+    composer = _composer(saved, overrides, arguments.config_dir)
+    results: list[Any] = []
+    status = launch(composer, Arguments(overrides, _flags(arguments)), argv, results)
+    if status or not results or not had_digest:
+        return status
+    return _compared(old, results[0].folder)
+
+
+def _compared(old: RunFolder, new: Path) -> int:
+    from collectx.run import compare
+
+    found = compare(old.path, new)
+    print(f"{found.verdict.value}: {found.message}", flush=True)
+    return 0 if found.identical else 1
+
+
+def _saved(folder: RunFolder) -> dict[str, Any]:
+    """The saved configuration as plain data.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    if not folder.config.is_file():
+        raise ConfigError([f"{folder.path} is no run folder: {folder.config} does not exist."])
+    try:
+        content = OmegaConf.to_container(OmegaConf.load(folder.config))
+    except (OSError, ValueError, OmegaConfBaseException) as error:
+        raise ConfigError([f"{folder.config} cannot be read: {error}"]) from error
+    if not isinstance(content, dict):
+        raise ConfigError([f"{folder.config} is not a configuration."])
+    return {str(key): value for key, value in content.items()}
+
+
+def _had_digest(folder: RunFolder, saved: dict[str, Any]) -> bool:
+    trainer = saved.get("trainer")
+    if not isinstance(trainer, dict):
+        return False
+    return bool(trainer.get("digest")) or bool((folder.read_result() or {}).get("digest"))
+
+
+def _composer(saved: dict[str, Any], overrides: Sequence[str], config_dir: str | None) -> Composer:
+    """Composes from the snapshot. A group that an override names leaves the snapshot for the packaged choice."""
+    named = {text.lstrip("+").partition("=")[0] for text in overrides}
+    replaced = [group for group in GROUPS if group in named]
+    content = {key: value for key, value in saved.items() if key not in replaced}
+    content["defaults"] = [
+        "_hydra",
+        # The choice given here is never used: the override replaces it.
+        *({group: _placeholder(saved, group)} for group in replaced),
+        "_self_",
+        {"override hydra/launcher": "points"},
+        {"override hydra/job_logging": "none"},
+        {"override hydra/hydra_logging": "none"},
+    ]
+    ConfigStore.instance().store(_PRIMARY, content)
+    return Composer(config_dir, _PRIMARY)
+
+
+def _placeholder(saved: dict[str, Any], group: str) -> str:
+    section = saved.get(group)
+    return str(section.get("kind", "cpu")) if isinstance(section, dict) else "cpu"
+
+
+def _flags(arguments: Arguments) -> dict[str, str]:
+    """The flags, without one that would replace the snapshot."""
+    return {name: value for name, value in arguments.flags.items() if name != "config-name"}

@@ -1,0 +1,147 @@
+"""`collectx run [overrides] [-m] [flags]`: compose, check, hand over to `collectx.run.execute`, exit with its status.
+
+Everything is composed and checked here first, every point of a sweep too; then Hydra composes again, makes the run
+folder and calls back. So a wrong configuration never leaves a folder or a process.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from hydra.core.override_parser.types import Override
+from omegaconf import DictConfig
+
+from collectx.cli import report
+from collectx.cli.arguments import Arguments, split
+from collectx.cli.compose import SEARCH_PATH, Composer, parsed, points
+from collectx.cli.overrides import Checked
+from collectx.cli.typed import typed
+from collectx.config import RunConfig
+from collectx.errors import ConfigError
+from collectx.run import rules
+
+# Flags with which Hydra explains instead of running: the configuration need not be complete.
+_EXPLAINING = ("help", "hydra-help", "cfg", "info", "version")
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs the subcommand; returns the exit status."""
+    try:
+        arguments = split(argv)
+        composer = Composer(arguments.config_dir, arguments.config_name)
+        return launch(composer, arguments, ["run", *argv])
+    except ConfigError as error:
+        return report.wrong_configuration(error.problems)
+
+
+def launch(composer: Composer, arguments: Arguments, argv: Sequence[str], outcome: list[Any] | None = None) -> int:
+    """Checks everything, then runs it.
+
+    Args:
+        composer: composes from the packaged choices, or from a snapshot.
+        arguments: the command line.
+        argv: the command line as typed, for the snapshot.
+        outcome: receives the `collectx.run.Result` of every run.
+
+    Raises:
+        ConfigError: with every problem of every point.
+    """
+    checked = composer.check(arguments.words)
+    explaining = any(flag in arguments.flags for flag in _EXPLAINING)
+    problems = checked.problems if explaining else _problems(composer, checked, arguments)
+    if problems:
+        raise ConfigError(problems)
+    results: list[Any] = [] if outcome is None else outcome
+    refused: list[str] = []
+    _hand_over(composer, checked, arguments, _task(results, refused, argv))
+    if refused:
+        raise ConfigError(list(dict.fromkeys(refused)))
+    return exit_status([result.status for result in results])
+
+
+def exit_status(statuses: Sequence[str]) -> int:
+    """One exit status for all runs: an interruption, then a failure, outweighs what completed."""
+    if "interrupted" in statuses:
+        return 130
+    return 1 if any(status != "completed" for status in statuses) else 0
+
+
+def _task(results: list[Any], refused: list[str], argv: Sequence[str]) -> Callable[[DictConfig], str]:
+    """What Hydra calls once for each run, with the composed configuration. Adds to `results`, or to `refused` what only
+    the run itself could find wrong in the configuration; Hydra would add words of its own to an exception."""
+
+    def task(node: DictConfig) -> str:
+        from hydra.core.hydra_config import HydraConfig
+
+        from collectx.run import execute
+
+        cfg, problems = typed(node)
+        assert not problems, problems  # all points were checked before the first one started
+        try:
+            result = execute(cfg, Path(HydraConfig.get().runtime.output_dir), ["collectx", *argv])
+        except ConfigError as error:
+            refused.extend(error.problems)
+            return "failed"
+        results.append(result)
+        return str(result.status.value)
+
+    return task
+
+
+def _hand_over(composer: Composer, checked: Checked, arguments: Arguments, task: Callable[[DictConfig], str]) -> None:
+    """Calls Hydra with a command line that it reads."""
+    import hydra
+
+    from collectx.cli import sweep
+
+    sweep.register()
+    # A bug of ours must show its whole traceback; mistakes in the configuration were reported before.
+    os.environ.setdefault("HYDRA_FULL_ERROR", "1")
+    old_argv = sys.argv
+    sys.argv = ["collectx run", *checked.overrides, *arguments.hydra_argv()]
+    try:
+        hydra.main(version_base="1.3", config_path=SEARCH_PATH, config_name=composer.config_name)(task)()
+    finally:
+        sys.argv = old_argv
+
+
+def _problems(composer: Composer, checked: Checked, arguments: Arguments) -> Sequence[str]:
+    """Every problem of every point, each said once."""
+    overrides = parsed(checked.overrides)
+    swept = [override for override in overrides if override.is_sweep_override()]
+    if not swept:
+        cfg, problems = composer.examine(checked)
+        return problems or _last_look(cfg)
+    if "multirun" not in arguments.flags and not _is_multirun(composer, overrides):
+        named = [f"{override.input_line.lstrip('+')}" for override in swept if override.input_line]
+        return [*checked.problems, f"{' '.join(named)}: several values are a sweep: add -m; a list is key=[a,b]."]
+    found: dict[str, list[str]] = {}
+    all_points = points(overrides)
+    for point in all_points:
+        cfg, problems = composer.examine(checked, point.overrides)
+        for problem in problems or _last_look(cfg, quiet=point is not all_points[0]):
+            found.setdefault(problem, []).append(point.name)
+    everywhere = len(all_points)
+    return [
+        problem if len(where) == everywhere or problem in checked.problems else f"{problem} [{'; '.join(where)}]"
+        for problem, where in found.items()
+    ]
+
+
+def _last_look(cfg: RunConfig, quiet: bool = False) -> list[str]:
+    """What is checked of a valid configuration: whether its devices are here; notes are printed on the way."""
+    problems = rules.device_problems(cfg)
+    if not problems and not quiet:
+        for text in rules.advice(cfg):
+            report.note(text)
+    return problems
+
+
+def _is_multirun(composer: Composer, overrides: Sequence[Override]) -> bool:
+    """Whether the chosen launcher turns every run into a sweep of one or more points."""
+    plain = [str(override.input_line) for override in overrides if not override.is_sweep_override()]
+    return "MULTIRUN" in str(composer.load(plain).hydra.mode)

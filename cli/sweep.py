@@ -1,0 +1,149 @@
+"""Local sweeps: the points of `collectx run -m` one after another, those that are missing only, and a table at the end.
+
+    <sweep>/<point's name>/     a run folder, such as `collector.num_workers=2,seed=1`
+    <sweep>/multirun.yaml       what Hydra writes
+
+A point is done when some run folder in the sweep's folder has the same configuration in its snapshot and a result that
+says completed; its number among the points does not matter. Called by Hydra, in the command's process.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hydra.core.plugins import Plugins
+from hydra.core.utils import JobReturn, run_job, setup_globals
+from hydra.plugins.launcher import Launcher
+from hydra.types import HydraContext, TaskFunction
+from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf.errors import OmegaConfBaseException
+
+from collectx.cli import table
+from collectx.cli.compose import config_text, names, without_hydra
+from collectx.cli.typed import typed
+from collectx.run import RunFolder
+
+# The address in conf/hydra/launcher/points.yaml. Hydra takes plugins from this package only; an editable install would
+# not find a module in it, so the class is entered by hand.
+_ADDRESS = "hydra_plugins.collectx.PointLauncher"
+
+
+def register() -> None:
+    """Makes `hydra/launcher=points` known to Hydra."""
+    Plugins.instance().class_name_to_class[_ADDRESS] = PointLauncher
+
+
+@dataclass(frozen=True)
+class Planned:
+    """One point and where it goes.
+
+    Attributes:
+        name: what tells it from the other points.
+        folder: its run folder, absolute.
+        node: its configuration, Hydra's part included.
+        is_done: a former start of the sweep completed it.
+    """
+
+    name: str
+    folder: Path
+    node: DictConfig
+    is_done: bool
+
+
+class PointLauncher(Launcher):
+    """Hydra's launcher for points in this process. The trainer of each point has the whole machine."""
+
+    def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
+        self.context = hydra_context
+        self.task = task_function
+        self.config = config
+
+    def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
+        """Runs the points that are missing; blocks until all have ended, or one was interrupted."""
+        setup_globals()
+        points = self._plan(job_overrides, initial_job_idx)
+        print(f"sweep: {len(points)} points, {sum(point.is_done for point in points)} of them done already")
+        runs: list[JobReturn] = []
+        try:
+            for index, point in enumerate(points):
+                if point.is_done:
+                    continue
+                print(f"\nsweep: point {index + 1} of {len(points)}: {point.name}", flush=True)
+                runs.append(self._run(point))
+                if runs[-1].status is not None and runs[-1]._return_value == "interrupted":
+                    break
+        finally:
+            sys.stdout.flush()
+            table.show(Path(self.config.hydra.sweep.dir), [(point.name, point.folder) for point in points])
+        return runs
+
+    def _plan(self, job_overrides: Sequence[Sequence[str]], first: int) -> list[Planned]:
+        root = Path(self.config.hydra.sweep.dir).absolute()
+        done = completed(root)
+        chosen = _is_chosen(self.config, "hydra.sweep.subdir")
+        planned: list[Planned] = []
+        for offset, (overrides, name) in enumerate(zip(job_overrides, names(job_overrides), strict=True)):
+            node = self.context.config_loader.load_sweep_config(self.config, list(overrides))
+            text = config_text(typed(without_hydra(node))[0])
+            with open_dict(node):
+                node.hydra.job.id = node.hydra.job.num = first + offset
+            folder = done.get(text)
+            if folder is None:
+                folder = root / (str(node.hydra.sweep.subdir) if chosen else name)
+                folder = _unused(folder, text, lambda path: any(path == other.folder for other in planned))
+            with open_dict(node):
+                node.hydra.sweep.subdir = str(folder.relative_to(root))
+            planned.append(Planned(name, folder, node, text in done))
+        return planned
+
+    def _run(self, point: Planned) -> JobReturn:
+        return run_job(
+            hydra_context=self.context,
+            task_function=self.task,
+            config=point.node,
+            job_dir_key="hydra.sweep.dir",
+            job_subdir_key="hydra.sweep.subdir",
+        )
+
+
+def completed(root: Path) -> dict[str, Path]:
+    """Configuration -> run folder, of every completed run below `root`."""
+    found = {}
+    for snapshot in sorted(root.glob("*/snapshot/config.yaml")):
+        folder = RunFolder(snapshot.parent.parent)
+        result = folder.read_result()
+        text = saved_text(folder)
+        if result is not None and result.get("status") == "completed" and text is not None:
+            found[text] = folder.path
+    return found
+
+
+def saved_text(folder: RunFolder) -> str | None:
+    """The configuration in a snapshot, in the form that is compared; None where it cannot be read."""
+    try:
+        node = OmegaConf.load(folder.config)
+    except (OSError, OmegaConfBaseException, ValueError):
+        return None
+    if not isinstance(node, DictConfig):
+        return None
+    cfg, problems = typed(node)
+    return None if problems else config_text(cfg)
+
+
+def _unused(folder: Path, text: str, is_planned: Callable[[Path], Any]) -> Path:
+    """`folder`, or the first of `folder_2`, `folder_3`, ... that holds no other configuration: a sweep changed and
+    started again with its folder must not overwrite what it had."""
+    candidate, number = folder, 1
+    while is_planned(candidate) or saved_text(RunFolder(candidate)) not in (None, text):
+        number += 1
+        candidate = folder.with_name(f"{folder.name}_{number}")
+    return candidate
+
+
+def _is_chosen(config: DictConfig, key: str) -> bool:
+    """Whether the user gave `key` on the command line."""
+    return any(str(text).lstrip("+").startswith(f"{key}=") for text in config.hydra.overrides.hydra)

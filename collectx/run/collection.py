@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Protocol
 
-from collectx.collector.delivery import Delivery, Part
 from collectx.run.folder import JsonLines, RunFolder
 from collectx.run.statistics import Statistics
 
@@ -22,6 +21,7 @@ if TYPE_CHECKING:
     from tensordict import TensorDict
     from torch import nn
 
+    from collectx.collector.delivery import Delivery, Part
     from collectx.run.digest import Digest
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from collectx.config import RunConfig
 from collectx.errors import ConfigError, SpaceError
-from collectx.run import report, snapshot
+from collectx.run import report, rules, snapshot
 from collectx.run.events import EventLog
 from collectx.run.folder import RunFolder, write_atomically, write_json
 from collectx.run.progress import Progress
@@ -77,12 +77,16 @@ def _run(cfg: RunConfig, files: RunFolder, argv: list[str], record: Record, sign
 
 def _collect(cfg: RunConfig, files: RunFolder, record: Record, signals: Signals, events: EventLog) -> None:
     try:
+        import torch
+
         from collectx import collector as collectors
         from collectx import env, policy, trainer
         from collectx.run.collection import RunCollection
-        from collectx.run.devices import training_device
 
-        device = training_device(cfg.devices)
+        if problems := rules.device_problems(cfg):
+            raise ConfigError(problems)
+        # It learns where the policy acts.
+        device = torch.device(cfg.devices.policy_device or cfg.devices.device or "cpu")
         spec = env.read_spec(cfg.env)
         _seed(cfg.seed)
         module = policy.build(cfg.policy, spec, cfg.seed)

@@ -9,8 +9,10 @@ from __future__ import annotations
 import math
 from collections import deque
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from collectx.collector.delivery import Delivery, Timings
+if TYPE_CHECKING:
+    from collectx.collector.delivery import Delivery, Timings
 
 RETURN_WINDOW = 100
 """How many of the last finished episodes `mean_return` looks at."""

@@ -11,6 +11,7 @@ Runs in the trainer and in every worker. Must not know envs, policies or how slo
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -100,15 +101,30 @@ class Layout:
 
     def slot(self, memory: torch.Tensor) -> Slot:
         """The leaves as views of `memory`, a contiguous uint8 tensor of `nbytes`. The caller keeps ownership."""
+        return Slot(self.tensors(memory, (self.rows, self.steps)))
+
+    def tensors(self, memory: torch.Tensor, batch_size: tuple[int, ...]) -> dict[Key, torch.Tensor]:
+        """The leaves as `[*batch_size, *shape]` views of `memory`; `batch_size` is another shape of `[rows, steps]`."""
         if memory.dtype != torch.uint8 or memory.numel() != self.nbytes:
             raise ValueError(f"a slot needs {self.nbytes} uint8, got {memory.numel()} {memory.dtype}")
+        # One view per dtype and one per leaf: this runs for every batch, and each view costs a microsecond.
+        typed = {dtype: memory.view(dtype) for dtype in {leaf.dtype for leaf in self.leaves}}
         tensors = {}
         for leaf, offset in zip(self.leaves, self._offsets, strict=True):
-            shape = (self.rows, self.steps, *leaf.shape)
-            count = int(np.prod(shape, dtype=np.int64))
-            raw = memory[offset : offset + count * leaf.dtype.itemsize]
-            tensors[leaf.key] = raw.view(leaf.dtype).view(shape)
-        return Slot(tensors)
+            shape = batch_size + leaf.shape
+            flat = typed[leaf.dtype]
+            start = flat.storage_offset() + offset // leaf.dtype.itemsize
+            tensors[leaf.key] = flat.as_strided(shape, _strides(shape), start)
+        return tensors
+
+
+@functools.cache
+def _strides(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Strides of a contiguous tensor, in elements."""
+    strides = [1] * len(shape)
+    for axis in range(len(shape) - 2, -1, -1):
+        strides[axis] = strides[axis + 1] * shape[axis + 1]
+    return tuple(strides)
 
 
 class Slot:
@@ -129,22 +145,20 @@ class Slot:
 def to_tensordict(
     tensors: dict[Key, torch.Tensor], batch_size: Sequence[int], device: torch.device | None = None
 ) -> TensorDict:
-    """A TensorDict over `tensors`, each reshaped so that `[rows, steps]` becomes `batch_size`; the last dimension is
-    named "time". No tensor is copied unless `device` differs from where it lies.
+    """A TensorDict over `tensors`, each `[*batch_size, *shape]`; the last batch dimension is named "time". No tensor is
+    copied unless `device` differs from where it lies.
 
     Args:
         batch_size: for example `[steps]`, `[rows, steps]`, `[workers, rows, steps]`.
     """
-    size = torch.Size(batch_size)
     nested: dict = {}
     for key, tensor in tensors.items():
         node = nested
         for part in key[:-1]:
             node = node.setdefault(part, {})
-        view = tensor.view(size + tensor.shape[2:])
-        node[key[-1]] = view if device is None else view.to(device)
-    names = [None] * (len(size) - 1) + ["time"]
-    return _build(nested, size, names, device)
+        node[key[-1]] = tensor if device is None else tensor.to(device)
+    names = [None] * (len(batch_size) - 1) + ["time"]
+    return _build(nested, torch.Size(batch_size), names, device)
 
 
 def _build(nested: dict, size: torch.Size, names: list[str | None], device: torch.device | None) -> TensorDict:

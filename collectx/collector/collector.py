@@ -91,7 +91,8 @@ class Collector:
         else:
             memory = memory.clone()
             self._release(parts)
-        batch = to_tensordict(spec.region_layout.slot(memory).tensors, spec.batch_size, spec.storing_device)
+        tensors = spec.region_layout.tensors(memory, spec.batch_size)
+        batch = to_tensordict(tensors, spec.batch_size, spec.storing_device)
         self.delivery = self._describe(parts, waited_s)
         self._num_delivered += 1
         return batch

@@ -58,7 +58,7 @@ class StepRows:
     Attributes:
         observation: one array `[E, *shape]` for each leaf of `EnvSpec.observation`, in that order.
         reward: `[E]` float32.
-        terminated, truncated: `[E]` bool.
+        terminated, truncated: `[E]` bool, all False before the call.
         frame: `[E]` bool, all True before the call; only a ragged env writes it.
     """
 

@@ -1,7 +1,7 @@
 """Kind `gym`: a group of Gymnasium envs, stepped one after the other in a plain Python loop.
 
 Called by the rollout, in the worker's process. Everything that can be resolved once is resolved in the constructor:
-what is left per env and step is the env's own `step`, one row copy and one list append. Must not know slots,
+what is left per env and step is the env's own `step` and two list appends. Must not know slots,
 trajectories or policies.
 """
 
@@ -71,19 +71,20 @@ class GymEnv:
         rewards: list[Any] = []
         add_reward = rewards.append
         terminated, truncated = out.terminated, out.truncated
-        terminated.fill(False)
-        truncated.fill(False)
         any_ended = False
-        plain = self._plain and self._checked
-        observations: list[Any] = []
-        add_observation = observations.append
+        plain, checked = self._plain, self._checked
+        values: list[Any] = []
+        add_values = values.append
         try:
             for step, one in zip(self._steps, actions, strict=True):
                 observation, reward, is_terminated, is_truncated, info = step(one)
-                if plain:
-                    add_observation(observation)
+                if not checked:
+                    flat = self._flatten(observation, info, after_step=True)
+                    write_row(self._leaves, out.observation, len(rewards), flat)
+                elif plain:
+                    add_values(observation)
                 else:
-                    self._write(out.observation, len(rewards), observation, info, after_step=True)
+                    add_values(self._flatten(observation, info, after_step=True))
                 add_reward(reward)
                 if is_terminated or is_truncated:
                     e = len(rewards) - 1
@@ -93,9 +94,11 @@ class GymEnv:
         except Exception as error:
             error.add_note(f"in env {len(rewards)} of this group of {self.spec.num_envs}, while stepping")
             raise
+        if checked:
+            columns = (values,) if plain else zip(*values, strict=True)
+            for leaf, array, column in zip(self._leaves, out.observation, columns, strict=True):
+                _write_column(leaf, array, column)
         self._checked = True
-        if plain:
-            self._write_all(out.observation[0], observations)
         try:
             out.reward[:] = rewards
         except (TypeError, ValueError):
@@ -110,25 +113,27 @@ class GymEnv:
     def _restart_one(self, e: int, seed: int | None, out: Sequence[np.ndarray]) -> None:
         try:
             observation, info = self._envs[e].reset(seed=seed)
-            self._write(out, e, observation, info, after_step=False)
+            if self._plain and self._checked:
+                out[0][e] = observation
+            else:
+                write_row(self._leaves, out, e, self._flatten(observation, info, after_step=False))
         except Exception as error:
             error.add_note(f"in env {e} of this group of {self.spec.num_envs}, while resetting")
             raise
 
-    def _write_all(self, rows: np.ndarray, observations: list[Any]) -> None:
-        # One assignment from the list costs two thirds of one per row, and makes no intermediate array.
-        try:
-            rows[:] = observations
-        except (TypeError, ValueError):
-            for e, observation in enumerate(observations):
-                check(self._leaves[0], observation, rows.dtype, e)
-            raise
-
-    def _write(self, rows: Sequence[np.ndarray], e: int, observation: Any, info: dict, after_step: bool) -> None:
+    def _flatten(self, observation: Any, info: dict, after_step: bool) -> list[Any]:
         values = self._observation.flatten(observation)
-        if self._infos:
-            values = [*values, *self._infos.values(info, after_step)]
-        write_row(self._leaves, rows, e, values)
+        return [*values, *self._infos.values(info, after_step)] if self._infos else values
+
+
+def _write_column(leaf: Leaf, array: np.ndarray, values: Sequence[Any]) -> None:
+    # One assignment from the list costs two thirds of one per row, and makes no intermediate array.
+    try:
+        array[:] = values
+    except (TypeError, ValueError):
+        for e, value in enumerate(values):
+            check(leaf, value, array.dtype, e)
+        raise
 
 
 def _probe(env: gymnasium.Env) -> tuple[dict, dict]:

@@ -1,4 +1,6 @@
-"""Which trajectory each env is in, and how it went. Used by the rollouts, in the worker's process."""
+"""Which trajectory each frame belongs to, and how episodes went. Computed once per batch from rewards and ends, so that
+the step loop need not count. Used by the rollouts, in the worker's process.
+"""
 
 from __future__ import annotations
 
@@ -18,27 +20,39 @@ class Episodes:
     """
 
     def __init__(self, first_env: int, num_envs: int, total_envs: int):
-        self.ids = np.arange(first_env, first_env + num_envs, dtype=np.int64)
+        self._ids = np.arange(first_env, first_env + num_envs, dtype=np.int64)
         self._total_envs = total_envs
+        # Of the episodes that are under way.
         self._returns = np.zeros(num_envs, dtype=np.float64)
         self._lengths = np.zeros(num_envs, dtype=np.int64)
         self._finished: list[tuple[float, int]] = []
 
-    def add(self, reward: np.ndarray, frame: np.ndarray | int = 1) -> None:
-        """Counts one step: `reward` is `[E]`; `frame` says where the step was one, `[E]` bool."""
-        self._returns += reward
-        self._lengths += frame
+    def record(self, envs: np.ndarray | slice, reward: np.ndarray, done: np.ndarray, traj_ids: np.ndarray) -> None:
+        """Takes the next T frames of some envs; writes their trajectory ids.
 
-    def end(self, ended: np.ndarray) -> np.ndarray:
-        """Finishes the episodes of the envs with `ended[e]`, gives those envs new ids; returns their indices."""
-        indices = np.flatnonzero(ended)
-        self._finished += zip(self._returns[indices].tolist(), self._lengths[indices].tolist(), strict=True)
-        self._returns[indices] = 0.0
-        self._lengths[indices] = 0
-        self.ids[indices] += self._total_envs
-        return indices
+        Args:
+            envs: which envs of the group, each at most once.
+            reward, done: `[T, len(envs)]` float32 and bool.
+            traj_ids: `[T, len(envs)]` int64, written.
+        """
+        ends = np.cumsum(done, axis=0, dtype=np.int64)
+        ids = self._ids[envs]
+        traj_ids[0] = ids
+        np.multiply(ends[:-1], self._total_envs, out=traj_ids[1:])
+        traj_ids[1:] += ids
+        self._ids[envs] = ids + ends[-1] * self._total_envs
+        sums = np.cumsum(reward, axis=0, dtype=np.float64)
+        # What the sums and the clock showed when the present episode began.
+        base = -self._returns[envs]
+        start = -self._lengths[envs]
+        for t, column in zip(*(axis.tolist() for axis in done.nonzero()), strict=True):
+            self._finished.append((float(sums[t, column] - base[column]), int(t + 1 - start[column])))
+            base[column] = sums[t, column]
+            start[column] = t + 1
+        self._returns[envs] = sums[-1] - base
+        self._lengths[envs] = len(done) - start
 
     def take(self) -> tuple[tuple[float, int], ...]:
-        """(return, length) of the episodes that ended since the last call, in order."""
+        """(return, length) of the episodes that ended since the last call, in order of time."""
         finished, self._finished = tuple(self._finished), []
         return finished

@@ -18,8 +18,8 @@ from collectx.policy.base import Actor
 class Feed(Protocol):
     """One call per step."""
 
-    def __call__(self, observation: Sequence[np.ndarray], out: Sequence[np.ndarray]) -> None:
-        """Acts on `observation` (one `[E, *shape]` array per leaf) and writes what the actor returns into `out`."""
+    def __call__(self, observation: Sequence[torch.Tensor], out: Sequence[np.ndarray]) -> None:
+        """Acts on `observation` (one `[E, *shape]` CPU tensor per leaf) and writes what it returns into `out`."""
 
 
 def make_feed(actor: Actor, spec: EnvSpec) -> Feed:
@@ -35,8 +35,8 @@ class CpuFeed:
     def __init__(self, actor: Actor):
         self._act = actor.act
 
-    def __call__(self, observation: Sequence[np.ndarray], out: Sequence[np.ndarray]) -> None:
-        for row, value in zip(out, self._act([torch.from_numpy(leaf) for leaf in observation]), strict=True):
+    def __call__(self, observation: Sequence[torch.Tensor], out: Sequence[np.ndarray]) -> None:
+        for row, value in zip(out, self._act(observation), strict=True):
             row[...] = value.numpy()
 
 
@@ -54,12 +54,11 @@ class CudaFeed:
         self._host_in = [torch.empty(size + leaf.shape, dtype=leaf.dtype, pin_memory=True) for leaf in spec.observation]
         self._device_in = [torch.empty_like(host, device=actor.device) for host in self._host_in]
         self._host_out = [torch.empty(size + leaf.shape, dtype=leaf.dtype, pin_memory=True) for leaf in actor.leaves]
-        self._host_in_arrays = [host.numpy() for host in self._host_in]
         self._host_out_arrays = [host.numpy() for host in self._host_out]
 
-    def __call__(self, observation: Sequence[np.ndarray], out: Sequence[np.ndarray]) -> None:
-        for pinned, row in zip(self._host_in_arrays, observation, strict=True):
-            pinned[...] = row
+    def __call__(self, observation: Sequence[torch.Tensor], out: Sequence[np.ndarray]) -> None:
+        for pinned, row in zip(self._host_in, observation, strict=True):
+            pinned.copy_(row)
         with torch.cuda.stream(self._stream):
             for device, host in zip(self._device_in, self._host_in, strict=True):
                 device.copy_(host, non_blocking=True)

@@ -32,6 +32,7 @@ class RaggedRollout(Rollout):
         spec = self._env.spec
         size = spec.num_envs
         self._written = [torch.zeros((size, *leaf.shape), dtype=leaf.dtype).numpy() for leaf in self._actor.leaves]
+        self._carry_tensors = [torch.from_numpy(carry) for carry in self._carry]
         self._out = StepRows(
             [np.zeros_like(carry) for carry in self._carry],
             np.zeros(size, np.float32),
@@ -60,9 +61,10 @@ class RaggedRollout(Rollout):
                 if self._stop[0]:
                     raise Stopped
                 started = perf_counter()
-                self._feed(self._carry, self._written)
+                self._feed(self._carry_tensors, self._written)
                 acted = perf_counter()
                 self._out.frame[:] = True
+                self._out.terminated[:] = self._out.truncated[:] = False
                 self._env.step(self._written[:num_actions], self._out)
                 stepped = perf_counter()
                 self._store(policy_version)
@@ -76,7 +78,7 @@ class RaggedRollout(Rollout):
 
     def _store(self, policy_version: int) -> None:
         """Appends this step's frames to their envs' segments; moves on to the next observations."""
-        out, spec, segments, episodes = self._out, self._env.spec, self._segments, self._episodes
+        out, spec, segments = self._out, self._env.spec, self._segments
         envs = np.flatnonzero(out.frame)
         place = self._segment[envs], self._cursor[envs]
         for leaf, before, after in zip(spec.observation, self._carry, out.observation, strict=True):
@@ -93,14 +95,14 @@ class RaggedRollout(Rollout):
             (("next", "done"), ended),
         ):
             segments[key][place] = value[envs, None]
-        segments[TRAJ_IDS][place] = episodes.ids[envs]
         segments[POLICY_VERSION][place] = policy_version
-        episodes.add(np.where(out.frame, out.reward, 0.0), out.frame)
-        if ended.any():
-            episodes.end(ended)
         self._cursor[envs] += 1
         steps = segments[TRAJ_IDS].shape[1]
         for index in np.flatnonzero(self._cursor == steps):
-            self._complete.append(int(self._segment[index]))
+            segment = self._segment[index]
+            columns = (segments[key][segment] for key in (("next", "reward"), ("next", "done"), TRAJ_IDS))
+            reward, done, traj_ids = columns
+            self._episodes.record(np.array([index]), reward, done, traj_ids[:, None])
+            self._complete.append(int(segment))
             self._segment[index] = self._free.popleft()
             self._cursor[index] = 0

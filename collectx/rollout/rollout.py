@@ -69,37 +69,34 @@ class Rollout:
         Raises:
             Stopped: `stop` became nonzero.
         """
-        feed, env, episodes, stop = self._feed, self._env, self._episodes, self._stop
+        feed, env, stop = self._feed, self._env, self._stop
         num_actions = len(env.spec.action)
         rows.policy_version[:] = policy_version
-        rows.traj_ids[:] = episodes.ids
+        rows.terminated[:] = False
+        rows.truncated[:] = False
         for row, carry in zip(rows.observation, self._carry, strict=True):
             row[0] = carry
         observations = list(zip(*rows.observation, strict=True))
         observations.append(self._carry)
         env_s = policy_s = 0.0
         with torch.inference_mode():
-            steps = zip(zip(*rows.actor, strict=True), rows.step_rows(), strict=True)
-            for t, (written, out) in enumerate(steps):
+            steps = zip(rows.seen(), zip(*rows.actor, strict=True), rows.step_rows(), observations[1:], strict=True)
+            for seen, written, out, following in steps:
                 if stop[0]:
                     raise Stopped
                 started = perf_counter()
-                feed(observations[t], written)
+                feed(seen, written)
                 acted = perf_counter()
                 any_ended = env.step(written[:num_actions], out)
-                episodes.add(out.reward)
-                following = observations[t + 1]
                 for row, final in zip(following, out.observation, strict=True):
                     row[...] = final
                 if any_ended:
-                    ended = out.terminated | out.truncated
-                    for index in episodes.end(ended):
-                        rows.traj_ids[t + 1 :, index] = episodes.ids[index]
-                    env.restart(ended, following)
+                    env.restart(out.terminated | out.truncated, following)
                 env_s += perf_counter() - acted
                 policy_s += acted - started
         np.logical_or(rows.terminated, rows.truncated, out=rows.done)
-        return RolloutStats(env_s, policy_s, episodes.take())
+        self._episodes.record(slice(None), rows.reward, rows.done, rows.traj_ids)
+        return RolloutStats(env_s, policy_s, self._episodes.take())
 
     def close(self) -> None:
         """Closes the envs."""

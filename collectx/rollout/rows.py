@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 import numpy as np
+import torch
 
 from collectx.batch import POLICY_VERSION, TRAJ_IDS, Leaf, Slot
 from collectx.env.base import EnvSpec, StepRows
@@ -34,7 +35,12 @@ class SlotRows:
         self.done = arrays["next", "done"][:, :, 0]
         self.traj_ids = arrays[TRAJ_IDS]
         self.policy_version = arrays[POLICY_VERSION]
+        self._seen = [slot.tensors[leaf.key].transpose(0, 1) for leaf in spec.observation]
         self._all_frames = np.ones(spec.num_envs, dtype=np.bool_)
+
+    def seen(self) -> Iterator[tuple[torch.Tensor, ...]]:
+        """For each step, what the policy reads: one `[E, *shape]` tensor per observation leaf."""
+        return zip(*(tensor.unbind(0) for tensor in self._seen), strict=True)
 
     def step_rows(self) -> Iterator[StepRows]:
         """For each step, where the env writes."""

@@ -1,0 +1,72 @@
+"""Policies: built from the configuration in every process, made into actors in the workers.
+
+`build` and `make_actor` import what they need when they are called, so that importing this package is cheap.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from collectx.policy.exploration import ExplorationType, exploration
+
+if TYPE_CHECKING:
+    import torch
+
+    from collectx.config import PolicyConfig
+    from collectx.env.base import EnvSpec
+    from collectx.policy.base import Actor
+
+__all__ = ["ExplorationType", "build", "exploration", "make_actor"]
+
+
+def build(cfg: PolicyConfig, spec: EnvSpec, seed: int) -> Callable | None:
+    """The policy that `cfg` describes, on the CPU: an `nn.Module`, another callable, or None for random actions.
+
+    Equal seeds give equal weights; torch's generator is left as it was.
+
+    Raises:
+        ConfigError, SpaceError: `cfg` or the env's spaces do not allow it.
+    """
+    if cfg.kind == "random":
+        return None
+    import torch
+
+    module: Any
+    if cfg.kind == "mlp":
+        from collectx.policy import mlp as module
+    elif cfg.kind == "cnn":
+        from collectx.policy import cnn as module
+    elif cfg.kind == "custom":
+        from collectx.policy import custom as module
+    else:
+        from collectx.config import KINDS
+        from collectx.errors import ConfigError
+
+        raise ConfigError([f"policy.kind={cfg.kind} is unknown: use one of {', '.join(KINDS['policy'])}."])
+    with torch.random.fork_rng(devices=[]):
+        torch.random.default_generator.manual_seed(seed)
+        return module.build(cfg, spec)
+
+
+def make_actor(
+    policy: Callable | None, spec: EnvSpec, device: torch.device, exploration_type: ExplorationType
+) -> Actor:
+    """The actor over `policy` (None: random actions), with the module moved to `device`.
+
+    A policy of the user's own is called once, on zeros, to learn what it writes.
+
+    Raises:
+        ConfigError, ShapeError: the policy does not fit the env; see `collectx.policy.wrap`.
+    """
+    if policy is None:
+        from collectx.policy.random import RandomActor
+
+        return RandomActor(spec)
+    from collectx.policy.stochastic import StochasticActor, StochasticPolicy
+
+    if isinstance(policy, StochasticPolicy):
+        return StochasticActor(policy, spec, device, exploration_type)
+    from collectx.policy.wrap import WrappedActor
+
+    return WrappedActor(policy, spec, device, exploration_type)

@@ -1,0 +1,87 @@
+"""`policy.kind=cnn`: convolutions over one image, then a fully connected layer (after Mnih et al. 2015)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+from collectx.config import CnnPolicyConfig
+from collectx.env.base import EnvSpec
+from collectx.errors import ConfigError
+from collectx.policy.spaces import observation_leaves
+from collectx.policy.stochastic import StochasticPolicy
+
+
+class Image(nn.Module):
+    """An image observation of any common layout to float32 `[B, channels, height, width]`, divided by `scale`.
+
+        [H, W]                one grey channel
+        [C, H, W], [H, W, C]  whichever end is smaller holds the channels: [4, 84, 84] is a stack of grey frames
+        [S, C, H, W], [S, H, W, C]  a stack of S colour frames: S times C channels
+
+    Attributes:
+        num_channels, height, width: of the output.
+    """
+
+    def __init__(self, shape: tuple[int, ...], scale: float):
+        super().__init__()
+        if len(shape) not in (2, 3, 4):
+            raise ConfigError(
+                [f"policy.kind=cnn needs an image [H, W], [C, H, W] or [S, C, H, W], but the env has {list(shape)}."]
+            )
+        full = (1,) * (4 - len(shape)) + shape
+        self._shape = full if len(shape) == 4 or len(shape) == 2 else (1, *shape)
+        self._rank = len(shape)
+        self._factor = 1.0 / scale
+        self._channels_last = self._shape[3] < self._shape[1]
+        stack, a, b, c = self._shape
+        channels, self.height, self.width = (c, a, b) if self._channels_last else (a, b, c)
+        self.num_channels = stack * channels
+
+    def forward(self, observation: Sequence[torch.Tensor]) -> torch.Tensor:
+        """The one leaf `[..., *shape]` to `[B, channels, height, width]`, leading dimensions flattened to B."""
+        (image,) = observation
+        x = image.reshape(-1, *self._shape)
+        if self._channels_last:
+            x = x.permute(0, 1, 4, 2, 3)
+        return x.flatten(1, 2).to(torch.float32).mul(self._factor)
+
+
+def build(cfg: CnnPolicyConfig, spec: EnvSpec) -> StochasticPolicy:
+    """The network `cfg` describes, on the CPU.
+
+    Raises:
+        ConfigError: the observation is not one image, the image is smaller than the convolutions need, or the three
+            lists differ in length.
+        SpaceError: an action space without a head (see `collectx.policy.heads`).
+    """
+    leaves = observation_leaves(spec)
+    if len(leaves) != 1:
+        names = ", ".join(".".join(leaf.key) for leaf in leaves)
+        raise ConfigError([f"policy.kind=cnn takes one image, but the env observes {names}: use policy=custom."])
+    lengths = {len(cfg.channels), len(cfg.kernel_sizes), len(cfg.strides)}
+    if len(lengths) != 1 or 0 in lengths:
+        raise ConfigError(
+            [
+                f"policy.channels={list(cfg.channels)}, policy.kernel_sizes={list(cfg.kernel_sizes)} and "
+                f"policy.strides={list(cfg.strides)} describe one convolution per entry: make them equally long."
+            ]
+        )
+    encode = Image(leaves[0].shape, cfg.scale)
+    layers: list[nn.Module] = []
+    channels, height, width = encode.num_channels, encode.height, encode.width
+    for out_channels, kernel, stride in zip(cfg.channels, cfg.kernel_sizes, cfg.strides, strict=True):
+        layers += [nn.Conv2d(channels, out_channels, kernel, stride), nn.ReLU()]
+        channels = out_channels
+        height, width = (height - kernel) // stride + 1, (width - kernel) // stride + 1
+        if height < 1 or width < 1:
+            raise ConfigError(
+                [
+                    f"policy.kernel_sizes={list(cfg.kernel_sizes)} with policy.strides={list(cfg.strides)} need a "
+                    f"larger image than {encode.height}x{encode.width}: use fewer or smaller convolutions."
+                ]
+            )
+    layers += [nn.Flatten(), nn.Linear(channels * height * width, cfg.hidden_size), nn.ReLU()]
+    return StochasticPolicy(spec, encode, nn.Sequential(*layers), cfg.hidden_size)

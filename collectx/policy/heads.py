@@ -1,0 +1,162 @@
+"""The last step of a built-in policy: from a network's output to actions, and back to their log-probability.
+
+A head samples with a handful of kernels, because it runs once per env step: `torch.distributions` costs several times
+the forward of a small network. `Categorical` serves Discrete, MultiDiscrete and MultiBinary, `Gaussian` serves Box.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from torch import nn
+
+from collectx.batch import Leaf
+from collectx.errors import SpaceError
+
+
+class Head(nn.Module):
+    """What `StochasticPolicy` needs. `raw` is what the network gave, `[..., num_inputs]`; actions are `[..., *shape]`.
+
+    Attributes:
+        num_inputs: width of `raw`.
+    """
+
+    num_inputs: int
+
+    def sample(self, raw: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """A sampled action and its log-probability, `[...]` float32."""
+        raise NotImplementedError
+
+    def mode(self, raw: torch.Tensor) -> torch.Tensor:
+        """The most likely action."""
+        raise NotImplementedError
+
+    def evaluate(self, raw: torch.Tensor, action: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Log-probability of `action` and entropy of the distribution, both `[...]`, differentiable."""
+        raise NotImplementedError
+
+
+class Categorical(Head):
+    """Independent categorical choices: one for Discrete, `prod(shape)` for MultiDiscrete and MultiBinary.
+
+    Choices of unequal size are padded to the widest with logits of minus infinity.
+    """
+
+    _start: torch.Tensor
+    _mask: torch.Tensor | None
+
+    def __init__(self, counts: np.ndarray, start: np.ndarray, leaf: Leaf):
+        super().__init__()
+        flat = np.asarray(counts, dtype=np.int64).reshape(-1)
+        self._shape = leaf.shape
+        self._dtype = leaf.dtype
+        self._choices = len(flat)
+        self._width = int(flat.max())
+        self.num_inputs = self._choices * self._width
+        self._scalar = leaf.shape == ()
+        begin = torch.as_tensor(np.asarray(start).reshape(-1 if leaf.shape else ()), dtype=torch.int64)
+        self._plain = leaf.dtype == torch.int64 and not bool(begin.any())
+        self.register_buffer("_start", begin, persistent=False)
+        mask = None
+        if bool((flat != self._width).any()):
+            beyond = torch.arange(self._width) >= torch.as_tensor(flat)[:, None]
+            mask = torch.zeros(self._choices, self._width).masked_fill_(beyond, -torch.inf)
+        self.register_buffer("_mask", mask, persistent=False)
+
+    def sample(self, raw: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        probability = self._logits(raw).softmax(-1)
+        # An exponential race: argmax p / Exp(1) is distributed as p (the Gumbel trick without its two logarithms).
+        race = torch.empty_like(probability).exponential_()
+        index = torch.div(probability, race, out=race).argmax(-1, keepdim=True)
+        log_prob = probability.gather(-1, index).log_().squeeze(-1)
+        index = index.squeeze(-1)
+        if not self._scalar:
+            log_prob = log_prob.sum(-1)
+        return self._action(index), log_prob
+
+    def mode(self, raw: torch.Tensor) -> torch.Tensor:
+        return self._action(self._logits(raw).argmax(-1))
+
+    def evaluate(self, raw: torch.Tensor, action: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        log_probs = self._logits(raw).log_softmax(-1)
+        index = action.to(torch.int64)
+        if not self._scalar:
+            index = index.reshape(*raw.shape[:-1], self._choices)
+        if not self._plain:
+            index = index - self._start
+        log_prob = log_probs.gather(-1, index.unsqueeze(-1)).squeeze(-1)
+        # A padded choice has log-probability -inf and probability 0: their product must be 0, not nan.
+        finite = log_probs if self._mask is None else log_probs.clamp(min=torch.finfo(log_probs.dtype).min)
+        entropy = -(finite * log_probs.exp()).sum(-1)
+        return (log_prob, entropy) if self._scalar else (log_prob.sum(-1), entropy.sum(-1))
+
+    def _logits(self, raw: torch.Tensor) -> torch.Tensor:
+        if self._scalar:
+            return raw
+        logits = raw.unflatten(-1, (self._choices, self._width))
+        return logits if self._mask is None else logits + self._mask
+
+    def _action(self, index: torch.Tensor) -> torch.Tensor:
+        if not self._plain:
+            index = (index + self._start).to(self._dtype)
+        return index if len(self._shape) < 2 else index.unflatten(-1, self._shape)
+
+
+class Gaussian(Head):
+    """A Gaussian with independent components, whose log standard deviation is a parameter of its own.
+
+    Actions are neither squashed nor clipped: the env receives, and the batch stores, exactly what was sampled, so that
+    the stored log-probability is the true one. An env with hard bounds clips by itself or with a wrapper
+    (`gymnasium.wrappers.ClipAction`).
+    """
+
+    def __init__(self, leaf: Leaf):
+        super().__init__()
+        self._shape = leaf.shape
+        self._dtype = leaf.dtype
+        self.num_inputs = math.prod(leaf.shape)
+        self.log_std = nn.Parameter(torch.zeros(self.num_inputs))
+        self._offset = 0.5 * math.log(2 * math.pi) * self.num_inputs
+
+    def sample(self, raw: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        log_std = self.log_std
+        noise = torch.randn_like(raw)
+        log_prob = (noise * noise).sum(-1).mul_(-0.5).sub_(log_std.sum() + self._offset)
+        return self._action(torch.addcmul(raw, noise, log_std.exp())), log_prob
+
+    def mode(self, raw: torch.Tensor) -> torch.Tensor:
+        return self._action(raw)
+
+    def evaluate(self, raw: torch.Tensor, action: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        noise = (action.reshape(raw.shape).to(raw.dtype) - raw) * torch.exp(-self.log_std)
+        volume = self.log_std.sum() + self._offset
+        log_prob = noise.square().sum(-1) * -0.5 - volume
+        return log_prob, (volume + 0.5 * self.num_inputs).expand(log_prob.shape)
+
+    def _action(self, flat: torch.Tensor) -> torch.Tensor:
+        if flat.dtype != self._dtype:
+            flat = flat.to(self._dtype)
+        return flat if len(self._shape) == 1 else flat.reshape(*flat.shape[:-1], *self._shape)
+
+
+def head_for(space: object, leaf: Leaf) -> Head:
+    """The head of an action space whose one leaf is `leaf`.
+
+    Raises:
+        SpaceError: the space is neither Discrete, MultiDiscrete, MultiBinary nor a floating-point Box.
+    """
+    if isinstance(space, spaces.Discrete):
+        return Categorical(np.array([space.n]), np.array(space.start), leaf)
+    if isinstance(space, spaces.MultiDiscrete):
+        return Categorical(space.nvec, getattr(space, "start", np.zeros_like(space.nvec)), leaf)
+    if isinstance(space, spaces.MultiBinary):
+        return Categorical(np.full(space.shape, 2), np.zeros(space.shape), leaf)
+    if isinstance(space, spaces.Box) and leaf.dtype.is_floating_point:
+        return Gaussian(leaf)
+    raise SpaceError(
+        f"no built-in policy acts in the action space {space}: they know Discrete, MultiDiscrete, MultiBinary and Box "
+        "of a floating-point dtype. Use policy=random or policy=custom."
+    )

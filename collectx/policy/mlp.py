@@ -1,0 +1,37 @@
+"""`policy.kind=mlp`: a fully connected network for any observation that can be flattened."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from collectx.config import MlpPolicyConfig
+from collectx.env.base import EnvSpec
+from collectx.errors import ConfigError
+from collectx.policy.spaces import observation_leaves
+from collectx.policy.stochastic import Flatten, StochasticPolicy
+
+ACTIVATIONS: dict[str, type[nn.Module]] = {
+    "tanh": nn.Tanh,
+    "relu": nn.ReLU,
+    "silu": nn.SiLU,
+    "gelu": nn.GELU,
+    "elu": nn.ELU,
+}
+
+
+def build(cfg: MlpPolicyConfig, spec: EnvSpec) -> StochasticPolicy:
+    """The network `cfg` describes, on the CPU.
+
+    Raises:
+        ConfigError: an unknown activation.
+        SpaceError: an action space without a head (see `collectx.policy.heads`).
+    """
+    if cfg.activation not in ACTIVATIONS:
+        raise ConfigError([f"policy.activation={cfg.activation} is unknown: use one of {', '.join(ACTIVATIONS)}."])
+    encode = Flatten(observation_leaves(spec), spec.observation_space)
+    layers: list[nn.Module] = []
+    width = encode.num_outputs
+    for size in cfg.hidden_sizes:
+        layers += [nn.Linear(width, size), ACTIVATIONS[cfg.activation]()]
+        width = size
+    return StochasticPolicy(spec, encode, nn.Sequential(*layers), width)

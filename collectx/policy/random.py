@@ -1,0 +1,85 @@
+"""`policy.kind=random`: actions sampled from the action space, without looking at the observation.
+
+Draws from torch's global generator, which the worker seeds, so equal seeds give equal actions. Samples are drawn for
+many steps at once, because a single draw costs more than stepping a small env.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import torch
+from gymnasium import Space, spaces
+from torch import nn
+
+from collectx.batch import Leaf
+from collectx.env.base import EnvSpec
+from collectx.policy.spaces import subspace
+
+# Steps drawn at once, unless actions are large.
+_BLOCK_STEPS = 256
+_BLOCK_ELEMENTS = 65536
+
+
+class RandomActor:
+    """`module`, `device`, `leaves`: see `collectx.policy.base.Actor`. Always on the CPU, where envs take actions."""
+
+    module: nn.Module | None = None
+
+    def __init__(self, spec: EnvSpec):
+        self.device = torch.device("cpu")
+        self.leaves: tuple[Leaf, ...] = spec.action
+        found = [(leaf, subspace(spec.action_space, leaf.key)) for leaf in spec.action]
+        # A sequence of steps, each one tensor per leaf.
+        self._steps = zip(*(_draws(space, leaf, spec.num_envs) for leaf, space in found), strict=True)
+
+    def act(self, observation: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        """See `collectx.policy.base.Actor.act`."""
+        return next(self._steps)
+
+
+def _draws(space: Space, leaf: Leaf, rows: int) -> Iterator[torch.Tensor]:
+    """Endless samples `[rows, *leaf.shape]` of `space`."""
+    elements = max(1, rows * int(np.prod(leaf.shape)))
+    steps = max(1, min(_BLOCK_STEPS, _BLOCK_ELEMENTS // elements))
+    size = (steps, rows, *leaf.shape)
+    own: Space | None = None
+    while True:
+        if isinstance(space, spaces.Discrete):
+            block = torch.randint(int(space.start), int(space.start + space.n), size)
+        elif isinstance(space, spaces.MultiDiscrete):
+            block = _integers(np.asarray(getattr(space, "start", 0)), np.asarray(space.nvec), size)
+        elif isinstance(space, spaces.MultiBinary):
+            block = torch.randint(0, 2, size)
+        elif isinstance(space, spaces.Box):
+            block = _box(space, size)
+        else:
+            # A space of the user's own knows alone how to sample; its generator is derived from torch's.
+            if own is None:
+                own = copy.deepcopy(space)
+                own.seed(int(torch.randint(0, 2**31 - 1, ())))
+            block = torch.as_tensor(np.stack([np.asarray(own.sample()) for _ in range(rows)]))[None]
+        yield from block.to(leaf.dtype).unbind(0)
+
+
+def _integers(low: np.ndarray, count: np.ndarray, size: Sequence[int]) -> torch.Tensor:
+    """Integers from `low` on, `count` of them, elementwise. In double precision, so that `count` never occurs."""
+    drawn = (torch.rand(size, dtype=torch.float64) * torch.as_tensor(count)).floor_().to(torch.int64)
+    return drawn + torch.as_tensor(low, dtype=torch.int64)
+
+
+def _box(space: spaces.Box, size: Sequence[int]) -> torch.Tensor:
+    """Like `Box.sample`: uniform where bounded, exponential from the only bound, normal where there is none."""
+    if np.issubdtype(space.dtype, np.integer) and space.is_bounded():
+        first = space.low.astype(np.int64)
+        return _integers(first, space.high.astype(np.int64) - first + 1, size)
+    low, high = torch.as_tensor(space.low).double(), torch.as_tensor(space.high).double()
+    below, above = low.isfinite(), high.isfinite()
+    drawn = torch.rand(size, dtype=torch.float64)
+    if bool((below & above).all()):
+        return low + drawn * (high - low)
+    tail = -torch.log1p(-drawn)
+    block = torch.where(below, low + tail, torch.where(above, high - tail, torch.randn(size, dtype=torch.float64)))
+    return torch.where(below & above, low + drawn * (high - low), block)

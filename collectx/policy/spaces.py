@@ -1,0 +1,25 @@
+"""Finds the space behind a leaf. Used by the policies; must not know how observations become tensors."""
+
+from __future__ import annotations
+
+from gymnasium import Space, spaces
+
+from collectx.batch import Key, Leaf
+from collectx.env.base import EnvSpec
+
+
+def subspace(space: Space, key: Key) -> Space:
+    """The space of the leaf `key`: `("observation", "camera")` is the entry "camera" of a Dict, "0" a Tuple's first."""
+    for part in key[1:]:
+        if isinstance(space, spaces.Dict):
+            space = space[part]
+        elif isinstance(space, spaces.Tuple):
+            space = space[int(part)]
+        else:
+            raise KeyError(f"{key} names an entry of {space}, which has none")
+    return space
+
+
+def observation_leaves(spec: EnvSpec) -> tuple[Leaf, ...]:
+    """The leaves that the env observes: those of `spec.observation` that are not kept infos."""
+    return tuple(leaf for leaf in spec.observation if leaf.key[0] != "info")

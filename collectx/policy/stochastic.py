@@ -1,0 +1,134 @@
+"""The built-in policies that learn: an encoding of the observation, a network, a head; and the actor over them.
+
+Built from the configuration in every process: the trainer's copy learns, the workers' copies act. Must not know envs,
+slots or trainers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+import torch.nn.functional as F
+from gymnasium import spaces
+from torch import nn
+
+from collectx.batch import Key, Leaf
+from collectx.env.base import EnvSpec
+from collectx.errors import SpaceError
+from collectx.policy.exploration import ExplorationType
+from collectx.policy.heads import Head, head_for
+from collectx.policy.spaces import observation_leaves, subspace
+from collectx.policy.straight import straighten
+
+ACTION_LOG_PROB: Key = ("action_log_prob",)
+
+
+class Flatten(nn.Module):
+    """Observation leaves to one float32 row per env: Discrete leaves one-hot, others flattened, all concatenated."""
+
+    def __init__(self, leaves: Sequence[Leaf], space: spaces.Space):
+        super().__init__()
+        self._shapes = [leaf.shape for leaf in leaves]
+        found = [subspace(space, leaf.key) for leaf in leaves]
+        self._choices = [(int(s.n), int(s.start)) if isinstance(s, spaces.Discrete) else None for s in found]
+        self.num_outputs = sum(
+            math.prod(shape) if choice is None else choice[0]
+            for shape, choice in zip(self._shapes, self._choices, strict=True)
+        )
+        # True where the one leaf can be taken as it is.
+        self.is_identity = len(leaves) == 1 and len(leaves[0].shape) == 1 and leaves[0].dtype == torch.float32
+
+    def forward(self, observation: Sequence[torch.Tensor]) -> torch.Tensor:
+        """`[..., *shape]` per leaf to `[..., num_outputs]`."""
+        if self.is_identity:
+            return observation[0]
+        rows = []
+        for tensor, shape, choice in zip(observation, self._shapes, self._choices, strict=True):
+            if choice is not None:
+                rows.append(F.one_hot(tensor.to(torch.int64) - choice[1], choice[0]).float())
+            else:
+                batch = tensor.shape[: tensor.ndim - len(shape)]
+                rows.append(tensor.reshape(*batch, -1).float())
+        return rows[0] if len(rows) == 1 else torch.cat(rows, -1)
+
+
+class StochasticPolicy(nn.Module):
+    """A policy that samples, and can say how likely an action was: what the `ppo` and `impala` trainers need.
+
+    A user's own module can be trained by them too if it has `evaluate` and `observation_keys` and its actor writes
+    `("action_log_prob",)`.
+
+    Attributes:
+        observation_keys: batch keys of the tensors that `evaluate` wants, in order.
+        encode: observation tensors to the network's input.
+        body: input to features, `[..., num_features]`.
+        head: features to actions, after the linear layer `out`.
+    """
+
+    def __init__(self, spec: EnvSpec, encode: nn.Module, body: nn.Sequential, num_features: int):
+        super().__init__()
+        if len(spec.action) != 1:
+            raise SpaceError(
+                f"policy=mlp and policy=cnn write one action tensor, but {spec.action_space} has "
+                f"{len(spec.action)}: use policy=custom or policy=random."
+            )
+        self.observation_keys = tuple(leaf.key for leaf in observation_leaves(spec))
+        self.num_features = num_features
+        self.encode = encode
+        self.body = body
+        self.head: Head = head_for(spec.action_space, spec.action[0])
+        self.out = nn.Linear(num_features, self.head.num_inputs)
+        initialize(self.body, math.sqrt(2))
+        # A nearly uniform first policy: see Andrychowicz et al. 2021, "What Matters in On-Policy RL?", section 3.2.
+        initialize(self.out, 0.01)
+
+    def forward(self, observation: Sequence[torch.Tensor]) -> torch.Tensor:
+        """One tensor `[B, *shape]` per observation leaf to the head's input `[B, head.num_inputs]`."""
+        return self.out(self.body(self.encode(observation)))
+
+    def evaluate(self, observation: Sequence[torch.Tensor], action: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Log-probability of `action` (`[B, *shape]`) and entropy, both `[B]` and differentiable."""
+        return self.head.evaluate(self(observation), action)
+
+
+class StochasticActor:
+    """Acts with a `StochasticPolicy`. It writes a log-probability only where the action is a sample.
+
+    `module`, `device`, `leaves`: see `collectx.policy.base.Actor`.
+    """
+
+    def __init__(self, policy: StochasticPolicy, spec: EnvSpec, device: torch.device, exploration: ExplorationType):
+        self.module: nn.Module | None = policy.to(device)
+        self.device = device
+        self._random = exploration is ExplorationType.RANDOM
+        self.leaves: tuple[Leaf, ...] = spec.action
+        if self._random:
+            self.leaves += (Leaf(ACTION_LOG_PROB, (), torch.float32),)
+        chosen = [spec.observation.index(leaf) for leaf in observation_leaves(spec)]
+        # None where the network takes the first leaf as it is, the case worth a shorter path.
+        taken_as_it_is = getattr(policy.encode, "is_identity", False) and chosen == [0]
+        self._chosen = None if taken_as_it_is else chosen
+        self._encode: Callable = policy.encode.forward
+        self._forward = straighten(nn.Sequential(*policy.body, policy.out))
+        self._sample = policy.head.sample
+        self._mode = policy.head.mode
+
+    def act(self, observation: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        """See `collectx.policy.base.Actor.act`."""
+        if self._chosen is None:
+            x = observation[0]
+        else:
+            x = self._encode([observation[i] for i in self._chosen])
+        raw = self._forward(x)
+        return self._sample(raw) if self._random else (self._mode(raw),)
+
+
+def initialize(module: nn.Module, gain: float) -> None:
+    """Orthogonal weights (Saxe et al. 2014) and zero biases for every linear and convolution layer of `module`."""
+    for layer in module.modules():
+        if isinstance(layer, nn.Linear | nn.Conv2d):
+            nn.init.orthogonal_(layer.weight, gain)
+            if layer.bias is not None:
+                nn.init.zeros_(layer.bias)

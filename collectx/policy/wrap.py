@@ -1,0 +1,269 @@
+"""The actor over a policy of the user's own, in the cheapest form that its kind allows.
+
+    what the policy is                        what `act` calls
+    TensorDictModule, plain inner module      the inner module, on the observation's tensors
+    TensorDictSequential of such              the inner modules in turn
+    any other module of tensordict's,         the policy, with a TensorDict over the observation's tensors
+      forward(td), forward(tensordict)
+    anything else                             the policy, with the observation's tensors; it returns the action
+
+Everything is settled when the actor is made: keys, shapes (by one forward on zeros), casts. In the worker's process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import random
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from tensordict import TensorDict, TensorDictBase
+from tensordict.nn import TensorDictModule, TensorDictModuleBase, TensorDictSequential
+from torch import nn
+
+from collectx.batch import Key, Leaf
+from collectx.env.base import EnvSpec
+from collectx.errors import ConfigError, ShapeError
+from collectx.policy.exploration import ExplorationType, exploration
+from collectx.policy.spaces import observation_leaves
+from collectx.policy.straight import straighten
+from collectx.policy.weights import FlatWeights
+
+# Observation tensors to the policy's outputs by key.
+Outputs = dict[Key, torch.Tensor]
+Call = Callable[[Sequence[torch.Tensor]], Outputs]
+
+
+class WrappedActor:
+    """`module`, `device`, `leaves`: see `collectx.policy.base.Actor`.
+
+    Raises:
+        ConfigError: the policy reads keys that the env does not write, or writes no action.
+        ShapeError: an action has not the shape or the kind of dtype that the action space demands.
+    """
+
+    def __init__(self, policy: Callable, spec: EnvSpec, device: torch.device, exploration_type: ExplorationType):
+        self.device = device
+        self.module: nn.Module | None = policy.to(device) if isinstance(policy, nn.Module) else None
+        self._call = _settle(policy, spec, device, exploration_type)
+        zeros = [torch.zeros((spec.num_envs, *o.shape), dtype=o.dtype, device=device) for o in spec.observation]
+        with exploration(exploration_type), torch.inference_mode(), _without_trace(self.module, device):
+            outputs = self._call(zeros)
+        missing = [leaf.key for leaf in spec.action if leaf.key not in outputs]
+        if missing:
+            raise ConfigError([f"the policy wrote {_names(outputs)}, but not the action {_names(missing)}."])
+        actions = {leaf.key: leaf for leaf in spec.action}
+        extra = [Leaf(key, tuple(value.shape[1:]), value.dtype) for key, value in outputs.items() if key not in actions]
+        for leaf in (*spec.action, *extra):
+            _check(leaf, outputs[leaf.key], spec.num_envs, leaf.key in actions)
+        self.leaves: tuple[Leaf, ...] = (*spec.action, *extra)
+        self._keys = [leaf.key for leaf in self.leaves]
+        # Only actions can differ from their leaf, by a cast or by a trailing dimension of one.
+        self._casts = [
+            (i, (-1, *leaf.shape), leaf.dtype)
+            for i, leaf in enumerate(spec.action)
+            if outputs[leaf.key].dtype != leaf.dtype or outputs[leaf.key].shape[1:] != leaf.shape
+        ]
+
+    def act(self, observation: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        """See `collectx.policy.base.Actor.act`."""
+        outputs = self._call(observation)
+        values = [outputs[key] for key in self._keys]
+        for i, shape, dtype in self._casts:
+            values[i] = values[i].reshape(shape).to(dtype)
+        return values
+
+
+def takes_tensordict(policy: Callable) -> bool:
+    """Whether `policy` is called with a TensorDict: it is a module of tensordict's, or its only argument is named
+    `tensordict` or `td`, or is annotated as a TensorDict."""
+    if isinstance(policy, TensorDictModuleBase):
+        return True
+    parameters = _parameters(policy)
+    if len(parameters) != 1:
+        return False
+    annotation = parameters[0].annotation
+    named = annotation if isinstance(annotation, str) else getattr(annotation, "__name__", "")
+    return parameters[0].name in ("tensordict", "td") or "TensorDict" in named
+
+
+def _settle(policy: Callable, spec: EnvSpec, device: torch.device, exploration_type: ExplorationType) -> Call:
+    places = {leaf.key: i for i, leaf in enumerate(spec.observation)}
+    if not takes_tensordict(policy):
+        return _map(policy, spec)
+    wanted = [_key(key) for key in getattr(policy, "in_keys", ())]
+    unknown = [key for key in wanted if key not in places and not any(p[: len(key)] == key for p in places)]
+    if unknown:
+        raise ConfigError([f"the policy reads {_names(unknown)}, but the env writes {_names(places)}."])
+    steps = _plain_steps(policy)
+    known = set(places)
+    for _, reads, writes in steps or ():
+        if not known.issuperset(reads):
+            steps = None  # it reads a whole nested TensorDict
+            break
+        known.update(writes)
+    return _with_tensordict(policy, places, device, exploration_type) if steps is None else _direct(steps, places)
+
+
+def _map(policy: Callable, spec: EnvSpec) -> Call:
+    """A policy from observation tensors to the action: one argument per observation leaf, or a nested dict of them for
+    a policy with one argument and an env with several leaves."""
+    leaves = observation_leaves(spec)
+    chosen = [spec.observation.index(leaf) for leaf in leaves]
+    forward = straighten(policy)
+    keys = [leaf.key for leaf in spec.action]
+    as_dict = len(leaves) > 1 and len(_parameters(policy)) == 1
+
+    def call(observation: Sequence[torch.Tensor]) -> Outputs:
+        tensors = [observation[i] for i in chosen]
+        if as_dict:
+            result = forward(_nested([leaf.key[1:] for leaf in leaves], tensors))
+        else:
+            result = forward(*tensors)
+        if isinstance(result, torch.Tensor):
+            result = (result,)
+        if not isinstance(result, tuple | list) or len(result) != len(keys):
+            raise ShapeError(f"a policy without out_keys has to return the action {_names(keys)}, got {type(result)}")
+        return dict(zip(keys, result, strict=True))
+
+    return call
+
+
+_Step = tuple[Callable, list[Key], list[Key]]
+
+
+def _plain_steps(module: Any) -> list[_Step] | None:
+    """The functions on tensors, with the keys they read and write, that `module` amounts to; None if it is more."""
+    hooked = module._forward_hooks or module._forward_pre_hooks or "forward" in module.__dict__
+    if hooked or getattr(module, "_kwargs", None) or getattr(module, "method", None):
+        return None
+    if type(module) is TensorDictModule and not getattr(module, "_get_kwargs", None):
+        keys = [_key(k) for k in module.in_keys], [_key(k) for k in module.out_keys]
+        return [(straighten(module.module), *keys)]
+    if type(module) is TensorDictSequential and not (module.partial_tolerant or module._select_before_return):
+        steps: list[_Step] = []
+        for child in module.module:
+            inner = _plain_steps(child)
+            if inner is None:
+                return None
+            steps += inner
+        return steps
+    return None
+
+
+def _direct(steps: list[_Step], places: dict[Key, int]) -> Call:
+    if len(steps) == 1:
+        forward, reads, writes = steps[0]
+        chosen = [places[key] for key in reads]
+        if len(writes) == 1:
+            key = writes[0]
+            if len(chosen) == 1:
+                only = chosen[0]
+                return lambda observation: {key: forward(observation[only])}
+            return lambda observation: {key: forward(*[observation[i] for i in chosen])}
+
+    def call(observation: Sequence[torch.Tensor]) -> Outputs:
+        values = {key: observation[i] for key, i in places.items()}
+        outputs: Outputs = {}
+        for forward, reads, writes in steps:
+            result = forward(*[values[key] for key in reads])
+            if isinstance(result, torch.Tensor):
+                result = (result,)
+            outputs.update(zip(writes, result, strict=True))
+            values.update(outputs)
+        outputs.pop(("_",), None)
+        return outputs
+
+    return call
+
+
+def _with_tensordict(
+    policy: Callable, places: dict[Key, int], device: torch.device, exploration_type: ExplorationType
+) -> Call:
+    keys = list(places)
+
+    def call(observation: Sequence[torch.Tensor]) -> Outputs:
+        data = TensorDict(_nested(keys, observation), batch_size=observation[0].shape[:1], device=device)
+        with exploration(exploration_type):
+            result = policy(data)
+        written: TensorDictBase = data if result is None else result
+        outputs = {}
+        for name, value in written.items(include_nested=True, leaves_only=True):
+            key = _key(name)
+            if key not in places and isinstance(value, torch.Tensor):
+                outputs[key] = value
+        return outputs
+
+    return call
+
+
+def _nested(keys: Sequence[Key], values: Sequence[torch.Tensor]) -> dict[str, Any]:
+    root: dict[str, Any] = {}
+    for key, value in zip(keys, values, strict=True):
+        node = root
+        for part in key[:-1]:
+            node = node.setdefault(part, {})
+        node[key[-1]] = value
+    return root
+
+
+def _key(key: Any) -> Key:
+    return (key,) if isinstance(key, str) else tuple(key)
+
+
+def _names(keys: Any) -> str:
+    return ", ".join(".".join(key) for key in keys) or "nothing"
+
+
+def _parameters(policy: Callable) -> list[inspect.Parameter]:
+    """The arguments that a call has to give, by position."""
+    try:
+        found = inspect.signature(policy.forward if isinstance(policy, nn.Module) else policy).parameters.values()
+    except (ValueError, TypeError):
+        return []
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return [p for p in found if p.kind in kinds and p.default is inspect.Parameter.empty]
+
+
+def _check(leaf: Leaf, value: torch.Tensor, rows: int, is_action: bool) -> None:
+    name = ".".join(leaf.key)
+    if not isinstance(value, torch.Tensor):
+        raise ShapeError(f"the policy returned a {type(value).__name__} for {name}, not a tensor")
+    if value.ndim == 0 or value.shape[0] != rows:
+        raise ShapeError(
+            f"the policy returned {name} of shape {list(value.shape)} for {rows} envs: expected [{rows}, ...]"
+        )
+    if not is_action:
+        return
+    shape = tuple(value.shape[1:])
+    if shape != leaf.shape and shape != (*leaf.shape, 1):
+        hint = " For a discrete action return its index (argmax), not logits or one-hot." if leaf.shape == () else ""
+        raise ShapeError(
+            f"the policy returned {name} of shape {list(value.shape)}, but the action space demands "
+            f"{[rows, *leaf.shape]}.{hint}"
+        )
+    if value.dtype.is_floating_point and not leaf.dtype.is_floating_point:
+        raise ShapeError(f"the policy returned {name} as {value.dtype}, but the action space demands {leaf.dtype}")
+
+
+@contextlib.contextmanager
+def _without_trace(module: nn.Module | None, device: torch.device) -> Iterator[None]:
+    """Undoes what a forward does besides its result: random draws, running statistics."""
+    state, numpy_state = random.getstate(), np.random.get_state()
+    try:
+        weights = FlatWeights(module)
+    except ValueError:  # lazy parameters are made by the very forward that follows
+        weights = FlatWeights(None)
+    saved = torch.empty(weights.nbytes, dtype=torch.uint8)
+    weights.write(saved)
+    devices = [device] if device.type == "cuda" else []
+    with torch.random.fork_rng(devices=devices):
+        try:
+            yield
+        finally:
+            weights.read(saved)
+            random.setstate(state)
+            np.random.set_state(numpy_state)

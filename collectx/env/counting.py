@@ -167,7 +167,8 @@ class StreamChecker:
             elif (observation[f:, :3] == (index, want_episode, want_step)).all(axis=1).any():
                 fault = "reordered"
             raise AssertionError(
-                f"{where}: {fault}: expected episode {want_episode}, step {want_step}, got episode {episode}, step {step}"
+                f"{where}: {fault}: expected episode {want_episode}, step {want_step}, "
+                f"got episode {episode}, step {step}"
             )
         if want_trajectory not in (None, trajectory):
             raise AssertionError(f"{where}: traj_ids changed from {want_trajectory} to {trajectory} within an episode")

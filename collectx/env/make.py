@@ -31,7 +31,7 @@ def env_factory(cfg: GymEnvConfig) -> Callable[[], gymnasium.Env]:
     """
     entry_point = resolve_source(cfg)
     wrappers = [wrapper(item, f"env.wrappers[{i}]") for i, item in enumerate(cfg.wrappers)]
-    make: Callable[..., gymnasium.Env] = entry_point or partial(gymnasium.make, cfg.id)
+    make: Callable[..., gymnasium.Env] = entry_point or partial(gymnasium.make, str(cfg.id))
     kwargs = dict(cfg.kwargs)
 
     def make_one() -> gymnasium.Env:

@@ -98,11 +98,15 @@ def write_row(leaves: Sequence[Leaf], rows: Sequence[np.ndarray], e: int, values
 
 def check(leaf: Leaf, value: Any, dtype: np.dtype, e: int | None = None) -> None:
     """Raises ShapeError where `value` is not of the leaf's shape, or its dtype cannot be stored as `dtype`."""
-    array = np.asarray(value)
-    if array.shape != leaf.shape or not np.can_cast(array.dtype, dtype, "same_kind"):
-        # An integer space may well be filled from Python ints or a wider integer type: only the kind matters.
-        if array.shape == leaf.shape and array.dtype.kind in "iu" and dtype.kind in "iu":
-            return
+    if type(value) is np.ndarray and value.shape == leaf.shape and value.dtype == dtype:
+        return
+    try:
+        array = np.asarray(value)
+    except ValueError:
+        raise misfit(leaf, value, e) from None
+    # An integer space may well be filled from Python ints or a wider integer type: only the kind matters.
+    stores = np.can_cast(array.dtype, dtype, "same_kind") or (array.dtype.kind in "iu" and dtype.kind in "iu")
+    if array.shape != leaf.shape or not stores:
         raise misfit(leaf, value, e)
 
 
@@ -152,7 +156,7 @@ def _walk(space: Space, key: Key, path: Path) -> Iterator[tuple[Leaf, Path]]:
 def _unstorable(space: Space, key: Key, why: str) -> SpaceError:
     return SpaceError(
         f"{'.'.join(key)}: the space {space} cannot be stored as a tensor, as {why}: turn it into a Box, Discrete, "
-        "MultiDiscrete, MultiBinary, or a Dict or Tuple of these, for example with gymnasium.wrappers.TransformObservation"
+        "MultiDiscrete, MultiBinary, or a Dict or Tuple of these, as gymnasium.wrappers.TransformObservation does"
     )
 
 

@@ -52,11 +52,11 @@ def _reproduce(arguments: Arguments, argv: Sequence[str]) -> int:
     old = RunFolder(folders[0])
     saved = _saved(old)
     had_digest = _had_digest(old, saved)
-    if had_digest:
-        saved["trainer"]["digest"] = True
-    else:
-        report.note(f"{old.path} has no digest of its batches; runs again without comparing.")
     composer = _composer(saved, overrides, arguments.config_dir)
+    if not had_digest:
+        report.note(f"{old.path} has no digest of its batches; runs again without comparing.")
+    elif not any(text.lstrip("+").startswith("trainer.digest=") for text in overrides):
+        overrides = (*overrides, "trainer.digest=true")
     results: list[Any] = []
     status = launch(composer, Arguments(overrides, _flags(arguments)), argv, results)
     if status or not results or not had_digest:

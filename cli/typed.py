@@ -73,7 +73,7 @@ def _group(group: str, section: Any, problems: list[str]) -> Any:
         if str(key) not in fields:
             kind = _child(section, "kind")
             whose = f"{group}={kind}" if isinstance(kind, str) else group
-            for path in _leaves(f"{group}.{key}", _child(section, str(key))):
+            for path in _leaves(f"{group}.{key!s}", _child(section, str(key))):
                 problems.append(_unknown(path, whose, list(fields)))
     values = {}
     for name, field in fields.items():
@@ -223,7 +223,7 @@ def _leaves(path: str, value: Any) -> Iterator[str]:
     """The full names of all values below an unknown key, so that the user sees what was typed."""
     if isinstance(value, (dict, DictConfig)) and value:
         for key in value:
-            yield from _leaves(f"{path}.{key}", value[key] if isinstance(value, dict) else _child(value, str(key)))
+            yield from _leaves(f"{path}.{key!s}", value[key] if isinstance(value, dict) else _child(value, str(key)))
     else:
         yield path
 

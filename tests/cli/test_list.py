@@ -1,0 +1,34 @@
+"""`collectx list`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from collectx.cli import list as listing
+
+
+def test_every_group_in_the_order_of_the_data_path(capsys: pytest.CaptureFixture[str]):
+    assert listing.main([]) == 0
+    out = capsys.readouterr().out
+    groups = [line.rstrip(":") for line in out.splitlines() if not line.startswith(" ")]
+    assert groups == ["env", "policy", "collector", "backend", "launcher", "devices", "trainer", "experiment", "debug"]
+    assert "  cartpole     CartPole-v1: balance a pole" in out
+    assert "@package" not in out
+
+
+def test_one_group_with_choices_of_the_user(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    (tmp_path / "policy").mkdir()
+    (tmp_path / "policy" / "mine.yaml").write_text("# Mine.\nkind: custom\n")
+    (tmp_path / "policy" / "bare.yaml").write_text("kind: custom\n")
+    assert listing.main(["policy", "--config-dir", str(tmp_path)]) == 0
+    out = capsys.readouterr().out.splitlines()
+    assert out[0] == "policy:"
+    assert "  mine    Mine." in out
+    assert "  bare" in out
+
+
+def test_an_unknown_group(capsys: pytest.CaptureFixture[str]):
+    assert listing.main(["trianer"]) == 2
+    assert "did you mean trainer?" in capsys.readouterr().err

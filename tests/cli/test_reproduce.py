@@ -1,0 +1,87 @@
+"""`collectx reproduce`: from the snapshot, whatever the packaged defaults are; the verdict and the exit status."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from omegaconf import OmegaConf
+
+from collectx.cli import reproduce, run
+
+from .conftest import Stub
+
+RUN = ["trainer.digest=true", "trainer.gamma=0.5", "env=pendulum", "env.kwargs.g=1", "hydra.run.dir=old"]
+
+
+@pytest.fixture
+def old(stub: Stub, tmp_path: Path) -> Path:
+    assert run.main(RUN) == 0
+    return tmp_path / "old"
+
+
+def test_the_same_configuration_runs_again_and_is_identical(stub: Stub, old: Path, capsys: pytest.CaptureFixture[str]):
+    assert reproduce.main(["old"]) == 0
+    (first, _, _), (again, folder, argv) = stub.calls
+    assert again == first
+    assert folder != old
+    assert argv == ["collectx", "reproduce", "old"]
+    assert "identical: all 3 batches are identical" in capsys.readouterr().out
+
+
+def test_packaged_defaults_do_not_leak_in(stub: Stub, old: Path):
+    saved = OmegaConf.load(old / "snapshot" / "config.yaml")
+    saved.collector.num_slots = 7
+    OmegaConf.save(saved, old / "snapshot" / "config.yaml")
+    assert reproduce.main(["old", "--config-dir", "."]) == 0
+    assert stub.calls[-1][0].collector.num_slots == 7
+
+
+def test_key_and_group_overrides(stub: Stub, old: Path):
+    assert reproduce.main(["old", "launcher=inline", "env.kwargs.g=2", "trainer.gamma=0.6", "hydra.run.dir=new"]) == 0
+    cfg, folder, _ = stub.calls[-1]
+    assert (cfg.launcher.kind, cfg.env.id, cfg.env.kwargs, cfg.trainer.gamma) == (
+        "inline",
+        "Pendulum-v1",
+        {"g": 2},
+        0.6,
+    )
+    assert folder.name == "new"
+
+
+def test_a_difference_names_the_first_batch(stub: Stub, old: Path, capsys: pytest.CaptureFixture[str]):
+    stub.digests = lambda cfg: ["0-0", "other", "0-2"]
+    assert reproduce.main(["old"]) == 1
+    assert "batch 1 is the first that differs" in capsys.readouterr().out
+
+
+def test_the_digest_stays_on_when_the_trainer_is_replaced(stub: Stub, old: Path):
+    assert reproduce.main(["old", "trainer=meter"]) == 0
+    assert stub.calls[-1][0].trainer.digest is True
+
+
+def test_a_run_without_digest_runs_again_and_says_so(stub: Stub, capsys: pytest.CaptureFixture[str]):
+    assert run.main(["hydra.run.dir=old"]) == 0
+    assert reproduce.main(["old"]) == 0
+    assert "has no digest" in capsys.readouterr().err
+
+
+def test_a_failed_reproduction_is_not_compared(stub: Stub, old: Path, capsys: pytest.CaptureFixture[str]):
+    stub.status = lambda cfg: "failed"
+    assert reproduce.main(["old"]) == 1
+    assert "identical" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["nowhere"], "is no run folder"),
+        ([], "needs one run folder"),
+        (["old", "-m"], "collectx run -m"),
+        (["old", "trainer.gama=1"], "did you mean trainer.gamma?"),
+        (["old", "env=cartpol"], "did you mean cartpole?"),
+    ],
+)
+def test_wrong_usage(stub: Stub, old: Path, capsys: pytest.CaptureFixture[str], argv: list[str], message: str):
+    assert reproduce.main(argv) == 2
+    assert message in capsys.readouterr().err

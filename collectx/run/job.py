@@ -41,8 +41,8 @@ def execute(cfg: RunConfig, folder: Path, argv: list[str]) -> Result:
     """
     files = RunFolder(folder)
     files.begin()
-    record = Record(cfg)
     with Signals() as signals:
+        record = Record(cfg, signals)
         try:
             _run(cfg, files, argv, record, signals)
         except BaseException as error:
@@ -54,9 +54,10 @@ def execute(cfg: RunConfig, folder: Path, argv: list[str]) -> Result:
             write_json(files.result, result.as_json())
         except OSError as error:
             report.say(f"{files.result} could not be written: {error}")
+        if record.wrong is None:
+            report.show(result, record.errors, files.log("trainer"))
     if record.wrong is not None:
         raise record.wrong
-    report.show(result, record.errors, files.log("trainer"))
     return result
 
 
@@ -100,10 +101,9 @@ def _collect(cfg: RunConfig, files: RunFolder, record: Record, signals: Signals,
             learner.train(collection)
             record.end(None)
         except BaseException as error:
-            # The shield first: what follows must not be torn by an impatient second Ctrl-C.
-            signals.shield()
             record.end(error)
         finally:
+            # What was delivered is brought to safety first.
             signals.shield()
             collection.close()
             _save(learner, files)

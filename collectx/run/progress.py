@@ -65,13 +65,13 @@ class Progress:
 
     def _run(self) -> None:
         try:
-            interval_s = REFRESH_S
+            least_s = interval_s = REFRESH_S if self._live is not None else PLAIN_S
             while not self._stop.wait(interval_s):
                 started_s = time.thread_time()
                 self._draw()
-                least_s = REFRESH_S if self._live is not None else PLAIN_S
                 interval_s = max(least_s, (time.thread_time() - started_s) / DRAWING_SHARE)
-            self._draw()
+            if self._statistics.batches:
+                self._draw()
         except Exception as error:  # a display that cannot be drawn (a closed pipe) is no reason to end a run
             print(f"collectx: progress display stopped: {type(error).__name__}: {error}", file=sys.stderr)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import os
 import re
+import signal
 import time
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from collectx.config import RunConfig
 from collectx.errors import ConfigError
 from collectx.run.digest import Digest
 from collectx.run.result import Failure, Result, Status
-from collectx.run.signals import Stopped
+from collectx.run.signals import Signals
 from collectx.run.statistics import Statistics
 
 
@@ -29,22 +30,25 @@ class Record:
         wrong: the configuration error that ended the run before any worker started.
     """
 
-    def __init__(self, cfg: RunConfig):
+    def __init__(self, cfg: RunConfig, signals: Signals):
         self.start_s = _command_start_s()
         self.statistics = Statistics(cfg.collector.total_frames)
         self.digest = Digest() if getattr(cfg.trainer, "digest", False) else None
         self.errors: list[BaseException] = []
         self.wrong: ConfigError | None = None
+        self._signals = signals
         self._status: Status | None = None
         self._reason = ""
 
     def end(self, error: BaseException | None) -> None:
         """Notes that training returned (None) or raised. The first word says how the run ended, except that a run whose
-        close failed has not completed."""
-        if isinstance(error, KeyboardInterrupt):
+        close failed has not completed. What is raised after a signal is taken for its consequence: a torn import, say,
+        may turn the interruption into an error of its own."""
+        signum = self._signals.last
+        if isinstance(error, KeyboardInterrupt) or (self._status is None and error is not None and signum is not None):
             if self._status is None:
                 self._status = Status.INTERRUPTED
-                self._reason = f"interrupted by {error.signal if isinstance(error, Stopped) else 'SIGINT'}"
+                self._reason = f"interrupted by {signal.Signals(signum or signal.SIGINT).name}"
             return
         if error is not None:
             self.errors.append(error)
@@ -74,7 +78,7 @@ class Record:
             batches=statistics.batches,
             wall_s=round(time.monotonic() - self.start_s, 3),
             start_s=None if first_s is None else round(first_s - self.start_s, 3),
-            frames_per_s=statistics.frames_per_s,
+            frames_per_s=None if statistics.frames_per_s is None else round(statistics.frames_per_s, 3),
             mean_return=None if math.isnan(statistics.mean_return) else statistics.mean_return,
             num_episodes=statistics.num_episodes,
             digest=self.digest.total if self.digest is not None and statistics.batches else None,

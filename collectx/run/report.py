@@ -43,6 +43,7 @@ def show(result: Result, errors: Sequence[BaseException], log: Path) -> None:
     elif result.status is Status.INTERRUPTED:
         say(result.exit_reason)
     console = Console(highlight=False)
+    console.print()
     console.print(table(result))
     # Never wrapped: a path is there to be copied.
     console.print(str(result.folder), soft_wrap=True, markup=False)

@@ -73,7 +73,9 @@ class Result:
 
     def as_json(self) -> dict[str, Any]:
         """The content of `result.json`."""
-        content = asdict(self) | {"status": self.status.value, "folder": str(self.folder)}
+        content = asdict(self) | {"status": self.status.value}
+        # A run folder may be moved.
+        del content["folder"]
         content["failures"] = [
             {key: value for key, value in asdict(failure).items() if value is not None} for failure in self.failures
         ]

@@ -1,9 +1,9 @@
 """Ctrl-C and SIGTERM as one exception in the main thread, and a shield around what must be finished.
 
-    running      a signal raises `Stopped` wherever the main thread is
-    shielded     a signal is only counted, so that closing and writing the result go on; the third one raises, for the
-                 user who will not wait any longer
-    sealed       nothing raises: the result is being written
+    running      the first signal raises `Stopped` wherever the main thread is, the second is only counted, so that
+                 closing goes on; the third raises again, for the user who will not wait any longer
+    shielded     the first is only counted too
+    sealed       nothing raises: the result is being written and shown
 
 Used by job.py, in the trainer's process. Must not know what is being stopped.
 """
@@ -32,13 +32,19 @@ class Stopped(KeyboardInterrupt):
 
 class Signals:
     """Takes SIGINT and SIGTERM over while the `with` block lasts. Outside the main thread, where Python allows no
-    handlers, it does nothing; a signal that the parent process set to be ignored stays ignored."""
+    handlers, it does nothing; a signal that the parent process set to be ignored stays ignored.
+
+    Attributes:
+        last: the signal that came last, or None.
+    """
 
     def __init__(self) -> None:
         self._before: dict[int, Any] = {}
         self._count = 0
-        self._last: int | None = None
-        self._patience = 1
+        self.last: int | None = None
+        self._raise_at = 1
+        self._shielded = False
+        self._sealed = False
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
@@ -56,19 +62,22 @@ class Signals:
 
     def check(self) -> None:
         """Raises `Stopped` if a signal came and its exception was lost, as happens in a `__del__`."""
-        if self._last is not None and self._patience == 1:
-            raise Stopped(self._last)
+        if self.last is not None and not self._shielded:
+            raise Stopped(self.last)
 
     def shield(self) -> None:
-        """From here on only the third signal raises."""
-        self._patience = PATIENCE
+        """From here on the third signal is the first to raise."""
+        self._shielded = True
+        self._raise_at = max(self._raise_at, PATIENCE)
 
     def seal(self) -> None:
         """From here on no signal raises."""
-        self._patience = 0
+        self._shielded = self._sealed = True
 
     def _handle(self, signum: int, frame: FrameType | None) -> None:
         self._count += 1
-        self._last = signum
-        if 0 < self._patience <= self._count:
+        self.last = signum
+        if not self._sealed and self._count >= self._raise_at:
+            # The next one, of an impatient user, must not tear what this one sets going.
+            self._raise_at = self._count + PATIENCE - 1
             raise Stopped(signum)

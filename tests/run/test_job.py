@@ -1,5 +1,6 @@
 """`execute` on real envs and collectors, with a trainer of the test's own."""
 
+import contextlib
 import dataclasses
 import json
 import multiprocessing
@@ -8,6 +9,8 @@ import signal
 import subprocess
 import sys
 import threading
+import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -229,3 +232,77 @@ def test_a_worker_that_is_killed(processes, tmp_path, train_with, capsys):
 def test_importing_the_job_leaves_torch_out():
     code = "import sys, collectx.run.job; assert 'torch' not in sys.modules; assert 'gymnasium' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+ENDLESS = """
+import sys
+from pathlib import Path
+
+from collectx import trainer as trainers
+from collectx.config import *
+from collectx.run import execute
+
+
+class Telling:
+    def train(self, collection):
+        for _ in collection:
+            print("batch", flush=True)
+
+    def state_dict(self):
+        return {}
+
+
+trainers.build = lambda *arguments: Telling()
+cfg = RunConfig(
+    env=CountingEnvConfig("counting", 2, 5, 3, 0.0),
+    policy=RandomPolicyConfig("random"),
+    collector=CollectorConfig("multi_async", 2, 20, -1, "random", 2, False, 60.0, 60.0, 10.0),
+    backend=BackendConfig("auto"),
+    launcher=LauncherConfig("local", None, 1),
+    devices=DevicesConfig("cpu", None, None, None),
+    trainer=MeterTrainerConfig("meter", False),
+    seed=0,
+)
+if __name__ == "__main__":
+    sys.exit(execute(cfg, Path(sys.argv[1]), sys.argv).exit_status)
+"""
+
+
+def members(group):
+    """The living processes of a process group."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            pid, rest = stat.parent.name, stat.read_text().rpartition(")")[2].split()
+            if rest[0] != "Z" and int(rest[2]) == group:
+                found.append(pid)
+    return found
+
+
+@pytest.mark.parametrize("presses", [1, 2])
+def test_ctrl_c_on_a_terminal_reaches_everyone_and_leaves_nothing(tmp_path, presses):
+    (tmp_path / "endless.py").write_text(ENDLESS)
+    shared_before = set(os.listdir("/dev/shm"))
+    process = subprocess.Popen(
+        [sys.executable, str(tmp_path / "endless.py"), str(tmp_path / "run")],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
+    while process.stdout.readline() != "batch\n":
+        assert process.poll() is None, process.stderr.read()
+    for _ in range(presses):
+        os.killpg(process.pid, signal.SIGINT)
+    out, err = process.communicate(timeout=30)
+    _, saved, lines = read(tmp_path / "run")
+    assert process.returncode == 130, err
+    assert (saved["status"], saved["exit_reason"]) == ("interrupted", "interrupted by SIGINT")
+    assert saved["batches"] == len(lines) > 0
+    assert err == "collectx: interrupted by SIGINT\n"
+    assert out.splitlines()[-1] == str(tmp_path / "run")
+    deadline = time.monotonic() + 10
+    while members(process.pid):
+        assert time.monotonic() < deadline, members(process.pid)
+    assert set(os.listdir("/dev/shm")) <= shared_before

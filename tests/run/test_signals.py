@@ -22,6 +22,15 @@ def test_a_signal_raises_and_the_old_handler_comes_back(signum):
     assert signal.getsignal(signum) is before
 
 
+def test_the_second_does_not_tear_what_the_first_set_going():
+    with Signals():
+        with pytest.raises(Stopped):
+            send(signal.SIGINT)
+        send(signal.SIGINT)
+        with pytest.raises(Stopped):
+            send(signal.SIGINT)
+
+
 def test_behind_the_shield_only_the_third_raises():
     with Signals() as signals:
         signals.shield()

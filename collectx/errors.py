@@ -14,6 +14,7 @@ the remote traceback attached as a note (`attach_remote`).
 
 from __future__ import annotations
 
+import contextlib
 import pickle
 import traceback
 from collections.abc import Sequence
@@ -81,18 +82,25 @@ class RemoteFailure:
         except Exception:
             pickled = None
         kind = type(error)
+        try:
+            message = str(error)
+        except Exception:
+            message = "(its text cannot be made)"
         name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
-        return cls(pickled, name, str(error), "".join(traceback.format_exception(error)))
+        return cls(pickled, name, message, "".join(traceback.format_exception(error)))
 
     def rebuild(self, where: str) -> BaseException:
         """The original exception with a note that says where it was raised and shows the remote traceback.
 
-        An exception that could not be pickled comes back as a `WorkerError` that names the original type.
+        An exception that cannot be pickled, or that is none (a worker's `SystemExit` must not end the trainer), comes
+        back as a `WorkerError` that names the original type.
         """
-        error: BaseException
+        error: object = None
         if self.pickled is not None:
-            error = pickle.loads(self.pickled)
-        else:
+            # What the worker could import, the trainer perhaps cannot.
+            with contextlib.suppress(Exception):
+                error = pickle.loads(self.pickled)
+        if not isinstance(error, Exception):
             error = WorkerError(f"{self.type_name}: {self.message}")
         error.add_note(f"raised in {where}\n{self.traceback}")
         return error

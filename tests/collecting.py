@@ -1,0 +1,106 @@
+"""Configurations for tests, with every knob a keyword, and how to drive a collector over them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from collectx import env as envs
+from collectx import policy as policies
+from collectx.collector import build
+from collectx.config import (
+    BackendConfig,
+    CollectorConfig,
+    CountingEnvConfig,
+    CustomPolicyConfig,
+    DevicesConfig,
+    GymEnvConfig,
+    GymVectorEnvConfig,
+    LauncherConfig,
+    MeterTrainerConfig,
+    MlpPolicyConfig,
+    RandomPolicyConfig,
+    RunConfig,
+)
+
+
+def counting(num_envs=1, episode_length=7, observation_size=5, step_s=0.0):
+    return CountingEnvConfig("counting", num_envs, episode_length, observation_size, step_s)
+
+
+def gym(num_envs=1, id="CartPole-v1", entry_point=None, **kwargs):
+    return GymEnvConfig("gym", num_envs, id if entry_point is None else None, entry_point, kwargs, [], [])
+
+
+def faulty(fault, at_step=5, num_envs=1, **kwargs):
+    return gym(num_envs, entry_point="faulty:FaultyEnv", fault=fault, at_step=at_step, **kwargs)
+
+
+def gym_vector(num_envs, mode=None, vectorization="vector_entry_point", id="CartPole-v1"):
+    return GymVectorEnvConfig("gym_vector", num_envs, id, None, {}, [], [], vectorization, mode)
+
+
+def mlp():
+    return MlpPolicyConfig("mlp", [8], "tanh")
+
+
+def custom(target, **kwargs):
+    return CustomPolicyConfig("custom", target, kwargs)
+
+
+def config(
+    kind="multi_sync",
+    place="local",
+    env=None,
+    policy=None,
+    *,
+    num_workers=2,
+    frames_per_batch=12,
+    total_frames=120,
+    exploration="random",
+    num_slots=2,
+    zero_copy=False,
+    start_timeout_s=60.0,
+    worker_timeout_s=60.0,
+    close_timeout_s=10.0,
+    storing_device=None,
+    seed=0,
+):
+    return RunConfig(
+        env=env or counting(),
+        policy=policy or RandomPolicyConfig("random"),
+        collector=CollectorConfig(
+            kind,
+            num_workers,
+            frames_per_batch,
+            total_frames,
+            exploration,
+            num_slots,
+            zero_copy,
+            start_timeout_s,
+            worker_timeout_s,
+            close_timeout_s,
+        ),
+        backend=BackendConfig("auto"),
+        launcher=LauncherConfig(place, None, 1),
+        devices=DevicesConfig(None, storing_device, None, None),
+        trainer=MeterTrainerConfig("meter", False),
+        seed=seed,
+    )
+
+
+def start(*args: Any, log_dir=None, **kwargs: Any):
+    """A collector over `config(*args, **kwargs)`."""
+    cfg = config(*args, **kwargs)
+    spec = envs.read_spec(cfg.env)
+    return build(cfg, policies.build(cfg.policy, spec, cfg.seed), spec, log_dir=log_dir)
+
+
+def batches(*args: Any, **kwargs: Any) -> list:
+    """All batches of one run."""
+    with start(*args, **kwargs) as collector:
+        return list(collector)
+
+
+def worker_pids(collector) -> list[int]:
+    """The processes behind a collector of local workers."""
+    return [handle.pid for handle in collector._transport._handles]

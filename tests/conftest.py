@@ -1,0 +1,67 @@
+"""For every test: what it started is gone when it ends, and nothing of it is left in memory or in /dev/shm.
+
+Also puts this folder on the import path, so that worker processes find `faulty`, `toyworker` and `collecting` by name.
+"""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import os
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+if (here := str(Path(__file__).parent)) not in sys.path:
+    sys.path.insert(0, here)
+
+_SHM = Path("/dev/shm")
+
+
+def _slab_descriptors() -> set[str]:
+    found = set()
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            if "collectx-slab" in os.readlink(f"/proc/self/fd/{name}"):
+                found.add(name)
+        except OSError:
+            pass
+    return found
+
+
+def _shared_files() -> set[str]:
+    return {path.name for path in _SHM.iterdir()} if _SHM.is_dir() else set()
+
+
+def _wait_until(condition, timeout_s: float = 10.0, what: str = "condition") -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {timeout_s:g} s: {what}"
+        time.sleep(0.005)
+
+
+@pytest.fixture
+def wait_until():
+    """`wait_until(condition, timeout_s, what)` polls until the condition holds, or fails."""
+    return _wait_until
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_behind():
+    """Fails a test that leaves a worker process, an open descriptor of a slab or a file in /dev/shm."""
+    files, slabs = _shared_files(), _slab_descriptors()
+    yield
+    workers = [child for child in multiprocessing.active_children() if child.name.startswith("collectx-")]
+    for child in workers:
+        child.kill()
+        child.join(10)
+    if _slab_descriptors() - slabs:
+        gc.collect()  # a failure's traceback keeps a collector alive in a cycle
+    left = _slab_descriptors() - slabs
+    assert not workers, f"worker processes left: {workers}"
+    assert not left, f"descriptors of slabs left open: {sorted(left)}"
+    # Other programs use /dev/shm too, for moments.
+    if _shared_files() - files:
+        _wait_until(lambda: not _shared_files() - files, 5, f"files left in /dev/shm: {_shared_files() - files}")

@@ -1,0 +1,96 @@
+"""An exception survives the way from a worker to the trainer: its type, its contents and where it was raised."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+from faulty import BrokenLever, Unpicklable
+
+from collectx.errors import CollectxError, ConfigError, RemoteFailure, WorkerDied, WorkerError, WorkerTimeout
+
+
+def deep_inside(error: BaseException):
+    raise error
+
+
+def travelled(error: BaseException) -> BaseException:
+    """What the trainer gets of an exception raised in a worker."""
+    try:
+        deep_inside(error)
+    except BaseException as caught:
+        failure = RemoteFailure.of(caught)
+    return pickle.loads(pickle.dumps(failure)).rebuild("worker 3 (log: somewhere)")
+
+
+def test_a_builtin_keeps_its_type_message_and_remote_traceback():
+    error = travelled(ZeroDivisionError("by zero"))
+    assert type(error) is ZeroDivisionError
+    assert str(error) == "by zero"
+    assert error.__notes__[0].startswith("raised in worker 3 (log: somewhere)\nTraceback")
+    assert "deep_inside" in error.__notes__[0]
+
+
+def test_a_type_of_the_users_own_keeps_its_attributes():
+    error = travelled(BrokenLever("left", 3))
+    assert type(error) is BrokenLever
+    assert (error.lever, error.force) == ("left", 3)
+    assert "faulty.BrokenLever" in error.__notes__[0]
+
+
+def test_an_unpicklable_exception_comes_back_as_text_that_names_its_type():
+    error = travelled(Unpicklable("holds a lock"))
+    assert type(error) is WorkerError
+    assert str(error) == "faulty.Unpicklable: holds a lock"
+    assert "deep_inside" in error.__notes__[0]
+
+
+def test_a_local_class_comes_back_as_text():
+    class Local(Exception):
+        pass
+
+    error = travelled(Local("hidden"))
+    assert type(error) is WorkerError
+    assert "Local: hidden" in str(error)
+
+
+class NeedsTwo(Exception):
+    """Pickles, but cannot be unpickled: pickle calls it with one argument."""
+
+    def __init__(self, first, second):
+        super().__init__(f"{first}{second}")
+
+
+def test_an_exception_that_cannot_be_unpickled_comes_back_as_text():
+    error = travelled(NeedsTwo("a", "b"))
+    assert type(error) is WorkerError
+    assert str(error).endswith("NeedsTwo: ab")
+
+
+def test_a_class_that_the_trainer_cannot_import_comes_back_as_text():
+    failure = RemoteFailure(b"cno_such_module\nThing\n.", "no_such_module.Thing", "lost", "Traceback ...")
+    error = failure.rebuild("worker 0")
+    assert type(error) is WorkerError
+    assert str(error) == "no_such_module.Thing: lost"
+
+
+@pytest.mark.parametrize("error", [SystemExit(0), KeyboardInterrupt()])
+def test_a_worker_that_exits_never_ends_the_trainer_silently(error):
+    assert isinstance(travelled(error), WorkerError)
+
+
+class NoWords(Exception):
+    def __str__(self):
+        raise RuntimeError("no words")
+
+
+def test_an_exception_that_cannot_be_printed_travels_all_the_same():
+    assert type(travelled(NoWords())) is NoWords
+
+
+def test_the_tree_of_errors():
+    assert issubclass(WorkerDied, WorkerError)
+    assert issubclass(WorkerTimeout, WorkerError)
+    assert issubclass(WorkerError, CollectxError)
+    assert ConfigError(["one", "two"]).problems == ("one", "two")
+    assert str(ConfigError(["one", "two"])) == "one\ntwo"

@@ -110,10 +110,12 @@ def _env(cfg: RunConfig) -> Iterator[str]:
             f"env.id={env.id} and env.entry_point={env.entry_point} both say which env to make: "
             "set one of them to null."
         )
-    if isinstance(env, GymVectorEnvConfig) and env.wrappers and env.vectorization_mode == "vector_entry_point":
+    if not isinstance(env, GymVectorEnvConfig) or _missing(env.wrappers):
+        return
+    if env.wrappers and (env.vectorization_mode == "vector_entry_point" or env.entry_point is not None):
         yield (
-            "env.wrappers: vectorization_mode=vector_entry_point has no single envs to wrap: "
-            "use vectorization_mode=sync or async, or no wrappers."
+            "env.wrappers: an env that is a vector itself has no single envs to wrap: "
+            "use env.id with env.vectorization_mode=sync or async, or no wrappers."
         )
 
 

@@ -60,6 +60,7 @@ ONE_PROBLEM = {
     "backend=inline": r"has several processes: use backend=auto or shared_memory, or launcher=inline",
     "env=gym": r"^env\.id is not set: give a Gymnasium id",
     "env.entry_point=a:B": r"both say which env to make",
+    "env=gym_vector env.id=X env.vectorization_mode=vector_entry_point env.wrappers=[a.B]": r"no single envs to wrap",
     "policy=cnn policy.strides=[1]": r"policy\.strides has 1: one entry for each convolution",
     "policy=random": r"there is nothing to train",
     "devices.device=gpu": r"^devices\.device=gpu: not a device: use cpu, cuda or cuda:N\.",

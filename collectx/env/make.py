@@ -9,6 +9,7 @@ import importlib
 import pkgutil
 from collections.abc import Callable, Mapping
 from functools import partial
+from types import NoneType
 from typing import Any
 
 import gymnasium
@@ -56,14 +57,24 @@ def resolve_source(cfg: GymEnvConfig | GymVectorEnvConfig) -> Callable[..., Any]
 
 
 def wrapper(item: Any, where: str) -> Callable[[gymnasium.Env], gymnasium.Env]:
-    """A function of an env from a callable, or from a mapping of `_target_` and keyword arguments."""
+    """A function of an env: from a name, from `{name: {argument: value}}` or `{_target_: name, argument: value}`, or
+    from a callable. A name without a dot or colon is one of gymnasium.wrappers."""
     if not isinstance(item, Mapping):
-        return resolve(item, where)
-    kwargs = {str(key): value for key, value in item.items() if key != "_target_"}
-    if "_target_" not in item:
-        raise ConfigError([f"{where}={dict(item)}: _target_ is missing: name the wrapper, as in _target_: a.b.Wrapper"])
-    target = resolve(item["_target_"], f"{where}._target_")
+        return resolve(_wrapper_name(item), where)
+    if "_target_" in item:
+        name, arguments = item["_target_"], {key: value for key, value in item.items() if key != "_target_"}
+    elif len(item) == 1 and isinstance(next(iter(item.values())), Mapping | NoneType):
+        name, arguments = next(iter(item.items()))
+    else:
+        raise ConfigError([f"{where}={dict(item)}: expected a name, or {{name: {{argument: value}}}}"])
+    target = resolve(_wrapper_name(name), where)
+    kwargs = {str(key): value for key, value in (arguments or {}).items()}
     return lambda env: target(env, **kwargs)
+
+
+def _wrapper_name(name: Any) -> Any:
+    bare = isinstance(name, str) and name.isidentifier()
+    return f"gymnasium.wrappers:{name}" if bare else name
 
 
 def resolve(name: Any, where: str) -> Callable[..., Any]:

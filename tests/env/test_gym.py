@@ -141,9 +141,19 @@ def test_read_spec_builds_one_env():
     assert (spec.num_envs, Toy.made) == (50, 1)
 
 
-def test_wrappers_by_name_and_callable():
-    named = {"_target_": "gymnasium.wrappers:FrameStackObservation", "stack_size": 3}
-    env = build(config(wrappers=[named, gymnasium.wrappers.FlattenObservation]))
+@pytest.mark.parametrize(
+    "named",
+    [
+        {"_target_": "gymnasium.wrappers:FrameStackObservation", "stack_size": 3},
+        {"FrameStackObservation": {"stack_size": 3}},
+        {"gymnasium.wrappers.FrameStackObservation": {"stack_size": 3}},
+    ],
+)
+@pytest.mark.parametrize(
+    "bare", ["FlattenObservation", gymnasium.wrappers.FlattenObservation, {"FlattenObservation": None}]
+)
+def test_wrappers_by_name_and_callable(named, bare):
+    env = build(config(wrappers=[named, bare]))
     assert env.spec.observation[0].shape == (6,)
 
 
@@ -153,10 +163,10 @@ def test_wrappers_by_name_and_callable():
         ({"entry_point": None}, "id=None and env.entry_point=None: give exactly one"),
         ({"entry_point": "no.such:thing"}, "env.entry_point=no.such:thing: cannot be imported"),
         ({"entry_point": "os:sep"}, "env.entry_point=os:sep: is str, expected something to call"),
-        ({"wrappers": [{"a": 1}]}, r"env.wrappers\[0\].*_target_ is missing"),
+        ({"wrappers": [{"a": 1}]}, r"env.wrappers\[0\]=.*expected a name"),
         (
             {"wrappers": [{"_target_": "gymnasium.wrappers.Nope"}]},
-            r"env.wrappers\[0\]._target_=gymnasium.wrappers.Nope",
+            r"env.wrappers\[0\]=gymnasium.wrappers.Nope",
         ),
         ({"num_envs": 0}, "num_envs=0 is below 1"),
     ],

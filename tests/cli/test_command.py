@@ -90,4 +90,7 @@ def test_a_sweep_with_its_table(tmp_path: Path):
     done = collectx("run", "-m", *SMALL, "collector=single", "seed=0,1", "hydra.sweep.dir=sweep", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert {path.name for path in (tmp_path / "sweep").iterdir()} == {"seed=0", "seed=1", "multirun.yaml"}
-    assert done.stdout.count("  completed ") == 2
+    assert [line.split()[:2] for line in done.stdout.splitlines()[-3:-1]] == [
+        ["seed=0", "completed"],
+        ["seed=1", "completed"],
+    ]

@@ -1,0 +1,66 @@
+"""Trainers: what consumes the batches, in the process that was started. Each kind's module is imported when chosen."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from collectx.config import (
+    CustomTrainerConfig,
+    ImpalaTrainerConfig,
+    MeterTrainerConfig,
+    PpoTrainerConfig,
+    TrainerConfig,
+)
+from collectx.errors import ConfigError
+
+if TYPE_CHECKING:
+    import torch
+
+    from collectx.env.base import EnvSpec
+    from collectx.trainer.base import Trainer
+
+KINDS = ("meter", "ppo", "impala", "custom")
+
+
+def build(cfg: TrainerConfig, policy: Callable | None, spec: EnvSpec, seed: int, device: torch.device) -> Trainer:
+    """The trainer that `cfg` describes.
+
+    Args:
+        policy: the trainer's copy, of which it publishes the weights; None for random actions.
+        seed: for the critic's weights and the order of minibatches.
+        device: where a learning trainer computes; it moves `policy` there.
+
+    Raises:
+        ConfigError: the configuration is wrong, or this trainer cannot train this policy.
+    """
+    if isinstance(cfg, MeterTrainerConfig):
+        from collectx.trainer.meter import MeterTrainer
+
+        return MeterTrainer()
+    if isinstance(cfg, PpoTrainerConfig):
+        from collectx.trainer.ppo import PpoTrainer
+
+        return PpoTrainer(cfg, _trainable(cfg, policy), spec, seed, device)
+    if isinstance(cfg, ImpalaTrainerConfig):
+        from collectx.trainer.impala import ImpalaTrainer
+
+        return ImpalaTrainer(cfg, _trainable(cfg, policy), spec, seed, device)
+    if isinstance(cfg, CustomTrainerConfig):
+        from collectx.trainer.custom import build as build_custom
+
+        return build_custom(cfg, policy, spec, seed)
+    raise ConfigError([f"trainer.kind={cfg.kind} is not one of {', '.join(KINDS)}."])
+
+
+def _trainable(cfg: TrainerConfig, policy: Callable | None) -> Callable:
+    if policy is not None and hasattr(policy, "evaluate") and hasattr(policy, "observation_keys"):
+        return policy
+    found = "policy.kind=random" if policy is None else f"a policy of type {type(policy).__name__}"
+    raise ConfigError(
+        [
+            f"trainer.kind={cfg.kind} cannot train {found}: it needs log-probabilities of actions. Use policy=mlp or "
+            "policy=cnn, or give your module observation_keys and evaluate(observation, action), as "
+            "collectx.policy.stochastic.StochasticPolicy has them, and let it write action_log_prob."
+        ]
+    )

@@ -1,0 +1,32 @@
+"""`trainer.kind=custom`: the user's own trainer, found by its import path."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from collectx.config import CustomTrainerConfig
+from collectx.env.base import EnvSpec
+from collectx.errors import ConfigError
+from collectx.policy.custom import locate
+from collectx.trainer.base import Trainer
+
+
+def build(cfg: CustomTrainerConfig, policy: Callable | None, spec: EnvSpec, seed: int) -> Trainer:
+    """Calls `target` with `policy`, `spec` and `seed`, as far as it takes them, and with `kwargs`.
+
+    Raises:
+        ConfigError: nothing is found at `target`, or what it returns has no `train`.
+    """
+    target = locate("trainer.target", cfg.target)
+    given: dict[str, Any] = {"policy": policy, "spec": spec, "seed": seed}
+    parameters = inspect.signature(target).parameters
+    if not any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values()):
+        given = {name: value for name, value in given.items() if name in parameters}
+    trainer = target(**{**given, **cfg.kwargs})
+    if not callable(getattr(trainer, "train", None)):
+        raise ConfigError(
+            [f"trainer.target={cfg.target} gave a {type(trainer).__name__}, which has no train(collection)."]
+        )
+    return trainer

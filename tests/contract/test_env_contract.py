@@ -127,6 +127,12 @@ def sample_actions(spec: EnvSpec, steps: int) -> list[list[np.ndarray]]:
     return [[array[:, t] for array in memory] for t in range(steps)]
 
 
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path, monkeypatch):
+    # MuJoCo writes its log into the current directory.
+    monkeypatch.chdir(tmp_path)
+
+
 @pytest.fixture(params=CONFIGS)
 def cfg(request) -> EnvConfig:
     return CONFIGS[request.param]

@@ -17,6 +17,12 @@ STEPS = 70
 ACTIONS = np.random.default_rng(0).integers(0, 2, (len(SEEDS), STEPS))
 
 
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path, monkeypatch):
+    # MuJoCo writes its log into the current directory.
+    monkeypatch.chdir(tmp_path)
+
+
 def config(**changes) -> GymVectorEnvConfig:
     base = GymVectorEnvConfig(
         kind="gym_vector",

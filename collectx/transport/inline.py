@@ -11,8 +11,11 @@ from collections.abc import Callable, Iterator
 
 import torch
 
+from collectx.errors import WorkerDied
 from collectx.transport.base import Arrival, SlabSpec, Tally
 from collectx.transport.slab import Slab
+
+_ENDED = object()
 
 
 class InlineTransport:
@@ -40,7 +43,9 @@ class InlineTransport:
 
     def receive(self) -> Arrival:
         worker = self._granted.popleft()
-        next(self._workers[worker])
+        # A worker that raised is at its end: advanced again, it must not look like the end of the collection.
+        if next(self._workers[worker], _ENDED) is _ENDED:
+            raise WorkerDied(f"worker {worker} ended before, by an error that was raised then")
         return self._arrivals.popleft()
 
     def region(self, worker: int, slot: int) -> torch.Tensor:

@@ -99,14 +99,18 @@ class SharedMemoryTransport:
         return self._arrivals.popleft()
 
     def _wait(self) -> None:
+        if not self._waiting:
+            raise RuntimeError("no worker was granted a slot, so there is nothing to receive")
         worker, since = next(iter(self._waiting.items()))
         knob, limit_s = (
             ("collector.worker_timeout_s", self._worker_timeout_s)
             if self._joined[worker]
             else ("collector.start_timeout_s", self._start_timeout_s)
         )
-        ready = self._selector.select(max(0.0, since + limit_s - time.monotonic()))
-        if not ready:
+        left_s = since + limit_s - time.monotonic()
+        ready = self._selector.select(max(0.0, left_s))
+        # A late worker is late also where others always have something ready.
+        if not ready or (left_s <= 0 and all(key.data != worker for key, _ in ready)):
             raise WorkerTimeout(
                 f"{self._describe(worker)} delivered nothing for {limit_s:g} s ({knob}={limit_s:g}): its env or policy "
                 f"hangs, or a batch takes longer than that; if so, raise {knob}."
@@ -200,7 +204,9 @@ class SharedMemoryLink:
         return self._slab.refresh(read, version)
 
     def send(self, slot: int, tally: Tally) -> None:
-        self._connection.send((slot, tally))
+        # Where the trainer closed meanwhile, or is gone, the next `acquire` says so.
+        with contextlib.suppress(OSError):
+            self._connection.send((slot, tally))
 
     def fail(self, error: BaseException) -> None:
         with contextlib.suppress(OSError):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from collectx.config import CustomTrainerConfig
@@ -21,7 +21,10 @@ def build(cfg: CustomTrainerConfig, policy: Callable | None, spec: EnvSpec, seed
     """
     target = locate("trainer.target", cfg.target)
     given: dict[str, Any] = {"policy": policy, "spec": spec, "seed": seed}
-    parameters = inspect.signature(target).parameters
+    try:
+        parameters: Mapping[str, inspect.Parameter] = inspect.signature(target).parameters
+    except ValueError:  # a builtin without a signature
+        parameters = {}
     if not any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values()):
         given = {name: value for name, value in given.items() if name in parameters}
     trainer = target(**{**given, **cfg.kwargs})

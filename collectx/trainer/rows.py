@@ -47,7 +47,7 @@ class Rows:
         if batch.get("action_log_prob", None) is None:
             raise ConfigError(
                 [
-                    "this trainer needs action_log_prob in its batches, which policies write only where they sample: use "
+                    "this trainer needs action_log_prob in its batches, written only where actions are sampled: use "
                     "collector.exploration_type=random."
                 ]
             )

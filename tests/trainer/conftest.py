@@ -1,4 +1,4 @@
-"""A collection without collector: gymnasium envs stepped in the test's own process, with as much policy lag as asked."""
+"""A collection without collector: gymnasium envs stepped in the test's own process, with policy lag on demand."""
 
 from __future__ import annotations
 
@@ -83,7 +83,9 @@ class InProcess:
                     self._sums[e] = 0.0
                     observation, _ = env.reset()
                 self._now[e] = observation
-        return to_tensordict(out, [rows, steps] if rows > 1 else [steps])
+        if rows == 1:
+            return to_tensordict({key: tensor[0] for key, tensor in out.items()}, [steps])
+        return to_tensordict(out, [rows, steps])
 
 
 @pytest.fixture

@@ -1,0 +1,101 @@
+import pytest
+import torch
+from torch import nn
+
+from collectx.policy.weights import FlatWeights
+
+
+class Tied(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a = nn.Linear(3, 3)
+        self.b = nn.Linear(3, 3, bias=False)
+        self.b.weight = self.a.weight
+        self.norm = nn.BatchNorm1d(3)
+        self.strided = nn.Parameter(torch.randn(5, 2).t())
+        self.low = nn.Parameter(torch.randn(3, dtype=torch.float16))
+        self.register_buffer("flag", torch.tensor(True))
+
+
+def randomized(seed: int) -> Tied:
+    torch.manual_seed(seed)
+    module = Tied()
+    module.norm.num_batches_tracked.fill_(seed)
+    module.norm.running_mean.normal_()
+    module.flag.fill_(seed % 2 == 0)
+    return module
+
+
+@pytest.mark.parametrize("adopt", [(False, False), (True, False), (False, True), (True, True)])
+def test_everything_arrives(adopt):
+    source, target = randomized(1), randomized(2)
+    writer, reader = FlatWeights(source), FlatWeights(target)
+    before = dict(target.named_parameters())
+    if adopt[0]:
+        writer.adopt()
+    if adopt[1]:
+        reader.adopt()
+    assert writer.nbytes == reader.nbytes
+    assert writer.nbytes % 64 == 0
+    buffer = torch.zeros(writer.nbytes, dtype=torch.uint8)
+    writer.write(buffer)
+    with torch.no_grad():
+        source.a.weight.zero_()  # the buffer holds a copy
+    reader.read(buffer)
+    expected = randomized(1).state_dict()
+    assert all(torch.equal(expected[key], value) for key, value in target.state_dict().items())
+    assert target.b.weight is target.a.weight
+    assert all(parameter is before[name] for name, parameter in target.named_parameters())
+
+
+def test_adopted_module_still_trains():
+    module = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    with torch.inference_mode():
+        weights = FlatWeights(module)
+        weights.adopt()
+    before = torch.zeros(weights.nbytes, dtype=torch.uint8)
+    weights.write(before)
+    module(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    after = torch.zeros_like(before)
+    weights.write(after)
+    assert not torch.equal(before, after)
+
+
+def test_replaced_parameter_is_seen_after_adopt():
+    module = nn.Linear(2, 1, bias=False)
+    weights = FlatWeights(module)
+    weights.adopt()
+    module.weight = nn.Parameter(torch.tensor([[3.0, 4.0]]))
+    buffer = torch.zeros(weights.nbytes, dtype=torch.uint8)
+    weights.write(buffer)
+    assert buffer[:8].view(torch.float32).tolist() == [3.0, 4.0]
+
+
+@pytest.mark.parametrize("module", [None, nn.Tanh()])
+def test_nothing_to_copy(module):
+    weights = FlatWeights(module)
+    assert weights.nbytes == 0
+    weights.adopt()
+    weights.write(torch.empty(0, dtype=torch.uint8))
+    weights.read(torch.empty(0, dtype=torch.uint8))
+
+
+def test_wrong_buffer():
+    weights = FlatWeights(nn.Linear(2, 2))
+    for buffer in (torch.zeros(weights.nbytes + 1, dtype=torch.uint8), torch.zeros(weights.nbytes)):
+        with pytest.raises(ValueError, match="built alike"):
+            weights.write(buffer)
+        with pytest.raises(ValueError, match="built alike"):
+            weights.read(buffer)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_from_and_to_an_accelerator():
+    source, target = randomized(1).cuda(), randomized(2).cuda()
+    buffer = torch.zeros(FlatWeights(source).nbytes, dtype=torch.uint8)
+    FlatWeights(source).write(buffer)
+    FlatWeights(target).read(buffer)
+    expected = source.state_dict()
+    assert all(torch.equal(expected[key], value) for key, value in target.state_dict().items())

@@ -1,0 +1,79 @@
+"""GAE and V-trace against their definitions, written as loops; values at episodes' ends."""
+
+import pytest
+import torch
+from torch import nn
+
+from collectx.trainer.gae import gae
+from collectx.trainer.rows import Rows
+from collectx.trainer.values import values_of
+from collectx.trainer.vtrace import vtrace
+
+
+def frames(rows: int, steps: int, seed: int):
+    generator = torch.Generator().manual_seed(seed)
+    reward, value, following, log_ratio = torch.randn(4, rows, steps, generator=generator).unbind(0)
+    terminated = torch.rand(rows, steps, generator=generator) < 0.15
+    done = terminated | (torch.rand(rows, steps, generator=generator) < 0.15)
+    # Within an episode the next value is the following frame's.
+    inside = ~done[:, :-1]
+    following[:, :-1][inside] = value[:, 1:][inside]
+    following[terminated] = 0.0
+    return reward, value, following, log_ratio, done
+
+
+@pytest.mark.parametrize("steps", [1, 2, 7, 32])
+def test_gae(steps):
+    reward, value, following, _, done = frames(3, steps, steps)
+    expected = torch.zeros(3, steps)
+    for r in range(3):
+        carried = 0.0
+        for t in reversed(range(steps)):
+            if done[r, t]:
+                carried = 0.0
+            delta = reward[r, t] + 0.9 * following[r, t] - value[r, t]
+            carried = delta + 0.9 * 0.8 * carried
+            expected[r, t] = carried
+    torch.testing.assert_close(gae(reward, value, following, done, 0.9, 0.8), expected)
+
+
+@pytest.mark.parametrize("steps", [1, 2, 7, 32])
+def test_vtrace(steps):
+    reward, value, following, log_ratio, done = frames(3, steps, 10 + steps)
+    target, advantage = torch.zeros(3, steps), torch.zeros(3, steps)
+    for r in range(3):
+        for t in reversed(range(steps)):
+            last = t == steps - 1 or bool(done[r, t])
+            next_target = following[r, t] if last else target[r, t + 1]
+            next_value = following[r, t] if last else value[r, t + 1]
+            rho = min(1.2, log_ratio[r, t].exp().item())
+            c = min(0.9, log_ratio[r, t].exp().item())
+            delta = rho * (reward[r, t] + 0.9 * following[r, t] - value[r, t])
+            target[r, t] = value[r, t] + delta + 0.9 * c * (next_target - next_value)
+            advantage[r, t] = rho * (reward[r, t] + 0.9 * next_target - value[r, t])
+    found = vtrace(log_ratio, reward, value, following, done, 0.9, 1.2, 0.9)
+    torch.testing.assert_close(found[0], target)
+    torch.testing.assert_close(found[1], advantage)
+
+
+def test_next_values_at_the_ends():
+    """Frames: inside, truncated, terminated, last of the batch."""
+    observation = torch.tensor([[[1.0], [2.0], [10.0], [20.0]]])
+    following = torch.tensor([[[2.0], [3.0], [11.0], [21.0]]])
+    rows = Rows(
+        observation=[observation],
+        next_observation=[following],
+        action=torch.zeros(1, 4),
+        log_prob=torch.zeros(1, 4),
+        reward=torch.zeros(1, 4),
+        terminated=torch.tensor([[False, False, True, False]]),
+        done=torch.tensor([[False, True, True, False]]),
+    )
+
+    class Identity(nn.Module):
+        def forward(self, observation):
+            return observation[0].squeeze(-1)
+
+    value, next_value = values_of(Identity(), rows)
+    assert value.tolist() == [[1.0, 2.0, 10.0, 20.0]]
+    assert next_value.tolist() == [[2.0, 3.0, 0.0, 21.0]]

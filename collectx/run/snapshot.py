@@ -45,12 +45,17 @@ def meta(cfg: RunConfig, argv: list[str]) -> dict[str, Any]:
         "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "host": socket.gethostname(),
         "platform": platform.platform(),
-        "num_cpus": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "num_cpus": num_cpus(),
         "python": platform.python_version(),
         "packages": packages(),
         "git": {"cwd": git_state(Path.cwd()), "collectx": git_state(Path(__file__).parent)},
         "seeds": {"seed": cfg.seed},
     }
+
+
+def num_cpus() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def packages() -> dict[str, str]:

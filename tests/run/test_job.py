@@ -19,7 +19,7 @@ from collectx import trainer as trainers
 from collectx.cli.compose import compose
 from collectx.config import GymEnvConfig, LauncherConfig
 from collectx.errors import ConfigError, SpaceError
-from collectx.run import RunFolder, Status, Verdict, compare, execute
+from collectx.run import RunFolder, Status, Verdict, compare, execute, job
 
 
 class Meter:
@@ -320,3 +320,16 @@ def test_ctrl_c_on_a_terminal_reaches_everyone_and_leaves_nothing(tmp_path, pres
     deadline = time.monotonic() + 10
     while members(process.pid):
         assert time.monotonic() < deadline, members(process.pid)
+
+
+@pytest.mark.parametrize(("num_cpus", "expected"), [(1, 1), (2, 1), (4, 3)])
+def test_the_trainer_leaves_cores_to_the_workers(cfg, tmp_path, monkeypatch, num_cpus, expected):
+    before = torch.get_num_threads()
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(job, "num_cpus", lambda: num_cpus)
+    torch.set_num_threads(4)
+    try:
+        execute(cfg, tmp_path, [])
+        assert torch.get_num_threads() == expected
+    finally:
+        torch.set_num_threads(before)

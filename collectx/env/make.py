@@ -53,6 +53,7 @@ def resolve_source(cfg: GymEnvConfig | GymVectorEnvConfig) -> Callable[..., Any]
         return resolve(entry_point, "env.entry_point")
     if env_id.startswith("ALE/"):
         _register_ale(env_id)
+    _check_registered(env_id)
     return None
 
 
@@ -88,6 +89,16 @@ def resolve(name: Any, where: str) -> Callable[..., Any]:
     if not callable(found):
         raise ConfigError([f"{where}={name}: is {type(found).__name__}, expected something to call"])
     return found
+
+
+def _check_registered(env_id: str) -> None:
+    module, _, name = env_id.rpartition(":")
+    try:
+        if module:
+            importlib.import_module(module)
+        gymnasium.spec(name)
+    except (ImportError, gymnasium.error.Error) as error:
+        raise ConfigError([f"env.id={env_id}: {error}"]) from error
 
 
 def _register_ale(env_id: str) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from collectx import env as envs
 from collectx import policy as policies
 from collectx.collector import build
@@ -21,6 +23,9 @@ from collectx.config import (
     RandomPolicyConfig,
     RunConfig,
 )
+
+# Inline workers use the trainer's threads; worker processes have one.
+torch.set_num_threads(1)
 
 
 def counting(num_envs=1, episode_length=7, observation_size=5, step_s=0.0):

@@ -1,4 +1,4 @@
-"""Layouts put every leaf on its own aligned place; a slot's views and TensorDicts share its memory and shape it right."""
+"""Layouts put every leaf on its own aligned place; a slot's views and TensorDicts share its memory, shaped right."""
 
 from __future__ import annotations
 

@@ -72,11 +72,14 @@ class Collector:
 
         Raises:
             StopIteration: all frames were delivered.
+            RuntimeError: the collector is closed.
             WorkerTimeout, WorkerDied, Exception: see `Transport.receive`.
         """
         spec = self._spec
         if spec.total_frames >= 0 and self._num_delivered * spec.frames_per_batch >= spec.total_frames:
             raise StopIteration
+        if not self._finalizer.alive:
+            raise RuntimeError("this collector is closed")
         began = perf_counter()
         self._release(self._lent)
         for grant in self._schedule.begin():

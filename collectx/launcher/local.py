@@ -103,6 +103,11 @@ def _enter(entry: Callable[..., None], arguments: tuple[Any, ...], num_threads: 
 def _die_with_parent() -> None:
     """Asks Linux to kill this process when the fork server ends, which it does when the trainer ends, however that
     happens. Elsewhere a worker notices at its next grant that its trainer is gone."""
+    # The server lives while anybody holds this pipe, and multiprocessing gives it to every worker too.
+    server = forkserver._forkserver  # type: ignore[attr-defined]
+    if server._forkserver_alive_fd is not None:
+        os.close(server._forkserver_alive_fd)
+        server._forkserver_alive_fd = None
     if sys.platform != "linux":
         return
     import ctypes

@@ -1,0 +1,105 @@
+"""However the trainer's process ends, its workers end with it. Each test is a trainer in a process of its own."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import psutil
+import pytest
+
+TESTS = Path(__file__).parent.parent
+
+
+class Trainer:
+    """A small script with a collector named `collector`, in a process group of its own."""
+
+    def __init__(self, tmp_path, body, env="counting(2)"):
+        script = tmp_path / "trainer.py"
+        script.write_text(
+            "from collecting import *\nimport sys, time\n"
+            "if __name__ == '__main__':\n"
+            f"    collector = start('multi_async', 'local', {env}, total_frames=-1)\n"
+            "    next(collector)\n"
+            "    print('collecting', flush=True)\n" + textwrap.indent(textwrap.dedent(body), "    ")
+        )
+        self.process = subprocess.Popen(
+            [sys.executable, script],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+            env={**os.environ, "PYTHONPATH": str(TESTS)},
+        )
+        assert self.process.stdout.readline() == "collecting\n", self.process.stderr.read()
+        self.family = psutil.Process(self.process.pid).children(recursive=True)
+
+    def end(self):
+        """Waits for the whole family to end; returns the trainer's exit status and stderr."""
+        _, error = self.process.communicate(timeout=20)
+        _, alive = psutil.wait_procs(self.family, timeout=10)
+        for each in alive:
+            each.kill()
+        assert not alive, f"left running: {alive}"
+        return self.process.returncode, error
+
+
+@pytest.fixture
+def trainer(tmp_path):
+    made = []
+
+    def trainer(*args, **kwargs):
+        made.append(Trainer(tmp_path, *args, **kwargs))
+        return made[-1]
+
+    yield trainer
+    for each in made:
+        each.process.kill()
+        each.process.communicate()
+
+
+@pytest.mark.parametrize(
+    "env", ["counting(2)", "faulty('hang', at_step=300)", "gym_vector(2, vectorization='async')"], ids=lambda e: e[:6]
+)
+def test_a_killed_trainer_takes_its_workers_along(trainer, env):
+    running = trainer("time.sleep(1000)", env=env)
+    assert len(running.family) >= 3
+    running.process.kill()
+    assert running.end()[0] == -signal.SIGKILL
+
+
+def test_ctrl_c_on_the_whole_group_leaves_nothing(trainer):
+    running = trainer("with collector:\n    for batch in collector:\n        pass")
+    os.killpg(running.process.pid, signal.SIGINT)
+    status, error = running.end()
+    assert status == -signal.SIGINT
+    assert error.count("Traceback") == 1, error
+    assert error.rstrip().endswith("KeyboardInterrupt")
+
+
+def test_a_forgotten_collector_ends_with_the_program(trainer):
+    assert trainer("").end() == (0, "")
+
+
+def test_a_forgotten_collector_ends_with_a_program_that_fails(trainer):
+    status, error = trainer("raise ZeroDivisionError('the user has a bug')").end()
+    assert status == 1
+    assert error.rstrip().endswith("ZeroDivisionError: the user has a bug")
+
+
+def test_a_collector_without_references_ends_its_workers(trainer):
+    body = """
+        pids = worker_pids(collector)
+        del collector
+        import psutil
+        sys.exit(7 if any(psutil.pid_exists(pid) for pid in pids) else 0)
+    """
+    assert trainer(body).end() == (0, "")
+
+
+def test_sys_exit_in_mid_run_leaves_nothing(trainer):
+    assert trainer("sys.exit(5)").end() == (5, "")

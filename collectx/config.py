@@ -253,6 +253,3 @@ KINDS: dict[str, dict[str, type]] = {
         "custom": CustomTrainerConfig,
     },
 }
-
-# Keys below these hold whatever the user's own code takes; nothing below them is checked.
-FREE_FORM = ("env.kwargs", "policy.kwargs", "trainer.kwargs")

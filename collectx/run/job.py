@@ -68,7 +68,8 @@ def _run(cfg: RunConfig, files: RunFolder, argv: list[str], record: Record, sign
     if cfg.launcher.kind == "local" and cfg.collector.kind != "single":
         from collectx.launcher.local import warm_up
 
-        warm_up()
+        with signals.kept_from_children():
+            warm_up()
     snapshot.write(cfg, files, argv)
     events = EventLog(files)
     try:

@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import signal
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Any, Self
 
@@ -59,6 +61,19 @@ class Signals:
         for signum, handler in self._before.items():
             signal.signal(signum, handler)
         self._before.clear()
+
+    @contextmanager
+    def kept_from_children(self) -> Iterator[None]:
+        """Processes started in the block ignore Ctrl-C from their first moment on, as stopping them is the trainer's
+        to order: otherwise one that is still importing dies of it with a traceback. A Ctrl-C in the block is lost."""
+        if signal.SIGINT not in self._before:
+            yield
+            return
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, self._handle)
 
     def check(self) -> None:
         """Raises `Stopped` if a signal came and its exception was lost, as happens in a `__del__`."""

@@ -30,7 +30,7 @@ def runs_inline(cfg: RunConfig) -> bool:
 
 def build(
     cfg: RunConfig,
-    policy: nn.Module | None,
+    policy: Callable | None,
     spec: EnvSpec,
     events: Callable[..., None] = lambda name, **fields: None,
     log_dir: Path | None = None,
@@ -38,7 +38,7 @@ def build(
     """Starts the workers and returns the collector over them. Does not wait for them.
 
     Args:
-        policy: the trainer's policy, whose weights become version 0; None for one without weights.
+        policy: the trainer's policy (see `collectx.policy.build`), whose weights become version 0.
         spec: of one worker's group of envs.
         events: called as `events(name, **fields)` for starts and stops.
         log_dir: where worker processes write their logs; None leaves their output on the terminal.

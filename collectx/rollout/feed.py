@@ -57,13 +57,13 @@ class CudaFeed:
         self._host_out_arrays = [host.numpy() for host in self._host_out]
 
     def __call__(self, observation: Sequence[torch.Tensor], out: Sequence[np.ndarray]) -> None:
-        for pinned, row in zip(self._host_in, observation, strict=True):
-            pinned.copy_(row)
+        for pinned, seen in zip(self._host_in, observation, strict=True):
+            pinned.copy_(seen)
         with torch.cuda.stream(self._stream):
             for device, host in zip(self._device_in, self._host_in, strict=True):
                 device.copy_(host, non_blocking=True)
             for host, value in zip(self._host_out, self._actor.act(self._device_in), strict=True):
                 host.copy_(value, non_blocking=True)
         self._stream.synchronize()
-        for row, pinned in zip(out, self._host_out_arrays, strict=True):
-            row[...] = pinned
+        for row, result in zip(out, self._host_out_arrays, strict=True):
+            row[...] = result

@@ -7,7 +7,7 @@ A worker is a generator that does one batch each time it is advanced (see `colle
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
@@ -33,9 +33,9 @@ class InlineTransport:
         """The worker's end."""
         return self._links[worker]
 
-    def attach(self, workers: list[Iterator[None]]) -> None:
+    def attach(self, workers: Sequence[Iterator[None]]) -> None:
         """Takes the workers' generators, in order of their index."""
-        self._workers = workers
+        self._workers = list(workers)
 
     def grant(self, worker: int, slot: int) -> None:
         self._links[worker].granted.append(slot)

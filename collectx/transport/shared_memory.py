@@ -8,7 +8,7 @@ import contextlib
 import selectors
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from typing import NoReturn, Protocol
@@ -65,7 +65,7 @@ class SharedMemoryTransport:
         self._selector = selectors.DefaultSelector()
         for worker, connection in enumerate(self._connections):
             self._selector.register(connection, selectors.EVENT_READ, worker)
-        self._handles: list[Handle] = []
+        self._handles: Sequence[Handle] = []
         self._arrivals: deque[Arrival] = deque()
         self._owed = [0] * spec.num_workers
         self._joined = [False] * spec.num_workers
@@ -77,9 +77,9 @@ class SharedMemoryTransport:
         """The worker's end, to be pickled as an argument of the worker's process."""
         return SharedMemoryLink(self.slab, worker, self._remote_ends[worker])
 
-    def attach(self, handles: list[Handle]) -> None:
+    def attach(self, handles: Sequence[Handle]) -> None:
         """Takes the started processes, in order of their index, and drops what only they need."""
-        self._handles = handles
+        self._handles = list(handles)
         for end in self._remote_ends:
             end.close()
         self.slab.close_descriptor()

@@ -57,7 +57,7 @@ class Slab:
             self._memory = torch.frombuffer(mmap.mmap(descriptor, nbytes), dtype=torch.uint8)
         header = self._memory[:_HEADER_BYTES].numpy()
         self._version = header[:8].view(np.int64)
-        self.stop = memoryview(header[ALIGNMENT_BYTES : ALIGNMENT_BYTES + 1])
+        self.stop: memoryview = header[ALIGNMENT_BYTES : ALIGNMENT_BYTES + 1].data
         self._fence = threading.Lock()
 
     def __getstate__(self) -> tuple[SlabSpec, Any]:

@@ -34,7 +34,7 @@ class Unpicklable(Exception):
 
 
 class FaultyEnv(gymnasium.Env):
-    """Steps `at_step` times, then does what `fault` says; with `claim`, only the first env that makes this file does."""
+    """Steps `at_step` times, then does what `fault` says; with `claim`, only the first to make that file does."""
 
     observation_space = spaces.Box(-1, 1, (2,), np.float32)
     action_space = spaces.Discrete(2)
@@ -113,3 +113,14 @@ class _Number(nn.Module):
 def telling_policy(size: int):
     """Writes the smallest and the largest of its `size` weights as ("low",) and ("high",): equal unless torn."""
     return TensorDictModule(_Number(size), in_keys=["observation"], out_keys=["action", "low", "high"])
+
+
+class _Leaning(nn.Module):
+    def forward(self, observation):
+        # Pushes to the side to which the pole falls: longer episodes than at random, the same ones every time.
+        return (observation[:, 3] > 0).long()
+
+
+def leaning_policy():
+    """A CartPole policy without random numbers."""
+    return TensorDictModule(_Leaning(), in_keys=["observation"], out_keys=["action"])

@@ -19,7 +19,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-_PRELOAD = ["collectx.launcher.preload"]
+_PRELOAD = ["collectx.collector.preload"]
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
@@ -104,7 +104,7 @@ def _die_with_parent() -> None:
     """Asks Linux to kill this process when the fork server ends, which it does when the trainer ends, however that
     happens. Elsewhere a worker notices at its next grant that its trainer is gone."""
     # The server lives while anybody holds this pipe, and multiprocessing gives it to every worker too.
-    server = forkserver._forkserver  # type: ignore[attr-defined]
+    server: Any = forkserver._forkserver
     if server._forkserver_alive_fd is not None:
         os.close(server._forkserver_alive_fd)
         server._forkserver_alive_fd = None

@@ -34,7 +34,7 @@ def test_an_env_that_raises(kind, place, fault, kind_of_error):
             drain(collector)
         assert "pull_the_lever" in traceback_of(caught)
         if place == "local":
-            assert re.match(r"raised in worker [01]\n", caught.value.__notes__[0])
+            assert re.match(r"raised in worker [01]\n", caught.value.__notes__[-1])
         if fault == "custom":
             assert (caught.value.lever, caught.value.force) == ("left", 3)
 

@@ -45,7 +45,8 @@ def build(
     """
     want = cfg.collector
     num_workers = 1 if want.kind == "single" else want.num_workers
-    actor = policies.make_actor(policy, spec, torch.device("cpu"), policies.ExplorationType(want.exploration_type))
+    # Only asked what it writes; it stays where the trainer keeps it.
+    actor = policies.make_actor(policy, spec, _device_of(policy), policies.ExplorationType(want.exploration_type))
     leaves = batch_leaves(spec.observation, actor.leaves)
     schedule = make_schedule(want, num_workers)
     rows = spec.num_envs
@@ -97,6 +98,11 @@ def build(
         raise
     events("workers_started", num_workers=num_workers, inline=runs_inline(cfg))
     return collector
+
+
+def _device_of(policy: Callable | None) -> torch.device:
+    parameters = policy.parameters() if isinstance(policy, nn.Module) else ()
+    return next((parameter.device for parameter in parameters), torch.device("cpu"))
 
 
 def make_schedule(want: CollectorConfig, num_workers: int) -> Schedule:

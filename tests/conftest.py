@@ -32,7 +32,8 @@ def _slab_descriptors() -> set[str]:
 
 
 def _shared_files() -> set[str]:
-    return {path.name for path in _SHM.iterdir()} if _SHM.is_dir() else set()
+    # Semaphores (`sem.*`) are of an env's own processes; multiprocessing's tracker removes a killed one's at the end.
+    return {path.name for path in _SHM.iterdir() if not path.name.startswith("sem.")} if _SHM.is_dir() else set()
 
 
 def _wait_until(condition, timeout_s: float = 10.0, what: str = "condition") -> None:

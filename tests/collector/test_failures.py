@@ -105,7 +105,7 @@ def test_a_crash_names_the_log(tmp_path):
 
 @pytest.mark.parametrize("kind", ["multi_sync", "multi_async"])
 def test_a_hung_env_names_the_knob(kind, tmp_path):
-    env = faulty("hang", claim=str(tmp_path / "claim"))
+    env = faulty("hang", at_step=50, claim=str(tmp_path / "claim"))
     with (
         start(kind, "local", env, total_frames=-1, worker_timeout_s=0.5, close_timeout_s=0.2) as collector,
         pytest.raises(WorkerTimeout, match=r"worker [01] delivered nothing for 0.5 s \(collector.worker_timeout_s=0.5"),
@@ -136,7 +136,7 @@ def test_an_env_with_processes_of_its_own_works_and_ends_with_its_worker(wait_un
     with start("multi_sync", "local", env, frames_per_batch=40, total_frames=400) as collector:
         assert next(collector).shape == (2, 2, 10)
         children = [child for pid in worker_pids(collector) for child in psutil.Process(pid).children(recursive=True)]
-        assert len(children) == 4
+        assert len(children) >= 4  # two envs in each worker, and what multiprocessing starts for them
         drain(collector)
     wait_until(lambda: not any(child.is_running() for child in children), 10, f"the envs' processes end: {children}")
 

@@ -143,7 +143,7 @@ def mlp_policy():
 def test_all_reset_modes_give_the_same_frames(mode):
     wanted, found = per_trajectory("disabled", "sync"), per_trajectory(mode, "sync")
     common = sorted(set(wanted) & set(found))
-    assert len(common) > 20
+    assert len(common) > 8
     for trajectory in common:
         one, other = wanted[trajectory], found[trajectory]
         shared = min(len(one), len(other))

@@ -1,0 +1,157 @@
+"""`python -m benchmarks`: runs the comparisons and prints one line for each figure, with its target beside it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import sys
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from statistics import median
+from time import monotonic
+
+from benchmarks import fresh, memory, overhead, speed, startup
+from benchmarks.cases import CASES
+from benchmarks.speed import Line
+
+PARTS = (*CASES, "startup", "memory", "overhead")
+
+
+def main() -> int:
+    """The exit status: 0, also where a target is missed; 1 where a measurement failed."""
+    options = _options()
+    report = Report(options.json)
+    report.say(_header())
+    began, failed = monotonic(), False
+    for part in options.only or PARTS:
+        report.say(f"\n{part}")
+        try:
+            _run(part, options, report)
+        except fresh.Failed as error:
+            failed = True
+            report.say(f"  failed: {error}")
+    report.say(f"\n{monotonic() - began:.0f} s; load average at the end {os.getloadavg()[0]:.2f}")
+    report.write()
+    return int(failed)
+
+
+class Report:
+    """What is printed, and kept for `--json`."""
+
+    def __init__(self, path: Path | None):
+        self._path = path
+        self._lines: list[dict] = []
+        self._text: list[str] = []
+
+    def say(self, text: str) -> None:
+        self._text.append(text)
+        print(text, flush=True)
+
+    def add(self, line: Line) -> None:
+        self._lines.append({"name": line.name, "median": line.median, "pairs": line.ratios, "target": line.target})
+        self.say(f"  {line}")
+
+    def write(self) -> None:
+        if self._path is not None:
+            self._path.write_text(json.dumps({"text": self._text, "lines": self._lines}, indent=1) + "\n")
+
+
+def _run(part: str, options: argparse.Namespace, report: Report) -> None:
+    if part == "startup":
+        _startup(options.pairs, report)
+    elif part == "memory":
+        _memory(options.batches, report)
+    elif part == "overhead":
+        _overhead(options.seconds, report)
+    else:
+        if CASES[part].ratio is not None and not speed.has_peer():
+            report.say("  torchrl is not installed: the ratio to it is left out (pip install torchrl==0.14.1)")
+        for line in speed.compare(part, options.pairs, options.seconds, report.say):
+            report.add(line)
+
+
+def _startup(pairs: int, report: Report) -> None:
+    library, command = [], []
+    for _ in range(pairs):
+        imports_s = startup.imports_s()
+        library.append(startup.library_s() / imports_s)
+        command_s = startup.command_s()
+        if command_s is not None:
+            command.append(command_s / imports_s)
+    report.say(f"  {startup.NUM_WORKERS} workers' first batch, in times of `import torch, gymnasium, tensordict`")
+    for name, ratios in (("library", library), ("collectx run", command)):
+        if ratios:
+            # The one ratio where less is better, so the verdict is said here.
+            gap = f"target at most {startup.TARGET:g}: {'met' if median(ratios) <= startup.TARGET else 'missed'}"
+            report.add(Line(f"startup {name}", ratios, None, gap))
+        else:
+            report.say(f"  startup {name}: the command failed")
+
+
+def _memory(batches: int, report: Report) -> None:
+    found = fresh.run("benchmarks.memory", timeout_s=900.0, num_batches=batches)
+    sizes = ", ".join(f"{int(at):,}: {size / 2**20:.1f} MiB" for at, size in found["bytes"].items())
+    verdict = "met" if found["growth"] < memory.TARGET_GROWTH else "missed"
+    report.say(f"  trainer and workers after batch {sizes}: {found['growth']:+.2%} (target < 2%: {verdict})")
+    report.say(f"  left behind: processes {found['left_processes']}, files in /dev/shm {found['left_files']}")
+
+
+def _overhead(seconds: float, report: Report) -> None:
+    for kind in ("multi_sync", "multi_async"):
+        costs = []
+        for workers in overhead.WORKERS:
+            found = fresh.run("benchmarks.overhead", part="batch", seconds=seconds, kind=kind, num_workers=workers)
+            costs.append(f"{workers} workers {found['us_per_batch']:.0f}")
+        report.say(f"  {kind}: trainer's microseconds of processor per batch: " + ", ".join(costs))
+    for megabytes in overhead.MEGABYTES:
+        found = fresh.run("benchmarks.overhead", part="publish", seconds=seconds, megabytes=megabytes)
+        report.say(
+            f"  weights of {megabytes:g} MB: publish takes {found['publish_ms']:.2f} ms, then {found['use_ms']:.2f} ms "
+            f"to the first batch they acted in ({found['publishes']} times)"
+        )
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument("--only", nargs="+", choices=PARTS, metavar="NAME", help=f"of {', '.join(PARTS)}")
+    parser.add_argument("--pairs", type=int, default=5, help="pairs of every comparison (5)")
+    parser.add_argument("--seconds", type=float, default=2.0, help="of every measurement, after its warm-up (2)")
+    parser.add_argument("--batches", type=int, default=100_000, help="of the memory test (100,000)")
+    parser.add_argument("--json", type=Path, help="write the figures there as well")
+    parser.add_argument("--quick", action="store_true", help="one pair of one second each: does it run?")
+    options = parser.parse_args()
+    if options.quick:
+        options.pairs, options.seconds, options.batches = 1, 1.0, 2_000
+    return options
+
+
+def _header() -> str:
+    versions = []
+    for package in ("torch", "tensordict", "gymnasium", "envpool", "torchrl"):
+        try:
+            versions.append(f"{package} {metadata.version(package)}")
+        except metadata.PackageNotFoundError:
+            versions.append(f"no {package}")
+    return "\n".join(
+        (
+            f"python -m benchmarks {' '.join(sys.argv[1:])}".rstrip(),
+            f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC, {platform.machine()}, {_processor()}, {os.cpu_count()} cores, "
+            f"of which {len(fresh.cores())} are used; load average {os.getloadavg()[0]:.2f}",
+            f"Python {platform.python_version()}, {', '.join(versions)}",
+        )
+    )
+
+
+def _processor() -> str:
+    info = Path("/proc/cpuinfo")
+    for line in info.read_text().splitlines() if info.exists() else ():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.processor() or "unknown processor"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

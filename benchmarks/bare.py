@@ -1,0 +1,141 @@
+"""The bare loop: one process pinned to one core, envs stepped in a plain Python loop, one policy forward per step on
+the batched observation under inference mode, nothing stored, nothing sent. Its frames/s are the ceiling of one core.
+
+The policy is called the way collectx calls it (`actor.act`: the layers in turn, without `nn.Module.__call__`), because
+a ceiling that lets the policy cost more than it has to would flatter the collector. `forward="module"` calls the module
+itself.
+
+EnvPool resets ended envs in a step of their own, which is no frame: how many of its steps are frames is counted before
+the clock starts, so that counting costs the ceiling nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from time import perf_counter
+from typing import Any
+
+from benchmarks import fresh
+from benchmarks.cases import CASES, Case, env_config, policy_config
+
+# Frames between two looks at the clock.
+_CHUNK_S = 0.1
+
+
+def measure(case: str, seconds: float, forward: str = "act", **_: Any) -> dict[str, Any]:
+    """Frames/s of the bare loop after a warm-up of a second."""
+    import torch
+
+    torch.set_num_threads(1)
+    found = CASES[case]
+    share = 1.0
+    if found.envpool:
+        advance, count_frames = _envpool_loop(found, forward)
+    else:
+        advance = _gym_loop(found, forward)
+    with torch.inference_mode():
+        advance(10)
+        began = perf_counter()
+        advance(20)
+        chunk = max(1, int(20 * _CHUNK_S / (perf_counter() - began)))
+        _for(1.0, advance, chunk)
+        if found.envpool:
+            share = count_frames(1000) / (1000 * found.num_envs)
+        steps, elapsed_s = _for(seconds, advance, chunk)
+    return {"frames_per_s": share * steps * found.num_envs / elapsed_s}
+
+
+def _for(seconds: float, advance: Callable[[int], None], chunk: int) -> tuple[int, float]:
+    steps, began = 0, perf_counter()
+    while (elapsed_s := perf_counter() - began) < seconds:
+        advance(chunk)
+        steps += chunk
+    return steps, elapsed_s
+
+
+def _forward(case: Case, kind: str) -> Callable[[Any], Any]:
+    import torch
+
+    from collectx import env as envs
+    from collectx import policy as policies
+
+    spec = envs.read_spec(env_config(case))
+    policy = policies.build(policy_config(case), spec, 0)
+    if kind == "module":
+        from benchmarks.greedy import Greedy
+
+        return Greedy(policy)
+    mode = policies.ExplorationType.DETERMINISTIC
+    act = policies.make_actor(policy, spec, torch.device("cpu"), mode).act
+    return lambda observation: act((observation,))[0]
+
+
+def _gym_loop(case: Case, kind: str) -> Callable[[int], None]:
+    import gymnasium
+    import numpy as np
+    import torch
+
+    from collectx.collector.worker import env_seed
+
+    if case.env_id.startswith("ALE/"):
+        import ale_py
+
+        gymnasium.register_envs(ale_py)
+    envs = [_wrapped(case, gymnasium.make(case.env_id, **dict(case.env_kwargs))) for _ in range(case.num_envs)]
+    steps = [env.step for env in envs]
+    forward = _forward(case, kind)
+    rows = np.stack([env.reset(seed=env_seed(0, e))[0] for e, env in enumerate(envs)])
+    tensor = torch.from_numpy(rows)
+    discrete = isinstance(envs[0].action_space, gymnasium.spaces.Discrete)
+
+    def advance(num_steps: int) -> None:
+        for _ in range(num_steps):
+            action = forward(tensor)
+            observations: list[Any] = []
+            for step, one in zip(steps, action.tolist() if discrete else action.numpy(), strict=True):
+                observation, _, terminated, truncated, _ = step(one)
+                if terminated or truncated:
+                    observation, _ = envs[len(observations)].reset()
+                observations.append(observation)
+            rows[:] = observations
+
+    return advance
+
+
+def _wrapped(case: Case, env: Any) -> Any:
+    import gymnasium
+
+    for wrapper in case.wrappers:
+        kwargs = {key: value for key, value in wrapper.items() if key != "_target_"}
+        env = getattr(gymnasium.wrappers, wrapper["_target_"].rpartition(".")[2])(env, **kwargs)
+    return env
+
+
+def _envpool_loop(case: Case, kind: str) -> tuple[Callable[[int], None], Callable[[int], int]]:
+    import envpool
+    import torch
+
+    pool = envpool.make(case.env_id, env_type="gymnasium", num_envs=case.num_envs, num_threads=1, seed=0)
+    forward = _forward(case, kind)
+    observation = pool.reset()[0]
+
+    def advance(num_steps: int) -> None:
+        nonlocal observation
+        current = observation
+        for _ in range(num_steps):
+            current = pool.step(forward(torch.from_numpy(current)).numpy())[0]
+        observation = current
+
+    def count_frames(num_steps: int) -> int:
+        nonlocal observation
+        frames = 0
+        for _ in range(num_steps):
+            observation, _, terminated, truncated, _ = pool.step(forward(torch.from_numpy(observation)).numpy())
+            frames += case.num_envs - int((terminated | truncated).sum())
+        return frames
+
+    return advance, count_frames
+
+
+if __name__ == "__main__":
+    fresh.serve(measure)

@@ -1,0 +1,122 @@
+"""What is compared: one env group and one policy per case, and what all sides of a comparison must agree on.
+
+Imported in every measurement's process; heavy imports only where a function needs them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+KINDS = ("single", "multi_sync", "multi_async")
+
+
+@dataclass(frozen=True)
+class Case:
+    """One env group.
+
+    Attributes:
+        steps: of every env in one batch. Enough that a batch's fixed cost is a small part of it (about 16 to 25 ms of
+            work on one core), few enough that it stays below 32 MB, where malloc reuses memory instead of mapping it
+            anew; 20 and 128 are also what IMPALA and PPO use.
+        share: the least share of the bare loop, by kind of collector. No entry: no target.
+        ratio: the least ratio to TorchRL. No entry: no target. None: not compared.
+    """
+
+    env_id: str
+    num_envs: int
+    policy: str
+    steps: int
+    share: dict[str, float]
+    ratio: dict[str, float] | None = None
+    env_kwargs: tuple[tuple[str, Any], ...] = ()
+    wrappers: tuple[Any, ...] = ()
+    envpool: bool = False
+
+    def num_workers(self, kind: str) -> int:
+        """Worker processes, which is also the cores they may use."""
+        return 1 if kind == "single" else 2
+
+    def frames_per_batch(self, kind: str) -> int:
+        """`steps` of every env that contributes: those of all workers in a sync batch, of one worker otherwise."""
+        return self.steps * self.num_envs * (2 if kind == "multi_sync" else 1)
+
+
+_HIGH = {"single": 0.9, "multi_async": 0.9}
+_PREPROCESSED = (
+    {"_target_": "gymnasium.wrappers.AtariPreprocessing", "frame_skip": 4, "screen_size": 84, "grayscale_obs": True},
+    {"_target_": "gymnasium.wrappers.FrameStackObservation", "stack_size": 4},
+)
+CASES = {
+    "cartpole_1": Case("CartPole-v1", 1, "mlp", 1024, {}, dict.fromkeys(KINDS, 6.0)),
+    "cartpole_32": Case("CartPole-v1", 32, "mlp", 64, _HIGH, dict.fromkeys(KINDS, 10.0)),
+    "halfcheetah_8": Case("HalfCheetah-v5", 8, "mlp", 64, _HIGH, {}),
+    "pong_raw_8": Case("ALE/Pong-v5", 8, "cnn", 16, _HIGH),
+    "pong_8": Case(
+        "ALE/Pong-v5",
+        8,
+        "cnn",
+        64,
+        _HIGH,
+        env_kwargs=(("frameskip", 1), ("repeat_action_probability", 0.0)),
+        wrappers=_PREPROCESSED,
+    ),
+    "envpool_64": Case("CartPole-v1", 64, "mlp", 64, dict.fromkeys(_HIGH, 0.8), envpool=True),
+}
+
+
+def env_config(case: Case) -> Any:
+    """The env group as collectx takes it."""
+    from collectx.config import EnvPoolEnvConfig, GymEnvConfig
+
+    if case.envpool:
+        return EnvPoolEnvConfig(kind="envpool", num_envs=case.num_envs, id=case.env_id, kwargs={}, num_threads=1)
+    return GymEnvConfig(
+        kind="gym",
+        num_envs=case.num_envs,
+        id=case.env_id,
+        entry_point=None,
+        kwargs=dict(case.env_kwargs),
+        wrappers=list(case.wrappers),
+        info_keys=[],
+    )
+
+
+def policy_config(case: Case) -> Any:
+    """The policy: 64x64 tanh, or the convolutions of `conf/policy/cnn.yaml`."""
+    from collectx.config import CnnPolicyConfig, MlpPolicyConfig
+
+    if case.policy == "mlp":
+        return MlpPolicyConfig(kind="mlp", hidden_sizes=[64, 64], activation="tanh")
+    return CnnPolicyConfig(
+        kind="cnn", channels=[32, 64, 64], kernel_sizes=[8, 4, 3], strides=[4, 2, 1], hidden_size=512, scale=255.0
+    )
+
+
+def run_config(env: Any, policy: Any, kind: str, num_workers: int, frames_per_batch: int, **collector: Any) -> Any:
+    """A whole configuration; `collector` replaces values of that group."""
+    from collectx import config
+
+    values = {
+        "kind": kind,
+        "num_workers": num_workers,
+        "frames_per_batch": frames_per_batch,
+        "total_frames": -1,
+        "exploration_type": "deterministic",
+        "num_slots": 2,
+        "zero_copy": False,
+        "start_timeout_s": 120.0,
+        "worker_timeout_s": 120.0,
+        "close_timeout_s": 10.0,
+        **collector,
+    }
+    return config.RunConfig(
+        env=env,
+        policy=policy,
+        collector=config.CollectorConfig(**values),
+        backend=config.BackendConfig(kind="auto"),
+        launcher=config.LauncherConfig(kind="local", hydra_mode=None, num_threads=1),
+        devices=config.DevicesConfig(device=None, storing_device=None, policy_device=None, env_device=None),
+        trainer=config.MeterTrainerConfig(kind="meter", digest=False),
+        seed=0,
+    )

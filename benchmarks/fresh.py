@@ -1,0 +1,62 @@
+"""Runs one measurement in a process of its own, so that none inherits threads, caches or imports of another.
+
+parent: run("benchmarks.bare", case="cartpole_32", cores=[0])  --argv: JSON-->  child: serve(measure)
+                                                <--last line of stdout: JSON--
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+# Thread pools are sized when their libraries load; the envs' and the policy's work is one thread's on every side.
+_ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
+_RESULT = "benchmark result: "
+
+
+class Failed(Exception):
+    """The measurement's process ended without a result."""
+
+
+def run(module: str, timeout_s: float = 120.0, **arguments: Any) -> dict[str, Any]:
+    """What `measure(**arguments)` of `module` returns, from a new Python process, which is pinned to the cores of
+    `arguments["cores"]` before it imports anything heavy. Kills its whole process group if it takes too long."""
+    command = [sys.executable, "-W", "ignore", "-m", module, json.dumps(arguments)]
+    process = subprocess.Popen(
+        command,
+        env={**os.environ, **_ONE_THREAD},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        output, errors = process.communicate(timeout=timeout_s)
+    except BaseException as error:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+        if isinstance(error, subprocess.TimeoutExpired):
+            raise Failed(f"{module} {arguments} took more than {timeout_s:g} s") from error
+        raise
+    for line in reversed(output.splitlines()):
+        if line.startswith(_RESULT):
+            return json.loads(line.removeprefix(_RESULT))
+    raise Failed(f"{module} {arguments} ended with {process.returncode}: {errors[-2000:]}")
+
+
+def serve(measure: Callable[..., dict[str, Any]]) -> None:
+    """The child's main: pins itself, measures, prints."""
+    arguments = json.loads(sys.argv[1])
+    if arguments.get("cores"):
+        os.sched_setaffinity(0, arguments["cores"])
+    print(_RESULT + json.dumps(measure(**arguments)), flush=True)
+
+
+def cores() -> list[int]:
+    """The first two cores that this process may use: all that a comparison gets, so that two workers fill them."""
+    return sorted(os.sched_getaffinity(0))[:2]

@@ -1,0 +1,20 @@
+"""The policy as a plain `nn.Module`, as TorchRL (and a user without collectx) would call it."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from collectx.policy.stochastic import StochasticPolicy
+
+
+class Greedy(nn.Module):
+    """The batched observation to the most likely action. At the top of a module, so that it can be pickled."""
+
+    def __init__(self, policy: StochasticPolicy):
+        super().__init__()
+        self.policy = policy
+
+    def forward(self, observation: torch.Tensor) -> torch.Tensor:
+        """`[E, *shape]` to `[E, *action shape]`."""
+        return self.policy.head.mode(self.policy([observation]))

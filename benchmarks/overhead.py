@@ -1,0 +1,102 @@
+"""What a batch costs the trainer as workers grow, and how long published weights take to act.
+
+batch    trainer's processor microseconds per batch, workers' time not counted: small batches of the counting env
+publish  seconds that `publish` takes, and from its return to the delivery of the first batch the new weights acted
+         in, with a policy of so many bytes; one async worker with one-frame batches, so that what is left is
+         the handing over itself (and at most two batches that were ready before)
+"""
+
+from __future__ import annotations
+
+from statistics import median
+from time import perf_counter, process_time
+from typing import Any
+
+from benchmarks import fresh
+from benchmarks.cases import run_config
+
+WORKERS = (1, 2, 4, 8)
+MEGABYTES = (0.02, 1.0, 100.0)
+
+
+def measure(part: str, seconds: float, **arguments: Any) -> dict[str, Any]:
+    """One figure; `part` says which."""
+    import torch
+
+    torch.set_num_threads(1)
+    return _batch(seconds, **arguments) if part == "batch" else _publish(seconds, **arguments)
+
+
+def _batch(seconds: float, kind: str, num_workers: int, **_: Any) -> dict[str, Any]:
+    from collectx import env as envs
+    from collectx.collector import build
+    from collectx.config import CountingEnvConfig, RandomPolicyConfig
+
+    env = CountingEnvConfig(kind="counting", num_envs=1, episode_length=10, observation_size=4, step_s=0.0)
+    frames = 8 * (num_workers if kind == "multi_sync" else 1)
+    cfg = run_config(env, RandomPolicyConfig(kind="random"), kind, num_workers, frames)
+    with build(cfg, None, envs.read_spec(env)) as collector:
+        _take(collector, 1.0)
+        began, cpu = perf_counter(), process_time()
+        batches = _take(collector, seconds)
+        return {
+            "us_per_batch": 1e6 * (process_time() - cpu) / batches,
+            "batches_per_s": batches / (perf_counter() - began),
+        }
+
+
+def _take(collector: Any, seconds: float) -> int:
+    batches, began = 0, perf_counter()
+    while perf_counter() - began < seconds:
+        next(collector)
+        batches += 1
+    return batches
+
+
+def _publish(seconds: float, megabytes: float, **_: Any) -> dict[str, Any]:
+    from collectx import env as envs
+    from collectx import policy as policies
+    from collectx.collector import build
+    from collectx.config import CountingEnvConfig, CustomPolicyConfig
+
+    env = CountingEnvConfig(kind="counting", num_envs=1, episode_length=10, observation_size=4, step_s=0.0)
+    policy = CustomPolicyConfig(
+        kind="custom", target="benchmarks.overhead:ballast_policy", kwargs={"megabytes": megabytes}
+    )
+    cfg = run_config(env, policy, "multi_async", 1, 1)
+    spec = envs.read_spec(env)
+    module = policies.build(policy, spec, 0)
+    published, used = [], []
+    with build(cfg, module, spec) as collector:
+        _take(collector, 1.0)
+        end = perf_counter() + seconds
+        while perf_counter() < end or len(used) < 5:
+            began = perf_counter()
+            version = collector.publish(module)
+            returned = perf_counter()
+            next(collector)
+            while collector.delivery.parts[0].policy_version != version:
+                next(collector)
+            published.append(returned - began)
+            used.append(perf_counter() - returned)
+    return {"publish_ms": 1e3 * median(published), "use_ms": 1e3 * median(used), "publishes": len(used)}
+
+
+def ballast_policy(megabytes: float) -> Any:
+    """A policy whose weights are `megabytes` large and whose forward does nearly nothing."""
+    import torch
+    from torch import nn
+
+    class Ballast(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.zeros(int(megabytes * 250_000)))
+
+        def forward(self, observation: torch.Tensor) -> torch.Tensor:
+            return torch.zeros(observation.shape[0], dtype=torch.int64)
+
+    return Ballast()
+
+
+if __name__ == "__main__":
+    fresh.serve(measure)

@@ -1,6 +1,6 @@
 # Every target that people and CI call. `make help` lists them.
 PYTHON ?= python3
-VENV := .venv
+VENV ?= .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
@@ -40,4 +40,4 @@ format: install  ## Format and fix what can be fixed
 	$(BIN)/ruff check --fix .
 
 clean:  ## Remove the virtual environment and caches
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache
+	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache

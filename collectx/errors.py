@@ -9,7 +9,7 @@
     `-- ShapeError            an env or a policy returned what its spec does not allow
 
 An exception raised by user code in a worker keeps its own type: the trainer raises the original exception with
-the remote traceback attached as a note (`attach_remote`).
+the remote traceback attached as a note (`RemoteFailure`).
 """
 
 from __future__ import annotations

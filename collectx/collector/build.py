@@ -40,7 +40,7 @@ def build(
     Args:
         policy: the trainer's policy (see `collectx.policy.build`), whose weights become version 0.
         spec: of one worker's group of envs.
-        events: called as `events(name, **fields)` for starts and stops.
+        events: called as `events(name, **fields)` when workers have started, and when one has failed.
         log_dir: where worker processes write their logs; None leaves their output on the terminal.
     """
     want = cfg.collector
@@ -85,7 +85,7 @@ def build(
         zero_copy=want.zero_copy,
         storing_device=None if devices.storing_device is None else torch.device(devices.storing_device),
     )
-    collector = Collector(transport, schedule, delivery)
+    collector = Collector(transport, schedule, delivery, events)
     try:
         collector.publish(policy if isinstance(policy, nn.Module) else actor.module)
         links = [transport.link(worker) for worker in range(num_workers)]

@@ -6,7 +6,7 @@ Runs in the trainer's process. Must not know how bytes travel, where workers are
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from time import perf_counter
 from types import TracebackType
@@ -53,10 +53,11 @@ class Collector:
 
     delivery: Delivery
 
-    def __init__(self, transport: Transport, schedule: Schedule, spec: DeliverySpec):
+    def __init__(self, transport: Transport, schedule: Schedule, spec: DeliverySpec, events: Callable[..., None]):
         self._transport = transport
         self._schedule = schedule
         self._spec = spec
+        self._events = events
         self._num_delivered = 0
         self._lent: tuple[Arrival, ...] = ()
         self.policy_version = -1
@@ -86,19 +87,26 @@ class Collector:
             self._transport.grant(*grant)
         parts = None
         while parts is None:
-            parts = self._schedule.arrived(self._transport.receive())
+            parts = self._schedule.arrived(self._receive())
         waited_s = perf_counter() - began
         memory = self._transport.region(parts[0].worker, parts[0].slot)
         if spec.zero_copy:
             self._lent = parts
         else:
-            memory = memory.clone()
+            memory = memory.to(spec.storing_device or "cpu", copy=True)
             self._release(parts)
         tensors = spec.region_layout.tensors(memory, spec.batch_size)
         batch = to_tensordict(tensors, spec.batch_size, spec.storing_device)
         self.delivery = self._describe(parts, waited_s)
         self._num_delivered += 1
         return batch
+
+    def _receive(self) -> Arrival:
+        try:
+            return self._transport.receive()
+        except Exception as error:
+            self._events("worker_failed", type=type(error).__name__, message=str(error))
+            raise
 
     def _release(self, parts: tuple[Arrival, ...]) -> None:
         self._lent = ()
@@ -127,7 +135,7 @@ class Collector:
         return self.policy_version
 
     def close(self) -> None:
-        """Stops the workers; waits at most `collector.close_timeout_s`. Idempotent."""
+        """Stops the workers; kills those that have not within `collector.close_timeout_s`. Idempotent."""
         self._finalizer()
 
     def __enter__(self) -> Collector:

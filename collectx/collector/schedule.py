@@ -39,9 +39,14 @@ class SyncSchedule:
 
     def __init__(self, num_workers: int):
         self._num_workers = num_workers
+        self._asked = False
         self._parts: dict[int, Arrival] = {}
 
     def begin(self) -> Iterable[Grant]:
+        # An interrupted wait leaves its grants out: what they bring belongs to the batch that is asked for next.
+        if self._asked:
+            return ()
+        self._asked = True
         return [(worker, 0) for worker in range(self._num_workers)]
 
     def arrived(self, arrival: Arrival) -> tuple[Arrival, ...] | None:
@@ -50,6 +55,7 @@ class SyncSchedule:
             return None
         parts = tuple(self._parts[worker] for worker in range(self._num_workers))
         self._parts.clear()
+        self._asked = False
         return parts
 
     def released(self, arrivals: tuple[Arrival, ...]) -> Iterable[Grant]:

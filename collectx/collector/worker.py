@@ -72,12 +72,13 @@ def work(task: WorkerTask, link: Link, own_random_state: bool = False) -> Genera
     """Fills granted slots; yields after each batch it has sent.
 
     Args:
-        own_random_state: keeps this worker's random numbers apart from those of the process it is a guest in, so that
-            inline workers give the same batches as processes do.
+        own_random_state: keeps what this worker draws from torch's CPU generator apart from the process in which it
+            is a guest, so that inline workers give the same batches as processes do. Python's and numpy's generators
+            stay the host's.
     """
     guest = _RandomState() if own_random_state else None
     with _installed(guest):
-        _seed_policy(task)
+        _seed_policy(task, own_random_state)
         num_envs = task.env.num_envs
         first_env = task.worker * num_envs
         env = envs.build(task.env, first_env)
@@ -114,12 +115,13 @@ def work(task: WorkerTask, link: Link, own_random_state: bool = False) -> Genera
         rollout.close()
 
 
-def _seed_policy(task: WorkerTask) -> None:
+def _seed_policy(task: WorkerTask, guest: bool) -> None:
     # Apart from the env's seeds: those are SeedSequence((seed, index)) with an index >= 0 and two words.
     seed = int(np.random.SeedSequence((task.seed, task.worker, 1)).generate_state(1)[0])
     torch.manual_seed(seed)
-    np.random.seed(seed)
-    random.seed(seed)
+    if not guest:
+        np.random.seed(seed)
+        random.seed(seed)
 
 
 def _check_leaves(task: WorkerTask, mine: tuple[Leaf, ...]) -> None:

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import importlib
 import inspect
@@ -25,6 +26,9 @@ def build(cfg: CustomPolicyConfig, spec: EnvSpec) -> Any:
         ConfigError: nothing is found at `target`, or it is not callable. What the user's code raises passes through.
     """
     found = locate("policy.target", cfg.target)
+    if isinstance(found, nn.Module):
+        # Trainer and inline workers share a process, but must not share weights.
+        found = copy.deepcopy(found)
     kwargs = dict(cfg.kwargs)
     policy = _call_factory(found, spec, kwargs)
     # What a factory returns may be a factory once more (a class, a partial), but never one with the same kwargs.

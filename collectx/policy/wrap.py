@@ -174,8 +174,7 @@ def _direct(steps: list[_Step], places: dict[Key, int]) -> Call:
                 result = (result,)
             outputs.update(zip(writes, result, strict=True))
             values.update(outputs)
-        outputs.pop(("_",), None)
-        return outputs
+        return {key: value for key, value in outputs.items() if key != ("_",) and key not in places}
 
     return call
 

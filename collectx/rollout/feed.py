@@ -41,15 +41,14 @@ class CpuFeed:
 
 
 class CudaFeed:
-    """Observations go through pinned memory, so that both copies and the forward are queued on one stream; the process
-    waits once per step, for the actions to be back.
+    """Observations go through pinned memory, so that both copies and the forward are queued on one stream, the current
+    one, on which new weights are copied too; the process waits once per step, for the actions to be back.
 
         slot --copy--> pinned --queued--> GPU --forward--> GPU --queued--> pinned --wait once--> slot
     """
 
     def __init__(self, actor: Actor, spec: EnvSpec):
         self._actor = actor
-        self._stream = torch.cuda.Stream(actor.device)
         size = (spec.num_envs,)
         self._host_in = [torch.empty(size + leaf.shape, dtype=leaf.dtype, pin_memory=True) for leaf in spec.observation]
         self._device_in = [torch.empty_like(host, device=actor.device) for host in self._host_in]
@@ -57,13 +56,11 @@ class CudaFeed:
         self._host_out_arrays = [host.numpy() for host in self._host_out]
 
     def __call__(self, observation: Sequence[torch.Tensor], out: Sequence[np.ndarray]) -> None:
-        for pinned, seen in zip(self._host_in, observation, strict=True):
-            pinned.copy_(seen)
-        with torch.cuda.stream(self._stream):
-            for device, host in zip(self._device_in, self._host_in, strict=True):
-                device.copy_(host, non_blocking=True)
-            for host, value in zip(self._host_out, self._actor.act(self._device_in), strict=True):
-                host.copy_(value, non_blocking=True)
-        self._stream.synchronize()
+        for device, host, seen in zip(self._device_in, self._host_in, observation, strict=True):
+            host.copy_(seen)
+            device.copy_(host, non_blocking=True)
+        for host, value in zip(self._host_out, self._actor.act(self._device_in), strict=True):
+            host.copy_(value, non_blocking=True)
+        torch.cuda.current_stream(self._actor.device).synchronize()
         for row, result in zip(out, self._host_out_arrays, strict=True):
             row[...] = result

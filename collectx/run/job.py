@@ -89,8 +89,8 @@ def _collect(cfg: RunConfig, files: RunFolder, record: Record, signals: Signals,
 
         if problems := rules.device_problems(cfg):
             raise ConfigError(problems)
-        # It learns where the policy acts.
-        device = torch.device(cfg.devices.policy_device or cfg.devices.device or "cpu")
+        # It learns where batches lie.
+        device = torch.device(cfg.devices.storing_device or cfg.devices.device or "cpu")
         _leave_cores(cfg)
         spec = env.read_spec(cfg.env)
         _seed(cfg.seed)

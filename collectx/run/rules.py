@@ -14,7 +14,7 @@ from omegaconf import MISSING
 
 from collectx.config import CnnPolicyConfig, GymEnvConfig, GymVectorEnvConfig, RunConfig
 
-_DEVICE = re.compile(r"(cpu|cuda|mps|xpu)(:\d+)?")
+_DEVICE = re.compile(r"(cpu|cuda)(:\d+)?")
 
 
 def problems(cfg: RunConfig) -> list[str]:
@@ -47,7 +47,7 @@ def device_problems(cfg: RunConfig) -> list[str]:
     found = []
     for name, value in chosen.items():
         kind, _, index = value.partition(":")
-        here = {"cpu": 1, "cuda": gpus, "mps": int(torch.backends.mps.is_available())}.get(kind, 0)
+        here = {"cpu": 1, "cuda": gpus}.get(kind, 0)
         if int(index or 0) >= here:
             found.append(f"devices.{name}={value}: no such device; torch sees {', '.join(there)}.")
     return found
@@ -134,6 +134,8 @@ def _devices(cfg: RunConfig) -> Iterator[str]:
     for name, value in vars(cfg.devices).items():
         if value not in (None, MISSING) and not _DEVICE.fullmatch(value):
             yield f"devices.{name}={value}: not a device: use cpu, cuda or cuda:N."
+        elif name == "env_device" and value not in (None, MISSING) and not value.startswith("cpu"):
+            yield f"devices.env_device={value}: envs step on the CPU: use cpu or null."
 
 
 def _not_a_multiple(key: str, value: int, shown: str, unit: int) -> str:

@@ -49,7 +49,7 @@ def build(cfg: TrainerConfig, policy: Callable | None, spec: EnvSpec, seed: int,
     if isinstance(cfg, CustomTrainerConfig):
         from collectx.trainer.custom import build as build_custom
 
-        return build_custom(cfg, policy, spec, seed)
+        return build_custom(cfg, policy, spec, seed, device)
     raise ConfigError([f"trainer.kind={cfg.kind} is not one of {', '.join(KINDS)}."])
 
 

@@ -6,6 +6,9 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
+from torch import nn
+
 from collectx.config import CustomTrainerConfig
 from collectx.env.base import EnvSpec
 from collectx.errors import ConfigError
@@ -13,14 +16,17 @@ from collectx.policy.custom import locate
 from collectx.trainer.base import Trainer
 
 
-def build(cfg: CustomTrainerConfig, policy: Callable | None, spec: EnvSpec, seed: int) -> Trainer:
-    """Calls `target` with `policy`, `spec` and `seed`, as far as it takes them, and with `kwargs`.
+def build(cfg: CustomTrainerConfig, policy: Callable | None, spec: EnvSpec, seed: int, device: torch.device) -> Trainer:
+    """Calls `target` with `policy`, `spec`, `seed` and `device`, as far as it takes them, and with `kwargs`. A policy
+    that is a module is moved to `device`, where batches lie.
 
     Raises:
         ConfigError: nothing is found at `target`, or what it returns has no `train`.
     """
     target = locate("trainer.target", cfg.target)
-    given: dict[str, Any] = {"policy": policy, "spec": spec, "seed": seed}
+    if isinstance(policy, nn.Module):
+        policy.to(device)
+    given: dict[str, Any] = {"policy": policy, "spec": spec, "seed": seed, "device": device}
     try:
         parameters: Mapping[str, inspect.Parameter] = inspect.signature(target).parameters
     except ValueError:  # a builtin without a signature

@@ -57,12 +57,12 @@ class PpoTrainer:
         sums = torch.zeros(3, device=learner.device)
         for _ in range(cfg.num_epochs):
             order = torch.randperm(frames, generator=learner.generator).to(learner.device)
-            for index in order.chunk(parts):
+            for index in order.tensor_split(parts):
                 x = [tensor[index] for tensor in observation]
                 log_prob, entropy = learner.policy.evaluate(x, action[index])
                 gain = advantage[index]
                 if cfg.normalize_advantage:
-                    gain = (gain - gain.mean()) / (gain.std() + 1e-8)
+                    gain = (gain - gain.mean()) / (gain.std(correction=0) + 1e-8)
                 ratio = (log_prob - old_log_prob[index]).exp()
                 clipped = ratio.clamp(1 - cfg.clip_epsilon, 1 + cfg.clip_epsilon)
                 actor_loss = -torch.minimum(ratio * gain, clipped * gain).mean()

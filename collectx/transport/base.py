@@ -86,7 +86,7 @@ class Transport(Protocol):
         """
 
     def region(self, worker: int, slot: int) -> torch.Tensor:
-        """The bytes of the region in which the slot lies: flat uint8, laid out by `region_layout`, shared memory. To be
+        """The bytes of the region in which the slot lies: flat uint8, laid out by `region_layout`. To be
         read between the arrival and the next grant of the slot."""
 
     def publish(self, write: Callable[[torch.Tensor], None]) -> int:
@@ -94,7 +94,8 @@ class Transport(Protocol):
         returns their version: 0 for the first call, then one more each time. Does not wait for workers."""
 
     def close(self) -> None:
-        """Stops the workers and releases everything; waits at most `collector.close_timeout_s`. Idempotent."""
+        """Stops the workers and releases everything; kills those that have not stopped within
+        `collector.close_timeout_s`. Idempotent."""
 
 
 class Link(Protocol):

@@ -42,10 +42,11 @@ class InlineTransport:
         self._granted.append(worker)
 
     def receive(self) -> Arrival:
-        worker = self._granted.popleft()
+        worker = self._granted[0]
         # A worker that raised is at its end: advanced again, it must not look like the end of the collection.
         if next(self._workers[worker], _ENDED) is _ENDED:
             raise WorkerDied(f"worker {worker} ended before, by an error that was raised then")
+        self._granted.popleft()
         return self._arrivals.popleft()
 
     def region(self, worker: int, slot: int) -> torch.Tensor:

@@ -19,6 +19,9 @@ from collectx.errors import RemoteFailure, WorkerDied, WorkerTimeout
 from collectx.transport.base import Arrival, SlabSpec, Tally
 from collectx.transport.slab import Slab
 
+# epoll takes milliseconds in 32 bits; a longer wait is several.
+_LONGEST_SELECT_S = 86400.0
+
 
 class Handle(Protocol):
     """What the transport needs of a started worker process: `multiprocessing.Process` has it."""
@@ -108,9 +111,9 @@ class SharedMemoryTransport:
             else ("collector.start_timeout_s", self._start_timeout_s)
         )
         left_s = since + limit_s - time.monotonic()
-        ready = self._selector.select(max(0.0, left_s))
+        ready = self._selector.select(min(max(0.0, left_s), _LONGEST_SELECT_S))
         # A late worker is late also where others always have something ready.
-        if not ready or (left_s <= 0 and all(key.data != worker for key, _ in ready)):
+        if left_s <= _LONGEST_SELECT_S and (not ready or (left_s <= 0 and all(key.data != worker for key, _ in ready))):
             raise WorkerTimeout(
                 f"{self._describe(worker)} delivered nothing for {limit_s:g} s ({knob}={limit_s:g}): its env or policy "
                 f"hangs, or a batch takes longer than that; if so, raise {knob}."

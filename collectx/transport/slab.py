@@ -97,20 +97,24 @@ class Slab:
         """See `Transport.publish`. For one writer only."""
         version = self.version + 1
         write(self._weights(version))
-        # The lock is a memory barrier in both places: the number must not become visible before the bytes.
-        with self._fence:
-            self._version[0] = version
+        self._barrier()  # the number must not become visible before the bytes
+        self._version[0] = version
         return version
 
     def refresh(self, read: Callable[[torch.Tensor], None], version: int) -> int:
         """See `Link.refresh`."""
         while (newest := self.version) != version:
+            self._barrier()
+            read(self._weights(newest))
+            self._barrier()
+            version = newest
+        return version
+
+    def _barrier(self) -> None:
+        """Keeps the processor from moving memory accesses over this point, as releasing and taking a lock does."""
+        for _ in range(2):
             with self._fence:
                 pass
-            read(self._weights(newest))
-            with self._fence:
-                version = newest
-        return version
 
     def _weights(self, version: int) -> torch.Tensor:
         start = _HEADER_BYTES + (version % 2) * self._weights_stride

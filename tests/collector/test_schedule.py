@@ -25,6 +25,15 @@ def test_sync_joins_in_order_of_workers_whoever_comes_first(order):
         assert list(schedule.released(parts[2])) == []
 
 
+def test_sync_asks_once_for_a_batch_whose_wait_was_interrupted():
+    schedule = SyncSchedule(2)
+    assert list(schedule.begin()) == [(0, 0), (1, 0)]
+    assert schedule.arrived(arrival(1)) is None
+    assert list(schedule.begin()) == []
+    assert schedule.arrived(arrival(0)) == (arrival(0), arrival(1))
+    assert list(schedule.begin()) == [(0, 0), (1, 0)]
+
+
 def test_sync_takes_one_joined_slot():
     assert (SyncSchedule(4).joined, SyncSchedule(4).num_slots) == (True, 1)
 

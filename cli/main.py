@@ -6,6 +6,7 @@ completion answer at once.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
@@ -71,6 +72,8 @@ def _dispatch(argv: list[str]) -> int:
 
         print(f"collectx: {name}: no such subcommand{did_you_mean(name, SUBCOMMANDS)}", file=sys.stderr)
         return 2
+    # As `python -m` does: what lies in the folder where the command is given can be named, here and in the workers.
+    sys.path.insert(0, os.getcwd())
     subcommand: Callable[[list[str]], int] = import_module(f"collectx.cli.{name}").main
     return subcommand(rest)
 

@@ -15,9 +15,9 @@ def wrong_usage(text: str) -> int:
 def wrong_configuration(problems: Sequence[str]) -> int:
     """Prints every problem; returns the exit status."""
     count = len(problems)
-    head = f"{count} problems in the configuration, nothing was started:"
+    head = f"{count} problems in the configuration, no worker was started:"
     if count == 1:
-        head = "A problem in the configuration, nothing was started:"
+        head = "A problem in the configuration, no worker was started:"
     _print(head, "bold red")
     for problem in problems:
         first, *more = problem.splitlines()

@@ -58,11 +58,19 @@ class WorkerTimeout(WorkerError):
 
 
 @dataclass(frozen=True)
+class _Bare:
+    """An exception's type and arguments, to be put together without its constructor."""
+
+    kind: type[BaseException]
+    args: tuple
+
+
+@dataclass(frozen=True)
 class RemoteFailure:
     """An exception as it travels from a worker to the trainer: always picklable.
 
     Attributes:
-        pickled: the exception itself, or None where it does not survive pickling.
+        pickled: the exception, or its type and arguments; None where neither survives pickling.
         type_name: qualified name of the exception's type.
         message: `str()` of the exception.
         traceback: the formatted remote traceback.
@@ -75,12 +83,16 @@ class RemoteFailure:
 
     @classmethod
     def of(cls, error: BaseException) -> RemoteFailure:
-        """Packs `error`. An exception that cannot make the round trip through pickle is kept as text only."""
-        try:
-            pickled = pickle.dumps(error)
-            pickle.loads(pickled)
-        except Exception:
-            pickled = None
+        """Packs `error`: whole, or its type and arguments, or as text only, whichever survives pickling first."""
+        pickled = None
+        # An exception with a constructor of its own, or with a lock in it, survives only without.
+        for form in (error, _Bare(type(error), error.args)):
+            try:
+                pickled = pickle.dumps(form)
+                pickle.loads(pickled)
+                break
+            except Exception:
+                pickled = None
         kind = type(error)
         try:
             message = str(error)
@@ -100,6 +112,8 @@ class RemoteFailure:
             # What the worker could import, the trainer perhaps cannot.
             with contextlib.suppress(Exception):
                 error = pickle.loads(self.pickled)
+                if isinstance(error, _Bare):
+                    error = error.kind.__new__(error.kind, *error.args)
         if not isinstance(error, Exception):
             error = WorkerError(f"{self.type_name}: {self.message}")
         error.add_note(f"raised in {where}\n{self.traceback}")

@@ -68,6 +68,7 @@ def config(
     worker_timeout_s=60.0,
     close_timeout_s=10.0,
     storing_device=None,
+    device=None,
     seed=0,
 ):
     return RunConfig(
@@ -87,7 +88,7 @@ def config(
         ),
         backend=BackendConfig("auto"),
         launcher=LauncherConfig(place, None, 1),
-        devices=DevicesConfig(None, storing_device, None, None),
+        devices=DevicesConfig(device, storing_device, None, None),
         trainer=MeterTrainerConfig("meter", False),
         seed=seed,
     )

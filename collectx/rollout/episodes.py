@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from collectx.errors import ShapeError
+
 
 class Episodes:
     """Trajectory ids, returns and lengths of a group of envs.
@@ -34,7 +36,14 @@ class Episodes:
             envs: which envs of the group, each at most once.
             reward, done: `[T, len(envs)]` float32 and bool.
             traj_ids: `[T, len(envs)]` int64, written.
+
+        Raises:
+            ShapeError: a reward is NaN, which is also what None becomes.
         """
+        if np.isnan(reward).any():
+            t, column = (int(axis[0]) for axis in np.isnan(reward).nonzero())
+            env = int(np.arange(len(self._ids))[envs][column])
+            raise ShapeError(f"reward: env {env} of this group gave NaN or None at step {t} of the batch")
         ends = np.cumsum(done, axis=0, dtype=np.int64)
         ids = self._ids[envs]
         traj_ids[0] = ids

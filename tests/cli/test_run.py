@@ -37,7 +37,7 @@ def test_wrong_configuration_starts_nothing_and_leaves_nothing(
 ):
     assert run.main(["colector=x", "seed=-1"]) == 2
     err = capsys.readouterr().err
-    assert err.startswith("2 problems in the configuration, nothing was started:\n  - colector=x: no such group")
+    assert err.startswith("2 problems in the configuration, no worker was started:\n  - colector=x: no such group")
     assert stub.calls == []
     assert list(tmp_path.iterdir()) == []
 

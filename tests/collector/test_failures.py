@@ -9,7 +9,7 @@ import signal
 import psutil
 import pytest
 from collecting import counting, custom, faulty, gym_vector, start, worker_pids
-from faulty import BrokenLever
+from faulty import BrokenLever, Unpicklable
 
 from collectx.errors import WorkerDied, WorkerError, WorkerTimeout
 
@@ -48,10 +48,10 @@ def test_after_the_error_the_collector_never_looks_complete(kind, place):
             drain(collector)
 
 
-def test_an_exception_that_cannot_be_pickled_is_named():
+def test_an_exception_that_cannot_be_pickled_keeps_its_type():
     with (
         start("multi_sync", "local", faulty("unpicklable")) as collector,
-        pytest.raises(WorkerError, match=r"faulty.Unpicklable: holds a lock") as caught,
+        pytest.raises(Unpicklable, match=r"holds a lock") as caught,
     ):
         drain(collector)
     assert "pull_the_lever" in traceback_of(caught)

@@ -41,8 +41,9 @@ def measure(case: str, seconds: float, forward: str = "act", **_: Any) -> dict[s
         _for(1.0, advance, chunk)
         if found.envpool:
             share = count_frames(1000) / (1000 * found.num_envs)
+        cpu = fresh.CpuMeter()
         steps, elapsed_s = _for(seconds, advance, chunk)
-    return {"frames_per_s": share * steps * found.num_envs / elapsed_s}
+    return {"frames_per_s": share * steps * found.num_envs / elapsed_s, **cpu.read()}
 
 
 def _for(seconds: float, advance: Callable[[int], None], chunk: int) -> tuple[int, float]:

@@ -6,12 +6,14 @@ parent: run("benchmarks.bare", case="cartpole_32", cores=[0])  --argv: JSON-->  
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from time import perf_counter
 from typing import Any
 
 # Thread pools are sized when their libraries load; the envs' and the policy's work is one thread's on every side.
@@ -55,6 +57,34 @@ def serve(measure: Callable[..., dict[str, Any]]) -> None:
     if arguments.get("cores"):
         os.sched_setaffinity(0, arguments["cores"])
     print(_RESULT + json.dumps(measure(**arguments)), flush=True)
+
+
+class CpuMeter:
+    """Processor use since it was made, in cores: of this process and its descendants, and of everything else."""
+
+    def __init__(self) -> None:
+        self._began = perf_counter()
+        self._own_s, self._busy_s = _cpu_s()
+
+    def read(self) -> dict[str, float]:
+        """`own_cores` and `other_cores`. Others' use means that a figure is too low."""
+        elapsed_s = perf_counter() - self._began
+        own_s, busy_s = _cpu_s()
+        own = (own_s - self._own_s) / elapsed_s
+        return {"own_cores": own, "other_cores": max(0.0, (busy_s - self._busy_s) / elapsed_s - own)}
+
+
+def _cpu_s() -> tuple[float, float]:
+    import psutil
+
+    me = psutil.Process()
+    own_s = 0.0
+    for process in (me, *me.children(recursive=True)):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            times = process.cpu_times()
+            own_s += times.user + times.system
+    machine = psutil.cpu_times()
+    return own_s, machine.user + machine.nice + machine.system
 
 
 def cores() -> list[int]:

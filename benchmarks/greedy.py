@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import nn
 
-from collectx.policy.stochastic import StochasticPolicy
-
 
 class Greedy(nn.Module):
-    """The batched observation to the most likely action. At the top of a module, so that it can be pickled."""
+    """The batched observation to the most likely action of `policy`, one of collectx's own (`StochasticPolicy`). At the
+    top of a module, so that it can be pickled."""
 
-    def __init__(self, policy: StochasticPolicy):
+    def __init__(self, policy: Any):
         super().__init__()
         self.policy = policy
 

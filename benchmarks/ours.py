@@ -30,15 +30,16 @@ def measure(case: str, kind: str, seconds: float, **_: Any) -> dict[str, Any]:
         while perf_counter() - warm < 1.0:
             batch = next(collector)
         frames, spent = 0, dict.fromkeys(("env_s", "policy_s", "wait_s", "send_s"), 0.0)
-        began = perf_counter()
+        cpu, began = fresh.CpuMeter(), perf_counter()
         while (elapsed_s := perf_counter() - began) < seconds:
             batch = next(collector)
             frames += batch.numel()
             for part in collector.delivery.parts:
                 for name in spent:
                     spent[name] += getattr(part.timings, name)
+        used = cpu.read()
     micros = {name.replace("_s", "_us"): round(1e6 * value / frames, 3) for name, value in spent.items()}
-    return {"frames_per_s": frames / elapsed_s, "per_frame": micros}
+    return {"frames_per_s": frames / elapsed_s, "per_frame": micros, **used}
 
 
 if __name__ == "__main__":

@@ -65,8 +65,9 @@ def _publish(seconds: float, megabytes: float, **_: Any) -> dict[str, Any]:
     )
     cfg = run_config(env, policy, "multi_async", 1, 1)
     spec = envs.read_spec(env)
-    module = policies.build(policy, spec, 0)
-    published, used = [], []
+    module: Any = policies.build(policy, spec, 0)
+    published: list[float] = []
+    used: list[float] = []
     with build(cfg, module, spec) as collector:
         _take(collector, 1.0)
         end = perf_counter() + seconds

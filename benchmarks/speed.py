@@ -4,12 +4,13 @@ process, so that what else the machine does meets all sides alike. Medians over 
     round:  bare - two bare at once - single - [TorchRL] - multi_sync - [TorchRL] - multi_async - [TorchRL]
 
 `two bare at once` is no part of the yardstick: it says how far two cores of this machine are from twice one.
+The share by processor time divides both sides by the cores that they really got: on a machine that others use as well
+it is the better guide, on a quiet one it differs from the share by what the collector leaves idle.
 """
 
 from __future__ import annotations
 
 import importlib.util
-import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -53,6 +54,24 @@ def has_peer() -> bool:
     return importlib.util.find_spec("torchrl") is not None
 
 
+@dataclass(frozen=True)
+class Figure:
+    """One measurement. `own_cores` is the processor it got, `other_cores` what everything else on the machine used
+    meanwhile; zero where it was not measured (TorchRL, and two loops at once)."""
+
+    frames_per_s: float
+    own_cores: float = 0.0
+    other_cores: float = 0.0
+
+    def __str__(self) -> str:
+        return f"{self.frames_per_s:,.0f}" + (f" (others {self.other_cores:.1f})" if self.other_cores >= 0.05 else "")
+
+    @property
+    def by_processor(self) -> float:
+        """Frames per second of processor time."""
+        return self.frames_per_s / self.own_cores
+
+
 def compare(name: str, pairs: int, seconds: float, say: Callable[[str], None]) -> Iterator[Line]:
     """The lines of one case."""
     case = CASES[name]
@@ -61,30 +80,28 @@ def compare(name: str, pairs: int, seconds: float, say: Callable[[str], None]) -
     for index in range(pairs):
         figures = _round(name, case, seconds, peer)
         rounds.append(figures)
-        say(
-            f"  round {index + 1} (load {os.getloadavg()[0]:.1f}): "
-            + "  ".join(f"{side} {value:,.0f}" for side, value in figures.items())
-        )
-    two = median(r["bare_2"] / (2 * r["bare"]) for r in rounds)
+        say(f"  round {index + 1}: " + "  ".join(f"{side} {figure}" for side, figure in figures.items()))
+    two = median(r["bare_2"].frames_per_s / (2 * r["bare"].frames_per_s) for r in rounds)
     for kind in KINDS:
         num_cores = case.num_workers(kind)
-        shares = [r[kind] / (num_cores * r["bare"]) for r in rounds]
-        note = f"{median(r[kind] for r in rounds):,.0f} frames/s"
+        shares = [r[kind].frames_per_s / (num_cores * r["bare"].frames_per_s) for r in rounds]
+        by_processor = median(r[kind].by_processor / r["bare"].by_processor for r in rounds)
+        note = f"{median(r[kind].frames_per_s for r in rounds):,.0f} frames/s; by processor time {by_processor:.2f}"
         if num_cores == 2:
-            note += f"; two bare loops at once reach {two:.2f}"
+            note += f"; two bare loops at once {two:.2f}"
         yield Line(f"{name} {kind}: share", shares, case.share.get(kind), note)
     for kind in KINDS if peer else ():
-        ratios = [r[kind] / r[f"peer_{kind}"] for r in rounds]
-        note = f"TorchRL {median(r[f'peer_{kind}'] for r in rounds):,.0f} frames/s"
+        ratios = [r[kind].frames_per_s / r[f"peer_{kind}"].frames_per_s for r in rounds]
+        note = f"TorchRL {median(r[f'peer_{kind}'].frames_per_s for r in rounds):,.0f} frames/s"
         yield Line(f"{name} {kind}: times TorchRL", ratios, (case.ratio or {}).get(kind), note)
 
 
-def _round(name: str, case: Case, seconds: float, peer: bool) -> dict[str, float]:
+def _round(name: str, case: Case, seconds: float, peer: bool) -> dict[str, Figure]:
     cores = fresh.cores()
     figures = {"bare": _measure("bare", cores[:1], case=name, seconds=seconds)}
     with ThreadPoolExecutor() as pool:
         both = [pool.submit(_measure, "bare", [core], case=name, seconds=seconds) for core in cores]
-        figures["bare_2"] = sum(one.result() for one in both)
+        figures["bare_2"] = Figure(sum(one.result().frames_per_s for one in both))
     for kind in KINDS:
         used = cores[: case.num_workers(kind)]
         figures[kind] = _measure("ours", used, case=name, kind=kind, seconds=seconds)
@@ -93,5 +110,6 @@ def _round(name: str, case: Case, seconds: float, peer: bool) -> dict[str, float
     return figures
 
 
-def _measure(side: str, cores: list[int], **arguments: Any) -> float:
-    return fresh.run(f"benchmarks.{side}", cores=cores, **arguments)["frames_per_s"]
+def _measure(side: str, cores: list[int], **arguments: Any) -> Figure:
+    found = fresh.run(f"benchmarks.{side}", cores=cores, **arguments)
+    return Figure(found["frames_per_s"], found.get("own_cores", 0.0), found.get("other_cores", 0.0))

@@ -115,7 +115,8 @@ def run_config(env: Any, policy: Any, kind: str, num_workers: int, frames_per_ba
         policy=policy,
         collector=config.CollectorConfig(**values),
         backend=config.BackendConfig(kind="auto"),
-        launcher=config.LauncherConfig(kind="local", hydra_mode=None, num_threads=1),
+        # EnvPool's threads belong on the core of their worker, as the bare loop's are.
+        launcher=config.LauncherConfig(kind="local", hydra_mode=None, num_threads=1, pin_cores=env.kind == "envpool"),
         devices=config.DevicesConfig(device=None, storing_device=None, policy_device=None, env_device=None),
         trainer=config.MeterTrainerConfig(kind="meter", digest=False),
         seed=0,

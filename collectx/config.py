@@ -149,6 +149,7 @@ class LauncherConfig:
     kind: str = MISSING
     hydra_mode: str | None = one_of("RUN", "MULTIRUN")
     num_threads: int = at_least(1)
+    pin_cores: bool = MISSING
 
 
 @dataclass

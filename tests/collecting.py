@@ -87,7 +87,7 @@ def config(
             close_timeout_s,
         ),
         backend=BackendConfig("auto"),
-        launcher=LauncherConfig(place, None, 1),
+        launcher=LauncherConfig(place, None, 1, False),
         devices=DevicesConfig(device, storing_device, None, None),
         trainer=MeterTrainerConfig("meter", False),
         seed=seed,

@@ -18,6 +18,7 @@ def report(connection, name):
             "pid": os.getpid(),
             "num_threads": torch.get_num_threads(),
             "omp": os.environ.get("OMP_NUM_THREADS"),
+            "cores": os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None,
             "sigint": signal.getsignal(signal.SIGINT),
         }
     )

@@ -72,7 +72,7 @@ def build(
     if runs_inline(cfg):
         transport = InlineTransport(slab)
     else:
-        launcher = LocalLauncher(cfg.launcher.num_threads, log_dir)
+        launcher = LocalLauncher(cfg.launcher.num_threads, cfg.launcher.pin_cores, log_dir)
         transport = SharedMemoryTransport(
             slab, want.start_timeout_s, want.worker_timeout_s, want.close_timeout_s, launcher.describe
         )

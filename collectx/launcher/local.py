@@ -47,11 +47,13 @@ class LocalLauncher:
 
     Args:
         num_threads: torch's intra-op threads in each worker.
+        pin_cores: worker i runs on the i-th core that this process may use, modulo their number, its env's threads too.
         log_dir: each worker's stdout and stderr go to `worker-<index>.log` there; None leaves them where they are.
     """
 
-    def __init__(self, num_threads: int, log_dir: Path | None = None):
+    def __init__(self, num_threads: int, pin_cores: bool = False, log_dir: Path | None = None):
         self._num_threads = num_threads
+        self._pin_cores = pin_cores
         self._log_dir = log_dir
 
     def describe(self, worker: int) -> str:
@@ -61,6 +63,12 @@ class LocalLauncher:
 
     def _log(self, worker: int) -> Path | None:
         return None if self._log_dir is None else self._log_dir / f"worker-{worker}.log"
+
+    def _core(self, worker: int) -> int | None:
+        if not self._pin_cores or not hasattr(os, "sched_getaffinity"):
+            return None
+        cores = sorted(os.sched_getaffinity(0))
+        return cores[worker % len(cores)]
 
     def start(self, entry: Callable[..., None], arguments: Sequence[tuple[Any, ...]]) -> list[BaseProcess]:
         """Starts one process per element of `arguments`, running `entry(*element)`. Returns when they are forked.
@@ -73,7 +81,7 @@ class LocalLauncher:
         for worker, element in enumerate(arguments):
             process = context.Process(
                 target=_enter,
-                args=(entry, element, self._num_threads, self._log(worker)),
+                args=(entry, element, self._num_threads, self._core(worker), self._log(worker)),
                 name=f"collectx-worker-{worker}",
             )
             process.start()
@@ -81,10 +89,14 @@ class LocalLauncher:
         return processes
 
 
-def _enter(entry: Callable[..., None], arguments: tuple[Any, ...], num_threads: int, log: Path | None) -> None:
+def _enter(
+    entry: Callable[..., None], arguments: tuple[Any, ...], num_threads: int, core: int | None, log: Path | None
+) -> None:
     # Ctrl-C reaches the whole process group; stopping is the trainer's to order.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _die_with_parent()
+    if core is not None:
+        os.sched_setaffinity(0, {core})
     if log is not None:
         descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         os.dup2(descriptor, 1)

@@ -7,6 +7,7 @@ import os
 import signal
 
 import launched
+import pytest
 
 from collectx.launcher.inline import InlineLauncher
 from collectx.launcher.local import LocalLauncher
@@ -32,6 +33,20 @@ def test_each_element_gets_a_process_with_the_threads_and_the_log_it_was_told(tm
     assert "err of b" in (tmp_path / "worker-1.log").read_text()
     assert launcher.describe(1) == f"worker 1 (log: {tmp_path}/worker-1.log)"
     assert LocalLauncher(1).describe(1) == "worker 1"
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="this system has no core affinity")
+def test_pinned_workers_share_the_cores_of_the_trainer_out():
+    ours, theirs = multiprocessing.Pipe()
+    processes = LocalLauncher(1, pin_cores=True).start(launched.report, [(theirs, 0), (theirs, 1), (theirs, 2)])
+    cores = {}
+    for _ in processes:
+        message = ours.recv()
+        cores[message["name"]] = message["cores"]
+    for process in processes:
+        process.join(10)
+    available = sorted(os.sched_getaffinity(0))
+    assert cores == {worker: {available[worker % len(available)]} for worker in range(3)}
 
 
 def test_the_trainers_environment_is_left_as_it_was():

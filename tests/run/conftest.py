@@ -76,7 +76,7 @@ def cfg():
         policy=RandomPolicyConfig("random"),
         collector=CollectorConfig("single", 1, 20, 100, "random", 2, False, 60.0, 60.0, 10.0),
         backend=BackendConfig("auto"),
-        launcher=LauncherConfig("inline", None, 1),
+        launcher=LauncherConfig("inline", None, 1, False),
         devices=DevicesConfig("cpu", None, None, None),
         trainer=MeterTrainerConfig("meter", True),
         seed=3,

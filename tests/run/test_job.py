@@ -165,7 +165,7 @@ def processes(cfg):
     collector = dataclasses.replace(
         cfg.collector, kind="multi_sync", num_workers=2, frames_per_batch=400, total_frames=-1
     )
-    return dataclasses.replace(cfg, collector=collector, launcher=LauncherConfig("local", None, 1))
+    return dataclasses.replace(cfg, collector=collector, launcher=LauncherConfig("local", None, 1, False))
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
@@ -274,7 +274,7 @@ cfg = RunConfig(
     policy=RandomPolicyConfig("random"),
     collector=CollectorConfig("multi_async", 2, 20, -1, "random", 2, False, 60.0, 60.0, 10.0),
     backend=BackendConfig("auto"),
-    launcher=LauncherConfig("local", None, 1),
+    launcher=LauncherConfig("local", None, 1, False),
     devices=DevicesConfig("cpu", None, None, None),
     trainer=MeterTrainerConfig("meter", False),
     seed=0,

@@ -11,15 +11,17 @@ Backpressure is by slots: a worker fills only what was granted, and each grant i
             granted            filled             read
     [free] --------> [worker] --------> [trainer] ------> [free]
 
-Must not know envs, policies, schedules or launchers.
+A worker that is gone is told of once, as a `Departure`; what it had not delivered is lost, and the others go on.
+Another may be attached in its place. Must not know envs, policies, schedules or launchers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
+import numpy as np
 import torch
 
 from collectx.batch import Leaf, Slot
@@ -34,8 +36,8 @@ class SlabSpec:
         rows, steps: of one worker's slot.
         num_workers: how many workers there are.
         num_slots: slots of each worker.
-        joined: slot k of all workers lies in one region of `num_workers * rows` rows, so that a sync batch needs no
-            joining; otherwise every slot is a region of its own.
+        joined: a batch is slot k of all workers. Where they share memory it then lies in one region of
+            `num_workers * rows` rows, so that nothing needs joining; otherwise every slot is a region of its own.
         weights_nbytes: size of one flat copy of the policy's weights.
     """
 
@@ -48,16 +50,25 @@ class SlabSpec:
     weights_nbytes: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Tally:
-    """What a worker says about the batch it has just filled. Times in seconds; `episodes` are (return, length)."""
+    """What a worker says about the batch it has just filled.
+
+    Attributes:
+        policy_version: of the weights that acted.
+        env_s, policy_s, wait_s, send_s: seconds for stepping envs, calling the policy, waiting for a grant, handing
+            over (and taking new weights).
+        returns, lengths: float64 and int64, `[episodes]`: undiscounted return and frames of each episode that ended in
+            this batch, in order of time.
+    """
 
     policy_version: int
     env_s: float
     policy_s: float
     wait_s: float
     send_s: float
-    episodes: tuple[tuple[float, int], ...]
+    returns: np.ndarray
+    lengths: np.ndarray
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,33 +80,73 @@ class Arrival:
     tally: Tally
 
 
+@dataclass(frozen=True, slots=True)
+class Departure:
+    """A worker is gone: its code raised, its process or its connection ended, or it let a timeout pass.
+
+    Attributes:
+        worker: its index. What it was granted and has not delivered is lost.
+        error: what user code raised in it (original type, remote traceback as a note), `WorkerDied` or `WorkerTimeout`.
+    """
+
+    worker: int
+    error: Exception
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """A worker of another process has connected; what it was granted before reaches it now.
+
+    Attributes:
+        worker: its index.
+        where: host and pid, for the event log.
+    """
+
+    worker: int
+    where: dict[str, Any]
+
+
 class Transport(Protocol):
     """The trainer's end. Used from one thread."""
 
     def grant(self, worker: int, slot: int) -> None:
-        """Lets `worker` fill `slot`. Does not block."""
+        """Lets `worker` fill `slot`, where slots are joined with the newest weights there are now, or newer ones. Does
+        not block."""
 
-    def receive(self) -> Arrival:
-        """Blocks until a granted slot is full.
+    def receive(self) -> Arrival | Departure | Joined:
+        """Blocks until something has happened: a granted slot is full, or a worker has come or gone.
 
-        Raises:
-            WorkerTimeout: a worker let `collector.start_timeout_s` (its first batch) or `collector.worker_timeout_s`
-                (any other) pass since its grant.
-            WorkerDied: a worker's process ended without a word.
-            Exception: what user code raised in a worker: original type, remote traceback as a note.
+        A worker is gone with `WorkerTimeout` where it let `collector.start_timeout_s` (its first batch) or
+        `collector.worker_timeout_s` (any other) pass since its grant.
         """
 
-    def region(self, worker: int, slot: int) -> torch.Tensor:
-        """The bytes of the region in which the slot lies: flat uint8, laid out by `region_layout`. To be
-        read between the arrival and the next grant of the slot."""
+    def gather(self, parts: Sequence[Arrival], own: bool) -> torch.Tensor:
+        """The bytes of filled slots of one index or of one worker, joined row after row in the order given: flat uint8,
+        laid out as `Layout(leaves, rows * len(parts), steps)`. To be called between the arrivals and the next grant of
+        any of these slots.
+
+        Args:
+            own: whether the bytes become the caller's. Otherwise they may be the transport's memory, which is theirs to
+                read until one of these slots is granted again, or another batch gathered.
+        """
 
     def publish(self, write: Callable[[torch.Tensor], None]) -> int:
         """Calls `write` with a flat uint8 buffer of `weights_nbytes`, makes what it wrote the newest weights and
         returns their version: 0 for the first call, then one more each time. Does not wait for workers."""
 
+    def interrupt(self) -> None:
+        """Tells the workers to stop, between two of their steps, and waits for nothing; they count as gone afterwards.
+        May be called from any thread."""
+
     def close(self) -> None:
         """Stops the workers and releases everything; kills those that have not stopped within
         `collector.close_timeout_s`. Idempotent."""
+
+
+class Stop(Protocol):
+    """What the step loop looks at between two steps: `stop[0]` is nonzero once the trainer wants the worker to stop."""
+
+    def __getitem__(self, index: int, /) -> int: ...
 
 
 class Link(Protocol):
@@ -103,11 +154,13 @@ class Link(Protocol):
 
     Attributes:
         slots: this worker's slots, as views of the transport's memory.
-        stop: one byte that becomes nonzero when the trainer wants the worker to stop at once, between two steps.
+        stop: see `Stop`; cheap enough for every step.
     """
 
-    slots: Sequence[Slot]
-    stop: memoryview
+    @property
+    def slots(self) -> Sequence[Slot]: ...
+    @property
+    def stop(self) -> Stop: ...
 
     def acquire(self) -> int | None:
         """Blocks until the trainer grants a slot, for as long as the trainer lives; None means stop."""

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 
 from collectx.errors import WorkerDied
-from collectx.transport.base import Arrival, SlabSpec, Tally
+from collectx.transport.base import Arrival, Departure, SlabSpec, Tally
 from collectx.transport.slab import Slab
 
 _ENDED = object()
@@ -22,42 +22,49 @@ class InlineTransport:
     """Both ends in the trainer's process. Waits for nothing, so nothing can time out."""
 
     def __init__(self, spec: SlabSpec):
+        self.spec = spec
         self.slab = Slab(spec, shared=False)
-        self.region_layout = self.slab.region_layout
         self._granted: deque[int] = deque()
         self._arrivals: deque[Arrival] = deque()
-        self._links = [InlineLink(self.slab, worker, self._arrivals) for worker in range(spec.num_workers)]
-        self._workers: list[Iterator[None]] = []
+        self._links: dict[int, InlineLink] = {}
+        self._workers: dict[int, Iterator[None]] = {}
 
     def link(self, worker: int) -> InlineLink:
         """The worker's end."""
+        self._links[worker] = InlineLink(self.slab, worker, self._arrivals)
         return self._links[worker]
 
-    def attach(self, workers: Sequence[Iterator[None]]) -> None:
-        """Takes the workers' generators, in order of their index."""
-        self._workers = list(workers)
+    def attach(self, worker: int, handle: Iterator[None]) -> None:
+        """Takes the worker's generator."""
+        self._workers[worker] = handle
 
     def grant(self, worker: int, slot: int) -> None:
         self._links[worker].granted.append(slot)
         self._granted.append(worker)
 
-    def receive(self) -> Arrival:
+    def receive(self) -> Arrival | Departure:
         worker = self._granted[0]
-        # A worker that raised is at its end: advanced again, it must not look like the end of the collection.
-        if next(self._workers[worker], _ENDED) is _ENDED:
-            raise WorkerDied(f"worker {worker} ended before, by an error that was raised then")
+        try:
+            if next(self._workers[worker], _ENDED) is _ENDED:
+                raise WorkerDied(f"worker {worker} ended before, by an error that was raised then")
+        except Exception as error:
+            self._granted = deque(other for other in self._granted if other != worker)
+            return Departure(worker, error)
         self._granted.popleft()
         return self._arrivals.popleft()
 
-    def region(self, worker: int, slot: int) -> torch.Tensor:
-        return self.slab.region(worker, slot)
+    def gather(self, parts: Sequence[Arrival], own: bool) -> torch.Tensor:
+        return self.slab.gather([(part.worker, part.slot) for part in parts], own)
 
     def publish(self, write: Callable[[torch.Tensor], None]) -> int:
         return self.slab.publish(write)
 
+    def interrupt(self) -> None:
+        self.slab.stop[0] = 1
+
     def close(self) -> None:
         while self._workers:
-            self._workers.pop().close()  # type: ignore[attr-defined]
+            self._workers.popitem()[1].close()  # type: ignore[attr-defined]
 
 
 class InlineLink:

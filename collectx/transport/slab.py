@@ -15,7 +15,7 @@ import mmap
 import os
 import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from multiprocessing import reduction
 from typing import Any
 
@@ -83,6 +83,14 @@ class Slab:
         start = self._regions_start + index * self.region_layout.nbytes
         return self._memory[start : start + self.region_layout.nbytes]
 
+    def gather(self, places: Sequence[tuple[int, int]], own: bool) -> torch.Tensor:
+        """See `Transport.gather`; `places` are (worker, slot)."""
+        whole = len(places) == self.spec.num_workers if self.spec.joined else len(places) == 1
+        if whole:
+            region = self.region(*places[0])
+            return region.clone() if own else region
+        return join(self.spec, [self.slot(*place) for place in places])
+
     def slot(self, worker: int, slot: int) -> Slot:
         """One worker's slot: `[rows, steps, *shape]` views of the slab."""
         region = self.region_layout.slot(self.region(worker, slot))
@@ -119,6 +127,19 @@ class Slab:
     def _weights(self, version: int) -> torch.Tensor:
         start = _HEADER_BYTES + (version % 2) * self._weights_stride
         return self._memory[start : start + self.spec.weights_nbytes]
+
+
+def join(spec: SlabSpec, slots: Sequence[Slot]) -> torch.Tensor:
+    """New memory with the rows of all `slots`, laid out as `Layout(leaves, rows * len(slots), steps)`."""
+    layout = Layout(spec.leaves, spec.rows * len(slots), spec.steps)
+    device = next(iter(slots[0].tensors.values())).device
+    memory = torch.empty(layout.nbytes, dtype=torch.uint8, device=device)
+    whole = layout.slot(memory)
+    for index, slot in enumerate(slots):
+        part = whole.narrow(index * spec.rows, spec.rows)
+        for key, tensor in slot.tensors.items():
+            part.tensors[key].copy_(tensor)
+    return memory
 
 
 def _anonymous_file() -> int:

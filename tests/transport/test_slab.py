@@ -110,7 +110,7 @@ def test_weights_are_never_torn_while_another_process_reads(nbytes):
     ours, theirs = Pipe()
     link_end, unused = Pipe()
     link = SharedMemoryLink(slab, 0, link_end)
-    (reader,) = LocalLauncher(1).start(read_versions, [(link, last, theirs)])
+    reader = LocalLauncher(1).start(read_versions, (link, last, theirs), 0)
     theirs.close()
     slab.close_descriptor()
     version = -1

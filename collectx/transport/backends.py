@@ -1,0 +1,87 @@
+"""Whether a backend can work in this process, and if not, why.
+
+Asked before anything starts. Imports what a backend needs only when that backend is asked for. What the configuration
+says about it is `collectx/run/rules.py`'s.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sysconfig
+from importlib import import_module
+from importlib.util import find_spec
+
+
+def why_not(backend: str) -> str | None:
+    """Why workers cannot be reached by `backend` from here: one clause and what to do; None where they can."""
+    reason = _REASONS.get(backend)
+    return None if reason is None else reason()
+
+
+def mpi_path() -> str:
+    """The search path for programs with the scripts of this interpreter before it: there a pip install of Open MPI has
+    what MPI starts."""
+    return os.pathsep.join((sysconfig.get_path("scripts"), os.environ.get("PATH", os.defpath)))
+
+
+def _gloo() -> str | None:
+    import torch.distributed as dist
+
+    if not dist.is_available() or not dist.is_gloo_available():
+        return "this build of torch has no gloo: install one that has, as those of pytorch.org do"
+    return None
+
+
+def _nccl() -> str | None:
+    import torch
+    import torch.distributed as dist
+
+    if torch.version.cuda is None:
+        return f"torch {torch.__version__} is built without CUDA: install a build with it, or use backend=gloo"
+    if not torch.cuda.is_available():
+        return "torch sees no GPU: use backend=gloo"
+    if not dist.is_nccl_available():
+        return f"torch {torch.__version__} is built without NCCL: install a build with it, or use backend=gloo"
+    return None
+
+
+def _ucc() -> str | None:
+    import torch
+    import torch.distributed as dist
+
+    if not dist.is_ucc_available():
+        return f"torch {torch.__version__} is built without UCC: build it with USE_UCC=1, or use backend=gloo"
+    return None
+
+
+def _mpi() -> str | None:
+    if find_spec("mpi4py") is None:
+        return "mpi4py is not installed: pip install 'collectx[mpi]', or use backend=gloo"
+    try:
+        rc = import_module("mpi4py").rc
+        rc.initialize = False
+        version = import_module("mpi4py.MPI").Get_library_version()
+    except Exception as error:
+        return f"mpi4py finds no MPI library ({error}): pip install 'collectx[mpi]', or use backend=gloo"
+    if "PMIX_NAMESPACE" in os.environ:
+        return None
+    if not version.startswith("Open MPI"):
+        return (
+            f"workers are started by MPI_Comm_spawn, which was only tried with Open MPI; this is "
+            f"{version.split(',')[0]}: "
+            "pip install 'collectx[mpi]', or use backend=gloo"
+        )
+    if shutil.which("prte", path=mpi_path()) is None:
+        scripts = sysconfig.get_path("scripts")
+        return f"Open MPI starts workers by its program prte, which is neither in {scripts} nor on PATH"
+    names = ("PRTE_ALLOW_RUN_AS_ROOT", "PRTE_ALLOW_RUN_AS_ROOT_CONFIRM")
+    if hasattr(os, "geteuid") and os.geteuid() == 0 and any(os.environ.get(name) != "1" for name in names):
+        return (
+            "Open MPI starts no workers for root unless told to: set PRTE_ALLOW_RUN_AS_ROOT=1 and "
+            "PRTE_ALLOW_RUN_AS_ROOT_CONFIRM=1 in the environment, be another user, or use backend=gloo"
+        )
+    return None
+
+
+_REASONS = {"gloo": _gloo, "nccl": _nccl, "ucc": _ucc, "mpi": _mpi}

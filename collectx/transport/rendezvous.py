@@ -1,0 +1,313 @@
+"""How a worker on another host finds the trainer, and how both make sure of each other: one TCP connection, opened by
+the worker, on which each proves that it knows the run's secret before anything else is read.
+
+    trainer                                         worker
+    PROTOCOL, nonce a        ---------------------->
+                             <----------------------  nonce b, HMAC(secret, "worker" a b)
+    HMAC(secret, "trainer" b a) ------------------->
+    afterwards: messages with a length before each
+
+The proofs are HMAC-SHA256 (RFC 2104) over fresh nonces, so neither the secret nor anything that could be said again is
+ever sent. What follows is neither encrypted nor signed: the secret keeps strangers out, it does not hide frames.
+Must not know what is said afterwards.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import hmac
+import ipaddress
+import json
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from typing import Any
+
+from collectx.errors import ConfigError, RendezvousError
+
+PROTOCOL = b"collectx-1\n"
+_NONCE_BYTES = 32
+_PROOF_BYTES = 32
+# A peer that says nothing must not hold a thread for ever.
+_HANDSHAKE_S = 10.0
+_FIRST_WORDS_BYTES = 65536
+_CONNECT_S = 3.0
+_PAUSE_S = 0.25
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """Where the trainer listens.
+
+    Attributes:
+        addresses: IP addresses of the trainer's host, best first.
+        port: TCP port.
+        secret: what both must know.
+    """
+
+    addresses: tuple[str, ...]
+    port: int
+    secret: bytes = field(repr=False)
+
+
+class Listener:
+    """The trainer's ear: accepts connections in a thread of its own, and greets each in another.
+
+    Args:
+        addresses: to listen on. Loopback addresses alone: nobody else can connect. Otherwise every interface listens,
+            as a worker's way to this host is not known before it comes.
+        port: the TCP port; 0 lets the system choose.
+        secret: see `Meeting`.
+        greet: called in the greeting thread with the connection of a peer that knows the secret, and this host's
+            address as the peer sees it. What it raises ends the connection, and is a reason for `refused`.
+        refused: called in the greeting thread with the address of a peer that was not let in, and why.
+
+    Attributes:
+        meeting: what workers need.
+
+    Raises:
+        ConfigError: the port is taken.
+    """
+
+    def __init__(
+        self,
+        addresses: Sequence[str],
+        port: int,
+        secret: bytes,
+        greet: Callable[[Connection, str], None],
+        refused: Callable[[str, str], None],
+    ):
+        self._greet = greet
+        self._refused = refused
+        self._secret = secret
+        self._server = _server(addresses, port)
+        self.meeting = Meeting(tuple(addresses), self._server.getsockname()[1], secret)
+        self._thread = threading.Thread(target=self._accept, name="collectx-listener", daemon=True)
+        self._thread.start()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                peer, address = self._server.accept()
+            except OSError:
+                return
+            threading.Thread(
+                target=self._receive, args=(peer, address[0]), name="collectx-greeting", daemon=True
+            ).start()
+
+    def _receive(self, peer: socket.socket, address: str) -> None:
+        try:
+            _prove_to_worker(peer, self._secret)
+        except (OSError, RendezvousError) as error:
+            peer.close()
+            self._refused(_plain(address), str(error))
+            return
+        connection, here = _framed(peer)
+        try:
+            self._greet(connection, here)
+        except Exception as error:
+            # Whatever it says, the others' run goes on.
+            connection.close()
+            self._refused(_plain(address), str(error) or type(error).__name__)
+
+    def close(self) -> None:
+        """Listens no longer. Connections stay."""
+        # Closing alone would leave the thread in `accept`.
+        with contextlib.suppress(OSError):
+            self._server.shutdown(socket.SHUT_RDWR)
+        self._server.close()
+
+
+def connect(meeting: Meeting, timeout_s: float, knob: str) -> tuple[Connection, str]:
+    """The worker's way to the trainer: tries each address in turn until one answers and knows the secret. Where every
+    one refuses, nobody listens any more, and waiting would not help.
+
+    Returns:
+        The connection, and this host's address on that way.
+
+    Raises:
+        RendezvousError: nobody answered within `timeout_s`, which `knob` names; says what each address answered.
+    """
+    deadline = time.monotonic() + timeout_s
+    answers: dict[str, str] = {}
+    while True:
+        refusals = 0
+        for address in meeting.addresses:
+            try:
+                peer = socket.create_connection((address, meeting.port), timeout=_CONNECT_S)
+            except OSError as error:
+                answers[address] = str(error) or type(error).__name__
+                refusals += isinstance(error, ConnectionRefusedError)
+                continue
+            try:
+                _prove_to_trainer(peer, meeting.secret)
+            except (OSError, RendezvousError) as error:
+                answers[address] = str(error)
+                peer.close()
+                continue
+            return _framed(peer)
+        if refusals == len(meeting.addresses) or time.monotonic() > deadline:
+            said = "; ".join(f"{address} port {meeting.port}: {answer}" for address, answer in answers.items())
+            raise RendezvousError(
+                f"{socket.gethostname()} could not reach the trainer within {timeout_s:g} s ({knob}={timeout_s:g}): "
+                f"{said}. "
+                "Timed out: a firewall, or not a network that both hosts are on: choose one with backend.interface, or "
+                "a port that is open with backend.port. Refused: the trainer has ended, or that address is another "
+                "host's."
+            )
+        time.sleep(_PAUSE_S)
+
+
+def first_words(connection: Connection) -> dict[str, Any]:
+    """What a peer says first, as soon as it is greeted.
+
+    Raises:
+        RendezvousError: it says nothing, or something else than a JSON object.
+    """
+    if not connection.poll(_HANDSHAKE_S):
+        raise RendezvousError(f"it knows the secret, and then said nothing for {_HANDSHAKE_S:g} s")
+    try:
+        words = json.loads(connection.recv_bytes(_FIRST_WORDS_BYTES))
+    except (ValueError, EOFError, OSError) as error:
+        raise RendezvousError(f"it knows the secret, and is no worker of collectx ({error!r})") from error
+    if not isinstance(words, dict):
+        raise RendezvousError("it knows the secret, and is no worker of collectx")
+    return words
+
+
+def keep_alive(connection: Connection, notice_s: float) -> None:
+    """Lets the operating system ask the other host whether it is still there, so that a connection over a pulled cable
+    breaks within about `notice_s` seconds, without a message of ours."""
+    peer = socket.socket(fileno=connection.fileno())
+    try:
+        interval = max(1, int(notice_s / 5))
+        peer.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for name, value in (
+            ("TCP_KEEPIDLE", interval),
+            ("TCP_KEEPINTVL", interval),
+            ("TCP_KEEPCNT", 4),
+            ("TCP_USER_TIMEOUT", int(notice_s * 1000)),
+        ):
+            if hasattr(socket, name):
+                peer.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+    finally:
+        peer.detach()
+
+
+def local_addresses(interface: str | None) -> tuple[str, ...]:
+    """This host's addresses that others may reach, best first: IPv4 before IPv6, what its name resolves to before the
+    rest. Without any network, loopback.
+
+    Args:
+        interface: only that interface's, as `backend.interface` names it; loopback is allowed then.
+
+    Raises:
+        ConfigError: there is no such interface, or it has no address.
+    """
+    import psutil
+
+    found = {
+        name: [_plain(entry.address) for entry in entries if entry.family in (socket.AF_INET, socket.AF_INET6)]
+        for name, entries in psutil.net_if_addrs().items()
+    }
+    if interface is not None:
+        if not found.get(interface):
+            raise ConfigError([_no_such_interface(interface, sorted(name for name in found if found[name]))])
+        return tuple(found[interface])
+    up = {name for name, stats in psutil.net_if_stats().items() if stats.isup}
+    usable = [
+        address
+        for name, addresses in found.items()
+        if name in up
+        for address in addresses
+        if not (ip := ipaddress.ip_address(address)).is_loopback and not ip.is_link_local
+    ]
+    named = _resolved(socket.gethostname())
+    usable.sort(key=lambda address: (":" in address, address not in named))
+    return tuple(usable) or ("127.0.0.1",)
+
+
+def _no_such_interface(interface: str, names: Sequence[str]) -> str:
+    near = difflib.get_close_matches(interface, names, n=1)
+    question = f"; did you mean {near[0]}?" if near else ";"
+    there = ", ".join(names)
+    return f"backend.interface={interface}: no such network interface with an address{question} (there are {there})."
+
+
+def new_secret() -> bytes:
+    """A secret for one run."""
+    return secrets.token_bytes(32)
+
+
+def _resolved(name: str) -> set[str]:
+    try:
+        return {str(entry[4][0]) for entry in socket.getaddrinfo(name, None)}
+    except OSError:
+        return set()
+
+
+def _server(addresses: Sequence[str], port: int) -> socket.socket:
+    try:
+        if len(addresses) == 1 and ipaddress.ip_address(addresses[0]).is_loopback:
+            family = socket.AF_INET6 if ":" in addresses[0] else socket.AF_INET
+            return socket.create_server((addresses[0], port), family=family, backlog=1024)
+        if socket.has_dualstack_ipv6():
+            return socket.create_server(("", port), family=socket.AF_INET6, backlog=1024, dualstack_ipv6=True)
+        return socket.create_server(("", port), backlog=1024)
+    except OSError as error:
+        raise ConfigError([f"backend.port={port}: {error}: choose another, or null: the system chooses."]) from error
+
+
+def _prove_to_worker(peer: socket.socket, secret: bytes) -> None:
+    peer.settimeout(_HANDSHAKE_S)
+    mine = secrets.token_bytes(_NONCE_BYTES)
+    peer.sendall(PROTOCOL + mine)
+    theirs = _exactly(peer, _NONCE_BYTES)
+    if not hmac.compare_digest(_exactly(peer, _PROOF_BYTES), _proof(secret, b"worker", mine, theirs)):
+        raise RendezvousError("it does not know the secret of this run")
+    peer.sendall(_proof(secret, b"trainer", theirs, mine))
+
+
+def _prove_to_trainer(peer: socket.socket, secret: bytes) -> None:
+    peer.settimeout(_HANDSHAKE_S)
+    if _exactly(peer, len(PROTOCOL)) != PROTOCOL:
+        raise RendezvousError("who listens there is no trainer of this version of collectx")
+    theirs = _exactly(peer, _NONCE_BYTES)
+    mine = secrets.token_bytes(_NONCE_BYTES)
+    peer.sendall(mine + _proof(secret, b"worker", theirs, mine))
+    if not hmac.compare_digest(_exactly(peer, _PROOF_BYTES), _proof(secret, b"trainer", mine, theirs)):
+        raise RendezvousError("who listens there is the trainer of another run")
+
+
+def _proof(secret: bytes, role: bytes, first: bytes, second: bytes) -> bytes:
+    return hmac.digest(secret, role + first + second, "sha256")
+
+
+def _exactly(peer: socket.socket, count: int) -> bytes:
+    data = b""
+    while len(data) < count:
+        more = peer.recv(count - len(data))
+        if not more:
+            raise RendezvousError(
+                "it closed the connection: it does not know the secret of this run, or is no collectx"
+            )
+        data += more
+    return data
+
+
+def _framed(peer: socket.socket) -> tuple[Connection, str]:
+    """The connection for messages, and this host's address on it."""
+    peer.settimeout(None)
+    peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    address = _plain(peer.getsockname()[0])
+    return Connection(peer.detach()), address
+
+
+def _plain(address: str) -> str:
+    """Without the prefix of IPv4 in IPv6, and without a zone."""
+    return address.removeprefix("::ffff:").partition("%")[0]

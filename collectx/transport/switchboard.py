@@ -1,0 +1,252 @@
+"""The trainer's connections to its workers: one socket each for control messages, one epoll over all of them, so that
+an idle worker costs nothing. Knows who owes a batch since when, and who is gone.
+
+Used by the transports between processes. Must not know what the messages mean.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import selectors
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from multiprocessing.connection import Connection
+from typing import Any, Protocol
+
+from collectx.errors import WorkerDied, WorkerTimeout
+
+# epoll takes milliseconds in 32 bits; a longer wait is several.
+_LONGEST_SELECT_S = 86400.0
+# How long a worker that has failed may take to end by itself.
+_SHORT_S = 0.2
+
+
+class Handle(Protocol):
+    """What is needed of a started worker process: `multiprocessing.Process` has it. `sentinel` is a descriptor that
+    becomes readable when the process ends, or -1 where there is none. `pid` is None where it is no process of this
+    machine; its end is then known late, and waiting for it is not worth while."""
+
+    @property
+    def sentinel(self) -> int: ...
+    @property
+    def pid(self) -> int | None: ...
+    @property
+    def exitcode(self) -> int | None: ...
+    def join(self, timeout: float | None = None) -> None: ...
+    def terminate(self) -> None: ...
+    def kill(self) -> None: ...
+
+
+class Switchboard:
+    """Used from one thread.
+
+    Args:
+        start_timeout_s: how long a worker may take from its start to its first batch.
+        worker_timeout_s: how long a worker may take for any later batch.
+        close_timeout_s: how long workers may take to stop before they are killed.
+        describe: names a worker's log in error messages.
+        join_timeout: the knob and the seconds that limit how long a worker may take to come; its start then begins when
+            it has. None: `start_timeout_s` covers both.
+    """
+
+    def __init__(
+        self,
+        start_timeout_s: float,
+        worker_timeout_s: float,
+        close_timeout_s: float,
+        describe: Callable[[int], str],
+        join_timeout: tuple[str, float] | None = None,
+    ):
+        self._start_timeout_s = start_timeout_s
+        self._worker_timeout_s = worker_timeout_s
+        self._close_timeout_s = close_timeout_s
+        self.describe = describe
+        self._join_timeout = join_timeout
+        self._selector = selectors.DefaultSelector()
+        self._connections: dict[int, Connection] = {}
+        self._handles: dict[int, Handle] = {}
+        self._watched: set[Any] = set()
+        self._owed: dict[int, int] = {}
+        self._has_delivered: set[int] = set()
+        # Workers that owe a batch, with the time since when, oldest first.
+        self._waiting: OrderedDict[int, float] = OrderedDict()
+
+    def plug(self, worker: int, connection: Connection) -> None:
+        """Listens to a worker's connection, which becomes the switchboard's."""
+        self._connections[worker] = connection
+        self._selector.register(connection, selectors.EVENT_READ, worker)
+
+    def attach(self, worker: int, handle: Handle) -> None:
+        """Watches a worker's process."""
+        self._handles[worker] = handle
+        if handle.sentinel >= 0:
+            self._selector.register(handle.sentinel, selectors.EVENT_READ, worker)
+
+    def watch(self, descriptor: Any, key: object) -> None:
+        """Lets `events` yield `(key, None)` whenever `descriptor` is readable."""
+        self._selector.register(descriptor, selectors.EVENT_READ, key)
+        self._watched.add(key)
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether any worker owes a batch."""
+        return bool(self._waiting)
+
+    def is_plugged(self, worker: int) -> bool:
+        """Whether a worker's connection is there."""
+        return worker in self._connections
+
+    def send(self, worker: int, message: bytes) -> None:
+        """Sends to a worker. Where it is dead or dying, `events` will find its last words, if there are any."""
+        with contextlib.suppress(OSError):
+            self._connections[worker].send_bytes(message)
+
+    def owes(self, worker: int) -> None:
+        """Notes that a worker was granted a slot: its time runs."""
+        self._owed[worker] = self._owed.get(worker, 0) + 1
+        self._waiting.setdefault(worker, time.monotonic())
+
+    def delivered(self, worker: int) -> None:
+        """Notes that a worker has delivered one of the batches that it owes."""
+        self._has_delivered.add(worker)
+        self._owed[worker] -= 1
+        del self._waiting[worker]
+        if self._owed[worker]:
+            self._waiting[worker] = time.monotonic()
+
+    def restart_clock(self, worker: int) -> None:
+        """Gives a worker the whole of its time again, from now."""
+        if worker in self._waiting:
+            self._waiting[worker] = time.monotonic()
+            self._waiting.move_to_end(worker)
+
+    def events(self, at_most_s: float | None = None) -> Iterator[tuple[Any, bytes | Exception | None]]:
+        """Blocks until a worker says something, is gone, or is too late; then yields `(worker, message)`, or
+        `(worker, error)` for one that is gone, or `(key, None)` for what is watched.
+
+        Args:
+            at_most_s: how long to block; None for as long as the timeouts allow.
+        """
+        limit_s, late = self._patience()
+        if at_most_s is not None:
+            limit_s = min(limit_s, at_most_s)
+        ready = self._selector.select(limit_s)
+        # A late worker is late also where others always have something ready.
+        if late is not None and time.monotonic() >= late[1] and all(key.data != late[0] for key, _ in ready):
+            yield late[0], self._late(late[0])
+        gone: set[Any] = set()
+        for key, _ in ready:
+            worker = key.data
+            message: bytes | Exception | None
+            if worker in gone:
+                continue
+            if key.fileobj is self._connections.get(worker):
+                message = self._read(worker)
+            elif isinstance(key.fileobj, int) and worker in self._handles:
+                # The process ended; its last words may still be in the socket.
+                while worker in self._connections and self._connections[worker].poll():
+                    message = self._read(worker)
+                    if isinstance(message, Exception):
+                        break
+                    yield worker, message
+                message = self._died(worker)
+            elif worker in self._watched:
+                message = None
+            else:
+                continue  # forgotten meanwhile
+            if isinstance(message, Exception):
+                gone.add(worker)
+            yield worker, message
+
+    def _patience(self) -> tuple[float, tuple[int, float] | None]:
+        """How long to sleep at most, and who is late when that has passed (with the time on the clock)."""
+        if not self._waiting:
+            return _LONGEST_SELECT_S, None
+        worker, since = next(iter(self._waiting.items()))
+        deadline = since + self._limit(worker)[1]
+        return min(max(0.0, deadline - time.monotonic()), _LONGEST_SELECT_S), (worker, deadline)
+
+    def _limit(self, worker: int) -> tuple[str, float]:
+        if worker in self._has_delivered:
+            return "collector.worker_timeout_s", self._worker_timeout_s
+        if worker not in self._connections and self._join_timeout is not None:
+            return self._join_timeout
+        return "collector.start_timeout_s", self._start_timeout_s
+
+    def _late(self, worker: int) -> WorkerTimeout:
+        knob, limit_s = self._limit(worker)
+        if worker not in self._connections:
+            what = "has not joined"
+            why = (
+                "it waits in a queue, starts slowly, or cannot reach the trainer, as its log then says "
+                "(the trainer's address: backend.interface)"
+            )
+        else:
+            what = "delivered nothing"
+            why = "its env or policy hangs, its host is out of reach, or a batch takes longer than that"
+        return WorkerTimeout(
+            f"{self.describe(worker)} {what} for {limit_s:g} s ({knob}={limit_s:g}): {why}; "
+            f"to wait longer, raise {knob}."
+        )
+
+    def _read(self, worker: int) -> bytes | Exception:
+        try:
+            return self._connections[worker].recv_bytes()
+        except (EOFError, OSError) as error:
+            return self._died(worker, error)
+
+    def _died(self, worker: int, error: Exception | None = None) -> WorkerDied:
+        handle = self._handles.get(worker)
+        if handle is None or handle.pid is None:
+            if worker not in self._connections:
+                return WorkerDied(f"{self.describe(worker)} ended before it had joined the trainer.")
+            cause = "" if error is None or isinstance(error, EOFError) else f" ({error})"
+            return WorkerDied(
+                f"{self.describe(worker)} is gone{cause}: its connection broke without an error being reported: killed "
+                "from outside, out of memory, a crash in native code of the env, or its host is gone."
+            )
+        handle.join(self._close_timeout_s)
+        code = handle.exitcode
+        how = "is still running but closed its connection" if code is None else f"ended with exit code {code}"
+        if code is not None and code < 0:
+            how = f"was killed by signal {-code}"
+        return WorkerDied(
+            f"{self.describe(worker)} (pid {handle.pid}) {how} without reporting an error: killed from outside, "
+            "out of memory, or a crash in native code of the env."
+        )
+
+    def forget(self, worker: int) -> None:
+        """Closes a worker's connection, ends its process, if it has one still, and forgets what it owes, so that
+        another can take its index."""
+        connection = self._connections.pop(worker, None)
+        if connection is not None:
+            self._selector.unregister(connection)
+            connection.close()
+        handle = self._handles.pop(worker, None)
+        if handle is not None:
+            if handle.sentinel >= 0:
+                self._selector.unregister(handle.sentinel)
+            # Not long: the other workers must not run out of slots meanwhile.
+            self._end([handle], min(_SHORT_S, self._close_timeout_s))
+        self._owed.pop(worker, None)
+        self._waiting.pop(worker, None)
+        self._has_delivered.discard(worker)
+
+    def close(self) -> None:
+        """Closes all connections, by which workers know that they shall stop; ends their processes."""
+        for connection in self._connections.values():
+            connection.close()
+        self._connections.clear()
+        self._end(list(self._handles.values()), self._close_timeout_s)
+        self._selector.close()
+
+    def _end(self, handles: Sequence[Handle], patience_s: float) -> None:
+        deadline = time.monotonic() + patience_s
+        for end_it in (None, "terminate", "kill"):
+            for handle in handles:
+                if end_it is not None and handle.exitcode is None:
+                    getattr(handle, end_it)()
+            for handle in handles:
+                handle.join(max(0.0, deadline - time.monotonic()))
+            deadline = time.monotonic() + 1.0

@@ -1,0 +1,57 @@
+"""Control messages as plain bytes: what travels beside the frames. Nothing here is ever unpickled.
+
+trainer -> worker    GRANT   | slot, least version to act with (int64)
+                     WEIGHTS | version (int64)
+worker -> trainer    FULL    | slot, version, env_s, policy_s, wait_s, send_s | returns (float64) | lengths (int64)
+                     HAVE    | version (int64)
+                     FAILED  | what the transport makes of an error
+"""
+
+from __future__ import annotations
+
+import struct
+
+import numpy as np
+
+from collectx.transport.base import Tally
+
+FULL, FAILED, GRANT, WEIGHTS, HAVE = (bytes([number]) for number in range(5))
+_NUMBERS = struct.Struct("<cqq")
+_FULL = struct.Struct("<cqqdddd")
+
+
+def pack_grant(slot: int, least_version: int = 0) -> bytes:
+    """A grant of `slot`, to be filled with weights of `least_version` or newer."""
+    return _NUMBERS.pack(GRANT, slot, least_version)
+
+
+def pack_weights(version: int) -> bytes:
+    """The weights of `version` are on their way."""
+    return _NUMBERS.pack(WEIGHTS, version, 0)
+
+
+def pack_have(version: int) -> bytes:
+    """The weights of `version` are here, whole."""
+    return _NUMBERS.pack(HAVE, version, 0)
+
+
+def unpack(message: bytes) -> tuple[bytes, int, int]:
+    """Kind and numbers of a message that has no more than these; the second number is that of a grant."""
+    kind, number, second = _NUMBERS.unpack(message)
+    return kind, number, second
+
+
+def pack_full(slot: int, tally: Tally) -> bytes:
+    """What a worker says when it has filled `slot`."""
+    times = (tally.env_s, tally.policy_s, tally.wait_s, tally.send_s)
+    head = _FULL.pack(FULL, slot, tally.policy_version, *times)
+    return head + tally.returns.tobytes() + tally.lengths.tobytes()
+
+
+def unpack_full(message: bytes) -> tuple[int, Tally]:
+    """The slot and the tally of `pack_full`; the arrays are views of `message`."""
+    _, slot, version, env_s, policy_s, wait_s, send_s = _FULL.unpack_from(message)
+    episodes = (len(message) - _FULL.size) // 16
+    returns = np.frombuffer(message, np.float64, episodes, _FULL.size)
+    lengths = np.frombuffer(message, np.int64, episodes, _FULL.size + 8 * episodes)
+    return slot, Tally(version, env_s, policy_s, wait_s, send_s, returns, lengths)

@@ -9,8 +9,8 @@ in its metadata (`at_least`, `one_of`, ...); cross-field rules are in `collectx/
 # ruff: noqa: RUF009, the calls in defaults make a `field`
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import asdict, dataclass, field, is_dataclass
+from typing import Any, get_type_hints
 
 from omegaconf import MISSING
 
@@ -131,9 +131,13 @@ class CollectorConfig:
     exploration_type: str = one_of("random", "mode", "mean", "deterministic")
     num_slots: int = at_least(1)
     zero_copy: bool = MISSING
+    on_worker_failure: str = one_of("raise", "restart", "drop")
+    max_restarts: int = at_least(0)
     start_timeout_s: float = above(0)
     worker_timeout_s: float = above(0)
     close_timeout_s: float = at_least(0)
+    num_workers_per_collector: int = at_least(1)
+    inner: str = one_of("sync", "async", "single")
 
 
 # --- backend, launcher, devices ---
@@ -142,6 +146,8 @@ class CollectorConfig:
 @dataclass
 class BackendConfig:
     kind: str = MISSING
+    interface: str | None = MISSING
+    port: int | None = MISSING
 
 
 @dataclass
@@ -150,6 +156,61 @@ class LauncherConfig:
     hydra_mode: str | None = one_of("RUN", "MULTIRUN")
     num_threads: int = at_least(1)
     pin_cores: bool = MISSING
+
+
+@dataclass
+class SlurmResources:
+    """What a job asks SLURM for. None: nothing is asked for, and the cluster's own default holds."""
+
+    partition: str | None = MISSING
+    account: str | None = MISSING
+    qos: str | None = MISSING
+    time: str | None = MISSING
+    mem: str | None = MISSING
+    cpus_per_task: int | None = at_least(1)
+    gpus: int | None = at_least(0)
+    constraint: str | None = MISSING
+    exclusive: bool = MISSING
+    container: str | None = MISSING
+    setup: list[str] = field(default_factory=list)
+    sbatch: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class SubmititLauncherConfig(SlurmResources, LauncherConfig):
+    python: str | None = MISSING
+    srun: dict[str, Any] = field(default_factory=dict)
+    queue_timeout_s: float = above(0)
+
+
+@dataclass
+class SlurmLauncherConfig(SlurmResources, LauncherConfig):
+    python: str | None = MISSING
+    nodes: int | None = at_least(1)
+    srun: dict[str, Any] = field(default_factory=dict)
+    requeue: bool = MISSING
+    max_parallel: int | None = at_least(1)
+    wait: bool = MISSING
+
+
+@dataclass
+class PartResources:
+    """What one part of a job asks for in the place of what the whole job does. None: the same."""
+
+    partition: str | None = MISSING
+    mem: str | None = MISSING
+    cpus_per_task: int | None = at_least(1)
+    gpus: int | None = at_least(0)
+    constraint: str | None = MISSING
+    exclusive: bool | None = MISSING
+    container: str | None = MISSING
+    sbatch: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class SubmititDelayedLauncherConfig(SlurmLauncherConfig):
+    trainer: PartResources = MISSING
+    worker: PartResources = MISSING
 
 
 @dataclass
@@ -226,6 +287,95 @@ class RunConfig:
     seed: int = at_least(0)
 
 
+def as_dict(cfg: Any) -> dict[str, Any]:
+    """A configuration, or one group of it, as plain data."""
+    return asdict(cfg)
+
+
+def from_dict(values: dict[str, Any]) -> RunConfig:
+    """The configuration of `as_dict`, which is complete and right: nothing is checked."""
+    groups = {group: group_from_dict(group, values[group]) for group in GROUPS}
+    return RunConfig(**groups, seed=values["seed"])
+
+
+def group_from_dict(group: str, values: dict[str, Any]) -> Any:
+    """One group, as in `group_from_dict("env", as_dict(cfg.env))`."""
+    if values.get("kind") == "given":
+        return EnvConfig(**values) if group == "env" else PolicyConfig(**values)
+    cls = DevicesConfig if group == "devices" else KINDS[group][values["kind"]]
+    hints = get_type_hints(cls)
+    return cls(**{key: hints[key](**value) if is_dataclass(hints[key]) else value for key, value in values.items()})
+
+
+# Backends by which workers may be on other hosts.
+NETWORK_BACKENDS = ("gloo", "nccl", "mpi", "ucc")
+
+
+# Launchers whose runs are jobs as a whole: the trainer too runs on another machine than the command, which only submits
+# and follows them.
+ELSEWHERE = ("slurm", "submitit_delayed")
+
+
+# Collectors that deliver first what is ready first.
+ASYNC = ("multi_async", "distributed")
+
+
+def is_async(collector: CollectorConfig) -> bool:
+    """Whether every batch comes whole from one worker."""
+    return collector.kind in ASYNC
+
+
+def is_stacked(collector: CollectorConfig) -> bool:
+    """Whether a batch is one part of every worker, side by side."""
+    return collector.kind in ("multi_sync", "distributed_sync")
+
+
+def num_workers_of(cfg: RunConfig) -> int:
+    """How many workers there are."""
+    return 1 if cfg.collector.kind == "single" else cfg.collector.num_workers
+
+
+def rows_per_env(collector: CollectorConfig) -> int:
+    """How many envs of one worker's batch stand for one env of a process: those of all inner workers, where it joins a
+    part of each."""
+    return collector.num_workers_per_collector if collector.inner == "sync" else 1
+
+
+def num_tasks_of(cfg: RunConfig) -> int:
+    """How many processes a job has that is trainer and workers: `collector=single` has the trainer alone."""
+    return 1 if cfg.collector.kind == "single" else 1 + cfg.collector.num_workers
+
+
+def backend_of(cfg: RunConfig) -> str:
+    """How bytes travel; what `backend=auto` stands for: inline within one process, shared_memory on one machine; for
+    what is, or may be, on several nccl between GPUs, gloo otherwise."""
+    if cfg.backend.kind != "auto":
+        return cfg.backend.kind
+    if cfg.collector.kind == "single" or cfg.launcher.kind == "inline":
+        return "inline"
+    if cfg.launcher.kind == "local" and not cfg.collector.kind.startswith("distributed"):
+        return "shared_memory"
+    return "gloo" if why_no_nccl(cfg) else "nccl"
+
+
+def why_no_nccl(cfg: RunConfig) -> str | None:
+    """What in the configuration keeps bytes from travelling from GPU to GPU; None where nothing does."""
+    devices = cfg.devices
+    ends = {name: getattr(devices, name) or devices.device or "cpu" for name in ("policy_device", "storing_device")}
+    for name, device in ends.items():
+        if not device.startswith("cuda"):
+            return f"devices.{name}={device}: it goes from the GPU of the policy to the GPU where batches are stored"
+    # On other hosts the GPU of that name is another one.
+    policy, storing = (device if ":" in device else f"{device}:0" for device in ends.values())
+    if cfg.launcher.kind == "local" and policy == storing:
+        return (
+            f"devices.policy_device and devices.storing_device are both {storing} with launcher=local: NCCL needs a "
+            "GPU "
+            "of its own for each end"
+        )
+    return None
+
+
 # The groups, in the order of the data path; a choice in each is needed.
 GROUPS = ("env", "policy", "collector", "backend", "launcher", "devices", "trainer")
 
@@ -243,9 +393,21 @@ KINDS: dict[str, dict[str, type]] = {
         "cnn": CnnPolicyConfig,
         "custom": CustomPolicyConfig,
     },
-    "collector": {"single": CollectorConfig, "multi_sync": CollectorConfig, "multi_async": CollectorConfig},
-    "backend": {"auto": BackendConfig, "inline": BackendConfig, "shared_memory": BackendConfig},
-    "launcher": {"inline": LauncherConfig, "local": LauncherConfig},
+    "collector": {
+        "single": CollectorConfig,
+        "multi_sync": CollectorConfig,
+        "multi_async": CollectorConfig,
+        "distributed": CollectorConfig,
+        "distributed_sync": CollectorConfig,
+    },
+    "backend": dict.fromkeys(("auto", "inline", "shared_memory", *NETWORK_BACKENDS), BackendConfig),
+    "launcher": {
+        "inline": LauncherConfig,
+        "local": LauncherConfig,
+        "slurm": SlurmLauncherConfig,
+        "submitit": SubmititLauncherConfig,
+        "submitit_delayed": SubmititDelayedLauncherConfig,
+    },
     "devices": {},
     "trainer": {
         "meter": MeterTrainerConfig,

@@ -3,6 +3,8 @@
     CollectxError
     |-- ConfigError           the configuration is wrong; carries every problem found (exit status 2)
     |-- SpaceError            a Gymnasium space that cannot be stored as tensors
+    |-- RendezvousError       trainer and worker did not find each other, or did not know each other
+    |-- LauncherError         a scheduler refused a job, or does not answer
     |-- WorkerError           a worker is gone, or did not answer in time
     |   |-- WorkerDied        the process ended without a word (killed, out of memory, segfault)
     |   `-- WorkerTimeout     nothing arrived within the named timeout
@@ -15,10 +17,13 @@ the remote traceback attached as a note (`RemoteFailure`).
 from __future__ import annotations
 
 import contextlib
+import json
 import pickle
+import sys
 import traceback
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 
 class CollectxError(Exception):
@@ -45,6 +50,14 @@ class ShapeError(CollectxError):
     """An env or a policy returned a value whose shape or dtype differs from its spec."""
 
 
+class RendezvousError(CollectxError):
+    """Trainer and worker did not come together. The message says where each was looked for and what answered."""
+
+
+class LauncherError(CollectxError):
+    """A scheduler refused a job, or does not answer. The message has the scheduler's own words."""
+
+
 class WorkerError(CollectxError):
     """A worker cannot go on. The message names the worker, its pid and its log."""
 
@@ -59,10 +72,15 @@ class WorkerTimeout(WorkerError):
 
 @dataclass(frozen=True)
 class _Bare:
-    """An exception's type and arguments, to be put together without its constructor."""
+    """An exception's type, arguments and attributes, to be put together without its constructor."""
 
     kind: type[BaseException]
     args: tuple
+    attributes: dict[str, Any] = field(default_factory=dict)
+
+
+def _is_plain(value: object) -> bool:
+    return value is None or isinstance(value, (str, int, float))
 
 
 @dataclass(frozen=True)
@@ -74,12 +92,16 @@ class RemoteFailure:
         type_name: qualified name of the exception's type.
         message: `str()` of the exception.
         traceback: the formatted remote traceback.
+        arguments: the exception's arguments where they are plain data, otherwise its message alone.
+        attributes: those of the exception's attributes that are plain data.
     """
 
     pickled: bytes | None
     type_name: str
     message: str
     traceback: str
+    arguments: tuple = ()
+    attributes: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
     def of(cls, error: BaseException) -> RemoteFailure:
@@ -99,9 +121,29 @@ class RemoteFailure:
         except Exception:
             message = "(its text cannot be made)"
         name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
-        return cls(pickled, name, message, "".join(traceback.format_exception(error)))
+        arguments = tuple(error.args) if all(map(_is_plain, error.args)) else (message,)
+        attributes = {key: value for key, value in vars(error).items() if key[:1] != "_" and _is_plain(value)}
+        return cls(pickled, name, message, "".join(traceback.format_exception(error)), arguments, attributes)
 
-    def rebuild(self, where: str) -> BaseException:
+    def to_json(self) -> bytes:
+        """As plain data, for peers from whom nothing is unpickled."""
+        names = ("type_name", "message", "traceback", "arguments", "attributes")
+        return json.dumps({name: getattr(self, name) for name in names}).encode()
+
+    @classmethod
+    def from_json(cls, text: bytes) -> RemoteFailure:
+        """What `to_json` made. The type is looked up by its name among the modules that this process has imported;
+        nothing is imported or called for it."""
+        fields = json.loads(text)
+        module, _, name = fields["type_name"].rpartition(".")
+        kind = getattr(sys.modules.get(module or "builtins"), name, None)
+        pickled = None
+        if isinstance(kind, type) and issubclass(kind, Exception):
+            with contextlib.suppress(Exception):
+                pickled = pickle.dumps(_Bare(kind, tuple(fields["arguments"]), fields["attributes"]))
+        return cls(pickled, **(fields | {"arguments": tuple(fields["arguments"])}))
+
+    def rebuild(self, where: str) -> Exception:
         """The original exception with a note that says where it was raised and shows the remote traceback.
 
         An exception that cannot be pickled, or that is none (a worker's `SystemExit` must not end the trainer), comes
@@ -113,7 +155,9 @@ class RemoteFailure:
             with contextlib.suppress(Exception):
                 error = pickle.loads(self.pickled)
                 if isinstance(error, _Bare):
-                    error = error.kind.__new__(error.kind, *error.args)
+                    bare = error
+                    error = bare.kind.__new__(bare.kind, *bare.args)
+                    vars(error).update(bare.attributes)
         if not isinstance(error, Exception):
             error = WorkerError(f"{self.type_name}: {self.message}")
         error.add_note(f"raised in {where}\n{self.traceback}")

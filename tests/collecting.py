@@ -67,6 +67,11 @@ def config(
     start_timeout_s=60.0,
     worker_timeout_s=60.0,
     close_timeout_s=10.0,
+    on_worker_failure="raise",
+    max_restarts=10,
+    num_workers_per_collector=1,
+    inner="sync",
+    backend="auto",
     storing_device=None,
     device=None,
     seed=0,
@@ -82,11 +87,15 @@ def config(
             exploration,
             num_slots,
             zero_copy,
+            on_worker_failure,
+            max_restarts,
             start_timeout_s,
             worker_timeout_s,
             close_timeout_s,
+            num_workers_per_collector,
+            inner,
         ),
-        backend=BackendConfig("auto"),
+        backend=BackendConfig(backend, None, None),
         launcher=LauncherConfig(place, None, 1, False),
         devices=DevicesConfig(device, storing_device, None, None),
         trainer=MeterTrainerConfig("meter", False),
@@ -94,11 +103,12 @@ def config(
     )
 
 
-def start(*args: Any, log_dir=None, **kwargs: Any):
+def start(*args: Any, log_dir=None, events=None, **kwargs: Any):
     """A collector over `config(*args, **kwargs)`."""
     cfg = config(*args, **kwargs)
     spec = envs.read_spec(cfg.env)
-    return build(cfg, policies.build(cfg.policy, spec, cfg.seed), spec, log_dir=log_dir)
+    events = events or (lambda name, **fields: None)
+    return build(cfg, policies.build(cfg.policy, spec, cfg.seed), spec, events, log_dir)
 
 
 def batches(*args: Any, **kwargs: Any) -> list:
@@ -109,4 +119,5 @@ def batches(*args: Any, **kwargs: Any) -> list:
 
 def worker_pids(collector) -> list[int]:
     """The processes behind a collector of local workers."""
-    return [handle.pid for handle in collector._transport._handles]
+    handles = collector._transport._switchboard._handles
+    return [handles[worker].pid for worker in sorted(handles)]

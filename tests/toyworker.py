@@ -9,8 +9,13 @@ import time
 import numpy as np
 import torch
 
-from collectx.batch import Leaf
-from collectx.transport.base import SlabSpec, Tally
+from collectx.batch import Layout, Leaf
+from collectx.launcher.local import LocalLauncher
+from collectx.transport.base import Departure, Joined, SlabSpec, Tally
+from collectx.transport.distributed import DistributedLink, DistributedTransport, Terms, join_trainer
+from collectx.transport.inline import InlineTransport
+from collectx.transport.shared_memory import SharedMemoryTransport
+from collectx.transport.switchboard import Switchboard
 
 NUMBER = ("number",)
 LEAVES = (Leaf(NUMBER, (2,), torch.int64), Leaf(("small",), (3,), torch.uint8))
@@ -23,6 +28,60 @@ def slab_spec(num_workers=2, num_slots=2, joined=False, rows=2, steps=3, weights
 
 def writer(value):
     return lambda buffer: buffer.fill_(value)
+
+
+KINDS = ("inline", "shared_memory", "gloo")
+
+
+def place(kind, spec, fault=None, start_timeout_s=30.0, worker_timeout_s=30.0, close_timeout_s=10.0):
+    """A transport of that kind, and `start(worker)`, which starts and attaches a toy worker and returns its handle.
+
+    `fault` is for all workers, or a dict by worker; only a worker's first life has it.
+    """
+    faults = fault if isinstance(fault, dict) else dict.fromkeys(range(spec.num_workers), fault)
+    launcher = LocalLauncher(1)
+    if kind == "inline":
+        transport = InlineTransport(spec)
+
+        def start(worker):
+            transport.attach(worker, work(worker, transport.link(worker), faults.pop(worker, None)))
+
+        return transport, start
+    switchboard = Switchboard(start_timeout_s, worker_timeout_s, close_timeout_s, launcher.describe)
+    if kind == "shared_memory":
+        transport = SharedMemoryTransport(spec, switchboard)
+
+        def start(worker):
+            link = transport.link(worker)
+            handle = launcher.start(serve, (worker, link, faults.pop(worker, None)), worker)
+            transport.attach(worker, handle)
+            return handle
+
+        return transport, start
+    transport = DistributedTransport(spec, switchboard, ("127.0.0.1",), 0, b"secret", lambda *who: {}, worker_timeout_s)
+
+    def start(worker):
+        transport.expect(worker, 0)
+        arguments = (transport.meeting, worker, spec, faults.pop(worker, None))
+        handle = launcher.start(serve_remote, arguments, worker)
+        transport.attach(worker, handle)
+        return handle
+
+    return transport, start
+
+
+def arrive(transport):
+    """The next arrival or departure; workers that join are passed over."""
+    while isinstance(event := transport.receive(), Joined):
+        pass
+    return event
+
+
+def lose(transport):
+    """The error of the worker that is gone."""
+    event = arrive(transport)
+    assert isinstance(event, Departure)
+    return event.error
 
 
 def work(worker, link, fault=None):
@@ -39,7 +98,7 @@ def work(worker, link, fault=None):
             go_wrong(fault)
         version = link.refresh(read, version)
         link.slots[slot].tensors[NUMBER][...] = torch.tensor([worker, count])
-        link.send(slot, Tally(version, 0.0, 0.0, 0.0, 0.0, ((float(seen[0]), count),)))
+        link.send(slot, Tally(version, 0.0, 0.0, 0.0, 0.0, np.array([float(seen[0])]), np.array([count])))
         count += 1
         yield
 
@@ -51,6 +110,12 @@ def serve(worker, link, fault=None):
     except BaseException as error:
         link.fail(error)
         raise
+
+
+def serve_remote(meeting, worker, spec, fault=None):
+    told, connection, pair = join_trainer(meeting, worker, {"pid": os.getpid()}, 30.0)
+    layout = Layout(spec.leaves, spec.rows, spec.steps)
+    serve(worker, DistributedLink(worker, connection, pair, layout, Terms(**told["terms"])), fault)
 
 
 def go_wrong(fault):

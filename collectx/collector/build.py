@@ -2,30 +2,55 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import dataclasses
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 
 from collectx import policy as policies
 from collectx.batch import batch_leaves
-from collectx.collector.collector import Collector, DeliverySpec
+from collectx.collector.collector import Collector, DeliverySpec, Replacements
 from collectx.collector.schedule import AsyncSchedule, Schedule, SyncSchedule
-from collectx.collector.worker import WorkerTask, serve, work
-from collectx.config import CollectorConfig, DevicesConfig, RunConfig
+from collectx.collector.worker import Inner, WorkerTask
+from collectx.config import (
+    CollectorConfig,
+    DevicesConfig,
+    EnvConfig,
+    LauncherConfig,
+    RunConfig,
+    backend_of,
+    is_async,
+    is_stacked,
+    num_workers_of,
+    rows_per_env,
+)
 from collectx.env.base import EnvSpec
-from collectx.launcher.inline import InlineLauncher
-from collectx.launcher.local import LocalLauncher
+from collectx.given import Given
+from collectx.launcher.place import Place
 from collectx.policy.weights import FlatWeights
-from collectx.transport.base import SlabSpec
-from collectx.transport.inline import InlineTransport
-from collectx.transport.shared_memory import SharedMemoryTransport
+from collectx.transport.base import SlabSpec, Transport
+
+if TYPE_CHECKING:
+    from collectx.launcher.local import LocalLauncher
+    from collectx.transport.switchboard import Switchboard
 
 
-def runs_inline(cfg: RunConfig) -> bool:
-    """Whether the workers are in the trainer's process."""
-    return cfg.collector.kind == "single" or cfg.launcher.kind == "inline"
+@dataclasses.dataclass(frozen=True)
+class Share:
+    """Which part of a run's workers a collector has, where it is not all of them.
+
+    Attributes:
+        first_worker: how many workers of the run come before its own.
+        num_workers: how many the run has.
+        life: of all its workers.
+    """
+
+    first_worker: int
+    num_workers: int
+    life: int
 
 
 def build(
@@ -34,70 +59,216 @@ def build(
     spec: EnvSpec,
     events: Callable[..., None] = lambda name, **fields: None,
     log_dir: Path | None = None,
+    place: Place | None = None,
+    envs: Sequence[EnvConfig] | None = None,
+    policy_devices: Sequence[str | None] | None = None,
+    share: Share | None = None,
 ) -> Collector:
     """Starts the workers and returns the collector over them. Does not wait for them.
 
     Args:
         policy: the trainer's policy (see `collectx.policy.build`), whose weights become version 0.
         spec: of one worker's group of envs.
-        events: called as `events(name, **fields)` when workers have started, and when one has failed.
+        events: called as `events(name, **fields)` when workers have started, joined, or failed.
         log_dir: where worker processes write their logs; None leaves their output on the terminal.
+        place: where workers come up that `cfg.launcher` does not start on this machine.
+        envs: one for each worker, where they are not all `cfg.env`. All must make equally many envs, of the same
+            spaces.
+        policy_devices: where each worker's policy acts, where that is not `cfg.devices` for all.
+        share: where these are only some of the run's workers.
     """
     want = cfg.collector
-    num_workers = 1 if want.kind == "single" else want.num_workers
+    num_workers = num_workers_of(cfg)
     # Only asked what it writes; it stays where the trainer keeps it.
     actor = policies.make_actor(policy, spec, _device_of(policy), policies.ExplorationType(want.exploration_type))
-    leaves = batch_leaves(spec.observation, actor.leaves)
     schedule = make_schedule(want, num_workers)
-    rows = spec.num_envs
-    steps = want.frames_per_batch // (rows * (num_workers if schedule.joined else 1))
+    rows = spec.num_envs * rows_per_env(want)
     slab = SlabSpec(
-        leaves, rows, steps, num_workers, schedule.num_slots, schedule.joined, FlatWeights(actor.module).nbytes
+        leaves=batch_leaves(spec.observation, actor.leaves),
+        rows=rows,
+        steps=want.frames_per_batch // (rows * (num_workers if schedule.joined else 1)),
+        num_workers=num_workers,
+        num_slots=schedule.num_slots,
+        joined=schedule.joined,
+        weights_nbytes=FlatWeights(actor.module).nbytes,
     )
     devices = resolve_devices(cfg.devices)
-    tasks = [
-        WorkerTask(
-            worker,
-            num_workers,
-            cfg.env,
-            cfg.policy,
-            devices.policy_device or "cpu",
-            want.exploration_type,
-            cfg.seed,
-            leaves,
-        )
-        for worker in range(num_workers)
-    ]
-    transport: InlineTransport | SharedMemoryTransport
-    if runs_inline(cfg):
-        transport = InlineTransport(slab)
-    else:
-        launcher = LocalLauncher(cfg.launcher.num_threads, cfg.launcher.pin_cores, log_dir)
-        transport = SharedMemoryTransport(
-            slab, want.start_timeout_s, want.worker_timeout_s, want.close_timeout_s, launcher.describe
-        )
-    group = ((num_workers,) if want.kind == "multi_sync" else ()) + ((rows,) if rows > 1 else ())
+    share = share or Share(0, num_workers * want.num_workers_per_collector, 0)
+    task = WorkerTask(
+        0,
+        share.num_workers,
+        spec.num_envs,
+        cfg.env,
+        cfg.policy,
+        devices.policy_device or "cpu",
+        want.exploration_type,
+        cfg.seed,
+        slab.leaves,
+        share.life,
+        share.first_worker,
+        _inner(cfg),
+    )
+
+    def task_of(worker: int, life: int) -> WorkerTask:
+        env = cfg.env if envs is None else envs[worker]
+        device = task.policy_device if policy_devices is None else policy_devices[worker] or "cpu"
+        return dataclasses.replace(task, worker=worker, life=share.life + life, env=env, policy_device=device)
+
+    transport, start = _connect(cfg, slab, task_of, events, log_dir, place)
     delivery = DeliverySpec(
-        region_layout=transport.region_layout,
-        batch_size=(*group, steps),
-        frames_per_batch=want.frames_per_batch,
+        leaves=slab.leaves,
+        rows=rows,
+        steps=slab.steps,
+        stacked=is_stacked(want),
         total_frames=want.total_frames,
         zero_copy=want.zero_copy,
         storing_device=None if devices.storing_device is None else torch.device(devices.storing_device),
     )
-    collector = Collector(transport, schedule, delivery, events)
+    replacements = Replacements(
+        want.on_worker_failure,
+        want.max_restarts,
+        lambda worker, life: start([task_of(worker, life)]),
+    )
+    collector = Collector(transport, schedule, delivery, num_workers, replacements, events)
     try:
         collector.publish(policy if isinstance(policy, nn.Module) else actor.module)
-        links = [transport.link(worker) for worker in range(num_workers)]
-        if isinstance(transport, InlineTransport):
-            transport.attach(InlineLauncher().start(work, [(*pair, True) for pair in zip(tasks, links, strict=True)]))
-        else:
-            transport.attach(launcher.start(serve, list(zip(tasks, links, strict=True))))
+        start([task_of(worker, 0) for worker in range(num_workers)])
     except BaseException:
         collector.close()
         raise
-    events("workers_started", num_workers=num_workers, inline=runs_inline(cfg))
+    events("workers_started", num_workers=num_workers, backend=backend_of(cfg), launcher=cfg.launcher.kind)
     return collector
+
+
+Start = Callable[[Sequence[WorkerTask]], None]
+
+
+def _connect(
+    cfg: RunConfig,
+    slab: SlabSpec,
+    task_of: Callable[[int, int], WorkerTask],
+    events: Callable[..., None],
+    log_dir: Path | None,
+    place: Place | None,
+) -> tuple[Transport, Start]:
+    """The transport, and what starts workers for it."""
+    backend = backend_of(cfg)
+    if backend == "inline":
+        return _inline(slab)
+    from collectx.launcher.local import LocalLauncher
+    from collectx.transport.switchboard import Switchboard
+
+    want = cfg.collector
+    launcher = LocalLauncher(cfg.launcher.num_threads, cfg.launcher.pin_cores, log_dir)
+    switchboard = Switchboard(
+        want.start_timeout_s,
+        want.worker_timeout_s,
+        want.close_timeout_s,
+        launcher.describe if place is None else place.describe,
+        None if place is None else place.join_timeout,
+    )
+    if backend == "shared_memory":
+        return _shared_memory(slab, switchboard, launcher)
+    return _distributed(cfg, slab, task_of, switchboard, launcher if place is None else place, events)
+
+
+def _inline(slab: SlabSpec) -> tuple[Transport, Start]:
+    from collectx.collector.worker import work
+    from collectx.transport.inline import InlineTransport
+
+    transport = InlineTransport(slab)
+
+    def start(tasks: Sequence[WorkerTask]) -> None:
+        for task in tasks:
+            transport.attach(task.worker, work(task, transport.link(task.worker), True))
+
+    return transport, start
+
+
+def _shared_memory(slab: SlabSpec, switchboard: Switchboard, launcher: LocalLauncher) -> tuple[Transport, Start]:
+    from collectx.collector.worker import serve
+    from collectx.transport.shared_memory import SharedMemoryTransport
+
+    transport = SharedMemoryTransport(slab, switchboard)
+
+    def start(tasks: Sequence[WorkerTask]) -> None:
+        for task in tasks:
+            link = transport.link(task.worker)
+            transport.attach(task.worker, launcher.start(serve, (task, link), task.worker))
+
+    return transport, start
+
+
+def _distributed(
+    cfg: RunConfig,
+    slab: SlabSpec,
+    task_of: Callable[[int, int], WorkerTask],
+    switchboard: Switchboard,
+    launcher: LocalLauncher | Place,
+    events: Callable[..., None],
+) -> tuple[Transport, Start]:
+    from collectx.collector.remote import serve_remote
+    from collectx.transport.distributed import DistributedTransport
+    from collectx.transport.rendezvous import local_addresses, new_secret
+
+    backend, devices = backend_of(cfg), resolve_devices(cfg.devices)
+    is_local = not isinstance(launcher, Place) and cfg.backend.interface is None
+    if backend == "mpi" and not isinstance(launcher, Place):
+        from collectx.collector.spawned import spawning
+
+        def given_to(worker: int, life: int) -> Given:
+            task = task_of(worker, life)
+            return Given.of(task.env, task.policy)
+
+        launcher = spawning(launcher, cfg.collector.start_timeout_s, given_to)
+    # Over the other backends bytes lie on the CPU at both ends.
+    ends = (devices.storing_device or "cpu", devices.policy_device or "cpu") if backend == "nccl" else ("cpu", "cpu")
+    transport = DistributedTransport(
+        slab,
+        switchboard,
+        ("127.0.0.1",) if is_local else local_addresses(cfg.backend.interface),
+        cfg.backend.port or 0,
+        new_secret(),
+        lambda worker, life: task_of(worker, life).to_json(),
+        cfg.collector.worker_timeout_s,
+        events,
+        backend,
+        ends,
+    )
+    if isinstance(launcher, Place):
+        launcher.announce(transport.meeting)
+
+    def start(tasks: Sequence[WorkerTask]) -> None:
+        for each in tasks:
+            transport.expect(each.worker, each.life)
+            if isinstance(launcher, Place):
+                handle = launcher.start(each.worker, each.life)
+            else:
+                given = Given.of(each.env, each.policy)
+                arguments = (transport.meeting, each.worker, cfg.collector.start_timeout_s, given)
+                handle = launcher.start(serve_remote, arguments, each.worker)
+            if handle is not None:
+                transport.attach(each.worker, handle)
+
+    return transport, start
+
+
+def _inner(cfg: RunConfig) -> Inner | None:
+    """What a worker is told that is itself a collector."""
+    want = cfg.collector
+    if want.num_workers_per_collector == 1:
+        return None
+    inner = dataclasses.replace(
+        want,
+        kind=f"multi_{want.inner}",
+        num_workers=want.num_workers_per_collector,
+        frames_per_batch=want.frames_per_batch // (want.num_workers if is_stacked(want) else 1),
+        total_frames=-1,
+        zero_copy=True,
+        on_worker_failure="raise",
+        num_workers_per_collector=1,
+    )
+    return Inner(inner, LauncherConfig("local", None, cfg.launcher.num_threads, cfg.launcher.pin_cores))
 
 
 def _device_of(policy: Callable | None) -> torch.device:
@@ -106,8 +277,8 @@ def _device_of(policy: Callable | None) -> torch.device:
 
 
 def make_schedule(want: CollectorConfig, num_workers: int) -> Schedule:
-    """Sync for `single` and `multi_sync`, async for `multi_async`."""
-    if want.kind != "multi_async":
+    """Async for `multi_async` and `distributed`, sync for the others."""
+    if not is_async(want):
         return SyncSchedule(num_workers)
     num_batches = None if want.total_frames < 0 else -(-want.total_frames // want.frames_per_batch)
     return AsyncSchedule(num_workers, want.num_slots, num_batches)

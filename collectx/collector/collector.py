@@ -6,7 +6,7 @@ Runs in the trainer's process. Must not know how bytes travel, where workers are
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from time import perf_counter
 from types import TracebackType
@@ -15,11 +15,11 @@ import torch
 from tensordict import TensorDict
 from torch import nn
 
-from collectx.batch import Layout, to_tensordict
-from collectx.collector.delivery import Delivery, Episode, Part, Timings
-from collectx.collector.schedule import Schedule
+from collectx.batch import Layout, Leaf, to_tensordict
+from collectx.collector.delivery import Delivery, Part, Timings
+from collectx.collector.schedule import Grant, Schedule
 from collectx.policy.weights import FlatWeights
-from collectx.transport.base import Arrival, Transport
+from collectx.transport.base import Arrival, Joined, Transport
 
 
 @dataclass(frozen=True)
@@ -27,38 +27,92 @@ class DeliverySpec:
     """How batches are handed to the user.
 
     Attributes:
-        region_layout: of the memory that one batch lies in.
-        batch_size: of the TensorDict, "time" last.
-        frames_per_batch: its product.
+        leaves: of one frame.
+        rows, steps: of one worker's part.
+        stacked: whether a batch of several parts is `[parts, rows, steps]`; otherwise it is one worker's
+            `[rows, steps]`. `rows` is left out where it is 1.
         total_frames: frames of the whole run, or -1.
         zero_copy: whether batches are views of the transport's memory, valid until the next is asked for.
         storing_device: where batches go; None leaves them where they are, without a device.
     """
 
-    region_layout: Layout
-    batch_size: tuple[int, ...]
-    frames_per_batch: int
+    leaves: tuple[Leaf, ...]
+    rows: int
+    steps: int
+    stacked: bool
     total_frames: int
     zero_copy: bool
     storing_device: torch.device | None
 
+    def batch_size(self, num_parts: int) -> tuple[int, ...]:
+        """Of a batch of so many parts."""
+        parts = (num_parts,) if self.stacked else ()
+        return (*parts, *((self.rows,) if self.rows > 1 else ()), self.steps)
+
+
+class Replacements:
+    """What to do about workers that are gone.
+
+    Args:
+        on_worker_failure: "raise", "restart" or "drop".
+        max_restarts: how many workers may be started again in one run, all together.
+        start: starts another worker of that index; its second argument counts its lives, 0 being the first.
+    """
+
+    def __init__(self, on_worker_failure: str, max_restarts: int, start: Callable[[int, int], None]):
+        self.mode = on_worker_failure
+        self._max_restarts = max_restarts
+        self._start = start
+        self._lives: dict[int, int] = {}
+
+    def restart(self, worker: int, error: Exception) -> int:
+        """Starts another; returns which life of this index it has.
+
+        Raises:
+            Exception: `error`, where no more restarts are allowed.
+        """
+        if sum(self._lives.values()) >= self._max_restarts:
+            error.add_note(
+                f"worker {worker} was not started again: collector.max_restarts={self._max_restarts} "
+                "is the number of restarts of one run, of all workers together."
+            )
+            raise error
+        self._lives[worker] = self._lives.get(worker, 0) + 1
+        self._start(worker, self._lives[worker])
+        return self._lives[worker]
+
 
 class Collector:
-    """Yields TensorDicts of `frames_per_batch` frames (`collectx/batch.py`) until `total_frames` are delivered.
+    """Yields TensorDicts of `frames_per_batch` frames (`collectx/batch.py`) until `total_frames` are delivered; of
+    fewer frames where a sync worker was dropped.
 
     Attributes:
         delivery: what is known of the batch delivered last.
         policy_version: newest published version.
+        num_frames: frames delivered so far.
     """
 
     delivery: Delivery
 
-    def __init__(self, transport: Transport, schedule: Schedule, spec: DeliverySpec, events: Callable[..., None]):
+    def __init__(
+        self,
+        transport: Transport,
+        schedule: Schedule,
+        spec: DeliverySpec,
+        num_workers: int,
+        replacements: Replacements,
+        events: Callable[..., None],
+    ):
         self._transport = transport
         self._schedule = schedule
         self._spec = spec
+        self._num_workers = num_workers
+        self._replacements = replacements
         self._events = events
         self._num_delivered = 0
+        self.num_frames = 0
+        self._failure: Exception | None = None
+        self._layouts: dict[int, Layout] = {}
         self._lent: tuple[Arrival, ...] = ()
         self.policy_version = -1
         self.total_frames = spec.total_frames
@@ -74,55 +128,92 @@ class Collector:
         Raises:
             StopIteration: all frames were delivered.
             RuntimeError: the collector is closed.
-            WorkerTimeout, WorkerDied, Exception: see `Transport.receive`.
+            WorkerTimeout, WorkerDied, Exception: a worker is gone (see `Departure`), and by
+                `collector.on_worker_failure` that ends the run.
         """
         spec = self._spec
-        if spec.total_frames >= 0 and self._num_delivered * spec.frames_per_batch >= spec.total_frames:
+        if 0 <= spec.total_frames <= self.num_frames:
             raise StopIteration
         if not self._finalizer.alive:
             raise RuntimeError("this collector is closed")
+        if self._failure is not None:
+            raise self._failure
         began = perf_counter()
         self._release(self._lent)
-        for grant in self._schedule.begin():
-            self._transport.grant(*grant)
         parts = None
         while parts is None:
-            parts = self._schedule.arrived(self._receive())
+            self._grant(self._schedule.begin())
+            parts = self._next_parts()
         waited_s = perf_counter() - began
-        memory = self._transport.region(parts[0].worker, parts[0].slot)
+        memory = self._transport.gather(parts, own=not spec.zero_copy and spec.storing_device is None)
         if spec.zero_copy:
             self._lent = parts
         else:
-            memory = memory.to(spec.storing_device or "cpu", copy=True)
+            if spec.storing_device is not None:
+                memory = memory.to(spec.storing_device, copy=True)
             self._release(parts)
-        tensors = spec.region_layout.tensors(memory, spec.batch_size)
-        batch = to_tensordict(tensors, spec.batch_size, spec.storing_device)
+        batch_size = spec.batch_size(len(parts))
+        tensors = self._layout(len(parts)).tensors(memory, batch_size)
+        batch = to_tensordict(tensors, batch_size, spec.storing_device)
         self.delivery = self._describe(parts, waited_s)
         self._num_delivered += 1
+        self.num_frames += self.delivery.frames
         return batch
 
-    def _receive(self) -> Arrival:
-        try:
-            return self._transport.receive()
-        except Exception as error:
-            self._events("worker_failed", type=type(error).__name__, message=str(error))
-            raise
+    def _next_parts(self) -> tuple[Arrival, ...] | None:
+        """Blocks until one thing has happened; the parts of a batch, if it is complete by that."""
+        event = self._transport.receive()
+        if isinstance(event, Arrival):
+            return self._schedule.arrived(event)
+        if isinstance(event, Joined):
+            self._events("worker_joined", worker=event.worker, **event.where)
+            return None
+        return self._lost(event.worker, event.error)
+
+    def _lost(self, worker: int, error: Exception) -> tuple[Arrival, ...] | None:
+        self._events("worker_failed", worker=worker, type=type(error).__name__, message=str(error))
+        mode = self._replacements.mode
+        if mode == "restart":
+            try:
+                life = self._replacements.restart(worker, error)
+            except Exception as refusal:
+                self._failure = refusal
+                raise
+            self._events("worker_restarted", worker=worker, life=life)
+            self._grant(self._schedule.replaced(worker))
+            return None
+        self._num_workers -= 1
+        if mode == "raise" or self._num_workers == 0:
+            self._failure = error
+            raise error
+        self._events("worker_dropped", worker=worker, num_workers=self._num_workers)
+        return self._schedule.dropped(worker)
+
+    def _grant(self, grants: Iterable[Grant]) -> None:
+        for grant in grants:
+            self._transport.grant(*grant)
 
     def _release(self, parts: tuple[Arrival, ...]) -> None:
         self._lent = ()
         if parts:
-            for grant in self._schedule.released(parts):
-                self._transport.grant(*grant)
+            self._grant(self._schedule.released(parts))
+
+    def _layout(self, num_parts: int) -> Layout:
+        if num_parts not in self._layouts:
+            spec = self._spec
+            self._layouts[num_parts] = Layout(spec.leaves, spec.rows * num_parts, spec.steps)
+        return self._layouts[num_parts]
 
     def _describe(self, arrivals: tuple[Arrival, ...], waited_s: float) -> Delivery:
-        frames = self._spec.frames_per_batch // len(arrivals)
+        frames = self._spec.rows * self._spec.steps
         parts = tuple(
             Part(
                 arrival.worker,
                 arrival.tally.policy_version,
                 frames,
                 Timings(arrival.tally.env_s, arrival.tally.policy_s, arrival.tally.wait_s, arrival.tally.send_s),
-                tuple(Episode(*episode) for episode in arrival.tally.episodes),
+                arrival.tally.returns,
+                arrival.tally.lengths,
             )
             for arrival in arrivals
         )
@@ -130,9 +221,15 @@ class Collector:
 
     def publish(self, policy: nn.Module | None) -> int:
         """Makes the policy's present weights the newest; returns their version (0 the first time). They are copied
-        before this returns. A worker takes them before its next batch."""
+        before this returns. A worker takes them before its next batch; an async one over a network does not wait for
+        them, and takes them before its first batch after they have arrived."""
         self.policy_version = self._transport.publish(FlatWeights(policy).write)
         return self.policy_version
+
+    def interrupt(self) -> None:
+        """Lets the workers end, between two of their steps, without waiting for them: `next` then finds them gone. May
+        be called from any thread."""
+        self._transport.interrupt()
 
     def close(self) -> None:
         """Stops the workers; kills those that have not within `collector.close_timeout_s`. Idempotent."""

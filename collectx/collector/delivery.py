@@ -6,13 +6,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-
-@dataclass(frozen=True, slots=True)
-class Episode:
-    """One finished episode: undiscounted return and length in frames."""
-
-    episode_return: float
-    length: int
+import numpy as np
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +20,7 @@ class Timings:
     send_s: float
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Part:
     """One worker's share of a delivered batch.
 
@@ -35,17 +29,19 @@ class Part:
         policy_version: version of the weights that acted.
         frames: frames of this part.
         timings: see `Timings`.
-        episodes: episodes that ended in this part, in order.
+        returns, lengths: float64 and int64, `[episodes]`: undiscounted return and frames of each episode that ended in
+            this part, in order of time.
     """
 
     worker: int
     policy_version: int
     frames: int
     timings: Timings
-    episodes: tuple[Episode, ...]
+    returns: np.ndarray
+    lengths: np.ndarray
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Delivery:
     """One batch as it was delivered.
 

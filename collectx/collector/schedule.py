@@ -5,6 +5,8 @@ A schedule speaks of grants `(worker, slot)`, which the collector passes to the 
     begin()            the trainer asks for a batch; which slots may be filled now
     arrived(arrival)   a slot is full; the arrivals that make the next batch, or None while it is incomplete
     released(arrivals) a batch's memory was read; which slots may be filled again
+    replaced(worker)   another worker has taken the place of one that is gone; which slots it may fill
+    dropped(worker)    nobody takes its place; the arrivals that make the next batch, if it only waited for that one
 
     sync:   next() -> grant all -> wait for all -> one joined batch          workers rest while the trainer learns
     async:  grants are always out; each arrival is a batch of its own        workers never rest while a slot is free
@@ -12,6 +14,7 @@ A schedule speaks of grants `(worker, slot)`, which the collector passes to the 
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable
 from typing import Protocol
 
@@ -29,6 +32,8 @@ class Schedule(Protocol):
     def begin(self) -> Iterable[Grant]: ...
     def arrived(self, arrival: Arrival) -> tuple[Arrival, ...] | None: ...
     def released(self, arrivals: tuple[Arrival, ...]) -> Iterable[Grant]: ...
+    def replaced(self, worker: int) -> Iterable[Grant]: ...
+    def dropped(self, worker: int) -> tuple[Arrival, ...] | None: ...
 
 
 class SyncSchedule:
@@ -38,7 +43,7 @@ class SyncSchedule:
     num_slots = 1
 
     def __init__(self, num_workers: int):
-        self._num_workers = num_workers
+        self._workers = list(range(num_workers))
         self._asked = False
         self._parts: dict[int, Arrival] = {}
 
@@ -47,23 +52,35 @@ class SyncSchedule:
         if self._asked:
             return ()
         self._asked = True
-        return [(worker, 0) for worker in range(self._num_workers)]
+        return [(worker, 0) for worker in self._workers]
 
     def arrived(self, arrival: Arrival) -> tuple[Arrival, ...] | None:
         self._parts[arrival.worker] = arrival
-        if len(self._parts) < self._num_workers:
-            return None
-        parts = tuple(self._parts[worker] for worker in range(self._num_workers))
-        self._parts.clear()
-        self._asked = False
-        return parts
+        return self._complete()
 
     def released(self, arrivals: tuple[Arrival, ...]) -> Iterable[Grant]:
         return ()
 
+    def replaced(self, worker: int) -> Iterable[Grant]:
+        return [(worker, 0)] if self._asked and worker not in self._parts else ()
+
+    def dropped(self, worker: int) -> tuple[Arrival, ...] | None:
+        self._workers.remove(worker)
+        # A part that it delivered before is whole and stays in its batch.
+        return self._complete() if self._asked else None
+
+    def _complete(self) -> tuple[Arrival, ...] | None:
+        if not self._parts or any(worker not in self._parts for worker in self._workers):
+            return None
+        parts = tuple(self._parts[worker] for worker in sorted(self._parts))
+        self._parts.clear()
+        self._asked = False
+        return parts
+
 
 class AsyncSchedule:
-    """First ready, first served. No more batches are granted than will be delivered.
+    """First ready, first served. No more batches are granted than will be delivered, except that the end of a run does
+    not wait for workers that have never come.
 
     Args:
         num_slots: slots of each worker: one being filled, the others full or free.
@@ -76,20 +93,52 @@ class AsyncSchedule:
         self.num_slots = num_slots
         self._left = num_batches
         # Slot 0 of every worker first, so that a small budget is spread over them.
-        self._free: list[Grant] = [(worker, slot) for slot in range(num_slots) for worker in range(num_workers)]
+        self._free: deque[Grant] = deque((worker, slot) for slot in range(num_slots) for worker in range(num_workers))
+        self._out: dict[int, list[int]] = {worker: [] for worker in range(num_workers)}
+        # Workers that have delivered something; the others may still wait in a scheduler's queue.
+        self._seen: set[int] = set()
 
     def begin(self) -> Iterable[Grant]:
-        free, self._free = self._free, []
-        return self._affordable(free)
+        return self._affordable() or self._taken_over()
 
     def arrived(self, arrival: Arrival) -> tuple[Arrival, ...] | None:
+        self._out[arrival.worker].remove(arrival.slot)
+        self._seen.add(arrival.worker)
         return (arrival,)
 
     def released(self, arrivals: tuple[Arrival, ...]) -> Iterable[Grant]:
-        return self._affordable([(arrival.worker, arrival.slot) for arrival in arrivals])
+        self._free.extend((arrival.worker, arrival.slot) for arrival in arrivals if arrival.worker in self._out)
+        return self._affordable()
 
-    def _affordable(self, grants: list[Grant]) -> list[Grant]:
+    def replaced(self, worker: int) -> Iterable[Grant]:
+        self._seen.discard(worker)
+        return [(worker, slot) for slot in self._out[worker]]
+
+    def dropped(self, worker: int) -> tuple[Arrival, ...] | None:
+        lost = self._out.pop(worker)
+        self._seen.discard(worker)
         if self._left is not None:
-            grants = grants[: self._left]
-            self._left -= len(grants)
+            self._left += len(lost)
+        self._free = deque(grant for grant in self._free if grant[0] != worker)
+        return None
+
+    def _affordable(self) -> list[Grant]:
+        grants: list[Grant] = []
+        while self._free and (self._left is None or self._left > 0):
+            worker, slot = self._free.popleft()
+            self._out[worker].append(slot)
+            grants.append((worker, slot))
+            if self._left is not None:
+                self._left -= 1
         return grants
+
+    def _taken_over(self) -> list[Grant]:
+        """One more batch, where all that is out is with workers that have delivered nothing."""
+        if any(self._out[worker] for worker in self._seen):
+            return []
+        grant = next((grant for grant in self._free if grant[0] in self._seen), None)
+        if grant is None:
+            return []
+        self._free.remove(grant)
+        self._out[grant[0]].append(grant[1])
+        return [grant]

@@ -11,6 +11,7 @@ from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from time import perf_counter
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,8 +19,16 @@ import torch
 from collectx import env as envs
 from collectx import policy as policies
 from collectx.batch import Leaf
-from collectx.config import EnvConfig, PolicyConfig
+from collectx.config import (
+    CollectorConfig,
+    EnvConfig,
+    LauncherConfig,
+    PolicyConfig,
+    as_dict,
+    group_from_dict,
+)
 from collectx.errors import ShapeError
+from collectx.given import Given
 from collectx.policy.weights import FlatWeights
 from collectx.rollout.episodes import Episodes
 from collectx.rollout.rollout import Stopped
@@ -28,38 +37,95 @@ from collectx.transport.base import Link, Tally
 
 
 @dataclass(frozen=True)
+class Inner:
+    """The collector that a worker is itself (`collectx/collector/relay.py`): schedule and size, and where its own
+    workers come up."""
+
+    collector: CollectorConfig
+    launcher: LauncherConfig
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain data."""
+        return {"collector": as_dict(self.collector), "launcher": as_dict(self.launcher)}
+
+    @classmethod
+    def from_json(cls, fields: dict[str, Any]) -> Inner:
+        """What `to_json` made."""
+        return cls(**{group: group_from_dict(group, values) for group, values in fields.items()})
+
+
+@dataclass(frozen=True)
 class WorkerTask:
     """All that a worker is told. Picklable.
 
     Attributes:
-        worker: its index.
-        num_workers: how many there are.
+        worker: its index among the workers of its collector.
+        num_workers: how many there are in the whole run.
         env, policy: what to build.
+        num_envs: envs of every worker.
         policy_device: where the policy acts, as `torch.device` takes it.
         exploration_type: how it acts.
         seed: the run's seed.
+        life: 0, or how often a worker of this index was started again. Each life has envs' seeds and trajectory ids of
+            its own, so that nothing is repeated.
         leaves: what the trainer's slots hold; the worker's own env and policy must give the same.
+        first_worker: how many workers of the run come before those of its collector.
+        inner: where the worker is itself a collector; `num_workers` then counts the processes of all, and `num_envs` is
+            one process's.
     """
 
     worker: int
     num_workers: int
+    num_envs: int
     env: EnvConfig
     policy: PolicyConfig
     policy_device: str
     exploration_type: str
     seed: int
     leaves: tuple[Leaf, ...]
+    life: int = 0
+    first_worker: int = 0
+    inner: Inner | None = None
+
+    @property
+    def index(self) -> int:
+        """Its index in the whole run."""
+        return self.first_worker + self.worker
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain data, for workers on other hosts; what is `Given` they must have already."""
+        leaves = [[list(leaf.key), list(leaf.shape), str(leaf.dtype).removeprefix("torch.")] for leaf in self.leaves]
+        given = Given.of(self.env, self.policy)
+        env = as_dict(self.env) if given.env is None else None
+        policy = as_dict(self.policy) if given.policy is None else None
+        inner = None if self.inner is None else self.inner.to_json()
+        return {**vars(self), "env": env, "policy": policy, "leaves": leaves, "inner": inner}
+
+    @classmethod
+    def from_json(cls, fields: dict[str, Any], given: Given) -> WorkerTask:
+        """What `to_json` made, with what it could not tell."""
+        leaves = tuple(Leaf(tuple(key), tuple(shape), getattr(torch, dtype)) for key, shape, dtype in fields["leaves"])
+        env = given.env or group_from_dict("env", fields["env"])
+        policy = given.policy or group_from_dict("policy", fields["policy"])
+        inner = None if fields["inner"] is None else Inner.from_json(fields["inner"])
+        return cls(**(fields | {"env": env, "policy": policy, "leaves": leaves, "inner": inner}))
 
 
-def env_seed(seed: int, index: int) -> int:
+def env_seed(seed: int, index: int, life: int = 0) -> int:
     """The seed of the env with global index `index`, whichever worker it is in: `[0, 2**31)`."""
-    return int(np.random.SeedSequence((seed, index)).generate_state(1)[0] >> 1)
+    words = (seed, index, life, 2) if life else (seed, index)
+    return int(np.random.SeedSequence(words).generate_state(1)[0] >> 1)
 
 
 def serve(task: WorkerTask, link: Link) -> None:
     """The entry of a worker process. Returns when the trainer says stop; an error is reported to it, then raised."""
+    until_stopped(work(task, link), link)
+
+
+def until_stopped(filling: Iterator[None], link: Link) -> None:
+    """Goes on with `filling` until the trainer says stop; an error is reported to it, then raised."""
     try:
-        for _ in work(task, link):
+        for _ in filling:
             pass
     except Stopped:
         pass
@@ -79,9 +145,14 @@ def work(task: WorkerTask, link: Link, own_random_state: bool = False) -> Genera
     guest = _RandomState() if own_random_state else None
     with _installed(guest):
         _seed_policy(task, own_random_state)
-        num_envs = task.env.num_envs
-        first_env = task.worker * num_envs
-        env = envs.build(task.env, first_env)
+        num_envs = task.num_envs
+        first_env = task.index * num_envs
+        env = envs.build(task.env, first_env, task.life)
+        if env.spec.num_envs != num_envs:
+            raise ShapeError(
+                f"worker {task.worker} makes {env.spec.num_envs} envs, worker 0 makes {num_envs}: all must make "
+                "equally many"
+            )
         policy = policies.build(task.policy, env.spec, task.seed)
         actor = policies.make_actor(
             policy, env.spec, torch.device(task.policy_device), policies.ExplorationType(task.exploration_type)
@@ -89,8 +160,8 @@ def work(task: WorkerTask, link: Link, own_random_state: bool = False) -> Genera
         _check_leaves(task, (*env.spec.observation, *actor.leaves))
         weights = FlatWeights(actor.module)
         weights.adopt()
-        episodes = Episodes(first_env, num_envs, num_envs * task.num_workers)
-        seeds = [env_seed(task.seed, first_env + index) for index in range(num_envs)]
+        episodes = Episodes(first_env, num_envs, num_envs * task.num_workers, task.life)
+        seeds = [env_seed(task.seed, first_env + index, task.life) for index in range(num_envs)]
         rollout = make_rollout(env, actor, episodes, seeds, link.stop)
         prepared = [rollout.prepare(slot) for slot in link.slots]
     version = -1
@@ -108,7 +179,8 @@ def work(task: WorkerTask, link: Link, own_random_state: bool = False) -> Genera
                 stats = rollout.collect(prepared[index], version)
             collected = perf_counter()
             handover_s = send_s + refreshed - granted
-            link.send(index, Tally(version, stats.env_s, stats.policy_s, granted - asked, handover_s, stats.episodes))
+            times = (stats.env_s, stats.policy_s, granted - asked, handover_s)
+            link.send(index, Tally(version, *times, *stats.episodes))
             send_s = perf_counter() - collected
             yield
     finally:
@@ -117,7 +189,8 @@ def work(task: WorkerTask, link: Link, own_random_state: bool = False) -> Genera
 
 def _seed_policy(task: WorkerTask, guest: bool) -> None:
     # Apart from the env's seeds: those are SeedSequence((seed, index)) with an index >= 0 and two words.
-    seed = int(np.random.SeedSequence((task.seed, task.worker, 1)).generate_state(1)[0])
+    words = (task.seed, task.index, 1, task.life) if task.life else (task.seed, task.index, 1)
+    seed = int(np.random.SeedSequence(words).generate_state(1)[0])
     torch.manual_seed(seed)
     if not guest:
         np.random.seed(seed)

@@ -11,20 +11,26 @@ import dataclasses
 from collectx.config import CountingEnvConfig, EnvConfig, EnvPoolEnvConfig, GymEnvConfig, GymVectorEnvConfig
 from collectx.env.base import Env, EnvSpec
 from collectx.errors import ConfigError
+from collectx.given import GivenEnvConfig
 
 KINDS = ("gym", "gym_vector", "envpool", "counting")
 
 
-def build(cfg: EnvConfig, first_index: int = 0) -> Env:
+def build(cfg: EnvConfig, first_index: int = 0, life: int = 0) -> Env:
     """The group of envs that `cfg` describes. Blocks while the envs are made.
 
     Args:
         first_index: index over the whole run of the group's first env.
+        life: how often the group was built before, for a worker that is gone.
 
     Raises:
         ConfigError: the configuration is wrong, or a package that it needs is not installed.
         SpaceError: a space that cannot be stored as tensors.
     """
+    if isinstance(cfg, GivenEnvConfig):
+        from collectx.env.given import make_given
+
+        return make_given(cfg)
     if cfg.num_envs < 1:
         raise ConfigError([f"env.num_envs={cfg.num_envs} is below 1"])
     if isinstance(cfg, GymEnvConfig):
@@ -42,7 +48,7 @@ def build(cfg: EnvConfig, first_index: int = 0) -> Env:
     if isinstance(cfg, CountingEnvConfig):
         from collectx.env.counting import CountingEnv
 
-        return CountingEnv(cfg, first_index)
+        return CountingEnv(cfg, first_index, life)
     raise ConfigError([f"env.kind={cfg.kind} is not one of {', '.join(KINDS)}"])
 
 
@@ -52,6 +58,7 @@ def read_spec(cfg: EnvConfig) -> EnvSpec:
     small = dataclasses.replace(cfg, num_envs=min(cfg.num_envs, 1)) if isinstance(cfg, GymEnvConfig) else cfg
     env = build(small)
     try:
-        return dataclasses.replace(env.spec, num_envs=cfg.num_envs)
+        # Only a callable knows how many envs it makes.
+        return env.spec if small is cfg else dataclasses.replace(env.spec, num_envs=cfg.num_envs)
     finally:
         env.close()

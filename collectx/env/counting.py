@@ -25,17 +25,19 @@ from collectx.config import CountingEnvConfig
 from collectx.env.base import EnvSpec, StepRows
 from collectx.errors import ConfigError
 
+# Episodes of an env whose worker was started again are numbered from here on, or a multiple of it.
+LIFE = 2**32
 _MIX = np.array([1_000_003, 10_007, 101], np.int64)
 
 
 class CountingEnv:
     """`cfg.num_envs` counters with the global indices `first_index`, `first_index + 1`, ...
 
-    `reset` goes back to episode 0 whatever the seeds. `cfg.step_s` is how long one call of `step` keeps the processor
-    busy, in seconds, for the whole group.
+    `reset` goes back to the first episode whatever the seeds: 0, or `life * 2**32`. `cfg.step_s` is how long one call
+    of `step` keeps the processor busy, in seconds, for the whole group.
     """
 
-    def __init__(self, cfg: CountingEnvConfig, first_index: int = 0):
+    def __init__(self, cfg: CountingEnvConfig, first_index: int = 0, life: int = 0):
         problems = []
         if cfg.observation_size < 3:
             problems.append(f"env.observation_size={cfg.observation_size} is below 3: index, episode and step need 3")
@@ -51,11 +53,12 @@ class CountingEnv:
         self._step_s = cfg.step_s
         self._index = first_index + np.arange(cfg.num_envs)
         self._length = episode_length(self._index, cfg.episode_length)
-        self._episode = np.zeros(cfg.num_envs, np.int64)
+        self._first_episode = life * LIFE
+        self._episode = np.full(cfg.num_envs, self._first_episode, np.int64)
         self._step = np.zeros(cfg.num_envs, np.int64)
 
     def reset(self, seeds: Sequence[int] | None, out: Sequence[np.ndarray]) -> None:
-        self._episode[:] = 0
+        self._episode[:] = self._first_episode
         self._step[:] = 0
         out[0][:] = self._observation()
 
@@ -107,13 +110,16 @@ class StreamChecker:
 
     Args:
         from_start: whether the first frame of every env must be step 0 of episode 0.
+        restarts: whether workers may have been started again: then an env's frames may break off at any place, and go
+            on with the beginning of a later life.
 
     Attributes:
         frames: number of frames taken.
     """
 
-    def __init__(self, from_start: bool = True):
+    def __init__(self, from_start: bool = True, restarts: bool = False):
         self.frames = 0
+        self._restarts = restarts
         self._batches = 0
         self._from_start = from_start
         # For each env: episode and step of the frame that must come next, and the trajectory it must belong to.
@@ -159,6 +165,9 @@ class StreamChecker:
         expected = self._next.get(index)
         if expected is None:
             expected = (0, 0, None) if self._from_start else (episode, step, None)
+        life, first = divmod(episode, LIFE)
+        if self._restarts and (first, step) == (0, 0) and life > expected[0] // LIFE:
+            expected = (episode, step, None)
         want_episode, want_step, want_trajectory = expected
         if (episode, step) != (want_episode, want_step):
             fault = "lost"

@@ -33,8 +33,12 @@ class GymEnv:
         SpaceError: a space that cannot be stored as tensors, or an info entry that is missing or not numeric.
     """
 
-    def __init__(self, cfg: GymEnvConfig):
-        make = env_factory(cfg)
+    def __init__(self, cfg: GymEnvConfig, make: Callable[[], gymnasium.Env] | None = None):
+        """
+        Args:
+            make: makes one env, instead of what `cfg` names.
+        """
+        make = make or env_factory(cfg)
         self._envs: list[gymnasium.Env] = []
         try:
             for _ in range(cfg.num_envs):

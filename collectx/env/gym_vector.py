@@ -41,8 +41,12 @@ class GymVectorEnv:
         SpaceError: a space that cannot be stored as tensors, or an info entry that is missing or not numeric.
     """
 
-    def __init__(self, cfg: GymVectorEnvConfig):
-        self._env = _make(cfg)
+    def __init__(self, cfg: GymVectorEnvConfig, env: VectorEnv | None = None):
+        """
+        Args:
+            env: the vector env, instead of what `cfg` names.
+        """
+        self._env = _make(cfg) if env is None else env
         try:
             self._mode = _autoreset_mode(self._env, cfg)
             self._observation = Structure(self._env.single_observation_space, ("observation",))

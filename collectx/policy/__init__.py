@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from collectx.given import GivenPolicyConfig
 from collectx.policy.exploration import ExplorationType, exploration
 
 if TYPE_CHECKING:
@@ -30,6 +31,8 @@ def build(cfg: PolicyConfig, spec: EnvSpec, seed: int) -> Callable | None:
     """
     if cfg.kind == "random":
         return None
+    if isinstance(cfg, GivenPolicyConfig):
+        return cfg.policy if cfg.factory is None else cfg.factory()
     import torch
 
     module: Any

@@ -19,15 +19,16 @@ class Episodes:
         first_env: global index of the group's first env.
         num_envs: envs in the group.
         total_envs: envs of all workers.
+        life: how often these envs were started again; each life has 2**32 trajectories of every env for itself.
     """
 
-    def __init__(self, first_env: int, num_envs: int, total_envs: int):
-        self._ids = np.arange(first_env, first_env + num_envs, dtype=np.int64)
+    def __init__(self, first_env: int, num_envs: int, total_envs: int, life: int = 0):
+        self._ids = np.arange(first_env, first_env + num_envs, dtype=np.int64) + life * 2**32 * total_envs
         self._total_envs = total_envs
         # Of the episodes that are under way.
         self._returns = np.zeros(num_envs, dtype=np.float64)
         self._lengths = np.zeros(num_envs, dtype=np.int64)
-        self._finished: list[tuple[float, int]] = []
+        self._finished: list[tuple[np.ndarray, np.ndarray]] = []
 
     def record(self, envs: np.ndarray | slice, reward: np.ndarray, done: np.ndarray, traj_ids: np.ndarray) -> None:
         """Takes the next T frames of some envs; writes their trajectory ids.
@@ -50,18 +51,26 @@ class Episodes:
         np.multiply(ends[:-1], self._total_envs, out=traj_ids[1:])
         traj_ids[1:] += ids
         self._ids[envs] = ids + ends[-1] * self._total_envs
+        # The sums and the clock restart with every episode: what they showed at the end before is taken off.
         sums = np.cumsum(reward, axis=0, dtype=np.float64)
-        # What the sums and the clock showed when the present episode began.
-        base = -self._returns[envs]
-        start = -self._lengths[envs]
-        for t, column in zip(*(axis.tolist() for axis in done.nonzero()), strict=True):
-            self._finished.append((float(sums[t, column] - base[column]), int(t + 1 - start[column])))
-            base[column] = sums[t, column]
-            start[column] = t + 1
+        columns, times = done.T.nonzero()
+        earlier = np.flatnonzero(columns[1:] == columns[:-1]) + 1
+        totals, clocks = sums[times, columns], times + 1
+        returns, lengths = totals + self._returns[envs][columns], clocks + self._lengths[envs][columns]
+        returns[earlier] = totals[earlier] - totals[earlier - 1]
+        lengths[earlier] = clocks[earlier] - clocks[earlier - 1]
+        order = np.argsort(times, kind="stable")
+        self._finished.append((returns[order], lengths[order]))
+        base, start = -self._returns[envs], -self._lengths[envs]
+        base[columns], start[columns] = totals, clocks  # the last of each column stays
         self._returns[envs] = sums[-1] - base
         self._lengths[envs] = len(done) - start
 
-    def take(self) -> tuple[tuple[float, int], ...]:
-        """(return, length) of the episodes that ended since the last call, in order of time."""
-        finished, self._finished = tuple(self._finished), []
-        return finished
+    def take(self) -> tuple[np.ndarray, np.ndarray]:
+        """Undiscounted returns (float64) and lengths in frames (int64), each `[episodes]`, of the episodes that ended
+        since the last call, in order of time within each `record`. Owned by the caller."""
+        finished, self._finished = self._finished, []
+        if not finished:
+            return np.zeros(0), np.zeros(0, np.int64)
+        returns, lengths = (np.concatenate(column) for column in zip(*finished, strict=True))
+        return returns, lengths

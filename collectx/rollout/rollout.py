@@ -21,6 +21,7 @@ from collectx.policy.base import Actor
 from collectx.rollout.episodes import Episodes
 from collectx.rollout.feed import make_feed
 from collectx.rollout.rows import SlotRows
+from collectx.transport.base import Stop
 
 
 class Stopped(Exception):
@@ -29,11 +30,11 @@ class Stopped(Exception):
 
 @dataclass(frozen=True, slots=True)
 class RolloutStats:
-    """Seconds spent in envs and in the policy, and the (return, length) of every episode that ended."""
+    """Seconds spent in envs and in the policy, and what `Episodes.take` gave."""
 
     env_s: float
     policy_s: float
-    episodes: tuple[tuple[float, int], ...]
+    episodes: tuple[np.ndarray, np.ndarray]
 
 
 class Rollout:
@@ -47,7 +48,7 @@ class Rollout:
         stop: one byte; nonzero ends the loop between two steps.
     """
 
-    def __init__(self, env: Env, actor: Actor, episodes: Episodes, seeds: Sequence[int], stop: memoryview):
+    def __init__(self, env: Env, actor: Actor, episodes: Episodes, seeds: Sequence[int], stop: Stop):
         self._env = env
         self._actor = actor
         self._feed = make_feed(actor, env.spec)

@@ -9,9 +9,10 @@ from collectx.policy.base import Actor
 from collectx.rollout.episodes import Episodes
 from collectx.rollout.ragged import RaggedRollout
 from collectx.rollout.rollout import Rollout
+from collectx.transport.base import Stop
 
 
-def make_rollout(env: Env, actor: Actor, episodes: Episodes, seeds: Sequence[int], stop: memoryview) -> Rollout:
+def make_rollout(env: Env, actor: Actor, episodes: Episodes, seeds: Sequence[int], stop: Stop) -> Rollout:
     """See `Rollout` for the arguments."""
     kind = RaggedRollout if env.spec.ragged else Rollout
     return kind(env, actor, episodes, seeds, stop)

@@ -13,7 +13,7 @@ from faulty import BrokenLever, Unpicklable
 
 from collectx.errors import WorkerDied, WorkerError, WorkerTimeout
 
-PLACES = [("single", "inline"), ("multi_sync", "local"), ("multi_async", "local")]
+PLACES = [("single", "inline"), ("multi_sync", "local"), ("multi_async", "local"), ("distributed", "local")]
 places = pytest.mark.parametrize(("kind", "place"), PLACES)
 
 
@@ -85,7 +85,7 @@ def test_a_policy_that_raises(kind, place):
     assert (caught.value.lever, caught.value.force) == ("policy", 7)
 
 
-@pytest.mark.parametrize("kind", ["multi_sync", "multi_async"])
+@pytest.mark.parametrize("kind", ["multi_sync", "multi_async", "distributed_sync", "distributed"])
 def test_a_worker_killed_in_mid_run_is_named(kind):
     with start(kind, "local", counting(), total_frames=-1) as collector:
         next(collector)
@@ -103,7 +103,7 @@ def test_a_crash_names_the_log(tmp_path):
         drain(collector)
 
 
-@pytest.mark.parametrize("kind", ["multi_sync", "multi_async"])
+@pytest.mark.parametrize("kind", ["multi_sync", "multi_async", "distributed_sync", "distributed"])
 def test_a_hung_env_names_the_knob(kind, tmp_path):
     env = faulty("hang", at_step=50, claim=str(tmp_path / "claim"))
     with (
@@ -125,8 +125,8 @@ def test_an_env_that_hangs_in_its_first_batch_names_the_start_timeout():
 def test_leaving_in_mid_run_ends_busy_workers_between_two_steps():
     with start("multi_async", "local", counting(step_s=0.05), frames_per_batch=100, total_frames=-1) as collector:
         pids = worker_pids(collector)
-        handles = collector._transport._handles
-    assert [handle.exitcode for handle in handles] == [0, 0]
+        handles = dict(collector._transport._switchboard._handles)
+    assert [handle.exitcode for handle in handles.values()] == [0, 0]
     assert not any(psutil.pid_exists(pid) for pid in pids)
     del handles
 

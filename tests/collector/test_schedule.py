@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from collectx.collector.schedule import AsyncSchedule, SyncSchedule
 from collectx.transport.base import Arrival, Tally
 
-TALLY = Tally(0, 0.0, 0.0, 0.0, 0.0, ())
+TALLY = Tally(0, 0.0, 0.0, 0.0, 0.0, np.zeros(0), np.zeros(0, int))
 
 
 def arrival(worker, slot=0):
@@ -75,3 +76,81 @@ def test_async_grants_no_more_than_it_delivers(num_batches):
         delivered += 1
         outstanding += schedule.released(parts)
     assert delivered == num_batches
+
+
+def test_a_replacement_fills_what_the_lost_worker_owed():
+    sync = SyncSchedule(3)
+    assert list(sync.replaced(1)) == []
+    sync.begin()
+    sync.arrived(arrival(0))
+    assert list(sync.replaced(0)) == []  # its part is there already
+    assert list(sync.replaced(1)) == [(1, 0)]
+    free = AsyncSchedule(2, 2, 10)
+    free.begin()
+    free.arrived(arrival(1, 0))
+    assert list(free.replaced(1)) == [(1, 1)]
+
+
+def test_sync_goes_on_with_fewer():
+    schedule = SyncSchedule(3)
+    schedule.begin()
+    for worker in (0, 2):
+        schedule.arrived(arrival(worker))
+    assert schedule.dropped(1) == (arrival(0), arrival(2))
+    assert list(schedule.begin()) == [(0, 0), (2, 0)]
+    # What the next one delivered before it went stays in its batch.
+    assert schedule.arrived(arrival(2)) is None
+    assert schedule.dropped(2) is None
+    assert schedule.arrived(arrival(0)) == (arrival(0), arrival(2))
+    assert list(schedule.begin()) == [(0, 0)]
+
+
+def test_sync_drops_between_two_batches():
+    schedule = SyncSchedule(2)
+    assert schedule.dropped(0) is None
+    assert list(schedule.begin()) == [(1, 0)]
+
+
+@pytest.mark.parametrize("num_batches", [3, 4, 9])
+def test_async_gives_the_budget_of_a_dropped_worker_to_the_others(num_batches):
+    schedule = AsyncSchedule(2, 2, num_batches)
+    outstanding = list(schedule.begin())
+    assert schedule.dropped(1) is None
+    outstanding = [grant for grant in outstanding if grant[0] == 0] + list(schedule.begin())
+    delivered = 0
+    while outstanding:
+        parts = schedule.arrived(arrival(*outstanding.pop(0)))
+        delivered += 1
+        outstanding += schedule.released(parts)
+    assert delivered == num_batches
+
+
+def test_async_does_not_grant_the_last_slot_of_a_dropped_worker_again():
+    schedule = AsyncSchedule(2, 1, None)
+    schedule.begin()
+    parts = schedule.arrived(arrival(1))
+    schedule.dropped(1)
+    assert list(schedule.released(parts)) == []
+
+
+@pytest.mark.parametrize("num_batches", [3, 5, 8])
+def test_async_does_not_wait_for_workers_that_never_come(num_batches):
+    schedule = AsyncSchedule(3, 2, num_batches)
+    here = [grant for grant in schedule.begin() if grant[0] == 0]
+    for _ in range(num_batches - 1):
+        parts = schedule.arrived(arrival(*here.pop(0)))
+        here += [grant for grant in [*schedule.released(parts), *schedule.begin()] if grant[0] == 0]
+        assert len(here) in (1, 2)
+    assert len(here) == 1
+
+
+def test_async_waits_for_workers_that_have_come():
+    schedule = AsyncSchedule(2, 1, 4)
+    schedule.begin()
+    for worker in (1, 0):
+        parts = schedule.arrived(arrival(worker))
+        assert list(schedule.released(parts)) == [(worker, 0)]
+    schedule.released(schedule.arrived(arrival(0)))
+    assert list(schedule.begin()) == []
+    assert list(schedule.replaced(1)) == [(1, 0)]
+    assert list(schedule.begin()) == [(0, 0)]  # the other one has not come yet

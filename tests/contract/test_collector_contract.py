@@ -15,7 +15,10 @@ WAYS = [
     ("multi_sync", "local"),
     ("multi_async", "inline"),
     ("multi_async", "local"),
+    ("distributed_sync", "local"),
+    ("distributed", "local"),
 ]
+SYNC = ("multi_sync", "distributed_sync")
 ways = pytest.mark.parametrize(("kind", "place"), WAYS)
 groups = pytest.mark.parametrize("num_envs", [1, 3])
 
@@ -30,7 +33,7 @@ def workers_of(kind):
 def test_every_frame_arrives_once_in_order_and_whole(kind, place, num_envs, zero_copy):
     checker = StreamChecker()
     steps = 5
-    frames = steps * num_envs * (workers_of(kind) if kind == "multi_sync" else 1)
+    frames = steps * num_envs * (workers_of(kind) if kind in SYNC else 1)
     versions = []
     with start(
         kind, place, counting(num_envs), frames_per_batch=frames, total_frames=40 * frames, zero_copy=zero_copy
@@ -61,6 +64,8 @@ def test_every_frame_arrives_once_in_order_and_whole(kind, place, num_envs, zero
         ("multi_sync", 3, 24, [2, 3, 4], [None, None, "time"]),
         ("multi_async", 1, 20, [20], ["time"]),
         ("multi_async", 3, 12, [3, 4], [None, "time"]),
+        ("distributed_sync", 3, 24, [2, 3, 4], [None, None, "time"]),
+        ("distributed", 3, 12, [3, 4], [None, "time"]),
     ],
 )
 def test_a_batch_looks_like_torchrls(kind, num_envs, frames, batch_size, names):
@@ -122,22 +127,22 @@ def test_what_is_known_of_a_delivery(kind, place):
         for index, batch in enumerate(collector):
             delivery = collector.delivery
             assert (delivery.index, delivery.frames, delivery.version) == (index, 30, 0)
-            joined = kind == "multi_sync"
+            joined = kind in SYNC
             assert [part.worker for part in delivery.parts] == (
                 [0, 1] if joined else [int(batch["observation"][0, 0, 0]) // 3]
             )
             assert sum(part.frames for part in delivery.parts) == 30
             done = batch["next", "done"]
             ended = batch["next", "observation"][done[..., 0]][:, 2].tolist()
-            told = [episode for part in delivery.parts for episode in part.episodes]
-            assert sorted(episode.length for episode in told) == sorted(ended)
-            for episode in told:
-                assert episode.episode_return == episode.length * (episode.length + 1) / 2
+            lengths = [length for part in delivery.parts for length in part.lengths.tolist()]
+            returns = [total for part in delivery.parts for total in part.returns.tolist()]
+            assert sorted(lengths) == sorted(ended)
+            assert returns == [length * (length + 1) / 2 for length in lengths]
             for part in delivery.parts:
                 assert min(part.timings.env_s, part.timings.policy_s, part.timings.wait_s, part.timings.send_s) >= 0
 
 
-@pytest.mark.parametrize("kind", ["single", "multi_sync"])
+@pytest.mark.parametrize("kind", ["single", "multi_sync", "distributed_sync"])
 @pytest.mark.parametrize("policy", [None, mlp()], ids=["random", "mlp"])
 def test_the_same_seed_gives_the_same_batches_bit_for_bit(kind, policy):
     def run(place, seed):
@@ -166,7 +171,7 @@ def test_envs_have_seeds_of_their_own_whatever_the_worker():
     assert len(wide["observation"][:, 0].unique(dim=0)) == 4
 
 
-@pytest.mark.parametrize(("kind", "place"), [way for way in WAYS if way[0] != "multi_async"])
+@pytest.mark.parametrize(("kind", "place"), [way for way in WAYS if way[0] not in ("multi_async", "distributed")])
 def test_sync_workers_act_with_the_newest_version_from_the_next_batch_on(kind, place):
     policy = custom("faulty:telling_policy", size=1000)
     import faulty
@@ -183,14 +188,16 @@ def test_sync_workers_act_with_the_newest_version_from_the_next_batch_on(kind, p
             assert collector.publish(mine) == index + 1
 
 
-@pytest.mark.parametrize("place", ["inline", "local"])
-def test_hot_publish_to_async_workers_is_monotone_and_never_torn(place):
+@pytest.mark.parametrize(
+    ("kind", "place"), [("multi_async", "inline"), ("multi_async", "local"), ("distributed", "local")]
+)
+def test_hot_publish_to_async_workers_is_monotone_and_never_torn(kind, place):
     import faulty
 
     policy = custom("faulty:telling_policy", size=20_000)
     mine = faulty.telling_policy(20_000)
     newest = dict.fromkeys(range(2), -1)
-    with start("multi_async", place, counting(2), policy, frames_per_batch=20, total_frames=2000) as collector:
+    with start(kind, place, counting(2), policy, frames_per_batch=20, total_frames=2000) as collector:
         for batch in collector:
             version = batch["collector", "policy_version"].unique()
             assert batch["low"].unique().tolist() == version.tolist()

@@ -20,8 +20,8 @@ def test_ids_returns_and_lengths_do_not_depend_on_where_batches_are_cut(cut):
     for start in range(0, 12, cut):
         part = slice(start, start + cut)
         episodes.record(slice(None), reward[part], done[part], ids[part])
-        finished += episodes.take()
+        finished += zip(*map(np.ndarray.tolist, episodes.take()), strict=True)
     assert ids[:, 0].tolist() == [2, 8, 8, 8, 14, 20, 20, 20, 20, 20, 20, 20]
     assert ids[:, 1].tolist() == [3] * 7 + [9] * 5
     assert finished == [(0.0, 1), (12.0, 3), (8.0, 1), (49.0, 7), (112.0, 7)]
-    assert episodes.take() == ()
+    assert [array.tolist() for array in episodes.take()] == [[], []]

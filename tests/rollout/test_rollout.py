@@ -94,7 +94,7 @@ def test_ragged_segments_lose_repeat_and_reorder_nothing(lengths, steps):
         assert torch.equal(tensors["collector", "traj_ids"], env + episode * len(lengths))
         for row in env:
             assert row.unique().numel() == 1, "a row is of one env"
-        episodes += stats.episodes
+        episodes += zip(*stats.episodes, strict=True)
     assert checker.frames == 30 * len(lengths) * steps
     assert {length for _, length in episodes} <= {length for each in lengths for length in each}
     assert all(total == length * (length + 1) / 2 for total, length in episodes)

@@ -1,0 +1,124 @@
+"""A worker that is itself a collector: of several processes on its host, over shared memory. The host then gets one
+copy of the weights, and sends one message for a batch of all of them.
+
+    trainer --network-- relay --shared memory-- worker 0
+                              \\--------------- worker 1 ...
+
+Runs in the worker's process, in place of `collectx/collector/worker.py`'s `work`. Each of its workers acts as if it
+were one of the run's: the same seeds, the same trajectory ids.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from time import perf_counter
+
+import numpy as np
+import torch
+from torch import nn
+
+from collectx import env as envs
+from collectx import policy as policies
+from collectx.batch import POLICY_VERSION
+from collectx.collector.build import Share, build
+from collectx.collector.collector import Collector
+from collectx.collector.delivery import Part
+from collectx.collector.worker import Inner, WorkerTask
+from collectx.config import BackendConfig, DevicesConfig, MeterTrainerConfig, RunConfig
+from collectx.errors import WorkerError
+from collectx.launcher.local import warm_up
+from collectx.policy.weights import FlatWeights
+from collectx.transport.base import Tally
+from collectx.transport.distributed import DistributedLink
+
+
+def relay(task: WorkerTask, inner: Inner, link: DistributedLink) -> Generator[None]:
+    """Fills granted slots with the batches of a collector of its own; yields after each that it has sent.
+
+    When one of its workers fails, this one has failed.
+    """
+    warm_up()
+    collector, policy = _collector(task, inner)
+    link.when_over(collector.interrupt)
+    weights = FlatWeights(policy)
+    slots = [slot.tensors for slot in link.slots]
+    versions = _Versions(inner.collector.num_workers)
+    version = -1
+    send_s = 0.0
+    with collector:
+        while True:
+            asked = perf_counter()
+            index = link.acquire()
+            if index is None:
+                return
+            granted = perf_counter()
+            newest = link.refresh(weights.read, version)
+            if newest != version:
+                version = newest
+                versions.add(collector.publish(policy), version)
+            refreshed = perf_counter()
+            try:
+                batch = next(collector)
+            except WorkerError:
+                if link.stop[0]:
+                    return  # that is why
+                raise
+            collected = perf_counter()
+            for key, tensor in slots[index].items():
+                tensor.copy_(batch.get(key).reshape(tensor.shape))
+            parts = collector.delivery.parts
+            acted = versions.of(parts)
+            slots[index][POLICY_VERSION].fill_(acted)
+            tally = Tally(
+                acted,
+                float(np.mean([part.timings.env_s for part in parts])),
+                float(np.mean([part.timings.policy_s for part in parts])),
+                granted - asked,
+                send_s + refreshed - granted,
+                np.concatenate([part.returns for part in parts]),
+                np.concatenate([part.lengths for part in parts]),
+            )
+            link.send(index, tally)
+            send_s = perf_counter() - collected
+            yield
+
+
+class _Versions:
+    """By which number the trainer knows what the collector within has published by one of its own."""
+
+    def __init__(self, num_workers: int):
+        self._num_workers = num_workers
+        # Its first are those that it was built with.
+        self._theirs = {0: -1}
+        self._last: dict[int, int] = {}
+
+    def add(self, mine: int, theirs: int) -> None:
+        self._theirs[mine] = theirs
+
+    def of(self, parts: Sequence[Part]) -> int:
+        """Of the weights that acted in a batch. Forgets those with which nobody will act any more."""
+        self._last |= {part.worker: part.policy_version for part in parts}
+        if len(self._last) == self._num_workers:
+            oldest = min(self._last.values())
+            self._theirs = {mine: theirs for mine, theirs in self._theirs.items() if mine >= oldest}
+        return self._theirs[parts[0].policy_version]
+
+
+def _collector(task: WorkerTask, inner: Inner) -> tuple[Collector, nn.Module | None]:
+    """The collector within, and the module that holds the newest weights for it."""
+    cfg = RunConfig(
+        env=task.env,
+        policy=task.policy,
+        collector=inner.collector,
+        backend=BackendConfig("shared_memory", None, None),
+        launcher=inner.launcher,
+        devices=DevicesConfig(None, None, task.policy_device, None),
+        trainer=MeterTrainerConfig("meter", False),
+        seed=task.seed,
+    )
+    spec = envs.read_spec(cfg.env)
+    policy = policies.build(cfg.policy, spec, cfg.seed)
+    share = Share(task.worker * inner.collector.num_workers, task.num_workers, task.life)
+    collector = build(cfg, policy, spec, share=share)
+    actor = policies.make_actor(policy, spec, torch.device("cpu"), policies.ExplorationType(task.exploration_type))
+    return collector, actor.module

@@ -1,0 +1,69 @@
+"""What only Python can give, where YAML gives names: envs and policies as objects. They travel to workers by value
+(cloudpickle), with the process or the job that is started, never over a connection to a peer.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from collectx.config import EnvConfig, PolicyConfig
+
+
+class _ByValue:
+    """Pickled by cloudpickle, which knows lambdas, closures and what `__main__` defines."""
+
+    def __reduce__(self) -> tuple:
+        import cloudpickle
+
+        buffer = io.BytesIO()
+        cloudpickle.dump(vars(self), buffer)
+        return _rebuild, (type(self), buffer.getvalue())
+
+
+def _rebuild(cls: type, content: bytes) -> Any:
+    import pickle
+
+    return cls(**pickle.loads(content))
+
+
+@dataclass
+class GivenEnvConfig(_ByValue, EnvConfig):
+    """An env as a callable.
+
+    Attributes:
+        create: `create(**kwargs)` returns a Gymnasium env or vector env.
+    """
+
+    create: Callable[..., Any] = field(default=None)  # type: ignore[assignment]
+    kwargs: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class GivenPolicyConfig(_ByValue, PolicyConfig):
+    """A policy as an object, or as a callable that makes one.
+
+    Attributes:
+        policy: the policy; None where `factory` makes it.
+        factory: called without arguments in every process.
+    """
+
+    policy: Any = None
+    factory: Callable[[], Any] | None = None
+
+
+@dataclass
+class Given:
+    """What a worker cannot be told as plain data; None where it can."""
+
+    env: GivenEnvConfig | None = None
+    policy: GivenPolicyConfig | None = None
+
+    @classmethod
+    def of(cls, env: EnvConfig, policy: PolicyConfig) -> Given:
+        """The parts of a configuration that are objects."""
+        return cls(
+            env if isinstance(env, GivenEnvConfig) else None, policy if isinstance(policy, GivenPolicyConfig) else None
+        )

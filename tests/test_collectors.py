@@ -1,0 +1,212 @@
+"""The collectors as a library: TorchRL's names and keywords over the same machinery as the command."""
+
+from __future__ import annotations
+
+import gymnasium
+import pytest
+import torch
+from tensordict import TensorDict
+from tensordict.nn import TensorDictModule
+from torch import nn
+
+import collectx
+from collectx import (
+    Collector,
+    DistributedCollector,
+    DistributedSyncCollector,
+    MultiAsyncCollector,
+    MultiSyncCollector,
+)
+from collectx.errors import ConfigError, ShapeError
+
+torch.set_num_threads(1)
+
+WAYS = {
+    "single": Collector,
+    "multi_sync": MultiSyncCollector,
+    "multi_async": MultiAsyncCollector,
+    "distributed": DistributedCollector,
+    "distributed_sync": DistributedSyncCollector,
+}
+SYNC = ("multi_sync", "distributed_sync")
+
+
+def cartpole(**kwargs):
+    return gymnasium.make("CartPole-v1", **kwargs)
+
+
+def make(kind, create=cartpole, *args, **keywords):
+    if kind.startswith("distributed"):
+        keywords["launcher"] = "mp"
+    if kind != "single":
+        create = [create, create] if callable(create) else create
+    return WAYS[kind](create, *args, **keywords)
+
+
+class Argmax(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 2)
+
+    def forward(self, observation):
+        return self.layer(observation).argmax(-1)
+
+
+@pytest.mark.parametrize("kind", WAYS)
+@pytest.mark.parametrize("policy", ["none", "module", "tensordict", "callable", "factory"])
+def test_any_policy_acts_in_any_collector(kind, policy):
+    keywords = {}
+    given = None
+    if policy == "module":
+        given = Argmax()
+    elif policy == "tensordict":
+        given = TensorDictModule(Argmax(), in_keys=["observation"], out_keys=["action"])
+    elif policy == "callable":
+        given = lambda observation: (observation[:, 2] > 0).long()  # noqa: E731, lambdas must travel too
+    elif policy == "factory":
+        keywords["policy_factory"] = Argmax
+    with make(kind, cartpole, given, frames_per_batch=40, total_frames=120, **keywords) as collector:
+        batches = list(collector)
+        assert len(collector) == len(batches) == 3
+    for batch in batches:
+        assert batch.batch_size == ((2, 20) if kind in SYNC else (40,))
+        assert batch.names[-1] == "time"
+        assert batch["action"].dtype == torch.int64
+        if policy == "callable":
+            assert torch.equal(batch["action"], (batch["observation"][..., 2] > 0).long())
+
+
+@pytest.mark.parametrize("kind", WAYS)
+def test_a_closure_makes_the_env_and_gets_its_keywords(kind):
+    length = 3.5
+
+    def create(reward):
+        return gymnasium.wrappers.TransformReward(cartpole(), lambda _: reward * length)
+
+    with make(kind, create, frames_per_batch=20, total_frames=20, create_env_kwargs={"reward": 2.0}) as collector:
+        assert collector.next()["next", "reward"].unique().tolist() == [7.0]
+        assert collector.next() is None
+
+
+def test_every_worker_has_its_own_env():
+    creates = [
+        lambda reward=reward: gymnasium.wrappers.TransformReward(cartpole(), lambda _: reward) for reward in (1.0, 5.0)
+    ]
+    with MultiSyncCollector(creates, frames_per_batch=20, total_frames=20) as collector:
+        rewards = collector.next()["next", "reward"]
+    assert [part.unique().tolist() for part in rewards] == [[1.0], [5.0]]
+
+
+@pytest.mark.parametrize("kind", WAYS)
+def test_a_vector_env_gives_rows(kind):
+    def create():
+        return gymnasium.make_vec("CartPole-v1", 3, vectorization_mode="sync")
+
+    with make(kind, create, frames_per_batch=30, total_frames=30) as collector:
+        assert collector.next().batch_size == ((2, 3, 5) if kind in SYNC else (3, 10))
+
+
+def test_frames_are_rounded_up_to_whole_steps_of_all_envs():
+    with MultiSyncCollector([cartpole] * 2, frames_per_batch=25, total_frames=50) as collector:
+        assert [batch.numel() for batch in collector] == [26, 26]
+
+
+@pytest.mark.parametrize("kind", [kind for kind in WAYS if kind != "single"])
+@pytest.mark.parametrize("form", ["policy", "state_dict", "tensordict", "other"])
+def test_weights_reach_the_workers(kind, form):
+    policy = Argmax()
+    with torch.no_grad():
+        policy.layer.weight.zero_()
+        policy.layer.bias.copy_(torch.tensor([1.0, 0.0]))
+    with make(kind, cartpole, policy, frames_per_batch=20, total_frames=-1) as collector:
+        assert collector.next()["action"].unique().tolist() == [0]
+        other = Argmax()
+        with torch.no_grad():
+            other.layer.weight.zero_()
+            other.layer.bias.copy_(torch.tensor([0.0, 1.0]))
+        weights = {
+            "policy": None,
+            "state_dict": other.state_dict(),
+            "tensordict": TensorDict.from_module(other).data,
+            "other": other,
+        }[form]
+        if form == "policy":
+            policy.load_state_dict(other.state_dict())
+        collector.update_policy_weights_(weights)
+        assert collector.policy_version == 1
+        # An async worker may have full slots of the version before, or be starting still.
+        for _ in range(200):
+            batch = collector.next()
+            newest = batch["collector", "policy_version"].reshape(-1)
+            assert torch.equal(batch["action"].reshape(-1), newest)
+            if newest.min() == 1:
+                break
+        assert newest.min() == 1
+
+
+@pytest.mark.parametrize(
+    ("keywords", "versions"),
+    [({"update_after_each_batch": True}, [0, 1, 2, 3]), ({"max_weight_update_interval": 2}, [0, 0, 1, 1])],
+)
+def test_weights_are_published_by_themselves(keywords, versions):
+    with DistributedSyncCollector(
+        [cartpole] * 2, Argmax(), frames_per_batch=20, total_frames=80, launcher="mp", **keywords
+    ) as collector:
+        assert [int(batch["collector", "policy_version"].max()) for batch in collector] == versions
+
+
+def test_errors_of_a_worker_keep_their_type():
+    def create():
+        raise ZeroDivisionError("no env today")
+
+    for kind in WAYS:
+        with pytest.raises(ZeroDivisionError, match="no env today"):
+            make(kind, create)
+
+
+def test_workers_with_unequal_groups_are_refused():
+    creates = [lambda n=n: gymnasium.make_vec("CartPole-v1", n, vectorization_mode="sync") for n in (2, 3)]
+    with (
+        MultiSyncCollector(creates, frames_per_batch=40) as collector,
+        pytest.raises(ShapeError, match="worker 1 makes 3 envs, worker 0 makes 2"),
+    ):
+        collector.next()
+
+
+@pytest.mark.parametrize(
+    ("keywords", "message"),
+    [
+        ({"frames_per_batch": 0}, "frames_per_batch=0: must be at least 1"),
+        ({"total_frames": 0}, "total_frames=0: must be at least 1, or -1"),
+        ({"exploration_type": "wild"}, "exploration_type='wild': must be one of random, "),
+        ({"num_workers": 3}, "num_workers=3, but create_env_fn has 2 callables"),
+        ({"policy_factory": Argmax, "policy": Argmax()}, "give one of them"),
+        ({"create_env_kwargs": [{}]}, "create_env_kwargs has 1 entries for 2 workers"),
+        ({"policy_device": ["cpu"] * 3}, "policy_device has 3 entries for 2 workers"),
+        ({"storing_device": ["cpu", None]}, "batches lie on one device"),
+        ({"device": "tpu9"}, "device='tpu9'"),
+    ],
+)
+def test_wrong_arguments_are_refused_before_anything_starts(keywords, message):
+    with pytest.raises(ConfigError, match=message):
+        MultiSyncCollector([cartpole] * 2, **keywords)
+
+
+def test_an_unknown_keyword_is_named():
+    with pytest.raises(TypeError, match="frames_per_bach"):
+        Collector(cartpole, frames_per_bach=3)
+
+
+def test_older_names_are_aliases():
+    assert collectx.SyncDataCollector is Collector
+    assert collectx.MultiaSyncDataCollector is MultiAsyncCollector
+    assert collectx.DistributedDataCollector is DistributedCollector
+    with pytest.raises(AttributeError, match="NoSuchCollector"):
+        collectx.NoSuchCollector  # noqa: B018
+
+
+def test_devices_may_be_given_for_each_worker():
+    with MultiSyncCollector(
+        [cartpole] * 2, Argmax(), frames_per_batch=20, total_frames=20, policy_device=["cpu", None], device="cpu"
+    ) as collector:
+        assert collector.next().device == torch.device("cpu")

@@ -27,7 +27,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from collectx.cli.overrides import Checked, check
 from collectx.cli.typed import typed
-from collectx.config import RunConfig
+from collectx.config import RunConfig, as_dict
 from collectx.errors import ConfigError
 from collectx.run import rules
 
@@ -129,8 +129,11 @@ def parsed(overrides: Sequence[str]) -> list[Override]:
 
 
 def config_text(cfg: RunConfig) -> str:
-    """A configuration as YAML. Equal text is an equal configuration: what a sweep compares."""
-    return OmegaConf.to_yaml(OmegaConf.structured(cfg), sort_keys=True)
+    """A configuration as YAML. Equal text is an equal configuration: what a sweep compares. How much time or memory a
+    scheduler is asked for, and whether somebody waits, makes no other run, so of the launcher only its name counts."""
+    content = as_dict(cfg)
+    content["launcher"] = cfg.launcher.kind
+    return OmegaConf.to_yaml(OmegaConf.create(content), sort_keys=True)
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from importlib import import_module
 SUBCOMMANDS = {
     "run": "collect and train as configured: collectx run [overrides] [-m] [flags]",
     "reproduce": "run again from a run folder and compare: collectx reproduce RUN_DIR [overrides]",
+    "status": "what became of a run or a sweep, asking SLURM too: collectx status DIR",
     "list": "what can be chosen: collectx list [GROUP]",
 }
 

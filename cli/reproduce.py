@@ -18,7 +18,7 @@ from collectx.cli import report
 from collectx.cli.arguments import Arguments, split
 from collectx.cli.compose import Composer
 from collectx.cli.run import launch
-from collectx.config import GROUPS
+from collectx.config import ASYNC, GROUPS
 from collectx.errors import ConfigError
 from collectx.run import RunFolder
 
@@ -43,8 +43,9 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _reproduce(arguments: Arguments, argv: Sequence[str]) -> int:
-    overrides = tuple(word for word in arguments.words if "=" in word or word.startswith("~"))
-    folders = [word for word in arguments.words if word not in overrides]
+    # A sweep names its points' folders by overrides, such as `collector.num_workers=2`.
+    folders = [word for word in arguments.words if Path(word).is_dir() or not ("=" in word or word.startswith("~"))]
+    overrides = tuple(word for word in arguments.words if word not in folders)
     if len(folders) != 1:
         return report.wrong_usage(f"reproduce needs one run folder, got {len(folders)}.\n{_USAGE}")
     if "multirun" in arguments.flags:
@@ -69,7 +70,7 @@ def _compared(old: RunFolder, new: Path, collector: str) -> int:
 
     found = compare(old.path, new)
     print(f"{found.verdict.value}: {found.message}", flush=True)
-    if not found.identical and collector == "multi_async":
+    if not found.identical and collector in ASYNC:
         print("note: async workers deliver in the order in which they are ready, which no seed decides", flush=True)
     return 0 if found.identical else 1
 

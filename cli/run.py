@@ -8,19 +8,17 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 from hydra.core.override_parser.types import Override
-from omegaconf import DictConfig
 
-from collectx.cli import report
+from collectx.cli import report, table
 from collectx.cli.arguments import Arguments, split
 from collectx.cli.compose import SEARCH_PATH, Composer, parsed, points
 from collectx.cli.overrides import Checked
-from collectx.cli.typed import typed
-from collectx.config import RunConfig
+from collectx.cli.task import Task
+from collectx.config import ELSEWHERE, RunConfig
 from collectx.errors import ConfigError
 from collectx.run import rules
 
@@ -55,12 +53,21 @@ def launch(composer: Composer, arguments: Arguments, argv: Sequence[str], outcom
     problems = checked.problems if explaining else _problems(composer, checked, arguments)
     if problems:
         raise ConfigError(problems)
-    results: list[Any] = [] if outcome is None else outcome
-    refused: list[str] = []
-    _hand_over(composer, checked, arguments, _task(results, refused, argv))
-    if refused:
-        raise ConfigError(list(dict.fromkeys(refused)))
-    return exit_status([result.status for result in results])
+    task = Task(argv)
+    try:
+        _hand_over(composer, checked, arguments, task)
+        if task.refused:
+            raise ConfigError(list(dict.fromkeys(task.refused)))
+        if task.wanted:
+            from collectx.cli import slurm
+
+            slurm.carry_out(task)
+    finally:
+        if task.sweep is not None and not task.left:
+            table.show(task.sweep, task.points, {ended.folder: str(ended.status) for ended in task.results})
+    if outcome is not None:
+        outcome += task.results
+    return exit_status([ended.status for ended in task.results])
 
 
 def exit_status(statuses: Sequence[str]) -> int:
@@ -70,29 +77,7 @@ def exit_status(statuses: Sequence[str]) -> int:
     return 1 if any(status != "completed" for status in statuses) else 0
 
 
-def _task(results: list[Any], refused: list[str], argv: Sequence[str]) -> Callable[[DictConfig], str]:
-    """What Hydra calls once for each run, with the composed configuration. Adds to `results`, or to `refused` what only
-    the run itself could find wrong in the configuration; Hydra would add words of its own to an exception."""
-
-    def task(node: DictConfig) -> str:
-        from hydra.core.hydra_config import HydraConfig
-
-        from collectx.run import execute
-
-        cfg, problems = typed(node)
-        assert not problems, problems  # all points were checked before the first one started
-        try:
-            result = execute(cfg, Path(HydraConfig.get().runtime.output_dir), ["collectx", *argv])
-        except ConfigError as error:
-            refused.extend(error.problems)
-            return "failed"
-        results.append(result)
-        return str(result.status.value)
-
-    return task
-
-
-def _hand_over(composer: Composer, checked: Checked, arguments: Arguments, task: Callable[[DictConfig], str]) -> None:
+def _hand_over(composer: Composer, checked: Checked, arguments: Arguments, task: Task) -> None:
     """Calls Hydra with a command line that it reads."""
     import hydra
 
@@ -133,8 +118,10 @@ def _problems(composer: Composer, checked: Checked, arguments: Arguments) -> Seq
 
 
 def _last_look(cfg: RunConfig, quiet: bool = False) -> list[str]:
-    """What is checked of a valid configuration: whether its devices are here; notes are printed on the way."""
-    problems = rules.device_problems(cfg)
+    """What is checked of a valid configuration: whether this machine has what it needs. Prints notes on the way."""
+    problems = rules.launcher_problems(cfg)
+    if cfg.launcher.kind not in ELSEWHERE:
+        problems += rules.device_problems(cfg) + rules.backend_problems(cfg)
     if not problems and not quiet:
         for text in rules.advice(cfg):
             report.note(text)

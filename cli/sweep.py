@@ -1,4 +1,4 @@
-"""Local sweeps: the points of `collectx run -m` one after another, those that are missing only, and a table at the end.
+"""Sweeps: the points of `collectx run -m` one after another, or as jobs; those that are missing only.
 
     <sweep>/<point's name>/     a run folder, such as `collector.num_workers=2,seed=1`
     <sweep>/multirun.yaml       what Hydra writes
@@ -22,9 +22,10 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from collectx.cli import table
 from collectx.cli.compose import config_text, names, without_hydra
+from collectx.cli.task import Task
 from collectx.cli.typed import typed
+from collectx.config import ELSEWHERE
 from collectx.run import RunFolder
 
 # The address in conf/hydra/launcher/points.yaml. Hydra takes plugins from this package only; an editable install would
@@ -46,16 +47,18 @@ class Planned:
         folder: its run folder, absolute.
         node: its configuration, Hydra's part included.
         is_done: a former start of the sweep completed it.
+        is_job: it is not run here, but will be submitted with the others.
     """
 
     name: str
     folder: Path
     node: DictConfig
     is_done: bool
+    is_job: bool
 
 
 class PointLauncher(Launcher):
-    """Hydra's launcher for points in this process. The trainer of each point has the whole machine."""
+    """Hydra's launcher. A point is run in this process, where its trainer has the whole machine, unless it is a job."""
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         self.context = hydra_context
@@ -63,22 +66,23 @@ class PointLauncher(Launcher):
         self.config = config
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
-        """Runs the points that are missing; blocks until all have ended, or one was interrupted."""
+        """Runs the points that are missing; blocks until all have ended that are no jobs, or one was interrupted."""
         setup_globals()
         points = self._plan(job_overrides, initial_job_idx)
+        if isinstance(self.task, Task):
+            self.task.sweep = Path(self.config.hydra.sweep.dir)
+            self.task.points = [(point.name, point.folder) for point in points]
         print(f"sweep: {len(points)} points, {sum(point.is_done for point in points)} of them done already")
         runs: list[JobReturn] = []
-        try:
-            for index, point in enumerate(points):
-                if point.is_done:
-                    continue
+        for index, point in enumerate(points):
+            if point.is_done:
+                continue
+            if not point.is_job:
                 print(f"\nsweep: point {index + 1} of {len(points)}: {point.name}", flush=True)
-                runs.append(self._run(point))
-                if runs[-1].status is not None and runs[-1]._return_value == "interrupted":
-                    break
-        finally:
-            sys.stdout.flush()
-            table.show(Path(self.config.hydra.sweep.dir), [(point.name, point.folder) for point in points])
+            runs.append(self._run(point))
+            if runs[-1].status is not None and runs[-1]._return_value == "interrupted":
+                break
+        sys.stdout.flush()
         return runs
 
     def _plan(self, job_overrides: Sequence[Sequence[str]], first: int) -> list[Planned]:
@@ -97,7 +101,7 @@ class PointLauncher(Launcher):
                 folder = _unused(folder, text, lambda path: any(path == other.folder for other in planned))
             with open_dict(node):
                 node.hydra.sweep.subdir = str(folder.relative_to(root))
-            planned.append(Planned(name, folder, node, text in done))
+            planned.append(Planned(name, folder, node, text in done, node.launcher.kind in ELSEWHERE))
         return planned
 
     def _run(self, point: Planned) -> JobReturn:

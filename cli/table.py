@@ -3,30 +3,39 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from collectx.run import RunFolder
 
-_HEAD = ("point", "status", "frames", "frames/s", "return", "wall_s")
+HEAD = ("point", "status", "frames", "frames/s", "return", "wall_s")
 
 
-def show(root: Path, points: Sequence[tuple[str, Path]]) -> None:
+def show(root: Path, points: Sequence[tuple[str, Path]], statuses: Mapping[Path, str] | None = None) -> None:
     """Prints the table of the points, each a name and a run folder, and the sweep's folder; plain where the output is
-    no terminal."""
-    rows = [_row(name, RunFolder(folder).read_result()) for name, folder in points]
+    no terminal.
+
+    Args:
+        statuses: of run folders without a result; by default they did not run.
+    """
     print()
-    if sys.stdout.isatty():
-        _rich(rows)
-    else:
-        _plain(rows)
+    draw([row(name, RunFolder(folder).read_result(), (statuses or {}).get(folder)) for name, folder in points])
     print(f"sweep folder: {root}", flush=True)
 
 
-def _row(name: str, result: dict[str, Any] | None) -> tuple[str, ...]:
+def draw(rows: Sequence[tuple[str, ...]], head: Sequence[str] = HEAD) -> None:
+    """Prints a table; plain where the output is no terminal."""
+    if sys.stdout.isatty():
+        _rich(rows, head)
+    else:
+        _plain(rows, head)
+
+
+def row(name: str, result: Mapping[str, Any] | None, status: str | None = None) -> tuple[str, ...]:
+    """The cells of a run: its result, or `status` where it has none."""
     if result is None:
-        return (name, "not run", "", "", "", "")
+        return (name, status or "not run", "", "", "", "")
     numbers = (
         _number(result.get("frames"), ",.0f"),
         _number(result.get("frames_per_s"), ",.0f"),
@@ -40,29 +49,31 @@ def _number(value: Any, form: str) -> str:
     return format(value, form) if isinstance(value, (int, float)) else "-"
 
 
-def _plain(rows: Sequence[tuple[str, ...]]) -> None:
-    widths = [max(map(len, column)) for column in zip(_HEAD, *rows, strict=True)]
-    for row in (_HEAD, *rows):
-        cells = [cell.ljust(width) if index < 2 else cell.rjust(width) for index, (cell, width) in _cells(row, widths)]
-        print("  ".join(cells).rstrip())
+def _plain(rows: Sequence[tuple[str, ...]], head: Sequence[str]) -> None:
+    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
+    for cells in (head, *rows):
+        shown = [
+            cell.ljust(width) if index < 2 else cell.rjust(width) for index, (cell, width) in _cells(cells, widths)
+        ]
+        print("  ".join(shown).rstrip())
 
 
-def _cells(row: Sequence[str], widths: Sequence[int]) -> enumerate[tuple[str, int]]:
-    return enumerate(zip(row, widths, strict=True))
+def _cells(cells: Sequence[str], widths: Sequence[int]) -> enumerate[tuple[str, int]]:
+    return enumerate(zip(cells, widths, strict=True))
 
 
-def _rich(rows: Sequence[tuple[str, ...]]) -> None:
+def _rich(rows: Sequence[tuple[str, ...]], head: Sequence[str]) -> None:
     from rich import box
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    colours = {"completed": "green", "failed": "red", "interrupted": "yellow"}
+    colours = {"completed": "green", "running": "green", "failed": "red", "interrupted": "yellow"}
     shown = Table(box=box.SIMPLE)
-    for index, title in enumerate(_HEAD):
+    for index, title in enumerate(head):
         shown.add_column(title, justify="left" if index < 2 else "right", overflow="fold")
-    for row in rows:
-        cells = [Text(cell) for cell in row]
-        cells[1].stylize(colours.get(row[1], "dim"))
-        shown.add_row(*cells)
+    for cells in rows:
+        texts = [Text(cell) for cell in cells]
+        texts[1].stylize(colours.get(cells[1], "dim"))
+        shown.add_row(*texts)
     Console().print(shown)

@@ -55,8 +55,14 @@ def known_paths() -> list[str]:
     paths = {"seed": None}
     for group in GROUPS:
         for cls in {*KINDS[group].values()} or {DevicesConfig}:
-            paths |= dict.fromkeys(f"{group}.{field.name}" for field in dataclasses.fields(cls))
+            paths |= dict.fromkeys(_paths(group, cls))
     return list(paths)
+
+
+def _paths(name: str, cls: Any) -> Iterator[str]:
+    for field in dataclasses.fields(cls):
+        path, hint = f"{name}.{field.name}", _hints(cls)[field.name]
+        yield from _paths(path, hint) if dataclasses.is_dataclass(hint) else [path]
 
 
 def _group(group: str, section: Any, problems: list[str]) -> Any:
@@ -103,6 +109,8 @@ def _field(path: str, field: dataclasses.Field, hint: Any, value: Any, problems:
     if isinstance(value, _Unresolved):
         problems.append(f"{path}: {value.reason}")
         return MISSING
+    if dataclasses.is_dataclass(hint):
+        return _part(path, hint, value, problems)
     if value is _ABSENT:
         if field.default_factory is not dataclasses.MISSING:
             return field.default_factory()
@@ -120,6 +128,24 @@ def _field(path: str, field: dataclasses.Field, hint: Any, value: Any, problems:
         problems.append(f"{path}={_shown(value)}: must be {wrong}")
         return MISSING
     return converted
+
+
+def _part(path: str, cls: Any, value: Any, problems: list[str]) -> Any:
+    """A part of a group that has fields of its own, such as `launcher.trainer`."""
+    if isinstance(value, DictConfig):
+        value = {str(key): _child(value, str(key)) for key in value}
+    if not isinstance(value, dict):
+        problems.append(f"{path}={_shown(value)}: must be a mapping.")
+        return MISSING
+    fields = {each.name: each for each in dataclasses.fields(cls)}
+    for key in value:
+        if key not in fields:
+            problems.append(f"{path}.{key}: no such key{did_you_mean(str(key), list(fields), prefix=f'{path}.')}")
+    values = {}
+    for name, each in fields.items():
+        unset = None if each.default_factory is dataclasses.MISSING else _ABSENT
+        values[name] = _field(f"{path}.{name}", each, _hints(cls)[name], value.get(name, unset), problems)
+    return cls(**values)
 
 
 def _convert(value: Any, hint: Any) -> Any:

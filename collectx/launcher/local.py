@@ -13,7 +13,7 @@ import multiprocessing
 import os
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from multiprocessing import forkserver
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -70,31 +70,44 @@ class LocalLauncher:
         cores = sorted(os.sched_getaffinity(0))
         return cores[worker % len(cores)]
 
-    def start(self, entry: Callable[..., None], arguments: Sequence[tuple[Any, ...]]) -> list[BaseProcess]:
-        """Starts one process per element of `arguments`, running `entry(*element)`. Returns when they are forked.
+    def habits(self, worker: int) -> dict[str, Any]:
+        """What a worker's process gives `settle`, as plain data."""
+        log = self._log(worker)
+        return {
+            "num_threads": self._num_threads,
+            "core": self._core(worker),
+            "log": None if log is None else str(log),
+        }
 
-        `entry` and its arguments are pickled. The processes are not daemonic, as an env may have processes of its own.
+    def start(self, entry: Callable[..., None], arguments: tuple[Any, ...], worker: int) -> BaseProcess:
+        """Starts a process that runs `entry(*arguments)`. Returns when it is forked.
+
+        `entry` and its arguments are pickled. The process is not daemonic, as an env may have processes of its own.
         """
         warm_up()
-        context = multiprocessing.get_context("forkserver")
-        processes: list[BaseProcess] = []
-        for worker, element in enumerate(arguments):
-            process = context.Process(
-                target=_enter,
-                args=(entry, element, self._num_threads, self._core(worker), self._log(worker)),
-                name=f"collectx-worker-{worker}",
-            )
-            process.start()
-            processes.append(process)
-        return processes
+        process = multiprocessing.get_context("forkserver").Process(
+            target=_enter,
+            args=(entry, arguments, self.habits(worker)),
+            name=f"collectx-worker-{worker}",
+        )
+        process.start()
+        return process
 
 
-def _enter(
-    entry: Callable[..., None], arguments: tuple[Any, ...], num_threads: int, core: int | None, log: Path | None
-) -> None:
+def _enter(entry: Callable[..., None], arguments: tuple[Any, ...], habits: dict[str, Any]) -> None:
+    _die_with_parent()
+    settle(**habits)
+    try:
+        entry(*arguments)
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+
+
+def settle(num_threads: int, core: int | None, log: str | None) -> None:
+    """What every worker's process does first. See `LocalLauncher` for the arguments."""
     # Ctrl-C reaches the whole process group; stopping is the trainer's to order.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    _die_with_parent()
     if core is not None:
         os.sched_setaffinity(0, {core})
     if log is not None:
@@ -105,11 +118,6 @@ def _enter(
     import torch
 
     torch.set_num_threads(num_threads)
-    try:
-        entry(*arguments)
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
 
 
 def _die_with_parent() -> None:

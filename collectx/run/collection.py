@@ -14,6 +14,8 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Protocol
 
+import numpy as np
+
 from collectx.run.folder import JsonLines, RunFolder
 from collectx.run.statistics import Statistics
 
@@ -132,7 +134,8 @@ class RunCollection:
 
 def _line(delivery: Delivery, statistics: Statistics) -> dict[str, Any]:
     """What `metrics.jsonl` says of one batch; times in seconds, `frames` counted from the start of the run."""
-    episodes = [episode for part in delivery.parts for episode in part.episodes]
+    returns = np.concatenate([part.returns for part in delivery.parts])
+    lengths = np.concatenate([part.lengths for part in delivery.parts])
     return {
         "batch": delivery.index,
         "time": round(time.time(), 6),
@@ -142,9 +145,9 @@ def _line(delivery: Delivery, statistics: Statistics) -> dict[str, Any]:
         "waited_s": round(delivery.waited_s, 6),
         "version": delivery.version,
         "lag": round(statistics.lag, 3),
-        "episodes": len(episodes),
-        "return": _mean([episode.episode_return for episode in episodes]),
-        "length": _mean([episode.length for episode in episodes]),
+        "episodes": len(returns),
+        "return": _mean(returns),
+        "length": _mean(lengths),
         "mean_return": statistics.mean_return if statistics.num_episodes else None,
         "workers": [_part(part, delivery.version) for part in delivery.parts],
     }
@@ -161,10 +164,10 @@ def _part(part: Part, version: int) -> dict[str, Any]:
         "policy_s": round(timings.policy_s, 6),
         "wait_s": round(timings.wait_s, 6),
         "send_s": round(timings.send_s, 6),
-        "episodes": len(part.episodes),
-        "return": _mean([episode.episode_return for episode in part.episodes]),
+        "episodes": len(part.returns),
+        "return": _mean(part.returns),
     }
 
 
-def _mean(values: list[float]) -> float | None:
-    return sum(values) / len(values) if values else None
+def _mean(values: np.ndarray) -> float | None:
+    return float(values.mean()) if values.size else None

@@ -8,15 +8,28 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable, Collection
 from typing import Any
 
 from collectx.run.folder import JsonLines, RunFolder
+from collectx.run.news import sentence
 
 
 class EventLog:
-    """`events(name, **fields)` appends `{"time": unix seconds, "event": name, **fields}` to `events.jsonl`."""
+    """`events(name, **fields)` appends `{"time": unix seconds, "event": name, **fields}` to `events.jsonl`. What the
+    user should hear of goes to `logs/trainer.log` as well, and to `tell`.
 
-    def __init__(self, folder: RunFolder):
+    Args:
+        untold: names of events that are not for `tell`.
+
+    Attributes:
+        tell: called with a sentence, from the thread of the event.
+    """
+
+    def __init__(self, folder: RunFolder, untold: Collection[str] = ()):
+        self._untold = frozenset(untold)
+        self.tell: Callable[[str], None] = lambda text: None
+        self._log = folder.log("trainer")
         self._lines = JsonLines(folder.events)
         self._lock = threading.Lock()
         self._closed = False
@@ -25,8 +38,15 @@ class EventLog:
         line = {"time": round(time.time(), 6), "event": name} | fields
         with self._lock:
             # A watcher thread may still report an end while the run is being closed.
-            if not self._closed:
-                self._lines.append(line)
+            if self._closed:
+                return
+            self._lines.append(line)
+            text = sentence(name, fields)
+            if text is not None:
+                with open(self._log, "a") as file:
+                    file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")
+        if text is not None and name not in self._untold:
+            self.tell(text)
 
     def close(self) -> None:
         """Idempotent; what comes later is dropped."""

@@ -4,8 +4,11 @@
     <run>/snapshot/            config.yaml, meta.json
     <run>/metrics.jsonl        one line per batch
     <run>/events.jsonl         joins, deaths, publishes, in order
+    <run>/rendezvous.json      where the trainer listens, while it does, for workers that it has not started itself
+    <run>/secret               what trainer and workers of this run know; for the owner's eyes only
     <run>/result.json          written atomically, last
     <run>/logs/                one file per role
+    <run>/jobs/                scripts of a scheduler's jobs, and what they are told
     <run>/checkpoints/  <run>/data/
 
 Used by the trainer's process while a run lives, and by the command line afterwards. Must not know what the lines mean.
@@ -18,6 +21,7 @@ import math
 import os
 import tempfile
 from collections.abc import Callable, Iterator
+from datetime import datetime
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -34,17 +38,26 @@ class RunFolder:
         self.metrics = self.path / "metrics.jsonl"
         self.events = self.path / "events.jsonl"
         self.result = self.path / "result.json"
+        self.rendezvous = self.path / "rendezvous.json"
+        self.secret = self.path / "secret"
         self.logs = self.path / "logs"
+        self.jobs = self.path / "jobs"
         self.checkpoints = self.path / "checkpoints"
         self.final_checkpoint = self.checkpoints / "final.pt"
         self.data = self.path / "data"
 
-    def begin(self) -> None:
+    def begin(self, keep_logs: bool = False) -> None:
         """Makes the folders, and removes what an earlier run in the same folder wrote: its lines and its result must
-        not be taken for this run's."""
+        not be taken for this run's.
+
+        Args:
+            keep_logs: leaves `logs/` alone, where other roles of this run may be writing already.
+        """
         for folder in (self.path, self.snapshot, self.logs, self.checkpoints, self.data):
             folder.mkdir(parents=True, exist_ok=True)
-        for stale in (self.result, self.metrics, self.events, self.final_checkpoint, *self.logs.glob("*.log")):
+        lines = (self.metrics, self.events)
+        logs = () if keep_logs else self.logs.glob("*.log")
+        for stale in (self.result, self.rendezvous, self.secret, *lines, self.final_checkpoint, *logs):
             stale.unlink(missing_ok=True)
 
     def log(self, role: str) -> Path:
@@ -65,6 +78,12 @@ class RunFolder:
     def read_events(self) -> Iterator[dict[str, Any]]:
         """The lines of `events.jsonl`; nothing where there is no such file."""
         return read_lines(self.events)
+
+
+def new_folder() -> RunFolder:
+    """A folder for a run of a script's own, below `outputs/`, named as the command's are. Not made yet."""
+    now = datetime.now()
+    return RunFolder(Path("outputs", f"{now:%Y-%m-%d}", f"{now:%H-%M-%S-%f}"))
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import os
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from collectx.config import RunConfig
-from collectx.errors import ConfigError, SpaceError
+from collectx.errors import ConfigError, LauncherError, SpaceError
 from collectx.run import report, rules, snapshot
 from collectx.run.events import EventLog
 from collectx.run.folder import RunFolder, write_atomically, write_json
@@ -25,10 +27,11 @@ from collectx.run.signals import Signals
 from collectx.run.snapshot import num_cpus
 
 if TYPE_CHECKING:
+    from collectx.launcher.place import Place
     from collectx.trainer.base import Trainer
 
 
-def execute(cfg: RunConfig, folder: Path, argv: list[str]) -> Result:
+def execute(cfg: RunConfig, folder: Path, argv: list[str], place: Place | None = None) -> Result:
     """Runs `cfg`, blocking until the run has ended, and leaves everything about it in `folder`.
 
     A run that fails or is interrupted (SIGINT, SIGTERM) does not raise: it says so on standard error and in the result,
@@ -36,19 +39,23 @@ def execute(cfg: RunConfig, folder: Path, argv: list[str]) -> Result:
 
     Args:
         argv: what the user typed, for the snapshot.
+        place: where the workers come up, if not on this machine as `cfg.launcher` says.
 
     Raises:
         ConfigError: what no rule could see before (an observation space that cannot be stored, a device that is not
             there), found before any worker started.
     """
     files = RunFolder(folder)
-    files.begin()
+    files.begin(keep_logs=place is not None)
     with Signals() as signals:
         record = Record(cfg, signals)
         try:
-            _run(cfg, files, argv, record, signals)
+            _run(cfg, files, argv, place, record, signals)
         except BaseException as error:
             record.end(error)
+        # Nobody listens any more.
+        files.rendezvous.unlink(missing_ok=True)
+        files.secret.unlink(missing_ok=True)
         signals.seal()
         result = record.result(files.path)
         report.log_errors(record.errors, files.log("trainer"))
@@ -63,7 +70,9 @@ def execute(cfg: RunConfig, folder: Path, argv: list[str]) -> Result:
     return result
 
 
-def _run(cfg: RunConfig, files: RunFolder, argv: list[str], record: Record, signals: Signals) -> None:
+def _run(
+    cfg: RunConfig, files: RunFolder, argv: list[str], place: Place | None, record: Record, signals: Signals
+) -> None:
     """From the snapshot to the closed collector. What training raises goes to `record`, the rest is raised."""
     if cfg.launcher.kind == "local" and cfg.collector.kind != "single":
         from collectx.launcher.local import warm_up
@@ -71,15 +80,32 @@ def _run(cfg: RunConfig, files: RunFolder, argv: list[str], record: Record, sign
         with signals.kept_from_children():
             warm_up()
     snapshot.write(cfg, files, argv)
-    events = EventLog(files)
+    # A failure that ends the run is shown at its end.
+    events = EventLog(files, untold=("worker_failed",) if cfg.collector.on_worker_failure == "raise" else ())
     try:
-        with Progress(record.statistics, start_s=record.start_s):
-            _collect(cfg, files, record, signals, events)
+        progress = Progress(record.statistics, start_s=record.start_s)
+        events.tell = progress.say
+        with progress, _place(cfg, files, place, events) as place:
+            _collect(cfg, files, place, record, signals, events)
     finally:
         events.close()
 
 
-def _collect(cfg: RunConfig, files: RunFolder, record: Record, signals: Signals, events: EventLog) -> None:
+@contextmanager
+def _place(cfg: RunConfig, files: RunFolder, place: Place | None, events: EventLog) -> Iterator[Place | None]:
+    """Where workers come up: as given, or as jobs that this process submits, and ends with the block."""
+    if place is not None or cfg.launcher.kind != "submitit":
+        yield place
+        return
+    from collectx.run.submitted import submitted_workers
+
+    with submitted_workers(cfg, files, lambda text: events("jobs", message=text)) as submitted:
+        yield submitted
+
+
+def _collect(
+    cfg: RunConfig, files: RunFolder, place: Place | None, record: Record, signals: Signals, events: EventLog
+) -> None:
     try:
         import torch
 
@@ -87,7 +113,7 @@ def _collect(cfg: RunConfig, files: RunFolder, record: Record, signals: Signals,
         from collectx import env, policy, trainer
         from collectx.run.collection import RunCollection
 
-        if problems := rules.device_problems(cfg):
+        if problems := rules.device_problems(cfg) + rules.backend_problems(cfg):
             raise ConfigError(problems)
         # It learns where batches lie.
         device = torch.device(cfg.devices.storing_device or cfg.devices.device or "cpu")
@@ -96,8 +122,8 @@ def _collect(cfg: RunConfig, files: RunFolder, record: Record, signals: Signals,
         _seed(cfg.seed)
         module = policy.build(cfg.policy, spec, cfg.seed)
         learner = trainer.build(cfg.trainer, module, spec, cfg.seed, device)
-        workers = collectors.build(cfg, module, spec, events, files.logs)
-    except (ConfigError, SpaceError) as error:
+        workers = collectors.build(cfg, module, spec, events, files.logs, place)
+    except (ConfigError, LauncherError, SpaceError) as error:
         raise record.misconfigured(error) from error
     with workers as collector:
         collection = RunCollection(collector, files, record.statistics, record.digest, events, signals.check)
@@ -121,8 +147,9 @@ def _leave_cores(cfg: RunConfig) -> None:
     """
     import torch
 
-    if "OMP_NUM_THREADS" not in os.environ:
-        left = num_cpus() - cfg.collector.num_workers * cfg.launcher.num_threads
+    if "OMP_NUM_THREADS" not in os.environ and cfg.launcher.kind in ("inline", "local"):
+        processes = cfg.collector.num_workers * cfg.collector.num_workers_per_collector
+        left = num_cpus() - processes * cfg.launcher.num_threads
         torch.set_num_threads(max(1, min(torch.get_num_threads(), left)))
 
 

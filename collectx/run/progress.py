@@ -63,6 +63,10 @@ class Progress:
             self._live.transient = not self._statistics.batches
             self._live.stop()
 
+    def say(self, text: str) -> None:
+        """Prints a line above the display. From any thread."""
+        self._console.print(f"collectx: {text}", soft_wrap=True, markup=False, highlight=False)
+
     def _run(self) -> None:
         try:
             least_s = interval_s = REFRESH_S if self._live is not None else PLAIN_S

@@ -6,32 +6,78 @@ has a problem of its own holds MISSING; rules that need it stay silent. Imports 
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
 from collections.abc import Iterator
 from typing import Any
 
 from omegaconf import MISSING
 
-from collectx.config import CnnPolicyConfig, GymEnvConfig, GymVectorEnvConfig, RunConfig
+from collectx.config import (
+    ELSEWHERE,
+    NETWORK_BACKENDS,
+    CnnPolicyConfig,
+    GymEnvConfig,
+    GymVectorEnvConfig,
+    RunConfig,
+    SlurmLauncherConfig,
+    SlurmResources,
+    SubmititDelayedLauncherConfig,
+    backend_of,
+    is_async,
+    is_stacked,
+    num_tasks_of,
+    rows_per_env,
+    why_no_nccl,
+)
+from collectx.errors import ConfigError
 
+# Options of sbatch that a job of all roles depends on.
+_OURS = frozenset({"array", "ntasks", "nodes", "output", "error", "no-kill"})
+_OURS_ADVICE = {
+    "array": ": use launcher.max_parallel, where the launcher has it",
+    "ntasks": ": use collector.num_workers",
+    "nodes": ": use launcher.nodes, where the launcher has it",
+    "output": ": the run folder has the logs",
+    "error": ": the run folder has the logs",
+    "no-kill": ": use collector.on_worker_failure",
+}
 _DEVICE = re.compile(r"(cpu|cuda)(:\d+)?")
 
 
 def problems(cfg: RunConfig) -> list[str]:
     """Every rule that `cfg` breaks; empty where it can run."""
-    rules = (_frames_per_batch, _total_frames, _single, _backend, _env, _policy, _devices)
+    rules = (_frames_per_batch, _total_frames, _single, _backend, _inner, _launcher, _env, _policy, _devices)
     return [problem for rule in rules for problem in rule(cfg)]
 
 
 def advice(cfg: RunConfig) -> list[str]:
-    """Combinations that run, but hardly as meant. For a valid `cfg`."""
-    if cfg.trainer.kind == "ppo" and cfg.collector.kind == "multi_async":
+    """What `backend=auto` chose, and combinations that run, but hardly as meant. For a valid `cfg`."""
+    return [*_chosen_backend(cfg), *_odd_combinations(cfg)]
+
+
+def _odd_combinations(cfg: RunConfig) -> list[str]:
+    if cfg.trainer.kind == "ppo" and is_async(cfg.collector):
         return [
-            "trainer=ppo collector=multi_async: batches are a few updates old, which PPO does not correct for; "
-            "trainer=impala does, and collector=multi_sync has no lag."
+            f"trainer=ppo collector={cfg.collector.kind}: batches are a few updates old, which PPO does not correct "
+            "for; trainer=impala does, and collector=multi_sync has no lag."
         ]
-    if cfg.trainer.kind == "impala" and cfg.collector.kind == "multi_sync":
-        return ["trainer=impala collector=multi_sync: nothing lags, so V-trace corrects nothing; try multi_async."]
+    if cfg.trainer.kind == "impala" and is_stacked(cfg.collector):
+        return [
+            f"trainer=impala collector={cfg.collector.kind}: nothing lags, so V-trace corrects nothing; try "
+            "multi_async."
+        ]
+    return []
+
+
+def launcher_problems(cfg: RunConfig) -> list[str]:
+    """What this machine lacks for the launcher."""
+    if isinstance(cfg.launcher, SlurmResources) and shutil.which("sbatch") is None:
+        return [
+            f"launcher={cfg.launcher.kind}: this machine has no sbatch on its PATH: start it where SLURM's commands "
+            "are, or use launcher=local."
+        ]
     return []
 
 
@@ -53,17 +99,58 @@ def device_problems(cfg: RunConfig) -> list[str]:
     return found
 
 
+def backend_problems(cfg: RunConfig) -> list[str]:
+    """Why workers cannot be reached from this machine as `cfg` wants it. Imports torch where they are on a network."""
+    backend = backend_of(cfg)
+    if backend not in NETWORK_BACKENDS:
+        return []
+    from collectx.transport.rendezvous import local_addresses
+
+    found = [why] if (why := _why_not(backend)) else []
+    if backend == "mpi" and cfg.launcher.kind in ELSEWHERE and "PMIX_NAMESPACE" not in os.environ:
+        found = [
+            f"backend=mpi: launcher={cfg.launcher.kind} has started the roles without MPI's PMIx: "
+            "use launcher.srun.mpi=pmix where `srun --mpi=list` names it, or backend=gloo."
+        ]
+    try:
+        local_addresses(cfg.backend.interface)
+    except ConfigError as error:
+        found.extend(error.problems)
+    return found
+
+
+def _why_not(backend: str) -> str | None:
+    from collectx.transport.backends import why_not
+
+    reason = why_not(backend)
+    return None if reason is None else f"backend={backend} cannot work on this machine: {reason}."
+
+
+def _chosen_backend(cfg: RunConfig) -> list[str]:
+    """What `backend=auto` stands for, where that is not plain from the launcher."""
+    backend = backend_of(cfg)
+    if cfg.backend.kind != "auto" or backend not in NETWORK_BACKENDS:
+        return []
+    if backend == "nccl":
+        return ["backend=auto: nccl, as policies and stored batches are both on GPUs."]
+    anywhere = "loopback" if cfg.launcher.kind == "local" else "whichever network a worker reaches the trainer by"
+    return [f"backend=auto: gloo, over {cfg.backend.interface or anywhere}."]
+
+
 def _frames_per_batch(cfg: RunConfig) -> Iterator[str]:
     """Every env contributes the same number of steps to a batch."""
     frames, envs, workers = cfg.collector.frames_per_batch, cfg.env.num_envs, cfg.collector.num_workers
     if _missing(frames, envs, cfg.collector.kind):
         return
-    if cfg.collector.kind == "multi_sync":
+    if _missing(cfg.collector.num_workers_per_collector, cfg.collector.inner):
+        return
+    unit, shown = envs, f"env.num_envs={envs}"
+    if (inner := rows_per_env(cfg.collector)) > 1:
+        unit, shown = inner * unit, f"collector.num_workers_per_collector={inner} x {shown}"
+    if is_stacked(cfg.collector):
         if _missing(workers):
             return
-        unit, shown = workers * envs, f"collector.num_workers={workers} x env.num_envs={envs}"
-    else:
-        unit, shown = envs, f"env.num_envs={envs}"
+        unit, shown = workers * unit, f"collector.num_workers={workers} x {shown}"
     if frames % unit:
         yield _not_a_multiple("collector.frames_per_batch", frames, shown, unit)
 
@@ -89,6 +176,26 @@ def _backend(cfg: RunConfig) -> Iterator[str]:
     if _missing(collector, backend, launcher):
         return
     one_process = collector == "single" or launcher == "inline"
+    if collector.startswith("distributed") and backend in ("inline", "shared_memory"):
+        yield (
+            f"backend={backend}: collector={collector} is over torch.distributed: use backend=auto or gloo, "
+            f"or collector=multi_{'sync' if collector.endswith('sync') else 'async'}."
+        )
+        return
+    if (
+        backend == "nccl"
+        and not one_process
+        and not _missing(*vars(cfg.devices).values())
+        and (why := why_no_nccl(cfg))
+    ):
+        yield f"backend=nccl: {why}: use backend=auto or gloo."
+    if backend == "mpi":
+        yield from _mpi(cfg)
+    if backend in NETWORK_BACKENDS and backend != "gloo" and launcher not in ELSEWHERE and (why := _why_not(backend)):
+        yield why
+    if backend in NETWORK_BACKENDS and one_process:
+        reason = "collector=single" if collector == "single" else "launcher=inline"
+        yield f"backend={backend}: {reason} is one process, which has nobody to send to: use backend=auto or inline."
     if backend == "shared_memory" and one_process:
         reason = "collector=single" if collector == "single" else "launcher=inline"
         yield f"backend=shared_memory: {reason} is one process, which shares nothing: use backend=auto or inline."
@@ -96,6 +203,75 @@ def _backend(cfg: RunConfig) -> Iterator[str]:
         yield (
             f"backend=inline: collector={collector} with launcher={launcher} has several processes: "
             "use backend=auto or shared_memory, or launcher=inline."
+        )
+
+
+def _launcher(cfg: RunConfig) -> Iterator[str]:
+    launcher = cfg.launcher
+    if isinstance(launcher, SlurmResources) and cfg.backend.kind == "shared_memory" and cfg.collector.kind != "single":
+        yield (
+            f"backend=shared_memory: the workers of launcher={launcher.kind} may be on other hosts: "
+            "use backend=auto or gloo."
+        )
+    parts: dict[str, Any] = {"launcher": launcher}
+    if isinstance(launcher, SubmititDelayedLauncherConfig):
+        parts |= {"launcher.trainer": launcher.trainer, "launcher.worker": launcher.worker}
+        if cfg.collector.kind == "single":
+            yield f"launcher={launcher.kind}: collector=single has no workers beside the trainer: use launcher=slurm."
+        if launcher.max_parallel not in (None, MISSING):
+            yield (
+                f"launcher.max_parallel={launcher.max_parallel}: jobs of two parts cannot be a job array: use null, "
+                "or launcher=slurm."
+            )
+    for path, part in parts.items():
+        given = {str(key).replace("_", "-") for key in getattr(part, "sbatch", ())}
+        for key in sorted(_OURS & given):
+            yield f"{path}.sbatch.{key}: collectx sets it itself{_OURS_ADVICE.get(key, '')}."
+    if not isinstance(launcher, SlurmLauncherConfig):
+        return
+    if not _missing(launcher.nodes, cfg.collector.kind, cfg.collector.num_workers):
+        tasks, what = num_tasks_of(cfg), f"tasks, the trainer and {num_tasks_of(cfg) - 1} workers"
+        if cfg.collector.kind == "single":
+            what = "tasks, collector=single"
+        elif isinstance(launcher, SubmititDelayedLauncherConfig):
+            tasks, what = tasks - 1, "workers"
+        if launcher.nodes is not None and launcher.nodes > tasks:
+            yield f"launcher.nodes={launcher.nodes} is more than the {tasks} {what}: use {tasks} or null."
+
+
+def _inner(cfg: RunConfig) -> Iterator[str]:
+    """A worker that is itself a collector is on another host, or as good as."""
+    want = cfg.collector
+    if _missing(want.kind, want.num_workers, want.num_workers_per_collector, want.inner, cfg.launcher.kind):
+        return
+    count = want.num_workers_per_collector
+    if count == 1 or cfg.backend.kind == MISSING:
+        return
+    if want.inner == "single":
+        yield (
+            f"collector.num_workers_per_collector={count}: collector.inner=single has one process: "
+            "use collector.inner=sync or async, or collector.num_workers_per_collector=1."
+        )
+    if backend_of(cfg) not in NETWORK_BACKENDS:
+        yield (
+            f"collector.num_workers_per_collector={count}: over backend={backend_of(cfg)} every process of this "
+            f"machine is a worker itself: use collector.num_workers={want.num_workers * count}, or "
+            "collector=distributed."
+        )
+
+
+def _mpi(cfg: RunConfig) -> Iterator[str]:
+    """Trainer and workers must be of one MPI universe, and where a scheduler made it, nobody can join or leave it."""
+    launcher, failure = cfg.launcher.kind, cfg.collector.on_worker_failure
+    if launcher.startswith("submitit"):
+        yield (
+            f"backend=mpi: launcher={launcher} starts every worker as a job of its own, between which MPI knows no "
+            "way: use launcher=local or slurm, or backend=gloo."
+        )
+    elif launcher not in ("local", "inline") and not _missing(failure) and failure != "raise":
+        yield (
+            f"collector.on_worker_failure={failure}: with backend=mpi and launcher={launcher} the death of one rank "
+            "ends them all, and none can be added: use raise, or backend=gloo."
         )
 
 

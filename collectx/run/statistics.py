@@ -113,8 +113,8 @@ class Statistics:
                 # A new dict, not a new entry: the display may be going through the old one.
                 self.workers = self.workers | {part.worker: WorkerTotals()}
             self.workers[part.worker].add(part.timings, part.frames, lag)
-            self.num_episodes += len(part.episodes)
-            self._returns.extend([episode.episode_return for episode in part.episodes])
+            self.num_episodes += len(part.returns)
+            self._returns.extend(part.returns[-RETURN_WINDOW:].tolist())
         self.lag = behind / delivery.frames if delivery.frames else 0.0
         if self.num_episodes > episodes:
             self.mean_return = math.fsum(self._returns) / len(self._returns)

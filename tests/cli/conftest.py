@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from fakecluster import FakeSlurm
 from omegaconf import OmegaConf
 
 import collectx.run
@@ -44,3 +45,13 @@ def stub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Stub:
     monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
     monkeypatch.chdir(tmp_path)
     return stub
+
+
+@pytest.fixture
+def slurm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    """A stand-in for SLURM on PATH; the working directory is `tmp_path`."""
+    cluster = FakeSlurm(tmp_path / "slurm", monkeypatch)
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
+    monkeypatch.chdir(tmp_path)
+    yield cluster
+    cluster.close()

@@ -20,10 +20,13 @@ from collectx.config import (
     RunConfig,
 )
 from collectx.errors import ConfigError
+from collectx.transport.backends import why_not
 
 CONF = Path(str(resources.files("collectx.conf")))
 FILES = sorted(
-    (path.parent.name, path.stem) for path in CONF.glob("*/*.yaml") if not path.parent.name.startswith("hydra")
+    (path.parent.name, path.stem)
+    for path in CONF.glob("*/*.yaml")
+    if not path.parent.name.startswith("hydra") and not path.stem.startswith("_")
 )
 # What a choice cannot run without.
 NEEDED = {
@@ -52,7 +55,13 @@ def test_the_default_is_ppo_on_cartpole_with_two_workers():
 
 @pytest.mark.parametrize(("group", "name"), FILES)
 def test_every_file_composes(group: str, name: str):
-    cfg = compose([f"{group}={name}", *NEEDED.get((group, name), [])])
+    chosen = [f"{group}={name}", *NEEDED.get((group, name), [])]
+    if group == "backend" and why_not(name):
+        with pytest.raises(ConfigError) as caught:
+            compose(chosen)
+        assert all(problem.startswith(f"backend={name}") for problem in caught.value.problems)
+        return
+    cfg = compose(chosen)
     if KINDS.get(group):
         assert type(getattr(cfg, group)) is KINDS[group][getattr(cfg, group).kind]
 

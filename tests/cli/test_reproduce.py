@@ -29,6 +29,12 @@ def test_the_same_configuration_runs_again_and_is_identical(stub: Stub, old: Pat
     assert "identical: all 3 batches are identical" in capsys.readouterr().out
 
 
+def test_the_folder_of_a_point_of_a_sweep(stub: Stub, old: Path):
+    old.rename("seed=3")
+    assert reproduce.main(["seed=3", "trainer.gamma=0.6"]) == 0
+    assert stub.calls[-1][0].trainer.gamma == 0.6
+
+
 def test_packaged_defaults_do_not_leak_in(stub: Stub, old: Path):
     saved = OmegaConf.load(old / "snapshot" / "config.yaml")
     saved.collector.num_slots = 7

@@ -9,14 +9,13 @@ import signal
 import launched
 import pytest
 
-from collectx.launcher.inline import InlineLauncher
 from collectx.launcher.local import LocalLauncher
 
 
 def test_each_element_gets_a_process_with_the_threads_and_the_log_it_was_told(tmp_path):
     ours, theirs = multiprocessing.Pipe()
     launcher = LocalLauncher(num_threads=2, log_dir=tmp_path)
-    processes = launcher.start(launched.report, [(theirs, "a"), (theirs, "b")])
+    processes = [launcher.start(launched.report, (theirs, name), index) for index, name in enumerate("ab")]
     told = sorted((ours.recv() for _ in processes), key=lambda each: each["name"])
     for process in processes:
         process.join(20)
@@ -38,7 +37,8 @@ def test_each_element_gets_a_process_with_the_threads_and_the_log_it_was_told(tm
 @pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="this system has no core affinity")
 def test_pinned_workers_share_the_cores_of_the_trainer_out():
     ours, theirs = multiprocessing.Pipe()
-    processes = LocalLauncher(1, pin_cores=True).start(launched.report, [(theirs, 0), (theirs, 1), (theirs, 2)])
+    launcher = LocalLauncher(1, pin_cores=True)
+    processes = [launcher.start(launched.report, (theirs, worker), worker) for worker in range(3)]
     cores = {}
     for _ in processes:
         message = ours.recv()
@@ -56,16 +56,3 @@ def test_the_trainers_environment_is_left_as_it_was():
     warm_up()
     warm_up()
     assert dict(os.environ) == before
-
-
-def test_inline_starts_nothing_until_it_is_advanced():
-    begun = []
-
-    def entry(name):
-        begun.append(name)
-        yield
-
-    workers = InlineLauncher().start(entry, [("a",), ("b",)])
-    assert begun == []
-    next(workers[1])
-    assert begun == ["b"]

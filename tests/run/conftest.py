@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from tensordict import TensorDict
 
-from collectx.collector.delivery import Delivery, Episode, Part, Timings
+from collectx.collector.delivery import Delivery, Part, Timings
 from collectx.config import (
     BackendConfig,
     CollectorConfig,
@@ -21,8 +22,8 @@ from collectx.run import RunFolder
 
 
 def make_part(worker=0, policy_version=0, frames=10, returns=(), timings=(1.0, 2.0, 3.0, 4.0)):
-    episodes = tuple(Episode(value, 5) for value in returns)
-    return Part(worker, policy_version, frames, Timings(*timings), episodes)
+    lengths = np.full(len(returns), 5)
+    return Part(worker, policy_version, frames, Timings(*timings), np.array(returns, float), lengths)
 
 
 def make_delivery(index=0, parts=(), version=0, waited_s=0.25):
@@ -74,7 +75,7 @@ def cfg():
     return RunConfig(
         env=CountingEnvConfig("counting", 2, 5, 3, 0.0),
         policy=RandomPolicyConfig("random"),
-        collector=CollectorConfig("single", 1, 20, 100, "random", 2, False, 60.0, 60.0, 10.0),
+        collector=CollectorConfig("single", 1, 20, 100, "random", 2, False, "raise", 10, 60.0, 60.0, 10.0, 1, "sync"),
         backend=BackendConfig("auto"),
         launcher=LauncherConfig("inline", None, 1, False),
         devices=DevicesConfig("cpu", None, None, None),

@@ -1,0 +1,156 @@
+"""Runs that are SLURM jobs: submits what is wanted, equal runs as one job array, then follows or leaves.
+
+A run whose job is still queued or running is not submitted again, only followed. Called when Hydra has composed all
+points of a sweep, or one run.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from collectx.cli import fate, follow, report
+from collectx.cli.compose import config_text
+from collectx.cli.task import Task, Wanted
+from collectx.config import SlurmLauncherConfig, SubmititDelayedLauncherConfig, as_dict, num_tasks_of
+from collectx.errors import ConfigError, LauncherError
+from collectx.launcher import sbatch, slurm, submitit_delayed
+from collectx.run import snapshot
+from collectx.run import task as role
+from collectx.run.folder import RunFolder
+
+# SLURM's own limit of array tasks (MaxArraySize) is 1001 unless it was changed.
+_LARGEST_ARRAY = 1000
+# Beyond collector.close_timeout_s, what a worker takes to end when its trainer has.
+_GRACE_S = 5.0
+
+
+@dataclass(frozen=True)
+class Failed:
+    """A run that SLURM refused."""
+
+    folder: Path
+    status: str = "failed"
+
+
+def carry_out(wanted: Task) -> None:
+    """Submits `wanted.wanted`; follows all of them to their end, unless `launcher.wait=false`; adds to
+    `wanted.results`.
+
+    Raises:
+        ConfigError: SLURM refused all of it, so nothing was started; with its words.
+    """
+    living = _living(wanted.wanted)
+    submitted: dict[Path, str] = {}
+    try:
+        refusals = _submit([run for run in wanted.wanted if run.folder not in living], wanted.argv, submitted)
+    except BaseException:
+        if submitted:
+            sbatch.cancel(list(submitted.values()))
+        raise
+    jobs = living | submitted
+    if refusals and not jobs:
+        raise ConfigError(list(dict.fromkeys(refusals.values())))
+    for text in dict.fromkeys(refusals.values()):
+        report.note(f"not submitted: {text}")
+    wanted.results += [Failed(run.folder) for run in wanted.wanted if run.folder in refusals]
+    there = [run for run in wanted.wanted if run.folder in jobs]
+    root = wanted.sweep.absolute() if wanted.sweep is not None else there[0].folder
+    followed = [run for run in there if _launcher(run).wait]
+    if followed:
+        pursuit = follow.Pursuit([(run.name, RunFolder(run.folder), run.cfg, jobs[run.folder]) for run in followed])
+        wanted.results += pursuit.to_the_end()
+        wanted.left = pursuit.was_left
+    if len(followed) < len(there) or wanted.left:
+        wanted.left = True
+        print(f"look in later: collectx status {shlex.quote(str(root))}", flush=True)
+
+
+def _living(runs: Sequence[Wanted]) -> dict[Path, str]:
+    """The jobs of those that were submitted before and have not ended.
+
+    Raises:
+        ConfigError: such a job has another configuration, so its folder is taken, or SLURM cannot say.
+    """
+    before = {run.folder: job for run in runs if (job := fate.job_of(RunFolder(run.folder))) is not None}
+    said = fate.ask(before.values()) if before else {}
+    if isinstance(said, LauncherError):
+        raise ConfigError([f"whether jobs of an earlier start go on is not known: {said}"])
+    living = {}
+    for run in runs:
+        job = before.get(run.folder)
+        if job is None or fate.fate(RunFolder(run.folder), job, said).is_over:
+            continue
+        filled = role.read(RunFolder(run.folder))
+        if filled is None or config_text(filled) != config_text(run.cfg):
+            raise ConfigError(
+                [f"job {job} has not ended and fills {run.folder} by another configuration: choose another folder."]
+            )
+        living[run.folder] = job
+        print(f"{run.name}: job {job} of an earlier start is {fate.fate(RunFolder(run.folder), job, said).word}")
+    return living
+
+
+def _submit(runs: Sequence[Wanted], argv: Sequence[str], jobs: dict[Path, str]) -> dict[Path, str]:
+    """Submits all; adds to `jobs`. Returns why, for those that SLURM refused."""
+    refusals: dict[Path, str] = {}
+    for equal in _arrays(runs):
+        files = [RunFolder(run.folder) for run in equal]
+        for run, folder in zip(equal, files, strict=True):
+            folder.begin()
+            snapshot.write(run.cfg, folder, ["collectx", *argv])
+            role.write(folder, run.cfg, ["collectx", *argv])
+        text = _text(equal)
+        try:
+            submitted = slurm.submit(_script(equal), text, len(equal))
+        except LauncherError as error:
+            refusals |= {run.folder: str(error) for run in equal}
+            continue
+        for run, folder, job in zip(equal, files, submitted, strict=True):
+            jobs[run.folder] = job
+            fate.note_job(folder, job)
+            print(f"{run.name}: job {job}, {num_tasks_of(run.cfg)} tasks", flush=True)
+    return refusals
+
+
+def _text(equal: Sequence[Wanted]) -> str:
+    """The script of runs that ask SLURM for the same."""
+    cfg, launcher = equal[0].cfg, _launcher(equal[0])
+    survives_nodes = cfg.collector.on_worker_failure != "raise"
+    grace_s = cfg.collector.close_timeout_s + _GRACE_S
+    if isinstance(launcher, SubmititDelayedLauncherConfig):
+        (run,) = equal
+        return submitit_delayed.script(run.folder, launcher, cfg.collector.num_workers, survives_nodes, grace_s)
+    return slurm.script([run.folder for run in equal], launcher, num_tasks_of(cfg), survives_nodes, grace_s)
+
+
+def _arrays(runs: Sequence[Wanted]) -> Iterator[list[Wanted]]:
+    """Those that ask SLURM for the same."""
+    equal: dict[str, list[Wanted]] = {}
+    for run in runs:
+        collector = run.cfg.collector
+        asked = as_dict(run.cfg.launcher), num_tasks_of(run.cfg), collector.on_worker_failure, collector.close_timeout_s
+        equal.setdefault(json.dumps(asked, sort_keys=True), []).append(run)
+    for group in equal.values():
+        largest = 1 if isinstance(_launcher(group[0]), SubmititDelayedLauncherConfig) else _LARGEST_ARRAY
+        for start in range(0, len(group), largest):
+            yield group[start : start + largest]
+
+
+def _script(runs: Sequence[Wanted]) -> Path:
+    """Where their script goes; those of earlier starts stay."""
+    if len(runs) == 1:
+        return RunFolder(runs[0].folder).jobs / "run.sh"
+    folder = runs[0].folder.parent / "jobs"
+    number = 0
+    while (path := folder / f"array-{number}.sh").exists():
+        number += 1
+    return path
+
+
+def _launcher(run: Wanted) -> SlurmLauncherConfig:
+    assert isinstance(run.cfg.launcher, SlurmLauncherConfig)
+    return run.cfg.launcher

@@ -1,0 +1,84 @@
+"""`collectx status DIR`: what became of a run or of the runs of a sweep, by their folders and by SLURM."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from collectx.cli import report
+from collectx.cli.arguments import split
+from collectx.errors import ConfigError, LauncherError
+
+if TYPE_CHECKING:
+    from collectx.run.folder import RunFolder
+
+_USAGE = """\
+collectx status DIR: what became of the run in DIR, or of the points of the sweep in DIR. Asks SLURM about those that
+are jobs (squeue, then sacct where there is accounting).
+
+  completed, failed, interrupted   it has ended so
+  queued, running                  SLURM says so just now; without SLURM, the process is seen on this host
+  unknown                          nobody here can tell, and why
+
+Exit status: 0 it could be told, 2 DIR is neither a run nor a sweep."""
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs the subcommand; returns the exit status."""
+    try:
+        arguments = split(argv)
+    except ConfigError as error:
+        return report.wrong_usage(" ".join(error.problems))
+    if "help" in arguments.flags:
+        print(_USAGE)
+        return 0
+    if len(arguments.words) != 1:
+        return report.wrong_usage(f"status needs one folder, got {len(arguments.words)}.\n{_USAGE}")
+    root = Path(arguments.words[0])
+    folders = runs_in(root)
+    if not folders:
+        there = "holds neither a run nor runs" if root.is_dir() else "is no folder"
+        return report.wrong_usage(f"status: {root} {there}.")
+    _show(root, folders)
+    return 0
+
+
+def runs_in(root: Path) -> list[Path]:
+    """`root`, if it is a run folder, otherwise the run folders in it."""
+    if (root / "snapshot").is_dir():
+        return [root]
+    return sorted(path.parent for path in root.glob("*/snapshot"))
+
+
+def _show(root: Path, folders: Sequence[Path]) -> None:
+    from collectx.cli import fate, table
+    from collectx.run.folder import RunFolder
+
+    runs = [RunFolder(folder) for folder in folders]
+    jobs = {run.path: fate.job_of(run) for run in runs}
+    named = [job for job in jobs.values() if job is not None]
+    said = fate.ask(named) if named and shutil.which("squeue") is not None else LauncherError("it has no squeue")
+    if named and isinstance(said, LauncherError):
+        report.note(f"SLURM cannot be asked on this machine ({said}): only what the folders say.")
+    rows, details = [], []
+    for run in runs:
+        job = jobs[run.path]
+        found = fate.fate_here(run) if job is None else fate.fate(run, job, said)
+        cells = table.row(run.path.name, run.read_result() or _so_far(run), found.word)
+        rows.append((cells[0], found.word, *cells[2:], job or ""))
+        if found.detail:
+            details.append(f"{run.path.name}: {found.detail}\n")
+    table.draw(rows, (*table.HEAD, "job"))
+    print("".join(details) + f"folder: {root}", flush=True)
+
+
+def _so_far(run: RunFolder) -> dict[str, Any] | None:
+    """What a run without a result has delivered."""
+    from collectx.run.replay import Replay
+
+    numbers = Replay(run, -1)
+    if not numbers.update():
+        return None
+    return {"frames": numbers.frames, "frames_per_s": numbers.frames_per_s, "mean_return": numbers.mean_return}

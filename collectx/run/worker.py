@@ -1,0 +1,74 @@
+"""One worker of a run as a process of its own: `python -m collectx.run.worker [--wait S] TASK INDEX`, as a scheduler's
+job.
+
+    S        how long TASK may take to be there, in seconds
+    TASK     a file written by `write`: which run, with which configuration; plain data. Objects that only Python can
+             give lie in a file beside it
+    INDEX    which of its workers
+
+Ends with status 0 when the trainer said stop, with 1 when the worker failed or found no trainer.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import pickle
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from collectx.config import EnvConfig, PolicyConfig, RunConfig, as_dict, from_dict, num_workers_of
+from collectx.given import Given
+from collectx.run.folder import RunFolder, write_atomically, write_json
+from collectx.run.role import work
+
+_PAUSE_S = 0.25
+
+
+def write(path: Path, cfg: RunConfig, files: RunFolder, token: str, envs: Sequence[EnvConfig] | None = None) -> None:
+    """Writes TASK.
+
+    Args:
+        token: that of `collectx.run.role.play`.
+        envs: one for each worker, where they are not all `cfg.env`.
+    """
+    given = [Given.of(env, cfg.policy) for env in envs or [cfg.env] * num_workers_of(cfg)]
+    if any(each.env or each.policy for each in given):
+        # Only this user's own jobs read it, from a folder that is this user's own.
+        write_atomically(_objects(path), lambda file: pickle.dump(given, file))
+    plain = dataclasses.replace(cfg, env=EnvConfig("given", 0), policy=PolicyConfig("given")) if envs else cfg
+    write_json(path, {"folder": str(files.path), "token": token, "cfg": as_dict(plain)})
+
+
+def main(argv: Sequence[str]) -> int:
+    """Works; returns the exit status."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--wait", type=float, default=0.0)
+    parser.add_argument("task", type=Path)
+    parser.add_argument("index", type=int)
+    told = parser.parse_args(argv)
+    path, worker = told.task, told.index
+    deadline = time.monotonic() + told.wait
+    while not path.exists() and time.monotonic() < deadline:
+        time.sleep(_PAUSE_S)
+    if not path.exists():
+        print(
+            f"no trainer within {told.wait:g} s (queue_timeout_s={told.wait:g}): {path} is not there: the trainer's "
+            "job waits in the queue, has failed before it made its collector, or sees another file system.",
+            file=sys.stderr,
+        )
+        return 1
+    task = json.loads(path.read_text())
+    given = pickle.loads(_objects(path).read_bytes())[worker] if _objects(path).exists() else None
+    return work(from_dict(task["cfg"]), Path(task["folder"]), worker, task["token"], given=given)
+
+
+def _objects(path: Path) -> Path:
+    return path.with_suffix(".pkl")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

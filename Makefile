@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test test-slow bench check format clean
+.PHONY: help install run test test-slow test-slurm bench check format clean
 
 help:  ## List the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -21,10 +21,13 @@ run: install  ## Run the main job: PPO on CartPole-v1, two synchronous local wor
 	$(BIN)/collectx run experiment=cartpole_ppo
 
 test: install  ## Run the tests (some minutes)
-	$(BIN)/python -m pytest -m "not slow"
+	$(BIN)/python -m pytest -m "not slow and not slurm"
 
 test-slow: install  ## Run the tests that take longer
-	$(BIN)/python -m pytest -m slow
+	$(BIN)/python -m pytest -m "slow and not slurm"
+
+test-slurm: install  ## Run the tests on a real SLURM of three nodes (installs it with apt-get, as root)
+	$(BIN)/python -m pytest -m slurm tests/slurm
 
 bench: install  ## Measure against the bare loop and TorchRL (about half an hour)
 	$(BIN)/pip install --quiet --constraint constraints.txt torchrl

@@ -13,11 +13,11 @@ from pathlib import Path
 from statistics import median
 from time import monotonic
 
-from benchmarks import fresh, memory, overhead, speed, startup
+from benchmarks import fresh, handover, memory, overhead, slurm, speed, startup
 from benchmarks.cases import CASES
 from benchmarks.speed import Line
 
-PARTS = (*CASES, "startup", "memory", "overhead")
+PARTS = (*CASES, "startup", "memory", "overhead", "crowd", "handover", "slurm")
 
 
 def main() -> int:
@@ -66,6 +66,12 @@ def _run(part: str, options: argparse.Namespace, report: Report) -> None:
         _memory(options.batches, report)
     elif part == "overhead":
         _overhead(options.seconds, report)
+    elif part == "crowd":
+        _crowd(options.seconds, options.crowd, report)
+    elif part == "handover":
+        _handover(options.seconds, report)
+    elif part == "slurm":
+        _slurm(options.pairs, report)
     else:
         if CASES[part].ratio is not None and not speed.has_peer():
             report.say("  torchrl is not installed: the ratio to it is left out (pip install torchrl==0.14.1)")
@@ -100,9 +106,9 @@ def _memory(batches: int, report: Report) -> None:
 
 
 def _overhead(seconds: float, report: Report) -> None:
-    for kind in ("multi_sync", "multi_async"):
+    for kind, counts in overhead.WORKERS.items():
         costs = []
-        for workers in overhead.WORKERS:
+        for workers in counts:
             found = fresh.run("benchmarks.overhead", part="batch", seconds=seconds, kind=kind, num_workers=workers)
             costs.append(f"{workers} workers {found['us_per_batch']:.0f}")
         report.say(f"  {kind}: trainer's microseconds of processor per batch: " + ", ".join(costs))
@@ -114,17 +120,54 @@ def _overhead(seconds: float, report: Report) -> None:
         )
 
 
+def _crowd(seconds: float, counts: list[int], report: Report) -> None:
+    report.say("  the trainer over gloo, microseconds of processor per batch (with one sending of weights for each):")
+    for workers in counts:
+        for active in sorted({2, workers}):
+            found = fresh.run(
+                "benchmarks.crowd", timeout_s=400.0, seconds=seconds, num_workers=workers, num_active=active
+            )
+            report.say(
+                f"  {workers:5} workers, {active:5} of them active: {found['us_per_batch']:.0f} "
+                f"({found['us_per_batch_and_sending']:.0f}); joined within {found['join_s']:.1f} s, "
+                f"{found['kib_per_worker']:.0f} KiB and {found['threads_per_worker']:.2f} threads each"
+            )
+
+
+def _handover(seconds: float, report: Report) -> None:
+    for megabytes in handover.MEGABYTES:
+        found = fresh.run("benchmarks.handover", seconds=seconds, megabytes=megabytes)
+        note = f"publish {found['publish_ms']:.2f} ms, until used {found['use_ms']:.2f}, raw send {found['raw_ms']:.2f}"
+        report.add(Line(f"weights of {megabytes:g} MB: times a raw gloo send", found["ratios"], None, note))
+
+
+def _slurm(pairs: int, report: Report) -> None:
+    reason = slurm.why_not()
+    if reason is not None:
+        report.say(f"  skipped: {reason}")
+        return
+    seconds, ratios = [], []
+    for _ in range(pairs):
+        srun_s = slurm.srun_s()
+        seconds.append(slurm.command_s(Path.cwd() / "outputs"))
+        ratios.append(seconds[-1] / srun_s)
+    report.add(Line("first batch: times `srun import torch`", ratios, None, f"{median(seconds):.1f} s"))
+
+
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("--only", nargs="+", choices=PARTS, metavar="NAME", help=f"of {', '.join(PARTS)}")
     parser.add_argument("--pairs", type=int, default=5, help="pairs of every comparison (5)")
     parser.add_argument("--seconds", type=float, default=2.0, help="of every measurement, after its warm-up (2)")
     parser.add_argument("--batches", type=int, default=100_000, help="of the memory test (100,000)")
+    parser.add_argument(
+        "--crowd", type=int, nargs="+", default=[2, 16, 64, 250, 1000], help="numbers of workers (2 16 64 250 1000)"
+    )
     parser.add_argument("--json", type=Path, help="write the figures there as well")
     parser.add_argument("--quick", action="store_true", help="one pair of one second each: does it run?")
     options = parser.parse_args()
     if options.quick:
-        options.pairs, options.seconds, options.batches = 1, 1.0, 2_000
+        options.pairs, options.seconds, options.batches, options.crowd = 1, 1.0, 2_000, [2, 16]
     return options
 
 

@@ -5,10 +5,13 @@ Imported in every measurement's process; heavy imports only where a function nee
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 KINDS = ("single", "multi_sync", "multi_async")
+NETWORK_KINDS = ("distributed", "distributed_sync")
+
+_SYNC = ("multi_sync", "distributed_sync")
 
 
 @dataclass(frozen=True)
@@ -21,6 +24,7 @@ class Case:
             anew; 20 and 128 are also what IMPALA and PPO use.
         share: the least share of the bare loop, by kind of collector. No entry: no target.
         ratio: the least ratio to TorchRL. No entry: no target. None: not compared.
+        kinds: of collector, in the order in which they are measured.
     """
 
     env_id: str
@@ -32,6 +36,7 @@ class Case:
     env_kwargs: tuple[tuple[str, Any], ...] = ()
     wrappers: tuple[Any, ...] = ()
     envpool: bool = False
+    kinds: tuple[str, ...] = KINDS
 
     def num_workers(self, kind: str) -> int:
         """Worker processes, which is also the cores they may use."""
@@ -39,7 +44,7 @@ class Case:
 
     def frames_per_batch(self, kind: str) -> int:
         """`steps` of every env that contributes: those of all workers in a sync batch, of one worker otherwise."""
-        return self.steps * self.num_envs * (2 if kind == "multi_sync" else 1)
+        return self.steps * self.num_envs * (2 if kind in _SYNC else 1)
 
 
 _HIGH = {"single": 0.9, "multi_async": 0.9}
@@ -63,6 +68,14 @@ CASES = {
     ),
     "envpool_64": Case("CartPole-v1", 64, "mlp", 64, dict.fromkeys(_HIGH, 0.8), envpool=True),
 }
+# The same work with the workers' bytes going through gloo on loopback, as they would between hosts.
+for _name in ("cartpole_32", "halfcheetah_8"):
+    CASES[f"{_name}_gloo"] = replace(
+        CASES[_name],
+        kinds=NETWORK_KINDS,
+        share=dict.fromkeys(NETWORK_KINDS, 0.85),
+        ratio=dict.fromkeys(NETWORK_KINDS, 20.0),
+    )
 
 
 def env_config(case: Case) -> Any:
@@ -105,16 +118,20 @@ def run_config(env: Any, policy: Any, kind: str, num_workers: int, frames_per_ba
         "exploration_type": "deterministic",
         "num_slots": 2,
         "zero_copy": False,
+        "on_worker_failure": "raise",
+        "max_restarts": 0,
         "start_timeout_s": 120.0,
         "worker_timeout_s": 120.0,
         "close_timeout_s": 10.0,
+        "num_workers_per_collector": 1,
+        "inner": "sync",
         **collector,
     }
     return config.RunConfig(
         env=env,
         policy=policy,
         collector=config.CollectorConfig(**values),
-        backend=config.BackendConfig(kind="auto"),
+        backend=config.BackendConfig(kind="auto", interface=None, port=None),
         # EnvPool's threads belong on the core of their worker, as the bare loop's are.
         launcher=config.LauncherConfig(kind="local", hydra_mode=None, num_threads=1, pin_cores=env.kind == "envpool"),
         devices=config.DevicesConfig(device=None, storing_device=None, policy_device=None, env_device=None),

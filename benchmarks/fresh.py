@@ -51,12 +51,19 @@ def run(module: str, timeout_s: float = 120.0, **arguments: Any) -> dict[str, An
     raise Failed(f"{module} {arguments} ended with {process.returncode}: {errors[-2000:]}")
 
 
-def serve(measure: Callable[..., dict[str, Any]]) -> None:
-    """The child's main: pins itself, measures, prints."""
+def serve(measure: Callable[..., dict[str, Any]], abrupt: bool = False) -> None:
+    """The child's main: pins itself, measures, prints.
+
+    Args:
+        abrupt: kills its process group then, instead of ending in good order.
+    """
     arguments = json.loads(sys.argv[1])
     if arguments.get("cores"):
         os.sched_setaffinity(0, arguments["cores"])
     print(_RESULT + json.dumps(measure(**arguments)), flush=True)
+    # Only a group of its own, as `run` gives it.
+    if abrupt and os.getpgid(0) == os.getpid():
+        os.killpg(0, signal.SIGKILL)
 
 
 class CpuMeter:

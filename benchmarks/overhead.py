@@ -15,7 +15,13 @@ from typing import Any
 from benchmarks import fresh
 from benchmarks.cases import run_config
 
-WORKERS = (1, 2, 4, 8)
+_FEW = (1, 2, 4, 8)
+WORKERS = {
+    "multi_sync": _FEW,
+    "multi_async": _FEW,
+    "distributed": (*_FEW, 16, 32, 64),
+    "distributed_sync": _FEW,
+}
 MEGABYTES = (0.02, 1.0, 100.0)
 
 
@@ -33,19 +39,20 @@ def _batch(seconds: float, kind: str, num_workers: int, **_: Any) -> dict[str, A
     from collectx.config import CountingEnvConfig, RandomPolicyConfig
 
     env = CountingEnvConfig(kind="counting", num_envs=1, episode_length=10, observation_size=4, step_s=0.0)
-    frames = 8 * (num_workers if kind == "multi_sync" else 1)
+    frames = 8 * (num_workers if kind.endswith("_sync") else 1)
     cfg = run_config(env, RandomPolicyConfig(kind="random"), kind, num_workers, frames)
     with build(cfg, None, envs.read_spec(env)) as collector:
-        _take(collector, 1.0)
+        take(collector, 1.0)
         began, cpu = perf_counter(), process_time()
-        batches = _take(collector, seconds)
+        batches = take(collector, seconds)
         return {
             "us_per_batch": 1e6 * (process_time() - cpu) / batches,
             "batches_per_s": batches / (perf_counter() - began),
         }
 
 
-def _take(collector: Any, seconds: float) -> int:
+def take(collector: Any, seconds: float) -> int:
+    """Asks for batches for so long; how many came."""
     batches, began = 0, perf_counter()
     while perf_counter() - began < seconds:
         next(collector)
@@ -69,7 +76,7 @@ def _publish(seconds: float, megabytes: float, **_: Any) -> dict[str, Any]:
     published: list[float] = []
     used: list[float] = []
     with build(cfg, module, spec) as collector:
-        _take(collector, 1.0)
+        take(collector, 1.0)
         end = perf_counter() + seconds
         while perf_counter() < end or len(used) < 5:
             began = perf_counter()

@@ -2,23 +2,27 @@
 
 TorchRL's own advice for speed is followed: integer actions instead of one-hot, the policy trusted, no wrapping, one
 thread for each worker. Several envs per worker are a SerialEnv, which steps them in the worker's process, as ours does.
+The distributed collector starts its workers as local processes and uses gloo.
 """
 
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from functools import partial
 from time import perf_counter
 from typing import Any
 
 from benchmarks import fresh
-from benchmarks.cases import CASES, Case, env_config, policy_config
+from benchmarks.cases import CASES, NETWORK_KINDS, Case, env_config, policy_config
+
+# Where a batch takes half a second, fewer than so many say nothing.
+_LEAST_BATCHES = 8
 
 
 def measure(case: str, kind: str, seconds: float, **_: Any) -> dict[str, Any]:
     """Frames/s from one delivered batch to another, after a warm-up."""
     import torch
-    import torchrl.collectors
     from tensordict.nn import TensorDictModule
 
     from benchmarks.greedy import Greedy
@@ -30,32 +34,47 @@ def measure(case: str, kind: str, seconds: float, **_: Any) -> dict[str, Any]:
     spec = envs.read_spec(env_config(found))
     module = Greedy(policies.build(policy_config(found), spec, 0)).requires_grad_(False)
     policy = TensorDictModule(module, in_keys=["observation"], out_keys=["action"])
-    make = partial(make_env, found)
-    arguments: dict[str, Any] = {
-        "frames_per_batch": found.frames_per_batch(kind),
-        "total_frames": -1,
-        "trust_policy": True,
-    }
-    if kind == "single":
-        collector = torchrl.collectors.Collector(make, policy, **arguments)
-    else:
-        name = "MultiSyncCollector" if kind == "multi_sync" else "MultiAsyncCollector"
-        if kind == "multi_sync":
-            arguments["cat_results"] = "stack"
-        collector = getattr(torchrl.collectors, name)([make] * found.num_workers(kind), policy, **arguments)
+    collector = _collector(kind, partial(make_env, found), policy, found)
     try:
         batches = iter(collector)
         next(batches)
         warm = perf_counter()
         while perf_counter() - warm < 1.0:
             next(batches)
-        frames, began = 0, perf_counter()
-        while (elapsed_s := perf_counter() - began) < seconds:
+        frames, num_batches, began = 0, 0, perf_counter()
+        while (elapsed_s := perf_counter() - began) < seconds or num_batches < _LEAST_BATCHES:
             frames += next(batches).numel()
+            num_batches += 1
     finally:
-        with contextlib.suppress(Exception):
-            collector.shutdown()
+        # The distributed one takes seconds for it, and may hang: `serve` ends it.
+        if kind not in NETWORK_KINDS:
+            with contextlib.suppress(Exception):
+                collector.shutdown()
     return {"frames_per_s": frames / elapsed_s}
+
+
+def _collector(kind: str, make: Callable[[], Any], policy: Any, case: Case) -> Any:
+    import torchrl.collectors as peers
+    from torchrl.collectors.distributed import DistributedCollector
+
+    arguments: dict[str, Any] = {"frames_per_batch": case.frames_per_batch(kind), "total_frames": -1}
+    if kind == "single":
+        return peers.Collector(make, policy, trust_policy=True, **arguments)
+    makers = [make] * case.num_workers(kind)
+    if kind == "multi_sync":
+        return peers.MultiSyncCollector(makers, policy, trust_policy=True, cat_results="stack", **arguments)
+    if kind == "multi_async":
+        return peers.MultiAsyncCollector(makers, policy, trust_policy=True, **arguments)
+    return DistributedCollector(
+        makers,
+        policy,
+        collector_kwargs={"trust_policy": True},
+        sync=kind == "distributed_sync",
+        launcher="mp",
+        backend="gloo",
+        # With -1 it ends before its first batch.
+        **(arguments | {"total_frames": 10**9}),
+    )
 
 
 def make_env(case: Case) -> Any:
@@ -67,4 +86,4 @@ def make_env(case: Case) -> Any:
 
 
 if __name__ == "__main__":
-    fresh.serve(measure)
+    fresh.serve(measure, abrupt=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import gc
 import multiprocessing
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -16,6 +17,10 @@ import pytest
 
 if (here := str(Path(__file__).parent)) not in sys.path:
     sys.path.insert(0, here)
+
+# A shell starts what runs in its background deaf to Ctrl-C, and children would inherit that from these tests.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 _SHM = Path("/dev/shm")
 

@@ -14,12 +14,14 @@ SETUPTOOLS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setup
 # Low to high; those of one row do not import each other.
 LAYERS = [
     {"errors", "batch", "config"},
+    {"given"},
     {"env", "policy", "transport", "launcher"},
     {"rollout"},
     {"collector"},
     {"trainer"},
     {"run"},
-    {"cli"},
+    {"cli", "collectors"},
+    {"delayed"},
 ]
 LEVEL = {name: level for level, row in enumerate(LAYERS) for name in row}
 

@@ -139,7 +139,7 @@ def sbatch(argv: list[str]) -> int:
                     "limit": limit,
                     "asked": asked,
                     "state": "PENDING",
-                    "reason": "None",
+                    "reason": str(knobs().get("hold") or "None"),
                     "node": "",
                     "cwd": os.getcwd(),
                 }

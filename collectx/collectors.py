@@ -1,8 +1,8 @@
 """Collectors as a Python library, with TorchRL's names and keywords: thin compositions of what `collectx run` composes.
 
-    keywords --gathered at once--> RunConfig, one env per worker, a policy --> collector.build --> batches
+    keywords --gathered at once--> Order --> RunConfig, one env per worker, a policy --> collector.build --> batches
 
-Called in the trainer's process. Keyword arguments do not travel further than this module.
+Called in the trainer's process. Keyword arguments do not travel further than `collectx.keywords`.
 """
 
 from __future__ import annotations
@@ -15,35 +15,34 @@ from types import TracebackType
 from typing import Any, Self
 
 import torch
-from tensordict import TensorDict, TensorDictBase
+from tensordict import TensorDictBase
 from torch import nn
 
 from collectx import env as envs
 from collectx import policy as policies
 from collectx.collector.build import build
-from collectx.config import (
-    BackendConfig,
-    CollectorConfig,
-    DevicesConfig,
-    LauncherConfig,
-    MeterTrainerConfig,
-    PolicyConfig,
-    RandomPolicyConfig,
-    RunConfig,
-    SlurmResources,
-    SubmititLauncherConfig,
-    is_stacked,
-)
+from collectx.config import EnvConfig, RunConfig, SlurmResources, SubmititLauncherConfig, is_stacked, rows_per_env
 from collectx.errors import ConfigError
-from collectx.given import GivenEnvConfig, GivenPolicyConfig
+from collectx.keywords import (
+    CreateEnv,
+    Devices,
+    EachBatchWeights,
+    Frames,
+    Handing,
+    Keywords,
+    Order,
+    Remote,
+    Weights,
+    Work,
+    Workers,
+    described,
+)
 from collectx.launcher.place import Place
-from collectx.policy.exploration import ExplorationType
 from collectx.run import RunFolder, rules
 from collectx.run.events import EventLog
 from collectx.run.folder import new_folder
 from collectx.run.submitted import Beforehand, submitted_workers, waiting_workers
-
-CreateEnv = Callable[..., Any] | Sequence[Callable[..., Any]]
+from collectx.trajectories import split_trajectories
 
 
 class DataCollector:
@@ -51,42 +50,54 @@ class DataCollector:
 
     Iterate to get TensorDicts of `frames_per_batch` frames (see README, "A batch"), until `total_frames` are delivered.
     Used from one thread. A context manager: leaving it shuts the workers down.
+
+    Raises:
+        ConfigError: by the constructor: what is wrong with the arguments, all at once, before anything is started.
+        TypeError: by the constructor: a keyword that it does not know.
     """
 
-    def __init__(
-        self,
-        cfg: RunConfig,
-        create: Sequence[GivenEnvConfig],
-        policy_devices: Sequence[str | None],
-        update_interval: int,
-        folder: Path | None = None,
-    ):
-        self._cfg = cfg
-        self._update_interval = update_interval
+    # What the keywords are taken apart into.
+    _specs: tuple[type, ...] = ()
+
+    def __init__(self, kind: str, create_env_fn: CreateEnv, policy: Any, keywords: dict[str, Any]):
+        taken = Keywords(type(self).__name__, {"create_env_fn": create_env_fn, "policy": policy, **keywords})
+
+        def take(spec: type) -> Any:
+            chosen = next((own for own in self._specs if issubclass(own, spec)), None)
+            return spec() if chosen is None else taken.take(chosen)
+
+        self._order = order = Order(kind, *map(take, (Work, Frames, Devices, Handing, Workers, Weights, Remote)))
+        taken.end()
+        order.check()
+        self._cfg, own = order.config()
+        create = [each["env"] for each in own]
+        if kind.startswith("distributed"):
+            _launch_by(self._cfg, order.remote)
         self._num_delivered = 0
         spec = envs.read_spec(create[0])
-        unit = spec.num_envs * (cfg.collector.num_workers if is_stacked(cfg.collector) else 1)
+        want = self._cfg.collector
+        unit = spec.num_envs * rows_per_env(want) * (want.num_workers if is_stacked(want) else 1)
         # TorchRL's rule: as many frames as asked for, rounded up to whole steps of all envs.
-        cfg.collector.frames_per_batch = -(-cfg.collector.frames_per_batch // unit) * unit
-        self.policy: Any = policies.build(cfg.policy, spec, cfg.seed)
+        want.frames_per_batch = -(-want.frames_per_batch // unit) * unit
+        self.policy: Any = policies.build(self._cfg.policy, spec, self._cfg.seed)
         self._closing = contextlib.ExitStack()
         with contextlib.ExitStack() as stack:
-            place, events = _jobs(stack, cfg, create, folder)
-            self._collector = build(
-                cfg, self.policy, spec, events, place=place, envs=create, policy_devices=policy_devices
-            )
+            place, events = _jobs(stack, self._cfg, create, order.remote.folder)
+            self._collector = build(self._cfg, self.policy, spec, events, place=place, own=own)
             stack.callback(self._collector.close)
             self._closing = stack.pop_all()
-        self._iterator: Iterator[TensorDict] | None = None
+        self._iterator: Iterator[TensorDictBase] | None = None
 
-    def __iter__(self) -> Iterator[TensorDict]:
-        for batch in self._collector:
+    def __iter__(self) -> Iterator[TensorDictBase]:
+        handing, interval = self._order.handing, self._order.weights.interval
+        for delivered in self._collector:
             self._num_delivered += 1
-            yield batch
-            if self._update_interval > 0 and self._num_delivered % self._update_interval == 0:
+            batch: Any = split_trajectories(delivered) if handing.split_trajs else delivered
+            yield batch if handing.postproc is None else handing.postproc(batch)
+            if interval > 0 and self._num_delivered % interval == 0:
                 self.update_policy_weights_()
 
-    def next(self) -> TensorDict | None:
+    def next(self) -> TensorDictBase | None:
         """The next batch; None after the last. Blocks until it is there."""
         if self._iterator is None:
             self._iterator = iter(self)
@@ -102,11 +113,17 @@ class DataCollector:
 
         Args:
             policy_or_weights: a module built as the policy, or its weights by name (a state dict, or a TensorDict of
-                parameters), which are copied into this collector's policy; None takes that policy as it is.
+                parameters), which are copied into this collector's policy; None takes that policy as it is, or what
+                `weight_updater` gives.
 
         Raises:
             KeyError: the weights lack one of the policy's.
         """
+        weights = self._order.weights
+        if not weights.travel:
+            return
+        if policy_or_weights is None and weights.weight_updater is not None:
+            policy_or_weights = weights.weight_updater()
         if isinstance(policy_or_weights, nn.Module):
             self._collector.publish(policy_or_weights)
             return
@@ -156,93 +173,28 @@ class DataCollector:
         return -(-total // frames)
 
 
+@described(Work, Frames, Devices, Handing, Weights)
 class Collector(DataCollector):
-    """One rollout in this process (TorchRL's `Collector`, formerly `SyncDataCollector`).
+    """One rollout in this process (TorchRL's `Collector`, formerly `SyncDataCollector`). Acts with the policy itself,
+    so that no publishing is needed."""
 
-    Args:
-        create_env_fn: makes a Gymnasium env, or a vector env, whose envs make the batch's first dimension.
-        policy: a TensorDictModule, an `nn.Module`, a callable from the observation to the action, or None for random
-            actions. Its weights are looked at live: no publishing is needed.
-        policy_factory: makes the policy instead.
-        frames_per_batch: frames of one batch, rounded up to a multiple of the number of envs.
-        total_frames: when to end; -1 is never. Rounded up to whole batches.
-        device, storing_device, policy_device, env_device: `device` fills whichever of the others is None. With several
-            workers each may be a list, one for each worker, but `storing_device`, where batches lie.
-        create_env_kwargs: passed to `create_env_fn`.
-        exploration_type: how actions are taken from the policy's distribution: RANDOM, MODE, MEAN or DETERMINISTIC, of
-            this package's `ExplorationType` or TorchRL's, or its name.
-        seed: what envs and random actions are seeded with.
-        options: further values of the `collector` group of the configuration, by name, such as `zero_copy`.
-
-    Raises:
-        ConfigError: what is wrong with the arguments, all at once.
-    """
-
-    def __init__(
-        self,
-        create_env_fn: Callable[..., Any],
-        policy: Any = None,
-        *,
-        policy_factory: Callable[[], Any] | None = None,
-        frames_per_batch: int = 200,
-        total_frames: int = -1,
-        device: Any = None,
-        storing_device: Any = None,
-        policy_device: Any = None,
-        env_device: Any = None,
-        create_env_kwargs: dict[str, Any] | None = None,
-        exploration_type: Any = ExplorationType.RANDOM,
-        seed: int = 0,
-        **options: Any,
-    ):
-        create = _envs(create_env_fn, create_env_kwargs, 1)
-        devices, acting = _devices(len(create), device, storing_device, policy_device, env_device)
-        values = _values("single", 1, frames_per_batch, total_frames, exploration_type, options)
-        cfg = _config(values, create[0], _policy(policy, policy_factory), devices, seed)
-        super().__init__(cfg, create, acting, -1)
+    def __init__(self, create_env_fn: CreateEnv, policy: Any = None, **keywords: Any):
+        super().__init__("single", create_env_fn, policy, keywords)
 
 
+@described(Work, Frames, Devices, Handing, Workers, Weights)
 class MultiCollector(DataCollector):
-    """Workers in processes of this machine, over shared memory.
+    """Workers in processes of this machine, over shared memory. The policy is copied to them.
 
-    Args:
-        create_env_fn: one callable for each worker, or one for all with `num_workers`.
-        num_workers: how many workers.
-        sync: True: a batch is one equal part of each worker, `[workers, ...]`, all with the newest weights. False:
-            every batch comes whole from the worker that is ready first.
-        update_at_each_batch: publishes the policy's weights after every batch.
-        others: see `Collector`. The policy is copied to the workers: `update_policy_weights_` publishes newer weights.
+    `sync=True`: a batch is one equal part of each worker, `[workers, ...]`, all with the newest weights. `sync=False`:
+    every batch comes whole from the worker that is ready first.
     """
 
-    def __init__(
-        self,
-        create_env_fn: CreateEnv,
-        policy: Any = None,
-        *,
-        sync: bool,
-        num_workers: int | None = None,
-        policy_factory: Callable[[], Any] | None = None,
-        frames_per_batch: int = 200,
-        total_frames: int = -1,
-        device: Any = None,
-        storing_device: Any = None,
-        policy_device: Any = None,
-        env_device: Any = None,
-        create_env_kwargs: dict[str, Any] | None = None,
-        exploration_type: Any = ExplorationType.RANDOM,
-        update_at_each_batch: bool = False,
-        num_threads: int = 1,
-        seed: int = 0,
-        **options: Any,
-    ):
-        create = _envs(create_env_fn, create_env_kwargs, num_workers)
-        devices, acting = _devices(len(create), device, storing_device, policy_device, env_device)
-        kind = "multi_sync" if sync else "multi_async"
-        values = _values(kind, len(create), frames_per_batch, total_frames, exploration_type, options)
-        cfg = _config(values, create[0], _policy(policy, policy_factory), devices, seed, num_threads=num_threads)
-        super().__init__(cfg, create, acting, 1 if update_at_each_batch else -1)
+    def __init__(self, create_env_fn: CreateEnv, policy: Any = None, *, sync: bool, **keywords: Any):
+        super().__init__("multi_sync" if sync else "multi_async", create_env_fn, policy, keywords)
 
 
+@described(*MultiCollector._specs)
 class MultiSyncCollector(MultiCollector):
     """`MultiCollector(sync=True)`."""
 
@@ -250,6 +202,7 @@ class MultiSyncCollector(MultiCollector):
         super().__init__(create_env_fn, policy, sync=True, **keywords)
 
 
+@described(*MultiCollector._specs)
 class MultiAsyncCollector(MultiCollector):
     """`MultiCollector(sync=False)`."""
 
@@ -257,83 +210,17 @@ class MultiAsyncCollector(MultiCollector):
         super().__init__(create_env_fn, policy, sync=False, **keywords)
 
 
+@described(Work, Frames, Devices, Handing, Workers, Weights, Remote)
 class DistributedCollector(DataCollector):
-    """Workers over torch.distributed.
+    """Workers over torch.distributed; `sync` as in `MultiCollector`."""
 
-    Args:
-        sync: see `MultiCollector`.
-        backend: "gloo", "nccl", "mpi" or "ucc".
-        launcher: "submitit": SLURM jobs that this process submits, and that join as they start; "mp": processes of this
-            machine; "submitit_delayed": jobs that were submitted beforehand, see
-            `collectx.submitit_delayed_launcher`.
-        slurm_kwargs: what the jobs ask for, by submitit's names or sbatch's (`timeout_min`, `slurm_partition`,
-            `mem_gb`, `cpus_per_task`, `setup`, `additional_parameters`, ...).
-        tcp_port: where the trainer listens; None: the system chooses.
-        folder: where jobs find the trainer and write their logs, on a file system that all nodes share; None:
-            a new one below `outputs/`.
-        update_after_each_batch: publishes the policy's weights after every batch.
-        max_weight_update_interval: publishes them after so many batches; -1: only when told to.
-        others: see `MultiCollector`.
-    """
-
-    def __init__(
-        self,
-        create_env_fn: CreateEnv,
-        policy: Any = None,
-        *,
-        num_workers: int | None = None,
-        policy_factory: Callable[[], Any] | None = None,
-        frames_per_batch: int = 200,
-        total_frames: int = -1,
-        device: Any = None,
-        storing_device: Any = None,
-        policy_device: Any = None,
-        env_device: Any = None,
-        create_env_kwargs: dict[str, Any] | None = None,
-        exploration_type: Any = ExplorationType.RANDOM,
-        sync: bool = False,
-        backend: str = "gloo",
-        launcher: str = "submitit",
-        slurm_kwargs: dict[str, Any] | None = None,
-        tcp_port: int | None = None,
-        folder: str | Path | None = None,
-        update_after_each_batch: bool = False,
-        max_weight_update_interval: int = -1,
-        num_threads: int = 1,
-        seed: int = 0,
-        **options: Any,
-    ):
-        if launcher not in ("mp", "submitit", "submitit_delayed"):
-            raise ConfigError(
-                [
-                    f"launcher={launcher!r}: use 'mp', 'submitit' or 'submitit_delayed'; "
-                    "`collectx run launcher=...` knows more."
-                ]
-            )
-        create = _envs(create_env_fn, create_env_kwargs, num_workers)
-        devices, acting = _devices(len(create), device, storing_device, policy_device, env_device)
-        kind = "distributed_sync" if sync else "distributed"
-        values = _values(kind, len(create), frames_per_batch, total_frames, exploration_type, options)
-        cfg = _config(
-            values,
-            create[0],
-            _policy(policy, policy_factory),
-            devices,
-            seed,
-            num_threads=num_threads,
-            backend=BackendConfig(backend, None, tcp_port),
-        )
-        if launcher == "submitit":
-            cfg.launcher = slurm_resources(slurm_kwargs or {}, num_threads)
-        elif launcher == "submitit_delayed":
-            cfg.launcher = _SubmittedBeforehand(**vars(slurm_resources({}, num_threads)))
-            cfg.backend.port = _check_beforehand(cfg, tcp_port)
-        interval = 1 if update_after_each_batch else max_weight_update_interval
-        super().__init__(cfg, create, acting, interval, None if folder is None else Path(folder))
+    def __init__(self, create_env_fn: CreateEnv, policy: Any = None, *, sync: bool = False, **keywords: Any):
+        super().__init__("distributed_sync" if sync else "distributed", create_env_fn, policy, keywords)
 
 
+@described(Work, Frames, Devices, Handing, Workers, EachBatchWeights, Remote)
 class DistributedSyncCollector(DistributedCollector):
-    """`DistributedCollector(sync=True)`."""
+    """`DistributedCollector(sync=True)`; publishes the policy's weights after every batch if nothing else is said."""
 
     def __init__(self, create_env_fn: CreateEnv, policy: Any = None, **keywords: Any):
         super().__init__(create_env_fn, policy, sync=True, **keywords)
@@ -346,129 +233,14 @@ MultiaSyncDataCollector = MultiAsyncCollector
 DistributedDataCollector = DistributedCollector
 DistributedSyncDataCollector = DistributedSyncCollector
 
-# Of the `collector` group, where the constructors say nothing.
-_OPTIONS: dict[str, Any] = {
-    "num_slots": 2,
-    "zero_copy": False,
-    "on_worker_failure": "raise",
-    "max_restarts": 10,
-    "start_timeout_s": 60.0,
-    "worker_timeout_s": 120.0,
-    "close_timeout_s": 10.0,
-    "num_workers_per_collector": 1,
-    "inner": "sync",
-}
 
-
-def _envs(
-    create: CreateEnv, kwargs: dict[str, Any] | Sequence[dict[str, Any]] | None, num_workers: int | None
-) -> list[GivenEnvConfig]:
-    """One env for each worker."""
-    given = [create] * (num_workers or 1) if callable(create) else list(create)
-    each = [dict(kwargs or {})] * len(given) if kwargs is None or isinstance(kwargs, dict) else list(kwargs)
-    problems = [f"create_env_fn[{i}]={one!r} cannot be called" for i, one in enumerate(given) if not callable(one)]
-    if num_workers is not None and len(given) != num_workers:
-        problems.append(
-            f"num_workers={num_workers}, but create_env_fn has {len(given)} callables: one for each worker."
-        )
-    if len(each) != len(given):
-        problems.append(
-            f"create_env_kwargs has {len(each)} entries for {len(given)} workers: one for each, or one dict."
-        )
-    if not given:
-        problems.append("create_env_fn is empty: give one callable for each worker.")
-    if problems:
-        raise ConfigError(problems)
-    return [GivenEnvConfig("given", 0, one, values) for one, values in zip(given, each, strict=True)]
-
-
-def _policy(policy: Any, factory: Callable[[], Any] | None) -> PolicyConfig:
-    if policy is not None and factory is not None:
-        raise ConfigError(["policy and policy_factory are both given: give one of them."])
-    if policy is None and factory is None:
-        return RandomPolicyConfig("random")
-    if not callable(factory if policy is None else policy):
-        raise ConfigError([f"policy={policy!r} cannot be called."])
-    return GivenPolicyConfig("given", policy, factory)
-
-
-def _devices(
-    num_workers: int, device: Any, storing_device: Any, policy_device: Any, env_device: Any
-) -> tuple[DevicesConfig, list[str | None]]:
-    """The devices of the run, and where each worker's policy acts."""
-    given = {
-        "device": device,
-        "storing_device": storing_device,
-        "policy_device": policy_device,
-        "env_device": env_device,
-    }
-    lists: dict[str, list[str | None]] = {}
-    problems = []
-    for name, value in given.items():
-        values = list(value) if isinstance(value, (list, tuple)) else [value] * num_workers
-        if len(values) != num_workers:
-            problems.append(f"{name} has {len(values)} entries for {num_workers} workers: one for each, or one device.")
-        try:
-            lists[name] = [None if one is None else str(torch.device(one)) for one in values]
-        except (RuntimeError, TypeError) as error:
-            problems.append(f"{name}={value!r}: {str(error).splitlines()[0]}")
-    if not problems and len(set(lists["storing_device"])) > 1:
-        problems.append(f"storing_device={storing_device!r}: batches lie on one device, the trainer's.")
-    if problems:
-        raise ConfigError(problems)
-    first = {name: values[0] for name, values in lists.items()}
-    if len(set(lists["device"])) > 1:
-        first["device"] = None
-    acting = [own or general for own, general in zip(lists["policy_device"], lists["device"], strict=True)]
-    return DevicesConfig(**first), acting
-
-
-def _values(
-    kind: str, num_workers: int, frames_per_batch: int, total_frames: int, exploration: Any, options: dict[str, Any]
-) -> CollectorConfig:
-    unknown = sorted(set(options) - set(_OPTIONS))
-    if unknown:
-        raise TypeError(f"unexpected keyword argument {', '.join(unknown)}; options are {', '.join(_OPTIONS)}")
-    problems = []
-    if frames_per_batch < 1:
-        problems.append(f"frames_per_batch={frames_per_batch}: must be at least 1.")
-    if total_frames < 1 and total_frames != -1:
-        problems.append(f"total_frames={total_frames}: must be at least 1, or -1 for an endless collector.")
-    name = str(getattr(exploration, "name", exploration)).lower()
-    known = [kind.value for kind in ExplorationType]
-    if name not in known:
-        problems.append(f"exploration_type={exploration!r}: must be one of {', '.join(known)}.")
-    if problems:
-        raise ConfigError(problems)
-    return CollectorConfig(
-        kind=kind,
-        num_workers=num_workers,
-        frames_per_batch=frames_per_batch,
-        total_frames=total_frames,
-        exploration_type=name,
-        **(_OPTIONS | options),
-    )
-
-
-def _config(
-    collector: CollectorConfig,
-    env: GivenEnvConfig,
-    policy: PolicyConfig,
-    devices: DevicesConfig,
-    seed: int,
-    num_threads: int = 1,
-    backend: BackendConfig | None = None,
-) -> RunConfig:
-    return RunConfig(
-        env=env,
-        policy=policy,
-        collector=collector,
-        backend=backend or BackendConfig("auto", None, None),
-        launcher=LauncherConfig("local", None, num_threads, False),
-        devices=devices,
-        trainer=MeterTrainerConfig("meter", False),
-        seed=seed,
-    )
+def _launch_by(cfg: RunConfig, remote: Remote) -> None:
+    """Puts the launcher into `cfg`."""
+    if remote.launcher == "submitit":
+        cfg.launcher = slurm_resources(remote.slurm_kwargs or {}, cfg.launcher.num_threads)
+    elif remote.launcher == "submitit_delayed":
+        cfg.launcher = _SubmittedBeforehand(**vars(slurm_resources({}, cfg.launcher.num_threads)))
+        cfg.backend.port = _check_beforehand(cfg, remote.tcp_port)
 
 
 # submitit's names for what SLURM is asked for, and how ours are made of their values.
@@ -544,7 +316,7 @@ def _check_beforehand(cfg: RunConfig, tcp_port: int | None) -> int | None:
 
 
 def _jobs(
-    stack: contextlib.ExitStack, cfg: RunConfig, create: Sequence[GivenEnvConfig], folder: Path | None
+    stack: contextlib.ExitStack, cfg: RunConfig, create: Sequence[EnvConfig], folder: str | Path | None
 ) -> tuple[Place | None, Callable[..., None]]:
     """Where the workers come up that are SLURM jobs, until `stack` is closed; and what writes events down."""
     if isinstance(cfg.launcher, _SubmittedBeforehand):

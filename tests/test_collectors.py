@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
+import re
+
 import gymnasium
 import pytest
 import torch
@@ -118,7 +121,8 @@ def test_weights_reach_the_workers(kind, form):
     with torch.no_grad():
         policy.layer.weight.zero_()
         policy.layer.bias.copy_(torch.tensor([1.0, 0.0]))
-    with make(kind, cartpole, policy, frames_per_batch=20, total_frames=-1) as collector:
+    keywords = {"update_interval": -1} if kind == "distributed_sync" else {}
+    with make(kind, cartpole, policy, frames_per_batch=20, total_frames=-1, **keywords) as collector:
         assert collector.next()["action"].unique().tolist() == [0]
         other = Argmax()
         with torch.no_grad():
@@ -146,13 +150,97 @@ def test_weights_reach_the_workers(kind, form):
 
 @pytest.mark.parametrize(
     ("keywords", "versions"),
-    [({"update_after_each_batch": True}, [0, 1, 2, 3]), ({"max_weight_update_interval": 2}, [0, 0, 1, 1])],
+    [
+        ({}, [0, 1, 2, 3]),
+        ({"update_after_each_batch": True}, [0, 1, 2, 3]),
+        ({"max_weight_update_interval": 2}, [0, 0, 1, 1]),
+        ({"update_interval": 3}, [0, 0, 0, 1]),
+        ({"update_interval": -1}, [0, 0, 0, 0]),
+        ({"weight_sync_schemes": {"policy": type("NoWeightSyncScheme", (), {})()}}, [0, 0, 0, 0]),
+    ],
 )
 def test_weights_are_published_by_themselves(keywords, versions):
     with DistributedSyncCollector(
         [cartpole] * 2, Argmax(), frames_per_batch=20, total_frames=80, launcher="mp", **keywords
     ) as collector:
         assert [int(batch["collector", "policy_version"].max()) for batch in collector] == versions
+
+
+@pytest.mark.parametrize("kind", WAYS)
+def test_a_batch_is_split_by_trajectory_then_given_to_postproc(kind):
+    def postproc(batch):
+        assert batch.names == [None, "time"]
+        return batch.set("seen", batch["collector", "mask"].clone())
+
+    keywords = {"split_trajs": True, "postproc": postproc}
+    with make(kind, frames_per_batch=200, total_frames=400, **keywords) as collector:
+        batches = list(collector)
+    assert len(batches) == 2
+    for batch in batches:
+        assert int(batch["seen"].sum()) == 200
+        assert batch["collector", "traj_ids"].max(-1).values.unique().numel() == batch.shape[0]
+
+
+def test_a_weight_updater_gives_the_weights():
+    newest = Argmax()
+    with torch.no_grad():
+        newest.layer.weight.zero_()
+        newest.layer.bias.copy_(torch.tensor([0.0, 1.0]))
+    keywords = {"frames_per_batch": 20, "total_frames": 60, "weight_updater": lambda: newest.state_dict()}
+    with MultiSyncCollector([cartpole] * 2, Argmax(), update_at_each_batch=True, **keywords) as collector:
+        assert [batch["action"].unique().tolist() for batch in collector][1:] == [[1], [1]]
+
+
+@pytest.mark.parametrize("inner", ["sync", "async", MultiSyncCollector])
+def test_a_worker_is_a_collector_itself(inner):
+    keywords = {"num_workers_per_collector": 2, "collector_class": inner, "launcher": "mp"}
+    with DistributedSyncCollector(
+        cartpole, frames_per_batch=40, total_frames=80, num_workers=1, **keywords
+    ) as collector:
+        batch = collector.next()
+    assert batch.batch_size == ((1, 40) if inner == "async" else (1, 2, 20))
+
+
+def test_collector_kwargs_are_of_each_worker():
+    own = [
+        {"create_env_kwargs": {"sutton_barto_reward": True}, "exploration_type": "MODE"},
+        {"create_env_kwargs": {"sutton_barto_reward": False}, "policy_device": "cpu"},
+    ]
+    with DistributedSyncCollector(
+        [cartpole] * 2, frames_per_batch=20, total_frames=20, launcher="mp", collector_kwargs=own
+    ) as collector:
+        rewards = collector.next()["next", "reward"]
+    assert [float(part[0]) for part in rewards] == [0.0, 1.0]
+
+
+def test_all_that_is_wrong_is_said_at_once():
+    with pytest.raises(ConfigError) as caught:
+        DistributedCollector(
+            [cartpole, 3],
+            frames_per_batch=0,
+            update_interval=0,
+            weight_sync_schemes={"value": None},
+            launcher="ssh",
+            backend="carrier pigeon",
+            collector_class="double",
+            collector_kwargs=[{"seed": 3}] * 2,
+            device="tpu9",
+            worker_timeout_s=0,
+        )
+    expected = [
+        "create_env_fn[1]=3 cannot be called",
+        "frames_per_batch=0: must be at least 1",
+        "device='tpu9'",
+        "worker_timeout_s=0: must be above 0",
+        "update_interval=0",
+        "weight_sync_schemes names value",
+        "launcher='ssh': use 'mp', 'submitit' or 'submitit_delayed'",
+        "backend='carrier pigeon'",
+        "collector_class='double': must be 'single', 'sync', 'async', or one of Collector",
+        "collector_kwargs has seed: may have create_env_kwargs, device",
+    ]
+    for problem, start in zip(caught.value.problems, expected, strict=True):
+        assert problem.startswith(start)
 
 
 def test_errors_of_a_worker_keep_their_type():
@@ -178,6 +266,10 @@ def test_workers_with_unequal_groups_are_refused():
     [
         ({"frames_per_batch": 0}, "frames_per_batch=0: must be at least 1"),
         ({"total_frames": 0}, "total_frames=0: must be at least 1, or -1"),
+        (
+            {"frames_per_batch": 20, "total_frames": 50},
+            r"not a multiple of frames_per_batch=20 \(50 / 20 = 2.50\): use 40 or 60",
+        ),
         ({"exploration_type": "wild"}, "exploration_type='wild': must be one of random, "),
         ({"num_workers": 3}, "num_workers=3, but create_env_fn has 2 callables"),
         ({"policy_factory": Argmax, "policy": Argmax()}, "give one of them"),
@@ -193,8 +285,17 @@ def test_wrong_arguments_are_refused_before_anything_starts(keywords, message):
 
 
 def test_an_unknown_keyword_is_named():
-    with pytest.raises(TypeError, match="frames_per_bach"):
+    with pytest.raises(TypeError, match=r"'frames_per_bach' \(did you mean 'frames_per_batch'\?\)"):
         Collector(cartpole, frames_per_bach=3)
+    with pytest.raises(TypeError, match="'tcp_port'"):
+        MultiSyncCollector([cartpole], tcp_port=3)
+
+
+def test_a_collector_tells_its_keywords():
+    keywords = inspect.signature(DistributedSyncCollector).parameters
+    assert {"create_env_fn", "frames_per_batch", "device", "split_trajs", "num_workers", "tcp_port"} < set(keywords)
+    for name in keywords:
+        assert re.search(rf"^    [\w, ]*\b{name}\b[\w, ]*:", DistributedSyncCollector.__doc__ or "", re.MULTILINE), name
 
 
 def test_older_names_are_aliases():

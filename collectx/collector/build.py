@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -18,7 +18,6 @@ from collectx.collector.worker import Inner, WorkerTask
 from collectx.config import (
     CollectorConfig,
     DevicesConfig,
-    EnvConfig,
     LauncherConfig,
     RunConfig,
     backend_of,
@@ -60,8 +59,7 @@ def build(
     events: Callable[..., None] = lambda name, **fields: None,
     log_dir: Path | None = None,
     place: Place | None = None,
-    envs: Sequence[EnvConfig] | None = None,
-    policy_devices: Sequence[str | None] | None = None,
+    own: Sequence[Mapping[str, Any]] | None = None,
     share: Share | None = None,
 ) -> Collector:
     """Starts the workers and returns the collector over them. Does not wait for them.
@@ -72,9 +70,8 @@ def build(
         events: called as `events(name, **fields)` when workers have started, joined, or failed.
         log_dir: where worker processes write their logs; None leaves their output on the terminal.
         place: where workers come up that `cfg.launcher` does not start on this machine.
-        envs: one for each worker, where they are not all `cfg.env`. All must make equally many envs, of the same
-            spaces.
-        policy_devices: where each worker's policy acts, where that is not `cfg.devices` for all.
+        own: for each worker, the fields of its `WorkerTask` that are not as `cfg` has them. All must make equally many
+            envs, of the same spaces.
         share: where these are only some of the run's workers.
     """
     want = cfg.collector
@@ -110,9 +107,7 @@ def build(
     )
 
     def task_of(worker: int, life: int) -> WorkerTask:
-        env = cfg.env if envs is None else envs[worker]
-        device = task.policy_device if policy_devices is None else policy_devices[worker] or "cpu"
-        return dataclasses.replace(task, worker=worker, life=share.life + life, env=env, policy_device=device)
+        return dataclasses.replace(task, worker=worker, life=share.life + life, **(own[worker] if own else {}))
 
     transport, start = _connect(cfg, slab, task_of, events, log_dir, place)
     delivery = DeliverySpec(

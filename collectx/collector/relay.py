@@ -10,6 +10,7 @@ were one of the run's: the same seeds, the same trajectory ids.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Generator, Sequence
 from time import perf_counter
 
@@ -109,7 +110,7 @@ def _collector(task: WorkerTask, inner: Inner) -> tuple[Collector, nn.Module | N
     cfg = RunConfig(
         env=task.env,
         policy=task.policy,
-        collector=inner.collector,
+        collector=dataclasses.replace(inner.collector, exploration_type=task.exploration_type),
         backend=BackendConfig("shared_memory", None, None),
         launcher=inner.launcher,
         devices=DevicesConfig(None, None, task.policy_device, None),

@@ -1,0 +1,560 @@
+"""The keyword arguments of the collectors' constructors: taken apart at once into a few frozen specs, and made into a
+configuration. Nothing else ever sees them.
+
+    keywords --take--> Work, Frames, Devices, ... --order--> RunConfig, what each worker has of its own
+
+Called in the trainer's process, by `collectx.collectors`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+
+from collectx.config import (
+    BackendConfig,
+    CollectorConfig,
+    DevicesConfig,
+    LauncherConfig,
+    MeterTrainerConfig,
+    PolicyConfig,
+    RandomPolicyConfig,
+    RunConfig,
+)
+from collectx.errors import ConfigError
+from collectx.given import GivenEnvConfig, GivenPolicyConfig
+from collectx.policy.exploration import ExplorationType
+
+CreateEnv = Callable[..., Any] | Sequence[Callable[..., Any]]
+Spec = TypeVar("Spec")
+
+
+@dataclass(frozen=True)
+class Work:
+    """What is run.
+
+    Args:
+        create_env_fn: makes a Gymnasium env, or a vector env, whose envs make a dimension of the batch. With several
+            workers: one callable for all, or one for each.
+        policy: a TensorDictModule, an `nn.Module`, a callable from the observation to the action, or None for random
+            actions.
+        policy_factory: makes the policy instead, in every process.
+        create_env_kwargs: passed to `create_env_fn`; one dict for all workers, or one for each.
+        exploration_type: how actions are taken from the policy's distribution: RANDOM, MODE, MEAN or DETERMINISTIC, of
+            this package's `ExplorationType` or TorchRL's, or its name.
+        exploration_mode: TorchRL's earlier keyword for the name.
+        seed: what envs and random actions are seeded with.
+    """
+
+    create_env_fn: CreateEnv
+    policy: Any = None
+    policy_factory: Callable[[], Any] | None = None
+    create_env_kwargs: Any = None
+    exploration_type: Any = ExplorationType.RANDOM
+    exploration_mode: str | None = None
+    seed: int = 0
+
+    @property
+    def exploration(self) -> str:
+        """The exploration type's name."""
+        return _exploration(self.exploration_type if self.exploration_mode is None else self.exploration_mode)
+
+    def problems(self, num_workers: int) -> list[str]:
+        """What is wrong, for so many workers."""
+        creates = _each(self.create_env_fn, num_workers)
+        found = [f"create_env_fn[{i}]={one!r} cannot be called." for i, one in enumerate(creates) if not callable(one)]
+        if not creates:
+            found.append("create_env_fn is empty: give one callable for each worker.")
+        elif len(creates) != num_workers:
+            found.append(
+                f"num_workers={num_workers}, but create_env_fn has {len(creates)} callables: one for each worker."
+            )
+        elif (count := len(_each(self.create_env_kwargs, num_workers))) != num_workers:
+            found.append(f"create_env_kwargs has {count} entries for {num_workers} workers: one for each, or one dict.")
+        if self.policy is not None and self.policy_factory is not None:
+            found.append("policy and policy_factory are both given: give one of them.")
+        for name in ("policy", "policy_factory"):
+            given = getattr(self, name)
+            if given is not None and not callable(given):
+                found.append(f"{name}={given!r} cannot be called.")
+        return [*found, *_exploration_problems("", self.exploration)]
+
+    def envs(self, num_workers: int) -> list[GivenEnvConfig]:
+        """One for each worker."""
+        creates, kwargs = _each(self.create_env_fn, num_workers), _each(self.create_env_kwargs, num_workers)
+        return [GivenEnvConfig("given", 0, make, dict(own or {})) for make, own in zip(creates, kwargs, strict=True)]
+
+    def policy_config(self) -> PolicyConfig:
+        """The policy as a choice of the group."""
+        if self.policy is None and self.policy_factory is None:
+            return RandomPolicyConfig("random")
+        return GivenPolicyConfig("given", self.policy, self.policy_factory)
+
+
+@dataclass(frozen=True)
+class Frames:
+    """How many frames.
+
+    Args:
+        frames_per_batch: frames of one batch, rounded up to a multiple of the number of envs that take part in it.
+        total_frames: when to end, a multiple of `frames_per_batch`; -1 is never. What was rounded up there is
+            delivered too.
+    """
+
+    frames_per_batch: int = 200
+    total_frames: int = -1
+
+    def problems(self) -> list[str]:
+        """What is wrong."""
+        frames, total = self.frames_per_batch, self.total_frames
+        if frames < 1:
+            return [f"frames_per_batch={frames}: must be at least 1."]
+        if total != -1 and total < 1:
+            return [f"total_frames={total}: must be at least 1, or -1 for an endless collector."]
+        if total != -1 and total % frames:
+            below = total // frames * frames
+            use = f"use {below} or {below + frames}" if below else f"use {frames}"
+            return [
+                f"total_frames={total} is not a multiple of frames_per_batch={frames} "
+                f"({total} / {frames} = {total / frames:.2f}): {use}, or -1 for an endless collector."
+            ]
+        return []
+
+
+@dataclass(frozen=True)
+class Devices:
+    """Where.
+
+    Args:
+        device, storing_device, policy_device, env_device: `device` fills whichever of the others is None. With several
+            workers each may be a list, one for each worker, but `storing_device`, where batches lie.
+    """
+
+    device: Any = None
+    storing_device: Any = None
+    policy_device: Any = None
+    env_device: Any = None
+
+    def problems(self, num_workers: int) -> list[str]:
+        """What is wrong, for so many workers."""
+        found = []
+        for name, value in vars(self).items():
+            values = _each(value, num_workers)
+            if len(values) != num_workers:
+                found.append(
+                    f"{name} has {len(values)} entries for {num_workers} workers: one for each, or one device."
+                )
+            found += [f"{name}={value!r}: {why}" for why in {_why_no_device(one) for one in values} if why]
+        if not found and len(set(_each(self.storing_device, num_workers))) > 1:
+            found.append(f"storing_device={self.storing_device!r}: batches lie on one device, the trainer's.")
+        return found
+
+    def resolve(self, num_workers: int) -> tuple[DevicesConfig, list[str | None]]:
+        """The devices of the run, and where each worker's policy acts."""
+        lists = {name: [_name_of(one) for one in _each(value, num_workers)] for name, value in vars(self).items()}
+        first = {name: values[0] for name, values in lists.items()}
+        if len(set(lists["device"])) > 1:
+            first["device"] = None
+        acting = [own or general for own, general in zip(lists["policy_device"], lists["device"], strict=True)]
+        return DevicesConfig(**first), acting
+
+
+@dataclass(frozen=True)
+class Handing:
+    """How batches are handed over.
+
+    Args:
+        split_trajs: a batch is `[trajectories, longest]`, see `collectx.split_trajectories`.
+        postproc: called with every batch, in this process; what it returns is delivered. Where it changes how many
+            frames there are, `total_frames` still counts what was collected.
+        zero_copy: batches are views of the transport's memory, valid until the next is asked for.
+    """
+
+    split_trajs: bool | None = False
+    postproc: Callable[[Any], Any] | None = None
+    zero_copy: bool = False
+
+
+@dataclass(frozen=True)
+class Workers:
+    """Those of a collector that has several.
+
+    Args:
+        num_workers: how many; None: as many as `create_env_fn` has callables.
+        num_threads: of torch, in each.
+        num_slots: batches that an async worker may have filled or under way at once.
+        on_worker_failure: "raise", "restart" or "drop"; see README, "When a worker is gone".
+        max_restarts: how many may be started again, of all workers together.
+        start_timeout_s, worker_timeout_s, close_timeout_s: how long a worker may take to start, may be silent, and may
+            take to stop.
+    """
+
+    num_workers: int | None = None
+    num_threads: int | None = None
+    num_slots: int = 2
+    on_worker_failure: str = "raise"
+    max_restarts: int = 10
+    start_timeout_s: float = 60.0
+    worker_timeout_s: float = 120.0
+    close_timeout_s: float = 10.0
+
+    def problems(self) -> list[str]:
+        """What is wrong."""
+        least = {"num_workers": 1, "num_threads": 1, "num_slots": 1, "max_restarts": 0, "close_timeout_s": 0}
+        given = {name: getattr(self, name) for name in least}
+        found = [
+            f"{name}={value}: must be at least {least[name]}."
+            for name, value in given.items()
+            if value is not None and value < least[name]
+        ]
+        for name in ("start_timeout_s", "worker_timeout_s"):
+            if getattr(self, name) <= 0:
+                found.append(f"{name}={getattr(self, name)}: must be above 0.")
+        if self.on_worker_failure not in ("raise", "restart", "drop"):
+            found.append(f"on_worker_failure={self.on_worker_failure!r}: must be 'raise', 'restart' or 'drop'.")
+        return found
+
+
+@dataclass(frozen=True)
+class Weights:
+    """How the workers come by newer weights; without any of these, `update_policy_weights_` has to be called.
+
+    Args:
+        update_at_each_batch, update_after_each_batch: the policy's weights are published after every batch.
+        max_weight_update_interval, update_interval: they are published after so many batches; -1: never by itself.
+        weight_updater: called without arguments whenever weights are published and none are given; returns them, as
+            `update_policy_weights_` takes them.
+        weight_sync_schemes, weight_recv_schemes: TorchRL's, by model; "policy" is the only one. Weights travel by the
+            collector's own way, whatever the scheme; of TorchRL's `NoWeightSyncScheme` none do.
+    """
+
+    update_at_each_batch: bool = False
+    update_after_each_batch: bool = False
+    max_weight_update_interval: int = -1
+    update_interval: int | None = None
+    weight_updater: Callable[[], Any] | None = None
+    weight_sync_schemes: Mapping[str, Any] | None = None
+    weight_recv_schemes: Mapping[str, Any] | None = None
+
+    def problems(self) -> list[str]:
+        """What is wrong."""
+        found = []
+        for name in ("max_weight_update_interval", "update_interval"):
+            value = getattr(self, name)
+            if value is not None and value != -1 and value < 1:
+                found.append(f"{name}={value}: must be at least 1, or -1 for never.")
+        updater = self.weight_updater
+        if updater is not None and (not callable(updater) or hasattr(updater, "push_weights")):
+            found.append(
+                f"weight_updater={updater!r}: give a callable that returns the weights; those of TorchRL carry them "
+                "to its own workers."
+            )
+        for name in ("weight_sync_schemes", "weight_recv_schemes"):
+            if unknown := sorted(set(getattr(self, name) or ()) - {"policy"}):
+                found.append(f"{name} names {', '.join(unknown)}: the only model here is 'policy'.")
+        return found
+
+    @property
+    def interval(self) -> int:
+        """After how many batches; -1: never by itself."""
+        if self.update_at_each_batch or self.update_after_each_batch:
+            return 1
+        chosen = [value for value in (self.max_weight_update_interval, self.update_interval) if value not in (None, -1)]
+        return min(chosen, default=-1)
+
+    @property
+    def travel(self) -> bool:
+        """Whether workers are to be told at all."""
+        scheme = (self.weight_sync_schemes or {}).get("policy")
+        return scheme is None or type(scheme).__name__ != "NoWeightSyncScheme"
+
+
+@dataclass(frozen=True)
+class EachBatchWeights(Weights):
+    """`Weights`, published after every batch if no interval is given."""
+
+    @property
+    def interval(self) -> int:
+        """See `Weights`."""
+        nothing_said = self.update_interval is None and self.max_weight_update_interval == -1
+        return 1 if nothing_said else super().interval
+
+
+@dataclass(frozen=True)
+class Remote:
+    """Workers over torch.distributed.
+
+    Args:
+        backend: "gloo", "nccl", "mpi" or "ucc".
+        launcher: "submitit": SLURM jobs that this process submits, and that join as they start; "mp": processes of this
+            machine; "submitit_delayed": jobs that were submitted beforehand, see
+            `collectx.submitit_delayed_launcher`.
+        slurm_kwargs: what the jobs ask for, by submitit's names or sbatch's (`timeout_min`, `slurm_partition`,
+            `mem_gb`, `cpus_per_task`, `setup`, `additional_parameters`, ...).
+        tcp_port: where the trainer listens; None: the system chooses.
+        folder: where jobs find the trainer and write their logs, on a file system that all nodes share; None: a new one
+            below `outputs/`.
+        num_workers_per_collector: processes of each worker, which then is a collector itself.
+        collector_class: which: "single" (one process), "sync" (a batch has a part of each) or "async" (a batch comes
+            from one), or the class of that meaning, of this package or of TorchRL. None: "single" for one process,
+            otherwise "sync".
+        collector_kwargs: what a worker's collector is told otherwise than all; one dict for all, or one for each. May
+            have `create_env_kwargs`, `device`, `policy_device` and `exploration_type`.
+    """
+
+    backend: str = "gloo"
+    launcher: str = "submitit"
+    slurm_kwargs: dict[str, Any] | None = None
+    tcp_port: int | None = None
+    folder: str | Path | None = None
+    num_workers_per_collector: int = 1
+    collector_class: Any = None
+    collector_kwargs: Any = None
+
+    @property
+    def inner(self) -> str:
+        """ "single", "sync" or "async"."""
+        if self.collector_class is None:
+            return "sync" if self.num_workers_per_collector > 1 else "single"
+        name = getattr(self.collector_class, "__name__", self.collector_class)
+        return _COLLECTOR_CLASSES.get(name, str(name))
+
+    def problems(self, num_workers: int) -> list[str]:
+        """What is wrong, for so many workers."""
+        found = []
+        if self.launcher not in ("mp", "submitit", "submitit_delayed"):
+            found.append(
+                f"launcher={self.launcher!r}: use 'mp', 'submitit' or 'submitit_delayed'; "
+                "`collectx run launcher=...` knows more."
+            )
+        if self.backend not in ("gloo", "nccl", "mpi", "ucc"):
+            found.append(f"backend={self.backend!r}: must be 'gloo', 'nccl', 'mpi' or 'ucc'.")
+        count, inner = self.num_workers_per_collector, self.inner
+        if count < 1:
+            found.append(f"num_workers_per_collector={count}: must be at least 1.")
+        if inner not in ("single", "sync", "async"):
+            found.append(
+                f"collector_class={self.collector_class!r}: must be 'single', 'sync', 'async', or one of "
+                f"{', '.join(_COLLECTOR_CLASSES)}; a class of your own cannot run in a worker."
+            )
+        elif inner == "single" and count > 1:
+            found.append(
+                f"num_workers_per_collector={count}: collector_class='single' has one process: use 'sync' or 'async'."
+            )
+        each = _each(self.collector_kwargs, num_workers)
+        if len(each) != num_workers:
+            found.append(
+                f"collector_kwargs has {len(each)} entries for {num_workers} workers: one for each, or one dict."
+            )
+        for own in each:
+            found += _own_problems(own or {})
+        return list(dict.fromkeys(found))
+
+
+# What `collector_class` may be called.
+_COLLECTOR_CLASSES = {
+    "Collector": "single",
+    "SyncDataCollector": "single",
+    "MultiSyncCollector": "sync",
+    "MultiSyncDataCollector": "sync",
+    "MultiAsyncCollector": "async",
+    "MultiaSyncDataCollector": "async",
+}
+
+_OWN = ("create_env_kwargs", "device", "policy_device", "exploration_type")
+
+
+def _own_problems(own: dict[str, Any]) -> list[str]:
+    found = []
+    if unknown := sorted(set(own) - set(_OWN)):
+        found.append(f"collector_kwargs has {', '.join(unknown)}: may have {', '.join(_OWN)}.")
+    for name in ("device", "policy_device"):
+        if why := _why_no_device(own.get(name)):
+            found.append(f"collector_kwargs: {name}={own[name]!r}: {why}")
+    if "exploration_type" in own:
+        found += _exploration_problems("collector_kwargs: ", _exploration(own["exploration_type"]))
+    return found
+
+
+@dataclass(frozen=True)
+class Order:
+    """All that was asked for.
+
+    Attributes:
+        kind: of `collectx.config.CollectorConfig`.
+    """
+
+    kind: str
+    work: Work
+    frames: Frames
+    devices: Devices
+    handing: Handing
+    workers: Workers
+    weights: Weights
+    remote: Remote
+
+    @property
+    def num_workers(self) -> int:
+        """How many workers are meant."""
+        if self.kind == "single":
+            return 1
+        if self.workers.num_workers is not None:
+            return self.workers.num_workers
+        create = self.work.create_env_fn
+        return 1 if callable(create) else len(create)
+
+    def check(self) -> None:
+        """Looks at all of it.
+
+        Raises:
+            ConfigError: what is wrong, all at once.
+        """
+        num_workers = self.num_workers
+        problems = [
+            *self.work.problems(num_workers),
+            *self.frames.problems(),
+            *self.devices.problems(num_workers),
+            *self.workers.problems(),
+            *self.weights.problems(),
+            *self.remote.problems(num_workers),
+        ]
+        if problems:
+            raise ConfigError(problems)
+
+    def config(self) -> tuple[RunConfig, list[dict[str, Any]]]:
+        """The configuration, of workers on this machine, and for each worker the fields of its
+        `collectx.collector.worker.WorkerTask` that are its own. For an order that is right."""
+        num_workers, workers, remote = self.num_workers, self.workers, self.remote
+        envs, (devices, acting) = self.work.envs(num_workers), self.devices.resolve(num_workers)
+        each = _each(remote.collector_kwargs, num_workers)
+        own = [_own(env, device, kwargs or {}) for env, device, kwargs in zip(envs, acting, each, strict=True)]
+        collector = CollectorConfig(
+            kind=self.kind,
+            num_workers=num_workers,
+            frames_per_batch=self.frames.frames_per_batch,
+            total_frames=self.frames.total_frames,
+            exploration_type=self.work.exploration,
+            num_slots=workers.num_slots,
+            zero_copy=self.handing.zero_copy,
+            on_worker_failure=workers.on_worker_failure,
+            max_restarts=workers.max_restarts,
+            start_timeout_s=workers.start_timeout_s,
+            worker_timeout_s=workers.worker_timeout_s,
+            close_timeout_s=workers.close_timeout_s,
+            num_workers_per_collector=remote.num_workers_per_collector,
+            inner=remote.inner,
+        )
+        is_remote = self.kind.startswith("distributed")
+        cfg = RunConfig(
+            env=own[0]["env"],
+            policy=self.work.policy_config(),
+            collector=collector,
+            backend=BackendConfig(remote.backend if is_remote else "auto", None, remote.tcp_port),
+            launcher=LauncherConfig("local", None, workers.num_threads or 1, False),
+            devices=devices,
+            trainer=MeterTrainerConfig("meter", False),
+            seed=self.work.seed,
+        )
+        return cfg, own
+
+
+def _own(env: GivenEnvConfig, device: str | None, kwargs: dict[str, Any]) -> dict[str, Any]:
+    env = dataclasses.replace(env, kwargs=env.kwargs | (kwargs.get("create_env_kwargs") or {}))
+    device = _name_of(kwargs.get("policy_device") or kwargs.get("device")) or device
+    own: dict[str, Any] = {"env": env, "policy_device": device or "cpu"}
+    if "exploration_type" in kwargs:
+        own["exploration_type"] = _exploration(kwargs["exploration_type"])
+    return own
+
+
+class Keywords:
+    """The keyword arguments of one call, until all are taken."""
+
+    def __init__(self, name: str, keywords: dict[str, Any]):
+        self._name = name
+        self._left = dict(keywords)
+        self._known: list[str] = []
+
+    def take(self, kind: type[Spec]) -> Spec:
+        """The spec made of those that are its fields."""
+        names = [field.name for field in dataclasses.fields(kind)]  # type: ignore[arg-type]
+        self._known += names
+        return kind(**{name: self._left.pop(name) for name in names if name in self._left})
+
+    def end(self) -> None:
+        """
+        Raises:
+            TypeError: some are left that no spec has.
+        """
+        if not self._left:
+            return
+        told = []
+        for name in self._left:
+            near = difflib.get_close_matches(name, self._known, 1)
+            told.append(f"{name!r}" + (f" (did you mean {near[0]!r}?)" if near else ""))
+        raise TypeError(
+            f"{self._name}() got an unexpected keyword argument {', '.join(told)}; it takes {', '.join(self._known)}"
+        )
+
+
+def described(*specs: type) -> Callable[[type], type]:
+    """A decorator of a collector whose constructor takes the fields of these specs as keyword arguments: it is told
+    which, and its signature and docstring say so."""
+
+    def decorate(cls: type) -> type:
+        fields = [field for spec in specs for field in dataclasses.fields(spec)]
+        parameters = [inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)]
+        for field in fields:
+            place = _POSITIONAL if field.name in ("create_env_fn", "policy") else inspect.Parameter.KEYWORD_ONLY
+            default = inspect.Parameter.empty if field.default is dataclasses.MISSING else field.default
+            parameters.append(inspect.Parameter(field.name, place, default=default, annotation=field.type))
+        cls._specs = specs  # type: ignore[attr-defined]
+        cls.__init__.__signature__ = inspect.Signature(parameters)  # type: ignore[misc]
+        told = [_arguments(spec) for spec in specs]
+        cls.__doc__ = "\n\n".join([inspect.cleandoc(cls.__doc__ or ""), "Args:\n" + "\n".join(filter(None, told))])
+        return cls
+
+    return decorate
+
+
+def _arguments(spec: type) -> str:
+    """What the docstring says about the fields, or that of the class that it is made from."""
+    texts = (inspect.cleandoc(each.__doc__ or "").partition("Args:\n")[2] for each in spec.__mro__)
+    return next(filter(None, texts), "").rstrip()
+
+
+_POSITIONAL = inspect.Parameter.POSITIONAL_OR_KEYWORD
+
+
+def _each(value: Any, num_workers: int) -> list[Any]:
+    """One for each worker: the entries of a list or tuple, or the same for all."""
+    return list(value) if isinstance(value, (list, tuple)) else [value] * num_workers
+
+
+def _exploration(given: Any) -> str:
+    """The name of an exploration type, of this package's, TorchRL's, or a name."""
+    return str(getattr(given, "name", given)).lower()
+
+
+def _exploration_problems(where: str, name: str) -> list[str]:
+    known = [kind.value for kind in ExplorationType]
+    return [] if name in known else [f"{where}exploration_type={name!r}: must be one of {', '.join(known)}."]
+
+
+def _name_of(device: Any) -> str | None:
+    return None if device is None else str(torch.device(device))
+
+
+def _why_no_device(device: Any) -> str | None:
+    try:
+        _name_of(device)
+    except (RuntimeError, TypeError) as error:
+        return str(error).splitlines()[0]
+    return None

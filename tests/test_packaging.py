@@ -19,7 +19,7 @@ LAYERS = [
     {"rollout"},
     {"collector"},
     {"trainer"},
-    {"run"},
+    {"run", "trajectories", "keywords"},
     {"cli", "collectors"},
     {"delayed"},
 ]

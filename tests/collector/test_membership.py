@@ -90,25 +90,32 @@ def test_too_many_restarts_end_the_run_with_the_workers_own_error():
 
 @kinds
 def test_the_run_goes_on_with_fewer(kind):
-    checker, log, sizes = StreamChecker(), Log(), []
+    checker, log, sizes, after = StreamChecker(), Log(), [], 0
     with start(
         kind,
         "local",
         counting(2),
         num_workers=3,
         frames_per_batch=30,
-        total_frames=30 * 40,
+        total_frames=-1,
         on_worker_failure="drop",
         events=log,
     ) as collector:
-        for index, batch in enumerate(collector):
+        pids, seen = worker_pids(collector), set()
+        for batch in collector:
             checker.take(batch)
             sizes.append(tuple(batch.batch_size))
-            if index == 10:
-                os.kill(worker_pids(collector)[1], signal.SIGKILL)
-            if index > 15:
-                assert 1 not in {part.worker for part in collector.delivery.parts}
-    assert 0 <= checker.frames - 30 * 40 < 30
+            parts = {part.worker for part in collector.delivery.parts}
+            if log.of("worker_dropped"):
+                # What it had finished before may be the last of it.
+                after += 1
+                assert after <= 3 or 1 not in parts
+                if after == 20:
+                    break
+            elif len(seen) < 3:
+                seen |= parts
+                if len(seen) == 3:
+                    os.kill(pids[1], signal.SIGKILL)
     assert log.of("worker_dropped") == [{"worker": 1, "num_workers": 2}]
     if kind in SYNC:
         assert (sizes[0], sizes[-1]) == ((3, 2, 5), (2, 2, 5))

@@ -3,6 +3,8 @@ repeated, reordered or torn, whoever carries it and however the user takes it.""
 
 from __future__ import annotations
 
+import time
+
 import pytest
 import torch
 from collecting import batches, counting, custom, gym, mlp, start
@@ -197,8 +199,12 @@ def test_hot_publish_to_async_workers_is_monotone_and_never_torn(kind, place):
     policy = custom("faulty:telling_policy", size=20_000)
     mine = faulty.telling_policy(20_000)
     newest = dict.fromkeys(range(2), -1)
-    with start(kind, place, counting(2), policy, frames_per_batch=20, total_frames=2000) as collector:
-        for batch in collector:
+    count, deadline = 0, time.monotonic() + 60
+    with start(kind, place, counting(2), policy, frames_per_batch=20, total_frames=-1) as collector:
+        while count < 100 or min(newest.values()) <= 0:
+            assert time.monotonic() < deadline
+            batch = next(collector)
+            count += 1
             version = batch["collector", "policy_version"].unique()
             assert batch["low"].unique().tolist() == version.tolist()
             assert batch["high"].unique().tolist() == version.tolist()
@@ -209,12 +215,16 @@ def test_hot_publish_to_async_workers_is_monotone_and_never_torn(kind, place):
             with torch.no_grad():
                 mine.module.number.fill_(collector.policy_version + 1)
             collector.publish(mine)
-    assert min(newest.values()) > 0
 
 
 def test_async_delivers_from_every_worker():
-    with start("multi_async", "local", counting(), frames_per_batch=10, total_frames=1000) as collector:
-        assert {collector.delivery.parts[0].worker for _ in collector} == {0, 1}
+    """However much earlier one of them has come up."""
+    seen, deadline = set(), time.monotonic() + 60
+    with start("multi_async", "local", counting(), frames_per_batch=10, total_frames=-1) as collector:
+        while seen != {0, 1}:
+            next(collector)
+            seen.add(collector.delivery.parts[0].worker)
+            assert time.monotonic() < deadline
 
 
 @ways

@@ -165,7 +165,8 @@ class WorkerJobs:
         self._is_closing = False
         self._queue_notice = ""
         self._queue_notice_s = 0.0
-        self._trouble = ""
+        # What the scheduler refused last, by what it was told to do.
+        self._troubles: dict[str, str] = {}
         self._watcher = threading.Thread(target=self._watch, name="collectx-jobs", daemon=True)
 
     # --- in the trainer's thread ---
@@ -272,10 +273,11 @@ class WorkerJobs:
                 continue
             try:
                 job.id = self._scheduler.submit([job.worker])[job.worker]
+                self._troubles.pop("submit", None)
             except LauncherError as error:
                 job.submit_at_s = time.monotonic() + _RETRY_S
                 job.become(JobState("NOT SUBMITTED", False, False, str(error)))
-                self._complain(str(error))
+                self._complain("submit", str(error))
         return any(job.id is not None for job in jobs)
 
     def _poll(self, jobs: Sequence[WorkerJob]) -> bool:
@@ -284,9 +286,9 @@ class WorkerJobs:
         try:
             states = self._scheduler.states([str(job.id) for job in jobs])
         except LauncherError as error:
-            self._complain(str(error))
+            self._complain("ask", str(error))
             return False
-        self._trouble = ""
+        self._troubles.pop("ask", None)
         gone = JobState("GONE", True, True, "cancelled in the queue, or forgotten since it ended")
         news = [job.become(states.get(str(job.id), gone)) for job in jobs]
         return any(news)
@@ -299,16 +301,16 @@ class WorkerJobs:
             if ids := [job.id for job in due if job.id is not None]:
                 self._scheduler.cancel(ids)
         except LauncherError as error:
-            self._complain(str(error))
+            self._complain("cancel", str(error))
             if not self._is_closing:
                 return
         for job in due:
             job.become(JobState("CANCELLED", True, job.state.has_started, "by the trainer", job.state.node))
 
-    def _complain(self, text: str) -> None:
+    def _complain(self, what: str, text: str) -> None:
         """Says what the scheduler refused, once."""
-        if text != self._trouble:
-            self._trouble = text
+        if text != self._troubles.get(what):
+            self._troubles[what] = text
             self._say(text)
 
     def _tell_queue(self) -> None:

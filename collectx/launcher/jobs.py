@@ -204,10 +204,7 @@ class WorkerJobs:
         job, log = self._current.get(worker), self._log(worker)
         if job is None:
             return f"worker {worker} (log: {log})"
-        end = ""
-        if job.exitcode:
-            last = _last_line(log)
-            end = f", which ends: {last}" if last else _NO_WORDS if job.state.word == "FAILED" else ""
+        end = ending(log, job.state.word == "FAILED") if job.exitcode else ""
         return f"worker {worker} ({job}; log: {log}{end})"
 
     def _release(self, job: WorkerJob) -> None:
@@ -330,12 +327,14 @@ class WorkerJobs:
             self._say(f"{len(waiting)} of {self._num_workers} workers wait in the queue: {notice}")
 
 
-def _last_line(log: Path) -> str:
-    """The last line of a log that says something: an exit code says nothing that is not known."""
+def ending(log: Path, has_failed: bool = True) -> str:
+    """The last line of a log that says something, to stand behind its name: an exit code says nothing that is not
+    known. That there is none means something where the job itself has failed."""
     try:
         with open(log, "rb") as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - _LAST_WORDS_BYTES))
             lines = file.read().decode(errors="replace").split("\n")
     except OSError:
-        return ""
-    return next((line.strip() for line in reversed(lines) if line.strip() and "exit code" not in line.lower()), "")
+        lines = []
+    last = next((line.strip() for line in reversed(lines) if line.strip() and "exit code" not in line.lower()), "")
+    return f", which ends: {last}" if last else _NO_WORDS if has_failed else ""

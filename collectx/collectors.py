@@ -357,6 +357,10 @@ _OPTIONS: dict[str, Any] = {
     "close_timeout_s": 10.0,
     "num_workers_per_collector": 1,
     "inner": "sync",
+    "max_frames_per_traj": None,
+    "init_random_frames": None,
+    "reset_at_each_iter": False,
+    "set_truncated": False,
 }
 
 

@@ -19,6 +19,7 @@ from torch import nn
 
 from collectx import env as envs
 from collectx import policy as policies
+from collectx.background import Background
 from collectx.collector.build import build
 from collectx.config import EnvConfig, RunConfig, SubmititLauncherConfig, is_stacked, rows_per_env
 from collectx.errors import ConfigError
@@ -42,7 +43,6 @@ from collectx.run import RunFolder, rules
 from collectx.run.events import EventLog
 from collectx.run.folder import new_folder
 from collectx.run.submitted import Beforehand, submitted_workers, waiting_workers
-from collectx.trajectories import split_trajectories
 
 
 class DataCollector:
@@ -73,7 +73,6 @@ class DataCollector:
         create = [each["env"] for each in own]
         if kind.startswith("distributed"):
             _launch_by(self._cfg, order.remote)
-        self._num_delivered = 0
         spec = envs.read_spec(create[0])
         want = self._cfg.collector
         unit = spec.num_envs * rows_per_env(want) * (want.num_workers if is_stacked(want) else 1)
@@ -86,22 +85,69 @@ class DataCollector:
             self._collector = build(self._cfg, self.policy, spec, events, place=place, own=own)
             stack.callback(self._collector.close)
             self._closing = stack.pop_all()
-        self._iterator: Iterator[TensorDictBase] | None = None
+        if order.workers.num_threads is not None:
+            torch.set_num_threads(order.workers.num_threads)
+        self._batches = self._collect()
+        self._same: TensorDictBase | None = None
+        self._background: Background | None = None
 
-    def __iter__(self) -> Iterator[TensorDictBase]:
+    def _collect(self) -> Iterator[TensorDictBase | None]:
+        """Batch after batch, as the user wants them."""
         handing, interval = self._order.handing, self._order.weights.interval
-        for delivered in self._collector:
-            self._num_delivered += 1
-            batch: Any = split_trajectories(delivered) if handing.split_trajs else delivered
-            yield batch if handing.postproc is None else handing.postproc(batch)
-            if interval > 0 and self._num_delivered % interval == 0:
-                self.update_policy_weights_()
+        stacked = is_stacked(self._cfg.collector)
+        for num_delivered, delivered in enumerate(self._collector, 1):
+            batch = handing.hand(delivered, stacked)
+            if handing.return_same_td:
+                batch = self._same = batch if self._same is None else self._same.copy_(batch)
+            if handing.replay_buffer is not None:
+                handing.store(batch)
+                batch = None
+            yield batch
+            if interval > 0 and num_delivered % interval == 0:
+                self._publish(None)
+
+    def __iter__(self) -> Iterator[TensorDictBase | None]:
+        return self
+
+    def __next__(self) -> TensorDictBase | None:
+        if self.is_running:
+            raise RuntimeError("this collector collects in the background, since start(): take from its replay buffer")
+        return next(self._batches)
 
     def next(self) -> TensorDictBase | None:
         """The next batch; None after the last. Blocks until it is there."""
-        if self._iterator is None:
-            self._iterator = iter(self)
-        return next(self._iterator, None)
+        return next(self, None)
+
+    def iterator(self) -> Iterator[TensorDictBase | None]:
+        """The batches that are left."""
+        return iter(self)
+
+    def start(self) -> None:
+        """Collects into `replay_buffer` from now on, in a thread of this process, until `total_frames` or `shutdown`.
+        Newer weights may be published meanwhile. Does not wait.
+
+        Raises:
+            RuntimeError: there is no replay buffer, or it has been started.
+        """
+        if self._order.handing.replay_buffer is None:
+            raise RuntimeError("start() collects into a replay buffer: give replay_buffer=... to the constructor")
+        if self._background is not None:
+            raise RuntimeError("start() was called before")
+        self._background = Background(lambda: next(self._batches, _NO_MORE) is not _NO_MORE)
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it collects in the background."""
+        return self._background is not None and self._background.is_running
+
+    def pause(self) -> contextlib.AbstractContextManager[None]:
+        """`with collector.pause():` adds nothing to the replay buffer inside the block; workers fill the slots that
+        they have. Blocks until the batch under way is there.
+
+        Raises:
+            Exception: by entering the block: what has ended the collecting since `start()`, once.
+        """
+        return contextlib.nullcontext() if self._background is None else self._background.hold()
 
     @property
     def policy_version(self) -> int:
@@ -109,7 +155,8 @@ class DataCollector:
         return self._collector.policy_version
 
     def update_policy_weights_(self, policy_or_weights: nn.Module | TensorDictBase | dict | None = None) -> None:
-        """Lets the workers act with newer weights from their next batch on. Copies before it returns, does not wait.
+        """Lets the workers act with newer weights from their next batch on. Copies before it returns, does not wait,
+        except, after `start()`, for the batch under way.
 
         Args:
             policy_or_weights: a module built as the policy, or its weights by name (a state dict, or a TensorDict of
@@ -119,6 +166,10 @@ class DataCollector:
         Raises:
             KeyError: the weights lack one of the policy's.
         """
+        with self.pause():
+            self._publish(policy_or_weights)
+
+    def _publish(self, policy_or_weights: nn.Module | TensorDictBase | dict | None) -> None:
         weights = self._order.weights
         if not weights.travel:
             return
@@ -145,13 +196,78 @@ class DataCollector:
             self.policy.load_state_dict(state_dict["policy_state_dict"], strict=strict)
             self.update_policy_weights_()
 
-    def shutdown(self, timeout: float | None = None) -> None:
-        """Stops the workers; kills those that do not stop. Idempotent.
+    def shutdown(self, timeout: float | None = None, close_env: bool = True, raise_on_error: bool = True) -> None:
+        """Stops the workers; kills those that have not stopped within `close_timeout_s`. Idempotent.
 
         Args:
-            timeout: is not looked at: `close_timeout_s` was given to the constructor.
+            timeout: seconds that the batch under way may take after `start()`; None: `close_timeout_s`.
+            close_env: is not looked at: envs end with their workers.
+            raise_on_error: whether an error that has ended the collecting since `start()` is raised here.
         """
-        self._closing.close()
+        background, self._background = self._background, None
+        try:
+            if background is not None:
+                if timeout is None:
+                    timeout = self._cfg.collector.close_timeout_s
+                with contextlib.nullcontext() if raise_on_error else contextlib.suppress(Exception):
+                    background.stop(timeout)
+        finally:
+            self._closing.close()
+
+    def async_shutdown(self, timeout: float | None = None, close_env: bool = True) -> None:
+        """`shutdown`, after `start()`."""
+        self.shutdown(timeout, close_env)
+
+    def rollout(self) -> TensorDictBase | None:
+        """One batch, as `next()` gives it."""
+        return self.next()
+
+    def increment_version(self) -> int:
+        """Publishes the policy's weights as they are, as a newer version; returns it."""
+        self.update_policy_weights_()
+        return self.policy_version
+
+    def get_policy_version(self) -> int:
+        """`policy_version`."""
+        return self.policy_version
+
+    def get_model(self, model_id: str = "policy") -> Any:
+        """This process's policy.
+
+        Raises:
+            AttributeError: another model.
+        """
+        if model_id != "policy":
+            raise AttributeError(f"model_id={model_id!r}: the only model here is 'policy'")
+        return self.policy
+
+    def getattr_policy(self, attr: str) -> Any:
+        """An attribute of this process's policy."""
+        return getattr(self.policy, attr)
+
+    def getattr_rb(self, attr: str) -> Any:
+        """An attribute of the replay buffer."""
+        return getattr(self.replay_buffer, attr)
+
+    @property
+    def replay_buffer(self) -> Any:
+        """The one that was given, or None."""
+        return self._order.handing.replay_buffer
+
+    @property
+    def frames_per_batch(self) -> int:
+        """Frames of one batch, rounded up."""
+        return self._cfg.collector.frames_per_batch
+
+    @property
+    def requested_frames_per_batch(self) -> int:
+        """As the constructor was told."""
+        return self._order.frames.frames_per_batch
+
+    @property
+    def total_frames(self) -> int:
+        """When it ends; -1: never."""
+        return self._cfg.collector.total_frames
 
     def __enter__(self) -> Self:
         return self
@@ -225,6 +341,8 @@ class DistributedSyncCollector(DistributedCollector):
     def __init__(self, create_env_fn: CreateEnv, policy: Any = None, **keywords: Any):
         super().__init__(create_env_fn, policy, sync=True, **keywords)
 
+
+_NO_MORE = object()
 
 # TorchRL's earlier names.
 SyncDataCollector = Collector

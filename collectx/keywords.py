@@ -17,7 +17,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
+from tensordict import TensorDict
 
+from collectx.batch import POLICY_VERSION, TRAJ_IDS
 from collectx.config import (
     BackendConfig,
     CollectorConfig,
@@ -31,6 +33,7 @@ from collectx.config import (
 from collectx.errors import ConfigError
 from collectx.given import GivenEnvConfig, GivenPolicyConfig
 from collectx.policy.exploration import ExplorationType
+from collectx.trajectories import split_trajectories
 
 CreateEnv = Callable[..., Any] | Sequence[Callable[..., Any]]
 Spec = TypeVar("Spec")
@@ -50,6 +53,7 @@ class Work:
         exploration_type: how actions are taken from the policy's distribution: RANDOM, MODE, MEAN or DETERMINISTIC, of
             this package's `ExplorationType` or TorchRL's, or its name.
         exploration_mode: TorchRL's earlier keyword for the name.
+        trust_policy: is not looked at: every policy is called once, on zeros, to learn what it writes.
         seed: what envs and random actions are seeded with.
     """
 
@@ -59,6 +63,7 @@ class Work:
     create_env_kwargs: Any = None
     exploration_type: Any = ExplorationType.RANDOM
     exploration_mode: str | None = None
+    trust_policy: bool | None = None
     seed: int = 0
 
     @property
@@ -153,17 +158,19 @@ class Devices:
     Args:
         device, storing_device, policy_device, env_device: `device` fills whichever of the others is None. With several
             workers each may be a list, one for each worker, but `storing_device`, where batches lie.
+        no_cuda_sync: is not looked at: a policy on a GPU is waited for once in a step, as its actions are needed.
     """
 
     device: Any = None
     storing_device: Any = None
     policy_device: Any = None
     env_device: Any = None
+    no_cuda_sync: bool = False
 
     def problems(self, num_workers: int) -> list[str]:
         """What is wrong, for so many workers."""
         found = []
-        for name, value in vars(self).items():
+        for name, value in self._all().items():
             values = _each(value, num_workers)
             if len(values) != num_workers:
                 found.append(
@@ -174,9 +181,12 @@ class Devices:
             found.append(f"storing_device={self.storing_device!r}: batches lie on one device, the trainer's.")
         return found
 
+    def _all(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name.endswith("device")}
+
     def resolve(self, num_workers: int) -> tuple[DevicesConfig, list[str | None]]:
         """The devices of the run, and where each worker's policy acts."""
-        lists = {name: [_name_of(one) for one in _each(value, num_workers)] for name, value in vars(self).items()}
+        lists = {name: [_name_of(one) for one in _each(value, num_workers)] for name, value in self._all().items()}
         first = {name: values[0] for name, values in lists.items()}
         if len(set(lists["device"])) > 1:
             first["device"] = None
@@ -192,12 +202,67 @@ class Handing:
         split_trajs: a batch is `[trajectories, longest]`, see `collectx.split_trajectories`.
         postproc: called with every batch, in this process; what it returns is delivered. Where it changes how many
             frames there are, `total_frames` still counts what was collected.
+        cat_results: of a sync collector: None or "stack": the parts of its workers are `[workers, ...]`; 0, -1, ...:
+            they are concatenated along that dimension of a part.
+        return_same_td: every batch is the same TensorDict with new values.
         zero_copy: batches are views of the transport's memory, valid until the next is asked for.
+        track_traj_ids: whether batches have `("collector", "traj_ids")`.
+        track_policy_version: batches have `policy_version` and `("next", "policy_version")`, as TorchRL's, beside
+            `("collector", "policy_version")`, which they always have.
+        replay_buffer: batches go there, by its `extend`, and iteration gives None in their place. See `start`.
+        extend_buffer: False: the frames go there step by step, by `add`, or by `extend` where there are several envs.
+        use_buffers: is not looked at: batches are always written into memory that is allocated once.
     """
 
     split_trajs: bool | None = False
     postproc: Callable[[Any], Any] | None = None
+    cat_results: str | int | None = None
+    return_same_td: bool = False
     zero_copy: bool = False
+    track_traj_ids: bool = True
+    track_policy_version: bool = False
+    replay_buffer: Any = None
+    extend_buffer: bool = True
+    use_buffers: bool | None = None
+
+    def problems(self) -> list[str]:
+        """What is wrong."""
+        found = []
+        if self.cat_results not in (None, "stack") and not isinstance(self.cat_results, int):
+            found.append(f"cat_results={self.cat_results!r}: must be 'stack' or a dimension, as 0 or -1.")
+        if self.split_trajs and not self.track_traj_ids:
+            found.append("split_trajs=True with track_traj_ids=False: trajectories are known by their ids.")
+        if self.postproc is not None and not callable(self.postproc):
+            found.append(f"postproc={self.postproc!r} cannot be called.")
+        if self.replay_buffer is not None and not hasattr(self.replay_buffer, "extend"):
+            found.append(f"replay_buffer={type(self.replay_buffer).__name__}: has no `extend`.")
+        return found
+
+    def hand(self, batch: TensorDict, stacked: bool) -> Any:
+        """The batch as it is wanted.
+
+        Args:
+            stacked: whether its first dimension is that of the workers.
+        """
+        if self.track_policy_version:
+            versions = batch[POLICY_VERSION]
+            batch["policy_version"] = versions
+            batch["next", "policy_version"] = versions.clone()
+        if not self.track_traj_ids:
+            del batch[TRAJ_IDS]
+        if stacked and isinstance(self.cat_results, int):
+            batch = torch.cat(batch.unbind(0), self.cat_results)
+        handed: Any = split_trajectories(batch) if self.split_trajs else batch
+        return handed if self.postproc is None else self.postproc(handed)
+
+    def store(self, batch: Any) -> None:
+        """Puts a batch into the replay buffer."""
+        if self.extend_buffer:
+            self.replay_buffer.extend(batch)
+            return
+        put = self.replay_buffer.extend if batch.ndim > 1 else self.replay_buffer.add
+        for step in batch.unbind(-1):
+            put(step)
 
 
 @dataclass(frozen=True)
@@ -206,7 +271,8 @@ class Workers:
 
     Args:
         num_workers: how many; None: as many as `create_env_fn` has callables.
-        num_threads: of torch, in each.
+        num_threads: of torch, in this process; None: as they are.
+        num_sub_threads: of torch, in each worker.
         num_slots: batches that an async worker may have filled or under way at once.
         on_worker_failure: "raise", "restart" or "drop"; see README, "When a worker is gone".
         max_restarts: how many may be started again, of all workers together.
@@ -216,6 +282,7 @@ class Workers:
 
     num_workers: int | None = None
     num_threads: int | None = None
+    num_sub_threads: int = 1
     num_slots: int = 2
     on_worker_failure: str = "raise"
     max_restarts: int = 10
@@ -225,7 +292,14 @@ class Workers:
 
     def problems(self) -> list[str]:
         """What is wrong."""
-        least = {"num_workers": 1, "num_threads": 1, "num_slots": 1, "max_restarts": 0, "close_timeout_s": 0}
+        least = {
+            "num_workers": 1,
+            "num_threads": 1,
+            "num_sub_threads": 1,
+            "num_slots": 1,
+            "max_restarts": 0,
+            "close_timeout_s": 0,
+        }
         given = {name: getattr(self, name) for name in least}
         found = [
             f"{name}={value}: must be at least {least[name]}."
@@ -439,6 +513,7 @@ class Order:
             *self.work.problems(num_workers),
             *self.frames.problems(),
             *self.devices.problems(num_workers),
+            *self.handing.problems(),
             *self.workers.problems(),
             *self.weights.problems(),
             *self.remote.problems(num_workers),
@@ -479,7 +554,7 @@ class Order:
             policy=self.work.policy_config(),
             collector=collector,
             backend=BackendConfig(remote.backend if is_remote else "auto", None, remote.tcp_port),
-            launcher=LauncherConfig("local", None, workers.num_threads or 1, False),
+            launcher=LauncherConfig("local", None, workers.num_sub_threads, False),
             devices=devices,
             trainer=MeterTrainerConfig("meter", False),
             seed=self.work.seed,

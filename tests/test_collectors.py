@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+import time
 
 import gymnasium
 import pytest
@@ -179,6 +180,105 @@ def test_a_batch_is_split_by_trajectory_then_given_to_postproc(kind):
     for batch in batches:
         assert int(batch["seen"].sum()) == 200
         assert batch["collector", "traj_ids"].max(-1).values.unique().numel() == batch.shape[0]
+
+
+@pytest.mark.parametrize(("how", "size"), [("stack", (2, 3, 5)), (0, (6, 5)), (-1, (3, 10)), (1, (3, 10))])
+def test_the_parts_of_workers_are_stacked_or_concatenated(how, size):
+    def create():
+        return gymnasium.make_vec("CartPole-v1", 3, vectorization_mode="sync")
+
+    with MultiSyncCollector([create] * 2, frames_per_batch=30, total_frames=30, cat_results=how) as collector:
+        batch = collector.next()
+    assert batch.batch_size == size
+    assert batch.names[-1] == "time"
+    assert batch["collector", "traj_ids"].unique().tolist() == list(range(6))
+
+
+def test_the_same_tensordict_is_returned():
+    with Collector(cartpole, frames_per_batch=20, total_frames=60, return_same_td=True) as collector:
+        first = collector.next()
+        seen = first["observation"].clone()
+        assert collector.next() is first
+        assert not torch.equal(first["observation"], seen)
+
+
+def test_a_batch_has_the_keys_that_are_asked_for():
+    keywords = {"frames_per_batch": 20, "total_frames": 20}
+    with Collector(cartpole, track_policy_version=True, track_traj_ids=False, **keywords) as collector:
+        batch = collector.next()
+    assert ("collector", "traj_ids") not in batch.keys(True)
+    assert batch["policy_version"].tolist() == batch["next", "policy_version"].tolist() == [0] * 20
+
+
+class Frames:
+    """A replay buffer of the user's own."""
+
+    def __init__(self, limit=None):
+        self.batches = []
+        self.limit = limit
+
+    def extend(self, batch):
+        if self.limit is not None and len(self.batches) >= self.limit:
+            raise OverflowError("full")
+        self.batches.append(batch.clone())
+
+    add = extend
+
+
+@pytest.mark.parametrize("kind", WAYS)
+def test_batches_go_into_a_replay_buffer(kind):
+    buffer = Frames()
+    with make(kind, frames_per_batch=20, total_frames=60, replay_buffer=buffer) as collector:
+        assert list(collector) == [None] * 3
+        assert collector.replay_buffer is buffer
+    assert sum(batch.numel() for batch in buffer.batches) == 60
+
+
+def test_frames_go_into_a_replay_buffer_one_by_one():
+    buffer = Frames()
+    with Collector(cartpole, frames_per_batch=20, total_frames=20, replay_buffer=buffer, extend_buffer=False) as some:
+        list(some)
+    assert [batch.batch_size for batch in buffer.batches] == [()] * 20
+
+
+@pytest.mark.parametrize("kind", WAYS)
+def test_a_started_collector_fills_its_buffer_in_the_background(kind, wait_until):
+    buffer, policy = Frames(), Argmax()
+    with make(kind, cartpole, policy, frames_per_batch=20, total_frames=-1, replay_buffer=buffer) as collector:
+        collector.start()
+        wait_until(lambda: len(buffer.batches) > 3, 60, "batches")
+        with pytest.raises(RuntimeError, match="in the background"):
+            collector.next()
+        with collector.pause():
+            count = len(buffer.batches)
+            time.sleep(0.05)
+            assert len(buffer.batches) == count
+        version = collector.increment_version()
+        wait_until(lambda: buffer.batches[-1]["collector", "policy_version"].min() >= version, 60, "new weights")
+        assert collector.is_running
+        collector.async_shutdown()
+        assert not collector.is_running
+
+
+def test_a_started_collector_ends_by_itself(wait_until):
+    buffer = Frames()
+    with Collector(cartpole, frames_per_batch=20, total_frames=60, replay_buffer=buffer) as collector:
+        collector.start()
+        wait_until(lambda: not collector.is_running, 60, "the end")
+        assert len(buffer.batches) == 3
+
+
+def test_what_ends_a_started_collector_is_raised_once(wait_until):
+    with MultiAsyncCollector([cartpole] * 2, frames_per_batch=20, replay_buffer=Frames(limit=2)) as collector:
+        collector.start()
+        wait_until(lambda: not collector.is_running, 60, "the end")
+        with pytest.raises(OverflowError, match="full"):
+            collector.update_policy_weights_()
+
+
+def test_start_needs_a_buffer():
+    with Collector(cartpole) as collector, pytest.raises(RuntimeError, match="replay_buffer"):
+        collector.start()
 
 
 def test_a_weight_updater_gives_the_weights():

@@ -11,15 +11,21 @@ import numpy as np
 import pytest
 import torch
 from collecting import batches, counting, custom, gym, gym_vector, mlp, start, worker_pids
+from faulty import telling_policy
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from collectx import Collector
+from collectx.batch import Layout, batch_leaves
 from collectx.collector.worker import WorkerTask
 from collectx.config import EnvPoolEnvConfig, as_dict
+from collectx.env import build
 from collectx.env.counting import episode_length
 from collectx.errors import ConfigError
 from collectx.given import Given
+from collectx.policy import ExplorationType, make_actor
+from collectx.rollout.episodes import Episodes
 from collectx.rollout.spec import RolloutSpec
+from collectx.rollout.start import make_rollout
 
 OPTIONS = [
     {"max_frames_per_traj": 1},
@@ -204,6 +210,16 @@ def test_the_first_frames_are_random(kind, place, env):
             counts.append(sum(of_env))
         # A ragged worker has up to three of its rows begun, or complete, when its share is delivered.
         assert 0 <= sum(counts) - 20 * share <= (30 if env.kind == "gym_vector" else 0)
+
+
+def test_what_lay_in_a_slot_does_not_show_in_random_frames():
+    env = build(counting(2))
+    actor = make_actor(telling_policy(4), env.spec, torch.device("cpu"), ExplorationType.RANDOM)
+    rollout = make_rollout(env, actor, Episodes(0, 2, 2), [0, 0], memoryview(bytearray(1)), RolloutSpec(None, 1))
+    layout = Layout(batch_leaves(env.spec.observation, actor.leaves), 2, 6)
+    slot = layout.slot(torch.full((layout.nbytes,), 7, dtype=torch.uint8))
+    rollout.collect(rollout.prepare(slot), 0)
+    assert [slot.tensors[key,].unique().tolist() for key in ("action", "low", "high")] == [[0, 1], [0], [0]]
 
 
 def test_random_frames_are_the_same_everywhere():

@@ -11,15 +11,21 @@ import numpy as np
 import pytest
 import torch
 from collecting import batches, counting, custom, gym, gym_vector, mlp, start, worker_pids
+from faulty import telling_policy
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from collectx import Collector
+from collectx.batch import Layout, batch_leaves
 from collectx.collector.worker import WorkerTask
 from collectx.config import EnvPoolEnvConfig, as_dict
+from collectx.env import build
 from collectx.env.counting import episode_length
 from collectx.errors import ConfigError
 from collectx.given import Given
+from collectx.policy import ExplorationType, make_actor
+from collectx.rollout.episodes import Episodes
 from collectx.rollout.spec import RolloutSpec
+from collectx.rollout.start import make_rollout
 
 OPTIONS = [
     {"max_frames_per_traj": 1},
@@ -206,6 +212,16 @@ def test_the_first_frames_are_random(kind, place, env):
         assert 0 <= sum(counts) - 20 * share <= (30 if env.kind == "gym_vector" else 0)
 
 
+def test_what_lay_in_a_slot_does_not_show_in_random_frames():
+    env = build(counting(2))
+    actor = make_actor(telling_policy(4), env.spec, torch.device("cpu"), ExplorationType.RANDOM)
+    rollout = make_rollout(env, actor, Episodes(0, 2, 2), [0, 0], memoryview(bytearray(1)), RolloutSpec(None, 1))
+    layout = Layout(batch_leaves(env.spec.observation, actor.leaves), 2, 6)
+    slot = layout.slot(torch.full((layout.nbytes,), 7, dtype=torch.uint8))
+    rollout.collect(rollout.prepare(slot), 0)
+    assert [slot.tensors[key,].unique().tolist() for key in ("action", "low", "high")] == [[0, 1], [0], [0]]
+
+
 def test_random_frames_are_the_same_everywhere():
     shape = {"frames_per_batch": 40, "total_frames": 160, "init_random_frames": 80, "seed": 4}
     inline = batches("multi_sync", "inline", gym(2), mlp(), **shape)
@@ -255,12 +271,11 @@ def test_a_policy_may_read_the_step_count():
 
 
 def test_the_built_in_policy_does_not_read_it():
-    (batch,) = batches(
-        "single", "inline", gym(2), mlp(), frames_per_batch=40, total_frames=40, max_frames_per_traj=100, seed=1
-    )
-    (plain,) = batches("single", "inline", gym(2), mlp(), frames_per_batch=40, total_frames=40, seed=1)
+    shape = {"frames_per_batch": 40, "total_frames": 40}
+    (counted,) = batches("single", "inline", counting(2), mlp(), max_frames_per_traj=100, **shape)
+    (plain,) = batches("single", "inline", counting(2), mlp(), **shape)
     for key in plain.keys(include_nested=True, leaves_only=True):
-        assert torch.equal(batch[key], plain[key]), key
+        assert torch.equal(counted[key], plain[key]), key
 
 
 @pytest.mark.parametrize("kind", ["single", "multi_sync"])

@@ -10,11 +10,13 @@ still: that covers crashes, lost nodes, time limits and preemption alike. Must n
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from collectx.config import SlurmResources, SubmititLauncherConfig
+from collectx.errors import ConfigError
 from collectx.launcher import sbatch, slurm
 from collectx.launcher.jobs import JobState
 
@@ -61,26 +63,47 @@ class WorkerArray:
         sbatch.cancel(jobs)
 
 
-# submitit's names for what SLURM is asked for, and how ours are made of their values.
-_SUBMITIT: dict[str, tuple[str, Callable[[Any], Any]]] = {
-    "timeout_min": ("time", str),
-    "mem_gb": ("mem", lambda value: f"{value}G"),
-    "gpus_per_node": ("gpus", int),
-    "gpus_per_task": ("gpus", int),
-}
+# Of submitit's parameters, those about how it starts and watches a job itself.
+_ITS_OWN = (
+    "array_parallelism",
+    "nodes",
+    "ntasks_per_node",
+    "signal_delay_s",
+    "stderr_to_stdout",
+    "teardown",
+    "use_srun",
+)
 
 
 def slurm_resources(slurm_kwargs: dict[str, Any], num_threads: int) -> SubmititLauncherConfig:
-    """What jobs ask for, by submitit's names or sbatch's (see `DistributedCollector`), as this package has it."""
+    """What jobs ask for, by the parameters of submitit's `AutoExecutor` (see `DistributedCollector`), as this package
+    has it. submitit checks and translates them.
+
+    Raises:
+        ConfigError: submitit does not know a parameter, or it is about what is not submitit's here.
+    """
+    asked = _translated(slurm_kwargs)
+    wrong = [
+        f"slurm_kwargs: {name}={asked[name]!r}: a worker is one task on one node, which collectx starts and watches "
+        "itself: leave it out."
+        for name in _ITS_OWN
+        if asked.get(name) not in (None, 1)
+    ]
+    if wrong:
+        raise ConfigError(wrong)
     values: dict[str, Any] = {field.name: None for field in dataclasses.fields(SlurmResources)}
-    values |= {"exclusive": False, "setup": [], "sbatch": {}}
-    for given, value in slurm_kwargs.items():
-        name = given.removeprefix("slurm_")
-        name, convert = _SUBMITIT.get(name, (name, lambda value: value))
-        if name == "additional_parameters":
+    values |= {"exclusive": False, "setup": [], "sbatch": {}, "srun": {}}
+    for name, value in asked.items():
+        if name in _ITS_OWN:
+            continue
+        if name in ("gpus_per_node", "num_gpus"):
+            values["gpus"] = value
+        elif name == "srun_args":
+            values["srun"] = dict(_option(word) for word in value)
+        elif name == "additional_parameters":
             values["sbatch"] |= value
-        elif name in values:
-            values[name] = convert(value)
+        elif name in values and not (name == "exclusive" and isinstance(value, str)):
+            values[name] = str(value) if name == "time" else value
         else:
             values["sbatch"][name.replace("_", "-")] = value
     return SubmititLauncherConfig(
@@ -92,3 +115,26 @@ def slurm_resources(slurm_kwargs: dict[str, Any], num_threads: int) -> SubmititL
         queue_timeout_s=3600.0,
         **values,
     )
+
+
+def _translated(slurm_kwargs: dict[str, Any]) -> dict[str, Any]:
+    """By sbatch's names, with `_` for `-`; what is None is left out."""
+    if not slurm_kwargs:
+        return {}
+    import submitit
+
+    # It knows sbatch's names without `slurm_` before them too, and would only say that it likes them less.
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            executor = submitit.AutoExecutor(Path(), cluster="slurm")
+            executor.update_parameters(**slurm_kwargs)
+        except (NameError, ValueError, TypeError, AssertionError, RuntimeError) as error:
+            raise ConfigError([f"slurm_kwargs: {error}"]) from error
+    return {name: value for name, value in executor.parameters.items() if value is not None}
+
+
+def _option(word: str) -> tuple[str, Any]:
+    """An option of srun, as `--kill-on-bad-exit=1`."""
+    name, has_value, value = word.removeprefix("--").partition("=")
+    return name, value if has_value else True

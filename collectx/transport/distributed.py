@@ -415,7 +415,9 @@ def join_trainer(
         RendezvousError: the trainer was not found, or does not want this worker.
     """
     deadline = time.monotonic() + timeout_s
-    connection, address = connect(meeting, timeout_s, "collector.start_timeout_s")
+    # It gives up before the trainer does, which then tells the user what this worker has met.
+    limit = f"three quarters of collector.start_timeout_s={timeout_s:g}"
+    connection, address = connect(meeting, 0.75 * timeout_s, limit)
     keep_alive(connection, max(5.0, deadline - time.monotonic()))
     try:
         connection.send_bytes(json.dumps(hello | {"worker": worker}).encode())

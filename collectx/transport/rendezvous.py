@@ -38,6 +38,14 @@ _HANDSHAKE_S = 10.0
 _FIRST_WORDS_BYTES = 65536
 _CONNECT_S = 3.0
 _PAUSE_S = 0.25
+_REFUSED = (
+    "The trainer has ended, or an address is not its host's alone, as that of lo: choose a network that both hosts are "
+    "on with backend.interface."
+)
+_SILENT = (
+    "A firewall between the two, or no network that both are on: choose another with backend.interface, or a port that "
+    "is open with backend.port."
+)
 
 
 @dataclass(frozen=True)
@@ -123,7 +131,7 @@ class Listener:
         self._server.close()
 
 
-def connect(meeting: Meeting, timeout_s: float, knob: str) -> tuple[Connection, str]:
+def connect(meeting: Meeting, timeout_s: float, limit: str) -> tuple[Connection, str]:
     """The worker's way to the trainer: tries each address in turn until one answers and knows the secret. Where every
     one refuses, nobody listens any more, and waiting would not help.
 
@@ -131,7 +139,8 @@ def connect(meeting: Meeting, timeout_s: float, knob: str) -> tuple[Connection, 
         The connection, and this host's address on that way.
 
     Raises:
-        RendezvousError: nobody answered within `timeout_s`, which `knob` names; says what each address answered.
+        RendezvousError: nobody answered within `timeout_s`, the reason for which `limit` is; says what each address
+            answered.
     """
     deadline = time.monotonic() + timeout_s
     answers: dict[str, str] = {}
@@ -151,15 +160,12 @@ def connect(meeting: Meeting, timeout_s: float, knob: str) -> tuple[Connection, 
                 peer.close()
                 continue
             return _framed(peer)
-        if refusals == len(meeting.addresses) or time.monotonic() > deadline:
+        is_refused = refusals == len(meeting.addresses)
+        if is_refused or time.monotonic() > deadline:
+            tried = "" if is_refused else f" within {timeout_s:g} s ({limit})"
             said = "; ".join(f"{address} port {meeting.port}: {answer}" for address, answer in answers.items())
-            raise RendezvousError(
-                f"{socket.gethostname()} could not reach the trainer within {timeout_s:g} s ({knob}={timeout_s:g}): "
-                f"{said}. "
-                "Timed out: a firewall, or not a network that both hosts are on: choose one with backend.interface, or "
-                "a port that is open with backend.port. Refused: the trainer has ended, or that address is another "
-                "host's."
-            )
+            advice = _REFUSED if is_refused else _SILENT
+            raise RendezvousError(f"{socket.gethostname()} could not reach the trainer{tried}: {said}. {advice}")
         time.sleep(_PAUSE_S)
 
 

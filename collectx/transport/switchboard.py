@@ -187,8 +187,8 @@ class Switchboard:
         if worker not in self._connections:
             what = "has not joined"
             why = (
-                "it waits in a queue, starts slowly, or cannot reach the trainer, as its log then says "
-                "(the trainer's address: backend.interface)"
+                "it waits in a queue, starts slowly, or cannot reach the trainer, as its log then says (choose another "
+                "network with backend.interface; a firewall must let all TCP ports between the hosts through)"
             )
         else:
             what = "delivered nothing"

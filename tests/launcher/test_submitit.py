@@ -9,9 +9,9 @@ import sys
 import pytest
 
 from collectx.config import SubmititLauncherConfig
-from collectx.errors import LauncherError
+from collectx.errors import ConfigError, LauncherError
 from collectx.launcher import sbatch
-from collectx.launcher.submitit import WorkerArray
+from collectx.launcher.submitit import WorkerArray, slurm_resources
 
 
 def launcher(**changes):
@@ -187,3 +187,51 @@ def test_what_slurm_told_this_job_is_not_told_to_another(command, monkeypatch):
     assert "SLURM_CONF=x" in seen
     assert "SBATCH_ACCOUNT=x" in seen
     assert not any(name in seen for name in ("SLURM_JOB_ID", "SLURM_NTASKS", "SLURMD_NODENAME", "SRUN_DEBUG"))
+
+
+def test_what_jobs_ask_for_is_said_in_submitits_words(command):
+    command("srun", "exit 0")
+    given = {
+        "timeout_min": 10,
+        "mem_gb": 1.5,
+        "cpus_per_task": 2,
+        "slurm_gpus_per_node": 1,
+        "slurm_partition": "p",
+        "account": "mine",
+        "slurm_mail_type": "FAIL",
+        "name": "mine",
+        "slurm_setup": ["module load cuda"],
+        "slurm_exclusive": "user",
+        "slurm_srun_args": ["--mpi=none", "--exact"],
+        "slurm_additional_parameters": {"reservation": "r"},
+        "nodes": 1,
+        "slurm_qos": None,
+    }
+    asked = slurm_resources(given, 3)
+    assert (asked.time, asked.mem, asked.cpus_per_task, asked.gpus) == ("10", "1536MB", 2, 1)
+    assert (asked.partition, asked.account, asked.qos, asked.exclusive) == ("p", "mine", None, False)
+    assert asked.sbatch == {"mail-type": "FAIL", "job-name": "mine", "exclusive": "user", "reservation": "r"}
+    assert asked.srun == {"mpi": "none", "exact": True}
+    assert (asked.setup, asked.num_threads) == (["module load cuda"], 3)
+    assert slurm_resources({}, 1).time is None
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ({"slurm_partitoin": "p"}, "Unknown argument 'partitoin' for executor 'slurm'"),
+        ({"timeout_min": "ten"}, '"timeout_min" expected type'),
+        ({"tasks_per_node": 4, "slurm_teardown": ["ls"]}, "ntasks_per_node=4: a worker is one task on one node"),
+    ],
+)
+def test_what_submitit_does_not_know_is_refused_in_its_words(command, given, sentence):
+    command("srun", "exit 0")
+    with pytest.raises(ConfigError) as caught:
+        slurm_resources(given, 1)
+    assert any(sentence in problem for problem in caught.value.problems)
+
+
+def test_without_slurm_submitit_says_so(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ConfigError, match="are you indeed on a slurm cluster"):
+        slurm_resources({"timeout_min": 10}, 1)

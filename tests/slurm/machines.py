@@ -176,6 +176,13 @@ class Namespaces:
         """Isolated nodes cannot reach one another; the head reaches all."""
         self._in_switch("bridge", "link", "set", "dev", name, "isolated", "on" if on else "off")
 
+    def drop(self, name: str, port: int) -> None:
+        """Packets to a TCP port of a node vanish as they come in, as at a firewall. Until it boots anew."""
+        block = f"ip rule add pref 10 iif eth0 ipproto tcp dport {port} blackhole"
+        # The table of the node's own addresses is asked first, whatever is before it.
+        rules = f"ip rule add pref 100 lookup local && ip rule del pref 0 && {block}"
+        _run(["nsenter", "--target", str(self._init(name)), "--net", "sh", "-c", rules])
+
     def _enter(self, name: str, more: list[str], argv: list[str], folder: Path) -> list[str]:
         init = self._init(name)
         if init is None:
@@ -249,6 +256,9 @@ class OneHost:
 
     def isolate(self, name: str, on: bool) -> None:
         raise Unsupported(f"{name} shares the host's only network: it cannot be isolated")
+
+    def drop(self, name: str, port: int) -> None:
+        raise Unsupported(f"{name} shares the host's only network: it has no firewall of its own")
 
 
 _UNSHARE = ["unshare", "--net", "--uts", "--ipc", "--mount", "--pid", "--fork", "--kill-child"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import signal
-import tempfile
 
 import pytest
 from running import COLLECTX, ENDLESS, SMALL, Run
@@ -203,43 +202,6 @@ def test_a_job_may_submit_another(run):
     assert going.finish() == 0, going.said
     for folder in ("run0", "run1"):
         assert json.loads((going.cwd / folder / "result.json").read_text())["frames"] == 99_900
-
-
-def test_a_wrong_partition_is_a_wrong_configuration(cluster, run):
-    going = run(*_SMALL, "launcher.partition=nowhere")
-    assert going.finish() == 2
-    assert "invalid partition specified: nowhere" in going.said
-    assert "launcher.partition" in going.said
-    assert cluster.jobs() == []
-
-
-def test_what_never_fits_says_so_while_it_waits(cluster, run):
-    going = run(*_SMALL, "launcher.cpus_per_task=64")
-    going.wait_until(lambda: "PartitionConfig" in going.seen(), "the reason")
-    assert "ask for less" in going.seen()
-    going.process.send_signal(signal.SIGINT)
-    assert going.finish() == 130, going.said
-    assert cluster.jobs() == []
-
-
-def test_a_run_folder_that_nodes_do_not_see_is_named(cluster, run):
-    if cluster.kind == "one host":
-        pytest.skip("all nodes are this host")
-    with tempfile.TemporaryDirectory(dir="/tmp") as own:  # every node has a /tmp of its own
-        going = run(*_SMALL, f"hydra.run.dir={own}/run")
-        assert going.finish() == 1
-    assert f"{own}/run" in going.said
-    assert "hydra.run.dir" in going.said
-    assert "share" in going.said
-
-
-def test_nodes_that_cannot_reach_the_trainer_are_named(cluster, run):
-    if cluster.kind == "one host":
-        pytest.skip("all nodes are this host")
-    going = run(*_SMALL, "collector=multi_sync", "collector.start_timeout_s=10", "backend.interface=lo")
-    assert going.finish() == 1
-    assert "collector.start_timeout_s=10" in going.said
-    assert "backend.interface" in going.said
 
 
 def _status(going: Run, folder: str) -> list[str]:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collectx.collectors import MultiSyncDataCollector as MultiSyncDataCollector
     from collectx.collectors import SyncDataCollector as SyncDataCollector
     from collectx.delayed import submitit_delayed_launcher as submitit_delayed_launcher
+    from collectx.replay import ReplayBuffer as ReplayBuffer
 
 __version__ = "0.1.0"
 
@@ -47,8 +48,12 @@ def __getattr__(name: str) -> Any:
         from collectx import delayed
 
         return delayed.submitit_delayed_launcher
+    if name == "ReplayBuffer":
+        from collectx import replay
+
+        return replay.ReplayBuffer
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_COLLECTORS, "submitit_delayed_launcher"])
+    return sorted([*globals(), *_COLLECTORS, "ReplayBuffer", "submitit_delayed_launcher"])

@@ -1,6 +1,7 @@
 """For every test: what it started is gone when it ends, and nothing of it is left in memory or in /dev/shm.
 
-Also puts this folder on the import path, so that worker processes find `faulty`, `toyworker` and `collecting` by name.
+Also puts this folder on the import path, so that worker processes find `faulty`, `toyworker`, `collecting` and
+`countedframes` by name.
 """
 
 from __future__ import annotations

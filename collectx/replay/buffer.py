@@ -20,7 +20,7 @@ from tensordict import TensorDict, TensorDictBase
 from collectx.batch import Key, Leaf
 from collectx.errors import ConfigError, ShapeError
 from collectx.replay import checkpoint
-from collectx.replay.memory import Lock
+from collectx.replay.memory import Lock, barrier
 from collectx.replay.ring import Ring, as_array, as_tensor
 from collectx.replay.sampler import Sampler, UniformSampler
 
@@ -32,9 +32,9 @@ class ReplayBuffer:
     """The newest `capacity` frames, shared between processes.
 
     A buffer can be pickled to other processes, as an argument of one that is being started (forkserver or spawn) or
-    through a pipe or queue of multiprocessing; each may write and sample. Calls exclude one another, so that a sample
-    never has half of a write; each blocks for as long as another copies its frames, and a process that is killed in
-    the midst of it holds up nobody. Its unfinished batch is not in the buffer, nor are the old frames in whose place it
+    through a pipe or queue of multiprocessing; each may write and sample. Writes exclude one another, and a sample
+    never has half of one; a call blocks for as long as others copy their frames, and a process that is killed in the
+    midst of it holds up nobody. Its unfinished batch is not in the buffer, nor are the old frames in whose place it
     was being written.
 
     Memory is taken as frames come, is anonymous, and ends with the last process that has the buffer.
@@ -141,7 +141,13 @@ class ReplayBuffer:
             if not len(self._ring):
                 raise ValueError("the buffer is empty: write frames before a sample is taken")
             index, extra = self.sampler.draw(size)
-            frames = self._read(index)
+        frames = self._read(index)
+        # `first` goes on before a frame's bytes are overwritten: all that are still there were read whole.
+        barrier()
+        if index.min() < self._ring.first:
+            with self._lock:
+                index, extra = self.sampler.draw(size)
+                frames = self._read(index)
         for key, array in {"index": index, **extra}.items():
             frames[(key,)] = torch.from_numpy(array)
         return _nest(frames, index.shape, [None, "time"] if index.ndim == 2 else None)
@@ -152,7 +158,7 @@ class ReplayBuffer:
         Raises:
             IndexError: one is not there, no longer or not yet.
         """
-        numbers = np.asarray(index)
+        numbers = index.to("cpu", torch.int64).numpy()
         with self._lock:
             self._attach()
             absent = numbers[~self._is_there(numbers)]
@@ -173,7 +179,7 @@ class ReplayBuffer:
         Raises:
             ValueError: the sampler has no priorities, or they are negative or not finite.
         """
-        numbers = np.asarray(index.detach().cpu()).reshape(-1)
+        numbers = index.to("cpu", torch.int64).numpy().reshape(-1)
         values = priority.detach().to("cpu", torch.float64).numpy().reshape(-1)
         if len(numbers) != len(values):
             raise ValueError(f"{len(numbers)} frames and {len(values)} priorities: one for each is needed")

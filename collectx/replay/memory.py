@@ -81,6 +81,15 @@ class Lock:
             self._threads.release()
 
 
+def barrier() -> None:
+    """Keeps the processor from moving memory accesses over this point, as releasing and taking a lock does."""
+    for _ in range(2):
+        with _fence:
+            pass
+
+
+_fence = threading.Lock()
+
 # The locks of this process, by their files.
 _locks: weakref.WeakValueDictionary[tuple[int, int], Lock] = weakref.WeakValueDictionary()
 _guard = threading.Lock()

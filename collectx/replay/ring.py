@@ -23,7 +23,7 @@ import torch
 
 from collectx.batch import Key, Layout, Leaf
 from collectx.errors import ShapeError
-from collectx.replay.memory import Memory
+from collectx.replay.memory import Memory, barrier
 
 _HEADER_BYTES = 2**16
 _COUNTS_BYTES = 64
@@ -124,6 +124,7 @@ class Ring:
     def drop(self, count: int) -> None:
         """Makes room for `count` more frames: the oldest are no longer there."""
         self._counts[1] = max(self.first, self.end + count - self.capacity)
+        barrier()
 
     def write(self, frames: Mapping[Key, np.ndarray], count: int) -> None:
         """Appends frames, `[count, *shape]` for every leaf; of more than `capacity` only the last stay. `drop(count)`

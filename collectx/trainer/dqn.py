@@ -27,6 +27,9 @@ _REWARD: Key = ("next", "reward")
 _TERMINATED: Key = ("next", "terminated")
 _ACTION: Key = ("action",)
 
+# Gradient steps on one sample: fewer calls, and no more than so many steps between a frame's goal and its use.
+_STEPS_AT_ONCE = 16
+
 
 class DqnTrainer:
     """Q-learning with a target network that follows the policy's slowly, and a Huber loss."""
@@ -36,13 +39,13 @@ class DqnTrainer:
         self._device = device
         self.policy: Any = cast(Any, policy).to(device)
         self._target = copy.deepcopy(self.policy).requires_grad_(False)
-        self._parameters = [*self.policy.parameters()]
+        self._parameters: list[torch.Tensor] = [*self.policy.parameters()]
         self._optimizer = torch.optim.Adam(self._parameters, lr=cfg.learning_rate, eps=1e-5, fused=True)
         if cfg.priority_alpha is None:
             sampler: Any = UniformSampler(seed)
         else:
             sampler = PrioritizedSampler(cfg.priority_alpha, cfg.priority_beta, seed=seed)
-        self._buffer = ReplayBuffer(cfg.buffer_frames, sampler=sampler, batch_size=cfg.batch_size)
+        self._buffer = ReplayBuffer(cfg.buffer_frames, sampler=sampler)
         self._is_prioritized = cfg.priority_alpha is not None
         observation = list(self.policy.observation_keys)
         self._keys = [*observation, *(("next", *key) for key in observation), _ACTION, _REWARD, _TERMINATED]
@@ -89,35 +92,52 @@ class DqnTrainer:
             self._optimizer.param_groups[0]["lr"] = cfg.learning_rate * left
 
     def _update(self, steps: int) -> dict[str, float]:
-        """Gradient steps, each on a sample of its own. Returns their mean loss and mean value, if there were any."""
+        """Gradient steps. Returns their mean loss and mean value, if there were any."""
         sums = torch.zeros(2, device=self._device)
-        for _ in range(steps):
-            sample = self._buffer.sample()
-            sums += self._step(sample.to(self._device), sample)
+        for done in range(0, steps, _STEPS_AT_ONCE):
+            sums += self._learn(min(_STEPS_AT_ONCE, steps - done))
         if steps == 0:
             return {}
         loss, value = (sums / steps).tolist()
         return {"loss": loss, "value": value}
 
-    def _step(self, frames: TensorDict, sample: TensorDict) -> torch.Tensor:
+    def _learn(self, steps: int) -> torch.Tensor:
+        """Gradient steps on one sample for all of them, with what its frames are worth counted once, at the start."""
         cfg, policy = self._cfg, self.policy
-        observation = [frames[key] for key in policy.observation_keys]
-        after = [frames["next", *key] for key in policy.observation_keys]
-        reward, terminated = frames[_REWARD].squeeze(-1), frames[_TERMINATED].squeeze(-1)
-        with torch.no_grad():
-            best = policy(after).argmax(-1, keepdim=True)
-            following = self._target(after).gather(-1, best).squeeze(-1)
-            # A truncated frame's next observation is the true final one, and worth what it is worth.
-            goal = reward + cfg.gamma * following.masked_fill(terminated, 0.0)
-        value = policy(observation).gather(-1, policy.index(frames[_ACTION]).unsqueeze(-1)).squeeze(-1)
-        losses = F.smooth_l1_loss(value, goal, reduction="none")
-        loss = (losses * frames["priority_weight"] if self._is_prioritized else losses).mean()
-        self._optimizer.zero_grad()
-        loss.backward()
-        nn.utils.clip_grad_norm_(self._parameters, cfg.max_grad_norm)
-        self._optimizer.step()
+        sample = self._buffer.sample(steps * cfg.batch_size)
+        frames = sample.to(self._device)
+        observation = [frames[key].split(cfg.batch_size) for key in policy.observation_keys]
+        column = policy.index(frames[_ACTION]).unsqueeze(-1).split(cfg.batch_size)
+        goal = self._goal(frames)
+        errors = []
+        sums = torch.zeros(2, device=self._device)
+        weight = frames["priority_weight"].split(cfg.batch_size) if self._is_prioritized else None
+        for i, wanted in enumerate(goal.split(cfg.batch_size)):
+            value = policy([part[i] for part in observation]).gather(-1, column[i]).squeeze(-1)
+            losses = F.smooth_l1_loss(value, wanted, reduction="none")
+            loss = (losses if weight is None else losses * weight[i]).mean()
+            self._optimizer.zero_grad()
+            loss.backward()
+            nn.utils.clip_grad_norm_(self._parameters, cfg.max_grad_norm)
+            self._optimizer.step()
+            value = value.detach()
+            errors.append((value - wanted).abs())
+            sums += torch.stack((loss.detach(), value.mean()))
         if self._is_prioritized:
-            self._buffer.update_priority(sample["index"], (value.detach() - goal).abs())
+            self._buffer.update_priority(sample["index"], torch.cat(errors))
         with torch.no_grad():
-            torch._foreach_lerp_([*self._target.parameters()], self._parameters, cfg.target_rate)
-        return torch.stack((loss.detach(), value.detach().mean()))
+            # As far as so many steps would have taken it, one by one.
+            moved = 1 - (1 - cfg.target_rate) ** steps
+            torch._foreach_lerp_([*self._target.parameters()], self._parameters, moved)
+        return sums
+
+    @torch.no_grad()
+    def _goal(self, frames: TensorDict) -> torch.Tensor:
+        """What each frame's action is worth, `[N]`: its reward, and the target network's value of the action that the
+        policy would take next."""
+        after = [frames["next", *key] for key in self.policy.observation_keys]
+        best = self.policy(after).argmax(-1, keepdim=True)
+        value = self._target(after).gather(-1, best).squeeze(-1)
+        # A truncated frame's next observation is the true final one, and worth what it is worth.
+        value.masked_fill_(frames[_TERMINATED].squeeze(-1), 0.0)
+        return frames[_REWARD].squeeze(-1) + self._cfg.gamma * value

@@ -1,10 +1,11 @@
 """collectx: reinforcement-learning experience collection from one YAML-driven command, and as a Python library.
 
-The collectors are imported when they are first asked for, as that imports torch.
+What is here is imported when it is first asked for, as that imports torch.
 """
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -20,40 +21,35 @@ if TYPE_CHECKING:
     from collectx.collectors import MultiSyncDataCollector as MultiSyncDataCollector
     from collectx.collectors import SyncDataCollector as SyncDataCollector
     from collectx.delayed import submitit_delayed_launcher as submitit_delayed_launcher
+    from collectx.replay import ReplayBuffer as ReplayBuffer
     from collectx.trajectories import split_trajectories as split_trajectories
 
 __version__ = "0.1.0"
 
-_COLLECTORS = (
-    "Collector",
-    "DistributedCollector",
-    "DistributedDataCollector",
-    "DistributedSyncCollector",
-    "DistributedSyncDataCollector",
-    "MultiAsyncCollector",
-    "MultiCollector",
-    "MultiSyncCollector",
-    "MultiSyncDataCollector",
-    "MultiaSyncDataCollector",
-    "SyncDataCollector",
-)
+# Where each name is.
+_MODULES = {
+    "Collector": "collectors",
+    "DistributedCollector": "collectors",
+    "DistributedDataCollector": "collectors",
+    "DistributedSyncCollector": "collectors",
+    "DistributedSyncDataCollector": "collectors",
+    "MultiAsyncCollector": "collectors",
+    "MultiCollector": "collectors",
+    "MultiSyncCollector": "collectors",
+    "MultiSyncDataCollector": "collectors",
+    "MultiaSyncDataCollector": "collectors",
+    "ReplayBuffer": "replay",
+    "SyncDataCollector": "collectors",
+    "split_trajectories": "trajectories",
+    "submitit_delayed_launcher": "delayed",
+}
 
 
 def __getattr__(name: str) -> Any:
-    if name in _COLLECTORS:
-        from collectx import collectors
-
-        return getattr(collectors, name)
-    if name == "submitit_delayed_launcher":
-        from collectx import delayed
-
-        return delayed.submitit_delayed_launcher
-    if name == "split_trajectories":
-        from collectx import trajectories
-
-        return trajectories.split_trajectories
+    if name in _MODULES:
+        return getattr(importlib.import_module(f"collectx.{_MODULES[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_COLLECTORS, "split_trajectories", "submitit_delayed_launcher"])
+    return sorted([*globals(), *_MODULES])

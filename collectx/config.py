@@ -114,6 +114,16 @@ class CnnPolicyConfig(PolicyConfig):
 
 
 @dataclass
+class QMlpPolicyConfig(MlpPolicyConfig):
+    pass
+
+
+@dataclass
+class QCnnPolicyConfig(CnnPolicyConfig):
+    pass
+
+
+@dataclass
 class CustomPolicyConfig(PolicyConfig):
     target: str = MISSING
     kwargs: dict[str, Any] = field(default_factory=dict)
@@ -270,6 +280,26 @@ class ImpalaTrainerConfig(TrainerConfig):
 
 
 @dataclass
+class DqnTrainerConfig(TrainerConfig):
+    digest: bool = MISSING
+    learning_rate: float = above(0)
+    anneal: bool = MISSING
+    gamma: float = within(0, 1)
+    buffer_frames: int = at_least(1)
+    warmup_frames: int = at_least(0)
+    batch_size: int = at_least(1)
+    updates_per_frame: float = above(0)
+    target_rate: float = within(0, 1)
+    epsilon_start: float = within(0, 1)
+    epsilon_end: float = within(0, 1)
+    epsilon_frames: int = at_least(0)
+    priority_alpha: float | None = at_least(0)
+    priority_beta: float = at_least(0)
+    max_grad_norm: float = above(0)
+    target_return: float | None = MISSING
+
+
+@dataclass
 class CustomTrainerConfig(TrainerConfig):
     digest: bool = MISSING
     target: str = MISSING
@@ -395,6 +425,8 @@ KINDS: dict[str, dict[str, type]] = {
         "random": RandomPolicyConfig,
         "mlp": MlpPolicyConfig,
         "cnn": CnnPolicyConfig,
+        "q_mlp": QMlpPolicyConfig,
+        "q_cnn": QCnnPolicyConfig,
         "custom": CustomPolicyConfig,
     },
     "collector": {
@@ -417,6 +449,7 @@ KINDS: dict[str, dict[str, type]] = {
         "meter": MeterTrainerConfig,
         "ppo": PpoTrainerConfig,
         "impala": ImpalaTrainerConfig,
+        "dqn": DqnTrainerConfig,
         "custom": CustomTrainerConfig,
     },
 }

@@ -1,6 +1,7 @@
 """For every test: what it started is gone when it ends, and nothing of it is left in memory or in /dev/shm.
 
-Also puts this folder on the import path, so that worker processes find `faulty`, `toyworker` and `collecting` by name.
+Also puts this folder on the import path, so that worker processes find `faulty`, `toyworker`, `collecting` and
+`countedframes` by name.
 """
 
 from __future__ import annotations
@@ -25,11 +26,12 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 _SHM = Path("/dev/shm")
 
 
-def _slab_descriptors() -> set[str]:
+def _shared_descriptors() -> set[str]:
     found = set()
     for name in os.listdir("/proc/self/fd"):
         try:
-            if "collectx-slab" in os.readlink(f"/proc/self/fd/{name}"):
+            file = os.readlink(f"/proc/self/fd/{name}")
+            if "collectx-slab" in file or "collectx-replay" in file:
                 found.add(name)
         except OSError:
             pass
@@ -56,18 +58,18 @@ def wait_until():
 
 @pytest.fixture(autouse=True)
 def nothing_left_behind():
-    """Fails a test that leaves a worker process, an open descriptor of a slab or a file in /dev/shm."""
-    files, slabs = _shared_files(), _slab_descriptors()
+    """Fails a test that leaves a worker process, an open descriptor of shared memory or a file in /dev/shm."""
+    files, slabs = _shared_files(), _shared_descriptors()
     yield
     workers = [child for child in multiprocessing.active_children() if child.name.startswith("collectx-")]
     for child in workers:
         child.kill()
         child.join(10)
-    if _slab_descriptors() - slabs:
+    if _shared_descriptors() - slabs:
         gc.collect()  # a failure's traceback keeps a collector alive in a cycle
-    left = _slab_descriptors() - slabs
+    left = _shared_descriptors() - slabs
     assert not workers, f"worker processes left: {workers}"
-    assert not left, f"descriptors of slabs left open: {sorted(left)}"
+    assert not left, f"descriptors of shared memory left open: {sorted(left)}"
     # Other programs use /dev/shm too, for moments.
     if _shared_files() - files:
         _wait_until(lambda: not _shared_files() - files, 5, f"files left in /dev/shm: {_shared_files() - files}")

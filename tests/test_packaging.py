@@ -15,7 +15,7 @@ SETUPTOOLS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setup
 LAYERS = [
     {"errors", "batch", "config", "background"},
     {"given", "trajectories"},
-    {"env", "policy", "transport", "launcher"},
+    {"env", "policy", "transport", "launcher", "replay"},
     {"rollout"},
     {"collector"},
     {"trainer"},

@@ -40,6 +40,8 @@ def build(cfg: PolicyConfig, spec: EnvSpec, seed: int) -> Callable | None:
         from collectx.policy import mlp as module
     elif cfg.kind == "cnn":
         from collectx.policy import cnn as module
+    elif cfg.kind in ("q_mlp", "q_cnn"):
+        from collectx.policy import q as module
     elif cfg.kind == "custom":
         from collectx.policy import custom as module
     else:

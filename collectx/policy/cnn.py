@@ -49,8 +49,8 @@ class Image(nn.Module):
         return x.flatten(1, 2).to(torch.float32).mul(self._factor)
 
 
-def build(cfg: CnnPolicyConfig, spec: EnvSpec) -> StochasticPolicy:
-    """The network `cfg` describes, on the CPU.
+def build(cfg: CnnPolicyConfig, spec: EnvSpec, kind: type[StochasticPolicy] = StochasticPolicy) -> StochasticPolicy:
+    """The network `cfg` describes, on the CPU, as a policy of this `kind`.
 
     Raises:
         ConfigError: the observation is not one image, the image is smaller than the convolutions need, or the three
@@ -84,4 +84,4 @@ def build(cfg: CnnPolicyConfig, spec: EnvSpec) -> StochasticPolicy:
                 ]
             )
     layers += [nn.Flatten(), nn.Linear(channels * height * width, cfg.hidden_size), nn.ReLU()]
-    return StochasticPolicy(spec, encode, nn.Sequential(*layers), cfg.hidden_size)
+    return kind(spec, encode, nn.Sequential(*layers), cfg.hidden_size)

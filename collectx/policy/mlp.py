@@ -19,8 +19,8 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {
 }
 
 
-def build(cfg: MlpPolicyConfig, spec: EnvSpec) -> StochasticPolicy:
-    """The network `cfg` describes, on the CPU.
+def build(cfg: MlpPolicyConfig, spec: EnvSpec, kind: type[StochasticPolicy] = StochasticPolicy) -> StochasticPolicy:
+    """The network `cfg` describes, on the CPU, as a policy of this `kind`.
 
     Raises:
         ConfigError: an unknown activation.
@@ -34,4 +34,4 @@ def build(cfg: MlpPolicyConfig, spec: EnvSpec) -> StochasticPolicy:
     for size in cfg.hidden_sizes:
         layers += [nn.Linear(width, size), ACTIVATIONS[cfg.activation]()]
         width = size
-    return StochasticPolicy(spec, encode, nn.Sequential(*layers), width)
+    return kind(spec, encode, nn.Sequential(*layers), width)

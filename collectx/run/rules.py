@@ -346,6 +346,13 @@ def _policy(cfg: RunConfig) -> Iterator[str]:
             yield f"{shown}: one entry for each convolution is needed in all three."
     if policy.kind == "random" and cfg.trainer.kind in ("ppo", "impala"):
         yield f"trainer={cfg.trainer.kind} policy=random: there is nothing to train: use policy=mlp, or trainer=meter."
+    if cfg.trainer.kind == "dqn" and policy.kind in ("random", "mlp", "cnn"):
+        yield (f"trainer=dqn policy={policy.kind}: it learns the values of actions: use policy=q_mlp or policy=q_cnn.")
+    if cfg.trainer.kind in ("ppo", "impala") and policy.kind in ("q_mlp", "q_cnn"):
+        yield (
+            f"trainer={cfg.trainer.kind} policy={policy.kind}: it learns the probabilities of actions: use "
+            f"policy={policy.kind.removeprefix('q_')}, or trainer=dqn."
+        )
 
 
 def _devices(cfg: RunConfig) -> Iterator[str]:

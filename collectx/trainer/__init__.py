@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from collectx.config import (
     CustomTrainerConfig,
+    DqnTrainerConfig,
     ImpalaTrainerConfig,
     MeterTrainerConfig,
     PpoTrainerConfig,
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from collectx.env.base import EnvSpec
     from collectx.trainer.base import Trainer
 
-KINDS = ("meter", "ppo", "impala", "custom")
+KINDS = ("meter", "ppo", "impala", "dqn", "custom")
 
 
 def build(cfg: TrainerConfig, policy: Callable | None, spec: EnvSpec, seed: int, device: torch.device) -> Trainer:
@@ -46,6 +47,10 @@ def build(cfg: TrainerConfig, policy: Callable | None, spec: EnvSpec, seed: int,
         from collectx.trainer.impala import ImpalaTrainer
 
         return ImpalaTrainer(cfg, _trainable(cfg, policy), spec, seed, device)
+    if isinstance(cfg, DqnTrainerConfig):
+        from collectx.trainer.dqn import DqnTrainer
+
+        return DqnTrainer(cfg, _valuing(cfg, policy), seed, device)
     if isinstance(cfg, CustomTrainerConfig):
         from collectx.trainer.custom import build as build_custom
 
@@ -56,11 +61,26 @@ def build(cfg: TrainerConfig, policy: Callable | None, spec: EnvSpec, seed: int,
 def _trainable(cfg: TrainerConfig, policy: Callable | None) -> Callable:
     if policy is not None and hasattr(policy, "evaluate") and hasattr(policy, "observation_keys"):
         return policy
-    found = "policy.kind=random" if policy is None else f"a policy of type {type(policy).__name__}"
     raise ConfigError(
         [
-            f"trainer.kind={cfg.kind} cannot train {found}: it needs log-probabilities of actions. Use policy=mlp or "
-            "policy=cnn, or give your module observation_keys and evaluate(observation, action), as "
+            f"trainer.kind={cfg.kind} cannot train {_name(policy)}: it needs log-probabilities of actions. Use "
+            "policy=mlp or policy=cnn, or give your module observation_keys and evaluate(observation, action), as "
             "collectx.policy.stochastic.StochasticPolicy has them, and let it write action_log_prob."
         ]
     )
+
+
+def _valuing(cfg: TrainerConfig, policy: Callable | None) -> Callable:
+    if policy is not None and all(hasattr(policy, name) for name in ("observation_keys", "epsilon", "index")):
+        return policy
+    raise ConfigError(
+        [
+            f"trainer.kind={cfg.kind} cannot train {_name(policy)}: it needs the values of actions. Use policy=q_mlp "
+            "or policy=q_cnn, or give your module observation_keys, epsilon, index and forward, as "
+            "collectx.policy.q.QPolicy has them."
+        ]
+    )
+
+
+def _name(policy: Callable | None) -> str:
+    return "policy.kind=random" if policy is None else f"a policy of type {type(policy).__name__}"

@@ -17,6 +17,12 @@ from collectx.trainer.critic import Critic
 _RETURN_EPISODES = 100
 
 
+def has_reached(target_return: float | None, collection: Collection) -> bool:
+    """Whether the mean return is as high as `target_return`, by enough episodes to tell. False for None."""
+    is_known = collection.num_episodes >= _RETURN_EPISODES
+    return target_return is not None and is_known and collection.mean_return >= target_return
+
+
 class Learner:
     """Policy and critic on `device` with one Adam for both.
 
@@ -56,8 +62,7 @@ class Learner:
 
     def reached_target(self, collection: Collection) -> bool:
         """Whether `target_return` is set and reached, by enough episodes to tell."""
-        target = self._cfg.target_return
-        return target is not None and collection.num_episodes >= _RETURN_EPISODES and collection.mean_return >= target
+        return has_reached(self._cfg.target_return, collection)
 
     def state_dict(self) -> dict:
         """Tensors and plain data only."""

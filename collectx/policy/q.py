@@ -1,0 +1,90 @@
+"""`policy.kind=q_mlp` and `q_cnn`: the networks of `mlp` and `cnn`, whose outputs are values of actions.
+
+They act epsilon-greedily: what the `dqn` trainer learns and the workers run. Epsilon is a tensor among the weights, so
+that it is published like any of them.
+"""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from torch import nn
+
+from collectx.config import CnnPolicyConfig, MlpPolicyConfig
+from collectx.env.base import EnvSpec
+from collectx.errors import SpaceError
+from collectx.policy import cnn, mlp
+from collectx.policy.heads import Categorical
+from collectx.policy.stochastic import StochasticPolicy
+
+
+class EpsilonGreedy(Categorical):
+    """With probability epsilon any action, all equally likely, otherwise the one of the highest value.
+
+    Attributes:
+        epsilon: float32 without dimensions; 1 at first. Without effect on `mode`.
+    """
+
+    epsilon: torch.Tensor
+
+    def __init__(self, *args: Any):
+        super().__init__(*args)
+        self.register_buffer("epsilon", torch.ones(()))
+
+    def sample(self, raw: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        best = raw.argmax(-1)
+        any_one = torch.randint_like(best, self.num_inputs)
+        index = torch.where(torch.rand_like(raw[..., 0]) < self.epsilon, any_one, best)
+        return self._action(index), self._log_prob(index == best)
+
+    def evaluate(self, raw: torch.Tensor, action: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        best = raw.argmax(-1)
+        log_prob = self._log_prob(self.index(action) == best)
+        of_best, of_other = self._log_prob(torch.tensor([True, False], device=raw.device))
+        others = (self.num_inputs - 1) * torch.special.xlogy(of_other.exp(), of_other.exp())
+        return log_prob, (-(of_best * of_best.exp()) - others).expand(log_prob.shape)
+
+    def index(self, action: torch.Tensor) -> torch.Tensor:
+        """The outputs of the network, int64, that stand for `action`."""
+        return action.to(torch.int64) - self._start
+
+    def _log_prob(self, is_best: torch.Tensor) -> torch.Tensor:
+        return (self.epsilon / self.num_inputs + (1 - self.epsilon) * is_best).log()
+
+
+class QPolicy(StochasticPolicy):
+    """Action values, and the epsilon-greedy policy over them. `forward` gives the values, `[B, actions]`.
+
+    A user's own module can be trained by `dqn` too if it has `observation_keys`, `forward`, `epsilon` and `index` as
+    here, and acts by them.
+    """
+
+    def __init__(self, spec: EnvSpec, encode: nn.Module, body: nn.Sequential, num_features: int):
+        space = spec.action_space
+        if not isinstance(space, spaces.Discrete):
+            raise SpaceError(f"policy=q_mlp and policy=q_cnn value each action of a Discrete space, but it is {space}.")
+        super().__init__(spec, encode, body, num_features)
+        self.head = EpsilonGreedy(np.array([space.n]), np.array(space.start), spec.action[0])
+
+    @property
+    def epsilon(self) -> torch.Tensor:
+        """The probability of an action by chance, to be written in place."""
+        return cast(EpsilonGreedy, self.head).epsilon
+
+    def index(self, action: torch.Tensor) -> torch.Tensor:
+        """Which column of `forward` each of `action` `[B]` has, int64."""
+        return cast(EpsilonGreedy, self.head).index(action)
+
+
+def build(cfg: MlpPolicyConfig | CnnPolicyConfig, spec: EnvSpec) -> StochasticPolicy:
+    """The network `cfg` describes, on the CPU. See `collectx.policy.mlp.build` and `collectx.policy.cnn.build`.
+
+    Raises:
+        SpaceError: the action space is not Discrete.
+    """
+    if isinstance(cfg, CnnPolicyConfig):
+        return cnn.build(cfg, spec, QPolicy)
+    return mlp.build(cfg, spec, QPolicy)

@@ -1,0 +1,102 @@
+"""Successive frames of one trajectory."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from collectx.batch import TRAJ_IDS, Key
+from collectx.errors import ConfigError, ShapeError
+from collectx.replay.ring import Ring
+from collectx.replay.sampler import Sampler
+
+_DONE: Key = ("next", "done")
+_ROUNDS = 8
+
+
+class SliceSampler(Sampler):
+    """Slices of `slice_len` frames, every one that there is with equal probability, with replacement.
+
+    A sample of `size` frames is `[size // slice_len, slice_len]`, the second dimension named "time": what a recurrent
+    network or an n-step target takes. `sample.reshape(-1)` is the flat form that TorchRL's gives.
+
+    Frames that stand next to each other in the ring and have one `("collector", "traj_ids")` are successive, up to one
+    whose `("next", "done")` is true: write what was collected in the order in which it was collected, and leave out
+    nothing within a trajectory. In a batch of several envs that is one row; where a worker has a single env, and no
+    other worker's batch comes between, slices reach from one of its batches into its next. An episode shorter than
+    `slice_len` is in no slice.
+
+    Args:
+        slice_len: frames of each slice.
+        seed: see `Sampler`.
+
+    Raises:
+        ConfigError: `slice_len` is below 1.
+    """
+
+    def __init__(self, slice_len: int, seed: int | None = None):
+        if slice_len < 1:
+            raise ConfigError([f"slice_len={slice_len} is below 1: a slice has at least one frame."])
+        super().__init__(seed)
+        self.slice_len = slice_len
+
+    def nbytes(self, capacity: int) -> int:
+        return 8 * capacity
+
+    def attach(self, ring: Ring, memory: np.ndarray) -> None:
+        keys = {leaf.key for leaf in ring.leaves}
+        if missing := [".".join(key) for key in (TRAJ_IDS, _DONE) if key not in keys]:
+            raise ShapeError(f"slices need {' and '.join(missing)}, which the frames do not have")
+        super().attach(ring, memory)
+        # For each position, how many successive frames of its trajectory end with it.
+        self._run = memory.view(np.int64)
+
+    def written(self, first: int, count: int) -> None:
+        ring = self._ring
+        has_before = first > ring.first
+        index = np.arange(first - has_before, first + count)
+        ids, done = (leaf.reshape(len(index)) for leaf in ring.read(index, TRAJ_IDS, _DONE))
+        begins = np.ones(len(index), bool)
+        begins[1:] = (ids[1:] != ids[:-1]) | done[:-1]
+        places = np.arange(len(index))
+        run = places - np.maximum.accumulate(np.where(begins, places, 0)) + 1
+        if has_before:
+            goes_on = ~np.logical_or.accumulate(begins[1:])
+            run = run[1:]
+            run[goes_on] += self._run[index[0] % ring.capacity] - 1
+        self._run[index[has_before:] % ring.capacity] = run
+
+    def rebuild(self) -> None:
+        if count := self._ring.end - self._ring.first:
+            self.written(self._ring.first, count)
+
+    def draw(self, size: int) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+        if size % self.slice_len:
+            below, above = size - size % self.slice_len, size + -size % self.slice_len
+            raise ValueError(
+                f"batch_size={size} is not a multiple of slice_len={self.slice_len} ({size} / {self.slice_len} = "
+                f"{size / self.slice_len:.2f}): use {f'{below} or {above}' if below else above}."
+            )
+        last = self._ends(size // self.slice_len)
+        return last[:, None] + np.arange(1 - self.slice_len, 1), {}
+
+    def _ends(self, count: int) -> np.ndarray:
+        """Last frames of `count` slices. By trial and error, which is quick unless few frames end a slice."""
+        first, end = self._ring.first + self.slice_len - 1, self._ring.end
+        if first < end:
+            found = np.zeros(0, np.int64)
+            for _ in range(_ROUNDS):
+                tried = self.random.integers(first, end, 2 * count)
+                found = np.concatenate([found, tried[self._ends_slice(tried)]])
+                if len(found) >= count:
+                    return found[:count]
+            every = np.arange(first, end)
+            every = every[self._ends_slice(every)]
+            if len(every):
+                return self.random.choice(every, count)
+        raise ValueError(
+            f"none of the {self._ring.end - self._ring.first} frames in the buffer ends slice_len={self.slice_len} "
+            "successive ones of one trajectory: wait for more, use shorter slices, or write longer batches."
+        )
+
+    def _ends_slice(self, index: np.ndarray) -> np.ndarray:
+        return self._run[index % self._ring.capacity] >= self.slice_len

@@ -1,0 +1,87 @@
+"""Sums of weights, and which weight lies where on their total: a sum tree with 16 branches at every node.
+
+    top       | sum of block 0 | sum of block 1 | ...     16 entries
+    ...
+    weights   | 0  1  2 ... 15 | 16 ... 31      | ...
+
+A million weights are five levels. Each step of a search is a handful of numpy calls for all searches at once; a binary
+tree, in Python, would take twenty. A node is summed anew from those below, so no rounding error stays.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+_WIDTH = 16
+
+
+class SumTree:
+    """`size` non-negative float64 weights over memory that somebody else owns, zero at first.
+
+    Args:
+        memory: `[SumTree.nbytes(size)]` uint8.
+
+    Attributes:
+        weights: `[size]`, for reading, or for writing before `rebuild`.
+    """
+
+    def __init__(self, size: int, memory: np.ndarray):
+        self._levels = []
+        numbers = memory.view(np.float64)
+        for length in _lengths(size):
+            self._levels.append(numbers[:length].reshape(-1, _WIDTH))
+            numbers = numbers[length:]
+        self.weights = self._levels[0].reshape(-1)[:size]
+
+    @staticmethod
+    def nbytes(size: int) -> int:
+        """Memory for so many weights."""
+        return 8 * sum(_lengths(size))
+
+    @property
+    def total(self) -> float:
+        """The sum of all weights."""
+        return float(self._levels[-1].sum())
+
+    def set(self, index: np.ndarray, weights: np.ndarray) -> None:
+        """Sets the weights at `index`, both `[N]`; of those at one index the last stays."""
+        self.weights[index] = weights
+        for lower, upper in zip(self._levels, self._levels[1:], strict=False):
+            index = index // _WIDTH
+            upper.reshape(-1)[index] = lower[index].sum(1)
+
+    def fill(self, start: int, stop: int, weight: float) -> None:
+        """Sets all weights from `start` to `stop`, the latter not included."""
+        self.weights[start:stop] = weight
+        self._sum(start, stop)
+
+    def rebuild(self) -> None:
+        """Sums everything anew, after `weights` was written."""
+        self._sum(0, len(self.weights))
+
+    def find(self, mass: np.ndarray) -> np.ndarray:
+        """For each of `mass`, `[N]` from 0 to below `total`, the index of the weight that covers it when all weights
+        lie side by side. None of weight 0 is ever found. `total` must not be 0."""
+        block = np.zeros(len(mass), np.int64)
+        rows = np.arange(len(mass))
+        for level in reversed(self._levels):
+            ends = level.take(block, axis=0).cumsum(1)
+            # A block's own sum, and the one in the level above, may differ in their last bit.
+            mass = np.minimum(mass, np.nextafter(ends[:, -1], 0))
+            within = (ends > mass[:, None]).argmax(1)
+            mass = mass - np.where(within > 0, ends[rows, within - 1], 0)
+            block = block * _WIDTH + within
+        return block
+
+    def _sum(self, start: int, stop: int) -> None:
+        for lower, upper in zip(self._levels, self._levels[1:], strict=False):
+            start, stop = start // _WIDTH, -(-stop // _WIDTH)
+            upper.reshape(-1)[start:stop] = lower[start:stop].sum(1)
+
+
+def _lengths(size: int) -> list[int]:
+    """Entries of each level, padded to whole blocks."""
+    lengths = [-(-size // _WIDTH) * _WIDTH]
+    while lengths[-1] > _WIDTH:
+        lengths.append(-(-lengths[-1] // _WIDTH // _WIDTH) * _WIDTH)
+    return lengths

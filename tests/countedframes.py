@@ -1,0 +1,95 @@
+"""Frames of the counting env for a buffer, made without a collector, and what says that a sample of them is whole."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import numpy as np
+import torch
+from tensordict import TensorDict
+
+from collectx.env.counting import episode_length, frame
+
+SIZE = 64
+
+
+class Stream:
+    """Successive frames of `num_envs` counting envs from the global index `first_env` on: what a worker collects."""
+
+    def __init__(self, num_envs: int = 1, first_env: int = 0, shortest: int = 5, size: int = SIZE):
+        self._index = first_env + np.arange(num_envs)
+        self._length = episode_length(self._index, shortest)
+        self._clock = np.zeros(num_envs, np.int64)
+        self._size = size
+
+    def take(self, steps: int) -> TensorDict:
+        """The next frames, `[envs, time]`."""
+        clock = self._clock[:, None] + np.arange(steps)
+        self._clock += steps
+        return counted(np.broadcast_to(self._index[:, None], clock.shape), clock, self._length[:, None], self._size)
+
+
+def counted(index: np.ndarray, clock: np.ndarray, length: np.ndarray, size: int = SIZE) -> TensorDict:
+    """The frames of the envs `index` after `clock` steps each, `[*index.shape]`."""
+    episode, step = clock // length, clock % length
+    observation, after = (
+        frame(*(part.reshape(-1) for part in (index, episode, then)), size).reshape(*index.shape, size)
+        for then in (step, step + 1)
+    )
+    done = step + 1 >= length
+    return TensorDict(
+        {
+            "observation": torch.from_numpy(observation),
+            "next": {
+                "observation": torch.from_numpy(after),
+                "reward": torch.from_numpy((step + 1).astype(np.float32))[..., None],
+                "done": torch.from_numpy(done)[..., None],
+            },
+            "collector": {"traj_ids": torch.from_numpy(index + 1000 * episode)},
+        },
+        batch_size=index.shape,
+        names=[*[None] * (index.ndim - 1), "time"],
+    )
+
+
+def check_whole(sample: TensorDict) -> None:
+    """Every frame of `sample` is one that a `Stream` gave, put together from no two."""
+    for observation, more in ((sample["observation"], 0), (sample["next", "observation"], 1)):
+        flat = observation.reshape(-1, observation.shape[-1]).numpy()
+        assert np.array_equal(flat, frame(flat[:, 0], flat[:, 1], flat[:, 2], flat.shape[1])), "torn"
+        head = sample["observation"].reshape(len(flat), -1)[:, :3].numpy()
+        assert np.array_equal(flat[:, :3] - head, np.full_like(head, (0, 0, more))), "two frames' leaves"
+    head = sample["observation"][..., :3]
+    assert torch.equal(sample["next", "reward"].squeeze(-1), head[..., 2].float() + 1)
+    assert torch.equal(sample["collector", "traj_ids"], head[..., 0] + 1000 * head[..., 1])
+
+
+def write(buffer, first_env: int, batches: int, steps: int = 8) -> None:
+    """A worker process: collects with two envs of its own."""
+    stream = Stream(2, first_env, size=SIZE)
+    for _ in range(batches):
+        buffer.extend(stream.take(steps))
+
+
+def die(buffer, where: str, first_env: int) -> None:
+    """A worker process that is killed in the midst of a change: half of a leaf is copied, or a sampler is at work."""
+    part = buffer._ring if where == "write" else buffer.sampler
+    original = getattr(part, where)
+
+    def killed(*arguments):
+        if where == "write":
+            end, capacity = buffer._ring.end, buffer.capacity
+            array = buffer._ring._arrays["observation",]
+            array[np.arange(end, end + 16) % capacity, : array.shape[1] // 2] = -1
+        else:
+            original(*arguments)
+            if where == "update":
+                buffer.sampler._tree.weights[:] = 7.0
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    setattr(part, where, killed)
+    if where == "update":
+        buffer.update_priority(buffer.sample(4)["index"].reshape(-1), torch.ones(4))
+    else:
+        buffer.extend(Stream(2, first_env).take(8))

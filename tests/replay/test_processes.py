@@ -1,0 +1,140 @@
+"""Several processes on one buffer: nothing is torn, mixed, lost or left, and nobody waits for the dead."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+
+import pytest
+import torch
+from countedframes import SIZE, Stream, check_whole, die, write
+
+from collectx import ReplayBuffer
+from collectx.replay import PrioritizedSampler, SliceSampler, UniformSampler
+
+CONTEXT = multiprocessing.get_context("forkserver")
+SAMPLERS = {
+    "uniform": lambda: UniformSampler(0),
+    "prioritized": lambda: PrioritizedSampler(seed=0),
+    "slices": lambda: SliceSampler(4, seed=0),
+}
+WRITERS, BATCHES, FRAMES = 3, 100, 16
+
+
+def start(target, *arguments):
+    process = CONTEXT.Process(target=target, args=arguments, name="collectx-test-writer", daemon=True)
+    process.start()
+    return process
+
+
+def finish(process) -> int:
+    process.join(60)
+    assert process.exitcode is not None, "still running after 60 s"
+    return process.exitcode
+
+
+def check(sample) -> None:
+    check_whole(sample)
+    if sample.ndim == 2:
+        heads = sample["observation"][..., :3]
+        assert torch.equal(heads[..., :2], heads[:, :1, :2].expand_as(heads[..., :2]))
+        assert torch.equal(heads[..., 2], heads[:, :1, 2] + torch.arange(heads.shape[1]))
+
+
+@pytest.mark.parametrize("kind", SAMPLERS)
+def test_samples_are_whole_while_others_write(kind, wait_until):
+    """The ring is small, so that what is read is just being overwritten."""
+    buffer = ReplayBuffer(100, sampler=SAMPLERS[kind]())
+    writers = [start(write, buffer, 2 * w, BATCHES) for w in range(WRITERS)]
+    samples = seen = 0
+    # A reader that never waits would keep the lock from the writers.
+    while any(writer.is_alive() for writer in writers):
+        wait_until(lambda: buffer.write_count > seen or not any(w.is_alive() for w in writers), 60, "more frames")
+        if (seen := buffer.write_count) == 0:
+            continue
+        sample = buffer.sample(64)
+        check(sample)
+        if kind == "prioritized":
+            buffer.update_priority(sample["index"], torch.rand(64))
+        samples += 1
+    assert [finish(writer) for writer in writers] == [0] * WRITERS
+    assert buffer.write_count == WRITERS * BATCHES * FRAMES
+    assert samples > 0
+    check(buffer.sample(64))
+
+
+def test_every_frame_is_there_once():
+    buffer = ReplayBuffer(WRITERS * BATCHES * FRAMES)
+    writers = [start(write, buffer, 2 * w, BATCHES) for w in range(WRITERS)]
+    assert [finish(writer) for writer in writers] == [0] * WRITERS
+    everything = buffer[torch.arange(buffer.write_count)]
+    check_whole(everything)
+    for env in range(2 * WRITERS):
+        mine = everything[everything["observation"][:, 0] == env]
+        expected = Stream(1, env).take(BATCHES * FRAMES // 2)[0]
+        assert torch.equal(mine["observation"], expected["observation"])
+
+
+@pytest.mark.parametrize(
+    ("kind", "where"),
+    [(kind, where) for kind in SAMPLERS for where in ("dropped", "write", "written")] + [("prioritized", "update")],
+)
+def test_a_writer_that_is_killed_in_the_midst(kind, where):
+    buffer = ReplayBuffer(40, sampler=SAMPLERS[kind]())
+    stream = Stream(1, 5)
+    buffer.extend(stream.take(50))
+    assert finish(start(die, buffer, where, 0)) == -signal.SIGKILL
+    lost = {"dropped": 16, "write": 16}.get(where, 0)
+    assert len(buffer) == 40 - lost
+    assert buffer.write_count == 50 + (16 if where == "written" else 0)
+    check(buffer.sample(400))
+    if kind != "slices":  # which are not of every frame
+        numbers = buffer.sample(2000)["index"].unique().tolist()
+        assert numbers == list(range(buffer.write_count - len(buffer), buffer.write_count))
+    buffer.extend(stream.take(50))
+    assert len(buffer) == 40
+    check(buffer.sample(400))
+
+
+def test_killed_at_any_moment(wait_until):
+    buffer = ReplayBuffer(100, sampler=PrioritizedSampler(seed=0))
+    for _ in range(3):
+        before = buffer.write_count
+        writer = start(write, buffer, 0, 10**9)
+        wait_until(lambda before=before: buffer.write_count > before + 500, 60, "frames of the writer")
+        os.kill(writer.pid, signal.SIGKILL)
+        assert finish(writer) == -signal.SIGKILL
+        check(buffer.sample(200))
+        buffer.extend(Stream(1).take(10))
+
+
+def test_threads():
+    buffer = ReplayBuffer(200)
+    buffer.extend(Stream(2).take(8))
+    threads = [threading.Thread(target=write, args=(buffer, 2 * w, 100)) for w in range(3)]
+    for thread in threads:
+        thread.start()
+    for _ in range(100):
+        check_whole(buffer.sample(32))
+    for thread in threads:
+        thread.join(60)
+    assert buffer.write_count == 16 * 301
+
+
+def test_one_lock_however_often_it_arrives():
+    """Two locks of one process on one file would not exclude each other, and closing one would free the other."""
+    buffer = ReplayBuffer(50, sampler=UniformSampler(0))
+    here, there = CONTEXT.Pipe()
+    there.send(buffer)
+    other = here.recv()
+    there.close()
+    here.close()
+    assert other._lock is buffer._lock
+    other.extend(Stream(1).take(20))
+    assert len(buffer) == 20
+    one, two = buffer.sample(30), other.sample(30)
+    check_whole(one)
+    assert not torch.equal(one["index"], two["index"])
+    assert one["observation"].shape == (30, SIZE)

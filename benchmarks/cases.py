@@ -125,6 +125,10 @@ def run_config(env: Any, policy: Any, kind: str, num_workers: int, frames_per_ba
         "close_timeout_s": 10.0,
         "num_workers_per_collector": 1,
         "inner": "sync",
+        "max_frames_per_traj": None,
+        "init_random_frames": None,
+        "reset_at_each_iter": False,
+        "set_truncated": False,
         **collector,
     }
     return config.RunConfig(

@@ -66,7 +66,7 @@ class Run:
     ended_s: float | None = None
 
 
-class _Terminated(BaseException):
+class Terminated(KeyboardInterrupt):
     """SIGTERM came."""
 
 
@@ -98,20 +98,20 @@ class Pursuit:
         self._silent_since_s: float | None = None
 
     def to_the_end(self) -> list[Outcome]:
-        """Blocks until all have ended, or the user leaves; shows them meanwhile, and at the end what went wrong."""
-        with _terminable():
-            while not self._is_over():
-                try:
-                    self._look_on()
-                except KeyboardInterrupt:
-                    if self._cancelled_s is not None:
-                        print(f"left; SLURM is still ending {self._names()}", file=sys.stderr)
-                        break
-                    if self._wants_to_leave():
-                        self.was_left = True
-                        break
-                except _Terminated:
-                    self._cancel()
+        """Blocks until all have ended, or the user leaves; shows them meanwhile, and at the end what went wrong. To be
+        called within `terminable`."""
+        while not self._is_over():
+            try:
+                self._look_on()
+            except Terminated:
+                self._cancel()
+            except KeyboardInterrupt:
+                if self._cancelled_s is not None:
+                    print(f"left; SLURM is still ending {self._names()}", file=sys.stderr)
+                    break
+                if self._wants_to_leave():
+                    self.was_left = True
+                    break
         self._tell()
         return [Outcome(run.fate.word if run.fate.is_over else "interrupted", run.files.path) for run in self._runs]
 
@@ -337,11 +337,11 @@ def _traceback(files: RunFolder) -> str:
 
 
 @contextmanager
-def _terminable() -> Iterator[None]:
-    """SIGTERM raises in the main thread."""
+def terminable() -> Iterator[None]:
+    """SIGTERM raises `Terminated` in the main thread."""
 
     def raise_it(signum: int, frame: object) -> None:
-        raise _Terminated
+        raise Terminated
 
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -42,12 +42,23 @@ def carry_out(wanted: Task) -> None:
 
     Raises:
         ConfigError: SLURM refused all of it, so nothing was started; with its words.
+        KeyboardInterrupt: Ctrl-C or SIGTERM came before anything was followed; what was submitted is cancelled.
     """
-    living = _living(wanted.wanted)
     submitted: dict[Path, str] = {}
+    with follow.terminable():
+        try:
+            _carry_out(wanted, submitted)
+        except KeyboardInterrupt:
+            if submitted:
+                sbatch.cancel(list(submitted.values()))
+            raise
+
+
+def _carry_out(wanted: Task, submitted: dict[Path, str]) -> None:
+    living = _living(wanted.wanted)
     try:
         refusals = _submit([run for run in wanted.wanted if run.folder not in living], wanted.argv, submitted)
-    except BaseException:
+    except Exception:
         if submitted:
             sbatch.cancel(list(submitted.values()))
         raise

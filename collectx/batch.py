@@ -28,6 +28,8 @@ ALIGNMENT_BYTES = 64
 DONE_KEYS: tuple[Key, ...] = (("done",), ("terminated",), ("truncated",))
 TRAJ_IDS: Key = ("collector", "traj_ids")
 POLICY_VERSION: Key = ("collector", "policy_version")
+# Frames of its trajectory before this one; batches have it where trajectories are cut (`collectx/rollout/cut.py`).
+STEP_COUNT: Key = ("step_count",)
 
 
 @dataclass(frozen=True)

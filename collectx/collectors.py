@@ -8,7 +8,6 @@ Called in the trainer's process. Keyword arguments do not travel further than `c
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -21,7 +20,7 @@ from torch import nn
 from collectx import env as envs
 from collectx import policy as policies
 from collectx.collector.build import build
-from collectx.config import EnvConfig, RunConfig, SlurmResources, SubmititLauncherConfig, is_stacked, rows_per_env
+from collectx.config import EnvConfig, RunConfig, SubmititLauncherConfig, is_stacked, rows_per_env
 from collectx.errors import ConfigError
 from collectx.keywords import (
     CreateEnv,
@@ -38,6 +37,7 @@ from collectx.keywords import (
     described,
 )
 from collectx.launcher.place import Place
+from collectx.launcher.submitit import slurm_resources
 from collectx.run import RunFolder, rules
 from collectx.run.events import EventLog
 from collectx.run.folder import new_folder
@@ -241,39 +241,6 @@ def _launch_by(cfg: RunConfig, remote: Remote) -> None:
     elif remote.launcher == "submitit_delayed":
         cfg.launcher = _SubmittedBeforehand(**vars(slurm_resources({}, cfg.launcher.num_threads)))
         cfg.backend.port = _check_beforehand(cfg, remote.tcp_port)
-
-
-# submitit's names for what SLURM is asked for, and how ours are made of their values.
-_SUBMITIT: dict[str, tuple[str, Callable[[Any], Any]]] = {
-    "timeout_min": ("time", str),
-    "mem_gb": ("mem", lambda value: f"{value}G"),
-    "gpus_per_node": ("gpus", int),
-    "gpus_per_task": ("gpus", int),
-}
-
-
-def slurm_resources(slurm_kwargs: dict[str, Any], num_threads: int) -> SubmititLauncherConfig:
-    """What jobs ask for, by submitit's names or sbatch's (see `DistributedCollector`), as this package has it."""
-    values: dict[str, Any] = {field.name: None for field in dataclasses.fields(SlurmResources)}
-    values |= {"exclusive": False, "setup": [], "sbatch": {}}
-    for given, value in slurm_kwargs.items():
-        name = given.removeprefix("slurm_")
-        name, convert = _SUBMITIT.get(name, (name, lambda value: value))
-        if name == "additional_parameters":
-            values["sbatch"] |= value
-        elif name in values:
-            values[name] = convert(value)
-        else:
-            values["sbatch"][name.replace("_", "-")] = value
-    return SubmititLauncherConfig(
-        kind="submitit",
-        hydra_mode=None,
-        num_threads=num_threads,
-        pin_cores=False,
-        python=None,
-        queue_timeout_s=3600.0,
-        **values,
-    )
 
 
 class _SubmittedBeforehand(SubmititLauncherConfig):

@@ -138,6 +138,10 @@ class CollectorConfig:
     close_timeout_s: float = at_least(0)
     num_workers_per_collector: int = at_least(1)
     inner: str = one_of("sync", "async", "single")
+    max_frames_per_traj: int | None = at_least(1)
+    init_random_frames: int | None = at_least(0)
+    reset_at_each_iter: bool = MISSING
+    set_truncated: bool = MISSING
 
 
 # --- backend, launcher, devices ---

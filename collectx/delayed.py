@@ -15,12 +15,11 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from collectx.collectors import slurm_resources
 from collectx.config import SubmititLauncherConfig
 from collectx.errors import ConfigError, LauncherError
 from collectx.launcher import sbatch, slurm
 from collectx.launcher.jobs import JobState
-from collectx.launcher.submitit import WorkerArray
+from collectx.launcher.submitit import WorkerArray, slurm_resources
 from collectx.run import worker
 from collectx.run.folder import RunFolder, new_folder
 from collectx.run.submitted import Beforehand, task_of

@@ -106,13 +106,31 @@ class Frames:
         frames_per_batch: frames of one batch, rounded up to a multiple of the number of envs that take part in it.
         total_frames: when to end, a multiple of `frames_per_batch`; -1 is never. What was rounded up there is
             delivered too.
+        max_frames_per_traj: a trajectory that has as many is cut, marked truncated, and its env is reset; batches then
+            have `step_count` as well. None or negative: never.
+        init_random_frames: so many frames, rounded up to whole batches, have random actions before the policy is called
+            at all. None or negative: none.
+        reset_at_each_iter: every batch begins with a reset of all envs.
+        set_truncated: the last frame of each row of a batch is marked truncated.
+        reset_when_done: True: an env that is done is reset. There is no other way any more, as in TorchRL.
     """
 
     frames_per_batch: int = 200
     total_frames: int = -1
+    max_frames_per_traj: int | None = None
+    init_random_frames: int | None = None
+    reset_at_each_iter: bool = False
+    set_truncated: bool = False
+    reset_when_done: bool = True
 
     def problems(self) -> list[str]:
         """What is wrong."""
+        found = self._counts()
+        if not self.reset_when_done:
+            found.append("reset_when_done=False: envs that are done are always reset: leave it out.")
+        return found
+
+    def _counts(self) -> list[str]:
         frames, total = self.frames_per_batch, self.total_frames
         if frames < 1:
             return [f"frames_per_batch={frames}: must be at least 1."]
@@ -450,6 +468,10 @@ class Order:
             close_timeout_s=workers.close_timeout_s,
             num_workers_per_collector=remote.num_workers_per_collector,
             inner=remote.inner,
+            max_frames_per_traj=_positive(self.frames.max_frames_per_traj),
+            init_random_frames=_positive(self.frames.init_random_frames),
+            reset_at_each_iter=self.frames.reset_at_each_iter,
+            set_truncated=self.frames.set_truncated,
         )
         is_remote = self.kind.startswith("distributed")
         cfg = RunConfig(
@@ -536,6 +558,11 @@ _POSITIONAL = inspect.Parameter.POSITIONAL_OR_KEYWORD
 def _each(value: Any, num_workers: int) -> list[Any]:
     """One for each worker: the entries of a list or tuple, or the same for all."""
     return list(value) if isinstance(value, (list, tuple)) else [value] * num_workers
+
+
+def _positive(count: int | None) -> int | None:
+    """TorchRL takes None, 0 and negative numbers for none."""
+    return count if count is not None and count > 0 else None
 
 
 def _exploration(given: Any) -> str:

@@ -115,6 +115,11 @@ def telling_policy(size: int):
     return TensorDictModule(_Number(size), in_keys=["observation"], out_keys=["action", "low", "high"])
 
 
+def step_counting_policy():
+    """Acts by what it reads as ("step_count",): the lowest bit."""
+    return TensorDictModule(lambda count: count[:, 0] % 2, in_keys=["step_count"], out_keys=["action"])
+
+
 class _Leaning(nn.Module):
     def forward(self, observation):
         # Pushes to the side to which the pole falls: longer episodes than at random, the same ones every time.

@@ -30,6 +30,7 @@ from collectx.env.base import EnvSpec
 from collectx.given import Given
 from collectx.launcher.place import Place
 from collectx.policy.weights import FlatWeights
+from collectx.rollout.spec import RolloutSpec
 from collectx.transport.base import SlabSpec, Transport
 
 if TYPE_CHECKING:
@@ -73,9 +74,14 @@ def build(
         own: for each worker, the fields of its `WorkerTask` that are not as `cfg` has them. All must make equally many
             envs, of the same spaces.
         share: where these are only some of the run's workers.
+
+    Raises:
+        ConfigError, ShapeError: the policy does not fit the env, or the env cannot be reset as `cfg.collector` wants.
     """
     want = cfg.collector
     num_workers = num_workers_of(cfg)
+    rollout = rollout_spec(want, num_workers)
+    spec = rollout.env_spec(spec)
     # Only asked what it writes; it stays where the trainer keeps it.
     actor = policies.make_actor(policy, spec, _device_of(policy), policies.ExplorationType(want.exploration_type))
     schedule = make_schedule(want, num_workers)
@@ -104,10 +110,14 @@ def build(
         share.life,
         share.first_worker,
         _inner(cfg),
+        rollout,
     )
 
     def task_of(worker: int, life: int) -> WorkerTask:
-        return dataclasses.replace(task, worker=worker, life=share.life + life, **(own[worker] if own else {}))
+        life += share.life
+        begun = dataclasses.replace(rollout, num_random_batches=0) if life else rollout
+        changed = {"worker": worker, "life": life, "rollout": begun, **(own[worker] if own else {})}
+        return dataclasses.replace(task, **changed)
 
     transport, start = _connect(cfg, slab, task_of, events, log_dir, place)
     delivery = DeliverySpec(
@@ -262,6 +272,7 @@ def _inner(cfg: RunConfig) -> Inner | None:
         zero_copy=True,
         on_worker_failure="raise",
         num_workers_per_collector=1,
+        init_random_frames=-(-(want.init_random_frames or 0) // want.num_workers),
     )
     return Inner(inner, LauncherConfig("local", None, cfg.launcher.num_threads, cfg.launcher.pin_cores))
 
@@ -269,6 +280,17 @@ def _inner(cfg: RunConfig) -> Inner | None:
 def _device_of(policy: Callable | None) -> torch.device:
     parameters = policy.parameters() if isinstance(policy, nn.Module) else ()
     return next((parameter.device for parameter in parameters), torch.device("cpu"))
+
+
+def rollout_spec(want: CollectorConfig, num_workers: int) -> RolloutSpec:
+    """What each of so many workers is told in its first life."""
+    frames_per_part = want.frames_per_batch // (num_workers if is_stacked(want) else 1)
+    return RolloutSpec(
+        want.max_frames_per_traj,
+        -(-(want.init_random_frames or 0) // (num_workers * frames_per_part)),
+        want.reset_at_each_iter,
+        want.set_truncated,
+    )
 
 
 def make_schedule(want: CollectorConfig, num_workers: int) -> Schedule:

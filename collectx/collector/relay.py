@@ -21,7 +21,7 @@ from torch import nn
 from collectx import env as envs
 from collectx import policy as policies
 from collectx.batch import POLICY_VERSION
-from collectx.collector.build import Share, build
+from collectx.collector.build import Share, build, rollout_spec
 from collectx.collector.collector import Collector
 from collectx.collector.delivery import Part
 from collectx.collector.worker import Inner, WorkerTask
@@ -121,5 +121,6 @@ def _collector(task: WorkerTask, inner: Inner) -> tuple[Collector, nn.Module | N
     policy = policies.build(cfg.policy, spec, cfg.seed)
     share = Share(task.worker * inner.collector.num_workers, task.num_workers, task.life)
     collector = build(cfg, policy, spec, share=share)
-    actor = policies.make_actor(policy, spec, torch.device("cpu"), policies.ExplorationType(task.exploration_type))
+    seen = rollout_spec(inner.collector, inner.collector.num_workers).env_spec(spec)
+    actor = policies.make_actor(policy, seen, torch.device("cpu"), policies.ExplorationType(task.exploration_type))
     return collector, actor.module

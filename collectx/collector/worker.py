@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from time import perf_counter
 from typing import Any
 
@@ -30,8 +30,10 @@ from collectx.config import (
 from collectx.errors import ShapeError
 from collectx.given import Given
 from collectx.policy.weights import FlatWeights
+from collectx.rollout.cut import with_ends
 from collectx.rollout.episodes import Episodes
 from collectx.rollout.rollout import Stopped
+from collectx.rollout.spec import PLAIN, RolloutSpec
 from collectx.rollout.start import make_rollout
 from collectx.transport.base import Link, Tally
 
@@ -72,6 +74,7 @@ class WorkerTask:
         first_worker: how many workers of the run come before those of its collector.
         inner: where the worker is itself a collector; `num_workers` then counts the processes of all, and `num_envs` is
             one process's.
+        rollout: how its batches and trajectories begin and end.
     """
 
     worker: int
@@ -86,6 +89,7 @@ class WorkerTask:
     life: int = 0
     first_worker: int = 0
     inner: Inner | None = None
+    rollout: RolloutSpec = PLAIN
 
     @property
     def index(self) -> int:
@@ -99,7 +103,8 @@ class WorkerTask:
         env = as_dict(self.env) if given.env is None else None
         policy = as_dict(self.policy) if given.policy is None else None
         inner = None if self.inner is None else self.inner.to_json()
-        return {**vars(self), "env": env, "policy": policy, "leaves": leaves, "inner": inner}
+        rollout = asdict(self.rollout)
+        return {**vars(self), "env": env, "policy": policy, "leaves": leaves, "inner": inner, "rollout": rollout}
 
     @classmethod
     def from_json(cls, fields: dict[str, Any], given: Given) -> WorkerTask:
@@ -108,7 +113,9 @@ class WorkerTask:
         env = given.env or group_from_dict("env", fields["env"])
         policy = given.policy or group_from_dict("policy", fields["policy"])
         inner = None if fields["inner"] is None else Inner.from_json(fields["inner"])
-        return cls(**(fields | {"env": env, "policy": policy, "leaves": leaves, "inner": inner}))
+        rollout = RolloutSpec(**fields["rollout"])
+        told = {"env": env, "policy": policy, "leaves": leaves, "inner": inner, "rollout": rollout}
+        return cls(**(fields | told))
 
 
 def env_seed(seed: int, index: int, life: int = 0) -> int:
@@ -154,6 +161,7 @@ def work(task: WorkerTask, link: Link, own_random_state: bool = False) -> Genera
                 "equally many"
             )
         policy = policies.build(task.policy, env.spec, task.seed)
+        env = with_ends(env, task.rollout)
         actor = policies.make_actor(
             policy, env.spec, torch.device(task.policy_device), policies.ExplorationType(task.exploration_type)
         )
@@ -162,7 +170,7 @@ def work(task: WorkerTask, link: Link, own_random_state: bool = False) -> Genera
         weights.adopt()
         episodes = Episodes(first_env, num_envs, num_envs * task.num_workers, task.life)
         seeds = [env_seed(task.seed, first_env + index, task.life) for index in range(num_envs)]
-        rollout = make_rollout(env, actor, episodes, seeds, link.stop)
+        rollout = make_rollout(env, actor, episodes, seeds, link.stop, task.rollout)
         prepared = [rollout.prepare(slot) for slot in link.slots]
     version = -1
     send_s = 0.0

@@ -41,6 +41,7 @@ class EnvSpec:
         action: leaves of one env's action, likewise, from `("action",)`.
         observation_space, action_space: the single env's Gymnasium spaces.
         ragged: see the module's docstring.
+        cuttable: whether `restart` may name envs whose episode did not end.
     """
 
     num_envs: int
@@ -49,6 +50,7 @@ class EnvSpec:
     observation_space: gymnasium.Space
     action_space: gymnasium.Space
     ragged: bool = False
+    cuttable: bool = True
 
 
 @dataclass(slots=True)
@@ -90,7 +92,8 @@ class Env(Protocol):
     def restart(self, ended: np.ndarray, out: Sequence[np.ndarray]) -> None:
         """Starts a new episode in every env with `ended[e]` (`[E]` bool); writes only those rows of `out`.
 
-        `ended` may name envs whose episode did not end (a caller that cuts trajectories short).
+        `ended` may name envs whose episode did not end (a caller that cuts trajectories short), where the group is
+        `EnvSpec.cuttable`.
         """
 
     def close(self) -> None:

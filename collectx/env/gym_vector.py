@@ -57,6 +57,7 @@ class GymVectorEnv:
             raise
         infos = self._infos.leaves if self._infos else ()
         self._leaves: tuple[Leaf, ...] = (*self._observation.leaves, *infos)
+        gymnasiums_own = isinstance(self._env.unwrapped, SyncVectorEnv | AsyncVectorEnv)
         self.spec = EnvSpec(
             self._env.num_envs,
             self._leaves,
@@ -64,8 +65,10 @@ class GymVectorEnv:
             self._env.single_observation_space,
             self._env.single_action_space,
             ragged=self._mode is AutoresetMode.NEXT_STEP,
+            # Only Gymnasium's own are known to take a mask of envs to reset while they also reset by themselves.
+            cuttable=self._mode is AutoresetMode.DISABLED or (self._mode is AutoresetMode.SAME_STEP and gymnasiums_own),
         )
-        self._seeds_each = isinstance(self._env.unwrapped, SyncVectorEnv | AsyncVectorEnv)
+        self._seeds_each = gymnasiums_own
         # NEXT_STEP: the envs whose next step is a reset. SAME_STEP: those whose reset observation waits in `_fresh`.
         self._ended = np.zeros(self._env.num_envs, bool)
         self._any_ended = False
@@ -109,23 +112,25 @@ class GymVectorEnv:
 
         Raises:
             CollectxError: an env that cannot be restarted now: any in NEXT_STEP mode; in SAME_STEP mode one whose
-                episode did not end in the last step.
+                episode did not end in the last step, unless the group is `cuttable`.
         """
-        if self._mode is AutoresetMode.DISABLED:
+        due = ended & self._ended if self._mode is AutoresetMode.SAME_STEP else np.zeros_like(ended)
+        early = ended & ~due
+        if early.any():
+            if not self.spec.cuttable:
+                raise CollectxError(
+                    f"this vector env resets by itself (autoreset mode {self._mode.value}), so an env cannot be "
+                    "restarted before its episode ends: set env.autoreset_mode=disabled if the env supports it, or do "
+                    "not cut trajectories short"
+                )
             # `reset` may change its options, and a vector env may keep the mask.
-            observation, info = self._env.reset(options={"reset_mask": np.array(ended, bool)})
+            observation, info = self._env.reset(options={"reset_mask": early.copy()})
             for array, value in zip(out, self._values(observation, info, after_step=False), strict=True):
-                array[ended] = value[ended]
-            return
-        if self._mode is AutoresetMode.NEXT_STEP or not np.array_equal(ended & self._ended, ended):
-            raise CollectxError(
-                f"this vector env resets by itself (autoreset mode {self._mode.value}), so an env cannot be restarted "
-                "before its episode ends: set env.autoreset_mode=disabled if the env supports it, or do not cut "
-                "trajectories short"
-            )
-        taken = ended[self._ended]
-        for array, fresh in zip(out, self._fresh, strict=True):
-            array[ended] = fresh[taken]
+                array[early] = value[early]
+        if due.any():
+            taken = due[self._ended]
+            for array, fresh in zip(out, self._fresh, strict=True):
+                array[due] = fresh[taken]
 
     def close(self) -> None:
         self._env.close()

@@ -165,7 +165,8 @@ class WorkerJobs:
         self._is_closing = False
         self._queue_notice = ""
         self._queue_notice_s = 0.0
-        self._trouble = ""
+        # What the scheduler refused last, by what it was told to do.
+        self._troubles: dict[str, str] = {}
         self._watcher = threading.Thread(target=self._watch, name="collectx-jobs", daemon=True)
 
     # --- in the trainer's thread ---
@@ -203,10 +204,7 @@ class WorkerJobs:
         job, log = self._current.get(worker), self._log(worker)
         if job is None:
             return f"worker {worker} (log: {log})"
-        end = ""
-        if job.exitcode:
-            last = _last_line(log)
-            end = f", which ends: {last}" if last else _NO_WORDS if job.state.word == "FAILED" else ""
+        end = ending(log, job.state.word == "FAILED") if job.exitcode else ""
         return f"worker {worker} ({job}; log: {log}{end})"
 
     def _release(self, job: WorkerJob) -> None:
@@ -272,10 +270,11 @@ class WorkerJobs:
                 continue
             try:
                 job.id = self._scheduler.submit([job.worker])[job.worker]
+                self._troubles.pop("submit", None)
             except LauncherError as error:
                 job.submit_at_s = time.monotonic() + _RETRY_S
                 job.become(JobState("NOT SUBMITTED", False, False, str(error)))
-                self._complain(str(error))
+                self._complain("submit", str(error))
         return any(job.id is not None for job in jobs)
 
     def _poll(self, jobs: Sequence[WorkerJob]) -> bool:
@@ -284,9 +283,9 @@ class WorkerJobs:
         try:
             states = self._scheduler.states([str(job.id) for job in jobs])
         except LauncherError as error:
-            self._complain(str(error))
+            self._complain("ask", str(error))
             return False
-        self._trouble = ""
+        self._troubles.pop("ask", None)
         gone = JobState("GONE", True, True, "cancelled in the queue, or forgotten since it ended")
         news = [job.become(states.get(str(job.id), gone)) for job in jobs]
         return any(news)
@@ -299,16 +298,16 @@ class WorkerJobs:
             if ids := [job.id for job in due if job.id is not None]:
                 self._scheduler.cancel(ids)
         except LauncherError as error:
-            self._complain(str(error))
+            self._complain("cancel", str(error))
             if not self._is_closing:
                 return
         for job in due:
             job.become(JobState("CANCELLED", True, job.state.has_started, "by the trainer", job.state.node))
 
-    def _complain(self, text: str) -> None:
+    def _complain(self, what: str, text: str) -> None:
         """Says what the scheduler refused, once."""
-        if text != self._trouble:
-            self._trouble = text
+        if text != self._troubles.get(what):
+            self._troubles[what] = text
             self._say(text)
 
     def _tell_queue(self) -> None:
@@ -328,12 +327,14 @@ class WorkerJobs:
             self._say(f"{len(waiting)} of {self._num_workers} workers wait in the queue: {notice}")
 
 
-def _last_line(log: Path) -> str:
-    """The last line of a log that says something: an exit code says nothing that is not known."""
+def ending(log: Path, has_failed: bool = True) -> str:
+    """The last line of a log that says something, to stand behind its name: an exit code says nothing that is not
+    known. That there is none means something where the job itself has failed."""
     try:
         with open(log, "rb") as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - _LAST_WORDS_BYTES))
             lines = file.read().decode(errors="replace").split("\n")
     except OSError:
-        return ""
-    return next((line.strip() for line in reversed(lines) if line.strip() and "exit code" not in line.lower()), "")
+        lines = []
+    last = next((line.strip() for line in reversed(lines) if line.strip() and "exit code" not in line.lower()), "")
+    return f", which ends: {last}" if last else _NO_WORDS if has_failed else ""

@@ -29,22 +29,15 @@ from pathlib import Path
 from collectx.config import SlurmLauncherConfig
 from collectx.errors import LauncherError
 from collectx.launcher import sbatch
-from collectx.launcher.jobs import JobState
+from collectx.launcher.jobs import JobState, ending
+from collectx.launcher.tasks import Task, Tasks, role
 
 # A host that is up answers at once, if only with a refusal.
 _ANSWER_S = 2.0
 
-_TASK = """\
-trap : TERM INT
-"$0" -u -m collectx.run.task "$1"
-status=$?
-if [ "$SLURM_PROCID" = 0 ]; then echo "$status" > "$1/jobs/exit_status"; fi
-exit "$status"
-"""
-
 _SEES = """\
-[ -d "$0" ] || { echo "$(hostname) does not see the run folder $0: all nodes must share its file system: choose another
-with hydra.run.dir or hydra.sweep.dir" >&2; exit 1; }
+[ -e "$0/jobs/run.json" ] || { echo "$(hostname) does not see the run folder $0: all nodes must share its file system:
+choose another with hydra.run.dir or hydra.sweep.dir" >&2; exit 1; }
 """
 SEES_FOLDER = f'bash -c {shlex.quote(_SEES)} "$run"'
 SRUN = "--distribution=block --kill-on-bad-exit=0"
@@ -79,13 +72,8 @@ def script(
         f'  srun --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 {SEES_FOLDER} || exit 1',
         "fi",
     ]
-    roles = f"srun {SRUN} {shlex.join(words)} {role(launcher)}"
+    roles = f"srun {SRUN} {shlex.join(words)} {role(launcher.python or sys.executable)}"
     return batch(runs, header, launcher.setup, look, roles, grace_s)
-
-
-def role(launcher: SlurmLauncherConfig) -> str:
-    """What srun runs for each role."""
-    return f'bash -c {shlex.quote(_TASK)} {shlex.quote(launcher.python or sys.executable)} "$run"'
 
 
 def batch(
@@ -153,13 +141,17 @@ def states(jobs: Sequence[str]) -> dict[str, JobState]:
     return found | (sbatch.accounted(forgotten) if forgotten else {})
 
 
-class Replacements:
-    """Starts workers in the place of others, as further steps of the job that this process is a task of.
+class Workers:
+    """The workers of the SLURM job that this process is the trainer of: the first lives are tasks of the job, those
+    that take another's place further steps of it.
 
     Args:
         launcher: as in `script`.
         command: what a worker runs, its index to be appended.
         environment: of this task, as SLURM made it.
+        start: which start of the job this is; see `Tasks`.
+        job_log: the job's log.
+        log: the log file of a worker.
         group: which part of a heterogeneous job the workers are; None where it has no parts.
     """
 
@@ -168,18 +160,32 @@ class Replacements:
         launcher: SlurmLauncherConfig,
         command: Sequence[str],
         environment: Mapping[str, str],
+        start: str,
+        job_log: Path,
+        log: Callable[[int], Path],
         group: int | None = None,
     ):
         self._launcher = launcher
         self._command = list(command)
         self._environment = environment
         self._group = group
+        self._log = log
+        self._tasks = Tasks(job_log, start)
+        self._newest: dict[int, Task | Step] = {}
 
-    def start(self, worker: int, life: int) -> Step | None:
-        """A step for a worker of that index; None for its first life, which srun has begun. Does not block."""
-        if life == 0:
-            return None
-        return Step(lambda: self._step(worker, life))
+    def start(self, worker: int, life: int) -> Task | Step:
+        """The task, or a new step, for a worker of that index. Does not block."""
+        handle = self._newest[worker] = (
+            Step(lambda: self._step(worker, life), self._log(worker)) if life else self._tasks.watch(worker)
+        )
+        return handle
+
+    def describe(self, worker: int) -> str:
+        """Names a worker in messages: how it has failed, if it has, its log, and the log's last line then."""
+        log, handle = self._log(worker), self._newest.get(worker)
+        if handle is None or not handle.exitcode:
+            return f"worker {worker} (log: {log})"
+        return f"worker {worker} ({handle}; log: {log}{ending(log)})"
 
     def _step(self, worker: int, life: int) -> list[str]:
         """The words of the step. Blocks for some seconds where nodes are gone."""
@@ -216,8 +222,9 @@ class Step:
 
     pid = None
 
-    def __init__(self, command: Callable[[], list[str]]):
-        """`command()` are the words of srun; called in the thread."""
+    def __init__(self, command: Callable[[], list[str]], log: Path):
+        """`command()` are the words of srun; called in the thread. What it prints goes to `log`."""
+        self._log = log
         self.sentinel, end = os.pipe()
         weakref.finalize(self, os.close, self.sentinel)
         self.exitcode: int | None = None
@@ -227,17 +234,22 @@ class Step:
         self._thread = threading.Thread(target=self._live, args=(command, end), name="collectx-step", daemon=True)
         self._thread.start()
 
+    def __str__(self) -> str:
+        return f"its srun ended with status {self.exitcode}"
+
     def _live(self, command: Callable[[], list[str]], end: int) -> None:
         code = 1
         try:
             words = command()
-            with self._lock:
+            with self._lock, open(self._log, "ab") as log:
                 if not self._is_wanted:
                     return
                 self._process = subprocess.Popen(
                     words,
                     env=sbatch.environment(os.environ),
                     stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
                     start_new_session=True,
                 )
             code = self._process.wait()

@@ -9,10 +9,12 @@ still: that covers crashes, lost nodes, time limits and preemption alike. Must n
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
-from collectx.config import SubmititLauncherConfig
+from collectx.config import SlurmResources, SubmititLauncherConfig
 from collectx.launcher import sbatch, slurm
 from collectx.launcher.jobs import JobState
 
@@ -57,3 +59,36 @@ class WorkerArray:
     def cancel(self, jobs: Sequence[str]) -> None:
         """Ends the jobs; blocks while SLURM is told."""
         sbatch.cancel(jobs)
+
+
+# submitit's names for what SLURM is asked for, and how ours are made of their values.
+_SUBMITIT: dict[str, tuple[str, Callable[[Any], Any]]] = {
+    "timeout_min": ("time", str),
+    "mem_gb": ("mem", lambda value: f"{value}G"),
+    "gpus_per_node": ("gpus", int),
+    "gpus_per_task": ("gpus", int),
+}
+
+
+def slurm_resources(slurm_kwargs: dict[str, Any], num_threads: int) -> SubmititLauncherConfig:
+    """What jobs ask for, by submitit's names or sbatch's (see `DistributedCollector`), as this package has it."""
+    values: dict[str, Any] = {field.name: None for field in dataclasses.fields(SlurmResources)}
+    values |= {"exclusive": False, "setup": [], "sbatch": {}}
+    for given, value in slurm_kwargs.items():
+        name = given.removeprefix("slurm_")
+        name, convert = _SUBMITIT.get(name, (name, lambda value: value))
+        if name == "additional_parameters":
+            values["sbatch"] |= value
+        elif name in values:
+            values[name] = convert(value)
+        else:
+            values["sbatch"][name.replace("_", "-")] = value
+    return SubmititLauncherConfig(
+        kind="submitit",
+        hydra_mode=None,
+        num_threads=num_threads,
+        pin_cores=False,
+        python=None,
+        queue_timeout_s=3600.0,
+        **values,
+    )

@@ -11,11 +11,13 @@ from __future__ import annotations
 
 import dataclasses
 import shlex
+import sys
 from pathlib import Path
 from typing import Any
 
 from collectx.config import PartResources, SubmititDelayedLauncherConfig
 from collectx.launcher import sbatch, slurm
+from collectx.launcher.tasks import role
 
 # The part of the job that the workers are.
 WORKERS = 1
@@ -64,4 +66,4 @@ def _call(resources: SubmititDelayedLauncherConfig, group: int, survives_nodes: 
             "het-group": group,
         }
     )
-    return f"{shlex.join(words)} {slurm.role(resources)}"
+    return f"{shlex.join(words)} {role(resources.python or sys.executable)}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gymnasium import Space, spaces
 
-from collectx.batch import Key, Leaf
+from collectx.batch import STEP_COUNT, Key, Leaf
 from collectx.env.base import EnvSpec
 
 
@@ -21,5 +21,5 @@ def subspace(space: Space, key: Key) -> Space:
 
 
 def observation_leaves(spec: EnvSpec) -> tuple[Leaf, ...]:
-    """The leaves that the env observes: those of `spec.observation` that are not kept infos."""
-    return tuple(leaf for leaf in spec.observation if leaf.key[0] != "info")
+    """The leaves that the env observes: those of `spec.observation` that are neither kept infos nor a step count."""
+    return tuple(leaf for leaf in spec.observation if leaf.key[0] != "info" and leaf.key != STEP_COUNT)

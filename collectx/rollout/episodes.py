@@ -35,7 +35,7 @@ class Episodes:
 
         Args:
             envs: which envs of the group, each at most once.
-            reward, done: `[T, len(envs)]` float32 and bool.
+            reward, done: `[T, len(envs)]` float32 and bool; `done` where a trajectory ends.
             traj_ids: `[T, len(envs)]` int64, written.
 
         Raises:

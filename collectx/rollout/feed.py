@@ -1,4 +1,5 @@
-"""How observations reach the policy and what it returns reaches the slot, for a policy on the CPU or on a GPU.
+"""How observations reach the policy and what it returns reaches the slot, for a policy on the CPU or on a GPU; and
+random actions in its place.
 
 Used by the rollouts, in the worker's process.
 """
@@ -13,6 +14,7 @@ import torch
 
 from collectx.env.base import EnvSpec
 from collectx.policy.base import Actor
+from collectx.policy.random import RandomActor
 
 
 class Feed(Protocol):
@@ -38,6 +40,20 @@ class CpuFeed:
     def __call__(self, observation: Sequence[torch.Tensor], out: Sequence[np.ndarray]) -> None:
         for row, value in zip(out, self._act(observation), strict=True):
             row[...] = value.numpy()
+
+
+class RandomFeed:
+    """Random actions, and zeros for what else the policy would write."""
+
+    def __init__(self, spec: EnvSpec):
+        self._act = RandomActor(spec).act
+        self._num_actions = len(spec.action)
+
+    def __call__(self, observation: Sequence[torch.Tensor], out: Sequence[np.ndarray]) -> None:
+        for row, value in zip(out, self._act(observation), strict=False):
+            row[...] = value.numpy()
+        for row in out[self._num_actions :]:
+            row[...] = 0
 
 
 class CudaFeed:

@@ -54,6 +54,7 @@ class RaggedRollout(Rollout):
 
     def collect(self, rows: Any, policy_version: int) -> RolloutStats:
         env_s = policy_s = 0.0
+        feed = next(self._feeds)
         num_actions = len(self._env.spec.action)
         num_envs = self._env.spec.num_envs
         with torch.inference_mode():
@@ -61,7 +62,7 @@ class RaggedRollout(Rollout):
                 if self._stop[0]:
                     raise Stopped
                 started = perf_counter()
-                self._feed(self._carry_tensors, self._written)
+                feed(self._carry_tensors, self._written)
                 acted = perf_counter()
                 self._out.frame[:] = True
                 self._out.terminated[:] = self._out.truncated[:] = False
@@ -100,9 +101,10 @@ class RaggedRollout(Rollout):
         steps = segments[TRAJ_IDS].shape[1]
         for index in np.flatnonzero(self._cursor == steps):
             segment = self._segment[index]
-            columns = (segments[key][segment] for key in (("next", "reward"), ("next", "done"), TRAJ_IDS))
-            reward, done, traj_ids = columns
-            self._episodes.record(np.array([index]), reward, done, traj_ids[:, None])
+            keys = ("next", "truncated"), ("next", "done"), ("next", "reward"), TRAJ_IDS
+            truncated, done, reward, traj_ids = (segments[key][segment] for key in keys)
+            ends = self._end_batch(truncated, done)
+            self._episodes.record(np.array([index]), reward, ends, traj_ids[:, None])
             self._complete.append(int(segment))
             self._segment[index] = self._free.popleft()
             self._cursor[index] = 0

@@ -8,19 +8,21 @@ Called by the worker (`collectx/collector/worker.py`), in the worker's process. 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain, repeat
 from time import perf_counter
 
 import numpy as np
 import torch
 
 from collectx.batch import Slot
-from collectx.env.base import Env
+from collectx.env.base import Env, EnvSpec
 from collectx.policy.base import Actor
 from collectx.rollout.episodes import Episodes
-from collectx.rollout.feed import make_feed
+from collectx.rollout.feed import Feed, RandomFeed, make_feed
 from collectx.rollout.rows import SlotRows
+from collectx.rollout.spec import PLAIN, RolloutSpec
 from collectx.transport.base import Stop
 
 
@@ -46,14 +48,24 @@ class Rollout:
         episodes: trajectory ids of the group.
         seeds: one per env of the group.
         stop: one byte; nonzero ends the loop between two steps.
+        want: how batches begin and end; cutting trajectories is the env's part (`collectx.rollout.cut.with_ends`).
     """
 
-    def __init__(self, env: Env, actor: Actor, episodes: Episodes, seeds: Sequence[int], stop: Stop):
+    def __init__(
+        self,
+        env: Env,
+        actor: Actor,
+        episodes: Episodes,
+        seeds: Sequence[int],
+        stop: Stop,
+        want: RolloutSpec = PLAIN,
+    ):
         self._env = env
         self._actor = actor
-        self._feed = make_feed(actor, env.spec)
+        self._feeds = _feeds(actor, env.spec, want.num_random_batches)
         self._episodes = episodes
         self._stop = stop
+        self._want = want
         # The observations with which the next batch begins: the last slot is no longer ours by then.
         self._carry = tuple(
             torch.zeros((env.spec.num_envs, *leaf.shape), dtype=leaf.dtype).numpy() for leaf in env.spec.observation
@@ -70,7 +82,7 @@ class Rollout:
         Raises:
             Stopped: `stop` became nonzero.
         """
-        feed, env, stop = self._feed, self._env, self._stop
+        feed, env, stop = next(self._feeds), self._env, self._stop
         num_actions = len(env.spec.action)
         rows.policy_version[:] = policy_version
         rows.terminated[:] = False
@@ -96,9 +108,36 @@ class Rollout:
                 env_s += perf_counter() - acted
                 policy_s += acted - started
         np.logical_or(rows.terminated, rows.truncated, out=rows.done)
-        self._episodes.record(slice(None), rows.reward, rows.done, rows.traj_ids)
+        started = perf_counter()
+        ends = self._end_batch(rows.truncated, rows.done)
+        env_s += perf_counter() - started
+        self._episodes.record(slice(None), rows.reward, ends, rows.traj_ids)
         return RolloutStats(env_s, policy_s, self._episodes.take())
+
+    def _end_batch(self, truncated: np.ndarray, done: np.ndarray) -> np.ndarray:
+        """Does what is wanted at the end of rows `[T, E]`, whose flags it may change; returns where trajectories end,
+        which is not where `done` is marked if that is only for the batch's sake."""
+        want = self._want
+        if not (want.reset_at_each_iter or want.set_truncated):
+            return done
+        ends = done.copy()
+        if want.reset_at_each_iter:
+            unfinished = ~done[-1]
+            if unfinished.any():
+                self._env.restart(unfinished, self._carry)
+            ends[-1] = True
+        if want.set_truncated:
+            truncated[-1] = done[-1] = True
+        return ends
 
     def close(self) -> None:
         """Closes the envs."""
         self._env.close()
+
+
+def _feeds(actor: Actor, spec: EnvSpec, num_random: int) -> Iterator[Feed]:
+    """What acts in each batch."""
+    acting = make_feed(actor, spec)
+    if num_random == 0:
+        return repeat(acting)
+    return chain(repeat(RandomFeed(spec), num_random), repeat(acting))

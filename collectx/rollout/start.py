@@ -9,10 +9,13 @@ from collectx.policy.base import Actor
 from collectx.rollout.episodes import Episodes
 from collectx.rollout.ragged import RaggedRollout
 from collectx.rollout.rollout import Rollout
+from collectx.rollout.spec import PLAIN, RolloutSpec
 from collectx.transport.base import Stop
 
 
-def make_rollout(env: Env, actor: Actor, episodes: Episodes, seeds: Sequence[int], stop: Stop) -> Rollout:
+def make_rollout(
+    env: Env, actor: Actor, episodes: Episodes, seeds: Sequence[int], stop: Stop, want: RolloutSpec = PLAIN
+) -> Rollout:
     """See `Rollout` for the arguments."""
     kind = RaggedRollout if env.spec.ragged else Rollout
-    return kind(env, actor, episodes, seeds, stop)
+    return kind(env, actor, episodes, seeds, stop, want)

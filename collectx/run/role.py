@@ -12,9 +12,8 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from collectx.config import RunConfig
 from collectx.errors import ConfigError, RendezvousError
@@ -28,13 +27,20 @@ if TYPE_CHECKING:
 _PAUSE_S = 0.1
 
 
+class Workers(Protocol):
+    """Workers that come by themselves, as their launcher knows them: see `Place`."""
+
+    def start(self, worker: int, life: int) -> Any: ...
+    def describe(self, worker: int) -> str: ...
+
+
 def play(
     cfg: RunConfig,
     folder: Path,
     argv: list[str],
     rank: int,
     token: str,
-    start: Callable[[int, int], Any] = lambda worker, life: None,
+    workers: Workers,
 ) -> int:
     """Plays the role of `rank` to its end; returns the exit status of the process.
 
@@ -43,12 +49,13 @@ def play(
         argv: what the user typed, for the snapshot.
         token: the same word for all ranks of this start of the job, and another one for any other start: what an
             earlier start has left in the run folder must not be taken for this one's.
-        start: as of `Place`; of life 0 it knows that the worker comes by itself.
+        workers: what the trainer knows of them.
     """
     if rank == 0:
         from collectx.run.job import execute
 
-        place = coming_by_themselves(RunFolder(folder), token, start)
+        files = RunFolder(folder)
+        place = Place(lambda meeting: announce(files, meeting, token), workers.start, workers.describe)
         try:
             return execute(cfg, folder, argv, place=place).exit_status
         except ConfigError as error:
@@ -90,15 +97,6 @@ def work(
         traceback.print_exc()
         return 1
     return 0
-
-
-def coming_by_themselves(files: RunFolder, token: str, start: Callable[[int, int], Any]) -> Place:
-    """The place of workers that are started along with the trainer, by `play`."""
-    return Place(
-        announce=lambda meeting: announce(files, meeting, token),
-        start=start,
-        describe=lambda worker: f"worker {worker} (log: {files.log(f'worker-{worker}')})",
-    )
 
 
 def announce(files: RunFolder, meeting: Meeting, token: str) -> None:

@@ -48,13 +48,24 @@ _DEVICE = re.compile(r"(cpu|cuda)(:\d+)?")
 
 def problems(cfg: RunConfig) -> list[str]:
     """Every rule that `cfg` breaks; empty where it can run."""
-    rules = (_frames_per_batch, _total_frames, _single, _backend, _inner, _launcher, _env, _policy, _devices)
+    rules = (
+        _frames_per_batch,
+        _total_frames,
+        _trajectories,
+        _single,
+        _backend,
+        _inner,
+        _launcher,
+        _env,
+        _policy,
+        _devices,
+    )
     return [problem for rule in rules for problem in rule(cfg)]
 
 
 def advice(cfg: RunConfig) -> list[str]:
     """What `backend=auto` chose, and combinations that run, but hardly as meant. For a valid `cfg`."""
-    return [*_chosen_backend(cfg), *_odd_combinations(cfg)]
+    return [*_chosen_backend(cfg), *_odd_combinations(cfg), *_random_frames(cfg)]
 
 
 def _odd_combinations(cfg: RunConfig) -> list[str]:
@@ -69,6 +80,23 @@ def _odd_combinations(cfg: RunConfig) -> list[str]:
             "multi_async."
         ]
     return []
+
+
+def _random_frames(cfg: RunConfig) -> list[str]:
+    frames, total = cfg.collector.init_random_frames, cfg.collector.total_frames
+    if not frames or cfg.policy.kind == "random":
+        return []
+    found = []
+    if cfg.trainer.kind in ("ppo", "impala"):
+        found.append(
+            f"trainer={cfg.trainer.kind} collector.init_random_frames={frames}: random actions have log-probability 0 "
+            f"in a batch, which is not theirs, and {cfg.trainer.kind} learns from it: use null."
+        )
+    if 0 <= total <= frames:
+        found.append(
+            f"collector.init_random_frames={frames} is all of collector.total_frames={total}: the policy never acts."
+        )
+    return found
 
 
 def launcher_problems(cfg: RunConfig) -> list[str]:
@@ -160,6 +188,20 @@ def _total_frames(cfg: RunConfig) -> Iterator[str]:
     if not _missing(total, frames) and total != -1 and total % frames:
         shown = f"collector.frames_per_batch={frames}"
         yield _not_a_multiple("collector.total_frames", total, shown, frames) + " -1 is endless."
+
+
+def _trajectories(cfg: RunConfig) -> Iterator[str]:
+    """Envs that spend a step on a reset cannot be reset before their episodes end. Where the env itself chose that, it
+    is known when it is made."""
+    if not isinstance(cfg.env, GymVectorEnvConfig) or cfg.env.autoreset_mode != "next_step":
+        return
+    for name in ("max_frames_per_traj", "reset_at_each_iter"):
+        value = getattr(cfg.collector, name)
+        if value and not _missing(value):
+            yield (
+                f"collector.{name}={str(value).lower()}: with env.autoreset_mode=next_step no env can be reset before "
+                "its episode ends: use env.autoreset_mode=disabled or same_step."
+            )
 
 
 def _single(cfg: RunConfig) -> Iterator[str]:

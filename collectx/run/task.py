@@ -15,7 +15,7 @@ from pathlib import Path
 
 from collectx.config import RunConfig, SlurmLauncherConfig, as_dict, from_dict
 from collectx.launcher import submitit_delayed
-from collectx.launcher.slurm import Replacements
+from collectx.launcher.slurm import Workers
 from collectx.run.folder import RunFolder, write_json
 from collectx.run.role import play, work
 
@@ -50,9 +50,13 @@ def main(argv: Sequence[str]) -> int:
     launcher = cfg.launcher
     assert isinstance(launcher, SlurmLauncherConfig)
     command = [launcher.python or sys.executable, "-u", "-m", "collectx.run.task", str(files.path)]
+
+    def log(worker: int) -> Path:
+        return files.log(f"worker-{worker}")
+
     group = submitit_delayed.WORKERS if launcher.kind == "submitit_delayed" else None
-    start = Replacements(launcher, command, os.environ, group).start
-    return play(cfg, files.path, told["argv"], rank, token, start)
+    workers = Workers(launcher, command, os.environ, token, files.log("job"), log, group)
+    return play(cfg, files.path, told["argv"], rank, token, workers)
 
 
 def _description(files: RunFolder) -> Path:

@@ -259,7 +259,8 @@ class DistributedTransport:
     def _welcome(self, peer: _Peer) -> None:
         worker = peer.worker
         self._peers[worker] = peer
-        self._switchboard.plug(worker, peer.connection)
+        host = peer.where.get("host")
+        self._switchboard.plug(worker, peer.connection, None if host == socket.gethostname() else host)
         self._events.append(Joined(worker, {key: value for key, value in peer.where.items() if key != "worker"}))
         self._push(peer)
         for slot in self._early.pop(worker, ()):

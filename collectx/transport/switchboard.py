@@ -61,7 +61,8 @@ class Switchboard:
         self._start_timeout_s = start_timeout_s
         self._worker_timeout_s = worker_timeout_s
         self._close_timeout_s = close_timeout_s
-        self.describe = describe
+        self._describe = describe
+        self._hosts: dict[int, str] = {}
         self._join_timeout = join_timeout
         self._selector = selectors.DefaultSelector()
         self._connections: dict[int, Connection] = {}
@@ -72,9 +73,16 @@ class Switchboard:
         # Workers that owe a batch, with the time since when, oldest first.
         self._waiting: OrderedDict[int, float] = OrderedDict()
 
-    def plug(self, worker: int, connection: Connection) -> None:
-        """Listens to a worker's connection, which becomes the switchboard's."""
+    def describe(self, worker: int) -> str:
+        """Names a worker in error messages, with its host where it is known to be on another."""
+        text, host = self._describe(worker), self._hosts.get(worker)
+        return text if host is None or f"on {host}" in text else f"{text} on {host}"
+
+    def plug(self, worker: int, connection: Connection, host: str | None = None) -> None:
+        """Listens to a worker's connection, which becomes the switchboard's. `host` is where it is, if not here."""
         self._connections[worker] = connection
+        if host is not None:
+            self._hosts[worker] = host
         self._selector.register(connection, selectors.EVENT_READ, worker)
 
     def attach(self, worker: int, handle: Handle) -> None:
@@ -232,6 +240,7 @@ class Switchboard:
         self._owed.pop(worker, None)
         self._waiting.pop(worker, None)
         self._has_delivered.discard(worker)
+        self._hosts.pop(worker, None)
 
     def close(self) -> None:
         """Closes all connections, by which workers know that they shall stop; ends their processes."""

@@ -31,6 +31,9 @@ ONE_PROBLEM = {
     "env.num_envs=null": r"must be an integer\.",
     "env.id=[a]": r"must be a text or null",
     "collector.zero_copy=1": r"must be true or false",
+    "collector.max_frames_per_traj=0": r"^collector\.max_frames_per_traj=0: must be at least 1\.",
+    "collector.init_random_frames=-1": r"must be at least 0\.",
+    "collector.reset_at_each_iter=null": r"must be true or false",
     "collector.total_frames=0": r"must be at least 1, or -1\.",
     "policy.hidden_sizes=64": r"must be a list of integers, such as \[1,2\]\.",
     "policy.hidden_sizes=[64,-1]": r"must be at least 1\.",
@@ -60,6 +63,9 @@ ONE_PROBLEM = {
     "backend=inline": r"has several processes: use backend=auto or shared_memory, or launcher=inline",
     "env=gym": r"^env\.id is not set: give a Gymnasium id",
     "env.entry_point=a:B": r"both say which env to make",
+    "env=gym_vector env.id=X env.autoreset_mode=next_step collector.max_frames_per_traj=9": (
+        r"^collector\.max_frames_per_traj=9: .*use env\.autoreset_mode=disabled or same_step\.$"
+    ),
     "env=gym_vector env.id=X env.vectorization_mode=vector_entry_point env.wrappers=[a.B]": r"no single envs to wrap",
     "policy=cnn policy.strides=[1]": r"policy\.strides has 1: one entry for each convolution",
     "policy=random": r"there is nothing to train",
@@ -100,6 +106,15 @@ def test_all_problems_come_at_once():
     }
 
 
+def test_both_keys_that_need_resets_are_named_at_once():
+    wrong = ["env=gym_vector", "env.id=X", "env.autoreset_mode=next_step"]
+    with pytest.raises(ConfigError) as raised:
+        compose([*wrong, "collector.max_frames_per_traj=9", "collector.reset_at_each_iter=true"])
+    starts = [problem.split(":")[0] for problem in raised.value.problems]
+    assert starts == ["collector.max_frames_per_traj=9", "collector.reset_at_each_iter=true"]
+    compose([*wrong, "collector.init_random_frames=9", "collector.set_truncated=true"])
+
+
 def test_the_arithmetic_of_the_issue():
     with pytest.raises(ConfigError) as raised:
         compose(["collector.frames_per_batch=1000", "collector.num_workers=3", "collector.total_frames=-1"])
@@ -121,4 +136,7 @@ def test_a_device_that_is_not_there():
 def test_a_questionable_pair_is_advice_and_no_problem():
     assert "impala" in rules.advice(compose(["collector=multi_async"]))[0]
     assert rules.advice(compose()) == []
+    random = rules.advice(compose(["collector.init_random_frames=192000"]))
+    assert ["log-probability" in random[0], "the policy never acts" in random[1]] == [True, True]
+    assert rules.advice(compose(["collector.init_random_frames=512", "trainer=meter"])) == []
     assert rules.advice(compose(["experiment=cartpole_impala"])) == []

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from fakecluster import ROLE, FakeSlurm
 
-from collectx.cli import run, status
+from collectx.cli import follow, run, status
 from collectx.run import RunFolder, compare
 
 COMMAND = Path(sys.executable).parent / "collectx"
@@ -146,20 +146,29 @@ def test_without_slurm_nothing_starts(
     assert list(tmp_path.iterdir()) == []
 
 
+class Following:
+    """The command, as it follows a job that runs until it is cancelled."""
+
+    def __init__(self, wait_until, stdin: int = subprocess.DEVNULL):
+        with open("said.txt", "w") as said:
+            self.process = subprocess.Popen(
+                [COMMAND, "run", *FAST, *HERE, "seed=2"], stdin=stdin, stdout=said, stderr=subprocess.STDOUT
+            )
+        wait_until(lambda: "job 100 is running" in self.said() and Path("run/is_running").exists(), 90, "it follows")
+
+    def said(self) -> str:
+        return Path("said.txt").read_text()
+
+    def end(self, signum: int) -> str:
+        """What it has said in the end."""
+        self.process.send_signal(signum)
+        assert self.process.wait(90) == 130, self.said()
+        return self.said()
+
+
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
 def test_ctrl_c_where_nobody_can_answer_cancels(slurm: FakeSlurm, wait_until, signum: int):
-    command = subprocess.Popen(
-        [COMMAND, "run", *FAST, *HERE, "seed=2"],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-    wait_until(Path("run/is_running").exists, 60, "the job runs")
-    command.send_signal(signum)
-    out, _ = command.communicate(timeout=60)
-    assert command.returncode == 130, out
-    assert "cancelling job 100" in out
+    assert "cancelling job 100" in Following(wait_until).end(signum)
     assert result("run")["exit_reason"] == "interrupted by SIGTERM"
     assert slurm.wait("CANCELLED")
 
@@ -167,19 +176,28 @@ def test_ctrl_c_where_nobody_can_answer_cancels(slurm: FakeSlurm, wait_until, si
 @pytest.mark.parametrize(("answer", "state"), [("n", "RUNNING"), ("y", "CANCELLED")])
 def test_ctrl_c_asks_once_where_somebody_can_answer(slurm: FakeSlurm, wait_until, answer: str, state: str):
     mine, its = pty.openpty()
-    command = subprocess.Popen(
-        [COMMAND, "run", *FAST, *HERE, "seed=2"], stdin=its, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
-    wait_until(Path("run/is_running").exists, 60, "the job runs")
-    command.send_signal(signal.SIGINT)
+    command = Following(wait_until, its)
     os.write(mine, f"{answer}\n".encode())
-    out, _ = command.communicate(timeout=60)
+    said = command.end(signal.SIGINT)
     os.close(mine)
     os.close(its)
-    assert command.returncode == 130, out
-    assert "cancel job 100? y cancels, n leaves" in out
-    assert ("look in later: collectx status" in out) == (answer == "n")
+    assert "cancel job 100? y cancels, n leaves" in said
+    assert ("look in later: collectx status" in said) == (answer == "n")
     assert slurm.states() == {"100": state}
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, follow.Terminated])
+def test_what_is_interrupted_before_it_follows_leaves_no_job(
+    slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
+):
+    def interrupted(*arguments: object) -> None:
+        raise error
+
+    slurm.knobs(hold="Priority")
+    monkeypatch.setattr(follow, "Pursuit", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run.main([*FAST, *SWEEP, "seed=0,1"])
+    assert slurm.wait("CANCELLED").keys() == {"100_0", "100_1"}
 
 
 def test_another_configuration_is_not_put_into_the_folder_of_a_living_job(
@@ -199,10 +217,10 @@ def test_the_same_batches_as_of_a_run_here(slurm: FakeSlurm):
     small += ["collector.frames_per_batch=64", "collector.total_frames=256"]
     environment = {**os.environ, "SLURM_JOB_ID": "7", "SLURM_NTASKS": "9"}  # as from inside another job
     command = [COMMAND, "run", *small, "launcher=slurm", "hydra.run.dir=there"]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stdout + done.stderr + Path("there/logs/job.log").read_text()
     assert slurm.wait("COMPLETED")
-    assert subprocess.run([COMMAND, "run", *small, "hydra.run.dir=here"], timeout=100, stdout=subprocess.DEVNULL)
+    subprocess.run([COMMAND, "run", *small, "hydra.run.dir=here"], timeout=200, stdout=subprocess.DEVNULL, check=True)
     assert compare("here", "there").identical
     joined = [event for event in RunFolder("there").read_events() if event["event"] == "worker_joined"]
     assert sorted(event["worker"] for event in joined) == [0, 1]
@@ -218,12 +236,12 @@ def test_a_killed_worker_is_started_again_as_a_step(slurm: FakeSlurm, wait_until
     def joined() -> list[dict]:
         return [event for event in events() if event["event"] == "worker_joined"]
 
-    wait_until(lambda: len(joined()) == 2, 90, "both have joined")
+    wait_until(lambda: len(joined()) == 2, 150, "both have joined")
     killed = joined()[0]
     os.kill(killed["pid"], signal.SIGKILL)
-    wait_until(lambda: len(joined()) == 3, 90, "another has joined")
+    wait_until(lambda: len(joined()) == 3, 150, "another has joined")
     assert joined()[2]["worker"] == killed["worker"]
     subprocess.run(["scancel", "100"], check=True)
     slurm.wait("CANCELLED")
-    wait_until(lambda: result("run").get("status") == "interrupted", 30, "the result")
+    wait_until(lambda: result("run").get("status") == "interrupted", 90, "the result")
     assert json.loads(Path("run/jobs/slurm.json").read_text())["job"] == "100"

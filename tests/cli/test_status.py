@@ -24,11 +24,11 @@ def word(capsys: pytest.CaptureFixture[str], folder: str = "run") -> str:
 
 def test_a_running_job_then_one_that_was_cancelled(slurm: FakeSlurm, capsys: pytest.CaptureFixture[str], wait_until):
     assert run.main([*LEAVE, "seed=2"]) == 0
-    wait_until(Path("run/is_running").exists, 30, "the job runs")
+    wait_until(Path("run/is_running").exists, 90, "the job runs")
     assert word(capsys) == "running"
     subprocess.run(["scancel", "100"], check=True)
     slurm.wait("CANCELLED")
-    wait_until(lambda: word(capsys) == "interrupted", 30, "interrupted")
+    wait_until(lambda: word(capsys) == "interrupted", 90, "interrupted")
 
 
 @pytest.mark.parametrize("knobs", [{}, {"forget": True}, {"forget": True, "accounting": True}])

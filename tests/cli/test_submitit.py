@@ -50,7 +50,7 @@ def start(*overrides: str) -> subprocess.Popen[str]:
     )
 
 
-def finish(process: subprocess.Popen[str], status: int, timeout_s: float = 90) -> str:
+def finish(process: subprocess.Popen[str], status: int, timeout_s: float = 150) -> str:
     """What it printed; it must end with that status."""
     try:
         said, _ = process.communicate(timeout=timeout_s)
@@ -62,7 +62,7 @@ def finish(process: subprocess.Popen[str], status: int, timeout_s: float = 90) -
 
 
 def test_workers_are_one_array_and_end_with_the_run(slurm: FakeSlurm):
-    said = finish(start("trainer=meter", "collector.total_frames=10_000"), 0)
+    said = finish(start("trainer=meter", "collector=multi_sync", "collector.total_frames=10_000"), 0)
     assert "workers are submitted: job 100_0 to 100_1" in said
     assert slurm.wait("COMPLETED") == {"100_0": "COMPLETED", "100_1": "COMPLETED"}
     joined = [event for event in RunFolder("run").read_events() if event["event"] == "worker_joined"]
@@ -83,7 +83,7 @@ def test_a_killed_worker_is_submitted_again_and_nothing_is_lost_or_torn(slurm: F
 def test_a_job_that_is_cancelled_in_the_queue_ends_the_run(slurm: FakeSlurm, wait_until):
     slurm.knobs(hold="Resources")
     process = start("trainer=meter", "collector.total_frames=10_000")
-    wait_until(lambda: "100_1" in slurm.states(), 30, "both jobs wait")
+    wait_until(lambda: "100_1" in slurm.states(), 90, "both jobs wait")
     subprocess.run(["scancel", "100_1"], check=True)
     said = finish(process, 1)
     assert "worker 1 (job 100_1: CANCELLED" in said
@@ -93,16 +93,16 @@ def test_a_job_that_is_cancelled_in_the_queue_ends_the_run(slurm: FakeSlurm, wai
 
 def test_who_waits_is_said_and_for_how_long_is_limited(slurm: FakeSlurm):
     slurm.knobs(hold="Resources")
-    said = finish(start("trainer=meter", "collector.total_frames=10_000", "launcher.queue_timeout_s=8"), 1)
+    said = finish(start("trainer=meter", "collector.total_frames=10_000", "launcher.queue_timeout_s=15"), 1)
     assert "2 of 2 workers wait in the queue: worker 0, 1: PENDING (Resources: what it asks for is in use)" in said
-    assert "has not joined for 8 s (launcher.queue_timeout_s=8)" in said
+    assert "has not joined for 15 s (launcher.queue_timeout_s=15)" in said
     assert set(slurm.wait("CANCELLED")) == {"100_0", "100_1"}
 
 
 def test_ctrl_c_leaves_no_job(slurm: FakeSlurm, wait_until):
     process = start("trainer=meter", "collector.total_frames=-1")
     events = RunFolder("run").read_events
-    wait_until(lambda: sum(event["event"] == "worker_joined" for event in events()) == 2, 60, "both have joined")
+    wait_until(lambda: sum(event["event"] == "worker_joined" for event in events()) == 2, 150, "both have joined")
     process.send_signal(signal.SIGINT)
     finish(process, 130)
     slurm.wait("COMPLETED", "CANCELLED")

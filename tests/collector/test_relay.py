@@ -62,15 +62,27 @@ def test_every_frame_arrives_once_in_order_and_whole(kind, inner):
         assert set(lags) == {0}
 
 
-def test_its_workers_act_as_if_they_were_the_runs():
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        # 257 random frames are 65 of each of four processes, more than two of their parts of 32.
+        {"max_frames_per_traj": 9, "init_random_frames": 257, "reset_at_each_iter": True, "set_truncated": True},
+    ],
+    ids=["plain", "ends"],
+)
+def test_its_workers_act_as_if_they_were_the_runs(options):
     """Seeds, trajectory ids and what the policy draws are those of as many plain workers."""
-    shape = {"frames_per_batch": 4 * 2 * 16, "total_frames": 4 * 2 * 16 * 5, "seed": 3}
+    shape = {"frames_per_batch": 4 * 2 * 16, "total_frames": 4 * 2 * 16 * 5, "seed": 3, **options}
     plain = batches("multi_sync", "local", gym(2), mlp(), num_workers=4, **shape)
     relayed = batches("distributed_sync", "local", gym(2), mlp(), num_workers_per_collector=2, **shape)
     assert [tuple(batch.batch_size) for batch in relayed] == [(2, 4, 16)] * 5
     for ours, theirs in zip(relayed, plain, strict=True):
         for key in theirs.keys(include_nested=True, leaves_only=True):
             assert torch.equal(ours[key].reshape(theirs[key].shape), theirs[key]), key
+    assert [bool((batch["action_log_prob"] == 0).all()) for batch in relayed] == (
+        [True, True, True, False, False] if options else [False] * 5
+    )
 
 
 def relays(**kwargs):

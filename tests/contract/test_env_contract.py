@@ -151,7 +151,9 @@ STEPS = 45
 def test_spec_is_read_without_building_the_group(cfg, env):
     spec = read_spec(cfg)
     assert spec.num_envs == cfg.num_envs
-    assert (spec.observation, spec.action, spec.ragged) == (env.spec.observation, env.spec.action, env.spec.ragged)
+    assert (spec.observation, spec.action) == (env.spec.observation, env.spec.action)
+    assert (spec.ragged, spec.cuttable) == (env.spec.ragged, env.spec.cuttable)
+    assert not (spec.ragged and spec.cuttable)
 
 
 def test_frames_follow_one_another_and_no_frame_crosses_a_reset(env):
@@ -211,7 +213,9 @@ def test_action_memory_may_be_overwritten_after_the_step(env):
             np.testing.assert_array_equal(array[e, 1], expected[e][1][leaf - len(env.spec.observation)])
 
 
-@pytest.mark.parametrize("name", ["cartpole", "sync-disabled", "envpool", "counting"])
+@pytest.mark.parametrize(
+    "name", ["cartpole", "sync-disabled", "sync-same-step", "async-same-step", "envpool", "counting"]
+)
 def test_restart_of_an_env_that_did_not_end(name):
     env = build(CONFIGS[name])
     try:

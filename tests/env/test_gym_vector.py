@@ -98,14 +98,53 @@ def test_left_alone_the_mode_is_disabled():
     env.close()
 
 
-@pytest.mark.parametrize("mode", ["next_step", "same_step"])
-def test_restart_before_the_end_is_refused_where_the_env_resets_itself(mode):
-    env = build(config(autoreset_mode=mode))
-    out = [np.zeros((3, 4), np.float32)]
+def next_step():
+    return build(config(autoreset_mode="next_step")), [np.zeros((3, 4), np.float32)]
+
+
+def same_step_of_the_users_own():
+    return build(config(id=None, entry_point=BatchedFinalObs)), [np.zeros((3, 1))]
+
+
+@pytest.mark.parametrize("make", [next_step, same_step_of_the_users_own])
+def test_restart_before_the_end_is_refused_where_the_env_resets_itself(make):
+    env, out = make()
+    assert not env.spec.cuttable
     env.reset(SEEDS, out)
     with pytest.raises(CollectxError, match=r"cannot be restarted before its episode ends.*autoreset_mode=disabled"):
         env.restart(np.array([True, False, False]), out)
     env.close()
+
+
+@pytest.mark.parametrize("how", ["sync", "async"])
+@pytest.mark.parametrize("mode", ["same_step", "disabled"])
+def test_envs_that_ended_and_envs_that_did_not_are_restarted_together(how, mode):
+    """Env 0 is cut at every fifth frame, and with it whoever's episode ends in that step; the others are as if nothing
+    had been."""
+    env = build(config(vectorization_mode=how, autoreset_mode=mode))
+    assert env.spec.cuttable
+    bare = [gymnasium.make("CartPole-v1") for _ in SEEDS]
+    wanted = [one.reset(seed=seed)[0] for one, seed in zip(bare, SEEDS, strict=True)]
+    before = np.zeros((3, 4), np.float32)
+    env.reset(SEEDS, [before])
+    together = 0
+    for t in range(STEPS):
+        np.testing.assert_array_equal(before, wanted)
+        out = StepRows(
+            [np.zeros((3, 4), np.float32)], np.zeros(3, np.float32), *np.zeros((2, 3), bool), np.ones(3, bool)
+        )
+        env.step([ACTIONS[:, t]], out)
+        ended = out.terminated | out.truncated
+        cut = ended | (np.arange(3) == 0) & (t % 5 == 4)
+        together += ended.any() and (cut & ~ended).any()
+        stepped = [one.step(int(action)) for one, action in zip(bare, ACTIONS[:, t], strict=True)]
+        np.testing.assert_array_equal(out.observation[0], [step[0] for step in stepped])
+        wanted = [one.reset()[0] if cut[e] else stepped[e][0] for e, one in enumerate(bare)]
+        before[:] = out.observation[0]
+        if cut.any():
+            env.restart(cut, [before])
+    env.close()
+    assert together > 0
 
 
 class BatchedFinalObs(gymnasium.vector.VectorEnv):

@@ -48,8 +48,10 @@ def is_readable(descriptor: int, timeout_s: float) -> bool:
     return bool(select.select([descriptor], [], [], timeout_s)[0])
 
 
-def test_a_step_tells_when_it_has_ended(fake: FakeSlurm):
-    step = slurm.Step(lambda: ["srun", "--overlap", "--ntasks=1", sys.executable, "-c", "raise SystemExit(3)"])
+def test_a_step_tells_when_it_has_ended(fake: FakeSlurm, tmp_path: Path):
+    step = slurm.Step(
+        lambda: ["srun", "--overlap", "--ntasks=1", sys.executable, "-c", "raise SystemExit(3)"], tmp_path / "log"
+    )
     assert is_readable(step.sentinel, 30)
     step.join(10)
     assert step.exitcode == 3
@@ -57,7 +59,7 @@ def test_a_step_tells_when_it_has_ended(fake: FakeSlurm):
 
 def test_a_step_that_nobody_wants_ends(fake: FakeSlurm, tmp_path: Path, wait_until):
     code = f"import time; open({str(tmp_path / 'started')!r}, 'w'); time.sleep(100)"
-    step = slurm.Step(lambda: ["srun", "--overlap", "--ntasks=1", sys.executable, "-c", code])
+    step = slurm.Step(lambda: ["srun", "--overlap", "--ntasks=1", sys.executable, "-c", code], tmp_path / "log")
     wait_until((tmp_path / "started").exists, 30, "the step runs")
     assert not is_readable(step.sentinel, 0)
     assert step.exitcode is None
@@ -66,11 +68,11 @@ def test_a_step_that_nobody_wants_ends(fake: FakeSlurm, tmp_path: Path, wait_unt
     assert step.exitcode not in (None, 0)
 
 
-def test_a_step_that_cannot_be_begun_has_ended(fake: FakeSlurm):
+def test_a_step_that_cannot_be_begun_has_ended(fake: FakeSlurm, tmp_path: Path):
     def refuse() -> list[str]:
         raise LauncherError("scontrol does not answer")
 
-    step = slurm.Step(refuse)
+    step = slurm.Step(refuse, tmp_path / "log")
     assert is_readable(step.sentinel, 30)
     step.join(10)
     assert step.exitcode == 1
@@ -90,12 +92,14 @@ def test_what_slurm_has_forgotten_has_ended(fake: FakeSlurm, tmp_path: Path):
         slurm.states([job])
 
 
-def test_a_worker_comes_again_on_its_node_or_on_the_next_that_is_up(fake: FakeSlurm, monkeypatch: pytest.MonkeyPatch):
+def test_a_worker_comes_again_on_its_node_or_on_the_next_that_is_up(
+    fake: FakeSlurm, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
     cfg = SlurmLauncherConfig(srun={"mpi": "none"}, container=None)
     environment = {"SLURM_JOB_ID": "100", "SLURM_JOB_NODELIST": "n1,n2,n3", "SLURM_TASKS_PER_NODE": "2,1(x2)"}
-    place = slurm.Replacements(cfg, ["python", "-m", "task"], environment)
+    logs = tmp_path / "job.log", lambda worker: tmp_path / f"worker-{worker}.log"
+    place = slurm.Workers(cfg, ["python", "-m", "task"], environment, "100.0", *logs)
     monkeypatch.setattr(slurm, "is_up", lambda host: True)
-    assert place.start(1, 0) is None
     words = place._step(1, 1)
     assert words[0] == "srun"
     assert {"--jobid=100", "--overlap", "--ntasks=1", "--mpi=none"} <= set(words)

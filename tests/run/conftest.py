@@ -75,7 +75,9 @@ def cfg():
     return RunConfig(
         env=CountingEnvConfig("counting", 2, 5, 3, 0.0),
         policy=RandomPolicyConfig("random"),
-        collector=CollectorConfig("single", 1, 20, 100, "random", 2, False, "raise", 10, 60.0, 60.0, 10.0, 1, "sync"),
+        collector=CollectorConfig(
+            "single", 1, 20, 100, "random", 2, False, "raise", 10, 60.0, 60.0, 10.0, 1, "sync", None, None, False, False
+        ),
         backend=BackendConfig("auto"),
         launcher=LauncherConfig("inline", None, 1, False),
         devices=DevicesConfig("cpu", None, None, None),

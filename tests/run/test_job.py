@@ -271,7 +271,9 @@ trainers.build = lambda *arguments: Telling()
 cfg = RunConfig(
     env=CountingEnvConfig("counting", 2, 5, 3, 0.0),
     policy=RandomPolicyConfig("random"),
-    collector=CollectorConfig("multi_async", 2, 20, -1, "random", 2, False, "raise", 10, 60.0, 60.0, 10.0, 1, "sync"),
+    collector=CollectorConfig(
+        "multi_async", 2, 20, -1, "random", 2, False, "raise", 10, 60.0, 60.0, 10.0, 1, "sync", None, None, False, False
+    ),
     backend=BackendConfig("auto"),
     launcher=LauncherConfig("local", None, 1, False),
     devices=DevicesConfig("cpu", None, None, None),

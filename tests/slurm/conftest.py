@@ -28,7 +28,7 @@ def pytest_collection_modifyitems(items):
             item.add_marker(pytest.mark.slurm)
             if item.get_closest_marker("timeout") is None:
                 # The first one may have to wait for packages.
-                item.add_marker(pytest.mark.timeout(300))
+                item.add_marker(pytest.mark.timeout(420))
 
 
 def pytest_terminal_summary(terminalreporter):
@@ -67,7 +67,8 @@ def cluster(whole_cluster):
 @pytest.fixture
 def tmp_path(cluster, request):
     """A new folder that all nodes see: their /tmp is their own."""
-    folder = cluster.shared / request.node.name.translate(str.maketrans("[]/ ", "____"))
+    name = f"{request.path.stem}-{request.node.name}"
+    folder = cluster.shared / name.translate(str.maketrans("[]/ ", "____"))
     folder.mkdir(parents=True)
     return folder
 

@@ -23,14 +23,22 @@ SMALL = [
     "collector.num_workers=3",
     "collector.frames_per_batch=999",
     "collector.total_frames=99_900",
+    # Importing torch takes long where many do it at once on few cores.
+    "collector.start_timeout_s=180",
     "trainer=meter",
     "hydra.run.dir=run",
     "hydra.sweep.dir=sweep",
 ]
 # The trainer fails where a frame of the counting env is lost, repeated or torn; it ends when `stop` is there.
 WATCHED = [*SMALL, "trainer=custom", "trainer.target=watcher:Watcher"]
-# Slowly enough for something to happen meanwhile.
-ENDLESS = [*WATCHED, "collector.total_frames=-1", "env.step_s=0.002", "collector.worker_timeout_s=8"]
+# Slowly enough for something to happen meanwhile. A batch takes less than a second.
+ENDLESS = [
+    *WATCHED,
+    "collector.frames_per_batch=300",
+    "collector.total_frames=-1",
+    "env.step_s=0.002",
+    "collector.worker_timeout_s=10",
+]
 
 _WATCHER = """
 from pathlib import Path
@@ -76,7 +84,7 @@ class Run:
                 stderr=subprocess.STDOUT,
             )
 
-    def finish(self, timeout_s: float = 120) -> int:
+    def finish(self, timeout_s: float = 200) -> int:
         """The exit status."""
         try:
             status = self.process.wait(timeout_s)
@@ -102,28 +110,31 @@ class Run:
         """What is written of every delivered batch, so far."""
         return _lines(self.folder / "metrics.jsonl")
 
-    def wait_for(self, name: str, count: int, timeout_s: float = 90) -> dict[str, Any]:
+    def wait_for(self, name: str, count: int, timeout_s: float = 150) -> dict[str, Any]:
         """The event of that name that makes them so many."""
         self.wait_until(lambda: len(self.events(name)) >= count, f"{count} of {name}", timeout_s)
         return self.events(name)[count - 1]
 
-    def wait_for_more(self, num_batches: int = 5, timeout_s: float = 90) -> None:
+    def wait_for_more(self, num_batches: int = 5, timeout_s: float = 150) -> None:
         """Until so many more batches are delivered."""
         wanted = len(self.batches()) + num_batches
         self.wait_until(lambda: len(self.batches()) >= wanted, f"{num_batches} more batches", timeout_s)
 
-    def wait_until(self, condition: Callable[[], Any], what: str, timeout_s: float = 90) -> None:
+    def wait_until(self, condition: Callable[[], Any], what: str, timeout_s: float = 150) -> None:
         """Until it holds; fails with what the user has seen when the command ends before."""
         deadline = time.monotonic() + timeout_s
-        while not condition():
-            if self.process.poll() is not None or time.monotonic() > deadline:
+        while True:
+            has_ended = self.process.poll() is not None
+            if condition():
+                return
+            if has_ended or time.monotonic() > deadline:
                 self.kill()
                 raise AssertionError(f"not within {timeout_s:g} s: {what}:\n{self.seen()}{self._logs()}")
             time.sleep(0.1)
 
     def wait_for_state(self, job: str, state: str) -> None:
         """Until SLURM says that of a job; the command may have ended."""
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 90
         while (now := self.cluster.job_state(job)) != state:
             assert time.monotonic() < deadline, f"job {job} is {now}, not {state}"
             time.sleep(0.1)
@@ -146,13 +157,17 @@ class Run:
         """The jobs that the command has said it submitted."""
         return re.findall(r": job (\d+(?:_\d+)?), \d+ tasks", self.seen())
 
-    def states(self) -> list[str]:
-        """How these jobs have ended."""
-        deadline = time.monotonic() + 60
-        while self.cluster.jobs():
-            assert time.monotonic() < deadline, f"jobs that do not end: {self.cluster.jobs()}"
+    def states(self, *jobs: str) -> list[str]:
+        """How these jobs have ended, or, where none are named, those that the command has submitted."""
+        self.wait_for_no_job()
+        return [self.cluster.job_state(job) for job in jobs or self.jobs]
+
+    def wait_for_no_job(self) -> None:
+        """Until none is left in the cluster; one that was cancelled takes some seconds."""
+        deadline = time.monotonic() + 90
+        while left := self.cluster.jobs():
+            assert time.monotonic() < deadline, f"jobs that do not end: {left}"
             time.sleep(0.1)
-        return [self.cluster.job_state(job) for job in self.jobs]
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:

@@ -9,13 +9,14 @@ import pytest
 from cluster import Cluster
 
 _LISTEN = """
-import socket, sys
+import contextlib, socket
 listener = socket.create_server(("", 7000))
 print("listening", flush=True)
 while True:
     peer, _ = listener.accept()
-    peer.sendall(b"hello")
-    peer.recv(1)
+    with peer, contextlib.suppress(OSError):
+        peer.sendall(b"hello")
+        peer.recv(1)
 """
 _HOLD = """
 import socket, sys
@@ -84,7 +85,7 @@ def test_a_job_array(cluster, tmp_path, wait_until):
     job = cluster.login(
         ["sbatch", "--parsable", "--array=0-3", "--output=/dev/null", _write(tmp_path, script)], cwd=tmp_path
     )
-    wait_until(lambda: not cluster.jobs(), 30, "the array to end")
+    wait_until(lambda: not cluster.jobs(), 90, "the array to end")
     assert cluster.job_state(job.strip()).split() == ["COMPLETED"] * 4
     assert sorted(path.read_text().strip() for path in tmp_path.glob("*.txt")) == list("0123")
 
@@ -109,43 +110,51 @@ def test_nodes_can_import_collectx(cluster):
 def test_signals_reach_a_command_on_the_login_host(cluster):
     sleeper = cluster.start(["sleep", "100"])
     sleeper.terminate()
-    assert sleeper.wait(10) == -15
+    assert sleeper.wait(60) == -15
 
 
 @pytest.mark.usefixtures("servers")
 class TestFaults:
+    @pytest.fixture(autouse=True)
+    def _patience(self, wait_until):
+        """A call waits for a second only, which is short on a busy machine."""
+        self.wait_until = wait_until
+
+    def comes_to_reach(self, cluster, source, target):
+        self.wait_until(lambda: _reaches(cluster, source, target), 60, f"{source} reaches {target}")
+
     def test_a_healthy_network(self, cluster):
-        assert _reaches(cluster, None, "n1")
-        assert _reaches(cluster, "n1", "n2")
+        self.comes_to_reach(cluster, None, "n1")
+        self.comes_to_reach(cluster, "n1", "n2")
 
     def test_a_cut_node_is_reached_by_nobody_until_it_joins(self, cluster):
         cluster.cut("n2")
         assert not _reaches(cluster, None, "n2")
         assert not _reaches(cluster, "n1", "n2")
-        assert _reaches(cluster, "n1", "n3")
+        self.comes_to_reach(cluster, "n1", "n3")
         cluster.join("n2")
-        assert _reaches(cluster, "n1", "n2")
+        self.comes_to_reach(cluster, "n1", "n2")
 
     def test_a_hung_node_takes_connections_and_does_not_answer(self, cluster):
         cluster.hang("n2")
         assert not _reaches(cluster, "n1", "n2")
         cluster.unhang("n2")
-        assert _reaches(cluster, "n1", "n2")
+        self.comes_to_reach(cluster, "n1", "n2")
 
     def test_isolated_nodes_reach_the_login_host_only(self, cluster):
         cluster.isolate("n1")
         cluster.isolate("n2")
         assert not _reaches(cluster, "n1", "n2")
-        assert _reaches(cluster, None, "n1")
-        assert _reaches(cluster, "n3", "n2")
+        self.comes_to_reach(cluster, None, "n1")
+        self.comes_to_reach(cluster, "n3", "n2")
         cluster.unisolate("n1")
-        assert _reaches(cluster, "n1", "n2")
+        self.comes_to_reach(cluster, "n1", "n2")
 
     def test_a_crashed_node_closes_its_connections(self, cluster):
         peer = cluster.start([sys.executable, "-c", _HOLD, "n2"], stdout=subprocess.PIPE, text=True)
         assert peer.stdout.readline() == "connected\n"
         cluster.crash("n2")
-        peer.communicate(timeout=5)
+        peer.communicate(timeout=60)
         assert peer.returncode == 0
         assert not _reaches(cluster, "n1", "n2")
 
@@ -162,13 +171,13 @@ def test_a_broken_node_is_healed(cluster, fault, wait_until):
 def test_a_lost_node_fails_its_job(cluster, wait_until):
     job = _sleep_on_n2(cluster, wait_until)
     cluster.lose("n2")
-    wait_until(lambda: cluster.job_state(job) == "NODE_FAIL", 30, "SLURM to fail the job")
+    wait_until(lambda: cluster.job_state(job) == "NODE_FAIL", 90, "SLURM to fail the job")
 
 
 def _sleep_on_n2(cluster: Cluster, wait_until) -> str:
     options = ["--parsable", "--no-requeue", "--nodelist=n2", "--output=/dev/null"]
     job = cluster.login(["sbatch", *options, "--wrap=sleep 1000"], cwd=cluster.shared).strip()
-    wait_until(lambda: cluster.job_state(job) == "RUNNING", 30, "the job to run")
+    wait_until(lambda: cluster.job_state(job) == "RUNNING", 90, "the job to run")
     return job
 
 

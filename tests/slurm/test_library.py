@@ -50,9 +50,9 @@ def _run(cluster, tmp_path, sync, fault="pass", wanted="{(1, 1), ('worker', 0), 
 
 
 @pytest.mark.parametrize("sync", [True, False])
-def test_workers_are_jobs_that_end_with_the_collector(cluster, tmp_path, sync):
+def test_workers_are_jobs_that_end_with_the_collector(cluster, tmp_path, sync, wait_until):
     assert _run(cluster, tmp_path, sync) == "done 1.0\n"
-    assert cluster.jobs() == []
+    wait_until(lambda: cluster.jobs() == [], 90, "all jobs end")
 
 
 def test_a_worker_whose_job_is_cancelled_comes_again(cluster, tmp_path):

@@ -8,21 +8,22 @@ import signal
 import tempfile
 
 import pytest
-from running import COLLECTX, ENDLESS, SMALL, WATCHED, Run
+from running import COLLECTX, ENDLESS, SMALL, Run
 
 _THREE_NODES = ["launcher=slurm", "launcher.nodes=3"]
 _SMALL = [*SMALL, *_THREE_NODES]
 _ENDLESS = [*ENDLESS, *_THREE_NODES]
 
 
-@pytest.mark.parametrize("collector", ["multi_async", "distributed"])
-def test_a_job_of_four_tasks_on_three_nodes_loses_no_frame(run, collector):
-    going = run(*WATCHED, *_THREE_NODES, f"collector={collector}")
+def test_a_job_of_four_tasks_on_three_nodes_loses_no_frame(run):
+    going = run(*_ENDLESS, "env.step_s=0")
+    going.wait_for("worker_joined", 3)
+    going.wait_for_more(100)
+    going.stop()
     assert going.finish() == 0, going.said
     assert {event["worker"] for event in going.events("worker_joined")} == {0, 1, 2}
     assert {event["host"] for event in going.events("worker_joined")} == set(going.cluster.nodes)
     assert going.result["status"] == "completed"
-    assert going.result["frames"] == 99_900
     assert going.states() == ["COMPLETED"]
 
 
@@ -82,7 +83,7 @@ def test_a_run_goes_on_without_a_worker_that_is_gone(run, fault, collector):
 def test_a_worker_that_is_gone_fails_the_run_and_its_job(run, fault, collector):
     going = run(*_ENDLESS, f"collector={collector}", "collector.on_worker_failure=raise")
     victim = _hit(going, fault)
-    assert going.finish(60) == 1
+    assert going.finish() == 1
     assert f"worker {victim['worker']}" in going.said
     assert str(going.folder / "logs" / f"worker-{victim['worker']}.log") in going.said
     if fault == "hang":
@@ -101,7 +102,7 @@ def test_the_others_do_not_pause_while_a_node_is_gone(run):
     assert going.finish() == 0, going.said
     others = [batch["time"] for batch in going.batches() if batch["workers"][0]["worker"] != victim["worker"]]
     around = [moment for moment in others if failed["time"] - 10 < moment < failed["time"] + 2]
-    # A batch of 999 steps takes two seconds; there are two others.
+    # A batch of 300 steps takes less than a second; there are two others.
     assert max(late - early for early, late in itertools.pairwise(around)) < 5
 
 
@@ -145,7 +146,7 @@ def test_a_sweep_gives_each_point_its_own_resources_and_runs_only_what_is_missin
         "-m",
     ]
     first = run(*sweep)
-    assert first.finish(200) == 1, first.said
+    assert first.finish(300) == 1, first.said
     assert "RuntimeError: the lever is broken" in first.said
     assert first.states() == ["COMPLETED", "FAILED", "COMPLETED"]
     shown = ["squeue", "--states=all", "--noheader", "--format=%C", "--sort=i"]
@@ -153,7 +154,7 @@ def test_a_sweep_gives_each_point_its_own_resources_and_runs_only_what_is_missin
     assert _status(first, "sweep") == ["completed", "failed", "completed"]
     (tmp_path / "broken").unlink()
     second = run(*sweep)
-    assert second.finish(200) == 0, second.said
+    assert second.finish(300) == 0, second.said
     assert second.states() == ["COMPLETED"]
     assert _status(second, "sweep") == ["completed"] * 3
 
@@ -162,7 +163,7 @@ def test_equal_points_are_one_array_that_is_followed_by_nobody(cluster, run):
     # 1 of 2 runs at a time, on all of the cluster.
     overrides = ["launcher.wait=false", "launcher.max_parallel=1", "seed=0,1", "launcher.exclusive=true", "-m"]
     going = run(*_ENDLESS, *overrides)
-    assert going.finish(30) == 0, going.said
+    assert going.finish() == 0, going.said
     first, second = going.jobs
     assert (first.partition("_")[2], second.partition("_")[2]) == ("0", "1")
     assert "collectx status" in going.said
@@ -181,7 +182,7 @@ def test_a_cancelled_job_ends_the_command(cluster, run):
     going.wait_for("worker_joined", 3)
     going.wait_for_more(2)
     cluster.login(["scancel", *going.jobs])
-    assert going.finish(30) == 130, going.said
+    assert going.finish() == 130, going.said
     assert _status(going, "run") == ["interrupted"]
 
 
@@ -191,7 +192,7 @@ def test_ctrl_c_cancels_the_job(cluster, run):
     going.wait_for_more(2)
     # Nobody is there to be asked.
     going.process.send_signal(signal.SIGINT)
-    assert going.finish(60) == 130, going.said
+    assert going.finish() == 130, going.said
     assert going.states() == ["CANCELLED"]
     assert going.result["status"] == "interrupted"
 
@@ -199,14 +200,14 @@ def test_ctrl_c_cancels_the_job(cluster, run):
 def test_a_job_may_submit_another(run):
     outer = ["srun", "--ntasks=2", "--nodes=1", "--cpus-per-task=2", "--gres=gpu:1"]
     going = run(*_SMALL, "hydra.run.dir=run${oc.env:SLURM_PROCID}", "launcher.nodes=2", prefix=[*outer, "--exact"])
-    assert going.finish(200) == 0, going.said
+    assert going.finish() == 0, going.said
     for folder in ("run0", "run1"):
         assert json.loads((going.cwd / folder / "result.json").read_text())["frames"] == 99_900
 
 
 def test_a_wrong_partition_is_a_wrong_configuration(cluster, run):
     going = run(*_SMALL, "launcher.partition=nowhere")
-    assert going.finish(60) == 2
+    assert going.finish() == 2
     assert "invalid partition specified: nowhere" in going.said
     assert "launcher.partition" in going.said
     assert cluster.jobs() == []
@@ -217,7 +218,7 @@ def test_what_never_fits_says_so_while_it_waits(cluster, run):
     going.wait_until(lambda: "PartitionConfig" in going.seen(), "the reason")
     assert "ask for less" in going.seen()
     going.process.send_signal(signal.SIGINT)
-    assert going.finish(60) == 130, going.said
+    assert going.finish() == 130, going.said
     assert cluster.jobs() == []
 
 
@@ -226,7 +227,7 @@ def test_a_run_folder_that_nodes_do_not_see_is_named(cluster, run):
         pytest.skip("all nodes are this host")
     with tempfile.TemporaryDirectory(dir="/tmp") as own:  # every node has a /tmp of its own
         going = run(*_SMALL, f"hydra.run.dir={own}/run")
-        assert going.finish(60) == 1
+        assert going.finish() == 1
     assert f"{own}/run" in going.said
     assert "hydra.run.dir" in going.said
     assert "share" in going.said
@@ -236,7 +237,7 @@ def test_nodes_that_cannot_reach_the_trainer_are_named(cluster, run):
     if cluster.kind == "one host":
         pytest.skip("all nodes are this host")
     going = run(*_SMALL, "collector=multi_sync", "collector.start_timeout_s=10", "backend.interface=lo")
-    assert going.finish(90) == 1
+    assert going.finish() == 1
     assert "collector.start_timeout_s=10" in going.said
     assert "backend.interface" in going.said
 

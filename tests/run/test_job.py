@@ -296,7 +296,7 @@ def members(group):
     return found
 
 
-@pytest.mark.parametrize("presses", [1, 2])
+@pytest.mark.parametrize("presses", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_ctrl_c_on_a_terminal_reaches_everyone_and_leaves_nothing(tmp_path, wait_until, presses):
     (tmp_path / "endless.py").write_text(ENDLESS)
     process = subprocess.Popen(

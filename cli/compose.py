@@ -75,7 +75,7 @@ class Composer:
         self._loader = ConfigLoaderImpl(config_search_path=search_path)
         self.config_name = config_name
         self.groups = {
-            group: [name for name in self._loader.get_group_options(group) if not name.startswith("_")]
+            group: [name for name in self._loader.repository.get_group_options(group) if not name.startswith("_")]
             for group in self._loader.list_groups("")
             if group != "hydra"
         }

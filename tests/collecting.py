@@ -66,7 +66,7 @@ def config(
     zero_copy=False,
     start_timeout_s=60.0,
     worker_timeout_s=60.0,
-    close_timeout_s=10.0,
+    close_timeout_s=60.0,
     on_worker_failure="raise",
     max_restarts=10,
     num_workers_per_collector=1,

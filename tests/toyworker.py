@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import time
+from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -33,10 +35,19 @@ def writer(value):
 KINDS = ("inline", "shared_memory", "gloo")
 
 
-def place(kind, spec, fault=None, start_timeout_s=30.0, worker_timeout_s=30.0, close_timeout_s=10.0):
+@dataclass(frozen=True)
+class Fault:
+    """What goes wrong in a worker when it is granted its batch number `at`; one that hangs makes the file `sign`."""
+
+    what: str
+    at: int = 2
+    sign: str | None = None
+
+
+def place(kind, spec, fault=None, start_timeout_s=60.0, worker_timeout_s=60.0, close_timeout_s=30.0):
     """A transport of that kind, and `start(worker)`, which starts and attaches a toy worker and returns its handle.
 
-    `fault` is for all workers, or a dict by worker; only a worker's first life has it.
+    `fault` is for all workers, or a dict by worker: a `Fault`, or its name alone. Only a worker's first life has it.
     """
     faults = fault if isinstance(fault, dict) else dict.fromkeys(range(spec.num_workers), fault)
     launcher = LocalLauncher(1)
@@ -85,7 +96,9 @@ def lose(transport):
 
 
 def work(worker, link, fault=None):
-    """Yields after each batch; the third one goes wrong as `fault` says."""
+    """Yields after each batch; one of them goes wrong as `fault` says."""
+    if isinstance(fault, str):
+        fault = Fault(fault)
     seen = np.zeros(1, np.int64)
 
     def read(buffer):
@@ -94,7 +107,7 @@ def work(worker, link, fault=None):
 
     version, count = -1, 0
     while (slot := link.acquire()) is not None:
-        if count == 2 and fault is not None:
+        if fault is not None and count == fault.at:
             go_wrong(fault)
         version = link.refresh(read, version)
         link.slots[slot].tensors[NUMBER][...] = torch.tensor([worker, count])
@@ -113,24 +126,27 @@ def serve(worker, link, fault=None):
 
 
 def serve_remote(meeting, worker, spec, fault=None):
-    told, connection, pair = join_trainer(meeting, worker, {"pid": os.getpid()}, 30.0)
+    told, connection, pair = join_trainer(meeting, worker, {"pid": os.getpid()}, 60.0)
     layout = Layout(spec.leaves, spec.rows, spec.steps)
     serve(worker, DistributedLink(worker, connection, pair, layout, Terms(**told["terms"])), fault)
 
 
 def go_wrong(fault):
-    if fault == "raise":
+    if fault.what == "raise":
         raise KeyError("gone wrong")
-    if fault == "killed":
+    if fault.what == "killed":
         os.kill(os.getpid(), signal.SIGKILL)
-    if fault == "exit":
+    if fault.what == "exit":
         os._exit(3)
-    if fault == "hang":
+    if fault.what == "hang":
+        if fault.sign is not None:
+            Path(fault.sign).touch()
         time.sleep(1000)
 
 
 def read_versions(link, wanted, connection):
-    """Refreshes until version `wanted`, asserting in `read` order; reports how many versions were seen and any torn."""
+    """Refreshes until version `wanted`, asserting in `read` order. Says "reading" when it has seen one, and at the end
+    how many versions it has seen and any torn."""
     state = {"torn": 0, "seen": 0, "wrong": 0}
     held = torch.zeros(link._slab.spec.weights_nbytes, dtype=torch.uint8)
     version = -1
@@ -142,6 +158,8 @@ def read_versions(link, wanted, connection):
             state["torn"] += int((held != first).any())
             state["wrong"] += int(first != newest % 251)
             assert newest > version
+            if version == -1:
+                connection.send("reading")
         version = newest
     connection.send(state)
     connection.close()

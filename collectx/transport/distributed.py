@@ -58,6 +58,8 @@ from collectx.transport.switchboard import Handle, Switchboard
 
 # A slot whose tally is here and whose last bytes are still on their way is looked at again after this time.
 _TAIL_S = 0.0005
+# Both ends are there when a pair is made: only a busy host takes long, however soon a batch is asked for.
+_PAIR_S = 30.0
 # How often a worker looks between two steps whether it shall stop, and whether newer weights are here.
 _LOOK_S = 0.005
 # Weights are sent to so many workers at a time, and to more while they are no more bytes than these together.
@@ -71,7 +73,8 @@ class Terms:
 
     Attributes:
         rows, steps, num_slots, weights_nbytes: see `SlabSpec`.
-        timeout_s: of sends and receives; a connection over a cut cable breaks within about this time as well.
+        timeout_s: a connection over a cut cable breaks within about this time; so long, and not less than `_PAIR_S`,
+            may making the pair, a send and a receive take.
         backend, devices: see `make_pair`.
     """
 
@@ -85,7 +88,7 @@ class Terms:
 
     def pair(self, connection: Connection, rank: int, address: str) -> Pair:
         """This process's end of a pair by these terms."""
-        return make_pair(self.backend, connection, rank, address, self.timeout_s, self.devices)
+        return make_pair(self.backend, connection, rank, address, max(self.timeout_s, _PAIR_S), self.devices)
 
 
 @dataclass
@@ -268,6 +271,8 @@ class DistributedTransport:
         kind = message[:1]
         if kind == wire.FULL:
             self._tails.append((peer, *wire.unpack_full(message)))
+            # It was in time, also where the trainer did not listen for long and the last bytes are still to come.
+            self._switchboard.restart_clock(peer.worker)
         elif kind == wire.HAVE:
             self._sent(peer)
         else:

@@ -138,7 +138,7 @@ def test_an_env_with_processes_of_its_own_works_and_ends_with_its_worker(wait_un
         children = [child for pid in worker_pids(collector) for child in psutil.Process(pid).children(recursive=True)]
         assert len(children) >= 4  # two envs in each worker, and what multiprocessing starts for them
         drain(collector)
-    wait_until(lambda: not any(child.is_running() for child in children), 10, f"the envs' processes end: {children}")
+    wait_until(lambda: not any(child.is_running() for child in children), what=f"the envs' processes end: {children}")
 
 
 def test_an_env_with_processes_of_its_own_dies_with_its_killed_worker(wait_until):
@@ -151,5 +151,5 @@ def test_an_env_with_processes_of_its_own_dies_with_its_killed_worker(wait_until
         with pytest.raises(WorkerDied, match="worker 0"):
             drain(collector)
         wait_until(
-            lambda: not any(child.is_running() for child in children), 10, f"the envs' processes end: {children}"
+            lambda: not any(child.is_running() for child in children), what=f"the envs' processes end: {children}"
         )

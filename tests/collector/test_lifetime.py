@@ -40,8 +40,8 @@ class Trainer:
 
     def end(self):
         """Waits for the whole family to end; returns the trainer's exit status and stderr."""
-        _, error = self.process.communicate(timeout=20)
-        _, alive = psutil.wait_procs(self.family, timeout=10)
+        _, error = self.process.communicate(timeout=60)
+        _, alive = psutil.wait_procs(self.family, timeout=60)
         for each in alive:
             each.kill()
         assert not alive, f"left running: {alive}"

@@ -3,6 +3,7 @@ as if they were the run's; failures and stops pass through."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import time
@@ -125,17 +126,21 @@ def test_a_worker_that_is_gone_is_replaced_with_all_of_its_processes():
     assert failed == [(1, WorkerDied.__name__), (0, WorkerDied.__name__)]
     assert [len(pids) for pids in lost] == [2, 2]
     gone = [psutil.Process(pid) for pid in (*first, *second) if psutil.pid_exists(pid)]
-    assert not psutil.wait_procs(gone, timeout=10)[1]
+    assert not psutil.wait_procs(gone, timeout=60)[1]
 
 
 def inner_pids(pid):
     """The worker processes within a worker: those of its fork server."""
-    return sorted(process.pid for server in psutil.Process(pid).children() for process in server.children())
+    pids = []
+    for child in psutil.Process(pid).children():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            pids += [process.pid for process in child.children()]
+    return sorted(pids)
 
 
 def test_closing_does_not_wait_for_a_batch_and_leaves_nobody(wait_until):
     """A batch takes 40 s; a worker is asked to stop between two steps."""
-    with relays(env=counting(step_s=0.2), frames_per_batch=400, total_frames=800) as collector:
+    with relays(env=counting(step_s=0.2), frames_per_batch=400, total_frames=800, close_timeout_s=30.0) as collector:
         collector._grant(collector._schedule.begin())
         pids = worker_pids(collector)
         wait_until(lambda: all(len(inner_pids(pid)) == 2 for pid in pids), 60, "processes within")
@@ -144,6 +149,6 @@ def test_closing_does_not_wait_for_a_batch_and_leaves_nobody(wait_until):
         wait_until(lambda: collector._transport._hear(0.0) or len(collector._transport._peers) == 2, 60, "joined")
         started = time.monotonic()
         handles = list(collector._transport._switchboard._handles.values())
-    assert time.monotonic() - started < 9
+    assert time.monotonic() - started < 25
     assert [handle.exitcode for handle in handles] == [0, 0]
     assert not any(psutil.pid_exists(pid) for pid in within)

@@ -1,6 +1,5 @@
 import io
 import threading
-import time
 
 import pytest
 from rich.console import Console
@@ -11,13 +10,6 @@ from collectx.run.statistics import Statistics
 
 SHOW_CURSOR = "\x1b[?25h"
 HIDE_CURSOR = "\x1b[?25l"
-
-
-def wait_until(condition):
-    deadline = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 @pytest.fixture
@@ -33,7 +25,7 @@ def quick(monkeypatch):
     monkeypatch.setattr(progress, "PLAIN_S", 0.01)
 
 
-def test_plain_lines_where_there_is_no_terminal(statistics):
+def test_plain_lines_where_there_is_no_terminal(statistics, wait_until):
     out = io.StringIO()
     with Progress(statistics, Console(file=out, width=20)):
         wait_until(lambda: out.getvalue().count("\n") >= 2)
@@ -43,7 +35,7 @@ def test_plain_lines_where_there_is_no_terminal(statistics):
 
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
-def test_the_cursor_is_back_after_an_error(statistics, error):
+def test_the_cursor_is_back_after_an_error(statistics, wait_until, error):
     out = io.StringIO()
     console = Console(file=out, width=100, force_terminal=True, color_system=None)
 
@@ -66,6 +58,6 @@ def test_a_closed_pipe_ends_the_display_and_not_the_run(statistics, capsys):
 
     display = Progress(statistics, Console(file=Closed(), width=100))
     with display:
-        display._thread.join(timeout=10)
+        display._thread.join(timeout=60)
         assert not display._thread.is_alive()
     assert "progress display stopped" in capsys.readouterr().err

@@ -33,13 +33,13 @@ def ends(request):
     made, lines = {}, connections()
 
     def make(rank):
-        made[rank] = make_pair("gloo", lines[rank], rank, request.param, 10.0, ("cpu", "cpu"))
+        made[rank] = make_pair("gloo", lines[rank], rank, request.param, 60.0, ("cpu", "cpu"))
 
     threads = [threading.Thread(target=make, args=(rank,)) for rank in (TRAINER, WORKER)]
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(20)
+        thread.join(60)
     yield made[TRAINER], made[WORKER]
     for pair, line in zip(made.values(), lines, strict=True):
         pair.close()
@@ -133,7 +133,7 @@ def mpi_environment():
 @needs_mpi
 def test_ranks_of_one_mpi_job_reach_each_other():
     command = ["mpirun", "--oversubscribe", "-n", "2", sys.executable, str(HERE / "mpiranks.py")]
-    ended = subprocess.run(command, env=mpi_environment(), capture_output=True, text=True, timeout=60, check=False)
+    ended = subprocess.run(command, env=mpi_environment(), capture_output=True, text=True, timeout=100, check=False)
     assert ended.returncode == 0, ended.stderr
     assert sorted(ended.stdout.split()) == ["0:ok", "1:ok"]
 

@@ -11,17 +11,20 @@ import time
 import psutil
 import pytest
 import toyworker
-from toyworker import arrive, lose, slab_spec, writer
+from toyworker import Fault, arrive, lose, slab_spec, writer
 
 from collectx.errors import WorkerDied, WorkerTimeout
 from collectx.transport.base import Arrival, Departure
+
+# Workers of a short timeout hang in a batch after which none is asked for, so that no slow one is taken for a hung one.
+HANGS_NEXT = Fault("hang", at=1)
 
 
 @pytest.fixture(params=["shared_memory", "gloo"])
 def connect(request):
     made = []
 
-    def connect(fault=None, num_workers=1, num_slots=1, start=30.0, work=30.0, close=0.2):
+    def connect(fault=None, num_workers=1, num_slots=1, start=60.0, work=60.0, close=30.0):
         spec = slab_spec(num_workers, num_slots)
         fault = dict(enumerate(fault)) if isinstance(fault, list) else fault
         transport, start_worker = toyworker.place(request.param, spec, fault, start, work, close)
@@ -60,7 +63,7 @@ def test_a_worker_that_leaves_without_a_word_is_named_with_its_exit_code(connect
 
 
 def test_a_death_is_noticed_at_once_while_waiting_for_others(connect):
-    transport, (first, _) = connect([None, "hang"], num_workers=2)
+    transport, (first, _) = connect([None, "hang"], num_workers=2, close=0.2)
     deliver(transport, 2, worker=1)
     transport.grant(1, 0)
     os.kill(first.pid, signal.SIGKILL)
@@ -68,11 +71,11 @@ def test_a_death_is_noticed_at_once_while_waiting_for_others(connect):
     gone = lose(transport)
     assert isinstance(gone, WorkerDied)
     assert re.search("worker 0", str(gone))
-    assert time.monotonic() - started < 10
+    assert time.monotonic() - started < 30
 
 
 def test_a_worker_that_never_starts_names_start_timeout(connect):
-    transport, _ = connect(start=0.001)
+    transport, _ = connect(Fault("hang", at=0), start=0.001, close=0.2)
     transport.grant(0, 0)
     gone = lose(transport)
     assert isinstance(gone, WorkerTimeout)
@@ -82,8 +85,8 @@ def test_a_worker_that_never_starts_names_start_timeout(connect):
 
 
 def test_a_hung_worker_names_worker_timeout(connect):
-    transport, _ = connect("hang", work=0.2)
-    deliver(transport, 2)
+    transport, _ = connect(HANGS_NEXT, work=0.2, close=0.2)
+    deliver(transport, 1)
     transport.grant(0, 0)
     gone = lose(transport)
     assert isinstance(gone, WorkerTimeout)
@@ -91,14 +94,13 @@ def test_a_hung_worker_names_worker_timeout(connect):
 
 
 def test_a_hung_worker_is_noticed_while_another_always_delivers(connect):
-    transport, _ = connect(["hang", None], num_workers=2, num_slots=2, work=0.3)
-    deliver(transport, 2, worker=0)
-    deliver(transport, 1, worker=1)
+    transport, _ = connect([HANGS_NEXT, None], num_workers=2, num_slots=2, work=2.0, close=0.2)
+    for worker in range(2):
+        deliver(transport, 1, worker)
     transport.grant(0, 0)
     for slot in range(2):
         transport.grant(1, slot)
-    deadline = time.monotonic() + 10
-
+    deadline = time.monotonic() + 60
     while time.monotonic() < deadline and isinstance(event := arrive(transport), Arrival):
         transport.grant(event.worker, event.slot)
         # The trainer learns for longer than a batch takes, so that one is always ready.
@@ -108,30 +110,32 @@ def test_a_hung_worker_is_noticed_while_another_always_delivers(connect):
     assert isinstance(event.error, WorkerTimeout)
 
 
-def test_a_trainer_that_learns_for_longer_than_the_timeout_blames_nobody(connect):
-    transport, _ = connect(num_workers=2, num_slots=2, work=0.3)
+def test_a_trainer_that_learns_for_longer_than_the_timeout_blames_nobody(connect, wait_until):
+    transport, _ = connect(num_workers=2, work=0.3)
     for worker in range(2):
         deliver(transport, 1, worker)
     for worker in range(2):
-        for slot in range(2):
-            transport.grant(worker, slot)
+        transport.grant(worker, 0)
     time.sleep(0.6)  # the trainer's learning, not a wait for something
-    assert sorted(arrive(transport).worker for _ in range(4)) == [0, 0, 1, 1]
+    lines = transport._switchboard._connections.values()
+    wait_until(lambda: all(line.poll() for line in lines), what="both have delivered meanwhile")
+    assert sorted(arrive(transport).worker for _ in range(2)) == [0, 1]
 
 
-def test_closing_kills_a_hung_worker(connect):
-    transport, (handle,) = connect("hang")
+def test_closing_kills_a_hung_worker(connect, tmp_path, wait_until):
+    sign = tmp_path / "hangs"
+    transport, (handle,) = connect(Fault("hang", sign=str(sign)), close=0.2)
     deliver(transport, 2)
     transport.grant(0, 0)
-    time.sleep(0.5)  # so that it surely hangs by now
+    wait_until(sign.exists, what="the worker hangs")
     transport.close()
-    assert handle.exitcode == -signal.SIGTERM
+    assert handle.exitcode in (-signal.SIGTERM, -signal.SIGKILL)
     assert not psutil.pid_exists(handle.pid)
 
 
 def test_a_worker_that_sends_while_the_trainer_closes_ends_quietly(connect, capfd):
     for _ in range(10):
-        transport, handles = connect(num_workers=2, num_slots=2, close=10.0)
+        transport, handles = connect(num_workers=2, num_slots=2, close=60.0)
         for slot in range(2):
             for worker in range(2):
                 transport.grant(worker, slot)

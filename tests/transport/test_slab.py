@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import pickle
 from multiprocessing import Pipe
@@ -113,15 +112,14 @@ def test_weights_are_never_torn_while_another_process_reads(nbytes):
     reader = LocalLauncher(1).start(read_versions, (link, last, theirs), 0)
     theirs.close()
     slab.close_descriptor()
-    version = -1
-    # Slowly at first, so that the reader is surely there to read.
+    version = slab.publish(writer(0))
+    assert ours.poll(60), "the reader did not see the first version"
+    assert ours.recv() == "reading"
     while version < last:
         version = slab.publish(writer((version + 1) % 251))
-        if version == 1:
-            multiprocessing.connection.wait([reader.sentinel], timeout=0.3)
-    assert ours.poll(30), "the reader did not see the last version"
+    assert ours.poll(60), "the reader did not see the last version"
     state = ours.recv()
-    reader.join(10)
+    reader.join(60)
     for end in (ours, link_end, unused):
         end.close()
     assert (state["torn"], state["wrong"]) == (0, 0)

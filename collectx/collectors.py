@@ -21,6 +21,7 @@ from collectx import env as envs
 from collectx import policy as policies
 from collectx.background import Background
 from collectx.collector.build import build
+from collectx.collector.worker import env_seed
 from collectx.config import EnvConfig, RunConfig, SubmititLauncherConfig, is_stacked, rows_per_env
 from collectx.errors import ConfigError
 from collectx.keywords import (
@@ -43,6 +44,7 @@ from collectx.run import RunFolder, rules
 from collectx.run.events import EventLog
 from collectx.run.folder import new_folder
 from collectx.run.submitted import Beforehand, submitted_workers, waiting_workers
+from collectx.transport.base import RESET, reset_with
 
 
 class DataCollector:
@@ -217,6 +219,29 @@ class DataCollector:
     def async_shutdown(self, timeout: float | None = None, close_env: bool = True) -> None:
         """`shutdown`, after `start()`."""
         self.shutdown(timeout, close_env)
+
+    def reset(self) -> None:
+        """New trajectories in all envs, from the next batch that a worker begins: in an async collector up to
+        `num_slots` batches of each worker come before."""
+        with self.pause():
+            self._collector.order(RESET)
+
+    def set_seed(self, seed: int, static_seed: bool = False) -> int:
+        """Seeds envs and random actions, as if the collector had been made with `seed`, and begins new trajectories, as
+        `reset` does.
+
+        Args:
+            seed: at least 0, below 2**61.
+            static_seed: all envs get the seed itself, in the place of one each that is derived from it.
+
+        Returns:
+            A seed to go on with: the same where `static_seed`, otherwise another.
+        """
+        if not 0 <= seed < 2**61:
+            raise ValueError(f"seed={seed}: must be at least 0 and below 2**61")
+        with self.pause():
+            self._collector.order(reset_with(seed, static_seed))
+        return seed if static_seed else env_seed(seed, 0)
 
     def rollout(self) -> TensorDictBase | None:
         """One batch, as `next()` gives it."""

@@ -19,7 +19,7 @@ from collectx.batch import Layout, Leaf, to_tensordict
 from collectx.collector.delivery import Delivery, Part, Timings
 from collectx.collector.schedule import Grant, Schedule
 from collectx.policy.weights import FlatWeights
-from collectx.transport.base import Arrival, Joined, Transport
+from collectx.transport.base import GO_ON, Arrival, Joined, Transport
 
 
 @dataclass(frozen=True)
@@ -106,12 +106,13 @@ class Collector:
         self._transport = transport
         self._schedule = schedule
         self._spec = spec
-        self._num_workers = num_workers
+        self._num_workers = self._num_orders = num_workers
         self._replacements = replacements
         self._events = events
         self._num_delivered = 0
         self.num_frames = 0
         self._failure: Exception | None = None
+        self._orders: dict[int, int] = {}
         self._layouts: dict[int, Layout] = {}
         self._lent: tuple[Arrival, ...] = ()
         self.policy_version = -1
@@ -191,7 +192,7 @@ class Collector:
 
     def _grant(self, grants: Iterable[Grant]) -> None:
         for grant in grants:
-            self._transport.grant(*grant)
+            self._transport.grant(*grant, self._orders.pop(grant[0], GO_ON))
 
     def _release(self, parts: tuple[Arrival, ...]) -> None:
         self._lent = ()
@@ -225,6 +226,12 @@ class Collector:
         them, and takes them before its first batch after they have arrived."""
         self.policy_version = self._transport.publish(FlatWeights(policy).write)
         return self.policy_version
+
+    def order(self, order: int) -> None:
+        """Has every worker do what `order` says (`collectx.transport.base`) before the next slot that it is granted;
+        slots that are granted already come before, `collector.num_slots` of each async worker at most. Does not
+        wait. A worker that is started again before it has heard of it does without: its envs are new."""
+        self._orders = dict.fromkeys(range(self._num_orders), order)
 
     def interrupt(self) -> None:
         """Lets the workers end, between two of their steps, without waiting for them: `next` then finds them gone. May

@@ -29,7 +29,7 @@ from collectx.config import BackendConfig, DevicesConfig, MeterTrainerConfig, Ru
 from collectx.errors import WorkerError
 from collectx.launcher.local import warm_up
 from collectx.policy.weights import FlatWeights
-from collectx.transport.base import Tally
+from collectx.transport.base import GO_ON, Tally
 from collectx.transport.distributed import DistributedLink
 
 
@@ -58,6 +58,8 @@ def relay(task: WorkerTask, inner: Inner, link: DistributedLink) -> Generator[No
                 version = newest
                 versions.add(collector.publish(policy), version)
             refreshed = perf_counter()
+            if link.order != GO_ON:
+                collector.order(link.order)
             try:
                 batch = next(collector)
             except WorkerError:

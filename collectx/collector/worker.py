@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from time import perf_counter
 from typing import Any
 
@@ -32,10 +32,10 @@ from collectx.given import Given
 from collectx.policy.weights import FlatWeights
 from collectx.rollout.cut import with_ends
 from collectx.rollout.episodes import Episodes
-from collectx.rollout.rollout import Stopped
+from collectx.rollout.rollout import Rollout, Stopped
 from collectx.rollout.spec import PLAIN, RolloutSpec
 from collectx.rollout.start import make_rollout
-from collectx.transport.base import Link, Tally
+from collectx.transport.base import GO_ON, Link, Tally, seed_of
 
 
 @dataclass(frozen=True)
@@ -169,8 +169,7 @@ def work(task: WorkerTask, link: Link, own_random_state: bool = False) -> Genera
         weights = FlatWeights(actor.module)
         weights.adopt()
         episodes = Episodes(first_env, num_envs, num_envs * task.num_workers, task.life)
-        seeds = [env_seed(task.seed, first_env + index, task.life) for index in range(num_envs)]
-        rollout = make_rollout(env, actor, episodes, seeds, link.stop, task.rollout)
+        rollout = make_rollout(env, actor, episodes, _env_seeds(task, task.seed), link.stop, task.rollout)
         prepared = [rollout.prepare(slot) for slot in link.slots]
     version = -1
     send_s = 0.0
@@ -184,6 +183,8 @@ def work(task: WorkerTask, link: Link, own_random_state: bool = False) -> Genera
             version = link.refresh(weights.read, version)
             refreshed = perf_counter()
             with _installed(guest):
+                if link.order != GO_ON:
+                    _begin_anew(task, rollout, link.order, own_random_state)
                 stats = rollout.collect(prepared[index], version)
             collected = perf_counter()
             handover_s = send_s + refreshed - granted
@@ -193,6 +194,22 @@ def work(task: WorkerTask, link: Link, own_random_state: bool = False) -> Genera
             yield
     finally:
         rollout.close()
+
+
+def _env_seeds(task: WorkerTask, seed: int) -> list[int]:
+    first = task.index * task.num_envs
+    return [env_seed(seed, first + index, task.life) for index in range(task.num_envs)]
+
+
+def _begin_anew(task: WorkerTask, rollout: Rollout, order: int, guest: bool) -> None:
+    """Does what came with a grant."""
+    given = seed_of(order)
+    if given is None:
+        rollout.reset(None)
+        return
+    seed, static = given
+    _seed_policy(replace(task, seed=seed), guest)
+    rollout.reset([seed] * task.num_envs if static else _env_seeds(task, seed))
 
 
 def _seed_policy(task: WorkerTask, guest: bool) -> None:

@@ -66,6 +66,12 @@ class Episodes:
         self._returns[envs] = sums[-1] - base
         self._lengths[envs] = len(done) - start
 
+    def abandon(self) -> None:
+        """The episodes under way are not finished: the next frames are of others."""
+        self._ids += self._total_envs
+        self._returns[:] = 0
+        self._lengths[:] = 0
+
     def take(self) -> tuple[np.ndarray, np.ndarray]:
         """Undiscounted returns (float64) and lengths in frames (int64), each `[episodes]`, of the episodes that ended
         since the last call, in order of time within each `record`. Owned by the caller."""

@@ -13,6 +13,7 @@ Called by the worker, in the worker's process.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from time import perf_counter
 from typing import Any
 
@@ -51,6 +52,13 @@ class RaggedRollout(Rollout):
             size = 3 * self._env.spec.num_envs
             self._segments = {key: np.zeros((size, *array.shape[1:]), array.dtype) for key, array in arrays.items()}
         return arrays
+
+    def reset(self, seeds: Sequence[int] | None) -> None:
+        super().reset(seeds)
+        self._free.extend((*self._complete, *self._segment))
+        self._complete.clear()
+        self._segment[:] = [self._free.popleft() for _ in self._segment]
+        self._cursor[:] = 0
 
     def collect(self, rows: Any, policy_version: int) -> RolloutStats:
         env_s = policy_s = 0.0

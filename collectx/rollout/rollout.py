@@ -114,6 +114,11 @@ class Rollout:
         self._episodes.record(slice(None), rows.reward, ends, rows.traj_ids)
         return RolloutStats(env_s, policy_s, self._episodes.take())
 
+    def reset(self, seeds: Sequence[int] | None) -> None:
+        """Begins new trajectories in all envs, with a seed for each, or with the envs' own random state."""
+        self._env.reset(seeds, self._carry)
+        self._episodes.abandon()
+
     def _end_batch(self, truncated: np.ndarray, done: np.ndarray) -> np.ndarray:
         """Does what is wanted at the end of rows `[T, E]`, whose flags it may change; returns where trajectories end,
         which is not where `done` is marked if that is only for the batch's sake."""

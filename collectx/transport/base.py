@@ -106,13 +106,27 @@ class Joined:
     where: dict[str, Any]
 
 
+# What goes with a grant, an int64: to be done before the slot is filled.
+GO_ON, RESET = 0, 1
+
+
+def reset_with(seed: int, static: bool) -> int:
+    """The order to reset all envs with seeds that are derived from `seed`, or, `static`, with `seed` itself."""
+    return 2 + 2 * seed + static
+
+
+def seed_of(order: int) -> tuple[int, bool] | None:
+    """What `reset_with` was told; None for `RESET`, after which envs go on with the seeds that they have."""
+    return None if order == RESET else ((order - 2) // 2, bool(order % 2))
+
+
 class Transport(Protocol):
     """The trainer's end. Used from one thread."""
 
-    def grant(self, worker: int, slot: int) -> None:
-        """Lets `worker` fill `slot`, where slots are joined with the newest weights there are now, or newer ones. Does
-        not block. Does nothing where the worker is gone and `receive` has not told it yet: who takes its place is
-        granted its slots anew."""
+    def grant(self, worker: int, slot: int, order: int = GO_ON) -> None:
+        """Lets `worker` fill `slot`, where slots are joined with the newest weights there are now, or newer ones, after
+        it has done what `order` says. Does not block. Does nothing where the worker is gone and `receive` has not told
+        it yet: who takes its place is granted its slots anew."""
 
     def receive(self) -> Arrival | Departure | Joined:
         """Blocks until something has happened: a granted slot is full, or a worker has come or gone.
@@ -156,7 +170,10 @@ class Link(Protocol):
     Attributes:
         slots: this worker's slots, as views of the transport's memory.
         stop: see `Stop`; cheap enough for every step.
+        order: what came with the grant that was acquired last.
     """
+
+    order: int
 
     @property
     def slots(self) -> Sequence[Slot]: ...

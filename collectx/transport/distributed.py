@@ -40,7 +40,7 @@ import torch
 from collectx.batch import Layout, Slot
 from collectx.errors import RemoteFailure, RendezvousError, WorkerDied
 from collectx.transport import wire
-from collectx.transport.base import Arrival, Departure, Joined, SlabSpec, Tally
+from collectx.transport.base import GO_ON, Arrival, Departure, Joined, SlabSpec, Tally
 from collectx.transport.pair import (
     STAMP_BYTES,
     TRAINER,
@@ -162,7 +162,7 @@ class DistributedTransport:
         self._peers: dict[int, _Peer] = {}
         self._memory: dict[tuple[int, int], torch.Tensor] = {}
         # Grants to workers that have not joined yet.
-        self._early: dict[int, list[int]] = {}
+        self._early: dict[int, list[tuple[int, int]]] = {}
         # Slots whose tally has arrived, perhaps before their last bytes.
         self._tails: list[tuple[_Peer, int, Tally]] = []
         self._events: deque[Arrival | Departure | Joined] = deque()
@@ -221,17 +221,17 @@ class DistributedTransport:
         with self._lock:
             self._expected[worker] = life
 
-    def grant(self, worker: int, slot: int) -> None:
+    def grant(self, worker: int, slot: int, order: int = GO_ON) -> None:
         if worker in self._gone:
             return  # as `receive` is about to say
         self._switchboard.owes(worker)
         peer = self._peers.get(worker)
         if peer is None:
-            self._early.setdefault(worker, []).append(slot)
+            self._early.setdefault(worker, []).append((slot, order))
         else:
-            self._send_grant(peer, slot)
+            self._send_grant(peer, slot, order)
 
-    def _send_grant(self, peer: _Peer, slot: int) -> None:
+    def _send_grant(self, peer: _Peer, slot: int, order: int) -> None:
         place = peer.worker, slot
         if place not in self._memory:
             self._memory[place] = torch.zeros(
@@ -241,7 +241,7 @@ class DistributedTransport:
         # Where the pair is broken, so is the connection, and the switchboard will say so.
         with contextlib.suppress(RuntimeError):
             peer.incoming[slot] = peer.pair.receive(self._memory[place], peer.num_grants)
-        self._switchboard.send(peer.worker, wire.pack_grant(slot, self._version if self.spec.joined else 0))
+        self._switchboard.send(peer.worker, wire.pack_grant(slot, order, self._version if self.spec.joined else 0))
 
     def receive(self) -> Arrival | Departure | Joined:
         while not self._events:
@@ -268,8 +268,8 @@ class DistributedTransport:
         self._switchboard.plug(worker, peer.connection, None if host == socket.gethostname() else host)
         self._events.append(Joined(worker, {key: value for key, value in peer.where.items() if key != "worker"}))
         self._push(peer)
-        for slot in self._early.pop(worker, ()):
-            self._send_grant(peer, slot)
+        for slot, order in self._early.pop(worker, ()):
+            self._send_grant(peer, slot, order)
         self._switchboard.restart_clock(worker)
 
     def _take(self, peer: _Peer, message: bytes) -> None:
@@ -456,7 +456,8 @@ class DistributedLink:
         self._pair = pair
         self._memory = [torch.zeros(layout.nbytes + STAMP_BYTES, dtype=torch.uint8) for _ in range(terms.num_slots)]
         self.slots: list[Slot] = [layout.slot(memory[: layout.nbytes]) for memory in self._memory]
-        self._granted: deque[tuple[int, int]] = deque()
+        self._granted: deque[tuple[int, int, int]] = deque()
+        self.order = GO_ON
         self._announced = -1
         self._num_sent = 0
         self._is_over = False
@@ -491,7 +492,7 @@ class DistributedLink:
             self._look_for_weights()
         if self._is_over:
             return None
-        slot, self._least_version = self._granted.popleft()
+        slot, self.order, self._least_version = self._granted.popleft()
         return slot
 
     def refresh(self, read: Callable[[torch.Tensor], None], version: int) -> int:
@@ -564,9 +565,9 @@ class DistributedLink:
         """Takes in what the trainer has said; blocks until it says something, or for `at_most_s`."""
         try:
             while not self._is_over and self._connection.poll(at_most_s):
-                kind, number, least_version = wire.unpack(self._connection.recv_bytes())
+                kind, number, order, least_version = wire.unpack(self._connection.recv_bytes())
                 if kind == wire.GRANT:
-                    self._granted.append((number, least_version))
+                    self._granted.append((number, order, least_version))
                 else:
                     self._announced = number
                 at_most_s = 0.0

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 
 from collectx.errors import WorkerDied
-from collectx.transport.base import Arrival, Departure, SlabSpec, Tally
+from collectx.transport.base import GO_ON, Arrival, Departure, SlabSpec, Tally
 from collectx.transport.slab import Slab
 
 _ENDED = object()
@@ -38,8 +38,8 @@ class InlineTransport:
         """Takes the worker's generator."""
         self._workers[worker] = handle
 
-    def grant(self, worker: int, slot: int) -> None:
-        self._links[worker].granted.append(slot)
+    def grant(self, worker: int, slot: int, order: int = GO_ON) -> None:
+        self._links[worker].granted.append((slot, order))
         self._granted.append(worker)
 
     def receive(self) -> Arrival | Departure:
@@ -72,14 +72,16 @@ class InlineLink:
 
     def __init__(self, slab: Slab, worker: int, arrivals: deque[Arrival]):
         self.worker = worker
-        self.granted: deque[int] = deque()
+        self.granted: deque[tuple[int, int]] = deque()
+        self.order = GO_ON
         self.slots = [slab.slot(worker, index) for index in range(slab.spec.num_slots)]
         self.stop = slab.stop
         self._slab = slab
         self._arrivals = arrivals
 
     def acquire(self) -> int | None:
-        return self.granted.popleft()
+        slot, self.order = self.granted.popleft()
+        return slot
 
     def refresh(self, read: Callable[[torch.Tensor], None], version: int) -> int:
         return self._slab.refresh(read, version)

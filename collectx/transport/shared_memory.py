@@ -15,7 +15,7 @@ import torch
 
 from collectx.errors import RemoteFailure
 from collectx.transport import wire
-from collectx.transport.base import Arrival, Departure, SlabSpec, Tally
+from collectx.transport.base import GO_ON, Arrival, Departure, SlabSpec, Tally
 from collectx.transport.slab import Slab
 from collectx.transport.switchboard import Handle, Switchboard
 
@@ -48,11 +48,11 @@ class SharedMemoryTransport:
         self._remote_ends.pop(worker).close()
         self._switchboard.attach(worker, handle)
 
-    def grant(self, worker: int, slot: int) -> None:
+    def grant(self, worker: int, slot: int, order: int = GO_ON) -> None:
         if not self._switchboard.is_plugged(worker):
             return  # it is gone, as `receive` is about to say
         self._switchboard.owes(worker)
-        self._switchboard.send(worker, wire.pack_grant(slot))
+        self._switchboard.send(worker, wire.pack_grant(slot, order))
 
     def receive(self) -> Arrival | Departure:
         while not self._events:
@@ -99,6 +99,7 @@ class SharedMemoryLink:
 
     def __init__(self, slab: Slab, worker: int, connection: Connection):
         self.worker = worker
+        self.order = GO_ON
         self._slab = slab
         self._connection = connection
 
@@ -114,9 +115,10 @@ class SharedMemoryLink:
 
     def acquire(self) -> int | None:
         try:
-            return wire.unpack(self._connection.recv_bytes())[1]
+            _, slot, self.order, _ = wire.unpack(self._connection.recv_bytes())
         except (EOFError, OSError):
             return None  # the trainer closed, or is gone
+        return slot
 
     def refresh(self, read: Callable[[torch.Tensor], None], version: int) -> int:
         return self._slab.refresh(read, version)

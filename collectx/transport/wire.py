@@ -1,6 +1,6 @@
 """Control messages as plain bytes: what travels beside the frames. Nothing here is ever unpickled.
 
-trainer -> worker    GRANT   | slot, least version to act with (int64)
+trainer -> worker    GRANT   | slot, order, least version to act with (int64)
                      WEIGHTS | version (int64)
 worker -> trainer    FULL    | slot, version, env_s, policy_s, wait_s, send_s | returns (float64) | lengths (int64)
                      HAVE    | version (int64)
@@ -16,29 +16,29 @@ import numpy as np
 from collectx.transport.base import Tally
 
 FULL, FAILED, GRANT, WEIGHTS, HAVE = (bytes([number]) for number in range(5))
-_NUMBERS = struct.Struct("<cqq")
+_NUMBERS = struct.Struct("<cqqq")
 _FULL = struct.Struct("<cqqdddd")
 
 
-def pack_grant(slot: int, least_version: int = 0) -> bytes:
+def pack_grant(slot: int, order: int, least_version: int = 0) -> bytes:
     """A grant of `slot`, to be filled with weights of `least_version` or newer."""
-    return _NUMBERS.pack(GRANT, slot, least_version)
+    return _NUMBERS.pack(GRANT, slot, order, least_version)
 
 
 def pack_weights(version: int) -> bytes:
     """The weights of `version` are on their way."""
-    return _NUMBERS.pack(WEIGHTS, version, 0)
+    return _NUMBERS.pack(WEIGHTS, version, 0, 0)
 
 
 def pack_have(version: int) -> bytes:
     """The weights of `version` are here, whole."""
-    return _NUMBERS.pack(HAVE, version, 0)
+    return _NUMBERS.pack(HAVE, version, 0, 0)
 
 
-def unpack(message: bytes) -> tuple[bytes, int, int]:
-    """Kind and numbers of a message that has no more than these; the second number is that of a grant."""
-    kind, number, second = _NUMBERS.unpack(message)
-    return kind, number, second
+def unpack(message: bytes) -> tuple[bytes, int, int, int]:
+    """Kind and numbers of a message that has no more than these; all but the first number are those of a grant."""
+    kind, number, order, least_version = _NUMBERS.unpack(message)
+    return kind, number, order, least_version
 
 
 def pack_full(slot: int, tally: Tally) -> bytes:

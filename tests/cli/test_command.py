@@ -56,7 +56,10 @@ def test_nothing_heavy_is_imported_before_it_is_needed(argv: list[str], tmp_path
     [
         ("collectx r", {"run", "reproduce"}),
         ("collectx run env=cart", {"env=cartpole"}),
-        ("collectx run -m trainer=", {"trainer=custom", "trainer=impala", "trainer=meter", "trainer=ppo"}),
+        (
+            "collectx run -m trainer=",
+            {"trainer=custom", "trainer=dqn", "trainer=impala", "trainer=meter", "trainer=ppo"},
+        ),
         ("collectx run --config-dir conf seed=1 env=mi", {"env=mine"}),
         ("collectx run collector.num_workers_", {"collector.num_workers_per_collector="}),
     ],

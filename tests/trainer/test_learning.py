@@ -54,7 +54,7 @@ def dqn(target_return, priority_alpha=None, warmup_frames=1000):
         learning_rate=1e-3,
         anneal=True,
         gamma=0.99,
-        num_steps=5,
+        num_steps=10,
         buffer_frames=50_000,
         warmup_frames=warmup_frames,
         batch_size=64,

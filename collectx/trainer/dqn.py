@@ -2,8 +2,9 @@
 
     batch --extend--> buffer --sample--> gradient steps --publish--> workers, with the epsilon of the hour
 
-Off-policy: frames may be as old as the buffer is long, and workers as far behind as they like, so they never wait for
-one another.
+Off-policy: frames may be as old as the buffer is long, and workers as far behind as they are, so sync and async
+collectors serve alike. Rewards of several steps are summed without a correction for that, as in Rainbow (Hessel et al.
+2018).
 """
 
 from __future__ import annotations

@@ -111,7 +111,8 @@ class Transport(Protocol):
 
     def grant(self, worker: int, slot: int) -> None:
         """Lets `worker` fill `slot`, where slots are joined with the newest weights there are now, or newer ones. Does
-        not block."""
+        not block. Does nothing where the worker is gone and `receive` has not told it yet: who takes its place is
+        granted its slots anew."""
 
     def receive(self) -> Arrival | Departure | Joined:
         """Blocks until something has happened: a granted slot is full, or a worker has come or gone.

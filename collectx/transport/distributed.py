@@ -153,6 +153,8 @@ class DistributedTransport:
         self._report = events
         # Indices for which a worker may come, with the life that it will have. Shared with the greeting threads.
         self._expected = dict.fromkeys(range(spec.num_workers), 0)
+        # Workers that are gone, until others are expected in their places.
+        self._gone: set[int] = set()
         self._lock = threading.Lock()
         self._joining: queue.SimpleQueue[_Peer] = queue.SimpleQueue()
         self._bell_in, self._bell_out = os.pipe()
@@ -215,10 +217,13 @@ class DistributedTransport:
 
     def expect(self, worker: int, life: int) -> None:
         """Lets another worker of this index join."""
+        self._gone.discard(worker)
         with self._lock:
             self._expected[worker] = life
 
     def grant(self, worker: int, slot: int) -> None:
+        if worker in self._gone:
+            return  # as `receive` is about to say
         self._switchboard.owes(worker)
         peer = self._peers.get(worker)
         if peer is None:
@@ -302,6 +307,7 @@ class DistributedTransport:
 
     def _depart(self, worker: int, error: Exception) -> None:
         self._switchboard.forget(worker)
+        self._gone.add(worker)
         self._early.pop(worker, None)
         with self._lock:
             self._expected.pop(worker, None)

@@ -49,6 +49,8 @@ class SharedMemoryTransport:
         self._switchboard.attach(worker, handle)
 
     def grant(self, worker: int, slot: int) -> None:
+        if not self._switchboard.is_plugged(worker):
+            return  # it is gone, as `receive` is about to say
         self._switchboard.owes(worker)
         self._switchboard.send(worker, wire.pack_grant(slot))
 

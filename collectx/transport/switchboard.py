@@ -158,6 +158,8 @@ class Switchboard:
                     if isinstance(message, Exception):
                         break
                     yield worker, message
+                if worker not in self._handles:
+                    continue  # its last words were its error
                 message = self._died(worker)
             elif worker in self._watched:
                 message = None

@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import time
+from multiprocessing.connection import wait
 
 import psutil
 import pytest
@@ -29,6 +30,7 @@ def connect(request):
         fault = dict(enumerate(fault)) if isinstance(fault, list) else fault
         transport, start_worker = toyworker.place(request.param, spec, fault, start, work, close)
         made.append(transport)
+        transport.start_again = start_worker
         transport.publish(writer(1))
         return transport, [start_worker(worker) for worker in range(num_workers)]
 
@@ -72,6 +74,28 @@ def test_a_death_is_noticed_at_once_while_waiting_for_others(connect):
     assert isinstance(gone, WorkerDied)
     assert re.search("worker 0", str(gone))
     assert time.monotonic() - started < 30
+
+
+@pytest.mark.parametrize("publishes", [False, True])
+def test_a_worker_that_is_gone_is_granted_nothing_more(connect, publishes):
+    """Its end is noticed together with its last batch, or while weights are published, and told afterwards."""
+    transport, (handle,) = connect(Fault("raise"), num_slots=2)
+    deliver(transport, 1)
+    for slot in range(2):
+        transport.grant(0, slot)
+    assert wait([handle.sentinel], 60)
+    if publishes:
+        transport.publish(writer(2))
+        transport.grant(0, 0)
+    while isinstance(event := arrive(transport), Arrival):
+        transport.grant(0, event.slot)
+    assert isinstance(event, Departure)
+    transport.start_again(0)
+    for slot in range(2):
+        transport.grant(0, slot)
+    assert [arrive(transport).slot for _ in range(2)] == [0, 1]
+    with pytest.raises(RuntimeError, match="nothing to receive"):
+        transport.receive()
 
 
 def test_a_worker_that_never_starts_names_start_timeout(connect):

@@ -13,11 +13,11 @@ from pathlib import Path
 from statistics import median
 from time import monotonic
 
-from benchmarks import fresh, handover, memory, overhead, slurm, speed, startup
+from benchmarks import fresh, handover, memory, overhead, replay, slurm, speed, startup
 from benchmarks.cases import CASES
 from benchmarks.speed import Line
 
-PARTS = (*CASES, "startup", "memory", "overhead", "crowd", "handover", "slurm")
+PARTS = (*CASES, "startup", "memory", "overhead", "crowd", "handover", "replay", "slurm")
 
 
 def main() -> int:
@@ -70,6 +70,8 @@ def _run(part: str, options: argparse.Namespace, report: Report) -> None:
         _crowd(options.seconds, options.crowd, report)
     elif part == "handover":
         _handover(options.seconds, report)
+    elif part == "replay":
+        _replay(options.pairs, options.seconds, report)
     elif part == "slurm":
         _slurm(options.pairs, report)
     else:
@@ -139,6 +141,29 @@ def _handover(seconds: float, report: Report) -> None:
         found = fresh.run("benchmarks.handover", seconds=seconds, megabytes=megabytes)
         note = f"publish {found['publish_ms']:.2f} ms, until used {found['use_ms']:.2f}, raw send {found['raw_ms']:.2f}"
         report.add(Line(f"weights of {megabytes:g} MB: times a raw gloo send", found["ratios"], None, note))
+
+
+def _replay(pairs: int, seconds: float, report: Report) -> None:
+    report.say("  thousands of frames per second, medians of all pairs, the sides in turn")
+    for kind in replay.KINDS:
+        reason = replay.why_not(kind)
+        if reason is not None:
+            report.say(f"  {kind}: TorchRL's side is left out: {reason}")
+        sides = [side for side in replay.SIDES if reason is None or side.startswith("ours")]
+        for frames in replay.FRAMES:
+            found: dict[str, list[dict]] = {side: [] for side in sides}
+            for _ in range(pairs):
+                for side in sides:
+                    arguments = {"side": side, "frames": frames, "kind": kind, "seconds": seconds}
+                    found[side].append(fresh.run("benchmarks.replay", **arguments))
+            for what in ("write", "sample"):
+                rates = {side: [each[what] for each in found[side]] for side in sides}
+                shown = ", ".join(f"{side} {median(values) / 1e3:,.0f}" for side, values in rates.items())
+                report.say(f"  {kind} {frames} {what}: {shown}")
+                if reason is None:
+                    pairs_of = zip(rates["ours"], rates["torchrl_tensor"], strict=True)
+                    ratios = [ours / theirs for ours, theirs in pairs_of]
+                    report.add(Line(f"{kind} {frames} {what}: times TorchRL's LazyTensorStorage", ratios, None, ""))
 
 
 def _slurm(pairs: int, report: Report) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 from hydra.core.override_parser.types import Override
 
-from collectx.cli import report, table
+from collectx.cli import report, submitit_slurm, table
 from collectx.cli.arguments import Arguments, split
 from collectx.cli.compose import SEARCH_PATH, Composer, parsed, points
 from collectx.cli.overrides import Checked
@@ -48,7 +48,13 @@ def launch(composer: Composer, arguments: Arguments, argv: Sequence[str], outcom
     Raises:
         ConfigError: with every problem of every point.
     """
-    checked = composer.check(arguments.words)
+    words, foreign = submitit_slurm.translated(arguments.words)
+    if foreign:
+        raise ConfigError(foreign)
+    if words != list(arguments.words):
+        told = " ".join(word for word in words if word not in arguments.words)
+        report.note(f"hydra/launcher=submitit_slurm: as {told}.")
+    checked = composer.check(words)
     explaining = any(flag in arguments.flags for flag in _EXPLAINING)
     problems = checked.problems if explaining else _problems(composer, checked, arguments)
     if problems:

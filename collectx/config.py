@@ -285,6 +285,7 @@ class DqnTrainerConfig(TrainerConfig):
     learning_rate: float = above(0)
     anneal: bool = MISSING
     gamma: float = within(0, 1)
+    num_steps: int = at_least(1)
     buffer_frames: int = at_least(1)
     warmup_frames: int = at_least(0)
     batch_size: int = at_least(1)

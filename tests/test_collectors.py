@@ -291,7 +291,7 @@ def test_a_weight_updater_gives_the_weights():
         assert [batch["action"].unique().tolist() for batch in collector][1:] == [[1], [1]]
 
 
-@pytest.mark.parametrize("inner", ["sync", "async", MultiSyncCollector])
+@pytest.mark.parametrize("inner", ["sync", "async", pytest.param(MultiSyncCollector, marks=pytest.mark.slow)])
 def test_a_worker_is_a_collector_itself(inner):
     keywords = {"num_workers_per_collector": 2, "collector_class": inner, "launcher": "mp"}
     with DistributedSyncCollector(

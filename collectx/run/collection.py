@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -58,6 +59,7 @@ class RunCollection:
         digest: Digest | None = None,
         events: Callable[..., None] = lambda name, **fields: None,
         check: Callable[[], None] = lambda: None,
+        hold: Callable[[], AbstractContextManager[None]] = nullcontext,
         clock: Callable[[], float] = time.monotonic,
     ):
         """
@@ -65,6 +67,8 @@ class RunCollection:
             digest: costs about 1 ms per MB of every batch; None leaves it out.
             events: the event log; gets every publish.
             check: called before a batch is asked for; raises where the run is to stop.
+            hold: `with hold():` nothing that is to stop the run raises inside the block: a batch is counted wholly, or
+                not at all.
             clock: seconds; what `Statistics.first_s` and `last_s` are counted on.
         """
         self.statistics = statistics
@@ -77,6 +81,7 @@ class RunCollection:
         self._digest = digest
         self._events = events
         self._check = check
+        self._hold = hold
         self._clock = clock
         self._lines = JsonLines(folder.metrics)
         self._line: dict[str, Any] | None = None
@@ -92,17 +97,19 @@ class RunCollection:
         if self._batches is None:
             self._batches = iter(self._collector)
         batch = next(self._batches)
-        now_s = self._clock()
-        delivery = self._collector.delivery
-        statistics = self.statistics
-        statistics.add(delivery, now_s)
+        with self._hold():
+            self._count(batch)
+        return batch
+
+    def _count(self, batch: TensorDict) -> None:
+        delivery, statistics = self._collector.delivery, self.statistics
+        statistics.add(delivery, self._clock())
         self.frames = statistics.frames
         self.mean_return = statistics.mean_return
         self.num_episodes = statistics.num_episodes
         self._line = _line(delivery, statistics)
         if self._digest is not None:
             self._line["digest"] = self._digest.add(batch)
-        return batch
 
     def publish(self, policy: nn.Module) -> int:
         """See `Collection.publish`."""
@@ -123,13 +130,14 @@ class RunCollection:
         self._lines.close()
 
     def _write(self) -> None:
-        if self._line is None:
-            return
-        line, self._line = self._line, None
-        if self._logged:
-            line["scalars"] = self._logged
-            self._logged = {}
-        self._lines.append(line)
+        with self._hold():
+            if self._line is None:
+                return
+            line, self._line = self._line, None
+            if self._logged:
+                line["scalars"] = self._logged
+                self._logged = {}
+            self._lines.append(line)
 
 
 def _line(delivery: Delivery, statistics: Statistics) -> dict[str, Any]:

@@ -126,7 +126,9 @@ def _collect(
     except (ConfigError, LauncherError, SpaceError) as error:
         raise record.misconfigured(error) from error
     with workers as collector:
-        collection = RunCollection(collector, files, record.statistics, record.digest, events, signals.check)
+        collection = RunCollection(
+            collector, files, record.statistics, record.digest, events, signals.check, signals.hold
+        )
         try:
             learner.train(collection)
             record.end(None)

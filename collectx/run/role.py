@@ -12,10 +12,11 @@ import json
 import os
 import sys
 import time
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from collectx.config import RunConfig
+from collectx.config import RunConfig, backend_of
 from collectx.errors import ConfigError, RendezvousError
 from collectx.given import Given
 from collectx.launcher.place import Place
@@ -54,6 +55,7 @@ def play(
     if rank == 0:
         from collectx.run.job import execute
 
+        _begin_mpi(cfg)
         files = RunFolder(folder)
         place = Place(lambda meeting: announce(files, meeting, token), workers.start, workers.describe)
         try:
@@ -89,6 +91,7 @@ def work(
     from collectx.collector.remote import serve_remote
 
     try:
+        _begin_mpi(cfg)
         meeting = find(files, token, *(trainer_timeout or ("collector.start_timeout_s", cfg.collector.start_timeout_s)))
         serve_remote(meeting, worker, cfg.collector.start_timeout_s, given)
     except BaseException:
@@ -97,6 +100,14 @@ def work(
         traceback.print_exc()
         return 1
     return 0
+
+
+def _begin_mpi(cfg: RunConfig) -> None:
+    """Where the launcher made the roles ranks of one MPI job. What is missing for it is found later."""
+    if backend_of(cfg) == "mpi" and "PMIX_NAMESPACE" in os.environ and find_spec("mpi4py") is not None:
+        from collectx.transport.pair_mpi import begin_together
+
+        begin_together(cfg.collector.start_timeout_s, "collector.start_timeout_s")
 
 
 def announce(files: RunFolder, meeting: Meeting, token: str) -> None:

@@ -2,6 +2,7 @@
 
     running      the first signal raises `Stopped` wherever the main thread is, the second is only counted, so that
                  closing goes on; the third raises again, for the user who will not wait any longer
+    held         it raises at the end of the block, in which something must not be done by halves
     shielded     the first is only counted too
     sealed       nothing raises: the result is being written and shown
 
@@ -47,6 +48,7 @@ class Signals:
         self._raise_at = 1
         self._shielded = False
         self._sealed = False
+        self._held = self._is_due = False
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
@@ -75,6 +77,18 @@ class Signals:
         finally:
             signal.signal(signal.SIGINT, self._handle)
 
+    @contextmanager
+    def hold(self) -> Iterator[None]:
+        """What would raise in the block raises at its end, unless something else does."""
+        self._held = True
+        try:
+            yield
+        finally:
+            self._held = False
+        if self._is_due and self.last is not None:
+            self._is_due = False
+            raise Stopped(self.last)
+
     def check(self) -> None:
         """Raises `Stopped` if a signal came and its exception was lost, as happens in a `__del__`."""
         if self.last is not None and not self._shielded:
@@ -95,4 +109,7 @@ class Signals:
         if not self._sealed and self._count >= self._raise_at:
             # The next one, of an impatient user, must not tear what this one sets going.
             self._raise_at = self._count + PATIENCE - 1
+            if self._held:
+                self._is_due = True
+                return
             raise Stopped(signum)

@@ -2,8 +2,9 @@
 
     batch --extend--> buffer --sample--> gradient steps --publish--> workers, with the epsilon of the hour
 
-Off-policy: frames may be as old as the buffer is long, and workers as far behind as they like, so they never wait for
-one another.
+Off-policy: frames may be as old as the buffer is long, and workers as far behind as they are, so sync and async
+collectors serve alike. Rewards of several steps are summed without a correction for that, as in Rainbow (Hessel et al.
+2018).
 """
 
 from __future__ import annotations
@@ -17,15 +18,11 @@ import torch.nn.functional as F
 from tensordict import TensorDict
 from torch import nn
 
-from collectx.batch import Key
 from collectx.config import DqnTrainerConfig
 from collectx.replay import PrioritizedSampler, ReplayBuffer, UniformSampler
 from collectx.trainer.base import Collection
 from collectx.trainer.learner import has_reached
-
-_REWARD: Key = ("next", "reward")
-_TERMINATED: Key = ("next", "terminated")
-_ACTION: Key = ("action",)
+from collectx.trainer.nstep import nstep
 
 # Gradient steps on one sample: fewer calls, and no more than so many steps between a frame's goal and its use.
 _STEPS_AT_ONCE = 16
@@ -47,8 +44,6 @@ class DqnTrainer:
             sampler = PrioritizedSampler(cfg.priority_alpha, cfg.priority_beta, seed=seed)
         self._buffer = ReplayBuffer(cfg.buffer_frames, sampler=sampler)
         self._is_prioritized = cfg.priority_alpha is not None
-        observation = list(self.policy.observation_keys)
-        self._keys = [*observation, *(("next", *key) for key in observation), _ACTION, _REWARD, _TERMINATED]
         self._due = 0.0
         self.policy.epsilon.fill_(cfg.epsilon_start)
 
@@ -58,7 +53,7 @@ class DqnTrainer:
         for batch in collection:
             if has_reached(cfg.target_return, collection):
                 return
-            self._buffer.extend(batch.select(*self._keys))
+            self._buffer.extend(self._frames(batch))
             self._follow(collection)
             losses = {}
             if collection.frames >= cfg.warmup_frames:
@@ -107,7 +102,7 @@ class DqnTrainer:
         sample = self._buffer.sample(steps * cfg.batch_size)
         frames = sample.to(self._device)
         observation = [frames[key].split(cfg.batch_size) for key in policy.observation_keys]
-        column = policy.index(frames[_ACTION]).unsqueeze(-1).split(cfg.batch_size)
+        column = policy.index(frames["action"]).unsqueeze(-1).split(cfg.batch_size)
         goal = self._goal(frames)
         errors = []
         sums = torch.zeros(2, device=self._device)
@@ -131,13 +126,25 @@ class DqnTrainer:
             torch._foreach_lerp_([*self._target.parameters()], self._parameters, moved)
         return sums
 
+    def _frames(self, batch: TensorDict) -> TensorDict:
+        """What is learnt of a batch, `[rows, time]`: the observation, the action, and, of the `num_steps` frames from
+        there on, the "return", the last "next", and the "discount" of its value, 0 where that frame terminated."""
+        rows = batch.select("action", "next", *self.policy.observation_keys).reshape(-1, batch.batch_size[-1])
+        reward, done, terminated = (rows["next", name].squeeze(-1) for name in ("reward", "done", "terminated"))
+        total, discount, last = nstep(reward, done, self._cfg.gamma, self._cfg.num_steps)
+        row = torch.arange(len(rows), device=last.device)[:, None]
+        learnt = rows.select("action", *self.policy.observation_keys)
+        learnt["return"] = total
+        # A truncated frame's next observation is the true final one, and worth what it is worth.
+        learnt["discount"] = discount * ~terminated[row, last]
+        for key in self.policy.observation_keys:
+            learnt["next", *key] = rows["next", *key][row, last]
+        return learnt
+
     @torch.no_grad()
     def _goal(self, frames: TensorDict) -> torch.Tensor:
-        """What each frame's action is worth, `[N]`: its reward, and the target network's value of the action that the
-        policy would take next."""
+        """What each frame's action is worth, `[N]`: what it brought, and the target network's value of the action that
+        the policy would take then."""
         after = [frames["next", *key] for key in self.policy.observation_keys]
         best = self.policy(after).argmax(-1, keepdim=True)
-        value = self._target(after).gather(-1, best).squeeze(-1)
-        # A truncated frame's next observation is the true final one, and worth what it is worth.
-        value.masked_fill_(frames[_TERMINATED].squeeze(-1), 0.0)
-        return frames[_REWARD].squeeze(-1) + self._cfg.gamma * value
+        return frames["return"] + frames["discount"] * self._target(after).gather(-1, best).squeeze(-1)

@@ -13,6 +13,7 @@ MPI knows no timeouts and no broken connections, and moves bytes only while it i
 from __future__ import annotations
 
 import atexit
+import faulthandler
 import json
 import os
 import select
@@ -65,6 +66,19 @@ def make(connection: Connection, rank: int, timeout_s: float, device: str) -> Mp
         "or "
         "by srun --mpi=pmix, or let the trainer start its workers with launcher=local; or use backend=gloo"
     )
+
+
+def begin_together(timeout_s: float, knob: str) -> None:
+    """Begins MPI where all ranks were started together: called by every rank, before any waits for another by other
+    means, as it returns only when all have called it. Blocks the whole process meanwhile; where it takes longer than
+    `timeout_s`, which `knob` names, the process ends."""
+    print(f"MPI begins when all ranks have come; waiting for at most {timeout_s:g} s ({knob}).", file=sys.stderr)
+    # MPI keeps the interpreter's lock: nothing else of this process could end the wait.
+    faulthandler.dump_traceback_later(timeout_s, exit=True)
+    try:
+        _begin()
+    finally:
+        faulthandler.cancel_dump_traceback_later()
 
 
 def spawn(entry: str, words: dict[str, Any]) -> None:

@@ -25,7 +25,7 @@ SMALL = [
 
 
 def collectx(*argv: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([COMMAND, *argv], cwd=cwd, capture_output=True, text=True, timeout=100)
+    return subprocess.run([COMMAND, *argv], cwd=cwd, capture_output=True, text=True, timeout=200)
 
 
 def test_version_and_unknown_subcommand(tmp_path: Path):

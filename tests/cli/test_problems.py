@@ -124,6 +124,23 @@ def test_the_arithmetic_of_the_issue():
     )
 
 
+@pytest.mark.parametrize(
+    ("trainer", "policy", "advice"),
+    [
+        ("dqn", "mlp", "use policy=q_mlp or policy=q_cnn"),
+        ("dqn", "random", "use policy=q_mlp or policy=q_cnn"),
+        ("ppo", "q_mlp", "use policy=mlp, or trainer=dqn"),
+        ("impala", "q_cnn", "use policy=cnn, or trainer=dqn"),
+    ],
+)
+def test_a_policy_that_the_trainer_cannot_train(trainer, policy, advice):
+    with pytest.raises(ConfigError) as raised:
+        compose([f"trainer={trainer}", f"policy={policy}"])
+    (problem,) = raised.value.problems
+    assert problem.startswith(f"trainer={trainer} policy={policy}: ")
+    assert advice in problem
+
+
 def test_a_device_that_is_not_there():
     import torch
 

@@ -21,8 +21,9 @@ class Trainer:
     def __init__(self, tmp_path, body, env="counting(2)"):
         script = tmp_path / "trainer.py"
         script.write_text(
-            "from collecting import *\nimport sys, time\n"
+            # Workers, and the processes of their envs, import this script and need nothing of it.
             "if __name__ == '__main__':\n"
+            "    from collecting import *\n    import sys, time\n"
             f"    collector = start('multi_async', 'local', {env}, total_frames=-1)\n"
             "    next(collector)\n"
             "    print('collecting', flush=True)\n" + textwrap.indent(textwrap.dedent(body), "    ")
@@ -81,6 +82,7 @@ def test_ctrl_c_on_the_whole_group_leaves_nothing(trainer):
     assert error.rstrip().endswith("KeyboardInterrupt")
 
 
+@pytest.mark.slow
 def test_a_forgotten_collector_ends_with_the_program(trainer):
     assert trainer("sys.exit(5)").end() == (5, "")
 

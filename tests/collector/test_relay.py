@@ -65,7 +65,7 @@ def test_every_frame_arrives_once_in_order_and_whole(kind, inner):
 @pytest.mark.parametrize(
     "options",
     [
-        {},
+        pytest.param({}, marks=pytest.mark.slow),
         # 257 random frames are 65 of each of four processes, more than two of their parts of 32.
         {"max_frames_per_traj": 9, "init_random_frames": 257, "reset_at_each_iter": True, "set_truncated": True},
     ],
@@ -91,7 +91,7 @@ def relays(**kwargs):
 
 
 def test_an_error_in_one_of_its_workers_keeps_its_type_and_its_trace():
-    with relays(env=faulty("custom")) as collector, pytest.raises(BrokenLever) as caught:
+    with relays(env=faulty("custom"), num_workers=1) as collector, pytest.raises(BrokenLever) as caught:
         for _ in collector:
             pass
     assert any("FaultyEnv" in note or "faulty.py" in note for note in caught.value.__notes__)

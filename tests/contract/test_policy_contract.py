@@ -9,7 +9,14 @@ from tensordict.nn.probabilistic import interaction_type
 from torch import nn
 
 from collectx.batch import Leaf
-from collectx.config import CnnPolicyConfig, CustomPolicyConfig, MlpPolicyConfig, PolicyConfig
+from collectx.config import (
+    CnnPolicyConfig,
+    CustomPolicyConfig,
+    MlpPolicyConfig,
+    PolicyConfig,
+    QCnnPolicyConfig,
+    QMlpPolicyConfig,
+)
 from collectx.env.base import EnvSpec
 from collectx.env.spaces import Structure
 from collectx.errors import ConfigError, ShapeError, SpaceError
@@ -39,6 +46,8 @@ OBSERVATIONS = {
 }
 KINDS = [("random", "vector"), ("mlp", "vector"), ("mlp", "vector64"), ("mlp", "discrete"), ("mlp", "dict")]
 KINDS += [("mlp", "stack"), ("cnn", "stack"), ("cnn", "colour")]
+Q_MLP = QMlpPolicyConfig("q_mlp", [16, 16], "relu")
+Q_CNN = QCnnPolicyConfig("q_cnn", [4, 8], [4, 3], [2, 2], 16, 255.0)
 
 
 def make_spec(observation: spaces.Space, action: spaces.Space, rows: int = ROWS) -> EnvSpec:
@@ -61,12 +70,19 @@ def act(actor, observation):
 
 
 def config(kind: str) -> PolicyConfig:
-    return {"random": PolicyConfig("random"), "mlp": MLP, "cnn": CNN}[kind]
+    return {"random": PolicyConfig("random"), "mlp": MLP, "cnn": CNN, "q_mlp": Q_MLP, "q_cnn": Q_CNN}[kind]
+
+
+CHOICES = [(*kind, action) for kind in KINDS for action in ACTIONS]
+CHOICES += [
+    (kind, seen, action)
+    for kind, seen in (("q_mlp", "vector"), ("q_cnn", "stack"))
+    for action in ("discrete", "discrete_start")
+]
 
 
 @pytest.mark.parametrize("exploration", list(ExplorationType), ids=lambda e: e.value)
-@pytest.mark.parametrize("action", ACTIONS)
-@pytest.mark.parametrize(("kind", "observation"), KINDS)
+@pytest.mark.parametrize(("kind", "observation", "action"), CHOICES)
 def test_act(kind, observation, action, exploration):
     spec = make_spec(OBSERVATIONS[observation], ACTIONS[action])
     policy = build(config(kind), spec, seed=1)
@@ -92,6 +108,8 @@ def test_act(kind, observation, action, exploration):
     assert (("action_log_prob",) in [leaf.key for leaf in actor.leaves]) is (exploration is ExplorationType.RANDOM)
     if exploration is ExplorationType.RANDOM:
         torch.testing.assert_close(first[1], log_prob.detach(), rtol=1e-4, atol=1e-4)
+    if kind.startswith("q_"):
+        return  # its probabilities are steps: they have no gradient
     (log_prob.sum() + entropy.sum()).backward()
     assert all(p.grad is None or bool(p.grad.isfinite().all()) for p in policy.parameters())
 

@@ -95,6 +95,27 @@ def test_every_frame_is_drawn_equally_often(sampler):
     assert (counts - 1000).abs().max() < 200
 
 
+@pytest.mark.parametrize("sampler", [UniformSampler, PrioritizedSampler])
+def test_frames_that_are_overwritten_while_they_are_copied(sampler):
+    buffer = ReplayBuffer(8, sampler=sampler(seed=0))
+    buffer.extend(numbered(0, [8]))
+    read, reads = buffer._read, []
+
+    def overtaken(index):
+        reads.append(index)
+        if len(reads) == 1:
+            buffer.extend(numbered(8, [6]))  # another process, after the choice and before the copy
+        return read(index)
+
+    buffer._read = overtaken
+    sample = buffer.sample(30)
+    assert len(reads) == 2
+    assert clocks(sample) == sample["index"].tolist()
+    assert sample["index"].min() >= 6
+    buffer.sample(30)
+    assert len(reads) == 3
+
+
 def test_on_a_disk(tmp_path):
     buffer = ReplayBuffer(10, scratch_dir=tmp_path)
     buffer.extend(numbered(0, [13]))

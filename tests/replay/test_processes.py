@@ -12,15 +12,24 @@ import torch
 from countedframes import SIZE, Stream, check_whole, die, write
 
 from collectx import ReplayBuffer
+from collectx.launcher.local import warm_up
 from collectx.replay import PrioritizedSampler, SliceSampler, UniformSampler
 
+pytestmark = pytest.mark.timeout(400)
 CONTEXT = multiprocessing.get_context("forkserver")
 SAMPLERS = {
     "uniform": lambda: UniformSampler(0),
     "prioritized": lambda: PrioritizedSampler(seed=0),
     "slices": lambda: SliceSampler(4, seed=0),
 }
-WRITERS, BATCHES, FRAMES = 3, 100, 16
+WRITERS, BATCHES, FRAMES = 3, 60, 16
+PATIENCE_S = 180  # on a machine that has much else to do
+
+
+@pytest.fixture(autouse=True)
+def quick_starts():
+    """Processes start from one that has imported torch."""
+    warm_up()
 
 
 def start(target, *arguments):
@@ -30,8 +39,8 @@ def start(target, *arguments):
 
 
 def finish(process) -> int:
-    process.join(60)
-    assert process.exitcode is not None, "still running after 60 s"
+    process.join(PATIENCE_S)
+    assert process.exitcode is not None, f"still running after {PATIENCE_S} s"
     return process.exitcode
 
 
@@ -51,7 +60,9 @@ def test_samples_are_whole_while_others_write(kind, wait_until):
     samples = seen = 0
     # A reader that never waits would keep the lock from the writers.
     while any(writer.is_alive() for writer in writers):
-        wait_until(lambda: buffer.write_count > seen or not any(w.is_alive() for w in writers), 60, "more frames")
+        wait_until(
+            lambda: buffer.write_count > seen or not any(w.is_alive() for w in writers), PATIENCE_S, "more frames"
+        )
         if (seen := buffer.write_count) == 0:
             continue
         sample = buffer.sample(64)
@@ -103,7 +114,7 @@ def test_killed_at_any_moment(wait_until):
     for _ in range(3):
         before = buffer.write_count
         writer = start(write, buffer, 0, 10**9)
-        wait_until(lambda before=before: buffer.write_count > before + 500, 60, "frames of the writer")
+        wait_until(lambda before=before: buffer.write_count > before + 500, PATIENCE_S, "frames of the writer")
         os.kill(writer.pid, signal.SIGKILL)
         assert finish(writer) == -signal.SIGKILL
         check(buffer.sample(200))
@@ -119,7 +130,7 @@ def test_threads():
     for _ in range(100):
         check_whole(buffer.sample(32))
     for thread in threads:
-        thread.join(60)
+        thread.join(PATIENCE_S)
     assert buffer.write_count == 16 * 301
 
 

@@ -89,9 +89,11 @@ def test_the_meter(cfg, tmp_path):
     assert (result.status, result.frames, result.batches) == (Status.COMPLETED, 100, 5)
 
 
-@pytest.mark.parametrize("kind", ["ppo", "impala"])
-def test_a_learning_trainer(tmp_path, kind):
-    frames = ["env.num_envs=2", "collector.frames_per_batch=64", "collector.total_frames=256"]
+@pytest.mark.parametrize(
+    ("kind", "more"), [("ppo", []), ("impala", []), ("dqn", ["policy=q_mlp", "trainer.warmup_frames=64"])]
+)
+def test_a_learning_trainer(tmp_path, kind, more):
+    frames = [*more, "env.num_envs=2", "collector.frames_per_batch=64", "collector.total_frames=256"]
     result = execute(compose([f"trainer={kind}", "collector=single", *frames]), tmp_path, [])
     files, _, lines = read(tmp_path)
     assert (result.status, result.frames) == (Status.COMPLETED, 256)

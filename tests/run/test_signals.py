@@ -41,6 +41,17 @@ def test_behind_the_shield_only_the_third_raises():
             send(signal.SIGINT)
 
 
+def test_held_it_raises_at_the_end_of_the_block():
+    done = []
+    with Signals() as signals:
+        with pytest.raises(Stopped), signals.hold():  # noqa: PT012, the block is what is tested
+            send(signal.SIGINT)
+            done.append("all")
+        with signals.hold():
+            send(signal.SIGINT)  # the second one only counts, here too
+    assert done == ["all"]
+
+
 def test_sealed_nothing_raises():
     with Signals() as signals:
         signals.seal()

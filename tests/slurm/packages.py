@@ -8,7 +8,8 @@ import subprocess
 import sys
 
 _PROGRAMS = ("slurmctld", "slurmd", "sbatch", "srun", "munged")
-_PACKAGES = ("slurm-wlm", "munge", "iproute2")
+# The last is for `srun --mpi=pmix`.
+_PACKAGES = ("slurm-wlm", "munge", "iproute2", "libpmix-dev")
 _ACCOUNTING_PROGRAMS = ("slurmdbd", "mariadbd", "mariadb-install-db", "mariadb-admin")
 _ACCOUNTING_PACKAGES = ("slurmdbd", "slurm-wlm-mysql-plugin", "mariadb-server")
 

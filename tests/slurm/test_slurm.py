@@ -7,7 +7,7 @@ import json
 import signal
 
 import pytest
-from running import COLLECTX, ENDLESS, SMALL, Run
+from running import COLLECTX, ENDLESS, SMALL, WATCHED, Run
 
 _THREE_NODES = ["launcher=slurm", "launcher.nodes=3"]
 _SMALL = [*SMALL, *_THREE_NODES]
@@ -34,6 +34,23 @@ def test_a_sync_run_gives_the_batches_of_a_local_one(run):
     going = run(*_SMALL, *digested, "collector=distributed_sync")
     assert going.finish() == 0, going.said
     assert going.result["digest"] == expected
+
+
+def test_a_worker_may_be_a_collector_of_several_processes(run):
+    sizes = ["collector.num_workers=2", "collector.frames_per_batch=1000", "collector.total_frames=100_000"]
+    going = run(*WATCHED, *_THREE_NODES, *sizes, "collector=distributed_sync", "collector.num_workers_per_collector=2")
+    assert going.finish() == 0, going.said
+    assert going.result["frames"] == 100_000
+    assert going.states() == ["COMPLETED"]
+
+
+def test_bytes_may_travel_by_mpi(cluster, run):
+    if cluster.login(["srun", "--mpi=pmix", "echo", "it works"], check=False) != "it works\n":
+        pytest.skip("srun has no PMIx: Debian's needs libpmix-dev")
+    going = run(*WATCHED, *_THREE_NODES, "collector=multi_sync", "backend=mpi", "launcher.srun.mpi=pmix")
+    assert going.finish() == 0, going.said
+    assert going.result["frames"] == 99_900
+    assert going.states() == ["COMPLETED"]
 
 
 _FAULTS = ["kill", "crash", "cut", "hang"]

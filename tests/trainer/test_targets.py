@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 from collectx.trainer.gae import gae
+from collectx.trainer.nstep import nstep
 from collectx.trainer.rows import Rows
 from collectx.trainer.values import values_of
 from collectx.trainer.vtrace import vtrace
@@ -54,6 +55,22 @@ def test_vtrace(steps):
     found = vtrace(log_ratio, reward, value, following, done, 0.9, 1.2, 0.9)
     torch.testing.assert_close(found[0], target)
     torch.testing.assert_close(found[1], advantage)
+
+
+@pytest.mark.parametrize(("steps", "num_steps"), [(1, 1), (1, 3), (7, 1), (7, 3), (32, 5), (4, 9)])
+def test_nstep(steps, num_steps):
+    reward, _, _, _, done = frames(3, steps, 20 + steps)
+    total, discount, last = nstep(reward, done, 0.9, num_steps)
+    for r in range(3):
+        for t in range(steps):
+            end = t
+            while end - t + 1 < num_steps and end + 1 < steps and not done[r, end]:
+                end += 1
+            assert last[r, t] == end
+            assert discount[r, t].item() == pytest.approx(0.9 ** (end - t + 1))
+            assert total[r, t].item() == pytest.approx(
+                sum(0.9 ** (i - t) * reward[r, i].item() for i in range(t, end + 1)), abs=1e-5
+            )
 
 
 def test_next_values_at_the_ends():

@@ -1,0 +1,65 @@
+"""`hydra/launcher=submitit_slurm`, by which other programs are told to run as SLURM jobs: here it is `launcher=slurm`,
+with the same resources.
+
+    -m hydra/launcher=submitit_slurm hydra.launcher.timeout_min=60      launcher=slurm launcher.time=60
+
+Called with the words of a command line, before they are composed. Must not know what they mean.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from collectx.cli.nearest import did_you_mean
+
+_GROUP, _PREFIX = "hydra/launcher", "hydra.launcher."
+# Its keys, and ours.
+_KEYS = {
+    "timeout_min": "time",
+    "gpus_per_node": "gpus",
+    "array_parallelism": "max_parallel",
+    "additional_parameters": "sbatch",
+    "name": "sbatch.job-name",
+    **{key: key for key in ("partition", "qos", "account", "constraint", "cpus_per_task", "nodes", "setup")},
+    **{key: f"sbatch.{key}" for key in ("comment", "exclude", "gres", "cpus_per_gpu", "gpus_per_task")},
+    **{key: f"sbatch.{key}" for key in ("mem_per_gpu", "mem_per_cpu")},
+}
+# What has no meaning here, and why.
+_OTHERS = {
+    "tasks_per_node": "the tasks are the trainer and collector.num_workers workers; launcher.nodes spreads them.",
+    "signal_delay_s": "launcher.sbatch.signal is SLURM's own way to ask for a signal.",
+    "max_num_timeout": "launcher.requeue=true starts a job again that was preempted or has lost a node.",
+    "stderr_to_stdout": "logs/job.log of the run folder has both.",
+    "submitit_folder": "jobs/ and logs/ of the run folder have scripts and logs.",
+}
+
+
+def translated(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The words as this program has them, and a problem for each that it cannot have."""
+    chosen = [word.partition("=")[2] for word in words if word.lstrip("+").startswith(f"{_GROUP}=")]
+    if not chosen or chosen[-1] == "points":
+        return list(words), []
+    if chosen[-1] != "submitit_slurm":
+        where = "where runs and workers come up is a choice of the group launcher: `collectx list launcher`"
+        return list(words), [f"{_GROUP}={chosen[-1]}: {where}."]
+    ours: list[str] = []
+    problems = [
+        f"{word} and {_GROUP}=submitit_slurm both say where the run comes up: give one of them."
+        for word in words
+        if word.startswith("launcher=") and word != "launcher=slurm"
+    ]
+    for word in words:
+        key, _, value = word.lstrip("+").partition("=")
+        if key == _GROUP:
+            ours.append("launcher=slurm")
+        elif not key.startswith(_PREFIX):
+            ours.append(word)
+        elif (name := key.removeprefix(_PREFIX)) == "mem_gb":
+            ours.append(f"launcher.mem={value}G")
+        elif (first := name.partition(".")[0]) in _KEYS:
+            ours.append(f"launcher.{_KEYS[first]}{name[len(first) :]}={value}")
+        elif name in _OTHERS:
+            problems.append(f"{word}: launcher=slurm has no such key: {_OTHERS[name]}")
+        else:
+            problems.append(f"{word}: no such key{did_you_mean(name, [*_KEYS, 'mem_gb'], prefix=_PREFIX)}")
+    return ours, problems

@@ -411,3 +411,87 @@ def test_devices_may_be_given_for_each_worker():
         [cartpole] * 2, Argmax(), frames_per_batch=20, total_frames=20, policy_device=["cpu", None], device="cpu"
     ) as collector:
         assert collector.next().device == torch.device("cpu")
+
+
+@pytest.mark.parametrize("kind", WAYS)
+def test_a_seed_makes_it_what_it_would_be_with_that_seed(kind):
+    keywords = {"frames_per_batch": 40, "total_frames": 400}
+
+    def by_env(collector, count):
+        """The observations of each env's first trajectories."""
+        found = {}
+        for _ in range(count):
+            batch = collector.next()
+            for ids, seen in zip(
+                batch["collector", "traj_ids"].reshape(-1, batch.shape[-1]),
+                batch["observation"].reshape(-1, batch.shape[-1], 4),
+                strict=True,
+            ):
+                found.setdefault(int(ids[0]) % (1 if kind == "single" else 2), []).append(seen)
+        return {env: parts[0] for env, parts in found.items()}
+
+    with make(kind, seed=7, **keywords) as collector:
+        expected = by_env(collector, 6)
+    with make(kind, seed=3, **keywords) as collector:
+        following = collector.set_seed(7)
+        assert following != 7
+        first = by_env(collector, 6)
+    for env in set(first) & set(expected):
+        assert torch.equal(first[env], expected[env])
+    assert set(first) & set(expected)
+
+
+@pytest.mark.parametrize("kind", ["single", "multi_sync", "distributed_sync"])
+def test_in_mid_run_a_seed_begins_new_trajectories(kind):
+    with make(kind, frames_per_batch=40, total_frames=-1) as collector:
+        collector.set_seed(11)
+        first = collector.next()
+        assert collector.set_seed(11, static_seed=True) == 11
+        static = collector.next()
+        collector.set_seed(11)
+        again = collector.next()
+        collector.reset()
+        fresh = collector.next()
+    assert torch.equal(first["observation"], again["observation"])
+    assert torch.equal(first["action"], again["action"])
+    ids = [set(batch["collector", "traj_ids"].reshape(-1).tolist()) for batch in (first, static, again, fresh)]
+    assert len(set.union(*ids)) == sum(map(len, ids))
+    if kind != "single":
+        assert torch.equal(static["observation"][0, 0], static["observation"][1, 0])
+    # A reset env of CartPole is near zero.
+    assert all(float(part.abs().max()) < 0.05 for part in fresh["observation"].reshape(-1, fresh.shape[-1], 4)[:, 0])
+
+
+def test_a_seed_must_be_a_number_that_travels():
+    with Collector(cartpole) as collector, pytest.raises(ValueError, match="seed=-1: must be at least 0"):
+        collector.set_seed(-1)
+
+
+def test_envs_that_reset_by_themselves_begin_anew_whole():
+    def create():
+        return gymnasium.make_vec("CartPole-v1", 3, vectorization_mode="sync")
+
+    with Collector(create, frames_per_batch=36, total_frames=-1) as collector:
+        collector.set_seed(5)
+        first = collector.next()
+        collector.set_seed(5)
+        again = collector.next()
+    assert torch.equal(first["observation"], again["observation"])
+    assert torch.equal(
+        again["collector", "traj_ids"] - first["collector", "traj_ids"] > 0, torch.ones(3, 12, dtype=bool)
+    )
+
+
+@pytest.mark.parametrize("inner", ["sync", "async"])
+def test_a_seed_reaches_the_workers_of_a_worker(inner):
+    keywords = {"num_workers_per_collector": 2, "collector_class": inner, "launcher": "mp", "num_workers": 1}
+    with DistributedSyncCollector(cartpole, frames_per_batch=40, total_frames=-1, **keywords) as collector:
+        collector.set_seed(5)
+        first = collector.next()
+        again = first
+        collector.set_seed(5)
+        for _ in range(12):
+            again = collector.next()
+            if torch.equal(again["observation"], first["observation"]):
+                break
+    assert torch.equal(again["observation"], first["observation"])

@@ -31,6 +31,12 @@ class RandomActor:
     def __init__(self, spec: EnvSpec):
         self.device = torch.device("cpu")
         self.leaves: tuple[Leaf, ...] = spec.action
+        self._spec = spec
+        self.draw_anew()
+
+    def draw_anew(self) -> None:
+        """Forgets what was drawn ahead, as after a new seed."""
+        spec = self._spec
         found = [(leaf, subspace(spec.action_space, leaf.key)) for leaf in spec.action]
         # A sequence of steps, each one tensor per leaf.
         self._steps = zip(*(_draws(space, leaf, spec.num_envs) for leaf, space in found), strict=True)

@@ -19,6 +19,7 @@ import torch
 from collectx.batch import Slot
 from collectx.env.base import Env, EnvSpec
 from collectx.policy.base import Actor
+from collectx.policy.random import RandomActor
 from collectx.rollout.episodes import Episodes
 from collectx.rollout.feed import Feed, RandomFeed, make_feed
 from collectx.rollout.rows import SlotRows
@@ -116,6 +117,8 @@ class Rollout:
 
     def reset(self, seeds: Sequence[int] | None) -> None:
         """Begins new trajectories in all envs, with a seed for each, or with the envs' own random state."""
+        if isinstance(self._actor, RandomActor):
+            self._actor.draw_anew()
         self._env.reset(seeds, self._carry)
         self._episodes.abandon()
 

@@ -107,6 +107,7 @@ def test_impala_learns_with_lag(in_process, spec_of):
     assert collection.frames < 150_000
 
 
+@pytest.mark.timeout(400)
 @pytest.mark.parametrize("priority_alpha", [None, 0.6], ids=["uniform", "prioritized"])
 def test_dqn_learns_with_lag(in_process, spec_of, priority_alpha):
     """Random actions give 22, and with epsilon still high in the first frames no policy is near the target."""
@@ -119,6 +120,7 @@ def test_dqn_learns_with_lag(in_process, spec_of, priority_alpha):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)  # 20 to 40 s of processor time
 @pytest.mark.parametrize("seed", range(3))
 def test_dqn_solves(in_process, spec_of, seed):
     assert learn(dqn(475.0, 0.6), in_process, spec_of, 8, 32, 200_000, seed, lag=2).mean_return >= 475

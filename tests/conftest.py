@@ -79,7 +79,7 @@ def _left_in_shm(before: set[str]) -> set[str]:
     return new - _held_by_others() if new else new
 
 
-def _wait_until(condition, timeout_s: float = 60.0, what: str = "condition") -> None:
+def _wait_until(condition, timeout_s: float = 100.0, what: str = "condition") -> None:
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline, f"not within {timeout_s:g} s: {what}"

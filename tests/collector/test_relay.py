@@ -143,10 +143,10 @@ def test_closing_does_not_wait_for_a_batch_and_leaves_nobody(wait_until):
     with relays(env=counting(step_s=0.2), frames_per_batch=400, total_frames=800, close_timeout_s=30.0) as collector:
         collector._grant(collector._schedule.begin())
         pids = worker_pids(collector)
-        wait_until(lambda: all(len(inner_pids(pid)) == 2 for pid in pids), 60, "processes within")
+        wait_until(lambda: all(len(inner_pids(pid)) == 2 for pid in pids), what="processes within")
         within = [inner for pid in pids for inner in inner_pids(pid)]
         # Takes in those that have joined, who then begin with their batches.
-        wait_until(lambda: collector._transport._hear(0.0) or len(collector._transport._peers) == 2, 60, "joined")
+        wait_until(lambda: collector._transport._hear(0.0) or len(collector._transport._peers) == 2, what="joined")
         started = time.monotonic()
         handles = list(collector._transport._switchboard._handles.values())
     assert time.monotonic() - started < 25

@@ -54,8 +54,8 @@ def test_bytes_may_travel_by_mpi(cluster, run):
 
 
 def _hit(going, fault: str, worker: int = 2) -> dict:
-    """Lets a fault happen to a worker, if not said otherwise the one on the last node, where the trainer is not. Returns
-    its `worker_joined`."""
+    """Lets a fault happen to a worker, if not said otherwise to the one on the last node, which the trainer is not on.
+    Returns its `worker_joined`."""
     going.wait_for("worker_joined", 3)
     (victim,) = [event for event in going.events("worker_joined")[:3] if event["worker"] == worker]
     going.wait_for_more()

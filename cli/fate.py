@@ -76,7 +76,11 @@ def fate(files: RunFolder, job: str, said: Mapping[str, JobState] | LauncherErro
     if state is not None and not state.is_over and not state.has_started:
         return Fate("queued", state.reason)
     if result is not None:
-        return of_result(result)
+        told = of_result(result)
+        # A trainer knows only that it was told to end.
+        if told.word == "interrupted" and state is not None and state.word in _OVER:
+            return Fate(told.word, f"{told.detail}: job {job} ended as {state.word}: {_OVER[state.word]}")
+        return told
     if isinstance(said, LauncherError):
         return Fate("unknown", f"{_seen(files)}; SLURM does not say: {said}")
     if state is None:

@@ -37,7 +37,7 @@ from collectx.run.view import clock, number
 # How often SLURM is asked: soon at first, more rarely while a job waits or runs for long.
 _FIRST_ASK_S = 1.0
 _LAST_ASK_S = 10.0
-# A job that has ended may have left a result that this host does not see yet.
+# A job that has ended may have left a result that this host does not see yet, and SLURM may not say yet how it ended.
 _SETTLE_S = 5.0
 # How long SLURM may take to end what is cancelled: its KillWait is 30 s.
 _CANCEL_S = 90.0
@@ -152,7 +152,7 @@ class Pursuit:
             new = fate(run.files, run.job, said)
             if new.word == "unknown":
                 continue
-            if new.is_over and run.files.read_result() is None:
+            if new.is_over and not self._is_settled(run, new, said):
                 run.ended_s = run.ended_s or now_s
                 if now_s < run.ended_s + _SETTLE_S:
                     continue
@@ -164,6 +164,15 @@ class Pursuit:
                     first = new.detail.partition("\n")[0]
                     shown.draw()
                     shown.say(f"{self._name(run)} is {new.word}{f' ({first})' if first else ''}")
+
+    @staticmethod
+    def _is_settled(run: Run, new: Fate, said: Mapping[str, JobState] | LauncherError) -> bool:
+        """Whether nothing is to come that would say more about the end."""
+        if run.files.read_result() is None:
+            return False
+        if new.word != "interrupted" or isinstance(said, LauncherError):
+            return True
+        return run.job not in said or said[run.job].is_over
 
     def _note_silence(self, said: Mapping[str, JobState] | LauncherError, shown: _One | _Many, now_s: float) -> None:
         if not isinstance(said, LauncherError):

@@ -55,7 +55,7 @@ def translated(words: Sequence[str]) -> tuple[list[str], list[str]]:
         elif not key.startswith(_PREFIX):
             ours.append(word)
         elif (name := key.removeprefix(_PREFIX)) == "mem_gb":
-            ours.append(f"launcher.mem={value}G")
+            ours.append(f"launcher.mem={value if value == 'null' else f'{value}G'}")
         elif (first := name.partition(".")[0]) in _KEYS:
             ours.append(f"launcher.{_KEYS[first]}{name[len(first) :]}={value}")
         elif name in _OTHERS:

@@ -36,7 +36,7 @@ else
 fi
 exit "$status"
 """
-_END = re.compile(r"collectx: task (\d+) of (\S+) on (\S+): status (\d+)\n")
+_END = re.compile(r"collectx: task (?P<rank>\d+) of (?P<start>\S+) on (?P<host>\S+): status (?P<status>\d+)$")
 
 
 def role(python: str) -> str:
@@ -58,7 +58,7 @@ class Task:
         self._rank = rank
         self._host = ""
         self.exitcode: int | None = None
-        self.sentinel, self._end = os.pipe()
+        self.sentinel = os.eventfd(0)
         weakref.finalize(self, os.close, self.sentinel)
 
     def __str__(self) -> str:
@@ -70,9 +70,9 @@ class Task:
         return f"task {self._rank} on {self._host} {how}"
 
     def fail(self, host: str, status: int) -> None:
-        """Called once."""
+        """Called from any thread."""
         self._host, self.exitcode = host, status
-        os.close(self._end)
+        os.eventfd_write(self.sentinel, 1)
 
     def join(self, timeout: float | None = None) -> None:
         """Returns at once."""
@@ -87,7 +87,7 @@ class Tasks:
     """The tasks of one start of a job, its trainer's aside.
 
     Args:
-        log: the job's.
+        log: the job's; the batch script has made it.
         start: which start, as `<job>.<restarts>`: a log may have more than one's words.
     """
 
@@ -98,31 +98,26 @@ class Tasks:
         self._watcher = threading.Thread(target=self._watch, name="collectx-tasks", daemon=True)
 
     def watch(self, worker: int) -> Task:
-        """The handle of a worker's task. To be called once for each worker, from one thread."""
-        task = self._tasks[worker + 1] = Task(worker + 1)
+        """The handle of a worker's task."""
         if self._watcher.ident is None:
             self._watcher.start()
-        return task
+        return self._task(worker + 1)
+
+    def _task(self, rank: int) -> Task:
+        # Made by who comes first, this thread or the other.
+        return self._tasks.setdefault(rank, Task(rank))
 
     def _watch(self) -> None:
-        ended: dict[int, tuple[str, int]] = {}
-        read, rest = 0, ""
-        while True:
-            more = self._more(read)
-            read += len(more)
-            rest += more.decode(errors="replace")
-            for rank, start, host, status in _END.findall(rest):
-                if start == self._start:
-                    ended[int(rank)] = host, int(status)
-            rest = rest.rpartition("\n")[2]
-            for rank in [rank for rank in ended if rank in self._tasks]:
-                self._tasks[rank].fail(*ended.pop(rank))
-            time.sleep(_POLL_S)
+        # The script has written to it before any task began.
+        with open(self._log, errors="replace") as log:
+            rest = ""
+            while True:
+                *lines, rest = (rest + log.read()).split("\n")
+                for line in lines:
+                    self._take(line)
+                time.sleep(_POLL_S)
 
-    def _more(self, start: int) -> bytes:
-        try:
-            with open(self._log, "rb") as file:
-                file.seek(start)
-                return file.read()
-        except OSError:
-            return b""
+    def _take(self, line: str) -> None:
+        found = _END.search(line)
+        if found is not None and found["start"] == self._start:
+            self._task(int(found["rank"])).fail(found["host"], int(found["status"]))

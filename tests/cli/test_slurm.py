@@ -211,6 +211,7 @@ def test_another_configuration_is_not_put_into_the_folder_of_a_living_job(
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(400)
 def test_the_same_batches_as_of_a_run_here(slurm: FakeSlurm):
     """The real thing: a trainer and two workers, as tasks of a job."""
     small = ["env=counting", "policy=random", "trainer=meter", "trainer.digest=true"]
@@ -227,6 +228,7 @@ def test_the_same_batches_as_of_a_run_here(slurm: FakeSlurm):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(400)
 def test_a_killed_worker_is_started_again_as_a_step(slurm: FakeSlurm, wait_until):
     small = ["env=counting", "env.step_s=0.002", "policy=random", "trainer=meter", "collector=multi_async"]
     small += ["collector.frames_per_batch=64", "collector.total_frames=-1", "collector.on_worker_failure=restart"]

@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 from fakecluster import ROLE, FakeSlurm
 
-from collectx.cli import run, status
+from collectx.cli import fate, run, status
+from collectx.launcher.jobs import JobState
+from collectx.run import RunFolder
 
 LEAVE = ["launcher=slurm", f"launcher.python={ROLE}", "launcher.wait=false", "hydra.run.dir=run"]
 
@@ -42,6 +44,17 @@ def test_a_job_that_died_without_a_word_is_failed(
     status.main(["run"])
     knows = "FAILED" if knobs != {"forget": True} else "SLURM knows no job 100 any more"
     assert knows in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("state", "advice"), [("TIMEOUT", "launcher.time"), ("PREEMPTED", "launcher.requeue=true")])
+def test_a_run_that_slurm_has_interrupted_says_why(tmp_path: Path, state: str, advice: str):
+    files = RunFolder(tmp_path)
+    files.result.write_text(json.dumps({"status": "interrupted", "exit_reason": "interrupted by SIGTERM"}))
+    found = fate.fate(files, "7", {"7": JobState(state, True, True)})
+    assert found.word == "interrupted"
+    assert found.detail.startswith(f"interrupted by SIGTERM: job 7 ended as {state}: ")
+    assert advice in found.detail
+    assert fate.fate(files, "7", {"7": JobState("CANCELLED", True, True)}).detail == "interrupted by SIGTERM"
 
 
 def test_a_silent_controller_is_no_sign_of_life(slurm: FakeSlurm, capsys: pytest.CaptureFixture[str]):

@@ -15,7 +15,7 @@ from fakecluster import FakeSlurm
 from collectx.run import RunFolder
 
 # Real processes behind the stand-in.
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 COMMAND = Path(sys.executable).parent / "collectx"
 COUNTING = [

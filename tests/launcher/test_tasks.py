@@ -24,6 +24,7 @@ def folder(tmp_path: Path) -> Path:
     path = tmp_path / "a run"
     for each in ("jobs", "logs"):
         (path / each).mkdir(parents=True)
+    (path / "logs" / "job.log").touch()  # as the batch script does
     return path
 
 

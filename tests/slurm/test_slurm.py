@@ -53,13 +53,11 @@ def test_bytes_may_travel_by_mpi(cluster, run):
     assert going.states() == ["COMPLETED"]
 
 
-_FAULTS = ["kill", "crash", "cut", "hang"]
-
-
-def _hit(going, fault: str) -> dict:
-    """Lets a fault happen to the worker on the last node, which the trainer is not on; returns its `worker_joined`."""
+def _hit(going, fault: str, worker: int = 2) -> dict:
+    """Lets a fault happen to a worker, if not said otherwise to the one on the last node, which the trainer is not on.
+    Returns its `worker_joined`."""
     going.wait_for("worker_joined", 3)
-    victim = max(going.events("worker_joined")[:3], key=lambda event: event["worker"])
+    (victim,) = [event for event in going.events("worker_joined")[:3] if event["worker"] == worker]
     going.wait_for_more()
     if fault == "kill":
         going.cluster.on(victim["host"], ["kill", "-KILL", str(victim["pid"])])
@@ -69,17 +67,21 @@ def _hit(going, fault: str) -> dict:
 
 
 @pytest.mark.parametrize("collector", ["multi_async", "multi_sync"])
-@pytest.mark.parametrize("fault", _FAULTS)
-def test_a_worker_that_is_gone_comes_again(run, fault, collector):
+@pytest.mark.parametrize("faults", [("kill", "crash"), ("cut", "hang")], ids="_".join)
+def test_workers_that_are_gone_come_again(run, faults, collector):
     going = run(*_ENDLESS, f"collector={collector}", "collector.on_worker_failure=restart")
-    victim = _hit(going, fault)
-    replacement = going.wait_for("worker_joined", 4)
-    assert replacement["worker"] == victim["worker"]
+    for worker, fault in zip((2, 1), faults, strict=True):
+        _hit(going, fault, worker)
+
+        def lives(worker: int = worker) -> int:
+            return sum(event["worker"] == worker for event in going.events("worker_joined"))
+
+        # A node that hangs looks as if it were up: a first replacement may be lost on it.
+        going.wait_until(lambda: lives() == 2, f"worker {worker} comes again after {fault}")
     going.wait_for_more()
     going.stop()
     assert going.finish() == 0, going.said
-    # A node that hangs looks as if it were up: a first replacement may be lost on it.
-    assert {event["worker"] for event in going.events("worker_failed")} == {victim["worker"]}
+    assert {event["worker"] for event in going.events("worker_failed")} == {1, 2}
     assert going.result["status"] == "completed"
 
 
@@ -190,7 +192,8 @@ def test_equal_points_are_one_array_that_is_followed_by_nobody(cluster, run):
     assert _status(going, "sweep") == ["interrupted", "running"]
     cluster.lose("n1")
     going.states()
-    assert _status(going, "sweep") == ["interrupted", "failed"]
+    # Whether the trainer is told to end before it is killed is for SLURM to say.
+    assert _status(going, "sweep") in (["interrupted", "failed"], ["interrupted", "interrupted"])
 
 
 def test_a_cancelled_job_ends_the_command(cluster, run):

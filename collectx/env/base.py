@@ -19,12 +19,13 @@ reset observation into `out.observation[leaf][e]`; its `restart` is never called
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import gymnasium
 import numpy as np
+import torch
 
 from collectx.batch import Leaf
 
@@ -41,6 +42,8 @@ class EnvSpec:
         action: leaves of one env's action, likewise, from `("action",)`.
         observation_space, action_space: the single env's Gymnasium spaces.
         ragged: see the module's docstring.
+        draw: begins endless random actions of the group from torch's generator, one `[E, *shape]` tensor per action
+            leaf; None: samples of `action_space`.
     """
 
     num_envs: int
@@ -49,6 +52,7 @@ class EnvSpec:
     observation_space: gymnasium.Space
     action_space: gymnasium.Space
     ragged: bool = False
+    draw: Callable[[], Iterator[Sequence[torch.Tensor]]] | None = None
 
 
 @dataclass(slots=True)

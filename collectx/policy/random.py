@@ -31,6 +31,10 @@ class RandomActor:
     def __init__(self, spec: EnvSpec):
         self.device = torch.device("cpu")
         self.leaves: tuple[Leaf, ...] = spec.action
+        self._steps: Iterator[Sequence[torch.Tensor]]
+        if spec.draw is not None:
+            self._steps = spec.draw()
+            return
         found = [(leaf, subspace(spec.action_space, leaf.key)) for leaf in spec.action]
         # A sequence of steps, each one tensor per leaf.
         self._steps = zip(*(_draws(space, leaf, spec.num_envs) for leaf, space in found), strict=True)

@@ -21,5 +21,6 @@ def subspace(space: Space, key: Key) -> Space:
 
 
 def observation_leaves(spec: EnvSpec) -> tuple[Leaf, ...]:
-    """The leaves that the env observes: those of `spec.observation` that are not kept infos."""
-    return tuple(leaf for leaf in spec.observation if leaf.key[0] != "info")
+    """The leaves that a policy without keys is given: `("observation", ...)`, and all where an env of TorchRL has none
+    of that name. Kept infos are not among them."""
+    return tuple(leaf for leaf in spec.observation if leaf.key[0] == "observation") or spec.observation

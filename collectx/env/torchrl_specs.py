@@ -36,7 +36,8 @@ def observation_specs(env: Any) -> dict[Key, Any]:
         SpaceError: the env has rewards or ends of other keys, shapes or dtypes than a batch.
     """
     _check_reward_and_ends(env)
-    return _by_key(env.full_state_spec) | _by_key(env.full_observation_spec)
+    observed = _by_key(env.full_observation_spec)
+    return observed | {key: spec for key, spec in _by_key(env.full_state_spec).items() if key not in observed}
 
 
 def action_specs(env: Any) -> dict[Key, Any]:

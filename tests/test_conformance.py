@@ -113,12 +113,13 @@ def test_a_collector_gives_the_batches_of_torchrl(name):
     assert_same(name, theirs, ours)
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(400)
 @pytest.mark.parametrize("name", ["counted", "serial", "batched"])
-@pytest.mark.parametrize("cat_results", ["stack"])
-def test_a_sync_collector_gives_the_batches_of_torchrl(name, cat_results):
+def test_a_sync_collector_gives_the_batches_of_torchrl(name):
     make, num = torchrlenvs.ENVS[name], size(name)
     frames = {"frames_per_batch": 40 * num, "total_frames": 120 * num}
     creates = [seeded(make, [env_seed(0, w * num + e) for e in range(num)]) for w in range(2)]
-    theirs = collect(peers.MultiSyncCollector(creates, policy(name), cat_results=cat_results, **frames))
+    theirs = collect(peers.MultiSyncCollector(creates, policy(name), cat_results="stack", **frames))
     ours = collect(collectx.MultiSyncCollector([make] * 2, policy(name), **frames))
     assert_same(name, theirs, ours)

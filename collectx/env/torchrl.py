@@ -110,6 +110,8 @@ class _Part:
         self._keys = [leaf.key if len(leaf.key) > 1 else leaf.key[0] for leaf in leaves]
         self._actions = [leaf.key if len(leaf.key) > 1 else leaf.key[0] for leaf in action]
         self._device = None if env.device is None or env.device.type == "cpu" else env.device
+        # `maybe_reset` resets those that are done, at twice the cost; transforms may look at what they are told there.
+        self._resets_whole = not env.batch_size and all(cls.__name__ != "TransformedEnv" for cls in type(env).__mro__)
         self._data: Any = None
         # What `_step` does not write, known from the first one.
         self._kept: list[Any] | None = None
@@ -144,14 +146,23 @@ class _Part:
 
     def restart(self, ended: np.ndarray, out: Sequence[np.ndarray]) -> None:
         """Resets the envs with `ended`, and writes their rows."""
-        mask = torch.from_numpy(ended.reshape(*self._env.batch_size, 1).copy())
-        self._data.set("done", mask if self._device is None else mask.to(self._device))
-        self._data = self._env.maybe_reset(self._data)
+        self._data = self._fresh(ended)
         for key, array in zip(self._keys, out, strict=True):
             value = self._data.get(key, None)
             mine = array[self.rows]
             rows = np.zeros_like(mine) if value is None else _numpy(value).reshape(mine.shape)
             mine[ended] = rows[ended]
+
+    def _fresh(self, ended: np.ndarray) -> Any:
+        if self._resets_whole:
+            fresh = self._env.reset()
+            for key in self._kept or ():
+                if fresh.get(key, None) is None:
+                    fresh.set(key, self._data.get(key))
+            return fresh
+        mask = torch.from_numpy(ended.reshape(*self._env.batch_size, 1).copy())
+        self._data.set("done", mask if self._device is None else mask.to(self._device))
+        return self._env.maybe_reset(self._data)
 
     def _write_ends(self, after: Any, out: StepRows) -> bool:
         """An env may leave out `done`, or `terminated` where it is the same as `done`."""

@@ -103,7 +103,11 @@ def keys(batch):
     return {key if isinstance(key, tuple) else (key,) for key in batch.keys(True, True)}
 
 
-@pytest.mark.parametrize("name", torchrlenvs.ENVS)
+# A ParallelEnv's processes take seconds to start, as TorchRL's workers do.
+ENVS = [pytest.param(name, marks=pytest.mark.slow if name == "parallel" else ()) for name in torchrlenvs.ENVS]
+
+
+@pytest.mark.parametrize("name", ENVS)
 def test_a_collector_gives_the_batches_of_torchrl(name):
     make, num = torchrlenvs.ENVS[name], size(name)
     frames = {"frames_per_batch": 20 * num, "total_frames": 60 * num}

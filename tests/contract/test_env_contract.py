@@ -64,7 +64,9 @@ needs_torchrl = pytest.mark.skipif(find_spec("torchrl") is None, reason="needs t
 TORCHRL = {"cartpole": 2, "pendulum": 2, "counted": 2, "batched": 3, "serial": 3, "counted_serial": 3, "parallel": 2}
 for name, num_envs in TORCHRL.items():
     CONFIGS[f"torchrl-{name}"] = TorchrlEnvConfig("torchrl", num_envs, f"torchrlenvs:{name}")
-NAMES = [pytest.param(name, marks=needs_torchrl if name.startswith("torchrl") else ()) for name in CONFIGS]
+MARKS = {name: [needs_torchrl] for name in CONFIGS if name.startswith("torchrl")}
+MARKS["torchrl-parallel"].append(pytest.mark.slow)  # its processes take seconds to start
+NAMES = [pytest.param(name, marks=MARKS.get(name, ())) for name in CONFIGS]
 
 
 @dataclass

@@ -9,7 +9,7 @@ Called by the rollout, in the worker's process. Must not know slots, trajectorie
      '--- maybe_reset, where an episode ended
 
 `_step` is what TorchRL's env classes implement. `step` around it accepts partial steps and looks up every spec anew,
-which costs as much again as stepping a small env: here shapes and dtypes are checked in the first step, once.
+which for a small env costs half as much again: here shapes and dtypes are checked in the first step, once.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ class TorchrlEnv:
 
     Every leaf of the observation and state specs is one of the batch, at the root and below `next`, under its own key:
     one that the env writes at the root alone is repeated below `next`, one that it writes below `next` alone is zero at
-    the root. An env is seeded by `set_seed`, a batched one with `seeds[0]`, which it spreads.
+    the root of an episode's first frame. An env is seeded by `set_seed`, a batched one with `seeds[0]`, which it
+    spreads.
 
     Args:
         envs: unbatched envs with the same specs, or one batched env.
@@ -231,7 +232,7 @@ def make_torchrl(cfg: TorchrlEnvConfig) -> TorchrlEnv:
 
 
 def split(env: Any) -> list[Any]:
-    """The envs that a `SerialEnv` would make, as it would step them one by one as well, at three times the cost; any
+    """The envs that a `SerialEnv` would make, as it would step them one by one as well, at about twice the cost; any
     other env, or one that is at work already, alone."""
     if type(env).__name__ != "SerialEnv" or len(env.batch_size) != 1 or not env.is_closed:
         return [env]

@@ -30,7 +30,6 @@ test-slurm: install  ## Run the tests on a real SLURM of three nodes (installs i
 	$(BIN)/python -m pytest -m slurm tests/slurm
 
 bench: install  ## Measure against the bare loop and TorchRL (about half an hour)
-	$(BIN)/pip install --quiet --constraint constraints.txt torchrl
 	$(BIN)/python -m benchmarks
 
 check: install  ## Lint, formatting, types

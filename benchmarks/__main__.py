@@ -77,6 +77,8 @@ def _run(part: str, options: argparse.Namespace, report: Report) -> None:
     else:
         if CASES[part].ratio is not None and not speed.has_peer():
             report.say("  torchrl is not installed: the ratio to it is left out (pip install torchrl==0.14.1)")
+            if CASES[part].torchrl:
+                return
         for line in speed.compare(part, options.pairs, options.seconds, report.say):
             report.add(line)
 

@@ -24,6 +24,7 @@ class Case:
             anew; 20 and 128 are also what IMPALA and PPO use.
         share: the least share of the bare loop, by kind of collector. No entry: no target.
         ratio: the least ratio to TorchRL. No entry: no target. None: not compared.
+        torchrl: whether our side steps TorchRL's own env too, its GymEnv or a SerialEnv of them, and not Gymnasium's.
         kinds: of collector, in the order in which they are measured.
     """
 
@@ -36,6 +37,7 @@ class Case:
     env_kwargs: tuple[tuple[str, Any], ...] = ()
     wrappers: tuple[Any, ...] = ()
     envpool: bool = False
+    torchrl: bool = False
     kinds: tuple[str, ...] = KINDS
 
     def num_workers(self, kind: str) -> int:
@@ -68,6 +70,12 @@ CASES = {
     ),
     "envpool_64": Case("CartPole-v1", 64, "mlp", 64, dict.fromkeys(_HIGH, 0.8), envpool=True),
 }
+# The same env on both sides, TorchRL's.
+_TORCHRL = ("single", "multi_sync")
+for _num_envs, _steps in ((1, 256), (8, 64)):
+    CASES[f"torchrl_{_num_envs}"] = Case(
+        "CartPole-v1", _num_envs, "mlp", _steps, {}, dict.fromkeys(_TORCHRL, 2.0), torchrl=True, kinds=_TORCHRL
+    )
 # The same work with the workers' bytes going through gloo on loopback, as they would between hosts.
 for _name in ("cartpole_32", "halfcheetah_8"):
     CASES[f"{_name}_gloo"] = replace(
@@ -80,8 +88,10 @@ for _name in ("cartpole_32", "halfcheetah_8"):
 
 def env_config(case: Case) -> Any:
     """The env group as collectx takes it."""
-    from collectx.config import EnvPoolEnvConfig, GymEnvConfig
+    from collectx.config import EnvPoolEnvConfig, GymEnvConfig, TorchrlEnvConfig
 
+    if case.torchrl:
+        return TorchrlEnvConfig("torchrl", case.num_envs, "benchmarks.peer:make_env", {"case": case})
     if case.envpool:
         return EnvPoolEnvConfig(kind="envpool", num_envs=case.num_envs, id=case.env_id, kwargs={}, num_threads=1)
     return GymEnvConfig(

@@ -79,6 +79,12 @@ class EnvPoolEnvConfig(EnvConfig):
 
 
 @dataclass
+class TorchrlEnvConfig(EnvConfig):
+    target: str = MISSING
+    kwargs: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
 class CountingEnvConfig(EnvConfig):
     episode_length: int = at_least(1)
     observation_size: int = at_least(3)
@@ -420,6 +426,7 @@ KINDS: dict[str, dict[str, type]] = {
         "gym": GymEnvConfig,
         "gym_vector": GymVectorEnvConfig,
         "envpool": EnvPoolEnvConfig,
+        "torchrl": TorchrlEnvConfig,
         "counting": CountingEnvConfig,
     },
     "policy": {

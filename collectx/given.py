@@ -34,7 +34,7 @@ class GivenEnvConfig(_ByValue, EnvConfig):
     """An env as a callable.
 
     Attributes:
-        create: `create(**kwargs)` returns a Gymnasium env or vector env.
+        create: `create(**kwargs)` returns a Gymnasium env or vector env, or an env of TorchRL; or such an env itself.
     """
 
     create: Callable[..., Any] = field(default=None)  # type: ignore[assignment]

@@ -44,8 +44,8 @@ class Work:
     """What is run.
 
     Args:
-        create_env_fn: makes a Gymnasium env, or a vector env, whose envs make a dimension of the batch. With several
-            workers: one callable for all, or one for each.
+        create_env_fn: makes a Gymnasium env, or a vector env, whose envs make a dimension of the batch, or a TorchRL
+            env. With several workers: one callable for all, or one for each.
         policy: a TensorDictModule, an `nn.Module`, a callable from the observation to the action, or None for random
             actions.
         policy_factory: makes the policy instead, in every process.

@@ -8,12 +8,19 @@ from __future__ import annotations
 
 import dataclasses
 
-from collectx.config import CountingEnvConfig, EnvConfig, EnvPoolEnvConfig, GymEnvConfig, GymVectorEnvConfig
+from collectx.config import (
+    CountingEnvConfig,
+    EnvConfig,
+    EnvPoolEnvConfig,
+    GymEnvConfig,
+    GymVectorEnvConfig,
+    TorchrlEnvConfig,
+)
 from collectx.env.base import Env, EnvSpec
 from collectx.errors import ConfigError
 from collectx.given import GivenEnvConfig
 
-KINDS = ("gym", "gym_vector", "envpool", "counting")
+KINDS = ("gym", "gym_vector", "envpool", "torchrl", "counting")
 
 
 def build(cfg: EnvConfig, first_index: int = 0, life: int = 0) -> Env:
@@ -45,6 +52,10 @@ def build(cfg: EnvConfig, first_index: int = 0, life: int = 0) -> Env:
         from collectx.env.envpool import EnvPoolEnv
 
         return EnvPoolEnv(cfg)
+    if isinstance(cfg, TorchrlEnvConfig):
+        from collectx.env.torchrl import make_torchrl
+
+        return make_torchrl(cfg)
     if isinstance(cfg, CountingEnvConfig):
         from collectx.env.counting import CountingEnv
 

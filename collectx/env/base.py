@@ -19,12 +19,13 @@ reset observation into `out.observation[leaf][e]`; its `restart` is never called
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import gymnasium
 import numpy as np
+import torch
 
 from collectx.batch import Leaf
 
@@ -43,6 +44,8 @@ class EnvSpec:
         observation_space, action_space: the single env's Gymnasium spaces.
         ragged: see the module's docstring.
         cuttable: whether `restart` may name envs whose episode did not end.
+        draw: begins endless random actions of the group from torch's generator, one `[E, *shape]` tensor per action
+            leaf; None: samples of `action_space`.
     """
 
     num_envs: int
@@ -52,6 +55,7 @@ class EnvSpec:
     action_space: gymnasium.Space
     ragged: bool = False
     cuttable: bool = True
+    draw: Callable[[], Iterator[Sequence[torch.Tensor]]] | None = None
 
 
 @dataclass(slots=True)

@@ -10,18 +10,25 @@ from gymnasium.vector import VectorEnv
 
 from collectx.config import GymEnvConfig, GymVectorEnvConfig
 from collectx.env.base import Env
+from collectx.env.torchrl_specs import is_torchrl_env
 from collectx.errors import ConfigError
 from collectx.given import GivenEnvConfig
 
 
 def make_given(cfg: GivenEnvConfig) -> Env:
-    """The group of envs that `cfg.create` makes: a VectorEnv's envs, or one.
+    """The group of envs that `cfg.create` makes: a VectorEnv's envs, those of a batched env of TorchRL, or one. An env
+    of TorchRL may be given itself, and then is the caller's to close.
 
     Raises:
         ConfigError: it made something else.
         SpaceError: a space that cannot be stored as tensors.
     """
-    made: Any = cfg.create(**cfg.kwargs)
+    itself = is_torchrl_env(cfg.create)
+    made: Any = cfg.create if itself else cfg.create(**cfg.kwargs)
+    if is_torchrl_env(made):
+        from collectx.env.torchrl import TorchrlEnv, split
+
+        return TorchrlEnv([made] if itself else split(made), owned=not itself)
     if isinstance(made, VectorEnv):
         from collectx.env.gym_vector import GymVectorEnv
 
@@ -35,6 +42,6 @@ def make_given(cfg: GivenEnvConfig) -> Env:
     raise ConfigError(
         [
             f"create_env_fn: {cfg.create!r} returned a {type(made).__module__}.{type(made).__qualname__}: expected a "
-            "gymnasium.Env or a gymnasium.vector.VectorEnv."
+            "gymnasium.Env, a gymnasium.vector.VectorEnv, or an EnvBase of TorchRL."
         ]
     )

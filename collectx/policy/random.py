@@ -32,11 +32,15 @@ class RandomActor:
         self.device = torch.device("cpu")
         self.leaves: tuple[Leaf, ...] = spec.action
         self._spec = spec
+        self._steps: Iterator[Sequence[torch.Tensor]]
         self.draw_anew()
 
     def draw_anew(self) -> None:
         """Forgets what was drawn ahead, as after a new seed."""
         spec = self._spec
+        if spec.draw is not None:
+            self._steps = spec.draw()
+            return
         found = [(leaf, subspace(spec.action_space, leaf.key)) for leaf in spec.action]
         # A sequence of steps, each one tensor per leaf.
         self._steps = zip(*(_draws(space, leaf, spec.num_envs) for leaf, space in found), strict=True)

@@ -21,5 +21,7 @@ def subspace(space: Space, key: Key) -> Space:
 
 
 def observation_leaves(spec: EnvSpec) -> tuple[Leaf, ...]:
-    """The leaves that the env observes: those of `spec.observation` that are neither kept infos nor a step count."""
-    return tuple(leaf for leaf in spec.observation if leaf.key[0] != "info" and leaf.key != STEP_COUNT)
+    """The leaves that a policy without keys is given: `("observation", ...)`; where an env of TorchRL has none of that
+    name, all but a step count. Kept infos are not among them."""
+    named = tuple(leaf for leaf in spec.observation if leaf.key[0] == "observation")
+    return named or tuple(leaf for leaf in spec.observation if leaf.key != STEP_COUNT)

@@ -33,6 +33,7 @@ NEEDED = {
     ("env", "gym"): ["env.id=CartPole-v1"],
     ("env", "gym_vector"): ["env.id=CartPole-v1"],
     ("env", "envpool"): ["env.id=CartPole-v1"],
+    ("env", "torchrl"): ["env.target=mine:make_env"],
     ("policy", "custom"): ["policy.target=mine:Policy"],
     ("policy", "random"): ["trainer=meter"],
     ("policy", "q_mlp"): ["trainer=dqn"],

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from itertools import pairwise
 
 import numpy as np
 import pytest
 
-from collectx.config import CountingEnvConfig, EnvConfig, EnvPoolEnvConfig, GymEnvConfig, GymVectorEnvConfig
+from collectx.config import (
+    CountingEnvConfig,
+    EnvConfig,
+    EnvPoolEnvConfig,
+    GymEnvConfig,
+    GymVectorEnvConfig,
+    TorchrlEnvConfig,
+)
 from collectx.env import build, read_spec
 from collectx.env.base import Env, EnvSpec, StepRows
 from collectx.env.spaces import Structure, numpy_dtype
@@ -51,6 +59,14 @@ CONFIGS = {
     "envpool": EnvPoolEnvConfig(kind="envpool", num_envs=9, id="CartPole-v1", num_threads=2),
     "counting": CountingEnvConfig(kind="counting", num_envs=3, episode_length=4, observation_size=5, step_s=0.0),
 }
+# By the functions of `tests/torchrlenvs.py`: unbatched, with transforms, batched, SerialEnv, ParallelEnv.
+needs_torchrl = pytest.mark.skipif(find_spec("torchrl") is None, reason="needs the torchrl extra")
+TORCHRL = {"cartpole": 2, "pendulum": 2, "counted": 2, "batched": 3, "serial": 3, "counted_serial": 3, "parallel": 2}
+for name, num_envs in TORCHRL.items():
+    CONFIGS[f"torchrl-{name}"] = TorchrlEnvConfig("torchrl", num_envs, f"torchrlenvs:{name}")
+MARKS = {name: [needs_torchrl] for name in CONFIGS if name.startswith("torchrl")}
+MARKS["torchrl-parallel"].append(pytest.mark.slow)  # its processes take seconds to start
+NAMES = [pytest.param(name, marks=MARKS.get(name, ())) for name in CONFIGS]
 
 
 @dataclass
@@ -133,7 +149,7 @@ def _elsewhere(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
-@pytest.fixture(params=CONFIGS)
+@pytest.fixture(params=NAMES)
 def cfg(request) -> EnvConfig:
     return CONFIGS[request.param]
 
@@ -214,7 +230,11 @@ def test_action_memory_may_be_overwritten_after_the_step(env):
 
 
 @pytest.mark.parametrize(
-    "name", ["cartpole", "sync-disabled", "sync-same-step", "async-same-step", "envpool", "counting"]
+    "name",
+    [
+        *("cartpole", "sync-disabled", "sync-same-step", "async-same-step", "envpool", "counting"),
+        *(pytest.param(f"torchrl-{name}", marks=needs_torchrl) for name in ("cartpole", "counted_serial", "serial")),
+    ],
 )
 def test_restart_of_an_env_that_did_not_end(name):
     env = build(CONFIGS[name])

@@ -1,0 +1,263 @@
+"""Kind `torchrl`: TorchRL's envs (`EnvBase`: wrapped, batched or not, with transforms), one after the other. torchrl
+itself is not imported.
+
+Called by the rollout, in the worker's process. Must not know slots, trajectories or policies.
+
+    data --_step--> after: next.*          data: what TorchRL calls the root
+     ^                |
+     '--- without ----'  the reward, with what only the root has
+     '--- maybe_reset, where an episode ended
+
+`_step` is what TorchRL's env classes implement. `step` around it accepts partial steps and looks up every spec anew,
+which for a small env costs half as much again: here shapes and dtypes are checked in the first step, once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from collectx.batch import Leaf
+from collectx.config import TorchrlEnvConfig
+from collectx.env.base import EnvSpec, StepRows
+from collectx.env.make import resolve
+from collectx.env.spaces import check
+from collectx.env.torchrl_specs import action_specs, draws, is_torchrl_env, leaves_of, observation_specs, space_of
+from collectx.errors import ConfigError, ShapeError, SpaceError
+
+
+class TorchrlEnv:
+    """A group of TorchRL's envs: unbatched ones, or one of batch size `[N]`.
+
+    Every leaf of the observation and state specs is one of the batch, at the root and below `next`, under its own key:
+    one that the env writes at the root alone is repeated below `next`, one that it writes below `next` alone is zero at
+    the root of an episode's first frame. An env is seeded by `set_seed`, a batched one with `seeds[0]`, which it
+    spreads.
+
+    Args:
+        envs: unbatched envs with the same specs, or one batched env.
+        owned: whether they are closed with the group.
+
+    Raises:
+        ConfigError: an env that resets by itself, or a batch size of several dimensions.
+        SpaceError: specs that a batch does not have.
+    """
+
+    def __init__(self, envs: Sequence[Any], owned: bool = True):
+        self._owned = owned
+        self._envs = list(envs)
+        try:
+            first = self._envs[0]
+            for env in self._envs:
+                _check(env, alone=len(self._envs) == 1)
+            num_envs = first.batch_size[0] if first.batch_size else len(self._envs)
+            observed, acted = observation_specs(first), action_specs(first)
+            leaves, action = leaves_of(observed, first), leaves_of(acted, first)
+            for env in self._envs[1:]:
+                if (leaves_of(observation_specs(env), env), leaves_of(action_specs(env), env)) != (leaves, action):
+                    raise SpaceError("the envs of a group must have the same specs, and these have not")
+        except BaseException:
+            self.close()
+            raise
+        dims = len(first.batch_size)
+        seen = [leaf for leaf in leaves if leaf.key[0] == "observation"] or leaves
+        self.spec = EnvSpec(
+            num_envs,
+            leaves,
+            action,
+            space_of(observed, seen, dims),
+            space_of(acted, action, dims),
+            draw=lambda: draws(envs, action),
+        )
+        rows = [slice(0, num_envs)] if dims else [slice(e, e + 1) for e in range(num_envs)]
+        self._parts = [_Part(env, leaves, action, own) for env, own in zip(self._envs, rows, strict=True)]
+
+    def reset(self, seeds: Sequence[int] | None, out: Sequence[np.ndarray]) -> None:
+        for part in self._parts:
+            part.reset(None if seeds is None else int(seeds[part.rows.start]), out)
+
+    def step(self, action: Sequence[np.ndarray], out: StepRows) -> bool:
+        any_ended = False
+        for part in self._parts:
+            any_ended |= part.step(action, out)
+        return any_ended
+
+    def restart(self, ended: np.ndarray, out: Sequence[np.ndarray]) -> None:
+        for part in self._parts:
+            if ended[part.rows].any():
+                part.restart(ended[part.rows], out)
+
+    def close(self) -> None:
+        envs, self._envs = self._envs, []
+        for env in envs if self._owned else ():
+            if not env.is_closed:
+                env.close()
+
+
+class _Part:
+    """One EnvBase, and where its rows lie in the group's arrays."""
+
+    def __init__(self, env: Any, leaves: Sequence[Leaf], action: Sequence[Leaf], rows: slice):
+        self.rows = rows
+        self._env = env
+        # `step` is not meant to be overridden; where it is, it does more.
+        own = type(env).step.__module__.startswith("torchrl.")
+        self._step: Callable[[Any], Any] = env._step if own else lambda data: env.step(data).get("next")
+        self._at = (rows if env.batch_size else rows.start, ...)
+        self._leaves = leaves
+        self._keys = [leaf.key if len(leaf.key) > 1 else leaf.key[0] for leaf in leaves]
+        self._actions = [leaf.key if len(leaf.key) > 1 else leaf.key[0] for leaf in action]
+        self._device = None if env.device is None or env.device.type == "cpu" else env.device
+        # `maybe_reset` resets those that are done, at twice the cost; transforms may look at what they are told there.
+        self._resets_whole = not env.batch_size and all(cls.__name__ != "TransformedEnv" for cls in type(env).__mro__)
+        self._data: Any = None
+        # What `_step` does not write, known from the first one.
+        self._kept: list[Any] | None = None
+
+    def reset(self, seed: int | None, out: Sequence[np.ndarray]) -> None:
+        if seed is not None:
+            self._env.set_seed(seed)
+        self._data = self._env.reset()
+        for key, leaf, array in zip(self._keys, self._leaves, out, strict=True):
+            value = self._data.get(key, None)
+            array[self._at] = 0 if value is None else self._checked(leaf, value, array)
+
+    def step(self, action: Sequence[np.ndarray], out: StepRows) -> bool:
+        """Writes its rows of `out`; whether any env ended."""
+        data, at, rows = self._data, self._at, self.rows
+        for key, array in zip(self._actions, action, strict=True):
+            # A copy, as the env may keep it while the array is the caller's and will be written again.
+            value = torch.from_numpy(array[at].copy())
+            data.set(key, value if self._device is None else value.to(self._device))
+        after = self._step(data)
+        if self._kept is None:
+            self._kept = self._look(after, out)
+        # What comes next is not to be seen in what the env has returned.
+        following = after.exclude("reward")
+        for key in self._kept:
+            following.set(key, data.get(key))
+        self._data = following
+        for key, array in zip(self._keys, out.observation, strict=True):
+            array[at] = _numpy(following.get(key))
+        out.reward[rows] = _numpy(after.get("reward")).reshape(-1)
+        return self._write_ends(after, out)
+
+    def restart(self, ended: np.ndarray, out: Sequence[np.ndarray]) -> None:
+        """Resets the envs with `ended`, and writes their rows."""
+        self._data = self._fresh(ended)
+        for key, array in zip(self._keys, out, strict=True):
+            value = self._data.get(key, None)
+            mine = array[self.rows]
+            rows = np.zeros_like(mine) if value is None else _numpy(value).reshape(mine.shape)
+            mine[ended] = rows[ended]
+
+    def _fresh(self, ended: np.ndarray) -> Any:
+        if self._resets_whole:
+            fresh = self._env.reset()
+            for key in self._kept or ():
+                if fresh.get(key, None) is None:
+                    fresh.set(key, self._data.get(key))
+            return fresh
+        mask = torch.from_numpy(ended.reshape(*self._env.batch_size, 1).copy())
+        self._data.set("done", mask if self._device is None else mask.to(self._device))
+        return self._env.maybe_reset(self._data)
+
+    def _write_ends(self, after: Any, out: StepRows) -> bool:
+        """An env may leave out `done`, or `terminated` where it is the same as `done`."""
+        done = after.get("done", None)
+        if done is not None and not done.any():
+            return False
+        terminated, truncated = after.get("terminated", None), after.get("truncated", None)
+        if done is None:
+            done = terminated if truncated is None else terminated | truncated
+        rows = self.rows
+        done = _numpy(done).reshape(-1)
+        out.terminated[rows] = done if terminated is None else _numpy(terminated).reshape(-1)
+        if truncated is not None:
+            out.truncated[rows] = _numpy(truncated).reshape(-1)
+        # What is done for no reason that it gives is cut short.
+        out.truncated[rows] |= done & ~out.terminated[rows]
+        return bool(done.any())
+
+    def _look(self, after: Any, out: StepRows) -> list[Any]:
+        """Checks the first step: returns the keys that it has not written."""
+        for key, leaf, array in zip(self._keys, self._leaves, out.observation, strict=True):
+            value = after.get(key, None)
+            if value is not None:
+                self._checked(leaf, value, array)
+            elif self._data.get(key, None) is None:
+                raise ShapeError(f"{'.'.join(leaf.key)}: is in the specs, but neither reset nor step writes it")
+        if after.get("done", None) is None and after.get("terminated", None) is None:
+            raise ShapeError("the env's step writes neither done nor terminated, so that no episode would end")
+        left_out = set(self._actions)
+        left_out.update(_plain(key) for key in after.keys(True, True))
+        return [key for key in map(_plain, self._data.keys(True, True)) if key not in left_out]
+
+    def _checked(self, leaf: Leaf, value: torch.Tensor, array: np.ndarray) -> np.ndarray:
+        """The value of one env or of several."""
+        rows = _numpy(value)
+        expected = array[self._at].shape
+        if rows.shape != expected:
+            check(leaf, rows.reshape(-1, *rows.shape[len(self._env.batch_size) :])[0], array.dtype)
+            raise ShapeError(f"{'.'.join(leaf.key)}: expected shape {expected}, got {rows.shape}")
+        check(leaf, rows if not self._env.batch_size else rows[0], array.dtype)
+        return rows
+
+
+def make_torchrl(cfg: TorchrlEnvConfig) -> TorchrlEnv:
+    """The group of `cfg.num_envs` envs that `cfg.target` makes: as many, or one of that batch size.
+
+    Raises:
+        ConfigError: the target cannot be imported, or makes something else.
+        SpaceError: see `TorchrlEnv`.
+    """
+    make = resolve(cfg.target, "env.target")
+    made = make(**cfg.kwargs)
+    if not is_torchrl_env(made):
+        raise ConfigError([f"env.target={cfg.target}: returned {type(made).__name__}, expected an EnvBase of TorchRL."])
+    if made.batch_size:
+        envs = split(made)
+        if made.batch_size[0] != cfg.num_envs:
+            raise ConfigError(
+                [
+                    f"env.num_envs={cfg.num_envs}, but env.target={cfg.target} makes an env of batch size "
+                    f"{list(made.batch_size)}: use env.num_envs={made.batch_size[0]}."
+                ]
+            )
+        return TorchrlEnv(envs)
+    return TorchrlEnv([made, *(make(**cfg.kwargs) for _ in range(cfg.num_envs - 1))])
+
+
+def split(env: Any) -> list[Any]:
+    """The envs that a `SerialEnv` would make, as it would step them one by one as well, at about twice the cost; any
+    other env, or one that is at work already, alone."""
+    if type(env).__name__ != "SerialEnv" or len(env.batch_size) != 1 or not env.is_closed:
+        return [env]
+    each = [env.create_env_kwargs] * env.num_workers
+    if not isinstance(env.create_env_kwargs, Mapping):
+        each = [kwargs or {} for kwargs in env.create_env_kwargs]
+    return [make(**kwargs) for make, kwargs in zip(env.create_env_fn, each, strict=True)]
+
+
+def _check(env: Any, alone: bool) -> None:
+    name = type(env).__name__
+    resets = type(env).step_and_maybe_reset.__module__ not in ("torchrl.envs.common", "torchrl.envs.batched_envs")
+    if resets or vars(env).get("_torchrl_native_autoreset", False):
+        raise ConfigError(
+            [f"{name} resets its envs by itself, within a step: use the env below it with env=gym_vector or envpool."]
+        )
+    if len(env.batch_size) > 1 or (env.batch_size and not alone):
+        raise ConfigError(
+            [f"{name} has the batch size {list(env.batch_size)}: it must be [] or [N], and [N] is a group by itself."]
+        )
+
+
+def _plain(key: Any) -> Any:
+    return key[0] if isinstance(key, tuple) and len(key) == 1 else key
+
+
+def _numpy(value: torch.Tensor) -> np.ndarray:
+    return value.numpy(force=True)

@@ -1,0 +1,194 @@
+"""TorchRL's envs for the tests, by name. Its functions are at the top of a module, so that processes find them."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+from tensordict import TensorDict
+from torchrl.data import Binary, Bounded, Categorical, Composite, OneHot, Unbounded
+from torchrl.envs import (
+    ActionMask,
+    Compose,
+    EnvBase,
+    GymEnv,
+    InitTracker,
+    ObservationNorm,
+    ParallelEnv,
+    PendulumEnv,
+    RenameTransform,
+    RewardSum,
+    SerialEnv,
+    StepCounter,
+    TensorDictPrimer,
+    TransformedEnv,
+)
+
+# Short, so that episodes end within a batch.
+one_hot = partial(GymEnv, "CartPole-v1", max_episode_steps=9)
+cartpole = partial(one_hot, categorical_action_encoding=True)
+pendulum = partial(GymEnv, "Pendulum-v1", max_episode_steps=9)
+
+
+def counted():
+    return TransformedEnv(cartpole(), Compose(StepCounter(7), RewardSum(), InitTracker()))
+
+
+def normed():
+    norm = ObservationNorm(loc=torch.zeros(3), scale=torch.full((3,), 0.5), in_keys=["observation"])
+    return TransformedEnv(pendulum(), Compose(norm, RenameTransform(["observation"], [("agent", "state")])))
+
+
+def primed():
+    return TransformedEnv(cartpole(), TensorDictPrimer(hidden=Unbounded((3,)), default_value=1.0))
+
+
+def serial(make=cartpole, num=3):
+    return SerialEnv(num, make)
+
+
+def parallel(make=cartpole, num=2):
+    return ParallelEnv(num, make)
+
+
+def counted_serial():
+    return TransformedEnv(SerialEnv(3, cartpole), Compose(StepCounter(7), RewardSum()))
+
+
+def batched(num=3):
+    return Vectorised(num)
+
+
+def many_keys():
+    return ManyKeys()
+
+
+class Vectorised(EnvBase):
+    """Three numbers per env: its seed's draw, the episode, the step. An episode of env e has 4 + e steps."""
+
+    def __init__(self, num):
+        super().__init__(batch_size=[num])
+        self.observation_spec = Composite(
+            nested=Composite(counts=Unbounded((num, 3), dtype=torch.int64), shape=[num]), shape=[num]
+        )
+        self.action_spec = Categorical(5, shape=[num])
+        self.reward_spec = Unbounded((num, 1))
+        self._counts = torch.zeros(num, 3, dtype=torch.int64)
+        self._random = torch.Generator()
+        self.done_spec = Composite(
+            {name: Binary(1, (num, 1), dtype=torch.bool) for name in ("done", "terminated", "truncated")}, shape=[num]
+        )
+
+    def _reset(self, tensordict, **kwargs):
+        chosen = torch.ones(self.batch_size, dtype=torch.bool)
+        if tensordict is not None:
+            chosen = tensordict.get("_reset", chosen).reshape(-1)
+        drawn = torch.randint(0, 1000, self.batch_size, generator=self._random)
+        self._counts = self._counts.clone()
+        self._counts[chosen, 0] = drawn[chosen]
+        self._counts[chosen, 1] += 1
+        self._counts[chosen, 2] = 0
+        return TensorDict({"nested": {"counts": self._counts.clone()}}, self.batch_size)
+
+    def _step(self, tensordict):
+        self._counts = self._counts + torch.tensor([0, 0, 1])
+        done = (self._counts[:, 2] >= 4 + torch.arange(len(self._counts)))[:, None]
+        values = {"nested": {"counts": self._counts.clone()}, "reward": tensordict["action"][:, None].float()}
+        return TensorDict({**values, "done": done, "terminated": done}, self.batch_size)
+
+    def _set_seed(self, seed):
+        self._random.manual_seed(seed)
+        self._counts = torch.zeros_like(self._counts)
+
+
+class ManyKeys(EnvBase):
+    """Dtypes, nested keys and a second action; `only_root` is a state that the env never writes again."""
+
+    def __init__(self):
+        super().__init__()
+        self.observation_spec = Composite(
+            pixels=Bounded(0, 255, (2, 2, 3), dtype=torch.uint8),
+            flags=Binary(4, dtype=torch.bool),
+            deep=Composite(double=Unbounded((2,), dtype=torch.float64), single=Unbounded(())),
+        )
+        self.state_spec = Composite(only_root=Unbounded((2,)))
+        self.action_spec = Composite(agent=Composite(move=OneHot(3), push=Bounded(-1.0, 1.0, (2,))))
+        self.reward_spec = Unbounded((1,))
+        self._step_number = 0
+
+    def _values(self):
+        n = self._step_number
+        return {
+            "pixels": torch.full((2, 2, 3), n, dtype=torch.uint8),
+            "flags": torch.arange(4) < n % 5,
+            "deep": {"double": torch.full((2,), n / 3, dtype=torch.float64), "single": torch.tensor(n / 7)},
+        }
+
+    def _reset(self, tensordict, **kwargs):
+        self._step_number = 0
+        return TensorDict({**self._values(), "only_root": torch.tensor([3.0, 4.0])}, [])
+
+    def _step(self, tensordict):
+        assert tensordict["only_root"].tolist() == [3.0, 4.0]
+        self._step_number += 1
+        action = tensordict["agent"]
+        reward = action["move"].float().argmax() + action["push"].sum()
+        ended = torch.tensor([self._step_number == 6])
+        return TensorDict({**self._values(), "reward": reward[None], "done": ended}, [])
+
+    def _set_seed(self, seed):
+        pass
+
+
+class Masked(EnvBase):
+    """Only the action of the step's number modulo 4 is legal."""
+
+    def __init__(self):
+        super().__init__()
+        self.observation_spec = Composite(action_mask=Binary(4, dtype=torch.bool))
+        self.action_spec = Categorical(4)
+        self.reward_spec = Unbounded((1,))
+        self._step_number = 0
+
+    def _mask(self):
+        return torch.arange(4) == self._step_number % 4
+
+    def _reset(self, tensordict, **kwargs):
+        self._step_number = 0
+        return TensorDict({"action_mask": self._mask()}, [])
+
+    def _step(self, tensordict):
+        self._step_number += 1
+        ended = torch.tensor([self._step_number == 7])
+        return TensorDict({"action_mask": self._mask(), "reward": torch.zeros(1), "done": ended}, [])
+
+    def _set_seed(self, seed):
+        pass
+
+
+def masked():
+    return TransformedEnv(Masked(), ActionMask())
+
+
+class TwoRewards(ManyKeys):
+    """A reward for each of two agents."""
+
+    def __init__(self):
+        super().__init__()
+        self.reward_spec = Unbounded((2,))
+
+
+ENVS = {
+    "cartpole": cartpole,
+    "one_hot": one_hot,
+    "pendulum": pendulum,
+    "counted": counted,
+    "normed": normed,
+    "primed": primed,
+    "stateless": PendulumEnv,
+    "many_keys": many_keys,
+    "serial": serial,
+    "counted_serial": counted_serial,
+    "parallel": parallel,
+    "batched": batched,
+}

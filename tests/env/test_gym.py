@@ -177,7 +177,7 @@ def test_wrong_configuration(changes, message):
 
 
 def test_unknown_kind():
-    with pytest.raises(ConfigError, match="kind=gim is not one of gym, gym_vector, envpool, counting"):
+    with pytest.raises(ConfigError, match="kind=gim is not one of gym, gym_vector, envpool, torchrl, counting"):
         build(EnvConfig(kind="gim", num_envs=1))
 
 

@@ -388,8 +388,8 @@ class Remote:
         launcher: "submitit": SLURM jobs that this process submits, and that join as they start; "mp": processes of this
             machine; "submitit_delayed": jobs that were submitted beforehand, see
             `collectx.submitit_delayed_launcher`.
-        slurm_kwargs: what the jobs ask for, by submitit's names or sbatch's (`timeout_min`, `slurm_partition`,
-            `mem_gb`, `cpus_per_task`, `setup`, `additional_parameters`, ...).
+        slurm_kwargs: what the jobs ask for, by submitit's names (`timeout_min`, `slurm_partition`, `mem_gb`,
+            `cpus_per_task`, `slurm_setup`, ...); any other option of sbatch in `slurm_additional_parameters`.
         tcp_port: where the trainer listens; None: the system chooses.
         folder: where jobs find the trainer and write their logs, on a file system that all nodes share; None: a new one
             below `outputs/`.

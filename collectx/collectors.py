@@ -89,24 +89,9 @@ class DataCollector:
             self._closing = stack.pop_all()
         if order.workers.num_threads is not None:
             torch.set_num_threads(order.workers.num_threads)
-        self._batches = self._collect()
+        self._num_delivered = 0
         self._same: TensorDictBase | None = None
         self._background: Background | None = None
-
-    def _collect(self) -> Iterator[TensorDictBase | None]:
-        """Batch after batch, as the user wants them."""
-        handing, interval = self._order.handing, self._order.weights.interval
-        stacked = is_stacked(self._cfg.collector)
-        for num_delivered, delivered in enumerate(self._collector, 1):
-            batch = handing.hand(delivered, stacked)
-            if handing.return_same_td:
-                batch = self._same = batch if self._same is None else self._same.copy_(batch)
-            if handing.replay_buffer is not None:
-                handing.store(batch)
-                batch = None
-            yield batch
-            if interval > 0 and num_delivered % interval == 0:
-                self._publish(None)
 
     def __iter__(self) -> Iterator[TensorDictBase | None]:
         return self
@@ -114,7 +99,28 @@ class DataCollector:
     def __next__(self) -> TensorDictBase | None:
         if self.is_running:
             raise RuntimeError("this collector collects in the background, since start(): take from its replay buffer")
-        return next(self._batches)
+        return self._take()
+
+    def _take(self) -> TensorDictBase | None:
+        """The next batch, as the user wants it."""
+        handing, interval = self._order.handing, self._order.weights.interval
+        if interval > 0 and self._num_delivered and self._num_delivered % interval == 0:
+            self._publish(None)
+        batch = handing.hand(next(self._collector), is_stacked(self._cfg.collector))
+        self._num_delivered += 1
+        if handing.return_same_td:
+            batch = self._same = batch if self._same is None else self._same.copy_(batch)
+        if handing.replay_buffer is None:
+            return batch
+        handing.store(batch)
+        return None
+
+    def _take_another(self) -> bool:
+        try:
+            self._take()
+        except StopIteration:
+            return False
+        return True
 
     def next(self) -> TensorDictBase | None:
         """The next batch; None after the last. Blocks until it is there."""
@@ -135,7 +141,7 @@ class DataCollector:
             raise RuntimeError("start() collects into a replay buffer: give replay_buffer=... to the constructor")
         if self._background is not None:
             raise RuntimeError("start() was called before")
-        self._background = Background(lambda: next(self._batches, _NO_MORE) is not _NO_MORE)
+        self._background = Background(self._take_another)
 
     @property
     def is_running(self) -> bool:
@@ -366,8 +372,6 @@ class DistributedSyncCollector(DistributedCollector):
     def __init__(self, create_env_fn: CreateEnv, policy: Any = None, **keywords: Any):
         super().__init__(create_env_fn, policy, sync=True, **keywords)
 
-
-_NO_MORE = object()
 
 # TorchRL's earlier names.
 SyncDataCollector = Collector

@@ -343,6 +343,18 @@ def test_all_that_is_wrong_is_said_at_once():
         assert problem.startswith(start)
 
 
+def test_what_has_ended_a_collector_is_raised_again():
+    def create():
+        env = cartpole()
+        env.step = lambda action: 1 / 0
+        return env
+
+    with MultiSyncCollector([create] * 2) as collector:
+        for _ in range(2):
+            with pytest.raises(ZeroDivisionError):
+                collector.next()
+
+
 def test_errors_of_a_worker_keep_their_type():
     def create():
         raise ZeroDivisionError("no env today")

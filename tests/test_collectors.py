@@ -490,7 +490,7 @@ def test_envs_that_reset_by_themselves_begin_anew_whole():
     )
 
 
-@pytest.mark.parametrize("inner", ["sync", "async"])
+@pytest.mark.parametrize("inner", ["sync", pytest.param("async", marks=pytest.mark.slow)])
 def test_a_seed_reaches_the_workers_of_a_worker(inner):
     keywords = {"num_workers_per_collector": 2, "collector_class": inner, "launcher": "mp", "num_workers": 1}
     with DistributedSyncCollector(cartpole, frames_per_batch=40, total_frames=-1, **keywords) as collector:

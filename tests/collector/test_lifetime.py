@@ -64,7 +64,11 @@ def trainer(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "env", ["faulty('hang', at_step=300)", "gym_vector(2, vectorization='async')"], ids=["hung", "with_processes"]
+    "env",
+    [
+        pytest.param("faulty('hang', at_step=300)", id="hung"),
+        pytest.param("gym_vector(2, vectorization='async')", id="with_processes", marks=pytest.mark.slow),
+    ],
 )
 def test_a_killed_trainer_takes_its_workers_along(trainer, env):
     running = trainer("time.sleep(1000)", env=env)
@@ -73,6 +77,7 @@ def test_a_killed_trainer_takes_its_workers_along(trainer, env):
     assert running.end()[0] == -signal.SIGKILL
 
 
+@pytest.mark.slow
 def test_ctrl_c_on_the_whole_group_leaves_nothing(trainer):
     running = trainer("with collector:\n    for batch in collector:\n        pass")
     os.killpg(running.process.pid, signal.SIGINT)
@@ -87,6 +92,7 @@ def test_a_forgotten_collector_ends_with_the_program(trainer):
     assert trainer("sys.exit(5)").end() == (5, "")
 
 
+@pytest.mark.slow
 def test_a_forgotten_collector_ends_with_a_program_that_fails(trainer):
     status, error = trainer("raise ZeroDivisionError('the user has a bug')").end()
     assert status == 1

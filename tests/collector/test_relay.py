@@ -62,10 +62,11 @@ def test_every_frame_arrives_once_in_order_and_whole(kind, inner):
         assert set(lags) == {0}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [
-        pytest.param({}, marks=pytest.mark.slow),
+        {},
         # 257 random frames are 65 of each of four processes, more than two of their parts of 32.
         {"max_frames_per_traj": 9, "init_random_frames": 257, "reset_at_each_iter": True, "set_truncated": True},
     ],
@@ -138,6 +139,7 @@ def inner_pids(pid):
     return sorted(pids)
 
 
+@pytest.mark.slow
 def test_closing_does_not_wait_for_a_batch_and_leaves_nobody(wait_until):
     """A batch takes 40 s; a worker is asked to stop between two steps."""
     with relays(env=counting(step_s=0.2), frames_per_batch=400, total_frames=800, close_timeout_s=30.0) as collector:

@@ -108,7 +108,9 @@ def test_impala_learns_with_lag(in_process, spec_of):
 
 
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("priority_alpha", [None, 0.6], ids=["uniform", "prioritized"])
+@pytest.mark.parametrize(
+    "priority_alpha", [pytest.param(None, id="uniform", marks=pytest.mark.slow), pytest.param(0.6, id="prioritized")]
+)
 def test_dqn_learns_with_lag(in_process, spec_of, priority_alpha):
     """Random actions give 22, and with epsilon still high in the first frames no policy is near the target."""
     collection = learn(dqn(100.0, priority_alpha), in_process, spec_of, 8, 32, 48_000, lag=2)

@@ -99,6 +99,7 @@ def test_a_forgotten_collector_ends_with_a_program_that_fails(trainer):
     assert error.rstrip().endswith("ZeroDivisionError: the user has a bug")
 
 
+@pytest.mark.slow
 def test_a_collector_without_references_ends_its_workers(trainer):
     body = """
         pids = worker_pids(collector)

@@ -21,6 +21,7 @@ from tensordict import TensorDict
 
 from collectx.batch import POLICY_VERSION, TRAJ_IDS
 from collectx.config import (
+    NETWORK_BACKENDS,
     BackendConfig,
     CollectorConfig,
     DevicesConfig,
@@ -426,7 +427,7 @@ class Remote:
                 f"launcher={self.launcher!r}: use 'mp', 'submitit' or 'submitit_delayed'; "
                 "`collectx run launcher=...` knows more."
             )
-        if self.backend not in ("gloo", "nccl", "mpi", "ucc"):
+        if self.backend not in NETWORK_BACKENDS:
             found.append(f"backend={self.backend!r}: must be 'gloo', 'nccl', 'mpi' or 'ucc'.")
         count, inner = self.num_workers_per_collector, self.inner
         if count < 1:

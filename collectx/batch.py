@@ -12,6 +12,7 @@ Runs in the trainer and in every worker. Must not know envs, policies or how slo
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -89,17 +90,24 @@ class Layout:
         self.rows = rows
         self.steps = steps
         self._offsets: list[int] = []
+        self._row_nbytes: list[int] = []
         offset = 0
         for leaf in self.leaves:
             self._offsets.append(offset)
-            nbytes = rows * steps * int(np.prod(leaf.shape, dtype=np.int64)) * leaf.dtype.itemsize
-            offset += -(-nbytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+            row_nbytes = steps * math.prod(leaf.shape) * leaf.dtype.itemsize
+            self._row_nbytes.append(row_nbytes)
+            offset += -(-rows * row_nbytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
         self.nbytes = offset
 
     @property
     def num_frames(self) -> int:
         """Frames in one slot."""
         return self.rows * self.steps
+
+    def runs(self, first: int, rows: int) -> list[slice]:
+        """Where the bytes of some of the rows lie, leaf after leaf."""
+        places = zip(self._offsets, self._row_nbytes, strict=True)
+        return [slice(start + first * nbytes, start + (first + rows) * nbytes) for start, nbytes in places]
 
     def slot(self, memory: torch.Tensor) -> Slot:
         """The leaves as views of `memory`, a contiguous uint8 tensor of `nbytes`. The caller keeps ownership."""

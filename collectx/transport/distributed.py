@@ -238,10 +238,11 @@ class DistributedTransport:
                 self._layout.nbytes + STAMP_BYTES, dtype=torch.uint8, device=self._terms.devices[TRAINER]
             )
         peer.num_grants += 1
+        # First, as the worker may be waiting for it; its bytes come much later.
+        self._switchboard.send(peer.worker, wire.pack_grant(slot, order, self._version if self.spec.joined else 0))
         # Where the pair is broken, so is the connection, and the switchboard will say so.
         with contextlib.suppress(RuntimeError):
             peer.incoming[slot] = peer.pair.receive(self._memory[place], peer.num_grants)
-        self._switchboard.send(peer.worker, wire.pack_grant(slot, order, self._version if self.spec.joined else 0))
 
     def receive(self) -> Arrival | Departure | Joined:
         while not self._events:
@@ -328,7 +329,8 @@ class DistributedTransport:
     def gather(self, parts: Sequence[Arrival], own: bool) -> torch.Tensor:
         memories = [self._memory[part.worker, part.slot][: self._layout.nbytes] for part in parts]
         if len(memories) > 1:
-            return join(self.spec, [self._layout.slot(memory) for memory in memories])
+            runs = self._layout.runs(0, self.spec.rows)
+            return join(self.spec, [(memory, runs) for memory in memories])
         return memories[0].clone() if own else memories[0]
 
     def publish(self, write: Callable[[torch.Tensor], None]) -> int:
@@ -462,6 +464,8 @@ class DistributedLink:
         self._num_sent = 0
         self._is_over = False
         self._next_look_s = 0.0
+        self._line = select.poll()
+        self._line.register(connection.fileno(), select.POLLIN)
         self._nbytes = terms.weights_nbytes
         # One holds the newest weights until they are acted with, while the other is filled with newer ones.
         self._receives: deque[tuple[Incoming, torch.Tensor]] = deque()
@@ -564,7 +568,8 @@ class DistributedLink:
     def _hear(self, at_most_s: float | None) -> None:
         """Takes in what the trainer has said; blocks until it says something, or for `at_most_s`."""
         try:
-            while not self._is_over and self._connection.poll(at_most_s):
+            # `Connection.poll` would make a new selector each time.
+            while not self._is_over and self._line.poll(None if at_most_s is None else 1000.0 * at_most_s):
                 kind, number, order, least_version = wire.unpack(self._connection.recv_bytes())
                 if kind == wire.GRANT:
                     self._granted.append((number, order, least_version))

@@ -16,6 +16,7 @@ from importlib import import_module
 from multiprocessing.connection import Connection
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
@@ -79,12 +80,17 @@ def make_pair(
 
 def set_stamp(buffer: torch.Tensor, stamp: int) -> None:
     """Marks a buffer about to be sent with the number that its receiver expects."""
-    buffer[-8:].view(torch.int64)[0] = stamp
+    _place(buffer)[0] = stamp
 
 
 def stamp_of(buffer: torch.Tensor) -> int:
     """The number that a received buffer was marked with."""
-    return int(buffer[-8:].view(torch.int64)[0])
+    return int(_place(buffer)[0])
+
+
+def _place(buffer: torch.Tensor) -> Any:
+    # Over numpy in a quarter of the time.
+    return buffer[-8:].view(torch.int64) if buffer.is_cuda else buffer.numpy()[-8:].view(np.int64)
 
 
 class GlooPair:
@@ -140,7 +146,7 @@ class _GlooIncoming:
     def __init__(self, work: dist.Work, buffer: torch.Tensor, stamp: int | None):
         self._work = work
         self._stamp = stamp
-        self._place = buffer[-8:].view(torch.int64).numpy()
+        self._place = _place(buffer)
         self._is_over = False
 
     def done(self) -> bool:

@@ -211,7 +211,7 @@ class Handing:
         track_policy_version: batches have `policy_version` and `("next", "policy_version")`, as TorchRL's, beside
             `("collector", "policy_version")`, which they always have.
         replay_buffer: batches go there, by its `extend`, and iteration gives None in their place. See `start`.
-        extend_buffer: False: the frames go there step by step, by `add`, or by `extend` where there are several envs.
+        extend_buffer: False: the frames go there step by step, by `add`; where there are several envs, one of each.
         use_buffers: is not looked at: batches are always written into memory that is allocated once.
     """
 
@@ -261,9 +261,8 @@ class Handing:
         if self.extend_buffer:
             self.replay_buffer.extend(batch)
             return
-        put = self.replay_buffer.extend if batch.ndim > 1 else self.replay_buffer.add
         for step in batch.unbind(-1):
-            put(step)
+            self.replay_buffer.add(step)
 
 
 @dataclass(frozen=True)

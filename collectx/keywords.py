@@ -34,6 +34,7 @@ from collectx.config import (
 from collectx.errors import ConfigError
 from collectx.given import GivenEnvConfig, GivenPolicyConfig
 from collectx.policy.exploration import ExplorationType
+from collectx.replay.buffer import ReplayBuffer
 from collectx.trajectories import split_trajectories
 
 CreateEnv = Callable[..., Any] | Sequence[Callable[..., Any]]
@@ -210,7 +211,9 @@ class Handing:
         track_traj_ids: whether batches have `("collector", "traj_ids")`.
         track_policy_version: batches have `policy_version` and `("next", "policy_version")`, as TorchRL's, beside
             `("collector", "policy_version")`, which they always have.
-        replay_buffer: batches go there, by its `extend`, and iteration gives None in their place. See `start`.
+        replay_buffer: batches go there, by its `extend`, and iteration gives None in their place. See `start`. Workers
+            of this machine write to a `collectx.ReplayBuffer` themselves, in the order in which they are ready, unless
+            batches are to be changed before (`postproc`, `split_trajs`, `track_...`, `extend_buffer`).
         extend_buffer: False: the frames go there step by step, by `add`, or by `extend` where there are several envs.
         use_buffers: is not looked at: batches are always written into memory that is allocated once.
     """
@@ -238,6 +241,13 @@ class Handing:
         if self.replay_buffer is not None and not hasattr(self.replay_buffer, "extend"):
             found.append(f"replay_buffer={type(self.replay_buffer).__name__}: has no `extend`.")
         return found
+
+    @property
+    def shared_buffer(self) -> ReplayBuffer | None:
+        """The replay buffer, if workers may write their batches there as they are."""
+        changed = self.split_trajs or self.postproc or self.track_policy_version or not self.track_traj_ids
+        shared = isinstance(self.replay_buffer, ReplayBuffer) and self.extend_buffer and not changed
+        return self.replay_buffer if shared else None
 
     def hand(self, batch: TensorDict, stacked: bool) -> Any:
         """The batch as it is wanted.
@@ -503,6 +513,11 @@ class Order:
         create = self.work.create_env_fn
         return 1 if callable(create) else len(create)
 
+    @property
+    def workers_write(self) -> bool:
+        """Whether workers write to the replay buffer themselves."""
+        return self.kind.startswith("multi") and self.handing.shared_buffer is not None
+
     def check(self) -> None:
         """Looks at all of it.
 
@@ -529,6 +544,8 @@ class Order:
         envs, (devices, acting) = self.work.envs(num_workers), self.devices.resolve(num_workers)
         each = _each(remote.collector_kwargs, num_workers)
         own = [_own(env, device, kwargs or {}) for env, device, kwargs in zip(envs, acting, each, strict=True)]
+        if self.workers_write:
+            own = [each | {"replay": self.handing.shared_buffer} for each in own]
         collector = CollectorConfig(
             kind=self.kind,
             num_workers=num_workers,

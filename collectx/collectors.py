@@ -46,6 +46,7 @@ from collectx.run.events import EventLog
 from collectx.run.folder import new_folder
 from collectx.run.submitted import Beforehand, submitted_workers, waiting_workers
 from collectx.transport.base import RESET, reset_with
+from collectx.updates import Given, given_weights, load_weights, updated_weights
 
 
 class DataCollector:
@@ -189,7 +190,7 @@ class DataCollector:
         """The newest published version of the weights; 0 at first."""
         return self._collector.policy_version
 
-    def update_policy_weights_(self, policy_or_weights: nn.Module | TensorDictBase | dict | None = None) -> None:
+    def update_policy_weights_(self, policy_or_weights: Given = None, **named: Any) -> None:
         """Lets the workers act with newer weights from their next batch on. Copies before it returns, does not wait,
         except, after `start()` and where weights do not lie in shared memory, for the batch under way.
 
@@ -197,24 +198,29 @@ class DataCollector:
             policy_or_weights: a module built as the policy, or its weights by name (a state dict, or a TensorDict of
                 parameters), which are copied into this collector's policy; None takes that policy as it is, or what
                 `weight_updater` gives.
+            named: the same as `weights`, `policy` or `weights_dict={"policy": ...}`. `model_id` must be "policy".
 
         Raises:
             KeyError: the weights lack one of the policy's.
+            TypeError, ValueError: the weights are given twice, are another model's, or only some workers'.
         """
+        given = given_weights(policy_or_weights, named)
         with self._publishing():
-            self._publish(policy_or_weights)
+            self._publish(given)
 
-    def _publish(self, policy_or_weights: nn.Module | TensorDictBase | dict | None) -> None:
+    # What a worker does in TorchRL; here the trainer's policy is the source of all workers' weights.
+    receive_weights = update_policy_weights_
+
+    def _publish(self, given: Given) -> None:
         weights = self._order.weights
         if not weights.travel:
             return
-        if policy_or_weights is None and weights.weight_updater is not None:
-            policy_or_weights = weights.weight_updater()
-        if isinstance(policy_or_weights, nn.Module):
-            self._collector.publish(policy_or_weights)
+        given = updated_weights(weights.weight_updater, given)
+        if isinstance(given, nn.Module):
+            self._collector.publish(given)
             return
-        if policy_or_weights is not None:
-            _load(self.policy, policy_or_weights)
+        if given is not None:
+            load_weights(self.policy, given)
         self._collector.publish(self.policy if isinstance(self.policy, nn.Module) else None)
 
     def state_dict(self) -> dict[str, Any]:
@@ -475,15 +481,3 @@ def _jobs(
     events = EventLog(files)
     stack.callback(events.close)
     return stack.enter_context(submitted_workers(cfg, files, lambda text: events("jobs", message=text), create)), events
-
-
-def _load(policy: Any, weights: TensorDictBase | dict) -> None:
-    if isinstance(weights, TensorDictBase):
-        weights = weights.flatten_keys(".").to_dict()
-    own = policy.state_dict()
-    missing = sorted(set(own) - set(weights))
-    if missing:
-        raise KeyError(f"the weights lack {', '.join(missing)}")
-    with torch.no_grad():
-        for name, value in own.items():
-            value.copy_(weights[name])

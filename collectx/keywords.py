@@ -332,8 +332,11 @@ class Weights:
     Args:
         update_at_each_batch, update_after_each_batch: the policy's weights are published after every batch.
         max_weight_update_interval, update_interval: they are published after so many batches; -1: never by itself.
+        update_weights_between_steps: a worker takes newer weights between two steps of a batch too, of which
+            `("collector", "policy_version")` then tells frame by frame.
         weight_updater: called without arguments whenever weights are published and none are given; returns them, as
-            `update_policy_weights_` takes them.
+            `update_policy_weights_` takes them. Of one of TorchRL's, or a callable that makes one, the weights and
+            their mapping are taken; their way to the workers is the collector's own.
         weight_sync_schemes, weight_recv_schemes: TorchRL's, by model; "policy" is the only one. Weights travel by the
             collector's own way, whatever the scheme; of TorchRL's `NoWeightSyncScheme` none do.
     """
@@ -342,6 +345,7 @@ class Weights:
     update_after_each_batch: bool = False
     max_weight_update_interval: int = -1
     update_interval: int | None = None
+    update_weights_between_steps: bool = False
     weight_updater: Callable[[], Any] | None = None
     weight_sync_schemes: Mapping[str, Any] | None = None
     weight_recv_schemes: Mapping[str, Any] | None = None
@@ -354,11 +358,8 @@ class Weights:
             if value is not None and value != -1 and value < 1:
                 found.append(f"{name}={value}: must be at least 1, or -1 for never.")
         updater = self.weight_updater
-        if updater is not None and (not callable(updater) or hasattr(updater, "push_weights")):
-            found.append(
-                f"weight_updater={updater!r}: give a callable that returns the weights; those of TorchRL carry them "
-                "to its own workers."
-            )
+        if updater is not None and not callable(updater):
+            found.append(f"weight_updater={updater!r}: give a callable that returns the weights, or one of TorchRL's.")
         for name in ("weight_sync_schemes", "weight_recv_schemes"):
             if unknown := sorted(set(getattr(self, name) or ()) - {"policy"}):
                 found.append(f"{name} names {', '.join(unknown)}: the only model here is 'policy'.")
@@ -534,6 +535,11 @@ class Order:
             *self.weights.problems(),
             *self.remote.problems(num_workers),
         ]
+        if self.weights.update_weights_between_steps and self.remote.num_workers_per_collector > 1:
+            problems.append(
+                "update_weights_between_steps=True: a worker that is itself a collector (num_workers_per_collector="
+                f"{self.remote.num_workers_per_collector}) takes weights between its batches: use 1."
+            )
         if problems:
             raise ConfigError(problems)
 
@@ -565,6 +571,7 @@ class Order:
             init_random_frames=_positive(self.frames.init_random_frames),
             reset_at_each_iter=self.frames.reset_at_each_iter,
             set_truncated=self.frames.set_truncated,
+            refresh="step" if self.weights.update_weights_between_steps else "batch",
         )
         is_remote = self.kind.startswith("distributed")
         cfg = RunConfig(

@@ -172,10 +172,10 @@ def work(task: WorkerTask, link: Link, own_random_state: bool = False) -> Genera
         weights = FlatWeights(actor.module)
         weights.adopt()
         episodes = Episodes(first_env, num_envs, num_envs * task.num_workers, task.life)
-        rollout = make_rollout(env, actor, episodes, _env_seeds(task, task.seed), link.stop, task.rollout)
+        newest = _Newest(link, weights)
+        rollout = make_rollout(env, actor, episodes, _env_seeds(task, task.seed), link.stop, task.rollout, newest)
         prepared = [rollout.prepare(slot) for slot in link.slots]
         store = _storing(task.replay, link.slots)
-    version = -1
     send_s = 0.0
     try:
         while True:
@@ -184,7 +184,7 @@ def work(task: WorkerTask, link: Link, own_random_state: bool = False) -> Genera
             if index is None:
                 return
             granted = perf_counter()
-            version = link.refresh(weights.read, version)
+            version = newest()
             refreshed = perf_counter()
             with _installed(guest):
                 if link.order != GO_ON:
@@ -199,6 +199,19 @@ def work(task: WorkerTask, link: Link, own_random_state: bool = False) -> Genera
             yield
     finally:
         rollout.close()
+
+
+class _Newest:
+    """Called, takes the newest weights there are, and returns their version."""
+
+    def __init__(self, link: Link, weights: FlatWeights):
+        self._link = link
+        self._weights = weights
+        self._version = -1
+
+    def __call__(self) -> int:
+        self._version = self._link.refresh(self._weights.read, self._version)
+        return self._version
 
 
 def _storing(replay: ReplayBuffer | None, slots: Sequence[Slot]) -> Callable[[int], object]:

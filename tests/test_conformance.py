@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 
@@ -9,7 +11,8 @@ pytest.importorskip("torchrl", reason="needs the torchrl extra")
 
 import torchrl.collectors as peers
 import torchrlenvs
-from tensordict.nn import TensorDictModule
+from tensordict.nn import TensorDictModule, TensorDictSequential
+from torchrl.modules import LSTMModule
 
 import collectx
 from collectx.collector.worker import env_seed
@@ -51,7 +54,17 @@ WRITES = {"many_keys": [("agent", "move"), ("agent", "push")]}
 
 
 def policy(name):
+    if name == "recurrent":
+        return lstm()
     return TensorDictModule(Policy(name), [READS.get(name, "observation")], WRITES.get(name, ["action"]))
+
+
+def lstm():
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        memory = LSTMModule(4, 5, in_keys=["observation", "h", "c"], out_keys=["embed", ("next", "h"), ("next", "c")])
+        head = TensorDictModule(torch.nn.Linear(5, 2), ["embed"], ["logits"])
+    return TensorDictSequential(memory, head, TensorDictModule(partial(torch.argmax, dim=-1), ["logits"], ["action"]))
 
 
 def seeded(make, seeds):
@@ -119,7 +132,7 @@ def test_a_collector_gives_the_batches_of_torchrl(name):
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("name", ["counted", "serial", "batched"])
+@pytest.mark.parametrize("name", ["counted", "serial", "batched", "recurrent"])
 def test_a_sync_collector_gives_the_batches_of_torchrl(name):
     make, num = torchrlenvs.ENVS[name], size(name)
     frames = {"frames_per_batch": 40 * num, "total_frames": 120 * num}

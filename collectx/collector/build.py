@@ -29,6 +29,7 @@ from collectx.config import (
 from collectx.env.base import EnvSpec
 from collectx.given import Given
 from collectx.launcher.place import Place
+from collectx.policy.state import seen_with
 from collectx.policy.weights import FlatWeights
 from collectx.rollout.spec import RolloutSpec
 from collectx.transport.base import SlabSpec, Transport
@@ -87,7 +88,7 @@ def build(
     schedule = make_schedule(want, num_workers)
     rows = spec.num_envs * rows_per_env(want)
     slab = SlabSpec(
-        leaves=batch_leaves(spec.observation, actor.leaves),
+        leaves=batch_leaves(seen_with(spec, actor.carried).observation, actor.leaves),
         rows=rows,
         steps=want.frames_per_batch // (rows * (num_workers if schedule.joined else 1)),
         num_workers=num_workers,

@@ -30,6 +30,7 @@ from collectx.config import (
 from collectx.errors import ShapeError
 from collectx.given import Given
 from collectx.policy.weights import FlatWeights
+from collectx.rollout.carry import with_state
 from collectx.rollout.cut import with_ends
 from collectx.rollout.episodes import Episodes
 from collectx.rollout.rollout import Rollout, Stopped
@@ -165,6 +166,7 @@ def work(task: WorkerTask, link: Link, own_random_state: bool = False) -> Genera
         actor = policies.make_actor(
             policy, env.spec, torch.device(task.policy_device), policies.ExplorationType(task.exploration_type)
         )
+        env = with_state(env, actor.carried)
         _check_leaves(task, (*env.spec.observation, *actor.leaves))
         weights = FlatWeights(actor.module)
         weights.adopt()

@@ -17,6 +17,7 @@ from torch import nn
 from collectx.batch import Leaf
 from collectx.env.base import EnvSpec
 from collectx.policy.spaces import subspace
+from collectx.policy.state import Carried
 
 # Steps drawn at once, unless actions are large.
 _BLOCK_STEPS = 256
@@ -27,6 +28,7 @@ class RandomActor:
     """`module`, `device`, `leaves`: see `collectx.policy.base.Actor`. Always on the CPU, where envs take actions."""
 
     module: nn.Module | None = None
+    carried: tuple[Carried, ...] = ()
 
     def __init__(self, spec: EnvSpec):
         self.device = torch.device("cpu")

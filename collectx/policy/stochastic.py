@@ -20,6 +20,7 @@ from collectx.errors import SpaceError
 from collectx.policy.exploration import ExplorationType
 from collectx.policy.heads import Head, head_for
 from collectx.policy.spaces import observation_leaves, subspace
+from collectx.policy.state import Carried
 from collectx.policy.straight import straighten
 
 ACTION_LOG_PROB: Key = ("action_log_prob",)
@@ -96,8 +97,10 @@ class StochasticPolicy(nn.Module):
 class StochasticActor:
     """Acts with a `StochasticPolicy`. It writes a log-probability only where the action is a sample.
 
-    `module`, `device`, `leaves`: see `collectx.policy.base.Actor`.
+    `module`, `device`, `leaves`, `carried`: see `collectx.policy.base.Actor`.
     """
+
+    carried: tuple[Carried, ...] = ()
 
     def __init__(self, policy: StochasticPolicy, spec: EnvSpec, device: torch.device, exploration: ExplorationType):
         self.module: nn.Module | None = policy.to(device)

@@ -29,6 +29,7 @@ from collectx.env.base import EnvSpec
 from collectx.errors import ConfigError, ShapeError
 from collectx.policy.exploration import ExplorationType, exploration
 from collectx.policy.spaces import observation_leaves
+from collectx.policy.state import Carried, find_carried, seen_with
 from collectx.policy.straight import straighten
 from collectx.policy.weights import FlatWeights
 
@@ -38,16 +39,30 @@ Call = Callable[[Sequence[torch.Tensor]], Outputs]
 
 
 class WrappedActor:
-    """`module`, `device`, `leaves`: see `collectx.policy.base.Actor`.
+    """`module`, `device`, `leaves`, `carried`: see `collectx.policy.base.Actor`.
 
     Raises:
-        ConfigError: the policy reads keys that the env does not write, or writes no action.
-        ShapeError: an action has not the shape or the kind of dtype that the action space demands.
+        ConfigError: the policy reads keys that the env does not write, or writes no action, or what it carries cannot
+            be told, see `collectx.policy.state`.
+        ShapeError: an action has not the shape or the kind of dtype that the action space demands, or a state not that
+            of the env.
     """
+
+    leaves: tuple[Leaf, ...]
 
     def __init__(self, policy: Callable, spec: EnvSpec, device: torch.device, exploration_type: ExplorationType):
         self.device = device
         self.module: nn.Module | None = policy.to(device) if isinstance(policy, nn.Module) else None
+
+        def settle(seen: EnvSpec) -> tuple[Leaf, ...]:
+            self._settle(policy, seen, exploration_type)
+            return self.leaves
+
+        self.carried: tuple[Carried, ...] = find_carried(policy, spec, settle)
+        settle(seen_with(spec, self.carried))
+
+    def _settle(self, policy: Callable, spec: EnvSpec, exploration_type: ExplorationType) -> None:
+        device = self.device
         self._call = _settle(policy, spec, device, exploration_type)
         zeros = [torch.zeros((spec.num_envs, *o.shape), dtype=o.dtype, device=device) for o in spec.observation]
         with exploration(exploration_type), torch.inference_mode(), _without_trace(self.module, device):
@@ -59,7 +74,7 @@ class WrappedActor:
         extra = [Leaf(key, tuple(value.shape[1:]), value.dtype) for key, value in outputs.items() if key not in actions]
         for leaf in (*spec.action, *extra):
             _check(leaf, outputs[leaf.key], spec.num_envs, leaf.key in actions)
-        self.leaves: tuple[Leaf, ...] = (*spec.action, *extra)
+        self.leaves = (*spec.action, *extra)
         self._keys = [leaf.key for leaf in self.leaves]
         # Only actions can differ from their leaf, by a cast or by a trailing dimension of one.
         self._casts = [

@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 
 import torch
 from tensordict import TensorDict
+from tensordict.nn import CudaGraphModule
 
 from collectx.batch import POLICY_VERSION, TRAJ_IDS
 from collectx.config import (
@@ -55,6 +56,10 @@ class Work:
             this package's `ExplorationType` or TorchRL's, or its name.
         exploration_mode: TorchRL's earlier keyword for the name.
         trust_policy: is not looked at: every policy is called once, on zeros, to learn what it writes.
+        compile_policy: the policy is compiled in the workers by `torch.compile`: True, or its keyword arguments. The
+            time that takes is in the first batch (`start_timeout_s`).
+        cudagraph_policy: the policy's calls are recorded as CUDA graphs by tensordict's `CudaGraphModule`: True, or its
+            keyword arguments. For policies on GPUs.
         seed: what envs and random actions are seeded with.
     """
 
@@ -65,6 +70,8 @@ class Work:
     exploration_type: Any = ExplorationType.RANDOM
     exploration_mode: str | None = None
     trust_policy: bool | None = None
+    compile_policy: bool | dict[str, Any] | None = None
+    cudagraph_policy: bool | dict[str, Any] | None = None
     seed: int = 0
 
     @property
@@ -90,7 +97,23 @@ class Work:
             given = getattr(self, name)
             if given is not None and not callable(given):
                 found.append(f"{name}={given!r} cannot be called.")
+        for name, made in (("compile_policy", torch.compile), ("cudagraph_policy", CudaGraphModule)):
+            found += self._acceleration_problems(name, made)
         return [*found, *_exploration_problems("", self.exploration)]
+
+    def _acceleration_problems(self, name: str, made: Callable) -> list[str]:
+        given = getattr(self, name)
+        if given is None or given is False:
+            return []
+        if self.policy is None and self.policy_factory is None:
+            return [f"{name}={given!r}: there is no policy, actions are random: leave it out."]
+        if not isinstance(given, bool | dict):
+            return [f"{name}={given!r}: must be True, or a dict of keyword arguments of {made.__name__}."]
+        try:
+            inspect.signature(made).bind(None, **(_kwargs(given) or {}))
+        except TypeError as error:
+            return [f"{name}={given!r}: {made.__name__}: {error}."]
+        return []
 
     def envs(self, num_workers: int) -> list[GivenEnvConfig]:
         """One for each worker."""
@@ -101,7 +124,8 @@ class Work:
         """The policy as a choice of the group."""
         if self.policy is None and self.policy_factory is None:
             return RandomPolicyConfig("random")
-        return GivenPolicyConfig("given", self.policy, self.policy_factory)
+        compiling, recording = _kwargs(self.compile_policy), _kwargs(self.cudagraph_policy)
+        return GivenPolicyConfig("given", self.policy, self.policy_factory, compiling, recording)
 
 
 @dataclass(frozen=True)
@@ -512,6 +536,7 @@ class Order:
         num_workers = self.num_workers
         problems = [
             *self.work.problems(num_workers),
+            *self._graph_problems(),
             *self.frames.problems(),
             *self.devices.problems(num_workers),
             *self.handing.problems(),
@@ -522,11 +547,31 @@ class Order:
         if problems:
             raise ConfigError(problems)
 
+    def _graph_problems(self) -> list[str]:
+        """What is wrong about CUDA graphs and where the policy acts."""
+        given = self.work.cudagraph_policy
+        if not given or self.devices.problems(self.num_workers) or self.remote.problems(self.num_workers):
+            return []
+        acting = sorted({device for device in self._acting() if torch.device(device).type != "cuda"})
+        if not acting:
+            return []
+        return [
+            f"cudagraph_policy={given!r}: the policy acts on {', '.join(acting)}, and CUDA graphs are recorded on GPUs "
+            "only: give policy_device='cuda', or leave it out."
+        ]
+
+    def _acting(self) -> list[str]:
+        """Where each worker's policy acts."""
+        _, general = self.devices.resolve(self.num_workers)
+        own = [kwargs or {} for kwargs in _each(self.remote.collector_kwargs, self.num_workers)]
+        named = [_name_of(kwargs.get("policy_device") or kwargs.get("device")) for kwargs in own]
+        return [mine or device or "cpu" for mine, device in zip(named, general, strict=True)]
+
     def config(self) -> tuple[RunConfig, list[dict[str, Any]]]:
         """The configuration, of workers on this machine, and for each worker the fields of its
         `collectx.collector.worker.WorkerTask` that are its own. For an order that is right."""
         num_workers, workers, remote = self.num_workers, self.workers, self.remote
-        envs, (devices, acting) = self.work.envs(num_workers), self.devices.resolve(num_workers)
+        envs, (devices, _), acting = self.work.envs(num_workers), self.devices.resolve(num_workers), self._acting()
         each = _each(remote.collector_kwargs, num_workers)
         own = [_own(env, device, kwargs or {}) for env, device, kwargs in zip(envs, acting, each, strict=True)]
         collector = CollectorConfig(
@@ -563,10 +608,9 @@ class Order:
         return cfg, own
 
 
-def _own(env: GivenEnvConfig, device: str | None, kwargs: dict[str, Any]) -> dict[str, Any]:
+def _own(env: GivenEnvConfig, device: str, kwargs: dict[str, Any]) -> dict[str, Any]:
     env = dataclasses.replace(env, kwargs=env.kwargs | (kwargs.get("create_env_kwargs") or {}))
-    device = _name_of(kwargs.get("policy_device") or kwargs.get("device")) or device
-    own: dict[str, Any] = {"env": env, "policy_device": device or "cpu"}
+    own: dict[str, Any] = {"env": env, "policy_device": device}
     if "exploration_type" in kwargs:
         own["exploration_type"] = _exploration(kwargs["exploration_type"])
     return own
@@ -634,6 +678,11 @@ _POSITIONAL = inspect.Parameter.POSITIONAL_OR_KEYWORD
 def _each(value: Any, num_workers: int) -> list[Any]:
     """One for each worker: the entries of a list or tuple, or the same for all."""
     return list(value) if isinstance(value, (list, tuple)) else [value] * num_workers
+
+
+def _kwargs(given: bool | dict[str, Any] | None) -> dict[str, Any] | None:
+    """Keyword arguments, of a keyword that may be True in their place."""
+    return dict(given) if isinstance(given, dict) else {} if given else None
 
 
 def _positive(count: int | None) -> int | None:

@@ -170,6 +170,7 @@ def work(task: WorkerTask, link: Link, own_random_state: bool = False) -> Genera
         _check_leaves(task, (*env.spec.observation, *actor.leaves))
         weights = FlatWeights(actor.module)
         weights.adopt()
+        policies.accelerate(actor, task.policy)
         episodes = Episodes(first_env, num_envs, num_envs * task.num_workers, task.life)
         rollout = make_rollout(env, actor, episodes, _env_seeds(task, task.seed), link.stop, task.rollout)
         prepared = [rollout.prepare(slot) for slot in link.slots]

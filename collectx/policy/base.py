@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from collectx.batch import Leaf
+from collectx.policy.acceleration import Acceleration
 from collectx.policy.state import Carried
 
 
@@ -36,3 +37,7 @@ class Actor(Protocol):
         """One forward: `observation` has one tensor `[E, *shape]` per leaf that is seen, on `device`. Returns a tensor
         `[E, *leaf.shape]` per leaf of `leaves`. Called under `torch.inference_mode`, with the exploration type set.
         The result may be overwritten by the next call."""
+
+    def accelerate(self, how: Acceleration) -> None:
+        """Makes the calls that follow faster. Copying newer weights into `module`'s tensors still changes how it acts,
+        putting others in their place does not."""

@@ -16,6 +16,7 @@ from torch import nn
 
 from collectx.batch import Leaf
 from collectx.env.base import EnvSpec
+from collectx.policy.acceleration import Acceleration
 from collectx.policy.spaces import subspace
 from collectx.policy.state import Carried
 
@@ -50,6 +51,9 @@ class RandomActor:
     def act(self, observation: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         """See `collectx.policy.base.Actor.act`."""
         return next(self._steps)
+
+    def accelerate(self, how: Acceleration) -> None:
+        """There is nothing to make faster."""
 
 
 def _draws(space: Space, leaf: Leaf, rows: int) -> Iterator[torch.Tensor]:

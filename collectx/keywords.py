@@ -235,7 +235,7 @@ class Handing:
         track_policy_version: batches have `policy_version` and `("next", "policy_version")`, as TorchRL's, beside
             `("collector", "policy_version")`, which they always have.
         replay_buffer: batches go there, by its `extend`, and iteration gives None in their place. See `start`.
-        extend_buffer: False: the frames go there step by step, by `add`, or by `extend` where there are several envs.
+        extend_buffer: False: the frames go there step by step, by `add`; where there are several envs, one of each.
         use_buffers: is not looked at: batches are always written into memory that is allocated once.
     """
 
@@ -285,9 +285,8 @@ class Handing:
         if self.extend_buffer:
             self.replay_buffer.extend(batch)
             return
-        put = self.replay_buffer.extend if batch.ndim > 1 else self.replay_buffer.add
         for step in batch.unbind(-1):
-            put(step)
+            self.replay_buffer.add(step)
 
 
 @dataclass(frozen=True)
@@ -633,17 +632,45 @@ class Keywords:
     def end(self) -> None:
         """
         Raises:
-            TypeError: some are left that no spec has.
+            TypeError: some are left that no spec has, but for those of `REFUSED` that are None or False.
         """
-        if not self._left:
-            return
         told = []
-        for name in self._left:
+        for name, value in self._left.items():
             near = difflib.get_close_matches(name, self._known, 1)
-            told.append(f"{name!r}" + (f" (did you mean {near[0]!r}?)" if near else ""))
-        raise TypeError(
-            f"{self._name}() got an unexpected keyword argument {', '.join(told)}; it takes {', '.join(self._known)}"
-        )
+            if name not in REFUSED:
+                told.append(f"{name!r}" + (f" (did you mean {near[0]!r}?)" if near else ""))
+            elif value is not None and value is not False:
+                told.append(f"{name!r} (of TorchRL's, not taken here: {REFUSED[name]})")
+        if told:
+            raise TypeError(
+                f"{self._name}() got an unexpected keyword argument {', '.join(told)}; "
+                f"it takes {', '.join(self._known)}"
+            )
+
+
+_BY_THE_CLASS = "use the class of that meaning, as MultiSyncCollector or DistributedCollector"
+
+# Keywords of TorchRL's collectors that some of ours do not take, and why or what to do instead.
+REFUSED = {
+    "backend": _BY_THE_CLASS,
+    "backend_options": _BY_THE_CLASS,
+    "num_collectors": _BY_THE_CLASS,
+    "sync": _BY_THE_CLASS,
+    "collector_class": "workers of this machine always are single collectors",
+    "compile_policy": "give a module that is compiled already",
+    "cudagraph_policy": "give a module that is captured already",
+    "interruptor": "a batch is always whole",
+    "preemptive_threshold": "a batch always has all frames of all workers; MultiAsyncCollector waits for none",
+    "worker_idx": "workers are numbered by themselves",
+    "trajs_per_batch": "use split_trajs, or a replay buffer's slices",
+    "trajs_per_write": "use split_trajs, or a replay buffer's slices",
+    "traj_format": "use split_trajs, or a replay buffer's slices",
+    "init_fn": "do it in create_env_fn, which is called in the worker",
+    "auto_register_policy_transforms": "append InitTracker and TensorDictPrimer to the env",
+    "pre_collect_hook": "do it between two batches, or in create_env_fn",
+    "post_collect_hook": "use postproc",
+    "compact_obs": "batches always have the observations under next",
+}
 
 
 def described(*specs: type) -> Callable[[type], type]:
@@ -652,11 +679,15 @@ def described(*specs: type) -> Callable[[type], type]:
 
     def decorate(cls: type) -> type:
         fields = [field for spec in specs for field in dataclasses.fields(spec)]
+        own = [
+            each for each in inspect.signature(cls).parameters.values() if each.kind is inspect.Parameter.KEYWORD_ONLY
+        ]
         parameters = [inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)]
         for field in fields:
             place = _POSITIONAL if field.name in ("create_env_fn", "policy") else inspect.Parameter.KEYWORD_ONLY
             default = inspect.Parameter.empty if field.default is dataclasses.MISSING else field.default
             parameters.append(inspect.Parameter(field.name, place, default=default, annotation=field.type))
+        parameters += [each for each in own if each.kind is inspect.Parameter.KEYWORD_ONLY]
         cls._specs = specs  # type: ignore[attr-defined]
         cls.__init__.__signature__ = inspect.Signature(parameters)  # type: ignore[misc]
         told = [_arguments(spec) for spec in specs]

@@ -303,8 +303,8 @@ def make_schedule(want: CollectorConfig, num_workers: int) -> Schedule:
 
 
 def resolve_devices(devices: DevicesConfig) -> DevicesConfig:
-    """TorchRL's rule: `device` fills whichever of the other three is not given."""
+    """TorchRL's rule: `device` fills whichever of the other three is not given; batches then stay where both the policy
+    and the envs are."""
     device = devices.device
-    return DevicesConfig(
-        device, devices.storing_device or device, devices.policy_device or device, devices.env_device or device
-    )
+    policy, env = devices.policy_device or device, devices.env_device or device
+    return DevicesConfig(device, devices.storing_device or device or (policy if policy == env else None), policy, env)

@@ -163,9 +163,8 @@ def work(task: WorkerTask, link: Link, own_random_state: bool = False) -> Genera
             )
         policy = policies.build(task.policy, env.spec, task.seed)
         env = with_ends(env, task.rollout)
-        actor = policies.make_actor(
-            policy, env.spec, torch.device(task.policy_device), policies.ExplorationType(task.exploration_type)
-        )
+        exploration_type = policies.ExplorationType(task.exploration_type)
+        actor = policies.make_actor(policy, env.spec, torch.device(task.policy_device), exploration_type)
         env = with_state(env, actor.carried)
         _check_leaves(task, (*env.spec.observation, *actor.leaves))
         weights = FlatWeights(actor.module)
@@ -185,7 +184,7 @@ def work(task: WorkerTask, link: Link, own_random_state: bool = False) -> Genera
             granted = perf_counter()
             version = link.refresh(weights.read, version)
             refreshed = perf_counter()
-            with _installed(guest):
+            with _installed(guest), policies.exploration(exploration_type):
                 if link.order != GO_ON:
                     _begin_anew(task, rollout, link.order, own_random_state)
                 stats = rollout.collect(prepared[index], version)

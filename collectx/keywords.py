@@ -35,6 +35,7 @@ from collectx.config import (
 from collectx.errors import ConfigError
 from collectx.given import GivenEnvConfig, GivenPolicyConfig
 from collectx.policy.exploration import ExplorationType
+from collectx.replay.buffer import ReplayBuffer
 from collectx.trajectories import split_trajectories
 
 CreateEnv = Callable[..., Any] | Sequence[Callable[..., Any]]
@@ -234,7 +235,9 @@ class Handing:
         track_traj_ids: whether batches have `("collector", "traj_ids")`.
         track_policy_version: batches have `policy_version` and `("next", "policy_version")`, as TorchRL's, beside
             `("collector", "policy_version")`, which they always have.
-        replay_buffer: batches go there, by its `extend`, and iteration gives None in their place. See `start`.
+        replay_buffer: batches go there, by its `extend`, and iteration gives None in their place. See `start`. Workers
+            of this machine write to a `collectx.ReplayBuffer` themselves, in the order in which they are ready, unless
+            batches are to be changed before (`postproc`, `split_trajs`, `track_...`, `extend_buffer`).
         extend_buffer: False: the frames go there step by step, by `add`; where there are several envs, one of each.
         use_buffers: is not looked at: batches are always written into memory that is allocated once.
     """
@@ -262,6 +265,13 @@ class Handing:
         if self.replay_buffer is not None and not hasattr(self.replay_buffer, "extend"):
             found.append(f"replay_buffer={type(self.replay_buffer).__name__}: has no `extend`.")
         return found
+
+    @property
+    def shared_buffer(self) -> ReplayBuffer | None:
+        """The replay buffer, if workers may write their batches there as they are."""
+        changed = self.split_trajs or self.postproc or self.track_policy_version or not self.track_traj_ids
+        shared = isinstance(self.replay_buffer, ReplayBuffer) and self.extend_buffer and not changed
+        return self.replay_buffer if shared else None
 
     def hand(self, batch: TensorDict, stacked: bool) -> Any:
         """The batch as it is wanted.
@@ -345,8 +355,11 @@ class Weights:
     Args:
         update_at_each_batch, update_after_each_batch: the policy's weights are published after every batch.
         max_weight_update_interval, update_interval: they are published after so many batches; -1: never by itself.
+        update_weights_between_steps: a worker takes newer weights between two steps of a batch too, of which
+            `("collector", "policy_version")` then tells frame by frame.
         weight_updater: called without arguments whenever weights are published and none are given; returns them, as
-            `update_policy_weights_` takes them.
+            `update_policy_weights_` takes them. Of one of TorchRL's, or a callable that makes one, the weights and
+            their mapping are taken; their way to the workers is the collector's own.
         weight_sync_schemes, weight_recv_schemes: TorchRL's, by model; "policy" is the only one. Weights travel by the
             collector's own way, whatever the scheme; of TorchRL's `NoWeightSyncScheme` none do.
     """
@@ -355,6 +368,7 @@ class Weights:
     update_after_each_batch: bool = False
     max_weight_update_interval: int = -1
     update_interval: int | None = None
+    update_weights_between_steps: bool = False
     weight_updater: Callable[[], Any] | None = None
     weight_sync_schemes: Mapping[str, Any] | None = None
     weight_recv_schemes: Mapping[str, Any] | None = None
@@ -367,11 +381,8 @@ class Weights:
             if value is not None and value != -1 and value < 1:
                 found.append(f"{name}={value}: must be at least 1, or -1 for never.")
         updater = self.weight_updater
-        if updater is not None and (not callable(updater) or hasattr(updater, "push_weights")):
-            found.append(
-                f"weight_updater={updater!r}: give a callable that returns the weights; those of TorchRL carry them "
-                "to its own workers."
-            )
+        if updater is not None and not callable(updater):
+            found.append(f"weight_updater={updater!r}: give a callable that returns the weights, or one of TorchRL's.")
         for name in ("weight_sync_schemes", "weight_recv_schemes"):
             if unknown := sorted(set(getattr(self, name) or ()) - {"policy"}):
                 found.append(f"{name} names {', '.join(unknown)}: the only model here is 'policy'.")
@@ -526,6 +537,11 @@ class Order:
         create = self.work.create_env_fn
         return 1 if callable(create) else len(create)
 
+    @property
+    def workers_write(self) -> bool:
+        """Whether workers write to the replay buffer themselves."""
+        return self.kind.startswith("multi") and self.handing.shared_buffer is not None
+
     def check(self) -> None:
         """Looks at all of it.
 
@@ -543,6 +559,11 @@ class Order:
             *self.weights.problems(),
             *self.remote.problems(num_workers),
         ]
+        if self.weights.update_weights_between_steps and self.remote.num_workers_per_collector > 1:
+            problems.append(
+                "update_weights_between_steps=True: a worker that is itself a collector (num_workers_per_collector="
+                f"{self.remote.num_workers_per_collector}) takes weights between its batches: use 1."
+            )
         if problems:
             raise ConfigError(problems)
 
@@ -573,6 +594,8 @@ class Order:
         envs, (devices, _), acting = self.work.envs(num_workers), self.devices.resolve(num_workers), self._acting()
         each = _each(remote.collector_kwargs, num_workers)
         own = [_own(env, device, kwargs or {}) for env, device, kwargs in zip(envs, acting, each, strict=True)]
+        if self.workers_write:
+            own = [each | {"replay": self.handing.shared_buffer} for each in own]
         collector = CollectorConfig(
             kind=self.kind,
             num_workers=num_workers,
@@ -592,6 +615,7 @@ class Order:
             init_random_frames=_positive(self.frames.init_random_frames),
             reset_at_each_iter=self.frames.reset_at_each_iter,
             set_truncated=self.frames.set_truncated,
+            refresh="step" if self.weights.update_weights_between_steps else "batch",
         )
         is_remote = self.kind.startswith("distributed")
         cfg = RunConfig(

@@ -291,6 +291,7 @@ def rollout_spec(want: CollectorConfig, num_workers: int) -> RolloutSpec:
         -(-(want.init_random_frames or 0) // (num_workers * frames_per_part)),
         want.reset_at_each_iter,
         want.set_truncated,
+        want.refresh == "step",
     )
 
 

@@ -30,6 +30,9 @@ if TYPE_CHECKING:
     from collectx.launcher.place import Place
     from collectx.trainer.base import Trainer
 
+# Open files of the trainer: its own and its libraries', and for each worker.
+_DESCRIPTORS, _WORKER_DESCRIPTORS = 256, 4
+
 
 def execute(cfg: RunConfig, folder: Path, argv: list[str], place: Place | None = None) -> Result:
     """Runs `cfg`, blocking until the run has ended, and leaves everything about it in `folder`.
@@ -118,6 +121,7 @@ def _collect(
         # It learns where batches lie.
         device = torch.device(cfg.devices.storing_device or cfg.devices.device or "cpu")
         _leave_cores(cfg)
+        allow_descriptors(cfg.collector.num_workers)
         spec = env.read_spec(cfg.env)
         _seed(cfg.seed)
         module = policy.build(cfg.policy, spec, cfg.seed)
@@ -153,6 +157,18 @@ def _leave_cores(cfg: RunConfig) -> None:
         processes = cfg.collector.num_workers * cfg.collector.num_workers_per_collector
         left = num_cpus() - processes * cfg.launcher.num_threads
         torch.set_num_threads(max(1, min(torch.get_num_threads(), left)))
+
+
+def allow_descriptors(num_workers: int) -> None:
+    """Lets this process have as many open files as so many workers need, as far as the system's hard limit allows: two
+    connections each, and what tells that a process which was started here has ended."""
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = _DESCRIPTORS + _WORKER_DESCRIPTORS * num_workers
+    if soft != resource.RLIM_INFINITY and soft < needed:
+        limit = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
 
 
 def _seed(seed: int) -> None:

@@ -38,7 +38,7 @@ from typing import Any
 import torch
 
 from collectx.batch import Layout, Slot
-from collectx.errors import RemoteFailure, RendezvousError, WorkerDied
+from collectx.errors import RemoteFailure, RendezvousError, WorkerDied, WorkerTimeout
 from collectx.transport import wire
 from collectx.transport.base import GO_ON, Arrival, Departure, Joined, SlabSpec, Tally
 from collectx.transport.pair import (
@@ -163,6 +163,8 @@ class DistributedTransport:
         self._report = events
         # Indices for which a worker may come, with the life that it will have. Shared with the greeting threads.
         self._expected = dict.fromkeys(range(spec.num_workers), 0)
+        # Workers that are known, and to which the pair is being made, with their addresses. Shared likewise.
+        self._pairing: dict[int, str] = {}
         # Workers that are gone, until others are expected in their places.
         self._gone: set[int] = set()
         self._lock = threading.Lock()
@@ -203,11 +205,13 @@ class DistributedTransport:
         try:
             told = {"task": self._task(worker, life), "terms": vars(self._terms)}
             connection.send_bytes(json.dumps(told).encode())
+            self._pairing[worker] = str(hello.get("host"))
             pair = self._terms.pair(connection, TRAINER, address)
         except Exception as error:
             with self._lock:
                 self._expected[worker] = life
             raise RendezvousError(f"worker {worker}: {error!r}") from error
+        del self._pairing[worker]
         with self._lock:
             if not self._closed:
                 self._joining.put(_Peer(worker, connection, pair, hello))
@@ -317,6 +321,13 @@ class DistributedTransport:
             self._events.append(Arrival(peer.worker, slot, tally))
 
     def _depart(self, worker: int, error: Exception) -> None:
+        if worker in self._pairing and isinstance(error, WorkerTimeout):
+            error.add_note(
+                f"Worker {worker} on {self._pairing[worker]} has reached the trainer's port {self.meeting.port}, but "
+                f"the connection of {self._terms.backend} between the two, whose port the system chooses, could not be "
+                "made: a firewall between them lets the one port through and not the other. It must let all TCP ports "
+                "through, or choose another network with backend.interface."
+            )
         self._switchboard.forget(worker)
         self._gone.add(worker)
         self._early.pop(worker, None)

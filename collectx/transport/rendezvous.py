@@ -224,7 +224,11 @@ def local_addresses(interface: str | None) -> tuple[str, ...]:
     if interface is not None:
         if not found.get(interface):
             raise ConfigError([_no_such_interface(interface, sorted(name for name in found if found[name]))])
-        return tuple(found[interface])
+        # A link-local address of IPv6 says nothing to another host, which would have to name an interface of its own.
+        local = {
+            address for address in found[interface] if ":" in address and ipaddress.ip_address(address).is_link_local
+        }
+        return tuple(address for address in found[interface] if address not in local) or tuple(found[interface])
     up = {name for name, stats in psutil.net_if_stats().items() if stats.isup}
     usable = [
         address

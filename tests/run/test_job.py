@@ -334,3 +334,14 @@ def test_the_trainer_leaves_cores_to_the_workers(cfg, tmp_path, monkeypatch, num
         assert torch.get_num_threads() == expected
     finally:
         torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize(("hard", "allowed"), [(8192, 4256), (1000, 1000)])
+def test_many_workers_may_have_as_many_open_files_as_they_need(hard, allowed):
+    code = (
+        f"import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (500, {hard}))\n"
+        "from collectx.run.job import allow_descriptors; allow_descriptors(1000)\n"
+        "print(*resource.getrlimit(resource.RLIMIT_NOFILE))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == [str(allowed), str(hard)]

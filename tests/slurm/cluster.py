@@ -4,7 +4,7 @@
     python tests/slurm/cluster.py login COMMAND   run a command as on its login host: `login sinfo`, or `login bash`
     python tests/slurm/cluster.py on n1 COMMAND   run a command on a node
     python tests/slurm/cluster.py FAULT n1        crash, cut, join, hang, unhang, isolate, unisolate, lose, heal
-    python tests/slurm/cluster.py drop n1 PORT    the fault that needs a port: packets to it vanish
+    python tests/slurm/cluster.py drop n1 PORTS   the fault that needs ports: packets to them vanish
     python tests/slurm/cluster.py down            take it down again, and what killed tests have left
 
 Where several are up, all but `up` want to know which: `--folder FOLDER`, before the verb.
@@ -176,10 +176,10 @@ class Cluster:
         """The node reaches all others again, but for those that are isolated themselves."""
         self._machines.isolate(node, False)
 
-    def drop(self, node: str, port: int | str) -> None:
-        """Packets to a TCP port of the node vanish, as at a firewall."""
+    def drop(self, node: str, ports: str, interface: str = "eth0") -> None:
+        """Packets to TCP ports (`7123`, or `7000-8000`) of the node vanish, as at a firewall."""
         self._break(node)
-        self._machines.drop(node, int(port))
+        self._machines.drop(node, ports, interface)
 
     def lose(self, node: str) -> None:
         """SLURM takes the node for dead now, without the wait for its time-out: its jobs end as NODE_FAIL."""

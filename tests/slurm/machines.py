@@ -4,7 +4,7 @@
     +------+   +------+   +------+                   slurmd n1, slurmd n2, slurmd n3, slurmctld: all on 127.0.0.1,
     |  n1  |   |  n2  |   |  n3  |                   with a port each
     +--|---+   +--|---+   +--|---+
-      eth0       eth0       eth0    10.77.0.11, ...
+      eth0       eth0       eth0    10.77.0.11, ...; on the same cable `six`, fd77::11, ...
     ===|==========|==========|===   the head's eth0 is the switch, 10.77.0.1
     +--|-------------------------+
     | head (login, slurmctld)    |
@@ -31,6 +31,7 @@ from settings import Address
 
 HEAD = "head"
 _NET = "10.77.0"
+SIX = "six"
 _BOOT_TIMEOUT_S = 30
 
 # First process of a machine; a login host shares /proc and /tmp with this one, a node has its own.
@@ -55,6 +56,11 @@ fi
 echo booted
 while :; do sleep 1000 & wait $!; done
 """
+
+
+def six(address: str) -> str:
+    """The address in the network `six` of the node with that one in the other."""
+    return f"fd77::{address.rpartition('.')[2]}"
 
 
 class Unsupported(Exception):
@@ -132,6 +138,9 @@ class Namespaces:
         _run([*inside, "addr", "add", f"{address}/24", "dev", "eth0"])
         _run([*inside, "link", "set", "eth0", "up"])
         _run([*inside, "route", "add", "default", "via", f"{_NET}.1"])
+        _run([*inside, "link", "add", "link", "eth0", "name", SIX, "type", "macvlan", "mode", "bridge"])
+        _run([*inside, "-6", "addr", "add", f"{six(address)}/64", "dev", SIX, "nodad"])
+        _run([*inside, "link", "set", SIX, "up"])
 
     def kill(self, name: str) -> None:
         """Every process of a machine dies at once; its kernel says so to connected peers, then is gone too."""
@@ -176,11 +185,12 @@ class Namespaces:
         """Isolated nodes cannot reach one another; the head reaches all."""
         self._in_switch("bridge", "link", "set", "dev", name, "isolated", "on" if on else "off")
 
-    def drop(self, name: str, port: int) -> None:
-        """Packets to a TCP port of a node vanish as they come in, as at a firewall. Until it boots anew."""
-        block = f"ip rule add pref 10 iif eth0 ipproto tcp dport {port} blackhole"
+    def drop(self, name: str, ports: str, interface: str) -> None:
+        """Packets to TCP ports of a node vanish as they come in, as at a firewall. Until it boots anew."""
+        rule = f"ip {'-6' if interface == SIX else '-4'} rule"
+        block = f"{rule} add pref 10 iif {interface} ipproto tcp dport {ports} blackhole"
         # The table of the node's own addresses is asked first, whatever is before it.
-        rules = f"ip rule add pref 100 lookup local && ip rule del pref 0 && {block}"
+        rules = f"{rule} add pref 100 lookup local && {rule} del pref 0 && {block}"
         _run(["nsenter", "--target", str(self._init(name)), "--net", "sh", "-c", rules])
 
     def _enter(self, name: str, more: list[str], argv: list[str], folder: Path) -> list[str]:
@@ -257,7 +267,7 @@ class OneHost:
     def isolate(self, name: str, on: bool) -> None:
         raise Unsupported(f"{name} shares the host's only network: it cannot be isolated")
 
-    def drop(self, name: str, port: int) -> None:
+    def drop(self, name: str, ports: str, interface: str) -> None:
         raise Unsupported(f"{name} shares the host's only network: it has no firewall of its own")
 
 

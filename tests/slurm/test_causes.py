@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import re
 import signal
 import sys
 import tempfile
 
 import pytest
-from running import SMALL
+from machines import SIX
+from running import ENDLESS, SMALL
 
-_SMALL = [*SMALL, "launcher=slurm", "launcher.nodes=3", "collector=multi_sync"]
+_SLURM = ["launcher=slurm", "launcher.nodes=3"]
+_SMALL = [*SMALL, *_SLURM, "collector=multi_sync"]
 
 
 def test_a_wrong_partition_is_a_wrong_configuration(cluster, run):
@@ -92,10 +95,32 @@ def test_an_address_of_the_trainer_that_is_another_hosts_is_named_at_once(cluste
 
 
 def test_a_firewall_before_the_trainer_is_named_within_the_stated_time(cluster, run):
-    cluster.drop("n1", 7123)
+    cluster.drop("n1", "7123")
     going = run(*_SMALL, "backend.port=7123", "collector.start_timeout_s=40")
     assert going.finish() == 1
     within = "within 30 s (three quarters of collector.start_timeout_s=40): 10.77.0.11 port 7123: timed out"
     assert f"could not reach the trainer {within}" in going.said
     assert "A firewall between the two" in going.said
     assert "backend.port" in going.said
+
+
+def test_a_firewall_that_lets_only_one_port_through_is_named(cluster, run):
+    # SLURM's own ports are on the other network.
+    cluster.drop("n1", "10000-65000", SIX)
+    going = run(*_SMALL, f"backend.interface={SIX}", "backend.port=7123", "collector.start_timeout_s=60")
+    assert going.finish() == 1
+    assert re.search(
+        r"Worker [12] on n[23] has reached the trainer's port 7123, but the connection of gloo", going.said
+    )
+    assert "a firewall between them lets the one port through" in going.said
+
+
+def test_hosts_that_have_no_network_in_common_but_one_of_ipv6(cluster, run):
+    if cluster.kind == "one host":
+        pytest.skip("all nodes are this host")
+    going = run(*ENDLESS, *_SLURM, f"backend.interface={SIX}")
+    going.wait_for("worker_joined", 3)
+    assert json.loads((going.folder / "rendezvous.json").read_text())["addresses"] == ["fd77::11"]
+    going.wait_for_more()
+    going.stop()
+    assert going.finish() == 0, going.said

@@ -13,6 +13,7 @@ import difflib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -22,14 +23,17 @@ from tensordict.nn import CudaGraphModule
 
 from collectx.batch import POLICY_VERSION, TRAJ_IDS
 from collectx.config import (
-    NETWORK_BACKENDS,
+    GROUP_BACKENDS,
+    REMOTE,
     BackendConfig,
     CollectorConfig,
     DevicesConfig,
+    EitherCollectorConfig,
     LauncherConfig,
     MeterTrainerConfig,
     PolicyConfig,
     RandomPolicyConfig,
+    RpcBackendConfig,
     RunConfig,
 )
 from collectx.errors import ConfigError
@@ -37,6 +41,7 @@ from collectx.given import GivenEnvConfig, GivenPolicyConfig
 from collectx.policy.exploration import ExplorationType
 from collectx.replay.buffer import ReplayBuffer
 from collectx.trajectories import split_trajectories
+from collectx.transport.backends import tensorpipe_problems
 
 CreateEnv = Callable[..., Any] | Sequence[Callable[..., Any]]
 Spec = TypeVar("Spec")
@@ -461,7 +466,7 @@ class Remote:
                 f"launcher={self.launcher!r}: use 'mp', 'submitit' or 'submitit_delayed'; "
                 "`collectx run launcher=...` knows more."
             )
-        if self.backend not in NETWORK_BACKENDS:
+        if self.backend not in GROUP_BACKENDS:
             found.append(f"backend={self.backend!r}: must be 'gloo', 'nccl', 'mpi' or 'ucc'.")
         count, inner = self.num_workers_per_collector, self.inner
         if count < 1:
@@ -483,6 +488,32 @@ class Remote:
         for own in each:
             found += _own_problems(own or {})
         return list(dict.fromkeys(found))
+
+    def backend_config(self) -> BackendConfig:
+        """How bytes travel."""
+        return BackendConfig(self.backend, None, self.tcp_port)
+
+
+@dataclass(frozen=True)
+class RpcRemote(Remote):
+    """Workers over torch RPC; `backend` is not looked at.
+
+    Args:
+        visible_devices: is not looked at: bytes lie on the CPU on their way.
+        tensorpipe_options: `num_worker_threads`, `rpc_timeout` (seconds), `_transports` and `_channels` of
+            `torch.distributed.rpc.TensorPipeRpcBackendOptions`.
+    """
+
+    visible_devices: Any = None
+    tensorpipe_options: Mapping[str, Any] | None = None
+
+    def problems(self, num_workers: int) -> list[str]:
+        """See `Remote`."""
+        return super().problems(num_workers) + tensorpipe_problems("tensorpipe_options", self.tensorpipe_options or {})
+
+    def backend_config(self) -> BackendConfig:
+        """See `Remote`."""
+        return RpcBackendConfig("rpc", None, self.tcp_port, dict(self.tensorpipe_options or {}))
 
 
 # What `collector_class` may be called.
@@ -516,6 +547,7 @@ class Order:
 
     Attributes:
         kind: of `collectx.config.CollectorConfig`.
+        sync: whether it is sync, of a kind that can be both.
     """
 
     kind: str
@@ -526,6 +558,7 @@ class Order:
     workers: Workers
     weights: Weights
     remote: Remote
+    sync: bool | None = None
 
     @property
     def num_workers(self) -> int:
@@ -596,7 +629,7 @@ class Order:
         own = [_own(env, device, kwargs or {}) for env, device, kwargs in zip(envs, acting, each, strict=True)]
         if self.workers_write:
             own = [each | {"replay": self.handing.shared_buffer} for each in own]
-        collector = CollectorConfig(
+        collector = (CollectorConfig if self.sync is None else partial(EitherCollectorConfig, sync=self.sync))(
             kind=self.kind,
             num_workers=num_workers,
             frames_per_batch=self.frames.frames_per_batch,
@@ -617,12 +650,11 @@ class Order:
             set_truncated=self.frames.set_truncated,
             refresh="step" if self.weights.update_weights_between_steps else "batch",
         )
-        is_remote = self.kind.startswith("distributed")
         cfg = RunConfig(
             env=own[0]["env"],
             policy=self.work.policy_config(),
             collector=collector,
-            backend=BackendConfig(remote.backend if is_remote else "auto", None, remote.tcp_port),
+            backend=remote.backend_config() if self.kind in REMOTE else BackendConfig("auto", None, None),
             launcher=LauncherConfig("local", None, workers.num_sub_threads, False),
             devices=devices,
             trainer=MeterTrainerConfig("meter", False),
@@ -722,9 +754,9 @@ def described(*specs: type) -> Callable[[type], type]:
 
 
 def _arguments(spec: type) -> str:
-    """What the docstring says about the fields, or that of the class that it is made from."""
-    texts = (inspect.cleandoc(each.__doc__ or "").partition("Args:\n")[2] for each in spec.__mro__)
-    return next(filter(None, texts), "").rstrip()
+    """What the docstring says about the fields, after those of the classes that it is made from."""
+    texts = (inspect.cleandoc(each.__doc__ or "").partition("Args:\n")[2] for each in reversed(spec.__mro__))
+    return "\n".join(text.rstrip() for text in texts if text)
 
 
 _POSITIONAL = inspect.Parameter.POSITIONAL_OR_KEYWORD

@@ -19,6 +19,7 @@ from collectx.config import (
     CollectorConfig,
     DevicesConfig,
     LauncherConfig,
+    RpcBackendConfig,
     RunConfig,
     backend_of,
     is_async,
@@ -240,6 +241,7 @@ def _distributed(
         events,
         backend,
         ends,
+        cfg.backend.tensorpipe if isinstance(cfg.backend, RpcBackendConfig) else None,
     )
     if isinstance(launcher, Place):
         launcher.announce(transport.meeting)
@@ -264,8 +266,9 @@ def _inner(cfg: RunConfig) -> Inner | None:
     want = cfg.collector
     if want.num_workers_per_collector == 1:
         return None
+    plain = {each.name: getattr(want, each.name) for each in dataclasses.fields(CollectorConfig)}
     inner = dataclasses.replace(
-        want,
+        CollectorConfig(**plain),
         kind=f"multi_{want.inner}",
         num_workers=want.num_workers_per_collector,
         frames_per_batch=want.frames_per_batch // (want.num_workers if is_stacked(want) else 1),
@@ -296,7 +299,7 @@ def rollout_spec(want: CollectorConfig, num_workers: int) -> RolloutSpec:
 
 
 def make_schedule(want: CollectorConfig, num_workers: int) -> Schedule:
-    """Async for `multi_async` and `distributed`, sync for the others."""
+    """The order of its batches."""
     if not is_async(want):
         return SyncSchedule(num_workers)
     num_batches = None if want.total_frames < 0 else -(-want.total_frames // want.frames_per_batch)

@@ -23,7 +23,7 @@ from collectx import policy as policies
 from collectx.background import Background
 from collectx.collector.build import build
 from collectx.collector.worker import env_seed
-from collectx.config import EnvConfig, RunConfig, SubmititLauncherConfig, backend_of, is_stacked, rows_per_env
+from collectx.config import REMOTE, EnvConfig, RunConfig, SubmititLauncherConfig, backend_of, is_stacked, rows_per_env
 from collectx.errors import ConfigError
 from collectx.keywords import (
     CreateEnv,
@@ -34,6 +34,7 @@ from collectx.keywords import (
     Keywords,
     Order,
     Remote,
+    RpcRemote,
     Weights,
     Work,
     Workers,
@@ -63,19 +64,24 @@ class DataCollector:
     # What the keywords are taken apart into.
     _specs: tuple[type, ...] = ()
 
-    def __init__(self, kind: str, create_env_fn: CreateEnv, policy: Any, keywords: dict[str, Any]):
+    def __init__(
+        self, kind: str, create_env_fn: CreateEnv, policy: Any, keywords: dict[str, Any], sync: bool | None = None
+    ):
         taken = Keywords(type(self).__name__, {"create_env_fn": create_env_fn, "policy": policy, **keywords})
 
         def take(spec: type) -> Any:
             chosen = next((own for own in self._specs if issubclass(own, spec)), None)
             return spec() if chosen is None else taken.take(chosen)
 
-        self._order = order = Order(kind, *map(take, (Work, Frames, Devices, Handing, Workers, Weights, Remote)))
+        work, frames, devices, handing, workers, weights, remote = map(
+            take, (Work, Frames, Devices, Handing, Workers, Weights, Remote)
+        )
+        self._order = order = Order(kind, work, frames, devices, handing, workers, weights, remote, sync)
         taken.end()
         order.check()
         self._cfg, own = order.config()
         create = [each["env"] for each in own]
-        if kind.startswith("distributed"):
+        if kind in REMOTE:
             _launch_by(self._cfg, order.remote)
         spec = envs.read_spec(create[0])
         want = self._cfg.collector
@@ -406,12 +412,22 @@ class DistributedSyncCollector(DistributedCollector):
         super().__init__(create_env_fn, policy, sync=True, **keywords)
 
 
+@described(Work, Frames, Devices, Handing, Workers, Weights, RpcRemote)
+class RPCCollector(DataCollector):
+    """Workers over torch RPC, which pickles between them and this process: whoever reaches the ports that it opens can
+    run code there, without the run's secret; `sync` as in `MultiCollector`."""
+
+    def __init__(self, create_env_fn: CreateEnv, policy: Any = None, *, sync: bool = False, **keywords: Any):
+        super().__init__("rpc", create_env_fn, policy, keywords, sync)
+
+
 # TorchRL's earlier names.
 SyncDataCollector = Collector
 MultiSyncDataCollector = MultiSyncCollector
 MultiaSyncDataCollector = MultiAsyncCollector
 DistributedDataCollector = DistributedCollector
 DistributedSyncDataCollector = DistributedSyncCollector
+RPCDataCollector = RPCCollector
 
 
 def _launch_by(cfg: RunConfig, remote: Remote) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from collectx.config import (
     CountingEnvConfig,
     CustomPolicyConfig,
     DevicesConfig,
+    EitherCollectorConfig,
     GymEnvConfig,
     GymVectorEnvConfig,
     LauncherConfig,
@@ -81,10 +83,15 @@ def config(
     device=None,
     seed=0,
 ):
+    # A kind that can be both is sync as "<kind>_sync".
+    either, is_sync = kind.removesuffix("_sync"), kind.endswith("_sync")
+    make = CollectorConfig
+    if either == "rpc":
+        kind, make = either, partial(EitherCollectorConfig, sync=is_sync)
     return RunConfig(
         env=env or counting(),
         policy=policy or RandomPolicyConfig("random"),
-        collector=CollectorConfig(
+        collector=make(
             kind,
             num_workers,
             frames_per_batch,

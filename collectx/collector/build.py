@@ -19,6 +19,7 @@ from collectx.config import (
     CollectorConfig,
     DevicesConfig,
     LauncherConfig,
+    RpcBackendConfig,
     RunConfig,
     backend_of,
     is_async,
@@ -29,6 +30,7 @@ from collectx.config import (
 from collectx.env.base import EnvSpec
 from collectx.given import Given
 from collectx.launcher.place import Place
+from collectx.policy.state import seen_with
 from collectx.policy.weights import FlatWeights
 from collectx.rollout.spec import RolloutSpec
 from collectx.transport.base import SlabSpec, Transport
@@ -87,7 +89,7 @@ def build(
     schedule = make_schedule(want, num_workers)
     rows = spec.num_envs * rows_per_env(want)
     slab = SlabSpec(
-        leaves=batch_leaves(spec.observation, actor.leaves),
+        leaves=batch_leaves(seen_with(spec, actor.carried).observation, actor.leaves),
         rows=rows,
         steps=want.frames_per_batch // (rows * (num_workers if schedule.joined else 1)),
         num_workers=num_workers,
@@ -239,6 +241,7 @@ def _distributed(
         events,
         backend,
         ends,
+        cfg.backend.tensorpipe if isinstance(cfg.backend, RpcBackendConfig) else None,
     )
     if isinstance(launcher, Place):
         launcher.announce(transport.meeting)
@@ -263,8 +266,9 @@ def _inner(cfg: RunConfig) -> Inner | None:
     want = cfg.collector
     if want.num_workers_per_collector == 1:
         return None
+    plain = {each.name: getattr(want, each.name) for each in dataclasses.fields(CollectorConfig)}
     inner = dataclasses.replace(
-        want,
+        CollectorConfig(**plain),
         kind=f"multi_{want.inner}",
         num_workers=want.num_workers_per_collector,
         frames_per_batch=want.frames_per_batch // (want.num_workers if is_stacked(want) else 1),
@@ -295,7 +299,7 @@ def rollout_spec(want: CollectorConfig, num_workers: int) -> RolloutSpec:
 
 
 def make_schedule(want: CollectorConfig, num_workers: int) -> Schedule:
-    """Async for `multi_async` and `distributed`, sync for the others."""
+    """The order of its batches."""
     if not is_async(want):
         return SyncSchedule(num_workers)
     num_batches = None if want.total_frames < 0 else -(-want.total_frames // want.frames_per_batch)
@@ -303,8 +307,8 @@ def make_schedule(want: CollectorConfig, num_workers: int) -> Schedule:
 
 
 def resolve_devices(devices: DevicesConfig) -> DevicesConfig:
-    """TorchRL's rule: `device` fills whichever of the other three is not given."""
+    """TorchRL's rule: `device` fills whichever of the other three is not given; batches then stay where both the policy
+    and the envs are."""
     device = devices.device
-    return DevicesConfig(
-        device, devices.storing_device or device, devices.policy_device or device, devices.env_device or device
-    )
+    policy, env = devices.policy_device or device, devices.env_device or device
+    return DevicesConfig(device, devices.storing_device or device or (policy if policy == env else None), policy, env)

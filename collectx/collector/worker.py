@@ -31,6 +31,7 @@ from collectx.errors import ShapeError
 from collectx.given import Given
 from collectx.policy.weights import FlatWeights
 from collectx.replay.buffer import ReplayBuffer
+from collectx.rollout.carry import with_state
 from collectx.rollout.cut import with_ends
 from collectx.rollout.episodes import Episodes
 from collectx.rollout.rollout import Rollout, Stopped
@@ -165,12 +166,13 @@ def work(task: WorkerTask, link: Link, own_random_state: bool = False) -> Genera
             )
         policy = policies.build(task.policy, env.spec, task.seed)
         env = with_ends(env, task.rollout)
-        actor = policies.make_actor(
-            policy, env.spec, torch.device(task.policy_device), policies.ExplorationType(task.exploration_type)
-        )
+        exploration_type = policies.ExplorationType(task.exploration_type)
+        actor = policies.make_actor(policy, env.spec, torch.device(task.policy_device), exploration_type)
+        env = with_state(env, actor.carried)
         _check_leaves(task, (*env.spec.observation, *actor.leaves))
         weights = FlatWeights(actor.module)
         weights.adopt()
+        policies.accelerate(actor, task.policy)
         episodes = Episodes(first_env, num_envs, num_envs * task.num_workers, task.life)
         newest = _Newest(link, weights)
         rollout = make_rollout(env, actor, episodes, _env_seeds(task, task.seed), link.stop, task.rollout, newest)
@@ -186,7 +188,7 @@ def work(task: WorkerTask, link: Link, own_random_state: bool = False) -> Genera
             granted = perf_counter()
             version = newest()
             refreshed = perf_counter()
-            with _installed(guest):
+            with _installed(guest), policies.exploration(exploration_type):
                 if link.order != GO_ON:
                     _begin_anew(task, rollout, link.order, own_random_state)
                 stats = rollout.collect(prepared[index], version)

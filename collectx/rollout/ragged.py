@@ -33,13 +33,18 @@ class RaggedRollout(Rollout):
         super().__init__(*args)
         spec = self._env.spec
         size = spec.num_envs
-        self._written = [torch.zeros((size, *leaf.shape), dtype=leaf.dtype).numpy() for leaf in self._actor.leaves]
         self._carry_tensors = [torch.from_numpy(carry) for carry in self._carry]
         self._out = StepRows(
             [np.zeros_like(carry) for carry in self._carry],
             np.zeros(size, np.float32),
             *(np.zeros(size, np.bool_) for _ in range(3)),
         )
+        # What the policy writes below `next` is what the env leaves there.
+        observed = dict(zip([leaf.under("next") for leaf in spec.observation], self._out.observation, strict=True))
+        self._written = [
+            observed[leaf] if leaf in observed else torch.zeros((size, *leaf.shape), dtype=leaf.dtype).numpy()
+            for leaf in self._actor.leaves
+        ]
         self._segments: dict[Key, np.ndarray] = {}
         # At the moment of delivery at most 2E - 1 segments are complete and E are being filled.
         self._free = deque(range(size, 3 * size))

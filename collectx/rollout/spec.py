@@ -38,7 +38,8 @@ class RolloutSpec:
         observes `("step_count",)`, `[1]` int64, last.
 
         Raises:
-            ConfigError: trajectories are to end before their episodes do, which this group does not allow.
+            ConfigError: trajectories are to end before their episodes do, which this group does not allow, or it counts
+                their frames itself.
         """
         if not spec.cuttable:
             wanted = {"max_frames_per_traj": self.max_frames_per_traj, "reset_at_each_iter": self.reset_at_each_iter}
@@ -53,6 +54,13 @@ class RolloutSpec:
                 raise ConfigError(problems)
         if self.max_frames_per_traj is None:
             return spec
+        if any(leaf.key == STEP_COUNT for leaf in spec.observation):
+            raise ConfigError(
+                [
+                    f"collector.max_frames_per_traj={self.max_frames_per_traj}: the env has a step_count of its own: "
+                    "leave one of them out, or let the env cut its trajectories, as TorchRL's StepCounter does."
+                ]
+            )
         return dataclasses.replace(spec, observation=(*spec.observation, _STEP_COUNT))
 
 

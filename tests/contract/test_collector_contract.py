@@ -19,8 +19,10 @@ WAYS = [
     ("multi_async", "local"),
     ("distributed_sync", "local"),
     ("distributed", "local"),
+    ("rpc_sync", "local"),
+    ("rpc", "local"),
 ]
-SYNC = ("multi_sync", "distributed_sync")
+SYNC = ("multi_sync", "distributed_sync", "rpc_sync")
 ways = pytest.mark.parametrize(("kind", "place"), WAYS)
 groups = pytest.mark.parametrize("num_envs", [1, 3])
 
@@ -68,6 +70,8 @@ def test_every_frame_arrives_once_in_order_and_whole(kind, place, num_envs, zero
         ("multi_async", 3, 12, [3, 4], [None, "time"]),
         ("distributed_sync", 3, 24, [2, 3, 4], [None, None, "time"]),
         ("distributed", 3, 12, [3, 4], [None, "time"]),
+        ("rpc_sync", 3, 24, [2, 3, 4], [None, None, "time"]),
+        ("rpc", 3, 12, [3, 4], [None, "time"]),
     ],
 )
 def test_a_batch_looks_like_torchrls(kind, num_envs, frames, batch_size, names):
@@ -144,7 +148,7 @@ def test_what_is_known_of_a_delivery(kind, place):
                 assert min(part.timings.env_s, part.timings.policy_s, part.timings.wait_s, part.timings.send_s) >= 0
 
 
-@pytest.mark.parametrize("kind", ["single", "multi_sync", "distributed_sync"])
+@pytest.mark.parametrize("kind", ["single", "multi_sync", "distributed_sync", "rpc_sync"])
 @pytest.mark.parametrize("policy", [None, mlp()], ids=["random", "mlp"])
 def test_the_same_seed_gives_the_same_batches_bit_for_bit(kind, policy):
     def run(place, seed):
@@ -173,7 +177,7 @@ def test_envs_have_seeds_of_their_own_whatever_the_worker():
     assert len(wide["observation"][:, 0].unique(dim=0)) == 4
 
 
-@pytest.mark.parametrize(("kind", "place"), [way for way in WAYS if way[0] not in ("multi_async", "distributed")])
+@pytest.mark.parametrize(("kind", "place"), [way for way in WAYS if way[0] in ("single", *SYNC)])
 def test_sync_workers_act_with_the_newest_version_from_the_next_batch_on(kind, place):
     policy = custom("faulty:telling_policy", size=1000)
     import faulty
@@ -190,9 +194,7 @@ def test_sync_workers_act_with_the_newest_version_from_the_next_batch_on(kind, p
             assert collector.publish(mine) == index + 1
 
 
-@pytest.mark.parametrize(
-    ("kind", "place"), [("multi_async", "inline"), ("multi_async", "local"), ("distributed", "local")]
-)
+@pytest.mark.parametrize(("kind", "place"), [way for way in WAYS if way[0] not in ("single", *SYNC)])
 def test_hot_publish_to_async_workers_is_monotone_and_never_torn(kind, place):
     import faulty
 

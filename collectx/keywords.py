@@ -558,7 +558,7 @@ class Order:
     workers: Workers
     weights: Weights
     remote: Remote
-    hooks: Hooks = Hooks()
+    hooks: Hooks
     sync: bool | None = None
 
     @property

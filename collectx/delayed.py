@@ -40,9 +40,9 @@ def submitit_delayed_launcher(
     """A decorator of a script's main function.
 
     Calling the function submits the script itself as a job, and `num_jobs` jobs for the workers of its
-    `DistributedCollector` or `RPCCollector`, made with `launcher="submitit_delayed"`; copies the job's output here, and returns None when it has
-    completed. In the job, the call is the function's own. When the function fails, a worker's job ends before any
-    worker has joined, or this process is interrupted, all jobs are cancelled.
+    `DistributedCollector` or `RPCCollector`, made with `launcher="submitit_delayed"`; copies the job's output here, and
+    returns None when it has completed. In the job, the call is the function's own. When the function fails, a worker's
+    job ends before any worker has joined, or this process is interrupted, all jobs are cancelled.
 
     Args:
         num_jobs: as many as the collector has workers.

@@ -146,6 +146,7 @@ def run_config(env: Any, policy: Any, kind: str, num_workers: int, frames_per_ba
         "init_random_frames": None,
         "reset_at_each_iter": False,
         "set_truncated": False,
+        "refresh": "batch",
         **collector,
     }
     make: Any = config.CollectorConfig

@@ -158,6 +158,7 @@ class CollectorConfig:
     init_random_frames: int | None = at_least(0)
     reset_at_each_iter: bool = MISSING
     set_truncated: bool = MISSING
+    refresh: str = one_of("batch", "step")
 
 
 @dataclass

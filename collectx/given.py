@@ -48,10 +48,13 @@ class GivenPolicyConfig(_ByValue, PolicyConfig):
     Attributes:
         policy: the policy; None where `factory` makes it.
         factory: called without arguments in every process.
+        compile, cudagraph: see `collectx.policy.acceleration.Acceleration`.
     """
 
     policy: Any = None
     factory: Callable[[], Any] | None = None
+    compile: dict[str, Any] | None = None
+    cudagraph: dict[str, Any] | None = None
 
 
 @dataclass

@@ -81,6 +81,7 @@ def config(
     init_random_frames=None,
     reset_at_each_iter=False,
     set_truncated=False,
+    refresh="batch",
     backend="auto",
     storing_device=None,
     device=None,
@@ -114,6 +115,7 @@ def config(
             init_random_frames,
             reset_at_each_iter,
             set_truncated,
+            refresh,
         ),
         backend=BackendConfig(backend, None, None),
         launcher=RayLauncherConfig("ray", None, 1, False, ray_init_config or RAY, {"num_cpus": 0.1})

@@ -31,6 +31,7 @@ from collectx.config import (
 from collectx.env.base import EnvSpec
 from collectx.given import Given
 from collectx.launcher.place import Place
+from collectx.policy.state import seen_with
 from collectx.policy.weights import FlatWeights
 from collectx.rollout.spec import RolloutSpec
 from collectx.transport.base import SlabSpec, Transport
@@ -89,7 +90,7 @@ def build(
     schedule = make_schedule(want, num_workers)
     rows = spec.num_envs * rows_per_env(want)
     slab = SlabSpec(
-        leaves=batch_leaves(spec.observation, actor.leaves),
+        leaves=batch_leaves(seen_with(spec, actor.carried).observation, actor.leaves),
         rows=rows,
         steps=want.frames_per_batch // (rows * (num_workers if schedule.joined else 1)),
         num_workers=num_workers,
@@ -308,6 +309,7 @@ def rollout_spec(want: CollectorConfig, num_workers: int) -> RolloutSpec:
         -(-(want.init_random_frames or 0) // (num_workers * frames_per_part)),
         want.reset_at_each_iter,
         want.set_truncated,
+        want.refresh == "step",
     )
 
 
@@ -320,8 +322,8 @@ def make_schedule(want: CollectorConfig, num_workers: int) -> Schedule:
 
 
 def resolve_devices(devices: DevicesConfig) -> DevicesConfig:
-    """TorchRL's rule: `device` fills whichever of the other three is not given."""
+    """TorchRL's rule: `device` fills whichever of the other three is not given; batches then stay where both the policy
+    and the envs are."""
     device = devices.device
-    return DevicesConfig(
-        device, devices.storing_device or device, devices.policy_device or device, devices.env_device or device
-    )
+    policy, env = devices.policy_device or device, devices.env_device or device
+    return DevicesConfig(device, devices.storing_device or device or (policy if policy == env else None), policy, env)

@@ -7,7 +7,7 @@ Must not know the schedule, nor what becomes of a batch.
 from __future__ import annotations
 
 import random
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from time import perf_counter
@@ -18,7 +18,7 @@ import torch
 
 from collectx import env as envs
 from collectx import policy as policies
-from collectx.batch import Leaf
+from collectx.batch import Leaf, Slot, to_tensordict
 from collectx.config import (
     CollectorConfig,
     EnvConfig,
@@ -30,6 +30,8 @@ from collectx.config import (
 from collectx.errors import ShapeError
 from collectx.given import Given
 from collectx.policy.weights import FlatWeights
+from collectx.replay.buffer import ReplayBuffer
+from collectx.rollout.carry import with_state
 from collectx.rollout.cut import with_ends
 from collectx.rollout.episodes import Episodes
 from collectx.rollout.rollout import Rollout, Stopped
@@ -75,6 +77,7 @@ class WorkerTask:
         inner: where the worker is itself a collector; `num_workers` then counts the processes of all, and `num_envs` is
             one process's.
         rollout: how its batches and trajectories begin and end.
+        replay: of a process of the trainer's machine: where it writes its batches itself.
     """
 
     worker: int
@@ -90,6 +93,7 @@ class WorkerTask:
     first_worker: int = 0
     inner: Inner | None = None
     rollout: RolloutSpec = PLAIN
+    replay: ReplayBuffer | None = None
 
     @property
     def index(self) -> int:
@@ -162,16 +166,18 @@ def work(task: WorkerTask, link: Link, own_random_state: bool = False) -> Genera
             )
         policy = policies.build(task.policy, env.spec, task.seed)
         env = with_ends(env, task.rollout)
-        actor = policies.make_actor(
-            policy, env.spec, torch.device(task.policy_device), policies.ExplorationType(task.exploration_type)
-        )
+        exploration_type = policies.ExplorationType(task.exploration_type)
+        actor = policies.make_actor(policy, env.spec, torch.device(task.policy_device), exploration_type)
+        env = with_state(env, actor.carried)
         _check_leaves(task, (*env.spec.observation, *actor.leaves))
         weights = FlatWeights(actor.module)
         weights.adopt()
+        policies.accelerate(actor, task.policy)
         episodes = Episodes(first_env, num_envs, num_envs * task.num_workers, task.life)
-        rollout = make_rollout(env, actor, episodes, _env_seeds(task, task.seed), link.stop, task.rollout)
+        newest = _Newest(link, weights)
+        rollout = make_rollout(env, actor, episodes, _env_seeds(task, task.seed), link.stop, task.rollout, newest)
         prepared = [rollout.prepare(slot) for slot in link.slots]
-    version = -1
+        store = _storing(task.replay, link.slots)
     send_s = 0.0
     try:
         while True:
@@ -180,20 +186,42 @@ def work(task: WorkerTask, link: Link, own_random_state: bool = False) -> Genera
             if index is None:
                 return
             granted = perf_counter()
-            version = link.refresh(weights.read, version)
+            version = newest()
             refreshed = perf_counter()
-            with _installed(guest):
+            with _installed(guest), policies.exploration(exploration_type):
                 if link.order != GO_ON:
                     _begin_anew(task, rollout, link.order, own_random_state)
                 stats = rollout.collect(prepared[index], version)
             collected = perf_counter()
             handover_s = send_s + refreshed - granted
             times = (stats.env_s, stats.policy_s, granted - asked, handover_s)
+            store(index)
             link.send(index, Tally(version, *times, *stats.episodes))
             send_s = perf_counter() - collected
             yield
     finally:
         rollout.close()
+
+
+class _Newest:
+    """Called, takes the newest weights there are, and returns their version."""
+
+    def __init__(self, link: Link, weights: FlatWeights):
+        self._link = link
+        self._weights = weights
+        self._version = -1
+
+    def __call__(self) -> int:
+        self._version = self._link.refresh(self._weights.read, self._version)
+        return self._version
+
+
+def _storing(replay: ReplayBuffer | None, slots: Sequence[Slot]) -> Callable[[int], object]:
+    """What becomes of a full slot before the trainer hears of it."""
+    if replay is None:
+        return lambda index: None
+    frames = [to_tensordict(slot.tensors, next(iter(slot.tensors.values())).shape[:2]) for slot in slots]
+    return lambda index: replay.extend(frames[index])
 
 
 def _env_seeds(task: WorkerTask, seed: int) -> list[int]:

@@ -24,19 +24,22 @@ class RolloutSpec:
         num_random_batches: so many batches at the beginning have random actions.
         reset_at_each_iter: every batch begins with new trajectories in all envs.
         set_truncated: the last frame of every row of a batch is marked truncated, and thereby done.
+        refresh_each_step: newer weights are asked for before every step, not only between batches.
     """
 
     max_frames_per_traj: int | None = None
     num_random_batches: int = 0
     reset_at_each_iter: bool = False
     set_truncated: bool = False
+    refresh_each_step: bool = False
 
     def env_spec(self, spec: EnvSpec) -> EnvSpec:
         """What the rollout's env has, where `spec` is that of the group as it was built: where trajectories are cut, it
         observes `("step_count",)`, `[1]` int64, last.
 
         Raises:
-            ConfigError: trajectories are to end before their episodes do, which this group does not allow.
+            ConfigError: trajectories are to end before their episodes do, which this group does not allow, or it counts
+                their frames itself.
         """
         if not spec.cuttable:
             wanted = {"max_frames_per_traj": self.max_frames_per_traj, "reset_at_each_iter": self.reset_at_each_iter}
@@ -51,6 +54,13 @@ class RolloutSpec:
                 raise ConfigError(problems)
         if self.max_frames_per_traj is None:
             return spec
+        if any(leaf.key == STEP_COUNT for leaf in spec.observation):
+            raise ConfigError(
+                [
+                    f"collector.max_frames_per_traj={self.max_frames_per_traj}: the env has a step_count of its own: "
+                    "leave one of them out, or let the env cut its trajectories, as TorchRL's StepCounter does."
+                ]
+            )
         return dataclasses.replace(spec, observation=(*spec.observation, _STEP_COUNT))
 
 

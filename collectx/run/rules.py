@@ -317,6 +317,11 @@ def _inner(cfg: RunConfig) -> Iterator[str]:
     count = want.num_workers_per_collector
     if count == 1 or cfg.backend.kind == MISSING:
         return
+    if want.refresh == "step":
+        yield (
+            f"collector.num_workers_per_collector={count}: a worker that is itself a collector takes weights between "
+            "its batches: use collector.refresh=batch."
+        )
     if want.inner == "single":
         yield (
             f"collector.num_workers_per_collector={count}: collector.inner=single has one process: "

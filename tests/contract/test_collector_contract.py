@@ -7,7 +7,7 @@ import time
 
 import pytest
 import torch
-from collecting import batches, counting, custom, gym, mlp, start
+from collecting import batches, counting, custom, gym, gym_vector, mlp, start
 
 from collectx.env.counting import StreamChecker, episode_length
 
@@ -223,6 +223,38 @@ def test_hot_publish_to_async_workers_is_monotone_and_never_torn(kind, place):
             with torch.no_grad():
                 mine.module.number.fill_(collector.policy_version + 1)
             collector.publish(mine)
+
+
+@pytest.mark.parametrize(
+    ("kind", "env"),
+    [
+        ("multi_async", counting(2, step_s=0.001)),
+        ("distributed", counting(2, step_s=0.001)),
+        ("multi_async", gym_vector(2, "next_step")),
+    ],
+    ids=["shared_memory", "gloo", "ragged"],
+)
+def test_weights_taken_between_steps_are_told_frame_by_frame(kind, env):
+    import faulty
+
+    policy = custom("faulty:telling_policy", size=20_000)
+    mine = faulty.telling_policy(20_000)
+    shape = {"num_workers": 1, "num_slots": 1, "frames_per_batch": 400, "total_frames": -1}
+    most, deadline = 1, time.monotonic() + 60
+    with start(kind, "local", env, policy, refresh="step", **shape) as collector:
+        while most < 3:
+            assert time.monotonic() < deadline
+            batch = next(collector)
+            version = batch["collector", "policy_version"]
+            assert torch.equal(batch["low"], version.float())
+            assert torch.equal(batch["high"], version.float())
+            assert (version.diff(dim=-1) >= 0).all()
+            most = len(version.unique())
+            for _ in range(5):
+                with torch.no_grad():
+                    mine.module.number.fill_(collector.policy_version + 1)
+                collector.publish(mine)
+                time.sleep(0.005)
 
 
 def test_async_delivers_from_every_worker():

@@ -19,12 +19,18 @@ if TYPE_CHECKING:
     from collectx.collectors import MultiCollector as MultiCollector
     from collectx.collectors import MultiSyncCollector as MultiSyncCollector
     from collectx.collectors import MultiSyncDataCollector as MultiSyncDataCollector
+    from collectx.collectors import RPCCollector as RPCCollector
+    from collectx.collectors import RPCDataCollector as RPCDataCollector
     from collectx.collectors import SyncDataCollector as SyncDataCollector
     from collectx.delayed import submitit_delayed_launcher as submitit_delayed_launcher
     from collectx.replay import ReplayBuffer as ReplayBuffer
     from collectx.trajectories import split_trajectories as split_trajectories
 
 __version__ = "0.1.0"
+
+# Whether worker processes of this machine leave out Python's warnings, as the trainer's process prints the same ones.
+# Looked at when a worker is started.
+filter_warnings_subprocess = True
 
 # Where each name is.
 _MODULES = {
@@ -38,6 +44,8 @@ _MODULES = {
     "MultiSyncCollector": "collectors",
     "MultiSyncDataCollector": "collectors",
     "MultiaSyncDataCollector": "collectors",
+    "RPCCollector": "collectors",
+    "RPCDataCollector": "collectors",
     "ReplayBuffer": "replay",
     "SyncDataCollector": "collectors",
     "split_trajectories": "trajectories",

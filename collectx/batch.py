@@ -47,18 +47,19 @@ class Leaf:
 
 
 def batch_leaves(observation: Iterable[Leaf], actor: Iterable[Leaf]) -> tuple[Leaf, ...]:
-    """All leaves of a batch: `observation` at the root and below `next`, what the actor writes, and the rest.
+    """All leaves of a batch: `observation` at the root and below `next`, what the actor writes, and the rest. Where the
+    actor writes a leaf below `next` that is observed there too, it is one leaf.
 
     Raises:
         ValueError: two leaves have the same key, or one's key is a prefix of another's.
     """
-    observation = tuple(observation)
+    observation, actor = tuple(observation), tuple(actor)
     flags = tuple(Leaf(key, (1,), torch.bool) for key in DONE_KEYS)
     leaves = (
         *observation,
         *actor,
         *flags,
-        *(leaf.under("next") for leaf in observation),
+        *(leaf for leaf in (seen.under("next") for seen in observation) if leaf not in actor),
         Leaf(("next", "reward"), (1,), torch.float32),
         *(leaf.under("next") for leaf in flags),
         Leaf(TRAJ_IDS, (), torch.int64),

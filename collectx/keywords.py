@@ -13,28 +13,35 @@ import difflib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 from tensordict import TensorDict
+from tensordict.nn import CudaGraphModule
 
 from collectx.batch import POLICY_VERSION, TRAJ_IDS
 from collectx.config import (
-    NETWORK_BACKENDS,
+    GROUP_BACKENDS,
+    REMOTE,
     BackendConfig,
     CollectorConfig,
     DevicesConfig,
+    EitherCollectorConfig,
     LauncherConfig,
     MeterTrainerConfig,
     PolicyConfig,
     RandomPolicyConfig,
+    RpcBackendConfig,
     RunConfig,
 )
 from collectx.errors import ConfigError
-from collectx.given import GivenEnvConfig, GivenPolicyConfig
+from collectx.given import GivenEnvConfig, GivenPolicyConfig, Hooks
 from collectx.policy.exploration import ExplorationType
+from collectx.replay.buffer import ReplayBuffer
 from collectx.trajectories import split_trajectories
+from collectx.transport.backends import tensorpipe_problems
 
 CreateEnv = Callable[..., Any] | Sequence[Callable[..., Any]]
 Spec = TypeVar("Spec")
@@ -55,6 +62,10 @@ class Work:
             this package's `ExplorationType` or TorchRL's, or its name.
         exploration_mode: TorchRL's earlier keyword for the name.
         trust_policy: is not looked at: every policy is called once, on zeros, to learn what it writes.
+        compile_policy: the policy is compiled in the workers by `torch.compile`: True, or its keyword arguments. The
+            time that takes is in the first batch (`start_timeout_s`).
+        cudagraph_policy: the policy's calls are recorded as CUDA graphs by tensordict's `CudaGraphModule`: True, or its
+            keyword arguments. For policies on GPUs.
         seed: what envs and random actions are seeded with.
     """
 
@@ -65,6 +76,8 @@ class Work:
     exploration_type: Any = ExplorationType.RANDOM
     exploration_mode: str | None = None
     trust_policy: bool | None = None
+    compile_policy: bool | dict[str, Any] | None = None
+    cudagraph_policy: bool | dict[str, Any] | None = None
     seed: int = 0
 
     @property
@@ -90,7 +103,23 @@ class Work:
             given = getattr(self, name)
             if given is not None and not callable(given):
                 found.append(f"{name}={given!r} cannot be called.")
+        for name, made in (("compile_policy", torch.compile), ("cudagraph_policy", CudaGraphModule)):
+            found += self._acceleration_problems(name, made)
         return [*found, *_exploration_problems("", self.exploration)]
+
+    def _acceleration_problems(self, name: str, made: Callable) -> list[str]:
+        given = getattr(self, name)
+        if given is None or given is False:
+            return []
+        if self.policy is None and self.policy_factory is None:
+            return [f"{name}={given!r}: there is no policy, actions are random: leave it out."]
+        if not isinstance(given, bool | dict):
+            return [f"{name}={given!r}: must be True, or a dict of keyword arguments of {made.__name__}."]
+        try:
+            inspect.signature(made).bind(None, **(_kwargs(given) or {}))
+        except TypeError as error:
+            return [f"{name}={given!r}: {made.__name__}: {error}."]
+        return []
 
     def envs(self, num_workers: int) -> list[GivenEnvConfig]:
         """One for each worker."""
@@ -101,7 +130,8 @@ class Work:
         """The policy as a choice of the group."""
         if self.policy is None and self.policy_factory is None:
             return RandomPolicyConfig("random")
-        return GivenPolicyConfig("given", self.policy, self.policy_factory)
+        compiling, recording = _kwargs(self.compile_policy), _kwargs(self.cudagraph_policy)
+        return GivenPolicyConfig("given", self.policy, self.policy_factory, compiling, recording)
 
 
 @dataclass(frozen=True)
@@ -210,7 +240,9 @@ class Handing:
         track_traj_ids: whether batches have `("collector", "traj_ids")`.
         track_policy_version: batches have `policy_version` and `("next", "policy_version")`, as TorchRL's, beside
             `("collector", "policy_version")`, which they always have.
-        replay_buffer: batches go there, by its `extend`, and iteration gives None in their place. See `start`.
+        replay_buffer: batches go there, by its `extend`, and iteration gives None in their place. See `start`. Workers
+            of this machine write to a `collectx.ReplayBuffer` themselves, in the order in which they are ready, unless
+            batches are to be changed before (`postproc`, `split_trajs`, `track_...`, `extend_buffer`).
         extend_buffer: False: the frames go there step by step, by `add`; where there are several envs, one of each.
         use_buffers: is not looked at: batches are always written into memory that is allocated once.
     """
@@ -238,6 +270,13 @@ class Handing:
         if self.replay_buffer is not None and not hasattr(self.replay_buffer, "extend"):
             found.append(f"replay_buffer={type(self.replay_buffer).__name__}: has no `extend`.")
         return found
+
+    @property
+    def shared_buffer(self) -> ReplayBuffer | None:
+        """The replay buffer, if workers may write their batches there as they are."""
+        changed = self.split_trajs or self.postproc or self.track_policy_version or not self.track_traj_ids
+        shared = isinstance(self.replay_buffer, ReplayBuffer) and self.extend_buffer and not changed
+        return self.replay_buffer if shared else None
 
     def hand(self, batch: TensorDict, stacked: bool) -> Any:
         """The batch as it is wanted.
@@ -321,8 +360,11 @@ class Weights:
     Args:
         update_at_each_batch, update_after_each_batch: the policy's weights are published after every batch.
         max_weight_update_interval, update_interval: they are published after so many batches; -1: never by itself.
+        update_weights_between_steps: a worker takes newer weights between two steps of a batch too, of which
+            `("collector", "policy_version")` then tells frame by frame.
         weight_updater: called without arguments whenever weights are published and none are given; returns them, as
-            `update_policy_weights_` takes them.
+            `update_policy_weights_` takes them. Of one of TorchRL's, or a callable that makes one, the weights and
+            their mapping are taken; their way to the workers is the collector's own.
         weight_sync_schemes, weight_recv_schemes: TorchRL's, by model; "policy" is the only one. Weights travel by the
             collector's own way, whatever the scheme; of TorchRL's `NoWeightSyncScheme` none do.
     """
@@ -331,6 +373,7 @@ class Weights:
     update_after_each_batch: bool = False
     max_weight_update_interval: int = -1
     update_interval: int | None = None
+    update_weights_between_steps: bool = False
     weight_updater: Callable[[], Any] | None = None
     weight_sync_schemes: Mapping[str, Any] | None = None
     weight_recv_schemes: Mapping[str, Any] | None = None
@@ -343,11 +386,8 @@ class Weights:
             if value is not None and value != -1 and value < 1:
                 found.append(f"{name}={value}: must be at least 1, or -1 for never.")
         updater = self.weight_updater
-        if updater is not None and (not callable(updater) or hasattr(updater, "push_weights")):
-            found.append(
-                f"weight_updater={updater!r}: give a callable that returns the weights; those of TorchRL carry them "
-                "to its own workers."
-            )
+        if updater is not None and not callable(updater):
+            found.append(f"weight_updater={updater!r}: give a callable that returns the weights, or one of TorchRL's.")
         for name in ("weight_sync_schemes", "weight_recv_schemes"):
             if unknown := sorted(set(getattr(self, name) or ()) - {"policy"}):
                 found.append(f"{name} names {', '.join(unknown)}: the only model here is 'policy'.")
@@ -426,7 +466,7 @@ class Remote:
                 f"launcher={self.launcher!r}: use 'mp', 'submitit' or 'submitit_delayed'; "
                 "`collectx run launcher=...` knows more."
             )
-        if self.backend not in NETWORK_BACKENDS:
+        if self.backend not in GROUP_BACKENDS:
             found.append(f"backend={self.backend!r}: must be 'gloo', 'nccl', 'mpi' or 'ucc'.")
         count, inner = self.num_workers_per_collector, self.inner
         if count < 1:
@@ -448,6 +488,32 @@ class Remote:
         for own in each:
             found += _own_problems(own or {})
         return list(dict.fromkeys(found))
+
+    def backend_config(self) -> BackendConfig:
+        """How bytes travel."""
+        return BackendConfig(self.backend, None, self.tcp_port)
+
+
+@dataclass(frozen=True)
+class RpcRemote(Remote):
+    """Workers over torch RPC; `backend` is not looked at.
+
+    Args:
+        visible_devices: is not looked at: bytes lie on the CPU on their way.
+        tensorpipe_options: `num_worker_threads`, `rpc_timeout` (seconds), `_transports` and `_channels` of
+            `torch.distributed.rpc.TensorPipeRpcBackendOptions`.
+    """
+
+    visible_devices: Any = None
+    tensorpipe_options: Mapping[str, Any] | None = None
+
+    def problems(self, num_workers: int) -> list[str]:
+        """See `Remote`."""
+        return super().problems(num_workers) + tensorpipe_problems("tensorpipe_options", self.tensorpipe_options or {})
+
+    def backend_config(self) -> BackendConfig:
+        """See `Remote`."""
+        return RpcBackendConfig("rpc", None, self.tcp_port, dict(self.tensorpipe_options or {}))
 
 
 # What `collector_class` may be called.
@@ -481,6 +547,7 @@ class Order:
 
     Attributes:
         kind: of `collectx.config.CollectorConfig`.
+        sync: whether it is sync, of a kind that can be both.
     """
 
     kind: str
@@ -491,6 +558,8 @@ class Order:
     workers: Workers
     weights: Weights
     remote: Remote
+    hooks: Hooks
+    sync: bool | None = None
 
     @property
     def num_workers(self) -> int:
@@ -502,6 +571,11 @@ class Order:
         create = self.work.create_env_fn
         return 1 if callable(create) else len(create)
 
+    @property
+    def workers_write(self) -> bool:
+        """Whether workers write to the replay buffer themselves."""
+        return self.kind.startswith("multi") and self.handing.shared_buffer is not None
+
     def check(self) -> None:
         """Looks at all of it.
 
@@ -511,24 +585,55 @@ class Order:
         num_workers = self.num_workers
         problems = [
             *self.work.problems(num_workers),
+            *self._graph_problems(),
             *self.frames.problems(),
             *self.devices.problems(num_workers),
             *self.handing.problems(),
             *self.workers.problems(),
             *self.weights.problems(),
             *self.remote.problems(num_workers),
+            *self.hooks.problems(),
         ]
+        if self.weights.update_weights_between_steps and self.remote.num_workers_per_collector > 1:
+            problems.append(
+                "update_weights_between_steps=True: a worker that is itself a collector (num_workers_per_collector="
+                f"{self.remote.num_workers_per_collector}) takes weights between its batches: use 1."
+            )
         if problems:
             raise ConfigError(problems)
+
+    def _graph_problems(self) -> list[str]:
+        """What is wrong about CUDA graphs and where the policy acts."""
+        given = self.work.cudagraph_policy
+        if not given or self.devices.problems(self.num_workers) or self.remote.problems(self.num_workers):
+            return []
+        acting = sorted({device for device in self._acting() if torch.device(device).type != "cuda"})
+        if not acting:
+            return []
+        return [
+            f"cudagraph_policy={given!r}: the policy acts on {', '.join(acting)}, and CUDA graphs are recorded on GPUs "
+            "only: give policy_device='cuda', or leave it out."
+        ]
+
+    def _acting(self) -> list[str]:
+        """Where each worker's policy acts."""
+        _, general = self.devices.resolve(self.num_workers)
+        own = [kwargs or {} for kwargs in _each(self.remote.collector_kwargs, self.num_workers)]
+        named = [_name_of(kwargs.get("policy_device") or kwargs.get("device")) for kwargs in own]
+        return [mine or device or "cpu" for mine, device in zip(named, general, strict=True)]
 
     def config(self) -> tuple[RunConfig, list[dict[str, Any]]]:
         """The configuration, of workers on this machine, and for each worker the fields of its
         `collectx.collector.worker.WorkerTask` that are its own. For an order that is right."""
         num_workers, workers, remote = self.num_workers, self.workers, self.remote
-        envs, (devices, acting) = self.work.envs(num_workers), self.devices.resolve(num_workers)
+        envs, (devices, _), acting = self.work.envs(num_workers), self.devices.resolve(num_workers), self._acting()
         each = _each(remote.collector_kwargs, num_workers)
         own = [_own(env, device, kwargs or {}) for env, device, kwargs in zip(envs, acting, each, strict=True)]
-        collector = CollectorConfig(
+        if self.hooks != Hooks():
+            own = [each | {"hooks": self.hooks} for each in own]
+        if self.workers_write:
+            own = [each | {"replay": self.handing.shared_buffer} for each in own]
+        collector = (CollectorConfig if self.sync is None else partial(EitherCollectorConfig, sync=self.sync))(
             kind=self.kind,
             num_workers=num_workers,
             frames_per_batch=self.frames.frames_per_batch,
@@ -547,13 +652,13 @@ class Order:
             init_random_frames=_positive(self.frames.init_random_frames),
             reset_at_each_iter=self.frames.reset_at_each_iter,
             set_truncated=self.frames.set_truncated,
+            refresh="step" if self.weights.update_weights_between_steps else "batch",
         )
-        is_remote = self.kind.startswith("distributed")
         cfg = RunConfig(
             env=own[0]["env"],
             policy=self.work.policy_config(),
             collector=collector,
-            backend=BackendConfig(remote.backend if is_remote else "auto", None, remote.tcp_port),
+            backend=remote.backend_config() if self.kind in REMOTE else BackendConfig("auto", None, None),
             launcher=LauncherConfig("local", None, workers.num_sub_threads, False),
             devices=devices,
             trainer=MeterTrainerConfig("meter", False),
@@ -562,10 +667,9 @@ class Order:
         return cfg, own
 
 
-def _own(env: GivenEnvConfig, device: str | None, kwargs: dict[str, Any]) -> dict[str, Any]:
+def _own(env: GivenEnvConfig, device: str, kwargs: dict[str, Any]) -> dict[str, Any]:
     env = dataclasses.replace(env, kwargs=env.kwargs | (kwargs.get("create_env_kwargs") or {}))
-    device = _name_of(kwargs.get("policy_device") or kwargs.get("device")) or device
-    own: dict[str, Any] = {"env": env, "policy_device": device or "cpu"}
+    own: dict[str, Any] = {"env": env, "policy_device": device}
     if "exploration_type" in kwargs:
         own["exploration_type"] = _exploration(kwargs["exploration_type"])
     return own
@@ -613,18 +717,13 @@ REFUSED = {
     "num_collectors": _BY_THE_CLASS,
     "sync": _BY_THE_CLASS,
     "collector_class": "workers of this machine always are single collectors",
-    "compile_policy": "give a module that is compiled already",
-    "cudagraph_policy": "give a module that is captured already",
     "interruptor": "a batch is always whole",
     "preemptive_threshold": "a batch always has all frames of all workers; MultiAsyncCollector waits for none",
     "worker_idx": "workers are numbered by themselves",
     "trajs_per_batch": "use split_trajs, or a replay buffer's slices",
     "trajs_per_write": "use split_trajs, or a replay buffer's slices",
     "traj_format": "use split_trajs, or a replay buffer's slices",
-    "init_fn": "do it in create_env_fn, which is called in the worker",
     "auto_register_policy_transforms": "append InitTracker and TensorDictPrimer to the env",
-    "pre_collect_hook": "do it between two batches, or in create_env_fn",
-    "post_collect_hook": "use postproc",
     "compact_obs": "batches always have the observations under next",
 }
 
@@ -654,9 +753,9 @@ def described(*specs: type) -> Callable[[type], type]:
 
 
 def _arguments(spec: type) -> str:
-    """What the docstring says about the fields, or that of the class that it is made from."""
-    texts = (inspect.cleandoc(each.__doc__ or "").partition("Args:\n")[2] for each in spec.__mro__)
-    return next(filter(None, texts), "").rstrip()
+    """What the docstring says about the fields, after those of the classes that it is made from."""
+    texts = (inspect.cleandoc(each.__doc__ or "").partition("Args:\n")[2] for each in reversed(spec.__mro__))
+    return "\n".join(text.rstrip() for text in texts if text)
 
 
 _POSITIONAL = inspect.Parameter.POSITIONAL_OR_KEYWORD
@@ -665,6 +764,11 @@ _POSITIONAL = inspect.Parameter.POSITIONAL_OR_KEYWORD
 def _each(value: Any, num_workers: int) -> list[Any]:
     """One for each worker: the entries of a list or tuple, or the same for all."""
     return list(value) if isinstance(value, (list, tuple)) else [value] * num_workers
+
+
+def _kwargs(given: bool | dict[str, Any] | None) -> dict[str, Any] | None:
+    """Keyword arguments, of a keyword that may be True in their place."""
+    return dict(given) if isinstance(given, dict) else {} if given else None
 
 
 def _positive(count: int | None) -> int | None:

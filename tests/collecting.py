@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,17 +16,22 @@ from collectx.config import (
     CountingEnvConfig,
     CustomPolicyConfig,
     DevicesConfig,
+    EitherCollectorConfig,
     GymEnvConfig,
     GymVectorEnvConfig,
     LauncherConfig,
     MeterTrainerConfig,
     MlpPolicyConfig,
     RandomPolicyConfig,
+    RayLauncherConfig,
     RunConfig,
 )
 
 # Inline workers use the trainer's threads; worker processes have one.
 torch.set_num_threads(1)
+
+# Ray starts as many processes as it has cores, and is there until the tests end.
+RAY = {"num_cpus": 2}
 
 
 def counting(num_envs=1, episode_length=7, observation_size=5, step_s=0.0):
@@ -75,15 +81,22 @@ def config(
     init_random_frames=None,
     reset_at_each_iter=False,
     set_truncated=False,
+    refresh="batch",
     backend="auto",
     storing_device=None,
     device=None,
     seed=0,
+    ray_init_config=None,
 ):
+    # A kind that can be both is sync as "<kind>_sync".
+    either, is_sync = kind.removesuffix("_sync"), kind.endswith("_sync")
+    make = CollectorConfig
+    if either in ("rpc", "ray"):
+        kind, make = either, partial(EitherCollectorConfig, sync=is_sync)
     return RunConfig(
         env=env or counting(),
         policy=policy or RandomPolicyConfig("random"),
-        collector=CollectorConfig(
+        collector=make(
             kind,
             num_workers,
             frames_per_batch,
@@ -102,9 +115,12 @@ def config(
             init_random_frames,
             reset_at_each_iter,
             set_truncated,
+            refresh,
         ),
         backend=BackendConfig(backend, None, None),
-        launcher=LauncherConfig(place, None, 1, False),
+        launcher=RayLauncherConfig("ray", None, 1, False, ray_init_config or RAY, {"num_cpus": 0.1})
+        if place == "ray"
+        else LauncherConfig(place, None, 1, False),
         devices=DevicesConfig(device, storing_device, None, None),
         trainer=MeterTrainerConfig("meter", False),
         seed=seed,

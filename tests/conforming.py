@@ -5,10 +5,13 @@ Its classes are at the top of a module, so that processes find them.
 
 from __future__ import annotations
 
+from functools import partial
+
 import gymnasium
 import torch
 import torchrlenvs
-from tensordict.nn import TensorDictModule
+from tensordict.nn import TensorDictModule, TensorDictSequential
+from torchrl.modules import LSTMModule
 
 from collectx.collector.worker import env_seed
 
@@ -46,7 +49,18 @@ _WRITES = {"many_keys": [("agent", "move"), ("agent", "push")]}
 
 
 def policy(name):
+    if name == "recurrent":
+        return lstm()
     return TensorDictModule(Policy(name), [_READS.get(name, "observation")], _WRITES.get(name, ["action"]))
+
+
+def lstm():
+    """Acts by its memory, with the same weights each time."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        memory = LSTMModule(4, 5, in_keys=["observation", "h", "c"], out_keys=["embed", ("next", "h"), ("next", "c")])
+        head = TensorDictModule(torch.nn.Linear(5, 2), ["embed"], ["logits"])
+    return TensorDictSequential(memory, head, TensorDictModule(partial(torch.argmax, dim=-1), ["logits"], ["action"]))
 
 
 def size(name):

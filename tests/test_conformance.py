@@ -34,7 +34,7 @@ def test_a_collector_gives_the_batches_of_torchrl(name):
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("name", ["counted", "serial", "batched"])
+@pytest.mark.parametrize("name", ["counted", "serial", "batched", "recurrent"])
 def test_a_sync_collector_gives_the_batches_of_torchrl(name):
     make, num = torchrlenvs.ENVS[name], size(name)
     frames = {"frames_per_batch": 40 * num, "total_frames": 120 * num}

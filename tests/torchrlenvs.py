@@ -43,6 +43,11 @@ def primed(value=1.0):
     return TransformedEnv(cartpole(), TensorDictPrimer(hidden=Unbounded((3,)), default_value=value))
 
 
+def recurrent():
+    state = {name: Unbounded((1, 5)) for name in ("h", "c")}
+    return TransformedEnv(cartpole(), Compose(InitTracker(), TensorDictPrimer(state, default_value=0.0)))
+
+
 def serial(make=cartpole, num=3):
     return SerialEnv(num, make)
 
@@ -185,6 +190,7 @@ ENVS = {
     "counted": counted,
     "normed": normed,
     "primed": primed,
+    "recurrent": recurrent,
     "stateless": PendulumEnv,
     "many_keys": many_keys,
     "serial": serial,

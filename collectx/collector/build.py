@@ -19,6 +19,8 @@ from collectx.config import (
     CollectorConfig,
     DevicesConfig,
     LauncherConfig,
+    RayLauncherConfig,
+    RpcBackendConfig,
     RunConfig,
     backend_of,
     is_async,
@@ -29,6 +31,7 @@ from collectx.config import (
 from collectx.env.base import EnvSpec
 from collectx.given import Given
 from collectx.launcher.place import Place
+from collectx.policy.state import seen_with
 from collectx.policy.weights import FlatWeights
 from collectx.rollout.spec import RolloutSpec
 from collectx.transport.base import SlabSpec, Transport
@@ -87,7 +90,7 @@ def build(
     schedule = make_schedule(want, num_workers)
     rows = spec.num_envs * rows_per_env(want)
     slab = SlabSpec(
-        leaves=batch_leaves(spec.observation, actor.leaves),
+        leaves=batch_leaves(seen_with(spec, actor.carried).observation, actor.leaves),
         rows=rows,
         steps=want.frames_per_batch // (rows * (num_workers if schedule.joined else 1)),
         num_workers=num_workers,
@@ -165,6 +168,8 @@ def _connect(
 
     want = cfg.collector
     launcher = LocalLauncher(cfg.launcher.num_threads, cfg.launcher.pin_cores, log_dir)
+    if isinstance(cfg.launcher, RayLauncherConfig):
+        place = _actors(cfg, task_of)
     switchboard = Switchboard(
         want.start_timeout_s,
         want.worker_timeout_s,
@@ -239,6 +244,7 @@ def _distributed(
         events,
         backend,
         ends,
+        cfg.backend.tensorpipe if isinstance(cfg.backend, RpcBackendConfig) else None,
     )
     if isinstance(launcher, Place):
         launcher.announce(transport.meeting)
@@ -258,13 +264,26 @@ def _distributed(
     return transport, start
 
 
+def _actors(cfg: RunConfig, task_of: Callable[[int, int], WorkerTask]) -> Place:
+    from collectx.collector.actors import placing
+
+    assert isinstance(cfg.launcher, RayLauncherConfig)
+
+    def given_to(worker: int, life: int) -> Given:
+        task = task_of(worker, life)
+        return Given.of(task.env, task.policy)
+
+    return placing(cfg.launcher, cfg.collector.start_timeout_s, given_to)
+
+
 def _inner(cfg: RunConfig) -> Inner | None:
     """What a worker is told that is itself a collector."""
     want = cfg.collector
     if want.num_workers_per_collector == 1:
         return None
+    plain = {each.name: getattr(want, each.name) for each in dataclasses.fields(CollectorConfig)}
     inner = dataclasses.replace(
-        want,
+        CollectorConfig(**plain),
         kind=f"multi_{want.inner}",
         num_workers=want.num_workers_per_collector,
         frames_per_batch=want.frames_per_batch // (want.num_workers if is_stacked(want) else 1),
@@ -290,11 +309,12 @@ def rollout_spec(want: CollectorConfig, num_workers: int) -> RolloutSpec:
         -(-(want.init_random_frames or 0) // (num_workers * frames_per_part)),
         want.reset_at_each_iter,
         want.set_truncated,
+        want.refresh == "step",
     )
 
 
 def make_schedule(want: CollectorConfig, num_workers: int) -> Schedule:
-    """Async for `multi_async` and `distributed`, sync for the others."""
+    """The order of its batches."""
     if not is_async(want):
         return SyncSchedule(num_workers)
     num_batches = None if want.total_frames < 0 else -(-want.total_frames // want.frames_per_batch)

@@ -12,6 +12,8 @@ import torch
 from torch import nn
 
 from collectx.batch import Leaf
+from collectx.policy.acceleration import Acceleration
+from collectx.policy.state import Carried
 
 
 class Actor(Protocol):
@@ -22,13 +24,20 @@ class Actor(Protocol):
         device: where `module` acts. The rollout brings observations there and brings what comes back to the slot.
         leaves: what `act` returns, in order: first every leaf of `EnvSpec.action`, then what else the policy writes
             (`("action_log_prob",)`, `("loc",)`, ...). Shapes are one env's, without the batch dimension.
+        carried: what a recurrent policy reads that it has written below `next` a frame before, see
+            `collectx.policy.state`; what of it the env does not observe, `act` takes after the env's observation.
     """
 
     module: nn.Module | None
     device: torch.device
     leaves: tuple[Leaf, ...]
+    carried: tuple[Carried, ...]
 
     def act(self, observation: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-        """One forward: `observation` has one tensor `[E, *shape]` per observation leaf, on `device`; returns one tensor
+        """One forward: `observation` has one tensor `[E, *shape]` per leaf that is seen, on `device`. Returns a tensor
         `[E, *leaf.shape]` per leaf of `leaves`. Called under `torch.inference_mode`, with the exploration type set.
         The result may be overwritten by the next call."""
+
+    def accelerate(self, how: Acceleration) -> None:
+        """Makes the calls that follow faster. Copying newer weights into `module`'s tensors still changes how it acts,
+        putting others in their place does not."""

@@ -16,7 +16,9 @@ from torch import nn
 
 from collectx.batch import Leaf
 from collectx.env.base import EnvSpec
+from collectx.policy.acceleration import Acceleration
 from collectx.policy.spaces import subspace
+from collectx.policy.state import Carried
 
 # Steps drawn at once, unless actions are large.
 _BLOCK_STEPS = 256
@@ -27,6 +29,7 @@ class RandomActor:
     """`module`, `device`, `leaves`: see `collectx.policy.base.Actor`. Always on the CPU, where envs take actions."""
 
     module: nn.Module | None = None
+    carried: tuple[Carried, ...] = ()
 
     def __init__(self, spec: EnvSpec):
         self.device = torch.device("cpu")
@@ -48,6 +51,9 @@ class RandomActor:
     def act(self, observation: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         """See `collectx.policy.base.Actor.act`."""
         return next(self._steps)
+
+    def accelerate(self, how: Acceleration) -> None:
+        """There is nothing to make faster."""
 
 
 def _draws(space: Space, leaf: Leaf, rows: int) -> Iterator[torch.Tensor]:

@@ -17,9 +17,11 @@ from torch import nn
 from collectx.batch import Key, Leaf
 from collectx.env.base import EnvSpec
 from collectx.errors import SpaceError
+from collectx.policy.acceleration import Acceleration
 from collectx.policy.exploration import ExplorationType
 from collectx.policy.heads import Head, head_for
 from collectx.policy.spaces import observation_leaves, subspace
+from collectx.policy.state import Carried
 from collectx.policy.straight import straighten
 
 ACTION_LOG_PROB: Key = ("action_log_prob",)
@@ -96,8 +98,10 @@ class StochasticPolicy(nn.Module):
 class StochasticActor:
     """Acts with a `StochasticPolicy`. It writes a log-probability only where the action is a sample.
 
-    `module`, `device`, `leaves`: see `collectx.policy.base.Actor`.
+    `module`, `device`, `leaves`, `carried`: see `collectx.policy.base.Actor`.
     """
+
+    carried: tuple[Carried, ...] = ()
 
     def __init__(self, policy: StochasticPolicy, spec: EnvSpec, device: torch.device, exploration: ExplorationType):
         self.module: nn.Module | None = policy.to(device)
@@ -111,7 +115,8 @@ class StochasticActor:
         taken_as_it_is = getattr(policy.encode, "is_identity", False) and chosen == [0]
         self._chosen = None if taken_as_it_is else chosen
         self._encode: Callable = policy.encode.forward
-        self._forward = straighten(nn.Sequential(*policy.body, policy.out))
+        self._network = nn.Sequential(*policy.body, policy.out)
+        self._forward = straighten(self._network)
         self._sample = policy.head.sample
         self._mode = policy.head.mode
 
@@ -123,6 +128,10 @@ class StochasticActor:
             x = self._encode([observation[i] for i in self._chosen])
         raw = self._forward(x)
         return self._sample(raw) if self._random else (self._mode(raw),)
+
+    def accelerate(self, how: Acceleration) -> None:
+        """See `collectx.policy.base.Actor.accelerate`."""
+        self._forward = how.captured(how.compiled(self._network))
 
 
 def initialize(module: nn.Module, gain: float) -> None:

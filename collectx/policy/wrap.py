@@ -27,9 +27,10 @@ from torch import nn
 from collectx.batch import Key, Leaf
 from collectx.env.base import EnvSpec
 from collectx.errors import ConfigError, ShapeError
+from collectx.policy.acceleration import Acceleration
 from collectx.policy.exploration import ExplorationType, exploration
 from collectx.policy.spaces import observation_leaves
-from collectx.policy.straight import straighten
+from collectx.policy.state import Carried, find_carried, seen_with
 from collectx.policy.weights import FlatWeights
 
 # Observation tensors to the policy's outputs by key.
@@ -38,17 +39,32 @@ Call = Callable[[Sequence[torch.Tensor]], Outputs]
 
 
 class WrappedActor:
-    """`module`, `device`, `leaves`: see `collectx.policy.base.Actor`.
+    """`module`, `device`, `leaves`, `carried`: see `collectx.policy.base.Actor`.
 
     Raises:
-        ConfigError: the policy reads keys that the env does not write, or writes no action.
-        ShapeError: an action has not the shape or the kind of dtype that the action space demands.
+        ConfigError: the policy reads keys that the env does not write, or writes no action, or what it carries cannot
+            be told, see `collectx.policy.state`.
+        ShapeError: an action has not the shape or the kind of dtype that the action space demands, or a state not that
+            of the env.
     """
+
+    leaves: tuple[Leaf, ...]
 
     def __init__(self, policy: Callable, spec: EnvSpec, device: torch.device, exploration_type: ExplorationType):
         self.device = device
         self.module: nn.Module | None = policy.to(device) if isinstance(policy, nn.Module) else None
-        self._call = _settle(policy, spec, device, exploration_type)
+
+        def settle(seen: EnvSpec) -> tuple[Leaf, ...]:
+            self._settle(policy, seen, exploration_type)
+            return self.leaves
+
+        self.carried: tuple[Carried, ...] = find_carried(policy, spec, settle)
+        settle(seen_with(spec, self.carried))
+
+    def _settle(self, policy: Callable, spec: EnvSpec, exploration_type: ExplorationType) -> None:
+        device = self.device
+        self._settled = lambda how: _settle(policy, spec, device, exploration_type, how)
+        self._call = self._settled(Acceleration())
         zeros = [torch.zeros((spec.num_envs, *o.shape), dtype=o.dtype, device=device) for o in spec.observation]
         with exploration(exploration_type), torch.inference_mode(), _without_trace(self.module, device):
             outputs = self._call(zeros)
@@ -59,7 +75,7 @@ class WrappedActor:
         extra = [Leaf(key, tuple(value.shape[1:]), value.dtype) for key, value in outputs.items() if key not in actions]
         for leaf in (*spec.action, *extra):
             _check(leaf, outputs[leaf.key], spec.num_envs, leaf.key in actions)
-        self.leaves: tuple[Leaf, ...] = (*spec.action, *extra)
+        self.leaves = (*spec.action, *extra)
         self._keys = [leaf.key for leaf in self.leaves]
         # Only actions can differ from their leaf, by a cast or by a trailing dimension of one.
         self._casts = [
@@ -76,6 +92,12 @@ class WrappedActor:
             values[i] = values[i].reshape(shape).to(dtype)
         return values
 
+    def accelerate(self, how: Acceleration) -> None:
+        """See `collectx.policy.base.Actor.accelerate`."""
+        call = self._settled(how)
+        graph = how.captured(lambda *tensors: call(tensors))
+        self._call = call if how.cudagraph is None else lambda tensors: graph(*tensors)
+
 
 def takes_tensordict(policy: Callable) -> bool:
     """Whether `policy` is called with a TensorDict: it is a module of tensordict's, or its only argument is named
@@ -90,30 +112,35 @@ def takes_tensordict(policy: Callable) -> bool:
     return parameters[0].name in ("tensordict", "td") or "TensorDict" in named
 
 
-def _settle(policy: Callable, spec: EnvSpec, device: torch.device, exploration_type: ExplorationType) -> Call:
+def _settle(
+    policy: Callable, spec: EnvSpec, device: torch.device, exploration_type: ExplorationType, how: Acceleration
+) -> Call:
     places = {leaf.key: i for i, leaf in enumerate(spec.observation)}
     if not takes_tensordict(policy):
-        return _map(policy, spec)
+        return _map(policy, spec, how)
     wanted = [_key(key) for key in getattr(policy, "in_keys", ())]
     unknown = [key for key in wanted if key not in places and not any(p[: len(key)] == key for p in places)]
     if unknown:
         raise ConfigError([f"the policy reads {_names(unknown)}, but the env writes {_names(places)}."])
-    steps = _plain_steps(policy)
+    steps = _plain_steps(policy, how)
     known = set(places)
     for _, reads, writes in steps or ():
         if not known.issuperset(reads):
             steps = None  # it reads a whole nested TensorDict
             break
         known.update(writes)
-    return _with_tensordict(policy, places, device, exploration_type) if steps is None else _direct(steps, places)
+    if steps is not None:
+        return _direct(steps, places)
+    called = policy if how.compile is None else how.compiled(policy)
+    return _with_tensordict(called, places, device, exploration_type)
 
 
-def _map(policy: Callable, spec: EnvSpec) -> Call:
+def _map(policy: Callable, spec: EnvSpec, how: Acceleration) -> Call:
     """A policy from observation tensors to the action: one argument per observation leaf, or a nested dict of them for
     a policy with one argument and an env with several leaves."""
     leaves = observation_leaves(spec)
     chosen = [spec.observation.index(leaf) for leaf in leaves]
-    forward = straighten(policy)
+    forward = how.compiled(policy)
     keys = [leaf.key for leaf in spec.action]
     as_dict = len(leaves) > 1 and len(_parameters(policy)) == 1
 
@@ -135,18 +162,18 @@ def _map(policy: Callable, spec: EnvSpec) -> Call:
 _Step = tuple[Callable, list[Key], list[Key]]
 
 
-def _plain_steps(module: Any) -> list[_Step] | None:
+def _plain_steps(module: Any, how: Acceleration) -> list[_Step] | None:
     """The functions on tensors, with the keys they read and write, that `module` amounts to; None if it is more."""
     hooked = module._forward_hooks or module._forward_pre_hooks or "forward" in module.__dict__
     if hooked or getattr(module, "_kwargs", None) or getattr(module, "method", None):
         return None
     if type(module) is TensorDictModule and not getattr(module, "_get_kwargs", None):
         keys = [_key(k) for k in module.in_keys], [_key(k) for k in module.out_keys]
-        return [(straighten(module.module), *keys)]
+        return [(how.compiled(module.module), *keys)]
     if type(module) is TensorDictSequential and not (module.partial_tolerant or module._select_before_return):
         steps: list[_Step] = []
         for child in module.module:
-            inner = _plain_steps(child)
+            inner = _plain_steps(child, how)
             if inner is None:
                 return None
             steps += inner

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from itertools import repeat
 from time import perf_counter
 from typing import Any
 
@@ -32,13 +33,18 @@ class RaggedRollout(Rollout):
         super().__init__(*args)
         spec = self._env.spec
         size = spec.num_envs
-        self._written = [torch.zeros((size, *leaf.shape), dtype=leaf.dtype).numpy() for leaf in self._actor.leaves]
         self._carry_tensors = [torch.from_numpy(carry) for carry in self._carry]
         self._out = StepRows(
             [np.zeros_like(carry) for carry in self._carry],
             np.zeros(size, np.float32),
             *(np.zeros(size, np.bool_) for _ in range(3)),
         )
+        # What the policy writes below `next` is what the env leaves there.
+        observed = dict(zip([leaf.under("next") for leaf in spec.observation], self._out.observation, strict=True))
+        self._written = [
+            observed[leaf] if leaf in observed else torch.zeros((size, *leaf.shape), dtype=leaf.dtype).numpy()
+            for leaf in self._actor.leaves
+        ]
         self._segments: dict[Key, np.ndarray] = {}
         # At the moment of delivery at most 2E - 1 segments are complete and E are being filled.
         self._free = deque(range(size, 3 * size))
@@ -65,10 +71,12 @@ class RaggedRollout(Rollout):
         feed = next(self._feeds)
         num_actions = len(self._env.spec.action)
         num_envs = self._env.spec.num_envs
+        versions = repeat(policy_version) if self._refresh is None else iter(self._refresh, None)
         with torch.inference_mode():
             while len(self._complete) < num_envs:
                 if self._stop[0]:
                     raise Stopped
+                version = next(versions)
                 started = perf_counter()
                 feed(self._carry_tensors, self._written)
                 acted = perf_counter()
@@ -76,7 +84,7 @@ class RaggedRollout(Rollout):
                 self._out.terminated[:] = self._out.truncated[:] = False
                 self._env.step(self._written[:num_actions], self._out)
                 stepped = perf_counter()
-                self._store(policy_version)
+                self._store(version)
                 env_s += stepped - acted
                 policy_s += acted - started
         chosen = [self._complete.popleft() for _ in range(num_envs)]

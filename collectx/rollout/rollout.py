@@ -8,10 +8,11 @@ Called by the worker (`collectx/collector/worker.py`), in the worker's process. 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, repeat
 from time import perf_counter
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,7 +22,7 @@ from collectx.env.base import Env, EnvSpec
 from collectx.policy.base import Actor
 from collectx.policy.random import RandomActor
 from collectx.rollout.episodes import Episodes
-from collectx.rollout.feed import Feed, RandomFeed, make_feed
+from collectx.rollout.feed import Feed, RandomFeed, RefreshingFeed, make_feed
 from collectx.rollout.rows import SlotRows
 from collectx.rollout.spec import PLAIN, RolloutSpec
 from collectx.transport.base import Stop
@@ -50,6 +51,8 @@ class Rollout:
         seeds: one per env of the group.
         stop: one byte; nonzero ends the loop between two steps.
         want: how batches begin and end; cutting trajectories is the env's part (`collectx.rollout.cut.with_ends`).
+        refresh: takes newer weights, if there are any, and returns their version; called before every step where `want`
+            says so.
     """
 
     def __init__(
@@ -60,6 +63,7 @@ class Rollout:
         seeds: Sequence[int],
         stop: Stop,
         want: RolloutSpec = PLAIN,
+        refresh: Callable[[], int] | None = None,
     ):
         self._env = env
         self._actor = actor
@@ -67,6 +71,7 @@ class Rollout:
         self._episodes = episodes
         self._stop = stop
         self._want = want
+        self._refresh = refresh if want.refresh_each_step else None
         # The observations with which the next batch begins: the last slot is no longer ours by then.
         self._carry = tuple(
             torch.zeros((env.spec.num_envs, *leaf.shape), dtype=leaf.dtype).numpy() for leaf in env.spec.observation
@@ -80,12 +85,17 @@ class Rollout:
     def collect(self, rows: SlotRows, policy_version: int) -> RolloutStats:
         """Fills the slot with the next `T x E` frames. Blocks until it is full.
 
+        Args:
+            policy_version: of the weights that are there.
+
         Raises:
             Stopped: `stop` became nonzero.
         """
         feed, env, stop = next(self._feeds), self._env, self._stop
         num_actions = len(env.spec.action)
         rows.policy_version[:] = policy_version
+        if self._refresh is not None:
+            feed = RefreshingFeed(feed, self._refresh, rows.policy_version)
         rows.terminated[:] = False
         rows.truncated[:] = False
         for row, carry in zip(rows.observation, self._carry, strict=True):
@@ -121,6 +131,23 @@ class Rollout:
             self._actor.draw_anew()
         self._env.reset(seeds, self._carry)
         self._episodes.abandon()
+
+    def state(self) -> dict[str, Any]:
+        """What `load` takes; copied. Without that of the envs."""
+        carry = [torch.from_numpy(array.copy()) for array in self._carry]
+        return {"episodes": self._episodes.state(), "carry": carry}
+
+    def load(self, state: dict[str, Any], goes_on: bool) -> None:
+        """Takes over what `state` gave.
+
+        Args:
+            goes_on: whether the envs stand where they stood then; otherwise only trajectory ids go on, and `reset` has
+                to be called.
+        """
+        self._episodes.load(state["episodes"])
+        if goes_on:
+            for own, array in zip(self._carry, state["carry"], strict=True):
+                own[...] = array.numpy()
 
     def _end_batch(self, truncated: np.ndarray, done: np.ndarray) -> np.ndarray:
         """Does what is wanted at the end of rows `[T, E]`, whose flags it may change; returns where trajectories end,

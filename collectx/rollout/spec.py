@@ -24,12 +24,14 @@ class RolloutSpec:
         num_random_batches: so many batches at the beginning have random actions.
         reset_at_each_iter: every batch begins with new trajectories in all envs.
         set_truncated: the last frame of every row of a batch is marked truncated, and thereby done.
+        refresh_each_step: newer weights are asked for before every step, not only between batches.
     """
 
     max_frames_per_traj: int | None = None
     num_random_batches: int = 0
     reset_at_each_iter: bool = False
     set_truncated: bool = False
+    refresh_each_step: bool = False
 
     def env_spec(self, spec: EnvSpec) -> EnvSpec:
         """What the rollout's env has, where `spec` is that of the group as it was built: where trajectories are cut, it

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from collectx.env.base import Env
 from collectx.policy.base import Actor
@@ -14,8 +14,14 @@ from collectx.transport.base import Stop
 
 
 def make_rollout(
-    env: Env, actor: Actor, episodes: Episodes, seeds: Sequence[int], stop: Stop, want: RolloutSpec = PLAIN
+    env: Env,
+    actor: Actor,
+    episodes: Episodes,
+    seeds: Sequence[int],
+    stop: Stop,
+    want: RolloutSpec = PLAIN,
+    refresh: Callable[[], int] | None = None,
 ) -> Rollout:
     """See `Rollout` for the arguments."""
     kind = RaggedRollout if env.spec.ragged else Rollout
-    return kind(env, actor, episodes, seeds, stop, want)
+    return kind(env, actor, episodes, seeds, stop, want, refresh)

@@ -17,9 +17,12 @@ from omegaconf import MISSING
 from collectx.config import (
     ELSEWHERE,
     NETWORK_BACKENDS,
+    REMOTE,
     CnnPolicyConfig,
     GymEnvConfig,
     GymVectorEnvConfig,
+    RayLauncherConfig,
+    RpcBackendConfig,
     RunConfig,
     SlurmLauncherConfig,
     SlurmResources,
@@ -32,6 +35,7 @@ from collectx.config import (
     why_no_nccl,
 )
 from collectx.errors import ConfigError
+from collectx.transport.backends import tensorpipe_problems
 
 # Options of sbatch that a job of all roles depends on.
 _OURS = frozenset({"array", "ntasks", "nodes", "output", "error", "no-kill"})
@@ -161,6 +165,10 @@ def _chosen_backend(cfg: RunConfig) -> list[str]:
         return []
     if backend == "nccl":
         return ["backend=auto: nccl, as policies and stored batches are both on GPUs."]
+    if backend == "rpc":
+        return ["backend=auto: rpc, which pickles between trainer and workers: for networks of your own alone."]
+    if backend == "ray":
+        return ["backend=auto: ray, which pickles between its processes: for networks of your own alone."]
     anywhere = "loopback" if cfg.launcher.kind == "local" else "whichever network a worker reaches the trainer by"
     return [f"backend=auto: gloo, over {cfg.backend.interface or anywhere}."]
 
@@ -218,12 +226,31 @@ def _backend(cfg: RunConfig) -> Iterator[str]:
     if _missing(collector, backend, launcher):
         return
     one_process = collector == "single" or launcher == "inline"
-    if collector.startswith("distributed") and backend in ("inline", "shared_memory"):
+    if collector == "rpc" and backend not in ("auto", "rpc") and launcher != "inline":
         yield (
-            f"backend={backend}: collector={collector} is over torch.distributed: use backend=auto or gloo, "
-            f"or collector=multi_{'sync' if collector.endswith('sync') else 'async'}."
+            f"backend={backend}: collector=rpc is over torch RPC: use backend=auto or rpc, "
+            "or collector=distributed or distributed_sync."
         )
         return
+    if launcher == "ray" and backend == "mpi":
+        yield "backend=mpi: MPI does not start the workers of launcher=ray: use backend=auto or gloo."
+    if "ray" in (collector, backend) and launcher not in ("ray", "inline"):
+        what = f"collector={collector}" if collector == "ray" else f"backend={backend}"
+        yield f"launcher={launcher}: {what} has Ray start its workers: use launcher=ray, or launcher=inline to debug."
+    if collector == "ray" and backend not in ("auto", "ray") and launcher != "inline":
+        yield (
+            f"backend={backend}: collector=ray is over Ray's object store: use backend=auto or ray, or "
+            "collector=distributed with launcher=ray."
+        )
+        return
+    if collector in REMOTE and backend in ("inline", "shared_memory"):
+        yield (
+            f"backend={backend}: collector={collector} is over torch.distributed: use backend=auto or gloo, "
+            f"or collector=multi_{'async' if is_async(cfg.collector) else 'sync'}."
+        )
+        return
+    if isinstance(cfg.backend, RpcBackendConfig):
+        yield from tensorpipe_problems("backend.tensorpipe", cfg.backend.tensorpipe)
     if (
         backend == "nccl"
         and not one_process
@@ -250,7 +277,8 @@ def _backend(cfg: RunConfig) -> Iterator[str]:
 
 def _launcher(cfg: RunConfig) -> Iterator[str]:
     launcher = cfg.launcher
-    if isinstance(launcher, SlurmResources) and cfg.backend.kind == "shared_memory" and cfg.collector.kind != "single":
+    elsewhere = isinstance(launcher, (SlurmResources, RayLauncherConfig))
+    if elsewhere and cfg.backend.kind == "shared_memory" and cfg.collector.kind != "single":
         yield (
             f"backend=shared_memory: the workers of launcher={launcher.kind} may be on other hosts: "
             "use backend=auto or gloo."
@@ -289,6 +317,11 @@ def _inner(cfg: RunConfig) -> Iterator[str]:
     count = want.num_workers_per_collector
     if count == 1 or cfg.backend.kind == MISSING:
         return
+    if want.refresh == "step":
+        yield (
+            f"collector.num_workers_per_collector={count}: a worker that is itself a collector takes weights between "
+            "its batches: use collector.refresh=batch."
+        )
     if want.inner == "single":
         yield (
             f"collector.num_workers_per_collector={count}: collector.inner=single has one process: "

@@ -17,7 +17,7 @@ from benchmarks import fresh, handover, memory, overhead, replay, slurm, speed, 
 from benchmarks.cases import CASES
 from benchmarks.speed import Line
 
-PARTS = (*CASES, "startup", "memory", "overhead", "crowd", "handover", "replay", "slurm")
+PARTS = (*CASES, "startup", "memory", "overhead", "weights", "crowd", "handover", "replay", "slurm")
 
 
 def main() -> int:
@@ -66,6 +66,8 @@ def _run(part: str, options: argparse.Namespace, report: Report) -> None:
         _memory(options.batches, report)
     elif part == "overhead":
         _overhead(options.seconds, report)
+    elif part == "weights":
+        _weights(options.seconds, report)
     elif part == "crowd":
         _crowd(options.seconds, options.crowd, report)
     elif part == "handover":
@@ -116,12 +118,14 @@ def _overhead(seconds: float, report: Report) -> None:
             found = fresh.run("benchmarks.overhead", part="batch", seconds=seconds, kind=kind, num_workers=workers)
             costs.append(f"{workers} workers {found['us_per_batch']:.0f}")
         report.say(f"  {kind}: trainer's microseconds of processor per batch: " + ", ".join(costs))
+
+
+def _weights(seconds: float, report: Report) -> None:
     for megabytes in overhead.MEGABYTES:
         found = fresh.run("benchmarks.overhead", part="publish", seconds=seconds, megabytes=megabytes)
-        report.say(
-            f"  weights of {megabytes:g} MB: publish takes {found['publish_ms']:.2f} ms, then {found['use_ms']:.2f} ms "
-            f"to the first batch they acted in ({found['publishes']} times)"
-        )
+        times = found["publish_ms"], found["memcpy_ms"], found["use_ms"]
+        note = "publish {:.3f} ms, memcpy {:.3f} ms, then used in {:.2f} ms".format(*times)
+        report.add(Line(f"publishing {megabytes:g} MB: times a memcpy", found["ratios"], None, note))
 
 
 def _crowd(seconds: float, counts: list[int], report: Report) -> None:

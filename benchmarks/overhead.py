@@ -1,13 +1,16 @@
 """What a batch costs the trainer as workers grow, and how long published weights take to act.
 
 batch    trainer's processor microseconds per batch, workers' time not counted: small batches of the counting env
-publish  seconds that `publish` takes, and from its return to the delivery of the first batch the new weights acted
+publish  how long `publish` takes, and from its return to the delivery of the first batch the new weights acted
          in, with a policy of so many bytes; one async worker with one-frame batches, so that what is left is
-         the handing over itself (and at most two batches that were ready before)
+         the handing over itself (and at most two batches that were ready before). In turn with one memcpy of as many
+         bytes into shared memory that is there already
 """
 
 from __future__ import annotations
 
+import mmap
+from collections.abc import Callable
 from statistics import median
 from time import perf_counter, process_time
 from typing import Any
@@ -22,7 +25,7 @@ WORKERS = {
     "distributed": (*_FEW, 16, 32, 64),
     "distributed_sync": _FEW,
 }
-MEGABYTES = (0.02, 1.0, 100.0)
+MEGABYTES = (0.01, 1.0, 100.0)
 
 
 def measure(part: str, seconds: float, **arguments: Any) -> dict[str, Any]:
@@ -73,21 +76,35 @@ def _publish(seconds: float, megabytes: float, **_: Any) -> dict[str, Any]:
     cfg = run_config(env, policy, "multi_async", 1, 1)
     spec = envs.read_spec(env)
     module: Any = policies.build(policy, spec, 0)
-    published: list[float] = []
-    used: list[float] = []
+    memcpy = _memcpy(int(megabytes * 1e6))
+    times: dict[str, list[float]] = {"publish": [], "use": [], "memcpy": []}
     with build(cfg, module, spec) as collector:
         take(collector, 1.0)
         end = perf_counter() + seconds
-        while perf_counter() < end or len(used) < 5:
+        while perf_counter() < end or len(times["use"]) < 5:
             began = perf_counter()
             version = collector.publish(module)
             returned = perf_counter()
             next(collector)
             while collector.delivery.parts[0].policy_version != version:
                 next(collector)
-            published.append(returned - began)
-            used.append(perf_counter() - returned)
-    return {"publish_ms": 1e3 * median(published), "use_ms": 1e3 * median(used), "publishes": len(used)}
+            times["publish"].append(returned - began)
+            times["use"].append(perf_counter() - returned)
+            began = perf_counter()
+            memcpy()
+            times["memcpy"].append(perf_counter() - began)
+    ratios = [publish / copy for publish, copy in zip(times["publish"], times["memcpy"], strict=True)]
+    return {**{f"{name}_ms": 1e3 * median(values) for name, values in times.items()}, "ratios": ratios}
+
+
+def _memcpy(num_bytes: int) -> Callable[[], Any]:
+    """A copy of so many bytes from private memory to shared memory, both of which have been touched."""
+    import torch
+
+    source = torch.ones(num_bytes, dtype=torch.uint8)
+    target = torch.frombuffer(mmap.mmap(-1, num_bytes), dtype=torch.uint8)
+    target.copy_(source)
+    return lambda: target.copy_(source)
 
 
 def ballast_policy(megabytes: float) -> Any:

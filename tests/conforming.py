@@ -15,6 +15,9 @@ from torchrl.modules import LSTMModule
 
 from collectx.collector.worker import env_seed
 
+# TorchRL keeps an exception of an import that it does on the way, and with it all frames that were running then.
+torchrlenvs.cartpole().close()
+
 OURS_ALONE = ("collector", "policy_version")
 TRAJ_IDS = ("collector", "traj_ids")
 MASK = ("collector", "mask")

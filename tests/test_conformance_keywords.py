@@ -54,6 +54,9 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 slow = partial(pytest.param, marks=pytest.mark.slow)
 
 
+LIBRARIES = (peers, collectx)
+
+
 def both(name, make_policy=None, **keywords):
     """All batches of TorchRL's Collector and of ours."""
     make, num = torchrlenvs.ENVS[name], size(name)
@@ -259,7 +262,7 @@ def test_a_replay_buffer_of_torchrl_is_filled_as_by_torchrl(name, ndim, extend):
     frames = {"frames_per_batch": 30, "total_frames": 60, "extend_buffer": extend}
     make = torchrlenvs.ENVS[name]
     creates = seeded(make, seeds(name)), make
-    for library, create, buffer in zip((peers, collectx), creates, buffers, strict=True):
+    for library, create, buffer in zip(LIBRARIES, creates, buffers, strict=True):
         collector = library.Collector(create, policy(name), replay_buffer=buffer, **frames)
         try:
             assert list(collector) == [None, None]
@@ -284,10 +287,51 @@ def test_our_replay_buffer_holds_what_torchrl_collects(name, extend):
     assert_same(name, [torch.cat([batch.reshape(-1) for batch in theirs])], [ours], names=False)
 
 
+# --- weights and seeds ---
+
+
+def test_the_weights_of_a_state_act_as_in_torchrl():
+    frames = {"frames_per_batch": 20, "total_frames": 60, "exploration_type": ExplorationType.MODE}
+    make_policy = partial(gaussian, torch.distributions.Normal)
+    creates = seeded(torchrlenvs.pendulum, seeds("pendulum")), torchrlenvs.pendulum
+    found = []
+    for library, create in zip(LIBRARIES, creates, strict=True):
+        learnt, fresh = make_policy(), make_policy()
+        with torch.no_grad():
+            learnt[0].module[0].bias.add_(0.5)
+        first = library.Collector(create, learnt, **frames)
+        state = first.state_dict()
+        first.shutdown()
+        second = library.Collector(create, fresh, **frames)
+        second.load_state_dict(state)
+        found.append(collect(second))
+        for batch in found[-1]:
+            mean = learnt[0](batch.clone())["loc"]
+            torch.testing.assert_close(batch["action"], mean)
+    for a, b in zip(*found, strict=True):
+        assert_alike("pendulum", a, b)
+
+
+def test_unlike_torchrl_a_seed_begins_new_trajectories():
+    frames = {"frames_per_batch": 18, "total_frames": 36}
+    theirs, ours = (library.Collector(torchrlenvs.pendulum, policy("pendulum"), **frames) for library in LIBRARIES)
+    try:
+        for collector in (theirs, ours):
+            assert collector.set_seed(7, static_seed=True) == 7
+        # TorchRL's envs first finish what they have begun without a seed, an episode of 9 steps.
+        second, first = theirs.next()["observation"][9:], ours.next()["observation"][:9]
+        assert torch.equal(second, first)
+        ours.set_seed(7, static_seed=True)
+        assert torch.equal(ours.next()["observation"][:9], first)
+    finally:
+        for collector in (theirs, ours):
+            collector.shutdown()
+
+
 # --- what cannot be, in both ---
 
 
-@pytest.mark.parametrize("library", [peers, collectx], ids=["torchrl", "collectx"])
+@pytest.mark.parametrize("library", LIBRARIES, ids=["torchrl", "collectx"])
 @pytest.mark.parametrize(
     ("keywords", "message"),
     [

@@ -18,7 +18,7 @@ from collectx.keywords import REFUSED
 PEERS = {
     name: getattr(module, name)
     for module in (torchrl.collectors, torchrl.collectors.distributed)
-    for name in module.__all__
+    for name in dir(module)
     if name.endswith("Collector") and hasattr(collectx, name)
 }
 # Passed on: they are named in the signature of the class above.

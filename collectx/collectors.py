@@ -48,8 +48,22 @@ from collectx.run import RunFolder, rules
 from collectx.run.events import EventLog
 from collectx.run.folder import new_folder
 from collectx.run.submitted import Beforehand, submitted_workers, waiting_workers
+from collectx.trajectories import Assembler, Assembly
 from collectx.transport.base import RESET, reset_with
 from collectx.updates import Given, given_weights, load_weights, updated_weights
+
+# Of an order, what is made from keywords.
+_SPECS = {
+    "work": Work,
+    "frames": Frames,
+    "devices": Devices,
+    "handing": Handing,
+    "workers": Workers,
+    "weights": Weights,
+    "remote": Remote,
+    "hooks": Hooks,
+    "assembly": Assembly,
+}
 
 
 class DataCollector(Inspected):
@@ -75,10 +89,7 @@ class DataCollector(Inspected):
             chosen = next((own for own in self._specs if issubclass(own, spec)), None)
             return spec() if chosen is None else taken.take(chosen)
 
-        work, frames, devices, handing, workers, weights, remote, hooks = map(
-            take, (Work, Frames, Devices, Handing, Workers, Weights, Remote, Hooks)
-        )
-        self._order = order = Order(kind, work, frames, devices, handing, workers, weights, remote, hooks, sync)
+        self._order = order = Order(kind=kind, sync=sync, **{name: take(spec) for name, spec in _SPECS.items()})
         taken.end()
         order.check()
         self._cfg, own = order.config()
@@ -94,13 +105,16 @@ class DataCollector(Inspected):
         self._closing = contextlib.ExitStack()
         with contextlib.ExitStack() as stack:
             place, events = _jobs(stack, self._cfg, create, order.remote.folder)
-            self._collector = build(self._cfg, self.policy, spec, events, place=place, own=own)
+            self._collector = build(
+                self._cfg, self.policy, spec, events, place=place, own=own, compact_obs=order.handing.compact_obs
+            )
             stack.callback(self._collector.close)
             self._closing = stack.pop_all()
         if order.workers.num_threads is not None:
             torch.set_num_threads(order.workers.num_threads)
         self._num_delivered = 0
         self._same: TensorDictBase | None = None
+        self._assembler = Assembler(order.assembly, self._cfg.collector.reset_at_each_iter)
         self._background: Background | None = None
         self._weights_lock = threading.Lock()
 
@@ -122,6 +136,8 @@ class DataCollector(Inspected):
             self._collector.advance()
             self._num_delivered += 1
             return None
+        if self._order.assembly.trajs_per_batch is not None:
+            return self._take_whole()
         batch = self._hand(next(self._collector))
         self._num_delivered += 1
         if handing.return_same_td:
@@ -130,6 +146,19 @@ class DataCollector(Inspected):
             return batch
         handing.store(batch)
         return None
+
+    def _take_whole(self) -> TensorDictBase | None:
+        """The next batch of whole trajectories; with a replay buffer, takes one of frames, and whole ones go there."""
+        buffer = self.replay_buffer
+        while True:
+            if buffer is None and (whole := self._assembler.take()) is not None:
+                return whole
+            self._assembler.add(self._hand(next(self._collector)))
+            self._num_delivered += 1
+            if buffer is not None:
+                for frames in self._assembler.writes():
+                    buffer.extend(frames)
+                return None
 
     def _hand(self, batch: Any) -> Any:
         return self._order.handing.hand(batch, is_stacked(self._cfg.collector))
@@ -256,6 +285,7 @@ class DataCollector(Inspected):
         `num_slots` batches of each worker come before."""
         with self._alone():
             self._collector.order(RESET)
+            self._assembler.forget()
 
     def set_seed(self, seed: int, static_seed: bool = False) -> int:
         """Seeds envs and random actions, as if the collector had been made with `seed`, and begins new trajectories, as
@@ -272,6 +302,7 @@ class DataCollector(Inspected):
             raise ValueError(f"seed={seed}: must be at least 0 and below 2**61")
         with self._alone():
             self._collector.order(reset_with(seed, static_seed))
+            self._assembler.forget()
         return seed if static_seed else env_seed(seed, 0)
 
     def rollout(self) -> TensorDictBase | None:
@@ -310,15 +341,15 @@ class DataCollector(Inspected):
         """How many batches there are in all.
 
         Raises:
-            TypeError: the collector is endless.
+            TypeError: the collector is endless, or its batches are of whole trajectories.
         """
         total, frames = self._cfg.collector.total_frames, self._cfg.collector.frames_per_batch
-        if total < 0:
-            raise TypeError("an endless collector (total_frames=-1) has no length")
+        if total < 0 or self._order.assembly.trajs_per_batch is not None:
+            raise TypeError("an endless collector (total_frames=-1), or one of whole trajectories, has no length")
         return -(-total // frames)
 
 
-@described(Work, Frames, Devices, Handing, Weights, Hooks)
+@described(Work, Frames, Devices, Handing, Weights, Hooks, Assembly)
 class Collector(DataCollector):
     """One rollout in this process (TorchRL's `Collector`, formerly `SyncDataCollector`). Acts with the policy itself,
     so that no publishing is needed."""
@@ -327,7 +358,7 @@ class Collector(DataCollector):
         super().__init__("single", create_env_fn, policy, keywords)
 
 
-@described(Work, Frames, Devices, Handing, Workers, Weights, Hooks)
+@described(Work, Frames, Devices, Handing, Workers, Weights, Hooks, Assembly)
 class MultiCollector(DataCollector):
     """Workers in processes of this machine, over shared memory. The policy is copied to them.
 
@@ -355,7 +386,7 @@ class MultiAsyncCollector(MultiCollector):
         super().__init__(create_env_fn, policy, sync=False, **keywords)
 
 
-@described(Work, Frames, Devices, Handing, Workers, Weights, Remote)
+@described(Work, Frames, Devices, Handing, Workers, Weights, Remote, Assembly)
 class DistributedCollector(DataCollector):
     """Workers over torch.distributed; `sync` as in `MultiCollector`."""
 
@@ -363,7 +394,7 @@ class DistributedCollector(DataCollector):
         super().__init__("distributed_sync" if sync else "distributed", create_env_fn, policy, keywords)
 
 
-@described(Work, Frames, Devices, Handing, Workers, EachBatchWeights, Remote)
+@described(Work, Frames, Devices, Handing, Workers, EachBatchWeights, Remote, Assembly)
 class DistributedSyncCollector(DistributedCollector):
     """`DistributedCollector(sync=True)`; publishes the policy's weights after every batch if nothing else is said."""
 
@@ -371,7 +402,7 @@ class DistributedSyncCollector(DistributedCollector):
         super().__init__(create_env_fn, policy, sync=True, **keywords)
 
 
-@described(Work, Frames, Devices, Handing, Workers, Weights, RpcRemote)
+@described(Work, Frames, Devices, Handing, Workers, Weights, RpcRemote, Assembly)
 class RPCCollector(DataCollector):
     """Workers over torch RPC, which pickles between them and this process: whoever reaches the ports that it opens can
     run code there, without the run's secret; `sync` as in `MultiCollector`."""

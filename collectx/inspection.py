@@ -41,6 +41,18 @@ class Inspected:
         """The newest published version of the weights; 0 at first."""
         return self._collector.policy_version
 
+    @property
+    def worker_idx(self) -> int:
+        """As the constructor was told.
+
+        Raises:
+            RuntimeError: it was not.
+        """
+        index = self._order.work.worker_idx
+        if index is None:
+            raise RuntimeError("this collector has no number: give worker_idx=... to the constructor")
+        return index
+
     def get_policy_version(self) -> int:
         """`policy_version`."""
         return self.policy_version

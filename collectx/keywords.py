@@ -40,7 +40,7 @@ from collectx.errors import ConfigError
 from collectx.given import GivenEnvConfig, GivenPolicyConfig, Hooks
 from collectx.policy.exploration import ExplorationType
 from collectx.replay.buffer import ReplayBuffer
-from collectx.trajectories import split_trajectories
+from collectx.trajectories import Assembly, split_trajectories
 from collectx.transport.backends import tensorpipe_problems
 
 CreateEnv = Callable[..., Any] | Sequence[Callable[..., Any]]
@@ -67,6 +67,7 @@ class Work:
         cudagraph_policy: the policy's calls are recorded as CUDA graphs by tensordict's `CudaGraphModule`: True, or its
             keyword arguments. For policies on GPUs.
         seed: what envs and random actions are seeded with.
+        worker_idx: this collector's number, where it is one of several that the caller has made: `worker_idx` gives it.
     """
 
     create_env_fn: CreateEnv
@@ -79,6 +80,7 @@ class Work:
     compile_policy: bool | dict[str, Any] | None = None
     cudagraph_policy: bool | dict[str, Any] | None = None
     seed: int = 0
+    worker_idx: int | None = None
 
     @property
     def exploration(self) -> str:
@@ -245,6 +247,7 @@ class Handing:
             batches are to be changed before (`postproc`, `split_trajs`, `track_...`, `extend_buffer`).
         extend_buffer: False: the frames go there step by step, by `add`; where there are several envs, one of each.
         use_buffers: is not looked at: batches are always written into memory that is allocated once.
+        compact_obs: batches have no observation below `next`, which is the next frame's where a trajectory goes on.
     """
 
     split_trajs: bool | None = False
@@ -257,6 +260,7 @@ class Handing:
     replay_buffer: Any = None
     extend_buffer: bool = True
     use_buffers: bool | None = None
+    compact_obs: bool = False
 
     def problems(self) -> list[str]:
         """What is wrong."""
@@ -559,6 +563,7 @@ class Order:
     weights: Weights
     remote: Remote
     hooks: Hooks
+    assembly: Assembly
     sync: bool | None = None
 
     @property
@@ -574,7 +579,8 @@ class Order:
     @property
     def workers_write(self) -> bool:
         """Whether workers write to the replay buffer themselves."""
-        return self.kind.startswith("multi") and self.handing.shared_buffer is not None
+        is_whole = self.assembly.trajs_per_batch is not None
+        return self.kind.startswith("multi") and self.handing.shared_buffer is not None and not is_whole
 
     def check(self) -> None:
         """Looks at all of it.
@@ -593,7 +599,16 @@ class Order:
             *self.weights.problems(),
             *self.remote.problems(num_workers),
             *self.hooks.problems(),
+            *self.assembly.problems(),
         ]
+        if self.assembly.trajs_per_batch is not None:
+            needs = {"return_same_td": False, "track_traj_ids": True, "split_trajs": False, "extend_buffer": True}
+            problems += [
+                f"{name}={not value} with trajs_per_batch={self.assembly.trajs_per_batch}: batches are of whole "
+                f"trajectories, each of its own length: leave {name} out."
+                for name, value in needs.items()
+                if bool(getattr(self.handing, name)) is not value
+            ]
         if self.weights.update_weights_between_steps and self.remote.num_workers_per_collector > 1:
             problems.append(
                 "update_weights_between_steps=True: a worker that is itself a collector (num_workers_per_collector="
@@ -719,12 +734,7 @@ REFUSED = {
     "collector_class": "workers of this machine always are single collectors",
     "interruptor": "a batch is always whole",
     "preemptive_threshold": "a batch always has all frames of all workers; MultiAsyncCollector waits for none",
-    "worker_idx": "workers are numbered by themselves",
-    "trajs_per_batch": "use split_trajs, or a replay buffer's slices",
-    "trajs_per_write": "use split_trajs, or a replay buffer's slices",
-    "traj_format": "use split_trajs, or a replay buffer's slices",
     "auto_register_policy_transforms": "append InitTracker and TensorDictPrimer to the env",
-    "compact_obs": "batches always have the observations under next",
 }
 
 

@@ -65,6 +65,7 @@ def build(
     place: Place | None = None,
     own: Sequence[Mapping[str, Any]] | None = None,
     share: Share | None = None,
+    compact_obs: bool = False,
 ) -> Collector:
     """Starts the workers and returns the collector over them. Does not wait for them.
 
@@ -77,6 +78,7 @@ def build(
         own: for each worker, the fields of its `WorkerTask` that are not as `cfg` has them. All must make equally many
             envs, of the same spaces.
         share: where these are only some of the run's workers.
+        compact_obs: batches are without the observation below `next`.
 
     Raises:
         ConfigError, ShapeError: the policy does not fit the env, or the env cannot be reset as `cfg.collector` wants.
@@ -90,7 +92,7 @@ def build(
     schedule = make_schedule(want, num_workers)
     rows = spec.num_envs * rows_per_env(want)
     slab = SlabSpec(
-        leaves=batch_leaves(seen_with(spec, actor.carried).observation, actor.leaves),
+        leaves=batch_leaves(seen_with(spec, actor.carried).observation, actor.leaves, compact_obs),
         rows=rows,
         steps=want.frames_per_batch // (rows * (num_workers if schedule.joined else 1)),
         num_workers=num_workers,

@@ -112,6 +112,7 @@ class DataCollector(Inspected):
             self._closing = stack.pop_all()
         if order.workers.num_threads is not None:
             torch.set_num_threads(order.workers.num_threads)
+        self._hooks = order.hooks
         self._num_delivered = 0
         self._same: TensorDictBase | None = None
         self._assembler = Assembler(order.assembly, self._cfg.collector.reset_at_each_iter)

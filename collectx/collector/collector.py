@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from time import perf_counter
 from types import TracebackType
+from typing import Any
 
 import torch
 from tensordict import TensorDict
@@ -65,6 +66,10 @@ class Replacements:
         self._max_restarts = max_restarts
         self._start = start
         self._lives: dict[int, int] = {}
+
+    def begin(self, worker: int) -> None:
+        """Starts a worker of an index that there was none of."""
+        self._start(worker, 0)
 
     def restart(self, worker: int, error: Exception) -> int:
         """Starts another; returns which life of this index it has.
@@ -263,6 +268,20 @@ class Collector:
         slots that are granted already come before, `collector.num_slots` of each async worker at most. Does not
         wait. A worker that is started again before it has heard of it does without: its envs are new."""
         self._orders = dict.fromkeys(range(self._num_orders), order)
+
+    def add(self) -> None:
+        """Starts one more worker, of the next index; a sync batch grows by its part. Does not wait for it. Not over
+        inline transport and shared memory, whose slots are allocated once."""
+        worker = self._num_orders
+        self._replacements.begin(worker)
+        self._num_orders += 1
+        self._num_workers += 1
+        self._events("worker_added", worker=worker, num_workers=self._num_workers)
+        self._grant(self._schedule.added(worker))
+
+    def handles(self) -> dict[int, Any]:
+        """What the launcher knows the present workers by; empty where it has started no processes."""
+        return getattr(self._transport, "handles", {})
 
     def interrupt(self) -> None:
         """Lets the workers end, between two of their steps, without waiting for them: `next` then finds them gone. May

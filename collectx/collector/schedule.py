@@ -34,6 +34,7 @@ class Schedule(Protocol):
     def released(self, arrivals: tuple[Arrival, ...]) -> Iterable[Grant]: ...
     def replaced(self, worker: int) -> Iterable[Grant]: ...
     def dropped(self, worker: int) -> tuple[Arrival, ...] | None: ...
+    def added(self, worker: int) -> Iterable[Grant]: ...
 
 
 class SyncSchedule:
@@ -68,6 +69,10 @@ class SyncSchedule:
         self._workers.remove(worker)
         # A part that it delivered before is whole and stays in its batch.
         return self._complete() if self._asked else None
+
+    def added(self, worker: int) -> Iterable[Grant]:
+        self._workers.append(worker)
+        return [(worker, 0)] if self._asked else ()
 
     def _complete(self) -> tuple[Arrival, ...] | None:
         if not self._parts or any(worker not in self._parts for worker in self._workers):
@@ -121,6 +126,11 @@ class AsyncSchedule:
             self._left += len(lost)
         self._free = deque(grant for grant in self._free if grant[0] != worker)
         return None
+
+    def added(self, worker: int) -> Iterable[Grant]:
+        self._out[worker] = []
+        self._free.extend((worker, slot) for slot in range(self.num_slots))
+        return self._affordable()
 
     def _affordable(self) -> list[Grant]:
         grants: list[Grant] = []

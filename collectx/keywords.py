@@ -24,7 +24,6 @@ from tensordict.nn import CudaGraphModule
 from collectx.batch import POLICY_VERSION, TRAJ_IDS
 from collectx.config import (
     GROUP_BACKENDS,
-    REMOTE,
     BackendConfig,
     CollectorConfig,
     DevicesConfig,
@@ -33,6 +32,7 @@ from collectx.config import (
     MeterTrainerConfig,
     PolicyConfig,
     RandomPolicyConfig,
+    RayLauncherConfig,
     RpcBackendConfig,
     RunConfig,
 )
@@ -41,7 +41,7 @@ from collectx.given import GivenEnvConfig, GivenPolicyConfig, Hooks
 from collectx.policy.exploration import ExplorationType
 from collectx.replay.buffer import ReplayBuffer
 from collectx.trajectories import Assembly, split_trajectories
-from collectx.transport.backends import tensorpipe_problems
+from collectx.transport.backends import actor_problems, tensorpipe_problems, why_not
 
 CreateEnv = Callable[..., Any] | Sequence[Callable[..., Any]]
 Spec = TypeVar("Spec")
@@ -424,19 +424,10 @@ class EachBatchWeights(Weights):
 
 
 @dataclass(frozen=True)
-class Remote:
-    """Workers over torch.distributed.
+class Nested:
+    """What a worker is.
 
     Args:
-        backend: "gloo", "nccl", "mpi" or "ucc".
-        launcher: "submitit": SLURM jobs that this process submits, and that join as they start; "mp": processes of this
-            machine; "submitit_delayed": jobs that were submitted beforehand, see
-            `collectx.submitit_delayed_launcher`.
-        slurm_kwargs: what the jobs ask for, by submitit's names (`timeout_min`, `slurm_partition`, `mem_gb`,
-            `cpus_per_task`, `slurm_setup`, ...); any other option of sbatch in `slurm_additional_parameters`.
-        tcp_port: where the trainer listens; None: the system chooses.
-        folder: where jobs find the trainer and write their logs, on a file system that all nodes share; None: a new one
-            below `outputs/`.
         num_workers_per_collector: processes of each worker, which then is a collector itself.
         collector_class: which: "single" (one process), "sync" (a batch has a part of each) or "async" (a batch comes
             from one), or the class of that meaning, of this package or of TorchRL. None: "single" for one process,
@@ -445,11 +436,6 @@ class Remote:
             have `create_env_kwargs`, `device`, `policy_device` and `exploration_type`.
     """
 
-    backend: str = "gloo"
-    launcher: str = "submitit"
-    slurm_kwargs: dict[str, Any] | None = None
-    tcp_port: int | None = None
-    folder: str | Path | None = None
     num_workers_per_collector: int = 1
     collector_class: Any = None
     collector_kwargs: Any = None
@@ -465,13 +451,6 @@ class Remote:
     def problems(self, num_workers: int) -> list[str]:
         """What is wrong, for so many workers."""
         found = []
-        if self.launcher not in ("mp", "submitit", "submitit_delayed"):
-            found.append(
-                f"launcher={self.launcher!r}: use 'mp', 'submitit' or 'submitit_delayed'; "
-                "`collectx run launcher=...` knows more."
-            )
-        if self.backend not in GROUP_BACKENDS:
-            found.append(f"backend={self.backend!r}: must be 'gloo', 'nccl', 'mpi' or 'ucc'.")
         count, inner = self.num_workers_per_collector, self.inner
         if count < 1:
             found.append(f"num_workers_per_collector={count}: must be at least 1.")
@@ -495,6 +474,45 @@ class Remote:
 
     def backend_config(self) -> BackendConfig:
         """How bytes travel."""
+        return BackendConfig("auto", None, None)
+
+
+@dataclass(frozen=True)
+class Remote(Nested):
+    """Workers over torch.distributed.
+
+    Args:
+        backend: "gloo", "nccl", "mpi" or "ucc".
+        launcher: "submitit": SLURM jobs that this process submits, and that join as they start; "mp": processes of this
+            machine; "submitit_delayed": jobs that were submitted beforehand, see
+            `collectx.submitit_delayed_launcher`.
+        slurm_kwargs: what the jobs ask for, by submitit's names (`timeout_min`, `slurm_partition`, `mem_gb`,
+            `cpus_per_task`, `slurm_setup`, ...); any other option of sbatch in `slurm_additional_parameters`.
+        tcp_port: where the trainer listens; None: the system chooses.
+        folder: where jobs find the trainer and write their logs, on a file system that all nodes share; None: a new one
+            below `outputs/`.
+    """
+
+    backend: str = "gloo"
+    launcher: str = "submitit"
+    slurm_kwargs: dict[str, Any] | None = None
+    tcp_port: int | None = None
+    folder: str | Path | None = None
+
+    def problems(self, num_workers: int) -> list[str]:
+        """See `Nested`."""
+        found = []
+        if self.launcher not in ("mp", "submitit", "submitit_delayed"):
+            found.append(
+                f"launcher={self.launcher!r}: use 'mp', 'submitit' or 'submitit_delayed'; "
+                "`collectx run launcher=...` knows more."
+            )
+        if self.backend not in GROUP_BACKENDS:
+            found.append(f"backend={self.backend!r}: must be 'gloo', 'nccl', 'mpi' or 'ucc'.")
+        return found + super().problems(num_workers)
+
+    def backend_config(self) -> BackendConfig:
+        """See `Nested`."""
         return BackendConfig(self.backend, None, self.tcp_port)
 
 
@@ -518,6 +536,49 @@ class RpcRemote(Remote):
     def backend_config(self) -> BackendConfig:
         """See `Remote`."""
         return RpcBackendConfig("rpc", None, self.tcp_port, dict(self.tensorpipe_options or {}))
+
+
+@dataclass(frozen=True)
+class RayRemote(Nested):
+    """Workers that are Ray actors.
+
+    Args:
+        ray_init_config: arguments of `ray.init`, such as `{"address": "auto"}` for the cluster that runs here already;
+            not looked at where this process is connected to Ray. None: that cluster, or where there is none one of this
+            machine alone.
+        remote_configs: arguments of `ray.remote` for the workers' actors, such as `num_cpus` and `num_gpus`; one dict
+            for all, or one for each. None: one core.
+        num_collectors: TorchRL's name for `num_workers`.
+        use_env_creator: is not looked at.
+    """
+
+    ray_init_config: dict[str, Any] | None = None
+    remote_configs: Any = None
+    num_collectors: int | None = None
+    use_env_creator: bool = False
+
+    def problems(self, num_workers: int) -> list[str]:
+        """See `Nested`."""
+        found = super().problems(num_workers)
+        if (why := why_not("ray")) is not None:
+            found.append(why)
+        each = _each(self.remote_configs, num_workers)
+        if len(each) != num_workers:
+            found.append(
+                f"remote_configs has {len(each)} entries for {num_workers} workers: one for each, or one dict."
+            )
+        if not all(own is None or isinstance(own, Mapping) for own in each):
+            found.append(f"remote_configs={self.remote_configs!r}: must be a dict, or one for each worker.")
+        else:
+            found += actor_problems("remote_configs", each)
+        if self.num_collectors is not None and self.num_collectors != num_workers:
+            found.append(f"num_collectors={self.num_collectors}, but num_workers={num_workers}: give one of them.")
+        return found
+
+    def launcher_config(self, num_threads: int, num_workers: int) -> RayLauncherConfig:
+        """Where workers come up."""
+        each = [dict(own or {"num_cpus": 1}) for own in _each(self.remote_configs, num_workers)]
+        return RayLauncherConfig("ray", None, num_threads, False, dict(self.ray_init_config or {}), each)
 
 
 # What `collector_class` may be called.
@@ -561,7 +622,7 @@ class Order:
     handing: Handing
     workers: Workers
     weights: Weights
-    remote: Remote
+    remote: Nested
     hooks: Hooks
     assembly: Assembly
     sync: bool | None = None
@@ -573,6 +634,8 @@ class Order:
             return 1
         if self.workers.num_workers is not None:
             return self.workers.num_workers
+        if isinstance(self.remote, RayRemote) and self.remote.num_collectors is not None:
+            return self.remote.num_collectors
         create = self.work.create_env_fn
         return 1 if callable(create) else len(create)
 
@@ -673,13 +736,18 @@ class Order:
             env=own[0]["env"],
             policy=self.work.policy_config(),
             collector=collector,
-            backend=remote.backend_config() if self.kind in REMOTE else BackendConfig("auto", None, None),
+            backend=remote.backend_config(),
             launcher=LauncherConfig("local", None, workers.num_sub_threads, False),
             devices=devices,
             trainer=MeterTrainerConfig("meter", False),
             seed=self.work.seed,
         )
         return cfg, own
+
+
+def own_of(order: Order, create: Callable[..., Any], kwargs: dict[str, Any] | None) -> dict[str, Any]:
+    """What a worker has of its own that comes later, beside the first one's device."""
+    return _own(GivenEnvConfig("given", 0, create, {}), order._acting()[0], kwargs or {})
 
 
 def _own(env: GivenEnvConfig, device: str, kwargs: dict[str, Any]) -> dict[str, Any]:

@@ -119,9 +119,18 @@ def build(
     )
 
     def task_of(worker: int, life: int) -> WorkerTask:
-        life += share.life
+        # Who is added to as many as were meant has the envs of another, in a life that nobody else has.
+        times, index = divmod(worker, num_workers)
+        life += share.life + times * (want.max_restarts + 1)
         begun = dataclasses.replace(rollout, num_random_batches=0) if life else rollout
-        changed = {"worker": worker, "life": life, "rollout": begun, **(own[worker] if own else {})}
+        first = share.first_worker + index - worker
+        changed = {
+            "worker": worker,
+            "first_worker": first,
+            "life": life,
+            "rollout": begun,
+            **(own[worker] if own else {}),
+        }
         return dataclasses.replace(task, **changed)
 
     transport, start = _connect(cfg, slab, task_of, events, log_dir, place)

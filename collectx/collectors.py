@@ -22,7 +22,8 @@ from collectx import policy as policies
 from collectx.background import Background
 from collectx.collector.build import build
 from collectx.collector.worker import env_seed
-from collectx.config import EnvConfig, RunConfig, SubmititLauncherConfig, is_stacked, rows_per_env
+from collectx.config import EnvConfig, RunConfig, SubmititLauncherConfig, is_stacked
+from collectx.early import Early, Interrupted, Preempted
 from collectx.errors import ConfigError
 from collectx.keywords import (
     CreateEnv,
@@ -68,7 +69,7 @@ class DataCollector:
             chosen = next((own for own in self._specs if issubclass(own, spec)), None)
             return spec() if chosen is None else taken.take(chosen)
 
-        self._order = order = Order(kind, *map(take, (Work, Frames, Devices, Handing, Workers, Weights, Remote)))
+        self._order = order = Order(kind, *map(take, (Work, Frames, Devices, Handing, Workers, Weights, Remote, Early)))
         taken.end()
         order.check()
         self._cfg, own = order.config()
@@ -76,15 +77,14 @@ class DataCollector:
         if kind.startswith("distributed"):
             _launch_by(self._cfg, order.remote)
         spec = envs.read_spec(create[0])
-        want = self._cfg.collector
-        unit = spec.num_envs * rows_per_env(want) * (want.num_workers if is_stacked(want) else 1)
-        # TorchRL's rule: as many frames as asked for, rounded up to whole steps of all envs.
-        want.frames_per_batch = -(-want.frames_per_batch // unit) * unit
+        self._frames_per_batch = order.fit(self._cfg, own, spec.num_envs)
         self.policy: Any = policies.build(self._cfg.policy, spec, self._cfg.seed)
         self._closing = contextlib.ExitStack()
         with contextlib.ExitStack() as stack:
             place, events = _jobs(stack, self._cfg, create, order.remote.folder)
-            self._collector = build(self._cfg, self.policy, spec, events, place=place, own=own)
+            self._collector = build(
+                self._cfg, self.policy, spec, events, place=place, own=own, threshold=order.early.threshold
+            )
             stack.callback(self._collector.close)
             self._closing = stack.pop_all()
         if order.workers.num_threads is not None:
@@ -106,7 +106,9 @@ class DataCollector:
         handing, interval = self._order.handing, self._order.weights.interval
         if interval > 0 and self._num_delivered and self._num_delivered % interval == 0:
             self._publish(None)
-        batch = handing.hand(next(self._collector), is_stacked(self._cfg.collector))
+        whole, steps = next(self._collector), self._collector.steps
+        masked = self._order.early.threshold is not None
+        batch = handing.hand(whole, is_stacked(self._cfg.collector), steps, masked)
         self._num_delivered += 1
         if handing.return_same_td:
             batch = self._same = batch if self._same is None else self._same.copy_(batch)
@@ -288,12 +290,12 @@ class DataCollector:
     @property
     def frames_per_batch(self) -> int:
         """Frames of one batch, rounded up."""
-        return self._cfg.collector.frames_per_batch
+        return self._frames_per_batch
 
     @property
     def requested_frames_per_batch(self) -> int:
         """As the constructor was told."""
-        return self._order.frames.frames_per_batch
+        return self._order.frames.in_all
 
     @property
     def total_frames(self) -> int:
@@ -314,13 +316,13 @@ class DataCollector:
         Raises:
             TypeError: the collector is endless.
         """
-        total, frames = self._cfg.collector.total_frames, self._cfg.collector.frames_per_batch
+        total, frames = self.total_frames, self.frames_per_batch
         if total < 0:
             raise TypeError("an endless collector (total_frames=-1) has no length")
         return -(-total // frames)
 
 
-@described(Work, Frames, Devices, Handing, Weights)
+@described(Work, Frames, Devices, Handing, Weights, Interrupted)
 class Collector(DataCollector):
     """One rollout in this process (TorchRL's `Collector`, formerly `SyncDataCollector`). Acts with the policy itself,
     so that no publishing is needed."""
@@ -329,7 +331,7 @@ class Collector(DataCollector):
         super().__init__("single", create_env_fn, policy, keywords)
 
 
-@described(Work, Frames, Devices, Handing, Workers, Weights)
+@described(Work, Frames, Devices, Handing, Workers, Weights, Preempted)
 class MultiCollector(DataCollector):
     """Workers in processes of this machine, over shared memory. The policy is copied to them.
 

@@ -7,7 +7,7 @@ Must not know the schedule, nor what becomes of a batch.
 from __future__ import annotations
 
 import random
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from time import perf_counter
@@ -33,7 +33,7 @@ from collectx.policy.weights import FlatWeights
 from collectx.rollout.carry import with_state
 from collectx.rollout.cut import with_ends
 from collectx.rollout.episodes import Episodes
-from collectx.rollout.rollout import Rollout, Stopped
+from collectx.rollout.rollout import Asked, Rollout, Stopped
 from collectx.rollout.spec import PLAIN, RolloutSpec
 from collectx.rollout.start import make_rollout
 from collectx.transport.base import GO_ON, Link, Tally, seed_of
@@ -75,7 +75,9 @@ class WorkerTask:
         first_worker: how many workers of the run come before those of its collector.
         inner: where the worker is itself a collector; `num_workers` then counts the processes of all, and `num_envs` is
             one process's.
+        steps: of its batches, where they are fewer than its slots have.
         rollout: how its batches and trajectories begin and end.
+        asked: of a worker in the trainer's process: called after every step, whether a batch is to end.
     """
 
     worker: int
@@ -91,6 +93,8 @@ class WorkerTask:
     first_worker: int = 0
     inner: Inner | None = None
     rollout: RolloutSpec = PLAIN
+    steps: int | None = None
+    asked: Callable[[], bool] | None = None
 
     @property
     def index(self) -> int:
@@ -172,8 +176,10 @@ def work(task: WorkerTask, link: Link, own_random_state: bool = False) -> Genera
         weights.adopt()
         policies.accelerate(actor, task.policy)
         episodes = Episodes(first_env, num_envs, num_envs * task.num_workers, task.life)
-        rollout = make_rollout(env, actor, episodes, _env_seeds(task, task.seed), link.stop, task.rollout)
-        prepared = [rollout.prepare(slot) for slot in link.slots]
+        seeds, ends = _env_seeds(task, task.seed), _asked(task, link)
+        rollout = make_rollout(env, actor, episodes, seeds, link.stop, task.rollout, ends)
+        slots = link.slots if task.steps is None else [slot.until(task.steps) for slot in link.slots]
+        prepared = [rollout.prepare(slot) for slot in slots]
     version = -1
     send_s = 0.0
     try:
@@ -192,11 +198,19 @@ def work(task: WorkerTask, link: Link, own_random_state: bool = False) -> Genera
             collected = perf_counter()
             handover_s = send_s + refreshed - granted
             times = (stats.env_s, stats.policy_s, granted - asked, handover_s)
-            link.send(index, Tally(version, *times, *stats.episodes))
+            link.send(index, Tally(version, *times, *stats.episodes, stats.steps))
             send_s = perf_counter() - collected
             yield
     finally:
         rollout.close()
+
+
+def _asked(task: WorkerTask, link: Link) -> Asked | None:
+    """What says whether a batch is to end early; None: nothing does."""
+    if not task.rollout.may_end_early:
+        return None
+    hurried = link.hurried
+    return task.asked or (lambda: hurried[0])
 
 
 def _env_seeds(task: WorkerTask, seed: int) -> list[int]:

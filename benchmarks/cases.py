@@ -10,8 +10,11 @@ from typing import Any
 
 KINDS = ("single", "multi_sync", "multi_async")
 NETWORK_KINDS = ("distributed", "distributed_sync")
+RPC_KINDS = ("rpc", "rpc_sync")
 
-_SYNC = ("multi_sync", "distributed_sync")
+_SYNC = ("multi_sync", "distributed_sync", "rpc_sync")
+# Collectors that are sync or async by a key; here the sync ones are kinds of their own.
+_EITHER = ("rpc",)
 
 
 @dataclass(frozen=True)
@@ -84,6 +87,10 @@ for _name in ("cartpole_32", "halfcheetah_8"):
         share=dict.fromkeys(NETWORK_KINDS, 0.85),
         ratio=dict.fromkeys(NETWORK_KINDS, 20.0),
     )
+# The same over torch RPC.
+CASES["cartpole_32_rpc"] = replace(
+    CASES["cartpole_32"], kinds=RPC_KINDS, share=dict.fromkeys(RPC_KINDS, 0.8), ratio=dict.fromkeys(RPC_KINDS, 10.0)
+)
 
 
 def env_config(case: Case) -> Any:
@@ -139,12 +146,17 @@ def run_config(env: Any, policy: Any, kind: str, num_workers: int, frames_per_ba
         "init_random_frames": None,
         "reset_at_each_iter": False,
         "set_truncated": False,
+        "refresh": "batch",
         **collector,
     }
+    make: Any = config.CollectorConfig
+    if (either := kind.removesuffix("_sync")) in _EITHER:
+        make = config.EitherCollectorConfig
+        values |= {"kind": either, "sync": kind != either}
     return config.RunConfig(
         env=env,
         policy=policy,
-        collector=config.CollectorConfig(**values),
+        collector=make(**values),
         backend=config.BackendConfig(kind="auto", interface=None, port=None),
         # EnvPool's threads belong on the core of their worker, as the bare loop's are.
         launcher=config.LauncherConfig(kind="local", hydra_mode=None, num_threads=1, pin_cores=env.kind == "envpool"),

@@ -62,15 +62,17 @@ def _reproduce(arguments: Arguments, argv: Sequence[str]) -> int:
     status = launch(composer, Arguments(overrides, _flags(arguments)), argv, results)
     if status or not results or not had_digest:
         return status
-    return _compared(old, results[0].folder, str((saved.get("collector") or {}).get("kind")))
+    collector = saved.get("collector") or {}
+    is_async = collector.get("kind") in ASYNC or collector.get("sync") is False
+    return _compared(old, results[0].folder, is_async)
 
 
-def _compared(old: RunFolder, new: Path, collector: str) -> int:
+def _compared(old: RunFolder, new: Path, is_async: bool) -> int:
     from collectx.run import compare
 
     found = compare(old.path, new)
     print(f"{found.verdict.value}: {found.message}", flush=True)
-    if not found.identical and collector in ASYNC:
+    if not found.identical and is_async:
         print("note: async workers deliver in the order in which they are ready, which no seed decides", flush=True)
     return 0 if found.identical else 1
 

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from collectx.collectors import MultiCollector as MultiCollector
     from collectx.collectors import MultiSyncCollector as MultiSyncCollector
     from collectx.collectors import MultiSyncDataCollector as MultiSyncDataCollector
+    from collectx.collectors import RPCCollector as RPCCollector
+    from collectx.collectors import RPCDataCollector as RPCDataCollector
     from collectx.collectors import SyncDataCollector as SyncDataCollector
     from collectx.delayed import submitit_delayed_launcher as submitit_delayed_launcher
     from collectx.replay import ReplayBuffer as ReplayBuffer
@@ -38,6 +40,8 @@ _MODULES = {
     "MultiSyncCollector": "collectors",
     "MultiSyncDataCollector": "collectors",
     "MultiaSyncDataCollector": "collectors",
+    "RPCCollector": "collectors",
+    "RPCDataCollector": "collectors",
     "ReplayBuffer": "replay",
     "SyncDataCollector": "collectors",
     "split_trajectories": "trajectories",

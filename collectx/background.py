@@ -42,7 +42,7 @@ class Background:
             self._holders += 1
             self._changed.wait_for(lambda: not self._is_stepping)
         try:
-            self._raise()
+            self.check()
             yield
         finally:
             with self._changed:
@@ -62,9 +62,13 @@ class Background:
         self._thread.join(timeout_s)
         if self._thread.is_alive():
             raise TimeoutError(f"the batch under way was not complete within timeout={timeout_s:g} s")
-        self._raise()
+        self.check()
 
-    def _raise(self) -> None:
+    def check(self) -> None:
+        """
+        Raises:
+            Exception: what has ended the thread, once.
+        """
         error, self._error = self._error, None
         if error is not None:
             raise error

@@ -8,6 +8,7 @@ Called in the trainer's process. Keyword arguments do not travel further than `c
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -22,7 +23,7 @@ from collectx import policy as policies
 from collectx.background import Background
 from collectx.collector.build import build
 from collectx.collector.worker import env_seed
-from collectx.config import EnvConfig, RunConfig, SubmititLauncherConfig, is_stacked
+from collectx.config import REMOTE, EnvConfig, RunConfig, SubmititLauncherConfig, backend_of, is_stacked
 from collectx.early import Early, Interrupted, Preempted
 from collectx.errors import ConfigError
 from collectx.keywords import (
@@ -34,6 +35,7 @@ from collectx.keywords import (
     Keywords,
     Order,
     Remote,
+    RpcRemote,
     Weights,
     Work,
     Workers,
@@ -46,6 +48,7 @@ from collectx.run.events import EventLog
 from collectx.run.folder import new_folder
 from collectx.run.submitted import Beforehand, submitted_workers, waiting_workers
 from collectx.transport.base import RESET, reset_with
+from collectx.updates import Given, given_weights, load_weights, updated_weights
 
 
 class DataCollector:
@@ -62,19 +65,24 @@ class DataCollector:
     # What the keywords are taken apart into.
     _specs: tuple[type, ...] = ()
 
-    def __init__(self, kind: str, create_env_fn: CreateEnv, policy: Any, keywords: dict[str, Any]):
+    def __init__(
+        self, kind: str, create_env_fn: CreateEnv, policy: Any, keywords: dict[str, Any], sync: bool | None = None
+    ):
         taken = Keywords(type(self).__name__, {"create_env_fn": create_env_fn, "policy": policy, **keywords})
 
         def take(spec: type) -> Any:
             chosen = next((own for own in self._specs if issubclass(own, spec)), None)
             return spec() if chosen is None else taken.take(chosen)
 
-        self._order = order = Order(kind, *map(take, (Work, Frames, Devices, Handing, Workers, Weights, Remote, Early)))
+        work, frames, devices, handing, workers, weights, remote, early = map(
+            take, (Work, Frames, Devices, Handing, Workers, Weights, Remote, Early)
+        )
+        self._order = order = Order(kind, work, frames, devices, handing, workers, weights, remote, early, sync)
         taken.end()
         order.check()
         self._cfg, own = order.config()
         create = [each["env"] for each in own]
-        if kind.startswith("distributed"):
+        if kind in REMOTE:
             _launch_by(self._cfg, order.remote)
         spec = envs.read_spec(create[0])
         self._frames_per_batch = order.fit(self._cfg, own, spec.num_envs)
@@ -92,6 +100,7 @@ class DataCollector:
         self._num_delivered = 0
         self._same: TensorDictBase | None = None
         self._background: Background | None = None
+        self._weights_lock = threading.Lock()
 
     def __iter__(self) -> Iterator[TensorDictBase | None]:
         return self
@@ -105,7 +114,12 @@ class DataCollector:
         """The next batch, as the user wants it."""
         handing, interval = self._order.handing, self._order.weights.interval
         if interval > 0 and self._num_delivered and self._num_delivered % interval == 0:
-            self._publish(None)
+            with self._weights_lock:
+                self._publish(None)
+        if self._order.workers_write:
+            self._collector.advance()
+            self._num_delivered += 1
+            return None
         whole, steps = next(self._collector), self._collector.steps
         masked = self._order.early.threshold is not None
         batch = handing.hand(whole, is_stacked(self._cfg.collector), steps, masked)
@@ -134,7 +148,8 @@ class DataCollector:
 
     def start(self) -> None:
         """Collects into `replay_buffer` from now on, in a thread of this process, until `total_frames` or `shutdown`.
-        Newer weights may be published meanwhile. Does not wait.
+        Newer weights may be published meanwhile. Does not wait. Where workers write to the buffer themselves, the
+        thread only says who may go on.
 
         Raises:
             RuntimeError: there is no replay buffer, or it has been started.
@@ -150,46 +165,70 @@ class DataCollector:
         """Whether it collects in the background."""
         return self._background is not None and self._background.is_running
 
-    def pause(self) -> contextlib.AbstractContextManager[None]:
-        """`with collector.pause():` adds nothing to the replay buffer inside the block; workers fill the slots that
-        they have. Blocks until the batch under way is there.
+    @contextlib.contextmanager
+    def pause(self) -> Iterator[None]:
+        """`with collector.pause():` adds nothing to the replay buffer inside the block. Workers that write there
+        themselves rest; others fill the slots that they have. Blocks until the batches under way are there.
 
         Raises:
             Exception: by entering the block: what has ended the collecting since `start()`, once.
         """
+        with self._alone():
+            if self._order.workers_write:
+                self._collector.settle()
+            yield
+
+    def _alone(self) -> contextlib.AbstractContextManager[None]:
+        """Keeps the thread of `start()` from the collector, after the batch under way."""
         return contextlib.nullcontext() if self._background is None else self._background.hold()
+
+    @contextlib.contextmanager
+    def _publishing(self) -> Iterator[None]:
+        """One at a time. Weights in shared memory wait for no batch."""
+        if self._background is None or backend_of(self._cfg) != "shared_memory":
+            with self._alone():
+                yield
+        else:
+            self._background.check()
+            with self._weights_lock:
+                yield
 
     @property
     def policy_version(self) -> int:
         """The newest published version of the weights; 0 at first."""
         return self._collector.policy_version
 
-    def update_policy_weights_(self, policy_or_weights: nn.Module | TensorDictBase | dict | None = None) -> None:
+    def update_policy_weights_(self, policy_or_weights: Given = None, **named: Any) -> None:
         """Lets the workers act with newer weights from their next batch on. Copies before it returns, does not wait,
-        except, after `start()`, for the batch under way.
+        except, after `start()` and where weights do not lie in shared memory, for the batch under way.
 
         Args:
             policy_or_weights: a module built as the policy, or its weights by name (a state dict, or a TensorDict of
                 parameters), which are copied into this collector's policy; None takes that policy as it is, or what
                 `weight_updater` gives.
+            named: the same as `weights`, `policy` or `weights_dict={"policy": ...}`. `model_id` must be "policy".
 
         Raises:
             KeyError: the weights lack one of the policy's.
+            TypeError, ValueError: the weights are given twice, are another model's, or only some workers'.
         """
-        with self.pause():
-            self._publish(policy_or_weights)
+        given = given_weights(policy_or_weights, named)
+        with self._publishing():
+            self._publish(given)
 
-    def _publish(self, policy_or_weights: nn.Module | TensorDictBase | dict | None) -> None:
+    # What a worker does in TorchRL; here the trainer's policy is the source of all workers' weights.
+    receive_weights = update_policy_weights_
+
+    def _publish(self, given: Given) -> None:
         weights = self._order.weights
         if not weights.travel:
             return
-        if policy_or_weights is None and weights.weight_updater is not None:
-            policy_or_weights = weights.weight_updater()
-        if isinstance(policy_or_weights, nn.Module):
-            self._collector.publish(policy_or_weights)
+        given = updated_weights(weights.weight_updater, given)
+        if isinstance(given, nn.Module):
+            self._collector.publish(given)
             return
-        if policy_or_weights is not None:
-            _load(self.policy, policy_or_weights)
+        if given is not None:
+            load_weights(self.policy, given)
         self._collector.publish(self.policy if isinstance(self.policy, nn.Module) else None)
 
     def state_dict(self) -> dict[str, Any]:
@@ -231,7 +270,7 @@ class DataCollector:
     def reset(self) -> None:
         """New trajectories in all envs, from the next batch that a worker begins: in an async collector up to
         `num_slots` batches of each worker come before."""
-        with self.pause():
+        with self._alone():
             self._collector.order(RESET)
 
     def set_seed(self, seed: int, static_seed: bool = False) -> int:
@@ -247,7 +286,7 @@ class DataCollector:
         """
         if not 0 <= seed < 2**61:
             raise ValueError(f"seed={seed}: must be at least 0 and below 2**61")
-        with self.pause():
+        with self._alone():
             self._collector.order(reset_with(seed, static_seed))
         return seed if static_seed else env_seed(seed, 0)
 
@@ -375,12 +414,22 @@ class DistributedSyncCollector(DistributedCollector):
         super().__init__(create_env_fn, policy, sync=True, **keywords)
 
 
+@described(Work, Frames, Devices, Handing, Workers, Weights, RpcRemote)
+class RPCCollector(DataCollector):
+    """Workers over torch RPC, which pickles between them and this process: whoever reaches the ports that it opens can
+    run code there, without the run's secret; `sync` as in `MultiCollector`."""
+
+    def __init__(self, create_env_fn: CreateEnv, policy: Any = None, *, sync: bool = False, **keywords: Any):
+        super().__init__("rpc", create_env_fn, policy, keywords, sync)
+
+
 # TorchRL's earlier names.
 SyncDataCollector = Collector
 MultiSyncDataCollector = MultiSyncCollector
 MultiaSyncDataCollector = MultiAsyncCollector
 DistributedDataCollector = DistributedCollector
 DistributedSyncDataCollector = DistributedSyncCollector
+RPCDataCollector = RPCCollector
 
 
 def _launch_by(cfg: RunConfig, remote: Remote) -> None:
@@ -450,15 +499,3 @@ def _jobs(
     events = EventLog(files)
     stack.callback(events.close)
     return stack.enter_context(submitted_workers(cfg, files, lambda text: events("jobs", message=text), create)), events
-
-
-def _load(policy: Any, weights: TensorDictBase | dict) -> None:
-    if isinstance(weights, TensorDictBase):
-        weights = weights.flatten_keys(".").to_dict()
-    own = policy.state_dict()
-    missing = sorted(set(own) - set(weights))
-    if missing:
-        raise KeyError(f"the weights lack {', '.join(missing)}")
-    with torch.no_grad():
-        for name, value in own.items():
-            value.copy_(weights[name])

@@ -158,6 +158,14 @@ class CollectorConfig:
     init_random_frames: int | None = at_least(0)
     reset_at_each_iter: bool = MISSING
     set_truncated: bool = MISSING
+    refresh: str = one_of("batch", "step")
+
+
+@dataclass
+class EitherCollectorConfig(CollectorConfig):
+    """Of a kind that can be both."""
+
+    sync: bool = MISSING
 
 
 # --- backend, launcher, devices ---
@@ -168,6 +176,11 @@ class BackendConfig:
     kind: str = MISSING
     interface: str | None = MISSING
     port: int | None = MISSING
+
+
+@dataclass
+class RpcBackendConfig(BackendConfig):
+    tensorpipe: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass
@@ -348,8 +361,11 @@ def group_from_dict(group: str, values: dict[str, Any]) -> Any:
     return cls(**{key: hints[key](**value) if is_dataclass(hints[key]) else value for key, value in values.items()})
 
 
+# Those of torch.distributed.
+GROUP_BACKENDS = ("gloo", "nccl", "mpi", "ucc")
+
 # Backends by which workers may be on other hosts.
-NETWORK_BACKENDS = ("gloo", "nccl", "mpi", "ucc")
+NETWORK_BACKENDS = (*GROUP_BACKENDS, "rpc")
 
 
 # Launchers whose runs are jobs as a whole: the trainer too runs on another machine than the command, which only submits
@@ -360,15 +376,20 @@ ELSEWHERE = ("slurm", "submitit_delayed")
 # Collectors that deliver first what is ready first.
 ASYNC = ("multi_async", "distributed")
 
+# Collectors over a network, wherever their workers are.
+REMOTE = ("distributed", "distributed_sync", "rpc")
+
 
 def is_async(collector: CollectorConfig) -> bool:
     """Whether every batch comes whole from one worker."""
+    if isinstance(collector, EitherCollectorConfig):
+        return not collector.sync
     return collector.kind in ASYNC
 
 
 def is_stacked(collector: CollectorConfig) -> bool:
     """Whether a batch is one part of every worker, side by side."""
-    return collector.kind in ("multi_sync", "distributed_sync")
+    return collector.kind != "single" and not is_async(collector)
 
 
 def num_workers_of(cfg: RunConfig) -> int:
@@ -389,12 +410,14 @@ def num_tasks_of(cfg: RunConfig) -> int:
 
 def backend_of(cfg: RunConfig) -> str:
     """How bytes travel; what `backend=auto` stands for: inline within one process, shared_memory on one machine; for
-    what is, or may be, on several nccl between GPUs, gloo otherwise."""
+    what is, or may be, on several nccl between GPUs, gloo otherwise, unless the collector says it."""
     if cfg.backend.kind != "auto":
         return cfg.backend.kind
     if cfg.collector.kind == "single" or cfg.launcher.kind == "inline":
         return "inline"
-    if cfg.launcher.kind == "local" and not cfg.collector.kind.startswith("distributed"):
+    if cfg.collector.kind == "rpc":
+        return "rpc"
+    if cfg.launcher.kind == "local" and cfg.collector.kind not in REMOTE:
         return "shared_memory"
     return "gloo" if why_no_nccl(cfg) else "nccl"
 
@@ -443,8 +466,12 @@ KINDS: dict[str, dict[str, type]] = {
         "multi_async": CollectorConfig,
         "distributed": CollectorConfig,
         "distributed_sync": CollectorConfig,
+        "rpc": EitherCollectorConfig,
     },
-    "backend": dict.fromkeys(("auto", "inline", "shared_memory", *NETWORK_BACKENDS), BackendConfig),
+    "backend": {
+        **dict.fromkeys(("auto", "inline", "shared_memory", *GROUP_BACKENDS), BackendConfig),
+        "rpc": RpcBackendConfig,
+    },
     "launcher": {
         "inline": LauncherConfig,
         "local": LauncherConfig,

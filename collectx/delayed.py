@@ -40,14 +40,14 @@ def submitit_delayed_launcher(
     """A decorator of a script's main function.
 
     Calling the function submits the script itself as a job, and `num_jobs` jobs for the workers of its
-    `DistributedCollector(launcher="submitit_delayed")`; copies the job's output here, and returns None when it has
-    completed. In the job, the call is the function's own. When the function fails, a worker's job ends before any
-    worker has joined, or this process is interrupted, all jobs are cancelled.
+    `DistributedCollector` or `RPCCollector`, made with `launcher="submitit_delayed"`; copies the job's output here, and
+    returns None when it has completed. In the job, the call is the function's own. When the function fails, a worker's
+    job ends before any worker has joined, or this process is interrupted, all jobs are cancelled.
 
     Args:
         num_jobs: as many as the collector has workers.
-        framework: "distributed".
-        backend, tcpport: the collector's `backend` and `tcp_port`.
+        framework: "distributed", or "rpc" for an `RPCCollector`.
+        backend, tcpport: the collector's `backend`, which is not looked at for "rpc", and `tcp_port`.
         submitit_main_conf, submitit_collection_conf: what the jobs ask for, as `slurm_kwargs` of
             `DistributedCollector`.
         queue_timeout_s: how long the function's job and the workers' may wait for each other.
@@ -56,8 +56,8 @@ def submitit_delayed_launcher(
         ConfigError: by the decorator: another framework; by the call: this machine has no SLURM.
         LauncherError: by the call: SLURM refused a job, or a job has failed; the message has its log's name.
     """
-    if framework != "distributed":
-        raise ConfigError([f"framework={framework!r}: only 'distributed' is there."])
+    if framework not in ("distributed", "rpc"):
+        raise ConfigError([f"framework={framework!r}: must be 'distributed' or 'rpc'."])
 
     def decorate(main: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(main)
@@ -67,7 +67,8 @@ def submitit_delayed_launcher(
             if not sbatch.is_here():
                 raise ConfigError(["submitit_delayed_launcher: this machine has no sbatch on its PATH."])
             files = new_folder()
-            told = Beforehand(str(files.path), num_jobs, backend, tcpport, queue_timeout_s)
+            way = backend if framework == "distributed" else framework
+            told = Beforehand(str(files.path), num_jobs, way, tcpport, queue_timeout_s)
             trainer, workers = (
                 slurm_resources(conf or {}, 1) for conf in (submitit_main_conf, submitit_collection_conf)
             )

@@ -13,6 +13,7 @@ import difflib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -22,14 +23,17 @@ from tensordict.nn import CudaGraphModule
 
 from collectx.batch import POLICY_VERSION, TRAJ_IDS
 from collectx.config import (
-    NETWORK_BACKENDS,
+    GROUP_BACKENDS,
+    REMOTE,
     BackendConfig,
     CollectorConfig,
     DevicesConfig,
+    EitherCollectorConfig,
     LauncherConfig,
     MeterTrainerConfig,
     PolicyConfig,
     RandomPolicyConfig,
+    RpcBackendConfig,
     RunConfig,
     is_stacked,
     rows_per_env,
@@ -38,7 +42,9 @@ from collectx.early import Early, mask
 from collectx.errors import ConfigError
 from collectx.given import GivenEnvConfig, GivenPolicyConfig
 from collectx.policy.exploration import ExplorationType
+from collectx.replay.buffer import ReplayBuffer
 from collectx.trajectories import split_trajectories
+from collectx.transport.backends import tensorpipe_problems
 
 CreateEnv = Callable[..., Any] | Sequence[Callable[..., Any]]
 Spec = TypeVar("Spec")
@@ -250,8 +256,10 @@ class Handing:
         track_traj_ids: whether batches have `("collector", "traj_ids")`.
         track_policy_version: batches have `policy_version` and `("next", "policy_version")`, as TorchRL's, beside
             `("collector", "policy_version")`, which they always have.
-        replay_buffer: batches go there, by its `extend`, and iteration gives None in their place. See `start`.
-        extend_buffer: False: the frames go there step by step, by `add`, or by `extend` where there are several envs.
+        replay_buffer: batches go there, by its `extend`, and iteration gives None in their place. See `start`. Workers
+            of this machine write to a `collectx.ReplayBuffer` themselves, in the order in which they are ready, unless
+            batches are to be changed before (`postproc`, `split_trajs`, `track_...`, `extend_buffer`).
+        extend_buffer: False: the frames go there step by step, by `add`; where there are several envs, one of each.
         use_buffers: is not looked at: batches are always written into memory that is allocated once.
     """
 
@@ -278,6 +286,13 @@ class Handing:
         if self.replay_buffer is not None and not hasattr(self.replay_buffer, "extend"):
             found.append(f"replay_buffer={type(self.replay_buffer).__name__}: has no `extend`.")
         return found
+
+    @property
+    def shared_buffer(self) -> ReplayBuffer | None:
+        """The replay buffer, if workers may write their batches there as they are."""
+        changed = self.split_trajs or self.postproc or self.track_policy_version or not self.track_traj_ids
+        shared = isinstance(self.replay_buffer, ReplayBuffer) and self.extend_buffer and not changed
+        return self.replay_buffer if shared else None
 
     def hand(self, batch: TensorDict, stacked: bool, steps: Sequence[int], masked: bool = False) -> Any:
         """The batch as it is wanted.
@@ -313,9 +328,8 @@ class Handing:
         if self.extend_buffer:
             self.replay_buffer.extend(batch)
             return
-        put = self.replay_buffer.extend if batch.ndim > 1 else self.replay_buffer.add
         for step in batch.unbind(-1):
-            put(step)
+            self.replay_buffer.add(step)
 
 
 @dataclass(frozen=True)
@@ -374,8 +388,11 @@ class Weights:
     Args:
         update_at_each_batch, update_after_each_batch: the policy's weights are published after every batch.
         max_weight_update_interval, update_interval: they are published after so many batches; -1: never by itself.
+        update_weights_between_steps: a worker takes newer weights between two steps of a batch too, of which
+            `("collector", "policy_version")` then tells frame by frame.
         weight_updater: called without arguments whenever weights are published and none are given; returns them, as
-            `update_policy_weights_` takes them.
+            `update_policy_weights_` takes them. Of one of TorchRL's, or a callable that makes one, the weights and
+            their mapping are taken; their way to the workers is the collector's own.
         weight_sync_schemes, weight_recv_schemes: TorchRL's, by model; "policy" is the only one. Weights travel by the
             collector's own way, whatever the scheme; of TorchRL's `NoWeightSyncScheme` none do.
     """
@@ -384,6 +401,7 @@ class Weights:
     update_after_each_batch: bool = False
     max_weight_update_interval: int = -1
     update_interval: int | None = None
+    update_weights_between_steps: bool = False
     weight_updater: Callable[[], Any] | None = None
     weight_sync_schemes: Mapping[str, Any] | None = None
     weight_recv_schemes: Mapping[str, Any] | None = None
@@ -396,11 +414,8 @@ class Weights:
             if value is not None and value != -1 and value < 1:
                 found.append(f"{name}={value}: must be at least 1, or -1 for never.")
         updater = self.weight_updater
-        if updater is not None and (not callable(updater) or hasattr(updater, "push_weights")):
-            found.append(
-                f"weight_updater={updater!r}: give a callable that returns the weights; those of TorchRL carry them "
-                "to its own workers."
-            )
+        if updater is not None and not callable(updater):
+            found.append(f"weight_updater={updater!r}: give a callable that returns the weights, or one of TorchRL's.")
         for name in ("weight_sync_schemes", "weight_recv_schemes"):
             if unknown := sorted(set(getattr(self, name) or ()) - {"policy"}):
                 found.append(f"{name} names {', '.join(unknown)}: the only model here is 'policy'.")
@@ -479,7 +494,7 @@ class Remote:
                 f"launcher={self.launcher!r}: use 'mp', 'submitit' or 'submitit_delayed'; "
                 "`collectx run launcher=...` knows more."
             )
-        if self.backend not in NETWORK_BACKENDS:
+        if self.backend not in GROUP_BACKENDS:
             found.append(f"backend={self.backend!r}: must be 'gloo', 'nccl', 'mpi' or 'ucc'.")
         count, inner = self.num_workers_per_collector, self.inner
         if count < 1:
@@ -501,6 +516,32 @@ class Remote:
         for own in each:
             found += _own_problems(own or {})
         return list(dict.fromkeys(found))
+
+    def backend_config(self) -> BackendConfig:
+        """How bytes travel."""
+        return BackendConfig(self.backend, None, self.tcp_port)
+
+
+@dataclass(frozen=True)
+class RpcRemote(Remote):
+    """Workers over torch RPC; `backend` is not looked at.
+
+    Args:
+        visible_devices: is not looked at: bytes lie on the CPU on their way.
+        tensorpipe_options: `num_worker_threads`, `rpc_timeout` (seconds), `_transports` and `_channels` of
+            `torch.distributed.rpc.TensorPipeRpcBackendOptions`.
+    """
+
+    visible_devices: Any = None
+    tensorpipe_options: Mapping[str, Any] | None = None
+
+    def problems(self, num_workers: int) -> list[str]:
+        """See `Remote`."""
+        return super().problems(num_workers) + tensorpipe_problems("tensorpipe_options", self.tensorpipe_options or {})
+
+    def backend_config(self) -> BackendConfig:
+        """See `Remote`."""
+        return RpcBackendConfig("rpc", None, self.tcp_port, dict(self.tensorpipe_options or {}))
 
 
 # What `collector_class` may be called.
@@ -534,6 +575,7 @@ class Order:
 
     Attributes:
         kind: of `collectx.config.CollectorConfig`.
+        sync: whether it is sync, of a kind that can be both.
     """
 
     kind: str
@@ -545,6 +587,7 @@ class Order:
     weights: Weights
     remote: Remote
     early: Early
+    sync: bool | None = None
 
     @property
     def num_workers(self) -> int:
@@ -555,6 +598,11 @@ class Order:
             return self.workers.num_workers
         create = self.work.create_env_fn
         return 1 if callable(create) else len(create)
+
+    @property
+    def workers_write(self) -> bool:
+        """Whether workers write to the replay buffer themselves."""
+        return self.kind.startswith("multi") and self.handing.shared_buffer is not None
 
     def check(self) -> None:
         """Looks at all of it.
@@ -575,6 +623,11 @@ class Order:
             *self.weights.problems(),
             *self.remote.problems(num_workers),
         ]
+        if self.weights.update_weights_between_steps and self.remote.num_workers_per_collector > 1:
+            problems.append(
+                "update_weights_between_steps=True: a worker that is itself a collector (num_workers_per_collector="
+                f"{self.remote.num_workers_per_collector}) takes weights between its batches: use 1."
+            )
         if problems:
             raise ConfigError(problems)
 
@@ -660,7 +713,9 @@ class Order:
         envs, (devices, _), acting = self.work.envs(num_workers), self.devices.resolve(num_workers), self._acting()
         each = _each(remote.collector_kwargs, num_workers)
         own = [_own(env, device, kwargs or {}) for env, device, kwargs in zip(envs, acting, each, strict=True)]
-        collector = CollectorConfig(
+        if self.workers_write:
+            own = [each | {"replay": self.handing.shared_buffer} for each in own]
+        collector = (CollectorConfig if self.sync is None else partial(EitherCollectorConfig, sync=self.sync))(
             kind=self.kind,
             num_workers=num_workers,
             frames_per_batch=self.frames.in_all,
@@ -679,15 +734,15 @@ class Order:
             init_random_frames=_positive(self.frames.init_random_frames),
             reset_at_each_iter=self.frames.reset_at_each_iter,
             set_truncated=self.frames.set_truncated,
+            refresh="step" if self.weights.update_weights_between_steps else "batch",
         )
         if self.early.asked is not None:
             own[0]["asked"] = self.early.asked
-        is_remote = self.kind.startswith("distributed")
         cfg = RunConfig(
             env=own[0]["env"],
             policy=self.work.policy_config(),
             collector=collector,
-            backend=BackendConfig(remote.backend if is_remote else "auto", None, remote.tcp_port),
+            backend=remote.backend_config() if self.kind in REMOTE else BackendConfig("auto", None, None),
             launcher=LauncherConfig("local", None, workers.num_sub_threads, False),
             devices=devices,
             trainer=MeterTrainerConfig("meter", False),
@@ -721,17 +776,45 @@ class Keywords:
     def end(self) -> None:
         """
         Raises:
-            TypeError: some are left that no spec has.
+            TypeError: some are left that no spec has, but for those of `REFUSED` that are None or False.
         """
-        if not self._left:
-            return
         told = []
-        for name in self._left:
+        for name, value in self._left.items():
             near = difflib.get_close_matches(name, self._known, 1)
-            told.append(f"{name!r}" + (f" (did you mean {near[0]!r}?)" if near else ""))
-        raise TypeError(
-            f"{self._name}() got an unexpected keyword argument {', '.join(told)}; it takes {', '.join(self._known)}"
-        )
+            if name not in REFUSED:
+                told.append(f"{name!r}" + (f" (did you mean {near[0]!r}?)" if near else ""))
+            elif value is not None and value is not False:
+                told.append(f"{name!r} (of TorchRL's, not taken here: {REFUSED[name]})")
+        if told:
+            raise TypeError(
+                f"{self._name}() got an unexpected keyword argument {', '.join(told)}; "
+                f"it takes {', '.join(self._known)}"
+            )
+
+
+_BY_THE_CLASS = "use the class of that meaning, as MultiSyncCollector or DistributedCollector"
+
+# Keywords of TorchRL's collectors that some of ours do not take, and why or what to do instead.
+REFUSED = {
+    "backend": _BY_THE_CLASS,
+    "backend_options": _BY_THE_CLASS,
+    "num_collectors": _BY_THE_CLASS,
+    "sync": _BY_THE_CLASS,
+    "collector_class": "workers of this machine always are single collectors",
+    "compile_policy": "give a module that is compiled already",
+    "cudagraph_policy": "give a module that is captured already",
+    "interruptor": "a batch is always whole",
+    "preemptive_threshold": "a batch always has all frames of all workers; MultiAsyncCollector waits for none",
+    "worker_idx": "workers are numbered by themselves",
+    "trajs_per_batch": "use split_trajs, or a replay buffer's slices",
+    "trajs_per_write": "use split_trajs, or a replay buffer's slices",
+    "traj_format": "use split_trajs, or a replay buffer's slices",
+    "init_fn": "do it in create_env_fn, which is called in the worker",
+    "auto_register_policy_transforms": "append InitTracker and TensorDictPrimer to the env",
+    "pre_collect_hook": "do it between two batches, or in create_env_fn",
+    "post_collect_hook": "use postproc",
+    "compact_obs": "batches always have the observations under next",
+}
 
 
 def described(*specs: type) -> Callable[[type], type]:
@@ -740,11 +823,15 @@ def described(*specs: type) -> Callable[[type], type]:
 
     def decorate(cls: type) -> type:
         fields = [field for spec in specs for field in dataclasses.fields(spec)]
+        own = [
+            each for each in inspect.signature(cls).parameters.values() if each.kind is inspect.Parameter.KEYWORD_ONLY
+        ]
         parameters = [inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)]
         for field in fields:
             place = _POSITIONAL if field.name in ("create_env_fn", "policy") else inspect.Parameter.KEYWORD_ONLY
             default = inspect.Parameter.empty if field.default is dataclasses.MISSING else field.default
             parameters.append(inspect.Parameter(field.name, place, default=default, annotation=field.type))
+        parameters += [each for each in own if each.kind is inspect.Parameter.KEYWORD_ONLY]
         cls._specs = specs  # type: ignore[attr-defined]
         cls.__init__.__signature__ = inspect.Signature(parameters)  # type: ignore[misc]
         told = [_arguments(spec) for spec in specs]
@@ -755,9 +842,9 @@ def described(*specs: type) -> Callable[[type], type]:
 
 
 def _arguments(spec: type) -> str:
-    """What the docstring says about the fields, or that of the class that it is made from."""
-    texts = (inspect.cleandoc(each.__doc__ or "").partition("Args:\n")[2] for each in spec.__mro__)
-    return next(filter(None, texts), "").rstrip()
+    """What the docstring says about the fields, after those of the classes that it is made from."""
+    texts = (inspect.cleandoc(each.__doc__ or "").partition("Args:\n")[2] for each in reversed(spec.__mro__))
+    return "\n".join(text.rstrip() for text in texts if text)
 
 
 _POSITIONAL = inspect.Parameter.POSITIONAL_OR_KEYWORD

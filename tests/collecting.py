@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from collectx.config import (
     CountingEnvConfig,
     CustomPolicyConfig,
     DevicesConfig,
+    EitherCollectorConfig,
     GymEnvConfig,
     GymVectorEnvConfig,
     LauncherConfig,
@@ -75,15 +77,21 @@ def config(
     init_random_frames=None,
     reset_at_each_iter=False,
     set_truncated=False,
+    refresh="batch",
     backend="auto",
     storing_device=None,
     device=None,
     seed=0,
 ):
+    # A kind that can be both is sync as "<kind>_sync".
+    either, is_sync = kind.removesuffix("_sync"), kind.endswith("_sync")
+    make = CollectorConfig
+    if either == "rpc":
+        kind, make = either, partial(EitherCollectorConfig, sync=is_sync)
     return RunConfig(
         env=env or counting(),
         policy=policy or RandomPolicyConfig("random"),
-        collector=CollectorConfig(
+        collector=make(
             kind,
             num_workers,
             frames_per_batch,
@@ -102,6 +110,7 @@ def config(
             init_random_frames,
             reset_at_each_iter,
             set_truncated,
+            refresh,
         ),
         backend=BackendConfig(backend, None, None),
         launcher=LauncherConfig(place, None, 1, False),

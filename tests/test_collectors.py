@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 import time
+from functools import partial
 
 import gymnasium
 import pytest
@@ -20,6 +21,7 @@ from collectx import (
     DistributedSyncCollector,
     MultiAsyncCollector,
     MultiSyncCollector,
+    RPCCollector,
 )
 from collectx.errors import ConfigError, ShapeError
 
@@ -31,8 +33,10 @@ WAYS = {
     "multi_async": MultiAsyncCollector,
     "distributed": DistributedCollector,
     "distributed_sync": DistributedSyncCollector,
+    "rpc": RPCCollector,
+    "rpc_sync": partial(RPCCollector, sync=True),
 }
-SYNC = ("multi_sync", "distributed_sync")
+SYNC = ("multi_sync", "distributed_sync", "rpc_sync")
 
 
 def cartpole(**kwargs):
@@ -40,7 +44,7 @@ def cartpole(**kwargs):
 
 
 def make(kind, create=cartpole, *args, **keywords):
-    if kind.startswith("distributed"):
+    if kind.startswith(("distributed", "rpc")):
         keywords["launcher"] = "mp"
     if kind != "single":
         create = [create, create] if callable(create) else create
@@ -449,7 +453,7 @@ def test_a_seed_makes_it_what_it_would_be_with_that_seed(kind):
         assert torch.equal(first[env], seen)
 
 
-@pytest.mark.parametrize("kind", ["single", "multi_sync", "distributed_sync"])
+@pytest.mark.parametrize("kind", ["single", "multi_sync", "distributed_sync", "rpc_sync"])
 def test_in_mid_run_a_seed_begins_new_trajectories(kind):
     with make(kind, frames_per_batch=40, total_frames=-1) as collector:
         collector.set_seed(11)

@@ -225,3 +225,16 @@ def test_parts_of_several_envs_are_joined_along_time_only(keywords):
 def test_envs_that_spend_steps_on_resets_cannot_end_a_batch_early():
     with pytest.raises(ConfigError, match="autoreset_mode=disabled or same_step"):
         Collector(partial(clocks, 2, AutoresetMode.NEXT_STEP), frames_per_batch=20, interruptor=Bell(2))
+
+
+@pytest.mark.parametrize("kind", ["written by the workers", "extended by the trainer"])
+def test_a_replay_buffer_gets_the_frames_that_there_are(kind):
+    buffer = ReplayBuffer(10_000)
+    keywords = {} if kind == "written by the workers" else {"postproc": lambda batch: batch}
+    frames = {"frames_per_batch": 80, "total_frames": 160, "cat_results": -1, "preemptive_threshold": 0.5}
+    collect(MultiSyncCollector([Clock, slow_clock], replay_buffer=buffer, **frames, **keywords))
+    stored = buffer[torch.arange(len(buffer))]
+    ids, clock = stored["collector", "traj_ids"], stored["observation"][:, 0]
+    assert 160 <= len(buffer) < 240
+    for worker in range(2):
+        assert torch.equal(clock[ids % 2 == worker], torch.arange((ids % 2 == worker).sum(), dtype=torch.float64))

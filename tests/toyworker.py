@@ -32,7 +32,7 @@ def writer(value):
     return lambda buffer: buffer.fill_(value)
 
 
-KINDS = ("inline", "shared_memory", "gloo")
+KINDS = ("inline", "shared_memory", "gloo", "rpc")
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,9 @@ def place(kind, spec, fault=None, start_timeout_s=60.0, worker_timeout_s=60.0, c
             return handle
 
         return transport, start
-    transport = DistributedTransport(spec, switchboard, ("127.0.0.1",), 0, b"secret", lambda *who: {}, worker_timeout_s)
+    transport = DistributedTransport(
+        spec, switchboard, ("127.0.0.1",), 0, b"secret", lambda *who: {}, worker_timeout_s, backend=kind
+    )
 
     def start(worker):
         transport.expect(worker, 0)

@@ -19,6 +19,7 @@ from collectx.config import (
     CollectorConfig,
     DevicesConfig,
     LauncherConfig,
+    RpcBackendConfig,
     RunConfig,
     backend_of,
     is_async,
@@ -243,6 +244,7 @@ def _distributed(
         events,
         backend,
         ends,
+        cfg.backend.tensorpipe if isinstance(cfg.backend, RpcBackendConfig) else None,
     )
     if isinstance(launcher, Place):
         launcher.announce(transport.meeting)
@@ -267,8 +269,9 @@ def _inner(cfg: RunConfig) -> Inner | None:
     want = cfg.collector
     if want.num_workers_per_collector == 1:
         return None
+    plain = {each.name: getattr(want, each.name) for each in dataclasses.fields(CollectorConfig)}
     inner = dataclasses.replace(
-        want,
+        CollectorConfig(**plain),
         kind=f"multi_{want.inner}",
         num_workers=want.num_workers_per_collector,
         frames_per_batch=want.frames_per_batch // (want.num_workers if is_stacked(want) else 1),
@@ -294,11 +297,12 @@ def rollout_spec(want: CollectorConfig, num_workers: int) -> RolloutSpec:
         -(-(want.init_random_frames or 0) // (num_workers * frames_per_part)),
         want.reset_at_each_iter,
         want.set_truncated,
+        want.refresh == "step",
     )
 
 
 def make_schedule(want: CollectorConfig, num_workers: int, threshold: float | None = None) -> Schedule:
-    """Async for `multi_async` and `distributed`, sync for the others."""
+    """The order of its batches."""
     if not is_async(want):
         return SyncSchedule(num_workers, threshold)
     num_batches = None if want.total_frames < 0 else -(-want.total_frames // want.frames_per_batch)
@@ -306,8 +310,8 @@ def make_schedule(want: CollectorConfig, num_workers: int, threshold: float | No
 
 
 def resolve_devices(devices: DevicesConfig) -> DevicesConfig:
-    """TorchRL's rule: `device` fills whichever of the other three is not given."""
+    """TorchRL's rule: `device` fills whichever of the other three is not given; batches then stay where both the policy
+    and the envs are."""
     device = devices.device
-    return DevicesConfig(
-        device, devices.storing_device or device, devices.policy_device or device, devices.env_device or device
-    )
+    policy, env = devices.policy_device or device, devices.env_device or device
+    return DevicesConfig(device, devices.storing_device or device or (policy if policy == env else None), policy, env)

@@ -6,6 +6,7 @@ Runs in the trainer's process. Must not know how bytes travel, where workers are
 from __future__ import annotations
 
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from time import perf_counter
@@ -117,6 +118,8 @@ class Collector:
         self._orders: dict[int, int] = {}
         self._layouts: dict[int, Layout] = {}
         self._lent: tuple[Arrival, ...] = ()
+        # How many slots of each worker are granted and not back.
+        self._out: Counter[int] = Counter()
         self.policy_version = -1
         self.total_frames = spec.total_frames
         # Also runs at exit, so that a forgotten collector leaves no process behind.
@@ -135,7 +138,41 @@ class Collector:
                 `collector.on_worker_failure` that ends the run.
         """
         spec = self._spec
-        if 0 <= spec.total_frames <= self.num_frames:
+        parts, waited_s = self._await()
+        memory = self._transport.gather(parts, own=not spec.zero_copy and spec.storing_device is None)
+        if spec.zero_copy:
+            self._lent = parts
+        else:
+            if spec.storing_device is not None:
+                memory = memory.to(spec.storing_device, copy=True)
+            self._release(parts)
+        batch_size = spec.batch_size(len(parts))
+        tensors = self._layout(len(parts)).tensors(memory, batch_size)
+        batch = to_tensordict(tensors, batch_size, spec.storing_device)
+        self._count(parts, waited_s)
+        return batch
+
+    def advance(self) -> None:
+        """As `next`, but does not look at the batch's bytes, which its workers have put elsewhere."""
+        parts, waited_s = self._await()
+        self._count(parts, waited_s)
+        self._release(parts)
+
+    def settle(self) -> None:
+        """Waits, after `advance`, until the workers have filled what they were granted, and rest. What comes counts as
+        delivered. The next `advance` lets them go on.
+
+        Raises:
+            Exception: as `next`.
+        """
+        while any(self._out.values()):
+            if parts := self._next_parts():
+                self._count(parts, 0.0)
+                self._lent += parts
+
+    def _await(self) -> tuple[tuple[Arrival, ...], float]:
+        """Blocks until the parts of a batch are there; they, and for how long."""
+        if 0 <= self._spec.total_frames <= self.num_frames:
             raise StopIteration
         if not self._finalizer.alive:
             raise RuntimeError("this collector is closed")
@@ -148,26 +185,18 @@ class Collector:
             self._grant(self._schedule.begin())
             parts = self._next_parts()
         self._hurry(False)
-        waited_s = perf_counter() - began
-        memory = self._transport.gather(parts, own=not spec.zero_copy and spec.storing_device is None)
-        if spec.zero_copy:
-            self._lent = parts
-        else:
-            if spec.storing_device is not None:
-                memory = memory.to(spec.storing_device, copy=True)
-            self._release(parts)
-        batch_size = spec.batch_size(len(parts))
-        tensors = self._layout(len(parts)).tensors(memory, batch_size)
-        batch = to_tensordict(tensors, batch_size, spec.storing_device)
+        return parts, perf_counter() - began
+
+    def _count(self, parts: tuple[Arrival, ...], waited_s: float) -> None:
         self.delivery = self._describe(parts, waited_s)
         self._num_delivered += 1
         self.num_frames += self.delivery.frames
-        return batch
 
     def _next_parts(self) -> tuple[Arrival, ...] | None:
         """Blocks until one thing has happened; the parts of a batch, if it is complete by that."""
         event = self._transport.receive()
         if isinstance(event, Arrival):
+            self._out[event.worker] -= 1
             parts = self._schedule.arrived(event)
             if self._schedule.hurries:
                 self._hurry(True)
@@ -184,6 +213,7 @@ class Collector:
 
     def _lost(self, worker: int, error: Exception) -> tuple[Arrival, ...] | None:
         self._events("worker_failed", worker=worker, type=type(error).__name__, message=str(error))
+        self._out.pop(worker, None)
         mode = self._replacements.mode
         if mode == "restart":
             try:
@@ -203,6 +233,7 @@ class Collector:
 
     def _grant(self, grants: Iterable[Grant]) -> None:
         for grant in grants:
+            self._out[grant[0]] += 1
             self._transport.grant(*grant, self._orders.pop(grant[0], GO_ON))
 
     def _release(self, parts: tuple[Arrival, ...]) -> None:

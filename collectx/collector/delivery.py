@@ -26,7 +26,7 @@ class Part:
 
     Attributes:
         worker: index of the worker.
-        policy_version: version of the weights that acted.
+        policy_version: version of the weights that acted first.
         frames: frames of this part.
         timings: see `Timings`.
         returns, lengths: float64 and int64, `[episodes]`: undiscounted return and frames of each episode that ended in

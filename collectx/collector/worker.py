@@ -7,7 +7,7 @@ Must not know the schedule, nor what becomes of a batch.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from time import perf_counter
@@ -18,7 +18,7 @@ import torch
 
 from collectx import env as envs
 from collectx import policy as policies
-from collectx.batch import Leaf
+from collectx.batch import Leaf, Slot, to_tensordict
 from collectx.config import (
     CollectorConfig,
     EnvConfig,
@@ -30,6 +30,7 @@ from collectx.config import (
 from collectx.errors import ShapeError
 from collectx.given import Given
 from collectx.policy.weights import FlatWeights
+from collectx.replay.buffer import ReplayBuffer
 from collectx.rollout.carry import with_state
 from collectx.rollout.cut import with_ends
 from collectx.rollout.episodes import Episodes
@@ -78,6 +79,7 @@ class WorkerTask:
         steps: of its batches, where they are fewer than its slots have.
         rollout: how its batches and trajectories begin and end.
         asked: of a worker in the trainer's process: called after every step, whether a batch is to end.
+        replay: of a process of the trainer's machine: where it writes its batches itself.
     """
 
     worker: int
@@ -95,6 +97,7 @@ class WorkerTask:
     rollout: RolloutSpec = PLAIN
     steps: int | None = None
     asked: Callable[[], bool] | None = None
+    replay: ReplayBuffer | None = None
 
     @property
     def index(self) -> int:
@@ -167,9 +170,8 @@ def work(task: WorkerTask, link: Link, own_random_state: bool = False) -> Genera
             )
         policy = policies.build(task.policy, env.spec, task.seed)
         env = with_ends(env, task.rollout)
-        actor = policies.make_actor(
-            policy, env.spec, torch.device(task.policy_device), policies.ExplorationType(task.exploration_type)
-        )
+        exploration_type = policies.ExplorationType(task.exploration_type)
+        actor = policies.make_actor(policy, env.spec, torch.device(task.policy_device), exploration_type)
         env = with_state(env, actor.carried)
         _check_leaves(task, (*env.spec.observation, *actor.leaves))
         weights = FlatWeights(actor.module)
@@ -177,10 +179,11 @@ def work(task: WorkerTask, link: Link, own_random_state: bool = False) -> Genera
         policies.accelerate(actor, task.policy)
         episodes = Episodes(first_env, num_envs, num_envs * task.num_workers, task.life)
         seeds, ends = _env_seeds(task, task.seed), _asked(task, link)
-        rollout = make_rollout(env, actor, episodes, seeds, link.stop, task.rollout, ends)
+        newest = _Newest(link, weights)
+        rollout = make_rollout(env, actor, episodes, seeds, link.stop, task.rollout, newest, ends)
         slots = link.slots if task.steps is None else [slot.until(task.steps) for slot in link.slots]
         prepared = [rollout.prepare(slot) for slot in slots]
-    version = -1
+        store = _storing(task.replay, slots)
     send_s = 0.0
     try:
         while True:
@@ -189,15 +192,16 @@ def work(task: WorkerTask, link: Link, own_random_state: bool = False) -> Genera
             if index is None:
                 return
             granted = perf_counter()
-            version = link.refresh(weights.read, version)
+            version = newest()
             refreshed = perf_counter()
-            with _installed(guest):
+            with _installed(guest), policies.exploration(exploration_type):
                 if link.order != GO_ON:
                     _begin_anew(task, rollout, link.order, own_random_state)
                 stats = rollout.collect(prepared[index], version)
             collected = perf_counter()
             handover_s = send_s + refreshed - granted
             times = (stats.env_s, stats.policy_s, granted - asked, handover_s)
+            store(index, stats.steps)
             link.send(index, Tally(version, *times, *stats.episodes, stats.steps))
             send_s = perf_counter() - collected
             yield
@@ -211,6 +215,32 @@ def _asked(task: WorkerTask, link: Link) -> Asked | None:
         return None
     hurried = link.hurried
     return task.asked or (lambda: hurried[0])
+
+
+class _Newest:
+    """Called, takes the newest weights there are, and returns their version."""
+
+    def __init__(self, link: Link, weights: FlatWeights):
+        self._link = link
+        self._weights = weights
+        self._version = -1
+
+    def __call__(self) -> int:
+        self._version = self._link.refresh(self._weights.read, self._version)
+        return self._version
+
+
+def _storing(replay: ReplayBuffer | None, slots: Sequence[Slot]) -> Callable[[int, int], object]:
+    """What becomes of a filled slot, of so many steps, before the trainer hears of it."""
+    if replay is None:
+        return lambda index, steps: None
+    frames = [to_tensordict(slot.tensors, next(iter(slot.tensors.values())).shape[:2]) for slot in slots]
+
+    def store(index: int, steps: int) -> None:
+        part = frames[index]
+        replay.extend(part if steps == part.shape[1] else part[:, :steps])
+
+    return store
 
 
 def _env_seeds(task: WorkerTask, seed: int) -> list[int]:

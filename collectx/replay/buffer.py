@@ -120,8 +120,9 @@ class ReplayBuffer:
         return torch.arange(first, first + count)
 
     def add(self, frame: TensorDictBase) -> int:
-        """Writes one frame, a TensorDict without batch dimensions, and returns its number. See `extend`."""
-        return int(self.extend(frame.unsqueeze(0)))
+        """Writes one frame, a TensorDict without batch dimensions, or one of each of several envs; returns the number
+        of the first. See `extend`."""
+        return int(self.extend(frame.unsqueeze(0))[0])
 
     def sample(self, batch_size: int | None = None) -> TensorDict:
         """Frames that the sampler chooses, in memory of the caller's own.

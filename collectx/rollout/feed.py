@@ -6,7 +6,7 @@ Used by the rollouts, in the worker's process.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -54,6 +54,24 @@ class RandomFeed:
             row[...] = value.numpy()
         for row in out[self._num_actions :]:
             row[...] = 0
+
+
+class RefreshingFeed:
+    """Another feed, and before each of its steps the newest weights: for one batch.
+
+    Args:
+        refresh: see `collectx.rollout.rollout.Rollout`.
+        versions: `[T, E]` int64, written: the version that acts in each step.
+    """
+
+    def __init__(self, feed: Feed, refresh: Callable[[], int], versions: np.ndarray):
+        self._feed = feed
+        self._refresh = refresh
+        self._versions = iter(versions)
+
+    def __call__(self, observation: Sequence[torch.Tensor], out: Sequence[np.ndarray]) -> None:
+        next(self._versions)[:] = self._refresh()
+        self._feed(observation, out)
 
 
 class CudaFeed:

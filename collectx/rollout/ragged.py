@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from itertools import repeat
 from time import perf_counter
 from typing import Any
 
@@ -70,10 +71,12 @@ class RaggedRollout(Rollout):
         feed = next(self._feeds)
         num_actions = len(self._env.spec.action)
         num_envs = self._env.spec.num_envs
+        versions = repeat(policy_version) if self._refresh is None else iter(self._refresh, None)
         with torch.inference_mode():
             while len(self._complete) < num_envs:
                 if self._stop[0]:
                     raise Stopped
+                version = next(versions)
                 started = perf_counter()
                 feed(self._carry_tensors, self._written)
                 acted = perf_counter()
@@ -81,7 +84,7 @@ class RaggedRollout(Rollout):
                 self._out.terminated[:] = self._out.truncated[:] = False
                 self._env.step(self._written[:num_actions], self._out)
                 stepped = perf_counter()
-                self._store(policy_version)
+                self._store(version)
                 env_s += stepped - acted
                 policy_s += acted - started
         chosen = [self._complete.popleft() for _ in range(num_envs)]

@@ -21,7 +21,7 @@ from collectx.env.base import Env, EnvSpec
 from collectx.policy.base import Actor
 from collectx.policy.random import RandomActor
 from collectx.rollout.episodes import Episodes
-from collectx.rollout.feed import Feed, RandomFeed, make_feed
+from collectx.rollout.feed import Feed, RandomFeed, RefreshingFeed, make_feed
 from collectx.rollout.rows import SlotRows
 from collectx.rollout.spec import PLAIN, RolloutSpec
 from collectx.transport.base import Stop
@@ -77,6 +77,8 @@ class Rollout:
         seeds: one per env of the group.
         stop: one byte; nonzero ends the loop between two steps.
         want: how batches begin and end; cutting trajectories is the env's part (`collectx.rollout.cut.with_ends`).
+        refresh: takes newer weights, if there are any, and returns their version; called before every step where `want`
+            says so.
         asked: called after every step but the last; a batch ends early where it says so. Not of a ragged group.
     """
 
@@ -88,6 +90,7 @@ class Rollout:
         seeds: Sequence[int],
         stop: Stop,
         want: RolloutSpec = PLAIN,
+        refresh: Callable[[], int] | None = None,
         asked: Asked | None = None,
     ):
         self._env = env
@@ -96,6 +99,7 @@ class Rollout:
         self._episodes = episodes
         self._stop = stop
         self._want = want
+        self._refresh = refresh if want.refresh_each_step else None
         self._asked = asked
         # The observations with which the next batch begins: the last slot is no longer ours by then.
         self._carry = tuple(
@@ -110,6 +114,9 @@ class Rollout:
     def collect(self, rows: SlotRows, policy_version: int) -> RolloutStats:
         """Fills the slot with the next `T x E` frames, or with fewer. Blocks until that is done.
 
+        Args:
+            policy_version: of the weights that are there.
+
         Raises:
             Stopped: `stop` became nonzero.
         """
@@ -117,6 +124,8 @@ class Rollout:
         stop = self._stop if self._asked is None else _Until(self._stop, self._asked)
         num_actions = len(env.spec.action)
         rows.policy_version[:] = policy_version
+        if self._refresh is not None:
+            feed = RefreshingFeed(feed, self._refresh, rows.policy_version)
         rows.terminated[:] = False
         rows.truncated[:] = False
         for row, carry in zip(rows.observation, self._carry, strict=True):

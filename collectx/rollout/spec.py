@@ -25,6 +25,7 @@ class RolloutSpec:
         reset_at_each_iter: every batch begins with new trajectories in all envs.
         set_truncated: the last frame of every row of a batch is marked truncated, and thereby done.
         may_end_early: a batch may end with fewer frames than its slot has room for.
+        refresh_each_step: newer weights are asked for before every step, not only between batches.
     """
 
     max_frames_per_traj: int | None = None
@@ -32,6 +33,7 @@ class RolloutSpec:
     reset_at_each_iter: bool = False
     set_truncated: bool = False
     may_end_early: bool = False
+    refresh_each_step: bool = False
 
     def env_spec(self, spec: EnvSpec) -> EnvSpec:
         """What the rollout's env has, where `spec` is that of the group as it was built: where trajectories are cut, it
@@ -39,7 +41,7 @@ class RolloutSpec:
 
         Raises:
             ConfigError: trajectories are to end before their episodes do, or batches before they are full, which this
-                group does not allow.
+                group does not allow, or it counts trajectories' frames itself.
         """
         if self.may_end_early and spec.ragged:
             raise ConfigError(
@@ -62,6 +64,13 @@ class RolloutSpec:
                 raise ConfigError(problems)
         if self.max_frames_per_traj is None:
             return spec
+        if any(leaf.key == STEP_COUNT for leaf in spec.observation):
+            raise ConfigError(
+                [
+                    f"collector.max_frames_per_traj={self.max_frames_per_traj}: the env has a step_count of its own: "
+                    "leave one of them out, or let the env cut its trajectories, as TorchRL's StepCounter does."
+                ]
+            )
         return dataclasses.replace(spec, observation=(*spec.observation, _STEP_COUNT))
 
 

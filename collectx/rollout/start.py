@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from collectx.env.base import Env
 from collectx.policy.base import Actor
@@ -20,8 +20,9 @@ def make_rollout(
     seeds: Sequence[int],
     stop: Stop,
     want: RolloutSpec = PLAIN,
+    refresh: Callable[[], int] | None = None,
     asked: Asked | None = None,
 ) -> Rollout:
     """See `Rollout` for the arguments."""
     kind = RaggedRollout if env.spec.ragged else Rollout
-    return kind(env, actor, episodes, seeds, stop, want, asked)
+    return kind(env, actor, episodes, seeds, stop, want, refresh, asked)

@@ -17,9 +17,11 @@ from omegaconf import MISSING
 from collectx.config import (
     ELSEWHERE,
     NETWORK_BACKENDS,
+    REMOTE,
     CnnPolicyConfig,
     GymEnvConfig,
     GymVectorEnvConfig,
+    RpcBackendConfig,
     RunConfig,
     SlurmLauncherConfig,
     SlurmResources,
@@ -32,6 +34,7 @@ from collectx.config import (
     why_no_nccl,
 )
 from collectx.errors import ConfigError
+from collectx.transport.backends import tensorpipe_problems
 
 # Options of sbatch that a job of all roles depends on.
 _OURS = frozenset({"array", "ntasks", "nodes", "output", "error", "no-kill"})
@@ -161,6 +164,8 @@ def _chosen_backend(cfg: RunConfig) -> list[str]:
         return []
     if backend == "nccl":
         return ["backend=auto: nccl, as policies and stored batches are both on GPUs."]
+    if backend == "rpc":
+        return ["backend=auto: rpc, which pickles between trainer and workers: for networks of your own alone."]
     anywhere = "loopback" if cfg.launcher.kind == "local" else "whichever network a worker reaches the trainer by"
     return [f"backend=auto: gloo, over {cfg.backend.interface or anywhere}."]
 
@@ -218,12 +223,20 @@ def _backend(cfg: RunConfig) -> Iterator[str]:
     if _missing(collector, backend, launcher):
         return
     one_process = collector == "single" or launcher == "inline"
-    if collector.startswith("distributed") and backend in ("inline", "shared_memory"):
+    if collector == "rpc" and backend not in ("auto", "rpc") and launcher != "inline":
         yield (
-            f"backend={backend}: collector={collector} is over torch.distributed: use backend=auto or gloo, "
-            f"or collector=multi_{'sync' if collector.endswith('sync') else 'async'}."
+            f"backend={backend}: collector=rpc is over torch RPC: use backend=auto or rpc, "
+            "or collector=distributed or distributed_sync."
         )
         return
+    if collector in REMOTE and backend in ("inline", "shared_memory"):
+        yield (
+            f"backend={backend}: collector={collector} is over torch.distributed: use backend=auto or gloo, "
+            f"or collector=multi_{'async' if is_async(cfg.collector) else 'sync'}."
+        )
+        return
+    if isinstance(cfg.backend, RpcBackendConfig):
+        yield from tensorpipe_problems("backend.tensorpipe", cfg.backend.tensorpipe)
     if (
         backend == "nccl"
         and not one_process
@@ -289,6 +302,11 @@ def _inner(cfg: RunConfig) -> Iterator[str]:
     count = want.num_workers_per_collector
     if count == 1 or cfg.backend.kind == MISSING:
         return
+    if want.refresh == "step":
+        yield (
+            f"collector.num_workers_per_collector={count}: a worker that is itself a collector takes weights between "
+            "its batches: use collector.refresh=batch."
+        )
     if want.inner == "single":
         yield (
             f"collector.num_workers_per_collector={count}: collector.inner=single has one process: "

@@ -9,14 +9,33 @@ from __future__ import annotations
 import os
 import shutil
 import sysconfig
+from collections.abc import Mapping
 from importlib import import_module
 from importlib.util import find_spec
+from typing import Any
 
 
 def why_not(backend: str) -> str | None:
     """Why workers cannot be reached by `backend` from here: one clause and what to do; None where they can."""
     reason = _REASONS.get(backend)
     return None if reason is None else reason()
+
+
+def tensorpipe_problems(name: str, options: Mapping[str, Any]) -> list[str]:
+    """What is wrong with options of `torch.distributed.rpc.TensorPipeRpcBackendOptions`, which are called `name`."""
+    known = ("num_worker_threads", "rpc_timeout", "_transports", "_channels")
+    found = []
+    for key, value in options.items():
+        if key not in known:
+            found.append(
+                f"{name} has {key}: may have {', '.join(known)}; agents find each other, and bytes lie on the CPU."
+            )
+        elif key.startswith("_"):
+            if not isinstance(value, (list, tuple)) or not all(isinstance(each, str) for each in value):
+                found.append(f"{name}: {key}={value!r}: must be a list of TensorPipe's names, as ['uv'].")
+        elif isinstance(value, bool) or not isinstance(value, (int, float)) or value <= 0:
+            found.append(f"{name}: {key}={value!r}: must be a number above 0.")
+    return found
 
 
 def mpi_path() -> str:
@@ -55,6 +74,14 @@ def _ucc() -> str | None:
     return None
 
 
+def _rpc() -> str | None:
+    import torch.distributed.rpc as rpc
+
+    if not rpc.is_available():
+        return "this build of torch has no RPC: install one that has, as those of pytorch.org do, or use backend=gloo"
+    return None
+
+
 def _mpi() -> str | None:
     if find_spec("mpi4py") is None:
         return "mpi4py is not installed: pip install 'collectx[mpi]', or use backend=gloo"
@@ -84,4 +111,4 @@ def _mpi() -> str | None:
     return None
 
 
-_REASONS = {"gloo": _gloo, "nccl": _nccl, "ucc": _ucc, "mpi": _mpi}
+_REASONS = {"gloo": _gloo, "nccl": _nccl, "ucc": _ucc, "mpi": _mpi, "rpc": _rpc}

@@ -55,7 +55,7 @@ class Tally:
     """What a worker says about the batch it has just filled.
 
     Attributes:
-        policy_version: of the weights that acted.
+        policy_version: of the weights that acted first.
         env_s, policy_s, wait_s, send_s: seconds for stepping envs, calling the policy, waiting for a grant, handing
             over (and taking new weights).
         returns, lengths: float64 and int64, `[episodes]`: undiscounted return and frames of each episode that ended in

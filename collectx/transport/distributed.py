@@ -1,7 +1,7 @@
 """Transport between hosts: every worker has two ways to the trainer, both its own.
 
     connection   control messages, and who is alive: when it breaks, the worker is gone      (rendezvous.py)
-    pair         the bytes, slots up and weights down, by torch.distributed                  (pair.py)
+    pair         the bytes, slots up and weights down, by torch.distributed or torch RPC     (pair.py)
 
     trainer                            worker
     GRANT slot     ----------------->  fills it
@@ -30,7 +30,7 @@ import socket
 import threading
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import Any
@@ -75,7 +75,7 @@ class Terms:
         rows, steps, num_slots, weights_nbytes: see `SlabSpec`.
         timeout_s: a connection over a cut cable breaks within about this time; so long, and not less than `_PAIR_S`,
             may making the pair, a send and a receive take.
-        backend, devices: see `make_pair`.
+        backend, devices, options: see `make_pair`.
     """
 
     rows: int
@@ -85,10 +85,12 @@ class Terms:
     timeout_s: float
     backend: str = "gloo"
     devices: Sequence[str] = ("cpu", "cpu")
+    options: Mapping[str, Any] = field(default_factory=dict)
 
     def pair(self, connection: Connection, rank: int, address: str) -> Pair:
         """This process's end of a pair by these terms."""
-        return make_pair(self.backend, connection, rank, address, max(self.timeout_s, _PAIR_S), self.devices)
+        timeout_s = max(self.timeout_s, _PAIR_S)
+        return make_pair(self.backend, connection, rank, address, timeout_s, self.devices, self.options)
 
 
 @dataclass
@@ -124,7 +126,7 @@ class DistributedTransport:
         task: `task(worker, life)` is what a worker of that index is told, as JSON can hold it.
         timeout_s: see `Terms`.
         events: called as `events(name, **fields)` from any thread, when a peer was refused.
-        backend, devices: see `make_pair`; filled slots lie on the first of the devices.
+        backend, devices, options: see `make_pair`; filled slots lie on the first of the devices.
 
     Attributes:
         meeting: where the trainer listens, for workers.
@@ -142,11 +144,19 @@ class DistributedTransport:
         events: Callable[..., None] = lambda name, **fields: None,
         backend: str = "gloo",
         devices: Sequence[str] = ("cpu", "cpu"),
+        options: Mapping[str, Any] | None = None,
     ):
         self.spec = spec
         self._layout = Layout(spec.leaves, spec.rows, spec.steps)
         self._terms = Terms(
-            spec.rows, spec.steps, spec.num_slots, spec.weights_nbytes, timeout_s, backend, tuple(devices)
+            spec.rows,
+            spec.steps,
+            spec.num_slots,
+            spec.weights_nbytes,
+            timeout_s,
+            backend,
+            tuple(devices),
+            dict(options or {}),
         )
         self._switchboard = switchboard
         self._task = task

@@ -1,5 +1,5 @@
-"""The way of the bytes between the trainer and one worker: a torch.distributed process group of these two alone, so
-that one death never takes the others along and a replacement can come.
+"""The way of the bytes between the trainer and one worker: a torch.distributed process group of these two
+alone, or calls over torch RPC, so that one death never takes the others along and a replacement can come.
 
 The group's own rendezvous goes over the authenticated connection, so nothing else has to listen (`Exchange`).
 Here are what every pair promises and the one over gloo; the others are in `pair_<backend>.py`. Must not know what the
@@ -9,7 +9,7 @@ bytes are.
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from functools import cache
 from importlib import import_module
@@ -64,17 +64,28 @@ class Pair(Protocol):
 
 
 def make_pair(
-    backend: str, connection: Connection, rank: int, address: str, timeout_s: float, devices: Sequence[str]
+    backend: str,
+    connection: Connection,
+    rank: int,
+    address: str,
+    timeout_s: float,
+    devices: Sequence[str],
+    options: Mapping[str, Any],
 ) -> Pair:
     """One end of a pair; the other is made at the same time at the other end of `connection`.
 
     Args:
-        backend: gloo, nccl, mpi or ucc, as `collectx.transport.backends` finds that it can work.
+        backend: gloo, nccl, mpi, ucc or rpc, as `collectx.transport.backends` finds that it can work.
         connection, rank, address, timeout_s: see `GlooPair`.
         devices: where the bytes lie on their way, the trainer's end first; only nccl looks at it.
+        options: of `RpcPair`; only rpc looks at it.
     """
     if backend == "gloo":
         return GlooPair(connection, rank, address, timeout_s)
+    if backend == "rpc":
+        from collectx.transport.pair_rpc import RpcPair
+
+        return RpcPair(connection, rank, address, timeout_s, options)
     return import_module(f"collectx.transport.pair_{backend}").make(connection, rank, timeout_s, devices[rank])
 
 

@@ -13,7 +13,13 @@ from faulty import BrokenLever, Unpicklable
 
 from collectx.errors import WorkerDied, WorkerError, WorkerTimeout
 
-PLACES = [("single", "inline"), ("multi_sync", "local"), ("multi_async", "local"), ("distributed", "local")]
+PLACES = [
+    ("single", "inline"),
+    ("multi_sync", "local"),
+    ("multi_async", "local"),
+    ("distributed", "local"),
+    ("rpc", "local"),
+]
 places = pytest.mark.parametrize(("kind", "place"), PLACES)
 
 
@@ -85,7 +91,7 @@ def test_a_policy_that_raises(kind, place):
     assert (caught.value.lever, caught.value.force) == ("policy", 7)
 
 
-@pytest.mark.parametrize("kind", ["multi_sync", "multi_async", "distributed_sync", "distributed"])
+@pytest.mark.parametrize("kind", ["multi_sync", "multi_async", "distributed_sync", "distributed", "rpc"])
 def test_a_worker_killed_in_mid_run_is_named(kind):
     with start(kind, "local", counting(), total_frames=-1) as collector:
         next(collector)
@@ -103,7 +109,7 @@ def test_a_crash_names_the_log(tmp_path):
         drain(collector)
 
 
-@pytest.mark.parametrize("kind", ["multi_sync", "multi_async", "distributed_sync", "distributed"])
+@pytest.mark.parametrize("kind", ["multi_sync", "multi_async", "distributed_sync", "distributed", "rpc"])
 def test_a_hung_env_names_the_knob(kind, tmp_path):
     env = faulty("hang", at_step=50, claim=str(tmp_path / "claim"))
     with (

@@ -13,8 +13,8 @@ from faulty import BrokenLever
 from collectx.env.counting import LIFE, StreamChecker
 from collectx.errors import WorkerDied, WorkerTimeout
 
-KINDS = ("multi_sync", "multi_async", "distributed_sync", "distributed")
-SYNC = ("multi_sync", "distributed_sync")
+KINDS = ("multi_sync", "multi_async", "distributed_sync", "distributed", "rpc_sync", "rpc")
+SYNC = ("multi_sync", "distributed_sync", "rpc_sync")
 kinds = pytest.mark.parametrize("kind", KINDS)
 
 

@@ -17,7 +17,13 @@ from faulty import BrokenLever
 from collectx.env.counting import StreamChecker
 from collectx.errors import WorkerDied
 
-WAYS = [("distributed_sync", "sync"), ("distributed", "sync"), ("distributed", "async"), ("multi_sync", "async")]
+WAYS = [
+    ("distributed_sync", "sync"),
+    ("distributed", "sync"),
+    ("distributed", "async"),
+    ("rpc", "async"),
+    ("multi_sync", "async"),
+]
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ import time
 
 import pytest
 import torch
-from collecting import batches, counting, custom, gym, mlp, start
+from collecting import batches, counting, custom, gym, gym_vector, mlp, start
 
 from collectx.env.counting import StreamChecker, episode_length
 
@@ -19,8 +19,10 @@ WAYS = [
     ("multi_async", "local"),
     ("distributed_sync", "local"),
     ("distributed", "local"),
+    ("rpc_sync", "local"),
+    ("rpc", "local"),
 ]
-SYNC = ("multi_sync", "distributed_sync")
+SYNC = ("multi_sync", "distributed_sync", "rpc_sync")
 ways = pytest.mark.parametrize(("kind", "place"), WAYS)
 groups = pytest.mark.parametrize("num_envs", [1, 3])
 
@@ -68,6 +70,8 @@ def test_every_frame_arrives_once_in_order_and_whole(kind, place, num_envs, zero
         ("multi_async", 3, 12, [3, 4], [None, "time"]),
         ("distributed_sync", 3, 24, [2, 3, 4], [None, None, "time"]),
         ("distributed", 3, 12, [3, 4], [None, "time"]),
+        ("rpc_sync", 3, 24, [2, 3, 4], [None, None, "time"]),
+        ("rpc", 3, 12, [3, 4], [None, "time"]),
     ],
 )
 def test_a_batch_looks_like_torchrls(kind, num_envs, frames, batch_size, names):
@@ -144,7 +148,7 @@ def test_what_is_known_of_a_delivery(kind, place):
                 assert min(part.timings.env_s, part.timings.policy_s, part.timings.wait_s, part.timings.send_s) >= 0
 
 
-@pytest.mark.parametrize("kind", ["single", "multi_sync", "distributed_sync"])
+@pytest.mark.parametrize("kind", ["single", "multi_sync", "distributed_sync", "rpc_sync"])
 @pytest.mark.parametrize("policy", [None, mlp()], ids=["random", "mlp"])
 def test_the_same_seed_gives_the_same_batches_bit_for_bit(kind, policy):
     def run(place, seed):
@@ -173,7 +177,7 @@ def test_envs_have_seeds_of_their_own_whatever_the_worker():
     assert len(wide["observation"][:, 0].unique(dim=0)) == 4
 
 
-@pytest.mark.parametrize(("kind", "place"), [way for way in WAYS if way[0] not in ("multi_async", "distributed")])
+@pytest.mark.parametrize(("kind", "place"), [way for way in WAYS if way[0] in ("single", *SYNC)])
 def test_sync_workers_act_with_the_newest_version_from_the_next_batch_on(kind, place):
     policy = custom("faulty:telling_policy", size=1000)
     import faulty
@@ -190,9 +194,7 @@ def test_sync_workers_act_with_the_newest_version_from_the_next_batch_on(kind, p
             assert collector.publish(mine) == index + 1
 
 
-@pytest.mark.parametrize(
-    ("kind", "place"), [("multi_async", "inline"), ("multi_async", "local"), ("distributed", "local")]
-)
+@pytest.mark.parametrize(("kind", "place"), [way for way in WAYS if way[0] not in ("single", *SYNC)])
 def test_hot_publish_to_async_workers_is_monotone_and_never_torn(kind, place):
     import faulty
 
@@ -215,6 +217,38 @@ def test_hot_publish_to_async_workers_is_monotone_and_never_torn(kind, place):
             with torch.no_grad():
                 mine.module.number.fill_(collector.policy_version + 1)
             collector.publish(mine)
+
+
+@pytest.mark.parametrize(
+    ("kind", "env"),
+    [
+        ("multi_async", counting(2, step_s=0.001)),
+        ("distributed", counting(2, step_s=0.001)),
+        ("multi_async", gym_vector(2, "next_step")),
+    ],
+    ids=["shared_memory", "gloo", "ragged"],
+)
+def test_weights_taken_between_steps_are_told_frame_by_frame(kind, env):
+    import faulty
+
+    policy = custom("faulty:telling_policy", size=20_000)
+    mine = faulty.telling_policy(20_000)
+    shape = {"num_workers": 1, "num_slots": 1, "frames_per_batch": 400, "total_frames": -1}
+    most, deadline = 1, time.monotonic() + 60
+    with start(kind, "local", env, policy, refresh="step", **shape) as collector:
+        while most < 3:
+            assert time.monotonic() < deadline
+            batch = next(collector)
+            version = batch["collector", "policy_version"]
+            assert torch.equal(batch["low"], version.float())
+            assert torch.equal(batch["high"], version.float())
+            assert (version.diff(dim=-1) >= 0).all()
+            most = len(version.unique())
+            for _ in range(5):
+                with torch.no_grad():
+                    mine.module.number.fill_(collector.policy_version + 1)
+                collector.publish(mine)
+                time.sleep(0.005)
 
 
 def test_async_delivers_from_every_worker():

@@ -176,7 +176,7 @@ def test_set_truncated_changes_marks_and_nothing_else(env):
             assert torch.equal(marked[key][:, :-1], plain[key][:, :-1])
 
 
-@pytest.mark.parametrize(("kind", "place"), [*WAYS, ("distributed", "local")])
+@pytest.mark.parametrize(("kind", "place"), [*WAYS, ("distributed", "local"), ("rpc", "local")])
 @pytest.mark.parametrize("env", [gym(2), gym_vector(2, "next_step", "sync")], ids=["lockstep", "ragged"])
 def test_the_first_frames_are_random(kind, place, env):
     """Of every worker's parts of 20 frames, as many as its share of the first 90 frames touches; then none."""

@@ -31,6 +31,12 @@ WRONG = {
         r"^collector\.frames_per_batch=48 is not a multiple of collector\.num_workers=2 x "
         r"collector\.num_workers_per_collector=2 x env\.num_envs=8 \(48 / 32 = 1\.50\)"
     ),
+    "collector=rpc backend=gloo": r"^backend=gloo: collector=rpc is over torch RPC: use backend=auto or rpc, or",
+    "collector=rpc backend=rpc backend.tensorpipe={num_workers:2}": (
+        r"^backend\.tensorpipe has num_workers: may have num_worker_threads, rpc_timeout, _transports, _channels;"
+    ),
+    "collector=rpc backend=rpc backend.tensorpipe={_transports:uv}": r"_transports='uv': must be a list of TensorPipe",
+    "collector=rpc backend=rpc backend.tensorpipe={rpc_timeout:0}": r"rpc_timeout=0: must be a number above 0",
     "backend=nccl": r"^backend=nccl: devices\.policy_device=cpu: it goes from the GPU of the policy to the GPU where",
     "backend=nccl devices=cuda": r"both cuda:0 with launcher=local: NCCL needs a GPU of its own for each end",
     "backend=mpi launcher=submitit": r"^backend=mpi: launcher=submitit starts every worker as a job of its own",
@@ -79,6 +85,8 @@ def test_a_backend_that_cannot_work_here_is_told_with_all_other_problems(monkeyp
         ("collector=distributed devices.storing_device=cuda devices.policy_device=cuda:0", "gloo"),
         ("collector=distributed devices.storing_device=cuda", "gloo"),
         ("launcher=slurm", "gloo"),
+        ("collector=rpc", "rpc"),
+        ("collector=rpc launcher=slurm collector.sync=true", "rpc"),
         ("launcher=slurm devices=cuda", "nccl"),
     ],
 )
@@ -86,7 +94,7 @@ def test_what_auto_stands_for_and_that_it_says_so(line, backend):
     cfg = compose(line.split())
     assert backend_of(cfg) == backend
     notes = [note for note in rules.advice(cfg) if note.startswith("backend=auto: ")]
-    assert [note.split()[1].rstrip(",") for note in notes] == ([backend] if backend in ("gloo", "nccl") else [])
+    assert [note.split()[1].rstrip(",") for note in notes] == ([backend] if backend in ("gloo", "nccl", "rpc") else [])
 
 
 def test_an_interface_that_is_not_there_is_a_problem_before_anything_starts():

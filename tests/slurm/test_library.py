@@ -9,7 +9,7 @@ import pytest
 _SCRIPT = """
 import os, subprocess, sys
 import gymnasium, torch
-from collectx import DistributedCollector
+from collectx import {collector}
 
 class Push(torch.nn.Module):
     def __init__(self):
@@ -23,7 +23,7 @@ def make():
 
 if __name__ == "__main__":
     policy, wanted = Push(), {wanted}
-    with DistributedCollector(
+    with {collector}(
         [make] * 2, policy, frames_per_batch=120, total_frames=-1, sync={sync}, launcher="submitit",
         slurm_kwargs={{"timeout_min": 10, "slurm_cpus_per_task": 1}}, folder="run", on_worker_failure="restart",
         worker_timeout_s=20.0,
@@ -43,9 +43,17 @@ if __name__ == "__main__":
 """
 
 
-def _run(cluster, tmp_path, sync, fault="pass", wanted="{(1, 1), ('worker', 0), ('worker', 1)}"):
+def _run(
+    cluster,
+    tmp_path,
+    sync,
+    fault="pass",
+    wanted="{(1, 1), ('worker', 0), ('worker', 1)}",
+    collector="DistributedCollector",
+):
     shape = "(2, 3, 20)" if sync else "(3, 40)"
-    (tmp_path / "script.py").write_text(_SCRIPT.format(sync=sync, shape=shape, fault=fault, wanted=wanted))
+    script = _SCRIPT.format(sync=sync, shape=shape, fault=fault, wanted=wanted, collector=collector)
+    (tmp_path / "script.py").write_text(script)
     return cluster.login([sys.executable, "script.py"], timeout=200, cwd=tmp_path)
 
 
@@ -55,8 +63,9 @@ def test_workers_are_jobs_that_end_with_the_collector(cluster, tmp_path, sync, w
     wait_until(lambda: cluster.jobs() == [], 90, "all jobs end")
 
 
-def test_a_worker_whose_job_is_cancelled_comes_again(cluster, tmp_path):
+@pytest.mark.parametrize("collector", ["DistributedCollector", "RPCCollector"])
+def test_a_worker_whose_job_is_cancelled_comes_again(cluster, tmp_path, collector):
     fault = "subprocess.run(['scancel', '--name', 'collectx-worker', '--state', 'RUNNING'], check=True)"
-    assert _run(cluster, tmp_path, True, fault) == "done 1.0\n"
+    assert _run(cluster, tmp_path, True, fault, collector=collector) == "done 1.0\n"
     events = (tmp_path / "run" / "events.jsonl").read_text()
     assert '"event":"worker_restarted"' in events

@@ -31,9 +31,10 @@ def test_a_sync_run_gives_the_batches_of_a_local_one(run):
     local = run(*SMALL, *digested)
     assert local.finish() == 0, local.said
     expected = local.result["digest"]
-    going = run(*_SMALL, *digested, "collector=distributed_sync")
-    assert going.finish() == 0, going.said
-    assert going.result["digest"] == expected
+    for collector in (["collector=distributed_sync"], ["collector=rpc", "collector.sync=true"]):
+        going = run(*_SMALL, *digested, *collector)
+        assert going.finish() == 0, going.said
+        assert going.result["digest"] == expected
 
 
 def test_a_worker_may_be_a_collector_of_several_processes(run):
@@ -66,7 +67,7 @@ def _hit(going, fault: str, worker: int = 2) -> dict:
     return victim
 
 
-@pytest.mark.parametrize("collector", ["multi_async", "multi_sync"])
+@pytest.mark.parametrize("collector", ["multi_async", "multi_sync", "rpc"])
 @pytest.mark.parametrize("faults", [("kill", "crash"), ("cut", "hang")], ids="_".join)
 def test_workers_that_are_gone_come_again(run, faults, collector):
     going = run(*_ENDLESS, f"collector={collector}", "collector.on_worker_failure=restart")

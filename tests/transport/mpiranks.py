@@ -25,7 +25,7 @@ else:
         except OSError:
             assert time.monotonic() < deadline
             time.sleep(0.02)
-pair = make_pair("mpi", connection, rank, "", 60.0, ("cpu", "cpu"))
+pair = make_pair("mpi", connection, rank, "", 60.0, ("cpu", "cpu"), {})
 # More than MPI sends without the other end's help.
 incoming = [pair.receive(torch.zeros(2_000_000, dtype=torch.uint8)) for _ in range(2)]
 pending = pair.receive(torch.zeros(10, dtype=torch.uint8))

@@ -33,7 +33,7 @@ def ends(request):
     made, lines = {}, connections()
 
     def make(rank):
-        made[rank] = make_pair("gloo", lines[rank], rank, request.param, 60.0, ("cpu", "cpu"))
+        made[rank] = make_pair("gloo", lines[rank], rank, request.param, 60.0, ("cpu", "cpu"), {})
 
     threads = [threading.Thread(target=make, args=(rank,)) for rank in (TRAINER, WORKER)]
     for thread in threads:

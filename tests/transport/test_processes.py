@@ -21,7 +21,7 @@ from collectx.transport.base import Arrival, Departure
 HANGS_NEXT = Fault("hang", at=1)
 
 
-@pytest.fixture(params=["shared_memory", "gloo"])
+@pytest.fixture(params=["shared_memory", "gloo", "rpc"])
 def connect(request):
     made = []
 
@@ -167,4 +167,6 @@ def test_a_worker_that_sends_while_the_trainer_closes_ends_quietly(connect, capf
             arrive(transport)
         transport.close()
         assert [handle.exitcode for handle in handles] == [0, 0]
-    assert capfd.readouterr().err == ""
+    said = capfd.readouterr().err.splitlines()
+    # torch says of every RPC agent that has gone that it has.
+    assert [line for line in said if "tensorpipe_agent.cpp" not in line] == []

@@ -1,0 +1,82 @@
+"""What `update_policy_weights_` is given, in all the forms that TorchRL's collectors take, and what a weight updater
+gives. Called in the trainer's process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
+
+import torch
+from tensordict import TensorDict, TensorDictBase
+from torch import nn
+
+Given: TypeAlias = nn.Module | TensorDictBase | Mapping[str, Any] | None
+
+_NAMES = ("weights", "policy", "weights_dict", "model_id", "worker_ids")
+
+
+def given_weights(positional: Given, named: Mapping[str, Any]) -> Given:
+    """The one that was given, of the positional argument, `weights`, `policy` and `weights_dict`.
+
+    Raises:
+        TypeError: several are given, or another keyword.
+        ValueError: weights of another model than "policy", or for some of the workers.
+    """
+    if unknown := sorted(set(named) - set(_NAMES)):
+        raise TypeError(f"update_policy_weights_() got {', '.join(unknown)}: it takes {', '.join(_NAMES)}")
+    model, models = named.get("model_id"), named.get("weights_dict")
+    if unknown := sorted({"policy" if model is None else model, *(models or ())} - {"policy"}):
+        raise ValueError(f"weights of {', '.join(unknown)}: the only model here is 'policy'")
+    if isinstance(positional, Mapping) and any(isinstance(key, int) for key in positional):
+        raise ValueError("weights by worker: all workers act with the same weights; give one set")
+    if named.get("worker_ids") is not None:
+        raise ValueError(f"worker_ids={named['worker_ids']!r}: all workers take the same weights; leave it out")
+    all_given = (positional, named.get("weights"), named.get("policy"), (models or {}).get("policy"))
+    given = [one for one in all_given if one is not None]
+    if len(given) > 1:
+        raise TypeError("the weights were given more than once, of policy_or_weights, weights, policy, weights_dict")
+    return given[0] if given else None
+
+
+def updated_weights(updater: Callable[[], Any] | None, given: Given) -> Given:
+    """What is to be published, where `given` was given: what a weight updater makes of it, or gives where it is None.
+
+    Args:
+        updater: returns the weights when it is called; or one of TorchRL's (or a callable that makes one), of which the
+            weights and their mapping are taken, while their way to the workers is the collector's own.
+    """
+    if updater is None:
+        return given
+    made: Any = updater if _is_torchrl(updater) else None
+    if made is None and (given is None or isinstance(updater, type)):
+        result = updater()
+        if not _is_torchrl(result):
+            return result
+        made = result
+    if made is None:
+        return given
+    if isinstance(given, nn.Module):
+        given = TensorDict.from_module(given).data
+    return made._maybe_map_weights(made._get_server_weights() if given is None else given)
+
+
+def load_weights(policy: nn.Module, weights: TensorDictBase | Mapping[str, Any]) -> None:
+    """Copies weights by name (a state dict, or a TensorDict of parameters) into `policy`.
+
+    Raises:
+        KeyError: one of the policy's is lacking.
+    """
+    if isinstance(weights, TensorDictBase):
+        weights = weights.flatten_keys(".").to_dict()
+    own = policy.state_dict()
+    missing = sorted(set(own) - set(weights))
+    if missing:
+        raise KeyError(f"the weights lack {', '.join(missing)}")
+    with torch.no_grad():
+        for name, value in own.items():
+            value.copy_(weights[name])
+
+
+def _is_torchrl(updater: Any) -> bool:
+    return hasattr(updater, "_get_server_weights") and not isinstance(updater, type)

@@ -1,0 +1,141 @@
+"""The same envs and policies for TorchRL's collectors and for ours, and the comparison of their batches.
+
+Its classes are at the top of a module, so that processes find them.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import gymnasium
+import torch
+import torchrlenvs
+from tensordict.nn import TensorDictModule, TensorDictSequential
+from torchrl.modules import LSTMModule
+
+from collectx.collector.worker import env_seed
+
+OURS_ALONE = ("collector", "policy_version")
+TRAJ_IDS = ("collector", "traj_ids")
+# Of an env without this end, TorchRL's batches have none.
+_NOT_THEIRS = {"stateless": {"truncated"}, "many_keys": {"truncated"}}
+
+
+class Policy(torch.nn.Module):
+    """Deterministic: the actions of each env's kind from a number of the observation."""
+
+    def __init__(self, name):
+        super().__init__()
+        self.name = name
+
+    def forward(self, seen):
+        if self.name == "many_keys":
+            turn = (seen.reshape(*seen.shape[:-3], -1)[..., 0] % 3).long()
+            push = torch.stack([turn / 3.0, -turn / 2.0], -1)
+            return torch.nn.functional.one_hot(turn, 3).bool(), push
+        if self.name == "batched":
+            return seen.sum(-1) % 5
+        if self.name == "stateless":
+            return torch.sin(seen)[..., None]
+        if self.name in ("pendulum", "normed"):
+            return 2 * seen[..., :1]
+        right = (seen[..., 2] + 0.1 * seen[..., 0] > 0).long()
+        return torch.nn.functional.one_hot(right, 2) if self.name == "one_hot" else right
+
+
+_READS = {"normed": ("agent", "state"), "many_keys": "pixels", "batched": ("nested", "counts"), "stateless": "th"}
+_WRITES = {"many_keys": [("agent", "move"), ("agent", "push")]}
+
+
+def policy(name):
+    if name == "recurrent":
+        return lstm()
+    return TensorDictModule(Policy(name), [_READS.get(name, "observation")], _WRITES.get(name, ["action"]))
+
+
+def lstm():
+    """Acts by its memory, with the same weights each time."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        memory = LSTMModule(4, 5, in_keys=["observation", "h", "c"], out_keys=["embed", ("next", "h"), ("next", "c")])
+        head = TensorDictModule(torch.nn.Linear(5, 2), ["embed"], ["logits"])
+    return TensorDictSequential(memory, head, TensorDictModule(partial(torch.argmax, dim=-1), ["logits"], ["action"]))
+
+
+def size(name):
+    """Envs of one worker."""
+    return {"serial": 3, "counted_serial": 3, "batched": 3, "parallel": 2}.get(name, 1)
+
+
+def seeds(name, worker=0):
+    """What our worker of that index seeds its envs with."""
+    num = size(name)
+    return [env_seed(0, worker * num + e) for e in range(num)]
+
+
+def seeded(make, seeds):
+    """An env as our worker seeds it: one by one, or as a whole."""
+
+    def create():
+        if make is torchrlenvs.serial:
+            return torchrlenvs.SerialEnv(len(seeds), [seeded(torchrlenvs.cartpole, [seed]) for seed in seeds])
+        env = make()
+        env.set_seed(seeds[0])
+        return env
+
+    return create
+
+
+class Again(gymnasium.Wrapper):
+    """A reset with a seed is followed by one without, as TorchRL's `GymEnv` does when it is seeded."""
+
+    def reset(self, *, seed=None, options=None):
+        first = self.env.reset(seed=seed)
+        return first if seed is None else self.env.reset()
+
+
+def collect(collector):
+    """All batches, copied."""
+    try:
+        return [batch.clone() for batch in collector]
+    finally:
+        collector.shutdown()
+
+
+def keys(batch):
+    return {key if isinstance(key, tuple) else (key,) for key in batch.keys(True, True)}
+
+
+def renamed(ids):
+    """Trajectory ids by their first appearance."""
+    names = {}
+    return torch.tensor([names.setdefault(i, len(names)) for i in ids.reshape(-1).tolist()]).reshape(ids.shape)
+
+
+def assert_alike(name, theirs, ours, names=True):
+    """The same keys, shapes, dtypes and, if `names`, dimension names of two batches; returns the keys that they share.
+
+    Args:
+        name: of the env.
+    """
+    assert theirs.batch_size == ours.batch_size
+    assert theirs.device == ours.device
+    assert not names or theirs.names == ours.names
+    surplus = {key for key in keys(ours) - keys(theirs) if key[-1] in _NOT_THEIRS.get(name, ())}
+    if name == "many_keys":
+        surplus.add(("next", "only_root"))
+    assert keys(ours) - surplus == keys(theirs) | {OURS_ALONE}
+    for key in keys(theirs):
+        assert (theirs[key].shape, theirs[key].dtype) == (ours[key].shape, ours[key].dtype), key
+    return keys(theirs)
+
+
+def assert_same(name, theirs, ours, names=True):
+    """The same batches, entry by entry; trajectory ids are the same but for their numbers."""
+    assert len(theirs) == len(ours) > 0
+    for a, b in zip(theirs, ours, strict=True):
+        for key in assert_alike(name, a, b, names) - {TRAJ_IDS}:
+            torch.testing.assert_close(a[key], b[key], rtol=0, atol=0, msg=lambda text, key=key: f"{key}: {text}")
+    if TRAJ_IDS in keys(theirs[0]):
+        ids = [torch.cat([batch[TRAJ_IDS].reshape(-1) for batch in batches]) for batches in (theirs, ours)]
+        assert torch.equal(*map(renamed, ids))

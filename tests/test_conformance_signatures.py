@@ -1,0 +1,69 @@
+"""Every keyword of TorchRL's collectors is taken, or is refused with a reason."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+
+pytest.importorskip("torchrl", reason="needs the torchrl extra")
+
+import gymnasium
+import torchrl.collectors
+import torchrl.collectors.distributed
+
+import collectx
+from collectx.keywords import REFUSED
+
+PEERS = {
+    name: getattr(module, name)
+    for module in (torchrl.collectors, torchrl.collectors.distributed)
+    for name in module.__all__
+    if name.endswith("Collector") and hasattr(collectx, name)
+}
+# Passed on: they are named in the signature of the class above.
+PASSED_ON = {"self", "args", "kwargs"}
+
+
+def names(cls):
+    return set(inspect.signature(cls.__init__).parameters) - PASSED_ON
+
+
+def wanted(name):
+    """The keywords of TorchRL's class, and of those that it hands its `**kwargs` to."""
+    found = names(PEERS[name])
+    return found | names(PEERS["MultiCollector"]) if name.startswith("Multi") else found
+
+
+def test_all_classes_are_looked_at():
+    assert {"Collector", "MultiSyncCollector", "MultiAsyncCollector", "DistributedCollector"} <= set(PEERS)
+
+
+@pytest.mark.parametrize("name", PEERS)
+def test_every_keyword_is_taken_or_refused_with_a_reason(name):
+    assert wanted(name) - names(getattr(collectx, name)) <= set(REFUSED)
+
+
+def test_what_is_refused_is_not_taken_after_all():
+    for refused in REFUSED:
+        assert any(refused in wanted(name) - names(getattr(collectx, name)) for name in PEERS), refused
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_refused_is_told_why(name):
+    def never():
+        raise AssertionError("an env was made")
+
+    known = names(collectx.Collector) & names(collectx.MultiSyncCollector)
+    assert name not in known
+    cls = collectx.MultiSyncCollector if name in names(collectx.Collector) else collectx.Collector
+    with pytest.raises(TypeError, match=rf"'{name}' \(of TorchRL's, not taken here: \w+"):
+        cls([never] if cls is collectx.MultiSyncCollector else never, **{name: 1})
+
+
+def test_what_is_refused_may_be_said_not_to_be_wanted():
+    def create():
+        return gymnasium.make("CartPole-v1")
+
+    with collectx.Collector(create, frames_per_batch=4, backend=None, compact_obs=False) as collector:
+        assert collector.next().numel() == 4

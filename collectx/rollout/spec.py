@@ -32,8 +32,8 @@ class RolloutSpec:
     num_random_batches: int = 0
     reset_at_each_iter: bool = False
     set_truncated: bool = False
-    may_end_early: bool = False
     refresh_each_step: bool = False
+    may_end_early: bool = False
 
     def env_spec(self, spec: EnvSpec) -> EnvSpec:
         """What the rollout's env has, where `spec` is that of the group as it was built: where trajectories are cut, it

@@ -26,6 +26,8 @@ from collectx.collector.worker import env_seed
 from collectx.config import REMOTE, EnvConfig, RunConfig, SubmititLauncherConfig, backend_of, is_stacked
 from collectx.early import Early, Interrupted, Preempted
 from collectx.errors import ConfigError
+from collectx.given import Hooks
+from collectx.inspection import Inspected
 from collectx.keywords import (
     CreateEnv,
     Devices,
@@ -51,7 +53,7 @@ from collectx.transport.base import RESET, reset_with
 from collectx.updates import Given, given_weights, load_weights, updated_weights
 
 
-class DataCollector:
+class DataCollector(Inspected):
     """What all collectors of this module share; not to be made itself.
 
     Iterate to get TensorDicts of `frames_per_batch` frames (see README, "A batch"), until `total_frames` are delivered.
@@ -74,10 +76,10 @@ class DataCollector:
             chosen = next((own for own in self._specs if issubclass(own, spec)), None)
             return spec() if chosen is None else taken.take(chosen)
 
-        work, frames, devices, handing, workers, weights, remote, early = map(
-            take, (Work, Frames, Devices, Handing, Workers, Weights, Remote, Early)
+        work, frames, devices, handing, workers, weights, remote, hooks, early = map(
+            take, (Work, Frames, Devices, Handing, Workers, Weights, Remote, Hooks, Early)
         )
-        self._order = order = Order(kind, work, frames, devices, handing, workers, weights, remote, early, sync)
+        self._order = order = Order(kind, work, frames, devices, handing, workers, weights, remote, hooks, early, sync)
         taken.end()
         order.check()
         self._cfg, own = order.config()
@@ -86,6 +88,7 @@ class DataCollector:
             _launch_by(self._cfg, order.remote)
         spec = envs.read_spec(create[0])
         self._frames_per_batch = order.fit(self._cfg, own, spec.num_envs)
+        self._most_steps = [each.get("steps") for each in own]
         self.policy: Any = policies.build(self._cfg.policy, spec, self._cfg.seed)
         self._closing = contextlib.ExitStack()
         with contextlib.ExitStack() as stack:
@@ -120,9 +123,7 @@ class DataCollector:
             self._collector.advance()
             self._num_delivered += 1
             return None
-        whole, steps = next(self._collector), self._collector.steps
-        masked = self._order.early.threshold is not None
-        batch = handing.hand(whole, is_stacked(self._cfg.collector), steps, masked)
+        batch = self._hand(next(self._collector), self._collector.steps)
         self._num_delivered += 1
         if handing.return_same_td:
             batch = self._same = batch if self._same is None else self._same.copy_(batch)
@@ -130,6 +131,13 @@ class DataCollector:
             return batch
         handing.store(batch)
         return None
+
+    def _hand(self, batch: Any, steps: Sequence[int] | None = None) -> Any:
+        """The batch as the user wants it; `steps` of each part are filled, None: as many as there can be."""
+        stacked, masked = is_stacked(self._cfg.collector), self._order.early.threshold is not None
+        if steps is None:
+            steps = [most or batch.shape[-1] for most in self._most_steps]
+        return self._order.handing.hand(batch, stacked, steps, masked)
 
     def _take_another(self) -> bool:
         try:
@@ -193,11 +201,6 @@ class DataCollector:
             with self._weights_lock:
                 yield
 
-    @property
-    def policy_version(self) -> int:
-        """The newest published version of the weights; 0 at first."""
-        return self._collector.policy_version
-
     def update_policy_weights_(self, policy_or_weights: Given = None, **named: Any) -> None:
         """Lets the workers act with newer weights from their next batch on. Copies before it returns, does not wait,
         except, after `start()` and where weights do not lie in shared memory, for the batch under way.
@@ -230,20 +233,6 @@ class DataCollector:
         if given is not None:
             load_weights(self.policy, given)
         self._collector.publish(self.policy if isinstance(self.policy, nn.Module) else None)
-
-    def state_dict(self) -> dict[str, Any]:
-        """The policy's weights, copied, and how many frames were delivered."""
-        weights = self.policy.state_dict() if isinstance(self.policy, nn.Module) else {}
-        return {
-            "policy_state_dict": {name: value.clone() for name, value in weights.items()},
-            "frames": self._collector.num_frames,
-        }
-
-    def load_state_dict(self, state_dict: dict[str, Any], strict: bool = True) -> None:
-        """Takes the weights of `state_dict()`, and publishes them."""
-        if isinstance(self.policy, nn.Module):
-            self.policy.load_state_dict(state_dict["policy_state_dict"], strict=strict)
-            self.update_policy_weights_()
 
     def shutdown(self, timeout: float | None = None, close_env: bool = True, raise_on_error: bool = True) -> None:
         """Stops the workers; kills those that have not stopped within `close_timeout_s`. Idempotent.
@@ -299,33 +288,6 @@ class DataCollector:
         self.update_policy_weights_()
         return self.policy_version
 
-    def get_policy_version(self) -> int:
-        """`policy_version`."""
-        return self.policy_version
-
-    def get_model(self, model_id: str = "policy") -> Any:
-        """This process's policy.
-
-        Raises:
-            AttributeError: another model.
-        """
-        if model_id != "policy":
-            raise AttributeError(f"model_id={model_id!r}: the only model here is 'policy'")
-        return self.policy
-
-    def getattr_policy(self, attr: str) -> Any:
-        """An attribute of this process's policy."""
-        return getattr(self.policy, attr)
-
-    def getattr_rb(self, attr: str) -> Any:
-        """An attribute of the replay buffer."""
-        return getattr(self.replay_buffer, attr)
-
-    @property
-    def replay_buffer(self) -> Any:
-        """The one that was given, or None."""
-        return self._order.handing.replay_buffer
-
     @property
     def frames_per_batch(self) -> int:
         """Frames of one batch, rounded up."""
@@ -361,7 +323,7 @@ class DataCollector:
         return -(-total // frames)
 
 
-@described(Work, Frames, Devices, Handing, Weights, Interrupted)
+@described(Work, Frames, Devices, Handing, Weights, Hooks, Interrupted)
 class Collector(DataCollector):
     """One rollout in this process (TorchRL's `Collector`, formerly `SyncDataCollector`). Acts with the policy itself,
     so that no publishing is needed."""
@@ -370,7 +332,7 @@ class Collector(DataCollector):
         super().__init__("single", create_env_fn, policy, keywords)
 
 
-@described(Work, Frames, Devices, Handing, Workers, Weights, Preempted)
+@described(Work, Frames, Devices, Handing, Workers, Weights, Hooks, Preempted)
 class MultiCollector(DataCollector):
     """Workers in processes of this machine, over shared memory. The policy is copied to them.
 

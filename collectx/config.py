@@ -247,6 +247,13 @@ class SubmititDelayedLauncherConfig(SlurmLauncherConfig):
 
 
 @dataclass
+class RayLauncherConfig(LauncherConfig):
+    ray_init_config: dict[str, Any] = field(default_factory=dict)
+    # In Python also one for each worker.
+    remote_configs: Any = field(default_factory=dict)
+
+
+@dataclass
 class DevicesConfig:
     device: str | None = MISSING
     storing_device: str | None = MISSING
@@ -365,7 +372,7 @@ def group_from_dict(group: str, values: dict[str, Any]) -> Any:
 GROUP_BACKENDS = ("gloo", "nccl", "mpi", "ucc")
 
 # Backends by which workers may be on other hosts.
-NETWORK_BACKENDS = (*GROUP_BACKENDS, "rpc")
+NETWORK_BACKENDS = (*GROUP_BACKENDS, "rpc", "ray")
 
 
 # Launchers whose runs are jobs as a whole: the trainer too runs on another machine than the command, which only submits
@@ -377,7 +384,7 @@ ELSEWHERE = ("slurm", "submitit_delayed")
 ASYNC = ("multi_async", "distributed")
 
 # Collectors over a network, wherever their workers are.
-REMOTE = ("distributed", "distributed_sync", "rpc")
+REMOTE = ("distributed", "distributed_sync", "rpc", "ray")
 
 
 def is_async(collector: CollectorConfig) -> bool:
@@ -417,6 +424,8 @@ def backend_of(cfg: RunConfig) -> str:
         return "inline"
     if cfg.collector.kind == "rpc":
         return "rpc"
+    if cfg.launcher.kind == "ray" and not cfg.collector.kind.startswith("distributed"):
+        return "ray"
     if cfg.launcher.kind == "local" and cfg.collector.kind not in REMOTE:
         return "shared_memory"
     return "gloo" if why_no_nccl(cfg) else "nccl"
@@ -467,10 +476,12 @@ KINDS: dict[str, dict[str, type]] = {
         "distributed": CollectorConfig,
         "distributed_sync": CollectorConfig,
         "rpc": EitherCollectorConfig,
+        "ray": EitherCollectorConfig,
     },
     "backend": {
         **dict.fromkeys(("auto", "inline", "shared_memory", *GROUP_BACKENDS), BackendConfig),
         "rpc": RpcBackendConfig,
+        "ray": BackendConfig,
     },
     "launcher": {
         "inline": LauncherConfig,
@@ -478,6 +489,7 @@ KINDS: dict[str, dict[str, type]] = {
         "slurm": SlurmLauncherConfig,
         "submitit": SubmititLauncherConfig,
         "submitit_delayed": SubmititDelayedLauncherConfig,
+        "ray": RayLauncherConfig,
     },
     "devices": {},
     "trainer": {

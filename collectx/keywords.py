@@ -40,7 +40,7 @@ from collectx.config import (
 )
 from collectx.early import Early, mask
 from collectx.errors import ConfigError
-from collectx.given import GivenEnvConfig, GivenPolicyConfig
+from collectx.given import GivenEnvConfig, GivenPolicyConfig, Hooks
 from collectx.policy.exploration import ExplorationType
 from collectx.replay.buffer import ReplayBuffer
 from collectx.trajectories import split_trajectories
@@ -586,6 +586,7 @@ class Order:
     workers: Workers
     weights: Weights
     remote: Remote
+    hooks: Hooks
     early: Early
     sync: bool | None = None
 
@@ -622,6 +623,7 @@ class Order:
             *self.workers.problems(),
             *self.weights.problems(),
             *self.remote.problems(num_workers),
+            *self.hooks.problems(),
         ]
         if self.weights.update_weights_between_steps and self.remote.num_workers_per_collector > 1:
             problems.append(
@@ -713,6 +715,8 @@ class Order:
         envs, (devices, _), acting = self.work.envs(num_workers), self.devices.resolve(num_workers), self._acting()
         each = _each(remote.collector_kwargs, num_workers)
         own = [_own(env, device, kwargs or {}) for env, device, kwargs in zip(envs, acting, each, strict=True)]
+        if self.hooks != Hooks():
+            own = [each | {"hooks": self.hooks} for each in own]
         if self.workers_write:
             own = [each | {"replay": self.handing.shared_buffer} for each in own]
         collector = (CollectorConfig if self.sync is None else partial(EitherCollectorConfig, sync=self.sync))(
@@ -801,18 +805,13 @@ REFUSED = {
     "num_collectors": _BY_THE_CLASS,
     "sync": _BY_THE_CLASS,
     "collector_class": "workers of this machine always are single collectors",
-    "compile_policy": "give a module that is compiled already",
-    "cudagraph_policy": "give a module that is captured already",
     "interruptor": "a batch is always whole",
     "preemptive_threshold": "a batch always has all frames of all workers; MultiAsyncCollector waits for none",
     "worker_idx": "workers are numbered by themselves",
     "trajs_per_batch": "use split_trajs, or a replay buffer's slices",
     "trajs_per_write": "use split_trajs, or a replay buffer's slices",
     "traj_format": "use split_trajs, or a replay buffer's slices",
-    "init_fn": "do it in create_env_fn, which is called in the worker",
     "auto_register_policy_transforms": "append InitTracker and TensorDictPrimer to the env",
-    "pre_collect_hook": "do it between two batches, or in create_env_fn",
-    "post_collect_hook": "use postproc",
     "compact_obs": "batches always have the observations under next",
 }
 

@@ -28,7 +28,8 @@ def given_weights(positional: Given, named: Mapping[str, Any]) -> Given:
     model, models = named.get("model_id"), named.get("weights_dict")
     if unknown := sorted({"policy" if model is None else model, *(models or ())} - {"policy"}):
         raise ValueError(f"weights of {', '.join(unknown)}: the only model here is 'policy'")
-    if isinstance(positional, Mapping) and any(isinstance(key, int) for key in positional):
+    # TensorDicts count as mappings, but are iterated over by rows.
+    if isinstance(positional, dict) and any(isinstance(key, int) for key in positional):
         raise ValueError("weights by worker: all workers act with the same weights; give one set")
     if named.get("worker_ids") is not None:
         raise ValueError(f"worker_ids={named['worker_ids']!r}: all workers take the same weights; leave it out")

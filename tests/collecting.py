@@ -23,11 +23,15 @@ from collectx.config import (
     MeterTrainerConfig,
     MlpPolicyConfig,
     RandomPolicyConfig,
+    RayLauncherConfig,
     RunConfig,
 )
 
 # Inline workers use the trainer's threads; worker processes have one.
 torch.set_num_threads(1)
+
+# Ray starts as many processes as it has cores, and is there until the tests end.
+RAY = {"num_cpus": 2}
 
 
 def counting(num_envs=1, episode_length=7, observation_size=5, step_s=0.0):
@@ -82,11 +86,12 @@ def config(
     storing_device=None,
     device=None,
     seed=0,
+    ray_init_config=None,
 ):
     # A kind that can be both is sync as "<kind>_sync".
     either, is_sync = kind.removesuffix("_sync"), kind.endswith("_sync")
     make = CollectorConfig
-    if either == "rpc":
+    if either in ("rpc", "ray"):
         kind, make = either, partial(EitherCollectorConfig, sync=is_sync)
     return RunConfig(
         env=env or counting(),
@@ -113,7 +118,9 @@ def config(
             refresh,
         ),
         backend=BackendConfig(backend, None, None),
-        launcher=LauncherConfig(place, None, 1, False),
+        launcher=RayLauncherConfig("ray", None, 1, False, ray_init_config or RAY, {"num_cpus": 0.1})
+        if place == "ray"
+        else LauncherConfig(place, None, 1, False),
         devices=DevicesConfig(device, storing_device, None, None),
         trainer=MeterTrainerConfig("meter", False),
         seed=seed,

@@ -19,7 +19,7 @@ LAYERS = [
     {"rollout"},
     {"collector"},
     {"trainer"},
-    {"run", "keywords"},
+    {"run", "keywords", "inspection"},
     {"cli", "collectors"},
     {"delayed"},
 ]

@@ -19,6 +19,7 @@ from collectx.config import (
     CollectorConfig,
     DevicesConfig,
     LauncherConfig,
+    RayLauncherConfig,
     RpcBackendConfig,
     RunConfig,
     backend_of,
@@ -170,6 +171,8 @@ def _connect(
 
     want = cfg.collector
     launcher = LocalLauncher(cfg.launcher.num_threads, cfg.launcher.pin_cores, log_dir)
+    if isinstance(cfg.launcher, RayLauncherConfig):
+        place = _actors(cfg, task_of)
     switchboard = Switchboard(
         want.start_timeout_s,
         want.worker_timeout_s,
@@ -262,6 +265,18 @@ def _distributed(
                 transport.attach(each.worker, handle)
 
     return transport, start
+
+
+def _actors(cfg: RunConfig, task_of: Callable[[int, int], WorkerTask]) -> Place:
+    from collectx.collector.actors import placing
+
+    assert isinstance(cfg.launcher, RayLauncherConfig)
+
+    def given_to(worker: int, life: int) -> Given:
+        task = task_of(worker, life)
+        return Given.of(task.env, task.policy)
+
+    return placing(cfg.launcher, cfg.collector.start_timeout_s, given_to)
 
 
 def _inner(cfg: RunConfig) -> Inner | None:

@@ -8,6 +8,7 @@ A schedule speaks of grants `(worker, slot)`, which the collector passes to the 
     replaced(worker)   another worker has taken the place of one that is gone; which slots it may fill
     hurries            whether the parts that are still missing are to end with the frames that they have
     dropped(worker)    nobody takes its place; the arrivals that make the next batch, if it only waited for that one
+    skip(batches)      so many fewer batches are left to be delivered
 
     sync:   next() -> grant all -> wait for all -> one joined batch          workers rest while the trainer learns
     async:  grants are always out; each arrival is a batch of its own        workers never rest while a slot is free
@@ -37,6 +38,7 @@ class Schedule(Protocol):
     def released(self, arrivals: tuple[Arrival, ...]) -> Iterable[Grant]: ...
     def replaced(self, worker: int) -> Iterable[Grant]: ...
     def dropped(self, worker: int) -> tuple[Arrival, ...] | None: ...
+    def skip(self, batches: int) -> None: ...
 
 
 class SyncSchedule:
@@ -81,6 +83,9 @@ class SyncSchedule:
         self._workers.remove(worker)
         # A part that it delivered before is whole and stays in its batch.
         return self._complete() if self._asked else None
+
+    def skip(self, batches: int) -> None:
+        pass  # nobody runs ahead
 
     def _complete(self) -> tuple[Arrival, ...] | None:
         if not self._parts or any(worker not in self._parts for worker in self._workers):
@@ -135,6 +140,10 @@ class AsyncSchedule:
             self._left += len(lost)
         self._free = deque(grant for grant in self._free if grant[0] != worker)
         return None
+
+    def skip(self, batches: int) -> None:
+        if self._left is not None:
+            self._left -= batches
 
     def _affordable(self) -> list[Grant]:
         grants: list[Grant] = []

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, repeat
 from time import perf_counter
+from typing import Any
 
 import numpy as np
 import torch
@@ -168,6 +169,23 @@ class Rollout:
             self._actor.draw_anew()
         self._env.reset(seeds, self._carry)
         self._episodes.abandon()
+
+    def state(self) -> dict[str, Any]:
+        """What `load` takes; copied. Without that of the envs."""
+        carry = [torch.from_numpy(array.copy()) for array in self._carry]
+        return {"episodes": self._episodes.state(), "carry": carry}
+
+    def load(self, state: dict[str, Any], goes_on: bool) -> None:
+        """Takes over what `state` gave.
+
+        Args:
+            goes_on: whether the envs stand where they stood then; otherwise only trajectory ids go on, and `reset` has
+                to be called.
+        """
+        self._episodes.load(state["episodes"])
+        if goes_on:
+            for own, array in zip(self._carry, state["carry"], strict=True):
+                own[...] = array.numpy()
 
     def _end_batch(self, truncated: np.ndarray, done: np.ndarray) -> np.ndarray:
         """Does what is wanted at the end of rows `[T, E]`, whose flags it may change; returns where trajectories end,

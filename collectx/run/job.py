@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from collectx.config import RunConfig
+from collectx.config import RayLauncherConfig, RunConfig
 from collectx.errors import ConfigError, LauncherError, SpaceError
 from collectx.run import report, rules, snapshot
 from collectx.run.events import EventLog
@@ -153,7 +153,9 @@ def _leave_cores(cfg: RunConfig) -> None:
     """
     import torch
 
-    if "OMP_NUM_THREADS" not in os.environ and cfg.launcher.kind in ("inline", "local"):
+    # A Ray without an address is this machine's.
+    here = not cfg.launcher.ray_init_config.get("address") if isinstance(cfg.launcher, RayLauncherConfig) else False
+    if "OMP_NUM_THREADS" not in os.environ and (here or cfg.launcher.kind in ("inline", "local")):
         processes = cfg.collector.num_workers * cfg.collector.num_workers_per_collector
         left = num_cpus() - processes * cfg.launcher.num_threads
         torch.set_num_threads(max(1, min(torch.get_num_threads(), left)))

@@ -21,6 +21,7 @@ from collectx.config import (
     CnnPolicyConfig,
     GymEnvConfig,
     GymVectorEnvConfig,
+    RayLauncherConfig,
     RpcBackendConfig,
     RunConfig,
     SlurmLauncherConfig,
@@ -166,6 +167,8 @@ def _chosen_backend(cfg: RunConfig) -> list[str]:
         return ["backend=auto: nccl, as policies and stored batches are both on GPUs."]
     if backend == "rpc":
         return ["backend=auto: rpc, which pickles between trainer and workers: for networks of your own alone."]
+    if backend == "ray":
+        return ["backend=auto: ray, which pickles between its processes: for networks of your own alone."]
     anywhere = "loopback" if cfg.launcher.kind == "local" else "whichever network a worker reaches the trainer by"
     return [f"backend=auto: gloo, over {cfg.backend.interface or anywhere}."]
 
@@ -229,6 +232,17 @@ def _backend(cfg: RunConfig) -> Iterator[str]:
             "or collector=distributed or distributed_sync."
         )
         return
+    if launcher == "ray" and backend == "mpi":
+        yield "backend=mpi: MPI does not start the workers of launcher=ray: use backend=auto or gloo."
+    if "ray" in (collector, backend) and launcher not in ("ray", "inline"):
+        what = f"collector={collector}" if collector == "ray" else f"backend={backend}"
+        yield f"launcher={launcher}: {what} has Ray start its workers: use launcher=ray, or launcher=inline to debug."
+    if collector == "ray" and backend not in ("auto", "ray") and launcher != "inline":
+        yield (
+            f"backend={backend}: collector=ray is over Ray's object store: use backend=auto or ray, or "
+            "collector=distributed with launcher=ray."
+        )
+        return
     if collector in REMOTE and backend in ("inline", "shared_memory"):
         yield (
             f"backend={backend}: collector={collector} is over torch.distributed: use backend=auto or gloo, "
@@ -263,7 +277,8 @@ def _backend(cfg: RunConfig) -> Iterator[str]:
 
 def _launcher(cfg: RunConfig) -> Iterator[str]:
     launcher = cfg.launcher
-    if isinstance(launcher, SlurmResources) and cfg.backend.kind == "shared_memory" and cfg.collector.kind != "single":
+    elsewhere = isinstance(launcher, (SlurmResources, RayLauncherConfig))
+    if elsewhere and cfg.backend.kind == "shared_memory" and cfg.collector.kind != "single":
         yield (
             f"backend=shared_memory: the workers of launcher={launcher.kind} may be on other hosts: "
             "use backend=auto or gloo."

@@ -82,6 +82,12 @@ def _rpc() -> str | None:
     return None
 
 
+def _ray() -> str | None:
+    if find_spec("ray") is None:
+        return "ray is not installed: pip install 'collectx[ray]', or use another launcher"
+    return None
+
+
 def _mpi() -> str | None:
     if find_spec("mpi4py") is None:
         return "mpi4py is not installed: pip install 'collectx[mpi]', or use backend=gloo"
@@ -111,4 +117,4 @@ def _mpi() -> str | None:
     return None
 
 
-_REASONS = {"gloo": _gloo, "nccl": _nccl, "ucc": _ucc, "mpi": _mpi, "rpc": _rpc}
+_REASONS = {"gloo": _gloo, "nccl": _nccl, "ucc": _ucc, "mpi": _mpi, "rpc": _rpc, "ray": _ray}

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -95,6 +95,24 @@ class Departure:
     error: Exception
 
 
+# What a worker is asked: the name of a method of `collectx.collector.answers.Answers`, and its arguments.
+Question = tuple[str, tuple]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Answer:
+    """What a worker answers.
+
+    Attributes:
+        worker: its index.
+        value: the answer; or `error`, what answering has raised.
+    """
+
+    worker: int
+    value: Any = None
+    error: Exception | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class Joined:
     """A worker of another process has connected; what it was granted before reaches it now.
@@ -107,6 +125,9 @@ class Joined:
     worker: int
     where: dict[str, Any]
 
+
+# What `Link.acquire` returns in place of a slot: there is a question (`AskedLink`).
+ASKED = -1
 
 # What goes with a grant, an int64: to be done before the slot is filled.
 GO_ON, RESET = 0, 1
@@ -130,7 +151,7 @@ class Transport(Protocol):
         it has done what `order` says. Does not block. Does nothing where the worker is gone and `receive` has not told
         it yet: who takes its place is granted its slots anew."""
 
-    def receive(self) -> Arrival | Departure | Joined:
+    def receive(self) -> Arrival | Departure | Joined | Answer:
         """Blocks until something has happened: a granted slot is full, or a worker has come or gone.
 
         A worker is gone with `WorkerTimeout` where it let `collector.start_timeout_s` (its first batch) or
@@ -161,6 +182,16 @@ class Transport(Protocol):
     def close(self) -> None:
         """Stops the workers and releases everything; kills those that have not stopped within
         `collector.close_timeout_s`. Idempotent."""
+
+
+@runtime_checkable
+class Asking(Protocol):
+    """The trainer's end of a transport over which workers can be asked something: their processes belong to one user
+    and one machine, so that questions and answers may be pickled."""
+
+    def ask(self, worker: int, question: Question) -> None:
+        """Asks a worker, which answers after what it was granted before; `receive` gives its `Answer`. Does not
+        block."""
 
 
 class Stop(Protocol):
@@ -200,3 +231,16 @@ class Link(Protocol):
 
     def fail(self, error: BaseException) -> None:
         """Reports what ended this worker."""
+
+
+class AskedLink(Link, Protocol):
+    """The worker's end of a transport that is `Asking`.
+
+    Attributes:
+        question: where `acquire` has returned `ASKED`.
+    """
+
+    question: Question
+
+    def reply(self, value: Any, error: Exception | None = None) -> None:
+        """Answers the question."""

@@ -1,5 +1,5 @@
-"""The way of the bytes between the trainer and one worker: a torch.distributed process group of these two
-alone, or calls over torch RPC, so that one death never takes the others along and a replacement can come.
+"""The way of the bytes between the trainer and one worker: a torch.distributed process group of these two alone, calls
+over torch RPC, or Ray's object store. One death never takes the others along, and a replacement can come.
 
 The group's own rendezvous goes over the authenticated connection, so nothing else has to listen (`Exchange`).
 Here are what every pair promises and the one over gloo; the others are in `pair_<backend>.py`. Must not know what the
@@ -32,8 +32,11 @@ class Incoming(Protocol):
     def done(self) -> bool:
         """Whether all bytes are there. Does not block."""
 
-    def wait(self) -> None:
+    def wait(self) -> torch.Tensor:
         """Blocks until all bytes are there. Again, it returns at once.
+
+        Returns:
+            The message: the buffer, or memory of the backend's own, which is read-only.
 
         Raises:
             RuntimeError: the connection broke, or the group's timeout passed.
@@ -43,7 +46,7 @@ class Incoming(Protocol):
 class Outgoing(Protocol):
     """A send that is under way; the buffer must stay as it is until it has been waited for."""
 
-    def wait(self) -> None: ...
+    def wait(self) -> object: ...
 
 
 class Pair(Protocol):
@@ -75,7 +78,7 @@ def make_pair(
     """One end of a pair; the other is made at the same time at the other end of `connection`.
 
     Args:
-        backend: gloo, nccl, mpi, ucc or rpc, as `collectx.transport.backends` finds that it can work.
+        backend: gloo, nccl, mpi, ucc, rpc or ray, as `collectx.transport.backends` finds that it can work.
         connection, rank, address, timeout_s: see `GlooPair`.
         devices: where the bytes lie on their way, the trainer's end first; only nccl looks at it.
         options: of `RpcPair`; only rpc looks at it.
@@ -156,6 +159,7 @@ class _GlooIncoming:
 
     def __init__(self, work: dist.Work, buffer: torch.Tensor, stamp: int | None):
         self._work = work
+        self._buffer = buffer
         self._stamp = stamp
         self._place = _place(buffer)
         self._is_over = False
@@ -164,11 +168,12 @@ class _GlooIncoming:
         stamp = int(self._place[0])
         return stamp != 0 if self._stamp is None else stamp == self._stamp
 
-    def wait(self) -> None:
+    def wait(self) -> torch.Tensor:
         # gloo would wait for another message the second time.
         if not self._is_over:
             self._work.wait()
             self._is_over = True
+        return self._buffer
 
 
 class Exchange(dist.Store):

@@ -226,7 +226,7 @@ class MpiTransfer:
                 self.look()
         return self.is_over
 
-    def wait(self) -> None:
+    def wait(self) -> torch.Tensor:
         started = time.monotonic()
         while not self.done():
             if self._is_broken():
@@ -236,6 +236,7 @@ class MpiTransfer:
             time.sleep(_LOOK_S)
         if self._error is not None:
             raise RuntimeError(str(self._error)) from self._error
+        return self._buffer
 
     def abandon(self) -> None:
         """Nobody waits for it any more. MPI may not be able to take it back; its memory then stays for good."""

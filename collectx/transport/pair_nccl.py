@@ -82,7 +82,8 @@ class NcclTransfer:
     def done(self) -> bool:
         return self._work.is_completed()
 
-    def wait(self) -> None:
+    def wait(self) -> torch.Tensor:
         self._work.wait()
         if self._buffer is not self._staged:
             self._buffer.copy_(self._staged)
+        return self._buffer

@@ -17,9 +17,7 @@ import atexit
 import itertools
 import json
 import os
-import select
 import threading
-import time
 from collections.abc import Mapping
 from multiprocessing.connection import Connection
 from typing import Any
@@ -29,6 +27,7 @@ import torch.distributed as dist
 import torch.distributed.autograd as dist_autograd
 from torch.distributed import rpc
 
+from collectx.transport.mailbox import Mailbox, Posted
 from collectx.transport.pair import TRAINER, Outgoing
 
 # TensorPipe's other transport, shared memory, takes every process of one kernel for a neighbour, those of other
@@ -37,8 +36,6 @@ _OPTIONS: dict[str, Any] = {"num_worker_threads": 4, "_transports": ["uv"]}
 _INTERFACE = "TP_SOCKET_IFNAME"
 # torch keeps ids in 16 bits.
 _MOST_IDS = 2**15 - 1
-# How often who waits for a message looks whether the connection is still there.
-_LOOK_S = 0.05
 
 
 class RpcPair:
@@ -50,20 +47,15 @@ class RpcPair:
 
     Attributes:
         key: the id of the worker's agent.
+        mailbox: where messages come in.
 
     Raises:
         RuntimeError: this process uses torch RPC for something else, or on another network.
     """
 
     def __init__(self, connection: Connection, rank: int, address: str, timeout_s: float, options: Mapping[str, Any]):
-        self._broken = select.poll()
-        # Also after messages that nobody has read yet.
-        self._broken.register(connection.fileno(), getattr(select, "POLLRDHUP", 0))
-        self._timeout_s = timeout_s
-        self._changed = threading.Condition()
-        self._posted: dict[int, RpcIncoming] = {}
-        self._early: dict[int, torch.Tensor] = {}
-        self._num_sent = self._num_posted = 0
+        self.mailbox = Mailbox(connection, timeout_s)
+        self._num_sent = 0
         self.key, self._peer = 0, _name(TRAINER)
         try:
             self._meet(connection, rank, address, {"rpc_timeout": timeout_s, **options})
@@ -89,60 +81,11 @@ class RpcPair:
         number, self._num_sent = self._num_sent, self._num_sent + 1
         return _agent.call(self._peer, (self.key, number, buffer))
 
-    def receive(self, buffer: torch.Tensor, stamp: int | None = None) -> RpcIncoming:
-        incoming = RpcIncoming(self, buffer)
-        with self._changed:
-            number, self._num_posted = self._num_posted, self._num_posted + 1
-            if number in self._early:
-                incoming.fill(self._early.pop(number))
-            else:
-                self._posted[number] = incoming
-        return incoming
-
-    def take(self, number: int, message: torch.Tensor) -> None:
-        """Called by the agent's threads, of which one may overtake another."""
-        with self._changed:
-            incoming = self._posted.pop(number, None)
-            if incoming is None:
-                self._early[number] = message
-                return
-            incoming.fill(message)
-            self._changed.notify_all()
-
-    def wait(self, incoming: RpcIncoming) -> None:
-        """Blocks until `incoming` is there. Raises RuntimeError: the connection broke, or the timeout passed."""
-        deadline = time.monotonic() + self._timeout_s
-        with self._changed:
-            while not incoming.done():
-                self._changed.wait(_LOOK_S)
-                if not incoming.done() and self._broken.poll(0):
-                    raise RuntimeError("the connection broke while a message was awaited")
-                if time.monotonic() > deadline:
-                    raise RuntimeError(f"a message was awaited for {self._timeout_s:g} s (collector.worker_timeout_s)")
+    def receive(self, buffer: torch.Tensor, stamp: int | None = None) -> Posted:
+        return self.mailbox.post(buffer)
 
     def close(self) -> None:
         _agent.leave(self._peer, self.key)
-
-
-class RpcIncoming:
-    """A message that is awaited."""
-
-    def __init__(self, pair: RpcPair, buffer: torch.Tensor):
-        self._pair = pair
-        self._buffer = buffer
-        self._is_done = False
-
-    def fill(self, message: torch.Tensor) -> None:
-        """Takes the message."""
-        self._buffer.copy_(message)
-        self._is_done = True
-
-    def done(self) -> bool:
-        return self._is_done
-
-    def wait(self) -> None:
-        if not self._is_done:
-            self._pair.wait(self)
 
 
 def _take(key: int, number: int, message: torch.Tensor) -> None:
@@ -150,7 +93,7 @@ def _take(key: int, number: int, message: torch.Tensor) -> None:
     pair = _agent.pairs.get(key)
     if pair is None:
         raise RuntimeError("this pair is closed")
-    pair.take(number, message)
+    pair.mailbox.put(number, message)
 
 
 def _name(key: int) -> str:

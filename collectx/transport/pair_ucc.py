@@ -32,10 +32,10 @@ class UccPair:
         exchange.finish()
 
     def send(self, buffer: torch.Tensor) -> UccTransfer:
-        return UccTransfer(self._group.send([buffer], self._peer, 0))
+        return UccTransfer(self._group.send([buffer], self._peer, 0), buffer)
 
     def receive(self, buffer: torch.Tensor, stamp: int | None = None) -> UccTransfer:
-        return UccTransfer(self._group.recv([buffer], self._peer, 0))
+        return UccTransfer(self._group.recv([buffer], self._peer, 0), buffer)
 
     def close(self) -> None:
         self._group = None
@@ -44,11 +44,13 @@ class UccPair:
 class UccTransfer:
     """A message under way."""
 
-    def __init__(self, work: dist.Work):
+    def __init__(self, work: dist.Work, buffer: torch.Tensor):
         self._work = work
+        self._buffer = buffer
 
     def done(self) -> bool:
         return self._work.is_completed()
 
-    def wait(self) -> None:
+    def wait(self) -> torch.Tensor:
         self._work.wait()
+        return self._buffer

@@ -1,10 +1,12 @@
-"""Control messages as plain bytes: what travels beside the frames. Nothing here is ever unpickled.
+"""Control messages as plain bytes: what travels beside the frames. Nothing is unpickled that
+comes over a network.
 
 trainer -> worker    GRANT   | slot, order, least version to act with (int64)
                      WEIGHTS | version (int64)
 worker -> trainer    FULL    | slot, version, steps, seconds (4 float64) | returns (float64) | lengths (int64)
                      HAVE    | version (int64)
                      FAILED  | what the transport makes of an error
+between processes of one machine    ASK | pickled question        ANSWER | pickled answer
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ import numpy as np
 
 from collectx.transport.base import Tally
 
-FULL, FAILED, GRANT, WEIGHTS, HAVE = (bytes([number]) for number in range(5))
+FULL, FAILED, GRANT, WEIGHTS, HAVE, ASK, ANSWER = (bytes([number]) for number in range(7))
 # In the place of a number of steps.
 _ALL = -1
 _NUMBERS = struct.Struct("<cqqq")

@@ -22,8 +22,11 @@ WAYS = [
     ("rpc_sync", "local"),
     ("rpc", "local"),
 ]
-SYNC = ("multi_sync", "distributed_sync", "rpc_sync")
+ON_RAY = [pytest.param(kind, "ray", marks=pytest.mark.slow) for kind in ("ray_sync", "ray")]
+SYNC = ("multi_sync", "distributed_sync", "rpc_sync", "ray_sync")
 ways = pytest.mark.parametrize(("kind", "place"), WAYS)
+# Ray takes seconds for every worker that it starts.
+ways_and_ray = pytest.mark.parametrize(("kind", "place"), [*WAYS, *ON_RAY])
 groups = pytest.mark.parametrize("num_envs", [1, 3])
 
 
@@ -103,7 +106,7 @@ def test_traj_ids_are_env_plus_episode_times_all_envs(kind, place):
         assert torch.equal(batch["collector", "traj_ids"], env + episode * total_envs)
 
 
-@ways
+@ways_and_ray
 def test_a_batch_is_the_users_own_memory(kind, place):
     checker = StreamChecker()
     kept = []
@@ -127,7 +130,7 @@ def test_total_frames_is_met_exactly_and_the_end_stays_the_end(kind, place):
         assert collector.delivery.index == 2
 
 
-@ways
+@ways_and_ray
 def test_what_is_known_of_a_delivery(kind, place):
     with start(kind, place, counting(3), frames_per_batch=30, total_frames=300) as collector:
         for index, batch in enumerate(collector):
@@ -148,16 +151,19 @@ def test_what_is_known_of_a_delivery(kind, place):
                 assert min(part.timings.env_s, part.timings.policy_s, part.timings.wait_s, part.timings.send_s) >= 0
 
 
-@pytest.mark.parametrize("kind", ["single", "multi_sync", "distributed_sync", "rpc_sync"])
+@pytest.mark.parametrize(
+    ("kind", "place"),
+    [*((kind, "local") for kind in ("single", "multi_sync", "distributed_sync", "rpc_sync")), ON_RAY[0]],
+)
 @pytest.mark.parametrize("policy", [None, mlp()], ids=["random", "mlp"])
-def test_the_same_seed_gives_the_same_batches_bit_for_bit(kind, policy):
+def test_the_same_seed_gives_the_same_batches_bit_for_bit(kind, place, policy):
     def run(place, seed):
         return batches(kind, place, gym(2), policy, frames_per_batch=64, total_frames=512, seed=seed)
 
     first = run("inline", 5)
     # A trainer that draws random numbers of its own must not change the workers'.
     torch.manual_seed(99)
-    for again in (run("inline", 5), run("local", 5)):
+    for again in (run("inline", 5), run(place, 5)):
         assert all((one == other).all() for one, other in zip(first, again, strict=True))
     assert not all((one == other).all() for one, other in zip(first, run("inline", 6), strict=True))
 
@@ -177,7 +183,7 @@ def test_envs_have_seeds_of_their_own_whatever_the_worker():
     assert len(wide["observation"][:, 0].unique(dim=0)) == 4
 
 
-@pytest.mark.parametrize(("kind", "place"), [way for way in WAYS if way[0] in ("single", *SYNC)])
+@pytest.mark.parametrize(("kind", "place"), [*(way for way in WAYS if way[0] in ("single", *SYNC)), ON_RAY[0]])
 def test_sync_workers_act_with_the_newest_version_from_the_next_batch_on(kind, place):
     policy = custom("faulty:telling_policy", size=1000)
     import faulty
@@ -194,7 +200,7 @@ def test_sync_workers_act_with_the_newest_version_from_the_next_batch_on(kind, p
             assert collector.publish(mine) == index + 1
 
 
-@pytest.mark.parametrize(("kind", "place"), [way for way in WAYS if way[0] not in ("single", *SYNC)])
+@pytest.mark.parametrize(("kind", "place"), [*(way for way in WAYS if way[0] not in ("single", *SYNC)), ON_RAY[1]])
 def test_hot_publish_to_async_workers_is_monotone_and_never_torn(kind, place):
     import faulty
 

@@ -1,0 +1,278 @@
+"""The pair over Ray's object store, for workers that are Ray actors; the only module that imports ray.
+
+    trainer                                                  worker, an actor
+    posted receives  <---- one stream of objects -----------  `messages`, in a thread of the actor
+    ray.put, once for all workers ---- the object's name -->  `take`, in another
+
+A worker's message lies in the store of its node; the trainer's node fetches it, and the trainer reads it where it then
+lies. Ray pickles what its processes tell each other, and asks them for its own token, not for the run's secret.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import sys
+import threading
+import warnings
+import weakref
+from collections.abc import Mapping
+from importlib import import_module
+from multiprocessing.connection import Connection
+from typing import Any
+
+import numpy as np
+import ray
+import torch
+
+from collectx.transport.mailbox import Mailbox, Posted
+from collectx.transport.pair import TRAINER, stamp_of
+
+# Its work, the stream of what it sends, what it is sent.
+_NUM_THREADS = 3
+_DEFAULTS: dict[str, Any] = {"log_to_driver": False, "logging_level": "WARNING"}
+
+
+def begin(options: Mapping[str, Any]) -> None:
+    """Connects this process to a Ray cluster, by the arguments of `ray.init`, unless it is; it stays so until it ends.
+
+    Raises:
+        ConnectionError: there is no cluster at the address.
+    """
+    if not ray.is_initialized():
+        ray.init(**(_DEFAULTS | dict(options)))
+
+
+def start(name: str, remote: Mapping[str, Any], entry: str, words: Mapping[str, Any]) -> ActorHandle:
+    """Starts an actor that calls `entry` ("module:function") with `words` as keyword arguments. Does not wait.
+
+    Args:
+        name: for messages.
+        remote: arguments of `ray.remote`.
+    """
+    make: Any = ray.remote(**{"max_restarts": 0, **remote, "max_concurrency": _NUM_THREADS})
+    actor = make(Actor).remote()
+    _actors[actor._actor_id.hex()] = actor
+    return ActorHandle(name, actor, actor.work.remote(sys.path, entry, dict(words)), dict(remote))
+
+
+# The actors that this process has started and that live, by their ids.
+_actors: dict[str, Any] = {}
+
+
+class Actor:
+    """What runs in a worker's process. Ray calls each of these in a thread of its own."""
+
+    def work(self, path: list[str], entry: str, words: dict[str, Any]) -> None:
+        """Works to its end."""
+        sys.path[:] = path
+        module, _, name = entry.partition(":")
+        getattr(import_module(module), name)(**words)
+
+    def messages(self) -> Any:
+        """Yields what the pair of this process sends."""
+        while True:
+            sending = _outbox.get()
+            yield sending.message
+            # It is in the store now.
+            sending.is_over.set()
+
+    def take(self, number: int, message: np.ndarray) -> None:
+        """What the trainer calls."""
+        _inbox.result(message, number)
+
+
+class _Inbox:
+    """This process's mailbox, from when it is there on."""
+
+    def __init__(self) -> None:
+        self._is_there = threading.Event()
+        self.mailbox: Any = None
+
+    def open(self, mailbox: Mailbox) -> None:
+        self.mailbox = mailbox
+        self._is_there.set()
+
+    def result(self, message: np.ndarray, number: int) -> None:
+        self._is_there.wait()
+        self.mailbox.put(number, _tensor(message))
+
+
+class _Sending:
+    """A message on its way into the store."""
+
+    def __init__(self, buffer: torch.Tensor, timeout_s: float):
+        self.message = buffer.numpy()
+        self.is_over = threading.Event()
+        self._timeout_s = timeout_s
+
+    def wait(self) -> None:
+        if not self.is_over.wait(self._timeout_s):
+            raise RuntimeError(f"Ray did not take a message for {self._timeout_s:g} s (collector.worker_timeout_s)")
+
+
+_outbox: queue.SimpleQueue[_Sending] = queue.SimpleQueue()
+_inbox = _Inbox()
+
+
+def make(connection: Connection, rank: int, timeout_s: float, device: str) -> TrainerEnd | WorkerEnd:
+    """See `make_pair`.
+
+    Raises:
+        RuntimeError: the worker is no actor that this trainer has started.
+    """
+    return TrainerEnd(connection, timeout_s) if rank == TRAINER else WorkerEnd(connection, timeout_s)
+
+
+class WorkerEnd:
+    """In the actor."""
+
+    def __init__(self, connection: Connection, timeout_s: float):
+        self._mailbox = Mailbox(connection, timeout_s)
+        self._timeout_s = timeout_s
+        _inbox.open(self._mailbox)
+        mine = ray.get_runtime_context().get_actor_id() if ray.is_initialized() else None
+        connection.send_bytes((mine or "").encode())
+
+    def send(self, buffer: torch.Tensor) -> _Sending:
+        sending = _Sending(buffer, self._timeout_s)
+        _outbox.put(sending)
+        return sending
+
+    def receive(self, buffer: torch.Tensor, stamp: int | None = None) -> Posted:
+        return self._mailbox.post(buffer)
+
+    def close(self) -> None:
+        """The actor ends it."""
+
+
+class TrainerEnd:
+    """In the trainer."""
+
+    def __init__(self, connection: Connection, timeout_s: float):
+        name = connection.recv_bytes().decode()
+        if name not in _actors:
+            raise RuntimeError("backend=ray: this worker is no Ray actor of this trainer: use launcher=ray")
+        self._actor = _actors[name]
+        self._timeout_s = timeout_s
+        self._stream = self._actor.messages.remote()
+        self._num_sent = 0
+
+    def send(self, buffer: torch.Tensor) -> _Sent:
+        number, self._num_sent = self._num_sent, self._num_sent + 1
+        try:
+            self._actor.take.remote(number, _stored(buffer))
+        except ray.exceptions.RayError as error:
+            raise RuntimeError(str(error)) from error
+        return _Sent()
+
+    def receive(self, buffer: torch.Tensor, stamp: int | None = None) -> _Fetched:
+        return _Fetched(self._stream, self._timeout_s)
+
+    def close(self) -> None:
+        """Nothing is to be broken off: the actor ends with its connection, or is killed."""
+
+
+class _Sent:
+    """Weights that are in the store: their buffer is free."""
+
+    def wait(self) -> None: ...
+
+
+class _Fetched:
+    """The next message of a stream; to be asked for when the worker has said that it has sent it."""
+
+    def __init__(self, stream: Any, timeout_s: float):
+        self._stream = stream
+        self._timeout_s = timeout_s
+        self._reference: Any = None
+        self._message: torch.Tensor | None = None
+
+    def done(self) -> bool:
+        return self._is_here(0.0)
+
+    def wait(self) -> torch.Tensor:
+        if self._message is None:
+            if not self._is_here(self._timeout_s):
+                raise RuntimeError(f"Ray brought no message for {self._timeout_s:g} s (collector.worker_timeout_s)")
+            try:
+                self._message = _tensor(ray.get(self._reference))
+            except ray.exceptions.RayError as error:
+                raise RuntimeError(str(error).splitlines()[0]) from error
+        return self._message
+
+    def _is_here(self, timeout_s: float) -> bool:
+        """Whether it is on this node, or will not come; it is fetched meanwhile, where it is on another."""
+        if self._reference is None:
+            if not ray.wait([self._stream], timeout=timeout_s)[0]:
+                return False
+            self._reference = next(self._stream)
+        return bool(ray.wait([self._reference], timeout=timeout_s)[0])
+
+
+# The newest weights that were put into the store, with what told them from others.
+_newest: tuple[tuple[int, int], Any] = ((0, 0), None)
+
+
+def _stored(buffer: torch.Tensor) -> Any:
+    """The object that holds stamped weights: the same for all workers."""
+    global _newest
+    key = buffer.data_ptr(), stamp_of(buffer)
+    if key != _newest[0] or _newest[1] is None:
+        _newest = key, ray.put(buffer.numpy())
+    return _newest[1]
+
+
+def _tensor(message: np.ndarray) -> torch.Tensor:
+    """The memory of the store, which is read-only."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return torch.from_numpy(message)
+
+
+class ActorHandle:
+    """An actor (`collectx.transport.switchboard.Handle`).
+
+    Attributes:
+        sentinel: a descriptor that becomes readable when the actor's work has ended.
+        exitcode: None while it may live.
+    """
+
+    pid = None
+
+    def __init__(self, name: str, actor: Any, work: Any, remote: dict[str, Any]):
+        self._name = name
+        self._actor = actor
+        self._remote = remote
+        self._over = threading.Event()
+        self.exitcode: int | None = None
+        self._error = ""
+        self.sentinel, self._end = os.pipe()
+        weakref.finalize(self, os.close, self.sentinel)
+        work.future().add_done_callback(self._ended)
+
+    def _ended(self, work: Any) -> None:
+        error = work.exception()
+        self.exitcode = 0 if error is None else 1
+        if error is not None:
+            self._error = " ".join(str(error).split("\n\t")[0].split())
+        self._over.set()
+        os.close(self._end)
+
+    def __str__(self) -> str:
+        """What became of it."""
+        return f"Ray actor {self._actor._actor_id.hex()}" + (f": {self._error}" if self._error else "")
+
+    def join(self, timeout: float | None = None) -> None:
+        """Waits until its work has ended; the actor then ends too."""
+        if self._over.wait(timeout):
+            self.kill()
+
+    def terminate(self) -> None:
+        self.kill()
+
+    def kill(self) -> None:
+        if _actors.pop(self._actor._actor_id.hex(), None) is not None and ray.is_initialized():
+            with contextlib.suppress(Exception):
+                ray.kill(self._actor)

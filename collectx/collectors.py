@@ -30,8 +30,8 @@ from collectx.config import (
     SubmititLauncherConfig,
     backend_of,
     is_stacked,
-    rows_per_env,
 )
+from collectx.early import Early, Interrupted, Preempted
 from collectx.errors import ConfigError
 from collectx.given import Hooks
 from collectx.inspection import Inspected
@@ -74,6 +74,7 @@ _SPECS = {
     "remote": Nested,
     "hooks": Hooks,
     "assembly": Assembly,
+    "early": Early,
 }
 
 
@@ -109,16 +110,21 @@ class DataCollector(Inspected):
             _launch_by(self._cfg, order.remote)
         self._own = own
         spec = envs.read_spec(create[0])
-        want = self._cfg.collector
-        unit = spec.num_envs * rows_per_env(want) * (want.num_workers if is_stacked(want) else 1)
-        # TorchRL's rule: as many frames as asked for, rounded up to whole steps of all envs.
-        want.frames_per_batch = -(-want.frames_per_batch // unit) * unit
+        self._frames_per_batch = order.fit(self._cfg, own, spec.num_envs)
+        self._most_steps = [each.get("steps") for each in own]
         self.policy: Any = policies.build(self._cfg.policy, spec, self._cfg.seed)
         self._closing = contextlib.ExitStack()
         with contextlib.ExitStack() as stack:
             place, events = _jobs(stack, self._cfg, create, order.remote)
             self._collector = build(
-                self._cfg, self.policy, spec, events, place=place, own=own, compact_obs=order.handing.compact_obs
+                self._cfg,
+                self.policy,
+                spec,
+                events,
+                place=place,
+                own=own,
+                compact_obs=order.handing.compact_obs,
+                threshold=order.early.threshold,
             )
             stack.callback(self._collector.close)
             self._closing = stack.pop_all()
@@ -151,7 +157,7 @@ class DataCollector(Inspected):
             return None
         if self._order.assembly.trajs_per_batch is not None:
             return self._take_whole()
-        batch = self._hand(next(self._collector))
+        batch = self._hand(next(self._collector), self._collector.steps)
         self._num_delivered += 1
         if handing.return_same_td:
             batch = self._same = batch if self._same is None else self._same.copy_(batch)
@@ -166,15 +172,19 @@ class DataCollector(Inspected):
         while True:
             if buffer is None and (whole := self._assembler.take()) is not None:
                 return whole
-            self._assembler.add(self._hand(next(self._collector)))
+            self._assembler.add(self._hand(next(self._collector), self._collector.steps))
             self._num_delivered += 1
             if buffer is not None:
                 for frames in self._assembler.writes():
                     buffer.extend(frames)
                 return None
 
-    def _hand(self, batch: Any) -> Any:
-        return self._order.handing.hand(batch, is_stacked(self._cfg.collector))
+    def _hand(self, batch: Any, steps: Sequence[int] | None = None) -> Any:
+        """The batch as the user wants it; `steps` of each part are filled, None: as many as there can be."""
+        stacked, masked = is_stacked(self._cfg.collector), self._order.early.threshold is not None
+        if steps is None:
+            steps = [most or batch.shape[-1] for most in self._most_steps]
+        return self._order.handing.hand(batch, stacked, steps, masked)
 
     def _take_another(self) -> bool:
         try:
@@ -330,12 +340,12 @@ class DataCollector(Inspected):
     @property
     def frames_per_batch(self) -> int:
         """Frames of one batch, rounded up."""
-        return self._cfg.collector.frames_per_batch
+        return self._frames_per_batch
 
     @property
     def requested_frames_per_batch(self) -> int:
         """As the constructor was told."""
-        return self._order.frames.frames_per_batch
+        return self._order.frames.in_all
 
     @property
     def total_frames(self) -> int:
@@ -356,13 +366,13 @@ class DataCollector(Inspected):
         Raises:
             TypeError: the collector is endless, or its batches are of whole trajectories.
         """
-        total, frames = self._cfg.collector.total_frames, self._cfg.collector.frames_per_batch
+        total, frames = self.total_frames, self.frames_per_batch
         if total < 0 or self._order.assembly.trajs_per_batch is not None:
             raise TypeError("an endless collector (total_frames=-1), or one of whole trajectories, has no length")
         return -(-total // frames)
 
 
-@described(Work, Frames, Devices, Handing, Weights, Hooks, Assembly)
+@described(Work, Frames, Devices, Handing, Weights, Hooks, Assembly, Interrupted)
 class Collector(DataCollector):
     """One rollout in this process (TorchRL's `Collector`, formerly `SyncDataCollector`). Acts with the policy itself,
     so that no publishing is needed."""
@@ -371,7 +381,7 @@ class Collector(DataCollector):
         super().__init__("single", create_env_fn, policy, keywords)
 
 
-@described(Work, Frames, Devices, Handing, Workers, Weights, Hooks, Assembly)
+@described(Work, Frames, Devices, Handing, Workers, Weights, Hooks, Assembly, Preempted)
 class MultiCollector(DataCollector):
     """Workers in processes of this machine, over shared memory. The policy is copied to them.
 

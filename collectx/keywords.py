@@ -879,6 +879,7 @@ class Keywords:
             )
 
 
+_ON_THIS_MACHINE = "only workers of this machine call hooks: use create_env_fn or postproc"
 _BY_THE_CLASS = "use the class of that meaning, as MultiSyncCollector or DistributedCollector"
 
 # Keywords of TorchRL's collectors that some of ours do not take, and why or what to do instead.
@@ -888,8 +889,8 @@ REFUSED = {
     "num_collectors": _BY_THE_CLASS,
     "sync": _BY_THE_CLASS,
     "collector_class": "workers of this machine always are single collectors",
-    "interruptor": "a batch is always whole",
-    "preemptive_threshold": "a batch always has all frames of all workers; MultiAsyncCollector waits for none",
+    "pre_collect_hook": _ON_THIS_MACHINE,
+    "post_collect_hook": _ON_THIS_MACHINE,
     "auto_register_policy_transforms": "append InitTracker and TensorDictPrimer to the env",
 }
 

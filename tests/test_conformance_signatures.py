@@ -24,6 +24,9 @@ PEERS = {
 # Passed on: they are named in the signature of the class above.
 PASSED_ON = {"self", "args", "kwargs"}
 
+# What a class of ours cannot do without.
+SAID = {"MultiCollector": {"sync": True}}
+
 
 def names(cls):
     return set(inspect.signature(cls.__init__).parameters) - PASSED_ON
@@ -54,11 +57,9 @@ def test_what_is_refused_is_told_why(name):
     def never():
         raise AssertionError("an env was made")
 
-    known = names(collectx.Collector) & names(collectx.MultiSyncCollector)
-    assert name not in known
-    cls = collectx.MultiSyncCollector if name in names(collectx.Collector) else collectx.Collector
+    kind = next(kind for kind in PEERS if name in wanted(kind) - names(getattr(collectx, kind)))
     with pytest.raises(TypeError, match=rf"'{name}' \(of TorchRL's, not taken here: \w+"):
-        cls([never] if cls is collectx.MultiSyncCollector else never, **{name: 1})
+        getattr(collectx, kind)(never if kind == "Collector" else [never], **{name: 1, **SAID.get(kind, {})})
 
 
 def test_what_is_refused_may_be_said_not_to_be_wanted():

@@ -309,9 +309,9 @@ class Collector:
             raise NotImplementedError(f"{name}: only workers in processes of this machine can be asked")
         if not self._finalizer.alive:
             raise RuntimeError("this collector is closed")
-        for event in self._kept:
-            if isinstance(event, Departure):
-                raise event.error
+        for kept in self._kept:
+            if isinstance(kept, Departure):
+                raise kept.error
         asked = self._workers & set(self._workers if own is None else own)
         for worker in asked:
             self._transport.ask(worker, (name, arguments if own is None else own[worker]))

@@ -151,6 +151,10 @@ class Slot:
         """The same leaves, `rows` rows from `start` on, sharing memory: one worker's part of a joined slot."""
         return Slot({key: tensor.narrow(0, start, rows) for key, tensor in self.tensors.items()})
 
+    def until(self, steps: int) -> Slot:
+        """The same leaves, their first steps, sharing memory."""
+        return Slot({key: tensor.narrow(1, 0, steps) for key, tensor in self.tensors.items()})
+
     def arrays(self) -> dict[Key, np.ndarray]:
         """The leaves as numpy arrays over the same memory."""
         return {key: tensor.numpy() for key, tensor in self.tensors.items()}

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
@@ -23,7 +22,16 @@ from collectx import policy as policies
 from collectx.background import Background
 from collectx.collector.build import build
 from collectx.collector.worker import env_seed
-from collectx.config import REMOTE, EnvConfig, RunConfig, SubmititLauncherConfig, backend_of, is_stacked, rows_per_env
+from collectx.config import (
+    REMOTE,
+    EnvConfig,
+    RayLauncherConfig,
+    RunConfig,
+    SubmititLauncherConfig,
+    backend_of,
+    is_stacked,
+)
+from collectx.early import Early, Interrupted, Preempted
 from collectx.errors import ConfigError
 from collectx.given import Hooks
 from collectx.inspection import Inspected
@@ -34,13 +42,16 @@ from collectx.keywords import (
     Frames,
     Handing,
     Keywords,
+    Nested,
     Order,
+    RayRemote,
     Remote,
     RpcRemote,
     Weights,
     Work,
     Workers,
     described,
+    own_of,
 )
 from collectx.launcher.place import Place
 from collectx.launcher.submitit import slurm_resources
@@ -60,9 +71,10 @@ _SPECS = {
     "handing": Handing,
     "workers": Workers,
     "weights": Weights,
-    "remote": Remote,
+    "remote": Nested,
     "hooks": Hooks,
     "assembly": Assembly,
+    "early": Early,
 }
 
 
@@ -96,17 +108,23 @@ class DataCollector(Inspected):
         create = [each["env"] for each in own]
         if kind in REMOTE:
             _launch_by(self._cfg, order.remote)
+        self._own = own
         spec = envs.read_spec(create[0])
-        want = self._cfg.collector
-        unit = spec.num_envs * rows_per_env(want) * (want.num_workers if is_stacked(want) else 1)
-        # TorchRL's rule: as many frames as asked for, rounded up to whole steps of all envs.
-        want.frames_per_batch = -(-want.frames_per_batch // unit) * unit
+        self._frames_per_batch = order.fit(self._cfg, own, spec.num_envs)
+        self._most_steps = [each.get("steps") for each in own]
         self.policy: Any = policies.build(self._cfg.policy, spec, self._cfg.seed)
         self._closing = contextlib.ExitStack()
         with contextlib.ExitStack() as stack:
-            place, events = _jobs(stack, self._cfg, create, order.remote.folder)
+            place, events = _jobs(stack, self._cfg, create, order.remote)
             self._collector = build(
-                self._cfg, self.policy, spec, events, place=place, own=own, compact_obs=order.handing.compact_obs
+                self._cfg,
+                self.policy,
+                spec,
+                events,
+                place=place,
+                own=own,
+                compact_obs=order.handing.compact_obs,
+                threshold=order.early.threshold,
             )
             stack.callback(self._collector.close)
             self._closing = stack.pop_all()
@@ -139,7 +157,7 @@ class DataCollector(Inspected):
             return None
         if self._order.assembly.trajs_per_batch is not None:
             return self._take_whole()
-        batch = self._hand(next(self._collector))
+        batch = self._hand(next(self._collector), self._collector.steps)
         self._num_delivered += 1
         if handing.return_same_td:
             batch = self._same = batch if self._same is None else self._same.copy_(batch)
@@ -154,15 +172,19 @@ class DataCollector(Inspected):
         while True:
             if buffer is None and (whole := self._assembler.take()) is not None:
                 return whole
-            self._assembler.add(self._hand(next(self._collector)))
+            self._assembler.add(self._hand(next(self._collector), self._collector.steps))
             self._num_delivered += 1
             if buffer is not None:
                 for frames in self._assembler.writes():
                     buffer.extend(frames)
                 return None
 
-    def _hand(self, batch: Any) -> Any:
-        return self._order.handing.hand(batch, is_stacked(self._cfg.collector))
+    def _hand(self, batch: Any, steps: Sequence[int] | None = None) -> Any:
+        """The batch as the user wants it; `steps` of each part are filled, None: as many as there can be."""
+        stacked, masked = is_stacked(self._cfg.collector), self._order.early.threshold is not None
+        if steps is None:
+            steps = [most or batch.shape[-1] for most in self._most_steps]
+        return self._order.handing.hand(batch, stacked, steps, masked)
 
     def _take_another(self) -> bool:
         try:
@@ -318,12 +340,12 @@ class DataCollector(Inspected):
     @property
     def frames_per_batch(self) -> int:
         """Frames of one batch, rounded up."""
-        return self._cfg.collector.frames_per_batch
+        return self._frames_per_batch
 
     @property
     def requested_frames_per_batch(self) -> int:
         """As the constructor was told."""
-        return self._order.frames.frames_per_batch
+        return self._order.frames.in_all
 
     @property
     def total_frames(self) -> int:
@@ -344,13 +366,13 @@ class DataCollector(Inspected):
         Raises:
             TypeError: the collector is endless, or its batches are of whole trajectories.
         """
-        total, frames = self._cfg.collector.total_frames, self._cfg.collector.frames_per_batch
+        total, frames = self.total_frames, self.frames_per_batch
         if total < 0 or self._order.assembly.trajs_per_batch is not None:
             raise TypeError("an endless collector (total_frames=-1), or one of whole trajectories, has no length")
         return -(-total // frames)
 
 
-@described(Work, Frames, Devices, Handing, Weights, Hooks, Assembly)
+@described(Work, Frames, Devices, Handing, Weights, Hooks, Assembly, Interrupted)
 class Collector(DataCollector):
     """One rollout in this process (TorchRL's `Collector`, formerly `SyncDataCollector`). Acts with the policy itself,
     so that no publishing is needed."""
@@ -359,7 +381,7 @@ class Collector(DataCollector):
         super().__init__("single", create_env_fn, policy, keywords)
 
 
-@described(Work, Frames, Devices, Handing, Workers, Weights, Hooks, Assembly)
+@described(Work, Frames, Devices, Handing, Workers, Weights, Hooks, Assembly, Preempted)
 class MultiCollector(DataCollector):
     """Workers in processes of this machine, over shared memory. The policy is copied to them.
 
@@ -412,6 +434,58 @@ class RPCCollector(DataCollector):
         super().__init__("rpc", create_env_fn, policy, keywords, sync)
 
 
+@described(Work, Frames, Devices, Handing, Workers, Weights, RayRemote, Assembly)
+class RayCollector(DataCollector):
+    """Workers that are actors of a Ray cluster, over its object store; `sync` as in `MultiCollector`. This process is
+    connected to Ray by the first, and stays so until it ends, or `ray.shutdown()` is called. Ray pickles what its
+    processes tell each other."""
+
+    def __init__(self, create_env_fn: CreateEnv, policy: Any = None, *, sync: bool = False, **keywords: Any):
+        super().__init__("ray", create_env_fn, policy, keywords, sync)
+
+    def add_collectors(
+        self,
+        create_env_fn: Callable[..., Any] | Sequence[Callable[..., Any]],
+        num_envs: int | None = None,
+        policy: Any = None,
+        collector_kwargs: dict[str, Any] | None = None,
+        remote_configs: dict[str, Any] | None = None,
+    ) -> None:
+        """Starts more workers, with envs' seeds and trajectory ids of their own. Does not wait for them. The batches of
+        a sync collector grow by their parts, and wait for them.
+
+        Args:
+            create_env_fn: one callable for each new worker; all must make as many envs, of the same spaces, as the
+                others do.
+            num_envs, policy: are not looked at: what `create_env_fn` makes, and the policy that the others have.
+            collector_kwargs, remote_configs: as the constructor's, for each of the new ones; None: `remote_configs` of
+                the first worker.
+        """
+        launcher = self._cfg.launcher
+        assert isinstance(launcher, RayLauncherConfig)
+        creates = [create_env_fn] if callable(create_env_fn) else list(create_env_fn)
+        with self.pause():
+            for create in creates:
+                self._own.append(own_of(self._order, create, collector_kwargs))
+                launcher.remote_configs.append(dict(remote_configs or launcher.remote_configs[0]))
+                self._collector.add()
+
+    @property
+    def remote_collectors(self) -> list[Any]:
+        """Ray's handles of the workers' actors."""
+        return [handle.actor for _, handle in sorted(self._collector.handles().items())]
+
+    def local_policy(self) -> Any:
+        """This process's policy."""
+        return self.policy
+
+    def stop_remote_collectors(self) -> None:
+        """`shutdown`."""
+        self.shutdown()
+
+    stop = stop_remote_collectors
+
+
 # TorchRL's earlier names.
 SyncDataCollector = Collector
 MultiSyncDataCollector = MultiSyncCollector
@@ -421,8 +495,12 @@ DistributedSyncDataCollector = DistributedSyncCollector
 RPCDataCollector = RPCCollector
 
 
-def _launch_by(cfg: RunConfig, remote: Remote) -> None:
+def _launch_by(cfg: RunConfig, remote: Nested) -> None:
     """Puts the launcher into `cfg`."""
+    if isinstance(remote, RayRemote):
+        cfg.launcher = remote.launcher_config(cfg.launcher.num_threads, cfg.collector.num_workers)
+    if not isinstance(remote, Remote):
+        return
     if remote.launcher == "submitit":
         cfg.launcher = slurm_resources(remote.slurm_kwargs or {}, cfg.launcher.num_threads)
     elif remote.launcher == "submitit_delayed":
@@ -470,7 +548,7 @@ def _check_beforehand(cfg: RunConfig, tcp_port: int | None) -> int | None:
 
 
 def _jobs(
-    stack: contextlib.ExitStack, cfg: RunConfig, create: Sequence[EnvConfig], folder: str | Path | None
+    stack: contextlib.ExitStack, cfg: RunConfig, create: Sequence[EnvConfig], remote: Nested
 ) -> tuple[Place | None, Callable[..., None]]:
     """Where the workers come up that are SLURM jobs, until `stack` is closed; and what writes events down."""
     if isinstance(cfg.launcher, _SubmittedBeforehand):
@@ -483,7 +561,8 @@ def _jobs(
         return None, lambda name, **fields: None
     if problems := rules.launcher_problems(cfg):
         raise ConfigError(problems)
-    files = new_folder() if folder is None else RunFolder(folder)
+    assert isinstance(remote, Remote)
+    files = new_folder() if remote.folder is None else RunFolder(remote.folder)
     files.begin()
     events = EventLog(files)
     stack.callback(events.close)

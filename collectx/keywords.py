@@ -24,7 +24,6 @@ from tensordict.nn import CudaGraphModule
 from collectx.batch import POLICY_VERSION, TRAJ_IDS
 from collectx.config import (
     GROUP_BACKENDS,
-    REMOTE,
     BackendConfig,
     CollectorConfig,
     DevicesConfig,
@@ -33,15 +32,19 @@ from collectx.config import (
     MeterTrainerConfig,
     PolicyConfig,
     RandomPolicyConfig,
+    RayLauncherConfig,
     RpcBackendConfig,
     RunConfig,
+    is_stacked,
+    rows_per_env,
 )
+from collectx.early import Early, mask
 from collectx.errors import ConfigError
 from collectx.given import GivenEnvConfig, GivenPolicyConfig, Hooks
 from collectx.policy.exploration import ExplorationType
 from collectx.replay.buffer import ReplayBuffer
 from collectx.trajectories import Assembly, split_trajectories
-from collectx.transport.backends import tensorpipe_problems
+from collectx.transport.backends import actor_problems, tensorpipe_problems, why_not
 
 CreateEnv = Callable[..., Any] | Sequence[Callable[..., Any]]
 Spec = TypeVar("Spec")
@@ -141,7 +144,9 @@ class Frames:
     """How many frames.
 
     Args:
-        frames_per_batch: frames of one batch, rounded up to a multiple of the number of envs that take part in it.
+        frames_per_batch: frames of one batch, rounded up to a multiple of the number of envs that take part in it. Of
+            `MultiSyncCollector`, with `cat_results=-1`, also a list of how many each worker has of them; of
+            `MultiAsyncCollector` such a list is their sum.
         total_frames: when to end, a multiple of `frames_per_batch`; -1 is never. What was rounded up there is
             delivered too.
         max_frames_per_traj: a trajectory that has as many is cut, marked truncated, and its env is reset; batches then
@@ -153,7 +158,7 @@ class Frames:
         reset_when_done: True: an env that is done is reset. There is no other way any more, as in TorchRL.
     """
 
-    frames_per_batch: int = 200
+    frames_per_batch: int | Sequence[int] = 200
     total_frames: int = -1
     max_frames_per_traj: int | None = None
     init_random_frames: int | None = None
@@ -168,10 +173,21 @@ class Frames:
             found.append("reset_when_done=False: envs that are done are always reset: leave it out.")
         return found
 
+    @property
+    def per_worker(self) -> Sequence[int] | None:
+        """Frames of each worker, where they are told one by one."""
+        return None if isinstance(self.frames_per_batch, int) else self.frames_per_batch
+
+    @property
+    def in_all(self) -> int:
+        """Frames of one batch, as they were asked for."""
+        return self.frames_per_batch if isinstance(self.frames_per_batch, int) else sum(self.frames_per_batch)
+
     def _counts(self) -> list[str]:
-        frames, total = self.frames_per_batch, self.total_frames
-        if frames < 1:
-            return [f"frames_per_batch={frames}: must be at least 1."]
+        least = min(self.per_worker or [self.in_all])
+        if least < 1:
+            return [f"frames_per_batch={self.frames_per_batch}: must be at least 1."]
+        frames, total = self.in_all, self.total_frames
         if total != -1 and total < 1:
             return [f"total_frames={total}: must be at least 1, or -1 for an endless collector."]
         if total != -1 and total % frames:
@@ -282,12 +298,18 @@ class Handing:
         shared = isinstance(self.replay_buffer, ReplayBuffer) and self.extend_buffer and not changed
         return self.replay_buffer if shared else None
 
-    def hand(self, batch: TensorDict, stacked: bool) -> Any:
+    def hand(self, batch: TensorDict, stacked: bool, steps: Sequence[int], masked: bool = False) -> Any:
         """The batch as it is wanted.
 
         Args:
             stacked: whether its first dimension is that of the workers.
+            steps: how many of each part are filled.
+            masked: whether to add `("collector", "mask")` where parts are stacked.
         """
+        if not stacked and steps[0] < batch.shape[-1]:
+            batch = batch[..., : steps[0]]
+        if stacked and masked and not self.is_concatenated:
+            mask(batch, steps)
         if self.track_policy_version:
             versions = batch[POLICY_VERSION]
             batch["policy_version"] = versions
@@ -295,9 +317,15 @@ class Handing:
         if not self.track_traj_ids:
             del batch[TRAJ_IDS]
         if stacked and isinstance(self.cat_results, int):
-            batch = torch.cat(batch.unbind(0), self.cat_results)
+            parts = zip(batch.unbind(0), steps, strict=True)
+            batch = torch.cat([part[..., :filled] for part, filled in parts], self.cat_results)
         handed: Any = split_trajectories(batch) if self.split_trajs else batch
         return handed if self.postproc is None else self.postproc(handed)
+
+    @property
+    def is_concatenated(self) -> bool:
+        """Whether the parts of a batch are put one after the other."""
+        return isinstance(self.cat_results, int)
 
     def store(self, batch: Any) -> None:
         """Puts a batch into the replay buffer."""
@@ -424,19 +452,10 @@ class EachBatchWeights(Weights):
 
 
 @dataclass(frozen=True)
-class Remote:
-    """Workers over torch.distributed.
+class Nested:
+    """What a worker is.
 
     Args:
-        backend: "gloo", "nccl", "mpi" or "ucc".
-        launcher: "submitit": SLURM jobs that this process submits, and that join as they start; "mp": processes of this
-            machine; "submitit_delayed": jobs that were submitted beforehand, see
-            `collectx.submitit_delayed_launcher`.
-        slurm_kwargs: what the jobs ask for, by submitit's names (`timeout_min`, `slurm_partition`, `mem_gb`,
-            `cpus_per_task`, `slurm_setup`, ...); any other option of sbatch in `slurm_additional_parameters`.
-        tcp_port: where the trainer listens; None: the system chooses.
-        folder: where jobs find the trainer and write their logs, on a file system that all nodes share; None: a new one
-            below `outputs/`.
         num_workers_per_collector: processes of each worker, which then is a collector itself.
         collector_class: which: "single" (one process), "sync" (a batch has a part of each) or "async" (a batch comes
             from one), or the class of that meaning, of this package or of TorchRL. None: "single" for one process,
@@ -445,11 +464,6 @@ class Remote:
             have `create_env_kwargs`, `device`, `policy_device` and `exploration_type`.
     """
 
-    backend: str = "gloo"
-    launcher: str = "submitit"
-    slurm_kwargs: dict[str, Any] | None = None
-    tcp_port: int | None = None
-    folder: str | Path | None = None
     num_workers_per_collector: int = 1
     collector_class: Any = None
     collector_kwargs: Any = None
@@ -465,13 +479,6 @@ class Remote:
     def problems(self, num_workers: int) -> list[str]:
         """What is wrong, for so many workers."""
         found = []
-        if self.launcher not in ("mp", "submitit", "submitit_delayed"):
-            found.append(
-                f"launcher={self.launcher!r}: use 'mp', 'submitit' or 'submitit_delayed'; "
-                "`collectx run launcher=...` knows more."
-            )
-        if self.backend not in GROUP_BACKENDS:
-            found.append(f"backend={self.backend!r}: must be 'gloo', 'nccl', 'mpi' or 'ucc'.")
         count, inner = self.num_workers_per_collector, self.inner
         if count < 1:
             found.append(f"num_workers_per_collector={count}: must be at least 1.")
@@ -495,6 +502,45 @@ class Remote:
 
     def backend_config(self) -> BackendConfig:
         """How bytes travel."""
+        return BackendConfig("auto", None, None)
+
+
+@dataclass(frozen=True)
+class Remote(Nested):
+    """Workers over torch.distributed.
+
+    Args:
+        backend: "gloo", "nccl", "mpi" or "ucc".
+        launcher: "submitit": SLURM jobs that this process submits, and that join as they start; "mp": processes of this
+            machine; "submitit_delayed": jobs that were submitted beforehand, see
+            `collectx.submitit_delayed_launcher`.
+        slurm_kwargs: what the jobs ask for, by submitit's names (`timeout_min`, `slurm_partition`, `mem_gb`,
+            `cpus_per_task`, `slurm_setup`, ...); any other option of sbatch in `slurm_additional_parameters`.
+        tcp_port: where the trainer listens; None: the system chooses.
+        folder: where jobs find the trainer and write their logs, on a file system that all nodes share; None: a new one
+            below `outputs/`.
+    """
+
+    backend: str = "gloo"
+    launcher: str = "submitit"
+    slurm_kwargs: dict[str, Any] | None = None
+    tcp_port: int | None = None
+    folder: str | Path | None = None
+
+    def problems(self, num_workers: int) -> list[str]:
+        """See `Nested`."""
+        found = []
+        if self.launcher not in ("mp", "submitit", "submitit_delayed"):
+            found.append(
+                f"launcher={self.launcher!r}: use 'mp', 'submitit' or 'submitit_delayed'; "
+                "`collectx run launcher=...` knows more."
+            )
+        if self.backend not in GROUP_BACKENDS:
+            found.append(f"backend={self.backend!r}: must be 'gloo', 'nccl', 'mpi' or 'ucc'.")
+        return found + super().problems(num_workers)
+
+    def backend_config(self) -> BackendConfig:
+        """See `Nested`."""
         return BackendConfig(self.backend, None, self.tcp_port)
 
 
@@ -518,6 +564,49 @@ class RpcRemote(Remote):
     def backend_config(self) -> BackendConfig:
         """See `Remote`."""
         return RpcBackendConfig("rpc", None, self.tcp_port, dict(self.tensorpipe_options or {}))
+
+
+@dataclass(frozen=True)
+class RayRemote(Nested):
+    """Workers that are Ray actors.
+
+    Args:
+        ray_init_config: arguments of `ray.init`, such as `{"address": "auto"}` for the cluster that runs here already;
+            not looked at where this process is connected to Ray. None: that cluster, or where there is none one of this
+            machine alone.
+        remote_configs: arguments of `ray.remote` for the workers' actors, such as `num_cpus` and `num_gpus`; one dict
+            for all, or one for each. None: one core.
+        num_collectors: TorchRL's name for `num_workers`.
+        use_env_creator: is not looked at.
+    """
+
+    ray_init_config: dict[str, Any] | None = None
+    remote_configs: Any = None
+    num_collectors: int | None = None
+    use_env_creator: bool = False
+
+    def problems(self, num_workers: int) -> list[str]:
+        """See `Nested`."""
+        found = super().problems(num_workers)
+        if (why := why_not("ray")) is not None:
+            found.append(why)
+        each = _each(self.remote_configs, num_workers)
+        if len(each) != num_workers:
+            found.append(
+                f"remote_configs has {len(each)} entries for {num_workers} workers: one for each, or one dict."
+            )
+        if not all(own is None or isinstance(own, Mapping) for own in each):
+            found.append(f"remote_configs={self.remote_configs!r}: must be a dict, or one for each worker.")
+        else:
+            found += actor_problems("remote_configs", each)
+        if self.num_collectors is not None and self.num_collectors != num_workers:
+            found.append(f"num_collectors={self.num_collectors}, but num_workers={num_workers}: give one of them.")
+        return found
+
+    def launcher_config(self, num_threads: int, num_workers: int) -> RayLauncherConfig:
+        """Where workers come up."""
+        each = [dict(own or {"num_cpus": 1}) for own in _each(self.remote_configs, num_workers)]
+        return RayLauncherConfig("ray", None, num_threads, False, dict(self.ray_init_config or {}), each)
 
 
 # What `collector_class` may be called.
@@ -561,9 +650,10 @@ class Order:
     handing: Handing
     workers: Workers
     weights: Weights
-    remote: Remote
+    remote: Nested
     hooks: Hooks
     assembly: Assembly
+    early: Early
     sync: bool | None = None
 
     @property
@@ -573,6 +663,8 @@ class Order:
             return 1
         if self.workers.num_workers is not None:
             return self.workers.num_workers
+        if isinstance(self.remote, RayRemote) and self.remote.num_collectors is not None:
+            return self.remote.num_collectors
         create = self.work.create_env_fn
         return 1 if callable(create) else len(create)
 
@@ -592,6 +684,8 @@ class Order:
         problems = [
             *self.work.problems(num_workers),
             *self._graph_problems(),
+            *self._share_problems(),
+            *self.early.problems(self.kind, self.handing),
             *self.frames.problems(),
             *self.devices.problems(num_workers),
             *self.handing.problems(),
@@ -616,6 +710,61 @@ class Order:
             )
         if problems:
             raise ConfigError(problems)
+
+    def _share_problems(self) -> list[str]:
+        """What is wrong about frames that are told worker by worker."""
+        told = self.frames.per_worker
+        if told is None:
+            return []
+        if self.kind not in ("multi_sync", "multi_async"):
+            return [f"frames_per_batch={told}: must be one number, but for MultiSyncCollector and MultiAsyncCollector."]
+        found = []
+        if len(told) != self.num_workers:
+            found.append(
+                f"frames_per_batch={told} has {len(told)} entries for {self.num_workers} workers: one for each, or one "
+                "number."
+            )
+        if self.kind == "multi_sync" and not self.handing.is_concatenated:
+            found.append(
+                f"frames_per_batch={told}: parts of different lengths cannot be stacked: give cat_results=-1, or one "
+                "number."
+            )
+        return found
+
+    def fit(self, cfg: RunConfig, own: list[dict[str, Any]], num_envs: int) -> int:
+        """Rounds the frames of a batch up to whole steps of all envs, as TorchRL does, in what `config` gave; returns
+        how many they are.
+
+        Args:
+            num_envs: of one worker's process.
+
+        Raises:
+            ConfigError: parts of different lengths are to be concatenated along another dimension than time.
+        """
+        want, told, dim = cfg.collector, self.frames.per_worker, self.handing.cat_results
+        stacked = is_stacked(want)
+        uneven = told is not None or self.early.threshold is not None
+        last = 0 if num_envs == 1 else 1
+        if stacked and uneven and self.handing.is_concatenated and dim not in (-1, last):
+            raise ConfigError(
+                [
+                    f"cat_results={dim}: parts of different lengths, [envs, time] or [time], fit together along time "
+                    "only: use cat_results=-1."
+                ]
+            )
+        unit = num_envs * rows_per_env(want) * (want.num_workers if stacked else 1)
+        if told is None or not stacked:
+            want.frames_per_batch = _up(self.frames.in_all, unit)
+            return want.frames_per_batch
+        steps = [-(-frames // num_envs) for frames in told]
+        for each, count in zip(own, steps, strict=True):
+            each["steps"] = count
+        # Every slot has room for the longest part.
+        want.frames_per_batch = max(steps) * unit
+        frames = sum(steps) * num_envs
+        if want.init_random_frames is not None:
+            want.init_random_frames = -(-want.init_random_frames // frames) * want.frames_per_batch
+        return frames
 
     def _graph_problems(self) -> list[str]:
         """What is wrong about CUDA graphs and where the policy acts."""
@@ -651,7 +800,7 @@ class Order:
         collector = (CollectorConfig if self.sync is None else partial(EitherCollectorConfig, sync=self.sync))(
             kind=self.kind,
             num_workers=num_workers,
-            frames_per_batch=self.frames.frames_per_batch,
+            frames_per_batch=self.frames.in_all,
             total_frames=self.frames.total_frames,
             exploration_type=self.work.exploration,
             num_slots=workers.num_slots,
@@ -669,17 +818,24 @@ class Order:
             set_truncated=self.frames.set_truncated,
             refresh="step" if self.weights.update_weights_between_steps else "batch",
         )
+        if self.early.asked is not None:
+            own[0]["asked"] = self.early.asked
         cfg = RunConfig(
             env=own[0]["env"],
             policy=self.work.policy_config(),
             collector=collector,
-            backend=remote.backend_config() if self.kind in REMOTE else BackendConfig("auto", None, None),
+            backend=remote.backend_config(),
             launcher=LauncherConfig("local", None, workers.num_sub_threads, False),
             devices=devices,
             trainer=MeterTrainerConfig("meter", False),
             seed=self.work.seed,
         )
         return cfg, own
+
+
+def own_of(order: Order, create: Callable[..., Any], kwargs: dict[str, Any] | None) -> dict[str, Any]:
+    """What a worker has of its own that comes later, beside the first one's device."""
+    return _own(GivenEnvConfig("given", 0, create, {}), order._acting()[0], kwargs or {})
 
 
 def _own(env: GivenEnvConfig, device: str, kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -774,6 +930,10 @@ _POSITIONAL = inspect.Parameter.POSITIONAL_OR_KEYWORD
 def _each(value: Any, num_workers: int) -> list[Any]:
     """One for each worker: the entries of a list or tuple, or the same for all."""
     return list(value) if isinstance(value, (list, tuple)) else [value] * num_workers
+
+
+def _up(count: int, unit: int) -> int:
+    return -(-count // unit) * unit
 
 
 def _kwargs(given: bool | dict[str, Any] | None) -> dict[str, Any] | None:

@@ -27,11 +27,17 @@ class Answers:
         group: the envs, as they were built.
         env: the same, or an env around them: what `rollout` steps.
         hooks: what is called around every batch.
-        frames: of each slot, over its memory, as a batch.
+        frames: of a slot, its first so many steps, over its memory, as a batch.
     """
 
     def __init__(
-        self, worker: int, group: Env, env: Env, rollout: Rollout, hooks: Hooks, frames: Callable[[int], TensorDictBase]
+        self,
+        worker: int,
+        group: Env,
+        env: Env,
+        rollout: Rollout,
+        hooks: Hooks,
+        frames: Callable[[int, int], TensorDictBase],
     ):
         self._worker = worker
         self._group = group
@@ -55,10 +61,10 @@ class Answers:
         if self._hooks.pre_collect_hook is not None:
             self._hooks.pre_collect_hook()
 
-    def after(self, slot: int) -> None:
-        """To be called after each batch, which is in `slot`."""
+    def after(self, slot: int, steps: int) -> None:
+        """To be called after each batch, which is in the first steps of `slot`."""
         if self._hooks.post_collect_hook is not None:
-            self._hooks.post_collect_hook(self._frames(slot))
+            self._hooks.post_collect_hook(self._frames(slot, steps))
         if self._profiling is not None and not self._profiling.step():
             self._profiling = None
 

@@ -66,6 +66,7 @@ def build(
     own: Sequence[Mapping[str, Any]] | None = None,
     share: Share | None = None,
     compact_obs: bool = False,
+    threshold: float | None = None,
 ) -> Collector:
     """Starts the workers and returns the collector over them. Does not wait for them.
 
@@ -79,17 +80,19 @@ def build(
             envs, of the same spaces.
         share: where these are only some of the run's workers.
         compact_obs: batches are without the observation below `next`.
+        threshold: of a sync collector on this machine, see `SyncSchedule`.
 
     Raises:
         ConfigError, ShapeError: the policy does not fit the env, or the env cannot be reset as `cfg.collector` wants.
     """
     want = cfg.collector
     num_workers = num_workers_of(cfg)
-    rollout = rollout_spec(want, num_workers)
+    may_end_early = threshold is not None or any("asked" in each for each in own or ())
+    rollout = dataclasses.replace(rollout_spec(want, num_workers), may_end_early=may_end_early)
     spec = rollout.env_spec(spec)
     # Only asked what it writes; it stays where the trainer keeps it.
     actor = policies.make_actor(policy, spec, _device_of(policy), policies.ExplorationType(want.exploration_type))
-    schedule = make_schedule(want, num_workers)
+    schedule = make_schedule(want, num_workers, threshold)
     rows = spec.num_envs * rows_per_env(want)
     slab = SlabSpec(
         leaves=batch_leaves(seen_with(spec, actor.carried).observation, actor.leaves, compact_obs),
@@ -119,9 +122,18 @@ def build(
     )
 
     def task_of(worker: int, life: int) -> WorkerTask:
-        life += share.life
+        # Who is added to as many as were meant has the envs of another, in a life that nobody else has.
+        times, index = divmod(worker, num_workers)
+        life += share.life + times * (want.max_restarts + 1)
         begun = dataclasses.replace(rollout, num_random_batches=0) if life else rollout
-        changed = {"worker": worker, "life": life, "rollout": begun, **(own[worker] if own else {})}
+        first = share.first_worker + index - worker
+        changed = {
+            "worker": worker,
+            "first_worker": first,
+            "life": life,
+            "rollout": begun,
+            **(own[worker] if own else {}),
+        }
         return dataclasses.replace(task, **changed)
 
     transport, start = _connect(cfg, slab, task_of, events, log_dir, place)
@@ -315,10 +327,10 @@ def rollout_spec(want: CollectorConfig, num_workers: int) -> RolloutSpec:
     )
 
 
-def make_schedule(want: CollectorConfig, num_workers: int) -> Schedule:
+def make_schedule(want: CollectorConfig, num_workers: int, threshold: float | None = None) -> Schedule:
     """The order of its batches."""
     if not is_async(want):
-        return SyncSchedule(num_workers)
+        return SyncSchedule(num_workers, threshold)
     num_batches = None if want.total_frames < 0 else -(-want.total_frames // want.frames_per_batch)
     return AsyncSchedule(num_workers, want.num_slots, num_batches)
 

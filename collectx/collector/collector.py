@@ -67,6 +67,10 @@ class Replacements:
         self._start = start
         self._lives: dict[int, int] = {}
 
+    def begin(self, worker: int) -> None:
+        """Starts a worker of an index that there was none of."""
+        self._start(worker, 0)
+
     def restart(self, worker: int, error: Exception) -> int:
         """Starts another; returns which life of this index it has.
 
@@ -86,7 +90,8 @@ class Replacements:
 
 class Collector:
     """Yields TensorDicts of `frames_per_batch` frames (`collectx/batch.py`) until `total_frames` are delivered; of
-    fewer frames where a sync worker was dropped.
+    fewer frames where a sync worker was dropped. Where a part has fewer frames than there is room for (`Part.frames`),
+    what is in its last steps is of no meaning.
 
     Attributes:
         delivery: what is known of the batch delivered last.
@@ -110,9 +115,11 @@ class Collector:
         self._schedule = schedule
         self._spec = spec
         self._workers = set(range(num_workers))
+        self._next_worker = num_workers
         self._replacements = replacements
         self._events = events
         self._num_delivered = 0
+        self._hurried = False
         self.num_frames = 0
         self.frames_by_worker: Counter[int] = Counter()
         self._failure: Exception | None = None
@@ -187,6 +194,7 @@ class Collector:
         while parts is None:
             self._grant(self._schedule.begin())
             parts = self._next_parts()
+        self._hurry(False)
         return parts, perf_counter() - began
 
     def _count(self, parts: tuple[Arrival, ...], waited_s: float) -> None:
@@ -203,11 +211,19 @@ class Collector:
             return None  # to a question whose asker was interrupted
         if isinstance(event, Arrival):
             self._out[event.worker] -= 1
-            return self._schedule.arrived(event)
+            parts = self._schedule.arrived(event)
+            if self._schedule.hurries:
+                self._hurry(True)
+            return parts
         if isinstance(event, Joined):
             self._events("worker_joined", worker=event.worker, **event.where)
             return None
         return self._lost(event.worker, event.error)
+
+    def _hurry(self, wanted: bool) -> None:
+        if wanted != self._hurried:
+            self._hurried = wanted
+            self._transport.hurry(wanted)
 
     def _lost(self, worker: int, error: Exception) -> tuple[Arrival, ...] | None:
         self._events("worker_failed", worker=worker, type=type(error).__name__, message=str(error))
@@ -246,19 +262,25 @@ class Collector:
         return self._layouts[num_parts]
 
     def _describe(self, arrivals: tuple[Arrival, ...], waited_s: float) -> Delivery:
-        frames = self._spec.rows * self._spec.steps
+        spec = self._spec
         parts = tuple(
             Part(
                 arrival.worker,
                 arrival.tally.policy_version,
-                frames,
+                spec.rows * (spec.steps if arrival.tally.steps is None else arrival.tally.steps),
                 Timings(arrival.tally.env_s, arrival.tally.policy_s, arrival.tally.wait_s, arrival.tally.send_s),
                 arrival.tally.returns,
                 arrival.tally.lengths,
             )
             for arrival in arrivals
         )
-        return Delivery(self._num_delivered, frames * len(arrivals), parts, self.policy_version, waited_s)
+        frames = sum(part.frames for part in parts)
+        return Delivery(self._num_delivered, frames, parts, self.policy_version, waited_s)
+
+    @property
+    def steps(self) -> list[int]:
+        """How many steps of each part of the last batch are filled."""
+        return [part.frames // self._spec.rows for part in self.delivery.parts]
 
     def publish(self, policy: nn.Module | None) -> int:
         """Makes the policy's present weights the newest; returns their version (0 the first time). They are copied
@@ -336,6 +358,20 @@ class Collector:
         granted; slots that are granted already come before, `collector.num_slots` of each async worker at most. Does
         not wait. A worker that is started again before it has heard of it does without: its envs are new."""
         self._orders |= dict.fromkeys(self._workers if workers is None else workers, order)
+
+    def add(self) -> None:
+        """Starts one more worker, of the next index; a sync batch grows by its part. Does not wait for it. Not over
+        inline transport and shared memory, whose slots are allocated once."""
+        worker = self._next_worker
+        self._replacements.begin(worker)
+        self._next_worker += 1
+        self._workers.add(worker)
+        self._events("worker_added", worker=worker, num_workers=len(self._workers))
+        self._grant(self._schedule.added(worker))
+
+    def handles(self) -> dict[int, Any]:
+        """What the launcher knows the present workers by; empty where it has started no processes."""
+        return getattr(self._transport, "handles", {})
 
     def interrupt(self) -> None:
         """Lets the workers end, between two of their steps, without waiting for them: `next` then finds them gone. May

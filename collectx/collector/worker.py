@@ -7,7 +7,7 @@ Must not know the schedule, nor what becomes of a batch.
 from __future__ import annotations
 
 import random
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from time import perf_counter
@@ -36,7 +36,7 @@ from collectx.replay.buffer import ReplayBuffer
 from collectx.rollout.carry import with_state
 from collectx.rollout.cut import with_ends
 from collectx.rollout.episodes import Episodes
-from collectx.rollout.rollout import Rollout, Stopped
+from collectx.rollout.rollout import Asked, Rollout, Stopped
 from collectx.rollout.spec import PLAIN, RolloutSpec
 from collectx.rollout.start import make_rollout
 from collectx.transport.base import ASKED, GO_ON, AskedLink, Link, Tally, seed_of
@@ -78,7 +78,9 @@ class WorkerTask:
         first_worker: how many workers of the run come before those of its collector.
         inner: where the worker is itself a collector; `num_workers` then counts the processes of all, and `num_envs` is
             one process's.
+        steps: of its batches, where they are fewer than its slots have.
         rollout: how its batches and trajectories begin and end.
+        asked: of a worker in the trainer's process: called after every step, whether a batch is to end.
         replay: of a process of the trainer's machine: where it writes its batches itself.
         hooks: of the trainer's machine, too.
     """
@@ -96,6 +98,8 @@ class WorkerTask:
     first_worker: int = 0
     inner: Inner | None = None
     rollout: RolloutSpec = PLAIN
+    steps: int | None = None
+    asked: Callable[[], bool] | None = None
     replay: ReplayBuffer | None = None
     hooks: Hooks = field(default_factory=Hooks)
 
@@ -188,10 +192,12 @@ def work(task: WorkerTask, link: Link, own_random_state: bool = False) -> Genera
         weights.adopt()
         policies.accelerate(actor, task.policy)
         episodes = Episodes(first_env, num_envs, num_envs * task.num_workers, task.life)
+        seeds, ends = _env_seeds(task, task.seed), _asked(task, link)
         newest = _Newest(link, weights)
-        rollout = make_rollout(env, actor, episodes, _env_seeds(task, task.seed), link.stop, task.rollout, newest)
-        prepared = [rollout.prepare(slot) for slot in link.slots]
-        frames = _Frames(link.slots)
+        rollout = make_rollout(env, actor, episodes, seeds, link.stop, task.rollout, newest, ends)
+        slots = link.slots if task.steps is None else [slot.until(task.steps) for slot in link.slots]
+        prepared = [rollout.prepare(slot) for slot in slots]
+        frames = _Frames(slots)
         answers = Answers(task.index, group, env, rollout, task.hooks, frames)
     send_s = 0.0
     try:
@@ -213,17 +219,25 @@ def work(task: WorkerTask, link: Link, own_random_state: bool = False) -> Genera
                     _begin_anew(task, rollout, link.order, own_random_state)
                 answers.before()
                 stats = rollout.collect(prepared[index], version)
-                answers.after(index)
+                answers.after(index, stats.steps)
             collected = perf_counter()
             handover_s = send_s + refreshed - granted
             times = (stats.env_s, stats.policy_s, granted - asked, handover_s)
             if task.replay is not None:
-                task.replay.extend(frames(index, whole=True))
-            link.send(index, Tally(version, *times, *stats.episodes))
+                task.replay.extend(frames(index, stats.steps, whole=True))
+            link.send(index, Tally(version, *times, *stats.episodes, stats.steps))
             send_s = perf_counter() - collected
             yield
     finally:
         rollout.close()
+
+
+def _asked(task: WorkerTask, link: Link) -> Asked | None:
+    """What says whether a batch is to end early; None: nothing does."""
+    if not task.rollout.may_end_early:
+        return None
+    hurried = link.hurried
+    return task.asked or (lambda: hurried[0])
 
 
 class _Newest:
@@ -246,12 +260,14 @@ class _Frames:
         self._slots = slots
         self._made: dict[int, TensorDict] = {}
 
-    def __call__(self, index: int, whole: bool = False) -> TensorDict:
+    def __call__(self, index: int, steps: int, whole: bool = False) -> TensorDict:
         """`[rows, steps]`; of one row `[steps]`, unless `whole`."""
         if index not in self._made:
             tensors = self._slots[index].tensors
             self._made[index] = to_tensordict(tensors, next(iter(tensors.values())).shape[:2])
         frames = self._made[index]
+        if steps < frames.shape[1]:
+            frames = frames[:, :steps]
         return frames if whole or frames.shape[0] > 1 else frames[0]
 
 

@@ -91,7 +91,7 @@ class RaggedRollout(Rollout):
         for key, array in rows.items():
             array[...] = self._segments[key][chosen]
         self._free += chosen
-        return RolloutStats(env_s, policy_s, self._episodes.take())
+        return RolloutStats(env_s, policy_s, self._episodes.take(), rows[TRAJ_IDS].shape[1])
 
     def _store(self, policy_version: int) -> None:
         """Appends this step's frames to their envs' segments; moves on to the next observations."""

@@ -60,6 +60,7 @@ class Tally:
             over (and taking new weights).
         returns, lengths: float64 and int64, `[episodes]`: undiscounted return and frames of each episode that ended in
             this batch, in order of time.
+        steps: how many of the slot's steps are filled, from the first on; None: all.
     """
 
     policy_version: int
@@ -69,6 +70,7 @@ class Tally:
     send_s: float
     returns: np.ndarray
     lengths: np.ndarray
+    steps: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +172,9 @@ class Transport(Protocol):
         """Calls `write` with a flat uint8 buffer of `weights_nbytes`, makes what it wrote the newest weights and
         returns their version: 0 for the first call, then one more each time. Does not wait for workers."""
 
+    def hurry(self, wanted: bool) -> None:
+        """Sets what workers see as `Link.hurried`; where they share no memory with the trainer, they see nothing."""
+
     def interrupt(self) -> None:
         """Tells the workers to stop, between two of their steps, and waits for nothing; they count as gone afterwards.
         May be called from any thread."""
@@ -201,6 +206,7 @@ class Link(Protocol):
     Attributes:
         slots: this worker's slots, as views of the transport's memory.
         stop: see `Stop`; cheap enough for every step.
+        hurried: as cheap; nonzero while a batch under way is to end with the frames that it has.
         order: what came with the grant that was acquired last.
     """
 
@@ -210,6 +216,8 @@ class Link(Protocol):
     def slots(self) -> Sequence[Slot]: ...
     @property
     def stop(self) -> Stop: ...
+    @property
+    def hurried(self) -> Stop: ...
 
     def acquire(self) -> int | None:
         """Blocks until the trainer grants a slot, for as long as the trainer lives; None means stop."""

@@ -74,6 +74,9 @@ class InlineTransport:
     def publish(self, write: Callable[[torch.Tensor], None]) -> int:
         return self.slab.publish(write)
 
+    def hurry(self, wanted: bool) -> None:
+        self.slab.hurried[0] = wanted
+
     def interrupt(self) -> None:
         self.slab.stop[0] = 1
 
@@ -90,7 +93,7 @@ class InlineLink:
         self.granted: deque[tuple[int, int]] = deque()
         self.order = GO_ON
         self.slots = [slab.slot(worker, index) for index in range(slab.spec.num_slots)]
-        self.stop = slab.stop
+        self.stop, self.hurried = slab.stop, slab.hurried
         self._slab = slab
         self._arrivals = arrivals
         self._answers = answers

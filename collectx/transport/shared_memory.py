@@ -93,6 +93,9 @@ class SharedMemoryTransport:
     def publish(self, write: Callable[[torch.Tensor], None]) -> int:
         return self.slab.publish(write)
 
+    def hurry(self, wanted: bool) -> None:
+        self.slab.hurried[0] = wanted
+
     def interrupt(self) -> None:
         self.slab.stop[0] = 1
 
@@ -126,6 +129,11 @@ class SharedMemoryLink:
     def stop(self) -> memoryview:
         """Nonzero once the trainer closes."""
         return self._slab.stop
+
+    @property
+    def hurried(self) -> memoryview:
+        """Nonzero while a batch under way is to end early."""
+        return self._slab.hurried
 
     def acquire(self) -> int | None:
         try:

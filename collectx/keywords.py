@@ -888,8 +888,6 @@ REFUSED = {
     "num_collectors": _BY_THE_CLASS,
     "sync": _BY_THE_CLASS,
     "collector_class": "workers of this machine always are single collectors",
-    "interruptor": "a batch is always whole",
-    "preemptive_threshold": "a batch always has all frames of all workers; MultiAsyncCollector waits for none",
     "auto_register_policy_transforms": "append InitTracker and TensorDictPrimer to the env",
 }
 

@@ -434,7 +434,7 @@ class RPCCollector(DataCollector):
         super().__init__("rpc", create_env_fn, policy, keywords, sync)
 
 
-@described(Work, Frames, Devices, Handing, Workers, Weights, RayRemote, Assembly)
+@described(Work, Frames, Devices, Handing, Workers, Weights, RayRemote, Hooks, Assembly)
 class RayCollector(DataCollector):
     """Workers that are actors of a Ray cluster, over its object store; `sync` as in `MultiCollector`. This process is
     connected to Ray by the first, and stays so until it ends, or `ray.shutdown()` is called. Ray pickles what its

@@ -88,10 +88,13 @@ class Given:
 
     env: GivenEnvConfig | None = None
     policy: GivenPolicyConfig | None = None
+    hooks: Hooks = field(default_factory=Hooks)
 
     @classmethod
-    def of(cls, env: EnvConfig, policy: PolicyConfig) -> Given:
+    def of(cls, env: EnvConfig, policy: PolicyConfig, hooks: Hooks | None = None) -> Given:
         """The parts of a configuration that are objects."""
         return cls(
-            env if isinstance(env, GivenEnvConfig) else None, policy if isinstance(policy, GivenPolicyConfig) else None
+            env if isinstance(env, GivenEnvConfig) else None,
+            policy if isinstance(policy, GivenPolicyConfig) else None,
+            hooks or Hooks(),
         )

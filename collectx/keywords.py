@@ -889,8 +889,6 @@ REFUSED = {
     "num_collectors": _BY_THE_CLASS,
     "sync": _BY_THE_CLASS,
     "collector_class": "workers of this machine always are single collectors",
-    "pre_collect_hook": _ON_THIS_MACHINE,
-    "post_collect_hook": _ON_THIS_MACHINE,
     "auto_register_policy_transforms": "append InitTracker and TensorDictPrimer to the env",
 }
 

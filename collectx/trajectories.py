@@ -108,6 +108,8 @@ class Assembler:
         ids, lengths = torch.unique(frames[TRAJ_IDS], return_counts=True)
         order = torch.argsort(frames[TRAJ_IDS], stable=True)
         for index, places in zip(ids.tolist(), order.split(lengths.tolist()), strict=True):
+            if index < 0:
+                continue  # where a stacked batch has no frame
             pieces = self._under_way.setdefault(index, [])
             pieces.append(frames[places])
             if pieces[-1]["next", "done"][-1].all():

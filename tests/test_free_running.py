@@ -130,6 +130,22 @@ def test_new_frames_have_the_largest_priority(make, wait_until):
             assert buffer.sample(200)["index"].min() >= count
 
 
+def test_what_a_worker_has_not_filled_is_not_written():
+    def slow():
+        env = cartpole()
+        step = env.step
+        env.step = lambda action: time.sleep(0.005) or step(action)
+        return env
+
+    buffer = ReplayBuffer(1000)
+    keywords = {"preemptive_threshold": 0.5, "cat_results": -1, "replay_buffer": buffer}
+    with MultiSyncCollector([cartpole, slow], frames_per_batch=100, **keywords) as collector:
+        for _ in range(3):
+            collector.next()
+        assert buffer.write_count == collector.stats()["frames"] < 300
+    check_whole(buffer[torch.arange(buffer.write_count)])
+
+
 def workers():
     return [child for child in multiprocessing.active_children() if child.name.startswith("collectx-worker")]
 

@@ -11,11 +11,15 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
+from collecting import config, gym
 from gymnasium import spaces
 from torch import nn
 
 from collectx import Collector, DistributedSyncCollector, MultiAsyncCollector, MultiSyncCollector
+from collectx import env as envs
+from collectx.collector import build
 from collectx.errors import ConfigError, WorkerDied
+from collectx.given import Hooks
 
 torch.set_num_threads(1)
 
@@ -129,6 +133,19 @@ def test_hooks_are_called_where_batches_are_made(kind, tmp_path):
     lines = [line for path in tmp_path.iterdir() for line in path.read_text().splitlines()]
     # An async worker may have begun one that is not wanted any more.
     assert len(lines) >= 3 if kind == "multi_async" else len(lines) == (6 if kind == "multi_sync" else 3)
+
+
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_hooks_travel_to_workers_that_are_told_by_a_connection(num_workers):
+    def after(batch):
+        batch["next", "reward"].fill_(5.0)
+
+    cfg = config("distributed_sync", "local", gym(), num_workers_per_collector=num_workers)
+    own = [{"hooks": Hooks(post_collect_hook=after)}, {}]
+    with build(cfg, None, envs.read_spec(cfg.env), own=own) as collector:
+        first, second = next(collector)["next", "reward"]
+    assert (first == 5).all()
+    assert (second == 1).all()
 
 
 @pytest.mark.parametrize("kind", WAYS)

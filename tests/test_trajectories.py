@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from time import sleep
+
 import gymnasium
 import pytest
 import torch
@@ -126,6 +128,23 @@ def test_trajectories_that_are_broken_off_are_not_delivered(kind, at_each):
             if not at_each:
                 collector.reset()
             assert not collector._assembler._under_way
+
+
+def test_where_a_preempted_worker_has_no_frames_there_is_no_trajectory():
+    def create(pause_s):
+        env = TimeLimit(gymnasium.make("CartPole-v1"), max_episode_steps=8)
+        step = env.step
+        env.step = lambda action: sleep(pause_s) or step(action)
+        return env
+
+    creates = [lambda: create(0.0), lambda: create(0.005)]
+    keywords = {"total_frames": 800, "preemptive_threshold": 0.5, "trajs_per_batch": 2}
+    with MultiSyncCollector(creates, frames_per_batch=80, **keywords) as collector:
+        for batch in collector:
+            for row in batch.unbind(0):
+                check_whole(row[row["collector", "mask"]])
+        assert -1 not in collector._assembler._under_way
+        assert collector.stats()["frames"] < 80 * collector.stats()["batches"]
 
 
 @pytest.mark.parametrize(

@@ -242,7 +242,7 @@ def _distributed(
 
         def given_to(worker: int, life: int) -> Given:
             task = task_of(worker, life)
-            return Given.of(task.env, task.policy)
+            return Given.of(task.env, task.policy, task.hooks)
 
         launcher = spawning(launcher, cfg.collector.start_timeout_s, given_to)
     # Over the other backends bytes lie on the CPU at both ends.
@@ -269,7 +269,7 @@ def _distributed(
             if isinstance(launcher, Place):
                 handle = launcher.start(each.worker, each.life)
             else:
-                given = Given.of(each.env, each.policy)
+                given = Given.of(each.env, each.policy, each.hooks)
                 arguments = (transport.meeting, each.worker, cfg.collector.start_timeout_s, given)
                 handle = launcher.start(serve_remote, arguments, each.worker)
             if handle is not None:
@@ -285,7 +285,7 @@ def _actors(cfg: RunConfig, task_of: Callable[[int, int], WorkerTask]) -> Place:
 
     def given_to(worker: int, life: int) -> Given:
         task = task_of(worker, life)
-        return Given.of(task.env, task.policy)
+        return Given.of(task.env, task.policy, task.hooks)
 
     return placing(cfg.launcher, cfg.collector.start_timeout_s, given_to)
 

@@ -122,7 +122,7 @@ def _collector(task: WorkerTask, inner: Inner) -> tuple[Collector, nn.Module | N
     spec = envs.read_spec(cfg.env)
     policy = policies.build(cfg.policy, spec, cfg.seed)
     share = Share(task.worker * inner.collector.num_workers, task.num_workers, task.life)
-    collector = build(cfg, policy, spec, share=share)
+    collector = build(cfg, policy, spec, own=[{"hooks": task.hooks}] * inner.collector.num_workers, share=share)
     seen = rollout_spec(inner.collector, inner.collector.num_workers).env_spec(spec)
     actor = policies.make_actor(policy, seen, torch.device("cpu"), policies.ExplorationType(task.exploration_type))
     return collector, actor.module

@@ -82,7 +82,7 @@ class WorkerTask:
         rollout: how its batches and trajectories begin and end.
         asked: of a worker in the trainer's process: called after every step, whether a batch is to end.
         replay: of a process of the trainer's machine: where it writes its batches itself.
-        hooks: of the trainer's machine, too.
+        hooks: what is called around its batches.
     """
 
     worker: int
@@ -134,7 +134,14 @@ class WorkerTask:
         policy = given.policy or group_from_dict("policy", fields["policy"])
         inner = None if fields["inner"] is None else Inner.from_json(fields["inner"])
         rollout = RolloutSpec(**fields["rollout"])
-        told = {"env": env, "policy": policy, "leaves": leaves, "inner": inner, "rollout": rollout, "hooks": Hooks()}
+        told = {
+            "env": env,
+            "policy": policy,
+            "leaves": leaves,
+            "inner": inner,
+            "rollout": rollout,
+            "hooks": given.hooks,
+        }
         return cls(**(fields | told))
 
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collectx.collectors import MultiCollector as MultiCollector
     from collectx.collectors import MultiSyncCollector as MultiSyncCollector
     from collectx.collectors import MultiSyncDataCollector as MultiSyncDataCollector
+    from collectx.collectors import RayCollector as RayCollector
     from collectx.collectors import RPCCollector as RPCCollector
     from collectx.collectors import RPCDataCollector as RPCDataCollector
     from collectx.collectors import SyncDataCollector as SyncDataCollector
@@ -46,6 +47,7 @@ _MODULES = {
     "MultiaSyncDataCollector": "collectors",
     "RPCCollector": "collectors",
     "RPCDataCollector": "collectors",
+    "RayCollector": "collectors",
     "ReplayBuffer": "replay",
     "SyncDataCollector": "collectors",
     "split_trajectories": "trajectories",

@@ -46,9 +46,12 @@ class Leaf:
         return Leaf((prefix, *self.key), self.shape, self.dtype)
 
 
-def batch_leaves(observation: Iterable[Leaf], actor: Iterable[Leaf]) -> tuple[Leaf, ...]:
+def batch_leaves(observation: Iterable[Leaf], actor: Iterable[Leaf], compact: bool = False) -> tuple[Leaf, ...]:
     """All leaves of a batch: `observation` at the root and below `next`, what the actor writes, and the rest. Where the
     actor writes a leaf below `next` that is observed there too, it is one leaf.
+
+    Args:
+        compact: leaves out the observation below `next`.
 
     Raises:
         ValueError: two leaves have the same key, or one's key is a prefix of another's.
@@ -59,7 +62,7 @@ def batch_leaves(observation: Iterable[Leaf], actor: Iterable[Leaf]) -> tuple[Le
         *observation,
         *actor,
         *flags,
-        *(leaf for leaf in (seen.under("next") for seen in observation) if leaf not in actor),
+        *(leaf for leaf in (seen.under("next") for seen in observation) if leaf not in actor and not compact),
         Leaf(("next", "reward"), (1,), torch.float32),
         *(leaf.under("next") for leaf in flags),
         Leaf(TRAJ_IDS, (), torch.int64),

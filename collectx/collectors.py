@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
@@ -23,7 +22,15 @@ from collectx import policy as policies
 from collectx.background import Background
 from collectx.collector.build import build
 from collectx.collector.worker import env_seed
-from collectx.config import REMOTE, EnvConfig, RunConfig, SubmititLauncherConfig, backend_of, is_stacked
+from collectx.config import (
+    REMOTE,
+    EnvConfig,
+    RayLauncherConfig,
+    RunConfig,
+    SubmititLauncherConfig,
+    backend_of,
+    is_stacked,
+)
 from collectx.early import Early, Interrupted, Preempted
 from collectx.errors import ConfigError
 from collectx.given import Hooks
@@ -35,13 +42,16 @@ from collectx.keywords import (
     Frames,
     Handing,
     Keywords,
+    Nested,
     Order,
+    RayRemote,
     Remote,
     RpcRemote,
     Weights,
     Work,
     Workers,
     described,
+    own_of,
 )
 from collectx.launcher.place import Place
 from collectx.launcher.submitit import slurm_resources
@@ -49,8 +59,23 @@ from collectx.run import RunFolder, rules
 from collectx.run.events import EventLog
 from collectx.run.folder import new_folder
 from collectx.run.submitted import Beforehand, submitted_workers, waiting_workers
+from collectx.trajectories import Assembler, Assembly
 from collectx.transport.base import RESET, reset_with
 from collectx.updates import Given, given_weights, load_weights, updated_weights
+
+# Of an order, what is made from keywords.
+_SPECS = {
+    "work": Work,
+    "frames": Frames,
+    "devices": Devices,
+    "handing": Handing,
+    "workers": Workers,
+    "weights": Weights,
+    "remote": Nested,
+    "hooks": Hooks,
+    "assembly": Assembly,
+    "early": Early,
+}
 
 
 class DataCollector(Inspected):
@@ -76,32 +101,39 @@ class DataCollector(Inspected):
             chosen = next((own for own in self._specs if issubclass(own, spec)), None)
             return spec() if chosen is None else taken.take(chosen)
 
-        work, frames, devices, handing, workers, weights, remote, hooks, early = map(
-            take, (Work, Frames, Devices, Handing, Workers, Weights, Remote, Hooks, Early)
-        )
-        self._order = order = Order(kind, work, frames, devices, handing, workers, weights, remote, hooks, early, sync)
+        self._order = order = Order(kind=kind, sync=sync, **{name: take(spec) for name, spec in _SPECS.items()})
         taken.end()
         order.check()
         self._cfg, own = order.config()
         create = [each["env"] for each in own]
         if kind in REMOTE:
             _launch_by(self._cfg, order.remote)
+        self._own = own
         spec = envs.read_spec(create[0])
         self._frames_per_batch = order.fit(self._cfg, own, spec.num_envs)
         self._most_steps = [each.get("steps") for each in own]
         self.policy: Any = policies.build(self._cfg.policy, spec, self._cfg.seed)
         self._closing = contextlib.ExitStack()
         with contextlib.ExitStack() as stack:
-            place, events = _jobs(stack, self._cfg, create, order.remote.folder)
+            place, events = _jobs(stack, self._cfg, create, order.remote)
             self._collector = build(
-                self._cfg, self.policy, spec, events, place=place, own=own, threshold=order.early.threshold
+                self._cfg,
+                self.policy,
+                spec,
+                events,
+                place=place,
+                own=own,
+                compact_obs=order.handing.compact_obs,
+                threshold=order.early.threshold,
             )
             stack.callback(self._collector.close)
             self._closing = stack.pop_all()
         if order.workers.num_threads is not None:
             torch.set_num_threads(order.workers.num_threads)
+        self._hooks = order.hooks
         self._num_delivered = 0
         self._same: TensorDictBase | None = None
+        self._assembler = Assembler(order.assembly, self._cfg.collector.reset_at_each_iter)
         self._background: Background | None = None
         self._weights_lock = threading.Lock()
 
@@ -123,6 +155,8 @@ class DataCollector(Inspected):
             self._collector.advance()
             self._num_delivered += 1
             return None
+        if self._order.assembly.trajs_per_batch is not None:
+            return self._take_whole()
         batch = self._hand(next(self._collector), self._collector.steps)
         self._num_delivered += 1
         if handing.return_same_td:
@@ -131,6 +165,19 @@ class DataCollector(Inspected):
             return batch
         handing.store(batch)
         return None
+
+    def _take_whole(self) -> TensorDictBase | None:
+        """The next batch of whole trajectories; with a replay buffer, takes one of frames, and whole ones go there."""
+        buffer = self.replay_buffer
+        while True:
+            if buffer is None and (whole := self._assembler.take()) is not None:
+                return whole
+            self._assembler.add(self._hand(next(self._collector), self._collector.steps))
+            self._num_delivered += 1
+            if buffer is not None:
+                for frames in self._assembler.writes():
+                    buffer.extend(frames)
+                return None
 
     def _hand(self, batch: Any, steps: Sequence[int] | None = None) -> Any:
         """The batch as the user wants it; `steps` of each part are filled, None: as many as there can be."""
@@ -261,6 +308,7 @@ class DataCollector(Inspected):
         `num_slots` batches of each worker come before."""
         with self._alone():
             self._collector.order(RESET)
+            self._assembler.forget()
 
     def set_seed(self, seed: int, static_seed: bool = False) -> int:
         """Seeds envs and random actions, as if the collector had been made with `seed`, and begins new trajectories, as
@@ -277,6 +325,7 @@ class DataCollector(Inspected):
             raise ValueError(f"seed={seed}: must be at least 0 and below 2**61")
         with self._alone():
             self._collector.order(reset_with(seed, static_seed))
+            self._assembler.forget()
         return seed if static_seed else env_seed(seed, 0)
 
     def rollout(self) -> TensorDictBase | None:
@@ -315,15 +364,15 @@ class DataCollector(Inspected):
         """How many batches there are in all.
 
         Raises:
-            TypeError: the collector is endless.
+            TypeError: the collector is endless, or its batches are of whole trajectories.
         """
         total, frames = self.total_frames, self.frames_per_batch
-        if total < 0:
-            raise TypeError("an endless collector (total_frames=-1) has no length")
+        if total < 0 or self._order.assembly.trajs_per_batch is not None:
+            raise TypeError("an endless collector (total_frames=-1), or one of whole trajectories, has no length")
         return -(-total // frames)
 
 
-@described(Work, Frames, Devices, Handing, Weights, Hooks, Interrupted)
+@described(Work, Frames, Devices, Handing, Weights, Hooks, Assembly, Interrupted)
 class Collector(DataCollector):
     """One rollout in this process (TorchRL's `Collector`, formerly `SyncDataCollector`). Acts with the policy itself,
     so that no publishing is needed."""
@@ -332,7 +381,7 @@ class Collector(DataCollector):
         super().__init__("single", create_env_fn, policy, keywords)
 
 
-@described(Work, Frames, Devices, Handing, Workers, Weights, Hooks, Preempted)
+@described(Work, Frames, Devices, Handing, Workers, Weights, Hooks, Assembly, Preempted)
 class MultiCollector(DataCollector):
     """Workers in processes of this machine, over shared memory. The policy is copied to them.
 
@@ -360,7 +409,7 @@ class MultiAsyncCollector(MultiCollector):
         super().__init__(create_env_fn, policy, sync=False, **keywords)
 
 
-@described(Work, Frames, Devices, Handing, Workers, Weights, Remote)
+@described(Work, Frames, Devices, Handing, Workers, Weights, Remote, Assembly)
 class DistributedCollector(DataCollector):
     """Workers over torch.distributed; `sync` as in `MultiCollector`."""
 
@@ -368,7 +417,7 @@ class DistributedCollector(DataCollector):
         super().__init__("distributed_sync" if sync else "distributed", create_env_fn, policy, keywords)
 
 
-@described(Work, Frames, Devices, Handing, Workers, EachBatchWeights, Remote)
+@described(Work, Frames, Devices, Handing, Workers, EachBatchWeights, Remote, Assembly)
 class DistributedSyncCollector(DistributedCollector):
     """`DistributedCollector(sync=True)`; publishes the policy's weights after every batch if nothing else is said."""
 
@@ -376,13 +425,65 @@ class DistributedSyncCollector(DistributedCollector):
         super().__init__(create_env_fn, policy, sync=True, **keywords)
 
 
-@described(Work, Frames, Devices, Handing, Workers, Weights, RpcRemote)
+@described(Work, Frames, Devices, Handing, Workers, Weights, RpcRemote, Assembly)
 class RPCCollector(DataCollector):
     """Workers over torch RPC, which pickles between them and this process: whoever reaches the ports that it opens can
     run code there, without the run's secret; `sync` as in `MultiCollector`."""
 
     def __init__(self, create_env_fn: CreateEnv, policy: Any = None, *, sync: bool = False, **keywords: Any):
         super().__init__("rpc", create_env_fn, policy, keywords, sync)
+
+
+@described(Work, Frames, Devices, Handing, Workers, Weights, RayRemote, Assembly)
+class RayCollector(DataCollector):
+    """Workers that are actors of a Ray cluster, over its object store; `sync` as in `MultiCollector`. This process is
+    connected to Ray by the first, and stays so until it ends, or `ray.shutdown()` is called. Ray pickles what its
+    processes tell each other."""
+
+    def __init__(self, create_env_fn: CreateEnv, policy: Any = None, *, sync: bool = False, **keywords: Any):
+        super().__init__("ray", create_env_fn, policy, keywords, sync)
+
+    def add_collectors(
+        self,
+        create_env_fn: Callable[..., Any] | Sequence[Callable[..., Any]],
+        num_envs: int | None = None,
+        policy: Any = None,
+        collector_kwargs: dict[str, Any] | None = None,
+        remote_configs: dict[str, Any] | None = None,
+    ) -> None:
+        """Starts more workers, with envs' seeds and trajectory ids of their own. Does not wait for them. The batches of
+        a sync collector grow by their parts, and wait for them.
+
+        Args:
+            create_env_fn: one callable for each new worker; all must make as many envs, of the same spaces, as the
+                others do.
+            num_envs, policy: are not looked at: what `create_env_fn` makes, and the policy that the others have.
+            collector_kwargs, remote_configs: as the constructor's, for each of the new ones; None: `remote_configs` of
+                the first worker.
+        """
+        launcher = self._cfg.launcher
+        assert isinstance(launcher, RayLauncherConfig)
+        creates = [create_env_fn] if callable(create_env_fn) else list(create_env_fn)
+        with self.pause():
+            for create in creates:
+                self._own.append(own_of(self._order, create, collector_kwargs))
+                launcher.remote_configs.append(dict(remote_configs or launcher.remote_configs[0]))
+                self._collector.add()
+
+    @property
+    def remote_collectors(self) -> list[Any]:
+        """Ray's handles of the workers' actors."""
+        return [handle.actor for _, handle in sorted(self._collector.handles().items())]
+
+    def local_policy(self) -> Any:
+        """This process's policy."""
+        return self.policy
+
+    def stop_remote_collectors(self) -> None:
+        """`shutdown`."""
+        self.shutdown()
+
+    stop = stop_remote_collectors
 
 
 # TorchRL's earlier names.
@@ -394,8 +495,12 @@ DistributedSyncDataCollector = DistributedSyncCollector
 RPCDataCollector = RPCCollector
 
 
-def _launch_by(cfg: RunConfig, remote: Remote) -> None:
+def _launch_by(cfg: RunConfig, remote: Nested) -> None:
     """Puts the launcher into `cfg`."""
+    if isinstance(remote, RayRemote):
+        cfg.launcher = remote.launcher_config(cfg.launcher.num_threads, cfg.collector.num_workers)
+    if not isinstance(remote, Remote):
+        return
     if remote.launcher == "submitit":
         cfg.launcher = slurm_resources(remote.slurm_kwargs or {}, cfg.launcher.num_threads)
     elif remote.launcher == "submitit_delayed":
@@ -443,7 +548,7 @@ def _check_beforehand(cfg: RunConfig, tcp_port: int | None) -> int | None:
 
 
 def _jobs(
-    stack: contextlib.ExitStack, cfg: RunConfig, create: Sequence[EnvConfig], folder: str | Path | None
+    stack: contextlib.ExitStack, cfg: RunConfig, create: Sequence[EnvConfig], remote: Nested
 ) -> tuple[Place | None, Callable[..., None]]:
     """Where the workers come up that are SLURM jobs, until `stack` is closed; and what writes events down."""
     if isinstance(cfg.launcher, _SubmittedBeforehand):
@@ -456,7 +561,8 @@ def _jobs(
         return None, lambda name, **fields: None
     if problems := rules.launcher_problems(cfg):
         raise ConfigError(problems)
-    files = new_folder() if folder is None else RunFolder(folder)
+    assert isinstance(remote, Remote)
+    files = new_folder() if remote.folder is None else RunFolder(remote.folder)
     files.begin()
     events = EventLog(files)
     stack.callback(events.close)

@@ -17,6 +17,7 @@ from torch import nn
 from collectx.collector.collector import Collector
 from collectx.collector.worker import env_seed
 from collectx.config import RunConfig
+from collectx.given import Hooks
 from collectx.transport.base import reset_with
 
 
@@ -28,6 +29,7 @@ class Inspected:
     _order: Any
     _cfg: RunConfig
     _collector: Collector
+    _hooks: Hooks
     _alone: Callable[[], AbstractContextManager[None]]
     _hand: Callable[[Any], Any]
     update_policy_weights_: Callable[..., None]
@@ -40,6 +42,18 @@ class Inspected:
     def policy_version(self) -> int:
         """The newest published version of the weights; 0 at first."""
         return self._collector.policy_version
+
+    @property
+    def worker_idx(self) -> int:
+        """As the constructor was told.
+
+        Raises:
+            RuntimeError: it was not.
+        """
+        index = self._order.work.worker_idx
+        if index is None:
+            raise RuntimeError("this collector has no number: give worker_idx=... to the constructor")
+        return index
 
     def get_policy_version(self) -> int:
         """`policy_version`."""
@@ -132,9 +146,32 @@ class Inspected:
                 batch["next", name][..., -1, :] = True
         return self._hand(batch)
 
+    @property
+    def pre_collect_hook(self) -> Callable[[], Any] | None:
+        """Called before every batch, where it is made. Set, it is replaced in all workers, from their next batch on;
+        one that is started again has that of the constructor."""
+        return self._hooks.pre_collect_hook
+
+    @pre_collect_hook.setter
+    def pre_collect_hook(self, hook: Callable[[], Any] | None) -> None:
+        self._replace_hook("pre_collect_hook", hook)
+
+    @property
+    def post_collect_hook(self) -> Callable[[TensorDictBase], Any] | None:
+        """Called with every batch, where it is made. Set as `pre_collect_hook` is."""
+        return self._hooks.post_collect_hook
+
+    @post_collect_hook.setter
+    def post_collect_hook(self, hook: Callable[[TensorDictBase], Any] | None) -> None:
+        self._replace_hook("post_collect_hook", hook)
+
     def set_post_collect_hook(self, hook: Callable[[TensorDictBase], Any] | None) -> None:
-        """Replaces `post_collect_hook` in all workers, from their next batch on."""
-        self._ask("set_hook", "post_collect_hook", hook)
+        """Sets `post_collect_hook`."""
+        self.post_collect_hook = hook
+
+    def _replace_hook(self, name: str, hook: Callable | None) -> None:
+        self._ask("set_hook", name, hook)
+        self._hooks = self._hooks.with_one(name, hook)
 
     def enable_profile(
         self,

@@ -24,7 +24,6 @@ from tensordict.nn import CudaGraphModule
 from collectx.batch import POLICY_VERSION, TRAJ_IDS
 from collectx.config import (
     GROUP_BACKENDS,
-    REMOTE,
     BackendConfig,
     CollectorConfig,
     DevicesConfig,
@@ -33,6 +32,7 @@ from collectx.config import (
     MeterTrainerConfig,
     PolicyConfig,
     RandomPolicyConfig,
+    RayLauncherConfig,
     RpcBackendConfig,
     RunConfig,
     is_stacked,
@@ -43,8 +43,8 @@ from collectx.errors import ConfigError
 from collectx.given import GivenEnvConfig, GivenPolicyConfig, Hooks
 from collectx.policy.exploration import ExplorationType
 from collectx.replay.buffer import ReplayBuffer
-from collectx.trajectories import split_trajectories
-from collectx.transport.backends import tensorpipe_problems
+from collectx.trajectories import Assembly, split_trajectories
+from collectx.transport.backends import actor_problems, tensorpipe_problems, why_not
 
 CreateEnv = Callable[..., Any] | Sequence[Callable[..., Any]]
 Spec = TypeVar("Spec")
@@ -72,6 +72,7 @@ class Work:
         cudagraph_policy: the policy's calls are recorded as CUDA graphs by tensordict's `CudaGraphModule`: True, or its
             keyword arguments. For policies on GPUs.
         seed: what envs and random actions are seeded with.
+        worker_idx: this collector's number, where it is one of several that the caller has made: `worker_idx` gives it.
     """
 
     create_env_fn: CreateEnv
@@ -85,6 +86,7 @@ class Work:
     compile_policy: bool | dict[str, Any] | None = None
     cudagraph_policy: bool | dict[str, Any] | None = None
     seed: int = 0
+    worker_idx: int | None = None
 
     @property
     def exploration(self) -> str:
@@ -264,6 +266,7 @@ class Handing:
             batches are to be changed before (`postproc`, `split_trajs`, `track_...`, `extend_buffer`).
         extend_buffer: False: the frames go there step by step, by `add`; where there are several envs, one of each.
         use_buffers: is not looked at: batches are always written into memory that is allocated once.
+        compact_obs: batches have no observation below `next`, which is the next frame's where a trajectory goes on.
     """
 
     split_trajs: bool | None = False
@@ -276,6 +279,7 @@ class Handing:
     replay_buffer: Any = None
     extend_buffer: bool = True
     use_buffers: bool | None = None
+    compact_obs: bool = False
 
     def problems(self) -> list[str]:
         """What is wrong."""
@@ -451,19 +455,10 @@ class EachBatchWeights(Weights):
 
 
 @dataclass(frozen=True)
-class Remote:
-    """Workers over torch.distributed.
+class Nested:
+    """What a worker is.
 
     Args:
-        backend: "gloo", "nccl", "mpi" or "ucc".
-        launcher: "submitit": SLURM jobs that this process submits, and that join as they start; "mp": processes of this
-            machine; "submitit_delayed": jobs that were submitted beforehand, see
-            `collectx.submitit_delayed_launcher`.
-        slurm_kwargs: what the jobs ask for, by submitit's names (`timeout_min`, `slurm_partition`, `mem_gb`,
-            `cpus_per_task`, `slurm_setup`, ...); any other option of sbatch in `slurm_additional_parameters`.
-        tcp_port: where the trainer listens; None: the system chooses.
-        folder: where jobs find the trainer and write their logs, on a file system that all nodes share; None: a new one
-            below `outputs/`.
         num_workers_per_collector: processes of each worker, which then is a collector itself.
         collector_class: which: "single" (one process), "sync" (a batch has a part of each) or "async" (a batch comes
             from one), or the class of that meaning, of this package or of TorchRL. None: "single" for one process,
@@ -472,11 +467,6 @@ class Remote:
             have `create_env_kwargs`, `device`, `policy_device` and `exploration_type`.
     """
 
-    backend: str = "gloo"
-    launcher: str = "submitit"
-    slurm_kwargs: dict[str, Any] | None = None
-    tcp_port: int | None = None
-    folder: str | Path | None = None
     num_workers_per_collector: int = 1
     collector_class: Any = None
     collector_kwargs: Any = None
@@ -492,13 +482,6 @@ class Remote:
     def problems(self, num_workers: int) -> list[str]:
         """What is wrong, for so many workers."""
         found = []
-        if self.launcher not in ("mp", "submitit", "submitit_delayed"):
-            found.append(
-                f"launcher={self.launcher!r}: use 'mp', 'submitit' or 'submitit_delayed'; "
-                "`collectx run launcher=...` knows more."
-            )
-        if self.backend not in GROUP_BACKENDS:
-            found.append(f"backend={self.backend!r}: must be 'gloo', 'nccl', 'mpi' or 'ucc'.")
         count, inner = self.num_workers_per_collector, self.inner
         if count < 1:
             found.append(f"num_workers_per_collector={count}: must be at least 1.")
@@ -522,6 +505,45 @@ class Remote:
 
     def backend_config(self) -> BackendConfig:
         """How bytes travel."""
+        return BackendConfig("auto", None, None)
+
+
+@dataclass(frozen=True)
+class Remote(Nested):
+    """Workers over torch.distributed.
+
+    Args:
+        backend: "gloo", "nccl", "mpi" or "ucc".
+        launcher: "submitit": SLURM jobs that this process submits, and that join as they start; "mp": processes of this
+            machine; "submitit_delayed": jobs that were submitted beforehand, see
+            `collectx.submitit_delayed_launcher`.
+        slurm_kwargs: what the jobs ask for, by submitit's names (`timeout_min`, `slurm_partition`, `mem_gb`,
+            `cpus_per_task`, `slurm_setup`, ...); any other option of sbatch in `slurm_additional_parameters`.
+        tcp_port: where the trainer listens; None: the system chooses.
+        folder: where jobs find the trainer and write their logs, on a file system that all nodes share; None: a new one
+            below `outputs/`.
+    """
+
+    backend: str = "gloo"
+    launcher: str = "submitit"
+    slurm_kwargs: dict[str, Any] | None = None
+    tcp_port: int | None = None
+    folder: str | Path | None = None
+
+    def problems(self, num_workers: int) -> list[str]:
+        """See `Nested`."""
+        found = []
+        if self.launcher not in ("mp", "submitit", "submitit_delayed"):
+            found.append(
+                f"launcher={self.launcher!r}: use 'mp', 'submitit' or 'submitit_delayed'; "
+                "`collectx run launcher=...` knows more."
+            )
+        if self.backend not in GROUP_BACKENDS:
+            found.append(f"backend={self.backend!r}: must be 'gloo', 'nccl', 'mpi' or 'ucc'.")
+        return found + super().problems(num_workers)
+
+    def backend_config(self) -> BackendConfig:
+        """See `Nested`."""
         return BackendConfig(self.backend, None, self.tcp_port)
 
 
@@ -545,6 +567,49 @@ class RpcRemote(Remote):
     def backend_config(self) -> BackendConfig:
         """See `Remote`."""
         return RpcBackendConfig("rpc", None, self.tcp_port, dict(self.tensorpipe_options or {}))
+
+
+@dataclass(frozen=True)
+class RayRemote(Nested):
+    """Workers that are Ray actors.
+
+    Args:
+        ray_init_config: arguments of `ray.init`, such as `{"address": "auto"}` for the cluster that runs here already;
+            not looked at where this process is connected to Ray. None: that cluster, or where there is none one of this
+            machine alone.
+        remote_configs: arguments of `ray.remote` for the workers' actors, such as `num_cpus` and `num_gpus`; one dict
+            for all, or one for each. None: one core.
+        num_collectors: TorchRL's name for `num_workers`.
+        use_env_creator: is not looked at.
+    """
+
+    ray_init_config: dict[str, Any] | None = None
+    remote_configs: Any = None
+    num_collectors: int | None = None
+    use_env_creator: bool = False
+
+    def problems(self, num_workers: int) -> list[str]:
+        """See `Nested`."""
+        found = super().problems(num_workers)
+        if (why := why_not("ray")) is not None:
+            found.append(why)
+        each = _each(self.remote_configs, num_workers)
+        if len(each) != num_workers:
+            found.append(
+                f"remote_configs has {len(each)} entries for {num_workers} workers: one for each, or one dict."
+            )
+        if not all(own is None or isinstance(own, Mapping) for own in each):
+            found.append(f"remote_configs={self.remote_configs!r}: must be a dict, or one for each worker.")
+        else:
+            found += actor_problems("remote_configs", each)
+        if self.num_collectors is not None and self.num_collectors != num_workers:
+            found.append(f"num_collectors={self.num_collectors}, but num_workers={num_workers}: give one of them.")
+        return found
+
+    def launcher_config(self, num_threads: int, num_workers: int) -> RayLauncherConfig:
+        """Where workers come up."""
+        each = [dict(own or {"num_cpus": 1}) for own in _each(self.remote_configs, num_workers)]
+        return RayLauncherConfig("ray", None, num_threads, False, dict(self.ray_init_config or {}), each)
 
 
 # What `collector_class` may be called.
@@ -588,8 +653,9 @@ class Order:
     handing: Handing
     workers: Workers
     weights: Weights
-    remote: Remote
+    remote: Nested
     hooks: Hooks
+    assembly: Assembly
     early: Early
     sync: bool | None = None
 
@@ -600,13 +666,16 @@ class Order:
             return 1
         if self.workers.num_workers is not None:
             return self.workers.num_workers
+        if isinstance(self.remote, RayRemote) and self.remote.num_collectors is not None:
+            return self.remote.num_collectors
         create = self.work.create_env_fn
         return 1 if callable(create) else len(create)
 
     @property
     def workers_write(self) -> bool:
         """Whether workers write to the replay buffer themselves."""
-        return self.kind.startswith("multi") and self.handing.shared_buffer is not None
+        is_whole = self.assembly.trajs_per_batch is not None
+        return self.kind.startswith("multi") and self.handing.shared_buffer is not None and not is_whole
 
     def check(self) -> None:
         """Looks at all of it.
@@ -619,7 +688,7 @@ class Order:
             *self.work.problems(num_workers),
             *self._graph_problems(),
             *self._share_problems(),
-            *self.early.problems(self.kind, self.handing),
+            *self.early.problems(self.kind, self.handing, self.assembly.trajs_per_batch is not None),
             *self.frames.problems(),
             *self.devices.problems(num_workers),
             *self.handing.problems(),
@@ -627,7 +696,16 @@ class Order:
             *self.weights.problems(),
             *self.remote.problems(num_workers),
             *self.hooks.problems(),
+            *self.assembly.problems(),
         ]
+        if self.assembly.trajs_per_batch is not None:
+            needs = {"return_same_td": False, "track_traj_ids": True, "split_trajs": False, "extend_buffer": True}
+            problems += [
+                f"{name}={not value} with trajs_per_batch={self.assembly.trajs_per_batch}: batches are of whole "
+                f"trajectories, each of its own length: leave {name} out."
+                for name, value in needs.items()
+                if bool(getattr(self.handing, name)) is not value
+            ]
         if self.weights.update_weights_between_steps and self.remote.num_workers_per_collector > 1:
             problems.append(
                 "update_weights_between_steps=True: a worker that is itself a collector (num_workers_per_collector="
@@ -749,13 +827,18 @@ class Order:
             env=own[0]["env"],
             policy=self.work.policy_config(),
             collector=collector,
-            backend=remote.backend_config() if self.kind in REMOTE else BackendConfig("auto", None, None),
+            backend=remote.backend_config(),
             launcher=LauncherConfig("local", None, workers.num_sub_threads, False),
             devices=devices,
             trainer=MeterTrainerConfig("meter", False),
             seed=self.work.seed,
         )
         return cfg, own
+
+
+def own_of(order: Order, create: Callable[..., Any], kwargs: dict[str, Any] | None) -> dict[str, Any]:
+    """What a worker has of its own that comes later, beside the first one's device."""
+    return _own(GivenEnvConfig("given", 0, create, {}), order._acting()[0], kwargs or {})
 
 
 def _own(env: GivenEnvConfig, device: str, kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -808,11 +891,6 @@ REFUSED = {
     "num_collectors": _BY_THE_CLASS,
     "sync": _BY_THE_CLASS,
     "collector_class": "workers of this machine always are single collectors",
-    "worker_idx": "workers are numbered by themselves",
-    "trajs_per_batch": "use split_trajs, or a replay buffer's slices",
-    "trajs_per_write": "use split_trajs, or a replay buffer's slices",
-    "traj_format": "use split_trajs, or a replay buffer's slices",
-    "compact_obs": "batches always have the observations under next",
 }
 
 

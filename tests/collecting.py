@@ -87,6 +87,7 @@ def config(
     device=None,
     seed=0,
     ray_init_config=None,
+    remote_configs=None,
 ):
     # A kind that can be both is sync as "<kind>_sync".
     either, is_sync = kind.removesuffix("_sync"), kind.endswith("_sync")
@@ -118,7 +119,7 @@ def config(
             refresh,
         ),
         backend=BackendConfig(backend, None, None),
-        launcher=RayLauncherConfig("ray", None, 1, False, ray_init_config or RAY, {"num_cpus": 0.1})
+        launcher=RayLauncherConfig("ray", None, 1, False, ray_init_config or RAY, remote_configs or {"num_cpus": 0.1})
         if place == "ray"
         else LauncherConfig(place, None, 1, False),
         devices=DevicesConfig(device, storing_device, None, None),

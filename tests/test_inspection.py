@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
+import signal
 
 import gymnasium
 import numpy as np
@@ -13,7 +15,7 @@ from gymnasium import spaces
 from torch import nn
 
 from collectx import Collector, DistributedSyncCollector, MultiAsyncCollector, MultiSyncCollector
-from collectx.errors import ConfigError
+from collectx.errors import ConfigError, WorkerDied
 
 torch.set_num_threads(1)
 
@@ -84,6 +86,19 @@ def test_workers_elsewhere_cannot_be_asked():
         collector.getattr_env("spec")
 
 
+@pytest.mark.parametrize("kind", ["multi_sync", "multi_async"])
+def test_a_question_to_a_dead_worker_tells_of_its_death(kind):
+    with make(kind, num_workers=1, frames_per_batch=20) as collector:
+        for child in multiprocessing.active_children():
+            if child.name.startswith("collectx-worker"):
+                os.kill(child.pid, signal.SIGKILL)
+        for _ in range(2):
+            with pytest.raises(WorkerDied, match="signal 9"):
+                collector.getattr_env("spec")
+        with pytest.raises(WorkerDied, match="signal 9"):
+            list(collector)
+
+
 def test_an_answer_that_cannot_travel_is_an_error_of_its_own():
     def create():
         env = cartpole()
@@ -128,7 +143,9 @@ def test_a_hook_can_be_replaced(kind):
         while rewards != [2.0]:  # an async worker has batches from before
             rewards = collector.next()["next", "reward"].unique().tolist()
             assert rewards in ([1.0], [2.0])
-        collector.set_post_collect_hook(None)
+        assert collector.post_collect_hook is twice
+        collector.post_collect_hook = None
+        assert collector.post_collect_hook is None
         while rewards != [1.0]:
             rewards = collector.next()["next", "reward"].unique().tolist()
 

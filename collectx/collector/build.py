@@ -65,6 +65,7 @@ def build(
     place: Place | None = None,
     own: Sequence[Mapping[str, Any]] | None = None,
     share: Share | None = None,
+    compact_obs: bool = False,
     threshold: float | None = None,
 ) -> Collector:
     """Starts the workers and returns the collector over them. Does not wait for them.
@@ -78,6 +79,7 @@ def build(
         own: for each worker, the fields of its `WorkerTask` that are not as `cfg` has them. All must make equally many
             envs, of the same spaces.
         share: where these are only some of the run's workers.
+        compact_obs: batches are without the observation below `next`.
         threshold: of a sync collector on this machine, see `SyncSchedule`.
 
     Raises:
@@ -93,7 +95,7 @@ def build(
     schedule = make_schedule(want, num_workers, threshold)
     rows = spec.num_envs * rows_per_env(want)
     slab = SlabSpec(
-        leaves=batch_leaves(seen_with(spec, actor.carried).observation, actor.leaves),
+        leaves=batch_leaves(seen_with(spec, actor.carried).observation, actor.leaves, compact_obs),
         rows=rows,
         steps=want.frames_per_batch // (rows * (num_workers if schedule.joined else 1)),
         num_workers=num_workers,
@@ -120,9 +122,18 @@ def build(
     )
 
     def task_of(worker: int, life: int) -> WorkerTask:
-        life += share.life
+        # Who is added to as many as were meant has the envs of another, in a life that nobody else has.
+        times, index = divmod(worker, num_workers)
+        life += share.life + times * (want.max_restarts + 1)
         begun = dataclasses.replace(rollout, num_random_batches=0) if life else rollout
-        changed = {"worker": worker, "life": life, "rollout": begun, **(own[worker] if own else {})}
+        first = share.first_worker + index - worker
+        changed = {
+            "worker": worker,
+            "first_worker": first,
+            "life": life,
+            "rollout": begun,
+            **(own[worker] if own else {}),
+        }
         return dataclasses.replace(task, **changed)
 
     transport, start = _connect(cfg, slab, task_of, events, log_dir, place)

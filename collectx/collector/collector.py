@@ -67,6 +67,10 @@ class Replacements:
         self._start = start
         self._lives: dict[int, int] = {}
 
+    def begin(self, worker: int) -> None:
+        """Starts a worker of an index that there was none of."""
+        self._start(worker, 0)
+
     def restart(self, worker: int, error: Exception) -> int:
         """Starts another; returns which life of this index it has.
 
@@ -111,6 +115,7 @@ class Collector:
         self._schedule = schedule
         self._spec = spec
         self._workers = set(range(num_workers))
+        self._next_worker = num_workers
         self._replacements = replacements
         self._events = events
         self._num_delivered = 0
@@ -326,6 +331,9 @@ class Collector:
             raise NotImplementedError(f"{name}: only workers in processes of this machine can be asked")
         if not self._finalizer.alive:
             raise RuntimeError("this collector is closed")
+        for kept in self._kept:
+            if isinstance(kept, Departure):
+                raise kept.error
         asked = self._workers & set(self._workers if own is None else own)
         for worker in asked:
             self._transport.ask(worker, (name, arguments if own is None else own[worker]))
@@ -350,6 +358,20 @@ class Collector:
         granted; slots that are granted already come before, `collector.num_slots` of each async worker at most. Does
         not wait. A worker that is started again before it has heard of it does without: its envs are new."""
         self._orders |= dict.fromkeys(self._workers if workers is None else workers, order)
+
+    def add(self) -> None:
+        """Starts one more worker, of the next index; a sync batch grows by its part. Does not wait for it. Not over
+        inline transport and shared memory, whose slots are allocated once."""
+        worker = self._next_worker
+        self._replacements.begin(worker)
+        self._next_worker += 1
+        self._workers.add(worker)
+        self._events("worker_added", worker=worker, num_workers=len(self._workers))
+        self._grant(self._schedule.added(worker))
+
+    def handles(self) -> dict[int, Any]:
+        """What the launcher knows the present workers by; empty where it has started no processes."""
+        return getattr(self._transport, "handles", {})
 
     def interrupt(self) -> None:
         """Lets the workers end, between two of their steps, without waiting for them: `next` then finds them gone. May

@@ -39,6 +39,7 @@ class Schedule(Protocol):
     def replaced(self, worker: int) -> Iterable[Grant]: ...
     def dropped(self, worker: int) -> tuple[Arrival, ...] | None: ...
     def skip(self, batches: int) -> None: ...
+    def added(self, worker: int) -> Iterable[Grant]: ...
 
 
 class SyncSchedule:
@@ -86,6 +87,10 @@ class SyncSchedule:
 
     def skip(self, batches: int) -> None:
         pass  # nobody runs ahead
+
+    def added(self, worker: int) -> Iterable[Grant]:
+        self._workers.append(worker)
+        return [(worker, 0)] if self._asked else ()
 
     def _complete(self) -> tuple[Arrival, ...] | None:
         if not self._parts or any(worker not in self._parts for worker in self._workers):
@@ -144,6 +149,11 @@ class AsyncSchedule:
     def skip(self, batches: int) -> None:
         if self._left is not None:
             self._left -= batches
+
+    def added(self, worker: int) -> Iterable[Grant]:
+        self._out[worker] = []
+        self._free.extend((worker, slot) for slot in range(self.num_slots))
+        return self._affordable()
 
     def _affordable(self) -> list[Grant]:
         grants: list[Grant] = []

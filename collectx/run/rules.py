@@ -35,7 +35,7 @@ from collectx.config import (
     why_no_nccl,
 )
 from collectx.errors import ConfigError
-from collectx.transport.backends import tensorpipe_problems
+from collectx.transport.backends import actor_problems, tensorpipe_problems
 
 # Options of sbatch that a job of all roles depends on.
 _OURS = frozenset({"array", "ntasks", "nodes", "output", "error", "no-kill"})
@@ -283,6 +283,10 @@ def _launcher(cfg: RunConfig) -> Iterator[str]:
             f"backend=shared_memory: the workers of launcher={launcher.kind} may be on other hosts: "
             "use backend=auto or gloo."
         )
+    if isinstance(launcher, RayLauncherConfig):
+        if why := _why_not("ray"):
+            yield why.replace("backend=", "launcher=", 1)
+        yield from actor_problems("launcher.remote_configs", launcher.remote_configs)
     parts: dict[str, Any] = {"launcher": launcher}
     if isinstance(launcher, SubmititDelayedLauncherConfig):
         parts |= {"launcher.trainer": launcher.trainer, "launcher.worker": launcher.worker}

@@ -38,6 +38,14 @@ def tensorpipe_problems(name: str, options: Mapping[str, Any]) -> list[str]:
     return found
 
 
+def actor_problems(name: str, configs: Any) -> list[str]:
+    """What is wrong with arguments of `ray.remote` for actors, one dict or a list of such, which are called `name`.
+    Imports ray."""
+    if why_not("ray") is not None:
+        return []
+    return import_module("collectx.transport.pair_ray").problems(name, configs)
+
+
 def mpi_path() -> str:
     """The search path for programs with the scripts of this interpreter before it: there a pip install of Open MPI has
     what MPI starts."""

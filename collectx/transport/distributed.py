@@ -231,6 +231,11 @@ class DistributedTransport:
         """Takes the started process of a worker, where the trainer has started one."""
         self._switchboard.attach(worker, handle)
 
+    @property
+    def handles(self) -> dict[int, Any]:
+        """What was attached, of workers that are there, or about to come."""
+        return self._switchboard.handles
+
     def expect(self, worker: int, life: int) -> None:
         """Lets another worker of this index join."""
         self._gone.discard(worker)

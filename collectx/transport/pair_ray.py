@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import os
 import queue
+import socket
 import sys
 import threading
 import warnings
@@ -26,11 +27,13 @@ import numpy as np
 import ray
 import torch
 
+from collectx.errors import LauncherError
 from collectx.transport.mailbox import Mailbox, Posted
 from collectx.transport.pair import TRAINER, stamp_of
 
 # Its work, the stream of what it sends, what it is sent.
 _NUM_THREADS = 3
+_CONNECT_S = 10.0
 _DEFAULTS: dict[str, Any] = {"log_to_driver": False, "logging_level": "WARNING"}
 
 
@@ -38,10 +41,41 @@ def begin(options: Mapping[str, Any]) -> None:
     """Connects this process to a Ray cluster, by the arguments of `ray.init`, unless it is; it stays so until it ends.
 
     Raises:
-        ConnectionError: there is no cluster at the address.
+        LauncherError: there is no cluster at the address, or Ray does not take the arguments.
     """
-    if not ray.is_initialized():
+    if ray.is_initialized():
+        return
+    try:
+        _reach(str(options.get("address")))
         ray.init(**(_DEFAULTS | dict(options)))
+    except (OSError, ValueError, TypeError, RuntimeError) as error:
+        raise LauncherError(
+            f"launcher.ray_init_config={dict(options)}: {error}. Start a cluster by `ray start --head`, or give no "
+            "address: one of this machine alone is started."
+        ) from error
+
+
+def _reach(address: str) -> None:
+    """Ray itself tries for minutes. Raises OSError: nobody listens at `host:port`."""
+    host, _, port = address.rpartition(":")
+    if host and port.isdecimal() and "//" not in address:
+        socket.create_connection((host, int(port)), timeout=_CONNECT_S).close()
+
+
+def problems(name: str, configs: Any) -> list[str]:
+    """What Ray says against arguments of `ray.remote`, one dict or a list of such, which are called `name`."""
+    found = []
+    for config in configs if isinstance(configs, (list, tuple)) else [configs]:
+        try:
+            _remote(config)
+        except (TypeError, ValueError) as error:
+            found.append(f"{name}: {error}")
+    return list(dict.fromkeys(found))
+
+
+def _remote(config: Mapping[str, Any] | None) -> Any:
+    make: Any = ray.remote(**{"max_restarts": 0, **(config or {}), "max_concurrency": _NUM_THREADS})
+    return make(Actor)
 
 
 def start(name: str, remote: Mapping[str, Any], entry: str, words: Mapping[str, Any]) -> ActorHandle:
@@ -51,8 +85,7 @@ def start(name: str, remote: Mapping[str, Any], entry: str, words: Mapping[str, 
         name: for messages.
         remote: arguments of `ray.remote`.
     """
-    make: Any = ray.remote(**{"max_restarts": 0, **remote, "max_concurrency": _NUM_THREADS})
-    actor = make(Actor).remote()
+    actor = _remote(remote).remote()
     _actors[actor._actor_id.hex()] = actor
     return ActorHandle(name, actor, actor.work.remote(sys.path, entry, dict(words)), dict(remote))
 
@@ -235,6 +268,7 @@ class ActorHandle:
     """An actor (`collectx.transport.switchboard.Handle`).
 
     Attributes:
+        actor: Ray's handle.
         sentinel: a descriptor that becomes readable when the actor's work has ended.
         exitcode: None while it may live.
     """
@@ -243,7 +277,7 @@ class ActorHandle:
 
     def __init__(self, name: str, actor: Any, work: Any, remote: dict[str, Any]):
         self._name = name
-        self._actor = actor
+        self.actor = actor
         self._remote = remote
         self._over = threading.Event()
         self.exitcode: int | None = None
@@ -262,7 +296,7 @@ class ActorHandle:
 
     def __str__(self) -> str:
         """What became of it."""
-        return f"Ray actor {self._actor._actor_id.hex()}" + (f": {self._error}" if self._error else "")
+        return f"Ray actor {self.actor._actor_id.hex()}" + (f": {self._error}" if self._error else "")
 
     def join(self, timeout: float | None = None) -> None:
         """Waits until its work has ended; the actor then ends too."""
@@ -273,6 +307,6 @@ class ActorHandle:
         self.kill()
 
     def kill(self) -> None:
-        if _actors.pop(self._actor._actor_id.hex(), None) is not None and ray.is_initialized():
+        if _actors.pop(self.actor._actor_id.hex(), None) is not None and ray.is_initialized():
             with contextlib.suppress(Exception):
-                ray.kill(self._actor)
+                ray.kill(self.actor)

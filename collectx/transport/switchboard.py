@@ -78,6 +78,11 @@ class Switchboard:
         text, host = self._describe(worker), self._hosts.get(worker)
         return text if host is None or f"on {host}" in text else f"{text} on {host}"
 
+    @property
+    def handles(self) -> dict[int, Any]:
+        """The processes that are watched, by worker."""
+        return dict(self._handles)
+
     def plug(self, worker: int, connection: Connection, host: str | None = None) -> None:
         """Listens to a worker's connection, which becomes the switchboard's. `host` is where it is, if not here."""
         self._connections[worker] = connection

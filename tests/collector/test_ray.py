@@ -1,0 +1,200 @@
+"""Workers that are Ray actors: what is particular to them. The contract suite runs over them as well."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import gymnasium
+import pytest
+import torch
+from collecting import RAY, counting, custom, faulty, start
+from faulty import BrokenLever
+
+from collectx import RayCollector
+from collectx.cli.compose import compose
+from collectx.env.counting import LIFE, StreamChecker
+from collectx.errors import ConfigError, LauncherError
+
+pytestmark = pytest.mark.skipif(find_spec("ray") is None, reason="ray is not installed")
+HERE = Path(__file__).parent.parent
+slow = pytest.mark.slow
+
+
+@slow
+@pytest.mark.parametrize("kind", ["ray", "ray_sync"])
+def test_a_killed_worker_is_replaced_and_nothing_is_lost_repeated_or_torn(kind):
+    checker, events, lives, after = StreamChecker(restarts=True), [], {0}, 0
+    with start(
+        kind,
+        "ray",
+        counting(3, step_s=0.001),
+        frames_per_batch=30,
+        total_frames=-1,
+        on_worker_failure="restart",
+        events=lambda name, **fields: events.append((name, fields)),
+    ) as collector:
+        while after < 10:
+            batch = next(collector)
+            checker.take(batch)
+            mine = batch["observation"].reshape(-1, 5)
+            parts = {part.worker for part in collector.delivery.parts}
+            lives |= {episode // LIFE for env, episode in mine[:, :2].tolist() if 3 <= env < 6}
+            if lives == {0} and 1 in parts and not any(name == "worker_failed" for name, _ in events):
+                (pid,) = [fields["pid"] for name, fields in events if name == "worker_joined" and fields["worker"] == 1]
+                with contextlib.suppress(ProcessLookupError):  # until its end is noticed
+                    os.kill(pid, signal.SIGKILL)
+            after += 1 in lives
+    (failure,) = [fields for name, fields in events if name == "worker_failed"]
+    assert (failure["worker"], failure["type"]) == (1, "WorkerDied")
+    assert "Ray actor" in failure["message"]
+
+
+@slow
+def test_an_env_that_raises_does_so_under_its_own_name():
+    with start("ray", "ray", faulty("custom"), total_frames=-1) as collector, pytest.raises(BrokenLever) as caught:
+        for _ in collector:
+            pass
+    assert (caught.value.lever, caught.value.force) == ("left", 3)
+    assert "pull_the_lever" in "".join(caught.value.__notes__)
+
+
+@slow
+def test_weights_are_put_into_the_store_once_for_all_workers(monkeypatch):
+    import faulty
+
+    from collectx.transport import pair_ray
+
+    stored = []
+    put = pair_ray.ray.put
+    mine = faulty.telling_policy(100_000)
+    monkeypatch.setattr(pair_ray.ray, "put", lambda value: stored.append(len(value)) or put(value))
+    policy = custom("faulty:telling_policy", size=100_000)
+    with start(
+        "ray_sync", "ray", counting(2), policy, num_workers=3, frames_per_batch=30, total_frames=300
+    ) as collector:
+        for index, batch in enumerate(collector):
+            assert batch["low"].unique().tolist() == [float(index)]
+            assert batch["high"].unique().tolist() == [float(index)]
+            with torch.no_grad():
+                mine.module.number.fill_(index + 1)
+            collector.publish(mine)
+    assert 10 <= len(stored) <= 11
+    assert min(stored) >= 400_000
+
+
+@slow
+def test_batches_that_are_not_copied_may_be_written_to():
+    with start("ray", "ray", counting(2), frames_per_batch=200_000, total_frames=400_000, zero_copy=True) as collector:
+        for batch in collector:
+            batch.apply_(lambda tensor: tensor.zero_())
+
+
+@slow
+def test_bytes_may_travel_by_gloo_between_actors():
+    checker = StreamChecker()
+    with start("distributed", "ray", counting(2), frames_per_batch=20, total_frames=400) as collector:
+        for batch in collector:
+            checker.take(batch)
+    assert checker.frames == 400
+
+
+@slow
+def test_the_library_has_torchrls_methods():
+    policy = torch.nn.Linear(4, 2)
+    with RayCollector(
+        make, policy, num_collectors=2, frames_per_batch=40, ray_init_config=RAY, remote_configs={"num_cpus": 0.1}
+    ) as collector:
+        assert collector.local_policy() is policy
+        assert len({actor._actor_id for actor in collector.remote_collectors}) == 2
+        first = next(collector)
+        assert first.shape == (40,)
+        collector.add_collectors([make])
+        assert len(collector.remote_collectors) == 3
+        ids, seen = set(first["collector", "traj_ids"].tolist()), set()
+        while seen != {0, 1, 2}:
+            batch = next(collector)
+            (part,) = collector._collector.delivery.parts
+            new = part.worker not in seen
+            seen.add(part.worker)
+            mine = set(batch["collector", "traj_ids"].tolist())
+            assert not (new and part.worker == 2) or not mine & ids
+            ids |= mine
+        collector.stop()
+
+
+@slow
+def test_a_sync_batch_grows_by_the_part_of_a_worker_that_is_added():
+    with RayCollector(
+        [make, make],
+        None,
+        sync=True,
+        frames_per_batch=40,
+        ray_init_config=RAY,
+        remote_configs={"num_cpus": 0.1},
+    ) as collector:
+        assert next(collector).shape == (2, 20)
+        collector.add_collectors(make)
+        assert next(collector).shape == (3, 20)
+
+
+def make():
+    return gymnasium.make("CartPole-v1")
+
+
+@slow
+def test_a_node_of_a_cluster_that_is_killed():
+    command = [sys.executable, str(HERE / "rayrun.py")]
+    ended = subprocess.run(
+        command, env=os.environ | {"PYTHONPATH": str(HERE)}, capture_output=True, text=True, timeout=250, check=False
+    )
+    assert ended.returncode == 0, ended.stderr
+    num_nodes, names, frames = map(json.loads, ended.stdout.splitlines()[-3:])
+    assert num_nodes == 2
+    assert names.count("worker_failed") == names.count("worker_restarted") == 1
+    assert names.count("worker_joined") == 3
+    assert frames >= 300
+
+
+WRONG = {
+    "collector=ray": r"^launcher=local: collector=ray has Ray start its workers: use launcher=ray",
+    "backend=ray": r"^launcher=local: backend=ray has Ray start its workers: use launcher=ray",
+    "collector=ray launcher=ray backend=gloo": r"^backend=gloo: collector=ray is over Ray's object store: use",
+    "launcher=ray backend=mpi": r"^backend=mpi: MPI does not start the workers of launcher=ray",
+    "launcher=ray backend=shared_memory": r"the workers of launcher=ray may be on other hosts",
+    "launcher=ray launcher.remote_configs={cpus:2}": r"^launcher\.remote_configs: .*cpus",
+}
+
+
+@pytest.mark.parametrize("line", WRONG)
+def test_what_does_not_go_with_ray(line):
+    with pytest.raises(ConfigError) as caught:
+        compose(line.split())
+    assert any(re.search(WRONG[line], problem) for problem in caught.value.problems), caught.value.problems
+
+
+def test_wrong_keywords_are_told_all_at_once():
+    with pytest.raises(ConfigError) as caught:
+        RayCollector(
+            [make] * 2, frames_per_batch=40, num_collectors=3, remote_configs=[{"cpus": 1}], num_workers_per_collector=0
+        )
+    told = "\n".join(caught.value.problems)
+    assert "num_collectors=3" in told or "num_workers=3" in told
+    assert "remote_configs has 1 entries" in told
+    assert "num_workers_per_collector=0" in told
+
+
+@slow
+def test_an_address_where_no_cluster_is():
+    import ray
+
+    ray.shutdown()
+    with pytest.raises(LauncherError, match=r"ray start --head"):
+        start("ray", "ray", ray_init_config={"address": "127.0.0.1:9"})

@@ -1,0 +1,60 @@
+"""A Ray cluster of three nodes on this machine, one of which is killed: run by tests/collector/test_ray.py.
+
+Prints, in one line each, as JSON: on how many nodes the workers were, the events, and how many frames came whole.
+"""
+
+from __future__ import annotations
+
+import json
+
+from collecting import counting, start
+from ray.cluster_utils import Cluster
+
+from collectx.env.counting import StreamChecker
+
+
+def main() -> None:
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "resources": {"place": 0}})
+    nodes = [cluster.add_node(num_cpus=2, resources={"place": 2}) for _ in range(2)]
+    cluster.wait_for_nodes()
+    events, checker, after = [], StreamChecker(restarts=True), 0
+    with start(
+        "ray",
+        "ray",
+        counting(3, step_s=0.001),
+        num_workers=2,
+        frames_per_batch=30,
+        total_frames=-1,
+        on_worker_failure="restart",
+        worker_timeout_s=60.0,
+        ray_init_config={"address": "auto"},
+        # Two halves of a node are its whole, so that the workers are spread, and one node holds both afterwards.
+        remote_configs={"num_cpus": 1, "resources": {"place": 1}, "scheduling_strategy": "SPREAD"},
+        events=lambda name, **fields: events.append((name, fields)),
+    ) as collector:
+        places: set[str] = set()
+        seen: set[int] = set()
+        while after < 10:
+            checker.take(next(collector))
+            seen |= {part.worker for part in collector.delivery.parts}
+            names = [name for name, _ in events]
+            if seen == {0, 1} and nodes:
+                places = nodes_of(collector)
+                (victim,) = [node for node in nodes if node.node_id == sorted(places)[0]]
+                nodes.clear()
+                cluster.remove_node(victim, allow_graceful=False)
+            after += names.count("worker_joined") > 2 and "worker_failed" in names
+    print(json.dumps(len(places)))
+    print(json.dumps([name for name, _ in events]))
+    print(json.dumps(checker.frames))
+
+
+def nodes_of(collector) -> set[str]:
+    from ray.util.state import list_actors
+
+    mine = {handle.actor._actor_id.hex() for handle in collector.handles().values()}
+    return {actor.node_id for actor in list_actors() if actor.actor_id in mine}
+
+
+if __name__ == "__main__":
+    main()

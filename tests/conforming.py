@@ -15,6 +15,10 @@ from torchrl.modules import LSTMModule
 
 from collectx.collector.worker import env_seed
 
+# With its first env TorchRL keeps the traceback of an import that failed, and so all that was being constructed: a
+# collector, for ever.
+torchrlenvs.cartpole().close()
+
 OURS_ALONE = ("collector", "policy_version")
 TRAJ_IDS = ("collector", "traj_ids")
 MASK = ("collector", "mask")

@@ -29,8 +29,14 @@ class Early:
         """The share of the workers for which a batch waits."""
         return None
 
-    def problems(self, kind: str, handing: Any) -> list[str]:
-        """What is wrong, for a collector of this kind and a `collectx.keywords.Handing`."""
+    def problems(self, kind: str, handing: Any, whole_trajectories: bool) -> list[str]:
+        """What is wrong.
+
+        Args:
+            kind: of the collector.
+            handing: a `collectx.keywords.Handing`.
+            whole_trajectories: whether batches are of these.
+        """
         return []
 
 
@@ -50,7 +56,7 @@ class Interrupted(Early):
         """See `Early`."""
         return None if self.interruptor is None else self.interruptor.collection_stopped
 
-    def problems(self, kind: str, handing: Any) -> list[str]:
+    def problems(self, kind: str, handing: Any, whole_trajectories: bool) -> list[str]:
         """See `Early`."""
         if self.interruptor is None:
             return []
@@ -79,7 +85,7 @@ class Preempted(Early):
         """See `Early`."""
         return self.preemptive_threshold
 
-    def problems(self, kind: str, handing: Any) -> list[str]:
+    def problems(self, kind: str, handing: Any, whole_trajectories: bool) -> list[str]:
         """See `Early`."""
         share = self.preemptive_threshold
         if share is None:
@@ -91,13 +97,16 @@ class Preempted(Early):
             found.append(f"preemptive_threshold={share}: must be from 0 to 1, a share of the workers.")
         if handing.return_same_td and handing.is_concatenated:
             found.append(f"return_same_td=True with preemptive_threshold={share}: use cat_results='stack'.")
-        if not handing.is_concatenated and (handing.split_trajs or handing.replay_buffer is not None):
-            name = "split_trajs" if handing.split_trajs else "replay_buffer"
-            found.append(
-                f"{name} with preemptive_threshold={share}: a stacked batch has places without a frame: use "
-                "cat_results=-1."
-            )
-        return found
+        wanted = {
+            "split_trajs": handing.split_trajs,
+            "replay_buffer": handing.replay_buffer is not None,
+            "trajs_per_batch": whole_trajectories,
+        }
+        return found + [
+            f"{name} with preemptive_threshold={share}: a stacked batch has places without a frame: use cat_results=-1."
+            for name, is_wanted in wanted.items()
+            if is_wanted and not handing.is_concatenated
+        ]
 
 
 def mask(batch: TensorDict, steps: Sequence[int]) -> None:

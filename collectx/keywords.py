@@ -65,6 +65,8 @@ class Work:
             this package's `ExplorationType` or TorchRL's, or its name.
         exploration_mode: TorchRL's earlier keyword for the name.
         trust_policy: is not looked at: every policy is called once, on zeros, to learn what it writes.
+        auto_register_policy_transforms: is not looked at: a recurrent policy is given its state and `is_init` without
+            transforms of the env, see README.
         compile_policy: the policy is compiled in the workers by `torch.compile`: True, or its keyword arguments. The
             time that takes is in the first batch (`start_timeout_s`).
         cudagraph_policy: the policy's calls are recorded as CUDA graphs by tensordict's `CudaGraphModule`: True, or its
@@ -80,6 +82,7 @@ class Work:
     exploration_type: Any = ExplorationType.RANDOM
     exploration_mode: str | None = None
     trust_policy: bool | None = None
+    auto_register_policy_transforms: bool | None = None
     compile_policy: bool | dict[str, Any] | None = None
     cudagraph_policy: bool | dict[str, Any] | None = None
     seed: int = 0
@@ -685,7 +688,7 @@ class Order:
             *self.work.problems(num_workers),
             *self._graph_problems(),
             *self._share_problems(),
-            *self.early.problems(self.kind, self.handing),
+            *self.early.problems(self.kind, self.handing, self.assembly.trajs_per_batch is not None),
             *self.frames.problems(),
             *self.devices.problems(num_workers),
             *self.handing.problems(),
@@ -889,7 +892,6 @@ REFUSED = {
     "num_collectors": _BY_THE_CLASS,
     "sync": _BY_THE_CLASS,
     "collector_class": "workers of this machine always are single collectors",
-    "auto_register_policy_transforms": "append InitTracker and TensorDictPrimer to the env",
 }
 
 

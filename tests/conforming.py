@@ -15,7 +15,8 @@ from torchrl.modules import LSTMModule
 
 from collectx.collector.worker import env_seed
 
-# TorchRL keeps an exception of an import that it does on the way, and with it all frames that were running then.
+# With its first env TorchRL keeps the traceback of an import that failed, and so all that was being constructed: a
+# collector, for ever.
 torchrlenvs.cartpole().close()
 
 OURS_ALONE = ("collector", "policy_version")

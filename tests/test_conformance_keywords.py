@@ -92,6 +92,7 @@ GRID = {
     "device": {"device": "cpu"},
     "trust_policy, no_cuda_sync": {"trust_policy": True, "no_cuda_sync": True},
     "exploration_type": {"exploration_type": ExplorationType.MODE},
+    "compile_policy": {"compile_policy": {"backend": "eager"}},
     "frames_per_batch that is rounded up": {"frames_per_batch": 25, "total_frames": 75},
 }
 
@@ -376,3 +377,29 @@ def test_unlike_torchrl_a_batched_env_may_track_the_version():
         peers.Collector(torchrlenvs.serial, policy("serial"), frames_per_batch=60, track_policy_version=True)
     frames = {"frames_per_batch": 60, "total_frames": 60, "track_policy_version": True}
     assert collect(collectx.Collector(torchrlenvs.serial, policy("serial"), **frames))[0]["policy_version"].sum() == 0
+
+
+class StopsAfter:
+    """Stops each batch after so many steps."""
+
+    def __init__(self, steps):
+        self.steps = steps
+        self.asked = 0
+
+    def collection_stopped(self):
+        self.asked += 1
+        return self.asked % self.steps == 0
+
+
+def test_unlike_torchrl_an_interrupted_batch_has_the_frames_that_there_are():
+    (theirs, *_), (ours, *others) = (
+        collect(library.Collector(create, policy("cartpole"), interruptor=StopsAfter(7), **frames))
+        for library, create, frames in (
+            (peers, seeded(torchrlenvs.cartpole, seeds("cartpole")), {"frames_per_batch": 20, "total_frames": 20}),
+            (collectx, torchrlenvs.cartpole, {"frames_per_batch": 20, "total_frames": 20}),
+        )
+    )
+    assert (theirs.shape, ours.shape) == ((20,), (7,))
+    assert theirs["collector", "traj_ids"].tolist() == [0] * 7 + [-1] * 13
+    assert_same("cartpole", [theirs[:7]], [ours])
+    assert [batch.numel() for batch in others] == [7, 7]

@@ -290,7 +290,9 @@ class ActorHandle:
         error = work.exception()
         self.exitcode = 0 if error is None else 1
         if error is not None:
-            self._error = " ".join(str(error).split("\n\t")[0].split())
+            # Between its first line and the cause are lines of fields.
+            lines = [line for line in str(error).splitlines() if line and not line.startswith(("\t", " "))]
+            self._error = " ".join(lines[:1] + lines[1:][-1:])
         self._over.set()
         os.close(self._end)
 

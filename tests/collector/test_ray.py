@@ -158,7 +158,8 @@ def test_a_node_of_a_cluster_that_is_killed():
     assert ended.returncode == 0, ended.stderr
     num_nodes, names, frames = map(json.loads, ended.stdout.splitlines()[-3:])
     assert num_nodes == 2
-    assert names.count("worker_failed") == names.count("worker_restarted") == 1
+    # Until Ray knows that the node is gone, it may place another there.
+    assert names.count("worker_failed") == names.count("worker_restarted") >= 1
     assert names.count("worker_joined") == 3
     assert frames >= 300
 

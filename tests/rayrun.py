@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 
 import psutil
+import ray
 from collecting import counting, start
 from ray.cluster_utils import Cluster
 
@@ -41,7 +42,9 @@ def main() -> None:
             names = [name for name, _ in events]
             if seen == {0, 1} and nodes:
                 raylets = {raylet_of(fields["pid"]) for name, fields in events if name == "worker_joined"}
-                (victim,) = [node for node in nodes if _raylet(node) == min(raylets)]
+                # The trainer's own node would take the trainer along.
+                mine = ray.get_runtime_context().get_node_id()
+                victim = next(node for node in nodes if _raylet(node) in raylets and node.node_id != mine)
                 nodes.clear()
                 cluster.remove_node(victim, allow_graceful=False)
             after += names.count("worker_joined") > 2 and "worker_failed" in names

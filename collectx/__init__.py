@@ -29,6 +29,10 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
+# Whether worker processes of this machine leave out Python's warnings, as the trainer's process prints the same ones.
+# Looked at when a worker is started.
+filter_warnings_subprocess = True
+
 # Where each name is.
 _MODULES = {
     "Collector": "collectors",

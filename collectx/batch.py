@@ -46,9 +46,12 @@ class Leaf:
         return Leaf((prefix, *self.key), self.shape, self.dtype)
 
 
-def batch_leaves(observation: Iterable[Leaf], actor: Iterable[Leaf]) -> tuple[Leaf, ...]:
+def batch_leaves(observation: Iterable[Leaf], actor: Iterable[Leaf], compact: bool = False) -> tuple[Leaf, ...]:
     """All leaves of a batch: `observation` at the root and below `next`, what the actor writes, and the rest. Where the
     actor writes a leaf below `next` that is observed there too, it is one leaf.
+
+    Args:
+        compact: leaves out the observation below `next`.
 
     Raises:
         ValueError: two leaves have the same key, or one's key is a prefix of another's.
@@ -59,7 +62,7 @@ def batch_leaves(observation: Iterable[Leaf], actor: Iterable[Leaf]) -> tuple[Le
         *observation,
         *actor,
         *flags,
-        *(leaf for leaf in (seen.under("next") for seen in observation) if leaf not in actor),
+        *(leaf for leaf in (seen.under("next") for seen in observation) if leaf not in actor and not compact),
         Leaf(("next", "reward"), (1,), torch.float32),
         *(leaf.under("next") for leaf in flags),
         Leaf(TRAJ_IDS, (), torch.int64),
@@ -147,6 +150,10 @@ class Slot:
     def narrow(self, start: int, rows: int) -> Slot:
         """The same leaves, `rows` rows from `start` on, sharing memory: one worker's part of a joined slot."""
         return Slot({key: tensor.narrow(0, start, rows) for key, tensor in self.tensors.items()})
+
+    def until(self, steps: int) -> Slot:
+        """The same leaves, their first steps, sharing memory."""
+        return Slot({key: tensor.narrow(1, 0, steps) for key, tensor in self.tensors.items()})
 
     def arrays(self) -> dict[Key, np.ndarray]:
         """The leaves as numpy arrays over the same memory."""

@@ -30,9 +30,11 @@ from collectx.config import (
     SubmititLauncherConfig,
     backend_of,
     is_stacked,
-    rows_per_env,
 )
+from collectx.early import Early, Interrupted, Preempted
 from collectx.errors import ConfigError
+from collectx.given import Hooks
+from collectx.inspection import Inspected
 from collectx.keywords import (
     CreateEnv,
     Devices,
@@ -57,11 +59,26 @@ from collectx.run import RunFolder, rules
 from collectx.run.events import EventLog
 from collectx.run.folder import new_folder
 from collectx.run.submitted import Beforehand, submitted_workers, waiting_workers
+from collectx.trajectories import Assembler, Assembly
 from collectx.transport.base import RESET, reset_with
 from collectx.updates import Given, given_weights, load_weights, updated_weights
 
+# Of an order, what is made from keywords.
+_SPECS = {
+    "work": Work,
+    "frames": Frames,
+    "devices": Devices,
+    "handing": Handing,
+    "workers": Workers,
+    "weights": Weights,
+    "remote": Nested,
+    "hooks": Hooks,
+    "assembly": Assembly,
+    "early": Early,
+}
 
-class DataCollector:
+
+class DataCollector(Inspected):
     """What all collectors of this module share; not to be made itself.
 
     Iterate to get TensorDicts of `frames_per_batch` frames (see README, "A batch"), until `total_frames` are delivered.
@@ -84,10 +101,7 @@ class DataCollector:
             chosen = next((own for own in self._specs if issubclass(own, spec)), None)
             return spec() if chosen is None else taken.take(chosen)
 
-        work, frames, devices, handing, workers, weights, remote = map(
-            take, (Work, Frames, Devices, Handing, Workers, Weights, Nested)
-        )
-        self._order = order = Order(kind, work, frames, devices, handing, workers, weights, remote, sync)
+        self._order = order = Order(kind=kind, sync=sync, **{name: take(spec) for name, spec in _SPECS.items()})
         taken.end()
         order.check()
         self._cfg, own = order.config()
@@ -96,21 +110,30 @@ class DataCollector:
             _launch_by(self._cfg, order.remote)
         self._own = own
         spec = envs.read_spec(create[0])
-        want = self._cfg.collector
-        unit = spec.num_envs * rows_per_env(want) * (want.num_workers if is_stacked(want) else 1)
-        # TorchRL's rule: as many frames as asked for, rounded up to whole steps of all envs.
-        want.frames_per_batch = -(-want.frames_per_batch // unit) * unit
+        self._frames_per_batch = order.fit(self._cfg, own, spec.num_envs)
+        self._most_steps = [each.get("steps") for each in own]
         self.policy: Any = policies.build(self._cfg.policy, spec, self._cfg.seed)
         self._closing = contextlib.ExitStack()
         with contextlib.ExitStack() as stack:
             place, events = _jobs(stack, self._cfg, create, order.remote)
-            self._collector = build(self._cfg, self.policy, spec, events, place=place, own=own)
+            self._collector = build(
+                self._cfg,
+                self.policy,
+                spec,
+                events,
+                place=place,
+                own=own,
+                compact_obs=order.handing.compact_obs,
+                threshold=order.early.threshold,
+            )
             stack.callback(self._collector.close)
             self._closing = stack.pop_all()
         if order.workers.num_threads is not None:
             torch.set_num_threads(order.workers.num_threads)
+        self._hooks = order.hooks
         self._num_delivered = 0
         self._same: TensorDictBase | None = None
+        self._assembler = Assembler(order.assembly, self._cfg.collector.reset_at_each_iter)
         self._background: Background | None = None
         self._weights_lock = threading.Lock()
 
@@ -132,7 +155,9 @@ class DataCollector:
             self._collector.advance()
             self._num_delivered += 1
             return None
-        batch = handing.hand(next(self._collector), is_stacked(self._cfg.collector))
+        if self._order.assembly.trajs_per_batch is not None:
+            return self._take_whole()
+        batch = self._hand(next(self._collector), self._collector.steps)
         self._num_delivered += 1
         if handing.return_same_td:
             batch = self._same = batch if self._same is None else self._same.copy_(batch)
@@ -140,6 +165,26 @@ class DataCollector:
             return batch
         handing.store(batch)
         return None
+
+    def _take_whole(self) -> TensorDictBase | None:
+        """The next batch of whole trajectories; with a replay buffer, takes one of frames, and whole ones go there."""
+        buffer = self.replay_buffer
+        while True:
+            if buffer is None and (whole := self._assembler.take()) is not None:
+                return whole
+            self._assembler.add(self._hand(next(self._collector), self._collector.steps))
+            self._num_delivered += 1
+            if buffer is not None:
+                for frames in self._assembler.writes():
+                    buffer.extend(frames)
+                return None
+
+    def _hand(self, batch: Any, steps: Sequence[int] | None = None) -> Any:
+        """The batch as the user wants it; `steps` of each part are filled, None: as many as there can be."""
+        stacked, masked = is_stacked(self._cfg.collector), self._order.early.threshold is not None
+        if steps is None:
+            steps = [most or batch.shape[-1] for most in self._most_steps]
+        return self._order.handing.hand(batch, stacked, steps, masked)
 
     def _take_another(self) -> bool:
         try:
@@ -203,11 +248,6 @@ class DataCollector:
             with self._weights_lock:
                 yield
 
-    @property
-    def policy_version(self) -> int:
-        """The newest published version of the weights; 0 at first."""
-        return self._collector.policy_version
-
     def update_policy_weights_(self, policy_or_weights: Given = None, **named: Any) -> None:
         """Lets the workers act with newer weights from their next batch on. Copies before it returns, does not wait,
         except, after `start()` and where weights do not lie in shared memory, for the batch under way.
@@ -241,20 +281,6 @@ class DataCollector:
             load_weights(self.policy, given)
         self._collector.publish(self.policy if isinstance(self.policy, nn.Module) else None)
 
-    def state_dict(self) -> dict[str, Any]:
-        """The policy's weights, copied, and how many frames were delivered."""
-        weights = self.policy.state_dict() if isinstance(self.policy, nn.Module) else {}
-        return {
-            "policy_state_dict": {name: value.clone() for name, value in weights.items()},
-            "frames": self._collector.num_frames,
-        }
-
-    def load_state_dict(self, state_dict: dict[str, Any], strict: bool = True) -> None:
-        """Takes the weights of `state_dict()`, and publishes them."""
-        if isinstance(self.policy, nn.Module):
-            self.policy.load_state_dict(state_dict["policy_state_dict"], strict=strict)
-            self.update_policy_weights_()
-
     def shutdown(self, timeout: float | None = None, close_env: bool = True, raise_on_error: bool = True) -> None:
         """Stops the workers; kills those that have not stopped within `close_timeout_s`. Idempotent.
 
@@ -282,6 +308,7 @@ class DataCollector:
         `num_slots` batches of each worker come before."""
         with self._alone():
             self._collector.order(RESET)
+            self._assembler.forget()
 
     def set_seed(self, seed: int, static_seed: bool = False) -> int:
         """Seeds envs and random actions, as if the collector had been made with `seed`, and begins new trajectories, as
@@ -298,6 +325,7 @@ class DataCollector:
             raise ValueError(f"seed={seed}: must be at least 0 and below 2**61")
         with self._alone():
             self._collector.order(reset_with(seed, static_seed))
+            self._assembler.forget()
         return seed if static_seed else env_seed(seed, 0)
 
     def rollout(self) -> TensorDictBase | None:
@@ -309,42 +337,15 @@ class DataCollector:
         self.update_policy_weights_()
         return self.policy_version
 
-    def get_policy_version(self) -> int:
-        """`policy_version`."""
-        return self.policy_version
-
-    def get_model(self, model_id: str = "policy") -> Any:
-        """This process's policy.
-
-        Raises:
-            AttributeError: another model.
-        """
-        if model_id != "policy":
-            raise AttributeError(f"model_id={model_id!r}: the only model here is 'policy'")
-        return self.policy
-
-    def getattr_policy(self, attr: str) -> Any:
-        """An attribute of this process's policy."""
-        return getattr(self.policy, attr)
-
-    def getattr_rb(self, attr: str) -> Any:
-        """An attribute of the replay buffer."""
-        return getattr(self.replay_buffer, attr)
-
-    @property
-    def replay_buffer(self) -> Any:
-        """The one that was given, or None."""
-        return self._order.handing.replay_buffer
-
     @property
     def frames_per_batch(self) -> int:
         """Frames of one batch, rounded up."""
-        return self._cfg.collector.frames_per_batch
+        return self._frames_per_batch
 
     @property
     def requested_frames_per_batch(self) -> int:
         """As the constructor was told."""
-        return self._order.frames.frames_per_batch
+        return self._order.frames.in_all
 
     @property
     def total_frames(self) -> int:
@@ -363,15 +364,15 @@ class DataCollector:
         """How many batches there are in all.
 
         Raises:
-            TypeError: the collector is endless.
+            TypeError: the collector is endless, or its batches are of whole trajectories.
         """
-        total, frames = self._cfg.collector.total_frames, self._cfg.collector.frames_per_batch
-        if total < 0:
-            raise TypeError("an endless collector (total_frames=-1) has no length")
+        total, frames = self.total_frames, self.frames_per_batch
+        if total < 0 or self._order.assembly.trajs_per_batch is not None:
+            raise TypeError("an endless collector (total_frames=-1), or one of whole trajectories, has no length")
         return -(-total // frames)
 
 
-@described(Work, Frames, Devices, Handing, Weights)
+@described(Work, Frames, Devices, Handing, Weights, Hooks, Assembly, Interrupted)
 class Collector(DataCollector):
     """One rollout in this process (TorchRL's `Collector`, formerly `SyncDataCollector`). Acts with the policy itself,
     so that no publishing is needed."""
@@ -380,7 +381,7 @@ class Collector(DataCollector):
         super().__init__("single", create_env_fn, policy, keywords)
 
 
-@described(Work, Frames, Devices, Handing, Workers, Weights)
+@described(Work, Frames, Devices, Handing, Workers, Weights, Hooks, Assembly, Preempted)
 class MultiCollector(DataCollector):
     """Workers in processes of this machine, over shared memory. The policy is copied to them.
 
@@ -408,7 +409,7 @@ class MultiAsyncCollector(MultiCollector):
         super().__init__(create_env_fn, policy, sync=False, **keywords)
 
 
-@described(Work, Frames, Devices, Handing, Workers, Weights, Remote)
+@described(Work, Frames, Devices, Handing, Workers, Weights, Remote, Assembly)
 class DistributedCollector(DataCollector):
     """Workers over torch.distributed; `sync` as in `MultiCollector`."""
 
@@ -416,7 +417,7 @@ class DistributedCollector(DataCollector):
         super().__init__("distributed_sync" if sync else "distributed", create_env_fn, policy, keywords)
 
 
-@described(Work, Frames, Devices, Handing, Workers, EachBatchWeights, Remote)
+@described(Work, Frames, Devices, Handing, Workers, EachBatchWeights, Remote, Assembly)
 class DistributedSyncCollector(DistributedCollector):
     """`DistributedCollector(sync=True)`; publishes the policy's weights after every batch if nothing else is said."""
 
@@ -424,7 +425,7 @@ class DistributedSyncCollector(DistributedCollector):
         super().__init__(create_env_fn, policy, sync=True, **keywords)
 
 
-@described(Work, Frames, Devices, Handing, Workers, Weights, RpcRemote)
+@described(Work, Frames, Devices, Handing, Workers, Weights, RpcRemote, Assembly)
 class RPCCollector(DataCollector):
     """Workers over torch RPC, which pickles between them and this process: whoever reaches the ports that it opens can
     run code there, without the run's secret; `sync` as in `MultiCollector`."""
@@ -433,7 +434,7 @@ class RPCCollector(DataCollector):
         super().__init__("rpc", create_env_fn, policy, keywords, sync)
 
 
-@described(Work, Frames, Devices, Handing, Workers, Weights, RayRemote)
+@described(Work, Frames, Devices, Handing, Workers, Weights, RayRemote, Assembly)
 class RayCollector(DataCollector):
     """Workers that are actors of a Ray cluster, over its object store; `sync` as in `MultiCollector`. This process is
     connected to Ray by the first, and stays so until it ends, or `ray.shutdown()` is called. Ray pickles what its

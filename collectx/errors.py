@@ -83,12 +83,28 @@ def _is_plain(value: object) -> bool:
     return value is None or isinstance(value, (str, int, float))
 
 
+def _pickled(error: object) -> bytes | None:
+    """By name where that can be; by value what this process has by value itself, such as a class of the trainer's main
+    module, which the trainer then knows again. None where what was pickled cannot be read."""
+    with contextlib.suppress(Exception):
+        pickled = pickle.dumps(error)
+        pickle.loads(pickled)
+        return pickled
+    with contextlib.suppress(Exception):
+        import cloudpickle
+
+        pickled = cloudpickle.dumps(error)
+        pickle.loads(pickled)
+        return pickled
+    return None
+
+
 @dataclass(frozen=True)
 class RemoteFailure:
     """An exception as it travels from a worker to the trainer: always picklable.
 
     Attributes:
-        pickled: the exception, or its type and arguments; None where neither survives pickling.
+        pickled: the exception, or its type, arguments and attributes; None where neither survives pickling.
         type_name: qualified name of the exception's type.
         message: `str()` of the exception.
         traceback: the formatted remote traceback.
@@ -105,16 +121,11 @@ class RemoteFailure:
 
     @classmethod
     def of(cls, error: BaseException) -> RemoteFailure:
-        """Packs `error`: whole, or its type and arguments, or as text only, whichever survives pickling first."""
-        pickled = None
+        """Packs `error`: whole, or its type, arguments and plain attributes, or as text only, whichever survives
+        pickling first."""
+        attributes = {key: value for key, value in vars(error).items() if key[:1] != "_" and _is_plain(value)}
         # An exception with a constructor of its own, or with a lock in it, survives only without.
-        for form in (error, _Bare(type(error), error.args)):
-            try:
-                pickled = pickle.dumps(form)
-                pickle.loads(pickled)
-                break
-            except Exception:
-                pickled = None
+        pickled = _pickled(error) or _pickled(_Bare(type(error), error.args, attributes))
         kind = type(error)
         try:
             message = str(error)
@@ -122,7 +133,6 @@ class RemoteFailure:
             message = "(its text cannot be made)"
         name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
         arguments = tuple(error.args) if all(map(_is_plain, error.args)) else (message,)
-        attributes = {key: value for key, value in vars(error).items() if key[:1] != "_" and _is_plain(value)}
         return cls(pickled, name, message, "".join(traceback.format_exception(error)), arguments, attributes)
 
     def to_json(self) -> bytes:

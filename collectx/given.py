@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from collectx.config import EnvConfig, PolicyConfig
@@ -55,6 +55,31 @@ class GivenPolicyConfig(_ByValue, PolicyConfig):
     factory: Callable[[], Any] | None = None
     compile: dict[str, Any] | None = None
     cudagraph: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True)
+class Hooks(_ByValue):
+    """What is called around batches, where they are made.
+
+    Args:
+        pre_collect_hook: called without arguments before every batch that a worker makes, in its process.
+        post_collect_hook: called with every batch that a worker has made, in its process, before it is handed over;
+            what it changes in place is delivered.
+        init_fn: called without arguments in every worker before its env is made.
+    """
+
+    pre_collect_hook: Callable[[], Any] | None = None
+    post_collect_hook: Callable[[Any], Any] | None = None
+    init_fn: Callable[[], Any] | None = None
+
+    def problems(self) -> list[str]:
+        """What is wrong."""
+        given = {name: hook for name, hook in vars(self).items() if hook is not None}
+        return [f"{name}={hook!r} cannot be called." for name, hook in given.items() if not callable(hook)]
+
+    def with_one(self, name: str, hook: Callable | None) -> Hooks:
+        """The same, but for one."""
+        return replace(self, **{name: hook})
 
 
 @dataclass

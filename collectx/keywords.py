@@ -35,12 +35,15 @@ from collectx.config import (
     RayLauncherConfig,
     RpcBackendConfig,
     RunConfig,
+    is_stacked,
+    rows_per_env,
 )
+from collectx.early import Early, mask
 from collectx.errors import ConfigError
-from collectx.given import GivenEnvConfig, GivenPolicyConfig
+from collectx.given import GivenEnvConfig, GivenPolicyConfig, Hooks
 from collectx.policy.exploration import ExplorationType
 from collectx.replay.buffer import ReplayBuffer
-from collectx.trajectories import split_trajectories
+from collectx.trajectories import Assembly, split_trajectories
 from collectx.transport.backends import actor_problems, tensorpipe_problems, why_not
 
 CreateEnv = Callable[..., Any] | Sequence[Callable[..., Any]]
@@ -67,6 +70,7 @@ class Work:
         cudagraph_policy: the policy's calls are recorded as CUDA graphs by tensordict's `CudaGraphModule`: True, or its
             keyword arguments. For policies on GPUs.
         seed: what envs and random actions are seeded with.
+        worker_idx: this collector's number, where it is one of several that the caller has made: `worker_idx` gives it.
     """
 
     create_env_fn: CreateEnv
@@ -79,6 +83,7 @@ class Work:
     compile_policy: bool | dict[str, Any] | None = None
     cudagraph_policy: bool | dict[str, Any] | None = None
     seed: int = 0
+    worker_idx: int | None = None
 
     @property
     def exploration(self) -> str:
@@ -139,7 +144,9 @@ class Frames:
     """How many frames.
 
     Args:
-        frames_per_batch: frames of one batch, rounded up to a multiple of the number of envs that take part in it.
+        frames_per_batch: frames of one batch, rounded up to a multiple of the number of envs that take part in it. Of
+            `MultiSyncCollector`, with `cat_results=-1`, also a list of how many each worker has of them; of
+            `MultiAsyncCollector` such a list is their sum.
         total_frames: when to end, a multiple of `frames_per_batch`; -1 is never. What was rounded up there is
             delivered too.
         max_frames_per_traj: a trajectory that has as many is cut, marked truncated, and its env is reset; batches then
@@ -151,7 +158,7 @@ class Frames:
         reset_when_done: True: an env that is done is reset. There is no other way any more, as in TorchRL.
     """
 
-    frames_per_batch: int = 200
+    frames_per_batch: int | Sequence[int] = 200
     total_frames: int = -1
     max_frames_per_traj: int | None = None
     init_random_frames: int | None = None
@@ -166,10 +173,21 @@ class Frames:
             found.append("reset_when_done=False: envs that are done are always reset: leave it out.")
         return found
 
+    @property
+    def per_worker(self) -> Sequence[int] | None:
+        """Frames of each worker, where they are told one by one."""
+        return None if isinstance(self.frames_per_batch, int) else self.frames_per_batch
+
+    @property
+    def in_all(self) -> int:
+        """Frames of one batch, as they were asked for."""
+        return self.frames_per_batch if isinstance(self.frames_per_batch, int) else sum(self.frames_per_batch)
+
     def _counts(self) -> list[str]:
-        frames, total = self.frames_per_batch, self.total_frames
-        if frames < 1:
-            return [f"frames_per_batch={frames}: must be at least 1."]
+        least = min(self.per_worker or [self.in_all])
+        if least < 1:
+            return [f"frames_per_batch={self.frames_per_batch}: must be at least 1."]
+        frames, total = self.in_all, self.total_frames
         if total != -1 and total < 1:
             return [f"total_frames={total}: must be at least 1, or -1 for an endless collector."]
         if total != -1 and total % frames:
@@ -245,6 +263,7 @@ class Handing:
             batches are to be changed before (`postproc`, `split_trajs`, `track_...`, `extend_buffer`).
         extend_buffer: False: the frames go there step by step, by `add`; where there are several envs, one of each.
         use_buffers: is not looked at: batches are always written into memory that is allocated once.
+        compact_obs: batches have no observation below `next`, which is the next frame's where a trajectory goes on.
     """
 
     split_trajs: bool | None = False
@@ -257,6 +276,7 @@ class Handing:
     replay_buffer: Any = None
     extend_buffer: bool = True
     use_buffers: bool | None = None
+    compact_obs: bool = False
 
     def problems(self) -> list[str]:
         """What is wrong."""
@@ -278,12 +298,18 @@ class Handing:
         shared = isinstance(self.replay_buffer, ReplayBuffer) and self.extend_buffer and not changed
         return self.replay_buffer if shared else None
 
-    def hand(self, batch: TensorDict, stacked: bool) -> Any:
+    def hand(self, batch: TensorDict, stacked: bool, steps: Sequence[int], masked: bool = False) -> Any:
         """The batch as it is wanted.
 
         Args:
             stacked: whether its first dimension is that of the workers.
+            steps: how many of each part are filled.
+            masked: whether to add `("collector", "mask")` where parts are stacked.
         """
+        if not stacked and steps[0] < batch.shape[-1]:
+            batch = batch[..., : steps[0]]
+        if stacked and masked and not self.is_concatenated:
+            mask(batch, steps)
         if self.track_policy_version:
             versions = batch[POLICY_VERSION]
             batch["policy_version"] = versions
@@ -291,9 +317,15 @@ class Handing:
         if not self.track_traj_ids:
             del batch[TRAJ_IDS]
         if stacked and isinstance(self.cat_results, int):
-            batch = torch.cat(batch.unbind(0), self.cat_results)
+            parts = zip(batch.unbind(0), steps, strict=True)
+            batch = torch.cat([part[..., :filled] for part, filled in parts], self.cat_results)
         handed: Any = split_trajectories(batch) if self.split_trajs else batch
         return handed if self.postproc is None else self.postproc(handed)
+
+    @property
+    def is_concatenated(self) -> bool:
+        """Whether the parts of a batch are put one after the other."""
+        return isinstance(self.cat_results, int)
 
     def store(self, batch: Any) -> None:
         """Puts a batch into the replay buffer."""
@@ -619,6 +651,9 @@ class Order:
     workers: Workers
     weights: Weights
     remote: Nested
+    hooks: Hooks
+    assembly: Assembly
+    early: Early
     sync: bool | None = None
 
     @property
@@ -636,7 +671,8 @@ class Order:
     @property
     def workers_write(self) -> bool:
         """Whether workers write to the replay buffer themselves."""
-        return self.kind.startswith("multi") and self.handing.shared_buffer is not None
+        is_whole = self.assembly.trajs_per_batch is not None
+        return self.kind.startswith("multi") and self.handing.shared_buffer is not None and not is_whole
 
     def check(self) -> None:
         """Looks at all of it.
@@ -648,13 +684,25 @@ class Order:
         problems = [
             *self.work.problems(num_workers),
             *self._graph_problems(),
+            *self._share_problems(),
+            *self.early.problems(self.kind, self.handing),
             *self.frames.problems(),
             *self.devices.problems(num_workers),
             *self.handing.problems(),
             *self.workers.problems(),
             *self.weights.problems(),
             *self.remote.problems(num_workers),
+            *self.hooks.problems(),
+            *self.assembly.problems(),
         ]
+        if self.assembly.trajs_per_batch is not None:
+            needs = {"return_same_td": False, "track_traj_ids": True, "split_trajs": False, "extend_buffer": True}
+            problems += [
+                f"{name}={not value} with trajs_per_batch={self.assembly.trajs_per_batch}: batches are of whole "
+                f"trajectories, each of its own length: leave {name} out."
+                for name, value in needs.items()
+                if bool(getattr(self.handing, name)) is not value
+            ]
         if self.weights.update_weights_between_steps and self.remote.num_workers_per_collector > 1:
             problems.append(
                 "update_weights_between_steps=True: a worker that is itself a collector (num_workers_per_collector="
@@ -662,6 +710,61 @@ class Order:
             )
         if problems:
             raise ConfigError(problems)
+
+    def _share_problems(self) -> list[str]:
+        """What is wrong about frames that are told worker by worker."""
+        told = self.frames.per_worker
+        if told is None:
+            return []
+        if self.kind not in ("multi_sync", "multi_async"):
+            return [f"frames_per_batch={told}: must be one number, but for MultiSyncCollector and MultiAsyncCollector."]
+        found = []
+        if len(told) != self.num_workers:
+            found.append(
+                f"frames_per_batch={told} has {len(told)} entries for {self.num_workers} workers: one for each, or one "
+                "number."
+            )
+        if self.kind == "multi_sync" and not self.handing.is_concatenated:
+            found.append(
+                f"frames_per_batch={told}: parts of different lengths cannot be stacked: give cat_results=-1, or one "
+                "number."
+            )
+        return found
+
+    def fit(self, cfg: RunConfig, own: list[dict[str, Any]], num_envs: int) -> int:
+        """Rounds the frames of a batch up to whole steps of all envs, as TorchRL does, in what `config` gave; returns
+        how many they are.
+
+        Args:
+            num_envs: of one worker's process.
+
+        Raises:
+            ConfigError: parts of different lengths are to be concatenated along another dimension than time.
+        """
+        want, told, dim = cfg.collector, self.frames.per_worker, self.handing.cat_results
+        stacked = is_stacked(want)
+        uneven = told is not None or self.early.threshold is not None
+        last = 0 if num_envs == 1 else 1
+        if stacked and uneven and self.handing.is_concatenated and dim not in (-1, last):
+            raise ConfigError(
+                [
+                    f"cat_results={dim}: parts of different lengths, [envs, time] or [time], fit together along time "
+                    "only: use cat_results=-1."
+                ]
+            )
+        unit = num_envs * rows_per_env(want) * (want.num_workers if stacked else 1)
+        if told is None or not stacked:
+            want.frames_per_batch = _up(self.frames.in_all, unit)
+            return want.frames_per_batch
+        steps = [-(-frames // num_envs) for frames in told]
+        for each, count in zip(own, steps, strict=True):
+            each["steps"] = count
+        # Every slot has room for the longest part.
+        want.frames_per_batch = max(steps) * unit
+        frames = sum(steps) * num_envs
+        if want.init_random_frames is not None:
+            want.init_random_frames = -(-want.init_random_frames // frames) * want.frames_per_batch
+        return frames
 
     def _graph_problems(self) -> list[str]:
         """What is wrong about CUDA graphs and where the policy acts."""
@@ -690,12 +793,14 @@ class Order:
         envs, (devices, _), acting = self.work.envs(num_workers), self.devices.resolve(num_workers), self._acting()
         each = _each(remote.collector_kwargs, num_workers)
         own = [_own(env, device, kwargs or {}) for env, device, kwargs in zip(envs, acting, each, strict=True)]
+        if self.hooks != Hooks():
+            own = [each | {"hooks": self.hooks} for each in own]
         if self.workers_write:
             own = [each | {"replay": self.handing.shared_buffer} for each in own]
         collector = (CollectorConfig if self.sync is None else partial(EitherCollectorConfig, sync=self.sync))(
             kind=self.kind,
             num_workers=num_workers,
-            frames_per_batch=self.frames.frames_per_batch,
+            frames_per_batch=self.frames.in_all,
             total_frames=self.frames.total_frames,
             exploration_type=self.work.exploration,
             num_slots=workers.num_slots,
@@ -713,6 +818,8 @@ class Order:
             set_truncated=self.frames.set_truncated,
             refresh="step" if self.weights.update_weights_between_steps else "batch",
         )
+        if self.early.asked is not None:
+            own[0]["asked"] = self.early.asked
         cfg = RunConfig(
             env=own[0]["env"],
             policy=self.work.policy_config(),
@@ -781,19 +888,9 @@ REFUSED = {
     "num_collectors": _BY_THE_CLASS,
     "sync": _BY_THE_CLASS,
     "collector_class": "workers of this machine always are single collectors",
-    "compile_policy": "give a module that is compiled already",
-    "cudagraph_policy": "give a module that is captured already",
     "interruptor": "a batch is always whole",
     "preemptive_threshold": "a batch always has all frames of all workers; MultiAsyncCollector waits for none",
-    "worker_idx": "workers are numbered by themselves",
-    "trajs_per_batch": "use split_trajs, or a replay buffer's slices",
-    "trajs_per_write": "use split_trajs, or a replay buffer's slices",
-    "traj_format": "use split_trajs, or a replay buffer's slices",
-    "init_fn": "do it in create_env_fn, which is called in the worker",
     "auto_register_policy_transforms": "append InitTracker and TensorDictPrimer to the env",
-    "pre_collect_hook": "do it between two batches, or in create_env_fn",
-    "post_collect_hook": "use postproc",
-    "compact_obs": "batches always have the observations under next",
 }
 
 
@@ -833,6 +930,10 @@ _POSITIONAL = inspect.Parameter.POSITIONAL_OR_KEYWORD
 def _each(value: Any, num_workers: int) -> list[Any]:
     """One for each worker: the entries of a list or tuple, or the same for all."""
     return list(value) if isinstance(value, (list, tuple)) else [value] * num_workers
+
+
+def _up(count: int, unit: int) -> int:
+    return -(-count // unit) * unit
 
 
 def _kwargs(given: bool | dict[str, Any] | None) -> dict[str, Any] | None:

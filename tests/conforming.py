@@ -17,6 +17,7 @@ from collectx.collector.worker import env_seed
 
 OURS_ALONE = ("collector", "policy_version")
 TRAJ_IDS = ("collector", "traj_ids")
+MASK = ("collector", "mask")
 # Of an env without this end, TorchRL's batches have none.
 _NOT_THEIRS = {"stateless": {"truncated"}, "many_keys": {"truncated"}}
 
@@ -94,6 +95,28 @@ class Again(gymnasium.Wrapper):
         return first if seed is None else self.env.reset()
 
 
+class ResetTwice:
+    """TorchRL resets envs when a collector is made, and with `reset_at_each_iter` again before the first batch."""
+
+    def __init__(self, make):
+        self.make = make
+
+    def __call__(self):
+        env = self.make()
+        seed_as_before = env.set_seed
+
+        def set_seed(seed, **kwargs):
+            seed_as_before(seed, **kwargs)
+            env.reset()
+
+        env.set_seed = set_seed
+        return env
+
+
+def squared(batch):
+    return batch.set("squared", batch["observation"] ** 2)
+
+
 def collect(collector):
     """All batches, copied."""
     try:
@@ -106,10 +129,22 @@ def keys(batch):
     return {key if isinstance(key, tuple) else (key,) for key in batch.keys(True, True)}
 
 
+def trajectory_ids(batch):
+    """Of its frames, without what a split batch is padded with."""
+    ids = batch[TRAJ_IDS].reshape(-1)
+    return ids[batch[MASK].reshape(-1)] if MASK in keys(batch) else ids
+
+
 def renamed(ids):
     """Trajectory ids by their first appearance."""
     names = {}
     return torch.tensor([names.setdefault(i, len(names)) for i in ids.reshape(-1).tolist()]).reshape(ids.shape)
+
+
+def in_order(batch):
+    """The trajectories of a split batch, in order of their first observations."""
+    first = batch["observation"][:, 0].tolist()
+    return batch[sorted(range(len(first)), key=first.__getitem__)]
 
 
 def assert_alike(name, theirs, ours, names=True):
@@ -137,5 +172,5 @@ def assert_same(name, theirs, ours, names=True):
         for key in assert_alike(name, a, b, names) - {TRAJ_IDS}:
             torch.testing.assert_close(a[key], b[key], rtol=0, atol=0, msg=lambda text, key=key: f"{key}: {text}")
     if TRAJ_IDS in keys(theirs[0]):
-        ids = [torch.cat([batch[TRAJ_IDS].reshape(-1) for batch in batches]) for batches in (theirs, ours)]
+        ids = [torch.cat(list(map(trajectory_ids, batches))) for batches in (theirs, ours)]
         assert torch.equal(*map(renamed, ids))

@@ -7,6 +7,7 @@ import signal
 import sys
 import threading
 import time
+import warnings
 
 import gymnasium
 import numpy as np
@@ -82,6 +83,8 @@ def pull_the_lever(fault: str) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
     if fault == "hang":
         time.sleep(1000)
+    if fault == "warn":
+        return warnings.warn("the env warns", stacklevel=1)
     raise AssertionError(f"no such fault: {fault}")
 
 

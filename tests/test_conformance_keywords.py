@@ -20,14 +20,17 @@ import torchrlenvs
 from conforming import (
     OURS_ALONE,
     Again,
+    ResetTwice,
     assert_alike,
     assert_same,
     collect,
+    in_order,
     keys,
     policy,
     seeded,
     seeds,
     size,
+    squared,
 )
 from tensordict.nn import (
     NormalParamExtractor,
@@ -66,10 +69,6 @@ def seed_policy():
     torch.manual_seed(int(np.random.SeedSequence((0, 0, 1)).generate_state(1)[0]))
 
 
-def squared(batch):
-    return batch.set("squared", batch["observation"] ** 2)
-
-
 def first_half(batch):
     return batch[..., : batch.shape[-1] // 2].clone()
 
@@ -100,12 +99,6 @@ def test_a_keyword_does_what_it_does_in_torchrl(case, name):
     assert_same(name, *both(name, **GRID[case]))
 
 
-def in_order(batch):
-    """The trajectories of a split batch, in order of their first observations."""
-    first = batch["observation"][:, 0].tolist()
-    return batch[sorted(range(len(first)), key=first.__getitem__)]
-
-
 @pytest.mark.parametrize(
     ("name", "keywords"),
     [
@@ -118,27 +111,9 @@ def in_order(batch):
     ids=str,
 )
 def test_trajectories_are_split_as_by_torchrl(name, keywords):
-    # TorchRL names the dimensions [None, None] or [None, "time"], and puts the trajectories of one env together.
+    # TorchRL names the dimensions [None, None] or [None, "time"].
     theirs, ours = ([in_order(batch) for batch in batches] for batches in both(name, split_trajs=True, **keywords))
     assert_same(name, theirs, ours, names=False)
-
-
-class ResetTwice:
-    """TorchRL resets envs when a collector is made, and with `reset_at_each_iter` again before the first batch."""
-
-    def __init__(self, make):
-        self.make = make
-
-    def __call__(self):
-        env = self.make()
-        seed_as_before = env.set_seed
-
-        def set_seed(seed, **kwargs):
-            seed_as_before(seed, **kwargs)
-            env.reset()
-
-        env.set_seed = set_seed
-        return env
 
 
 @pytest.mark.parametrize(

@@ -14,12 +14,12 @@ SETUPTOOLS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setup
 # Low to high; those of one row do not import each other.
 LAYERS = [
     {"errors", "batch", "config", "background"},
-    {"given", "trajectories", "updates"},
+    {"given", "trajectories", "early", "updates"},
     {"env", "policy", "transport", "launcher", "replay"},
     {"rollout"},
     {"collector"},
     {"trainer"},
-    {"run", "keywords"},
+    {"run", "keywords", "inspection"},
     {"cli", "collectors"},
     {"delayed"},
 ]

@@ -39,8 +39,8 @@ def normed():
     return TransformedEnv(pendulum(), Compose(norm, RenameTransform(["observation"], [("agent", "state")])))
 
 
-def primed():
-    return TransformedEnv(cartpole(), TensorDictPrimer(hidden=Unbounded((3,)), default_value=1.0))
+def primed(value=1.0):
+    return TransformedEnv(cartpole(), TensorDictPrimer(hidden=Unbounded((3,)), default_value=value))
 
 
 def recurrent():

@@ -6,8 +6,8 @@ Runs in the trainer's process. Must not know how bytes travel, where workers are
 from __future__ import annotations
 
 import weakref
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from time import perf_counter
 from types import TracebackType
@@ -21,7 +21,7 @@ from collectx.batch import Layout, Leaf, to_tensordict
 from collectx.collector.delivery import Delivery, Part, Timings
 from collectx.collector.schedule import Grant, Schedule
 from collectx.policy.weights import FlatWeights
-from collectx.transport.base import GO_ON, Arrival, Joined, Transport
+from collectx.transport.base import GO_ON, Answer, Arrival, Asking, Departure, Joined, Transport
 
 
 @dataclass(frozen=True)
@@ -90,12 +90,14 @@ class Replacements:
 
 class Collector:
     """Yields TensorDicts of `frames_per_batch` frames (`collectx/batch.py`) until `total_frames` are delivered; of
-    fewer frames where a sync worker was dropped.
+    fewer frames where a sync worker was dropped. Where a part has fewer frames than there is room for (`Part.frames`),
+    what is in its last steps is of no meaning.
 
     Attributes:
         delivery: what is known of the batch delivered last.
         policy_version: newest published version.
         num_frames: frames delivered so far.
+        frames_by_worker: those that came from each worker.
     """
 
     delivery: Delivery
@@ -112,15 +114,20 @@ class Collector:
         self._transport = transport
         self._schedule = schedule
         self._spec = spec
-        self._num_workers = self._num_orders = num_workers
+        self._workers = set(range(num_workers))
+        self._next_worker = num_workers
         self._replacements = replacements
         self._events = events
         self._num_delivered = 0
+        self._hurried = False
         self.num_frames = 0
+        self.frames_by_worker: Counter[int] = Counter()
         self._failure: Exception | None = None
         self._orders: dict[int, int] = {}
         self._layouts: dict[int, Layout] = {}
         self._lent: tuple[Arrival, ...] = ()
+        # What came while an answer was waited for.
+        self._kept: deque[Arrival | Departure | Joined] = deque()
         # How many slots of each worker are granted and not back.
         self._out: Counter[int] = Counter()
         self.policy_version = -1
@@ -187,23 +194,36 @@ class Collector:
         while parts is None:
             self._grant(self._schedule.begin())
             parts = self._next_parts()
+        self._hurry(False)
         return parts, perf_counter() - began
 
     def _count(self, parts: tuple[Arrival, ...], waited_s: float) -> None:
         self.delivery = self._describe(parts, waited_s)
         self._num_delivered += 1
         self.num_frames += self.delivery.frames
+        for part in self.delivery.parts:
+            self.frames_by_worker[part.worker] += part.frames
 
     def _next_parts(self) -> tuple[Arrival, ...] | None:
         """Blocks until one thing has happened; the parts of a batch, if it is complete by that."""
-        event = self._transport.receive()
+        event = self._kept.popleft() if self._kept else self._transport.receive()
+        if isinstance(event, Answer):
+            return None  # to a question whose asker was interrupted
         if isinstance(event, Arrival):
             self._out[event.worker] -= 1
-            return self._schedule.arrived(event)
+            parts = self._schedule.arrived(event)
+            if self._schedule.hurries:
+                self._hurry(True)
+            return parts
         if isinstance(event, Joined):
             self._events("worker_joined", worker=event.worker, **event.where)
             return None
         return self._lost(event.worker, event.error)
+
+    def _hurry(self, wanted: bool) -> None:
+        if wanted != self._hurried:
+            self._hurried = wanted
+            self._transport.hurry(wanted)
 
     def _lost(self, worker: int, error: Exception) -> tuple[Arrival, ...] | None:
         self._events("worker_failed", worker=worker, type=type(error).__name__, message=str(error))
@@ -218,11 +238,11 @@ class Collector:
             self._events("worker_restarted", worker=worker, life=life)
             self._grant(self._schedule.replaced(worker))
             return None
-        self._num_workers -= 1
-        if mode == "raise" or self._num_workers == 0:
+        self._workers.remove(worker)
+        if mode == "raise" or not self._workers:
             self._failure = error
             raise error
-        self._events("worker_dropped", worker=worker, num_workers=self._num_workers)
+        self._events("worker_dropped", worker=worker, num_workers=len(self._workers))
         return self._schedule.dropped(worker)
 
     def _grant(self, grants: Iterable[Grant]) -> None:
@@ -242,19 +262,25 @@ class Collector:
         return self._layouts[num_parts]
 
     def _describe(self, arrivals: tuple[Arrival, ...], waited_s: float) -> Delivery:
-        frames = self._spec.rows * self._spec.steps
+        spec = self._spec
         parts = tuple(
             Part(
                 arrival.worker,
                 arrival.tally.policy_version,
-                frames,
+                spec.rows * (spec.steps if arrival.tally.steps is None else arrival.tally.steps),
                 Timings(arrival.tally.env_s, arrival.tally.policy_s, arrival.tally.wait_s, arrival.tally.send_s),
                 arrival.tally.returns,
                 arrival.tally.lengths,
             )
             for arrival in arrivals
         )
-        return Delivery(self._num_delivered, frames * len(arrivals), parts, self.policy_version, waited_s)
+        frames = sum(part.frames for part in parts)
+        return Delivery(self._num_delivered, frames, parts, self.policy_version, waited_s)
+
+    @property
+    def steps(self) -> list[int]:
+        """How many steps of each part of the last batch are filled."""
+        return [part.frames // self._spec.rows for part in self.delivery.parts]
 
     def publish(self, policy: nn.Module | None) -> int:
         """Makes the policy's present weights the newest; returns their version (0 the first time). They are copied
@@ -263,20 +289,84 @@ class Collector:
         self.policy_version = self._transport.publish(FlatWeights(policy).write)
         return self.policy_version
 
-    def order(self, order: int) -> None:
-        """Has every worker do what `order` says (`collectx.transport.base`) before the next slot that it is granted;
-        slots that are granted already come before, `collector.num_slots` of each async worker at most. Does not
-        wait. A worker that is started again before it has heard of it does without: its envs are new."""
-        self._orders = dict.fromkeys(range(self._num_orders), order)
+    @property
+    def workers(self) -> list[int]:
+        """Indices of those that are not dropped."""
+        return sorted(self._workers)
+
+    @property
+    def num_batches(self) -> int:
+        """Batches delivered so far."""
+        return self._num_delivered
+
+    @property
+    def can_be_asked(self) -> bool:
+        """Whether `ask` has anybody to ask."""
+        return isinstance(self._transport, Asking)
+
+    def zeros(self) -> TensorDict:
+        """A batch of all workers, of zeros."""
+        num_parts = len(self._workers) if self._schedule.joined else 1
+        layout, size = self._layout(num_parts), self._spec.batch_size(num_parts)
+        tensors = layout.tensors(torch.zeros(layout.nbytes, dtype=torch.uint8), size)
+        return to_tensordict(tensors, size, self._spec.storing_device)
+
+    def count_from(self, num_frames: int, num_batches: int) -> None:
+        """Counts on from another collector's end: `total_frames` are those of both."""
+        self._schedule.skip(num_batches - self._num_delivered)
+        self.num_frames, self._num_delivered = num_frames, num_batches
+
+    def ask(self, name: str, *arguments: Any, own: Mapping[int, tuple] | None = None) -> dict[int, Any]:
+        """What the workers answer, by their indices; see `collectx.collector.answers.Answers`. Blocks until they have
+        filled the slots that they were granted before.
+
+        Args:
+            own: for each worker, arguments of its own; those that are not in it are not asked.
+
+        Raises:
+            NotImplementedError: the workers are on other hosts, or as good as.
+            Exception: a worker is gone, as in `next`, or answering has raised it.
+        """
+        if not isinstance(self._transport, Asking):
+            raise NotImplementedError(f"{name}: only workers in processes of this machine can be asked")
+        if not self._finalizer.alive:
+            raise RuntimeError("this collector is closed")
+        for kept in self._kept:
+            if isinstance(kept, Departure):
+                raise kept.error
+        asked = self._workers & set(self._workers if own is None else own)
+        for worker in asked:
+            self._transport.ask(worker, (name, arguments if own is None else own[worker]))
+        answers: dict[int, Any] = {}
+        errors: list[Exception] = []
+        while asked:
+            event = self._transport.receive()
+            if not isinstance(event, Answer):
+                self._kept.append(event)
+            if isinstance(event, Answer | Departure):
+                asked.discard(event.worker)
+                if event.error is not None:
+                    errors.append(event.error)
+                else:
+                    answers[event.worker] = event.value
+        if errors:
+            raise errors[0]
+        return answers
+
+    def order(self, order: int, workers: Iterable[int] | None = None) -> None:
+        """Has every worker, or some, do what `order` says (`collectx.transport.base`) before the next slot that it is
+        granted; slots that are granted already come before, `collector.num_slots` of each async worker at most. Does
+        not wait. A worker that is started again before it has heard of it does without: its envs are new."""
+        self._orders |= dict.fromkeys(self._workers if workers is None else workers, order)
 
     def add(self) -> None:
         """Starts one more worker, of the next index; a sync batch grows by its part. Does not wait for it. Not over
         inline transport and shared memory, whose slots are allocated once."""
-        worker = self._num_orders
+        worker = self._next_worker
         self._replacements.begin(worker)
-        self._num_orders += 1
-        self._num_workers += 1
-        self._events("worker_added", worker=worker, num_workers=self._num_workers)
+        self._next_worker += 1
+        self._workers.add(worker)
+        self._events("worker_added", worker=worker, num_workers=len(self._workers))
         self._grant(self._schedule.added(worker))
 
     def handles(self) -> dict[int, Any]:

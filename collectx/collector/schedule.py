@@ -6,7 +6,9 @@ A schedule speaks of grants `(worker, slot)`, which the collector passes to the 
     arrived(arrival)   a slot is full; the arrivals that make the next batch, or None while it is incomplete
     released(arrivals) a batch's memory was read; which slots may be filled again
     replaced(worker)   another worker has taken the place of one that is gone; which slots it may fill
+    hurries            whether the parts that are still missing are to end with the frames that they have
     dropped(worker)    nobody takes its place; the arrivals that make the next batch, if it only waited for that one
+    skip(batches)      so many fewer batches are left to be delivered
 
     sync:   next() -> grant all -> wait for all -> one joined batch          workers rest while the trainer learns
     async:  grants are always out; each arrival is a batch of its own        workers never rest while a slot is free
@@ -29,24 +31,37 @@ class Schedule(Protocol):
     joined: bool
     num_slots: int
 
+    @property
+    def hurries(self) -> bool: ...
     def begin(self) -> Iterable[Grant]: ...
     def arrived(self, arrival: Arrival) -> tuple[Arrival, ...] | None: ...
     def released(self, arrivals: tuple[Arrival, ...]) -> Iterable[Grant]: ...
     def replaced(self, worker: int) -> Iterable[Grant]: ...
     def dropped(self, worker: int) -> tuple[Arrival, ...] | None: ...
+    def skip(self, batches: int) -> None: ...
     def added(self, worker: int) -> Iterable[Grant]: ...
 
 
 class SyncSchedule:
-    """One part of every worker, joined in order of worker index. One slot each, as nobody runs ahead."""
+    """One part of every worker, joined in order of worker index. One slot each, as nobody runs ahead.
+
+    Args:
+        threshold: the share of the workers, of which at least one, for which a batch waits before it hurries the
+            others. None: it waits for all.
+    """
 
     joined = True
     num_slots = 1
 
-    def __init__(self, num_workers: int):
+    def __init__(self, num_workers: int, threshold: float | None = None):
         self._workers = list(range(num_workers))
+        self._threshold = threshold
         self._asked = False
         self._parts: dict[int, Arrival] = {}
+
+    @property
+    def hurries(self) -> bool:
+        return self._threshold is not None and len(self._parts) >= max(1, self._threshold * len(self._workers))
 
     def begin(self) -> Iterable[Grant]:
         # An interrupted wait leaves its grants out: what they bring belongs to the batch that is asked for next.
@@ -69,6 +84,9 @@ class SyncSchedule:
         self._workers.remove(worker)
         # A part that it delivered before is whole and stays in its batch.
         return self._complete() if self._asked else None
+
+    def skip(self, batches: int) -> None:
+        pass  # nobody runs ahead
 
     def added(self, worker: int) -> Iterable[Grant]:
         self._workers.append(worker)
@@ -93,6 +111,7 @@ class AsyncSchedule:
     """
 
     joined = False
+    hurries = False
 
     def __init__(self, num_workers: int, num_slots: int, num_batches: int | None):
         self.num_slots = num_slots
@@ -126,6 +145,10 @@ class AsyncSchedule:
             self._left += len(lost)
         self._free = deque(grant for grant in self._free if grant[0] != worker)
         return None
+
+    def skip(self, batches: int) -> None:
+        if self._left is not None:
+            self._left -= batches
 
     def added(self, worker: int) -> Iterable[Grant]:
         self._out[worker] = []

@@ -9,16 +9,18 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from time import perf_counter
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
+from tensordict import TensorDict
 
 from collectx import env as envs
 from collectx import policy as policies
 from collectx.batch import Leaf, Slot, to_tensordict
+from collectx.collector.answers import Answers
 from collectx.config import (
     CollectorConfig,
     EnvConfig,
@@ -28,16 +30,16 @@ from collectx.config import (
     group_from_dict,
 )
 from collectx.errors import ShapeError
-from collectx.given import Given
+from collectx.given import Given, Hooks
 from collectx.policy.weights import FlatWeights
 from collectx.replay.buffer import ReplayBuffer
 from collectx.rollout.carry import with_state
 from collectx.rollout.cut import with_ends
 from collectx.rollout.episodes import Episodes
-from collectx.rollout.rollout import Rollout, Stopped
+from collectx.rollout.rollout import Asked, Rollout, Stopped
 from collectx.rollout.spec import PLAIN, RolloutSpec
 from collectx.rollout.start import make_rollout
-from collectx.transport.base import GO_ON, Link, Tally, seed_of
+from collectx.transport.base import ASKED, GO_ON, AskedLink, Link, Tally, seed_of
 
 
 @dataclass(frozen=True)
@@ -76,8 +78,11 @@ class WorkerTask:
         first_worker: how many workers of the run come before those of its collector.
         inner: where the worker is itself a collector; `num_workers` then counts the processes of all, and `num_envs` is
             one process's.
+        steps: of its batches, where they are fewer than its slots have.
         rollout: how its batches and trajectories begin and end.
+        asked: of a worker in the trainer's process: called after every step, whether a batch is to end.
         replay: of a process of the trainer's machine: where it writes its batches itself.
+        hooks: of the trainer's machine, too.
     """
 
     worker: int
@@ -93,7 +98,10 @@ class WorkerTask:
     first_worker: int = 0
     inner: Inner | None = None
     rollout: RolloutSpec = PLAIN
+    steps: int | None = None
+    asked: Callable[[], bool] | None = None
     replay: ReplayBuffer | None = None
+    hooks: Hooks = field(default_factory=Hooks)
 
     @property
     def index(self) -> int:
@@ -108,7 +116,15 @@ class WorkerTask:
         policy = as_dict(self.policy) if given.policy is None else None
         inner = None if self.inner is None else self.inner.to_json()
         rollout = asdict(self.rollout)
-        return {**vars(self), "env": env, "policy": policy, "leaves": leaves, "inner": inner, "rollout": rollout}
+        return {
+            **vars(self),
+            "env": env,
+            "policy": policy,
+            "leaves": leaves,
+            "inner": inner,
+            "rollout": rollout,
+            "hooks": None,
+        }
 
     @classmethod
     def from_json(cls, fields: dict[str, Any], given: Given) -> WorkerTask:
@@ -118,7 +134,7 @@ class WorkerTask:
         policy = given.policy or group_from_dict("policy", fields["policy"])
         inner = None if fields["inner"] is None else Inner.from_json(fields["inner"])
         rollout = RolloutSpec(**fields["rollout"])
-        told = {"env": env, "policy": policy, "leaves": leaves, "inner": inner, "rollout": rollout}
+        told = {"env": env, "policy": policy, "leaves": leaves, "inner": inner, "rollout": rollout, "hooks": Hooks()}
         return cls(**(fields | told))
 
 
@@ -158,14 +174,16 @@ def work(task: WorkerTask, link: Link, own_random_state: bool = False) -> Genera
         _seed_policy(task, own_random_state)
         num_envs = task.num_envs
         first_env = task.index * num_envs
-        env = envs.build(task.env, first_env, task.life)
-        if env.spec.num_envs != num_envs:
+        if task.hooks.init_fn is not None:
+            task.hooks.init_fn()
+        group = envs.build(task.env, first_env, task.life)
+        if group.spec.num_envs != num_envs:
             raise ShapeError(
-                f"worker {task.worker} makes {env.spec.num_envs} envs, worker 0 makes {num_envs}: all must make "
+                f"worker {task.worker} makes {group.spec.num_envs} envs, worker 0 makes {num_envs}: all must make "
                 "equally many"
             )
-        policy = policies.build(task.policy, env.spec, task.seed)
-        env = with_ends(env, task.rollout)
+        policy = policies.build(task.policy, group.spec, task.seed)
+        env = with_ends(group, task.rollout)
         exploration_type = policies.ExplorationType(task.exploration_type)
         actor = policies.make_actor(policy, env.spec, torch.device(task.policy_device), exploration_type)
         env = with_state(env, actor.carried)
@@ -174,10 +192,13 @@ def work(task: WorkerTask, link: Link, own_random_state: bool = False) -> Genera
         weights.adopt()
         policies.accelerate(actor, task.policy)
         episodes = Episodes(first_env, num_envs, num_envs * task.num_workers, task.life)
+        seeds, ends = _env_seeds(task, task.seed), _asked(task, link)
         newest = _Newest(link, weights)
-        rollout = make_rollout(env, actor, episodes, _env_seeds(task, task.seed), link.stop, task.rollout, newest)
-        prepared = [rollout.prepare(slot) for slot in link.slots]
-        store = _storing(task.replay, link.slots)
+        rollout = make_rollout(env, actor, episodes, seeds, link.stop, task.rollout, newest, ends)
+        slots = link.slots if task.steps is None else [slot.until(task.steps) for slot in link.slots]
+        prepared = [rollout.prepare(slot) for slot in slots]
+        frames = _Frames(slots)
+        answers = Answers(task.index, group, env, rollout, task.hooks, frames)
     send_s = 0.0
     try:
         while True:
@@ -185,22 +206,38 @@ def work(task: WorkerTask, link: Link, own_random_state: bool = False) -> Genera
             index = link.acquire()
             if index is None:
                 return
+            if index == ASKED:
+                with _installed(guest):
+                    _reply(cast(AskedLink, link), answers)
+                yield
+                continue
             granted = perf_counter()
             version = newest()
             refreshed = perf_counter()
             with _installed(guest), policies.exploration(exploration_type):
                 if link.order != GO_ON:
                     _begin_anew(task, rollout, link.order, own_random_state)
+                answers.before()
                 stats = rollout.collect(prepared[index], version)
+                answers.after(index, stats.steps)
             collected = perf_counter()
             handover_s = send_s + refreshed - granted
             times = (stats.env_s, stats.policy_s, granted - asked, handover_s)
-            store(index)
-            link.send(index, Tally(version, *times, *stats.episodes))
+            if task.replay is not None:
+                task.replay.extend(frames(index, stats.steps, whole=True))
+            link.send(index, Tally(version, *times, *stats.episodes, stats.steps))
             send_s = perf_counter() - collected
             yield
     finally:
         rollout.close()
+
+
+def _asked(task: WorkerTask, link: Link) -> Asked | None:
+    """What says whether a batch is to end early; None: nothing does."""
+    if not task.rollout.may_end_early:
+        return None
+    hurried = link.hurried
+    return task.asked or (lambda: hurried[0])
 
 
 class _Newest:
@@ -216,12 +253,29 @@ class _Newest:
         return self._version
 
 
-def _storing(replay: ReplayBuffer | None, slots: Sequence[Slot]) -> Callable[[int], object]:
-    """What becomes of a full slot before the trainer hears of it."""
-    if replay is None:
-        return lambda index: None
-    frames = [to_tensordict(slot.tensors, next(iter(slot.tensors.values())).shape[:2]) for slot in slots]
-    return lambda index: replay.extend(frames[index])
+class _Frames:
+    """Slots as batches, over their memory."""
+
+    def __init__(self, slots: Sequence[Slot]):
+        self._slots = slots
+        self._made: dict[int, TensorDict] = {}
+
+    def __call__(self, index: int, steps: int, whole: bool = False) -> TensorDict:
+        """`[rows, steps]`; of one row `[steps]`, unless `whole`."""
+        if index not in self._made:
+            tensors = self._slots[index].tensors
+            self._made[index] = to_tensordict(tensors, next(iter(tensors.values())).shape[:2])
+        frames = self._made[index]
+        if steps < frames.shape[1]:
+            frames = frames[:, :steps]
+        return frames if whole or frames.shape[0] > 1 else frames[0]
+
+
+def _reply(link: AskedLink, answers: Answers) -> None:
+    try:
+        link.reply(answers.answer(link.question))
+    except Exception as error:
+        link.reply(None, error)
 
 
 def _env_seeds(task: WorkerTask, seed: int) -> list[int]:

@@ -62,6 +62,11 @@ class GymEnv:
         # The first step goes the checked way: later a wrong shape could hide behind numpy's broadcasting.
         self._checked = False
 
+    @property
+    def users_envs(self) -> list[Any]:
+        """What the user has made."""
+        return list(self._envs)
+
     def reset(self, seeds: Sequence[int] | None, out: Sequence[np.ndarray]) -> None:
         for e in self._indices:
             self._restart_one(e, None if seeds is None else int(seeds[e]), out)

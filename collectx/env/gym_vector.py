@@ -74,6 +74,11 @@ class GymVectorEnv:
         self._any_ended = False
         self._fresh: list[np.ndarray] = []
 
+    @property
+    def users_envs(self) -> list[Any]:
+        """What the user has made."""
+        return [self._env]
+
     def reset(self, seeds: Sequence[int] | None, out: Sequence[np.ndarray]) -> None:
         seed: int | list[int] | None = None
         if seeds is not None:

@@ -75,6 +75,11 @@ class TorchrlEnv:
         rows = [slice(0, num_envs)] if dims else [slice(e, e + 1) for e in range(num_envs)]
         self._parts = [_Part(env, leaves, action, own) for env, own in zip(self._envs, rows, strict=True)]
 
+    @property
+    def users_envs(self) -> list[Any]:
+        """What the user has made."""
+        return list(self._envs)
+
     def reset(self, seeds: Sequence[int] | None, out: Sequence[np.ndarray]) -> None:
         for part in self._parts:
             part.reset(None if seeds is None else int(seeds[part.rows.start]), out)

@@ -13,11 +13,14 @@ import multiprocessing
 import os
 import signal
 import sys
+import warnings
 from collections.abc import Callable
 from multiprocessing import forkserver
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
+
+import collectx
 
 _PRELOAD = ["collectx.collector.preload"]
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
@@ -77,6 +80,7 @@ class LocalLauncher:
             "num_threads": self._num_threads,
             "core": self._core(worker),
             "log": None if log is None else str(log),
+            "quiet": collectx.filter_warnings_subprocess,
         }
 
     def start(self, entry: Callable[..., None], arguments: tuple[Any, ...], worker: int) -> BaseProcess:
@@ -104,8 +108,11 @@ def _enter(entry: Callable[..., None], arguments: tuple[Any, ...], habits: dict[
         sys.stderr.flush()
 
 
-def settle(num_threads: int, core: int | None, log: str | None) -> None:
-    """What every worker's process does first. See `LocalLauncher` for the arguments."""
+def settle(num_threads: int, core: int | None, log: str | None, quiet: bool) -> None:
+    """What every worker's process does first. See `LocalLauncher` for the arguments, and
+    `collectx.filter_warnings_subprocess`."""
+    if quiet:
+        warnings.simplefilter("ignore")
     # Ctrl-C reaches the whole process group; stopping is the trainer's to order.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if core is not None:

@@ -5,6 +5,7 @@ the step loop need not count. Used by the rollouts, in the worker's process.
 from __future__ import annotations
 
 import numpy as np
+import torch
 
 from collectx.errors import ShapeError
 
@@ -71,6 +72,17 @@ class Episodes:
         self._ids += self._total_envs
         self._returns[:] = 0
         self._lengths[:] = 0
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """What `load` takes; copied."""
+        own = {"traj_ids": self._ids, "returns": self._returns, "lengths": self._lengths}
+        return {name: torch.from_numpy(array.copy()) for name, array in own.items()}
+
+    def load(self, state: dict[str, torch.Tensor]) -> None:
+        """Goes on where `state` was taken."""
+        self._ids[:], self._returns[:], self._lengths[:] = (
+            state[name].numpy() for name in ("traj_ids", "returns", "lengths")
+        )
 
     def take(self) -> tuple[np.ndarray, np.ndarray]:
         """Undiscounted returns (float64) and lengths in frames (int64), each `[episodes]`, of the episodes that ended

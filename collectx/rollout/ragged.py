@@ -91,7 +91,7 @@ class RaggedRollout(Rollout):
         for key, array in rows.items():
             array[...] = self._segments[key][chosen]
         self._free += chosen
-        return RolloutStats(env_s, policy_s, self._episodes.take())
+        return RolloutStats(env_s, policy_s, self._episodes.take(), rows[TRAJ_IDS].shape[1])
 
     def _store(self, policy_version: int) -> None:
         """Appends this step's frames to their envs' segments; moves on to the next observations."""
@@ -100,7 +100,8 @@ class RaggedRollout(Rollout):
         place = self._segment[envs], self._cursor[envs]
         for leaf, before, after in zip(spec.observation, self._carry, out.observation, strict=True):
             segments[leaf.key][place] = before[envs]
-            segments["next", *leaf.key][place] = after[envs]
+            if ("next", *leaf.key) in segments:
+                segments["next", *leaf.key][place] = after[envs]
             before[...] = after
         for actor_leaf, written in zip(self._actor.leaves, self._written, strict=True):
             segments[actor_leaf.key][place] = written[envs]

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, repeat
 from time import perf_counter
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,6 +27,32 @@ from collectx.rollout.rows import SlotRows
 from collectx.rollout.spec import PLAIN, RolloutSpec
 from collectx.transport.base import Stop
 
+# Whether a batch is to end.
+Asked = Callable[[], bool | int]
+
+
+class CutShort(Exception):
+    """The batch under way is to end with the frames that it has."""
+
+    def __init__(self, steps: int):
+        super().__init__()
+        self.steps = steps
+
+
+class _Until:
+    """A `Stop` that asks as well, before every step but the first, whether the batch is to end."""
+
+    def __init__(self, stop: Stop, asked: Asked):
+        self._stop = stop
+        self._asked = asked
+        self._steps = 0
+
+    def __getitem__(self, index: int, /) -> int:
+        if self._steps and self._asked():
+            raise CutShort(self._steps)
+        self._steps += 1
+        return self._stop[index]
+
 
 class Stopped(Exception):
     """The trainer wants the worker to stop; the slot in hand is incomplete and must not be sent."""
@@ -33,11 +60,12 @@ class Stopped(Exception):
 
 @dataclass(frozen=True, slots=True)
 class RolloutStats:
-    """Seconds spent in envs and in the policy, and what `Episodes.take` gave."""
+    """Seconds spent in envs and in the policy, what `Episodes.take` gave, and the number of steps."""
 
     env_s: float
     policy_s: float
     episodes: tuple[np.ndarray, np.ndarray]
+    steps: int
 
 
 class Rollout:
@@ -52,6 +80,7 @@ class Rollout:
         want: how batches begin and end; cutting trajectories is the env's part (`collectx.rollout.cut.with_ends`).
         refresh: takes newer weights, if there are any, and returns their version; called before every step where `want`
             says so.
+        asked: called after every step but the last; a batch ends early where it says so. Not of a ragged group.
     """
 
     def __init__(
@@ -63,6 +92,7 @@ class Rollout:
         stop: Stop,
         want: RolloutSpec = PLAIN,
         refresh: Callable[[], int] | None = None,
+        asked: Asked | None = None,
     ):
         self._env = env
         self._actor = actor
@@ -71,6 +101,7 @@ class Rollout:
         self._stop = stop
         self._want = want
         self._refresh = refresh if want.refresh_each_step else None
+        self._asked = asked
         # The observations with which the next batch begins: the last slot is no longer ours by then.
         self._carry = tuple(
             torch.zeros((env.spec.num_envs, *leaf.shape), dtype=leaf.dtype).numpy() for leaf in env.spec.observation
@@ -82,7 +113,7 @@ class Rollout:
         return SlotRows(slot, self._env.spec, self._actor.leaves)
 
     def collect(self, rows: SlotRows, policy_version: int) -> RolloutStats:
-        """Fills the slot with the next `T x E` frames. Blocks until it is full.
+        """Fills the slot with the next `T x E` frames, or with fewer. Blocks until that is done.
 
         Args:
             policy_version: of the weights that are there.
@@ -90,7 +121,8 @@ class Rollout:
         Raises:
             Stopped: `stop` became nonzero.
         """
-        feed, env, stop = next(self._feeds), self._env, self._stop
+        feed, env = next(self._feeds), self._env
+        stop = self._stop if self._asked is None else _Until(self._stop, self._asked)
         num_actions = len(env.spec.action)
         rows.policy_version[:] = policy_version
         if self._refresh is not None:
@@ -102,27 +134,34 @@ class Rollout:
         observations = list(zip(*rows.observation, strict=True))
         observations.append(self._carry)
         env_s = policy_s = 0.0
-        with torch.inference_mode():
-            steps = zip(rows.seen(), zip(*rows.actor, strict=True), rows.step_rows(), observations[1:], strict=True)
-            for seen, written, out, following in steps:
-                if stop[0]:
-                    raise Stopped
-                started = perf_counter()
-                feed(seen, written)
-                acted = perf_counter()
-                any_ended = env.step(written[:num_actions], out)
-                for row, final in zip(following, out.observation, strict=True):
-                    row[...] = final
-                if any_ended:
-                    env.restart(out.terminated | out.truncated, following)
-                env_s += perf_counter() - acted
-                policy_s += acted - started
-        np.logical_or(rows.terminated, rows.truncated, out=rows.done)
+        num_steps = rows.steps
+        try:
+            with torch.inference_mode():
+                steps = zip(rows.seen(), zip(*rows.actor, strict=True), rows.step_rows(), observations[1:], strict=True)
+                for seen, written, out, following in steps:
+                    if stop[0]:
+                        raise Stopped
+                    started = perf_counter()
+                    feed(seen, written)
+                    acted = perf_counter()
+                    any_ended = env.step(written[:num_actions], out)
+                    for row, final in zip(following, out.observation, strict=True):
+                        row[...] = final
+                    if any_ended:
+                        env.restart(out.terminated | out.truncated, following)
+                    env_s += perf_counter() - acted
+                    policy_s += acted - started
+        except CutShort as cut:
+            num_steps = cut.steps
+            for carry, row in zip(self._carry, observations[num_steps], strict=True):
+                carry[...] = row
+        terminated, truncated, done = (flag[:num_steps] for flag in (rows.terminated, rows.truncated, rows.done))
+        np.logical_or(terminated, truncated, out=done)
         started = perf_counter()
-        ends = self._end_batch(rows.truncated, rows.done)
+        ends = self._end_batch(truncated, done)
         env_s += perf_counter() - started
-        self._episodes.record(slice(None), rows.reward, ends, rows.traj_ids)
-        return RolloutStats(env_s, policy_s, self._episodes.take())
+        self._episodes.record(slice(None), rows.reward[:num_steps], ends, rows.traj_ids[:num_steps])
+        return RolloutStats(env_s, policy_s, self._episodes.take(), num_steps)
 
     def reset(self, seeds: Sequence[int] | None) -> None:
         """Begins new trajectories in all envs, with a seed for each, or with the envs' own random state."""
@@ -130,6 +169,23 @@ class Rollout:
             self._actor.draw_anew()
         self._env.reset(seeds, self._carry)
         self._episodes.abandon()
+
+    def state(self) -> dict[str, Any]:
+        """What `load` takes; copied. Without that of the envs."""
+        carry = [torch.from_numpy(array.copy()) for array in self._carry]
+        return {"episodes": self._episodes.state(), "carry": carry}
+
+    def load(self, state: dict[str, Any], goes_on: bool) -> None:
+        """Takes over what `state` gave.
+
+        Args:
+            goes_on: whether the envs stand where they stood then; otherwise only trajectory ids go on, and `reset` has
+                to be called.
+        """
+        self._episodes.load(state["episodes"])
+        if goes_on:
+            for own, array in zip(self._carry, state["carry"], strict=True):
+                own[...] = array.numpy()
 
     def _end_batch(self, truncated: np.ndarray, done: np.ndarray) -> np.ndarray:
         """Does what is wanted at the end of rows `[T, E]`, whose flags it may change; returns where trajectories end,

@@ -5,12 +5,12 @@ Used by the rollouts, in the worker's process.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import torch
 
-from collectx.batch import POLICY_VERSION, TRAJ_IDS, Leaf, Slot
+from collectx.batch import POLICY_VERSION, TRAJ_IDS, Key, Leaf, Slot
 from collectx.env.base import EnvSpec, StepRows
 
 
@@ -27,7 +27,7 @@ class SlotRows:
         arrays = {key: array.swapaxes(0, 1) for key, array in slot.arrays().items()}
         self.steps = next(iter(arrays.values())).shape[0]
         self.observation = [arrays[leaf.key] for leaf in spec.observation]
-        self.next_observation = [arrays["next", *leaf.key] for leaf in spec.observation]
+        self.next_observation = [_next_of(leaf, arrays) for leaf in spec.observation]
         self.actor = [arrays[leaf.key] for leaf in actor_leaves]
         self.reward = arrays["next", "reward"][:, :, 0]
         self.terminated = arrays["next", "terminated"][:, :, 0]
@@ -49,3 +49,9 @@ class SlotRows:
         )
         for observation, reward, terminated, truncated in columns:
             yield StepRows(observation, reward, terminated, truncated, self._all_frames)
+
+
+def _next_of(leaf: Leaf, arrays: Mapping[Key, np.ndarray]) -> np.ndarray:
+    """Where the next observation goes: memory of this process's own where batches are without it."""
+    there = arrays.get(("next", *leaf.key))
+    return np.zeros_like(arrays[leaf.key]) if there is None else there

@@ -24,6 +24,7 @@ class RolloutSpec:
         num_random_batches: so many batches at the beginning have random actions.
         reset_at_each_iter: every batch begins with new trajectories in all envs.
         set_truncated: the last frame of every row of a batch is marked truncated, and thereby done.
+        may_end_early: a batch may end with fewer frames than its slot has room for.
         refresh_each_step: newer weights are asked for before every step, not only between batches.
     """
 
@@ -32,15 +33,24 @@ class RolloutSpec:
     reset_at_each_iter: bool = False
     set_truncated: bool = False
     refresh_each_step: bool = False
+    may_end_early: bool = False
 
     def env_spec(self, spec: EnvSpec) -> EnvSpec:
         """What the rollout's env has, where `spec` is that of the group as it was built: where trajectories are cut, it
         observes `("step_count",)`, `[1]` int64, last.
 
         Raises:
-            ConfigError: trajectories are to end before their episodes do, which this group does not allow, or it counts
-                their frames itself.
+            ConfigError: trajectories are to end before their episodes do, or batches before they are full, which this
+                group does not allow, or it counts trajectories' frames itself.
         """
+        if self.may_end_early and spec.ragged:
+            raise ConfigError(
+                [
+                    "preemptive_threshold, interruptor: this vector env spends steps on resets, so that the envs of a "
+                    "batch that ends early would have different numbers of frames: make it with "
+                    "autoreset_mode=disabled or same_step."
+                ]
+            )
         if not spec.cuttable:
             wanted = {"max_frames_per_traj": self.max_frames_per_traj, "reset_at_each_iter": self.reset_at_each_iter}
             problems = [

@@ -8,7 +8,7 @@ from collectx.env.base import Env
 from collectx.policy.base import Actor
 from collectx.rollout.episodes import Episodes
 from collectx.rollout.ragged import RaggedRollout
-from collectx.rollout.rollout import Rollout
+from collectx.rollout.rollout import Asked, Rollout
 from collectx.rollout.spec import PLAIN, RolloutSpec
 from collectx.transport.base import Stop
 
@@ -21,7 +21,8 @@ def make_rollout(
     stop: Stop,
     want: RolloutSpec = PLAIN,
     refresh: Callable[[], int] | None = None,
+    asked: Asked | None = None,
 ) -> Rollout:
     """See `Rollout` for the arguments."""
     kind = RaggedRollout if env.spec.ragged else Rollout
-    return kind(env, actor, episodes, seeds, stop, want, refresh)
+    return kind(env, actor, episodes, seeds, stop, want, refresh, asked)

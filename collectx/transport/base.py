@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -60,6 +60,7 @@ class Tally:
             over (and taking new weights).
         returns, lengths: float64 and int64, `[episodes]`: undiscounted return and frames of each episode that ended in
             this batch, in order of time.
+        steps: how many of the slot's steps are filled, from the first on; None: all.
     """
 
     policy_version: int
@@ -69,6 +70,7 @@ class Tally:
     send_s: float
     returns: np.ndarray
     lengths: np.ndarray
+    steps: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +95,24 @@ class Departure:
     error: Exception
 
 
+# What a worker is asked: the name of a method of `collectx.collector.answers.Answers`, and its arguments.
+Question = tuple[str, tuple]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Answer:
+    """What a worker answers.
+
+    Attributes:
+        worker: its index.
+        value: the answer; or `error`, what answering has raised.
+    """
+
+    worker: int
+    value: Any = None
+    error: Exception | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class Joined:
     """A worker of another process has connected; what it was granted before reaches it now.
@@ -105,6 +125,9 @@ class Joined:
     worker: int
     where: dict[str, Any]
 
+
+# What `Link.acquire` returns in place of a slot: there is a question (`AskedLink`).
+ASKED = -1
 
 # What goes with a grant, an int64: to be done before the slot is filled.
 GO_ON, RESET = 0, 1
@@ -128,7 +151,7 @@ class Transport(Protocol):
         it has done what `order` says. Does not block. Does nothing where the worker is gone and `receive` has not told
         it yet: who takes its place is granted its slots anew."""
 
-    def receive(self) -> Arrival | Departure | Joined:
+    def receive(self) -> Arrival | Departure | Joined | Answer:
         """Blocks until something has happened: a granted slot is full, or a worker has come or gone.
 
         A worker is gone with `WorkerTimeout` where it let `collector.start_timeout_s` (its first batch) or
@@ -149,6 +172,9 @@ class Transport(Protocol):
         """Calls `write` with a flat uint8 buffer of `weights_nbytes`, makes what it wrote the newest weights and
         returns their version: 0 for the first call, then one more each time. Does not wait for workers."""
 
+    def hurry(self, wanted: bool) -> None:
+        """Sets what workers see as `Link.hurried`; where they share no memory with the trainer, they see nothing."""
+
     def interrupt(self) -> None:
         """Tells the workers to stop, between two of their steps, and waits for nothing; they count as gone afterwards.
         May be called from any thread."""
@@ -156,6 +182,16 @@ class Transport(Protocol):
     def close(self) -> None:
         """Stops the workers and releases everything; kills those that have not stopped within
         `collector.close_timeout_s`. Idempotent."""
+
+
+@runtime_checkable
+class Asking(Protocol):
+    """The trainer's end of a transport over which workers can be asked something: their processes belong to one user
+    and one machine, so that questions and answers may be pickled."""
+
+    def ask(self, worker: int, question: Question) -> None:
+        """Asks a worker, which answers after what it was granted before; `receive` gives its `Answer`. Does not
+        block."""
 
 
 class Stop(Protocol):
@@ -170,6 +206,7 @@ class Link(Protocol):
     Attributes:
         slots: this worker's slots, as views of the transport's memory.
         stop: see `Stop`; cheap enough for every step.
+        hurried: as cheap; nonzero while a batch under way is to end with the frames that it has.
         order: what came with the grant that was acquired last.
     """
 
@@ -179,6 +216,8 @@ class Link(Protocol):
     def slots(self) -> Sequence[Slot]: ...
     @property
     def stop(self) -> Stop: ...
+    @property
+    def hurried(self) -> Stop: ...
 
     def acquire(self) -> int | None:
         """Blocks until the trainer grants a slot, for as long as the trainer lives; None means stop."""
@@ -192,3 +231,16 @@ class Link(Protocol):
 
     def fail(self, error: BaseException) -> None:
         """Reports what ended this worker."""
+
+
+class AskedLink(Link, Protocol):
+    """The worker's end of a transport that is `Asking`.
+
+    Attributes:
+        question: where `acquire` has returned `ASKED`.
+    """
+
+    question: Question
+
+    def reply(self, value: Any, error: Exception | None = None) -> None:
+        """Answers the question."""

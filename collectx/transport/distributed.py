@@ -410,6 +410,9 @@ class DistributedTransport:
         self._push_due()
         self._push(peer)
 
+    def hurry(self, wanted: bool) -> None:
+        pass
+
     def interrupt(self) -> None:
         for peer in list(self._peers.values()):
             with contextlib.suppress(OSError), socket.socket(fileno=os.dup(peer.connection.fileno())) as line:
@@ -502,6 +505,11 @@ class DistributedLink:
         self._newest: torch.Tensor | None = None
         self._version = -1
         self._least_version = 0
+
+    @property
+    def hurried(self) -> bytes:
+        """Never: nobody tells."""
+        return b"\0"
 
     @property
     def stop(self) -> DistributedLink:

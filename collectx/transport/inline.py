@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import torch
 
 from collectx.errors import WorkerDied
-from collectx.transport.base import GO_ON, Arrival, Departure, SlabSpec, Tally
+from collectx.transport.base import ASKED, GO_ON, Answer, Arrival, Departure, Question, SlabSpec, Tally
 from collectx.transport.slab import Slab
 
 _ENDED = object()
@@ -26,12 +27,13 @@ class InlineTransport:
         self.slab = Slab(spec, shared=False)
         self._granted: deque[int] = deque()
         self._arrivals: deque[Arrival] = deque()
+        self._answers: deque[Answer | Departure] = deque()
         self._links: dict[int, InlineLink] = {}
         self._workers: dict[int, Iterator[None]] = {}
 
     def link(self, worker: int) -> InlineLink:
         """The worker's end."""
-        self._links[worker] = InlineLink(self.slab, worker, self._arrivals)
+        self._links[worker] = InlineLink(self.slab, worker, self._arrivals, self._answers)
         return self._links[worker]
 
     def attach(self, worker: int, handle: Iterator[None]) -> None:
@@ -42,11 +44,24 @@ class InlineTransport:
         self._links[worker].granted.append((slot, order))
         self._granted.append(worker)
 
-    def receive(self) -> Arrival | Departure:
+    def ask(self, worker: int, question: Question) -> None:
+        link = self._links[worker]
+        link.question, link.is_asked = question, True
+        try:
+            self._advance(worker)
+        except Exception as error:
+            self._answers.append(Departure(worker, error))
+
+    def _advance(self, worker: int) -> None:
+        if next(self._workers[worker], _ENDED) is _ENDED:
+            raise WorkerDied(f"worker {worker} ended before, by an error that was raised then")
+
+    def receive(self) -> Arrival | Departure | Answer:
+        if self._answers:
+            return self._answers.popleft()
         worker = self._granted[0]
         try:
-            if next(self._workers[worker], _ENDED) is _ENDED:
-                raise WorkerDied(f"worker {worker} ended before, by an error that was raised then")
+            self._advance(worker)
         except Exception as error:
             self._granted = deque(other for other in self._granted if other != worker)
             return Departure(worker, error)
@@ -59,6 +74,9 @@ class InlineTransport:
     def publish(self, write: Callable[[torch.Tensor], None]) -> int:
         return self.slab.publish(write)
 
+    def hurry(self, wanted: bool) -> None:
+        self.slab.hurried[0] = wanted
+
     def interrupt(self) -> None:
         self.slab.stop[0] = 1
 
@@ -70,16 +88,22 @@ class InlineTransport:
 class InlineLink:
     """The worker's end."""
 
-    def __init__(self, slab: Slab, worker: int, arrivals: deque[Arrival]):
+    def __init__(self, slab: Slab, worker: int, arrivals: deque[Arrival], answers: deque[Answer | Departure]):
         self.worker = worker
         self.granted: deque[tuple[int, int]] = deque()
         self.order = GO_ON
         self.slots = [slab.slot(worker, index) for index in range(slab.spec.num_slots)]
-        self.stop = slab.stop
+        self.stop, self.hurried = slab.stop, slab.hurried
         self._slab = slab
         self._arrivals = arrivals
+        self._answers = answers
+        self.question: Question = ("", ())
+        self.is_asked = False
 
     def acquire(self) -> int | None:
+        if self.is_asked:
+            self.is_asked = False
+            return ASKED
         slot, self.order = self.granted.popleft()
         return slot
 
@@ -88,6 +112,9 @@ class InlineLink:
 
     def send(self, slot: int, tally: Tally) -> None:
         self._arrivals.append(Arrival(self.worker, slot, tally))
+
+    def reply(self, value: Any, error: Exception | None = None) -> None:
+        self._answers.append(Answer(self.worker, value, error))
 
     def fail(self, error: BaseException) -> None:
         raise error

@@ -10,12 +10,14 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
+from typing import Any
 
+import cloudpickle
 import torch
 
 from collectx.errors import RemoteFailure
 from collectx.transport import wire
-from collectx.transport.base import GO_ON, Arrival, Departure, SlabSpec, Tally
+from collectx.transport.base import ASKED, GO_ON, Answer, Arrival, Departure, Question, SlabSpec, Tally
 from collectx.transport.slab import Slab
 from collectx.transport.switchboard import Handle, Switchboard
 
@@ -33,7 +35,7 @@ class SharedMemoryTransport:
         self.slab = Slab(spec, shared=True)
         self._switchboard = switchboard
         self._remote_ends: dict[int, Connection] = {}
-        self._events: deque[Arrival | Departure] = deque()
+        self._events: deque[Arrival | Departure | Answer] = deque()
         self._closed = False
 
     def link(self, worker: int) -> SharedMemoryLink:
@@ -54,7 +56,12 @@ class SharedMemoryTransport:
         self._switchboard.owes(worker)
         self._switchboard.send(worker, wire.pack_grant(slot, order))
 
-    def receive(self) -> Arrival | Departure:
+    def ask(self, worker: int, question: Question) -> None:
+        if self._switchboard.is_plugged(worker):
+            self._switchboard.owes(worker)
+            self._switchboard.send(worker, wire.ASK + cloudpickle.dumps(question))
+
+    def receive(self) -> Arrival | Departure | Answer:
         while not self._events:
             if not self._switchboard.is_waiting:
                 raise RuntimeError("no worker was granted a slot, so there is nothing to receive")
@@ -68,6 +75,12 @@ class SharedMemoryTransport:
             self._switchboard.delivered(worker)
             self._events.append(Arrival(worker, slot, tally))
             return
+        if isinstance(message, bytes) and message[:1] == wire.ANSWER:
+            value, failure = pickle.loads(message[1:])
+            error = None if failure is None else failure.rebuild(self._switchboard.describe(worker))
+            self._switchboard.delivered(worker)
+            self._events.append(Answer(worker, value, error))
+            return
         if isinstance(message, bytes):
             message = pickle.loads(message[1:]).rebuild(self._switchboard.describe(worker))
         assert isinstance(message, Exception)
@@ -79,6 +92,9 @@ class SharedMemoryTransport:
 
     def publish(self, write: Callable[[torch.Tensor], None]) -> int:
         return self.slab.publish(write)
+
+    def hurry(self, wanted: bool) -> None:
+        self.slab.hurried[0] = wanted
 
     def interrupt(self) -> None:
         self.slab.stop[0] = 1
@@ -100,6 +116,7 @@ class SharedMemoryLink:
     def __init__(self, slab: Slab, worker: int, connection: Connection):
         self.worker = worker
         self.order = GO_ON
+        self.question: Question = ("", ())
         self._slab = slab
         self._connection = connection
 
@@ -113,12 +130,30 @@ class SharedMemoryLink:
         """Nonzero once the trainer closes."""
         return self._slab.stop
 
+    @property
+    def hurried(self) -> memoryview:
+        """Nonzero while a batch under way is to end early."""
+        return self._slab.hurried
+
     def acquire(self) -> int | None:
         try:
-            _, slot, self.order, _ = wire.unpack(self._connection.recv_bytes())
+            message = self._connection.recv_bytes()
         except (EOFError, OSError):
             return None  # the trainer closed, or is gone
+        if message[:1] == wire.ASK:
+            self.question = pickle.loads(message[1:])
+            return ASKED
+        _, slot, self.order, _ = wire.unpack(message)
         return slot
+
+    def reply(self, value: Any, error: Exception | None = None) -> None:
+        try:
+            answer = cloudpickle.dumps((value, None if error is None else RemoteFailure.of(error)))
+        except Exception as refusal:
+            refusal.add_note(f"{type(value).__name__}: the answer cannot travel to the trainer's process")
+            answer = pickle.dumps((None, RemoteFailure.of(refusal)))
+        with contextlib.suppress(OSError):
+            self._connection.send_bytes(wire.ANSWER + answer)
 
     def refresh(self, read: Callable[[torch.Tensor], None], version: int) -> int:
         return self._slab.refresh(read, version)

@@ -1,6 +1,6 @@
 """One run of memory for all slots and weights, shared between processes or private to one.
 
-    | header: newest version, stop | weights 0 | weights 1 | region 0 | region 1 | ...
+    | header: newest version, stop and hurry | weights 0 | weights 1 | region 0 | region 1 | ...
 
 Shared memory has no name in the file system: it is an anonymous file whose descriptor travels to the workers when they
 start, so nothing can be left behind, whoever is killed, and no limit on /dev/shm applies.
@@ -59,6 +59,7 @@ class Slab:
         header = self._memory[:_HEADER_BYTES].numpy()
         self._version = header[:8].view(np.int64)
         self.stop: memoryview = header[ALIGNMENT_BYTES : ALIGNMENT_BYTES + 1].data
+        self.hurried: memoryview = header[ALIGNMENT_BYTES + 1 : ALIGNMENT_BYTES + 2].data
         self._fence = threading.Lock()
 
     def __getstate__(self) -> tuple[SlabSpec, Any]:

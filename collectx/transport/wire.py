@@ -1,10 +1,12 @@
-"""Control messages as plain bytes: what travels beside the frames. Nothing here is ever unpickled.
+"""Control messages as plain bytes: what travels beside the frames. Nothing is unpickled that
+comes over a network.
 
 trainer -> worker    GRANT   | slot, order, least version to act with (int64)
                      WEIGHTS | version (int64)
-worker -> trainer    FULL    | slot, version, env_s, policy_s, wait_s, send_s | returns (float64) | lengths (int64)
+worker -> trainer    FULL    | slot, version, steps, seconds (4 float64) | returns (float64) | lengths (int64)
                      HAVE    | version (int64)
                      FAILED  | what the transport makes of an error
+between processes of one machine    ASK | pickled question        ANSWER | pickled answer
 """
 
 from __future__ import annotations
@@ -15,9 +17,11 @@ import numpy as np
 
 from collectx.transport.base import Tally
 
-FULL, FAILED, GRANT, WEIGHTS, HAVE = (bytes([number]) for number in range(5))
+FULL, FAILED, GRANT, WEIGHTS, HAVE, ASK, ANSWER = (bytes([number]) for number in range(7))
+# In the place of a number of steps.
+_ALL = -1
 _NUMBERS = struct.Struct("<cqqq")
-_FULL = struct.Struct("<cqqdddd")
+_FULL = struct.Struct("<cqqqdddd")
 
 
 def pack_grant(slot: int, order: int, least_version: int = 0) -> bytes:
@@ -44,14 +48,16 @@ def unpack(message: bytes) -> tuple[bytes, int, int, int]:
 def pack_full(slot: int, tally: Tally) -> bytes:
     """What a worker says when it has filled `slot`."""
     times = (tally.env_s, tally.policy_s, tally.wait_s, tally.send_s)
-    head = _FULL.pack(FULL, slot, tally.policy_version, *times)
+    steps = _ALL if tally.steps is None else tally.steps
+    head = _FULL.pack(FULL, slot, tally.policy_version, steps, *times)
     return head + tally.returns.tobytes() + tally.lengths.tobytes()
 
 
 def unpack_full(message: bytes) -> tuple[int, Tally]:
     """The slot and the tally of `pack_full`; the arrays are views of `message`."""
-    _, slot, version, env_s, policy_s, wait_s, send_s = _FULL.unpack_from(message)
+    _, slot, version, steps, env_s, policy_s, wait_s, send_s = _FULL.unpack_from(message)
     episodes = (len(message) - _FULL.size) // 16
     returns = np.frombuffer(message, np.float64, episodes, _FULL.size)
     lengths = np.frombuffer(message, np.int64, episodes, _FULL.size + 8 * episodes)
-    return slot, Tally(version, env_s, policy_s, wait_s, send_s, returns, lengths)
+    times = env_s, policy_s, wait_s, send_s
+    return slot, Tally(version, *times, returns, lengths, None if steps == _ALL else steps)

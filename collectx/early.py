@@ -1,0 +1,111 @@
+"""Batches that end before they have all their frames: the keywords for them, and what is done about the empty places.
+
+Called in the trainer's process, by `collectx.keywords`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from tensordict import TensorDict
+
+from collectx.batch import TRAJ_IDS
+
+
+@dataclass(frozen=True)
+class Early:
+    """When a batch ends before it has all its frames: never."""
+
+    @property
+    def asked(self) -> Callable[[], bool] | None:
+        """Called after every step, whether the batch is to end."""
+        return None
+
+    @property
+    def threshold(self) -> float | None:
+        """The share of the workers for which a batch waits."""
+        return None
+
+    def problems(self, kind: str, handing: Any) -> list[str]:
+        """What is wrong, for a collector of this kind and a `collectx.keywords.Handing`."""
+        return []
+
+
+@dataclass(frozen=True)
+class Interrupted(Early):
+    """`Early` of a collector in this process.
+
+    Args:
+        interruptor: its `collection_stopped()` is called after every step; where it says True, the batch is delivered
+            with the frames that it has.
+    """
+
+    interruptor: Any = None
+
+    @property
+    def asked(self) -> Callable[[], bool] | None:
+        """See `Early`."""
+        return None if self.interruptor is None else self.interruptor.collection_stopped
+
+    def problems(self, kind: str, handing: Any) -> list[str]:
+        """See `Early`."""
+        if self.interruptor is None:
+            return []
+        found = []
+        if not callable(getattr(self.interruptor, "collection_stopped", None)):
+            found.append(f"interruptor={type(self.interruptor).__name__}: has no `collection_stopped`.")
+        if handing.return_same_td:
+            found.append("return_same_td=True with an interruptor: its batches have different numbers of frames.")
+        return found
+
+
+@dataclass(frozen=True)
+class Preempted(Early):
+    """`Early` of a collector with workers on this machine.
+
+    Args:
+        preemptive_threshold: of a sync collector: once this share of the workers, 0 to 1, has finished, the others end
+            their parts with the frames that they have, at least one step. With `cat_results=-1` a batch then has fewer
+            frames; stacked it has `("collector", "mask")`, and zeros and -1 as `traj_ids` where there is no frame.
+    """
+
+    preemptive_threshold: float | None = None
+
+    @property
+    def threshold(self) -> float | None:
+        """See `Early`."""
+        return self.preemptive_threshold
+
+    def problems(self, kind: str, handing: Any) -> list[str]:
+        """See `Early`."""
+        share = self.preemptive_threshold
+        if share is None:
+            return []
+        found = []
+        if kind != "multi_sync":
+            found.append(f"preemptive_threshold={share}: an async batch comes from one worker, and waits for no other.")
+        if not 0 <= share <= 1:
+            found.append(f"preemptive_threshold={share}: must be from 0 to 1, a share of the workers.")
+        if handing.return_same_td and handing.is_concatenated:
+            found.append(f"return_same_td=True with preemptive_threshold={share}: use cat_results='stack'.")
+        if not handing.is_concatenated and (handing.split_trajs or handing.replay_buffer is not None):
+            name = "split_trajs" if handing.split_trajs else "replay_buffer"
+            found.append(
+                f"{name} with preemptive_threshold={share}: a stacked batch has places without a frame: use "
+                "cat_results=-1."
+            )
+        return found
+
+
+def mask(batch: TensorDict, steps: Sequence[int]) -> None:
+    """What was not filled is zero, and of trajectory -1."""
+    true = torch.zeros(batch.shape, dtype=torch.bool, device=batch.device)
+    for part, filled, row in zip(batch.unbind(0), steps, true.unbind(0), strict=True):
+        row[..., :filled] = True
+        rest = part[..., filled:]
+        rest.zero_()
+        rest[TRAJ_IDS].fill_(-1)
+    batch["collector", "mask"] = true

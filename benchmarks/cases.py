@@ -11,10 +11,13 @@ from typing import Any
 KINDS = ("single", "multi_sync", "multi_async")
 NETWORK_KINDS = ("distributed", "distributed_sync")
 RPC_KINDS = ("rpc", "rpc_sync")
+RAY_KINDS = ("ray", "ray_sync")
 
-_SYNC = ("multi_sync", "distributed_sync", "rpc_sync")
+_SYNC = ("multi_sync", "distributed_sync", "rpc_sync", "ray_sync")
 # Collectors that are sync or async by a key; here the sync ones are kinds of their own.
-_EITHER = ("rpc",)
+_EITHER = ("rpc", "ray")
+# Both sides of a comparison begin a cluster of their own.
+RAY = {"address": "local", "num_cpus": 2, "include_dashboard": False, "log_to_driver": False}
 
 
 @dataclass(frozen=True)
@@ -91,6 +94,10 @@ for _name in ("cartpole_32", "halfcheetah_8"):
 CASES["cartpole_32_rpc"] = replace(
     CASES["cartpole_32"], kinds=RPC_KINDS, share=dict.fromkeys(RPC_KINDS, 0.8), ratio=dict.fromkeys(RPC_KINDS, 10.0)
 )
+# And with workers that are Ray actors of a cluster of this machine.
+CASES["cartpole_32_ray"] = replace(
+    CASES["cartpole_32"], kinds=RAY_KINDS, share=dict.fromkeys(RAY_KINDS, 0.8), ratio=dict.fromkeys(RAY_KINDS, 10.0)
+)
 
 
 def env_config(case: Case) -> Any:
@@ -153,13 +160,16 @@ def run_config(env: Any, policy: Any, kind: str, num_workers: int, frames_per_ba
     if (either := kind.removesuffix("_sync")) in _EITHER:
         make = config.EitherCollectorConfig
         values |= {"kind": either, "sync": kind != either}
+    # EnvPool's threads belong on the core of their worker, as the bare loop's are.
+    launcher = config.LauncherConfig("local", None, 1, env.kind == "envpool")
+    if kind in RAY_KINDS:
+        launcher = config.RayLauncherConfig("ray", None, 1, False, RAY, {"num_cpus": 1})
     return config.RunConfig(
         env=env,
         policy=policy,
         collector=make(**values),
         backend=config.BackendConfig(kind="auto", interface=None, port=None),
-        # EnvPool's threads belong on the core of their worker, as the bare loop's are.
-        launcher=config.LauncherConfig(kind="local", hydra_mode=None, num_threads=1, pin_cores=env.kind == "envpool"),
+        launcher=launcher,
         devices=config.DevicesConfig(device=None, storing_device=None, policy_device=None, env_device=None),
         trainer=config.MeterTrainerConfig(kind="meter", digest=False),
         seed=0,

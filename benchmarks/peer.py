@@ -2,7 +2,8 @@
 
 TorchRL's own advice for speed is followed: integer actions instead of one-hot, the policy trusted, no wrapping, one
 thread for each worker. Several envs per worker are a SerialEnv, which steps them in the worker's process, as ours does.
-The distributed collector starts its workers as local processes and uses gloo; so does the one over RPC.
+The distributed collector starts its workers as local processes and uses gloo; so does the one over RPC. Ray's has a
+cluster of this machine alone.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from time import perf_counter
 from typing import Any
 
 from benchmarks import fresh
-from benchmarks.cases import CASES, NETWORK_KINDS, RPC_KINDS, Case, env_config, policy_config
+from benchmarks.cases import CASES, NETWORK_KINDS, RAY, RAY_KINDS, RPC_KINDS, Case, env_config, policy_config
 
 # Where a batch takes half a second, fewer than so many say nothing.
 _LEAST_BATCHES = 8
@@ -47,7 +48,7 @@ def measure(case: str, kind: str, seconds: float, **_: Any) -> dict[str, Any]:
             num_batches += 1
     finally:
         # The distributed one takes seconds for it, and may hang: `serve` ends it.
-        if kind not in (*NETWORK_KINDS, *RPC_KINDS):
+        if kind not in (*NETWORK_KINDS, *RPC_KINDS, *RAY_KINDS):
             with contextlib.suppress(Exception):
                 collector.shutdown()
     return {"frames_per_s": frames / elapsed_s}
@@ -55,7 +56,7 @@ def measure(case: str, kind: str, seconds: float, **_: Any) -> dict[str, Any]:
 
 def _collector(kind: str, make: Callable[[], Any], policy: Any, case: Case) -> Any:
     import torchrl.collectors as peers
-    from torchrl.collectors.distributed import DistributedCollector, RPCCollector
+    from torchrl.collectors.distributed import DistributedCollector, RayCollector, RPCCollector
 
     arguments: dict[str, Any] = {"frames_per_batch": case.frames_per_batch(kind), "total_frames": -1}
     if kind == "single":
@@ -65,6 +66,16 @@ def _collector(kind: str, make: Callable[[], Any], policy: Any, case: Case) -> A
         return peers.MultiSyncCollector(makers, policy, trust_policy=True, cat_results="stack", **arguments)
     if kind == "multi_async":
         return peers.MultiAsyncCollector(makers, policy, trust_policy=True, **arguments)
+    if kind in RAY_KINDS:
+        return RayCollector(
+            makers,
+            policy,
+            collector_kwargs={"trust_policy": True},
+            sync=kind.endswith("_sync"),
+            ray_init_config=RAY,
+            remote_configs={"num_cpus": 1},
+            **(arguments | {"total_frames": 10**9}),
+        )
     return (RPCCollector if kind in RPC_KINDS else DistributedCollector)(
         makers,
         policy,

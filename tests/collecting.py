@@ -31,7 +31,7 @@ from collectx.config import (
 torch.set_num_threads(1)
 
 # Ray starts as many processes as it has cores, and is there until the tests end.
-RAY = {"num_cpus": 2}
+RAY = {"num_cpus": 2, "address": "local", "include_dashboard": False}
 
 
 def counting(num_envs=1, episode_length=7, observation_size=5, step_s=0.0):

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import json
 
+import psutil
+import ray
 from collecting import counting, start
 from ray.cluster_utils import Cluster
 
@@ -27,33 +29,37 @@ def main() -> None:
         total_frames=-1,
         on_worker_failure="restart",
         worker_timeout_s=60.0,
-        ray_init_config={"address": "auto"},
+        ray_init_config={"address": cluster.address},
         # Two halves of a node are its whole, so that the workers are spread, and one node holds both afterwards.
         remote_configs={"num_cpus": 1, "resources": {"place": 1}, "scheduling_strategy": "SPREAD"},
         events=lambda name, **fields: events.append((name, fields)),
     ) as collector:
-        places: set[str] = set()
+        raylets: set[int] = set()
         seen: set[int] = set()
         while after < 10:
             checker.take(next(collector))
             seen |= {part.worker for part in collector.delivery.parts}
             names = [name for name, _ in events]
             if seen == {0, 1} and nodes:
-                places = nodes_of(collector)
-                (victim,) = [node for node in nodes if node.node_id == sorted(places)[0]]
+                raylets = {raylet_of(fields["pid"]) for name, fields in events if name == "worker_joined"}
+                # The trainer's own node would take the trainer along.
+                mine = ray.get_runtime_context().get_node_id()
+                victim = next(node for node in nodes if _raylet(node) in raylets and node.node_id != mine)
                 nodes.clear()
                 cluster.remove_node(victim, allow_graceful=False)
             after += names.count("worker_joined") > 2 and "worker_failed" in names
-    print(json.dumps(len(places)))
+    print(json.dumps(len(raylets)))
     print(json.dumps([name for name, _ in events]))
     print(json.dumps(checker.frames))
 
 
-def nodes_of(collector) -> set[str]:
-    from ray.util.state import list_actors
+def _raylet(node) -> int:
+    return node.all_processes["raylet"][0].process.pid
 
-    mine = {handle.actor._actor_id.hex() for handle in collector.handles().values()}
-    return {actor.node_id for actor in list_actors() if actor.actor_id in mine}
+
+def raylet_of(pid: int) -> int:
+    """The process of the node that has started this one."""
+    return psutil.Process(pid).ppid()
 
 
 if __name__ == "__main__":

@@ -39,7 +39,7 @@ def placing(launcher: RayLauncherConfig, start_timeout_s: float, given: Callable
             "given": given(worker, life),
         }
         asked = remote_config(launcher.remote_configs, worker)
-        handles[worker] = pair_ray.start(f"worker {worker}", asked, f"{__name__}:serve_actor", words)
+        handles[worker] = pair_ray.start(asked, f"{__name__}:serve_actor", words)
         return handles[worker]
 
     def describe(worker: int) -> str:

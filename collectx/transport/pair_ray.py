@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pickle
 import queue
 import socket
 import sys
@@ -78,16 +79,12 @@ def _remote(config: Mapping[str, Any] | None) -> Any:
     return make(Actor)
 
 
-def start(name: str, remote: Mapping[str, Any], entry: str, words: Mapping[str, Any]) -> ActorHandle:
-    """Starts an actor that calls `entry` ("module:function") with `words` as keyword arguments. Does not wait.
-
-    Args:
-        name: for messages.
-        remote: arguments of `ray.remote`.
-    """
+def start(remote: Mapping[str, Any], entry: str, words: Mapping[str, Any]) -> ActorHandle:
+    """Starts an actor, with `remote` as arguments of `ray.remote`, that calls `entry` ("module:function") with `words`
+    as keyword arguments. Does not wait."""
     actor = _remote(remote).remote()
     _actors[actor._actor_id.hex()] = actor
-    return ActorHandle(name, actor, actor.work.remote(sys.path, entry, dict(words)), dict(remote))
+    return ActorHandle(actor, actor.work.remote(sys.path, entry, pickle.dumps(words)))
 
 
 # The actors that this process has started and that live, by their ids.
@@ -97,11 +94,12 @@ _actors: dict[str, Any] = {}
 class Actor:
     """What runs in a worker's process. Ray calls each of these in a thread of its own."""
 
-    def work(self, path: list[str], entry: str, words: dict[str, Any]) -> None:
+    def work(self, path: list[str], entry: str, words: bytes) -> None:
         """Works to its end."""
+        # What it is told may be of modules that are found by it.
         sys.path[:] = path
         module, _, name = entry.partition(":")
-        getattr(import_module(module), name)(**words)
+        getattr(import_module(module), name)(**pickle.loads(words))
 
     def messages(self) -> Any:
         """Yields what the pair of this process sends."""
@@ -275,10 +273,8 @@ class ActorHandle:
 
     pid = None
 
-    def __init__(self, name: str, actor: Any, work: Any, remote: dict[str, Any]):
-        self._name = name
+    def __init__(self, actor: Any, work: Any):
         self.actor = actor
-        self._remote = remote
         self._over = threading.Event()
         self.exitcode: int | None = None
         self._error = ""
@@ -290,7 +286,9 @@ class ActorHandle:
         error = work.exception()
         self.exitcode = 0 if error is None else 1
         if error is not None:
-            self._error = " ".join(str(error).split("\n\t")[0].split())
+            # Between its first line and the cause are lines of fields.
+            lines = [line for line in str(error).splitlines() if line and not line.startswith(("\t", " "))]
+            self._error = " ".join(lines[:1] + lines[1:][-1:])
         self._over.set()
         os.close(self._end)
 

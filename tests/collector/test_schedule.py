@@ -154,3 +154,19 @@ def test_async_waits_for_workers_that_have_come():
     assert list(schedule.begin()) == []
     assert list(schedule.replaced(1)) == [(1, 0)]
     assert list(schedule.begin()) == [(0, 0)]  # the other one has not come yet
+
+
+def test_a_worker_that_is_added_is_granted_its_slots():
+    schedule = AsyncSchedule(1, 2, None)
+    assert list(schedule.begin()) == [(0, 0), (0, 1)]
+    assert list(schedule.added(1)) == [(1, 0), (1, 1)]
+    limited = AsyncSchedule(1, 2, 3)
+    assert list(limited.begin()) == [(0, 0), (0, 1)]
+    assert list(limited.added(1)) == [(1, 0)]
+
+
+def test_a_sync_batch_has_a_part_of_a_worker_that_is_added():
+    schedule = SyncSchedule(1)
+    assert list(schedule.added(1)) == []
+    assert list(schedule.begin()) == [(0, 0), (1, 0)]
+    assert list(schedule.added(2)) == [(2, 0)]

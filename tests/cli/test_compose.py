@@ -38,6 +38,8 @@ NEEDED = {
     ("policy", "random"): ["trainer=meter"],
     ("policy", "q_mlp"): ["trainer=dqn"],
     ("policy", "q_cnn"): ["trainer=dqn"],
+    ("backend", "ray"): ["launcher=ray"],
+    ("collector", "ray"): ["launcher=ray"],
     ("trainer", "dqn"): ["policy=q_mlp"],
     ("trainer", "custom"): ["trainer.target=mine:Trainer"],
     ("collector", "single"): [],

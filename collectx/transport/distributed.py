@@ -173,8 +173,6 @@ class DistributedTransport:
         switchboard.watch(self._bell_in, _BELL)
         self._peers: dict[int, _Peer] = {}
         self._memory: dict[tuple[int, int], torch.Tensor] = {}
-        # Ray's memory is read-only: who writes to it dies.
-        self._is_lent = backend == "ray"
         # Grants to workers that have not joined yet.
         self._early: dict[int, list[tuple[int, int]]] = {}
         # Slots whose tally has arrived, perhaps before their last bytes.
@@ -359,7 +357,7 @@ class DistributedTransport:
         if len(memories) > 1:
             runs = self._layout.runs(0, self.spec.rows)
             return join(self.spec, [(memory, runs) for memory in memories])
-        return memories[0].clone() if own or self._is_lent else memories[0]
+        return memories[0].clone() if own else memories[0]
 
     def publish(self, write: Callable[[torch.Tensor], None]) -> int:
         # Who has the version before gets this one at once.

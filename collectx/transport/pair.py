@@ -36,7 +36,7 @@ class Incoming(Protocol):
         """Blocks until all bytes are there. Again, it returns at once.
 
         Returns:
-            The message: the buffer, or memory of the backend's own, which is read-only.
+            The message: the buffer, or memory of the backend's own, for as long as it is referred to.
 
         Raises:
             RuntimeError: the connection broke, or the group's timeout passed.

@@ -256,7 +256,8 @@ def _stored(buffer: torch.Tensor) -> Any:
 
 
 def _tensor(message: np.ndarray) -> torch.Tensor:
-    """The memory of the store, which is read-only."""
+    """The memory of the store, which stays while the tensor does. Ray marks it as read-only, of which torch warns: here
+    nobody else reads it."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return torch.from_numpy(message)

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from spaceenv import TAKEN, constant_policy, make, read, sample
 
 import collectx
-from collectx import keywords
 from collectx.env.spaces import Structure
+from collectx.keywords import order
 
 torch.set_num_threads(1)
 
@@ -144,8 +144,8 @@ def cases(draw, kinds=("Collector", "MultiSyncCollector", "MultiAsyncCollector")
 def workers_in_this_process():
     """Workers are the same code in this process, where they start at once."""
     with pytest.MonkeyPatch.context() as patch:
-        launcher = keywords.LauncherConfig
-        patch.setattr(keywords, "LauncherConfig", lambda kind, *rest: launcher("inline", *rest))
+        launcher = order.LauncherConfig
+        patch.setattr(order, "LauncherConfig", lambda kind, *rest: launcher("inline", *rest))
         yield
 
 

@@ -1,0 +1,32 @@
+"""The keyword arguments of the collectors' constructors: taken apart at once into a few frozen specs, and made into a
+configuration. Nothing else ever sees them.
+
+    keywords --take--> Work, Frames, Devices, ... --order--> RunConfig, what each worker has of its own
+
+Called in the trainer's process, by `collectx.collectors`.
+"""
+
+from collectx.keywords.order import Order, own_of
+from collectx.keywords.remote import Nested, RayRemote, Remote, RpcRemote
+from collectx.keywords.specs import CreateEnv, Devices, EachBatchWeights, Frames, Handing, Weights, Work, Workers
+from collectx.keywords.taken import REFUSED, Keywords, described
+
+__all__ = [
+    "REFUSED",
+    "CreateEnv",
+    "Devices",
+    "EachBatchWeights",
+    "Frames",
+    "Handing",
+    "Keywords",
+    "Nested",
+    "Order",
+    "RayRemote",
+    "Remote",
+    "RpcRemote",
+    "Weights",
+    "Work",
+    "Workers",
+    "described",
+    "own_of",
+]

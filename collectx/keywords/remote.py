@@ -1,0 +1,205 @@
+"""Those of collectors whose workers are on other hosts, or as good as."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from collectx.config import (
+    GROUP_BACKENDS,
+    BackendConfig,
+    RayLauncherConfig,
+    RpcBackendConfig,
+)
+from collectx.keywords.reading import (
+    exploration_of,
+    exploration_problems,
+    for_each,
+    why_no_device,
+)
+from collectx.transport.backends import actor_problems, tensorpipe_problems, why_not
+
+
+@dataclass(frozen=True)
+class Nested:
+    """What a worker is.
+
+    Args:
+        num_workers_per_collector: processes of each worker, which then is a collector itself.
+        collector_class: which: "single" (one process), "sync" (a batch has a part of each) or "async" (a batch comes
+            from one), or the class of that meaning, of this package or of TorchRL. None: "single" for one process,
+            otherwise "sync".
+        collector_kwargs: what a worker's collector is told otherwise than all; one dict for all, or one for each. May
+            have `create_env_kwargs`, `device`, `policy_device` and `exploration_type`.
+    """
+
+    num_workers_per_collector: int = 1
+    collector_class: Any = None
+    collector_kwargs: Any = None
+
+    @property
+    def inner(self) -> str:
+        """ "single", "sync" or "async"."""
+        if self.collector_class is None:
+            return "sync" if self.num_workers_per_collector > 1 else "single"
+        name = getattr(self.collector_class, "__name__", self.collector_class)
+        return _COLLECTOR_CLASSES.get(name, str(name))
+
+    def problems(self, num_workers: int) -> list[str]:
+        """What is wrong, for so many workers."""
+        found = []
+        count, inner = self.num_workers_per_collector, self.inner
+        if count < 1:
+            found.append(f"num_workers_per_collector={count}: must be at least 1.")
+        if inner not in ("single", "sync", "async"):
+            found.append(
+                f"collector_class={self.collector_class!r}: must be 'single', 'sync', 'async', or one of "
+                f"{', '.join(_COLLECTOR_CLASSES)}; a class of your own cannot run in a worker."
+            )
+        elif inner == "single" and count > 1:
+            found.append(
+                f"num_workers_per_collector={count}: collector_class='single' has one process: use 'sync' or 'async'."
+            )
+        each = for_each(self.collector_kwargs, num_workers)
+        if len(each) != num_workers:
+            found.append(
+                f"collector_kwargs has {len(each)} entries for {num_workers} workers: one for each, or one dict."
+            )
+        for own in each:
+            found += _own_problems(own or {})
+        return list(dict.fromkeys(found))
+
+    def backend_config(self) -> BackendConfig:
+        """How bytes travel."""
+        return BackendConfig("auto", None, None)
+
+
+@dataclass(frozen=True)
+class Remote(Nested):
+    """Workers over torch.distributed.
+
+    Args:
+        backend: "gloo", "nccl", "mpi" or "ucc".
+        launcher: "submitit": SLURM jobs that this process submits, and that join as they start; "mp": processes of this
+            machine; "submitit_delayed": jobs that were submitted beforehand, see
+            `collectx.submitit_delayed_launcher`.
+        slurm_kwargs: what the jobs ask for, by submitit's names (`timeout_min`, `slurm_partition`, `mem_gb`,
+            `cpus_per_task`, `slurm_setup`, ...); any other option of sbatch in `slurm_additional_parameters`.
+        tcp_port: where the trainer listens; None: the system chooses.
+        folder: where jobs find the trainer and write their logs, on a file system that all nodes share; None: a new one
+            below `outputs/`.
+    """
+
+    backend: str = "gloo"
+    launcher: str = "submitit"
+    slurm_kwargs: dict[str, Any] | None = None
+    tcp_port: int | None = None
+    folder: str | Path | None = None
+
+    def problems(self, num_workers: int) -> list[str]:
+        """See `Nested`."""
+        found = []
+        if self.launcher not in ("mp", "submitit", "submitit_delayed"):
+            found.append(
+                f"launcher={self.launcher!r}: use 'mp', 'submitit' or 'submitit_delayed'; "
+                "`collectx run launcher=...` knows more."
+            )
+        if self.backend not in GROUP_BACKENDS:
+            found.append(f"backend={self.backend!r}: must be 'gloo', 'nccl', 'mpi' or 'ucc'.")
+        return found + super().problems(num_workers)
+
+    def backend_config(self) -> BackendConfig:
+        """See `Nested`."""
+        return BackendConfig(self.backend, None, self.tcp_port)
+
+
+@dataclass(frozen=True)
+class RpcRemote(Remote):
+    """Workers over torch RPC; `backend` is not looked at.
+
+    Args:
+        visible_devices: is not looked at: bytes lie on the CPU on their way.
+        tensorpipe_options: `num_worker_threads`, `rpc_timeout` (seconds), `_transports` and `_channels` of
+            `torch.distributed.rpc.TensorPipeRpcBackendOptions`.
+    """
+
+    visible_devices: Any = None
+    tensorpipe_options: Mapping[str, Any] | None = None
+
+    def problems(self, num_workers: int) -> list[str]:
+        """See `Remote`."""
+        return super().problems(num_workers) + tensorpipe_problems("tensorpipe_options", self.tensorpipe_options or {})
+
+    def backend_config(self) -> BackendConfig:
+        """See `Remote`."""
+        return RpcBackendConfig("rpc", None, self.tcp_port, dict(self.tensorpipe_options or {}))
+
+
+@dataclass(frozen=True)
+class RayRemote(Nested):
+    """Workers that are Ray actors.
+
+    Args:
+        ray_init_config: arguments of `ray.init`, such as `{"address": "auto"}` for the cluster that runs here already;
+            not looked at where this process is connected to Ray. None: that cluster, or where there is none one of this
+            machine alone.
+        remote_configs: arguments of `ray.remote` for the workers' actors, such as `num_cpus` and `num_gpus`; one dict
+            for all, or one for each. None: one core.
+        num_collectors: TorchRL's name for `num_workers`.
+        use_env_creator: is not looked at.
+    """
+
+    ray_init_config: dict[str, Any] | None = None
+    remote_configs: Any = None
+    num_collectors: int | None = None
+    use_env_creator: bool = False
+
+    def problems(self, num_workers: int) -> list[str]:
+        """See `Nested`."""
+        found = super().problems(num_workers)
+        if (why := why_not("ray")) is not None:
+            found.append(why)
+        each = for_each(self.remote_configs, num_workers)
+        if len(each) != num_workers:
+            found.append(
+                f"remote_configs has {len(each)} entries for {num_workers} workers: one for each, or one dict."
+            )
+        if not all(own is None or isinstance(own, Mapping) for own in each):
+            found.append(f"remote_configs={self.remote_configs!r}: must be a dict, or one for each worker.")
+        else:
+            found += actor_problems("remote_configs", each)
+        if self.num_collectors is not None and self.num_collectors != num_workers:
+            found.append(f"num_collectors={self.num_collectors}, but num_workers={num_workers}: give one of them.")
+        return found
+
+    def launcher_config(self, num_threads: int, num_workers: int) -> RayLauncherConfig:
+        """Where workers come up."""
+        each = [dict(own or {"num_cpus": 1}) for own in for_each(self.remote_configs, num_workers)]
+        return RayLauncherConfig("ray", None, num_threads, False, dict(self.ray_init_config or {}), each)
+
+
+# What `collector_class` may be called.
+_COLLECTOR_CLASSES = {
+    "Collector": "single",
+    "SyncDataCollector": "single",
+    "MultiSyncCollector": "sync",
+    "MultiSyncDataCollector": "sync",
+    "MultiAsyncCollector": "async",
+    "MultiaSyncDataCollector": "async",
+}
+
+_OWN = ("create_env_kwargs", "device", "policy_device", "exploration_type")
+
+
+def _own_problems(own: dict[str, Any]) -> list[str]:
+    found = []
+    if unknown := sorted(set(own) - set(_OWN)):
+        found.append(f"collector_kwargs has {', '.join(unknown)}: may have {', '.join(_OWN)}.")
+    for name in ("device", "policy_device"):
+        if why := why_no_device(own.get(name)):
+            found.append(f"collector_kwargs: {name}={own[name]!r}: {why}")
+    if "exploration_type" in own:
+        found += exploration_problems("collector_kwargs: ", exploration_of(own["exploration_type"]))
+    return found

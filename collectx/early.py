@@ -29,13 +29,12 @@ class Early:
         """The share of the workers for which a batch waits."""
         return None
 
-    def problems(self, kind: str, handing: Any, whole_trajectories: bool) -> list[str]:
+    def problems(self, kind: str, handing: Any) -> list[str]:
         """What is wrong.
 
         Args:
             kind: of the collector.
             handing: a `collectx.keywords.Handing`.
-            whole_trajectories: whether batches are of these.
         """
         return []
 
@@ -56,7 +55,7 @@ class Interrupted(Early):
         """See `Early`."""
         return None if self.interruptor is None else self.interruptor.collection_stopped
 
-    def problems(self, kind: str, handing: Any, whole_trajectories: bool) -> list[str]:
+    def problems(self, kind: str, handing: Any) -> list[str]:
         """See `Early`."""
         if self.interruptor is None:
             return []
@@ -85,7 +84,7 @@ class Preempted(Early):
         """See `Early`."""
         return self.preemptive_threshold
 
-    def problems(self, kind: str, handing: Any, whole_trajectories: bool) -> list[str]:
+    def problems(self, kind: str, handing: Any) -> list[str]:
         """See `Early`."""
         share = self.preemptive_threshold
         if share is None:
@@ -100,7 +99,6 @@ class Preempted(Early):
         wanted = {
             "split_trajs": handing.split_trajs,
             "replay_buffer": handing.replay_buffer is not None,
-            "trajs_per_batch": whole_trajectories,
         }
         return found + [
             f"{name} with preemptive_threshold={share}: a stacked batch has places without a frame: use cat_results=-1."

@@ -203,7 +203,6 @@ def never():
         (MultiSyncCollector, {"preemptive_threshold": 1.5}, "must be from 0 to 1"),
         (MultiSyncCollector, {"preemptive_threshold": 0.5, "split_trajs": True}, "split_trajs with preemptive"),
         (MultiSyncCollector, {"preemptive_threshold": 0.5, "replay_buffer": ReplayBuffer(9)}, "replay_buffer with pre"),
-        (MultiSyncCollector, {"preemptive_threshold": 0.5, "trajs_per_batch": 3}, "trajs_per_batch with preemptive"),
         (
             MultiSyncCollector,
             {"preemptive_threshold": 0.5, "return_same_td": True, "cat_results": 0},

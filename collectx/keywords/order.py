@@ -85,7 +85,7 @@ class Order:
             *self.work.problems(num_workers),
             *self._graph_problems(),
             *self._share_problems(),
-            *self.early.problems(self.kind, self.handing, self.assembly.trajs_per_batch is not None),
+            *self.early.problems(self.kind, self.handing),
             *self.frames.problems(),
             *self.devices.problems(num_workers),
             *self.handing.problems(),

@@ -50,7 +50,10 @@ def main() -> None:
             after += names.count("worker_joined") > 2 and "worker_failed" in names
     print(json.dumps(len(raylets)))
     print(json.dumps([name for name, _ in events]))
-    print(json.dumps(checker.frames))
+    print(json.dumps(checker.frames), flush=True)
+    # In this order: a process that is still connected when its node ends is ended by Ray, with status 1.
+    ray.shutdown()
+    cluster.shutdown()
 
 
 def _raylet(node) -> int:

@@ -33,6 +33,16 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 _SHM = Path("/dev/shm")
+_RPC = ("rpc", "rpc_sync")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    """Torch RPC carries the same bytes for the same collectors as gloo, and takes longer to begin."""
+    for item in items:
+        callspec = getattr(item, "callspec", None)
+        if callspec is not None and any(isinstance(each, str) and each in _RPC for each in callspec.params.values()):
+            item.add_marker(pytest.mark.slow)
 
 
 def _shared_descriptors() -> set[str]:

@@ -295,6 +295,7 @@ def test_a_weight_updater_gives_the_weights():
         assert [batch["action"].unique().tolist() for batch in collector][1:] == [[1], [1]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("inner", ["sync", "async", pytest.param(MultiSyncCollector, marks=pytest.mark.slow)])
 def test_a_worker_is_a_collector_itself(inner):
     keywords = {"num_workers_per_collector": 2, "collector_class": inner, "launcher": "mp"}
@@ -494,6 +495,7 @@ def test_envs_that_reset_by_themselves_begin_anew_whole():
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("inner", ["sync", pytest.param("async", marks=pytest.mark.slow)])
 def test_a_seed_reaches_the_workers_of_a_worker(inner):
     keywords = {"num_workers_per_collector": 2, "collector_class": inner, "launcher": "mp", "num_workers": 1}

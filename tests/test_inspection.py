@@ -135,6 +135,7 @@ def test_hooks_are_called_where_batches_are_made(kind, tmp_path):
     assert len(lines) >= 3 if kind == "multi_async" else len(lines) == (6 if kind == "multi_sync" else 3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_workers", [1, 2])
 def test_hooks_travel_to_workers_that_are_told_by_a_connection(num_workers):
     def after(batch):
@@ -287,6 +288,7 @@ def test_a_state_can_be_saved_without_pickled_objects(tmp_path):
         assert collector.next()["collector", "traj_ids"].min() >= 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["single", "multi_sync"])
 def test_the_state_of_torchrls_transforms_is_saved(kind):
     envs = pytest.importorskip("torchrl.envs")

@@ -96,7 +96,7 @@ def test_an_address_of_the_trainer_that_is_another_hosts_is_named_at_once(cluste
 
 def test_a_firewall_before_the_trainer_is_named_within_the_stated_time(cluster, run):
     cluster.drop("n1", "7123")
-    going = run(*_SMALL, "backend.port=7123", "collector.start_timeout_s=40")
+    going = run(*_SMALL, "backend.interface=eth0", "backend.port=7123", "collector.start_timeout_s=40")
     assert going.finish() == 1
     within = "within 30 s (three quarters of collector.start_timeout_s=40): 10.77.0.11 port 7123: timed out"
     assert f"could not reach the trainer {within}" in going.said

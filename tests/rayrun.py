@@ -1,6 +1,7 @@
 """A Ray cluster of three nodes on this machine, one of which is killed: run by tests/collector/test_ray.py.
 
-Prints, in one line each, as JSON: on how many nodes the workers were, the events, and how many frames came whole.
+Prints, as JSON in a line that begins with `found: `, among Ray's own: on how many nodes the workers were, the events,
+and how many frames came whole.
 """
 
 from __future__ import annotations
@@ -48,12 +49,11 @@ def main() -> None:
                 nodes.clear()
                 cluster.remove_node(victim, allow_graceful=False)
             after += names.count("worker_joined") > 2 and "worker_failed" in names
-    print(json.dumps(len(raylets)))
-    print(json.dumps([name for name, _ in events]))
-    print(json.dumps(checker.frames), flush=True)
     # In this order: a process that is still connected when its node ends is ended by Ray, with status 1.
     ray.shutdown()
     cluster.shutdown()
+    found = {"nodes": len(raylets), "events": [name for name, _ in events], "frames": checker.frames}
+    print("found: " + json.dumps(found), flush=True)
 
 
 def _raylet(node) -> int:

@@ -11,7 +11,7 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
-from gymnasium import spaces
+from anyspaces import any_space
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from spaceenv import TAKEN, constant_policy, make, read, sample
@@ -26,24 +26,7 @@ torch.set_num_threads(1)
 pytestmark = pytest.mark.filterwarnings("ignore:.*Casting input x to numpy array")
 
 DTYPES = [np.uint8, np.int8, np.int16, np.int32, np.int64, np.float16, np.float32, np.float64]
-leaf_spaces = st.one_of(
-    st.builds(
-        lambda shape, dtype: spaces.Box(0, 100, tuple(shape), dtype),
-        st.lists(st.integers(1, 3), max_size=2),
-        st.sampled_from(DTYPES),
-    ),
-    st.builds(lambda n, start: spaces.Discrete(n, start=start), st.integers(1, 5), st.integers(-3, 3)),
-    st.builds(spaces.MultiDiscrete, st.lists(st.integers(1, 5), min_size=1, max_size=3)),
-    st.builds(spaces.MultiBinary, st.integers(1, 4)),
-)
-any_space = st.recursive(
-    leaf_spaces,
-    lambda parts: st.one_of(
-        st.dictionaries(st.sampled_from("abc"), parts, min_size=1, max_size=2).map(spaces.Dict),
-        st.lists(parts, min_size=1, max_size=2).map(spaces.Tuple),
-    ),
-    max_leaves=4,
-)
+SPACES = any_space(DTYPES, 2, 4)
 
 
 @dataclass(frozen=True)
@@ -150,7 +133,7 @@ def workers_in_this_process():
 
 
 @settings(max_examples=150)
-@given(cases(), any_space, any_space)
+@given(cases(), SPACES, SPACES)
 def test_batches_tell_what_happened(case, observation, action):
     TAKEN.clear()
     batches = case.collect(observation, action)

@@ -4,9 +4,9 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
+from anyspaces import any_space
 from gymnasium import spaces
 from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from collectx.env.spaces import Structure, numpy_dtype, write_row
 from collectx.errors import ShapeError, SpaceError
@@ -14,24 +14,7 @@ from collectx.errors import ShapeError, SpaceError
 ROOT = ("observation",)
 
 DTYPES = [np.uint8, np.int32, np.int64, np.float16, np.float32, np.float64]
-leaves = st.one_of(
-    st.builds(
-        lambda shape, dtype: spaces.Box(0, 100, tuple(shape), dtype),
-        st.lists(st.integers(1, 3), max_size=3),
-        st.sampled_from(DTYPES),
-    ),
-    st.builds(lambda n, start: spaces.Discrete(n, start=start), st.integers(1, 5), st.integers(-3, 3)),
-    st.builds(spaces.MultiDiscrete, st.lists(st.integers(1, 5), min_size=1, max_size=3)),
-    st.builds(spaces.MultiBinary, st.integers(1, 4)),
-)
-any_space = st.recursive(
-    leaves,
-    lambda parts: st.one_of(
-        st.dictionaries(st.sampled_from("abc"), parts, min_size=1, max_size=3).map(spaces.Dict),
-        st.lists(parts, min_size=1, max_size=3).map(spaces.Tuple),
-    ),
-    max_leaves=6,
-)
+SPACES = any_space(DTYPES, 3, 6)
 
 
 def same(space: gymnasium.Space, one, other) -> bool:
@@ -43,7 +26,7 @@ def same(space: gymnasium.Space, one, other) -> bool:
 
 
 @settings(max_examples=60, deadline=None)
-@given(any_space)
+@given(SPACES)
 def test_values_survive_the_way_through_rows(space):
     structure = Structure(space, ROOT)
     rows = [np.zeros((3, 2, *leaf.shape), numpy_dtype(leaf))[:, 1] for leaf in structure.leaves]

@@ -296,7 +296,7 @@ def test_a_weight_updater_gives_the_weights():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("inner", ["sync", "async", pytest.param(MultiSyncCollector, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("inner", ["sync", "async", MultiSyncCollector])
 def test_a_worker_is_a_collector_itself(inner):
     keywords = {"num_workers_per_collector": 2, "collector_class": inner, "launcher": "mp"}
     with DistributedSyncCollector(
@@ -496,7 +496,7 @@ def test_envs_that_reset_by_themselves_begin_anew_whole():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("inner", ["sync", pytest.param("async", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("inner", ["sync", "async"])
 def test_a_seed_reaches_the_workers_of_a_worker(inner):
     keywords = {"num_workers_per_collector": 2, "collector_class": inner, "launcher": "mp", "num_workers": 1}
     with DistributedSyncCollector(cartpole, frames_per_batch=40, total_frames=-1, **keywords) as collector:

@@ -134,7 +134,7 @@ def _member(meeting: Any, worker: int, active: bool) -> None:
 
     from collectx.batch import Layout, Leaf
     from collectx.transport.base import Tally
-    from collectx.transport.distributed import DistributedLink, Terms, join_trainer
+    from collectx.transport.distributed_link import DistributedLink, Terms, join_trainer
 
     told, connection, pair = join_trainer(meeting, worker, {"host": "crowd", "pid": os.getpid()}, _JOIN_S)
     terms = Terms(**told["terms"])

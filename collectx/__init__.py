@@ -9,23 +9,23 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collectx.collectors import Collector as Collector
-    from collectx.collectors import DistributedCollector as DistributedCollector
-    from collectx.collectors import DistributedDataCollector as DistributedDataCollector
-    from collectx.collectors import DistributedSyncCollector as DistributedSyncCollector
-    from collectx.collectors import DistributedSyncDataCollector as DistributedSyncDataCollector
-    from collectx.collectors import MultiAsyncCollector as MultiAsyncCollector
-    from collectx.collectors import MultiaSyncDataCollector as MultiaSyncDataCollector
-    from collectx.collectors import MultiCollector as MultiCollector
-    from collectx.collectors import MultiSyncCollector as MultiSyncCollector
-    from collectx.collectors import MultiSyncDataCollector as MultiSyncDataCollector
-    from collectx.collectors import RayCollector as RayCollector
-    from collectx.collectors import RPCCollector as RPCCollector
-    from collectx.collectors import RPCDataCollector as RPCDataCollector
-    from collectx.collectors import SyncDataCollector as SyncDataCollector
-    from collectx.delayed import submitit_delayed_launcher as submitit_delayed_launcher
+    from collectx.library.collectors import Collector as Collector
+    from collectx.library.collectors import DistributedCollector as DistributedCollector
+    from collectx.library.collectors import DistributedDataCollector as DistributedDataCollector
+    from collectx.library.collectors import DistributedSyncCollector as DistributedSyncCollector
+    from collectx.library.collectors import DistributedSyncDataCollector as DistributedSyncDataCollector
+    from collectx.library.collectors import MultiAsyncCollector as MultiAsyncCollector
+    from collectx.library.collectors import MultiaSyncDataCollector as MultiaSyncDataCollector
+    from collectx.library.collectors import MultiCollector as MultiCollector
+    from collectx.library.collectors import MultiSyncCollector as MultiSyncCollector
+    from collectx.library.collectors import MultiSyncDataCollector as MultiSyncDataCollector
+    from collectx.library.collectors import RayCollector as RayCollector
+    from collectx.library.collectors import RPCCollector as RPCCollector
+    from collectx.library.collectors import RPCDataCollector as RPCDataCollector
+    from collectx.library.collectors import SyncDataCollector as SyncDataCollector
+    from collectx.library.delayed import submitit_delayed_launcher as submitit_delayed_launcher
+    from collectx.library.trajectories import split_trajectories as split_trajectories
     from collectx.replay import ReplayBuffer as ReplayBuffer
-    from collectx.trajectories import split_trajectories as split_trajectories
 
 __version__ = "0.1.0"
 
@@ -35,23 +35,23 @@ filter_warnings_subprocess = True
 
 # Where each name is.
 _MODULES = {
-    "Collector": "collectors",
-    "DistributedCollector": "collectors",
-    "DistributedDataCollector": "collectors",
-    "DistributedSyncCollector": "collectors",
-    "DistributedSyncDataCollector": "collectors",
-    "MultiAsyncCollector": "collectors",
-    "MultiCollector": "collectors",
-    "MultiSyncCollector": "collectors",
-    "MultiSyncDataCollector": "collectors",
-    "MultiaSyncDataCollector": "collectors",
-    "RPCCollector": "collectors",
-    "RPCDataCollector": "collectors",
-    "RayCollector": "collectors",
+    "Collector": "library.collectors",
+    "DistributedCollector": "library.collectors",
+    "DistributedDataCollector": "library.collectors",
+    "DistributedSyncCollector": "library.collectors",
+    "DistributedSyncDataCollector": "library.collectors",
+    "MultiAsyncCollector": "library.collectors",
+    "MultiCollector": "library.collectors",
+    "MultiSyncCollector": "library.collectors",
+    "MultiSyncDataCollector": "library.collectors",
+    "MultiaSyncDataCollector": "library.collectors",
+    "RPCCollector": "library.collectors",
+    "RPCDataCollector": "library.collectors",
+    "RayCollector": "library.collectors",
     "ReplayBuffer": "replay",
-    "SyncDataCollector": "collectors",
-    "split_trajectories": "trajectories",
-    "submitit_delayed_launcher": "delayed",
+    "SyncDataCollector": "library.collectors",
+    "split_trajectories": "library.trajectories",
+    "submitit_delayed_launcher": "library.delayed",
 }
 
 

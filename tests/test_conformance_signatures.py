@@ -13,7 +13,7 @@ import torchrl.collectors
 import torchrl.collectors.distributed
 
 import collectx
-from collectx.keywords import REFUSED
+from collectx.library.keywords import REFUSED
 
 PEERS = {
     name: getattr(module, name)

@@ -12,7 +12,7 @@ from torch import nn
 
 from collectx import DistributedCollector, MultiAsyncCollector, MultiSyncCollector
 from collectx.errors import ConfigError
-from collectx.updates import given_weights, updated_weights
+from collectx.library.updates import given_weights, updated_weights
 
 torch.set_num_threads(1)
 

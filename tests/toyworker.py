@@ -14,7 +14,8 @@ import torch
 from collectx.batch import Layout, Leaf
 from collectx.launcher.local import LocalLauncher
 from collectx.transport.base import Departure, Joined, SlabSpec, Tally
-from collectx.transport.distributed import DistributedLink, DistributedTransport, Terms, join_trainer
+from collectx.transport.distributed import DistributedTransport
+from collectx.transport.distributed_link import DistributedLink, Terms, join_trainer
 from collectx.transport.inline import InlineTransport
 from collectx.transport.shared_memory import SharedMemoryTransport
 from collectx.transport.switchboard import Switchboard

@@ -12,7 +12,9 @@ from torch import nn
 
 from collectx import policy as policies
 from collectx.batch import batch_leaves
-from collectx.collector.collector import Collector, DeliverySpec, Replacements
+from collectx.collector.collector import Collector
+from collectx.collector.delivery import DeliverySpec
+from collectx.collector.replacements import Replacements
 from collectx.collector.schedule import AsyncSchedule, Schedule, SyncSchedule
 from collectx.collector.worker import Inner, WorkerTask
 from collectx.config import (

@@ -8,7 +8,6 @@ from __future__ import annotations
 import weakref
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from time import perf_counter
 from types import TracebackType
 from typing import Any
@@ -17,75 +16,12 @@ import torch
 from tensordict import TensorDict
 from torch import nn
 
-from collectx.batch import Layout, Leaf, to_tensordict
-from collectx.collector.delivery import Delivery, Part, Timings
+from collectx.batch import Layout, to_tensordict
+from collectx.collector.delivery import Delivery, DeliverySpec, Part, Timings
+from collectx.collector.replacements import Replacements
 from collectx.collector.schedule import Grant, Schedule
 from collectx.policy.weights import FlatWeights
 from collectx.transport.base import GO_ON, Answer, Arrival, Asking, Departure, Joined, Transport
-
-
-@dataclass(frozen=True)
-class DeliverySpec:
-    """How batches are handed to the user.
-
-    Attributes:
-        leaves: of one frame.
-        rows, steps: of one worker's part.
-        stacked: whether a batch of several parts is `[parts, rows, steps]`; otherwise it is one worker's
-            `[rows, steps]`. `rows` is left out where it is 1.
-        total_frames: frames of the whole run, or -1.
-        zero_copy: whether batches are views of the transport's memory, valid until the next is asked for.
-        storing_device: where batches go; None leaves them where they are, without a device.
-    """
-
-    leaves: tuple[Leaf, ...]
-    rows: int
-    steps: int
-    stacked: bool
-    total_frames: int
-    zero_copy: bool
-    storing_device: torch.device | None
-
-    def batch_size(self, num_parts: int) -> tuple[int, ...]:
-        """Of a batch of so many parts."""
-        parts = (num_parts,) if self.stacked else ()
-        return (*parts, *((self.rows,) if self.rows > 1 else ()), self.steps)
-
-
-class Replacements:
-    """What to do about workers that are gone.
-
-    Args:
-        on_worker_failure: "raise", "restart" or "drop".
-        max_restarts: how many workers may be started again in one run, all together.
-        start: starts another worker of that index; its second argument counts its lives, 0 being the first.
-    """
-
-    def __init__(self, on_worker_failure: str, max_restarts: int, start: Callable[[int, int], None]):
-        self.mode = on_worker_failure
-        self._max_restarts = max_restarts
-        self._start = start
-        self._lives: dict[int, int] = {}
-
-    def begin(self, worker: int) -> None:
-        """Starts a worker of an index that there was none of."""
-        self._start(worker, 0)
-
-    def restart(self, worker: int, error: Exception) -> int:
-        """Starts another; returns which life of this index it has.
-
-        Raises:
-            Exception: `error`, where no more restarts are allowed.
-        """
-        if sum(self._lives.values()) >= self._max_restarts:
-            error.add_note(
-                f"worker {worker} was not started again: collector.max_restarts={self._max_restarts} "
-                "is the number of restarts of one run, of all workers together."
-            )
-            raise error
-        self._lives[worker] = self._lives.get(worker, 0) + 1
-        self._start(worker, self._lives[worker])
-        return self._lives[worker]
 
 
 class Collector:

@@ -1,5 +1,5 @@
-"""What the trainer's process learns about a batch besides its tensors. Plain data, made by workers and the collector,
-read by progress, metrics and the event log.
+"""How batches are handed to the user, and what the trainer's process learns about each besides its tensors. Plain data;
+the latter is made by workers and the collector, read by progress, metrics and the event log.
 """
 
 from __future__ import annotations
@@ -7,6 +7,37 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import torch
+
+from collectx.batch import Leaf
+
+
+@dataclass(frozen=True)
+class DeliverySpec:
+    """How batches are handed to the user.
+
+    Attributes:
+        leaves: of one frame.
+        rows, steps: of one worker's part.
+        stacked: whether a batch of several parts is `[parts, rows, steps]`; otherwise it is one worker's
+            `[rows, steps]`. `rows` is left out where it is 1.
+        total_frames: frames of the whole run, or -1.
+        zero_copy: whether batches are views of the transport's memory, valid until the next is asked for.
+        storing_device: where batches go; None leaves them where they are, without a device.
+    """
+
+    leaves: tuple[Leaf, ...]
+    rows: int
+    steps: int
+    stacked: bool
+    total_frames: int
+    zero_copy: bool
+    storing_device: torch.device | None
+
+    def batch_size(self, num_parts: int) -> tuple[int, ...]:
+        """Of a batch of so many parts."""
+        parts = (num_parts,) if self.stacked else ()
+        return (*parts, *((self.rows,) if self.rows > 1 else ()), self.steps)
 
 
 @dataclass(frozen=True, slots=True)

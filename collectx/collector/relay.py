@@ -30,7 +30,7 @@ from collectx.errors import WorkerError
 from collectx.launcher.local import warm_up
 from collectx.policy.weights import FlatWeights
 from collectx.transport.base import GO_ON, Tally
-from collectx.transport.distributed import DistributedLink
+from collectx.transport.distributed_link import DistributedLink
 
 
 def relay(task: WorkerTask, inner: Inner, link: DistributedLink) -> Generator[None]:

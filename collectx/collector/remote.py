@@ -13,7 +13,7 @@ from collectx.batch import Layout
 from collectx.collector.relay import relay
 from collectx.collector.worker import WorkerTask, serve, until_stopped
 from collectx.given import Given
-from collectx.transport.distributed import DistributedLink, Terms, join_trainer
+from collectx.transport.distributed_link import DistributedLink, Terms, join_trainer
 from collectx.transport.rendezvous import Meeting
 
 

@@ -25,11 +25,9 @@ import contextlib
 import json
 import os
 import queue
-import select
 import socket
 import threading
-import time
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
@@ -37,60 +35,21 @@ from typing import Any
 
 import torch
 
-from collectx.batch import Layout, Slot
+from collectx.batch import Layout
 from collectx.errors import RemoteFailure, RendezvousError, WorkerDied, WorkerTimeout
 from collectx.transport import wire
 from collectx.transport.base import GO_ON, Arrival, Departure, Joined, SlabSpec, Tally
+from collectx.transport.distributed_link import TAIL_S, Terms
 from collectx.transport.pair import (
     STAMP_BYTES,
     TRAINER,
-    WORKER,
     Incoming,
-    Outgoing,
     Pair,
-    make_pair,
-    set_stamp,
-    stamp_of,
 )
-from collectx.transport.rendezvous import Listener, Meeting, connect, first_words, keep_alive
+from collectx.transport.publication import Publication
+from collectx.transport.rendezvous import Listener, Meeting, first_words, keep_alive
 from collectx.transport.slab import join
 from collectx.transport.switchboard import Handle, Switchboard
-
-# A slot whose tally is here and whose last bytes are still on their way is looked at again after this time.
-_TAIL_S = 0.0005
-# Both ends are there when a pair is made: only a busy host takes long, however soon a batch is asked for.
-_PAIR_S = 30.0
-# How often a worker looks between two steps whether it shall stop, and whether newer weights are here.
-_LOOK_S = 0.005
-# Weights are sent to so many workers at a time, and to more while they are no more bytes than these together.
-_LEAST_TRANSFERS = 4
-_TRANSFER_BYTES = 2**28
-
-
-@dataclass(frozen=True)
-class Terms:
-    """What a worker is told about the transport.
-
-    Attributes:
-        rows, steps, num_slots, weights_nbytes: see `SlabSpec`.
-        timeout_s: a connection over a cut cable breaks within about this time; so long, and not less than `_PAIR_S`,
-            may making the pair, a send and a receive take.
-        backend, devices, options: see `make_pair`.
-    """
-
-    rows: int
-    steps: int
-    num_slots: int
-    weights_nbytes: int
-    timeout_s: float
-    backend: str = "gloo"
-    devices: Sequence[str] = ("cpu", "cpu")
-    options: Mapping[str, Any] = field(default_factory=dict)
-
-    def pair(self, connection: Connection, rank: int, address: str) -> Pair:
-        """This process's end of a pair by these terms."""
-        timeout_s = max(self.timeout_s, _PAIR_S)
-        return make_pair(self.backend, connection, rank, address, timeout_s, self.devices, self.options)
 
 
 @dataclass
@@ -103,17 +62,6 @@ class _Peer:
     where: dict[str, Any]
     num_grants: int = 0
     incoming: dict[int, Incoming] = field(default_factory=dict)
-    # The version that is being sent, or was sent last, and what of it is still under way.
-    version: int = -1
-    sending: tuple[Outgoing, _Weights] | None = None
-
-
-@dataclass(eq=False)
-class _Weights:
-    """One version's bytes, stamped with the version plus one, and to how many workers they are under way."""
-
-    buffer: torch.Tensor
-    num_users: int = 0
 
 
 class DistributedTransport:
@@ -178,13 +126,7 @@ class DistributedTransport:
         # Slots whose tally has arrived, perhaps before their last bytes.
         self._tails: list[tuple[_Peer, int, Tally]] = []
         self._events: deque[Arrival | Departure | Joined] = deque()
-        self._version = -1
-        self._newest: _Weights | None = None
-        self._spare: list[_Weights] = []
-        # Transfers share the network card: many at a time would all end late.
-        self._num_sending = 0
-        self._most_sending = max(_LEAST_TRANSFERS, _TRANSFER_BYTES // max(1, spec.weights_nbytes))
-        self._due: OrderedDict[int, None] = OrderedDict()
+        self._publication = Publication(spec.weights_nbytes, switchboard.send)
         self._closed = False
         self._listener = Listener(addresses, port, secret, self._greet, self._refused)
         self.meeting: Meeting = self._listener.meeting
@@ -258,7 +200,9 @@ class DistributedTransport:
             )
         peer.num_grants += 1
         # First, as the worker may be waiting for it; its bytes come much later.
-        self._switchboard.send(peer.worker, wire.pack_grant(slot, order, self._version if self.spec.joined else 0))
+        self._switchboard.send(
+            peer.worker, wire.pack_grant(slot, order, self._publication.version if self.spec.joined else 0)
+        )
         # Where the pair is broken, so is the connection, and the switchboard will say so.
         with contextlib.suppress(RuntimeError):
             peer.incoming[slot] = peer.pair.receive(self._memory[place], peer.num_grants)
@@ -267,7 +211,7 @@ class DistributedTransport:
         while not self._events:
             if not self._switchboard.is_waiting:
                 raise RuntimeError("no worker was granted a slot, so there is nothing to receive")
-            self._hear(_TAIL_S if self._tails else None)
+            self._hear(TAIL_S if self._tails else None)
         return self._events.popleft()
 
     def _hear(self, at_most_s: float | None) -> None:
@@ -287,7 +231,7 @@ class DistributedTransport:
         host = peer.where.get("host")
         self._switchboard.plug(worker, peer.connection, None if host == socket.gethostname() else host)
         self._events.append(Joined(worker, {key: value for key, value in peer.where.items() if key != "worker"}))
-        self._push(peer)
+        self._publication.joined(worker, peer.pair)
         for slot, order in self._early.pop(worker, ()):
             self._send_grant(peer, slot, order)
         self._switchboard.restart_clock(worker)
@@ -299,7 +243,7 @@ class DistributedTransport:
             # It was in time, also where the trainer did not listen for long and the last bytes are still to come.
             self._switchboard.restart_clock(peer.worker)
         elif kind == wire.HAVE:
-            self._sent(peer)
+            self._publication.arrived(peer.worker)
         else:
             failure = RemoteFailure.from_json(message[1:])
             self._depart(peer.worker, failure.rebuild(self._switchboard.describe(peer.worker)))
@@ -340,12 +284,7 @@ class DistributedTransport:
             self._expected.pop(worker, None)
         peer = self._peers.pop(worker, None)
         if peer is not None:
-            self._due.pop(worker, None)
-            if peer.sending is not None:
-                # Its bytes may be read until the pair is gone: they are not used again.
-                self._num_sending -= 1
-                peer.sending = None
-                self._push_due()
+            self._publication.left(worker)
             peer.pair.close()
             # The memory may still be written to until the pair is gone.
             for slot in peer.incoming:
@@ -363,50 +302,7 @@ class DistributedTransport:
         # Who has the version before gets this one at once.
         if self._peers:
             self._hear(0.0)
-        weights = self._spare.pop() if self._spare else _Weights(_weights_buffer(self.spec.weights_nbytes))
-        write(weights.buffer[: self.spec.weights_nbytes])
-        before, self._newest = self._newest, weights
-        self._version += 1
-        set_stamp(weights.buffer, self._version + 1)
-        if before is not None and not before.num_users:
-            self._spare.append(before)
-        for peer in self._peers.values():
-            self._push(peer)
-        return self._version
-
-    def _push(self, peer: _Peer) -> None:
-        """Sends the newest weights, unless they were sent or others are under way; later, where enough others are."""
-        if peer.sending is not None or peer.version == self._version or self._newest is None:
-            return
-        if self._num_sending >= self._most_sending:
-            self._due[peer.worker] = None
-            return
-        try:
-            peer.sending = peer.pair.send(self._newest.buffer), self._newest
-        except RuntimeError:
-            return  # the connection is broken as well
-        self._num_sending += 1
-        self._newest.num_users += 1
-        peer.version = self._version
-        self._switchboard.send(peer.worker, wire.pack_weights(self._version))
-
-    def _push_due(self) -> None:
-        while self._due and self._num_sending < self._most_sending:
-            self._push(self._peers[self._due.popitem(last=False)[0]])
-
-    def _sent(self, peer: _Peer) -> None:
-        """The worker has what it was sent."""
-        assert peer.sending is not None
-        work, weights = peer.sending
-        peer.sending = None
-        self._num_sending -= 1
-        with contextlib.suppress(RuntimeError):
-            work.wait()
-        weights.num_users -= 1
-        if not weights.num_users and weights is not self._newest:
-            self._spare.append(weights)
-        self._push_due()
-        self._push(peer)
+        return self._publication.publish(write)
 
     def hurry(self, wanted: bool) -> None:
         pass
@@ -434,181 +330,3 @@ class DistributedTransport:
 
 
 _BELL = object()
-
-
-def _weights_buffer(nbytes: int) -> torch.Tensor:
-    """Memory for weights and their stamp, which has to be aligned."""
-    return torch.empty(-(-nbytes // STAMP_BYTES) * STAMP_BYTES + STAMP_BYTES, dtype=torch.uint8)
-
-
-def join_trainer(
-    meeting: Meeting, worker: int, hello: dict[str, Any], timeout_s: float
-) -> tuple[dict, Connection, Pair]:
-    """Connects to the trainer as the worker of an index.
-
-    Args:
-        hello: what the trainer writes down about this worker, as JSON can hold it.
-        timeout_s: `collector.start_timeout_s`.
-
-    Returns:
-        What the trainer tells (`task` and `terms`), the connection, and the pair.
-
-    Raises:
-        RendezvousError: the trainer was not found, or does not want this worker.
-    """
-    deadline = time.monotonic() + timeout_s
-    # It gives up before the trainer does, which then tells the user what this worker has met.
-    limit = f"three quarters of collector.start_timeout_s={timeout_s:g}"
-    connection, address = connect(meeting, 0.75 * timeout_s, limit)
-    keep_alive(connection, max(5.0, deadline - time.monotonic()))
-    try:
-        connection.send_bytes(json.dumps(hello | {"worker": worker}).encode())
-        told = json.loads(connection.recv_bytes())
-        if "refused" in told:
-            raise RendezvousError(f"the trainer refused: {told['refused']}")
-        terms = Terms(**told["terms"])
-        keep_alive(connection, terms.timeout_s)
-        return told, connection, terms.pair(connection, WORKER, address)
-    except (EOFError, OSError) as error:
-        raise RendezvousError(f"the trainer ended while worker {worker} was joining ({error})") from error
-
-
-class DistributedLink:
-    """The worker's end. Its slots and the weights under way are this process's own memory.
-
-    Args:
-        layout: of one slot.
-        terms: what the trainer has told.
-    """
-
-    def __init__(self, worker: int, connection: Connection, pair: Pair, layout: Layout, terms: Terms):
-        self.worker = worker
-        self._connection = connection
-        self._pair = pair
-        self._memory = [torch.zeros(layout.nbytes + STAMP_BYTES, dtype=torch.uint8) for _ in range(terms.num_slots)]
-        self.slots: list[Slot] = [layout.slot(memory[: layout.nbytes]) for memory in self._memory]
-        self._granted: deque[tuple[int, int, int]] = deque()
-        self.order = GO_ON
-        self._announced = -1
-        self._num_sent = 0
-        self._is_over = False
-        self._next_look_s = 0.0
-        self._line = select.poll()
-        self._line.register(connection.fileno(), select.POLLIN)
-        self._nbytes = terms.weights_nbytes
-        # One holds the newest weights until they are acted with, while the other is filled with newer ones.
-        self._receives: deque[tuple[Incoming, torch.Tensor]] = deque()
-        for _ in range(2):
-            self._receive_weights(_weights_buffer(terms.weights_nbytes))
-        self._newest: torch.Tensor | None = None
-        self._version = -1
-        self._least_version = 0
-
-    @property
-    def hurried(self) -> bytes:
-        """Never: nobody tells."""
-        return b"\0"
-
-    @property
-    def stop(self) -> DistributedLink:
-        """See `__getitem__`."""
-        return self
-
-    def __getitem__(self, index: int) -> int:
-        """1 once the trainer has closed, or is gone; looked for every few milliseconds."""
-        now_s = time.monotonic()
-        if now_s >= self._next_look_s:
-            self._next_look_s = now_s + _LOOK_S
-            self._hear(0.0)
-            self._look_for_weights()
-        return int(self._is_over)
-
-    def acquire(self) -> int | None:
-        while not self._granted and not self._is_over:
-            # Bytes that are under way give no other sign of their arrival.
-            self._hear(_TAIL_S if self._announced > self._version else None)
-            self._look_for_weights()
-        if self._is_over:
-            return None
-        slot, self.order, self._least_version = self._granted.popleft()
-        return slot
-
-    def refresh(self, read: Callable[[torch.Tensor], None], version: int) -> int:
-        self._hear(0.0)
-        self._look_for_weights()
-        while self._version < self._least_version and not self._is_over:
-            if self._announced > self._version:
-                self._receives[0][0].wait()
-                self._look_for_weights()
-            else:
-                self._hear(None)
-        if self._newest is None or self._is_over:
-            return version
-        read(self._newest[: self._nbytes])
-        self._receive_weights(self._newest)
-        self._newest = None
-        return self._version
-
-    def _receive_weights(self, buffer: torch.Tensor) -> None:
-        self._receives.append((self._pair.receive(buffer), buffer))
-
-    def _look_for_weights(self) -> None:
-        """Takes weights that have arrived, and says so."""
-        while self._receives and self._announced > self._version and self._receives[0][0].done():
-            incoming, buffer = self._receives.popleft()
-            incoming.wait()
-            overtaken, self._newest = self._newest, buffer
-            self._version = stamp_of(buffer) - 1
-            if overtaken is not None:
-                self._receive_weights(overtaken)
-            self._say(wire.pack_have(self._version))
-
-    def send(self, slot: int, tally: Tally) -> None:
-        self._num_sent += 1
-        set_stamp(self._memory[slot], self._num_sent)
-        try:
-            self._pair.send(self._memory[slot]).wait()
-        except RuntimeError:
-            # Where the trainer closed, or is gone, the connection says so; anything else is a failure.
-            self._hear(1.0)
-            if not self._is_over:
-                raise
-            return
-        self._say(wire.pack_full(slot, tally))
-
-    def fail(self, error: BaseException) -> None:
-        self._say(wire.FAILED + RemoteFailure.of(error).to_json())
-
-    def when_over(self, call: Callable[[], None]) -> None:
-        """Calls `call` from another thread as soon as the trainer has closed, or is gone: for a worker that does not
-        look at `stop` while it works. Where the system cannot tell (it needs Linux), never."""
-        if not hasattr(select, "POLLRDHUP"):
-            return
-        line = select.poll()
-        # Also while there are messages that nobody has read yet.
-        line.register(self._connection.fileno(), select.POLLRDHUP)
-
-        def wait() -> None:
-            line.poll()
-            call()
-
-        threading.Thread(target=wait, name="collectx-over", daemon=True).start()
-
-    def _say(self, message: bytes) -> None:
-        # Where the trainer is gone, the next `acquire` says so.
-        with contextlib.suppress(OSError):
-            self._connection.send_bytes(message)
-
-    def _hear(self, at_most_s: float | None) -> None:
-        """Takes in what the trainer has said; blocks until it says something, or for `at_most_s`."""
-        try:
-            # `Connection.poll` would make a new selector each time.
-            while not self._is_over and self._line.poll(None if at_most_s is None else 1000.0 * at_most_s):
-                kind, number, order, least_version = wire.unpack(self._connection.recv_bytes())
-                if kind == wire.GRANT:
-                    self._granted.append((number, order, least_version))
-                else:
-                    self._announced = number
-                at_most_s = 0.0
-        except (EOFError, OSError):
-            self._is_over = True

@@ -18,7 +18,7 @@ from spaceenv import TAKEN, constant_policy, make, read, sample
 
 import collectx
 from collectx.env.spaces import Structure
-from collectx.keywords import order
+from collectx.library.keywords import order
 
 torch.set_num_threads(1)
 

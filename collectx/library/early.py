@@ -1,6 +1,6 @@
 """Batches that end before they have all their frames: the keywords for them, and what is done about the empty places.
 
-Called in the trainer's process, by `collectx.keywords`.
+Called in the trainer's process, by `collectx.library.keywords`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Early:
 
         Args:
             kind: of the collector.
-            handing: a `collectx.keywords.Handing`.
+            handing: a `collectx.library.keywords.Handing`.
         """
         return []
 

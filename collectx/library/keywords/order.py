@@ -19,19 +19,19 @@ from collectx.config import (
     is_stacked,
     rows_per_env,
 )
-from collectx.early import Early
 from collectx.errors import ConfigError
 from collectx.given import GivenEnvConfig, Hooks
-from collectx.keywords.reading import (
+from collectx.library.early import Early
+from collectx.library.keywords.reading import (
     exploration_of,
     for_each,
     name_of,
     positive,
     round_up,
 )
-from collectx.keywords.remote import Nested, RayRemote
-from collectx.keywords.specs import Devices, Frames, Handing, Weights, Work, Workers
-from collectx.trajectories import Assembly
+from collectx.library.keywords.remote import Nested, RayRemote
+from collectx.library.keywords.specs import Devices, Frames, Handing, Weights, Work, Workers
+from collectx.library.trajectories import Assembly
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from collectx.config import (
     RayLauncherConfig,
     RpcBackendConfig,
 )
-from collectx.keywords.reading import (
+from collectx.library.keywords.reading import (
     exploration_of,
     exploration_problems,
     for_each,

@@ -3,13 +3,22 @@ configuration. Nothing else ever sees them.
 
     keywords --take--> Work, Frames, Devices, ... --order--> RunConfig, what each worker has of its own
 
-Called in the trainer's process, by `collectx.collectors`.
+Called in the trainer's process, by `collectx.library.collectors`.
 """
 
-from collectx.keywords.order import Order, own_of
-from collectx.keywords.remote import Nested, RayRemote, Remote, RpcRemote
-from collectx.keywords.specs import CreateEnv, Devices, EachBatchWeights, Frames, Handing, Weights, Work, Workers
-from collectx.keywords.taken import REFUSED, Keywords, described
+from collectx.library.keywords.order import Order, own_of
+from collectx.library.keywords.remote import Nested, RayRemote, Remote, RpcRemote
+from collectx.library.keywords.specs import (
+    CreateEnv,
+    Devices,
+    EachBatchWeights,
+    Frames,
+    Handing,
+    Weights,
+    Work,
+    Workers,
+)
+from collectx.library.keywords.taken import REFUSED, Keywords, described
 
 __all__ = [
     "REFUSED",

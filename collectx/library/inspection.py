@@ -1,5 +1,5 @@
 """What a collector tells about itself and its workers, and how its state is saved: the part of
-`collectx.collectors.DataCollector` that collects nothing.
+`collectx.library.collectors.DataCollector` that collects nothing.
 
 Called in the trainer's process.
 """

@@ -1,15 +1,15 @@
-"""Collectors as a Python library, with TorchRL's names and keywords: thin compositions of what `collectx run` composes.
+"""What all collectors of the library share: a thin composition of what `collectx run` composes.
 
     keywords --gathered at once--> Order --> RunConfig, one env per worker, a policy --> collector.build --> batches
 
-Called in the trainer's process. Keyword arguments do not travel further than `collectx.keywords`.
+Called in the trainer's process. Keyword arguments do not travel further than `collectx.library.keywords`.
 """
 
 from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import Any, Self
 
@@ -19,49 +19,29 @@ from torch import nn
 
 from collectx import env as envs
 from collectx import policy as policies
-from collectx.background import Background
 from collectx.collector.build import build
 from collectx.collector.worker import env_seed
-from collectx.config import (
-    REMOTE,
-    EnvConfig,
-    RayLauncherConfig,
-    RunConfig,
-    SubmititLauncherConfig,
-    backend_of,
-    is_stacked,
-)
-from collectx.early import Early, Interrupted, Preempted
-from collectx.errors import ConfigError
+from collectx.config import REMOTE, backend_of, is_stacked
 from collectx.given import Hooks
-from collectx.inspection import Inspected
-from collectx.keywords import (
+from collectx.library.background import Background
+from collectx.library.early import Early
+from collectx.library.inspection import Inspected
+from collectx.library.jobs import come_up, launch_by
+from collectx.library.keywords import (
     CreateEnv,
     Devices,
-    EachBatchWeights,
     Frames,
     Handing,
     Keywords,
     Nested,
     Order,
-    RayRemote,
-    Remote,
-    RpcRemote,
     Weights,
     Work,
     Workers,
-    described,
-    own_of,
 )
-from collectx.launcher.place import Place
-from collectx.launcher.submitit import slurm_resources
-from collectx.run import RunFolder, rules
-from collectx.run.events import EventLog
-from collectx.run.folder import new_folder
-from collectx.run.submitted import Beforehand, submitted_workers, waiting_workers
-from collectx.trajectories import Assembler, Assembly
+from collectx.library.trajectories import Assembler, Assembly
+from collectx.library.updates import Given, given_weights, load_weights, updated_weights
 from collectx.transport.base import RESET, reset_with
-from collectx.updates import Given, given_weights, load_weights, updated_weights
 
 # Of an order, what is made from keywords.
 _SPECS = {
@@ -79,7 +59,7 @@ _SPECS = {
 
 
 class DataCollector(Inspected):
-    """What all collectors of this module share; not to be made itself.
+    """What all collectors of the library share; not to be made itself.
 
     Iterate to get TensorDicts of `frames_per_batch` frames (see README, "A batch"), until `total_frames` are delivered.
     Used from one thread. A context manager: leaving it shuts the workers down.
@@ -107,7 +87,7 @@ class DataCollector(Inspected):
         self._cfg, own = order.config()
         create = [each["env"] for each in own]
         if kind in REMOTE:
-            _launch_by(self._cfg, order.remote)
+            launch_by(self._cfg, order.remote)
         self._own = own
         spec = envs.read_spec(create[0])
         self._frames_per_batch = order.fit(self._cfg, own, spec.num_envs)
@@ -115,7 +95,7 @@ class DataCollector(Inspected):
         self.policy: Any = policies.build(self._cfg.policy, spec, self._cfg.seed)
         self._closing = contextlib.ExitStack()
         with contextlib.ExitStack() as stack:
-            place, events = _jobs(stack, self._cfg, create, order.remote)
+            place, events = come_up(stack, self._cfg, create, order.remote)
             self._collector = build(
                 self._cfg,
                 self.policy,
@@ -370,200 +350,3 @@ class DataCollector(Inspected):
         if total < 0 or self._order.assembly.trajs_per_batch is not None:
             raise TypeError("an endless collector (total_frames=-1), or one of whole trajectories, has no length")
         return -(-total // frames)
-
-
-@described(Work, Frames, Devices, Handing, Weights, Hooks, Assembly, Interrupted)
-class Collector(DataCollector):
-    """One rollout in this process (TorchRL's `Collector`, formerly `SyncDataCollector`). Acts with the policy itself,
-    so that no publishing is needed."""
-
-    def __init__(self, create_env_fn: CreateEnv, policy: Any = None, **keywords: Any):
-        super().__init__("single", create_env_fn, policy, keywords)
-
-
-@described(Work, Frames, Devices, Handing, Workers, Weights, Hooks, Assembly, Preempted)
-class MultiCollector(DataCollector):
-    """Workers in processes of this machine, over shared memory. The policy is copied to them.
-
-    `sync=True`: a batch is one equal part of each worker, `[workers, ...]`, all with the newest weights. `sync=False`:
-    every batch comes whole from the worker that is ready first.
-    """
-
-    def __init__(self, create_env_fn: CreateEnv, policy: Any = None, *, sync: bool, **keywords: Any):
-        super().__init__("multi_sync" if sync else "multi_async", create_env_fn, policy, keywords)
-
-
-@described(*MultiCollector._specs)
-class MultiSyncCollector(MultiCollector):
-    """`MultiCollector(sync=True)`."""
-
-    def __init__(self, create_env_fn: CreateEnv, policy: Any = None, **keywords: Any):
-        super().__init__(create_env_fn, policy, sync=True, **keywords)
-
-
-@described(*MultiCollector._specs)
-class MultiAsyncCollector(MultiCollector):
-    """`MultiCollector(sync=False)`."""
-
-    def __init__(self, create_env_fn: CreateEnv, policy: Any = None, **keywords: Any):
-        super().__init__(create_env_fn, policy, sync=False, **keywords)
-
-
-@described(Work, Frames, Devices, Handing, Workers, Weights, Remote, Assembly)
-class DistributedCollector(DataCollector):
-    """Workers over torch.distributed; `sync` as in `MultiCollector`."""
-
-    def __init__(self, create_env_fn: CreateEnv, policy: Any = None, *, sync: bool = False, **keywords: Any):
-        super().__init__("distributed_sync" if sync else "distributed", create_env_fn, policy, keywords)
-
-
-@described(Work, Frames, Devices, Handing, Workers, EachBatchWeights, Remote, Assembly)
-class DistributedSyncCollector(DistributedCollector):
-    """`DistributedCollector(sync=True)`; publishes the policy's weights after every batch if nothing else is said."""
-
-    def __init__(self, create_env_fn: CreateEnv, policy: Any = None, **keywords: Any):
-        super().__init__(create_env_fn, policy, sync=True, **keywords)
-
-
-@described(Work, Frames, Devices, Handing, Workers, Weights, RpcRemote, Assembly)
-class RPCCollector(DataCollector):
-    """Workers over torch RPC, which pickles between them and this process: whoever reaches the ports that it opens can
-    run code there, without the run's secret; `sync` as in `MultiCollector`."""
-
-    def __init__(self, create_env_fn: CreateEnv, policy: Any = None, *, sync: bool = False, **keywords: Any):
-        super().__init__("rpc", create_env_fn, policy, keywords, sync)
-
-
-@described(Work, Frames, Devices, Handing, Workers, Weights, RayRemote, Hooks, Assembly)
-class RayCollector(DataCollector):
-    """Workers that are actors of a Ray cluster, over its object store; `sync` as in `MultiCollector`. This process is
-    connected to Ray by the first, and stays so until it ends, or `ray.shutdown()` is called. Ray pickles what its
-    processes tell each other."""
-
-    def __init__(self, create_env_fn: CreateEnv, policy: Any = None, *, sync: bool = False, **keywords: Any):
-        super().__init__("ray", create_env_fn, policy, keywords, sync)
-
-    def add_collectors(
-        self,
-        create_env_fn: Callable[..., Any] | Sequence[Callable[..., Any]],
-        num_envs: int | None = None,
-        policy: Any = None,
-        collector_kwargs: dict[str, Any] | None = None,
-        remote_configs: dict[str, Any] | None = None,
-    ) -> None:
-        """Starts more workers, with envs' seeds and trajectory ids of their own. Does not wait for them. The batches of
-        a sync collector grow by their parts, and wait for them.
-
-        Args:
-            create_env_fn: one callable for each new worker; all must make as many envs, of the same spaces, as the
-                others do.
-            num_envs, policy: are not looked at: what `create_env_fn` makes, and the policy that the others have.
-            collector_kwargs, remote_configs: as the constructor's, for each of the new ones; None: `remote_configs` of
-                the first worker.
-        """
-        launcher = self._cfg.launcher
-        assert isinstance(launcher, RayLauncherConfig)
-        creates = [create_env_fn] if callable(create_env_fn) else list(create_env_fn)
-        with self.pause():
-            for create in creates:
-                self._own.append(own_of(self._order, create, collector_kwargs))
-                launcher.remote_configs.append(dict(remote_configs or launcher.remote_configs[0]))
-                self._collector.add()
-
-    @property
-    def remote_collectors(self) -> list[Any]:
-        """Ray's handles of the workers' actors."""
-        return [handle.actor for _, handle in sorted(self._collector.handles().items())]
-
-    def local_policy(self) -> Any:
-        """This process's policy."""
-        return self.policy
-
-    def stop_remote_collectors(self) -> None:
-        """`shutdown`."""
-        self.shutdown()
-
-    stop = stop_remote_collectors
-
-
-# TorchRL's earlier names.
-SyncDataCollector = Collector
-MultiSyncDataCollector = MultiSyncCollector
-MultiaSyncDataCollector = MultiAsyncCollector
-DistributedDataCollector = DistributedCollector
-DistributedSyncDataCollector = DistributedSyncCollector
-RPCDataCollector = RPCCollector
-
-
-def _launch_by(cfg: RunConfig, remote: Nested) -> None:
-    """Puts the launcher into `cfg`."""
-    if isinstance(remote, RayRemote):
-        cfg.launcher = remote.launcher_config(cfg.launcher.num_threads, cfg.collector.num_workers)
-    if not isinstance(remote, Remote):
-        return
-    if remote.launcher == "submitit":
-        cfg.launcher = slurm_resources(remote.slurm_kwargs or {}, cfg.launcher.num_threads)
-    elif remote.launcher == "submitit_delayed":
-        cfg.launcher = _SubmittedBeforehand(**vars(slurm_resources({}, cfg.launcher.num_threads)))
-        cfg.backend.port = _check_beforehand(cfg, remote.tcp_port)
-
-
-class _SubmittedBeforehand(SubmititLauncherConfig):
-    """Jobs that wait already, see `collectx.run.submitted.Beforehand`."""
-
-
-def _check_beforehand(cfg: RunConfig, tcp_port: int | None) -> int | None:
-    """Whether what was submitted beforehand is what `cfg` wants; returns the port to listen at.
-
-    Raises:
-        ConfigError: it is not, or nothing was submitted.
-    """
-    there = Beforehand.from_environment()
-    if there is None:
-        raise ConfigError(
-            [
-                "launcher='submitit_delayed': no jobs were submitted for this process: decorate the main function with "
-                "collectx.submitit_delayed_launcher, or use launcher='submitit'."
-            ]
-        )
-    problems = []
-    if there.num_workers != cfg.collector.num_workers:
-        problems.append(
-            f"{cfg.collector.num_workers} workers, but submitit_delayed_launcher(num_jobs={there.num_workers}): "
-            "give both the same number."
-        )
-    if there.backend != cfg.backend.kind:
-        problems.append(
-            f"backend={cfg.backend.kind!r}, but submitit_delayed_launcher(backend={there.backend!r}): "
-            "give both the same."
-        )
-    if cfg.collector.on_worker_failure == "restart":
-        problems.append(
-            "on_worker_failure='restart': with launcher='submitit_delayed' no job may be submitted in the place of one "
-            "that is gone: use 'raise' or 'drop'."
-        )
-    if problems:
-        raise ConfigError(problems)
-    return there.tcp_port if tcp_port is None else tcp_port
-
-
-def _jobs(
-    stack: contextlib.ExitStack, cfg: RunConfig, create: Sequence[EnvConfig], remote: Nested
-) -> tuple[Place | None, Callable[..., None]]:
-    """Where the workers come up that are SLURM jobs, until `stack` is closed; and what writes events down."""
-    if isinstance(cfg.launcher, _SubmittedBeforehand):
-        beforehand = Beforehand.from_environment()
-        assert beforehand is not None
-        events = EventLog(beforehand.files())
-        stack.callback(events.close)
-        return waiting_workers(cfg, beforehand, create), events
-    if cfg.launcher.kind != "submitit":
-        return None, lambda name, **fields: None
-    if problems := rules.launcher_problems(cfg):
-        raise ConfigError(problems)
-    assert isinstance(remote, Remote)
-    files = new_folder() if remote.folder is None else RunFolder(remote.folder)
-    files.begin()
-    events = EventLog(files)
-    stack.callback(events.close)
-    return stack.enter_context(submitted_workers(cfg, files, lambda text: events("jobs", message=text), create)), events

@@ -17,9 +17,9 @@ from collectx.config import (
     PolicyConfig,
     RandomPolicyConfig,
 )
-from collectx.early import mask
 from collectx.given import GivenEnvConfig, GivenPolicyConfig
-from collectx.keywords.reading import (
+from collectx.library.early import mask
+from collectx.library.keywords.reading import (
     exploration_of,
     exploration_problems,
     for_each,
@@ -27,9 +27,9 @@ from collectx.keywords.reading import (
     name_of,
     why_no_device,
 )
+from collectx.library.trajectories import split_trajectories
 from collectx.policy.exploration import ExplorationType
 from collectx.replay.buffer import ReplayBuffer
-from collectx.trajectories import split_trajectories
 
 CreateEnv = Callable[..., Any] | Sequence[Callable[..., Any]]
 

@@ -1,0 +1,150 @@
+"""The classes, with TorchRL's names and keywords. What they share is in `collectx/library/base.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from collectx.config import RayLauncherConfig
+from collectx.given import Hooks
+from collectx.library.base import DataCollector
+from collectx.library.early import Interrupted, Preempted
+from collectx.library.keywords import (
+    CreateEnv,
+    Devices,
+    EachBatchWeights,
+    Frames,
+    Handing,
+    RayRemote,
+    Remote,
+    RpcRemote,
+    Weights,
+    Work,
+    Workers,
+    described,
+    own_of,
+)
+from collectx.library.trajectories import Assembly
+
+
+@described(Work, Frames, Devices, Handing, Weights, Hooks, Assembly, Interrupted)
+class Collector(DataCollector):
+    """One rollout in this process (TorchRL's `Collector`, formerly `SyncDataCollector`). Acts with the policy itself,
+    so that no publishing is needed."""
+
+    def __init__(self, create_env_fn: CreateEnv, policy: Any = None, **keywords: Any):
+        super().__init__("single", create_env_fn, policy, keywords)
+
+
+@described(Work, Frames, Devices, Handing, Workers, Weights, Hooks, Assembly, Preempted)
+class MultiCollector(DataCollector):
+    """Workers in processes of this machine, over shared memory. The policy is copied to them.
+
+    `sync=True`: a batch is one equal part of each worker, `[workers, ...]`, all with the newest weights. `sync=False`:
+    every batch comes whole from the worker that is ready first.
+    """
+
+    def __init__(self, create_env_fn: CreateEnv, policy: Any = None, *, sync: bool, **keywords: Any):
+        super().__init__("multi_sync" if sync else "multi_async", create_env_fn, policy, keywords)
+
+
+@described(*MultiCollector._specs)
+class MultiSyncCollector(MultiCollector):
+    """`MultiCollector(sync=True)`."""
+
+    def __init__(self, create_env_fn: CreateEnv, policy: Any = None, **keywords: Any):
+        super().__init__(create_env_fn, policy, sync=True, **keywords)
+
+
+@described(*MultiCollector._specs)
+class MultiAsyncCollector(MultiCollector):
+    """`MultiCollector(sync=False)`."""
+
+    def __init__(self, create_env_fn: CreateEnv, policy: Any = None, **keywords: Any):
+        super().__init__(create_env_fn, policy, sync=False, **keywords)
+
+
+@described(Work, Frames, Devices, Handing, Workers, Weights, Remote, Assembly)
+class DistributedCollector(DataCollector):
+    """Workers over torch.distributed; `sync` as in `MultiCollector`."""
+
+    def __init__(self, create_env_fn: CreateEnv, policy: Any = None, *, sync: bool = False, **keywords: Any):
+        super().__init__("distributed_sync" if sync else "distributed", create_env_fn, policy, keywords)
+
+
+@described(Work, Frames, Devices, Handing, Workers, EachBatchWeights, Remote, Assembly)
+class DistributedSyncCollector(DistributedCollector):
+    """`DistributedCollector(sync=True)`; publishes the policy's weights after every batch if nothing else is said."""
+
+    def __init__(self, create_env_fn: CreateEnv, policy: Any = None, **keywords: Any):
+        super().__init__(create_env_fn, policy, sync=True, **keywords)
+
+
+@described(Work, Frames, Devices, Handing, Workers, Weights, RpcRemote, Assembly)
+class RPCCollector(DataCollector):
+    """Workers over torch RPC, which pickles between them and this process: whoever reaches the ports that it opens can
+    run code there, without the run's secret; `sync` as in `MultiCollector`."""
+
+    def __init__(self, create_env_fn: CreateEnv, policy: Any = None, *, sync: bool = False, **keywords: Any):
+        super().__init__("rpc", create_env_fn, policy, keywords, sync)
+
+
+@described(Work, Frames, Devices, Handing, Workers, Weights, RayRemote, Hooks, Assembly)
+class RayCollector(DataCollector):
+    """Workers that are actors of a Ray cluster, over its object store; `sync` as in `MultiCollector`. This process is
+    connected to Ray by the first, and stays so until it ends, or `ray.shutdown()` is called. Ray pickles what its
+    processes tell each other."""
+
+    def __init__(self, create_env_fn: CreateEnv, policy: Any = None, *, sync: bool = False, **keywords: Any):
+        super().__init__("ray", create_env_fn, policy, keywords, sync)
+
+    def add_collectors(
+        self,
+        create_env_fn: Callable[..., Any] | Sequence[Callable[..., Any]],
+        num_envs: int | None = None,
+        policy: Any = None,
+        collector_kwargs: dict[str, Any] | None = None,
+        remote_configs: dict[str, Any] | None = None,
+    ) -> None:
+        """Starts more workers, with envs' seeds and trajectory ids of their own. Does not wait for them. The batches of
+        a sync collector grow by their parts, and wait for them.
+
+        Args:
+            create_env_fn: one callable for each new worker; all must make as many envs, of the same spaces, as the
+                others do.
+            num_envs, policy: are not looked at: what `create_env_fn` makes, and the policy that the others have.
+            collector_kwargs, remote_configs: as the constructor's, for each of the new ones; None: `remote_configs` of
+                the first worker.
+        """
+        launcher = self._cfg.launcher
+        assert isinstance(launcher, RayLauncherConfig)
+        creates = [create_env_fn] if callable(create_env_fn) else list(create_env_fn)
+        with self.pause():
+            for create in creates:
+                self._own.append(own_of(self._order, create, collector_kwargs))
+                launcher.remote_configs.append(dict(remote_configs or launcher.remote_configs[0]))
+                self._collector.add()
+
+    @property
+    def remote_collectors(self) -> list[Any]:
+        """Ray's handles of the workers' actors."""
+        return [handle.actor for _, handle in sorted(self._collector.handles().items())]
+
+    def local_policy(self) -> Any:
+        """This process's policy."""
+        return self.policy
+
+    def stop_remote_collectors(self) -> None:
+        """`shutdown`."""
+        self.shutdown()
+
+    stop = stop_remote_collectors
+
+
+# TorchRL's earlier names.
+SyncDataCollector = Collector
+MultiSyncDataCollector = MultiSyncCollector
+MultiaSyncDataCollector = MultiAsyncCollector
+DistributedDataCollector = DistributedCollector
+DistributedSyncDataCollector = DistributedSyncCollector
+RPCDataCollector = RPCCollector

@@ -1,0 +1,123 @@
+"""Weights on their way to workers of other hosts: each is sent the newest, one version at a time, some workers at once.
+In the trainer's process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from collectx.transport import wire
+from collectx.transport.distributed_link import weights_buffer
+from collectx.transport.pair import Outgoing, Pair, set_stamp
+
+# Weights are sent to so many workers at a time, and to more while they are no more bytes than these together.
+_LEAST_TRANSFERS = 4
+_TRANSFER_BYTES = 2**28
+
+
+@dataclass(eq=False)
+class _Weights:
+    """One version's bytes, stamped with the version plus one, and to how many workers they are under way."""
+
+    buffer: torch.Tensor
+    num_users: int = 0
+
+
+@dataclass
+class _Receiver:
+    """A worker: the version that is being sent, or was sent last, and what of it is still under way."""
+
+    pair: Pair
+    version: int = -1
+    sending: tuple[Outgoing, _Weights] | None = None
+
+
+class Publication:
+    """Which workers have which version.
+
+    Args:
+        nbytes: of the weights.
+        say: `say(worker, message)` sends a control message.
+
+    Attributes:
+        version: the newest; -1 before the first.
+    """
+
+    def __init__(self, nbytes: int, say: Callable[[int, bytes], None]):
+        self.version = -1
+        self._nbytes = nbytes
+        self._say = say
+        self._receivers: dict[int, _Receiver] = {}
+        self._newest: _Weights | None = None
+        self._spare: list[_Weights] = []
+        # Transfers share the network card: many at a time would all end late.
+        self._num_sending = 0
+        self._most_sending = max(_LEAST_TRANSFERS, _TRANSFER_BYTES // max(1, nbytes))
+        self._due: OrderedDict[int, None] = OrderedDict()
+
+    def publish(self, write: Callable[[torch.Tensor], None]) -> int:
+        """Sends a newer version, which `write` fills in, to whom none is under way; returns its number."""
+        weights = self._spare.pop() if self._spare else _Weights(weights_buffer(self._nbytes))
+        write(weights.buffer[: self._nbytes])
+        before, self._newest = self._newest, weights
+        self.version += 1
+        set_stamp(weights.buffer, self.version + 1)
+        if before is not None and not before.num_users:
+            self._spare.append(before)
+        for worker in self._receivers:
+            self._push(worker)
+        return self.version
+
+    def joined(self, worker: int, pair: Pair) -> None:
+        """Sends the newest weights to a new worker."""
+        self._receivers[worker] = _Receiver(pair)
+        self._push(worker)
+
+    def arrived(self, worker: int) -> None:
+        """The worker has what it was sent: sends what is newer."""
+        receiver = self._receivers[worker]
+        assert receiver.sending is not None
+        work, weights = receiver.sending
+        receiver.sending = None
+        self._num_sending -= 1
+        with contextlib.suppress(RuntimeError):
+            work.wait()
+        weights.num_users -= 1
+        if not weights.num_users and weights is not self._newest:
+            self._spare.append(weights)
+        self._push_due()
+        self._push(worker)
+
+    def left(self, worker: int) -> None:
+        """Forgets a worker that is gone."""
+        self._due.pop(worker, None)
+        if self._receivers.pop(worker).sending is not None:
+            # Its bytes may be read until the pair is gone: they are not used again.
+            self._num_sending -= 1
+            self._push_due()
+
+    def _push(self, worker: int) -> None:
+        """Sends the newest weights, unless they were sent or others are under way; later, where enough others are."""
+        receiver = self._receivers[worker]
+        if receiver.sending is not None or receiver.version == self.version or self._newest is None:
+            return
+        if self._num_sending >= self._most_sending:
+            self._due[worker] = None
+            return
+        try:
+            receiver.sending = receiver.pair.send(self._newest.buffer), self._newest
+        except RuntimeError:
+            return  # the connection is broken as well
+        self._num_sending += 1
+        self._newest.num_users += 1
+        receiver.version = self.version
+        self._say(worker, wire.pack_weights(self.version))
+
+    def _push_due(self) -> None:
+        while self._due and self._num_sending < self._most_sending:
+            self._push(self._due.popitem(last=False)[0])

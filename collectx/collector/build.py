@@ -16,7 +16,7 @@ from collectx.collector.collector import Collector
 from collectx.collector.delivery import DeliverySpec
 from collectx.collector.replacements import Replacements
 from collectx.collector.schedule import AsyncSchedule, Schedule, SyncSchedule
-from collectx.collector.worker import Inner, WorkerTask
+from collectx.collector.task import Inner, WorkerTask
 from collectx.config import (
     CollectorConfig,
     DevicesConfig,

@@ -10,8 +10,10 @@ import os
 import socket
 
 from collectx.batch import Layout
+from collectx.collector.filling import until_stopped
 from collectx.collector.relay import relay
-from collectx.collector.worker import WorkerTask, serve, until_stopped
+from collectx.collector.task import WorkerTask
+from collectx.collector.worker import serve
 from collectx.given import Given
 from collectx.transport.distributed_link import DistributedLink, Terms, join_trainer
 from collectx.transport.rendezvous import Meeting

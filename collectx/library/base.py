@@ -20,7 +20,7 @@ from torch import nn
 from collectx import env as envs
 from collectx import policy as policies
 from collectx.collector.build import build
-from collectx.collector.worker import env_seed
+from collectx.collector.task import env_seed
 from collectx.config import REMOTE, backend_of, is_stacked
 from collectx.given import Hooks
 from collectx.library.background import Background

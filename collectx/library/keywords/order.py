@@ -188,7 +188,7 @@ class Order:
 
     def config(self) -> tuple[RunConfig, list[dict[str, Any]]]:
         """The configuration, of workers on this machine, and for each worker the fields of its
-        `collectx.collector.worker.WorkerTask` that are its own. For an order that is right."""
+        `collectx.collector.task.WorkerTask` that are its own. For an order that is right."""
         num_workers, workers, remote = self.num_workers, self.workers, self.remote
         envs, (devices, _), acting = self.work.envs(num_workers), self.devices.resolve(num_workers), self._acting()
         each = for_each(remote.collector_kwargs, num_workers)

@@ -22,7 +22,7 @@ from collectx.config import (
     as_dict,
     group_from_dict,
 )
-from collectx.given import Given, Hooks
+from collectx.given import Given, GivenCollector, Hooks
 from collectx.replay.buffer import ReplayBuffer
 from collectx.rollout.spec import PLAIN, RolloutSpec
 
@@ -68,6 +68,7 @@ class WorkerTask:
         asked: of a worker in the trainer's process: called after every step, whether a batch is to end.
         replay: of a process of the trainer's machine: where it writes its batches itself.
         hooks: what is called around its batches.
+        custom: the collector of the user's own that it runs, see `collectx/collector/custom.py`.
     """
 
     worker: int
@@ -87,16 +88,22 @@ class WorkerTask:
     asked: Callable[[], bool] | None = None
     replay: ReplayBuffer | None = None
     hooks: Hooks = field(default_factory=Hooks)
+    custom: GivenCollector | None = None
 
     @property
     def index(self) -> int:
         """Its index in the whole run."""
         return self.first_worker + self.worker
 
+    @property
+    def given(self) -> Given:
+        """What `to_json` cannot tell."""
+        return Given.of(self.env, self.policy, self.hooks, self.custom)
+
     def to_json(self) -> dict[str, Any]:
-        """As plain data, for workers on other hosts; what is `Given` they must have already."""
+        """As plain data, for workers on other hosts; what is `given` they must have already."""
         leaves = [[list(leaf.key), list(leaf.shape), str(leaf.dtype).removeprefix("torch.")] for leaf in self.leaves]
-        given = Given.of(self.env, self.policy)
+        given = self.given
         env = as_dict(self.env) if given.env is None else None
         policy = as_dict(self.policy) if given.policy is None else None
         inner = None if self.inner is None else self.inner.to_json()
@@ -109,6 +116,7 @@ class WorkerTask:
             "inner": inner,
             "rollout": rollout,
             "hooks": None,
+            "custom": None,
         }
 
     @classmethod
@@ -126,6 +134,7 @@ class WorkerTask:
             "inner": inner,
             "rollout": rollout,
             "hooks": given.hooks,
+            "custom": given.custom,
         }
         return cls(**(fields | told))
 

@@ -22,6 +22,7 @@ from collectx.config import (
 from collectx.errors import ConfigError
 from collectx.given import GivenEnvConfig, Hooks
 from collectx.library.early import Early
+from collectx.library.keywords.custom import custom_problems, given_collectors
 from collectx.library.keywords.reading import (
     exploration_of,
     for_each,
@@ -94,6 +95,7 @@ class Order:
             *self.remote.problems(num_workers),
             *self.hooks.problems(),
             *self.assembly.problems(),
+            *custom_problems(self),
         ]
         if self.assembly.trajs_per_batch is not None:
             needs = {"return_same_td": False, "track_traj_ids": True, "split_trajs": False, "extend_buffer": True}
@@ -195,6 +197,8 @@ class Order:
         own = [_own(env, device, kwargs or {}) for env, device, kwargs in zip(envs, acting, each, strict=True)]
         if self.hooks != Hooks():
             own = [each | {"hooks": self.hooks} for each in own]
+        for own_fields, custom in zip(own, given_collectors(self), strict=False):
+            own_fields["custom"] = custom
         if self.workers_write:
             own = [each | {"replay": self.handing.shared_buffer} for each in own]
         collector = (CollectorConfig if self.sync is None else partial(EitherCollectorConfig, sync=self.sync))(

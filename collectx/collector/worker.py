@@ -26,7 +26,7 @@ from collectx.rollout.carry import with_state
 from collectx.rollout.cut import with_ends
 from collectx.rollout.episodes import Episodes
 from collectx.rollout.rollout import Asked, Rollout
-from collectx.rollout.start import make_rollout
+from collectx.rollout.start import rollout_of
 from collectx.transport.base import GO_ON, AskedLink, Link, seed_of
 
 
@@ -81,7 +81,9 @@ class _Rollouts:
         episodes = Episodes(first_env, num_envs, num_envs * task.num_workers, task.life)
         seeds, ends = env_seeds(task, task.seed), _asked(task, link)
         self._newest = newest = _Newest(link, weights)
-        self._rollout = rollout = make_rollout(env, actor, episodes, seeds, link.stop, task.rollout, newest, ends)
+        self._rollout = rollout = rollout_of(env.spec)(
+            env, actor, episodes, seeds, link.stop, task.rollout, newest, ends
+        )
         slots = link.slots if task.steps is None else [slot.until(task.steps) for slot in link.slots]
         self._prepared = [rollout.prepare(slot) for slot in slots]
         self._frames = _Frames(slots)

@@ -217,6 +217,7 @@ class Order:
             reset_at_each_iter=self.frames.reset_at_each_iter,
             set_truncated=self.frames.set_truncated,
             refresh="step" if self.weights.update_weights_between_steps else "batch",
+            order_of=None,
         )
         if self.early.asked is not None:
             own[0]["asked"] = self.early.asked

@@ -17,7 +17,7 @@ from collectx.collector.collector import Collector
 from collectx.collector.delivery import DeliverySpec
 from collectx.collector.replacements import Replacements
 from collectx.collector.schedule import AsyncSchedule, Schedule, SyncSchedule
-from collectx.collector.worker import Inner, WorkerTask
+from collectx.collector.task import Inner, WorkerTask
 from collectx.config import (
     CollectorConfig,
     DevicesConfig,
@@ -32,7 +32,6 @@ from collectx.config import (
     rows_per_env,
 )
 from collectx.env.base import EnvSpec
-from collectx.given import Given
 from collectx.launcher.place import Place
 from collectx.policy.state import seen_with
 from collectx.policy.weights import FlatWeights
@@ -246,11 +245,7 @@ def _distributed(
     if backend == "mpi" and not isinstance(launcher, Place):
         from collectx.collector.spawned import spawning
 
-        def given_to(worker: int, life: int) -> Given:
-            task = task_of(worker, life)
-            return Given.of(task.env, task.policy, task.hooks)
-
-        launcher = spawning(launcher, cfg.collector.start_timeout_s, given_to)
+        launcher = spawning(launcher, cfg.collector.start_timeout_s, lambda worker, life: task_of(worker, life).given)
     # Over the other backends bytes lie on the CPU at both ends.
     ends = (devices.storing_device or "cpu", devices.policy_device or "cpu") if backend == "nccl" else ("cpu", "cpu")
     transport = DistributedTransport(
@@ -275,8 +270,7 @@ def _distributed(
             if isinstance(launcher, Place):
                 handle = launcher.start(each.worker, each.life)
             else:
-                given = Given.of(each.env, each.policy, each.hooks)
-                arguments = (transport.meeting, each.worker, cfg.collector.start_timeout_s, given)
+                arguments = (transport.meeting, each.worker, cfg.collector.start_timeout_s, each.given)
                 handle = launcher.start(serve_remote, arguments, each.worker)
             if handle is not None:
                 transport.attach(each.worker, handle)
@@ -288,12 +282,7 @@ def _actors(cfg: RunConfig, task_of: Callable[[int, int], WorkerTask]) -> Place:
     from collectx.collector.actors import placing
 
     assert isinstance(cfg.launcher, RayLauncherConfig)
-
-    def given_to(worker: int, life: int) -> Given:
-        task = task_of(worker, life)
-        return Given.of(task.env, task.policy, task.hooks)
-
-    return placing(cfg.launcher, cfg.collector.start_timeout_s, given_to)
+    return placing(cfg.launcher, cfg.collector.start_timeout_s, lambda worker, life: task_of(worker, life).given)
 
 
 def _inner(cfg: RunConfig) -> Inner | None:

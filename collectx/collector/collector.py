@@ -21,7 +21,7 @@ from collectx.collector.delivery import Delivery, DeliverySpec, Part, Timings
 from collectx.collector.replacements import Replacements
 from collectx.collector.schedule import Grant, Schedule
 from collectx.policy.weights import FlatWeights
-from collectx.transport.base import GO_ON, Answer, Arrival, Asking, Departure, Joined, Transport
+from collectx.transport.base import GO_ON, RESET, Answer, Arrival, Asking, Departure, Joined, Transport
 
 
 class Collector:
@@ -298,7 +298,10 @@ class Collector:
         """Has every worker, or some, do what `order` says (`collectx.transport.base`) before the next slot that it is
         granted; slots that are granted already come before, `collector.num_slots` of each async worker at most. Does
         not wait. A worker that is started again before it has heard of it does without: its envs are new."""
-        self._orders |= dict.fromkeys(self._workers if workers is None else workers, order)
+        for worker in self._workers if workers is None else workers:
+            # Who is seeded begins anew.
+            if order != RESET or self._orders.get(worker, GO_ON) == GO_ON:
+                self._orders[worker] = order
 
     def add(self) -> None:
         """Starts one more worker, of the next index; a sync batch grows by its part. Does not wait for it. Not over

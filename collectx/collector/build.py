@@ -12,6 +12,7 @@ from torch import nn
 
 from collectx import policy as policies
 from collectx.batch import batch_leaves
+from collectx.collector.again import AgainSchedule, Recorded
 from collectx.collector.collector import Collector
 from collectx.collector.delivery import DeliverySpec
 from collectx.collector.replacements import Replacements
@@ -68,6 +69,7 @@ def build(
     share: Share | None = None,
     compact_obs: bool = False,
     threshold: float | None = None,
+    again: Sequence[Recorded] | None = None,
 ) -> Collector:
     """Starts the workers and returns the collector over them. Does not wait for them.
 
@@ -82,6 +84,7 @@ def build(
         share: where these are only some of the run's workers.
         compact_obs: batches are without the observation below `next`.
         threshold: of a sync collector on this machine, see `SyncSchedule`.
+        again: what another run has delivered, for an async collector that is to deliver the same.
 
     Raises:
         ConfigError, ShapeError: the policy does not fit the env, or the env cannot be reset as `cfg.collector` wants.
@@ -93,7 +96,7 @@ def build(
     spec = rollout.env_spec(spec)
     # Only asked what it writes; it stays where the trainer keeps it.
     actor = policies.make_actor(policy, spec, _device_of(policy), policies.ExplorationType(want.exploration_type))
-    schedule = make_schedule(want, num_workers, threshold)
+    schedule = make_schedule(want, num_workers, threshold, again)
     rows = spec.num_envs * rows_per_env(want)
     slab = SlabSpec(
         leaves=batch_leaves(seen_with(spec, actor.carried).observation, actor.leaves, compact_obs),
@@ -102,6 +105,7 @@ def build(
         num_workers=num_workers,
         num_slots=schedule.num_slots,
         joined=schedule.joined,
+        newest=schedule.newest,
         weights_nbytes=FlatWeights(actor.module).nbytes,
     )
     devices = resolve_devices(cfg.devices)
@@ -318,11 +322,18 @@ def rollout_spec(want: CollectorConfig, num_workers: int) -> RolloutSpec:
     )
 
 
-def make_schedule(want: CollectorConfig, num_workers: int, threshold: float | None = None) -> Schedule:
+def make_schedule(
+    want: CollectorConfig,
+    num_workers: int,
+    threshold: float | None = None,
+    again: Sequence[Recorded] | None = None,
+) -> Schedule:
     """The order of its batches."""
     if not is_async(want):
         return SyncSchedule(num_workers, threshold)
     num_batches = None if want.total_frames < 0 else -(-want.total_frames // want.frames_per_batch)
+    if again is not None:
+        return AgainSchedule(num_workers, want.num_slots, num_batches, again, want.zero_copy)
     return AsyncSchedule(num_workers, want.num_slots, num_batches)
 
 

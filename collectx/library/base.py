@@ -138,14 +138,15 @@ class DataCollector(Inspected):
             return None
         if self._order.assembly.trajs_per_batch is not None:
             return self._take_whole()
-        batch = self._hand(next(self._collector), self._collector.steps)
+        batch = next(self._collector)
         self._num_delivered += 1
+        if handing.replay_buffer is not None:
+            handing.store(batch, is_stacked(self._cfg.collector), self._collector.steps)
+            return None
+        batch = self._hand(batch, self._collector.steps)
         if handing.return_same_td:
             batch = self._same = batch if self._same is None else self._same.copy_(batch)
-        if handing.replay_buffer is None:
-            return batch
-        handing.store(batch)
-        return None
+        return batch
 
     def _take_whole(self) -> TensorDictBase | None:
         """The next batch of whole trajectories; with a replay buffer, takes one of frames, and whole ones go there."""
@@ -237,7 +238,8 @@ class DataCollector(Inspected):
             policy_or_weights: a module built as the policy, or its weights by name (a state dict, or a TensorDict of
                 parameters), which are copied into this collector's policy; None takes that policy as it is, or what
                 `weight_updater` gives.
-            named: the same as `weights`, `policy` or `weights_dict={"policy": ...}`. `model_id` must be "policy".
+            named: the same as `weights`, `policy_weights`, `policy` or `weights_dict={"policy": ...}`. `model_id` must
+                be "policy".
 
         Raises:
             KeyError: the weights lack one of the policy's.

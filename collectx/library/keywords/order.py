@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from collectx.config import (
+    REMOTE,
     CollectorConfig,
     EitherCollectorConfig,
     LauncherConfig,
@@ -88,7 +89,7 @@ class Order:
             *self._share_problems(),
             *self.early.problems(self.kind, self.handing),
             *self.frames.problems(),
-            *self.devices.problems(num_workers),
+            *self.devices.problems(num_workers, self.kind not in REMOTE),
             *self.handing.problems(),
             *self.workers.problems(),
             *self.weights.problems(),
@@ -195,6 +196,9 @@ class Order:
         envs, (devices, _), acting = self.work.envs(num_workers), self.devices.resolve(num_workers), self._acting()
         each = for_each(remote.collector_kwargs, num_workers)
         own = [_own(env, device, kwargs or {}) for env, device, kwargs in zip(envs, acting, each, strict=True)]
+        policies = self.work.policies(num_workers)
+        if isinstance(self.work.policy_factory, list | tuple):
+            own = [each | {"policy": policy} for each, policy in zip(own, policies, strict=True)]
         if self.hooks != Hooks():
             own = [each | {"hooks": self.hooks} for each in own]
         for own_fields, custom in zip(own, given_collectors(self), strict=False):
@@ -221,12 +225,13 @@ class Order:
             reset_at_each_iter=self.frames.reset_at_each_iter,
             set_truncated=self.frames.set_truncated,
             refresh="step" if self.weights.update_weights_between_steps else "batch",
+            order_of=None,
         )
         if self.early.asked is not None:
             own[0]["asked"] = self.early.asked
         cfg = RunConfig(
             env=own[0]["env"],
-            policy=self.work.policy_config(),
+            policy=policies[0],
             collector=collector,
             backend=remote.backend_config(),
             launcher=LauncherConfig("local", None, workers.num_sub_threads, False),

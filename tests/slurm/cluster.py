@@ -215,6 +215,10 @@ class Cluster:
             ["sinfo", "--noheader", "--partition", settings.PARTITION, "--nodes", node, "-o", "%T"]
         ).strip()
 
+    def node_of(self, where: dict[str, Any]) -> str:
+        """The node of a worker that is there, by what it has said of itself (`host` and `pid`)."""
+        return self._machines.node_of(where["host"], where["pid"])
+
     def job_state(self, job: str | int) -> str:
         """Of a job that is or was, as in `RUNNING` or `NODE_FAIL`; of an array, those of its tasks, by line."""
         return self.login(["squeue", "--noheader", "--states=all", f"--jobs={job}", "-o", "%T"]).strip()

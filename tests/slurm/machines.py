@@ -177,6 +177,10 @@ class Namespaces:
     def is_up(self, name: str) -> bool:
         return self._init(name) is not None
 
+    def node_of(self, host: str, pid: int) -> str:
+        """The node on which a process says it is, by its host's name and its number there."""
+        return host
+
     def cut(self, name: str, off: bool) -> None:
         """The cable of a node is pulled, or plugged in again: packets vanish, nobody is told."""
         self._in_switch("ip", "link", "set", name, "down" if off else "up")
@@ -260,6 +264,11 @@ class OneHost:
 
     def is_up(self, name: str) -> bool:
         return name == HEAD or bool(self.processes(name))
+
+    def node_of(self, host: str, pid: int) -> str:
+        """The node on which a process says it is, by its host's name and its number there."""
+        name = "SLURMD_NODENAME="
+        return next((word.removeprefix(name) for word in _environ(pid) if word.startswith(name)), host)
 
     def cut(self, name: str, off: bool) -> None:
         raise Unsupported(f"{name} shares the host's only network: it cannot be cut off")

@@ -3,7 +3,8 @@
     <run>/jobs/run.sh          the script of one run; <sweep>/jobs/array-0.sh of several
     <run>/jobs/run.json        what is run: the composed configuration, as plain data
     <run>/jobs/slurm.json      which job runs it
-    <run>/jobs/exit_status     how the trainer's process ended, whatever ended it
+    <run>/jobs/exit_status.17  how the trainer's process of job 17 ended, whatever ended it; another job may still
+                               be ending in the folder
     <run>/jobs/log_begin       where in job.log this start of the job begins
     <run>/logs/job.log         what SLURM and the trainer print
 
@@ -98,7 +99,8 @@ def batch(
         ")",
         "run=${runs[${SLURM_ARRAY_TASK_ID:-0}]}",
         'exec >>"$run/logs/job.log" 2>&1 || exit 1',
-        'rm -f "$run/jobs/exit_status" "$run/result.json"  # of an earlier start of the job',
+        'ended="$run/jobs/exit_status.$SLURM_JOB_ID"',
+        'rm -f "$ended" "$run/result.json"  # of an earlier start of the job',
         'stat --format=%s "$run/logs/job.log" > "$run/jobs/log_begin"',
         "# Since 22.05, srun does not take it over from sbatch.",
         'if [ -n "$SLURM_CPUS_PER_TASK" ]; then export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"; fi',
@@ -108,11 +110,11 @@ def batch(
         f"{roles} &",
         "roles=$!",
         "# Where the trainer has ended and a worker has not, it hangs.",
-        f'(until [ -e "$run/jobs/exit_status" ]; do sleep 1; done; sleep {grace_s:g}; kill -KILL "$roles") &',
+        f'(until [ -e "$ended" ]; do sleep 1; done; sleep {grace_s:g}; kill -KILL "$roles") &',
         '{ wait "$roles"; } 2>/dev/null  # nothing of how it was killed',
         "status=$?",
         "kill $! 2>/dev/null",
-        'if [ -e "$run/jobs/exit_status" ]; then read -r status < "$run/jobs/exit_status"; fi',
+        'if [ -e "$ended" ]; then read -r status < "$ended"; fi',
         'exit "$status"',
         "",
     ]

@@ -33,7 +33,7 @@ trap : TERM INT
 if [ "$SLURM_PROCID" = 0 ]; then
   "$0" -u -m collectx.run.task "$1"
   status=$?
-  echo "$status" > "$1/jobs/exit_status"
+  echo "$status" > "$1/jobs/exit_status.$SLURM_JOB_ID"
 else
   "$0" -u -m collectx.run.task "$1" >> "$1/logs/worker-$((SLURM_PROCID - 1)).log" 2>&1
   status=$?

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import select
+import subprocess
 import sys
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from collectx.config import SlurmLauncherConfig
 from collectx.errors import LauncherError
 from collectx.launcher import slurm
 from collectx.launcher.jobs import JobState
+from collectx.launcher.tasks import role
 
 
 @pytest.fixture
@@ -112,3 +114,14 @@ def test_a_worker_comes_again_on_its_node_or_on_the_next_that_is_up(
     assert nodes() == ["n2", "n3", "n1", "n2"]
     monkeypatch.setattr(slurm, "is_up", lambda host: host != "n2")
     assert nodes() == ["n3", "n3", "n1", "n3"]
+
+
+def test_a_job_that_is_still_ending_in_the_folder_is_not_taken_for_this_one(tmp_path: Path):
+    """The trainer of another job ends while this one's roles are at work."""
+    for each in ("jobs", "logs"):
+        (tmp_path / each).mkdir()
+    roles = tmp_path / "roles.sh"
+    roles.write_text(f"export run={tmp_path}\nSLURM_JOB_ID=1 SLURM_PROCID=0 {role('true')}\nsleep 3\nexit 7\n")
+    script = slurm.batch([tmp_path], [], [], [], f"bash {roles}", 0.0)
+    environment = {"PATH": os.environ["PATH"], "SLURM_JOB_ID": "2"}
+    assert subprocess.run(["bash", "-c", script], env=environment, timeout=60).returncode == 7

@@ -92,7 +92,7 @@ def test_a_run_folder_that_the_node_does_not_see_is_said(folder: Path, workers: 
 
 def test_the_trainer_leaves_its_status_and_a_worker_that_ends_well_says_nothing(folder: Path):
     assert play(folder, 0, stand_in(folder, "exit 3")) == 3
-    assert (folder / "jobs" / "exit_status").read_text() == "3\n"
+    assert (folder / "jobs" / "exit_status.100").read_text() == "3\n"
     assert play(folder, 1, stand_in(folder, "exit 0")) == 0
     assert (folder / "logs" / "job.log").read_text() == ""
 

@@ -117,7 +117,6 @@ def test_an_answer_that_cannot_travel_is_an_error_of_its_own():
         assert collector.next() is not None
 
 
-@pytest.mark.parametrize("kind", WAYS)
 class Odd:
     def __reduce__(self):
         return int, ("no number",)
@@ -162,6 +161,7 @@ def interrupt():
     raise KeyboardInterrupt
 
 
+@pytest.mark.parametrize("kind", WAYS)
 def test_hooks_are_called_where_batches_are_made(kind, tmp_path):
     def before():
         with (tmp_path / f"{os.getpid()}").open("a") as file:

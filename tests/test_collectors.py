@@ -259,23 +259,23 @@ def test_a_started_collector_fills_its_buffer_in_the_background(kind, wait_until
             assert len(buffer.batches) == count
         version = collector.increment_version()
         wait_until(lambda: buffer.batches[-1]["collector", "policy_version"].min() >= version, 60, "new weights")
-        assert collector.is_running
+        assert collector.is_running()
         collector.async_shutdown()
-        assert not collector.is_running
+        assert not collector.is_running()
 
 
 def test_a_started_collector_ends_by_itself(wait_until):
     buffer = Frames()
     with Collector(cartpole, frames_per_batch=20, total_frames=60, replay_buffer=buffer) as collector:
         collector.start()
-        wait_until(lambda: not collector.is_running, 60, "the end")
+        wait_until(lambda: not collector.is_running(), 60, "the end")
         assert len(buffer.batches) == 3
 
 
 def test_what_ends_a_started_collector_is_raised_once(wait_until):
     with MultiAsyncCollector([cartpole] * 2, frames_per_batch=20, replay_buffer=Frames(limit=2)) as collector:
         collector.start()
-        wait_until(lambda: not collector.is_running, 60, "the end")
+        wait_until(lambda: not collector.is_running(), 60, "the end")
         with pytest.raises(OverflowError, match="full"):
             collector.update_policy_weights_()
 

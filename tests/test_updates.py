@@ -36,6 +36,10 @@ def weights_of(module):
     return TensorDict.from_module(module).data
 
 
+def given(positional=None, weights=None, policy=None, weights_dict=None, model_id=None, worker_ids=None):
+    return given_weights((positional, weights, policy), weights_dict, model_id, worker_ids)
+
+
 @pytest.mark.parametrize(
     ("positional", "named"),
     [
@@ -46,14 +50,13 @@ def weights_of(module):
     ],
 )
 def test_the_weights_that_were_given(positional, named):
-    assert given_weights(positional, named) == 3
+    assert given(positional, **named) == 3
 
 
 @pytest.mark.parametrize(
     ("positional", "named", "message"),
     [
         (3, {"weights": 3}, "more than once"),
-        (None, {"wieghts": 3}, "wieghts: it takes weights, "),
         (None, {"weights": 3, "model_id": "critic"}, "critic: the only model here is 'policy'"),
         (None, {"weights_dict": {"policy": 3, "critic": 4}}, "critic: the only model here is 'policy'"),
         (3, {"worker_ids": [0]}, "all workers take the same weights"),
@@ -62,7 +65,7 @@ def test_the_weights_that_were_given(positional, named):
 )
 def test_what_cannot_be_is_refused(positional, named, message):
     with pytest.raises((TypeError, ValueError), match=message):
-        given_weights(positional, named)
+        given(positional, **named)
 
 
 def torchrl_updater(mapped=False):

@@ -61,3 +61,10 @@ def serve_actor(num_threads: int, meeting: Meeting, worker: int, start_timeout_s
 
     torch.set_num_threads(num_threads)
     serve_remote(meeting, worker, start_timeout_s, given)
+
+
+def leave_ray() -> None:
+    """Ends this process's connection to Ray, and a cluster that it has begun."""
+    from collectx.transport import pair_ray
+
+    pair_ray.leave()

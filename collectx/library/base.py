@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
@@ -90,6 +90,7 @@ class DataCollector(Inspected):
             launch_by(self._cfg, order.remote)
         self._own = own
         spec = envs.read_spec(create[0])
+        self._num_envs, self._is_cuttable = spec.num_envs, spec.cuttable
         self._frames_per_batch = order.fit(self._cfg, own, spec.num_envs)
         self._most_steps = [each.get("steps") for each in own]
         self.policy: Any = policies.build(self._cfg.policy, spec, self._cfg.seed)
@@ -121,7 +122,7 @@ class DataCollector(Inspected):
         return self
 
     def __next__(self) -> TensorDictBase | None:
-        if self.is_running:
+        if self.is_running():
             raise RuntimeError("this collector collects in the background, since start(): take from its replay buffer")
         return self._take()
 
@@ -195,27 +196,34 @@ class DataCollector(Inspected):
             raise RuntimeError("start() was called before")
         self._background = Background(self._take_another)
 
-    @property
     def is_running(self) -> bool:
         """Whether it collects in the background."""
         return self._background is not None and self._background.is_running
 
     @contextlib.contextmanager
-    def pause(self) -> Iterator[None]:
+    def pause(self, timeout: float | None = None, *, resume: bool = True) -> Iterator[None]:
         """`with collector.pause():` adds nothing to the replay buffer inside the block. Workers that write there
         themselves rest; others fill the slots that they have. Blocks until the batches under way are there.
 
+        Args:
+            timeout: seconds that the batch under way may take; None: as long as workers may.
+            resume: must be True: `shutdown` ends it for good.
+
         Raises:
+            ValueError: `resume=False`.
+            TimeoutError: by entering the block: see `timeout`.
             Exception: by entering the block: what has ended the collecting since `start()`, once.
         """
-        with self._alone():
+        if not resume:
+            raise ValueError("resume=False: a pause is over with its block, as nothing else would end it: use shutdown")
+        with self._alone(timeout):
             if self._order.workers_write:
                 self._collector.settle()
             yield
 
-    def _alone(self) -> contextlib.AbstractContextManager[None]:
+    def _alone(self, timeout_s: float | None = None) -> contextlib.AbstractContextManager[None]:
         """Keeps the thread of `start()` from the collector, after the batch under way."""
-        return contextlib.nullcontext() if self._background is None else self._background.hold()
+        return contextlib.nullcontext() if self._background is None else self._background.hold(timeout_s)
 
     @contextlib.contextmanager
     def _publishing(self) -> Iterator[None]:
@@ -228,7 +236,17 @@ class DataCollector(Inspected):
             with self._weights_lock:
                 yield
 
-    def update_policy_weights_(self, policy_or_weights: Given = None, **named: Any) -> None:
+    def update_policy_weights_(
+        self,
+        policy_or_weights: Given = None,
+        *,
+        weights: Given = None,
+        policy: nn.Module | None = None,
+        weights_dict: Mapping[str, Any] | None = None,
+        model_id: str | None = None,
+        worker_ids: Any = None,
+        wait: bool = True,
+    ) -> None:
         """Lets the workers act with newer weights from their next batch on. Copies before it returns, does not wait,
         except, after `start()` and where weights do not lie in shared memory, for the batch under way.
 
@@ -236,13 +254,16 @@ class DataCollector(Inspected):
             policy_or_weights: a module built as the policy, or its weights by name (a state dict, or a TensorDict of
                 parameters), which are copied into this collector's policy; None takes that policy as it is, or what
                 `weight_updater` gives.
-            named: the same as `weights`, `policy` or `weights_dict={"policy": ...}`. `model_id` must be "policy".
+            weights, policy, weights_dict: the same, as `weights=...`, `policy=...`, `weights_dict={"policy": ...}`.
+            model_id: must be "policy" or None.
+            worker_ids: must be None: all workers take the same weights.
+            wait: is not looked at.
 
         Raises:
             KeyError: the weights lack one of the policy's.
             TypeError, ValueError: the weights are given twice, are another model's, or only some workers'.
         """
-        given = given_weights(policy_or_weights, named)
+        given = given_weights((policy_or_weights, weights, policy), weights_dict, model_id, worker_ids)
         with self._publishing():
             self._publish(given)
 
@@ -283,12 +304,32 @@ class DataCollector(Inspected):
         """`shutdown`, after `start()`."""
         self.shutdown(timeout, close_env)
 
-    def reset(self) -> None:
+    def reset(self, reset_idx: Sequence[bool] | None = None) -> None:
         """New trajectories in all envs, from the next batch that a worker begins: in an async collector up to
-        `num_slots` batches of each worker come before."""
+        `num_slots` batches of each worker come before.
+
+        Args:
+            reset_idx: for each worker, whether its envs are meant; None: all are.
+
+        Raises:
+            ValueError: there are not as many as workers, or only some are meant where batches are of whole
+                trajectories.
+        """
+        if reset_idx is None:
+            with self._alone():
+                self._collector.order(RESET)
+                self._assembler.forget()
+            return
+        self._check_some("reset_idx", reset_idx, self.num_workers, "workers")
         with self._alone():
-            self._collector.order(RESET)
-            self._assembler.forget()
+            self._collector.order(RESET, [worker for worker, is_meant in enumerate(reset_idx) if is_meant])
+
+    def _check_some(self, name: str, chosen: Sequence[bool], count: int, what: str) -> None:
+        """Whether `chosen` says which of `count` are to be reset."""
+        if len(chosen) != count:
+            raise ValueError(f"{name}={list(chosen)}: one entry for each of {count} {what}, or None for all")
+        if self.trajs_per_batch is not None:
+            raise ValueError(f"{name}={list(chosen)} with trajs_per_batch={self.trajs_per_batch}: reset all, or none")
 
     def set_seed(self, seed: int, static_seed: bool = False) -> int:
         """Seeds envs and random actions, as if the collector had been made with `seed`, and begins new trajectories, as
@@ -316,21 +357,6 @@ class DataCollector(Inspected):
         """Publishes the policy's weights as they are, as a newer version; returns it."""
         self.update_policy_weights_()
         return self.policy_version
-
-    @property
-    def frames_per_batch(self) -> int:
-        """Frames of one batch, rounded up."""
-        return self._frames_per_batch
-
-    @property
-    def requested_frames_per_batch(self) -> int:
-        """As the constructor was told."""
-        return self._order.frames.in_all
-
-    @property
-    def total_frames(self) -> int:
-        """When it ends; -1: never."""
-        return self._cfg.collector.total_frames
 
     def __enter__(self) -> Self:
         return self

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
+
+from collectx.collector.actors import leave_ray
 from collectx.config import RayLauncherConfig
 from collectx.given import Hooks
 from collectx.library.base import DataCollector
@@ -34,6 +37,32 @@ class Collector(DataCollector):
 
     def __init__(self, create_env_fn: CreateEnv, policy: Any = None, **keywords: Any):
         super().__init__("single", create_env_fn, policy, keywords)
+
+    def reset(self, index: Any = None, **keywords: Any) -> None:  # type: ignore[override]
+        """New trajectories from the next batch on.
+
+        Args:
+            index: which of the env's own: a mask, indices or a slice; None: all.
+            keywords: none: resets take no other arguments than seeds.
+
+        Raises:
+            ValueError: keywords are given, the envs reset themselves, or only some are meant where batches are of whole
+                trajectories.
+            IndexError: there is no such env.
+        """
+        if keywords:
+            raise ValueError(
+                f"{', '.join(keywords)}: resets take no such arguments; set them on the env, or in its maker"
+            )
+        if index is None:
+            super().reset()
+            return
+        chosen = torch.zeros(self._num_envs, dtype=torch.bool)
+        chosen[index] = True
+        self._check_some("index", chosen.tolist(), self._num_envs, "envs")
+        if not self._is_cuttable:
+            raise ValueError(f"index={index!r}: this vector env resets its envs by itself, and none before its end")
+        self._ask("restart", chosen.tolist())
 
 
 @described(Work, Frames, Devices, Handing, Workers, Weights, Hooks, Assembly, Preempted)
@@ -133,6 +162,26 @@ class RayCollector(DataCollector):
     def local_policy(self) -> Any:
         """This process's policy."""
         return self.policy
+
+    def shutdown(
+        self,
+        timeout: float | None = None,
+        close_env: bool = True,
+        raise_on_error: bool = True,
+        shutdown_ray: bool = False,
+    ) -> None:
+        """As any collector's.
+
+        Args:
+            shutdown_ray: whether this process leaves Ray too, which ends a cluster that it has begun.
+        """
+        super().shutdown(timeout, close_env, raise_on_error)
+        if shutdown_ray:
+            leave_ray()
+
+    def async_shutdown(self, timeout: float | None = None, close_env: bool = True, shutdown_ray: bool = False) -> None:
+        """`shutdown`, after `start()`."""
+        self.shutdown(timeout, close_env, shutdown_ray=shutdown_ray)
 
     def stop_remote_collectors(self) -> None:
         """`shutdown`."""

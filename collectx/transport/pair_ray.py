@@ -56,6 +56,11 @@ def begin(options: Mapping[str, Any]) -> None:
         ) from error
 
 
+def leave() -> None:
+    """Ends the connection, and a cluster that `begin` has started. Idempotent."""
+    ray.shutdown()
+
+
 def _reach(address: str) -> None:
     """Ray itself tries for minutes. Raises OSError: nobody listens at `host:port`."""
     host, _, port = address.rpartition(":")

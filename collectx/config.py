@@ -159,6 +159,10 @@ class CollectorConfig:
     reset_at_each_iter: bool = MISSING
     set_truncated: bool = MISSING
     refresh: str = one_of("batch", "step")
+    preemptive_threshold: float | None = within(0, 1)
+    trajs_per_batch: int | None = at_least(1)
+    traj_format: str = one_of("padded", "cat")
+    compact_obs: bool = MISSING
 
 
 @dataclass

@@ -67,8 +67,6 @@ def build(
     place: Place | None = None,
     own: Sequence[Mapping[str, Any]] | None = None,
     share: Share | None = None,
-    compact_obs: bool = False,
-    threshold: float | None = None,
 ) -> Collector:
     """Starts the workers and returns the collector over them. Does not wait for them.
 
@@ -81,23 +79,21 @@ def build(
         own: for each worker, the fields of its `WorkerTask` that are not as `cfg` has them. All must make equally many
             envs, of the same spaces.
         share: where these are only some of the run's workers.
-        compact_obs: batches are without the observation below `next`.
-        threshold: of a sync collector on this machine, see `SyncSchedule`.
 
     Raises:
         ConfigError, ShapeError: the policy does not fit the env, or the env cannot be reset as `cfg.collector` wants.
     """
     want = cfg.collector
     num_workers = num_workers_of(cfg)
-    may_end_early = threshold is not None or any("asked" in each for each in own or ())
+    may_end_early = want.preemptive_threshold is not None or any("asked" in each for each in own or ())
     rollout = dataclasses.replace(rollout_spec(want, num_workers), may_end_early=may_end_early)
     spec = rollout.env_spec(spec)
     # Only asked what it writes; it stays where the trainer keeps it.
     actor = policies.make_actor(policy, spec, _device_of(policy), policies.ExplorationType(want.exploration_type))
-    schedule = make_schedule(want, num_workers, threshold)
+    schedule = make_schedule(want, num_workers)
     rows = spec.num_envs * rows_per_env(want)
     slab = SlabSpec(
-        leaves=batch_leaves(seen_with(spec, actor.carried).observation, actor.leaves, compact_obs),
+        leaves=batch_leaves(seen_with(spec, actor.carried).observation, actor.leaves, want.compact_obs),
         rows=rows,
         steps=want.frames_per_batch // (rows * (num_workers if schedule.joined else 1)),
         num_workers=num_workers,
@@ -329,10 +325,10 @@ def rollout_spec(want: CollectorConfig, num_workers: int) -> RolloutSpec:
     )
 
 
-def make_schedule(want: CollectorConfig, num_workers: int, threshold: float | None = None) -> Schedule:
+def make_schedule(want: CollectorConfig, num_workers: int) -> Schedule:
     """The order of its batches."""
     if not is_async(want):
-        return SyncSchedule(num_workers, threshold)
+        return SyncSchedule(num_workers, want.preemptive_threshold)
     num_batches = None if want.total_frames < 0 else -(-want.total_frames // want.frames_per_batch)
     return AsyncSchedule(num_workers, want.num_slots, num_batches)
 

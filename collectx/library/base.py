@@ -20,9 +20,11 @@ from torch import nn
 from collectx import env as envs
 from collectx import policy as policies
 from collectx.collector.build import build
+from collectx.collector.trajectories import Assembler
 from collectx.collector.worker import env_seed
 from collectx.config import REMOTE, backend_of, is_stacked
 from collectx.given import Hooks
+from collectx.library.assembly import Assembly
 from collectx.library.background import Background
 from collectx.library.early import Early
 from collectx.library.inspection import Inspected
@@ -39,7 +41,6 @@ from collectx.library.keywords import (
     Work,
     Workers,
 )
-from collectx.library.trajectories import Assembler, Assembly
 from collectx.library.updates import Given, given_weights, load_weights, updated_weights
 from collectx.transport.base import RESET, reset_with
 
@@ -97,16 +98,7 @@ class DataCollector(Inspected):
         self._closing = contextlib.ExitStack()
         with contextlib.ExitStack() as stack:
             place, events = come_up(stack, self._cfg, create, order.remote)
-            self._collector = build(
-                self._cfg,
-                self.policy,
-                spec,
-                events,
-                place=place,
-                own=own,
-                compact_obs=order.handing.compact_obs,
-                threshold=order.early.threshold,
-            )
+            self._collector = build(self._cfg, self.policy, spec, events, place=place, own=own)
             stack.callback(self._collector.close)
             self._closing = stack.pop_all()
         if order.workers.num_threads is not None:
@@ -114,7 +106,9 @@ class DataCollector(Inspected):
         self._hooks = order.hooks
         self._num_delivered = 0
         self._same: TensorDictBase | None = None
-        self._assembler = Assembler(order.assembly, self._cfg.collector.reset_at_each_iter)
+        self._assembler = Assembler(
+            order.assembly.trajs_per_batch or 1, self.traj_format, self._cfg.collector.reset_at_each_iter
+        )
         self._background: Background | None = None
         self._weights_lock = threading.Lock()
 
@@ -156,7 +150,7 @@ class DataCollector(Inspected):
             self._assembler.add(self._hand(next(self._collector), self._collector.steps))
             self._num_delivered += 1
             if buffer is not None:
-                for frames in self._assembler.writes():
+                for frames in self._assembler.writes(self.trajs_per_write or 1):
                     buffer.extend(frames)
                 return None
 

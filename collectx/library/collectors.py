@@ -10,6 +10,7 @@ import torch
 from collectx.collector.actors import leave_ray
 from collectx.config import RayLauncherConfig
 from collectx.given import Hooks
+from collectx.library.assembly import Assembly
 from collectx.library.base import DataCollector
 from collectx.library.early import Interrupted, Preempted
 from collectx.library.keywords import (
@@ -27,7 +28,6 @@ from collectx.library.keywords import (
     described,
     own_of,
 )
-from collectx.library.trajectories import Assembly
 
 
 @described(Work, Frames, Devices, Handing, Weights, Hooks, Assembly, Interrupted)

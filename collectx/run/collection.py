@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from collectx.collector.trajectories import Assembler, mask
 from collectx.run.folder import JsonLines, RunFolder
 from collectx.run.statistics import Statistics
 
@@ -36,6 +37,9 @@ class Source(Protocol):
 
     @property
     def delivery(self) -> Delivery: ...
+
+    @property
+    def steps(self) -> list[int]: ...
 
     def __iter__(self) -> Iterator[TensorDict]: ...
 
@@ -61,6 +65,8 @@ class RunCollection:
         check: Callable[[], None] = lambda: None,
         hold: Callable[[], AbstractContextManager[None]] = nullcontext,
         clock: Callable[[], float] = time.monotonic,
+        masked: bool = False,
+        assembler: Assembler | None = None,
     ):
         """
         Args:
@@ -70,6 +76,9 @@ class RunCollection:
             hold: `with hold():` nothing that is to stop the run raises inside the block: a batch is counted wholly, or
                 not at all.
             clock: seconds; what `Statistics.first_s` and `last_s` are counted on.
+            masked: batches may have places without a frame, and a mask that tells which.
+            assembler: makes the trainer's batches, of whole trajectories; what is counted, digested and written down
+                are the collector's. None: they are the same.
         """
         self.statistics = statistics
         self.total_frames = statistics.total_frames = collector.total_frames
@@ -83,6 +92,8 @@ class RunCollection:
         self._check = check
         self._hold = hold
         self._clock = clock
+        self._masked = masked
+        self._assembler = assembler
         self._lines = JsonLines(folder.metrics)
         self._line: dict[str, Any] | None = None
         self._logged: dict[str, float] = {}
@@ -92,11 +103,20 @@ class RunCollection:
 
     def __next__(self) -> TensorDict:
         """The next batch; blocks until it is there. Raises what the collector raises."""
+        if self._assembler is None:
+            return self._collect()
+        while (whole := self._assembler.take()) is None:
+            self._assembler.add(self._collect())
+        return whole
+
+    def _collect(self) -> TensorDict:
         self._write()
         self._check()
         if self._batches is None:
             self._batches = iter(self._collector)
         batch = next(self._batches)
+        if self._masked:
+            mask(batch, self._collector.steps)
         with self._hold():
             self._count(batch)
         return batch

@@ -114,6 +114,7 @@ def _collect(
 
         from collectx import collector as collectors
         from collectx import env, policy, trainer
+        from collectx.collector.trajectories import Assembler
         from collectx.run.collection import RunCollection
 
         if problems := rules.device_problems(cfg) + rules.backend_problems(cfg):
@@ -130,8 +131,19 @@ def _collect(
     except (ConfigError, LauncherError, SpaceError) as error:
         raise record.misconfigured(error) from error
     with workers as collector:
+        want = cfg.collector
         collection = RunCollection(
-            collector, files, record.statistics, record.digest, events, signals.check, signals.hold
+            collector,
+            files,
+            record.statistics,
+            record.digest,
+            events,
+            signals.check,
+            signals.hold,
+            masked=want.preemptive_threshold is not None,
+            assembler=None
+            if want.trajs_per_batch is None
+            else Assembler(want.trajs_per_batch, want.traj_format, want.reset_at_each_iter),
         )
         try:
             learner.train(collection)

@@ -47,6 +47,8 @@ _OURS_ADVICE = {
     "error": ": the run folder has the logs",
     "no-kill": ": use collector.on_worker_failure",
 }
+# Trainers that learn, of those that are built in.
+_LEARNING = ("ppo", "impala", "dqn")
 _DEVICE = re.compile(r"(cpu|cuda)(:\d+)?")
 
 
@@ -56,6 +58,8 @@ def problems(cfg: RunConfig) -> list[str]:
         _frames_per_batch,
         _total_frames,
         _trajectories,
+        _preemption,
+        _learnable,
         _single,
         _backend,
         _inner,
@@ -210,6 +214,49 @@ def _trajectories(cfg: RunConfig) -> Iterator[str]:
                 f"collector.{name}={str(value).lower()}: with env.autoreset_mode=next_step no env can be reset before "
                 "its episode ends: use env.autoreset_mode=disabled or same_step."
             )
+
+
+def _preemption(cfg: RunConfig) -> Iterator[str]:
+    """Workers end their parts early where the trainer's memory tells them to."""
+    want, share = cfg.collector, cfg.collector.preemptive_threshold
+    if share is None or _missing(share, want.kind, cfg.backend.kind, cfg.launcher.kind):
+        return
+    told = f"collector.preemptive_threshold={share}"
+    if want.kind == "single":
+        yield f"{told}: collector=single has no workers of which some could be waited for: use collector=multi_sync."
+    elif not _missing(getattr(want, "sync", None)) and is_async(want):
+        yield f"{told}: an async batch comes from one worker and waits for no other: use collector=multi_sync, or null."
+    elif (backend := backend_of(cfg)) not in ("inline", "shared_memory"):
+        yield (
+            f"{told}: over backend={backend} workers are not told to end their parts: use collector=multi_sync on one "
+            "machine, or null."
+        )
+
+
+def _learnable(cfg: RunConfig) -> Iterator[str]:
+    """The trainers that learn look at every place of a batch, and at the observation after it."""
+    want, trainer = cfg.collector, cfg.trainer.kind
+    if trainer not in _LEARNING:
+        return
+    if want.compact_obs is True:
+        yield (
+            f"collector.compact_obs=true: trainer={trainer} learns from the observation below next: use false, or "
+            "trainer=meter or custom."
+        )
+    if _missing(want.preemptive_threshold, want.trajs_per_batch, want.traj_format):
+        return
+    if want.trajs_per_batch is None:
+        if want.preemptive_threshold is not None:
+            yield (
+                f"collector.preemptive_threshold={want.preemptive_threshold}: batches have places without a frame, and "
+                f"trainer={trainer} learns from every place: use null, or whole trajectories one after another, "
+                "collector.trajs_per_batch=N collector.traj_format=cat."
+            )
+    elif want.traj_format == "padded":
+        yield (
+            f"collector.trajs_per_batch={want.trajs_per_batch}: padded batches have places without a frame, and "
+            f"trainer={trainer} learns from every place: use collector.traj_format=cat."
+        )
 
 
 def _single(cfg: RunConfig) -> Iterator[str]:

@@ -21,6 +21,7 @@ from collectx.config import (
 )
 from collectx.errors import ConfigError
 from collectx.given import GivenEnvConfig, Hooks
+from collectx.library.assembly import Assembly
 from collectx.library.early import Early
 from collectx.library.keywords.reading import (
     exploration_of,
@@ -31,7 +32,6 @@ from collectx.library.keywords.reading import (
 )
 from collectx.library.keywords.remote import Nested, RayRemote
 from collectx.library.keywords.specs import Devices, Frames, Handing, Weights, Work, Workers
-from collectx.library.trajectories import Assembly
 
 
 @dataclass(frozen=True)
@@ -217,6 +217,10 @@ class Order:
             reset_at_each_iter=self.frames.reset_at_each_iter,
             set_truncated=self.frames.set_truncated,
             refresh="step" if self.weights.update_weights_between_steps else "batch",
+            preemptive_threshold=self.early.threshold,
+            trajs_per_batch=self.assembly.trajs_per_batch,
+            traj_format=self.assembly.traj_format or "padded",
+            compact_obs=self.handing.compact_obs,
         )
         if self.early.asked is not None:
             own[0]["asked"] = self.early.asked

@@ -12,13 +12,13 @@ from tensordict import TensorDict
 from tensordict.nn import CudaGraphModule
 
 from collectx.batch import POLICY_VERSION, TRAJ_IDS
+from collectx.collector.trajectories import mask, split_trajectories
 from collectx.config import (
     DevicesConfig,
     PolicyConfig,
     RandomPolicyConfig,
 )
 from collectx.given import GivenEnvConfig, GivenPolicyConfig
-from collectx.library.early import mask
 from collectx.library.keywords.reading import (
     exploration_of,
     exploration_problems,
@@ -27,7 +27,6 @@ from collectx.library.keywords.reading import (
     name_of,
     why_no_device,
 )
-from collectx.library.trajectories import split_trajectories
 from collectx.policy.exploration import ExplorationType
 from collectx.replay.buffer import ReplayBuffer
 

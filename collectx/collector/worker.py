@@ -11,7 +11,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from time import perf_counter
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import numpy as np
 import torch
@@ -32,7 +32,6 @@ from collectx.config import (
 from collectx.errors import ShapeError
 from collectx.given import Given, Hooks
 from collectx.policy.weights import FlatWeights
-from collectx.replay.buffer import ReplayBuffer
 from collectx.rollout.carry import with_state
 from collectx.rollout.cut import with_ends
 from collectx.rollout.episodes import Episodes
@@ -40,6 +39,12 @@ from collectx.rollout.rollout import Asked, Rollout, Stopped
 from collectx.rollout.spec import PLAIN, RolloutSpec
 from collectx.rollout.start import rollout_of
 from collectx.transport.base import ASKED, GO_ON, AskedLink, Link, Tally, seed_of
+
+
+class Extended(Protocol):
+    """A `collectx.ReplayBuffer`, or what writes to one."""
+
+    def extend(self, batch: Any, /) -> Any: ...
 
 
 @dataclass(frozen=True)
@@ -100,7 +105,7 @@ class WorkerTask:
     rollout: RolloutSpec = PLAIN
     steps: int | None = None
     asked: Callable[[], bool] | None = None
-    replay: ReplayBuffer | None = None
+    replay: Extended | None = None
     hooks: Hooks = field(default_factory=Hooks)
 
     @property

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from collectx.config import RayLauncherConfig, RunConfig
+from collectx.config import RayLauncherConfig, RunConfig, backend_of, is_async
 from collectx.errors import ConfigError, LauncherError, SpaceError
 from collectx.run import report, rules, snapshot
 from collectx.run.events import EventLog
@@ -127,7 +127,9 @@ def _collect(
         _seed(cfg.seed)
         module = policy.build(cfg.policy, spec, cfg.seed)
         learner = trainer.build(cfg.trainer, module, spec, cfg.seed, device)
-        workers = collectors.build(cfg, module, spec, events, files.logs, place)
+        replay = getattr(learner, "shared_replay", None) if _may_write(cfg) else None
+        own = None if replay is None else [{"replay": replay}] * cfg.collector.num_workers
+        workers = collectors.build(cfg, module, spec, events, files.logs, place, own)
     except (ConfigError, LauncherError, SpaceError) as error:
         raise record.misconfigured(error) from error
     with workers as collector:
@@ -144,6 +146,7 @@ def _collect(
             assembler=None
             if want.trajs_per_batch is None
             else Assembler(want.trajs_per_batch, want.traj_format, want.reset_at_each_iter),
+            workers_write=replay is not None,
         )
         try:
             learner.train(collection)
@@ -155,6 +158,13 @@ def _collect(
             signals.shield()
             collection.close()
             _save(learner, files)
+
+
+def _may_write(cfg: RunConfig) -> bool:
+    """Whether workers may write their batches to a trainer's replay buffer: where nobody looks at them before, and
+    their order is left to chance anyway."""
+    looked_at = getattr(cfg.trainer, "digest", False) or cfg.collector.trajs_per_batch is not None
+    return is_async(cfg.collector) and backend_of(cfg) == "shared_memory" and not looked_at
 
 
 def _leave_cores(cfg: RunConfig) -> None:

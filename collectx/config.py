@@ -144,7 +144,7 @@ class CollectorConfig:
     num_workers: int = at_least(1)
     frames_per_batch: int = at_least(1)
     total_frames: int = count_or_endless()
-    exploration_type: str = one_of("random", "mode", "mean", "deterministic")
+    exploration_type: str = one_of("random", "mode", "mean", "median", "deterministic")
     num_slots: int = at_least(1)
     zero_copy: bool = MISSING
     on_worker_failure: str = one_of("raise", "restart", "drop")

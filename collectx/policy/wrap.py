@@ -43,7 +43,7 @@ class WrappedActor:
 
     Raises:
         ConfigError: the policy reads keys that the env does not write, or writes no action, or what it carries cannot
-            be told, see `collectx.policy.state`.
+            be told, see `collectx.policy.state`, or its distribution has no action of that exploration type.
         ShapeError: an action has not the shape or the kind of dtype that the action space demands, or a state not that
             of the env.
     """
@@ -66,8 +66,18 @@ class WrappedActor:
         self._settled = lambda how: _settle(policy, spec, device, exploration_type, how)
         self._call = self._settled(Acceleration())
         zeros = [torch.zeros((spec.num_envs, *o.shape), dtype=o.dtype, device=device) for o in spec.observation]
-        with exploration(exploration_type), torch.inference_mode(), _without_trace(self.module, device):
-            outputs = self._call(zeros)
+        try:
+            with exploration(exploration_type), torch.inference_mode(), _without_trace(self.module, device):
+                outputs = self._call(zeros)
+        except NotImplementedError as error:
+            if f".{exploration_type.value} " not in str(error):
+                raise
+            raise ConfigError(
+                [
+                    f"exploration_type={exploration_type.value}: the policy's distribution has none ({error}): use "
+                    "random, mode, mean or deterministic."
+                ]
+            ) from error
         missing = [leaf.key for leaf in spec.action if leaf.key not in outputs]
         if missing:
             raise ConfigError([f"the policy wrote {_names(outputs)}, but not the action {_names(missing)}."])

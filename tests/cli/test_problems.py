@@ -39,7 +39,7 @@ ONE_PROBLEM = {
     "policy.hidden_sizes=[64,-1]": r"must be at least 1\.",
     "trainer.gamma=1.5": r"must be at least 0 and at most 1\.",
     "trainer.learning_rate=0": r"must be greater than 0\.",
-    "collector.exploration_type=randon": r"one of random, mode, mean, deterministic; did you mean random\?",
+    "collector.exploration_type=randon": r"one of random, mode, mean, median, deterministic; did you mean random\?",
     "seed=-1": r"^seed=-1: must be at least 0\.",
     "env=envpool": r"^env\.id is not set: give env\.id=VALUE\.",
     "collector.num_slots=${nowhere}": r"^collector\.num_slots: Interpolation key 'nowhere' not found",

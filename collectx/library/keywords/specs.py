@@ -44,8 +44,8 @@ class Work:
             actions.
         policy_factory: makes the policy instead, in every process.
         create_env_kwargs: passed to `create_env_fn`; one dict for all workers, or one for each.
-        exploration_type: how actions are taken from the policy's distribution: RANDOM, MODE, MEAN or DETERMINISTIC, of
-            this package's `ExplorationType` or TorchRL's, or its name.
+        exploration_type: how actions are taken from the policy's distribution: RANDOM, MODE, MEAN, MEDIAN or
+            DETERMINISTIC, of TorchRL's `ExplorationType`, or its name. Built-in policies know RANDOM and the mode.
         exploration_mode: TorchRL's earlier keyword for the name.
         trust_policy: is not looked at: every policy is called once, on zeros, to learn what it writes.
         auto_register_policy_transforms: is not looked at: a recurrent policy is given its state and `is_init` without

@@ -93,7 +93,7 @@ def build(
     schedule = make_schedule(want, num_workers)
     rows = spec.num_envs * rows_per_env(want)
     slab = SlabSpec(
-        leaves=batch_leaves(seen_with(spec, actor.carried).observation, actor.leaves, want.compact_obs),
+        leaves=batch_leaves(seen_with(spec, actor.carried).observation, actor.leaves, want.compact_obs, spec.rewards),
         rows=rows,
         steps=want.frames_per_batch // (rows * (num_workers if schedule.joined else 1)),
         num_workers=num_workers,
@@ -138,6 +138,7 @@ def build(
     delivery = DeliverySpec(
         leaves=slab.leaves,
         rows=rows,
+        shape=spec.batch_shape if rows == spec.num_envs and spec.batch_shape else (rows,) if rows > 1 else (),
         steps=slab.steps,
         stacked=is_stacked(want),
         total_frames=want.total_frames,

@@ -92,7 +92,7 @@ class DataCollector(Inspected):
         self._own = own
         spec = envs.read_spec(create[0])
         self._num_envs, self._is_cuttable = spec.num_envs, spec.cuttable
-        self._frames_per_batch = order.fit(self._cfg, own, spec.num_envs)
+        self._frames_per_batch = order.fit(self._cfg, own, spec)
         self._most_steps = [each.get("steps") for each in own]
         self.policy: Any = policies.build(self._cfg.policy, spec, self._cfg.seed)
         self._closing = contextlib.ExitStack()

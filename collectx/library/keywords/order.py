@@ -19,6 +19,7 @@ from collectx.config import (
     is_stacked,
     rows_per_env,
 )
+from collectx.env.base import EnvSpec
 from collectx.errors import ConfigError
 from collectx.given import GivenEnvConfig, Hooks
 from collectx.library.assembly import Assembly
@@ -131,12 +132,12 @@ class Order:
             )
         return found
 
-    def fit(self, cfg: RunConfig, own: list[dict[str, Any]], num_envs: int) -> int:
+    def fit(self, cfg: RunConfig, own: list[dict[str, Any]], spec: EnvSpec) -> int:
         """Rounds the frames of a batch up to whole steps of all envs, as TorchRL does, in what `config` gave; returns
         how many they are.
 
         Args:
-            num_envs: of one worker's process.
+            spec: of one worker's process.
 
         Raises:
             ConfigError: parts of different lengths are to be concatenated along another dimension than time.
@@ -144,7 +145,8 @@ class Order:
         want, told, dim = cfg.collector, self.frames.per_worker, self.handing.cat_results
         stacked = is_stacked(want)
         uneven = told is not None or self.early.threshold is not None
-        last = 0 if num_envs == 1 else 1
+        num_envs = spec.num_envs
+        last = len(spec.batch_shape) or int(num_envs > 1)
         if stacked and uneven and self.handing.is_concatenated and dim not in (-1, last):
             raise ConfigError(
                 [

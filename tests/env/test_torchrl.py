@@ -208,7 +208,7 @@ class ByItself(torchrlenvs.ManyKeys):
 @pytest.mark.parametrize(
     ("make", "kind", "message"),
     [
-        (torchrlenvs.Apart, SpaceError, r"the ends agents.done \[2, 1\]: an episode ends by done, .* at the root"),
+        (torchrlenvs.Apart, SpaceError, r"the ends agents.done \[2, 1\], .*: an episode ends by done, "),
         (torchrlenvs.hooked, ConfigError, "Hooked has _post_step_mdp_hooks, by which a frame's keys below next"),
         (ByItself, ConfigError, "ByItself resets its envs by itself"),
         (lambda: 3, ConfigError, "returned a builtins.int: expected a gymnasium.Env, .* or an EnvBase of TorchRL"),

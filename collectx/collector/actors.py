@@ -48,6 +48,20 @@ def placing(launcher: RayLauncherConfig, start_timeout_s: float, given: Callable
     return Place(announce=meetings.append, start=start, describe=describe)
 
 
+def are_here(launcher: RayLauncherConfig) -> bool:
+    """Whether all workers will be on this machine. Connects this process to Ray, where it is to be another's cluster.
+
+    Raises:
+        LauncherError: there is no such cluster.
+    """
+    if launcher.ray_init_config.get("address") in (None, "local"):
+        return True
+    from collectx.transport import pair_ray
+
+    pair_ray.begin(launcher.ray_init_config)
+    return pair_ray.is_alone()
+
+
 def remote_config(configs: dict[str, Any] | Sequence[dict[str, Any]], worker: int) -> dict[str, Any]:
     """What the actor of one worker asks for: the same for all, or one for each."""
     return configs if isinstance(configs, dict) else configs[worker]

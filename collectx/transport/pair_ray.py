@@ -14,12 +14,13 @@ import contextlib
 import os
 import pickle
 import queue
+import signal
 import socket
 import sys
 import threading
 import warnings
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from importlib import import_module
 from multiprocessing.connection import Connection
 from typing import Any
@@ -48,7 +49,8 @@ def begin(options: Mapping[str, Any]) -> None:
         return
     try:
         _reach(str(options.get("address")))
-        ray.init(**(_DEFAULTS | dict(options)))
+        with _signals_kept():
+            ray.init(**(_DEFAULTS | dict(options)))
     except (OSError, ValueError, TypeError, RuntimeError) as error:
         raise LauncherError(
             f"launcher.ray_init_config={dict(options)}: {error}. Start a cluster by `ray start --head`, or give no "
@@ -56,11 +58,28 @@ def begin(options: Mapping[str, Any]) -> None:
         ) from error
 
 
+@contextlib.contextmanager
+def _signals_kept() -> Iterator[None]:
+    """Ray takes SIGTERM for itself, and ends a process that has a way of its own to end in order."""
+    handler = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        if handler not in (None, signal.SIG_DFL) and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, handler)
+
+
 def _reach(address: str) -> None:
     """Ray itself tries for minutes. Raises OSError: nobody listens at `host:port`."""
     host, _, port = address.rpartition(":")
     if host and port.isdecimal() and "//" not in address:
         socket.create_connection((host, int(port)), timeout=_CONNECT_S).close()
+
+
+def is_alone() -> bool:
+    """Whether all nodes of the cluster that this process is connected to are on this machine."""
+    mine = ray.util.get_node_ip_address()
+    return all(node["NodeManagerAddress"] == mine for node in ray.nodes() if node["Alive"])
 
 
 def problems(name: str, configs: Any) -> list[str]:

@@ -181,6 +181,7 @@ class BackendConfig:
 @dataclass
 class RpcBackendConfig(BackendConfig):
     tensorpipe: dict[str, Any] = field(default_factory=dict)
+    visible_devices: list[str] | None = MISSING
 
 
 @dataclass

@@ -123,6 +123,8 @@ def build(
         rollout,
     )
 
+    visible = cfg.backend.visible_devices if isinstance(cfg.backend, RpcBackendConfig) else None
+
     def task_of(worker: int, life: int) -> WorkerTask:
         # Who is added to as many as were meant has the envs of another, in a life that nobody else has.
         times, index = divmod(worker, num_workers)
@@ -134,6 +136,7 @@ def build(
             "first_worker": first,
             "life": life,
             "rollout": begun,
+            "visible_device": visible[index] if visible else None,
             **(own[worker] if own else {}),
         }
         return dataclasses.replace(task, **changed)

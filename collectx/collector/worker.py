@@ -83,6 +83,7 @@ class WorkerTask:
         asked: of a worker in the trainer's process: called after every step, whether a batch is to end.
         replay: of a process of the trainer's machine: where it writes its batches itself.
         hooks: what is called around its batches.
+        visible_device: of a process of its own: the only GPU that it sees, or "cpu". None: all that there are.
     """
 
     worker: int
@@ -102,6 +103,7 @@ class WorkerTask:
     asked: Callable[[], bool] | None = None
     replay: ReplayBuffer | None = None
     hooks: Hooks = field(default_factory=Hooks)
+    visible_device: str | None = None
 
     @property
     def index(self) -> int:

@@ -35,7 +35,7 @@ from collectx.config import (
     why_no_nccl,
 )
 from collectx.errors import ConfigError
-from collectx.transport.backends import actor_problems, tensorpipe_problems
+from collectx.transport.backends import actor_problems, tensorpipe_problems, visible_problems
 
 # Options of sbatch that a job of all roles depends on.
 _OURS = frozenset({"array", "ntasks", "nodes", "output", "error", "no-kill"})
@@ -251,6 +251,10 @@ def _backend(cfg: RunConfig) -> Iterator[str]:
         return
     if isinstance(cfg.backend, RpcBackendConfig):
         yield from tensorpipe_problems("backend.tensorpipe", cfg.backend.tensorpipe)
+        visible, devices = cfg.backend.visible_devices, cfg.devices
+        if not _missing(visible, devices.device, devices.policy_device, cfg.collector.num_workers):
+            acting = [devices.policy_device or devices.device or "cpu"] * cfg.collector.num_workers
+            yield from visible_problems("backend.visible_devices", visible, acting)
     if (
         backend == "nccl"
         and not one_process

@@ -42,6 +42,12 @@ def name_of(device: Any) -> str | None:
     return None if device is None else str(torch.device(device))
 
 
+def is_here(device: str) -> bool:
+    """Whether this machine has it."""
+    kind, _, index = device.partition(":")
+    return kind == "cpu" or (kind == "cuda" and torch.cuda.is_available() and int(index) < torch.cuda.device_count())
+
+
 def why_no_device(device: Any) -> str | None:
     try:
         name_of(device)

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from collectx.config import (
     GROUP_BACKENDS,
     BackendConfig,
@@ -17,6 +19,7 @@ from collectx.library.keywords.reading import (
     exploration_of,
     exploration_problems,
     for_each,
+    is_here,
     why_no_device,
 )
 from collectx.transport.backends import actor_problems, tensorpipe_problems, why_not
@@ -120,7 +123,9 @@ class RpcRemote(Remote):
     """Workers over torch RPC; `backend` is not looked at.
 
     Args:
-        visible_devices: is not looked at: bytes lie on the CPU on their way.
+        visible_devices: for each worker the only GPU that its process sees, counted among those of its host, where its
+            policy may act by that name or as "cuda"; "cpu": it sees none. Bytes lie on the CPU on their way. None: all
+            see all.
         tensorpipe_options: `num_worker_threads`, `rpc_timeout` (seconds), `_transports` and `_channels` of
             `torch.distributed.rpc.TensorPipeRpcBackendOptions`.
     """
@@ -130,11 +135,25 @@ class RpcRemote(Remote):
 
     def problems(self, num_workers: int) -> list[str]:
         """See `Remote`."""
-        return super().problems(num_workers) + tensorpipe_problems("tensorpipe_options", self.tensorpipe_options or {})
+        found = super().problems(num_workers) + tensorpipe_problems("tensorpipe_options", self.tensorpipe_options or {})
+        for device in self.visible_devices or ():
+            if why := why_no_device(_gpu_named(device)):
+                return [*found, f"visible_devices={self.visible_devices!r}: {why}"]
+        if self.launcher == "mp" and (absent := sorted({each for each in self.visible or () if not is_here(each)})):
+            found.append(f"visible_devices={self.visible_devices!r}: this machine has no {', '.join(absent)}.")
+        return found
+
+    @property
+    def visible(self) -> list[str] | None:
+        """`visible_devices` by their names."""
+        if self.visible_devices is None:
+            return None
+        devices = [torch.device(_gpu_named(device)) for device in self.visible_devices]
+        return [device.type if device.type == "cpu" else f"{device.type}:{device.index or 0}" for device in devices]
 
     def backend_config(self) -> BackendConfig:
         """See `Remote`."""
-        return RpcBackendConfig("rpc", None, self.tcp_port, dict(self.tensorpipe_options or {}))
+        return RpcBackendConfig("rpc", None, self.tcp_port, dict(self.tensorpipe_options or {}), self.visible)
 
 
 @dataclass(frozen=True)
@@ -191,6 +210,11 @@ _COLLECTOR_CLASSES = {
 }
 
 _OWN = ("create_env_kwargs", "device", "policy_device", "exploration_type")
+
+
+def _gpu_named(device: Any) -> Any:
+    """torch itself takes a number for a device only where there is a GPU."""
+    return f"cuda:{device}" if isinstance(device, int) else device
 
 
 def _own_problems(own: dict[str, Any]) -> list[str]:

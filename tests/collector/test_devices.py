@@ -1,0 +1,101 @@
+"""Which GPUs workers see. There is none here: what counts is what their processes are told."""
+
+from __future__ import annotations
+
+import os
+import re
+
+import gymnasium
+import numpy as np
+import pytest
+
+from collectx import RPCCollector
+from collectx.cli.compose import compose
+from collectx.collector.remote import _see
+from collectx.errors import ConfigError, RendezvousError
+
+NONE, ALL = -1.0, -2.0
+
+
+class Seeing(gymnasium.Env):
+    """Observes the number of the GPU that its process sees."""
+
+    observation_space = gymnasium.spaces.Box(-9, 9, (1,))
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def _look(self):
+        seen = os.environ.get("CUDA_VISIBLE_DEVICES", ALL)
+        return np.array([NONE if seen == "" else float(seen)], np.float32)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return self._look(), {}
+
+    def step(self, action):
+        return self._look(), 0.0, False, False, {}
+
+
+def rpc(visible, **keywords):
+    keywords = {"frames_per_batch": 20, "sync": True, "launcher": "mp"} | keywords
+    return RPCCollector([Seeing] * 2, visible_devices=visible, **keywords)
+
+
+def seen_by(collector) -> list[list[float]]:
+    with collector:
+        return [part.unique().tolist() for part in next(collector)["observation"]]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("inner", [1, 2])
+def test_a_worker_sees_the_gpu_that_is_its_own(inner, monkeypatch):
+    monkeypatch.setattr("collectx.library.keywords.remote.is_here", lambda device: True)
+    keywords = {"num_workers_per_collector": inner, "frames_per_batch": 40}
+    assert seen_by(rpc(["cuda:1", 0], **keywords)) == [[1.0], [0.0]]
+    assert seen_by(rpc(["cpu", "cuda:2"], **keywords)) == [[NONE], [2.0]]
+
+
+def test_gpus_are_counted_among_those_that_its_host_gives_it(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,3")
+    _see({"visible_device": None})
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "5,3"
+    with pytest.raises(RendezvousError, match=r"is to see cuda:2, and its host gives it CUDA_VISIBLE_DEVICES=5,3"):
+        _see({"visible_device": "cuda:2"})
+    _see({"visible_device": "cuda:1"})
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "3"
+
+
+WRONG = {
+    "another number": ({"visible": ["cpu"]}, r"^visible_devices has 1 entries for 2 workers: one for each"),
+    "not here": ({"visible": ["cpu", "cuda:7"]}, r"^visible_devices=.*this machine has no cuda:7"),
+    "no device": ({"visible": ["cpu", "gpu"]}, r"^visible_devices=.*gpu"),
+    "acts on none": (
+        {"visible": ["cpu", "cpu"], "policy_device": "cuda"},
+        r"policy of worker 0 acts on cuda, and cpu is",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_what_cannot_work_is_told_before_anything_starts(case):
+    keywords, told = WRONG[case]
+    with pytest.raises(ConfigError) as caught:
+        rpc(**keywords)
+    assert any(re.search(told, problem) for problem in caught.value.problems), caught.value.problems
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("backend.visible_devices=[cuda:0,gpu]", r"^backend\.visible_devices=.*must be a list"),
+        ("backend.visible_devices=[cuda:0]", r"^backend\.visible_devices has 1 entries for 2 workers"),
+        (
+            "backend.visible_devices=[cuda:0,cuda:1] devices.policy_device=cuda:0",
+            r"worker 1 acts on cuda:0, and cuda:1",
+        ),
+    ],
+)
+def test_in_yaml(line, told):
+    with pytest.raises(ConfigError) as caught:
+        compose(["collector=rpc", "backend=rpc", *line.split()])
+    assert any(re.search(told, problem) for problem in caught.value.problems), caught.value.problems
+    compose(["collector=rpc", "backend=rpc", "backend.visible_devices=[cuda:0,cuda:1]", "devices.policy_device=cuda"])

@@ -292,7 +292,7 @@ def _actors(cfg: RunConfig, task_of: Callable[[int, int], WorkerTask]) -> Place:
         task = task_of(worker, life)
         return Given.of(task.env, task.policy, task.hooks)
 
-    return placing(cfg.launcher, cfg.collector.start_timeout_s, given_to)
+    return placing(cfg.launcher, cfg.collector.num_workers, cfg.collector.start_timeout_s, given_to)
 
 
 def _inner(cfg: RunConfig) -> Inner | None:

@@ -6,6 +6,7 @@ says about it is `collectx/run/rules.py`'s.
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import shutil
@@ -61,6 +62,27 @@ def visible_problems(name: str, visible: Sequence[Any] | None, acting: Sequence[
         for worker, (seen, acts) in enumerate(zip(visible, acting, strict=True))
         if acts not in ("cpu", "cuda", seen) or (acts == "cuda" and seen == "cpu")
     ]
+
+
+def gpu_problems(name: str, configs: Sequence[Mapping[str, Any] | None], acting: Sequence[str]) -> list[str]:
+    """What is wrong with the GPUs that Ray actors ask for by arguments of `ray.remote`, which are called `name`.
+
+    Args:
+        configs, acting: one for each worker; where its policy acts.
+    """
+    found = []
+    for config, acts in zip(configs, acting, strict=True):
+        kind, _, index = acts.partition(":")
+        num_gpus = math.ceil((config or {}).get("num_gpus") or 0)
+        if kind != "cuda" or int(index or 0) < num_gpus:
+            continue
+        has = f"it has {num_gpus}, the first of which is cuda:0" if num_gpus else "it has none"
+        found.append(
+            f"{name}: the policy of a worker acts on {acts}, and Ray shows a worker the GPUs alone that it asks for: "
+            f"{has}: ask for num_gpus={int(index or 0) + 1}, or let the policy act on "
+            f"{'cuda' if num_gpus else 'the CPU'}."
+        )
+    return list(dict.fromkeys(found))
 
 
 def actor_problems(name: str, configs: Any) -> list[str]:

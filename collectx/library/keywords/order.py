@@ -32,7 +32,7 @@ from collectx.library.keywords.reading import (
 from collectx.library.keywords.remote import Nested, RayRemote, RpcRemote
 from collectx.library.keywords.specs import Devices, Frames, Handing, Weights, Work, Workers
 from collectx.library.trajectories import Assembly
-from collectx.transport.backends import visible_problems
+from collectx.transport.backends import gpu_problems, visible_problems
 
 
 @dataclass(frozen=True)
@@ -188,6 +188,8 @@ class Order:
             return []
         if isinstance(remote, RpcRemote):
             return visible_problems("visible_devices", remote.visible, self._acting())
+        if isinstance(remote, RayRemote):
+            return gpu_problems("remote_configs", for_each(remote.remote_configs, self.num_workers), self._acting())
         return []
 
     def _acting(self) -> list[str]:

@@ -168,12 +168,17 @@ class RayRemote(Nested):
             for all, or one for each. None: one core.
         num_collectors: TorchRL's name for `num_workers`.
         use_env_creator: is not looked at.
+        queue_timeout_s: how long a worker may wait for a place: others use what it asks for, or, with `autoscaling`,
+            the node that has it is still to come.
+        autoscaling: the cluster adds nodes by itself. Otherwise what it does not have is told before anything starts.
     """
 
     ray_init_config: dict[str, Any] | None = None
     remote_configs: Any = None
     num_collectors: int | None = None
     use_env_creator: bool = False
+    queue_timeout_s: float = 30.0
+    autoscaling: bool = False
 
     def problems(self, num_workers: int) -> list[str]:
         """See `Nested`."""
@@ -189,6 +194,8 @@ class RayRemote(Nested):
             found.append(f"remote_configs={self.remote_configs!r}: must be a dict, or one for each worker.")
         else:
             found += actor_problems("remote_configs", each)
+        if self.queue_timeout_s <= 0:
+            found.append(f"queue_timeout_s={self.queue_timeout_s}: must be above 0.")
         if self.num_collectors is not None and self.num_collectors != num_workers:
             found.append(f"num_collectors={self.num_collectors}, but num_workers={num_workers}: give one of them.")
         return found
@@ -196,7 +203,8 @@ class RayRemote(Nested):
     def launcher_config(self, num_threads: int, num_workers: int) -> RayLauncherConfig:
         """Where workers come up."""
         each = [dict(own or {"num_cpus": 1}) for own in for_each(self.remote_configs, num_workers)]
-        return RayLauncherConfig("ray", None, num_threads, False, dict(self.ray_init_config or {}), each)
+        cluster = dict(self.ray_init_config or {})
+        return RayLauncherConfig("ray", None, num_threads, False, cluster, each, self.queue_timeout_s, self.autoscaling)
 
 
 # What `collector_class` may be called.

@@ -76,10 +76,10 @@ def gpu_problems(name: str, configs: Sequence[Mapping[str, Any] | None], acting:
         num_gpus = math.ceil((config or {}).get("num_gpus") or 0)
         if kind != "cuda" or int(index or 0) < num_gpus:
             continue
-        has = f"it has {num_gpus}, the first of which is cuda:0" if num_gpus else "it has none"
+        why = f"it sees {num_gpus}, from cuda:0 on" if num_gpus else "Ray may place it where there is none"
         found.append(
-            f"{name}: the policy of a worker acts on {acts}, and Ray shows a worker the GPUs alone that it asks for: "
-            f"{has}: ask for num_gpus={int(index or 0) + 1}, or let the policy act on "
+            f"{name}: the policy of a worker acts on {acts}, which asks for num_gpus={num_gpus}: {why}: ask for "
+            f"num_gpus={int(index or 0) + 1}{'' if int(index or 0) else ' or a part of one'}, or let the policy act on "
             f"{'cuda' if num_gpus else 'the CPU'}."
         )
     return list(dict.fromkeys(found))

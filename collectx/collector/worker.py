@@ -38,7 +38,7 @@ from collectx.rollout.cut import with_ends
 from collectx.rollout.episodes import Episodes
 from collectx.rollout.rollout import Asked, Rollout, Stopped
 from collectx.rollout.spec import PLAIN, RolloutSpec
-from collectx.rollout.start import make_rollout
+from collectx.rollout.start import rollout_of
 from collectx.transport.base import ASKED, GO_ON, AskedLink, Link, Tally, seed_of
 
 
@@ -203,7 +203,7 @@ def work(task: WorkerTask, link: Link, own_random_state: bool = False) -> Genera
         episodes = Episodes(first_env, num_envs, num_envs * task.num_workers, task.life)
         seeds, ends = _env_seeds(task, task.seed), _asked(task, link)
         newest = _Newest(link, weights)
-        rollout = make_rollout(env, actor, episodes, seeds, link.stop, task.rollout, newest, ends)
+        rollout = rollout_of(env.spec)(env, actor, episodes, seeds, link.stop, task.rollout, newest, ends)
         slots = link.slots if task.steps is None else [slot.until(task.steps) for slot in link.slots]
         prepared = [rollout.prepare(slot) for slot in slots]
         frames = _Frames(slots)

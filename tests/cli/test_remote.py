@@ -30,6 +30,10 @@ def run(*argv: str, cwd: Path) -> dict:
     done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr
     folder = next(word.split("=", 1)[1] for word in argv if word.startswith("hydra.run.dir="))
+    # torch's and Ray's own lines, as of agents that go.
+    told = done.stdout + done.stderr + "".join(log.read_text() for log in (cwd / folder / "logs").glob("worker-*.log"))
+    assert "[W" not in told
+    assert "tensorpipe" not in told
     return json.loads((cwd / folder / "result.json").read_text())
 
 

@@ -82,19 +82,43 @@ class Hooks(_ByValue):
         return replace(self, **{name: hook})
 
 
+@dataclass(frozen=True)
+class GivenCollector(_ByValue):
+    """A collector of the user's own, which a worker runs.
+
+    Attributes:
+        create: the class, called as `create(create_env_fn, policy, frames_per_batch=..., total_frames=-1, **kwargs)`.
+        kwargs: its other keyword arguments.
+        num_workers: `create_env_fn` is a list of as many callables; None: one callable.
+    """
+
+    create: Callable[..., Any]
+    kwargs: dict[str, Any] = field(default_factory=dict)
+    num_workers: int | None = None
+
+    @property
+    def name(self) -> str:
+        """Of the class."""
+        return getattr(self.create, "__name__", repr(self.create))
+
+
 @dataclass
 class Given:
-    """What a worker cannot be told as plain data; None where it can."""
+    """What a worker cannot be told as plain data; None where it can, or where there is none."""
 
     env: GivenEnvConfig | None = None
     policy: GivenPolicyConfig | None = None
     hooks: Hooks = field(default_factory=Hooks)
+    custom: GivenCollector | None = None
 
     @classmethod
-    def of(cls, env: EnvConfig, policy: PolicyConfig, hooks: Hooks | None = None) -> Given:
+    def of(
+        cls, env: EnvConfig, policy: PolicyConfig, hooks: Hooks | None = None, custom: GivenCollector | None = None
+    ) -> Given:
         """The parts of a configuration that are objects."""
         return cls(
             env if isinstance(env, GivenEnvConfig) else None,
             policy if isinstance(policy, GivenPolicyConfig) else None,
             hooks or Hooks(),
+            custom,
         )

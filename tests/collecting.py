@@ -82,6 +82,7 @@ def config(
     reset_at_each_iter=False,
     set_truncated=False,
     refresh="batch",
+    order_of=None,
     backend="auto",
     storing_device=None,
     device=None,
@@ -120,6 +121,7 @@ def config(
             reset_at_each_iter,
             set_truncated,
             refresh,
+            order_of,
         ),
         backend=BackendConfig(backend, None, None),
         launcher=RayLauncherConfig(

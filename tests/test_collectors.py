@@ -105,6 +105,14 @@ def test_every_worker_has_its_own_env():
     assert [part.unique().tolist() for part in rewards] == [[1.0], [5.0]]
 
 
+def test_every_worker_has_its_own_policy_factory():
+    factories = [lambda action=action: lambda observation: torch.full((len(observation),), action) for action in (0, 1)]
+    keywords = {"frames_per_batch": 20, "total_frames": 20}
+    with MultiSyncCollector([cartpole] * 2, policy_factory=factories, **keywords) as collector:
+        actions = collector.next()["action"]
+    assert [part.unique().tolist() for part in actions] == [[0], [1]]
+
+
 @pytest.mark.parametrize("kind", WAYS)
 def test_a_vector_env_gives_rows(kind):
     def create():
@@ -235,7 +243,9 @@ def test_batches_go_into_a_replay_buffer(kind):
     with make(kind, frames_per_batch=20, total_frames=60, replay_buffer=buffer) as collector:
         assert list(collector) == [None] * 3
         assert collector.replay_buffer is buffer
-    assert sum(batch.numel() for batch in buffer.batches) == 60
+    # Items are frames, not rows of workers.
+    each = 10 if kind in SYNC else 20
+    assert [batch.batch_size for batch in buffer.batches] == [(each,)] * (60 // each)
 
 
 def test_frames_go_into_a_replay_buffer_one_by_one():
@@ -341,7 +351,7 @@ def test_all_that_is_wrong_is_said_at_once():
         "weight_sync_schemes names value",
         "launcher='ssh': use 'mp', 'submitit' or 'submitit_delayed'",
         "backend='carrier pigeon'",
-        "collector_class='double': must be 'single', 'sync', 'async', or one of Collector",
+        "collector_class='double': must be 'single', 'sync', 'async', one of Collector",
         "collector_kwargs has seed: may have create_env_kwargs, device",
     ]
     for problem, start in zip(caught.value.problems, expected, strict=True):
@@ -394,6 +404,9 @@ def test_workers_with_unequal_groups_are_refused():
         ({"policy_device": ["cpu"] * 3}, "policy_device has 3 entries for 2 workers"),
         ({"storing_device": ["cpu", None]}, "batches lie on one device"),
         ({"device": "tpu9"}, "device='tpu9'"),
+        ({"device": "cuda:99"}, "device='cuda:99': no such device here; torch sees cpu"),
+        ({"policy_factory": [Argmax]}, "policy_factory has 1 entries for 2 workers"),
+        ({"policy_factory": [Argmax, 3]}, "policy_factory=3 cannot be called"),
     ],
 )
 def test_wrong_arguments_are_refused_before_anything_starts(keywords, message):

@@ -41,6 +41,7 @@ def weights_of(module):
     [
         (3, {}),
         (None, {"weights": 3}),
+        (None, {"policy_weights": 3}),
         (None, {"policy": 3, "model_id": "policy"}),
         (None, {"weights_dict": {"policy": 3}}),
     ],

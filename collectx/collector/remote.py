@@ -12,8 +12,11 @@ import socket
 from typing import Any
 
 from collectx.batch import Layout
+from collectx.collector.custom import custom
+from collectx.collector.filling import until_stopped
 from collectx.collector.relay import relay
-from collectx.collector.worker import WorkerTask, serve, until_stopped
+from collectx.collector.task import WorkerTask
+from collectx.collector.worker import serve
 from collectx.errors import RendezvousError
 from collectx.given import Given
 from collectx.transport.distributed_link import DistributedLink, Terms, join_trainer
@@ -43,7 +46,9 @@ def serve_remote(meeting: Meeting, worker: int, start_timeout_s: float, given: G
         task = dataclasses.replace(task, policy_device="cuda:0")
     layout = Layout(task.leaves, terms.rows, terms.steps)
     link = DistributedLink(worker, connection, pair, layout, terms)
-    if task.inner is None:
+    if task.custom is not None:
+        until_stopped(custom(task, task.custom, link), link)
+    elif task.inner is None:
         serve(task, link)
     else:
         until_stopped(relay(task, task.inner, link), link)

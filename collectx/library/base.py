@@ -20,9 +20,9 @@ from torch import nn
 from collectx import env as envs
 from collectx import policy as policies
 from collectx.collector.build import build
-from collectx.collector.worker import env_seed
+from collectx.collector.task import env_seed
 from collectx.config import REMOTE, backend_of, is_stacked
-from collectx.given import Hooks
+from collectx.given import Given, Hooks
 from collectx.library.background import Background
 from collectx.library.early import Early
 from collectx.library.inspection import Inspected
@@ -40,7 +40,8 @@ from collectx.library.keywords import (
     Workers,
 )
 from collectx.library.trajectories import Assembler, Assembly
-from collectx.library.updates import Given, given_weights, load_weights, updated_weights
+from collectx.library.updates import Given as GivenWeights
+from collectx.library.updates import given_weights, load_weights, updated_weights
 from collectx.transport.base import RESET, reset_with
 
 # Of an order, what is made from keywords.
@@ -85,17 +86,17 @@ class DataCollector(Inspected):
         taken.end()
         order.check()
         self._cfg, own = order.config()
-        create = [each["env"] for each in own]
+        given = [Given.of(each["env"], self._cfg.policy, custom=each.get("custom")) for each in own]
         if kind in REMOTE:
             launch_by(self._cfg, order.remote)
         self._own = own
-        spec = envs.read_spec(create[0])
+        spec = envs.read_spec(own[0]["env"])
         self._frames_per_batch = order.fit(self._cfg, own, spec.num_envs)
         self._most_steps = [each.get("steps") for each in own]
         self.policy: Any = policies.build(self._cfg.policy, spec, self._cfg.seed)
         self._closing = contextlib.ExitStack()
         with contextlib.ExitStack() as stack:
-            place, events = come_up(stack, self._cfg, create, order.remote)
+            place, events = come_up(stack, self._cfg, given, order.remote)
             self._collector = build(
                 self._cfg,
                 self.policy,
@@ -137,14 +138,15 @@ class DataCollector(Inspected):
             return None
         if self._order.assembly.trajs_per_batch is not None:
             return self._take_whole()
-        batch = self._hand(next(self._collector), self._collector.steps)
+        batch = next(self._collector)
         self._num_delivered += 1
+        if handing.replay_buffer is not None:
+            handing.store(batch, is_stacked(self._cfg.collector), self._collector.steps)
+            return None
+        batch = self._hand(batch, self._collector.steps)
         if handing.return_same_td:
             batch = self._same = batch if self._same is None else self._same.copy_(batch)
-        if handing.replay_buffer is None:
-            return batch
-        handing.store(batch)
-        return None
+        return batch
 
     def _take_whole(self) -> TensorDictBase | None:
         """The next batch of whole trajectories; with a replay buffer, takes one of frames, and whole ones go there."""
@@ -228,7 +230,7 @@ class DataCollector(Inspected):
             with self._weights_lock:
                 yield
 
-    def update_policy_weights_(self, policy_or_weights: Given = None, **named: Any) -> None:
+    def update_policy_weights_(self, policy_or_weights: GivenWeights = None, **named: Any) -> None:
         """Lets the workers act with newer weights from their next batch on. Copies before it returns, does not wait,
         except, after `start()` and where weights do not lie in shared memory, for the batch under way.
 
@@ -236,7 +238,8 @@ class DataCollector(Inspected):
             policy_or_weights: a module built as the policy, or its weights by name (a state dict, or a TensorDict of
                 parameters), which are copied into this collector's policy; None takes that policy as it is, or what
                 `weight_updater` gives.
-            named: the same as `weights`, `policy` or `weights_dict={"policy": ...}`. `model_id` must be "policy".
+            named: the same as `weights`, `policy_weights`, `policy` or `weights_dict={"policy": ...}`. `model_id` must
+                be "policy".
 
         Raises:
             KeyError: the weights lack one of the policy's.
@@ -249,7 +252,7 @@ class DataCollector(Inspected):
     # What a worker does in TorchRL; here the trainer's policy is the source of all workers' weights.
     receive_weights = update_policy_weights_
 
-    def _publish(self, given: Given) -> None:
+    def _publish(self, given: GivenWeights) -> None:
         weights = self._order.weights
         if not weights.travel:
             return

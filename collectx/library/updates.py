@@ -13,11 +13,12 @@ from torch import nn
 
 Given: TypeAlias = nn.Module | TensorDictBase | Mapping[str, Any] | None
 
-_NAMES = ("weights", "policy", "weights_dict", "model_id", "worker_ids")
+# `policy_weights` is the earlier name of the first.
+_NAMES = ("weights", "policy_weights", "policy", "weights_dict", "model_id", "worker_ids")
 
 
 def given_weights(positional: Given, named: Mapping[str, Any]) -> Given:
-    """The one that was given, of the positional argument, `weights`, `policy` and `weights_dict`.
+    """The one that was given, of the positional argument, `weights`, `policy_weights`, `policy` and `weights_dict`.
 
     Raises:
         TypeError: several are given, or another keyword.
@@ -33,10 +34,10 @@ def given_weights(positional: Given, named: Mapping[str, Any]) -> Given:
         raise ValueError("weights by worker: all workers act with the same weights; give one set")
     if named.get("worker_ids") is not None:
         raise ValueError(f"worker_ids={named['worker_ids']!r}: all workers take the same weights; leave it out")
-    all_given = (positional, named.get("weights"), named.get("policy"), (models or {}).get("policy"))
+    all_given = (positional, *(named.get(name) for name in _NAMES[:3]), (models or {}).get("policy"))
     given = [one for one in all_given if one is not None]
     if len(given) > 1:
-        raise TypeError("the weights were given more than once, of policy_or_weights, weights, policy, weights_dict")
+        raise TypeError(f"the weights were given more than once, of policy_or_weights, {', '.join(_NAMES[:4])}")
     return given[0] if given else None
 
 

@@ -6,6 +6,7 @@ import os
 import re
 
 import pytest
+import torch
 from seeing import NONE, Seeing, seen_by
 
 from collectx import RPCCollector
@@ -22,7 +23,9 @@ def rpc(visible, **keywords):
 @pytest.mark.slow
 @pytest.mark.parametrize("inner", [1, 2])
 def test_a_worker_sees_the_gpu_that_is_its_own(inner, monkeypatch):
-    monkeypatch.setattr("collectx.library.keywords.remote.is_here", lambda device: True)
+    # The trainer believes that it has some.
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
     keywords = {"num_workers_per_collector": inner, "frames_per_batch": 40}
     assert seen_by(rpc(["cuda:1", 0], **keywords)) == [[1.0], [0.0]]
     assert seen_by(rpc(["cpu", "cuda:2"], **keywords)) == [[NONE], [2.0]]
@@ -40,7 +43,7 @@ def test_gpus_are_counted_among_those_that_its_host_gives_it(monkeypatch):
 
 WRONG = {
     "another number": ({"visible": ["cpu"]}, r"^visible_devices has 1 entries for 2 workers: one for each"),
-    "not here": ({"visible": ["cpu", "cuda:7"]}, r"^visible_devices=.*this machine has no cuda:7"),
+    "not here": ({"visible": ["cpu", "cuda:7"]}, r"^visible_devices=.*no such device here"),
     "no device": ({"visible": ["cpu", "gpu"]}, r"^visible_devices=.*gpu"),
     "acts on none": (
         {"visible": ["cpu", "cpu"], "policy_device": "cuda"},

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from collectx.config import (
+    REMOTE,
     CollectorConfig,
     EitherCollectorConfig,
     LauncherConfig,
@@ -22,6 +23,7 @@ from collectx.config import (
 from collectx.errors import ConfigError
 from collectx.given import GivenEnvConfig, Hooks
 from collectx.library.early import Early
+from collectx.library.keywords.custom import custom_problems, given_collectors
 from collectx.library.keywords.reading import (
     exploration_of,
     for_each,
@@ -88,7 +90,7 @@ class Order:
             *self._share_problems(),
             *self.early.problems(self.kind, self.handing),
             *self.frames.problems(),
-            *self.devices.problems(num_workers),
+            *self.devices.problems(num_workers, self.kind not in REMOTE),
             *self.handing.problems(),
             *self.workers.problems(),
             *self.weights.problems(),
@@ -96,6 +98,7 @@ class Order:
             *self._visible_problems(),
             *self.hooks.problems(),
             *self.assembly.problems(),
+            *custom_problems(self),
         ]
         if self.assembly.trajs_per_batch is not None:
             needs = {"return_same_td": False, "track_traj_ids": True, "split_trajs": False, "extend_buffer": True}
@@ -201,13 +204,18 @@ class Order:
 
     def config(self) -> tuple[RunConfig, list[dict[str, Any]]]:
         """The configuration, of workers on this machine, and for each worker the fields of its
-        `collectx.collector.worker.WorkerTask` that are its own. For an order that is right."""
+        `collectx.collector.task.WorkerTask` that are its own. For an order that is right."""
         num_workers, workers, remote = self.num_workers, self.workers, self.remote
         envs, (devices, _), acting = self.work.envs(num_workers), self.devices.resolve(num_workers), self._acting()
         each = for_each(remote.collector_kwargs, num_workers)
         own = [_own(env, device, kwargs or {}) for env, device, kwargs in zip(envs, acting, each, strict=True)]
+        policies = self.work.policies(num_workers)
+        if isinstance(self.work.policy_factory, list | tuple):
+            own = [each | {"policy": policy} for each, policy in zip(own, policies, strict=True)]
         if self.hooks != Hooks():
             own = [each | {"hooks": self.hooks} for each in own]
+        for own_fields, custom in zip(own, given_collectors(self), strict=False):
+            own_fields["custom"] = custom
         if self.workers_write:
             own = [each | {"replay": self.handing.shared_buffer} for each in own]
         collector = (CollectorConfig if self.sync is None else partial(EitherCollectorConfig, sync=self.sync))(
@@ -230,12 +238,13 @@ class Order:
             reset_at_each_iter=self.frames.reset_at_each_iter,
             set_truncated=self.frames.set_truncated,
             refresh="step" if self.weights.update_weights_between_steps else "batch",
+            order_of=None,
         )
         if self.early.asked is not None:
             own[0]["asked"] = self.early.asked
         cfg = RunConfig(
             env=own[0]["env"],
-            policy=self.work.policy_config(),
+            policy=policies[0],
             collector=collector,
             backend=remote.backend_config(),
             launcher=LauncherConfig("local", None, workers.num_sub_threads, False),

@@ -42,15 +42,16 @@ def name_of(device: Any) -> str | None:
     return None if device is None else str(torch.device(device))
 
 
-def is_here(device: str) -> bool:
-    """Whether this machine has it."""
-    kind, _, index = device.partition(":")
-    return kind == "cpu" or (kind == "cuda" and torch.cuda.is_available() and int(index) < torch.cuda.device_count())
-
-
-def why_no_device(device: Any) -> str | None:
+def why_no_device(device: Any, is_here: bool = False) -> str | None:
+    """What is wrong with a device; if `is_here`, also that this machine has no such GPU."""
     try:
         name_of(device)
     except (RuntimeError, TypeError) as error:
         return str(error).splitlines()[0]
-    return None
+    if not is_here or device is None or torch.device(device).type != "cuda":
+        return None
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if (torch.device(device).index or 0) < gpus:
+        return None
+    there = ["cpu", *(f"cuda:{index}" for index in range(gpus))]
+    return f"no such device here; torch sees {', '.join(there)}."

@@ -172,7 +172,8 @@ class DistributedTransport:
         peer.turn_away()
 
     def _refused(self, address: str, reason: str) -> None:
-        self._report("peer_refused", address=address, reason=reason)
+        if not self._closed:
+            self._report("peer_refused", address=address, reason=reason)
 
     # --- in the trainer's thread ---
 
@@ -330,6 +331,7 @@ class DistributedTransport:
             if self._closed:
                 return
             self._closed = True
+        self._switchboard.dismiss()
         self._listener.close()
         while not self._joining.empty():
             self._joining.get().turn_away()

@@ -163,6 +163,7 @@ class CollectorConfig:
     trajs_per_batch: int | None = at_least(1)
     traj_format: str = one_of("padded", "cat")
     compact_obs: bool = MISSING
+    order_of: str | None = MISSING
 
 
 @dataclass
@@ -185,6 +186,7 @@ class BackendConfig:
 @dataclass
 class RpcBackendConfig(BackendConfig):
     tensorpipe: dict[str, Any] = field(default_factory=dict)
+    visible_devices: list[str] | None = MISSING
 
 
 @dataclass
@@ -255,6 +257,8 @@ class RayLauncherConfig(LauncherConfig):
     ray_init_config: dict[str, Any] = field(default_factory=dict)
     # In Python also one for each worker.
     remote_configs: Any = field(default_factory=dict)
+    queue_timeout_s: float = above(0)
+    autoscaling: bool = MISSING
 
 
 @dataclass

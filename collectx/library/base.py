@@ -8,6 +8,7 @@ Called in the trainer's process. Keyword arguments do not travel further than `c
 from __future__ import annotations
 
 import contextlib
+import numbers
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
@@ -20,10 +21,10 @@ from torch import nn
 from collectx import env as envs
 from collectx import policy as policies
 from collectx.collector.build import build
+from collectx.collector.task import env_seed
 from collectx.collector.trajectories import Assembler
-from collectx.collector.worker import env_seed
 from collectx.config import REMOTE, backend_of, is_stacked
-from collectx.given import Hooks
+from collectx.given import Given, Hooks
 from collectx.library.assembly import Assembly
 from collectx.library.background import Background
 from collectx.library.early import Early
@@ -41,7 +42,8 @@ from collectx.library.keywords import (
     Work,
     Workers,
 )
-from collectx.library.updates import Given, given_weights, load_weights, updated_weights
+from collectx.library.updates import Given as GivenWeights
+from collectx.library.updates import check_alike, given_weights, load_weights, updated_weights
 from collectx.transport.base import RESET, reset_with
 
 # Of an order, what is made from keywords.
@@ -84,20 +86,20 @@ class DataCollector(Inspected):
 
         self._order = order = Order(kind=kind, sync=sync, **{name: take(spec) for name, spec in _SPECS.items()})
         taken.end()
-        order.check()
+        order.check(taken.problems)
         self._cfg, own = order.config()
-        create = [each["env"] for each in own]
+        given = [Given.of(each["env"], self._cfg.policy, custom=each.get("custom")) for each in own]
         if kind in REMOTE:
             launch_by(self._cfg, order.remote)
         self._own = own
-        spec = envs.read_spec(create[0])
+        spec = envs.read_spec(own[0]["env"])
         self._num_envs, self._is_cuttable = spec.num_envs, spec.cuttable
         self._frames_per_batch = order.fit(self._cfg, own, spec)
         self._most_steps = [each.get("steps") for each in own]
         self.policy: Any = policies.build(self._cfg.policy, spec, self._cfg.seed)
         self._closing = contextlib.ExitStack()
         with contextlib.ExitStack() as stack:
-            place, events = come_up(stack, self._cfg, create, order.remote)
+            place, events = come_up(stack, self._cfg, given, order.remote)
             self._collector = build(self._cfg, self.policy, spec, events, place=place, own=own)
             stack.callback(self._collector.close)
             self._closing = stack.pop_all()
@@ -132,14 +134,15 @@ class DataCollector(Inspected):
             return None
         if self._order.assembly.trajs_per_batch is not None:
             return self._take_whole()
-        batch = self._hand(next(self._collector), self._collector.steps)
+        batch = next(self._collector)
         self._num_delivered += 1
+        if handing.replay_buffer is not None:
+            handing.store(batch, is_stacked(self._cfg.collector), self._collector.steps)
+            return None
+        batch = self._hand(batch, self._collector.steps)
         if handing.return_same_td:
             batch = self._same = batch if self._same is None else self._same.copy_(batch)
-        if handing.replay_buffer is None:
-            return batch
-        handing.store(batch)
-        return None
+        return batch
 
     def _take_whole(self) -> TensorDictBase | None:
         """The next batch of whole trajectories; with a replay buffer, takes one of frames, and whole ones go there."""
@@ -232,9 +235,10 @@ class DataCollector(Inspected):
 
     def update_policy_weights_(
         self,
-        policy_or_weights: Given = None,
+        policy_or_weights: GivenWeights = None,
         *,
-        weights: Given = None,
+        weights: GivenWeights = None,
+        policy_weights: GivenWeights = None,
         policy: nn.Module | None = None,
         weights_dict: Mapping[str, Any] | None = None,
         model_id: str | None = None,
@@ -248,28 +252,31 @@ class DataCollector(Inspected):
             policy_or_weights: a module built as the policy, or its weights by name (a state dict, or a TensorDict of
                 parameters), which are copied into this collector's policy; None takes that policy as it is, or what
                 `weight_updater` gives.
-            weights, policy, weights_dict: the same, as `weights=...`, `policy=...`, `weights_dict={"policy": ...}`.
+            weights, policy_weights, policy, weights_dict: the same, the last as `{"policy": ...}`.
             model_id: must be "policy" or None.
             worker_ids: must be None: all workers take the same weights.
             wait: is not looked at.
 
         Raises:
             KeyError: the weights lack one of the policy's.
-            TypeError, ValueError: the weights are given twice, are another model's, or only some workers'.
+            TypeError, ValueError: the weights are given twice, are none, are another model's, or only some workers', or
+                have other shapes.
         """
-        given = given_weights((policy_or_weights, weights, policy), weights_dict, model_id, worker_ids)
+        given = given_weights((policy_or_weights, weights, policy_weights, policy), weights_dict, model_id, worker_ids)
         with self._publishing():
             self._publish(given)
 
     # What a worker does in TorchRL; here the trainer's policy is the source of all workers' weights.
     receive_weights = update_policy_weights_
 
-    def _publish(self, given: Given) -> None:
+    def _publish(self, given: GivenWeights) -> None:
         weights = self._order.weights
         if not weights.travel:
             return
         given = updated_weights(weights.weight_updater, given)
         if isinstance(given, nn.Module):
+            if isinstance(self.policy, nn.Module):
+                check_alike(self.policy, given)
             self._collector.publish(given)
             return
         if given is not None:
@@ -336,8 +343,8 @@ class DataCollector(Inspected):
         Returns:
             A seed to go on with: the same where `static_seed`, otherwise another.
         """
-        if not 0 <= seed < 2**61:
-            raise ValueError(f"seed={seed}: must be at least 0 and below 2**61")
+        if not isinstance(seed, numbers.Integral) or not 0 <= seed < 2**61:
+            raise ValueError(f"seed={seed!r}: must be an int, at least 0 and below 2**61")
         with self._alone():
             self._collector.order(reset_with(seed, static_seed))
             self._assembler.forget()

@@ -15,9 +15,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from collectx.config import RayLauncherConfig, RunConfig, backend_of, is_async
+from collectx.config import LauncherConfig, RayLauncherConfig, RunConfig, backend_of, is_async
 from collectx.errors import ConfigError, LauncherError, SpaceError
-from collectx.run import report, rules, snapshot
+from collectx.run import order, report, rules, snapshot
 from collectx.run.events import EventLog
 from collectx.run.folder import RunFolder, write_atomically, write_json
 from collectx.run.progress import Progress
@@ -129,7 +129,9 @@ def _collect(
         learner = trainer.build(cfg.trainer, module, spec, cfg.seed, device)
         replay = getattr(learner, "shared_replay", None) if _may_write(cfg) else None
         own = None if replay is None else [{"replay": replay}] * cfg.collector.num_workers
-        workers = collectors.build(cfg, module, spec, events, files.logs, place, own)
+        folder = cfg.collector.order_of
+        again = None if folder is None else [collectors.Recorded(*batch) for batch in order.read(folder)]
+        workers = collectors.build(cfg, module, spec, events, files.logs, place, own, again=again)
     except (ConfigError, LauncherError, SpaceError) as error:
         raise record.misconfigured(error) from error
     with workers as collector:
@@ -163,8 +165,9 @@ def _collect(
 def _may_write(cfg: RunConfig) -> bool:
     """Whether workers may write their batches to a trainer's replay buffer: where nobody looks at them before, and
     their order is left to chance anyway."""
-    looked_at = getattr(cfg.trainer, "digest", False) or cfg.collector.trajs_per_batch is not None
-    return is_async(cfg.collector) and backend_of(cfg) == "shared_memory" and not looked_at
+    want = cfg.collector
+    looked_at = getattr(cfg.trainer, "digest", False) or want.trajs_per_batch is not None or want.order_of is not None
+    return is_async(want) and backend_of(cfg) == "shared_memory" and not looked_at
 
 
 def _leave_cores(cfg: RunConfig) -> None:
@@ -175,12 +178,19 @@ def _leave_cores(cfg: RunConfig) -> None:
     """
     import torch
 
-    # A Ray without an address is this machine's.
-    here = not cfg.launcher.ray_init_config.get("address") if isinstance(cfg.launcher, RayLauncherConfig) else False
-    if "OMP_NUM_THREADS" not in os.environ and (here or cfg.launcher.kind in ("inline", "local")):
+    if "OMP_NUM_THREADS" not in os.environ and _are_here(cfg.launcher):
         processes = cfg.collector.num_workers * cfg.collector.num_workers_per_collector
         left = num_cpus() - processes * cfg.launcher.num_threads
         torch.set_num_threads(max(1, min(torch.get_num_threads(), left)))
+
+
+def _are_here(launcher: LauncherConfig) -> bool:
+    """Whether all workers are on this machine."""
+    if not isinstance(launcher, RayLauncherConfig):
+        return launcher.kind in ("inline", "local")
+    from collectx.collector import actors
+
+    return actors.are_here(launcher)
 
 
 def allow_descriptors(num_workers: int) -> None:

@@ -77,7 +77,7 @@ def cfg():
         policy=RandomPolicyConfig("random"),
         collector=CollectorConfig(
             *("single", 1, 20, 100, "random", 2, False, "raise", 10, 60.0, 60.0, 10.0, 1, "sync", None, None, False),
-            *(False, "batch", None, None, "padded", False),
+            *(False, "batch", None, None, "padded", False, None),
         ),
         backend=BackendConfig("auto"),
         launcher=LauncherConfig("inline", None, 1, False),

@@ -56,7 +56,7 @@ def placing(
         if handles[worker].is_placed:
             return f"worker {worker} ({handles[worker]})"
         asked = ray_cluster.shown_asked(remote_config(launcher.remote_configs, worker))
-        return f"worker {worker} (Ray has no place for it: it asks for {asked}. {ray_cluster.shown_room()})"
+        return f"worker {worker} (Ray has not started it: it asks for {asked}. {ray_cluster.shown_room()})"
 
     def join_timeout(worker: int) -> tuple[str, float]:
         if worker in handles and not handles[worker].is_placed:

@@ -67,13 +67,11 @@ def placing(
 
 
 def are_here(launcher: RayLauncherConfig) -> bool:
-    """Whether all workers will be on this machine. Connects this process to Ray, where it is to be another's cluster.
+    """Whether all workers will be on this machine. Connects this process to Ray.
 
     Raises:
         LauncherError: there is no such cluster.
     """
-    if launcher.ray_init_config.get("address") in (None, "local"):
-        return True
     from collectx.transport import ray_cluster
 
     ray_cluster.begin(launcher.ray_init_config)

@@ -23,7 +23,7 @@ from collectx import (
     MultiSyncCollector,
     RPCCollector,
 )
-from collectx.errors import ConfigError, ShapeError
+from collectx.errors import ShapeError
 
 torch.set_num_threads(1)
 
@@ -328,36 +328,6 @@ def test_collector_kwargs_are_of_each_worker():
     assert [float(part[0]) for part in rewards] == [0.0, 1.0]
 
 
-def test_all_that_is_wrong_is_said_at_once():
-    with pytest.raises(ConfigError) as caught:
-        DistributedCollector(
-            [cartpole, 3],
-            frames_per_batch=0,
-            update_interval=0,
-            weight_sync_schemes={"value": None},
-            launcher="ssh",
-            backend="carrier pigeon",
-            collector_class="double",
-            collector_kwargs=[{"seed": 3}] * 2,
-            device="tpu9",
-            worker_timeout_s=0,
-        )
-    expected = [
-        "create_env_fn[1]=3 cannot be called",
-        "frames_per_batch=0: must be at least 1",
-        "device='tpu9'",
-        "worker_timeout_s=0: must be above 0",
-        "update_interval=0",
-        "weight_sync_schemes names value",
-        "launcher='ssh': use 'mp', 'submitit' or 'submitit_delayed'",
-        "backend='carrier pigeon'",
-        "collector_class='double': must be 'single', 'sync', 'async', one of Collector",
-        "collector_kwargs has seed: may have create_env_kwargs, device",
-    ]
-    for problem, start in zip(caught.value.problems, expected, strict=True):
-        assert problem.startswith(start)
-
-
 def test_what_has_ended_a_collector_is_raised_again():
     def create():
         env = cartpole()
@@ -386,39 +356,6 @@ def test_workers_with_unequal_groups_are_refused():
         pytest.raises(ShapeError, match="worker 1 makes 3 envs, worker 0 makes 2"),
     ):
         collector.next()
-
-
-@pytest.mark.parametrize(
-    ("keywords", "message"),
-    [
-        ({"frames_per_batch": 0}, "frames_per_batch=0: must be at least 1"),
-        ({"total_frames": 0}, "total_frames=0: must be at least 1, or -1"),
-        (
-            {"frames_per_batch": 20, "total_frames": 50},
-            r"not a multiple of frames_per_batch=20 \(50 / 20 = 2.50\): use 40 or 60",
-        ),
-        ({"exploration_type": "wild"}, "exploration_type='wild': must be one of random, "),
-        ({"num_workers": 3}, "num_workers=3, but create_env_fn has 2 callables"),
-        ({"policy_factory": Argmax, "policy": Argmax()}, "give one of them"),
-        ({"create_env_kwargs": [{}]}, "create_env_kwargs has 1 entries for 2 workers"),
-        ({"policy_device": ["cpu"] * 3}, "policy_device has 3 entries for 2 workers"),
-        ({"storing_device": ["cpu", None]}, "batches lie on one device"),
-        ({"device": "tpu9"}, "device='tpu9'"),
-        ({"device": "cuda:99"}, "device='cuda:99': no such device here; torch sees cpu"),
-        ({"policy_factory": [Argmax]}, "policy_factory has 1 entries for 2 workers"),
-        ({"policy_factory": [Argmax, 3]}, "policy_factory=3 cannot be called"),
-    ],
-)
-def test_wrong_arguments_are_refused_before_anything_starts(keywords, message):
-    with pytest.raises(ConfigError, match=message):
-        MultiSyncCollector([cartpole] * 2, **keywords)
-
-
-def test_an_unknown_keyword_is_named():
-    with pytest.raises(TypeError, match=r"'frames_per_bach' \(did you mean 'frames_per_batch'\?\)"):
-        Collector(cartpole, frames_per_bach=3)
-    with pytest.raises(TypeError, match="'tcp_port'"):
-        MultiSyncCollector([cartpole], tcp_port=3)
 
 
 def test_a_collector_tells_its_keywords():

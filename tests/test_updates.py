@@ -10,7 +10,7 @@ import torch
 from tensordict import TensorDict
 from torch import nn
 
-from collectx import DistributedCollector, MultiAsyncCollector, MultiSyncCollector
+from collectx import Collector, DistributedCollector, MultiAsyncCollector, MultiSyncCollector
 from collectx.errors import ConfigError
 from collectx.library.updates import given_weights, updated_weights
 
@@ -105,6 +105,26 @@ def test_weights_reach_the_workers_in_every_form(form):
             given = {"weights": weights_of(newest), "policy": newest, "weights_dict": {"policy": newest.state_dict()}}
             collector.update_policy_weights_(**{form: given[form]})
         assert collector.next()["action"].unique().tolist() == [1]
+
+
+@pytest.mark.parametrize("form", ["module", "state_dict", "tensordict"])
+def test_weights_of_another_shape_are_refused(form):
+    wide = Constant()
+    wide.action = torch.nn.Parameter(torch.zeros(2))
+    given = {"module": wide, "state_dict": wide.state_dict(), "tensordict": weights_of(wide)}[form]
+    with (
+        Collector(cartpole, Constant(), frames_per_batch=10) as collector,
+        pytest.raises(ValueError, match=r"the weights for action have the shape \[2\], the policy's have \[.*\]"),
+    ):
+        collector.update_policy_weights_(given)
+
+
+def test_what_is_no_weights_is_refused():
+    with (
+        Collector(cartpole, Constant(), frames_per_batch=10) as collector,
+        pytest.raises(TypeError, match="weights=3: give a module, a state dict or a TensorDict"),
+    ):
+        collector.update_policy_weights_(3)
 
 
 def test_weights_between_steps_are_asked_for_by_a_keyword():

@@ -172,9 +172,14 @@ def _check_leaves(task: WorkerTask, mine: tuple[Leaf, ...]) -> None:
     for leaf in mine:
         if theirs.get(leaf.key) != leaf:
             raise ShapeError(
-                f"worker {task.worker} has the leaf {leaf}, the trainer has {theirs.get(leaf.key)}: every worker's "
-                f"env and policy must give the same keys, shapes and dtypes"
+                f"worker {task.worker} writes {'.'.join(leaf.key)} as {_form(leaf)}, worker 0's env and the trainer's "
+                f"policy write it as {_form(theirs.get(leaf.key))}: every worker's env and policy must give the same "
+                "keys, shapes and dtypes"
             )
+
+
+def _form(leaf: Leaf | None) -> str:
+    return "nothing" if leaf is None else f"{list(leaf.shape)} {leaf.dtype}"
 
 
 class _RandomState:

@@ -8,6 +8,7 @@ Called in the trainer's process. Keyword arguments do not travel further than `c
 from __future__ import annotations
 
 import contextlib
+import numbers
 import threading
 from collections.abc import Iterator, Sequence
 from types import TracebackType
@@ -41,7 +42,7 @@ from collectx.library.keywords import (
 )
 from collectx.library.trajectories import Assembler, Assembly
 from collectx.library.updates import Given as GivenWeights
-from collectx.library.updates import given_weights, load_weights, updated_weights
+from collectx.library.updates import check_alike, given_weights, load_weights, updated_weights
 from collectx.transport.base import RESET, reset_with
 
 # Of an order, what is made from keywords.
@@ -84,7 +85,7 @@ class DataCollector(Inspected):
 
         self._order = order = Order(kind=kind, sync=sync, **{name: take(spec) for name, spec in _SPECS.items()})
         taken.end()
-        order.check()
+        order.check(taken.problems)
         self._cfg, own = order.config()
         given = [Given.of(each["env"], self._cfg.policy, custom=each.get("custom")) for each in own]
         if kind in REMOTE:
@@ -243,7 +244,8 @@ class DataCollector(Inspected):
 
         Raises:
             KeyError: the weights lack one of the policy's.
-            TypeError, ValueError: the weights are given twice, are another model's, or only some workers'.
+            TypeError, ValueError: the weights are given twice, are none, are another model's, or only some workers', or
+                have other shapes.
         """
         given = given_weights(policy_or_weights, named)
         with self._publishing():
@@ -258,6 +260,8 @@ class DataCollector(Inspected):
             return
         given = updated_weights(weights.weight_updater, given)
         if isinstance(given, nn.Module):
+            if isinstance(self.policy, nn.Module):
+                check_alike(self.policy, given)
             self._collector.publish(given)
             return
         if given is not None:
@@ -304,8 +308,8 @@ class DataCollector(Inspected):
         Returns:
             A seed to go on with: the same where `static_seed`, otherwise another.
         """
-        if not 0 <= seed < 2**61:
-            raise ValueError(f"seed={seed}: must be at least 0 and below 2**61")
+        if not isinstance(seed, numbers.Integral) or not 0 <= seed < 2**61:
+            raise ValueError(f"seed={seed!r}: must be an int, at least 0 and below 2**61")
         with self._alone():
             self._collector.order(reset_with(seed, static_seed))
             self._assembler.forget()

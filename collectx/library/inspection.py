@@ -242,7 +242,12 @@ class Inspected:
         Gymnasium envs that all have `state_dict` and `load_state_dict` go on in the midst of their episodes. All others
         (TorchRL's too, whose `state_dict` is that of their transforms) begin new episodes, with seeds that were not
         used before, so that nothing is repeated. Async workers first fill the slots that they were granted before.
+
+        Raises:
+            KeyError: the state is not of a collector.
         """
+        if missing := sorted({"policy_state_dict", "frames"} - set(state_dict)):
+            raise KeyError(f"the state lacks {', '.join(missing)}: give what state_dict() returned")
         if isinstance(self.policy, nn.Module):
             self.policy.load_state_dict(state_dict["policy_state_dict"], strict=strict)
             self.update_policy_weights_()

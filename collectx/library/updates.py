@@ -4,7 +4,7 @@ gives. Called in the trainer's process.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import torch
@@ -68,16 +68,41 @@ def load_weights(policy: nn.Module, weights: TensorDictBase | Mapping[str, Any])
 
     Raises:
         KeyError: one of the policy's is lacking.
+        TypeError: they are no weights.
+        ValueError: one has another shape than the policy's.
     """
     if isinstance(weights, TensorDictBase):
         weights = weights.flatten_keys(".").to_dict()
+    if not isinstance(weights, Mapping):
+        raise TypeError(f"weights={weights!r}: give a module, a state dict or a TensorDict of parameters")
     own = policy.state_dict()
-    missing = sorted(set(own) - set(weights))
-    if missing:
+    if missing := sorted(set(own) - set(weights)):
         raise KeyError(f"the weights lack {', '.join(missing)}")
+    _check_shapes(own, [weights[name] for name in own])
     with torch.no_grad():
         for name, value in own.items():
             value.copy_(weights[name])
+
+
+def check_alike(policy: nn.Module, given: nn.Module) -> None:
+    """
+    Raises:
+        ValueError: a weight of `given` has another shape than the policy's in its place, or there are more or fewer.
+    """
+    own, theirs = policy.state_dict(), given.state_dict()
+    if len(own) != len(theirs):
+        raise ValueError(f"the module has {len(theirs)} weights, the policy has {len(own)}: {_ALIKE}")
+    _check_shapes(own, list(theirs.values()))
+
+
+_ALIKE = "give those of a module that is built as the policy"
+
+
+def _check_shapes(own: Mapping[str, torch.Tensor], given: Sequence[Any]) -> None:
+    for (name, value), other in zip(own.items(), given, strict=True):
+        shape, wanted = list(getattr(other, "shape", ())), list(getattr(value, "shape", ()))
+        if shape != wanted:
+            raise ValueError(f"the weights for {name} have the shape {shape}, the policy's have {wanted}: {_ALIKE}")
 
 
 def _is_torchrl(updater: Any) -> bool:

@@ -249,6 +249,13 @@ class Switchboard:
         self._has_delivered.discard(worker)
         self._hosts.pop(worker, None)
 
+    def dismiss(self) -> None:
+        """Ends the processes of workers that have no connection yet: nobody will tell them to stop, and they would look
+        for a trainer that is gone."""
+        for worker, handle in self._handles.items():
+            if worker not in self._connections and handle.exitcode is None:
+                handle.terminate()
+
     def close(self) -> None:
         """Closes all connections, by which workers know that they shall stop; ends their processes."""
         for connection in self._connections.values():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -69,7 +69,7 @@ class Order:
         if isinstance(self.remote, RayRemote) and self.remote.num_collectors is not None:
             return self.remote.num_collectors
         create = self.work.create_env_fn
-        return 1 if callable(create) else len(create)
+        return len(create) if isinstance(create, list | tuple) else 1
 
     @property
     def workers_write(self) -> bool:
@@ -77,14 +77,18 @@ class Order:
         is_whole = self.assembly.trajs_per_batch is not None
         return self.kind.startswith("multi") and self.handing.shared_buffer is not None and not is_whole
 
-    def check(self) -> None:
+    def check(self, known: Sequence[str] = ()) -> None:
         """Looks at all of it.
+
+        Args:
+            known: what is wrong beside.
 
         Raises:
             ConfigError: what is wrong, all at once.
         """
         num_workers = self.num_workers
         problems = [
+            *known,
             *self.work.problems(num_workers),
             *self._graph_problems(),
             *self._share_problems(),
@@ -114,7 +118,7 @@ class Order:
                 f"{self.remote.num_workers_per_collector}) takes weights between its batches: use 1."
             )
         if problems:
-            raise ConfigError(problems)
+            raise ConfigError(list(dict.fromkeys(problems)))
 
     def _share_problems(self) -> list[str]:
         """What is wrong about frames that are told worker by worker."""
@@ -144,10 +148,19 @@ class Order:
             num_envs: of one worker's process.
 
         Raises:
-            ConfigError: parts of different lengths are to be concatenated along another dimension than time.
+            ConfigError: parts are to be concatenated along a dimension that they have not, or, where they have
+                different lengths, along another than time.
         """
         want, told, dim = cfg.collector, self.frames.per_worker, self.handing.cat_results
         stacked = is_stacked(want)
+        part = ["time"] if num_envs == 1 and rows_per_env(want) == 1 else ["envs", "time"]
+        if stacked and isinstance(dim, int) and not -len(part) <= dim < len(part):
+            raise ConfigError(
+                [
+                    f"cat_results={dim}: a worker's part is [{', '.join(part)}], so it must be from {-len(part)} to "
+                    f"{len(part) - 1}, or 'stack'."
+                ]
+            )
         uneven = told is not None or self.early.threshold is not None
         last = 0 if num_envs == 1 else 1
         if stacked and uneven and self.handing.is_concatenated and dim not in (-1, last):
@@ -222,7 +235,7 @@ class Order:
             kind=self.kind,
             num_workers=num_workers,
             frames_per_batch=self.frames.in_all,
-            total_frames=self.frames.total_frames,
+            total_frames=-1 if self.frames.total_frames is None else self.frames.total_frames,
             exploration_type=self.work.exploration,
             num_slots=workers.num_slots,
             zero_copy=self.handing.zero_copy,

@@ -56,7 +56,7 @@ def placing(
         if handles[worker].is_placed:
             return f"worker {worker} ({handles[worker]})"
         asked = ray_cluster.shown_asked(remote_config(launcher.remote_configs, worker))
-        return f"worker {worker} (Ray has no place for it: it asks for {asked}. {ray_cluster.shown_room()})"
+        return f"worker {worker} (Ray has not started it: it asks for {asked}. {ray_cluster.shown_room()})"
 
     def join_timeout(worker: int) -> tuple[str, float]:
         if worker in handles and not handles[worker].is_placed:
@@ -67,13 +67,11 @@ def placing(
 
 
 def are_here(launcher: RayLauncherConfig) -> bool:
-    """Whether all workers will be on this machine. Connects this process to Ray, where it is to be another's cluster.
+    """Whether all workers will be on this machine. Connects this process to Ray.
 
     Raises:
         LauncherError: there is no such cluster.
     """
-    if launcher.ray_init_config.get("address") in (None, "local"):
-        return True
     from collectx.transport import ray_cluster
 
     ray_cluster.begin(launcher.ray_init_config)

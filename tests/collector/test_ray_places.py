@@ -102,7 +102,7 @@ def test_what_others_use_or_what_is_to_come_is_waited_for_no_longer_than_said(au
             next(second)
         next(first)
     told = str(caught.value)
-    assert f"Ray has no place for it: it asks for {64 if autoscaling else 1} CPU. Nodes: 1 with 2 CPU" in told
+    assert f"Ray has not started it: it asks for {64 if autoscaling else 1} CPU. Nodes: 1 with 2 CPU" in told
     assert re.search(r"of which are free (?!.*CPU)", told)
     assert "(launcher.queue_timeout_s=3)" in told
 

@@ -189,7 +189,7 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("--only", nargs="+", choices=PARTS, metavar="NAME", help=f"of {', '.join(PARTS)}")
     parser.add_argument("--pairs", type=int, default=5, help="pairs of every comparison (5)")
-    parser.add_argument("--seconds", type=float, default=2.0, help="of every measurement, after its warm-up (2)")
+    parser.add_argument("--seconds", type=float, default=4.0, help="of every side in a round, after its warm-up (4)")
     parser.add_argument("--batches", type=int, default=100_000, help="of the memory test (100,000)")
     parser.add_argument(
         "--crowd", type=int, nargs="+", default=[2, 16, 64, 250, 1000], help="numbers of workers (2 16 64 250 1000)"

@@ -11,19 +11,20 @@ the clock starts, so that counting costs the ceiling nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from time import perf_counter
 from typing import Any
 
 from benchmarks import fresh
 from benchmarks.cases import CASES, Case, env_config, policy_config
 
-# Frames between two looks at the clock.
-_CHUNK_S = 0.1
+# Between two looks at the clock, and before every turn.
+_CHUNK_S = 0.02
+_WARM_S = 0.1
 
 
-def measure(case: str, seconds: float, forward: str = "act", **_: Any) -> dict[str, Any]:
-    """Frames/s of the bare loop after a warm-up of a second."""
+def measuring(case: str, forward: str = "act", **_: Any) -> Generator[dict[str, Any], float, None]:
+    """Frames of the bare loop, and the seconds."""
     import torch
 
     torch.set_num_threads(1)
@@ -41,9 +42,12 @@ def measure(case: str, seconds: float, forward: str = "act", **_: Any) -> dict[s
         _for(1.0, advance, chunk)
         if found.envpool:
             share = count_frames(1000) / (1000 * found.num_envs)
-        cpu = fresh.CpuMeter()
-        steps, elapsed_s = _for(seconds, advance, chunk)
-    return {"frames_per_s": share * steps * found.num_envs / elapsed_s, **cpu.read()}
+        seconds = yield {}
+        while True:
+            cpu = fresh.CpuMeter()
+            _for(_WARM_S, advance, chunk)
+            steps, elapsed_s = _for(seconds, advance, chunk)
+            seconds = yield {"frames": share * steps * found.num_envs, "seconds": elapsed_s, **cpu.read()}
 
 
 def _for(seconds: float, advance: Callable[[int], None], chunk: int) -> tuple[int, float]:
@@ -76,7 +80,7 @@ def _gym_loop(case: Case, kind: str) -> Callable[[int], None]:
     import numpy as np
     import torch
 
-    from collectx.collector.worker import env_seed
+    from collectx.collector.task import env_seed
 
     if case.env_id.startswith("ALE/"):
         import ale_py
@@ -139,4 +143,4 @@ def _envpool_loop(case: Case, kind: str) -> tuple[Callable[[int], None], Callabl
 
 
 if __name__ == "__main__":
-    fresh.serve(measure)
+    fresh.serve_turns(measuring)

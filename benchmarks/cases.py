@@ -154,6 +154,7 @@ def run_config(env: Any, policy: Any, kind: str, num_workers: int, frames_per_ba
         "reset_at_each_iter": False,
         "set_truncated": False,
         "refresh": "batch",
+        "order_of": None,
         **collector,
     }
     make: Any = config.CollectorConfig

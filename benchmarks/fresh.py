@@ -1,7 +1,13 @@
 """Runs one measurement in a process of its own, so that none inherits threads, caches or imports of another.
 
-parent: run("benchmarks.bare", case="cartpole_32", cores=[0])  --argv: JSON-->  child: serve(measure)
+parent: run("benchmarks.peer", case="cartpole_32", cores=[0])  --argv: JSON-->  child: serve(measure)
                                                 <--last line of stdout: JSON--
+
+Or several measurements, each when it is told to, so that two sides can be measured in short turns:
+
+parent: Session("benchmarks.bare", case="cartpole_32", cores=[0])  --argv: JSON-->  child: serve_turns(measuring)
+        .turn(0.5)                                           --seconds-->
+                                                     <--a line of stdout: JSON--
 """
 
 from __future__ import annotations
@@ -12,9 +18,11 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+import threading
+from collections import deque
+from collections.abc import Callable, Generator
 from time import perf_counter
-from typing import Any
+from typing import Any, Self
 
 # Thread pools are sized when their libraries load; the envs' and the policy's work is one thread's on every side.
 _ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
@@ -28,15 +36,7 @@ class Failed(Exception):
 def run(module: str, timeout_s: float = 120.0, **arguments: Any) -> dict[str, Any]:
     """What `measure(**arguments)` of `module` returns, from a new Python process, which is pinned to the cores of
     `arguments["cores"]` before it imports anything heavy. Kills its whole process group if it takes too long."""
-    command = [sys.executable, "-W", "ignore", "-m", module, json.dumps(arguments)]
-    process = subprocess.Popen(
-        command,
-        env={**os.environ, **_ONE_THREAD},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
+    process = _start(module, arguments, stderr=subprocess.PIPE)
     try:
         output, errors = process.communicate(timeout=timeout_s)
     except BaseException as error:
@@ -51,19 +51,87 @@ def run(module: str, timeout_s: float = 120.0, **arguments: Any) -> dict[str, An
     raise Failed(f"{module} {arguments} ended with {process.returncode}: {errors[-2000:]}")
 
 
+class Session:
+    """A new process, as `run` makes one, that stays until the context ends and measures in turns.
+
+    Raises:
+        Failed: by any of its methods: the process ended without an answer, or took more than `timeout_s` for it.
+    """
+
+    def __init__(self, module: str, timeout_s: float = 120.0, **arguments: Any):
+        self._name, self._timeout_s = f"{module} {arguments}", timeout_s
+        self._process = _start(module, arguments, stdin=subprocess.PIPE, stderr=subprocess.STDOUT)
+        self._answer()
+
+    def turn(self, seconds: float) -> dict[str, Any]:
+        """What it has measured for so long, after a warm-up. Blocks."""
+        print(seconds, file=self._process.stdin, flush=True)
+        return self._answer()
+
+    def _answer(self) -> dict[str, Any]:
+        watchdog = threading.Timer(self._timeout_s, os.killpg, (self._process.pid, signal.SIGKILL))
+        watchdog.start()
+        said: deque[str] = deque(maxlen=30)
+        try:
+            for line in self._process.stdout or ():
+                if line.startswith(_RESULT):
+                    return json.loads(line.removeprefix(_RESULT))
+                said.append(line)
+        finally:
+            watchdog.cancel()
+        raise Failed(f"{self._name} ended with {self._process.wait()}: {''.join(said)[-2000:]}")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """The process ends by itself when there is nothing more to read."""
+        try:
+            with contextlib.suppress(BrokenPipeError):
+                self._process.communicate(timeout=self._timeout_s)
+        except subprocess.TimeoutExpired:
+            os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+
+
+def _start(module: str, arguments: dict[str, Any], **pipes: Any) -> subprocess.Popen:
+    command = [sys.executable, "-W", "ignore", "-m", module, json.dumps(arguments)]
+    environment = {**os.environ, **_ONE_THREAD}
+    return subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, text=True, start_new_session=True, **pipes
+    )
+
+
+def serve_turns(measuring: Callable[..., Generator[dict[str, Any], float, None]]) -> None:
+    """The child's main of a `Session`: pins itself, gets ready, then measures for every line that it is sent.
+
+    Args:
+        measuring: yields once when it is ready; is sent seconds, and yields what it has measured for so long.
+    """
+    turns = measuring(**_arguments())
+    print(_RESULT + json.dumps(next(turns)), flush=True)
+    for line in sys.stdin:
+        print(_RESULT + json.dumps(turns.send(float(line))), flush=True)
+    turns.close()
+
+
 def serve(measure: Callable[..., dict[str, Any]], abrupt: bool = False) -> None:
     """The child's main: pins itself, measures, prints.
 
     Args:
         abrupt: kills its process group then, instead of ending in good order.
     """
-    arguments = json.loads(sys.argv[1])
-    if arguments.get("cores"):
-        os.sched_setaffinity(0, arguments["cores"])
-    print(_RESULT + json.dumps(measure(**arguments)), flush=True)
+    print(_RESULT + json.dumps(measure(**_arguments())), flush=True)
     # Only a group of its own, as `run` gives it.
     if abrupt and os.getpgid(0) == os.getpid():
         os.killpg(0, signal.SIGKILL)
+
+
+def _arguments() -> dict[str, Any]:
+    arguments = json.loads(sys.argv[1])
+    if arguments.get("cores"):
+        os.sched_setaffinity(0, arguments["cores"])
+    return arguments
 
 
 class CpuMeter:

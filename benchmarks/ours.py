@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from time import perf_counter
 from typing import Any
 
 from benchmarks import fresh
 from benchmarks.cases import CASES, env_config, policy_config, run_config
 
+# Before every turn: until the batches that waited since the last are gone, and workers are at their pace.
+_WARM_S = 0.2
 
-def measure(case: str, kind: str, seconds: float, **_: Any) -> dict[str, Any]:
-    """Frames/s from one delivered batch to another, after a warm-up; and microseconds of the workers per frame, by what
-    they did."""
+
+def measuring(case: str, kind: str, **_: Any) -> Generator[dict[str, Any], float, None]:
+    """Frames from one delivered batch to another, and the seconds."""
     import torch
 
     from collectx import env as envs
@@ -25,22 +28,21 @@ def measure(case: str, kind: str, seconds: float, **_: Any) -> dict[str, Any]:
     )
     spec = envs.read_spec(cfg.env)
     with build(cfg, policies.build(cfg.policy, spec, cfg.seed), spec) as collector:
-        next(collector)
-        warm = perf_counter()
-        while perf_counter() - warm < 1.0:
-            batch = next(collector)
-        frames, spent = 0, dict.fromkeys(("env_s", "policy_s", "wait_s", "send_s"), 0.0)
-        cpu, began = fresh.CpuMeter(), perf_counter()
-        while (elapsed_s := perf_counter() - began) < seconds:
-            batch = next(collector)
-            frames += batch.numel()
-            for part in collector.delivery.parts:
-                for name in spent:
-                    spent[name] += getattr(part.timings, name)
-        used = cpu.read()
-    micros = {name.replace("_s", "_us"): round(1e6 * value / frames, 3) for name, value in spent.items()}
-    return {"frames_per_s": frames / elapsed_s, "per_frame": micros, **used}
+        _take(collector, 1.0)
+        seconds = yield {}
+        while True:
+            cpu = fresh.CpuMeter()
+            _take(collector, _WARM_S)
+            frames, elapsed_s = _take(collector, seconds)
+            seconds = yield {"frames": frames, "seconds": elapsed_s, **cpu.read()}
+
+
+def _take(collector: Any, seconds: float) -> tuple[int, float]:
+    frames, began = 0, perf_counter()
+    while (elapsed_s := perf_counter() - began) < seconds:
+        frames += next(collector).numel()
+    return frames, elapsed_s
 
 
 if __name__ == "__main__":
-    fresh.serve(measure)
+    fresh.serve_turns(measuring)

@@ -22,7 +22,7 @@ _LEAST_BATCHES = 8
 
 
 def measure(case: str, kind: str, seconds: float, **_: Any) -> dict[str, Any]:
-    """Frames/s from one delivered batch to another, after a warm-up."""
+    """Frames from one delivered batch to another, and the seconds, after a warm-up."""
     import torch
     from tensordict.nn import TensorDictModule
 
@@ -51,7 +51,7 @@ def measure(case: str, kind: str, seconds: float, **_: Any) -> dict[str, Any]:
         if kind not in (*NETWORK_KINDS, *RPC_KINDS, *RAY_KINDS):
             with contextlib.suppress(Exception):
                 collector.shutdown()
-    return {"frames_per_s": frames / elapsed_s}
+    return {"frames": frames, "seconds": elapsed_s}
 
 
 def _collector(kind: str, make: Callable[[], Any], policy: Any, case: Case) -> Any:

@@ -1,7 +1,8 @@
-"""Shares of the bare loop and ratios to TorchRL: every round measures each side once, one after another, each in a new
-process, so that what else the machine does meets all sides alike. Medians over the rounds, with their spread.
+"""Shares of the bare loop and ratios to TorchRL. Every round begins each side in a new process and measures the bare
+loop and collectx in short turns, over and over, so that what else the machine does meets all alike; then TorchRL, whose
+batches take too long for that. Medians over the rounds, with their spread.
 
-    round:  bare - two bare at once - then for each kind of collector: collectx - [TorchRL]
+    round:  (bare, on each core in turn - two bare at once - each kind of collectx's collectors) x turns - [TorchRL's]
 
 `two bare at once` is no part of the yardstick: it says how far two cores of this machine are from twice one.
 The share by processor time divides both sides by the cores that they really got: on a machine that others use as well
@@ -13,12 +14,16 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from contextlib import ExitStack
+from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
 from benchmarks import fresh
 from benchmarks.cases import CASES, Case
+
+# Of one turn: some tens of batches.
+_TURN_S = 0.5
 
 
 @dataclass(frozen=True)
@@ -54,14 +59,28 @@ def has_peer() -> bool:
     return importlib.util.find_spec("torchrl") is not None
 
 
-@dataclass(frozen=True)
+@dataclass
 class Figure:
-    """One measurement. `own_cores` is the processor it got, `other_cores` what everything else on the machine used
-    meanwhile; zero where it was not measured (TorchRL, and two loops at once)."""
+    """What one side has measured in a round."""
 
-    frames_per_s: float
-    own_cores: float = 0.0
-    other_cores: float = 0.0
+    turns: list[dict[str, float]] = field(default_factory=list)
+
+    def _sum(self, name: str) -> float:
+        return sum(turn.get(name, 0.0) for turn in self.turns)
+
+    @property
+    def frames_per_s(self) -> float:
+        return self._sum("frames") / self._sum("seconds")
+
+    @property
+    def own_cores(self) -> float:
+        """The processor it got; 0 where it was not measured (TorchRL)."""
+        return self._sum("own_cores") / len(self.turns)
+
+    @property
+    def other_cores(self) -> float:
+        """What everything else on the machine used meanwhile."""
+        return self._sum("other_cores") / len(self.turns)
 
     def __str__(self) -> str:
         return f"{self.frames_per_s:,.0f}" + (f" (others {self.other_cores:.1f})" if self.other_cores >= 0.05 else "")
@@ -88,7 +107,8 @@ def compare(name: str, pairs: int, seconds: float, say: Callable[[str], None]) -
         by_processor = median(r[kind].by_processor / r["bare"].by_processor for r in rounds)
         note = f"{median(r[kind].frames_per_s for r in rounds):,.0f} frames/s; by processor time {by_processor:.2f}"
         if num_cores == 2:
-            note += f"; two bare loops at once {two:.2f}"
+            of_two = median(r[kind].frames_per_s / r["bare_2"].frames_per_s for r in rounds)
+            note += f"; two bare loops at once {two:.2f}, of which {of_two:.2f}"
         yield Line(f"{name} {kind}: share", shares, case.share.get(kind), note)
     for kind in case.kinds if peer else ():
         bare = "bare" if case.num_workers(kind) == 1 else "bare_2"
@@ -104,21 +124,28 @@ def compare(name: str, pairs: int, seconds: float, say: Callable[[str], None]) -
 
 def _round(name: str, case: Case, seconds: float, peer: bool, say: Callable[[str], None]) -> dict[str, Figure]:
     cores = fresh.cores()
-    figures = {"bare": _measure("bare", cores[:1], case=name, seconds=seconds)}
-    with ThreadPoolExecutor() as pool:
-        both = [pool.submit(_measure, "bare", [core], case=name, seconds=seconds) for core in cores]
-        figures["bare_2"] = Figure(sum(one.result().frames_per_s for one in both))
-    for kind in case.kinds:
+    figures = {side: Figure() for side in ("bare", "bare_2", *case.kinds)}
+    with ExitStack() as stack:
+
+        def session(side: str, used: list[int], **arguments: Any) -> fresh.Session:
+            return stack.enter_context(fresh.Session(f"benchmarks.{side}", cores=used, case=name, **arguments))
+
+        pool = stack.enter_context(ThreadPoolExecutor())
+        bare = [session("bare", [core]) for core in cores]
+        ours = {kind: session("ours", cores[: case.num_workers(kind)], kind=kind) for kind in case.kinds}
+        for turn in range(max(len(bare), round(seconds / _TURN_S))):
+            figures["bare"].turns.append(bare[turn % len(bare)].turn(_TURN_S))
+            both = list(pool.map(lambda one: one.turn(_TURN_S), bare))
+            figures["bare_2"].turns.append(
+                {"frames": sum(one["frames"] / one["seconds"] for one in both), "seconds": 1.0}
+            )
+            for kind, collector in ours.items():
+                figures[kind].turns.append(collector.turn(_TURN_S))
+    for kind in case.kinds if peer else ():
         used = cores[: case.num_workers(kind)]
-        figures[kind] = _measure("ours", used, case=name, kind=kind, seconds=seconds)
-        if peer:
-            try:
-                figures[f"peer_{kind}"] = _measure("peer", used, case=name, kind=kind, seconds=seconds)
-            except fresh.Failed as error:
-                say(f"  TorchRL gave no figure, so this pair is left out: {error}")
+        try:
+            found = fresh.run("benchmarks.peer", cores=used, case=name, kind=kind, seconds=seconds)
+            figures[f"peer_{kind}"] = Figure([found])
+        except fresh.Failed as error:
+            say(f"  TorchRL gave no figure, so this pair is left out: {error}")
     return figures
-
-
-def _measure(side: str, cores: list[int], **arguments: Any) -> Figure:
-    found = fresh.run(f"benchmarks.{side}", cores=cores, **arguments)
-    return Figure(found["frames_per_s"], found.get("own_cores", 0.0), found.get("other_cores", 0.0))

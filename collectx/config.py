@@ -159,6 +159,7 @@ class CollectorConfig:
     reset_at_each_iter: bool = MISSING
     set_truncated: bool = MISSING
     refresh: str = one_of("batch", "step")
+    order_of: str | None = MISSING
 
 
 @dataclass

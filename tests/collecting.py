@@ -82,6 +82,7 @@ def config(
     reset_at_each_iter=False,
     set_truncated=False,
     refresh="batch",
+    order_of=None,
     backend="auto",
     storing_device=None,
     device=None,
@@ -117,6 +118,7 @@ def config(
             reset_at_each_iter,
             set_truncated,
             refresh,
+            order_of,
         ),
         backend=BackendConfig(backend, None, None),
         launcher=RayLauncherConfig("ray", None, 1, False, ray_init_config or RAY, remote_configs or {"num_cpus": 0.1})

@@ -13,7 +13,7 @@ import torchrlenvs
 from tensordict.nn import TensorDictModule, TensorDictSequential
 from torchrl.modules import LSTMModule
 
-from collectx.collector.worker import env_seed
+from collectx.collector.task import env_seed
 
 # With its first env TorchRL keeps the traceback of an import that failed, and so all that was being constructed: a
 # collector, for ever.

@@ -425,6 +425,15 @@ def test_in_mid_run_a_seed_begins_new_trajectories(kind):
     assert all(float(part.abs().max()) < 0.05 for part in fresh["observation"].reshape(-1, fresh.shape[-1], 4)[:, 0])
 
 
+def test_a_seed_begins_random_actions_anew():
+    with Collector(cartpole, frames_per_batch=40, total_frames=-1, init_random_frames=400) as collector:
+        collector.set_seed(11)
+        first = collector.next()
+        collector.set_seed(11)
+        again = collector.next()
+    assert torch.equal(first["action"], again["action"])
+
+
 def test_a_seed_must_be_a_number_that_travels():
     with Collector(cartpole) as collector, pytest.raises(ValueError, match="seed=-1: must be at least 0"):
         collector.set_seed(-1)

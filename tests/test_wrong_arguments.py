@@ -60,7 +60,7 @@ def test_all_that_is_wrong_is_said_at_once():
         "weight_sync_schemes names value",
         "launcher='ssh': use 'mp', 'submitit' or 'submitit_delayed'",
         "backend='carrier pigeon'",
-        "collector_class='double': must be 'single', 'sync', 'async', or one of Collector",
+        "collector_class='double': must be 'single', 'sync', 'async', one of Collector",
         "collector_kwargs has seed: may have create_env_kwargs, device",
     ]
     for problem, start in zip(caught.value.problems, expected, strict=True):

@@ -12,11 +12,12 @@ from torch import nn
 
 from collectx import policy as policies
 from collectx.batch import batch_leaves
+from collectx.collector.again import AgainSchedule, Recorded
 from collectx.collector.collector import Collector
 from collectx.collector.delivery import DeliverySpec
 from collectx.collector.replacements import Replacements
 from collectx.collector.schedule import AsyncSchedule, Schedule, SyncSchedule
-from collectx.collector.worker import Inner, WorkerTask
+from collectx.collector.task import Inner, WorkerTask
 from collectx.config import (
     CollectorConfig,
     DevicesConfig,
@@ -31,7 +32,6 @@ from collectx.config import (
     rows_per_env,
 )
 from collectx.env.base import EnvSpec
-from collectx.given import Given
 from collectx.launcher.place import Place
 from collectx.policy.state import seen_with
 from collectx.policy.weights import FlatWeights
@@ -69,6 +69,7 @@ def build(
     share: Share | None = None,
     compact_obs: bool = False,
     threshold: float | None = None,
+    again: Sequence[Recorded] | None = None,
 ) -> Collector:
     """Starts the workers and returns the collector over them. Does not wait for them.
 
@@ -83,6 +84,7 @@ def build(
         share: where these are only some of the run's workers.
         compact_obs: batches are without the observation below `next`.
         threshold: of a sync collector on this machine, see `SyncSchedule`.
+        again: what another run has delivered, for an async collector that is to deliver the same.
 
     Raises:
         ConfigError, ShapeError: the policy does not fit the env, or the env cannot be reset as `cfg.collector` wants.
@@ -94,7 +96,7 @@ def build(
     spec = rollout.env_spec(spec)
     # Only asked what it writes; it stays where the trainer keeps it.
     actor = policies.make_actor(policy, spec, _device_of(policy), policies.ExplorationType(want.exploration_type))
-    schedule = make_schedule(want, num_workers, threshold)
+    schedule = make_schedule(want, num_workers, threshold, again)
     rows = spec.num_envs * rows_per_env(want)
     slab = SlabSpec(
         leaves=batch_leaves(seen_with(spec, actor.carried).observation, actor.leaves, compact_obs),
@@ -103,6 +105,7 @@ def build(
         num_workers=num_workers,
         num_slots=schedule.num_slots,
         joined=schedule.joined,
+        newest=schedule.newest,
         weights_nbytes=FlatWeights(actor.module).nbytes,
     )
     devices = resolve_devices(cfg.devices)
@@ -242,11 +245,7 @@ def _distributed(
     if backend == "mpi" and not isinstance(launcher, Place):
         from collectx.collector.spawned import spawning
 
-        def given_to(worker: int, life: int) -> Given:
-            task = task_of(worker, life)
-            return Given.of(task.env, task.policy, task.hooks)
-
-        launcher = spawning(launcher, cfg.collector.start_timeout_s, given_to)
+        launcher = spawning(launcher, cfg.collector.start_timeout_s, lambda worker, life: task_of(worker, life).given)
     # Over the other backends bytes lie on the CPU at both ends.
     ends = (devices.storing_device or "cpu", devices.policy_device or "cpu") if backend == "nccl" else ("cpu", "cpu")
     transport = DistributedTransport(
@@ -271,8 +270,7 @@ def _distributed(
             if isinstance(launcher, Place):
                 handle = launcher.start(each.worker, each.life)
             else:
-                given = Given.of(each.env, each.policy, each.hooks)
-                arguments = (transport.meeting, each.worker, cfg.collector.start_timeout_s, given)
+                arguments = (transport.meeting, each.worker, cfg.collector.start_timeout_s, each.given)
                 handle = launcher.start(serve_remote, arguments, each.worker)
             if handle is not None:
                 transport.attach(each.worker, handle)
@@ -284,12 +282,7 @@ def _actors(cfg: RunConfig, task_of: Callable[[int, int], WorkerTask]) -> Place:
     from collectx.collector.actors import placing
 
     assert isinstance(cfg.launcher, RayLauncherConfig)
-
-    def given_to(worker: int, life: int) -> Given:
-        task = task_of(worker, life)
-        return Given.of(task.env, task.policy, task.hooks)
-
-    return placing(cfg.launcher, cfg.collector.start_timeout_s, given_to)
+    return placing(cfg.launcher, cfg.collector.start_timeout_s, lambda worker, life: task_of(worker, life).given)
 
 
 def _inner(cfg: RunConfig) -> Inner | None:
@@ -329,11 +322,18 @@ def rollout_spec(want: CollectorConfig, num_workers: int) -> RolloutSpec:
     )
 
 
-def make_schedule(want: CollectorConfig, num_workers: int, threshold: float | None = None) -> Schedule:
+def make_schedule(
+    want: CollectorConfig,
+    num_workers: int,
+    threshold: float | None = None,
+    again: Sequence[Recorded] | None = None,
+) -> Schedule:
     """The order of its batches."""
     if not is_async(want):
         return SyncSchedule(num_workers, threshold)
     num_batches = None if want.total_frames < 0 else -(-want.total_frames // want.frames_per_batch)
+    if again is not None:
+        return AgainSchedule(num_workers, want.num_slots, num_batches, again, want.zero_copy)
     return AsyncSchedule(num_workers, want.num_slots, num_batches)
 
 

@@ -10,8 +10,11 @@ import os
 import socket
 
 from collectx.batch import Layout
+from collectx.collector.custom import custom
+from collectx.collector.filling import until_stopped
 from collectx.collector.relay import relay
-from collectx.collector.worker import WorkerTask, serve, until_stopped
+from collectx.collector.task import WorkerTask
+from collectx.collector.worker import serve
 from collectx.given import Given
 from collectx.transport.distributed_link import DistributedLink, Terms, join_trainer
 from collectx.transport.rendezvous import Meeting
@@ -37,7 +40,9 @@ def serve_remote(meeting: Meeting, worker: int, start_timeout_s: float, given: G
     task, terms = WorkerTask.from_json(told["task"], given or Given()), Terms(**told["terms"])
     layout = Layout(task.leaves, terms.rows, terms.steps)
     link = DistributedLink(worker, connection, pair, layout, terms)
-    if task.inner is None:
+    if task.custom is not None:
+        until_stopped(custom(task, task.custom, link), link)
+    elif task.inner is None:
         serve(task, link)
     else:
         until_stopped(relay(task, task.inner, link), link)

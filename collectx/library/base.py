@@ -21,9 +21,9 @@ from torch import nn
 from collectx import env as envs
 from collectx import policy as policies
 from collectx.collector.build import build
-from collectx.collector.worker import env_seed
+from collectx.collector.task import env_seed
 from collectx.config import REMOTE, backend_of, is_stacked
-from collectx.given import Hooks
+from collectx.given import Given, Hooks
 from collectx.library.background import Background
 from collectx.library.early import Early
 from collectx.library.inspection import Inspected
@@ -41,7 +41,8 @@ from collectx.library.keywords import (
     Workers,
 )
 from collectx.library.trajectories import Assembler, Assembly
-from collectx.library.updates import Given, check_alike, given_weights, load_weights, updated_weights
+from collectx.library.updates import Given as GivenWeights
+from collectx.library.updates import check_alike, given_weights, load_weights, updated_weights
 from collectx.transport.base import RESET, reset_with
 
 # Of an order, what is made from keywords.
@@ -86,17 +87,17 @@ class DataCollector(Inspected):
         taken.end()
         order.check(taken.problems)
         self._cfg, own = order.config()
-        create = [each["env"] for each in own]
+        given = [Given.of(each["env"], each.get("policy", self._cfg.policy), custom=each.get("custom")) for each in own]
         if kind in REMOTE:
             launch_by(self._cfg, order.remote)
         self._own = own
-        spec = envs.read_spec(create[0])
+        spec = envs.read_spec(own[0]["env"])
         self._frames_per_batch = order.fit(self._cfg, own, spec.num_envs)
         self._most_steps = [each.get("steps") for each in own]
         self.policy: Any = policies.build(self._cfg.policy, spec, self._cfg.seed)
         self._closing = contextlib.ExitStack()
         with contextlib.ExitStack() as stack:
-            place, events = come_up(stack, self._cfg, create, order.remote)
+            place, events = come_up(stack, self._cfg, given, order.remote)
             self._collector = build(
                 self._cfg,
                 self.policy,
@@ -230,7 +231,7 @@ class DataCollector(Inspected):
             with self._weights_lock:
                 yield
 
-    def update_policy_weights_(self, policy_or_weights: Given = None, **named: Any) -> None:
+    def update_policy_weights_(self, policy_or_weights: GivenWeights = None, **named: Any) -> None:
         """Lets the workers act with newer weights from their next batch on. Copies before it returns, does not wait,
         except, after `start()` and where weights do not lie in shared memory, for the batch under way.
 
@@ -253,7 +254,7 @@ class DataCollector(Inspected):
     # What a worker does in TorchRL; here the trainer's policy is the source of all workers' weights.
     receive_weights = update_policy_weights_
 
-    def _publish(self, given: Given) -> None:
+    def _publish(self, given: GivenWeights) -> None:
         weights = self._order.weights
         if not weights.travel:
             return
@@ -308,7 +309,7 @@ class DataCollector(Inspected):
             A seed to go on with: the same where `static_seed`, otherwise another.
         """
         if not isinstance(seed, numbers.Integral) or not 0 <= seed < 2**61:
-            raise ValueError(f"seed={seed!r}: must be an int, at least 0 and below 2**61")
+            raise ValueError(f"seed={seed!r}: must be at least 0 and below 2**61, and whole")
         with self._alone():
             self._collector.order(reset_with(seed, static_seed))
             self._assembler.forget()

@@ -15,7 +15,7 @@ from tensordict import TensorDictBase
 from torch import nn
 
 from collectx.collector.collector import Collector
-from collectx.collector.worker import env_seed
+from collectx.collector.task import env_seed
 from collectx.config import RunConfig
 from collectx.given import Hooks
 from collectx.transport.base import reset_with

@@ -38,6 +38,9 @@ class Actor(Protocol):
         `[E, *leaf.shape]` per leaf of `leaves`. Called under `torch.inference_mode`, with the exploration type set.
         The result may be overwritten by the next call."""
 
+    def forget(self) -> None:
+        """Begins anew after a new seed: nothing that was drawn before is used."""
+
     def accelerate(self, how: Acceleration) -> None:
         """Makes the calls that follow faster. Copying newer weights into `module`'s tensors still changes how it acts,
         putting others in their place does not."""

@@ -36,10 +36,10 @@ class RandomActor:
         self.leaves: tuple[Leaf, ...] = spec.action
         self._spec = spec
         self._steps: Iterator[Sequence[torch.Tensor]]
-        self.draw_anew()
+        self.forget()
 
-    def draw_anew(self) -> None:
-        """Forgets what was drawn ahead, as after a new seed."""
+    def forget(self) -> None:
+        """See `collectx.policy.base.Actor.forget`."""
         spec = self._spec
         if spec.draw is not None:
             self._steps = spec.draw()

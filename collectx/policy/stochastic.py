@@ -129,6 +129,9 @@ class StochasticActor:
         raw = self._forward(x)
         return self._sample(raw) if self._random else (self._mode(raw),)
 
+    def forget(self) -> None:
+        """Nothing is drawn ahead."""
+
     def accelerate(self, how: Acceleration) -> None:
         """See `collectx.policy.base.Actor.accelerate`."""
         self._forward = how.captured(how.compiled(self._network))

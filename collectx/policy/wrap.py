@@ -103,6 +103,9 @@ class WrappedActor:
             values[i] = values[i].reshape(shape).to(dtype)
         return values
 
+    def forget(self) -> None:
+        """Nothing is drawn ahead."""
+
     def accelerate(self, how: Acceleration) -> None:
         """See `collectx.policy.base.Actor.accelerate`."""
         call = self._settled(how)

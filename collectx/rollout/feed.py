@@ -46,7 +46,8 @@ class RandomFeed:
     """Random actions, and zeros for what else the policy would write."""
 
     def __init__(self, spec: EnvSpec):
-        self._act = RandomActor(spec).act
+        actor = RandomActor(spec)
+        self._act, self.forget = actor.act, actor.forget
         self._num_actions = len(spec.action)
 
     def __call__(self, observation: Sequence[torch.Tensor], out: Sequence[np.ndarray]) -> None:

@@ -18,9 +18,8 @@ import numpy as np
 import torch
 
 from collectx.batch import Slot
-from collectx.env.base import Env, EnvSpec
+from collectx.env.base import Env
 from collectx.policy.base import Actor
-from collectx.policy.random import RandomActor
 from collectx.rollout.episodes import Episodes
 from collectx.rollout.feed import Feed, RandomFeed, RefreshingFeed, make_feed
 from collectx.rollout.rows import SlotRows
@@ -96,7 +95,8 @@ class Rollout:
     ):
         self._env = env
         self._actor = actor
-        self._feeds = _feeds(actor, env.spec, want.num_random_batches)
+        self._random = RandomFeed(env.spec) if want.num_random_batches else None
+        self._feeds = _feeds(make_feed(actor, env.spec), self._random, want.num_random_batches)
         self._episodes = episodes
         self._stop = stop
         self._want = want
@@ -165,8 +165,9 @@ class Rollout:
 
     def reset(self, seeds: Sequence[int] | None) -> None:
         """Begins new trajectories in all envs, with a seed for each, or with the envs' own random state."""
-        if isinstance(self._actor, RandomActor):
-            self._actor.draw_anew()
+        self._actor.forget()
+        if self._random is not None:
+            self._random.forget()
         self._env.reset(seeds, self._carry)
         self._episodes.abandon()
 
@@ -208,9 +209,6 @@ class Rollout:
         self._env.close()
 
 
-def _feeds(actor: Actor, spec: EnvSpec, num_random: int) -> Iterator[Feed]:
+def _feeds(acting: Feed, random: Feed | None, num_random: int) -> Iterator[Feed]:
     """What acts in each batch."""
-    acting = make_feed(actor, spec)
-    if num_random == 0:
-        return repeat(acting)
-    return chain(repeat(RandomFeed(spec), num_random), repeat(acting))
+    return repeat(acting) if random is None else chain(repeat(random, num_random), repeat(acting))

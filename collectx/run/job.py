@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from collectx.config import RayLauncherConfig, RunConfig
 from collectx.errors import ConfigError, LauncherError, SpaceError
-from collectx.run import report, rules, snapshot
+from collectx.run import order, report, rules, snapshot
 from collectx.run.events import EventLog
 from collectx.run.folder import RunFolder, write_atomically, write_json
 from collectx.run.progress import Progress
@@ -126,7 +126,9 @@ def _collect(
         _seed(cfg.seed)
         module = policy.build(cfg.policy, spec, cfg.seed)
         learner = trainer.build(cfg.trainer, module, spec, cfg.seed, device)
-        workers = collectors.build(cfg, module, spec, events, files.logs, place)
+        folder = cfg.collector.order_of
+        again = None if folder is None else [collectors.Recorded(*batch) for batch in order.read(folder)]
+        workers = collectors.build(cfg, module, spec, events, files.logs, place, again=again)
     except (ConfigError, LauncherError, SpaceError) as error:
         raise record.misconfigured(error) from error
     with workers as collector:

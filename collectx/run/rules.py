@@ -35,6 +35,7 @@ from collectx.config import (
     why_no_nccl,
 )
 from collectx.errors import ConfigError
+from collectx.run import order
 from collectx.transport.backends import actor_problems, tensorpipe_problems
 
 # Options of sbatch that a job of all roles depends on.
@@ -56,6 +57,7 @@ def problems(cfg: RunConfig) -> list[str]:
         _frames_per_batch,
         _total_frames,
         _trajectories,
+        _order_of,
         _single,
         _backend,
         _inner,
@@ -210,6 +212,30 @@ def _trajectories(cfg: RunConfig) -> Iterator[str]:
                 f"collector.{name}={str(value).lower()}: with env.autoreset_mode=next_step no env can be reset before "
                 "its episode ends: use env.autoreset_mode=disabled or same_step."
             )
+
+
+def _order_of(cfg: RunConfig) -> Iterator[str]:
+    """What an async run needs that is to be that of another folder again."""
+    want = cfg.collector
+    folder, num_workers = want.order_of, want.num_workers
+    if _missing(folder, num_workers, want.kind, want.refresh, want.inner) or folder is None:
+        return
+    given = f"collector.order_of={folder}"
+    if not is_async(want):
+        yield f"{given}: collector={want.kind} is sync, whose order is always the same: use collector.order_of=null."
+        return
+    if why := order.why_never(want.refresh, want.num_workers_per_collector, want.inner):
+        yield f"{given}: {why}."
+    try:
+        workers = {worker for worker, _, _ in order.read(folder)}
+    except ValueError as error:
+        yield f"{given}: {error}: use collector.order_of=null."
+        return
+    if max(workers) >= num_workers:
+        yield (
+            f"{given}: it has batches of worker {max(workers)}, so of at least {max(workers) + 1} workers, but "
+            f"collector.num_workers={num_workers}: use as many as that run had."
+        )
 
 
 def _single(cfg: RunConfig) -> Iterator[str]:

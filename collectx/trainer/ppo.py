@@ -5,46 +5,21 @@ Each batch is used for `num_epochs` passes and published after. Tensors only: no
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 
 from collectx.config import PpoTrainerConfig
-from collectx.env.base import EnvSpec
-from collectx.trainer.base import Collection
+from collectx.trainer.actor_critic import ActorCriticTrainer
 from collectx.trainer.gae import gae
-from collectx.trainer.learner import Learner
 from collectx.trainer.rows import Rows, flat
 from collectx.trainer.values import values_of
 
 
-class PpoTrainer:
+class PpoTrainer(ActorCriticTrainer):
     """Clipped PPO with GAE."""
 
-    def __init__(self, cfg: PpoTrainerConfig, policy: Callable, spec: EnvSpec, seed: int, device: torch.device):
-        self._cfg = cfg
-        self._learner = Learner(cfg, policy, spec, seed, device)
+    _cfg: PpoTrainerConfig
 
-    def train(self, collection: Collection) -> None:
-        """Returns when the collection is exhausted or `target_return` is reached."""
-        learner = self._learner
-        for batch in collection:
-            if learner.reached_target(collection):
-                return
-            learner.anneal(collection)
-            losses = self._learn(Rows.of(batch, learner.policy.observation_keys, learner.device))
-            collection.publish(learner.policy)
-            collection.log(**losses)
-
-    def state_dict(self) -> dict:
-        """See `collectx.trainer.base.Trainer`."""
-        return self._learner.state_dict()
-
-    def load_state_dict(self, state: dict) -> None:
-        """Goes on from `state_dict()`."""
-        self._learner.load_state_dict(state)
-
-    def _learn(self, rows: Rows) -> dict[str, float]:
+    def learn(self, rows: Rows) -> dict[str, float]:
         cfg, learner = self._cfg, self._learner
         value, next_value = values_of(learner.critic, rows)
         advantage = gae(rows.reward, value, next_value, rows.done, cfg.gamma, cfg.gae_lambda)

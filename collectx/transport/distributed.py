@@ -201,7 +201,7 @@ class DistributedTransport:
         peer.num_grants += 1
         # First, as the worker may be waiting for it; its bytes come much later.
         self._switchboard.send(
-            peer.worker, wire.pack_grant(slot, order, self._publication.version if self.spec.joined else 0)
+            peer.worker, wire.pack_grant(slot, order, self._publication.version if self.spec.newest else 0)
         )
         # Where the pair is broken, so is the connection, and the switchboard will say so.
         with contextlib.suppress(RuntimeError):

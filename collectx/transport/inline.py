@@ -7,24 +7,23 @@ A worker is a generator that does one batch each time it is advanced (see `colle
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
 from collectx.errors import WorkerDied
 from collectx.transport.base import ASKED, GO_ON, Answer, Arrival, Departure, Question, SlabSpec, Tally
-from collectx.transport.slab import Slab
+from collectx.transport.slab import OverSlab, Slab
 
 _ENDED = object()
 
 
-class InlineTransport:
+class InlineTransport(OverSlab):
     """Both ends in the trainer's process. Waits for nothing, so nothing can time out."""
 
     def __init__(self, spec: SlabSpec):
-        self.spec = spec
-        self.slab = Slab(spec, shared=False)
+        super().__init__(spec, shared=False)
         self._granted: deque[int] = deque()
         self._arrivals: deque[Arrival] = deque()
         self._answers: deque[Answer | Departure] = deque()
@@ -67,18 +66,6 @@ class InlineTransport:
             return Departure(worker, error)
         self._granted.popleft()
         return self._arrivals.popleft()
-
-    def gather(self, parts: Sequence[Arrival], own: bool) -> torch.Tensor:
-        return self.slab.gather([(part.worker, part.slot) for part in parts], own)
-
-    def publish(self, write: Callable[[torch.Tensor], None]) -> int:
-        return self.slab.publish(write)
-
-    def hurry(self, wanted: bool) -> None:
-        self.slab.hurried[0] = wanted
-
-    def interrupt(self) -> None:
-        self.slab.stop[0] = 1
 
     def close(self) -> None:
         while self._workers:

@@ -7,7 +7,7 @@ from __future__ import annotations
 import contextlib
 import pickle
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from typing import Any
@@ -18,11 +18,11 @@ import torch
 from collectx.errors import RemoteFailure
 from collectx.transport import wire
 from collectx.transport.base import ASKED, GO_ON, Answer, Arrival, Departure, Question, SlabSpec, Tally
-from collectx.transport.slab import Slab
+from collectx.transport.slab import OverSlab, Slab
 from collectx.transport.switchboard import Handle, Switchboard
 
 
-class SharedMemoryTransport:
+class SharedMemoryTransport(OverSlab):
     """The trainer's end.
 
     Args:
@@ -31,8 +31,7 @@ class SharedMemoryTransport:
     """
 
     def __init__(self, spec: SlabSpec, switchboard: Switchboard):
-        self.spec = spec
-        self.slab = Slab(spec, shared=True)
+        super().__init__(spec, shared=True)
         self._switchboard = switchboard
         self._remote_ends: dict[int, Connection] = {}
         self._events: deque[Arrival | Departure | Answer] = deque()
@@ -86,18 +85,6 @@ class SharedMemoryTransport:
         assert isinstance(message, Exception)
         self._switchboard.forget(worker)
         self._events.append(Departure(worker, message))
-
-    def gather(self, parts: Sequence[Arrival], own: bool) -> torch.Tensor:
-        return self.slab.gather([(part.worker, part.slot) for part in parts], own)
-
-    def publish(self, write: Callable[[torch.Tensor], None]) -> int:
-        return self.slab.publish(write)
-
-    def hurry(self, wanted: bool) -> None:
-        self.slab.hurried[0] = wanted
-
-    def interrupt(self) -> None:
-        self.slab.stop[0] = 1
 
     def close(self) -> None:
         if self._closed:

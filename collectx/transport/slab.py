@@ -24,7 +24,7 @@ import numpy as np
 import torch
 
 from collectx.batch import ALIGNMENT_BYTES, Layout, Slot
-from collectx.transport.base import SlabSpec
+from collectx.transport.base import Arrival, SlabSpec
 
 _HEADER_BYTES = 2 * ALIGNMENT_BYTES
 
@@ -136,6 +136,27 @@ class Slab:
     def _weights(self, version: int) -> torch.Tensor:
         start = _HEADER_BYTES + (version % 2) * self._weights_stride
         return self._memory[start : start + self.spec.weights_nbytes]
+
+
+class OverSlab:
+    """What transports have in common whose slots and weights lie in a slab: the bytes need not travel."""
+
+    def __init__(self, spec: SlabSpec, shared: bool):
+        self.spec = spec
+        self.slab = Slab(spec, shared)
+
+    def gather(self, parts: Sequence[Arrival], own: bool) -> torch.Tensor:
+        """See `collectx.transport.base.Transport`, as for all of these."""
+        return self.slab.gather([(part.worker, part.slot) for part in parts], own)
+
+    def publish(self, write: Callable[[torch.Tensor], None]) -> int:
+        return self.slab.publish(write)
+
+    def hurry(self, wanted: bool) -> None:
+        self.slab.hurried[0] = wanted
+
+    def interrupt(self) -> None:
+        self.slab.stop[0] = 1
 
 
 def join(spec: SlabSpec, parts: Sequence[tuple[torch.Tensor, Sequence[slice]]]) -> torch.Tensor:

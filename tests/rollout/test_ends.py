@@ -16,7 +16,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from collectx import Collector
 from collectx.batch import Layout, batch_leaves
-from collectx.collector.worker import WorkerTask
+from collectx.collector.task import WorkerTask
 from collectx.config import EnvPoolEnvConfig, as_dict
 from collectx.env import build
 from collectx.env.counting import episode_length
@@ -25,7 +25,7 @@ from collectx.given import Given
 from collectx.policy import ExplorationType, make_actor
 from collectx.rollout.episodes import Episodes
 from collectx.rollout.spec import RolloutSpec
-from collectx.rollout.start import make_rollout
+from collectx.rollout.start import rollout_of
 
 OPTIONS = [
     {"max_frames_per_traj": 1},
@@ -215,7 +215,9 @@ def test_the_first_frames_are_random(kind, place, env):
 def test_what_lay_in_a_slot_does_not_show_in_random_frames():
     env = build(counting(2))
     actor = make_actor(telling_policy(4), env.spec, torch.device("cpu"), ExplorationType.RANDOM)
-    rollout = make_rollout(env, actor, Episodes(0, 2, 2), [0, 0], memoryview(bytearray(1)), RolloutSpec(None, 1))
+    rollout = rollout_of(env.spec)(
+        env, actor, Episodes(0, 2, 2), [0, 0], memoryview(bytearray(1)), RolloutSpec(None, 1)
+    )
     layout = Layout(batch_leaves(env.spec.observation, actor.leaves), 2, 6)
     slot = layout.slot(torch.full((layout.nbytes,), 7, dtype=torch.uint8))
     rollout.collect(rollout.prepare(slot), 0)

@@ -14,7 +14,7 @@ from collectx.env.counting import StreamChecker, frame
 from collectx.rollout.episodes import Episodes
 from collectx.rollout.ragged import RaggedRollout
 from collectx.rollout.rollout import Stopped
-from collectx.rollout.start import make_rollout
+from collectx.rollout.start import rollout_of
 
 OBSERVATION = Leaf(("observation",), (4,), torch.int64)
 ACTION = Leaf(("action",), (), torch.int64)
@@ -70,7 +70,9 @@ class ScriptedActor:
 def collect(lengths, steps, num_batches, num_slots=2):
     env = ScriptedRaggedEnv(lengths)
     stop = memoryview(bytearray(1))
-    rollout = make_rollout(env, ScriptedActor(), Episodes(0, len(lengths), len(lengths)), [0] * len(lengths), stop)
+    rollout = rollout_of(env.spec)(
+        env, ScriptedActor(), Episodes(0, len(lengths), len(lengths)), [0] * len(lengths), stop
+    )
     assert isinstance(rollout, RaggedRollout)
     layout = Layout(batch_leaves([OBSERVATION], [ACTION]), len(lengths), steps)
     memories = [torch.zeros(layout.nbytes, dtype=torch.uint8) for _ in range(num_slots)]
@@ -112,7 +114,7 @@ def test_each_ragged_frame_tells_the_version_that_acted():
 
 def test_a_ragged_rollout_stops_between_two_steps():
     env = ScriptedRaggedEnv([[3], [4]])
-    rollout = make_rollout(env, ScriptedActor(), Episodes(0, 2, 2), [0, 0], memoryview(bytearray(b"\1")))
+    rollout = rollout_of(env.spec)(env, ScriptedActor(), Episodes(0, 2, 2), [0, 0], memoryview(bytearray(b"\1")))
     layout = Layout(batch_leaves([OBSERVATION], [ACTION]), 2, 4)
     prepared = rollout.prepare(layout.slot(torch.zeros(layout.nbytes, dtype=torch.uint8)))
     with pytest.raises(Stopped):

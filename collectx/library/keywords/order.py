@@ -23,6 +23,7 @@ from collectx.config import (
 from collectx.errors import ConfigError
 from collectx.given import GivenEnvConfig, Hooks
 from collectx.library.early import Early
+from collectx.library.keywords.custom import custom_problems, given_collectors
 from collectx.library.keywords.reading import (
     exploration_of,
     for_each,
@@ -99,6 +100,7 @@ class Order:
             *self.remote.problems(num_workers),
             *self.hooks.problems(),
             *self.assembly.problems(),
+            *custom_problems(self),
         ]
         if self.assembly.trajs_per_batch is not None:
             needs = {"return_same_td": False, "track_traj_ids": True, "split_trajs": False, "extend_buffer": True}
@@ -202,7 +204,7 @@ class Order:
 
     def config(self) -> tuple[RunConfig, list[dict[str, Any]]]:
         """The configuration, of workers on this machine, and for each worker the fields of its
-        `collectx.collector.worker.WorkerTask` that are its own. For an order that is right."""
+        `collectx.collector.task.WorkerTask` that are its own. For an order that is right."""
         num_workers, workers, remote = self.num_workers, self.workers, self.remote
         envs, (devices, _), acting = self.work.envs(num_workers), self.devices.resolve(num_workers), self._acting()
         each = for_each(remote.collector_kwargs, num_workers)
@@ -212,6 +214,8 @@ class Order:
             own = [each | {"policy": policy} for each, policy in zip(own, policies, strict=True)]
         if self.hooks != Hooks():
             own = [each | {"hooks": self.hooks} for each in own]
+        for own_fields, custom in zip(own, given_collectors(self), strict=False):
+            own_fields["custom"] = custom
         if self.workers_write:
             own = [each | {"replay": self.handing.shared_buffer} for each in own]
         collector = (CollectorConfig if self.sync is None else partial(EitherCollectorConfig, sync=self.sync))(
@@ -234,6 +238,7 @@ class Order:
             reset_at_each_iter=self.frames.reset_at_each_iter,
             set_truncated=self.frames.set_truncated,
             refresh="step" if self.weights.update_weights_between_steps else "batch",
+            order_of=None,
         )
         if self.early.asked is not None:
             own[0]["asked"] = self.early.asked

@@ -13,6 +13,7 @@ from collectx.config import (
     RayLauncherConfig,
     RpcBackendConfig,
 )
+from collectx.library.keywords.custom import MEANINGS, custom_class, meaning
 from collectx.library.keywords.reading import (
     exploration_of,
     exploration_problems,
@@ -29,10 +30,11 @@ class Nested:
     Args:
         num_workers_per_collector: processes of each worker, which then is a collector itself.
         collector_class: which: "single" (one process), "sync" (a batch has a part of each) or "async" (a batch comes
-            from one), or the class of that meaning, of this package or of TorchRL. None: "single" for one process,
-            otherwise "sync".
+            from one), or the class of that meaning, of this package or of TorchRL; or a class of your own, see README,
+            "A collector of your own". None: "single" for one process, otherwise "sync".
         collector_kwargs: what a worker's collector is told otherwise than all; one dict for all, or one for each. May
-            have `create_env_kwargs`, `device`, `policy_device` and `exploration_type`.
+            have `create_env_kwargs`, `device`, `policy_device` and `exploration_type`; for a class of your own,
+            whatever it takes.
     """
 
     num_workers_per_collector: int = 1
@@ -42,10 +44,13 @@ class Nested:
     @property
     def inner(self) -> str:
         """ "single", "sync" or "async"."""
-        if self.collector_class is None:
+        given = self.collector_class
+        own = custom_class(given)
+        if given is None or (own is not None and meaning(own) is None):
             return "sync" if self.num_workers_per_collector > 1 else "single"
-        name = getattr(self.collector_class, "__name__", self.collector_class)
-        return _COLLECTOR_CLASSES.get(name, str(name))
+        if isinstance(given, str):
+            return given
+        return meaning(given) or str(given)
 
     def problems(self, num_workers: int) -> list[str]:
         """What is wrong, for so many workers."""
@@ -55,8 +60,8 @@ class Nested:
             found.append(f"num_workers_per_collector={count}: must be at least 1.")
         if inner not in ("single", "sync", "async"):
             found.append(
-                f"collector_class={self.collector_class!r}: must be 'single', 'sync', 'async', or one of "
-                f"{', '.join(_COLLECTOR_CLASSES)}; a class of your own cannot run in a worker."
+                f"collector_class={self.collector_class!r}: must be 'single', 'sync', 'async', one of "
+                f"{', '.join(MEANINGS)}, or a class of your own."
             )
         elif inner == "single" and count > 1:
             found.append(
@@ -68,7 +73,7 @@ class Nested:
                 f"collector_kwargs has {len(each)} entries for {num_workers} workers: one for each, or one dict."
             )
         for own in each:
-            found += _own_problems(own or {})
+            found += _own_problems(own or {}, custom_class(self.collector_class) is None)
         return list(dict.fromkeys(found))
 
     def backend_config(self) -> BackendConfig:
@@ -180,26 +185,17 @@ class RayRemote(Nested):
         return RayLauncherConfig("ray", None, num_threads, False, dict(self.ray_init_config or {}), each)
 
 
-# What `collector_class` may be called.
-_COLLECTOR_CLASSES = {
-    "Collector": "single",
-    "SyncDataCollector": "single",
-    "MultiSyncCollector": "sync",
-    "MultiSyncDataCollector": "sync",
-    "MultiAsyncCollector": "async",
-    "MultiaSyncDataCollector": "async",
-}
-
 _OWN = ("create_env_kwargs", "device", "policy_device", "exploration_type")
 
 
-def _own_problems(own: dict[str, Any]) -> list[str]:
+def _own_problems(own: dict[str, Any], is_ours: bool) -> list[str]:
     found = []
-    if unknown := sorted(set(own) - set(_OWN)):
+    unknown = sorted(set(own) - set(_OWN))
+    if unknown and is_ours:
         found.append(f"collector_kwargs has {', '.join(unknown)}: may have {', '.join(_OWN)}.")
     for name in ("device", "policy_device"):
         if why := why_no_device(own.get(name)):
             found.append(f"collector_kwargs: {name}={own[name]!r}: {why}")
-    if "exploration_type" in own:
+    if "exploration_type" in own and is_ours:
         found += exploration_problems("collector_kwargs: ", exploration_of(own["exploration_type"]))
     return found

@@ -182,6 +182,7 @@ class BackendConfig:
 @dataclass
 class RpcBackendConfig(BackendConfig):
     tensorpipe: dict[str, Any] = field(default_factory=dict)
+    visible_devices: list[str] | None = MISSING
 
 
 @dataclass
@@ -252,6 +253,8 @@ class RayLauncherConfig(LauncherConfig):
     ray_init_config: dict[str, Any] = field(default_factory=dict)
     # In Python also one for each worker.
     remote_configs: Any = field(default_factory=dict)
+    queue_timeout_s: float = above(0)
+    autoscaling: bool = MISSING
 
 
 @dataclass

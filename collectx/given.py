@@ -27,11 +27,11 @@ class _ByValue:
         return _rebuild, (type(self), content.getvalue())
 
     def _why(self, name: str, error: Exception) -> str:
-        keyword, told = _KEYWORDS.get((type(self).__name__, name), name), repr(getattr(self, name))
-        if "\n" in told:
-            told = told.partition("(")[0]
+        keyword, value = _KEYWORDS.get((type(self).__name__, name), name), repr(getattr(self, name))
+        # A module of torch's is told line by line.
+        shown = value.partition("(")[0] if "\n" in value else value
         return (
-            f"{keyword}={told} has to travel to workers in processes of their own, and cannot be pickled "
+            f"{keyword}={shown} has to travel to workers in processes of their own, and cannot be pickled "
             f"({type(error).__name__}: {error}): make what cannot travel there, in create_env_fn or policy_factory."
         )
 

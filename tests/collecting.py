@@ -106,9 +106,12 @@ def config(
     backend="auto",
     storing_device=None,
     device=None,
+    policy_device=None,
     seed=0,
     ray_init_config=None,
     remote_configs=None,
+    queue_timeout_s=60.0,
+    autoscaling=False,
 ):
     # A kind that can be both is sync as "<kind>_sync".
     either, is_sync = kind.removesuffix("_sync"), kind.endswith("_sync")
@@ -141,10 +144,19 @@ def config(
             order_of,
         ),
         backend=BackendConfig(backend, None, None),
-        launcher=RayLauncherConfig("ray", None, 1, False, ray_init_config or RAY, remote_configs or {"num_cpus": 0.1})
+        launcher=RayLauncherConfig(
+            "ray",
+            None,
+            1,
+            False,
+            ray_init_config or RAY,
+            remote_configs or {"num_cpus": 0.1},
+            queue_timeout_s,
+            autoscaling,
+        )
         if place == "ray"
         else LauncherConfig(place, None, 1, False),
-        devices=DevicesConfig(device, storing_device, None, None),
+        devices=DevicesConfig(device, storing_device, policy_device, None),
         trainer=MeterTrainerConfig("meter", False),
         seed=seed,
     )

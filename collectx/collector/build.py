@@ -126,6 +126,8 @@ def build(
         rollout,
     )
 
+    visible = cfg.backend.visible_devices if isinstance(cfg.backend, RpcBackendConfig) else None
+
     def task_of(worker: int, life: int) -> WorkerTask:
         # Who is added to as many as were meant has the envs of another, in a life that nobody else has.
         times, index = divmod(worker, num_workers)
@@ -137,6 +139,7 @@ def build(
             "first_worker": first,
             "life": life,
             "rollout": begun,
+            "visible_device": visible[index] if visible else None,
             **(own[worker] if own else {}),
         }
         return dataclasses.replace(task, **changed)
@@ -282,7 +285,12 @@ def _actors(cfg: RunConfig, task_of: Callable[[int, int], WorkerTask]) -> Place:
     from collectx.collector.actors import placing
 
     assert isinstance(cfg.launcher, RayLauncherConfig)
-    return placing(cfg.launcher, cfg.collector.start_timeout_s, lambda worker, life: task_of(worker, life).given)
+    return placing(
+        cfg.launcher,
+        cfg.collector.num_workers,
+        cfg.collector.start_timeout_s,
+        lambda worker, life: task_of(worker, life).given,
+    )
 
 
 def _inner(cfg: RunConfig) -> Inner | None:

@@ -69,6 +69,7 @@ class WorkerTask:
         replay: of a process of the trainer's machine: where it writes its batches itself.
         hooks: what is called around its batches.
         custom: the collector of the user's own that it runs, see `collectx/collector/custom.py`.
+        visible_device: of a process of its own: the only GPU that it sees, or "cpu". None: all that there are.
     """
 
     worker: int
@@ -89,6 +90,7 @@ class WorkerTask:
     replay: ReplayBuffer | None = None
     hooks: Hooks = field(default_factory=Hooks)
     custom: GivenCollector | None = None
+    visible_device: str | None = None
 
     @property
     def index(self) -> int:

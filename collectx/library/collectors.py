@@ -115,14 +115,22 @@ class RayCollector(DataCollector):
             num_envs, policy: are not looked at: what `create_env_fn` makes, and the policy that the others have.
             collector_kwargs, remote_configs: as the constructor's, for each of the new ones; None: `remote_configs` of
                 the first worker.
+
+        Raises:
+            LauncherError: the cluster has no room for them, even if nobody else uses it.
         """
+        from collectx.transport.ray_cluster import check_room
+
         launcher = self._cfg.launcher
         assert isinstance(launcher, RayLauncherConfig)
         creates = [create_env_fn] if callable(create_env_fn) else list(create_env_fn)
+        asked = dict(remote_configs or launcher.remote_configs[0])
+        if not launcher.autoscaling:
+            check_room("remote_configs", [asked] * len(creates))
         with self.pause():
             for create in creates:
                 self._own.append(own_of(self._order, create, collector_kwargs))
-                launcher.remote_configs.append(dict(remote_configs or launcher.remote_configs[0]))
+                launcher.remote_configs.append(dict(asked))
                 self._collector.add()
 
     @property

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from collectx.config import RayLauncherConfig, RunConfig
+from collectx.config import LauncherConfig, RayLauncherConfig, RunConfig
 from collectx.errors import ConfigError, LauncherError, SpaceError
 from collectx.run import order, report, rules, snapshot
 from collectx.run.events import EventLog
@@ -155,12 +155,19 @@ def _leave_cores(cfg: RunConfig) -> None:
     """
     import torch
 
-    # A Ray without an address is this machine's.
-    here = not cfg.launcher.ray_init_config.get("address") if isinstance(cfg.launcher, RayLauncherConfig) else False
-    if "OMP_NUM_THREADS" not in os.environ and (here or cfg.launcher.kind in ("inline", "local")):
+    if "OMP_NUM_THREADS" not in os.environ and _are_here(cfg.launcher):
         processes = cfg.collector.num_workers * cfg.collector.num_workers_per_collector
         left = num_cpus() - processes * cfg.launcher.num_threads
         torch.set_num_threads(max(1, min(torch.get_num_threads(), left)))
+
+
+def _are_here(launcher: LauncherConfig) -> bool:
+    """Whether all workers are on this machine."""
+    if not isinstance(launcher, RayLauncherConfig):
+        return launcher.kind in ("inline", "local")
+    from collectx.collector import actors
+
+    return actors.are_here(launcher)
 
 
 def allow_descriptors(num_workers: int) -> None:

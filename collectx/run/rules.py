@@ -36,7 +36,7 @@ from collectx.config import (
 )
 from collectx.errors import ConfigError
 from collectx.run import order
-from collectx.transport.backends import actor_problems, tensorpipe_problems
+from collectx.transport.backends import actor_problems, gpu_problems, tensorpipe_problems, visible_problems
 
 # Options of sbatch that a job of all roles depends on.
 _OURS = frozenset({"array", "ntasks", "nodes", "output", "error", "no-kill"})
@@ -116,8 +116,11 @@ def launcher_problems(cfg: RunConfig) -> list[str]:
 
 
 def device_problems(cfg: RunConfig) -> list[str]:
-    """Devices that this machine does not have. Imports torch, unless everything is on the CPU."""
+    """Devices that this machine does not have, of those that are the trainer's, or of workers that are here. Imports
+    torch, unless everything is on the CPU."""
     chosen = {name: value for name, value in vars(cfg.devices).items() if value not in (None, MISSING, "cpu")}
+    if cfg.launcher.kind not in ("inline", "local"):
+        chosen.pop("policy_device", None)
     if not chosen:
         return []
     import torch
@@ -277,6 +280,10 @@ def _backend(cfg: RunConfig) -> Iterator[str]:
         return
     if isinstance(cfg.backend, RpcBackendConfig):
         yield from tensorpipe_problems("backend.tensorpipe", cfg.backend.tensorpipe)
+        visible, devices = cfg.backend.visible_devices, cfg.devices
+        if not _missing(visible, devices.device, devices.policy_device, cfg.collector.num_workers):
+            acting = [devices.policy_device or devices.device or "cpu"] * cfg.collector.num_workers
+            yield from visible_problems("backend.visible_devices", visible, acting)
     if (
         backend == "nccl"
         and not one_process
@@ -312,7 +319,10 @@ def _launcher(cfg: RunConfig) -> Iterator[str]:
     if isinstance(launcher, RayLauncherConfig):
         if why := _why_not("ray"):
             yield why.replace("backend=", "launcher=", 1)
-        yield from actor_problems("launcher.remote_configs", launcher.remote_configs)
+        yield from (wrong := actor_problems("launcher.remote_configs", launcher.remote_configs))
+        if not wrong and not _missing(cfg.devices.device, cfg.devices.policy_device):
+            acting = cfg.devices.policy_device or cfg.devices.device or "cpu"
+            yield from gpu_problems("launcher.remote_configs", [launcher.remote_configs], [acting])
     parts: dict[str, Any] = {"launcher": launcher}
     if isinstance(launcher, SubmititDelayedLauncherConfig):
         parts |= {"launcher.trainer": launcher.trainer, "launcher.worker": launcher.worker}

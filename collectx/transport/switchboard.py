@@ -46,8 +46,8 @@ class Switchboard:
         worker_timeout_s: how long a worker may take for any later batch.
         close_timeout_s: how long workers may take to stop before they are killed.
         describe: names a worker's log in error messages.
-        join_timeout: the knob and the seconds that limit how long a worker may take to come; its start then begins when
-            it has. None: `start_timeout_s` covers both.
+        join_timeout: `join_timeout(worker)` is the knob and the seconds that limit how long a worker may take to come;
+            its start then begins when it has. None: `start_timeout_s` covers both.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class Switchboard:
         worker_timeout_s: float,
         close_timeout_s: float,
         describe: Callable[[int], str],
-        join_timeout: tuple[str, float] | None = None,
+        join_timeout: Callable[[int], tuple[str, float]] | None = None,
     ):
         self._start_timeout_s = start_timeout_s
         self._worker_timeout_s = worker_timeout_s
@@ -186,7 +186,7 @@ class Switchboard:
         if worker in self._has_delivered:
             return "collector.worker_timeout_s", self._worker_timeout_s
         if worker not in self._connections and self._join_timeout is not None:
-            return self._join_timeout
+            return self._join_timeout(worker)
         return "collector.start_timeout_s", self._start_timeout_s
 
     def _late(self, worker: int) -> WorkerTimeout:
@@ -248,6 +248,13 @@ class Switchboard:
         self._waiting.pop(worker, None)
         self._has_delivered.discard(worker)
         self._hosts.pop(worker, None)
+
+    def dismiss(self) -> None:
+        """Ends the processes of workers that have no connection yet: nobody will tell them to stop, and they would look
+        for a trainer that is gone."""
+        for worker, handle in self._handles.items():
+            if worker not in self._connections and handle.exitcode is None:
+                handle.terminate()
 
     def close(self) -> None:
         """Closes all connections, by which workers know that they shall stop; ends their processes."""

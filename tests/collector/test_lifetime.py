@@ -11,6 +11,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from collecting import counting, start
 
 TESTS = Path(__file__).parent.parent
 
@@ -108,3 +109,12 @@ def test_a_collector_without_references_ends_its_workers(trainer):
         sys.exit(7 if any(psutil.pid_exists(pid) for pid in pids) else 0)
     """
     assert trainer(body).end() == (0, "")
+
+
+@pytest.mark.parametrize("kind", ["distributed", "rpc"])
+def test_workers_that_have_not_joined_end_without_a_word(kind):
+    """With status 1 they would have told why they did not find a trainer."""
+    with start(kind, "local", counting(1)) as collector:
+        handles = list(collector.handles().values())
+    assert len(handles) == 2
+    assert {handle.exitcode for handle in handles} <= {0, -signal.SIGTERM}

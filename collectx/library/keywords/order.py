@@ -31,9 +31,10 @@ from collectx.library.keywords.reading import (
     positive,
     round_up,
 )
-from collectx.library.keywords.remote import Nested, RayRemote
+from collectx.library.keywords.remote import Nested, RayRemote, RpcRemote
 from collectx.library.keywords.specs import Devices, Frames, Handing, Weights, Work, Workers
 from collectx.library.trajectories import Assembly
+from collectx.transport.backends import gpu_problems, visible_problems
 
 
 @dataclass(frozen=True)
@@ -98,6 +99,7 @@ class Order:
             *self.workers.problems(),
             *self.weights.problems(),
             *self.remote.problems(num_workers),
+            *self._visible_problems(),
             *self.hooks.problems(),
             *self.assembly.problems(),
             *custom_problems(self),
@@ -194,6 +196,17 @@ class Order:
             f"cudagraph_policy={given!r}: the policy acts on {', '.join(acting)}, and CUDA graphs are recorded on GPUs "
             "only: give policy_device='cuda', or leave it out."
         ]
+
+    def _visible_problems(self) -> list[str]:
+        """What is wrong about the GPUs that workers see, and where their policies act."""
+        remote = self.remote
+        if self.devices.problems(self.num_workers) or remote.problems(self.num_workers):
+            return []
+        if isinstance(remote, RpcRemote):
+            return visible_problems("visible_devices", remote.visible, self._acting())
+        if isinstance(remote, RayRemote):
+            return gpu_problems("remote_configs", for_each(remote.remote_configs, self.num_workers), self._acting())
+        return []
 
     def _acting(self) -> list[str]:
         """Where each worker's policy acts."""

@@ -41,6 +41,8 @@ _KEYWORDS = {
     ("GivenEnvConfig", "create"): "create_env_fn",
     ("GivenEnvConfig", "kwargs"): "create_env_kwargs",
     ("GivenPolicyConfig", "factory"): "policy_factory",
+    ("GivenCollector", "create"): "collector_class",
+    ("GivenCollector", "kwargs"): "collector_kwargs",
 }
 
 

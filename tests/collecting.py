@@ -7,6 +7,14 @@ from typing import Any
 
 import torch
 
+from collectx import (
+    Collector,
+    DistributedCollector,
+    DistributedSyncCollector,
+    MultiAsyncCollector,
+    MultiSyncCollector,
+    RPCCollector,
+)
 from collectx import env as envs
 from collectx import policy as policies
 from collectx.collector import build
@@ -29,6 +37,18 @@ from collectx.config import (
 
 # Inline workers use the trainer's threads; worker processes have one.
 torch.set_num_threads(1)
+
+# The library's collectors.
+WAYS = {
+    "single": Collector,
+    "multi_sync": MultiSyncCollector,
+    "multi_async": MultiAsyncCollector,
+    "distributed": DistributedCollector,
+    "distributed_sync": DistributedSyncCollector,
+    "rpc": RPCCollector,
+    "rpc_sync": partial(RPCCollector, sync=True),
+}
+SYNC = ("multi_sync", "distributed_sync", "rpc_sync")
 
 # Ray starts as many processes as it has cores, and is there until the tests end.
 RAY = {"num_cpus": 2, "address": "local", "include_dashboard": False}

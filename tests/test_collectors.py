@@ -5,11 +5,11 @@ from __future__ import annotations
 import inspect
 import re
 import time
-from functools import partial
 
 import gymnasium
 import pytest
 import torch
+from collecting import SYNC, WAYS
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModule
 from torch import nn
@@ -21,22 +21,10 @@ from collectx import (
     DistributedSyncCollector,
     MultiAsyncCollector,
     MultiSyncCollector,
-    RPCCollector,
 )
 from collectx.errors import ShapeError
 
 torch.set_num_threads(1)
-
-WAYS = {
-    "single": Collector,
-    "multi_sync": MultiSyncCollector,
-    "multi_async": MultiAsyncCollector,
-    "distributed": DistributedCollector,
-    "distributed_sync": DistributedSyncCollector,
-    "rpc": RPCCollector,
-    "rpc_sync": partial(RPCCollector, sync=True),
-}
-SYNC = ("multi_sync", "distributed_sync", "rpc_sync")
 
 
 def cartpole(**kwargs):
@@ -60,8 +48,20 @@ class Argmax(nn.Module):
         return self.layer(observation).argmax(-1)
 
 
-@pytest.mark.parametrize("kind", WAYS)
-@pytest.mark.parametrize("policy", ["none", "module", "tensordict", "callable", "factory"])
+POLICIES = ["none", "module", "tensordict", "callable", "factory"]
+
+
+# Every policy in this process and in another, every way with one that is pickled by value.
+@pytest.mark.parametrize(
+    ("kind", "policy"),
+    [
+        *((kind, policy) for kind in ("single", "multi_sync") for policy in POLICIES),
+        *((kind, "callable") for kind in WAYS if kind not in ("single", "multi_sync")),
+        ("multi_async", "none"),
+        ("distributed", "factory"),
+        ("rpc", "module"),
+    ],
+)
 def test_any_policy_acts_in_any_collector(kind, policy):
     keywords = {}
     given = None
@@ -113,7 +113,7 @@ def test_every_worker_has_its_own_policy_factory():
     assert [part.unique().tolist() for part in actions] == [[0], [1]]
 
 
-@pytest.mark.parametrize("kind", WAYS)
+@pytest.mark.parametrize("kind", ["single", "multi_sync", "multi_async", "distributed_sync"])
 def test_a_vector_env_gives_rows(kind):
     def create():
         return gymnasium.make_vec("CartPole-v1", 3, vectorization_mode="sync")
@@ -127,8 +127,15 @@ def test_frames_are_rounded_up_to_whole_steps_of_all_envs():
         assert [batch.numel() for batch in collector] == [26, 26]
 
 
-@pytest.mark.parametrize("kind", [kind for kind in WAYS if kind != "single"])
-@pytest.mark.parametrize("form", ["policy", "state_dict", "tensordict", "other"])
+@pytest.mark.parametrize(
+    ("kind", "form"),
+    [
+        *((kind, "policy") for kind in WAYS if kind != "single"),
+        ("multi_sync", "state_dict"),
+        ("multi_async", "tensordict"),
+        ("distributed", "other"),
+    ],
+)
 def test_weights_reach_the_workers(kind, form):
     policy = Argmax()
     with torch.no_grad():
@@ -179,7 +186,7 @@ def test_weights_are_published_by_themselves(keywords, versions):
         assert [int(batch["collector", "policy_version"].max()) for batch in collector] == versions
 
 
-@pytest.mark.parametrize("kind", WAYS)
+@pytest.mark.parametrize("kind", ["single", "multi_sync", "multi_async", "distributed_sync"])
 def test_a_batch_is_split_by_trajectory_then_given_to_postproc(kind):
     def postproc(batch):
         assert batch.names == [None, "time"]
@@ -237,7 +244,7 @@ class Frames:
     add = extend
 
 
-@pytest.mark.parametrize("kind", WAYS)
+@pytest.mark.parametrize("kind", ["single", "multi_sync", "multi_async", "distributed_sync"])
 def test_batches_go_into_a_replay_buffer(kind):
     buffer = Frames()
     with make(kind, frames_per_batch=20, total_frames=60, replay_buffer=buffer) as collector:
@@ -255,7 +262,7 @@ def test_frames_go_into_a_replay_buffer_one_by_one():
     assert [batch.batch_size for batch in buffer.batches] == [()] * 20
 
 
-@pytest.mark.parametrize("kind", WAYS)
+@pytest.mark.parametrize("kind", ["single", "multi_sync", "multi_async", "distributed", "rpc"])
 def test_a_started_collector_fills_its_buffer_in_the_background(kind, wait_until):
     buffer, policy = Frames(), Argmax()
     with make(kind, cartpole, policy, frames_per_batch=20, total_frames=-1, replay_buffer=buffer) as collector:
@@ -380,7 +387,7 @@ def test_devices_may_be_given_for_each_worker():
         assert collector.next().device == torch.device("cpu")
 
 
-@pytest.mark.parametrize("kind", WAYS)
+@pytest.mark.parametrize("kind", ["single", "multi_sync", "multi_async", "distributed", "rpc"])
 def test_a_seed_makes_it_what_it_would_be_with_that_seed(kind):
     def first_of_each_env(collector):
         found = {}

@@ -88,7 +88,7 @@ class DataCollector(Inspected):
         taken.end()
         order.check(taken.problems)
         self._cfg, own = order.config()
-        given = [Given.of(each["env"], self._cfg.policy, custom=each.get("custom")) for each in own]
+        given = [Given.of(each["env"], each.get("policy", self._cfg.policy), custom=each.get("custom")) for each in own]
         if kind in REMOTE:
             launch_by(self._cfg, order.remote)
         self._own = own
@@ -344,7 +344,7 @@ class DataCollector(Inspected):
             A seed to go on with: the same where `static_seed`, otherwise another.
         """
         if not isinstance(seed, numbers.Integral) or not 0 <= seed < 2**61:
-            raise ValueError(f"seed={seed!r}: must be an int, at least 0 and below 2**61")
+            raise ValueError(f"seed={seed!r}: must be at least 0 and below 2**61, and whole")
         with self._alone():
             self._collector.order(reset_with(seed, static_seed))
             self._assembler.forget()

@@ -30,7 +30,7 @@ from collectx.errors import ConfigError, ShapeError
 from collectx.policy.acceleration import Acceleration
 from collectx.policy.exploration import ExplorationType, exploration
 from collectx.policy.spaces import observation_leaves
-from collectx.policy.state import Carried, find_carried, seen_with
+from collectx.policy.state import IS_INIT, Carried, find_carried, seen_with
 from collectx.policy.weights import FlatWeights
 
 # Observation tensors to the policy's outputs by key.
@@ -66,6 +66,9 @@ class WrappedActor:
         self._settled = lambda how: _settle(policy, spec, device, exploration_type, how)
         self._call = self._settled(Acceleration())
         zeros = [torch.zeros((spec.num_envs, *o.shape), dtype=o.dtype, device=device) for o in spec.observation]
+        for leaf, value in zip(spec.observation, zeros, strict=True):
+            if leaf == IS_INIT:
+                value.fill_(True)
         with exploration(exploration_type), torch.inference_mode(), _without_trace(self.module, device):
             try:
                 outputs = self._call(zeros)

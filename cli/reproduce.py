@@ -20,7 +20,7 @@ from collectx.cli.compose import Composer
 from collectx.cli.run import launch
 from collectx.config import ASYNC, GROUPS
 from collectx.errors import ConfigError
-from collectx.run import RunFolder
+from collectx.run import RunFolder, order
 
 _PRIMARY = "_collectx_snapshot"
 _USAGE = """\
@@ -58,22 +58,45 @@ def _reproduce(arguments: Arguments, argv: Sequence[str]) -> int:
         report.note(f"{old.path} has no digest of its batches; runs again without comparing.")
     elif not any(text.lstrip("+").startswith("trainer.digest=") for text in overrides):
         overrides = (*overrides, "trainer.digest=true")
+    collector = saved.get("collector") or {}
+    different = _order(old, collector, overrides)
+    if different is None:
+        overrides = (*overrides, f"++collector.order_of={old.path.absolute()}")
     results: list[Any] = []
     status = launch(composer, Arguments(overrides, _flags(arguments)), argv, results)
     if status or not results or not had_digest:
         return status
-    collector = saved.get("collector") or {}
-    is_async = collector.get("kind") in ASYNC or collector.get("sync") is False
-    return _compared(old, results[0].folder, is_async)
+    return _compared(old, results[0].folder, different)
 
 
-def _compared(old: RunFolder, new: Path, is_async: bool) -> int:
+def _order(old: RunFolder, collector: dict[str, Any], overrides: Sequence[str]) -> str | None:
+    """Why batches are delivered in another order than in `old`, or "" where the order is always the same; None where
+    they can be in that order."""
+    if collector.get("kind") not in ASYNC and collector.get("sync") is not False:
+        return ""
+    if any(text.lstrip("+~").startswith("collector") for text in overrides):
+        return "the overrides change the collector"
+    why = order.why_never(
+        collector.get("refresh", "batch"), collector.get("num_workers_per_collector", 1), collector.get("inner", "sync")
+    )
+    if why is None:
+        try:
+            order.read(old.path)
+        except ValueError as error:
+            return str(error)
+    return why
+
+
+def _compared(old: RunFolder, new: Path, different: str | None) -> int:
     from collectx.run import compare
 
     found = compare(old.path, new)
     print(f"{found.verdict.value}: {found.message}", flush=True)
-    if not found.identical and is_async:
-        print("note: async workers deliver in the order in which they are ready, which no seed decides", flush=True)
+    if not found.identical and different:
+        print(
+            f"note: async workers deliver in the order in which they are ready, which no seed decides; {different}.",
+            flush=True,
+        )
     return 0 if found.identical else 1
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from collectx.config import EnvConfig, PolicyConfig
+from collectx.errors import ConfigError
 
 
 class _ByValue:
@@ -18,9 +19,41 @@ class _ByValue:
     def __reduce__(self) -> tuple:
         import cloudpickle
 
-        buffer = io.BytesIO()
-        cloudpickle.dump(vars(self), buffer)
-        return _rebuild, (type(self), buffer.getvalue())
+        content = io.BytesIO()
+        try:
+            cloudpickle.dump(vars(self), content)
+        except Exception as error:
+            raise ConfigError([self._why(name, error) for name, one in vars(self).items() if _fails(one)]) from error
+        return _rebuild, (type(self), content.getvalue())
+
+    def _why(self, name: str, error: Exception) -> str:
+        keyword, value = _KEYWORDS.get((type(self).__name__, name), name), repr(getattr(self, name))
+        # A module of torch's is told line by line.
+        shown = value.partition("(")[0] if "\n" in value else value
+        return (
+            f"{keyword}={shown} has to travel to workers in processes of their own, and cannot be pickled "
+            f"({type(error).__name__}: {error}): make what cannot travel there, in create_env_fn or policy_factory."
+        )
+
+
+# What the library's keywords are called.
+_KEYWORDS = {
+    ("GivenEnvConfig", "create"): "create_env_fn",
+    ("GivenEnvConfig", "kwargs"): "create_env_kwargs",
+    ("GivenPolicyConfig", "factory"): "policy_factory",
+    ("GivenCollector", "create"): "collector_class",
+    ("GivenCollector", "kwargs"): "collector_kwargs",
+}
+
+
+def _fails(one: Any) -> bool:
+    import cloudpickle
+
+    try:
+        cloudpickle.dump(one, io.BytesIO())
+    except Exception:
+        return True
+    return False
 
 
 def _rebuild(cls: type, content: bytes) -> Any:
@@ -82,19 +115,43 @@ class Hooks(_ByValue):
         return replace(self, **{name: hook})
 
 
+@dataclass(frozen=True)
+class GivenCollector(_ByValue):
+    """A collector of the user's own, which a worker runs.
+
+    Attributes:
+        create: the class, called as `create(create_env_fn, policy, frames_per_batch=..., total_frames=-1, **kwargs)`.
+        kwargs: its other keyword arguments.
+        num_workers: `create_env_fn` is a list of as many callables; None: one callable.
+    """
+
+    create: Callable[..., Any]
+    kwargs: dict[str, Any] = field(default_factory=dict)
+    num_workers: int | None = None
+
+    @property
+    def name(self) -> str:
+        """Of the class."""
+        return getattr(self.create, "__name__", repr(self.create))
+
+
 @dataclass
 class Given:
-    """What a worker cannot be told as plain data; None where it can."""
+    """What a worker cannot be told as plain data; None where it can, or where there is none."""
 
     env: GivenEnvConfig | None = None
     policy: GivenPolicyConfig | None = None
     hooks: Hooks = field(default_factory=Hooks)
+    custom: GivenCollector | None = None
 
     @classmethod
-    def of(cls, env: EnvConfig, policy: PolicyConfig, hooks: Hooks | None = None) -> Given:
+    def of(
+        cls, env: EnvConfig, policy: PolicyConfig, hooks: Hooks | None = None, custom: GivenCollector | None = None
+    ) -> Given:
         """The parts of a configuration that are objects."""
         return cls(
             env if isinstance(env, GivenEnvConfig) else None,
             policy if isinstance(policy, GivenPolicyConfig) else None,
             hooks or Hooks(),
+            custom,
         )

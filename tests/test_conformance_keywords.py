@@ -42,7 +42,15 @@ from tensordict.nn import (
 from torch import nn
 from torchrl.data import LazyTensorStorage, ReplayBuffer
 from torchrl.envs.utils import ExplorationType, exploration_type, set_exploration_type
-from torchrl.modules import MLP, EGreedyModule, OneHotCategorical, ProbabilisticActor, QValueActor, TanhNormal
+from torchrl.modules import (
+    MLP,
+    EGreedyModule,
+    OneHotCategorical,
+    OrnsteinUhlenbeckProcessModule,
+    ProbabilisticActor,
+    QValueActor,
+    TanhNormal,
+)
 
 import collectx
 from collectx.errors import ConfigError, ShapeError
@@ -190,8 +198,8 @@ class Asks(nn.Module):
     """Acts by the exploration type that it finds in TorchRL's context."""
 
     def forward(self, observation):
-        kinds = [None, *(ExplorationType[kind] for kind in ("RANDOM", "MODE", "MEAN", "DETERMINISTIC"))]
-        return torch.full((*observation.shape[:-1], 1), kinds.index(exploration_type()) / 4)
+        kinds = [None, *(ExplorationType[kind] for kind in ("RANDOM", "MODE", "MEAN", "MEDIAN", "DETERMINISTIC"))]
+        return torch.full((*observation.shape[:-1], 1), kinds.index(exploration_type()) / 5)
 
 
 def asking():
@@ -251,6 +259,14 @@ def test_random_frames_have_zeros_for_what_the_policy_writes():
         assert_alike("one_hot", a, b)
     assert not ours[0]["logits"].any()
     assert ours[1]["logits"].all()
+
+
+def test_noise_goes_on_from_frame_to_frame_as_in_torchrl():
+    def noisy():
+        noise = OrnsteinUhlenbeckProcessModule(spec=torchrlenvs.pendulum().action_spec, annealing_num_steps=100)
+        return TensorDictSequential(policy("pendulum"), noise)
+
+    assert_same("pendulum", *both("pendulum", noisy))
 
 
 # --- replay buffers ---

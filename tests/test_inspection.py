@@ -253,14 +253,21 @@ def test_stats():
             collector.stats("all")
 
 
-@pytest.mark.parametrize("kind", WAYS)
-@pytest.mark.parametrize("keywords", [{}, {"set_truncated": True, "cat_results": -1}, {"track_policy_version": True}])
+@pytest.mark.parametrize(
+    ("kind", "keywords"),
+    [
+        ("single", {}),
+        ("single", {"set_truncated": True}),
+        ("single", {"track_policy_version": True}),
+        ("multi_sync", {}),
+        ("multi_sync", {"set_truncated": True, "cat_results": -1}),
+        ("multi_async", {"track_policy_version": True}),
+    ],
+)
 def test_a_batch_of_zeros_is_as_one_that_was_collected(kind, keywords):
     def create():
         return gymnasium.make_vec("CartPole-v1", 3, vectorization_mode="sync")
 
-    if kind == "single":
-        keywords = {name: value for name, value in keywords.items() if name != "cat_results"}
     with make(kind, create, Coin(), frames_per_batch=30, **keywords) as collector:
         fake, batch = collector.fake_tensordict(), collector.next()
     assert fake.batch_size == batch.batch_size

@@ -26,7 +26,7 @@ WEIGHTS_NBYTES = 4096
 
 
 def slab_spec(num_workers=2, num_slots=2, joined=False, rows=2, steps=3, weights_nbytes=WEIGHTS_NBYTES):
-    return SlabSpec(LEAVES, rows, steps, num_workers, num_slots, joined, weights_nbytes)
+    return SlabSpec(LEAVES, rows, steps, num_workers, num_slots, joined, joined, weights_nbytes)
 
 
 def writer(value):

@@ -12,11 +12,12 @@ from torch import nn
 
 from collectx import policy as policies
 from collectx.batch import batch_leaves
+from collectx.collector.again import AgainSchedule, Recorded
 from collectx.collector.collector import Collector
 from collectx.collector.delivery import DeliverySpec
 from collectx.collector.replacements import Replacements
 from collectx.collector.schedule import AsyncSchedule, Schedule, SyncSchedule
-from collectx.collector.worker import Inner, WorkerTask
+from collectx.collector.task import Inner, WorkerTask
 from collectx.config import (
     CollectorConfig,
     DevicesConfig,
@@ -31,7 +32,6 @@ from collectx.config import (
     rows_per_env,
 )
 from collectx.env.base import EnvSpec
-from collectx.given import Given
 from collectx.launcher.place import Place
 from collectx.policy.state import seen_with
 from collectx.policy.weights import FlatWeights
@@ -67,8 +67,7 @@ def build(
     place: Place | None = None,
     own: Sequence[Mapping[str, Any]] | None = None,
     share: Share | None = None,
-    compact_obs: bool = False,
-    threshold: float | None = None,
+    again: Sequence[Recorded] | None = None,
 ) -> Collector:
     """Starts the workers and returns the collector over them. Does not wait for them.
 
@@ -81,28 +80,28 @@ def build(
         own: for each worker, the fields of its `WorkerTask` that are not as `cfg` has them. All must make equally many
             envs, of the same spaces.
         share: where these are only some of the run's workers.
-        compact_obs: batches are without the observation below `next`.
-        threshold: of a sync collector on this machine, see `SyncSchedule`.
+        again: what another run has delivered, for an async collector that is to deliver the same.
 
     Raises:
         ConfigError, ShapeError: the policy does not fit the env, or the env cannot be reset as `cfg.collector` wants.
     """
     want = cfg.collector
     num_workers = num_workers_of(cfg)
-    may_end_early = threshold is not None or any("asked" in each for each in own or ())
+    may_end_early = want.preemptive_threshold is not None or any("asked" in each for each in own or ())
     rollout = dataclasses.replace(rollout_spec(want, num_workers), may_end_early=may_end_early)
     spec = rollout.env_spec(spec)
     # Only asked what it writes; it stays where the trainer keeps it.
     actor = policies.make_actor(policy, spec, _device_of(policy), policies.ExplorationType(want.exploration_type))
-    schedule = make_schedule(want, num_workers, threshold)
+    schedule = make_schedule(want, num_workers, again)
     rows = spec.num_envs * rows_per_env(want)
     slab = SlabSpec(
-        leaves=batch_leaves(seen_with(spec, actor.carried).observation, actor.leaves, compact_obs),
+        leaves=batch_leaves(seen_with(spec, actor.carried).observation, actor.leaves, want.compact_obs, spec.rewards),
         rows=rows,
         steps=want.frames_per_batch // (rows * (num_workers if schedule.joined else 1)),
         num_workers=num_workers,
         num_slots=schedule.num_slots,
         joined=schedule.joined,
+        newest=schedule.newest,
         weights_nbytes=FlatWeights(actor.module).nbytes,
     )
     devices = resolve_devices(cfg.devices)
@@ -123,6 +122,8 @@ def build(
         rollout,
     )
 
+    visible = cfg.backend.visible_devices if isinstance(cfg.backend, RpcBackendConfig) else None
+
     def task_of(worker: int, life: int) -> WorkerTask:
         # Who is added to as many as were meant has the envs of another, in a life that nobody else has.
         times, index = divmod(worker, num_workers)
@@ -134,6 +135,7 @@ def build(
             "first_worker": first,
             "life": life,
             "rollout": begun,
+            "visible_device": visible[index] if visible else None,
             **(own[worker] if own else {}),
         }
         return dataclasses.replace(task, **changed)
@@ -142,6 +144,7 @@ def build(
     delivery = DeliverySpec(
         leaves=slab.leaves,
         rows=rows,
+        shape=spec.batch_shape if rows == spec.num_envs and spec.batch_shape else (rows,) if rows > 1 else (),
         steps=slab.steps,
         stacked=is_stacked(want),
         total_frames=want.total_frames,
@@ -242,11 +245,7 @@ def _distributed(
     if backend == "mpi" and not isinstance(launcher, Place):
         from collectx.collector.spawned import spawning
 
-        def given_to(worker: int, life: int) -> Given:
-            task = task_of(worker, life)
-            return Given.of(task.env, task.policy, task.hooks)
-
-        launcher = spawning(launcher, cfg.collector.start_timeout_s, given_to)
+        launcher = spawning(launcher, cfg.collector.start_timeout_s, lambda worker, life: task_of(worker, life).given)
     # Over the other backends bytes lie on the CPU at both ends.
     ends = (devices.storing_device or "cpu", devices.policy_device or "cpu") if backend == "nccl" else ("cpu", "cpu")
     transport = DistributedTransport(
@@ -271,8 +270,7 @@ def _distributed(
             if isinstance(launcher, Place):
                 handle = launcher.start(each.worker, each.life)
             else:
-                given = Given.of(each.env, each.policy, each.hooks)
-                arguments = (transport.meeting, each.worker, cfg.collector.start_timeout_s, given)
+                arguments = (transport.meeting, each.worker, cfg.collector.start_timeout_s, each.given)
                 handle = launcher.start(serve_remote, arguments, each.worker)
             if handle is not None:
                 transport.attach(each.worker, handle)
@@ -284,12 +282,12 @@ def _actors(cfg: RunConfig, task_of: Callable[[int, int], WorkerTask]) -> Place:
     from collectx.collector.actors import placing
 
     assert isinstance(cfg.launcher, RayLauncherConfig)
-
-    def given_to(worker: int, life: int) -> Given:
-        task = task_of(worker, life)
-        return Given.of(task.env, task.policy, task.hooks)
-
-    return placing(cfg.launcher, cfg.collector.start_timeout_s, given_to)
+    return placing(
+        cfg.launcher,
+        cfg.collector.num_workers,
+        cfg.collector.start_timeout_s,
+        lambda worker, life: task_of(worker, life).given,
+    )
 
 
 def _inner(cfg: RunConfig) -> Inner | None:
@@ -329,11 +327,13 @@ def rollout_spec(want: CollectorConfig, num_workers: int) -> RolloutSpec:
     )
 
 
-def make_schedule(want: CollectorConfig, num_workers: int, threshold: float | None = None) -> Schedule:
+def make_schedule(want: CollectorConfig, num_workers: int, again: Sequence[Recorded] | None = None) -> Schedule:
     """The order of its batches."""
     if not is_async(want):
-        return SyncSchedule(num_workers, threshold)
+        return SyncSchedule(num_workers, want.preemptive_threshold)
     num_batches = None if want.total_frames < 0 else -(-want.total_frames // want.frames_per_batch)
+    if again is not None:
+        return AgainSchedule(num_workers, want.num_slots, num_batches, again, want.zero_copy)
     return AsyncSchedule(num_workers, want.num_slots, num_batches)
 
 

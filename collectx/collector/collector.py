@@ -21,7 +21,7 @@ from collectx.collector.delivery import Delivery, DeliverySpec, Part, Timings
 from collectx.collector.replacements import Replacements
 from collectx.collector.schedule import Grant, Schedule
 from collectx.policy.weights import FlatWeights
-from collectx.transport.base import GO_ON, Answer, Arrival, Asking, Departure, Joined, Transport
+from collectx.transport.base import GO_ON, RESET, Answer, Arrival, Asking, Departure, Joined, Transport
 
 
 class Collector:
@@ -114,10 +114,10 @@ class Collector:
         Raises:
             Exception: as `next`.
         """
-        while self._due or any(self._out.values()):
-            self._due = self._due or self._next_parts()
-            if self._due:
-                self._count(self._due, 0.0)
+        while any(self._out.values()):
+            self._take_in()
+            while parts := self._take():
+                self._count(parts, 0.0)
 
     def _await(self) -> tuple[tuple[Arrival, ...], float]:
         """Blocks until the parts of a batch are there; they, and for how long."""
@@ -129,11 +129,16 @@ class Collector:
             raise self._failure
         began = perf_counter()
         self._release()
-        while self._due is None:
+        while (parts := self._take()) is None:
             self._grant(self._schedule.begin())
-            self._due = self._next_parts()
+            self._take_in()
         self._hurry(False)
-        return self._due, perf_counter() - began
+        return parts, perf_counter() - began
+
+    def _take(self) -> tuple[Arrival, ...] | None:
+        """The parts of a batch, if they are there: the same ones until they are counted."""
+        self._due = self._due or self._schedule.take()
+        return self._due
 
     def _count(self, parts: tuple[Arrival, ...], waited_s: float) -> None:
         """Notes that a batch is delivered; its slots are not free before `_release`."""
@@ -144,29 +149,28 @@ class Collector:
         for part in self.delivery.parts:
             self.frames_by_worker[part.worker] += part.frames
 
-    def _next_parts(self) -> tuple[Arrival, ...] | None:
-        """Blocks until one thing has happened; the parts of a batch, if it is complete by that."""
+    def _take_in(self) -> None:
+        """Blocks until one thing has happened."""
         event = self._kept.popleft() if self._kept else self._transport.receive()
-        if isinstance(event, Answer):
-            self._answered(event.worker)
-            return None  # to a question whose asker was interrupted
         if isinstance(event, Arrival):
             self._out[event.worker] -= 1
-            parts = self._schedule.arrived(event)
+            self._schedule.arrived(event)
             if self._schedule.hurries:
                 self._hurry(True)
-            return parts
-        if isinstance(event, Joined):
+        elif isinstance(event, Joined):
             self._events("worker_joined", worker=event.worker, **event.where)
-            return None
-        return self._lost(event.worker, event.error)
+        elif isinstance(event, Departure):
+            self._lost(event.worker, event.error)
+        else:
+            # The answer to a question whose asker was interrupted.
+            self._answered(event.worker)
 
     def _hurry(self, wanted: bool) -> None:
         if wanted != self._hurried:
             self._hurried = wanted
             self._transport.hurry(wanted)
 
-    def _lost(self, worker: int, error: Exception) -> tuple[Arrival, ...] | None:
+    def _lost(self, worker: int, error: Exception) -> None:
         self._events("worker_failed", worker=worker, type=type(error).__name__, message=str(error))
         self._out.pop(worker, None)
         self._unanswered.pop(worker, None)
@@ -179,13 +183,13 @@ class Collector:
                 raise
             self._events("worker_restarted", worker=worker, life=life)
             self._grant(self._schedule.replaced(worker))
-            return None
+            return
         self._workers.remove(worker)
         if mode == "raise" or not self._workers:
             self._failure = error
             raise error
         self._events("worker_dropped", worker=worker, num_workers=len(self._workers))
-        return self._schedule.dropped(worker)
+        self._schedule.dropped(worker)
 
     def _grant(self, grants: Iterable[Grant]) -> None:
         for grant in grants:
@@ -227,8 +231,15 @@ class Collector:
     def publish(self, policy: nn.Module | None) -> int:
         """Makes the policy's present weights the newest; returns their version (0 the first time). They are copied
         before this returns. A worker takes them before its next batch; an async one over a network does not wait for
-        them, and takes them before its first batch after they have arrived."""
+        them, and takes them before its first batch after they have arrived.
+
+        Blocks only where another run is done again, until all is there that acts with the weights before; raises what
+        `next` raises then."""
+        while self._schedule.holds_back:
+            self._grant(self._schedule.begin())
+            self._take_in()
         self.policy_version = self._transport.publish(FlatWeights(policy).write)
+        self._schedule.published(self.policy_version)
         return self.policy_version
 
     @property
@@ -307,7 +318,10 @@ class Collector:
         """Has every worker, or some, do what `order` says (`collectx.transport.base`) before the next slot that it is
         granted; slots that are granted already come before, `collector.num_slots` of each async worker at most. Does
         not wait. A worker that is started again before it has heard of it does without: its envs are new."""
-        self._orders |= dict.fromkeys(self._workers if workers is None else workers, order)
+        for worker in self._workers if workers is None else workers:
+            # Who is seeded begins anew.
+            if order != RESET or self._orders.get(worker, GO_ON) == GO_ON:
+                self._orders[worker] = order
 
     def add(self) -> None:
         """Starts one more worker, of the next index; a sync batch grows by its part. Does not wait for it. Not over

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Generator, Sequence
-from time import perf_counter
 
 import numpy as np
 import torch
@@ -24,12 +23,14 @@ from collectx.batch import POLICY_VERSION
 from collectx.collector.build import Share, build, rollout_spec
 from collectx.collector.collector import Collector
 from collectx.collector.delivery import Part
-from collectx.collector.worker import Inner, WorkerTask
+from collectx.collector.filling import Filled, fill_slots
+from collectx.collector.task import Inner, WorkerTask
 from collectx.config import BackendConfig, DevicesConfig, MeterTrainerConfig, RunConfig
 from collectx.errors import WorkerError
 from collectx.launcher.local import warm_up
 from collectx.policy.weights import FlatWeights
-from collectx.transport.base import GO_ON, Tally
+from collectx.rollout.rollout import Stopped
+from collectx.transport.base import GO_ON
 from collectx.transport.distributed_link import DistributedLink
 
 
@@ -39,51 +40,55 @@ def relay(task: WorkerTask, inner: Inner, link: DistributedLink) -> Generator[No
     When one of its workers fails, this one has failed.
     """
     warm_up()
-    collector, policy = _collector(task, inner)
-    link.when_over(collector.interrupt)
-    weights = FlatWeights(policy)
-    slots = [slot.tensors for slot in link.slots]
-    versions = _Versions(inner.collector.num_workers)
-    version = -1
-    send_s = 0.0
-    with collector:
-        while True:
-            asked = perf_counter()
-            index = link.acquire()
-            if index is None:
-                return
-            granted = perf_counter()
-            newest = link.refresh(weights.read, version)
-            if newest != version:
-                version = newest
-                versions.add(collector.publish(policy), version)
-            refreshed = perf_counter()
-            if link.order != GO_ON:
-                collector.order(link.order)
-            try:
-                batch = next(collector)
-            except WorkerError:
-                if link.stop[0]:
-                    return  # that is why
-                raise
-            collected = perf_counter()
-            for key, tensor in slots[index].items():
-                tensor.copy_(batch.get(key).reshape(tensor.shape))
-            parts = collector.delivery.parts
-            acted = versions.of(parts)
-            slots[index][POLICY_VERSION].fill_(acted)
-            tally = Tally(
-                acted,
-                float(np.mean([part.timings.env_s for part in parts])),
-                float(np.mean([part.timings.policy_s for part in parts])),
-                granted - asked,
-                send_s + refreshed - granted,
-                np.concatenate([part.returns for part in parts]),
-                np.concatenate([part.lengths for part in parts]),
-            )
-            link.send(index, tally)
-            send_s = perf_counter() - collected
-            yield
+    yield from fill_slots(link, _Relay(task, inner, link))
+
+
+class _Relay:
+    """Batches of a collector of this package (`collectx.collector.filling.Source`)."""
+
+    def __init__(self, task: WorkerTask, inner: Inner, link: DistributedLink):
+        self._link = link
+        self._collector, self._policy = _collector(task, inner)
+        link.when_over(self._collector.interrupt)
+        self._weights = FlatWeights(self._policy)
+        self._slots = [slot.tensors for slot in link.slots]
+        self._versions = _Versions(inner.collector.num_workers)
+        self._version = -1
+
+    def refresh(self) -> None:
+        newest = self._link.refresh(self._weights.read, self._version)
+        if newest != self._version:
+            self._version = newest
+            self._versions.add(self._collector.publish(self._policy), newest)
+
+    def fill(self, slot: int, order: int) -> Filled:
+        collector, tensors = self._collector, self._slots[slot]
+        if order != GO_ON:
+            collector.order(order)
+        try:
+            batch = next(collector)
+        except WorkerError:
+            if self._link.stop[0]:
+                raise Stopped from None  # that is why
+            raise
+        for key, tensor in tensors.items():
+            tensor.copy_(batch.get(key).reshape(tensor.shape))
+        parts = collector.delivery.parts
+        acted = self._versions.of(parts)
+        tensors[POLICY_VERSION].fill_(acted)
+        return Filled(
+            acted,
+            float(np.mean([part.timings.env_s for part in parts])),
+            float(np.mean([part.timings.policy_s for part in parts])),
+            np.concatenate([part.returns for part in parts]),
+            np.concatenate([part.lengths for part in parts]),
+        )
+
+    def reply(self) -> None:
+        """Nobody asks over a network."""
+
+    def close(self) -> None:
+        self._collector.close()
 
 
 class _Versions:

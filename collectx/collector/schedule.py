@@ -3,15 +3,19 @@
 A schedule speaks of grants `(worker, slot)`, which the collector passes to the transport:
 
     begin()            the trainer asks for a batch; which slots may be filled now
-    arrived(arrival)   a slot is full; the arrivals that make the next batch, or None while it is incomplete
+    arrived(arrival)   a slot is full
+    take()             the arrivals that make the next batch, or None while it is incomplete
     released(arrivals) a batch's memory was read; which slots may be filled again
     replaced(worker)   another worker has taken the place of one that is gone; which slots it may fill
     hurries            whether the parts that are still missing are to end with the frames that they have
-    dropped(worker)    nobody takes its place; the arrivals that make the next batch, if it only waited for that one
+    dropped(worker)    nobody takes its place
+    published(version) these are the newest weights now
+    holds_back         whether newer weights have to wait: parts that are to act with the present ones are not there yet
     skip(batches)      so many fewer batches are left to be delivered
 
     sync:   next() -> grant all -> wait for all -> one joined batch          workers rest while the trainer learns
     async:  grants are always out; each arrival is a batch of its own        workers never rest while a slot is free
+    again:  async in the order of another run (`collectx/collector/again.py`)
 """
 
 from __future__ import annotations
@@ -26,18 +30,29 @@ Grant = tuple[int, int]
 
 
 class Schedule(Protocol):
-    """See the module's docstring."""
+    """See the module's docstring.
+
+    Attributes:
+        joined: whether a batch is a part of each worker.
+        newest: whether a slot must be filled with the weights that were the newest when it was granted, or newer ones.
+        num_slots: of each worker.
+    """
 
     joined: bool
+    newest: bool
     num_slots: int
 
     @property
     def hurries(self) -> bool: ...
+    @property
+    def holds_back(self) -> bool: ...
     def begin(self) -> Iterable[Grant]: ...
-    def arrived(self, arrival: Arrival) -> tuple[Arrival, ...] | None: ...
+    def arrived(self, arrival: Arrival) -> None: ...
+    def take(self) -> tuple[Arrival, ...] | None: ...
     def released(self, arrivals: tuple[Arrival, ...]) -> Iterable[Grant]: ...
     def replaced(self, worker: int) -> Iterable[Grant]: ...
-    def dropped(self, worker: int) -> tuple[Arrival, ...] | None: ...
+    def dropped(self, worker: int) -> None: ...
+    def published(self, version: int) -> None: ...
     def skip(self, batches: int) -> None: ...
     def added(self, worker: int) -> Iterable[Grant]: ...
 
@@ -50,7 +65,8 @@ class SyncSchedule:
             others. None: it waits for all.
     """
 
-    joined = True
+    joined = newest = True
+    holds_back = False
     num_slots = 1
 
     def __init__(self, num_workers: int, threshold: float | None = None):
@@ -61,7 +77,9 @@ class SyncSchedule:
 
     @property
     def hurries(self) -> bool:
-        return self._threshold is not None and len(self._parts) >= max(1, self._threshold * len(self._workers))
+        if self._threshold is None or self._is_complete:
+            return False
+        return len(self._parts) >= max(1, self._threshold * len(self._workers))
 
     def begin(self) -> Iterable[Grant]:
         # An interrupted wait leaves its grants out: what they bring belongs to the batch that is asked for next.
@@ -70,9 +88,16 @@ class SyncSchedule:
         self._asked = True
         return [(worker, 0) for worker in self._workers]
 
-    def arrived(self, arrival: Arrival) -> tuple[Arrival, ...] | None:
+    def arrived(self, arrival: Arrival) -> None:
         self._parts[arrival.worker] = arrival
-        return self._complete()
+
+    def take(self) -> tuple[Arrival, ...] | None:
+        if not self._asked or not self._is_complete:
+            return None
+        parts = tuple(self._parts[worker] for worker in sorted(self._parts))
+        self._parts.clear()
+        self._asked = False
+        return parts
 
     def released(self, arrivals: tuple[Arrival, ...]) -> Iterable[Grant]:
         return ()
@@ -80,10 +105,12 @@ class SyncSchedule:
     def replaced(self, worker: int) -> Iterable[Grant]:
         return [(worker, 0)] if self._asked and worker not in self._parts else ()
 
-    def dropped(self, worker: int) -> tuple[Arrival, ...] | None:
-        self._workers.remove(worker)
+    def dropped(self, worker: int) -> None:
         # A part that it delivered before is whole and stays in its batch.
-        return self._complete() if self._asked else None
+        self._workers.remove(worker)
+
+    def published(self, version: int) -> None:
+        pass
 
     def skip(self, batches: int) -> None:
         pass  # nobody runs ahead
@@ -92,13 +119,9 @@ class SyncSchedule:
         self._workers.append(worker)
         return [(worker, 0)] if self._asked else ()
 
-    def _complete(self) -> tuple[Arrival, ...] | None:
-        if not self._parts or any(worker not in self._parts for worker in self._workers):
-            return None
-        parts = tuple(self._parts[worker] for worker in sorted(self._parts))
-        self._parts.clear()
-        self._asked = False
-        return parts
+    @property
+    def _is_complete(self) -> bool:
+        return bool(self._parts) and all(worker in self._parts for worker in self._workers)
 
 
 class AsyncSchedule:
@@ -110,7 +133,7 @@ class AsyncSchedule:
         num_batches: how many will be delivered; None is endless.
     """
 
-    joined = False
+    joined = newest = False
     hurries = False
 
     def __init__(self, num_workers: int, num_slots: int, num_batches: int | None):
@@ -121,14 +144,22 @@ class AsyncSchedule:
         self._out: dict[int, list[int]] = {worker: [] for worker in range(num_workers)}
         # Workers that have delivered something; the others may still wait in a scheduler's queue.
         self._seen: set[int] = set()
+        self._full: deque[Arrival] = deque()
 
     def begin(self) -> Iterable[Grant]:
         return self._affordable() or self._taken_over()
 
-    def arrived(self, arrival: Arrival) -> tuple[Arrival, ...] | None:
+    @property
+    def holds_back(self) -> bool:
+        return False
+
+    def arrived(self, arrival: Arrival) -> None:
         self._out[arrival.worker].remove(arrival.slot)
         self._seen.add(arrival.worker)
-        return (arrival,)
+        self._full.append(arrival)
+
+    def take(self) -> tuple[Arrival, ...] | None:
+        return (self._full.popleft(),) if self._full else None
 
     def released(self, arrivals: tuple[Arrival, ...]) -> Iterable[Grant]:
         self._free.extend((arrival.worker, arrival.slot) for arrival in arrivals if arrival.worker in self._out)
@@ -138,13 +169,15 @@ class AsyncSchedule:
         self._seen.discard(worker)
         return [(worker, slot) for slot in self._out[worker]]
 
-    def dropped(self, worker: int) -> tuple[Arrival, ...] | None:
+    def dropped(self, worker: int) -> None:
         lost = self._out.pop(worker)
         self._seen.discard(worker)
         if self._left is not None:
             self._left += len(lost)
         self._free = deque(grant for grant in self._free if grant[0] != worker)
-        return None
+
+    def published(self, version: int) -> None:
+        pass
 
     def skip(self, batches: int) -> None:
         if self._left is not None:

@@ -4,6 +4,7 @@
     <run>/jobs/run.json        what is run: the composed configuration, as plain data
     <run>/jobs/slurm.json      which job runs it
     <run>/jobs/exit_status     how the trainer's process ended, whatever ended it
+    <run>/jobs/log_begin       where in job.log this start of the job begins
     <run>/logs/job.log         what SLURM and the trainer print
 
     batch script --- srun --- task 0: the trainer     its end is the run's end, and its status the job's
@@ -98,6 +99,7 @@ def batch(
         "run=${runs[${SLURM_ARRAY_TASK_ID:-0}]}",
         'exec >>"$run/logs/job.log" 2>&1 || exit 1',
         'rm -f "$run/jobs/exit_status" "$run/result.json"  # of an earlier start of the job',
+        'stat --format=%s "$run/logs/job.log" > "$run/jobs/log_begin"',
         "# Since 22.05, srun does not take it over from sbatch.",
         'if [ -n "$SLURM_CPUS_PER_TASK" ]; then export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"; fi',
         *setup,
@@ -149,8 +151,8 @@ class Workers:
         launcher: as in `script`.
         command: what a worker runs, its index to be appended.
         environment: of this task, as SLURM made it.
-        start: which start of the job this is; see `Tasks`.
         job_log: the job's log.
+        log_begin: see `Tasks`.
         log: the log file of a worker.
         group: which part of a heterogeneous job the workers are; None where it has no parts.
     """
@@ -160,8 +162,8 @@ class Workers:
         launcher: SlurmLauncherConfig,
         command: Sequence[str],
         environment: Mapping[str, str],
-        start: str,
         job_log: Path,
+        log_begin: int,
         log: Callable[[int], Path],
         group: int | None = None,
     ):
@@ -170,7 +172,9 @@ class Workers:
         self._environment = environment
         self._group = group
         self._log = log
-        self._tasks = Tasks(job_log, start)
+        # Without parts, the first task is the trainer's.
+        self._first = 1 if group is None else 0
+        self._tasks = Tasks(job_log, log_begin, lambda: self._nodes()[self._first :], self._first)
         self._newest: dict[int, Task | Step] = {}
 
     def start(self, worker: int, life: int) -> Task | Step:
@@ -187,12 +191,19 @@ class Workers:
             return f"worker {worker} (log: {log})"
         return f"worker {worker} ({handle}; log: {log}{ending(log)})"
 
+    @property
+    def _part(self) -> str:
+        """How SLURM's variables about the workers' part of the job end."""
+        return "" if self._group is None else f"_HET_GROUP_{self._group}"
+
+    def _nodes(self) -> list[str]:
+        """Of the tasks of that part."""
+        return layout(self._environment, self._part)
+
     def _step(self, worker: int, life: int) -> list[str]:
         """The words of the step. Blocks for some seconds where nodes are gone."""
-        # Without parts, the first task is the trainer's.
-        task = worker + 1 if self._group is None else worker
-        part = "" if self._group is None else f"_HET_GROUP_{self._group}"
-        nodes = layout(self._environment, part)
+        task = worker + self._first
+        nodes = self._nodes()
         home = nodes[min(task, len(nodes) - 1)]
         # Its own node first, as its cores are free there; then the others in turn, as a node may hang and still answer.
         turn = list(dict.fromkeys([home, *nodes[task:], *nodes]))
@@ -203,7 +214,7 @@ class Workers:
             "container": self._launcher.container,
             "jobid": self._environment["SLURM_JOB_ID"],
             "het-group": self._group,
-            "cpus-per-task": self._environment.get(f"SLURM_CPUS_PER_TASK{part}"),
+            "cpus-per-task": self._environment.get(f"SLURM_CPUS_PER_TASK{self._part}"),
             "nodelist": node,
             "nodes": 1,
             "ntasks": 1,

@@ -4,18 +4,25 @@
         \\-- the job's log <--- a thread of the trainer, on the same node
 
 The shell outlives whatever kills its worker, or was no worker at all, and its words reach the log by srun's own
-connection, whatever the node sees of the run folder. Used in the trainer's process. Must not know what a task does.
+connection, whatever the node sees of the run folder. Where the shell itself is killed, or its node is lost, srun says
+so there. Used in the trainer's process. Must not know what a task does.
 """
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import os
 import re
 import shlex
 import threading
 import time
 import weakref
+from collections.abc import Callable, Sequence
 from pathlib import Path
+
+from collectx.errors import LauncherError
+from collectx.launcher import sbatch
 
 # How often the log is read.
 _POLL_S = 0.3
@@ -31,12 +38,17 @@ else
   "$0" -u -m collectx.run.task "$1" >> "$1/logs/worker-$((SLURM_PROCID - 1)).log" 2>&1
   status=$?
   if [ "$status" != 0 ]; then
-    echo "collectx: task $SLURM_PROCID of $SLURM_JOB_ID.${SLURM_RESTART_COUNT:-0} on $(hostname): status $status"
+    echo "collectx: task $SLURM_PROCID on $(hostname): status $status"
   fi
 fi
 exit "$status"
 """
-_END = re.compile(r"collectx: task (?P<rank>\d+) of (?P<start>\S+) on (?P<host>\S+): status (?P<status>\d+)$")
+# What the shell says, by the task's rank among all.
+_END = re.compile(r"collectx: task (?P<rank>\d+) on (?P<host>\S+): status (?P<status>\d+)$")
+# What srun says, by its number among the tasks of a part of the job.
+_TASKS = re.compile(r"srun: error: (?P<hosts>\S+): tasks? (?P<numbers>[\d,-]+): (?P<words>.+)$")
+_NODES = re.compile(r"srun: error: (?P<words>Node failure on (?P<hosts>\S+))$")
+_EXITED = re.compile(r"Exited with exit code (\d+)$")
 
 
 def role(python: str) -> str:
@@ -56,22 +68,21 @@ class Task:
 
     def __init__(self, rank: int):
         self._rank = rank
-        self._host = ""
+        self._host = self._how = ""
         self.exitcode: int | None = None
         self.sentinel = os.eventfd(0)
         weakref.finalize(self, os.close, self.sentinel)
 
     def __str__(self) -> str:
-        if self.exitcode is None:
-            return ""
-        how = f"ended with status {self.exitcode}"
-        if self.exitcode > 128:
-            how = f"was killed by signal {self.exitcode - 128}"
-        return f"task {self._rank} on {self._host} {how}"
+        return "" if self.exitcode is None else f"task {self._rank} on {self._host} {self._how}"
 
-    def fail(self, host: str, status: int) -> None:
-        """Called from any thread."""
-        self._host, self.exitcode = host, status
+    def fail(self, host: str, status: int, how: str | None = None) -> None:
+        """The first that is told counts. `how` it ended, where `status` does not say it."""
+        if self.exitcode is not None:
+            return
+        if how is None:
+            how = f"was killed by signal {status - 128}" if status > 128 else f"ended with status {status}"
+        self._host, self._how, self.exitcode = host, how, status
         os.eventfd_write(self.sentinel, 1)
 
     def join(self, timeout: float | None = None) -> None:
@@ -88,12 +99,16 @@ class Tasks:
 
     Args:
         log: the job's; the batch script has made it.
-        start: which start, as `<job>.<restarts>`: a log may have more than one's words.
+        begin: from where on in it the words are this start's.
+        nodes: gives the node of each worker, by SLURM's names; may raise `LauncherError`.
+        first: the number that srun gives to the first worker's task.
     """
 
-    def __init__(self, log: Path, start: str):
+    def __init__(self, log: Path, begin: int, nodes: Callable[[], Sequence[str]], first: int):
         self._log = log
-        self._start = start
+        self._begin = begin
+        self._nodes = functools.cache(nodes)
+        self._first = first
         self._tasks: dict[int, Task] = {}
         self._watcher = threading.Thread(target=self._watch, name="collectx-tasks", daemon=True)
 
@@ -101,23 +116,48 @@ class Tasks:
         """The handle of a worker's task."""
         if self._watcher.ident is None:
             self._watcher.start()
-        return self._task(worker + 1)
+        return self._task(worker)
 
-    def _task(self, rank: int) -> Task:
+    def _task(self, worker: int) -> Task:
         # Made by who comes first, this thread or the other.
-        return self._tasks.setdefault(rank, Task(rank))
+        return self._tasks.setdefault(worker, Task(worker + 1))
 
     def _watch(self) -> None:
         # The script has written to it before any task began.
-        with open(self._log, errors="replace") as log:
-            rest = ""
+        with open(self._log, "rb") as log:
+            log.seek(self._begin)
+            rest = b""
             while True:
-                *lines, rest = (rest + log.read()).split("\n")
+                *lines, rest = (rest + log.read()).split(b"\n")
                 for line in lines:
-                    self._take(line)
+                    # Without SLURM's help, only what the shells say is understood.
+                    with contextlib.suppress(LauncherError):
+                        self._take(line.decode(errors="replace"))
                 time.sleep(_POLL_S)
 
     def _take(self, line: str) -> None:
-        found = _END.search(line)
-        if found is not None and found["start"] == self._start:
-            self._task(int(found["rank"])).fail(found["host"], int(found["status"]))
+        if told := _END.search(line):
+            self._task(int(told["rank"]) - 1).fail(told["host"], int(told["status"]))
+        elif told := _TASKS.search(line):
+            self._srun_says(_numbers(told["numbers"]), told["hosts"], told["words"])
+        elif told := _NODES.search(line):
+            self._srun_says(None, told["hosts"], told["words"])
+
+    def _srun_says(self, numbers: set[int] | None, hosts: str, words: str) -> None:
+        """What has become of tasks, or, where `numbers` is None, of all on these nodes."""
+        lost = set(sbatch.hostnames(hosts))
+        exited = _EXITED.match(words)
+        for worker, node in enumerate(self._nodes()):
+            # Both parts of a job count from 0; they have no node in common.
+            if node in lost and (numbers is None or worker + self._first in numbers):
+                status, how = (int(exited[1]), None) if exited else (1, f"is gone: srun says {words!r}")
+                self._task(worker).fail(node, status, how)
+
+
+def _numbers(text: str) -> set[int]:
+    """Of 1,3-5."""
+    found: set[int] = set()
+    for part in text.split(","):
+        first, _, last = part.partition("-")
+        found |= set(range(int(first), int(last or first) + 1))
+    return found

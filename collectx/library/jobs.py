@@ -8,8 +8,9 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Sequence
 
-from collectx.config import EnvConfig, RunConfig, SubmititLauncherConfig
+from collectx.config import RunConfig, SubmititLauncherConfig
 from collectx.errors import ConfigError
+from collectx.given import Given
 from collectx.launcher.place import Place
 from collectx.launcher.submitit import slurm_resources
 from collectx.library.keywords import Nested, RayRemote, Remote
@@ -72,15 +73,19 @@ def _check_beforehand(cfg: RunConfig, tcp_port: int | None) -> int | None:
 
 
 def come_up(
-    stack: contextlib.ExitStack, cfg: RunConfig, create: Sequence[EnvConfig], remote: Nested
+    stack: contextlib.ExitStack, cfg: RunConfig, given: Sequence[Given], remote: Nested
 ) -> tuple[Place | None, Callable[..., None]]:
-    """Where the workers come up that are SLURM jobs, until `stack` is closed; and what writes events down."""
+    """Where the workers come up that are SLURM jobs, until `stack` is closed; and what writes events down.
+
+    Args:
+        given: what each worker cannot be told as plain data.
+    """
     if isinstance(cfg.launcher, _SubmittedBeforehand):
         beforehand = Beforehand.from_environment()
         assert beforehand is not None
         events = EventLog(beforehand.files())
         stack.callback(events.close)
-        return waiting_workers(cfg, beforehand, create), events
+        return waiting_workers(cfg, beforehand, given), events
     if cfg.launcher.kind != "submitit":
         return None, lambda name, **fields: None
     if problems := rules.launcher_problems(cfg):
@@ -90,4 +95,4 @@ def come_up(
     files.begin()
     events = EventLog(files)
     stack.callback(events.close)
-    return stack.enter_context(submitted_workers(cfg, files, lambda text: events("jobs", message=text), create)), events
+    return stack.enter_context(submitted_workers(cfg, files, lambda text: events("jobs", message=text), given)), events

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
 __all__ = ["ExplorationType", "accelerate", "build", "exploration", "make_actor"]
 
+# It takes the shape of its actions from one env's spec, and here policies act for groups of envs.
+_TORCHRLS_RANDOM = "RandomPolicy"
+
 
 def build(cfg: PolicyConfig, spec: EnvSpec, seed: int) -> Callable | None:
     """The policy that `cfg` describes, on the CPU: an `nn.Module`, another callable, or None for random actions.
@@ -65,14 +68,14 @@ def accelerate(actor: Actor, cfg: PolicyConfig) -> None:
 def make_actor(
     policy: Callable | None, spec: EnvSpec, device: torch.device, exploration_type: ExplorationType
 ) -> Actor:
-    """The actor over `policy` (None: random actions), with the module moved to `device`.
+    """The actor over `policy` (None, and TorchRL's `RandomPolicy`: random actions), with the module moved to `device`.
 
     A policy of the user's own is called once, on zeros, to learn what it writes.
 
     Raises:
         ConfigError, ShapeError: the policy does not fit the env; see `collectx.policy.wrap`.
     """
-    if policy is None:
+    if policy is None or type(policy).__name__ == _TORCHRLS_RANDOM:
         from collectx.policy.random import RandomActor
 
         return RandomActor(spec)

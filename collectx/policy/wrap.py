@@ -3,8 +3,8 @@
     what the policy is                        what `act` calls
     TensorDictModule, plain inner module      the inner module, on the observation's tensors
     TensorDictSequential of such              the inner modules in turn
-    any other module of tensordict's,         the policy, with a TensorDict over the observation's tensors
-      forward(td), forward(tensordict)
+    any other module of tensordict's,         the policy, with a TensorDict of the observation's tensors and of what
+      forward(td), forward(tensordict)          it has written there a frame before
     anything else                             the policy, with the observation's tensors; it returns the action
 
 Everything is settled when the actor is made: keys, shapes (by one forward on zeros), casts. In the worker's process.
@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from tensordict import TensorDict, TensorDictBase
+from tensordict import TensorDict
 from tensordict.nn import TensorDictModule, TensorDictModuleBase, TensorDictSequential
 from torch import nn
 
@@ -30,7 +30,7 @@ from collectx.errors import ConfigError, ShapeError
 from collectx.policy.acceleration import Acceleration
 from collectx.policy.exploration import ExplorationType, exploration
 from collectx.policy.spaces import observation_leaves
-from collectx.policy.state import Carried, find_carried, seen_with
+from collectx.policy.state import IS_INIT, Carried, find_carried, seen_with
 from collectx.policy.weights import FlatWeights
 
 # Observation tensors to the policy's outputs by key.
@@ -43,7 +43,7 @@ class WrappedActor:
 
     Raises:
         ConfigError: the policy reads keys that the env does not write, or writes no action, or what it carries cannot
-            be told, see `collectx.policy.state`.
+            be told, see `collectx.policy.state`, or its distribution has no action of that exploration type.
         ShapeError: an action has not the shape or the kind of dtype that the action space demands, or a state not that
             of the env.
     """
@@ -66,17 +66,38 @@ class WrappedActor:
         self._settled = lambda how: _settle(policy, spec, device, exploration_type, how)
         self._call = self._settled(Acceleration())
         zeros = [torch.zeros((spec.num_envs, *o.shape), dtype=o.dtype, device=device) for o in spec.observation]
+        for leaf, value in zip(spec.observation, zeros, strict=True):
+            if leaf == IS_INIT:
+                value.fill_(True)
         with exploration(exploration_type), torch.inference_mode(), _without_trace(self.module, device):
-            outputs = self._call(zeros)
+            try:
+                outputs = self._call(zeros)
+            except Exception as error:
+                if isinstance(error, NotImplementedError) and f".{exploration_type.value} " in str(error):
+                    raise ConfigError(
+                        [
+                            f"exploration_type={exploration_type.value}: the policy's distribution has none ({error}): "
+                            "use random, mode, mean or deterministic."
+                        ]
+                    ) from error
+                seen = ", ".join(f"{_names([o.key])} {[spec.num_envs, *o.shape]} {o.dtype}" for o in spec.observation)
+                error.add_note(f"raised by the policy, called with zeros in place of {seen}")
+                raise
         missing = [leaf.key for leaf in spec.action if leaf.key not in outputs]
         if missing:
-            raise ConfigError([f"the policy wrote {_names(outputs)}, but not the action {_names(missing)}."])
+            raise ConfigError(
+                [
+                    f"the policy wrote {_names(outputs)}, but not {_names(missing)}, where the env looks for its "
+                    "action: change its out_keys."
+                ]
+            )
         actions = {leaf.key: leaf for leaf in spec.action}
         extra = [Leaf(key, tuple(value.shape[1:]), value.dtype) for key, value in outputs.items() if key not in actions]
         for leaf in (*spec.action, *extra):
             _check(leaf, outputs[leaf.key], spec.num_envs, leaf.key in actions)
         self.leaves = (*spec.action, *extra)
         self._keys = [leaf.key for leaf in self.leaves]
+        self._call = self._settled(Acceleration())  # forgets what it was called with
         # Only actions can differ from their leaf, by a cast or by a trailing dimension of one.
         self._casts = [
             (i, (-1, *leaf.shape), leaf.dtype)
@@ -124,7 +145,9 @@ def _settle(
     wanted = [_key(key) for key in getattr(policy, "in_keys", ())]
     unknown = [key for key in wanted if key not in places and not any(p[: len(key)] == key for p in places)]
     if unknown:
-        raise ConfigError([f"the policy reads {_names(unknown)}, but the env writes {_names(places)}."])
+        raise ConfigError(
+            [f"the policy reads {_names(unknown)}, but the env writes {_names(places)}: change its in_keys."]
+        )
     steps = _plain_steps(policy, how)
     known = set(places)
     for _, reads, writes in steps or ():
@@ -135,7 +158,7 @@ def _settle(
     if steps is not None:
         return _direct(steps, places)
     called = policy if how.compile is None else how.compiled(policy)
-    return _with_tensordict(called, places, device, exploration_type)
+    return _with_tensordict(called, places, device, exploration_type, forgets=how.cudagraph is not None)
 
 
 def _map(policy: Callable, spec: EnvSpec, how: Acceleration) -> Call:
@@ -156,7 +179,10 @@ def _map(policy: Callable, spec: EnvSpec, how: Acceleration) -> Call:
         if isinstance(result, torch.Tensor):
             result = (result,)
         if not isinstance(result, tuple | list) or len(result) != len(keys):
-            raise ShapeError(f"a policy without out_keys has to return the action {_names(keys)}, got {type(result)}")
+            raise ShapeError(
+                f"a policy without out_keys has to return the env's action ({_names(keys)}) as "
+                f"{'a tensor' if len(keys) == 1 else f'a tuple of {len(keys)} tensors'}, got a {type(result).__name__}"
+            )
         return dict(zip(keys, result, strict=True))
 
     return call
@@ -167,6 +193,8 @@ _Step = tuple[Callable, list[Key], list[Key]]
 
 def _plain_steps(module: Any, how: Acceleration) -> list[_Step] | None:
     """The functions on tensors, with the keys they read and write, that `module` amounts to; None if it is more."""
+    if not hasattr(module, "_forward_hooks"):  # no nn.Module
+        return None
     hooked = module._forward_hooks or module._forward_pre_hooks or "forward" in module.__dict__
     if hooked or getattr(module, "_kwargs", None) or getattr(module, "method", None):
         return None
@@ -204,29 +232,50 @@ def _direct(steps: list[_Step], places: dict[Key, int]) -> Call:
                 result = (result,)
             outputs.update(zip(writes, result, strict=True))
             values.update(outputs)
-        return {key: value for key, value in outputs.items() if key != ("_",) and key not in places}
+        return {key: value for key, value in outputs.items() if key not in places and not _is_private(key)}
 
     return call
 
 
 def _with_tensordict(
-    policy: Callable, places: dict[Key, int], device: torch.device, exploration_type: ExplorationType
+    policy: Callable,
+    places: dict[Key, int],
+    device: torch.device,
+    exploration_type: ExplorationType,
+    forgets: bool,
 ) -> Call:
-    keys = list(places)
+    """
+    Args:
+        forgets: whether every call begins without what the policy wrote before: a recorded graph cannot carry it.
+    """
+    keys = [key[0] if len(key) == 1 else key for key in places]
+    data: TensorDict | None = None
 
     def call(observation: Sequence[torch.Tensor]) -> Outputs:
-        data = TensorDict(_nested(keys, observation), batch_size=observation[0].shape[:1], device=device)
+        # The same TensorDict goes through all frames: a policy finds there what it keeps for itself, as noise that goes
+        # on (`_ou_prev_noise`), and setting its observation takes half the time of making another.
+        nonlocal data
+        if data is None or forgets:
+            data = TensorDict({}, batch_size=observation[0].shape[:1], device=device)
+        for key, tensor in zip(keys, observation, strict=True):
+            data.set(key, tensor)
         with exploration(exploration_type):
             result = policy(data)
-        written: TensorDictBase = data if result is None else result
+        if result is not None and result is not data:
+            data.update(result)
         outputs = {}
-        for name, value in written.items(include_nested=True, leaves_only=True):
+        for name, value in data.items(include_nested=True, leaves_only=True):
             key = _key(name)
-            if key not in places and isinstance(value, torch.Tensor):
+            if key not in places and isinstance(value, torch.Tensor) and not _is_private(key):
                 outputs[key] = value
         return outputs
 
     return call
+
+
+def _is_private(key: Key) -> bool:
+    """As TorchRL has it: not a leaf of batches."""
+    return any(part.startswith("_") for part in key)
 
 
 def _nested(keys: Sequence[Key], values: Sequence[torch.Tensor]) -> dict[str, Any]:

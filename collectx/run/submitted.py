@@ -15,7 +15,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from collectx.config import EnvConfig, RunConfig, SubmititLauncherConfig, num_workers_of
+from collectx.config import RunConfig, SubmititLauncherConfig, num_workers_of
+from collectx.given import Given
 from collectx.launcher.place import Place
 from collectx.run import worker
 from collectx.run.folder import RunFolder
@@ -24,14 +25,14 @@ from collectx.run.role import announce
 
 @contextmanager
 def submitted_workers(
-    cfg: RunConfig, files: RunFolder, say: Callable[[str], None], envs: Sequence[EnvConfig] | None = None
+    cfg: RunConfig, files: RunFolder, say: Callable[[str], None], given: Sequence[Given] | None = None
 ) -> Iterator[Place]:
     """The place of workers that are jobs of their own. At the end of the block all of these jobs have ended, or are
     cancelled; that may take `collector.close_timeout_s`.
 
     Args:
         say: called with lines for the user, from any thread.
-        envs: one for each worker, where they are not all `cfg.env`.
+        given: what each worker cannot be told as plain data; None: nothing.
     """
     from collectx.launcher.jobs import WorkerJobs
     from collectx.launcher.submitit import WorkerArray
@@ -41,7 +42,7 @@ def submitted_workers(
     token = secrets.token_hex(8)
     task, script = task_of(files), files.jobs / "worker.sh"
     files.jobs.mkdir(exist_ok=True)
-    worker.write(task, cfg, files, token, envs)
+    worker.write(task, cfg, files, token, given)
     command = [launcher.python or sys.executable, "-u", "-m", worker.__name__, str(task)]
     scheduler = WorkerArray(launcher, script, files.logs, command)
     with WorkerJobs(
@@ -55,7 +56,7 @@ def submitted_workers(
             announce=lambda meeting: announce(files, meeting, token),
             start=jobs.start,
             describe=jobs.describe,
-            join_timeout=("launcher.queue_timeout_s", launcher.queue_timeout_s),
+            join_timeout=lambda worker: ("launcher.queue_timeout_s", launcher.queue_timeout_s),
         )
 
 
@@ -91,19 +92,19 @@ class Beforehand:
         return RunFolder(self.folder)
 
 
-def waiting_workers(cfg: RunConfig, beforehand: Beforehand, envs: Sequence[EnvConfig] | None = None) -> Place:
+def waiting_workers(cfg: RunConfig, beforehand: Beforehand, given: Sequence[Given]) -> Place:
     """The place of workers whose jobs wait already: tells them their task. They are not replaced.
 
     Args:
-        envs: see `submitted_workers`.
+        given: see `submitted_workers`.
     """
     files, token = beforehand.files(), secrets.token_hex(8)
-    worker.write(task_of(files), cfg, files, token, envs)
+    worker.write(task_of(files), cfg, files, token, given)
     return Place(
         announce=lambda meeting: announce(files, meeting, token),
         start=lambda index, life: None,
         describe=lambda index: f"worker {index} (log: {files.log(f'worker-{index}')})",
-        join_timeout=("queue_timeout_s", beforehand.queue_timeout_s),
+        join_timeout=lambda worker: ("queue_timeout_s", beforehand.queue_timeout_s),
     )
 
 

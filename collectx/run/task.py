@@ -55,7 +55,8 @@ def main(argv: Sequence[str]) -> int:
         return files.log(f"worker-{worker}")
 
     group = submitit_delayed.WORKERS if launcher.kind == "submitit_delayed" else None
-    workers = Workers(launcher, command, os.environ, token, files.log("job"), log, group)
+    begin = int((files.jobs / "log_begin").read_text())
+    workers = Workers(launcher, command, os.environ, files.log("job"), begin, log, group)
     return play(cfg, files.path, told["argv"], rank, token, workers)
 
 

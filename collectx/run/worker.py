@@ -20,7 +20,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from collectx.config import EnvConfig, PolicyConfig, RunConfig, as_dict, from_dict, num_workers_of
+from collectx.config import EnvConfig, PolicyConfig, RunConfig, as_dict, from_dict
 from collectx.given import Given
 from collectx.run.folder import RunFolder, write_atomically, write_json
 from collectx.run.role import work
@@ -28,18 +28,17 @@ from collectx.run.role import work
 _PAUSE_S = 0.25
 
 
-def write(path: Path, cfg: RunConfig, files: RunFolder, token: str, envs: Sequence[EnvConfig] | None = None) -> None:
+def write(path: Path, cfg: RunConfig, files: RunFolder, token: str, given: Sequence[Given] | None = None) -> None:
     """Writes TASK.
 
     Args:
         token: that of `collectx.run.role.play`.
-        envs: one for each worker, where they are not all `cfg.env`.
+        given: what each worker has of its own; None: nothing.
     """
-    given = [Given.of(env, cfg.policy) for env in envs or [cfg.env] * num_workers_of(cfg)]
-    if any(each.env or each.policy for each in given):
+    if given is not None:
         # Only this user's own jobs read it, from a folder that is this user's own.
         write_atomically(_objects(path), lambda file: pickle.dump(given, file))
-    plain = dataclasses.replace(cfg, env=EnvConfig("given", 0), policy=PolicyConfig("given")) if envs else cfg
+    plain = cfg if given is None else dataclasses.replace(cfg, env=EnvConfig("given", 0), policy=PolicyConfig("given"))
     write_json(path, {"folder": str(files.path), "token": token, "cfg": as_dict(plain)})
 
 

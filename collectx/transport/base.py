@@ -38,6 +38,7 @@ class SlabSpec:
         num_slots: slots of each worker.
         joined: a batch is slot k of all workers. Where they share memory it then lies in one region of
             `num_workers * rows` rows, so that nothing needs joining; otherwise every slot is a region of its own.
+        newest: a slot is filled with the weights that were the newest when it was granted, or newer ones.
         weights_nbytes: size of one flat copy of the policy's weights.
     """
 
@@ -47,6 +48,7 @@ class SlabSpec:
     num_workers: int
     num_slots: int
     joined: bool
+    newest: bool
     weights_nbytes: int
 
 
@@ -147,9 +149,9 @@ class Transport(Protocol):
     """The trainer's end. Used from one thread."""
 
     def grant(self, worker: int, slot: int, order: int = GO_ON) -> None:
-        """Lets `worker` fill `slot`, where slots are joined with the newest weights there are now, or newer ones, after
-        it has done what `order` says. Does not block. Does nothing where the worker is gone and `receive` has not told
-        it yet: who takes its place is granted its slots anew."""
+        """Lets `worker` fill `slot`, where `SlabSpec.newest` says so with the newest weights there are now, or newer
+        ones, after it has done what `order` says. Does not block. Does nothing where the worker is gone and `receive`
+        has not told it yet: who takes its place is granted its slots anew."""
 
     def receive(self) -> Arrival | Departure | Joined | Answer:
         """Blocks until something has happened: a granted slot is full, or a worker has come or gone.

@@ -172,7 +172,8 @@ class DistributedTransport:
         peer.turn_away()
 
     def _refused(self, address: str, reason: str) -> None:
-        self._report("peer_refused", address=address, reason=reason)
+        if not self._closed:
+            self._report("peer_refused", address=address, reason=reason)
 
     # --- in the trainer's thread ---
 
@@ -210,7 +211,7 @@ class DistributedTransport:
         peer.num_grants += 1
         # First, as the worker may be waiting for it; its bytes come much later.
         self._switchboard.send(
-            peer.worker, wire.pack_grant(slot, order, self._publication.version if self.spec.joined else 0)
+            peer.worker, wire.pack_grant(slot, order, self._publication.version if self.spec.newest else 0)
         )
         # Where the pair is broken, so is the connection, and the switchboard will say so.
         with contextlib.suppress(RuntimeError):
@@ -330,6 +331,7 @@ class DistributedTransport:
             if self._closed:
                 return
             self._closed = True
+        self._switchboard.dismiss()
         self._listener.close()
         while not self._joining.empty():
             self._joining.get().turn_away()

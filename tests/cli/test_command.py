@@ -12,6 +12,7 @@ import pytest
 
 from collectx import __version__
 from collectx.cli.main import SUBCOMMANDS, help_text
+from collectx.run import order
 
 COMMAND = Path(sys.executable).parent / "collectx"
 SMALL = [
@@ -88,6 +89,16 @@ def test_run_then_reproduce(tmp_path: Path):
     again = collectx("reproduce", "run", "launcher=inline", cwd=tmp_path)
     assert again.returncode == 0, again.stderr
     assert "identical: all 4 batches are identical" in again.stdout
+
+
+def test_an_async_run_is_reproduced_in_its_order(tmp_path: Path):
+    asked = ["collector=multi_async", "trainer=impala", "trainer.digest=true"]
+    size = ["collector.frames_per_batch=128", "collector.total_frames=4096", "env.num_envs=2"]
+    run = collectx("run", *asked, *size, "hydra.run.dir=run", cwd=tmp_path)
+    assert run.returncode == 0, run.stderr
+    again = collectx("reproduce", "run", "hydra.run.dir=again", cwd=tmp_path)
+    assert (again.returncode, "identical: all 32 batches" in again.stdout) == (0, True), again.stdout + again.stderr
+    assert order.read(tmp_path / "again") == order.read(tmp_path / "run")
 
 
 def test_a_sweep_with_its_table(tmp_path: Path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -76,6 +77,55 @@ def test_a_failed_reproduction_is_not_compared(stub: Stub, old: Path, capsys: py
     stub.status = lambda cfg: "failed"
     assert reproduce.main(["old"]) == 1
     assert "identical" not in capsys.readouterr().out
+
+
+ASYNC = ["collector=multi_async", "trainer.digest=true", "hydra.run.dir=old"]
+
+
+def tell_order(folder: Path, workers: list[int]) -> None:
+    lines = [
+        {"digest": f"0-{index}", "version": index, "workers": [{"worker": worker, "policy_version": index}]}
+        for index, worker in enumerate(workers)
+    ]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def test_an_async_run_is_delivered_in_the_order_that_it_had(stub: Stub, tmp_path: Path):
+    assert run.main(ASYNC) == 0
+    tell_order(tmp_path / "old", [0, 1, 1])
+    assert reproduce.main(["old"]) == 0
+    assert stub.calls[-1][0].collector.order_of == str(tmp_path / "old")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "event", "message"),
+    [
+        (["collector.refresh=step"], None, "the weights change within a batch"),
+        ([], "worker_failed", "a worker was lost"),
+    ],
+)
+def test_what_no_folder_says_of_an_async_run_is_said(
+    stub: Stub, tmp_path: Path, capsys: pytest.CaptureFixture[str], overrides: list[str], event: str, message: str
+):
+    assert run.main([*ASYNC, *overrides]) == 0
+    tell_order(tmp_path / "old", [0, 1, 1])
+    if event is not None:
+        (tmp_path / "old" / "events.jsonl").write_text(json.dumps({"time": 1.0, "event": event}) + "\n")
+    stub.digests = lambda cfg: ["0-0", "other", "0-2"]
+    assert reproduce.main(["old"]) == 1
+    assert stub.calls[-1][0].collector.order_of is None
+    assert message in capsys.readouterr().out
+
+
+def test_the_order_of_a_run_with_other_workers(stub: Stub, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    assert run.main(ASYNC) == 0
+    tell_order(tmp_path / "old", [0, 3, 1])
+    assert run.main(["collector=multi_async", "collector.order_of=old"]) == 2
+    assert "batches of worker 3, so of at least 4 workers, but collector.num_workers=2" in capsys.readouterr().err
+    assert run.main(["collector.order_of=old"]) == 2
+    assert "collector=multi_sync is sync" in capsys.readouterr().err
+    assert run.main(["collector=multi_async", "collector.order_of=nowhere"]) == 2
+    assert "is no folder of a run" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

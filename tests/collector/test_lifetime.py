@@ -11,6 +11,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from collecting import counting, start
 
 TESTS = Path(__file__).parent.parent
 
@@ -146,3 +147,12 @@ def test_an_impatient_ctrl_c_while_a_hung_worker_is_waited_for_leaves_nothing(tr
             sys.exit(6)
     """
     assert trainer(body, env="faulty('hang', at_step=30)").end() == (6, "")
+
+
+@pytest.mark.parametrize("kind", ["distributed", "rpc"])
+def test_workers_that_have_not_joined_end_without_a_word(kind):
+    """With status 1 they would have told why they did not find a trainer."""
+    with start(kind, "local", counting(1)) as collector:
+        handles = list(collector.handles().values())
+    assert len(handles) == 2
+    assert {handle.exitcode for handle in handles} <= {0, -signal.SIGTERM}

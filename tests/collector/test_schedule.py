@@ -15,12 +15,18 @@ def arrival(worker, slot=0):
     return Arrival(worker, slot, TALLY)
 
 
+def arrive(schedule, worker, slot=0):
+    """The parts of the batch that is complete by that."""
+    schedule.arrived(arrival(worker, slot))
+    return schedule.take()
+
+
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 0, 1), (1, 2, 0)])
 def test_sync_joins_in_order_of_workers_whoever_comes_first(order):
     schedule = SyncSchedule(3)
     for _ in range(2):
         assert list(schedule.begin()) == [(0, 0), (1, 0), (2, 0)]
-        parts = [schedule.arrived(arrival(worker)) for worker in order]
+        parts = [arrive(schedule, worker) for worker in order]
         assert parts[:2] == [None, None]
         assert [part.worker for part in parts[2]] == [0, 1, 2]
         assert list(schedule.released(parts[2])) == []
@@ -29,9 +35,9 @@ def test_sync_joins_in_order_of_workers_whoever_comes_first(order):
 def test_sync_asks_once_for_a_batch_whose_wait_was_interrupted():
     schedule = SyncSchedule(2)
     assert list(schedule.begin()) == [(0, 0), (1, 0)]
-    assert schedule.arrived(arrival(1)) is None
+    assert arrive(schedule, 1) is None
     assert list(schedule.begin()) == []
-    assert schedule.arrived(arrival(0)) == (arrival(0), arrival(1))
+    assert arrive(schedule, 0) == (arrival(0), arrival(1))
     assert list(schedule.begin()) == [(0, 0), (1, 0)]
 
 
@@ -61,7 +67,7 @@ def test_async_grants_every_slot_once_at_first_as_far_as_the_budget_goes(
 def test_async_delivers_each_arrival_by_itself_and_grants_its_slot_again():
     schedule = AsyncSchedule(2, 2, None)
     schedule.begin()
-    parts = schedule.arrived(arrival(1, 1))
+    parts = arrive(schedule, 1, 1)
     assert parts == (arrival(1, 1),)
     assert list(schedule.released(parts)) == [(1, 1)]
 
@@ -70,7 +76,7 @@ def num_delivered(schedule, outstanding):
     """Batches until nothing is granted any more, where all that is granted is filled in order."""
     delivered = 0
     while outstanding:
-        parts = schedule.arrived(arrival(*outstanding.pop(0)))
+        parts = arrive(schedule, *outstanding.pop(0))
         delivered += 1
         outstanding += schedule.released(parts)
     return delivered
@@ -100,19 +106,22 @@ def test_sync_goes_on_with_fewer():
     schedule = SyncSchedule(3)
     schedule.begin()
     for worker in (0, 2):
-        schedule.arrived(arrival(worker))
-    assert schedule.dropped(1) == (arrival(0), arrival(2))
+        arrive(schedule, worker)
+    schedule.dropped(1)
+    assert schedule.take() == (arrival(0), arrival(2))
     assert list(schedule.begin()) == [(0, 0), (2, 0)]
     # What the next one delivered before it went stays in its batch.
-    assert schedule.arrived(arrival(2)) is None
-    assert schedule.dropped(2) is None
-    assert schedule.arrived(arrival(0)) == (arrival(0), arrival(2))
+    assert arrive(schedule, 2) is None
+    schedule.dropped(2)
+    assert schedule.take() is None
+    assert arrive(schedule, 0) == (arrival(0), arrival(2))
     assert list(schedule.begin()) == [(0, 0)]
 
 
 def test_sync_drops_between_two_batches():
     schedule = SyncSchedule(2)
-    assert schedule.dropped(0) is None
+    schedule.dropped(0)
+    assert schedule.take() is None
     assert list(schedule.begin()) == [(1, 0)]
 
 
@@ -120,7 +129,7 @@ def test_sync_drops_between_two_batches():
 def test_async_gives_the_budget_of_a_dropped_worker_to_the_others(num_batches):
     schedule = AsyncSchedule(2, 2, num_batches)
     outstanding = list(schedule.begin())
-    assert schedule.dropped(1) is None
+    schedule.dropped(1)
     outstanding = [grant for grant in outstanding if grant[0] == 0] + list(schedule.begin())
     assert num_delivered(schedule, outstanding) == num_batches
 
@@ -128,7 +137,7 @@ def test_async_gives_the_budget_of_a_dropped_worker_to_the_others(num_batches):
 def test_async_does_not_grant_the_last_slot_of_a_dropped_worker_again():
     schedule = AsyncSchedule(2, 1, None)
     schedule.begin()
-    parts = schedule.arrived(arrival(1))
+    parts = arrive(schedule, 1)
     schedule.dropped(1)
     assert list(schedule.released(parts)) == []
 
@@ -138,7 +147,7 @@ def test_async_does_not_wait_for_workers_that_never_come(num_batches):
     schedule = AsyncSchedule(3, 2, num_batches)
     here = [grant for grant in schedule.begin() if grant[0] == 0]
     for _ in range(num_batches - 1):
-        parts = schedule.arrived(arrival(*here.pop(0)))
+        parts = arrive(schedule, *here.pop(0))
         here += [grant for grant in [*schedule.released(parts), *schedule.begin()] if grant[0] == 0]
         assert len(here) in (1, 2)
     assert len(here) == 1
@@ -148,9 +157,9 @@ def test_async_waits_for_workers_that_have_come():
     schedule = AsyncSchedule(2, 1, 4)
     schedule.begin()
     for worker in (1, 0):
-        parts = schedule.arrived(arrival(worker))
+        parts = arrive(schedule, worker)
         assert list(schedule.released(parts)) == [(worker, 0)]
-    schedule.released(schedule.arrived(arrival(0)))
+    schedule.released(arrive(schedule, 0))
     assert list(schedule.begin()) == []
     assert list(schedule.replaced(1)) == [(1, 0)]
     assert list(schedule.begin()) == [(0, 0)]  # the other one has not come yet

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from tensordict.nn import InteractionType, TensorDictModule, TensorDictSequential
+from tensordict import TensorDict
+from tensordict.nn import InteractionType, TensorDictModule, TensorDictModuleBase, TensorDictSequential
 from tensordict.nn.probabilistic import interaction_type
 from torch import nn
 
@@ -21,6 +22,7 @@ from collectx.env.base import EnvSpec
 from collectx.env.spaces import Structure
 from collectx.errors import ConfigError, ShapeError, SpaceError
 from collectx.policy import ExplorationType, build, make_actor
+from collectx.policy.random import RandomActor
 from collectx.policy.weights import FlatWeights
 
 CPU = torch.device("cpu")
@@ -181,6 +183,29 @@ class ByTensorDict(nn.Module):
         return td
 
 
+def by_tensordict(tensordict):
+    return tensordict.set("action", tensordict["observation"].sum(-1).gt(0))
+
+
+class Annotated:
+    """Neither a module nor a function, and its argument has a name of its own."""
+
+    def __call__(self, seen: TensorDict) -> TensorDict:
+        return by_tensordict(seen)
+
+
+class Remembering(TensorDictModuleBase):
+    """Counts its calls where nobody sees it."""
+
+    def __init__(self):
+        super().__init__()
+        self.in_keys, self.out_keys = ["observation"], ["action"]
+
+    def forward(self, data):
+        data["_count"] = data.get("_count", torch.full((len(data),), -1)) + 1
+        return TensorDict({"action": data["_count"].clone(), "counted": data["_count"] * 10}, [len(data)])
+
+
 def function(observation):
     return observation.sum(-1).gt(0)
 
@@ -239,6 +264,30 @@ def test_custom(name, extra, monkeypatch):
         assert value.dtype == leaf.dtype
     if name == "ByTensorDict":
         assert bool(act(actor, observe(spec))[1].eq(1).all())
+
+
+@pytest.mark.parametrize("policy", [by_tensordict, Annotated()], ids=str)
+def test_a_callable_that_is_no_module_may_take_a_tensordict(policy):
+    spec = make_spec(OBSERVATIONS["vector"], ACTIONS["discrete"])
+    actor, seen = make_actor(policy, spec, CPU, ExplorationType.RANDOM), observe(spec)
+    assert [leaf.key for leaf in actor.leaves] == [("action",)]
+    assert torch.equal(act(actor, seen)[0], seen[0].sum(-1).gt(0).long())
+
+
+def test_a_policy_finds_what_it_has_kept_from_its_first_frame_on():
+    spec = make_spec(OBSERVATIONS["vector"], ACTIONS["discrete"])
+    actor, seen = make_actor(Remembering(), spec, CPU, ExplorationType.RANDOM), observe(spec)
+    assert [leaf.key for leaf in actor.leaves] == [("action",), ("counted",)]
+    for count in range(3):
+        action, counted = act(actor, seen)
+        assert action.unique().tolist() == [count]
+        assert counted.unique().tolist() == [10 * count]
+
+
+def test_torchrls_random_policy_is_none():
+    spec = make_spec(OBSERVATIONS["vector"], ACTIONS["discrete"])
+    given = type("RandomPolicy", (), {"__call__": lambda self, td: td})()
+    assert isinstance(make_actor(given, spec, CPU, ExplorationType.RANDOM), RandomActor)
 
 
 def test_dict_observation_by_key():

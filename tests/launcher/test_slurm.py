@@ -97,8 +97,8 @@ def test_a_worker_comes_again_on_its_node_or_on_the_next_that_is_up(
 ):
     cfg = SlurmLauncherConfig(srun={"mpi": "none"}, container=None)
     environment = {"SLURM_JOB_ID": "100", "SLURM_JOB_NODELIST": "n1,n2,n3", "SLURM_TASKS_PER_NODE": "2,1(x2)"}
-    logs = tmp_path / "job.log", lambda worker: tmp_path / f"worker-{worker}.log"
-    place = slurm.Workers(cfg, ["python", "-m", "task"], environment, "100.0", *logs)
+    logs = tmp_path / "job.log", 0, lambda worker: tmp_path / f"worker-{worker}.log"
+    place = slurm.Workers(cfg, ["python", "-m", "task"], environment, *logs)
     monkeypatch.setattr(slurm, "is_up", lambda host: True)
     words = place._step(1, 1)
     assert words[0] == "srun"

@@ -15,8 +15,6 @@ from collectx.config import SlurmLauncherConfig
 from collectx.launcher.slurm import Workers
 from collectx.launcher.tasks import Task, Tasks, role
 
-START = "100.0"
-
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
@@ -54,9 +52,7 @@ def is_readable(task: Task, timeout_s: float) -> bool:
 def workers(folder: Path) -> Workers:
     log = folder / "logs"
     command = [sys.executable, "-m", "task"]
-    return Workers(
-        SlurmLauncherConfig(), command, {}, START, log / "job.log", lambda worker: log / f"worker-{worker}.log"
-    )
+    return Workers(SlurmLauncherConfig(), command, {}, log / "job.log", 0, lambda worker: log / f"worker-{worker}.log")
 
 
 @pytest.mark.parametrize(
@@ -101,16 +97,52 @@ def test_the_trainer_leaves_its_status_and_a_worker_that_ends_well_says_nothing(
     assert (folder / "logs" / "job.log").read_text() == ""
 
 
-def test_only_whole_words_of_this_start_count(folder: Path, wait_until):
+def test_only_whole_words_of_this_start_count(folder: Path):
     log = folder / "logs" / "job.log"
-    log.write_text("collectx: task 1 of 100.1 on n1: status 1\ncollectx: task 2 of 100.0 on n2: sta")
-    tasks = Tasks(log, START)
+    log.write_text("collectx: task 1 on n1: status 1\n")
+    tasks = Tasks(log, log.stat().st_size, lambda: ["n1", "n2"], 1)
     first, second = tasks.watch(0), tasks.watch(1)
     with open(log, "a") as file:
-        file.write("tus 12")
+        file.write("collectx: task 2 on n2: status 12")
         file.flush()
         assert not is_readable(second, 1.0)
-        file.write("7\nsrun: error: n2: task 2: Exited with exit code 127\n")
+        file.write("7\nsrun: error: n2: task 2: Killed\n")
     assert is_readable(second, 60)
     assert second.exitcode == 127
+    assert str(second) == "task 2 on n2 ended with status 127"
     assert first.exitcode is None
+
+
+@pytest.mark.parametrize(
+    ("line", "first", "failed"),
+    [
+        ("srun: error: n2: task 2: Killed", 1, {1: "task 2 on n2 is gone: srun says 'Killed'"}),
+        ("srun: error: n2: task 1: Killed", 0, {1: "task 2 on n2 is gone: srun says 'Killed'"}),
+        # The trainer, alone on its node in its part of the job.
+        ("srun: error: n1: task 0: Killed", 0, {}),
+        (
+            "srun: error: n3: tasks 3-4: Exited with exit code 2",
+            1,
+            {2: "task 3 on n3 ended with status 2", 3: "task 4 on n3 ended with status 2"},
+        ),
+        (
+            "srun: error: Node failure on n3",
+            1,
+            {
+                2: "task 3 on n3 is gone: srun says 'Node failure on n3'",
+                3: "task 4 on n3 is gone: srun says 'Node failure on n3'",
+            },
+        ),
+        ("srun: error: n9: task 2: Killed", 1, {}),
+    ],
+)
+def test_what_srun_says_is_understood(
+    folder: Path, line: str, first: int, failed: dict[int, str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("collectx.launcher.sbatch.hostnames", lambda nodes: [nodes])
+    tasks = Tasks(folder / "logs" / "job.log", 0, lambda: ["n0", "n2", "n3", "n3", "n0"], first)
+    handles = [tasks.watch(worker) for worker in range(5)]
+    # The last line is understood after the first.
+    (folder / "logs" / "job.log").write_text(f"{line}\ncollectx: task 5 on n0: status 1\n")
+    assert is_readable(handles[4], 60)
+    assert {worker: str(handle) for worker, handle in enumerate(handles[:4]) if handle.exitcode} == failed

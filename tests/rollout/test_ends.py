@@ -16,7 +16,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from collectx import Collector
 from collectx.batch import Layout, batch_leaves
-from collectx.collector.worker import WorkerTask
+from collectx.collector.task import WorkerTask
 from collectx.config import EnvPoolEnvConfig, as_dict
 from collectx.env import build
 from collectx.env.counting import episode_length

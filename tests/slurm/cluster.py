@@ -10,8 +10,9 @@
 Where several are up, all but `up` want to know which: `--folder FOLDER`, before the verb.
 
 It needs Debian's packages slurm-wlm, munge and iproute2, which it installs if it may (root, apt-get). Where namespaces
-are allowed (root) every node is a machine of its own, with an address of its own and 4 pretended CPUs; elsewhere all
-nodes are this host, and what needs a network of its own raises `Unsupported`. See `machines.py`.
+are allowed (root) every node is a machine of its own, with an address of its own and 4 pretended CPUs; elsewhere, or
+with COLLECTX_SLURM_ONE_HOST=1, all nodes are this host, and what needs a network of its own raises `Unsupported`. See
+`machines.py`.
 
 All that belongs to a cluster is found by its folder, in the temporary folder: nothing is kept in this repository, and
 nothing of this host's own settings is touched.
@@ -88,7 +89,7 @@ class Cluster:
         state = {
             "nodes": [f"n{number}" for number in range(1, num_nodes + 1)],
             "owner": None if keep else [os.getpid(), machines.start_time(os.getpid())],
-            "namespaces": Namespaces.obstacle() is None,
+            "namespaces": not os.environ.get("COLLECTX_SLURM_ONE_HOST") and Namespaces.obstacle() is None,
             "accounting": accounting,
         }
         (folder / "cluster.json").write_text(json.dumps(state))

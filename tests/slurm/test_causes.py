@@ -85,6 +85,48 @@ def test_a_node_on_which_no_worker_can_start_is_named_at_once(run, tmp_path, bro
     assert last in going.said
 
 
+# In the place of Python: on the last node it never comes to the trainer.
+_STUCK = """#!/bin/sh
+[ "$SLURM_PROCID" = 3 ] && {{ echo $SLURMD_NODENAME $PPID $$ > pids.new; mv pids.new pids; exec sleep 1000; }}
+exec {python} "$@"
+"""
+
+
+@pytest.fixture
+def stuck(run, tmp_path):
+    """`stuck(*overrides)`: a run whose last worker never joins, its node, and what it consists of there."""
+    python = tmp_path / "python"
+    python.write_text(_STUCK.format(python=sys.executable))
+    python.chmod(0o755)
+
+    def begin(*overrides):
+        going = run(*ENDLESS, *overrides, f"launcher.python={python}", "collector.start_timeout_s=1000")
+        going.wait_for("worker_joined", 2)
+        node, *pids = (tmp_path / "pids").read_text().split()
+        return going, node, pids
+
+    return begin
+
+
+@pytest.mark.parametrize("launcher", [["launcher=slurm", "launcher.nodes=3"], ["launcher=submitit_delayed"]])
+def test_a_task_that_is_killed_with_its_shell_before_it_has_joined_is_named(cluster, stuck, launcher):
+    going, node, pids = stuck(*launcher)
+    cluster.on(node, ["kill", "-KILL", *pids])
+    assert going.finish(120) == 1
+    assert f"worker 2 (task 3 on {node} is gone: srun says 'Killed'; log: " in going.said
+    assert "ended before it had joined the trainer" in going.said
+
+
+def test_a_task_whose_node_is_lost_before_it_has_joined_is_named(cluster, stuck):
+    going, node, _ = stuck(*_SLURM, "collector.on_worker_failure=drop")
+    cluster.crash(node)
+    lost = going.wait_for("worker_failed", 1, timeout_s=60)
+    assert f"worker 2 (task 3 on {node} is gone: srun says 'Node failure on {node}'; log: " in lost["message"]
+    going.wait_for_more()
+    going.stop()
+    assert going.finish() == 0, going.said
+
+
 def test_an_address_of_the_trainer_that_is_another_hosts_is_named_at_once(cluster, run):
     if cluster.kind == "one host":
         pytest.skip("all nodes are this host")

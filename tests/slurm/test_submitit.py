@@ -165,10 +165,10 @@ import collectx, gymnasium, socket
 def make():
     return gymnasium.make_vec("CartPole-v1", 2, vectorization_mode="sync")
 
-@collectx.submitit_delayed_launcher(2, submitit_main_conf={"gpus_per_node": 1},
+@collectx.submitit_delayed_launcher(2, framework="FRAMEWORK", submitit_main_conf={"gpus_per_node": 1},
                                     submitit_collection_conf={"slurm_nodelist": "n2"})
 def main():
-    with collectx.DistributedCollector(
+    with collectx.COLLECTOR(
         [make] * 2, frames_per_batch=20, total_frames=200, sync=True, launcher="submitit_delayed"
     ) as collector:
         print("frames", sum(batch.numel() for batch in collector))
@@ -178,8 +178,9 @@ if __name__ == "__main__":
 """
 
 
-def test_a_script_and_its_workers_are_submitted_together(cluster, tmp_path, wait_until):
-    (tmp_path / "script.py").write_text(_SCRIPT)
+@pytest.mark.parametrize(("framework", "collector"), [("distributed", "DistributedCollector"), ("rpc", "RPCCollector")])
+def test_a_script_and_its_workers_are_submitted_together(cluster, tmp_path, wait_until, framework, collector):
+    (tmp_path / "script.py").write_text(_SCRIPT.replace("FRAMEWORK", framework).replace("COLLECTOR", collector))
     said = cluster.login([sys.executable, "script.py"], timeout=200, cwd=tmp_path)
     assert "frames 200\n" in said
     wait_until(lambda: cluster.jobs() == [], 90, "all jobs end")

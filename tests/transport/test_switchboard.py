@@ -71,7 +71,7 @@ def test_a_broken_connection_is_reported_without_waiting_for_the_job(board):
 
 
 def test_a_worker_that_may_take_long_hides_none_that_may_not():
-    board = Switchboard(60.0, 0.2, 1.0, str, ("launcher.queue_timeout_s", 3600.0))
+    board = Switchboard(60.0, 0.2, 1.0, str, lambda worker: ("launcher.queue_timeout_s", 3600.0))
     ours, theirs = Pipe()
     board.owes(0)
     board.plug(1, ours)

@@ -29,7 +29,9 @@ def positive(count: int | None) -> int | None:
 
 
 def exploration_of(given: Any) -> str:
-    """The name of an exploration type, of this package's, TorchRL's, or a name."""
+    """The name of an exploration type, of this package's, TorchRL's, or a name; None: RANDOM."""
+    if given is None:
+        return ExplorationType.RANDOM.value
     return str(getattr(given, "name", given)).lower()
 
 
@@ -42,9 +44,18 @@ def name_of(device: Any) -> str | None:
     return None if device is None else str(torch.device(device))
 
 
-def why_no_device(device: Any) -> str | None:
+def why_no_device(device: Any, is_here: bool = False) -> str | None:
+    """What is wrong with a device; if `is_here`, also that this machine has no such GPU."""
     try:
         name_of(device)
-    except (RuntimeError, TypeError) as error:
+    except RuntimeError as error:
         return str(error).splitlines()[0]
-    return None
+    except TypeError:
+        return "must be a torch.device or its name, as 'cpu' or 'cuda:0'."
+    if not is_here or device is None or torch.device(device).type != "cuda":
+        return None
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if (torch.device(device).index or 0) < gpus:
+        return None
+    there = ["cpu", *(f"cuda:{index}" for index in range(gpus))]
+    return f"no such device here; torch sees {', '.join(there)}."

@@ -7,12 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from collectx.config import (
     GROUP_BACKENDS,
     BackendConfig,
     RayLauncherConfig,
     RpcBackendConfig,
 )
+from collectx.library.keywords.custom import MEANINGS, custom_class, meaning
 from collectx.library.keywords.reading import (
     exploration_of,
     exploration_problems,
@@ -29,10 +32,11 @@ class Nested:
     Args:
         num_workers_per_collector: processes of each worker, which then is a collector itself.
         collector_class: which: "single" (one process), "sync" (a batch has a part of each) or "async" (a batch comes
-            from one), or the class of that meaning, of this package or of TorchRL. None: "single" for one process,
-            otherwise "sync".
+            from one), or the class of that meaning, of this package or of TorchRL; or a class of your own, see README,
+            "A collector of your own". None: "single" for one process, otherwise "sync".
         collector_kwargs: what a worker's collector is told otherwise than all; one dict for all, or one for each. May
-            have `create_env_kwargs`, `device`, `policy_device` and `exploration_type`.
+            have `create_env_kwargs`, `device`, `policy_device` and `exploration_type`; for a class of your own,
+            whatever it takes.
     """
 
     num_workers_per_collector: int = 1
@@ -42,10 +46,13 @@ class Nested:
     @property
     def inner(self) -> str:
         """ "single", "sync" or "async"."""
-        if self.collector_class is None:
+        given = self.collector_class
+        own = custom_class(given)
+        if given is None or (own is not None and meaning(own) is None):
             return "sync" if self.num_workers_per_collector > 1 else "single"
-        name = getattr(self.collector_class, "__name__", self.collector_class)
-        return _COLLECTOR_CLASSES.get(name, str(name))
+        if isinstance(given, str):
+            return given
+        return meaning(given) or str(given)
 
     def problems(self, num_workers: int) -> list[str]:
         """What is wrong, for so many workers."""
@@ -55,8 +62,8 @@ class Nested:
             found.append(f"num_workers_per_collector={count}: must be at least 1.")
         if inner not in ("single", "sync", "async"):
             found.append(
-                f"collector_class={self.collector_class!r}: must be 'single', 'sync', 'async', or one of "
-                f"{', '.join(_COLLECTOR_CLASSES)}; a class of your own cannot run in a worker."
+                f"collector_class={self.collector_class!r}: must be 'single', 'sync', 'async', one of "
+                f"{', '.join(MEANINGS)}, or a class of your own."
             )
         elif inner == "single" and count > 1:
             found.append(
@@ -68,7 +75,7 @@ class Nested:
                 f"collector_kwargs has {len(each)} entries for {num_workers} workers: one for each, or one dict."
             )
         for own in each:
-            found += _own_problems(own or {})
+            found += _own_problems(own or {}, custom_class(self.collector_class) is None)
         return list(dict.fromkeys(found))
 
     def backend_config(self) -> BackendConfig:
@@ -120,7 +127,9 @@ class RpcRemote(Remote):
     """Workers over torch RPC; `backend` is not looked at.
 
     Args:
-        visible_devices: is not looked at: bytes lie on the CPU on their way.
+        visible_devices: for each worker the only GPU that its process sees, counted among those of its host, where its
+            policy may act by that name or as "cuda"; "cpu": it sees none. Bytes lie on the CPU on their way. None: all
+            see all.
         tensorpipe_options: `num_worker_threads`, `rpc_timeout` (seconds), `_transports` and `_channels` of
             `torch.distributed.rpc.TensorPipeRpcBackendOptions`.
     """
@@ -130,11 +139,23 @@ class RpcRemote(Remote):
 
     def problems(self, num_workers: int) -> list[str]:
         """See `Remote`."""
-        return super().problems(num_workers) + tensorpipe_problems("tensorpipe_options", self.tensorpipe_options or {})
+        found = super().problems(num_workers) + tensorpipe_problems("tensorpipe_options", self.tensorpipe_options or {})
+        for device in self.visible_devices or ():
+            if why := why_no_device(_gpu_named(device), is_here=self.launcher == "mp"):
+                return [*found, f"visible_devices={self.visible_devices!r}: {why}"]
+        return found
+
+    @property
+    def visible(self) -> list[str] | None:
+        """`visible_devices` by their names."""
+        if self.visible_devices is None:
+            return None
+        devices = [torch.device(_gpu_named(device)) for device in self.visible_devices]
+        return [device.type if device.type == "cpu" else f"{device.type}:{device.index or 0}" for device in devices]
 
     def backend_config(self) -> BackendConfig:
         """See `Remote`."""
-        return RpcBackendConfig("rpc", None, self.tcp_port, dict(self.tensorpipe_options or {}))
+        return RpcBackendConfig("rpc", None, self.tcp_port, dict(self.tensorpipe_options or {}), self.visible)
 
 
 @dataclass(frozen=True)
@@ -149,12 +170,17 @@ class RayRemote(Nested):
             for all, or one for each. None: one core.
         num_collectors: TorchRL's name for `num_workers`.
         use_env_creator: is not looked at.
+        queue_timeout_s: when Ray must have started a worker's process, in seconds: it waits where others use what it
+            asks for, or, with `autoscaling`, where the node that has it is still to come.
+        autoscaling: the cluster adds nodes by itself. Otherwise what it does not have is told before anything starts.
     """
 
     ray_init_config: dict[str, Any] | None = None
     remote_configs: Any = None
     num_collectors: int | None = None
     use_env_creator: bool = False
+    queue_timeout_s: float = 60.0
+    autoscaling: bool = False
 
     def problems(self, num_workers: int) -> list[str]:
         """See `Nested`."""
@@ -170,6 +196,8 @@ class RayRemote(Nested):
             found.append(f"remote_configs={self.remote_configs!r}: must be a dict, or one for each worker.")
         else:
             found += actor_problems("remote_configs", each)
+        if self.queue_timeout_s <= 0:
+            found.append(f"queue_timeout_s={self.queue_timeout_s}: must be above 0.")
         if self.num_collectors is not None and self.num_collectors != num_workers:
             found.append(f"num_collectors={self.num_collectors}, but num_workers={num_workers}: give one of them.")
         return found
@@ -177,29 +205,26 @@ class RayRemote(Nested):
     def launcher_config(self, num_threads: int, num_workers: int) -> RayLauncherConfig:
         """Where workers come up."""
         each = [dict(own or {"num_cpus": 1}) for own in for_each(self.remote_configs, num_workers)]
-        return RayLauncherConfig("ray", None, num_threads, False, dict(self.ray_init_config or {}), each)
+        cluster = dict(self.ray_init_config or {})
+        return RayLauncherConfig("ray", None, num_threads, False, cluster, each, self.queue_timeout_s, self.autoscaling)
 
-
-# What `collector_class` may be called.
-_COLLECTOR_CLASSES = {
-    "Collector": "single",
-    "SyncDataCollector": "single",
-    "MultiSyncCollector": "sync",
-    "MultiSyncDataCollector": "sync",
-    "MultiAsyncCollector": "async",
-    "MultiaSyncDataCollector": "async",
-}
 
 _OWN = ("create_env_kwargs", "device", "policy_device", "exploration_type")
 
 
-def _own_problems(own: dict[str, Any]) -> list[str]:
+def _gpu_named(device: Any) -> Any:
+    """torch itself takes a number for a device only where there is a GPU."""
+    return f"cuda:{device}" if isinstance(device, int) else device
+
+
+def _own_problems(own: dict[str, Any], is_ours: bool) -> list[str]:
     found = []
-    if unknown := sorted(set(own) - set(_OWN)):
+    unknown = sorted(set(own) - set(_OWN))
+    if unknown and is_ours:
         found.append(f"collector_kwargs has {', '.join(unknown)}: may have {', '.join(_OWN)}.")
     for name in ("device", "policy_device"):
         if why := why_no_device(own.get(name)):
             found.append(f"collector_kwargs: {name}={own[name]!r}: {why}")
-    if "exploration_type" in own:
+    if "exploration_type" in own and is_ours:
         found += exploration_problems("collector_kwargs: ", exploration_of(own["exploration_type"]))
     return found

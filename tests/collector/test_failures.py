@@ -11,6 +11,7 @@ import pytest
 from collecting import counting, custom, faulty, gym_vector, start, worker_pids
 from faulty import BrokenLever, Unpicklable
 
+from collectx.env.counting import StreamChecker
 from collectx.errors import WorkerDied, WorkerError, WorkerTimeout
 
 PLACES = [
@@ -159,3 +160,25 @@ def test_an_env_with_processes_of_its_own_dies_with_its_killed_worker(wait_until
         wait_until(
             lambda: not any(child.is_running() for child in children), what=f"the envs' processes end: {children}"
         )
+
+
+@pytest.mark.parametrize(("kind", "place"), [("multi_async", "inline"), *PLACES[1:4]])
+def test_a_next_that_is_interrupted_while_it_gathers_loses_nothing(kind, place, monkeypatch):
+    """As by Ctrl-C, which comes at every second call."""
+    checker = StreamChecker()
+    with start(kind, place, counting(), frames_per_batch=12, total_frames=240) as collector:
+        gather, calls = collector._transport.gather, []
+
+        def interrupted(parts, own):
+            calls.append(parts)
+            if len(calls) % 2:
+                raise KeyboardInterrupt
+            return gather(parts, own)
+
+        monkeypatch.setattr(collector._transport, "gather", interrupted)
+        for _ in range(20):
+            with pytest.raises(KeyboardInterrupt):
+                next(collector)
+            checker.take(next(collector))
+        with pytest.raises(StopIteration):
+            next(collector)

@@ -165,7 +165,10 @@ class Switchboard:
             and time.monotonic() >= late[1]
             and not any(self._may_be_of(late[0], key) for key, _ in ready)
         ):
-            yield late[0], self._late(late[0])
+            if self._limit(late[0]) == self._waiting[late[0]]:
+                yield late[0], self._late(late[0])
+            else:
+                self.restart_clock(late[0])  # it has got further since, and has another limit
         gone: set[Any] = set()
         for key, _ in ready:
             worker = key.data

@@ -114,10 +114,11 @@ class Collector:
         Raises:
             Exception: as `next`.
         """
-        while any(self._out.values()):
-            self._take_in()
-            while parts := self._take():
+        while (parts := self._complete()) or any(self._out.values()):
+            if parts:
                 self._count(parts, 0.0)
+            else:
+                self._take_in()
 
     def _await(self) -> tuple[tuple[Arrival, ...], float]:
         """Blocks until the parts of a batch are there; they, and for how long."""
@@ -129,15 +130,17 @@ class Collector:
             raise self._failure
         began = perf_counter()
         self._release()
-        while (parts := self._take()) is None:
+        while (parts := self._complete()) is None:
             self._grant(self._schedule.begin())
             self._take_in()
         self._hurry(False)
         return parts, perf_counter() - began
 
-    def _take(self) -> tuple[Arrival, ...] | None:
-        """The parts of a batch, if they are there: the same ones until they are counted."""
-        self._due = self._due or self._schedule.take()
+    def _complete(self) -> tuple[Arrival, ...] | None:
+        """The parts of the next batch, if they are there: the same ones until they are counted, also where that was
+        interrupted."""
+        if self._due is None:
+            self._due = self._schedule.take()
         return self._due
 
     def _count(self, parts: tuple[Arrival, ...], waited_s: float) -> None:
@@ -152,7 +155,9 @@ class Collector:
     def _take_in(self) -> None:
         """Blocks until one thing has happened."""
         event = self._kept.popleft() if self._kept else self._transport.receive()
-        if isinstance(event, Arrival):
+        if isinstance(event, Answer):
+            self._answered(event.worker)  # to a question whose asker was interrupted
+        elif isinstance(event, Arrival):
             self._out[event.worker] -= 1
             self._schedule.arrived(event)
             if self._schedule.hurries:
@@ -161,9 +166,6 @@ class Collector:
             self._events("worker_joined", worker=event.worker, **event.where)
         elif isinstance(event, Departure):
             self._lost(event.worker, event.error)
-        else:
-            # The answer to a question whose asker was interrupted.
-            self._answered(event.worker)
 
     def _hurry(self, wanted: bool) -> None:
         if wanted != self._hurried:

@@ -20,8 +20,8 @@ from collectx.errors import WorkerDied, WorkerTimeout
 _LONGEST_SELECT_S = 86400.0
 # How long a worker that has failed may take to end by itself.
 _SHORT_S = 0.2
-# Who has not joined may have a limit of its own.
-_JOINING = "joining"
+# A knob and its value in seconds.
+_Limit = tuple[str, float]
 
 
 class Handle(Protocol):
@@ -58,7 +58,7 @@ class Switchboard:
         worker_timeout_s: float,
         close_timeout_s: float,
         describe: Callable[[int], str],
-        join_timeout: Callable[[int], tuple[str, float]] | None = None,
+        join_timeout: Callable[[int], _Limit] | None = None,
     ):
         self._start_timeout_s = start_timeout_s
         self._worker_timeout_s = worker_timeout_s
@@ -72,10 +72,10 @@ class Switchboard:
         self._watched: set[Any] = set()
         self._owed: dict[int, int] = {}
         self._has_delivered: set[int] = set()
-        # Workers that owe a batch, with what they owe it for; for each of these, since when they do, the oldest first:
-        # who may take long must not hide who may not.
-        self._waiting: dict[int, str] = {}
-        self._since: dict[str, OrderedDict[int, float]] = {_JOINING: OrderedDict()}
+        # Workers that owe a batch, with what limits their time; for each such limit, since when they do, the oldest
+        # first: who may take long must not hide who may not.
+        self._waiting: dict[int, _Limit] = {}
+        self._since: dict[_Limit, OrderedDict[int, float]] = {}
 
     def describe(self, worker: int) -> str:
         """Names a worker in error messages, with its host where it is known to be on another."""
@@ -140,13 +140,13 @@ class Switchboard:
             self._start_clock(worker)
 
     def _start_clock(self, worker: int) -> None:
-        kind = self._waiting[worker] = _JOINING if self._is_joining(worker) else self._limit(worker)[0]
-        self._since.setdefault(kind, OrderedDict())[worker] = time.monotonic()
+        limit = self._waiting[worker] = self._limit(worker)
+        self._since.setdefault(limit, OrderedDict())[worker] = time.monotonic()
 
     def _stop_clock(self, worker: int) -> None:
-        kind = self._waiting.pop(worker, None)
-        if kind is not None:
-            del self._since[kind][worker]
+        limit = self._waiting.pop(worker, None)
+        if limit is not None:
+            del self._since[limit][worker]
 
     def events(self, at_most_s: float | None = None) -> Iterator[tuple[Any, bytes | Exception | None]]:
         """Blocks until a worker says something, is gone, or is too late; then yields `(worker, message)`, or
@@ -165,7 +165,10 @@ class Switchboard:
             and time.monotonic() >= late[1]
             and not any(self._may_be_of(late[0], key) for key, _ in ready)
         ):
-            yield late[0], self._late(late[0])
+            if self._limit(late[0]) == self._waiting[late[0]]:
+                yield late[0], self._late(late[0])
+            else:
+                self.restart_clock(late[0])  # it has got further since, and has another limit
         gone: set[Any] = set()
         for key, _ in ready:
             worker = key.data
@@ -197,25 +200,21 @@ class Switchboard:
 
     def _patience(self) -> tuple[float, tuple[int, float] | None]:
         """How long to sleep at most, and who is late when that has passed (with the time on the clock)."""
-        if not self._waiting:
+        oldest = [(*next(iter(clock.items())), limit_s) for (_, limit_s), clock in self._since.items() if clock]
+        if not oldest:
             return _LONGEST_SELECT_S, None
-        oldest = [next(iter(clock.items())) for kind, clock in self._since.items() if clock and kind != _JOINING]
-        oldest += self._since[_JOINING].items()
-        deadline, worker = min((since + self._limit(worker)[1], worker) for worker, since in oldest)
+        deadline, worker = min((since + limit_s, worker) for worker, since, limit_s in oldest)
         return min(max(0.0, deadline - time.monotonic()), _LONGEST_SELECT_S), (worker, deadline)
 
-    def _limit(self, worker: int) -> tuple[str, float]:
+    def _limit(self, worker: int) -> _Limit:
         if worker in self._has_delivered:
             return "collector.worker_timeout_s", self._worker_timeout_s
-        if self._join_timeout is not None and self._is_joining(worker):
+        if worker not in self._connections and self._join_timeout is not None:
             return self._join_timeout(worker)
         return "collector.start_timeout_s", self._start_timeout_s
 
-    def _is_joining(self, worker: int) -> bool:
-        return self._join_timeout is not None and worker not in self._connections and worker not in self._has_delivered
-
     def _late(self, worker: int) -> WorkerTimeout:
-        knob, limit_s = self._limit(worker)
+        knob, limit_s = self._waiting[worker]
         if worker not in self._connections:
             what = "has not joined"
             why = (

@@ -112,6 +112,15 @@ def test_a_collector_without_references_ends_its_workers(trainer):
     assert trainer(body).end() == (0, "")
 
 
+@pytest.mark.parametrize("kind", ["distributed", "rpc"])
+def test_workers_that_have_not_joined_end_without_a_word(kind):
+    """With status 1 they would have told why they did not find a trainer."""
+    with start(kind, "local", counting(1)) as collector:
+        handles = list(collector.handles().values())
+    assert len(handles) == 2
+    assert {handle.exitcode for handle in handles} <= {0, -signal.SIGTERM}
+
+
 @pytest.mark.slow
 def test_a_forgotten_collector_ends_where_something_else_is_to_be_done_at_the_end(trainer):
     # The first `weakref.finalize` of a process says when those of all are called at its end.
@@ -147,12 +156,3 @@ def test_an_impatient_ctrl_c_while_a_hung_worker_is_waited_for_leaves_nothing(tr
             sys.exit(6)
     """
     assert trainer(body, env="faulty('hang', at_step=30)").end() == (6, "")
-
-
-@pytest.mark.parametrize("kind", ["distributed", "rpc"])
-def test_workers_that_have_not_joined_end_without_a_word(kind):
-    """With status 1 they would have told why they did not find a trainer."""
-    with start(kind, "local", counting(1)) as collector:
-        handles = list(collector.handles().values())
-    assert len(handles) == 2
-    assert {handle.exitcode for handle in handles} <= {0, -signal.SIGTERM}

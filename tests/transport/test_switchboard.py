@@ -84,6 +84,20 @@ def test_a_worker_that_may_take_long_hides_none_that_may_not():
     theirs.close()
 
 
+def test_a_worker_that_has_got_further_has_another_limit():
+    limits = [("launcher.queue_timeout_s", 0.05), ("collector.start_timeout_s", 0.3)]
+    board = Switchboard(60.0, 60.0, 1.0, str, lambda worker: limits[-1 if has_started else 0])
+    has_started = False
+    began = time.monotonic()
+    board.owes(0)
+    has_started = True
+    assert list(board.events()) == []
+    ((_, error),) = board.events()
+    assert "collector.start_timeout_s=0.3" in str(error)
+    assert time.monotonic() - began >= 0.35
+    board.close()
+
+
 def test_nobody_is_late_while_what_is_watched_may_tell_of_it():
     board = Switchboard(0.01, 60.0, 1.0, str)
     bell, ringer = os.pipe()

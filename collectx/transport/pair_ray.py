@@ -273,7 +273,8 @@ class ActorHandle:
     @property
     def is_placed(self) -> bool:
         """Whether its process has begun, or never will."""
-        return bool(ray.wait([self._there], timeout=0)[0])
+        # Asked without a cluster, Ray would start one.
+        return not ray.is_initialized() or bool(ray.wait([self._there], timeout=0)[0])
 
     def __str__(self) -> str:
         """What became of it."""

@@ -171,6 +171,16 @@ def test_wrong_keywords_are_told_all_at_once():
 
 
 @slow
+def test_closing_when_ray_has_been_left_starts_no_other():
+    import ray
+
+    with start("ray", "ray", counting(), num_workers=1, total_frames=-1, close_timeout_s=5.0) as collector:
+        next(collector)
+        ray.shutdown()
+    assert not ray.is_initialized()
+
+
+@slow
 def test_an_address_where_no_cluster_is():
     import ray
 

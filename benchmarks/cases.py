@@ -164,7 +164,7 @@ def run_config(env: Any, policy: Any, kind: str, num_workers: int, frames_per_ba
     # EnvPool's threads belong on the core of their worker, as the bare loop's are.
     launcher = config.LauncherConfig("local", None, 1, env.kind == "envpool")
     if kind in RAY_KINDS:
-        launcher = config.RayLauncherConfig("ray", None, 1, False, RAY, {"num_cpus": 1})
+        launcher = config.RayLauncherConfig("ray", None, 1, False, RAY, {"num_cpus": 1}, 120.0, False)
     return config.RunConfig(
         env=env,
         policy=policy,

@@ -9,6 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collectx.collector.trajectories import split_trajectories as split_trajectories
     from collectx.library.collectors import Collector as Collector
     from collectx.library.collectors import DistributedCollector as DistributedCollector
     from collectx.library.collectors import DistributedDataCollector as DistributedDataCollector
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from collectx.library.collectors import RPCDataCollector as RPCDataCollector
     from collectx.library.collectors import SyncDataCollector as SyncDataCollector
     from collectx.library.delayed import submitit_delayed_launcher as submitit_delayed_launcher
-    from collectx.library.trajectories import split_trajectories as split_trajectories
     from collectx.replay import ReplayBuffer as ReplayBuffer
 
 __version__ = "0.1.0"
@@ -50,7 +50,7 @@ _MODULES = {
     "RayCollector": "library.collectors",
     "ReplayBuffer": "replay",
     "SyncDataCollector": "library.collectors",
-    "split_trajectories": "library.trajectories",
+    "split_trajectories": "collector.trajectories",
     "submitit_delayed_launcher": "library.delayed",
 }
 

@@ -46,12 +46,24 @@ class Leaf:
         return Leaf((prefix, *self.key), self.shape, self.dtype)
 
 
-def batch_leaves(observation: Iterable[Leaf], actor: Iterable[Leaf], compact: bool = False) -> tuple[Leaf, ...]:
+def is_agents_end(leaf: Leaf) -> bool:
+    """Whether a leaf that is observed is the end of some of an env's agents."""
+    return leaf.dtype is torch.bool and len(leaf.key) > 1 and leaf.key[-1:] in DONE_KEYS
+
+
+# What an env gives for a step, unless it says otherwise.
+REWARD = Leaf(("reward",), (1,), torch.float32)
+
+
+def batch_leaves(
+    observation: Iterable[Leaf], actor: Iterable[Leaf], compact: bool = False, rewards: Iterable[Leaf] = (REWARD,)
+) -> tuple[Leaf, ...]:
     """All leaves of a batch: `observation` at the root and below `next`, what the actor writes, and the rest. Where the
     actor writes a leaf below `next` that is observed there too, it is one leaf.
 
     Args:
         compact: leaves out the observation below `next`.
+        rewards: of the env, which are below `next` alone.
 
     Raises:
         ValueError: two leaves have the same key, or one's key is a prefix of another's.
@@ -63,7 +75,7 @@ def batch_leaves(observation: Iterable[Leaf], actor: Iterable[Leaf], compact: bo
         *actor,
         *flags,
         *(leaf for leaf in (seen.under("next") for seen in observation) if leaf not in actor and not compact),
-        Leaf(("next", "reward"), (1,), torch.float32),
+        *(leaf.under("next") for leaf in rewards),
         *(leaf.under("next") for leaf in flags),
         Leaf(TRAJ_IDS, (), torch.int64),
         Leaf(POLICY_VERSION, (), torch.int64),

@@ -144,7 +144,7 @@ class CollectorConfig:
     num_workers: int = at_least(1)
     frames_per_batch: int = at_least(1)
     total_frames: int = count_or_endless()
-    exploration_type: str = one_of("random", "mode", "mean", "deterministic")
+    exploration_type: str = one_of("random", "mode", "mean", "median", "deterministic")
     num_slots: int = at_least(1)
     zero_copy: bool = MISSING
     on_worker_failure: str = one_of("raise", "restart", "drop")
@@ -159,6 +159,10 @@ class CollectorConfig:
     reset_at_each_iter: bool = MISSING
     set_truncated: bool = MISSING
     refresh: str = one_of("batch", "step")
+    preemptive_threshold: float | None = within(0, 1)
+    trajs_per_batch: int | None = at_least(1)
+    traj_format: str = one_of("padded", "cat")
+    compact_obs: bool = MISSING
     order_of: str | None = MISSING
 
 
@@ -182,6 +186,7 @@ class BackendConfig:
 @dataclass
 class RpcBackendConfig(BackendConfig):
     tensorpipe: dict[str, Any] = field(default_factory=dict)
+    visible_devices: list[str] | None = MISSING
 
 
 @dataclass
@@ -252,6 +257,8 @@ class RayLauncherConfig(LauncherConfig):
     ray_init_config: dict[str, Any] = field(default_factory=dict)
     # In Python also one for each worker.
     remote_configs: Any = field(default_factory=dict)
+    queue_timeout_s: float = above(0)
+    autoscaling: bool = MISSING
 
 
 @dataclass

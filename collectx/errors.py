@@ -83,6 +83,24 @@ def _is_plain(value: object) -> bool:
     return value is None or isinstance(value, (str, int, float))
 
 
+def _arguments(error: BaseException) -> tuple:
+    # Of an `OSError`, the file's name is not among its `args`.
+    reduced = error.__reduce__() if type(error).__reduce__ is OSError.__reduce__ else ()
+    return reduced[1] if isinstance(reduced, tuple) and reduced else error.args
+
+
+def _found(name: str) -> object:
+    """What is called so, as in "module.Outer.Inner", in a module that is imported already."""
+    parts = name.split(".")
+    for end in range(len(parts) - 1, -1, -1):
+        found: object = sys.modules.get(".".join(parts[:end]) or "builtins")
+        if found is not None:
+            for part in parts[end:]:
+                found = getattr(found, part, None)
+            return found
+    return None
+
+
 def _pickled(error: object) -> bytes | None:
     """By name where that can be; by value what this process has by value itself, such as a class of the trainer's main
     module, which the trainer then knows again. None where what was pickled cannot be read."""
@@ -132,7 +150,8 @@ class RemoteFailure:
         except Exception:
             message = "(its text cannot be made)"
         name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
-        arguments = tuple(error.args) if all(map(_is_plain, error.args)) else (message,)
+        given = _arguments(error)
+        arguments = given if all(map(_is_plain, given)) else (message,)
         return cls(pickled, name, message, "".join(traceback.format_exception(error)), arguments, attributes)
 
     def to_json(self) -> bytes:
@@ -145,8 +164,7 @@ class RemoteFailure:
         """What `to_json` made. The type is looked up by its name among the modules that this process has imported;
         nothing is imported or called for it."""
         fields = json.loads(text)
-        module, _, name = fields["type_name"].rpartition(".")
-        kind = getattr(sys.modules.get(module or "builtins"), name, None)
+        kind = _found(fields["type_name"])
         pickled = None
         if isinstance(kind, type) and issubclass(kind, Exception):
             with contextlib.suppress(Exception):

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from collectx.config import EnvConfig, PolicyConfig
+from collectx.errors import ConfigError
 
 
 class _ByValue:
@@ -18,9 +19,41 @@ class _ByValue:
     def __reduce__(self) -> tuple:
         import cloudpickle
 
-        buffer = io.BytesIO()
-        cloudpickle.dump(vars(self), buffer)
-        return _rebuild, (type(self), buffer.getvalue())
+        content = io.BytesIO()
+        try:
+            cloudpickle.dump(vars(self), content)
+        except Exception as error:
+            raise ConfigError([self._why(name, error) for name, one in vars(self).items() if _fails(one)]) from error
+        return _rebuild, (type(self), content.getvalue())
+
+    def _why(self, name: str, error: Exception) -> str:
+        keyword, value = _KEYWORDS.get((type(self).__name__, name), name), repr(getattr(self, name))
+        # A module of torch's is told line by line.
+        shown = value.partition("(")[0] if "\n" in value else value
+        return (
+            f"{keyword}={shown} has to travel to workers in processes of their own, and cannot be pickled "
+            f"({type(error).__name__}: {error}): make what cannot travel there, in create_env_fn or policy_factory."
+        )
+
+
+# What the library's keywords are called.
+_KEYWORDS = {
+    ("GivenEnvConfig", "create"): "create_env_fn",
+    ("GivenEnvConfig", "kwargs"): "create_env_kwargs",
+    ("GivenPolicyConfig", "factory"): "policy_factory",
+    ("GivenCollector", "create"): "collector_class",
+    ("GivenCollector", "kwargs"): "collector_kwargs",
+}
+
+
+def _fails(one: Any) -> bool:
+    import cloudpickle
+
+    try:
+        cloudpickle.dump(one, io.BytesIO())
+    except Exception:
+        return True
+    return False
 
 
 def _rebuild(cls: type, content: bytes) -> Any:

@@ -7,6 +7,14 @@ from typing import Any
 
 import torch
 
+from collectx import (
+    Collector,
+    DistributedCollector,
+    DistributedSyncCollector,
+    MultiAsyncCollector,
+    MultiSyncCollector,
+    RPCCollector,
+)
 from collectx import env as envs
 from collectx import policy as policies
 from collectx.collector import build
@@ -29,6 +37,18 @@ from collectx.config import (
 
 # Inline workers use the trainer's threads; worker processes have one.
 torch.set_num_threads(1)
+
+# The library's collectors.
+WAYS = {
+    "single": Collector,
+    "multi_sync": MultiSyncCollector,
+    "multi_async": MultiAsyncCollector,
+    "distributed": DistributedCollector,
+    "distributed_sync": DistributedSyncCollector,
+    "rpc": RPCCollector,
+    "rpc_sync": partial(RPCCollector, sync=True),
+}
+SYNC = ("multi_sync", "distributed_sync", "rpc_sync")
 
 # Ray starts as many processes as it has cores, and is there until the tests end.
 RAY = {"num_cpus": 2, "address": "local", "include_dashboard": False}
@@ -82,13 +102,20 @@ def config(
     reset_at_each_iter=False,
     set_truncated=False,
     refresh="batch",
+    preemptive_threshold=None,
+    trajs_per_batch=None,
+    traj_format="padded",
+    compact_obs=False,
     order_of=None,
     backend="auto",
     storing_device=None,
     device=None,
+    policy_device=None,
     seed=0,
     ray_init_config=None,
     remote_configs=None,
+    queue_timeout_s=60.0,
+    autoscaling=False,
 ):
     # A kind that can be both is sync as "<kind>_sync".
     either, is_sync = kind.removesuffix("_sync"), kind.endswith("_sync")
@@ -118,13 +145,26 @@ def config(
             reset_at_each_iter,
             set_truncated,
             refresh,
+            preemptive_threshold,
+            trajs_per_batch,
+            traj_format,
+            compact_obs,
             order_of,
         ),
         backend=BackendConfig(backend, None, None),
-        launcher=RayLauncherConfig("ray", None, 1, False, ray_init_config or RAY, remote_configs or {"num_cpus": 0.1})
+        launcher=RayLauncherConfig(
+            "ray",
+            None,
+            1,
+            False,
+            ray_init_config or RAY,
+            remote_configs or {"num_cpus": 0.1},
+            queue_timeout_s,
+            autoscaling,
+        )
         if place == "ray"
         else LauncherConfig(place, None, 1, False),
-        devices=DevicesConfig(device, storing_device, None, None),
+        devices=DevicesConfig(device, storing_device, policy_device, None),
         trainer=MeterTrainerConfig("meter", False),
         seed=seed,
     )

@@ -72,6 +72,15 @@ def write(buffer, first_env: int, batches: int, steps: int = 8) -> None:
         buffer.extend(stream.take(steps))
 
 
+def write_until(buffer, first_env: int, stop, written) -> None:
+    """`write` until the event `stop` is set; adds to the shared counter `written` how many frames there were."""
+    stream = Stream(2, first_env, size=SIZE)
+    while not stop.is_set():
+        count = len(buffer.extend(stream.take(8)))
+        with written.get_lock():
+            written.value += count
+
+
 def die(buffer, where: str, first_env: int) -> None:
     """A worker process that is killed in the midst of a change: half of a leaf is copied, or a sampler is at work."""
     part = buffer._ring if where == "write" else buffer.sampler

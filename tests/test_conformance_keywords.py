@@ -198,8 +198,8 @@ class Asks(nn.Module):
     """Acts by the exploration type that it finds in TorchRL's context."""
 
     def forward(self, observation):
-        kinds = [None, *(ExplorationType[kind] for kind in ("RANDOM", "MODE", "MEAN", "DETERMINISTIC"))]
-        return torch.full((*observation.shape[:-1], 1), kinds.index(exploration_type()) / 4)
+        kinds = [None, *(ExplorationType[kind] for kind in ("RANDOM", "MODE", "MEAN", "MEDIAN", "DETERMINISTIC"))]
+        return torch.full((*observation.shape[:-1], 1), kinds.index(exploration_type()) / 5)
 
 
 def asking():

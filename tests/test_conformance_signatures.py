@@ -1,4 +1,4 @@
-"""Every keyword of TorchRL's collectors is taken, or is refused with a reason."""
+"""Every keyword and every public method of TorchRL's collectors is there, or is refused with a reason."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import torchrl.collectors
 import torchrl.collectors.distributed
 
 import collectx
+from collectx.library import attributes
 from collectx.library.keywords import REFUSED
 
 PEERS = {
@@ -68,3 +69,44 @@ def test_what_is_refused_may_be_said_not_to_be_wanted():
 
     with collectx.Collector(create, frames_per_batch=4, backend=None, compact_obs=False) as collector:
         assert collector.next().numel() == 4
+
+
+def public(cls):
+    return {name for name in dir(cls) if not name.startswith("_")}
+
+
+def parameters(function):
+    return set(inspect.signature(function).parameters) - PASSED_ON
+
+
+@pytest.mark.parametrize("name", PEERS)
+def test_every_method_and_property_is_there_or_refused_with_a_reason(name):
+    assert public(PEERS[name]) - public(getattr(collectx, name)) <= set(attributes.REFUSED)
+
+
+@pytest.mark.parametrize("name", PEERS)
+def test_every_method_takes_the_parameters_that_it_takes_in_torchrl(name):
+    theirs, ours = PEERS[name], getattr(collectx, name)
+    missing = {}
+    for method in public(theirs) & public(ours):
+        function, own = getattr(theirs, method), getattr(ours, method)
+        assert callable(function) == callable(own), method
+        if callable(function):
+            missing[method] = parameters(function) - parameters(own)
+    assert len(missing) >= 15
+    assert not {method: names for method, names in missing.items() if names}
+
+
+def test_what_is_refused_is_a_method_of_torchrl_and_not_there_after_all():
+    for refused in attributes.REFUSED:
+        assert any(refused in public(PEERS[name]) for name in PEERS), refused
+        assert not any(refused in public(getattr(collectx, name)) for name in PEERS), refused
+
+
+def test_a_refused_method_tells_why():
+    with collectx.Collector(lambda: gymnasium.make("CartPole-v1"), frames_per_batch=4) as collector:
+        for refused, why in attributes.REFUSED.items():
+            with pytest.raises(AttributeError, match=f"{refused}.*of TorchRL's, not here: {why[:20]}"):
+                getattr(collector, refused)
+        with pytest.raises(AttributeError, match=r"no attribute 'no_such'$"):
+            getattr(collector, "no_such")  # noqa: B009, as a statement it would look useless

@@ -110,3 +110,17 @@ def test_the_tree_of_errors():
     assert issubclass(WorkerError, CollectxError)
     assert ConfigError(["one", "two"]).problems == ("one", "two")
     assert str(ConfigError(["one", "two"])) == "one\ntwo"
+
+
+class Env:
+    class Broken(Exception):
+        """Of a class within another."""
+
+
+@pytest.mark.parametrize(
+    "error", [Env.Broken("a lever", 3), FileNotFoundError(2, "No such file", "map.txt"), OSError("without a number")]
+)
+def test_as_plain_data_it_keeps_its_type_and_its_words(error):
+    """As between hosts, where nothing is pickled."""
+    came = RemoteFailure.from_json(RemoteFailure.of(error).to_json()).rebuild("worker 3")
+    assert (type(came), str(came)) == (type(error), str(error))

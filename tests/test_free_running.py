@@ -87,9 +87,9 @@ def test_the_trainer_samples_while_workers_write(make, wait_until):
         sample = buffer.sample(500)
         check_whole(sample)
         assert torch.equal(sample["action"], sample["collector", "policy_version"] % 2)
-        assert collector.is_running
+        assert collector.is_running()
         collector.async_shutdown()
-        assert not collector.is_running
+        assert not collector.is_running()
 
 
 def test_nothing_is_written_during_a_pause(make, wait_until):
@@ -109,10 +109,10 @@ def test_all_frames_come_though_there_were_pauses(make, wait_until):
     buffer = ReplayBuffer(2000)
     with make(total_frames=2000, replay_buffer=buffer) as collector:
         collector.start()
-        while collector.is_running:
+        while collector.is_running():
             with collector.pause():
                 pass
-        wait_until(lambda: not collector.is_running, PATIENCE_S, "the end")
+        wait_until(lambda: not collector.is_running(), PATIENCE_S, "the end")
     assert buffer.write_count == 2000
 
 
@@ -156,7 +156,7 @@ def test_a_killed_worker_is_told_of(make, wait_until):
         collector.start()
         wait_until(lambda: buffer.write_count > 0, PATIENCE_S, "frames")
         os.kill(workers()[0].pid, signal.SIGKILL)
-        wait_until(lambda: not collector.is_running, PATIENCE_S, "the end")
+        wait_until(lambda: not collector.is_running(), PATIENCE_S, "the end")
         with pytest.raises(WorkerDied, match="signal 9"):
             collector.update_policy_weights_()
         check_whole(buffer.sample(500))

@@ -6,12 +6,14 @@ import json
 import multiprocessing
 import os
 import signal
+import threading
+import time
 
 import gymnasium
 import numpy as np
 import pytest
 import torch
-from collecting import config, gym
+from collecting import config, counting, gym, start
 from gymnasium import spaces
 from torch import nn
 
@@ -115,6 +117,50 @@ def test_an_answer_that_cannot_travel_is_an_error_of_its_own():
         assert collector.next() is not None
 
 
+class Odd:
+    def __reduce__(self):
+        return int, ("no number",)
+
+
+def test_an_answer_that_the_trainer_cannot_read_is_an_error_and_the_collection_goes_on():
+    def create():
+        env = cartpole()
+        env.odd = Odd()
+        return env
+
+    with make("multi_sync", create, frames_per_batch=10, total_frames=40) as collector:
+        batches = iter(collector)
+        next(batches)
+        with pytest.raises(ValueError, match="no number"):
+            collector.getattr_env("odd")
+        assert len(list(batches)) == 3
+
+
+def test_a_question_that_cannot_travel_is_not_awaited():
+    with start("multi_sync", "local", counting(step_s=0.02), total_frames=-1, worker_timeout_s=1.0) as collector:
+        next(collector)
+        with pytest.raises(TypeError, match="pickle"):
+            collector.ask("set_hook", "pre_collect_hook", threading.Lock())
+        time.sleep(1.2)
+        next(collector)
+
+
+def test_an_answer_to_an_interrupted_question_is_not_taken_for_another(monkeypatch):
+    with start("multi_async", "local", counting(), total_frames=-1) as collector:
+        next(collector)
+        with monkeypatch.context() as patched:
+            patched.setattr(collector._transport, "receive", interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                collector.ask("state")
+        answers = collector.ask("getattr_env", "_length")
+        assert [answers[worker].tolist() for worker in range(2)] == [[7], [8]]
+        next(collector)
+
+
+def interrupt():
+    raise KeyboardInterrupt
+
+
 @pytest.mark.parametrize("kind", WAYS)
 def test_hooks_are_called_where_batches_are_made(kind, tmp_path):
     def before():
@@ -207,14 +253,21 @@ def test_stats():
             collector.stats("all")
 
 
-@pytest.mark.parametrize("kind", WAYS)
-@pytest.mark.parametrize("keywords", [{}, {"set_truncated": True, "cat_results": -1}, {"track_policy_version": True}])
+@pytest.mark.parametrize(
+    ("kind", "keywords"),
+    [
+        ("single", {}),
+        ("single", {"set_truncated": True}),
+        ("single", {"track_policy_version": True}),
+        ("multi_sync", {}),
+        ("multi_sync", {"set_truncated": True, "cat_results": -1}),
+        ("multi_async", {"track_policy_version": True}),
+    ],
+)
 def test_a_batch_of_zeros_is_as_one_that_was_collected(kind, keywords):
     def create():
         return gymnasium.make_vec("CartPole-v1", 3, vectorization_mode="sync")
 
-    if kind == "single":
-        keywords = {name: value for name, value in keywords.items() if name != "cat_results"}
     with make(kind, create, Coin(), frames_per_batch=30, **keywords) as collector:
         fake, batch = collector.fake_tensordict(), collector.next()
     assert fake.batch_size == batch.batch_size

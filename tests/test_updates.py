@@ -10,7 +10,7 @@ import torch
 from tensordict import TensorDict
 from torch import nn
 
-from collectx import DistributedCollector, MultiAsyncCollector, MultiSyncCollector
+from collectx import Collector, DistributedCollector, MultiAsyncCollector, MultiSyncCollector
 from collectx.errors import ConfigError
 from collectx.library.updates import given_weights, updated_weights
 
@@ -36,6 +36,12 @@ def weights_of(module):
     return TensorDict.from_module(module).data
 
 
+def given(
+    positional=None, weights=None, policy_weights=None, policy=None, weights_dict=None, model_id=None, worker_ids=None
+):
+    return given_weights((positional, weights, policy_weights, policy), weights_dict, model_id, worker_ids)
+
+
 @pytest.mark.parametrize(
     ("positional", "named"),
     [
@@ -47,14 +53,13 @@ def weights_of(module):
     ],
 )
 def test_the_weights_that_were_given(positional, named):
-    assert given_weights(positional, named) == 3
+    assert given(positional, **named) == 3
 
 
 @pytest.mark.parametrize(
     ("positional", "named", "message"),
     [
         (3, {"weights": 3}, "more than once"),
-        (None, {"wieghts": 3}, "wieghts: it takes weights, "),
         (None, {"weights": 3, "model_id": "critic"}, "critic: the only model here is 'policy'"),
         (None, {"weights_dict": {"policy": 3, "critic": 4}}, "critic: the only model here is 'policy'"),
         (3, {"worker_ids": [0]}, "all workers take the same weights"),
@@ -63,7 +68,7 @@ def test_the_weights_that_were_given(positional, named):
 )
 def test_what_cannot_be_is_refused(positional, named, message):
     with pytest.raises((TypeError, ValueError), match=message):
-        given_weights(positional, named)
+        given(positional, **named)
 
 
 def torchrl_updater(mapped=False):
@@ -105,6 +110,26 @@ def test_weights_reach_the_workers_in_every_form(form):
             given = {"weights": weights_of(newest), "policy": newest, "weights_dict": {"policy": newest.state_dict()}}
             collector.update_policy_weights_(**{form: given[form]})
         assert collector.next()["action"].unique().tolist() == [1]
+
+
+@pytest.mark.parametrize("form", ["module", "state_dict", "tensordict"])
+def test_weights_of_another_shape_are_refused(form):
+    wide = Constant()
+    wide.action = torch.nn.Parameter(torch.zeros(2))
+    given = {"module": wide, "state_dict": wide.state_dict(), "tensordict": weights_of(wide)}[form]
+    with (
+        Collector(cartpole, Constant(), frames_per_batch=10) as collector,
+        pytest.raises(ValueError, match=r"the weights for action have the shape \[2\], the policy's have \[.*\]"),
+    ):
+        collector.update_policy_weights_(given)
+
+
+def test_what_is_no_weights_is_refused():
+    with (
+        Collector(cartpole, Constant(), frames_per_batch=10) as collector,
+        pytest.raises(TypeError, match="weights=3: give a module, a state dict or a TensorDict"),
+    ):
+        collector.update_policy_weights_(3)
 
 
 def test_weights_between_steps_are_asked_for_by_a_keyword():

@@ -21,6 +21,7 @@ from torchrl.envs import (
     SerialEnv,
     StepCounter,
     TensorDictPrimer,
+    Transform,
     TransformedEnv,
 )
 
@@ -176,14 +177,79 @@ def masked():
 
 
 class TwoRewards(ManyKeys):
-    """A reward for each of two agents."""
+    """Two rewards, in double precision."""
 
     def __init__(self):
         super().__init__()
-        self.reward_spec = Unbounded((2,))
+        self.reward_spec = Unbounded((2,), dtype=torch.float64)
+
+    def _step(self, tensordict):
+        after = super()._step(tensordict)
+        return after.set("reward", torch.cat([after["reward"], -after["reward"] / 3]).double())
+
+
+class Agents(EnvBase):
+    """Two agents, of which one ends after 3 steps, the other after 5 (one more in each env of a batch), and the env
+    with the later."""
+
+    def __init__(self, size=()):
+        super().__init__(batch_size=torch.Size(size))
+        self.observation_spec = self._of_agents(observation=Unbounded((*size, 2, 3)))
+        self.action_spec = self._of_agents(action=Bounded(-1.0, 1.0, (*size, 2, 1)))
+        self.reward_spec = self._of_agents(reward=Unbounded((*size, 2, 1)))
+        ends = {name: Binary(1, (*size, 2, 1), dtype=torch.bool) for name in ("done", "terminated")}
+        own = {name: Binary(1, (*size, 1), dtype=torch.bool) for name in ends}
+        self.done_spec = Composite(**own, agents=Composite(**ends, shape=size), shape=size)
+        self._lengths = torch.arange(self.batch_size.numel()).reshape(size)
+        self._count = torch.zeros(size)
+
+    def _of_agents(self, **specs):
+        return Composite(agents=Composite(**specs, shape=self.batch_size), shape=self.batch_size)
+
+    def _observation(self):
+        return self._count[..., None, None] * torch.tensor([[0.1], [0.01]]).expand(2, 3)
+
+    def _reset(self, tensordict, **kwargs):
+        chosen = torch.ones(self.batch_size, dtype=torch.bool)
+        if tensordict is not None:
+            chosen = tensordict.get("_reset", chosen).reshape(self.batch_size)
+        self._count = torch.where(chosen, 0.0, self._count)
+        return TensorDict({"agents": {"observation": self._observation()}}, self.batch_size)
+
+    def _step(self, tensordict):
+        self._count = self._count + 1
+        ends = torch.stack([self._count >= self._lengths + 3, self._count >= self._lengths + 5], -1)[..., None]
+        reward = tensordict["agents", "action"] + self._count[..., None, None]
+        agents = {"observation": self._observation(), "reward": reward, "done": ends, "terminated": ends}
+        over = ends.all(-2)
+        return TensorDict({"agents": agents, "done": over, "terminated": over}, self.batch_size)
+
+    def _set_seed(self, seed):
+        pass
+
+
+class Apart(Agents):
+    """Without an end of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.done_spec = Composite(agents=Composite(done=Binary(1, (2, 1), dtype=torch.bool)))
+
+
+class Hooked(Transform):
+    def _post_step_mdp_hooks(self, tensordict, tensordict_):
+        return tensordict.exclude(("next", "observation")), tensordict_
+
+
+def hooked():
+    return TransformedEnv(cartpole(), Hooked())
 
 
 ENVS = {
+    "two_rewards": TwoRewards,
+    "agents": Agents,
+    "agents_in_a_row": partial(Agents, (2,)),
+    "agents_in_a_grid": partial(Agents, (2, 3)),
     "cartpole": cartpole,
     "one_hot": one_hot,
     "pendulum": pendulum,

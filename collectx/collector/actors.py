@@ -17,16 +17,24 @@ if TYPE_CHECKING:
     from collectx.transport.pair_ray import ActorHandle
 
 
-def placing(launcher: RayLauncherConfig, start_timeout_s: float, given: Callable[[int, int], Given]) -> Place:
+def placing(
+    launcher: RayLauncherConfig, num_workers: int, start_timeout_s: float, given: Callable[[int, int], Given]
+) -> Place:
     """A place whose workers are actors, wherever Ray finds the resources that they ask for. Connects this process to
     Ray.
 
     Args:
         given: `given(worker, life)` is what a worker cannot be told over a connection.
-    """
-    from collectx.transport import pair_ray
 
-    pair_ray.begin(launcher.ray_init_config)
+    Raises:
+        LauncherError: there is no such cluster, or it has no room for the workers.
+    """
+    from collectx.transport import pair_ray, ray_cluster
+
+    ray_cluster.begin(launcher.ray_init_config)
+    if not launcher.autoscaling:
+        configs = [remote_config(launcher.remote_configs, worker) for worker in range(num_workers)]
+        ray_cluster.check_room("launcher.remote_configs", configs)
     meetings: list[Meeting] = []
     handles: dict[int, ActorHandle] = {}
 
@@ -43,9 +51,31 @@ def placing(launcher: RayLauncherConfig, start_timeout_s: float, given: Callable
         return handles[worker]
 
     def describe(worker: int) -> str:
-        return f"worker {worker} ({handles[worker]})" if worker in handles else f"worker {worker}"
+        if worker not in handles:
+            return f"worker {worker}"
+        if handles[worker].is_placed:
+            return f"worker {worker} ({handles[worker]})"
+        asked = ray_cluster.shown_asked(remote_config(launcher.remote_configs, worker))
+        return f"worker {worker} (Ray has not started it: it asks for {asked}. {ray_cluster.shown_room()})"
 
-    return Place(announce=meetings.append, start=start, describe=describe)
+    def join_timeout(worker: int) -> tuple[str, float]:
+        if worker in handles and not handles[worker].is_placed:
+            return "launcher.queue_timeout_s", launcher.queue_timeout_s
+        return "collector.start_timeout_s", start_timeout_s
+
+    return Place(meetings.append, start, describe, join_timeout)
+
+
+def are_here(launcher: RayLauncherConfig) -> bool:
+    """Whether all workers will be on this machine. Connects this process to Ray.
+
+    Raises:
+        LauncherError: there is no such cluster.
+    """
+    from collectx.transport import ray_cluster
+
+    ray_cluster.begin(launcher.ray_init_config)
+    return ray_cluster.is_alone()
 
 
 def remote_config(configs: dict[str, Any] | Sequence[dict[str, Any]], worker: int) -> dict[str, Any]:
@@ -61,3 +91,10 @@ def serve_actor(num_threads: int, meeting: Meeting, worker: int, start_timeout_s
 
     torch.set_num_threads(num_threads)
     serve_remote(meeting, worker, start_timeout_s, given)
+
+
+def leave_ray() -> None:
+    """Ends this process's connection to Ray, and a cluster that it has begun."""
+    from collectx.transport import ray_cluster
+
+    ray_cluster.leave()

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from tensordict import TensorDictBase
 from torch.profiler import ProfilerActivity, profile, schedule
@@ -81,6 +82,16 @@ class Answers:
         """See `_Profiling`."""
         self._profiling = _Profiling(self._worker, *arguments)
 
+    def end_profile(self) -> None:
+        """Ends it before its last batch."""
+        profiling, self._profiling = self._profiling, None
+        if profiling is not None:
+            profiling.end()
+
+    def restart(self, chosen: Sequence[bool]) -> None:
+        """Begins new trajectories in the chosen envs of the group."""
+        self._rollout.restart(np.array(chosen))
+
     def state(self) -> dict[str, Any]:
         """What `load` takes: tensors and plain data."""
         state: dict[str, Any] = {"rollout": self._rollout.state()}
@@ -135,5 +146,9 @@ class _Profiling:
         self._profile.step()
         self._left -= 1
         if self._left == 0:
-            self._profile.stop()
+            self.end()
         return self._left > 0
+
+    def end(self) -> None:
+        """Writes what was watched."""
+        self._profile.stop()

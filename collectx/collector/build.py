@@ -67,8 +67,6 @@ def build(
     place: Place | None = None,
     own: Sequence[Mapping[str, Any]] | None = None,
     share: Share | None = None,
-    compact_obs: bool = False,
-    threshold: float | None = None,
     again: Sequence[Recorded] | None = None,
 ) -> Collector:
     """Starts the workers and returns the collector over them. Does not wait for them.
@@ -82,8 +80,6 @@ def build(
         own: for each worker, the fields of its `WorkerTask` that are not as `cfg` has them. All must make equally many
             envs, of the same spaces.
         share: where these are only some of the run's workers.
-        compact_obs: batches are without the observation below `next`.
-        threshold: of a sync collector on this machine, see `SyncSchedule`.
         again: what another run has delivered, for an async collector that is to deliver the same.
 
     Raises:
@@ -91,15 +87,15 @@ def build(
     """
     want = cfg.collector
     num_workers = num_workers_of(cfg)
-    may_end_early = threshold is not None or any("asked" in each for each in own or ())
+    may_end_early = want.preemptive_threshold is not None or any("asked" in each for each in own or ())
     rollout = dataclasses.replace(rollout_spec(want, num_workers), may_end_early=may_end_early)
     spec = rollout.env_spec(spec)
     # Only asked what it writes; it stays where the trainer keeps it.
     actor = policies.make_actor(policy, spec, _device_of(policy), policies.ExplorationType(want.exploration_type))
-    schedule = make_schedule(want, num_workers, threshold, again)
+    schedule = make_schedule(want, num_workers, again)
     rows = spec.num_envs * rows_per_env(want)
     slab = SlabSpec(
-        leaves=batch_leaves(seen_with(spec, actor.carried).observation, actor.leaves, compact_obs),
+        leaves=batch_leaves(seen_with(spec, actor.carried).observation, actor.leaves, want.compact_obs, spec.rewards),
         rows=rows,
         steps=want.frames_per_batch // (rows * (num_workers if schedule.joined else 1)),
         num_workers=num_workers,
@@ -126,6 +122,8 @@ def build(
         rollout,
     )
 
+    visible = cfg.backend.visible_devices if isinstance(cfg.backend, RpcBackendConfig) else None
+
     def task_of(worker: int, life: int) -> WorkerTask:
         # Who is added to as many as were meant has the envs of another, in a life that nobody else has.
         times, index = divmod(worker, num_workers)
@@ -137,6 +135,7 @@ def build(
             "first_worker": first,
             "life": life,
             "rollout": begun,
+            "visible_device": visible[index] if visible else None,
             **(own[worker] if own else {}),
         }
         return dataclasses.replace(task, **changed)
@@ -145,6 +144,7 @@ def build(
     delivery = DeliverySpec(
         leaves=slab.leaves,
         rows=rows,
+        shape=spec.batch_shape if rows == spec.num_envs and spec.batch_shape else (rows,) if rows > 1 else (),
         steps=slab.steps,
         stacked=is_stacked(want),
         total_frames=want.total_frames,
@@ -282,7 +282,12 @@ def _actors(cfg: RunConfig, task_of: Callable[[int, int], WorkerTask]) -> Place:
     from collectx.collector.actors import placing
 
     assert isinstance(cfg.launcher, RayLauncherConfig)
-    return placing(cfg.launcher, cfg.collector.start_timeout_s, lambda worker, life: task_of(worker, life).given)
+    return placing(
+        cfg.launcher,
+        cfg.collector.num_workers,
+        cfg.collector.start_timeout_s,
+        lambda worker, life: task_of(worker, life).given,
+    )
 
 
 def _inner(cfg: RunConfig) -> Inner | None:
@@ -322,15 +327,10 @@ def rollout_spec(want: CollectorConfig, num_workers: int) -> RolloutSpec:
     )
 
 
-def make_schedule(
-    want: CollectorConfig,
-    num_workers: int,
-    threshold: float | None = None,
-    again: Sequence[Recorded] | None = None,
-) -> Schedule:
+def make_schedule(want: CollectorConfig, num_workers: int, again: Sequence[Recorded] | None = None) -> Schedule:
     """The order of its batches."""
     if not is_async(want):
-        return SyncSchedule(num_workers, threshold)
+        return SyncSchedule(num_workers, want.preemptive_threshold)
     num_batches = None if want.total_frames < 0 else -(-want.total_frames // want.frames_per_batch)
     if again is not None:
         return AgainSchedule(num_workers, want.num_slots, num_batches, again, want.zero_copy)

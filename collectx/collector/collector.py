@@ -5,9 +5,9 @@ Runs in the trainer's process. Must not know how bytes travel, where workers are
 
 from __future__ import annotations
 
-import weakref
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from multiprocessing.util import Finalize
 from time import perf_counter
 from types import TracebackType
 from typing import Any
@@ -61,15 +61,21 @@ class Collector:
         self._failure: Exception | None = None
         self._orders: dict[int, int] = {}
         self._layouts: dict[int, Layout] = {}
+        # The parts of the next batch, where `next` was interrupted before it was delivered.
+        self._due: tuple[Arrival, ...] | None = None
+        # Parts of what was delivered, whose slots are not free yet.
         self._lent: tuple[Arrival, ...] = ()
         # What came while an answer was waited for.
         self._kept: deque[Arrival | Departure | Joined] = deque()
+        # How many answers of each worker are still to come.
+        self._unanswered: Counter[int] = Counter()
         # How many slots of each worker are granted and not back.
         self._out: Counter[int] = Counter()
         self.policy_version = -1
         self.total_frames = spec.total_frames
-        # Also runs at exit, so that a forgotten collector leaves no process behind.
-        self._finalizer = weakref.finalize(self, transport.close)
+        # Also runs at exit, before multiprocessing waits for its processes there, so that a forgotten collector neither
+        # leaves one behind nor waits for ever. Not in a process that was forked off this one.
+        self._finalizer = Finalize(self, transport.close, exitpriority=0)
 
     def __iter__(self) -> Iterator[TensorDict]:
         return self
@@ -86,23 +92,20 @@ class Collector:
         spec = self._spec
         parts, waited_s = self._await()
         memory = self._transport.gather(parts, own=not spec.zero_copy and spec.storing_device is None)
-        if spec.zero_copy:
-            self._lent = parts
-        else:
-            if spec.storing_device is not None:
-                memory = memory.to(spec.storing_device, copy=True)
-            self._release(parts)
+        if spec.storing_device is not None and not spec.zero_copy:
+            memory = memory.to(spec.storing_device, copy=True)
+        self._count(parts, waited_s)
+        if not spec.zero_copy:
+            self._release()
         batch_size = spec.batch_size(len(parts))
         tensors = self._layout(len(parts)).tensors(memory, batch_size)
-        batch = to_tensordict(tensors, batch_size, spec.storing_device)
-        self._count(parts, waited_s)
-        return batch
+        return to_tensordict(tensors, batch_size, spec.storing_device)
 
     def advance(self) -> None:
         """As `next`, but does not look at the batch's bytes, which its workers have put elsewhere."""
         parts, waited_s = self._await()
         self._count(parts, waited_s)
-        self._release(parts)
+        self._release()
 
     def settle(self) -> None:
         """Waits, after `advance`, until the workers have filled what they were granted, and rest. What comes counts as
@@ -111,29 +114,38 @@ class Collector:
         Raises:
             Exception: as `next`.
         """
-        while any(self._out.values()):
-            self._take_in()
-            while parts := self._schedule.take():
+        while (parts := self._complete()) or any(self._out.values()):
+            if parts:
                 self._count(parts, 0.0)
-                self._lent += parts
+            else:
+                self._take_in()
 
     def _await(self) -> tuple[tuple[Arrival, ...], float]:
         """Blocks until the parts of a batch are there; they, and for how long."""
         if 0 <= self._spec.total_frames <= self.num_frames:
             raise StopIteration
-        if not self._finalizer.alive:
+        if not self._finalizer.still_active():
             raise RuntimeError("this collector is closed")
         if self._failure is not None:
             raise self._failure
         began = perf_counter()
-        self._release(self._lent)
-        while (parts := self._schedule.take()) is None:
+        self._release()
+        while (parts := self._complete()) is None:
             self._grant(self._schedule.begin())
             self._take_in()
         self._hurry(False)
         return parts, perf_counter() - began
 
+    def _complete(self) -> tuple[Arrival, ...] | None:
+        """The parts of the next batch, if they are there: the same ones until they are counted, also where that was
+        interrupted."""
+        if self._due is None:
+            self._due = self._schedule.take()
+        return self._due
+
     def _count(self, parts: tuple[Arrival, ...], waited_s: float) -> None:
+        """Notes that a batch is delivered; its slots are not free before `_release`."""
+        self._due, self._lent = None, self._lent + parts
         self.delivery = self._describe(parts, waited_s)
         self._num_delivered += 1
         self.num_frames += self.delivery.frames
@@ -143,7 +155,9 @@ class Collector:
     def _take_in(self) -> None:
         """Blocks until one thing has happened."""
         event = self._kept.popleft() if self._kept else self._transport.receive()
-        if isinstance(event, Arrival):
+        if isinstance(event, Answer):
+            self._answered(event.worker)  # to a question whose asker was interrupted
+        elif isinstance(event, Arrival):
             self._out[event.worker] -= 1
             self._schedule.arrived(event)
             if self._schedule.hurries:
@@ -152,7 +166,6 @@ class Collector:
             self._events("worker_joined", worker=event.worker, **event.where)
         elif isinstance(event, Departure):
             self._lost(event.worker, event.error)
-        # What is left is the answer to a question whose asker was interrupted.
 
     def _hurry(self, wanted: bool) -> None:
         if wanted != self._hurried:
@@ -162,6 +175,7 @@ class Collector:
     def _lost(self, worker: int, error: Exception) -> None:
         self._events("worker_failed", worker=worker, type=type(error).__name__, message=str(error))
         self._out.pop(worker, None)
+        self._unanswered.pop(worker, None)
         mode = self._replacements.mode
         if mode == "restart":
             try:
@@ -184,8 +198,8 @@ class Collector:
             self._out[grant[0]] += 1
             self._transport.grant(*grant, self._orders.pop(grant[0], GO_ON))
 
-    def _release(self, parts: tuple[Arrival, ...]) -> None:
-        self._lent = ()
+    def _release(self) -> None:
+        parts, self._lent = self._lent, ()
         if parts:
             self._grant(self._schedule.released(parts))
 
@@ -270,7 +284,7 @@ class Collector:
         """
         if not isinstance(self._transport, Asking):
             raise NotImplementedError(f"{name}: only workers in processes of this machine can be asked")
-        if not self._finalizer.alive:
+        if not self._finalizer.still_active():
             raise RuntimeError("this collector is closed")
         for kept in self._kept:
             if isinstance(kept, Departure):
@@ -278,12 +292,15 @@ class Collector:
         asked = self._workers & set(self._workers if own is None else own)
         for worker in asked:
             self._transport.ask(worker, (name, arguments if own is None else own[worker]))
+            self._unanswered[worker] += 1
         answers: dict[int, Any] = {}
         errors: list[Exception] = []
         while asked:
             event = self._transport.receive()
             if not isinstance(event, Answer):
                 self._kept.append(event)
+            elif self._answered(event.worker):
+                continue  # to an earlier question, whose asker was interrupted
             if isinstance(event, Answer | Departure):
                 asked.discard(event.worker)
                 if event.error is not None:
@@ -293,6 +310,11 @@ class Collector:
         if errors:
             raise errors[0]
         return answers
+
+    def _answered(self, worker: int) -> bool:
+        """Notes an answer; whether there are more to come from this worker."""
+        self._unanswered[worker] = max(0, self._unanswered[worker] - 1)
+        return self._unanswered[worker] > 0
 
     def order(self, order: int, workers: Iterable[int] | None = None) -> None:
         """Has every worker, or some, do what `order` says (`collectx.transport.base`) before the next slot that it is

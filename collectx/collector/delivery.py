@@ -19,8 +19,9 @@ class DeliverySpec:
     Attributes:
         leaves: of one frame.
         rows, steps: of one worker's part.
-        stacked: whether a batch of several parts is `[parts, rows, steps]`; otherwise it is one worker's
-            `[rows, steps]`. `rows` is left out where it is 1.
+        shape: of the rows in a batch: left out where there is one.
+        stacked: whether a batch of several parts is `[parts, *shape, steps]`; otherwise it is one worker's
+            `[*shape, steps]`.
         total_frames: frames of the whole run, or -1.
         zero_copy: whether batches are views of the transport's memory, valid until the next is asked for.
         storing_device: where batches go; None leaves them where they are, without a device.
@@ -28,6 +29,7 @@ class DeliverySpec:
 
     leaves: tuple[Leaf, ...]
     rows: int
+    shape: tuple[int, ...]
     steps: int
     stacked: bool
     total_frames: int
@@ -37,7 +39,7 @@ class DeliverySpec:
     def batch_size(self, num_parts: int) -> tuple[int, ...]:
         """Of a batch of so many parts."""
         parts = (num_parts,) if self.stacked else ()
-        return (*parts, *((self.rows,) if self.rows > 1 else ()), self.steps)
+        return (*parts, *self.shape, self.steps)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,10 @@ the connection to the trainer, as plain data. Must not know who started it.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import socket
+from typing import Any
 
 from collectx.batch import Layout
 from collectx.collector.custom import custom
@@ -15,6 +17,7 @@ from collectx.collector.filling import until_stopped
 from collectx.collector.relay import relay
 from collectx.collector.task import WorkerTask
 from collectx.collector.worker import serve
+from collectx.errors import RendezvousError
 from collectx.given import Given
 from collectx.transport.distributed_link import DistributedLink, Terms, join_trainer
 from collectx.transport.rendezvous import Meeting
@@ -36,8 +39,11 @@ def serve_remote(meeting: Meeting, worker: int, start_timeout_s: float, given: G
         hello["job"] = f"{os.environ['SLURM_ARRAY_JOB_ID']}_{os.environ['SLURM_ARRAY_TASK_ID']}"
     elif "SLURM_JOB_ID" in os.environ:
         hello["job"] = os.environ["SLURM_JOB_ID"]
-    told, connection, pair = join_trainer(meeting, worker, hello, start_timeout_s)
+    told, connection, pair = join_trainer(meeting, worker, hello, start_timeout_s, _see)
     task, terms = WorkerTask.from_json(told["task"], given or Given()), Terms(**told["terms"])
+    if task.visible_device not in (None, "cpu") and task.policy_device != "cpu":
+        # It is the first of those that this process sees.
+        task = dataclasses.replace(task, policy_device="cuda:0")
     layout = Layout(task.leaves, terms.rows, terms.steps)
     link = DistributedLink(worker, connection, pair, layout, terms)
     if task.custom is not None:
@@ -46,3 +52,21 @@ def serve_remote(meeting: Meeting, worker: int, start_timeout_s: float, given: G
         serve(task, link)
     else:
         until_stopped(relay(task, task.inner, link), link)
+
+
+def _see(task: dict[str, Any]) -> None:
+    """Lets this process see the GPU that its task names, and no other; before anything looks at GPUs."""
+    device = task["visible_device"]
+    if device is None:
+        return
+    name = "CUDA_VISIBLE_DEVICES"
+    there = os.environ.get(name)
+    kind, _, index = device.partition(":")
+    if kind == "cpu":
+        os.environ[name] = ""
+    elif there is None:
+        os.environ[name] = index
+    elif int(index) < len(seen := there.split(",")):
+        os.environ[name] = seen[int(index)]
+    else:
+        raise RendezvousError(f"visible_devices: this worker is to see {device}, and its host gives it {name}={there}")

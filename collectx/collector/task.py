@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -23,8 +23,13 @@ from collectx.config import (
     group_from_dict,
 )
 from collectx.given import Given, GivenCollector, Hooks
-from collectx.replay.buffer import ReplayBuffer
 from collectx.rollout.spec import PLAIN, RolloutSpec
+
+
+class Extended(Protocol):
+    """A `collectx.ReplayBuffer`, or what writes to one."""
+
+    def extend(self, batch: Any, /) -> Any: ...
 
 
 @dataclass(frozen=True)
@@ -69,6 +74,7 @@ class WorkerTask:
         replay: of a process of the trainer's machine: where it writes its batches itself.
         hooks: what is called around its batches.
         custom: the collector of the user's own that it runs, see `collectx/collector/custom.py`.
+        visible_device: of a process of its own: the only GPU that it sees, or "cpu". None: all that there are.
     """
 
     worker: int
@@ -86,9 +92,10 @@ class WorkerTask:
     rollout: RolloutSpec = PLAIN
     steps: int | None = None
     asked: Callable[[], bool] | None = None
-    replay: ReplayBuffer | None = None
+    replay: Extended | None = None
     hooks: Hooks = field(default_factory=Hooks)
     custom: GivenCollector | None = None
+    visible_device: str | None = None
 
     @property
     def index(self) -> int:

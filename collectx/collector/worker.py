@@ -74,7 +74,8 @@ class _Rollouts:
         env = with_ends(group, task.rollout)
         actor = policies.make_actor(policy, env.spec, torch.device(task.policy_device), self._exploration)
         env = with_state(env, actor.carried)
-        _check_leaves(task, (*env.spec.observation, *actor.leaves))
+        rewards = (leaf.under("next") for leaf in env.spec.rewards)
+        _check_leaves(task, (*env.spec.observation, *actor.leaves, *rewards))
         weights = FlatWeights(actor.module)
         weights.adopt()
         policies.accelerate(actor, task.policy)
@@ -172,9 +173,14 @@ def _check_leaves(task: WorkerTask, mine: tuple[Leaf, ...]) -> None:
     for leaf in mine:
         if theirs.get(leaf.key) != leaf:
             raise ShapeError(
-                f"worker {task.worker} has the leaf {leaf}, the trainer has {theirs.get(leaf.key)}: every worker's "
-                f"env and policy must give the same keys, shapes and dtypes"
+                f"worker {task.worker} writes {'.'.join(leaf.key)} as {_form(leaf)}, worker 0's env and the trainer's "
+                f"policy write it as {_form(theirs.get(leaf.key))}: every worker's env and policy must give the same "
+                "keys, shapes and dtypes"
             )
+
+
+def _form(leaf: Leaf | None) -> str:
+    return "nothing" if leaf is None else f"{list(leaf.shape)} {leaf.dtype}"
 
 
 class _RandomState:

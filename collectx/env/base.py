@@ -27,7 +27,7 @@ import gymnasium
 import numpy as np
 import torch
 
-from collectx.batch import Leaf
+from collectx.batch import REWARD, Leaf
 
 
 @dataclass(frozen=True)
@@ -44,6 +44,9 @@ class EnvSpec:
         observation_space, action_space: the single env's Gymnasium spaces.
         ragged: see the module's docstring.
         cuttable: whether `restart` may name envs whose episode did not end.
+        rewards: what a step gives, of which one float32 number, `[1]`, is usual.
+        batch_shape: in which dimensions the envs stand in a batch, where these are several; (): in one, or, of one env,
+            in none.
         draw: begins endless random actions of the group from torch's generator, one `[E, *shape]` tensor per action
             leaf; None: samples of `action_space`.
     """
@@ -55,6 +58,8 @@ class EnvSpec:
     action_space: gymnasium.Space
     ragged: bool = False
     cuttable: bool = True
+    rewards: tuple[Leaf, ...] = (REWARD,)
+    batch_shape: tuple[int, ...] = ()
     draw: Callable[[], Iterator[Sequence[torch.Tensor]]] | None = None
 
 
@@ -64,9 +69,10 @@ class StepRows:
 
     Attributes:
         observation: one array `[E, *shape]` for each leaf of `EnvSpec.observation`, in that order.
-        reward: `[E]` float32.
+        reward: `[E]` float32; where `EnvSpec.rewards` are others, the sum of them all, for returns only.
         terminated, truncated: `[E]` bool, all False before the call.
         frame: `[E]` bool, all True before the call; only a ragged env writes it.
+        rewards: one array `[E, *shape]` for each leaf of `EnvSpec.rewards`, where these are not the usual one.
     """
 
     observation: Sequence[np.ndarray]
@@ -74,6 +80,7 @@ class StepRows:
     terminated: np.ndarray
     truncated: np.ndarray
     frame: np.ndarray
+    rewards: Sequence[np.ndarray] = ()
 
 
 class Env(Protocol):

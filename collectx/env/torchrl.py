@@ -20,29 +20,42 @@ from typing import Any
 import numpy as np
 import torch
 
-from collectx.batch import Leaf
+from collectx.batch import REWARD, Leaf, is_agents_end
 from collectx.config import TorchrlEnvConfig
 from collectx.env.base import EnvSpec, StepRows
 from collectx.env.make import resolve
 from collectx.env.spaces import check
-from collectx.env.torchrl_specs import action_specs, draws, is_torchrl_env, leaves_of, observation_specs, space_of
+from collectx.env.torchrl_specs import (
+    action_specs,
+    draws,
+    is_torchrl_env,
+    leaves_of,
+    observation_specs,
+    reward_leaves,
+    space_of,
+)
 from collectx.errors import ConfigError, ShapeError, SpaceError
+
+# Of transforms that do nothing themselves.
+_IDLE_HOOKS = ("Transform._post_step_mdp_hooks", "Compose._post_step_mdp_hooks")
 
 
 class TorchrlEnv:
-    """A group of TorchRL's envs: unbatched ones, or one of batch size `[N]`.
+    """A group of TorchRL's envs: unbatched ones, or one of batch size `[N]`, or of several dimensions.
 
     Every leaf of the observation and state specs is one of the batch, at the root and below `next`, under its own key:
     one that the env writes at the root alone is repeated below `next`, one that it writes below `next` alone is zero at
-    the root of an episode's first frame. An env is seeded by `set_seed`, a batched one with `seeds[0]`, which it
-    spreads.
+    the root of an episode's first frame. So are the ends of several agents; an episode ends with the env's own. Rewards
+    are below `next`, of whatever keys and shapes. An env is seeded by `set_seed`, a batched one with `seeds[0]`, which
+    it spreads.
 
     Args:
-        envs: unbatched envs with the same specs, or one batched env.
+        envs: unbatched envs with the same specs, or one batched env; of several dimensions, they stand in them in a
+            batch too, but one after the other for policy and actions.
         owned: whether they are closed with the group.
 
     Raises:
-        ConfigError: an env that resets by itself, or a batch size of several dimensions.
+        ConfigError: an env that resets by itself, or changes frames after their step.
         SpaceError: specs that a batch does not have.
     """
 
@@ -53,27 +66,29 @@ class TorchrlEnv:
             first = self._envs[0]
             for env in self._envs:
                 _check(env, alone=len(self._envs) == 1)
-            num_envs = first.batch_size[0] if first.batch_size else len(self._envs)
+            num_envs = first.batch_size.numel() if first.batch_size else len(self._envs)
             observed, acted = observation_specs(first), action_specs(first)
-            leaves, action = leaves_of(observed, first), leaves_of(acted, first)
-            for env in self._envs[1:]:
-                if (leaves_of(observation_specs(env), env), leaves_of(action_specs(env), env)) != (leaves, action):
-                    raise SpaceError("the envs of a group must have the same specs, and these have not")
+            leaves, action, rewards = _leaves(first)
+            if any(_leaves(env) != (leaves, action, rewards) for env in self._envs[1:]):
+                raise SpaceError("the envs of a group must have the same specs, and these have not")
         except BaseException:
             self.close()
             raise
         dims = len(first.batch_size)
-        seen = [leaf for leaf in leaves if leaf.key[0] == "observation"] or leaves
+        seen = [leaf for leaf in leaves if leaf.key[0] == "observation"]
+        seen = seen or [leaf for leaf in leaves if not is_agents_end(leaf)]
         self.spec = EnvSpec(
             num_envs,
             leaves,
             action,
             space_of(observed, seen, dims),
             space_of(acted, action, dims),
+            rewards=rewards,
+            batch_shape=tuple(first.batch_size) if dims > 1 else (),
             draw=lambda: draws(envs, action),
         )
         rows = [slice(0, num_envs)] if dims else [slice(e, e + 1) for e in range(num_envs)]
-        self._parts = [_Part(env, leaves, action, own) for env, own in zip(self._envs, rows, strict=True)]
+        self._parts = [_Part(env, self.spec, own) for env, own in zip(self._envs, rows, strict=True)]
 
     @property
     def users_envs(self) -> list[Any]:
@@ -105,16 +120,21 @@ class TorchrlEnv:
 class _Part:
     """One EnvBase, and where its rows lie in the group's arrays."""
 
-    def __init__(self, env: Any, leaves: Sequence[Leaf], action: Sequence[Leaf], rows: slice):
+    def __init__(self, env: Any, spec: EnvSpec, rows: slice):
         self.rows = rows
         self._env = env
-        # `step` is not meant to be overridden; where it is, it does more.
-        own = type(env).step.__module__.startswith("torchrl.")
-        self._step: Callable[[Any], Any] = env._step if own else lambda data: env.step(data).get("next")
+        # `step` is not meant to be overridden; where it is, it does more. It fills in the ends that agents leave out.
+        plain = type(env).step.__module__.startswith("torchrl.") and not any(map(is_agents_end, spec.observation))
+        self._step: Callable[[Any], Any] = env._step if plain else lambda data: env.step(data).get("next")
         self._at = (rows if env.batch_size else rows.start, ...)
-        self._leaves = leaves
-        self._keys = [leaf.key if len(leaf.key) > 1 else leaf.key[0] for leaf in leaves]
-        self._actions = [leaf.key if len(leaf.key) > 1 else leaf.key[0] for leaf in action]
+        self._leaves = spec.observation
+        self._keys = [_plain(leaf.key) for leaf in spec.observation]
+        self._actions = [_plain(leaf.key) for leaf in spec.action]
+        self._rewards = [_plain(leaf.key) for leaf in spec.rewards]
+        self._write_reward = self._write_one if spec.rewards == (REWARD,) else self._write_all
+        # Envs in several dimensions are one after the other here.
+        self._size = tuple(env.batch_size) if len(env.batch_size) > 1 else None
+        self._numpy = _numpy if self._size is None else self._flat
         self._device = None if env.device is None or env.device.type == "cpu" else env.device
         # `maybe_reset` resets those that are done, at twice the cost; transforms may look at what they are told there.
         self._resets_whole = not env.batch_size and all(cls.__name__ != "TransformedEnv" for cls in type(env).__mro__)
@@ -132,23 +152,37 @@ class _Part:
 
     def step(self, action: Sequence[np.ndarray], out: StepRows) -> bool:
         """Writes its rows of `out`; whether any env ended."""
-        data, at, rows = self._data, self._at, self.rows
+        data, at = self._data, self._at
         for key, array in zip(self._actions, action, strict=True):
             # A copy, as the env may keep it while the array is the caller's and will be written again.
             value = torch.from_numpy(array[at].copy())
+            if self._size is not None:
+                value = value.reshape(*self._size, *value.shape[1:])
             data.set(key, value if self._device is None else value.to(self._device))
         after = self._step(data)
         if self._kept is None:
             self._kept = self._look(after, out)
         # What comes next is not to be seen in what the env has returned.
-        following = after.exclude("reward")
+        following = after.exclude(*self._rewards)
         for key in self._kept:
             following.set(key, data.get(key))
         self._data = following
         for key, array in zip(self._keys, out.observation, strict=True):
-            array[at] = _numpy(following.get(key))
-        out.reward[rows] = _numpy(after.get("reward")).reshape(-1)
+            array[at] = self._numpy(following.get(key))
+        self._write_reward(after, out)
         return self._write_ends(after, out)
+
+    def _write_one(self, after: Any, out: StepRows) -> None:
+        out.reward[self.rows] = _numpy(after.get("reward")).reshape(-1)
+
+    def _write_all(self, after: Any, out: StepRows) -> None:
+        num_envs = self.rows.stop - self.rows.start
+        total = np.zeros(num_envs)
+        for key, array in zip(self._rewards, out.rewards, strict=True):
+            value = self._numpy(after.get(key))
+            array[self._at] = value
+            total += value.reshape(num_envs, -1).sum(1)
+        out.reward[self.rows] = total
 
     def restart(self, ended: np.ndarray, out: Sequence[np.ndarray]) -> None:
         """Resets the envs with `ended`, and writes their rows."""
@@ -203,13 +237,18 @@ class _Part:
 
     def _checked(self, leaf: Leaf, value: torch.Tensor, array: np.ndarray) -> np.ndarray:
         """The value of one env or of several."""
-        rows = _numpy(value)
+        rows = self._numpy(value)
         expected = array[self._at].shape
         if rows.shape != expected:
-            check(leaf, rows.reshape(-1, *rows.shape[len(self._env.batch_size) :])[0], array.dtype)
+            check(leaf, rows.reshape(-1, *rows.shape[min(1, len(self._env.batch_size)) :])[0], array.dtype)
             raise ShapeError(f"{'.'.join(leaf.key)}: expected shape {expected}, got {rows.shape}")
         check(leaf, rows if not self._env.batch_size else rows[0], array.dtype)
         return rows
+
+    def _flat(self, value: torch.Tensor) -> np.ndarray:
+        """Of envs in several dimensions."""
+        assert self._size is not None
+        return _numpy(value).reshape(-1, *value.shape[len(self._size) :])
 
 
 def make_torchrl(cfg: TorchrlEnvConfig) -> TorchrlEnv:
@@ -225,11 +264,11 @@ def make_torchrl(cfg: TorchrlEnvConfig) -> TorchrlEnv:
         raise ConfigError([f"env.target={cfg.target}: returned {type(made).__name__}, expected an EnvBase of TorchRL."])
     if made.batch_size:
         envs = split(made)
-        if made.batch_size[0] != cfg.num_envs:
+        if made.batch_size.numel() != cfg.num_envs:
             raise ConfigError(
                 [
                     f"env.num_envs={cfg.num_envs}, but env.target={cfg.target} makes an env of batch size "
-                    f"{list(made.batch_size)}: use env.num_envs={made.batch_size[0]}."
+                    f"{list(made.batch_size)}: use env.num_envs={made.batch_size.numel()}."
                 ]
             )
         return TorchrlEnv(envs)
@@ -254,10 +293,32 @@ def _check(env: Any, alone: bool) -> None:
         raise ConfigError(
             [f"{name} resets its envs by itself, within a step: use the env below it with env=gym_vector or envpool."]
         )
-    if len(env.batch_size) > 1 or (env.batch_size and not alone):
+    if env.batch_size and not alone:
+        raise ConfigError([f"{name} has the batch size {list(env.batch_size)}: it is a group by itself."])
+    if changing := _changes_steps(env):
         raise ConfigError(
-            [f"{name} has the batch size {list(env.batch_size)}: it must be [] or [N], and [N] is a group by itself."]
+            [
+                f"{changing} has _post_step_mdp_hooks, by which a frame's keys below next are not those at its root: "
+                "leave it out, and change what was collected, as with postproc or a replay buffer's transforms."
+            ]
         )
+
+
+def _changes_steps(env: Any) -> str | None:
+    """Which of an env and its transforms changes frames after their step, by hooks that only a rollout of TorchRL's own
+    calls."""
+    names = [cls.__name__ for cls in type(env).__mro__]
+    if "TransformedEnv" not in names:
+        return None if getattr(env, "_post_step_mdp_hooks", None) is None else names[0]
+    for transform in getattr(env.transform, "transforms", [env.transform]):
+        if type(transform)._post_step_mdp_hooks.__qualname__ not in _IDLE_HOOKS:
+            return type(transform).__name__
+    return _changes_steps(env.base_env)
+
+
+def _leaves(env: Any) -> tuple[tuple[Leaf, ...], tuple[Leaf, ...], tuple[Leaf, ...]]:
+    """What it observes, takes and gives."""
+    return leaves_of(observation_specs(env), env), leaves_of(action_specs(env), env), reward_leaves(env)
 
 
 def _plain(key: Any) -> Any:

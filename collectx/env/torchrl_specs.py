@@ -17,8 +17,6 @@ from collectx.batch import DONE_KEYS, Key, Leaf
 from collectx.env.spaces import numpy_dtype
 from collectx.errors import SpaceError
 
-REWARD: Key = ("reward",)
-
 # Steps drawn at once, unless actions are large.
 _BLOCK_STEPS = 256
 _BLOCK_ELEMENTS = 65536
@@ -33,11 +31,23 @@ def observation_specs(env: Any) -> dict[Key, Any]:
     """The specs of the leaves that `env` observes, in its order, then of those of its state that are not observed.
 
     Raises:
-        SpaceError: the env has rewards or ends of other keys, shapes or dtypes than a batch.
+        SpaceError: the env as a whole has no end, or one of another shape than a batch.
     """
-    _check_reward_and_ends(env)
     observed = _by_key(env.full_observation_spec)
-    return observed | {key: spec for key, spec in _by_key(env.full_state_spec).items() if key not in observed}
+    observed |= {key: spec for key, spec in _by_key(env.full_state_spec).items() if key not in observed}
+    return observed | _agents_ends(env)
+
+
+def reward_leaves(env: Any) -> tuple[Leaf, ...]:
+    """What a step of one env gives.
+
+    Raises:
+        SpaceError: nothing.
+    """
+    rewards = leaves_of(_by_key(env.full_reward_spec), env)
+    if not rewards:
+        raise SpaceError(f"{type(env).__name__} gives no reward: add one with a transform")
+    return rewards
 
 
 def action_specs(env: Any) -> dict[Key, Any]:
@@ -104,22 +114,19 @@ def _is_storable(leaf: Leaf) -> bool:
     return min(leaf.shape, default=0) >= 0
 
 
-def _check_reward_and_ends(env: Any) -> None:
-    """A batch has one reward, float32 of shape [1], and one end."""
-    rewards = leaves_of(_by_key(env.full_reward_spec), env)
-    if [leaf.key for leaf in rewards] != [REWARD] or rewards[0].shape != (1,) or rewards[0].dtype != torch.float32:
-        told = ", ".join(f"{'.'.join(leaf.key)} {list(leaf.shape)} {leaf.dtype}" for leaf in rewards)
-        raise SpaceError(
-            f"{type(env).__name__} gives the rewards {told}: a batch has one, reward [1] torch.float32: "
-            "reduce them with a transform, for example TorchRL's LineariseRewards or DoubleToFloat"
-        )
-    ends = leaves_of(_by_key(env.full_done_spec), env)
-    if not {leaf.key for leaf in ends} <= set(DONE_KEYS) or any(leaf.shape != (1,) for leaf in ends):
+def _agents_ends(env: Any) -> dict[Key, Any]:
+    """The specs of the ends of several agents, which are observed: only the env's own end is an episode's."""
+    specs = _by_key(env.full_done_spec)
+    ends = leaves_of(specs, env)
+    own = [leaf for leaf in ends if leaf.key in DONE_KEYS]
+    if not {leaf.key for leaf in own} & {("done",), ("terminated",)} or any(leaf.shape != (1,) for leaf in own):
         told = ", ".join(f"{'.'.join(leaf.key)} {list(leaf.shape)}" for leaf in ends)
         raise SpaceError(
-            f"{type(env).__name__} gives the ends {told}: a batch has done, terminated and truncated, each [1]: "
-            "envs of several agents that end apart from each other are not supported"
+            f"{type(env).__name__} gives the ends {told}: an episode ends by done, terminated and truncated at the "
+            "root, each [1]: add a done of the whole env, by its done_spec or a transform, where agents end apart from "
+            "each other"
         )
+    return {key: spec for key, spec in specs.items() if key not in DONE_KEYS}
 
 
 def _space(spec: Any, leaf: Leaf, num_batch_dims: int) -> Space:

@@ -19,11 +19,11 @@ class Place:
         start: `start(worker, life)` sees to it that a worker of that index comes, life 0 being the first; returns its
             handle (`collectx.transport.switchboard.Handle`), or None where nobody can say what becomes of it.
         describe: names a worker in messages.
-        join_timeout: the knob that limits how long a worker may take to come, and its value in seconds; None where
-            `collector.start_timeout_s` covers that too.
+        join_timeout: `join_timeout(worker)` is the knob that limits how long a worker may take to come, and its value
+            in seconds; None where `collector.start_timeout_s` covers that too.
     """
 
     announce: Callable[[Any], None]
     start: Callable[[int, int], Any]
     describe: Callable[[int], str]
-    join_timeout: tuple[str, float] | None = None
+    join_timeout: Callable[[int], tuple[str, float]] | None = None

@@ -32,16 +32,19 @@ class Background:
         return self._thread.is_alive()
 
     @contextmanager
-    def hold(self) -> Iterator[None]:
+    def hold(self, timeout_s: float | None = None) -> Iterator[None]:
         """No step is taken inside the block. Waits for the one that is under way.
 
         Raises:
+            TimeoutError: by entering: that is not over within `timeout_s`.
             Exception: what has ended the thread, once.
         """
         with self._changed:
             self._holders += 1
-            self._changed.wait_for(lambda: not self._is_stepping)
         try:
+            with self._changed:
+                if not self._changed.wait_for(lambda: not self._is_stepping, timeout_s):
+                    raise TimeoutError(f"the batch under way was not complete within timeout={timeout_s:g} s")
             self.check()
             yield
         finally:

@@ -8,8 +8,9 @@ Called in the trainer's process. Keyword arguments do not travel further than `c
 from __future__ import annotations
 
 import contextlib
+import numbers
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
@@ -21,8 +22,10 @@ from collectx import env as envs
 from collectx import policy as policies
 from collectx.collector.build import build
 from collectx.collector.task import env_seed
+from collectx.collector.trajectories import Assembler
 from collectx.config import REMOTE, backend_of, is_stacked
 from collectx.given import Given, Hooks
+from collectx.library.assembly import Assembly
 from collectx.library.background import Background
 from collectx.library.early import Early
 from collectx.library.inspection import Inspected
@@ -39,9 +42,8 @@ from collectx.library.keywords import (
     Work,
     Workers,
 )
-from collectx.library.trajectories import Assembler, Assembly
 from collectx.library.updates import Given as GivenWeights
-from collectx.library.updates import given_weights, load_weights, updated_weights
+from collectx.library.updates import check_alike, given_weights, load_weights, updated_weights
 from collectx.transport.base import RESET, reset_with
 
 # Of an order, what is made from keywords.
@@ -84,29 +86,21 @@ class DataCollector(Inspected):
 
         self._order = order = Order(kind=kind, sync=sync, **{name: take(spec) for name, spec in _SPECS.items()})
         taken.end()
-        order.check()
+        order.check(taken.problems)
         self._cfg, own = order.config()
-        given = [Given.of(each["env"], self._cfg.policy, custom=each.get("custom")) for each in own]
+        given = [Given.of(each["env"], each.get("policy", self._cfg.policy), custom=each.get("custom")) for each in own]
         if kind in REMOTE:
             launch_by(self._cfg, order.remote)
         self._own = own
         spec = envs.read_spec(own[0]["env"])
-        self._frames_per_batch = order.fit(self._cfg, own, spec.num_envs)
+        self._num_envs, self._is_cuttable = spec.num_envs, spec.cuttable
+        self._frames_per_batch = order.fit(self._cfg, own, spec)
         self._most_steps = [each.get("steps") for each in own]
         self.policy: Any = policies.build(self._cfg.policy, spec, self._cfg.seed)
         self._closing = contextlib.ExitStack()
         with contextlib.ExitStack() as stack:
             place, events = come_up(stack, self._cfg, given, order.remote)
-            self._collector = build(
-                self._cfg,
-                self.policy,
-                spec,
-                events,
-                place=place,
-                own=own,
-                compact_obs=order.handing.compact_obs,
-                threshold=order.early.threshold,
-            )
+            self._collector = build(self._cfg, self.policy, spec, events, place=place, own=own)
             stack.callback(self._collector.close)
             self._closing = stack.pop_all()
         if order.workers.num_threads is not None:
@@ -114,7 +108,9 @@ class DataCollector(Inspected):
         self._hooks = order.hooks
         self._num_delivered = 0
         self._same: TensorDictBase | None = None
-        self._assembler = Assembler(order.assembly, self._cfg.collector.reset_at_each_iter)
+        self._assembler = Assembler(
+            order.assembly.trajs_per_batch or 1, self.traj_format, self._cfg.collector.reset_at_each_iter
+        )
         self._background: Background | None = None
         self._weights_lock = threading.Lock()
 
@@ -122,7 +118,7 @@ class DataCollector(Inspected):
         return self
 
     def __next__(self) -> TensorDictBase | None:
-        if self.is_running:
+        if self.is_running():
             raise RuntimeError("this collector collects in the background, since start(): take from its replay buffer")
         return self._take()
 
@@ -157,7 +153,7 @@ class DataCollector(Inspected):
             self._assembler.add(self._hand(next(self._collector), self._collector.steps))
             self._num_delivered += 1
             if buffer is not None:
-                for frames in self._assembler.writes():
+                for frames in self._assembler.writes(self.trajs_per_write or 1):
                     buffer.extend(frames)
                 return None
 
@@ -197,27 +193,34 @@ class DataCollector(Inspected):
             raise RuntimeError("start() was called before")
         self._background = Background(self._take_another)
 
-    @property
     def is_running(self) -> bool:
         """Whether it collects in the background."""
         return self._background is not None and self._background.is_running
 
     @contextlib.contextmanager
-    def pause(self) -> Iterator[None]:
+    def pause(self, timeout: float | None = None, *, resume: bool = True) -> Iterator[None]:
         """`with collector.pause():` adds nothing to the replay buffer inside the block. Workers that write there
         themselves rest; others fill the slots that they have. Blocks until the batches under way are there.
 
+        Args:
+            timeout: seconds that the batch under way may take; None: as long as workers may.
+            resume: must be True: `shutdown` ends it for good.
+
         Raises:
+            ValueError: `resume=False`.
+            TimeoutError: by entering the block: see `timeout`.
             Exception: by entering the block: what has ended the collecting since `start()`, once.
         """
-        with self._alone():
+        if not resume:
+            raise ValueError("resume=False: a pause is over with its block, as nothing else would end it: use shutdown")
+        with self._alone(timeout):
             if self._order.workers_write:
                 self._collector.settle()
             yield
 
-    def _alone(self) -> contextlib.AbstractContextManager[None]:
+    def _alone(self, timeout_s: float | None = None) -> contextlib.AbstractContextManager[None]:
         """Keeps the thread of `start()` from the collector, after the batch under way."""
-        return contextlib.nullcontext() if self._background is None else self._background.hold()
+        return contextlib.nullcontext() if self._background is None else self._background.hold(timeout_s)
 
     @contextlib.contextmanager
     def _publishing(self) -> Iterator[None]:
@@ -230,7 +233,18 @@ class DataCollector(Inspected):
             with self._weights_lock:
                 yield
 
-    def update_policy_weights_(self, policy_or_weights: GivenWeights = None, **named: Any) -> None:
+    def update_policy_weights_(
+        self,
+        policy_or_weights: GivenWeights = None,
+        *,
+        weights: GivenWeights = None,
+        policy_weights: GivenWeights = None,
+        policy: nn.Module | None = None,
+        weights_dict: Mapping[str, Any] | None = None,
+        model_id: str | None = None,
+        worker_ids: Any = None,
+        wait: bool = True,
+    ) -> None:
         """Lets the workers act with newer weights from their next batch on. Copies before it returns, does not wait,
         except, after `start()` and where weights do not lie in shared memory, for the batch under way.
 
@@ -238,14 +252,17 @@ class DataCollector(Inspected):
             policy_or_weights: a module built as the policy, or its weights by name (a state dict, or a TensorDict of
                 parameters), which are copied into this collector's policy; None takes that policy as it is, or what
                 `weight_updater` gives.
-            named: the same as `weights`, `policy_weights`, `policy` or `weights_dict={"policy": ...}`. `model_id` must
-                be "policy".
+            weights, policy_weights, policy, weights_dict: the same, the last as `{"policy": ...}`.
+            model_id: must be "policy" or None.
+            worker_ids: must be None: all workers take the same weights.
+            wait: is not looked at.
 
         Raises:
             KeyError: the weights lack one of the policy's.
-            TypeError, ValueError: the weights are given twice, are another model's, or only some workers'.
+            TypeError, ValueError: the weights are given twice, are none, are another model's, or only some workers', or
+                have other shapes.
         """
-        given = given_weights(policy_or_weights, named)
+        given = given_weights((policy_or_weights, weights, policy_weights, policy), weights_dict, model_id, worker_ids)
         with self._publishing():
             self._publish(given)
 
@@ -258,6 +275,8 @@ class DataCollector(Inspected):
             return
         given = updated_weights(weights.weight_updater, given)
         if isinstance(given, nn.Module):
+            if isinstance(self.policy, nn.Module):
+                check_alike(self.policy, given)
             self._collector.publish(given)
             return
         if given is not None:
@@ -286,12 +305,32 @@ class DataCollector(Inspected):
         """`shutdown`, after `start()`."""
         self.shutdown(timeout, close_env)
 
-    def reset(self) -> None:
+    def reset(self, reset_idx: Sequence[bool] | None = None) -> None:
         """New trajectories in all envs, from the next batch that a worker begins: in an async collector up to
-        `num_slots` batches of each worker come before."""
+        `num_slots` batches of each worker come before.
+
+        Args:
+            reset_idx: for each worker, whether its envs are meant; None: all are.
+
+        Raises:
+            ValueError: there are not as many as workers, or only some are meant where batches are of whole
+                trajectories.
+        """
+        if reset_idx is None:
+            with self._alone():
+                self._collector.order(RESET)
+                self._assembler.forget()
+            return
+        self._check_some("reset_idx", reset_idx, self.num_workers, "workers")
         with self._alone():
-            self._collector.order(RESET)
-            self._assembler.forget()
+            self._collector.order(RESET, [worker for worker, is_meant in enumerate(reset_idx) if is_meant])
+
+    def _check_some(self, name: str, chosen: Sequence[bool], count: int, what: str) -> None:
+        """Whether `chosen` says which of `count` are to be reset."""
+        if len(chosen) != count:
+            raise ValueError(f"{name}={list(chosen)}: one entry for each of {count} {what}, or None for all")
+        if self.trajs_per_batch is not None:
+            raise ValueError(f"{name}={list(chosen)} with trajs_per_batch={self.trajs_per_batch}: reset all, or none")
 
     def set_seed(self, seed: int, static_seed: bool = False) -> int:
         """Seeds envs and random actions, as if the collector had been made with `seed`, and begins new trajectories, as
@@ -304,8 +343,8 @@ class DataCollector(Inspected):
         Returns:
             A seed to go on with: the same where `static_seed`, otherwise another.
         """
-        if not 0 <= seed < 2**61:
-            raise ValueError(f"seed={seed}: must be at least 0 and below 2**61")
+        if not isinstance(seed, numbers.Integral) or not 0 <= seed < 2**61:
+            raise ValueError(f"seed={seed!r}: must be at least 0 and below 2**61, and whole")
         with self._alone():
             self._collector.order(reset_with(seed, static_seed))
             self._assembler.forget()
@@ -319,21 +358,6 @@ class DataCollector(Inspected):
         """Publishes the policy's weights as they are, as a newer version; returns it."""
         self.update_policy_weights_()
         return self.policy_version
-
-    @property
-    def frames_per_batch(self) -> int:
-        """Frames of one batch, rounded up."""
-        return self._frames_per_batch
-
-    @property
-    def requested_frames_per_batch(self) -> int:
-        """As the constructor was told."""
-        return self._order.frames.in_all
-
-    @property
-    def total_frames(self) -> int:
-        """When it ends; -1: never."""
-        return self._cfg.collector.total_frames
 
     def __enter__(self) -> Self:
         return self

@@ -5,8 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
+
+from collectx.collector.actors import leave_ray
 from collectx.config import RayLauncherConfig
 from collectx.given import Hooks
+from collectx.library.assembly import Assembly
 from collectx.library.base import DataCollector
 from collectx.library.early import Interrupted, Preempted
 from collectx.library.keywords import (
@@ -24,7 +28,6 @@ from collectx.library.keywords import (
     described,
     own_of,
 )
-from collectx.library.trajectories import Assembly
 
 
 @described(Work, Frames, Devices, Handing, Weights, Hooks, Assembly, Interrupted)
@@ -34,6 +37,32 @@ class Collector(DataCollector):
 
     def __init__(self, create_env_fn: CreateEnv, policy: Any = None, **keywords: Any):
         super().__init__("single", create_env_fn, policy, keywords)
+
+    def reset(self, index: Any = None, **keywords: Any) -> None:  # type: ignore[override]
+        """New trajectories from the next batch on.
+
+        Args:
+            index: which of the env's own: a mask, indices or a slice; None: all.
+            keywords: none: resets take no other arguments than seeds.
+
+        Raises:
+            ValueError: keywords are given, the envs reset themselves, or only some are meant where batches are of whole
+                trajectories.
+            IndexError: there is no such env.
+        """
+        if keywords:
+            raise ValueError(
+                f"{', '.join(keywords)}: resets take no such arguments; set them on the env, or in its maker"
+            )
+        if index is None:
+            super().reset()
+            return
+        chosen = torch.zeros(self._num_envs, dtype=torch.bool)
+        chosen[index] = True
+        self._check_some("index", chosen.tolist(), self._num_envs, "envs")
+        if not self._is_cuttable:
+            raise ValueError(f"index={index!r}: this vector env resets its envs by itself, and none before its end")
+        self._ask("restart", chosen.tolist())
 
 
 @described(Work, Frames, Devices, Handing, Workers, Weights, Hooks, Assembly, Preempted)
@@ -115,14 +144,22 @@ class RayCollector(DataCollector):
             num_envs, policy: are not looked at: what `create_env_fn` makes, and the policy that the others have.
             collector_kwargs, remote_configs: as the constructor's, for each of the new ones; None: `remote_configs` of
                 the first worker.
+
+        Raises:
+            LauncherError: the cluster has no room for them, even if nobody else uses it.
         """
+        from collectx.transport.ray_cluster import check_room
+
         launcher = self._cfg.launcher
         assert isinstance(launcher, RayLauncherConfig)
         creates = [create_env_fn] if callable(create_env_fn) else list(create_env_fn)
+        asked = dict(remote_configs or launcher.remote_configs[0])
+        if not launcher.autoscaling:
+            check_room("remote_configs", [asked] * len(creates))
         with self.pause():
             for create in creates:
                 self._own.append(own_of(self._order, create, collector_kwargs))
-                launcher.remote_configs.append(dict(remote_configs or launcher.remote_configs[0]))
+                launcher.remote_configs.append(dict(asked))
                 self._collector.add()
 
     @property
@@ -133,6 +170,26 @@ class RayCollector(DataCollector):
     def local_policy(self) -> Any:
         """This process's policy."""
         return self.policy
+
+    def shutdown(
+        self,
+        timeout: float | None = None,
+        close_env: bool = True,
+        raise_on_error: bool = True,
+        shutdown_ray: bool = False,
+    ) -> None:
+        """As any collector's.
+
+        Args:
+            shutdown_ray: whether this process leaves Ray too, which ends a cluster that it has begun.
+        """
+        super().shutdown(timeout, close_env, raise_on_error)
+        if shutdown_ray:
+            leave_ray()
+
+    def async_shutdown(self, timeout: float | None = None, close_env: bool = True, shutdown_ray: bool = False) -> None:
+        """`shutdown`, after `start()`."""
+        self.shutdown(timeout, close_env, shutdown_ray=shutdown_ray)
 
     def stop_remote_collectors(self) -> None:
         """`shutdown`."""

@@ -1,18 +1,13 @@
-"""Batches that end before they have all their frames: the keywords for them, and what is done about the empty places.
+"""Batches that end before they have all their frames: the keywords for them.
 
 Called in the trainer's process, by `collectx.library.keywords`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
-
-import torch
-from tensordict import TensorDict
-
-from collectx.batch import TRAJ_IDS
 
 
 @dataclass(frozen=True)
@@ -105,14 +100,3 @@ class Preempted(Early):
             for name, is_wanted in wanted.items()
             if is_wanted and not handing.is_concatenated
         ]
-
-
-def mask(batch: TensorDict, steps: Sequence[int]) -> None:
-    """What was not filled is zero, and of trajectory -1."""
-    true = torch.zeros(batch.shape, dtype=torch.bool, device=batch.device)
-    for part, filled, row in zip(batch.unbind(0), steps, true.unbind(0), strict=True):
-        row[..., :filled] = True
-        rest = part[..., filled:]
-        rest.zero_()
-        rest[TRAJ_IDS].fill_(-1)
-    batch["collector", "mask"] = true

@@ -16,20 +16,20 @@ from torch import nn
 
 from collectx.collector.collector import Collector
 from collectx.collector.task import env_seed
-from collectx.config import RunConfig
 from collectx.given import Hooks
+from collectx.library.attributes import Attributes
+from collectx.library.profiling import ProfileConfig
 from collectx.transport.base import reset_with
 
 
-class Inspected:
+class Inspected(Attributes):
     """What is asked of the workers is answered between two of their batches: of an async one, after those that it has
     under way. Workers on other hosts (over torch.distributed) cannot be asked: `NotImplementedError`."""
 
     policy: Any
-    _order: Any
-    _cfg: RunConfig
     _collector: Collector
     _hooks: Hooks
+    _profiled: ProfileConfig | None = None
     _alone: Callable[[], AbstractContextManager[None]]
     _hand: Callable[[Any], Any]
     update_policy_weights_: Callable[..., None]
@@ -108,12 +108,13 @@ class Inspected:
         calls = zip(positional or [()] * count, named or [{}] * count, strict=True)
         return [getattr(self, method_name)(*args, **kwargs) for args, kwargs in calls]
 
-    def stats(self, workers: str = "aggregate") -> dict[str, int | float | bool]:
+    def stats(self, workers: str = "aggregate", *, timeout: float | None = None) -> dict[str, int | float | bool]:
         """Counters, without asking anybody: `frames`, `batches`, `completed`, `requested_frames_per_batch`,
         `policy_version`, `workers`, `workers_alive`, and `total_frames` where there is an end.
 
         Args:
             workers: "aggregate"; "per_worker" for `worker_<index>/frames` alone; "both".
+            timeout: is not looked at: nobody is waited for.
 
         Raises:
             ValueError: another word.
@@ -202,25 +203,35 @@ class Inspected:
         Raises:
             ValueError: not one batch is left to be watched, or there is no such worker or activity.
         """
-        if not 0 <= warmup_rollouts < num_rollouts:
-            raise ValueError(
-                f"num_rollouts={num_rollouts}, warmup_rollouts={warmup_rollouts}: at least one batch must be watched"
-            )
         chosen = [min(self._collector.workers)] if workers is None else list(workers)
-        if unknown := sorted(set(chosen) - set(self._collector.workers)):
-            raise ValueError(f"workers={chosen}: there is no {unknown[0]}")
-        activities = ("cpu", "cuda") if activities is None else tuple(activities)
-        if unknown_names := sorted(set(activities) - {"cpu", "cuda"}):
-            raise ValueError(f"activities={list(activities)}: there is no {unknown_names[0]!r}; use 'cpu' or 'cuda'")
-        path = str(Path(save_path or "collector_profile_{worker_idx}.json").absolute())
-        options = {
-            "record_shapes": record_shapes,
-            "profile_memory": profile_memory,
-            "with_stack": with_stack,
-            "with_flops": with_flops,
-        }
-        arguments = (num_rollouts, warmup_rollouts, path, activities, options, on_trace_ready)
-        self._ask("profile", own=dict.fromkeys(chosen, arguments))
+        config = ProfileConfig(
+            chosen,
+            num_rollouts,
+            warmup_rollouts,
+            str(Path(save_path or "collector_profile_{worker_idx}.json").absolute()),
+            ["cpu", "cuda"] if activities is None else list(activities),
+            record_shapes,
+            profile_memory,
+            with_stack,
+            with_flops,
+            on_trace_ready,
+        )
+        if problems := config.problems(self._collector.workers):
+            raise ValueError(" ".join(problems))
+        self._ask("profile", own=dict.fromkeys(chosen, config.arguments))
+        self._profiled = config
+
+    @property
+    def profile_config(self) -> ProfileConfig | None:
+        """What `enable_profile` was told; None before it, and after `disable_profile`."""
+        return self._profiled
+
+    def disable_profile(self) -> None:
+        """Ends what `enable_profile` has begun: what was watched until now is written, if more than the warming up was.
+        Does nothing where nothing is watched."""
+        profiled, self._profiled = self._profiled, None
+        if profiled is not None:
+            self._ask("end_profile", own=dict.fromkeys(profiled.workers, ()))
 
     def state_dict(self) -> dict[str, Any]:
         """What `load_state_dict` takes, copied: the policy's weights, counts of frames and batches, and, of each worker
@@ -242,7 +253,12 @@ class Inspected:
         Gymnasium envs that all have `state_dict` and `load_state_dict` go on in the midst of their episodes. All others
         (TorchRL's too, whose `state_dict` is that of their transforms) begin new episodes, with seeds that were not
         used before, so that nothing is repeated. Async workers first fill the slots that they were granted before.
+
+        Raises:
+            KeyError: the state is not of a collector.
         """
+        if missing := sorted({"policy_state_dict", "frames"} - set(state_dict)):
+            raise KeyError(f"the state lacks {', '.join(missing)}: give what state_dict() returned")
         if isinstance(self.policy, nn.Module):
             self.policy.load_state_dict(state_dict["policy_state_dict"], strict=strict)
             self.update_policy_weights_()

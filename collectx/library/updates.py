@@ -4,7 +4,7 @@ gives. Called in the trainer's process.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import torch
@@ -13,31 +13,28 @@ from torch import nn
 
 Given: TypeAlias = nn.Module | TensorDictBase | Mapping[str, Any] | None
 
-# `policy_weights` is the earlier name of the first.
-_NAMES = ("weights", "policy_weights", "policy", "weights_dict", "model_id", "worker_ids")
 
-
-def given_weights(positional: Given, named: Mapping[str, Any]) -> Given:
-    """The one that was given, of the positional argument, `weights`, `policy_weights`, `policy` and `weights_dict`.
+def given_weights(
+    all_given: Sequence[Given], models: Mapping[str, Any] | None, model: str | None, worker_ids: Any
+) -> Given:
+    """The one that was given, of `all_given` and what `models` has for the policy.
 
     Raises:
-        TypeError: several are given, or another keyword.
+        TypeError: several are given.
         ValueError: weights of another model than "policy", or for some of the workers.
     """
-    if unknown := sorted(set(named) - set(_NAMES)):
-        raise TypeError(f"update_policy_weights_() got {', '.join(unknown)}: it takes {', '.join(_NAMES)}")
-    model, models = named.get("model_id"), named.get("weights_dict")
     if unknown := sorted({"policy" if model is None else model, *(models or ())} - {"policy"}):
         raise ValueError(f"weights of {', '.join(unknown)}: the only model here is 'policy'")
     # TensorDicts count as mappings, but are iterated over by rows.
-    if isinstance(positional, dict) and any(isinstance(key, int) for key in positional):
+    if any(isinstance(each, dict) and any(isinstance(key, int) for key in each) for each in all_given):
         raise ValueError("weights by worker: all workers act with the same weights; give one set")
-    if named.get("worker_ids") is not None:
-        raise ValueError(f"worker_ids={named['worker_ids']!r}: all workers take the same weights; leave it out")
-    all_given = (positional, *(named.get(name) for name in _NAMES[:3]), (models or {}).get("policy"))
-    given = [one for one in all_given if one is not None]
+    if worker_ids is not None:
+        raise ValueError(f"worker_ids={worker_ids!r}: all workers take the same weights; leave it out")
+    given = [one for one in (*all_given, (models or {}).get("policy")) if one is not None]
     if len(given) > 1:
-        raise TypeError(f"the weights were given more than once, of policy_or_weights, {', '.join(_NAMES[:4])}")
+        raise TypeError(
+            "the weights were given more than once, of policy_or_weights, weights, policy_weights, policy, weights_dict"
+        )
     return given[0] if given else None
 
 
@@ -68,16 +65,41 @@ def load_weights(policy: nn.Module, weights: TensorDictBase | Mapping[str, Any])
 
     Raises:
         KeyError: one of the policy's is lacking.
+        TypeError: they are no weights.
+        ValueError: one has another shape than the policy's.
     """
     if isinstance(weights, TensorDictBase):
         weights = weights.flatten_keys(".").to_dict()
+    if not isinstance(weights, Mapping):
+        raise TypeError(f"weights={weights!r}: give a module, a state dict or a TensorDict of parameters")
     own = policy.state_dict()
-    missing = sorted(set(own) - set(weights))
-    if missing:
+    if missing := sorted(set(own) - set(weights)):
         raise KeyError(f"the weights lack {', '.join(missing)}")
+    _check_shapes(own, [weights[name] for name in own])
     with torch.no_grad():
         for name, value in own.items():
             value.copy_(weights[name])
+
+
+def check_alike(policy: nn.Module, given: nn.Module) -> None:
+    """
+    Raises:
+        ValueError: a weight of `given` has another shape than the policy's in its place, or there are more or fewer.
+    """
+    own, theirs = policy.state_dict(), given.state_dict()
+    if len(own) != len(theirs):
+        raise ValueError(f"the module has {len(theirs)} weights, the policy has {len(own)}: {_ALIKE}")
+    _check_shapes(own, list(theirs.values()))
+
+
+_ALIKE = "give those of a module that is built as the policy"
+
+
+def _check_shapes(own: Mapping[str, torch.Tensor], given: Sequence[Any]) -> None:
+    for (name, value), other in zip(own.items(), given, strict=True):
+        shape, wanted = list(getattr(other, "shape", ())), list(getattr(value, "shape", ()))
+        if shape != wanted:
+            raise ValueError(f"the weights for {name} have the shape {shape}, the policy's have {wanted}: {_ALIKE}")
 
 
 def _is_torchrl(updater: Any) -> bool:

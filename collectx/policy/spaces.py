@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gymnasium import Space, spaces
 
-from collectx.batch import STEP_COUNT, Key, Leaf
+from collectx.batch import STEP_COUNT, Key, Leaf, is_agents_end
 from collectx.env.base import EnvSpec
 
 
@@ -22,6 +22,6 @@ def subspace(space: Space, key: Key) -> Space:
 
 def observation_leaves(spec: EnvSpec) -> tuple[Leaf, ...]:
     """The leaves that a policy without keys is given: `("observation", ...)`; where an env of TorchRL has none of that
-    name, all but a step count. Kept infos are not among them."""
+    name, all but a step count and its agents' ends. Kept infos are not among them."""
     named = tuple(leaf for leaf in spec.observation if leaf.key[0] == "observation")
-    return named or tuple(leaf for leaf in spec.observation if leaf.key != STEP_COUNT)
+    return named or tuple(leaf for leaf in spec.observation if leaf.key != STEP_COUNT and not is_agents_end(leaf))

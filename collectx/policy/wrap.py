@@ -30,7 +30,7 @@ from collectx.errors import ConfigError, ShapeError
 from collectx.policy.acceleration import Acceleration
 from collectx.policy.exploration import ExplorationType, exploration
 from collectx.policy.spaces import observation_leaves
-from collectx.policy.state import Carried, find_carried, seen_with
+from collectx.policy.state import IS_INIT, Carried, find_carried, seen_with
 from collectx.policy.weights import FlatWeights
 
 # Observation tensors to the policy's outputs by key.
@@ -43,7 +43,7 @@ class WrappedActor:
 
     Raises:
         ConfigError: the policy reads keys that the env does not write, or writes no action, or what it carries cannot
-            be told, see `collectx.policy.state`.
+            be told, see `collectx.policy.state`, or its distribution has no action of that exploration type.
         ShapeError: an action has not the shape or the kind of dtype that the action space demands, or a state not that
             of the env.
     """
@@ -66,11 +66,31 @@ class WrappedActor:
         self._settled = lambda how: _settle(policy, spec, device, exploration_type, how)
         self._call = self._settled(Acceleration())
         zeros = [torch.zeros((spec.num_envs, *o.shape), dtype=o.dtype, device=device) for o in spec.observation]
+        for leaf, value in zip(spec.observation, zeros, strict=True):
+            if leaf == IS_INIT:
+                value.fill_(True)
         with exploration(exploration_type), torch.inference_mode(), _without_trace(self.module, device):
-            outputs = self._call(zeros)
+            try:
+                outputs = self._call(zeros)
+            except Exception as error:
+                if isinstance(error, NotImplementedError) and f".{exploration_type.value} " in str(error):
+                    raise ConfigError(
+                        [
+                            f"exploration_type={exploration_type.value}: the policy's distribution has none ({error}): "
+                            "use random, mode, mean or deterministic."
+                        ]
+                    ) from error
+                seen = ", ".join(f"{_names([o.key])} {[spec.num_envs, *o.shape]} {o.dtype}" for o in spec.observation)
+                error.add_note(f"raised by the policy, called with zeros in place of {seen}")
+                raise
         missing = [leaf.key for leaf in spec.action if leaf.key not in outputs]
         if missing:
-            raise ConfigError([f"the policy wrote {_names(outputs)}, but not the action {_names(missing)}."])
+            raise ConfigError(
+                [
+                    f"the policy wrote {_names(outputs)}, but not {_names(missing)}, where the env looks for its "
+                    "action: change its out_keys."
+                ]
+            )
         actions = {leaf.key: leaf for leaf in spec.action}
         extra = [Leaf(key, tuple(value.shape[1:]), value.dtype) for key, value in outputs.items() if key not in actions]
         for leaf in (*spec.action, *extra):
@@ -125,7 +145,9 @@ def _settle(
     wanted = [_key(key) for key in getattr(policy, "in_keys", ())]
     unknown = [key for key in wanted if key not in places and not any(p[: len(key)] == key for p in places)]
     if unknown:
-        raise ConfigError([f"the policy reads {_names(unknown)}, but the env writes {_names(places)}."])
+        raise ConfigError(
+            [f"the policy reads {_names(unknown)}, but the env writes {_names(places)}: change its in_keys."]
+        )
     steps = _plain_steps(policy, how)
     known = set(places)
     for _, reads, writes in steps or ():
@@ -157,7 +179,10 @@ def _map(policy: Callable, spec: EnvSpec, how: Acceleration) -> Call:
         if isinstance(result, torch.Tensor):
             result = (result,)
         if not isinstance(result, tuple | list) or len(result) != len(keys):
-            raise ShapeError(f"a policy without out_keys has to return the action {_names(keys)}, got {type(result)}")
+            raise ShapeError(
+                f"a policy without out_keys has to return the env's action ({_names(keys)}) as "
+                f"{'a tensor' if len(keys) == 1 else f'a tuple of {len(keys)} tensors'}, got a {type(result).__name__}"
+            )
         return dict(zip(keys, result, strict=True))
 
     return call

@@ -8,7 +8,7 @@ Lives in every process that it is pickled to; all of them see the same frames.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -153,15 +153,20 @@ class ReplayBuffer:
             frames[(key,)] = torch.from_numpy(array)
         return _nest(frames, index.shape, [None, "time"] if index.ndim == 2 else None)
 
-    def __getitem__(self, index: torch.Tensor) -> TensorDict:
-        """The frames of these numbers, `[*index.shape]`, the caller's own.
+    def __getitem__(self, index: torch.Tensor | slice | int | Sequence[int]) -> TensorDict:
+        """Frames by their numbers, the caller's own.
+
+        Args:
+            index: numbers, `[*shape]` or one alone; the frames are `[*shape]`. A slice is of the frames that are there,
+                in the order in which they were written: `[:]` are all. Bounds are numbers too; below 0 they count from
+                the newest frame's end, as one number does.
 
         Raises:
-            IndexError: one is not there, no longer or not yet.
+            IndexError: one is not there, no longer or not yet. A slice leaves out what is not there.
         """
-        numbers = index.to("cpu", torch.int64).numpy()
         with self._lock:
             self._attach()
+            numbers = self._numbers(index)
             absent = numbers[~self._is_there(numbers)]
             if absent.size:
                 raise IndexError(
@@ -169,6 +174,15 @@ class ReplayBuffer:
                 )
             frames = self._read(numbers)
         return _nest(frames, numbers.shape)
+
+    def _numbers(self, index: torch.Tensor | slice | int | Sequence[int]) -> np.ndarray:
+        first, end = self._ring.first, self._ring.end
+        if isinstance(index, slice):
+            numbers = np.arange(*index.indices(end))
+            return numbers[numbers >= first]
+        if isinstance(index, int):
+            return np.array(index + end if index < 0 else index)
+        return torch.as_tensor(index).to("cpu", torch.int64).numpy()
 
     def update_priority(self, index: torch.Tensor, priority: torch.Tensor) -> None:
         """Sets priorities, such as absolute temporal-difference errors.

@@ -166,7 +166,7 @@ def as_array(tensor: torch.Tensor) -> np.ndarray:
 
 def as_tensor(array: np.ndarray, dtype: torch.dtype) -> torch.Tensor:
     """The way back from `as_array`."""
-    tensor = torch.from_numpy(array)
+    tensor = torch.from_numpy(np.asarray(array))  # a scalar of numpy is none of its arrays
     return tensor.view(dtype) if dtype in _STAND_INS else tensor
 
 

@@ -50,7 +50,8 @@ class CarryEnv:
 
     def step(self, action: Sequence[np.ndarray], out: StepRows) -> bool:
         theirs = [self._aside.get(i, array) for i, array in enumerate(out.observation[: self._num_theirs])]
-        any_ended = self._env.step(action, StepRows(theirs, out.reward, out.terminated, out.truncated, out.frame))
+        inner = StepRows(theirs, out.reward, out.terminated, out.truncated, out.frame, out.rewards)
+        any_ended = self._env.step(action, inner)
         for i in self._unwritten:
             out.observation[i][...] = 0
         if self.spec.ragged:

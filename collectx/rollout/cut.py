@@ -46,7 +46,7 @@ class CutEnv:
 
     def step(self, action: Sequence[np.ndarray], out: StepRows) -> bool:
         *observation, step_count = out.observation
-        inner = StepRows(observation, out.reward, out.terminated, out.truncated, out.frame)
+        inner = StepRows(observation, out.reward, out.terminated, out.truncated, out.frame, out.rewards)
         any_ended = self._env.step(action, inner)
         self._frames += 1
         step_count[:, 0] = self._frames

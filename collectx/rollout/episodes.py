@@ -67,11 +67,11 @@ class Episodes:
         self._returns[envs] = sums[-1] - base
         self._lengths[envs] = len(done) - start
 
-    def abandon(self) -> None:
-        """The episodes under way are not finished: the next frames are of others."""
-        self._ids += self._total_envs
-        self._returns[:] = 0
-        self._lengths[:] = 0
+    def abandon(self, envs: np.ndarray | slice = slice(None)) -> None:
+        """The episodes under way in these envs are not finished: the next frames are of others."""
+        self._ids[envs] += self._total_envs
+        self._returns[envs] = 0
+        self._lengths[envs] = 0
 
     def state(self) -> dict[str, torch.Tensor]:
         """What `load` takes; copied."""

@@ -37,7 +37,9 @@ class RaggedRollout(Rollout):
         self._out = StepRows(
             [np.zeros_like(carry) for carry in self._carry],
             np.zeros(size, np.float32),
-            *(np.zeros(size, np.bool_) for _ in range(3)),
+            np.zeros(size, np.bool_),
+            np.zeros(size, np.bool_),
+            np.zeros(size, np.bool_),
         )
         # What the policy writes below `next` is what the env leaves there.
         observed = dict(zip([leaf.under("next") for leaf in spec.observation], self._out.observation, strict=True))

@@ -171,6 +171,11 @@ class Rollout:
         self._env.reset(seeds, self._carry)
         self._episodes.abandon()
 
+    def restart(self, chosen: np.ndarray) -> None:
+        """Begins new trajectories in some envs, `[E]` bool, of a group that is cuttable."""
+        self._env.restart(chosen, self._carry)
+        self._episodes.abandon(chosen)
+
     def state(self) -> dict[str, Any]:
         """What `load` takes; copied. Without that of the envs."""
         carry = [torch.from_numpy(array.copy()) for array in self._carry]

@@ -6,11 +6,12 @@ Used by the rollouts, in the worker's process.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import repeat
 
 import numpy as np
 import torch
 
-from collectx.batch import POLICY_VERSION, TRAJ_IDS, Key, Leaf, Slot
+from collectx.batch import POLICY_VERSION, REWARD, TRAJ_IDS, Key, Leaf, Slot
 from collectx.env.base import EnvSpec, StepRows
 
 
@@ -29,7 +30,12 @@ class SlotRows:
         self.observation = [arrays[leaf.key] for leaf in spec.observation]
         self.next_observation = [_next_of(leaf, arrays) for leaf in spec.observation]
         self.actor = [arrays[leaf.key] for leaf in actor_leaves]
-        self.reward = arrays["next", "reward"][:, :, 0]
+        self._rewards: list[np.ndarray] = []
+        if spec.rewards == (REWARD,):
+            self.reward = arrays["next", "reward"][:, :, 0]
+        else:
+            self.reward = np.zeros((self.steps, spec.num_envs), np.float32)
+            self._rewards = [arrays["next", *leaf.key] for leaf in spec.rewards]
         self.terminated = arrays["next", "terminated"][:, :, 0]
         self.truncated = arrays["next", "truncated"][:, :, 0]
         self.done = arrays["next", "done"][:, :, 0]
@@ -44,11 +50,12 @@ class SlotRows:
 
     def step_rows(self) -> Iterator[StepRows]:
         """For each step, where the env writes."""
+        every = zip(*self._rewards, strict=True) if self._rewards else repeat((), self.steps)
         columns = zip(
-            zip(*self.next_observation, strict=True), self.reward, self.terminated, self.truncated, strict=True
+            zip(*self.next_observation, strict=True), self.reward, self.terminated, self.truncated, every, strict=True
         )
-        for observation, reward, terminated, truncated in columns:
-            yield StepRows(observation, reward, terminated, truncated, self._all_frames)
+        for observation, reward, terminated, truncated, rewards in columns:
+            yield StepRows(observation, reward, terminated, truncated, self._all_frames, rewards)
 
 
 def _next_of(leaf: Leaf, arrays: Mapping[Key, np.ndarray]) -> np.ndarray:

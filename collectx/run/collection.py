@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from collectx.collector.trajectories import Assembler, mask
 from collectx.run.folder import JsonLines, RunFolder
 from collectx.run.statistics import Statistics
 
@@ -37,7 +38,12 @@ class Source(Protocol):
     @property
     def delivery(self) -> Delivery: ...
 
+    @property
+    def steps(self) -> list[int]: ...
+
     def __iter__(self) -> Iterator[TensorDict]: ...
+
+    def advance(self) -> None: ...
 
     def publish(self, policy: nn.Module) -> int: ...
 
@@ -61,6 +67,9 @@ class RunCollection:
         check: Callable[[], None] = lambda: None,
         hold: Callable[[], AbstractContextManager[None]] = nullcontext,
         clock: Callable[[], float] = time.monotonic,
+        masked: bool = False,
+        assembler: Assembler | None = None,
+        workers_write: bool = False,
     ):
         """
         Args:
@@ -70,6 +79,10 @@ class RunCollection:
             hold: `with hold():` nothing that is to stop the run raises inside the block: a batch is counted wholly, or
                 not at all.
             clock: seconds; what `Statistics.first_s` and `last_s` are counted on.
+            masked: batches may have places without a frame, and a mask that tells which.
+            assembler: makes the trainer's batches, of whole trajectories; what is counted, digested and written down
+                are the collector's. None: they are the same.
+            workers_write: batches go elsewhere without this process; None is in their place.
         """
         self.statistics = statistics
         self.total_frames = statistics.total_frames = collector.total_frames
@@ -83,33 +96,56 @@ class RunCollection:
         self._check = check
         self._hold = hold
         self._clock = clock
+        self._masked = masked
+        self._assembler = assembler
+        self._workers_write = workers_write
         self._lines = JsonLines(folder.metrics)
         self._line: dict[str, Any] | None = None
         self._logged: dict[str, float] = {}
 
-    def __iter__(self) -> Iterator[TensorDict]:
+    def __iter__(self) -> Iterator[TensorDict | None]:
         return self
 
-    def __next__(self) -> TensorDict:
+    def __next__(self) -> TensorDict | None:
         """The next batch; blocks until it is there. Raises what the collector raises."""
+        if self._workers_write:
+            self._begin()
+            self._collector.advance()
+            with self._hold():
+                self._count()
+            return None
+        if self._assembler is None:
+            return self._collect()
+        while (whole := self._assembler.take()) is None:
+            self._assembler.add(self._collect())
+        return whole
+
+    def _begin(self) -> None:
         self._write()
         self._check()
+
+    def _collect(self) -> TensorDict:
+        self._begin()
         if self._batches is None:
             self._batches = iter(self._collector)
         batch = next(self._batches)
+        if self._masked:
+            mask(batch, self._collector.steps)
         with self._hold():
-            self._count(batch)
+            line = self._count()
+            if self._digest is not None:
+                line["digest"] = self._digest.add(batch)
         return batch
 
-    def _count(self, batch: TensorDict) -> None:
+    def _count(self) -> dict[str, Any]:
+        """Takes in what is known of the last batch; its line, to which more may be added."""
         delivery, statistics = self._collector.delivery, self.statistics
         statistics.add(delivery, self._clock())
         self.frames = statistics.frames
         self.mean_return = statistics.mean_return
         self.num_episodes = statistics.num_episodes
-        self._line = _line(delivery, statistics)
-        if self._digest is not None:
-            self._line["digest"] = self._digest.add(batch)
+        self._line = line = _line(delivery, statistics)
+        return line
 
     def publish(self, policy: nn.Module) -> int:
         """See `Collection.publish`."""

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from collectx.config import RayLauncherConfig, RunConfig
+from collectx.config import LauncherConfig, RayLauncherConfig, RunConfig, backend_of, is_async
 from collectx.errors import ConfigError, LauncherError, SpaceError
 from collectx.run import order, report, rules, snapshot
 from collectx.run.events import EventLog
@@ -114,6 +114,7 @@ def _collect(
 
         from collectx import collector as collectors
         from collectx import env, policy, trainer
+        from collectx.collector.trajectories import Assembler
         from collectx.run.collection import RunCollection
 
         if problems := rules.device_problems(cfg) + rules.backend_problems(cfg):
@@ -126,14 +127,28 @@ def _collect(
         _seed(cfg.seed)
         module = policy.build(cfg.policy, spec, cfg.seed)
         learner = trainer.build(cfg.trainer, module, spec, cfg.seed, device)
+        replay = getattr(learner, "shared_replay", None) if _may_write(cfg) else None
+        own = None if replay is None else [{"replay": replay}] * cfg.collector.num_workers
         folder = cfg.collector.order_of
         again = None if folder is None else [collectors.Recorded(*batch) for batch in order.read(folder)]
-        workers = collectors.build(cfg, module, spec, events, files.logs, place, again=again)
+        workers = collectors.build(cfg, module, spec, events, files.logs, place, own, again=again)
     except (ConfigError, LauncherError, SpaceError) as error:
         raise record.misconfigured(error) from error
     with workers as collector:
+        want = cfg.collector
         collection = RunCollection(
-            collector, files, record.statistics, record.digest, events, signals.check, signals.hold
+            collector,
+            files,
+            record.statistics,
+            record.digest,
+            events,
+            signals.check,
+            signals.hold,
+            masked=want.preemptive_threshold is not None,
+            assembler=None
+            if want.trajs_per_batch is None
+            else Assembler(want.trajs_per_batch, want.traj_format, want.reset_at_each_iter),
+            workers_write=replay is not None,
         )
         try:
             learner.train(collection)
@@ -147,6 +162,14 @@ def _collect(
             _save(learner, files)
 
 
+def _may_write(cfg: RunConfig) -> bool:
+    """Whether workers may write their batches to a trainer's replay buffer: where nobody looks at them before, and
+    their order is left to chance anyway."""
+    want = cfg.collector
+    looked_at = getattr(cfg.trainer, "digest", False) or want.trajs_per_batch is not None or want.order_of is not None
+    return is_async(want) and backend_of(cfg) == "shared_memory" and not looked_at
+
+
 def _leave_cores(cfg: RunConfig) -> None:
     """Limits torch in this process to the cores that the workers leave, unless the user set OMP_NUM_THREADS.
 
@@ -155,12 +178,19 @@ def _leave_cores(cfg: RunConfig) -> None:
     """
     import torch
 
-    # A Ray without an address is this machine's.
-    here = not cfg.launcher.ray_init_config.get("address") if isinstance(cfg.launcher, RayLauncherConfig) else False
-    if "OMP_NUM_THREADS" not in os.environ and (here or cfg.launcher.kind in ("inline", "local")):
+    if "OMP_NUM_THREADS" not in os.environ and _are_here(cfg.launcher):
         processes = cfg.collector.num_workers * cfg.collector.num_workers_per_collector
         left = num_cpus() - processes * cfg.launcher.num_threads
         torch.set_num_threads(max(1, min(torch.get_num_threads(), left)))
+
+
+def _are_here(launcher: LauncherConfig) -> bool:
+    """Whether all workers are on this machine."""
+    if not isinstance(launcher, RayLauncherConfig):
+        return launcher.kind in ("inline", "local")
+    from collectx.collector import actors
+
+    return actors.are_here(launcher)
 
 
 def allow_descriptors(num_workers: int) -> None:

@@ -36,7 +36,7 @@ from collectx.config import (
 )
 from collectx.errors import ConfigError
 from collectx.run import order
-from collectx.transport.backends import actor_problems, tensorpipe_problems
+from collectx.transport.backends import actor_problems, gpu_problems, tensorpipe_problems, visible_problems
 
 # Options of sbatch that a job of all roles depends on.
 _OURS = frozenset({"array", "ntasks", "nodes", "output", "error", "no-kill"})
@@ -48,6 +48,8 @@ _OURS_ADVICE = {
     "error": ": the run folder has the logs",
     "no-kill": ": use collector.on_worker_failure",
 }
+# Trainers that learn, of those that are built in.
+_LEARNING = ("ppo", "impala", "dqn")
 _DEVICE = re.compile(r"(cpu|cuda)(:\d+)?")
 
 
@@ -57,6 +59,8 @@ def problems(cfg: RunConfig) -> list[str]:
         _frames_per_batch,
         _total_frames,
         _trajectories,
+        _preemption,
+        _learnable,
         _order_of,
         _single,
         _backend,
@@ -116,8 +120,11 @@ def launcher_problems(cfg: RunConfig) -> list[str]:
 
 
 def device_problems(cfg: RunConfig) -> list[str]:
-    """Devices that this machine does not have. Imports torch, unless everything is on the CPU."""
+    """Devices that this machine does not have, of those that are the trainer's, or of workers that are here. Imports
+    torch, unless everything is on the CPU."""
     chosen = {name: value for name, value in vars(cfg.devices).items() if value not in (None, MISSING, "cpu")}
+    if cfg.launcher.kind not in ("inline", "local"):
+        chosen.pop("policy_device", None)
     if not chosen:
         return []
     import torch
@@ -214,6 +221,49 @@ def _trajectories(cfg: RunConfig) -> Iterator[str]:
             )
 
 
+def _preemption(cfg: RunConfig) -> Iterator[str]:
+    """Workers end their parts early where the trainer's memory tells them to."""
+    want, share = cfg.collector, cfg.collector.preemptive_threshold
+    if share is None or _missing(share, want.kind, cfg.backend.kind, cfg.launcher.kind):
+        return
+    told = f"collector.preemptive_threshold={share}"
+    if want.kind == "single":
+        yield f"{told}: collector=single has no workers of which some could be waited for: use collector=multi_sync."
+    elif not _missing(getattr(want, "sync", None)) and is_async(want):
+        yield f"{told}: an async batch comes from one worker and waits for no other: use collector=multi_sync, or null."
+    elif (backend := backend_of(cfg)) not in ("inline", "shared_memory"):
+        yield (
+            f"{told}: over backend={backend} workers are not told to end their parts: use collector=multi_sync on one "
+            "machine, or null."
+        )
+
+
+def _learnable(cfg: RunConfig) -> Iterator[str]:
+    """The trainers that learn look at every place of a batch, and at the observation after it."""
+    want, trainer = cfg.collector, cfg.trainer.kind
+    if trainer not in _LEARNING:
+        return
+    if want.compact_obs is True:
+        yield (
+            f"collector.compact_obs=true: trainer={trainer} learns from the observation below next: use false, or "
+            "trainer=meter or custom."
+        )
+    if _missing(want.preemptive_threshold, want.trajs_per_batch, want.traj_format):
+        return
+    if want.trajs_per_batch is None:
+        if want.preemptive_threshold is not None:
+            yield (
+                f"collector.preemptive_threshold={want.preemptive_threshold}: batches have places without a frame, and "
+                f"trainer={trainer} learns from every place: use null, or whole trajectories one after another, "
+                "collector.trajs_per_batch=N collector.traj_format=cat."
+            )
+    elif want.traj_format == "padded":
+        yield (
+            f"collector.trajs_per_batch={want.trajs_per_batch}: padded batches have places without a frame, and "
+            f"trainer={trainer} learns from every place: use collector.traj_format=cat."
+        )
+
+
 def _order_of(cfg: RunConfig) -> Iterator[str]:
     """What an async run needs that is to be that of another folder again."""
     want = cfg.collector
@@ -277,6 +327,10 @@ def _backend(cfg: RunConfig) -> Iterator[str]:
         return
     if isinstance(cfg.backend, RpcBackendConfig):
         yield from tensorpipe_problems("backend.tensorpipe", cfg.backend.tensorpipe)
+        visible, devices = cfg.backend.visible_devices, cfg.devices
+        if not _missing(visible, devices.device, devices.policy_device, cfg.collector.num_workers):
+            acting = [devices.policy_device or devices.device or "cpu"] * cfg.collector.num_workers
+            yield from visible_problems("backend.visible_devices", visible, acting)
     if (
         backend == "nccl"
         and not one_process
@@ -312,7 +366,10 @@ def _launcher(cfg: RunConfig) -> Iterator[str]:
     if isinstance(launcher, RayLauncherConfig):
         if why := _why_not("ray"):
             yield why.replace("backend=", "launcher=", 1)
-        yield from actor_problems("launcher.remote_configs", launcher.remote_configs)
+        yield from (wrong := actor_problems("launcher.remote_configs", launcher.remote_configs))
+        if not wrong and not _missing(cfg.devices.device, cfg.devices.policy_device):
+            acting = cfg.devices.policy_device or cfg.devices.device or "cpu"
+            yield from gpu_problems("launcher.remote_configs", [launcher.remote_configs], [acting])
     parts: dict[str, Any] = {"launcher": launcher}
     if isinstance(launcher, SubmititDelayedLauncherConfig):
         parts |= {"launcher.trainer": launcher.trainer, "launcher.worker": launcher.worker}

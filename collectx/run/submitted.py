@@ -56,7 +56,7 @@ def submitted_workers(
             announce=lambda meeting: announce(files, meeting, token),
             start=jobs.start,
             describe=jobs.describe,
-            join_timeout=("launcher.queue_timeout_s", launcher.queue_timeout_s),
+            join_timeout=lambda worker: ("launcher.queue_timeout_s", launcher.queue_timeout_s),
         )
 
 
@@ -104,7 +104,7 @@ def waiting_workers(cfg: RunConfig, beforehand: Beforehand, given: Sequence[Give
         announce=lambda meeting: announce(files, meeting, token),
         start=lambda index, life: None,
         describe=lambda index: f"worker {index} (log: {files.log(f'worker-{index}')})",
-        join_timeout=("queue_timeout_s", beforehand.queue_timeout_s),
+        join_timeout=lambda worker: ("queue_timeout_s", beforehand.queue_timeout_s),
     )
 
 

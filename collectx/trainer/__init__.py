@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from collectx.batch import REWARD
 from collectx.config import (
     CustomTrainerConfig,
     DqnTrainerConfig,
@@ -33,8 +34,16 @@ def build(cfg: TrainerConfig, policy: Callable | None, spec: EnvSpec, seed: int,
         device: where a learning trainer computes; it moves `policy` there.
 
     Raises:
-        ConfigError: the configuration is wrong, or this trainer cannot train this policy.
+        ConfigError: the configuration is wrong, or this trainer cannot train this policy, or not in this env.
     """
+    if isinstance(cfg, (PpoTrainerConfig, ImpalaTrainerConfig, DqnTrainerConfig)) and spec.rewards != (REWARD,):
+        told = ", ".join(f"{'.'.join(leaf.key)} {list(leaf.shape)} {leaf.dtype}" for leaf in spec.rewards)
+        raise ConfigError(
+            [
+                f"trainer.kind={cfg.kind}: the env gives {told}, and it learns from one reward [1] torch.float32: "
+                "reduce it with a transform, as TorchRL's LineariseRewards or DoubleToFloat, or use trainer=custom."
+            ]
+        )
     if isinstance(cfg, MeterTrainerConfig):
         from collectx.trainer.meter import MeterTrainer
 

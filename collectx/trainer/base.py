@@ -27,9 +27,10 @@ class Collection(Protocol):
     mean_return: float
     num_episodes: int
 
-    def __iter__(self) -> Iterator[TensorDict]:
+    def __iter__(self) -> Iterator[TensorDict | None]:
         """Yields batches (see `collectx/batch.py`) until `total_frames` are delivered. Each batch is the trainer's own
-        memory unless `collector.zero_copy=true`, when it is valid until the next one is asked for."""
+        memory unless `collector.zero_copy=true`, when it is valid until the next one is asked for. None where the
+        workers have written it to the trainer's `shared_replay`."""
 
     def publish(self, policy: nn.Module) -> int:
         """Hands the policy's present weights to the workers and returns their version. Copies them before it returns,
@@ -40,7 +41,12 @@ class Collection(Protocol):
 
 
 class Trainer(Protocol):
-    """Consumes a collection: returns when it is exhausted, or earlier to end the run (status completed)."""
+    """Consumes a collection: returns when it is exhausted, or earlier to end the run (status completed).
+
+    A trainer may have the attribute `shared_replay`: a `collectx.ReplayBuffer`, or a picklable object whose
+    `extend(batch)` writes to one. Async workers of this machine then write their batches there, `[envs, time]`, in the
+    order in which they are ready, unless batches are digested, or made of whole trajectories.
+    """
 
     def train(self, collection: Collection) -> None: ...
 

@@ -2,6 +2,8 @@
 
     batch --extend--> buffer --sample--> gradient steps --publish--> workers, with the epsilon of the hour
 
+Async workers of this machine extend the buffer themselves, and their batches do not go through this process.
+
 Off-policy: frames may be as old as the buffer is long, and workers as far behind as they are, so sync and async
 collectors serve alike. Rewards of several steps are summed without a correction for that, as in Rainbow (Hessel et al.
 2018).
@@ -22,7 +24,7 @@ from collectx.config import DqnTrainerConfig
 from collectx.replay import PrioritizedSampler, ReplayBuffer, UniformSampler
 from collectx.trainer.base import Collection
 from collectx.trainer.learner import has_reached
-from collectx.trainer.nstep import nstep
+from collectx.trainer.nstep_frames import NstepFrames
 
 # Gradient steps on one sample: fewer calls, and no more than so many steps between a frame's goal and its use.
 _STEPS_AT_ONCE = 16
@@ -43,6 +45,7 @@ class DqnTrainer:
         else:
             sampler = PrioritizedSampler(cfg.priority_alpha, cfg.priority_beta, seed=seed)
         self._buffer = ReplayBuffer(cfg.buffer_frames, sampler=sampler)
+        self.shared_replay = NstepFrames(self._buffer, self.policy.observation_keys, cfg.gamma, cfg.num_steps)
         self._is_prioritized = cfg.priority_alpha is not None
         self._due = 0.0
         self.policy.epsilon.fill_(cfg.epsilon_start)
@@ -50,16 +53,19 @@ class DqnTrainer:
     def train(self, collection: Collection) -> None:
         """Returns when the collection is exhausted or `target_return` is reached."""
         cfg = self._cfg
+        before = 0
         for batch in collection:
             if has_reached(cfg.target_return, collection):
                 return
-            self._buffer.extend(self._frames(batch))
+            if batch is not None:
+                self.shared_replay.extend(batch)
             self._follow(collection)
             losses = {}
             if collection.frames >= cfg.warmup_frames:
-                self._due += cfg.updates_per_frame * batch.numel()
+                self._due += cfg.updates_per_frame * (collection.frames - before)
                 losses = self._update(int(self._due))
                 self._due %= 1
+            before = collection.frames
             collection.publish(self.policy)
             collection.log(epsilon=self.policy.epsilon.item(), **losses)
 
@@ -125,21 +131,6 @@ class DqnTrainer:
             moved = 1 - (1 - cfg.target_rate) ** steps
             torch._foreach_lerp_([*self._target.parameters()], self._parameters, moved)
         return sums
-
-    def _frames(self, batch: TensorDict) -> TensorDict:
-        """What is learnt of a batch, `[rows, time]`: the observation, the action, and, of the `num_steps` frames from
-        there on, the "return", the last "next", and the "discount" of its value, 0 where that frame terminated."""
-        rows = batch.select("action", "next", *self.policy.observation_keys).reshape(-1, batch.batch_size[-1])
-        reward, done, terminated = (rows["next", name].squeeze(-1) for name in ("reward", "done", "terminated"))
-        total, discount, last = nstep(reward, done, self._cfg.gamma, self._cfg.num_steps)
-        row = torch.arange(len(rows), device=last.device)[:, None]
-        learnt = rows.select("action", *self.policy.observation_keys)
-        learnt["return"] = total
-        # A truncated frame's next observation is the true final one, and worth what it is worth.
-        learnt["discount"] = discount * ~terminated[row, last]
-        for key in self.policy.observation_keys:
-            learnt["next", *key] = rows["next", *key][row, last]
-        return learnt
 
     @torch.no_grad()
     def _goal(self, frames: TensorDict) -> torch.Tensor:

@@ -57,11 +57,17 @@ class _Peer:
     """A worker that has joined."""
 
     worker: int
+    life: int
     connection: Connection
     pair: Pair
     where: dict[str, Any]
     num_grants: int = 0
     incoming: dict[int, Incoming] = field(default_factory=dict)
+
+    def turn_away(self) -> None:
+        """Breaks everything off, by which the worker knows that it shall end."""
+        self.connection.close()
+        self.pair.close()
 
 
 class DistributedTransport:
@@ -111,6 +117,8 @@ class DistributedTransport:
         self._report = events
         # Indices for which a worker may come, with the life that it will have. Shared with the greeting threads.
         self._expected = dict.fromkeys(range(spec.num_workers), 0)
+        # The lives that are not over: who comes in another, or in one that is given up meanwhile, comes too late.
+        self._lives = dict(self._expected)
         # Workers that are known, and to which the pair is being made, with their addresses. Shared likewise.
         self._pairing: dict[int, str] = {}
         # Workers that are gone, until others are expected in their places.
@@ -151,16 +159,17 @@ class DistributedTransport:
             pair = self._terms.pair(connection, TRAINER, address)
         except Exception as error:
             with self._lock:
-                self._expected[worker] = life
+                if self._lives.get(worker) == life:
+                    self._expected[worker] = life
             raise RendezvousError(f"worker {worker}: {error!r}") from error
-        del self._pairing[worker]
+        self._pairing.pop(worker, None)
+        peer = _Peer(worker, life, connection, pair, hello)
         with self._lock:
             if not self._closed:
-                self._joining.put(_Peer(worker, connection, pair, hello))
+                self._joining.put(peer)
                 os.write(self._bell_out, b"\0")
                 return
-        pair.close()
-        connection.close()
+        peer.turn_away()
 
     def _refused(self, address: str, reason: str) -> None:
         if not self._closed:
@@ -181,7 +190,7 @@ class DistributedTransport:
         """Lets another worker of this index join."""
         self._gone.discard(worker)
         with self._lock:
-            self._expected[worker] = life
+            self._expected[worker] = self._lives[worker] = life
 
     def grant(self, worker: int, slot: int, order: int = GO_ON) -> None:
         if worker in self._gone:
@@ -228,6 +237,9 @@ class DistributedTransport:
 
     def _welcome(self, peer: _Peer) -> None:
         worker = peer.worker
+        if worker in self._peers or self._lives.get(worker) != peer.life:
+            peer.turn_away()
+            return
         self._peers[worker] = peer
         host = peer.where.get("host")
         self._switchboard.plug(worker, peer.connection, None if host == socket.gethostname() else host)
@@ -283,6 +295,7 @@ class DistributedTransport:
         self._early.pop(worker, None)
         with self._lock:
             self._expected.pop(worker, None)
+            self._lives.pop(worker, None)
         peer = self._peers.pop(worker, None)
         if peer is not None:
             self._publication.left(worker)
@@ -321,9 +334,7 @@ class DistributedTransport:
         self._switchboard.dismiss()
         self._listener.close()
         while not self._joining.empty():
-            peer = self._joining.get()
-            peer.connection.close()
-            peer.pair.close()
+            self._joining.get().turn_away()
         self._switchboard.close()
         while self._peers:
             self._peers.popitem()[1].pair.close()

@@ -64,13 +64,18 @@ def weights_buffer(nbytes: int) -> torch.Tensor:
 
 
 def join_trainer(
-    meeting: Meeting, worker: int, hello: dict[str, Any], timeout_s: float
+    meeting: Meeting,
+    worker: int,
+    hello: dict[str, Any],
+    timeout_s: float,
+    prepare: Callable[[dict], None] = lambda task: None,
 ) -> tuple[dict, Connection, Pair]:
     """Connects to the trainer as the worker of an index.
 
     Args:
         hello: what the trainer writes down about this worker, as JSON can hold it.
         timeout_s: `collector.start_timeout_s`.
+        prepare: called with the task, before the pair is made.
 
     Returns:
         What the trainer tells (`task` and `terms`), the connection, and the pair.
@@ -88,6 +93,7 @@ def join_trainer(
         told = json.loads(connection.recv_bytes())
         if "refused" in told:
             raise RendezvousError(f"the trainer refused: {told['refused']}")
+        prepare(told["task"])
         terms = Terms(**told["terms"])
         keep_alive(connection, terms.timeout_s)
         return told, connection, terms.pair(connection, WORKER, address)

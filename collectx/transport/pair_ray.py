@@ -1,4 +1,5 @@
-"""The pair over Ray's object store, for workers that are Ray actors; the only module that imports ray.
+"""The pair over Ray's object store, and workers that are Ray actors. The cluster is in `ray_cluster.py`; nothing else
+imports ray.
 
     trainer                                                  worker, an actor
     posted receives  <---- one stream of objects -----------  `messages`, in a thread of the actor
@@ -14,7 +15,6 @@ import contextlib
 import os
 import pickle
 import queue
-import socket
 import sys
 import threading
 import warnings
@@ -28,39 +28,11 @@ import numpy as np
 import ray
 import torch
 
-from collectx.errors import LauncherError
 from collectx.transport.mailbox import Mailbox, Posted
 from collectx.transport.pair import TRAINER, stamp_of
 
 # Its work, the stream of what it sends, what it is sent.
 _NUM_THREADS = 3
-_CONNECT_S = 10.0
-_DEFAULTS: dict[str, Any] = {"log_to_driver": False, "logging_level": "WARNING"}
-
-
-def begin(options: Mapping[str, Any]) -> None:
-    """Connects this process to a Ray cluster, by the arguments of `ray.init`, unless it is; it stays so until it ends.
-
-    Raises:
-        LauncherError: there is no cluster at the address, or Ray does not take the arguments.
-    """
-    if ray.is_initialized():
-        return
-    try:
-        _reach(str(options.get("address")))
-        ray.init(**(_DEFAULTS | dict(options)))
-    except (OSError, ValueError, TypeError, RuntimeError) as error:
-        raise LauncherError(
-            f"launcher.ray_init_config={dict(options)}: {error}. Start a cluster by `ray start --head`, or give no "
-            "address: one of this machine alone is started."
-        ) from error
-
-
-def _reach(address: str) -> None:
-    """Ray itself tries for minutes. Raises OSError: nobody listens at `host:port`."""
-    host, _, port = address.rpartition(":")
-    if host and port.isdecimal() and "//" not in address:
-        socket.create_connection((host, int(port)), timeout=_CONNECT_S).close()
 
 
 def problems(name: str, configs: Any) -> list[str]:
@@ -84,7 +56,8 @@ def start(remote: Mapping[str, Any], entry: str, words: Mapping[str, Any]) -> Ac
     as keyword arguments. Does not wait."""
     actor = _remote(remote).remote()
     _actors[actor._actor_id.hex()] = actor
-    return ActorHandle(actor, actor.work.remote(sys.path, entry, pickle.dumps(words)))
+    there = actor.is_there.remote()
+    return ActorHandle(actor, there, actor.work.remote(sys.path, entry, pickle.dumps(words)))
 
 
 # The actors that this process has started and that live, by their ids.
@@ -100,6 +73,9 @@ class Actor:
         sys.path[:] = path
         module, _, name = entry.partition(":")
         getattr(import_module(module), name)(**pickle.loads(words))
+
+    def is_there(self) -> None:
+        """Says so."""
 
     def messages(self) -> Any:
         """Yields what the pair of this process sends."""
@@ -274,8 +250,9 @@ class ActorHandle:
 
     pid = None
 
-    def __init__(self, actor: Any, work: Any):
+    def __init__(self, actor: Any, there: Any, work: Any):
         self.actor = actor
+        self._there = there
         self._over = threading.Event()
         self.exitcode: int | None = None
         self._error = ""
@@ -293,12 +270,20 @@ class ActorHandle:
         self._over.set()
         os.close(self._end)
 
+    @property
+    def is_placed(self) -> bool:
+        """Whether its process has begun, or never will."""
+        # Asked without a cluster, Ray would start one.
+        return not ray.is_initialized() or bool(ray.wait([self._there], timeout=0)[0])
+
     def __str__(self) -> str:
         """What became of it."""
         return f"Ray actor {self.actor._actor_id.hex()}" + (f": {self._error}" if self._error else "")
 
     def join(self, timeout: float | None = None) -> None:
         """Waits until its work has ended; the actor then ends too."""
+        if not self.is_placed:
+            self.kill()  # it has nothing to end
         if self._over.wait(timeout):
             self.kill()
 

@@ -1,4 +1,8 @@
-"""The pair over torch RPC (TensorPipe): what is sent is the argument of a call at the other end. torch pickles calls.
+"""The pair over torch RPC (TensorPipe), by calls of the trainer: weights are the argument of one, a batch is what one
+returns, when the worker has said that it is there. torch pickles calls.
+
+TensorPipe prints a line when a peer goes from whom it awaits anything. A worker calls nobody, so at a regular end, when
+its agent goes first, nobody awaits anything.
 
 A process has one RPC agent. `rpc.init_rpc` would make all peers of a run tell each other about everyone who joins, so
 that a dead one blocks them all; here a worker's agent knows the trainer's and nobody else, and the trainer's knows the
@@ -18,7 +22,7 @@ import itertools
 import json
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -47,7 +51,7 @@ class RpcPair:
 
     Attributes:
         key: the id of the worker's agent.
-        mailbox: where messages come in.
+        mailbox: in a worker, where weights come in.
 
     Raises:
         RuntimeError: this process uses torch RPC for something else, or on another network.
@@ -55,7 +59,10 @@ class RpcPair:
 
     def __init__(self, connection: Connection, rank: int, address: str, timeout_s: float, options: Mapping[str, Any]):
         self.mailbox = Mailbox(connection, timeout_s)
-        self._num_sent = 0
+        self._num_sent = self._num_received = 0
+        # What a worker has sent, until it is asked for.
+        self._outbox: dict[int, torch.Tensor] = {}
+        self._is_trainer = rank == TRAINER
         self.key, self._peer = 0, _name(TRAINER)
         try:
             self._meet(connection, rank, address, {"rpc_timeout": timeout_s, **options})
@@ -79,21 +86,67 @@ class RpcPair:
 
     def send(self, buffer: torch.Tensor) -> Outgoing:
         number, self._num_sent = self._num_sent, self._num_sent + 1
-        return _agent.call(self._peer, (self.key, number, buffer))
+        if self._is_trainer:
+            return _agent.call(self._peer, _take, (self.key, number, buffer))
+        self._outbox[number] = buffer
+        return _Handed()
 
-    def receive(self, buffer: torch.Tensor, stamp: int | None = None) -> Posted:
-        return self.mailbox.post(buffer)
+    def receive(self, buffer: torch.Tensor, stamp: int | None = None) -> Posted | _Asked:
+        if not self._is_trainer:
+            return self.mailbox.post(buffer)
+        number, self._num_received = self._num_received, self._num_received + 1
+        return _Asked(lambda: _agent.call(self._peer, _give, (self.key, number)))
+
+    def hand(self, number: int) -> torch.Tensor:
+        """Called in a worker: a message of its outbox."""
+        return self._outbox.pop(number)
 
     def close(self) -> None:
         _agent.leave(self._peer, self.key)
 
 
+class _Handed:
+    """A batch that the trainer will ask for: its slot stays as it is until the trainer grants it again."""
+
+    def wait(self) -> None: ...
+
+
+class _Asked:
+    """A batch; to be asked for when the worker has said that it has sent it."""
+
+    def __init__(self, ask: Callable[[], Any]):
+        self._ask = ask
+        self._answer: Any = None
+        self._message: torch.Tensor | None = None
+
+    def done(self) -> bool:
+        if self._answer is None:
+            self._answer = self._ask()
+        return self._answer.done()
+
+    def wait(self) -> torch.Tensor:
+        if self._message is None:
+            self.done()
+            self._message = self._answer.wait()
+            assert self._message is not None
+        return self._message
+
+
 def _take(key: int, number: int, message: torch.Tensor) -> None:
-    """What the other end calls here; the call is over when the message is where it belongs."""
+    """What the trainer calls in a worker; the call is over when the message is where it belongs."""
+    _pair(key).mailbox.put(number, message)
+
+
+def _give(key: int, number: int) -> torch.Tensor:
+    """What the trainer calls in a worker."""
+    return _pair(key).hand(number)
+
+
+def _pair(key: int) -> RpcPair:
     pair = _agent.pairs.get(key)
     if pair is None:
         raise RuntimeError("this pair is closed")
-    pair.mailbox.put(number, message)
+    return pair
 
 
 def _name(key: int) -> str:
@@ -152,11 +205,11 @@ class _Agent:
             self.pairs[pair.key] = pair
             self._agent._update_group_membership(rpc.WorkerInfo(name, id), [], {}, True)
 
-    def call(self, name: str, message: tuple[int, int, torch.Tensor]) -> Any:
-        """Has a peer take a message. Does not block."""
+    def call(self, name: str, function: Callable, arguments: tuple) -> Any:
+        """Has a peer call a function. Does not block."""
         # torch looks the peer up without the interpreter's lock.
         with self._lock:
-            return rpc.rpc_async(name, _take, message)
+            return rpc.rpc_async(name, function, arguments)
 
     def leave(self, name: str, key: int) -> None:
         """Ends a pair."""

@@ -38,6 +38,8 @@ _HANDSHAKE_S = 10.0
 _FIRST_WORDS_BYTES = 65536
 _CONNECT_S = 3.0
 _PAUSE_S = 0.25
+# Linux takes no more: seconds between two questions whether the other host is there, milliseconds until it is not.
+_MOST_KEEPALIVE_S, _MOST_USER_TIMEOUT_MS = 32767, 2**31 - 1
 _REFUSED = (
     "The trainer has ended, or an address is not its host's alone, as that of lo: choose a network that both hosts are "
     "on with backend.interface."
@@ -94,6 +96,7 @@ class Listener:
         self._refused = refused
         self._secret = secret
         self._server = _server(addresses, port)
+        self._closed = False
         self.meeting = Meeting(tuple(addresses), self._server.getsockname()[1], secret)
         self._thread = threading.Thread(target=self._accept, name="collectx-listener", daemon=True)
         self._thread.start()
@@ -103,7 +106,11 @@ class Listener:
             try:
                 peer, address = self._server.accept()
             except OSError:
-                return
+                if self._closed:
+                    return
+                # Too many open files, perhaps those of strangers, who are not kept for long.
+                time.sleep(_PAUSE_S)
+                continue
             threading.Thread(
                 target=self._receive, args=(peer, address[0]), name="collectx-greeting", daemon=True
             ).start()
@@ -125,6 +132,7 @@ class Listener:
 
     def close(self) -> None:
         """Listens no longer. Connections stay."""
+        self._closed = True
         # Closing alone would leave the thread in `accept`.
         with contextlib.suppress(OSError):
             self._server.shutdown(socket.SHUT_RDWR)
@@ -188,16 +196,16 @@ def first_words(connection: Connection) -> dict[str, Any]:
 
 def keep_alive(connection: Connection, notice_s: float) -> None:
     """Lets the operating system ask the other host whether it is still there, so that a connection over a pulled cable
-    breaks within about `notice_s` seconds, without a message of ours."""
+    breaks within about `notice_s` seconds, or within two days where that is longer, without a message of ours."""
     peer = socket.socket(fileno=connection.fileno())
     try:
-        interval = max(1, int(notice_s / 5))
+        interval = int(min(max(1.0, notice_s / 5), _MOST_KEEPALIVE_S))
         peer.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for name, value in (
             ("TCP_KEEPIDLE", interval),
             ("TCP_KEEPINTVL", interval),
             ("TCP_KEEPCNT", 4),
-            ("TCP_USER_TIMEOUT", int(notice_s * 1000)),
+            ("TCP_USER_TIMEOUT", int(min(1000 * notice_s, _MOST_USER_TIMEOUT_MS))),
         ):
             if hasattr(socket, name):
                 peer.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)

@@ -56,9 +56,10 @@ class SharedMemoryTransport(OverSlab):
         self._switchboard.send(worker, wire.pack_grant(slot, order))
 
     def ask(self, worker: int, question: Question) -> None:
+        message = wire.ASK + cloudpickle.dumps(question)
         if self._switchboard.is_plugged(worker):
             self._switchboard.owes(worker)
-            self._switchboard.send(worker, wire.ASK + cloudpickle.dumps(question))
+            self._switchboard.send(worker, message)
 
     def receive(self) -> Arrival | Departure | Answer:
         while not self._events:
@@ -75,16 +76,23 @@ class SharedMemoryTransport(OverSlab):
             self._events.append(Arrival(worker, slot, tally))
             return
         if isinstance(message, bytes) and message[:1] == wire.ANSWER:
-            value, failure = pickle.loads(message[1:])
-            error = None if failure is None else failure.rebuild(self._switchboard.describe(worker))
             self._switchboard.delivered(worker)
-            self._events.append(Answer(worker, value, error))
+            self._events.append(self._answer(worker, message[1:]))
             return
         if isinstance(message, bytes):
             message = pickle.loads(message[1:]).rebuild(self._switchboard.describe(worker))
         assert isinstance(message, Exception)
         self._switchboard.forget(worker)
         self._events.append(Departure(worker, message))
+
+    def _answer(self, worker: int, pickled: bytes) -> Answer:
+        try:
+            value, failure = pickle.loads(pickled)
+        except Exception as refusal:
+            refusal.add_note("the answer cannot be read in the trainer's process")
+            return Answer(worker, None, refusal)
+        error = None if failure is None else failure.rebuild(self._switchboard.describe(worker))
+        return Answer(worker, value, error)
 
     def close(self) -> None:
         if self._closed:

@@ -20,6 +20,8 @@ from collectx.errors import WorkerDied, WorkerTimeout
 _LONGEST_SELECT_S = 86400.0
 # How long a worker that has failed may take to end by itself.
 _SHORT_S = 0.2
+# A knob and its value in seconds.
+_Limit = tuple[str, float]
 
 
 class Handle(Protocol):
@@ -46,8 +48,8 @@ class Switchboard:
         worker_timeout_s: how long a worker may take for any later batch.
         close_timeout_s: how long workers may take to stop before they are killed.
         describe: names a worker's log in error messages.
-        join_timeout: the knob and the seconds that limit how long a worker may take to come; its start then begins when
-            it has. None: `start_timeout_s` covers both.
+        join_timeout: `join_timeout(worker)` is the knob and the seconds that limit how long a worker may take to come;
+            its start then begins when it has. None: `start_timeout_s` covers both.
     """
 
     def __init__(
@@ -56,7 +58,7 @@ class Switchboard:
         worker_timeout_s: float,
         close_timeout_s: float,
         describe: Callable[[int], str],
-        join_timeout: tuple[str, float] | None = None,
+        join_timeout: Callable[[int], _Limit] | None = None,
     ):
         self._start_timeout_s = start_timeout_s
         self._worker_timeout_s = worker_timeout_s
@@ -70,8 +72,10 @@ class Switchboard:
         self._watched: set[Any] = set()
         self._owed: dict[int, int] = {}
         self._has_delivered: set[int] = set()
-        # Workers that owe a batch, with the time since when, oldest first.
-        self._waiting: OrderedDict[int, float] = OrderedDict()
+        # Workers that owe a batch, with what limits their time; for each such limit, since when they do, the oldest
+        # first: who may take long must not hide who may not.
+        self._waiting: dict[int, _Limit] = {}
+        self._since: dict[_Limit, OrderedDict[int, float]] = {}
 
     def describe(self, worker: int) -> str:
         """Names a worker in error messages, with its host where it is known to be on another."""
@@ -118,21 +122,31 @@ class Switchboard:
     def owes(self, worker: int) -> None:
         """Notes that a worker was granted a slot: its time runs."""
         self._owed[worker] = self._owed.get(worker, 0) + 1
-        self._waiting.setdefault(worker, time.monotonic())
+        if worker not in self._waiting:
+            self._start_clock(worker)
 
     def delivered(self, worker: int) -> None:
         """Notes that a worker has delivered one of the batches that it owes."""
         self._has_delivered.add(worker)
         self._owed[worker] -= 1
-        del self._waiting[worker]
+        self._stop_clock(worker)
         if self._owed[worker]:
-            self._waiting[worker] = time.monotonic()
+            self._start_clock(worker)
 
     def restart_clock(self, worker: int) -> None:
         """Gives a worker the whole of its time again, from now."""
         if worker in self._waiting:
-            self._waiting[worker] = time.monotonic()
-            self._waiting.move_to_end(worker)
+            self._stop_clock(worker)
+            self._start_clock(worker)
+
+    def _start_clock(self, worker: int) -> None:
+        limit = self._waiting[worker] = self._limit(worker)
+        self._since.setdefault(limit, OrderedDict())[worker] = time.monotonic()
+
+    def _stop_clock(self, worker: int) -> None:
+        limit = self._waiting.pop(worker, None)
+        if limit is not None:
+            del self._since[limit][worker]
 
     def events(self, at_most_s: float | None = None) -> Iterator[tuple[Any, bytes | Exception | None]]:
         """Blocks until a worker says something, is gone, or is too late; then yields `(worker, message)`, or
@@ -145,9 +159,16 @@ class Switchboard:
         if at_most_s is not None:
             limit_s = min(limit_s, at_most_s)
         ready = self._selector.select(limit_s)
-        # A late worker is late also where others always have something ready.
-        if late is not None and time.monotonic() >= late[1] and all(key.data != late[0] for key, _ in ready):
-            yield late[0], self._late(late[0])
+        # A late worker is late also where others always have something ready; but what is watched may bring it.
+        if (
+            late is not None
+            and time.monotonic() >= late[1]
+            and not any(self._may_be_of(late[0], key) for key, _ in ready)
+        ):
+            if self._limit(late[0]) == self._waiting[late[0]]:
+                yield late[0], self._late(late[0])
+            else:
+                self.restart_clock(late[0])  # it has got further since, and has another limit
         gone: set[Any] = set()
         for key, _ in ready:
             worker = key.data
@@ -174,23 +195,26 @@ class Switchboard:
                 gone.add(worker)
             yield worker, message
 
+    def _may_be_of(self, worker: int, key: selectors.SelectorKey) -> bool:
+        return key.data == worker or key.data in self._watched
+
     def _patience(self) -> tuple[float, tuple[int, float] | None]:
         """How long to sleep at most, and who is late when that has passed (with the time on the clock)."""
-        if not self._waiting:
+        oldest = [(*next(iter(clock.items())), limit_s) for (_, limit_s), clock in self._since.items() if clock]
+        if not oldest:
             return _LONGEST_SELECT_S, None
-        worker, since = next(iter(self._waiting.items()))
-        deadline = since + self._limit(worker)[1]
+        deadline, worker = min((since + limit_s, worker) for worker, since, limit_s in oldest)
         return min(max(0.0, deadline - time.monotonic()), _LONGEST_SELECT_S), (worker, deadline)
 
-    def _limit(self, worker: int) -> tuple[str, float]:
+    def _limit(self, worker: int) -> _Limit:
         if worker in self._has_delivered:
             return "collector.worker_timeout_s", self._worker_timeout_s
         if worker not in self._connections and self._join_timeout is not None:
-            return self._join_timeout
+            return self._join_timeout(worker)
         return "collector.start_timeout_s", self._start_timeout_s
 
     def _late(self, worker: int) -> WorkerTimeout:
-        knob, limit_s = self._limit(worker)
+        knob, limit_s = self._waiting[worker]
         if worker not in self._connections:
             what = "has not joined"
             why = (
@@ -245,7 +269,7 @@ class Switchboard:
             # Not long: the other workers must not run out of slots meanwhile.
             self._end([handle], min(_SHORT_S, self._close_timeout_s))
         self._owed.pop(worker, None)
-        self._waiting.pop(worker, None)
+        self._stop_clock(worker)
         self._has_delivered.discard(worker)
         self._hosts.pop(worker, None)
 
@@ -261,8 +285,16 @@ class Switchboard:
         for connection in self._connections.values():
             connection.close()
         self._connections.clear()
-        self._end(list(self._handles.values()), self._close_timeout_s)
-        self._selector.close()
+        handles = list(self._handles.values())
+        try:
+            self._end(handles, self._close_timeout_s)
+        except BaseException:
+            # Nobody closes again: who hangs would keep this process from ending.
+            for handle in handles:
+                handle.kill()
+            raise
+        finally:
+            self._selector.close()
 
     def _end(self, handles: Sequence[Handle], patience_s: float) -> None:
         deadline = time.monotonic() + patience_s

@@ -52,6 +52,12 @@ def test_nothing_heavy_is_imported_before_it_is_needed(argv: list[str], tmp_path
     assert done.returncode == 0, done.stderr
 
 
+@pytest.fixture(scope="module")
+def completion(tmp_path_factory) -> str:
+    """What `eval "$(collectx -sc install=bash)"` evaluates."""
+    return collectx("-sc", "install=bash", cwd=tmp_path_factory.mktemp("install")).stdout
+
+
 @pytest.mark.parametrize(
     ("line", "expected"),
     [
@@ -65,17 +71,17 @@ def test_nothing_heavy_is_imported_before_it_is_needed(argv: list[str], tmp_path
         ("collectx run collector.num_workers_", {"collector.num_workers_per_collector="}),
     ],
 )
-def test_completion_by_bash(line: str, expected: set[str], tmp_path: Path):
+def test_completion_by_bash(line: str, expected: set[str], completion: str, tmp_path: Path):
     (tmp_path / "conf" / "env").mkdir(parents=True)
     (tmp_path / "conf" / "env" / "mine.yaml").write_text("kind: counting\n")
     # What bash does on <TAB>: calls the function registered for the command, with these variables.
     script = f"""
-        eval "$(collectx -sc install=bash)"
+        eval "$COMPLETION"
         COMP_LINE='{line}'; COMP_POINT=${{#COMP_LINE}}; words=($COMP_LINE); COMP_CWORD=$((${{#words[@]}} - 1))
         function=$(complete -p collectx | sed 's/.*-F \\([^ ]*\\).*/\\1/')
         $function; printf '%s\\n' "${{COMPREPLY[@]}}"
     """
-    environment = {**os.environ, "PATH": f"{COMMAND.parent}:{os.environ['PATH']}"}
+    environment = {**os.environ, "PATH": f"{COMMAND.parent}:{os.environ['PATH']}", "COMPLETION": completion}
     done = subprocess.run(["bash", "-c", script], cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert set(done.stdout.split()) == expected, done.stderr
 

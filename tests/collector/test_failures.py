@@ -11,6 +11,7 @@ import pytest
 from collecting import counting, custom, faulty, gym_vector, start, worker_pids
 from faulty import BrokenLever, Unpicklable
 
+from collectx.env.counting import StreamChecker
 from collectx.errors import WorkerDied, WorkerError, WorkerTimeout
 
 PLACES = [
@@ -20,7 +21,6 @@ PLACES = [
     ("distributed", "local"),
     ("rpc", "local"),
 ]
-places = pytest.mark.parametrize(("kind", "place"), PLACES)
 
 
 def drain(collector):
@@ -32,8 +32,10 @@ def traceback_of(caught):
     return "".join(map(str, caught.traceback)) + "".join(getattr(caught.value, "__notes__", []))
 
 
-@places
-@pytest.mark.parametrize(("fault", "kind_of_error"), [("builtin", ZeroDivisionError), ("custom", BrokenLever)])
+@pytest.mark.parametrize(
+    ("kind", "place", "fault", "kind_of_error"),
+    [*((*way, "custom", BrokenLever) for way in PLACES), ("multi_sync", "local", "builtin", ZeroDivisionError)],
+)
 def test_an_env_that_raises(kind, place, fault, kind_of_error):
     with start(kind, place, faulty(fault), total_frames=-1) as collector:
         with pytest.raises(kind_of_error) as caught:
@@ -43,14 +45,8 @@ def test_an_env_that_raises(kind, place, fault, kind_of_error):
             assert re.match(r"raised in worker [01]\n", caught.value.__notes__[-1])
         if fault == "custom":
             assert (caught.value.lever, caught.value.force) == ("left", 3)
-
-
-@places
-def test_after_the_error_the_collector_never_looks_complete(kind, place):
-    with start(kind, place, faulty("custom"), total_frames=-1) as collector:
-        with pytest.raises(BrokenLever):
-            drain(collector)
-        with pytest.raises((WorkerError, BrokenLever)):
+        # Nor does it look complete afterwards.
+        with pytest.raises((WorkerError, kind_of_error)):
             drain(collector)
 
 
@@ -63,7 +59,7 @@ def test_an_exception_that_cannot_be_pickled_keeps_its_type():
     assert "pull_the_lever" in traceback_of(caught)
 
 
-@places
+@pytest.mark.parametrize(("kind", "place"), PLACES[:4])
 def test_a_stop_iteration_in_an_env_does_not_end_the_collection_quietly(kind, place):
     with (
         start(kind, place, faulty("stop_iteration")) as collector,
@@ -80,7 +76,8 @@ def test_an_env_that_exits_does_not_end_the_trainer():
         drain(collector)
 
 
-@places
+# By the other ways: `test_user_errors.py`.
+@pytest.mark.parametrize(("kind", "place"), [("single", "inline"), ("multi_async", "local")])
 def test_a_policy_that_raises(kind, place):
     policy = custom("faulty:RaisingPolicy", at_call=8)
     with (
@@ -91,7 +88,7 @@ def test_a_policy_that_raises(kind, place):
     assert (caught.value.lever, caught.value.force) == ("policy", 7)
 
 
-@pytest.mark.parametrize("kind", ["multi_sync", "multi_async", "distributed_sync", "distributed", "rpc"])
+@pytest.mark.parametrize("kind", ["multi_sync", "multi_async", "distributed_sync", "rpc"])
 def test_a_worker_killed_in_mid_run_is_named(kind):
     with start(kind, "local", counting(), total_frames=-1) as collector:
         next(collector)
@@ -109,7 +106,7 @@ def test_a_crash_names_the_log(tmp_path):
         drain(collector)
 
 
-@pytest.mark.parametrize("kind", ["multi_sync", "multi_async", "distributed_sync", "distributed", "rpc"])
+@pytest.mark.parametrize("kind", ["multi_sync", "multi_async", "distributed", "rpc"])
 def test_a_hung_env_names_the_knob(kind, tmp_path):
     env = faulty("hang", at_step=50, claim=str(tmp_path / "claim"))
     with (
@@ -159,3 +156,25 @@ def test_an_env_with_processes_of_its_own_dies_with_its_killed_worker(wait_until
         wait_until(
             lambda: not any(child.is_running() for child in children), what=f"the envs' processes end: {children}"
         )
+
+
+@pytest.mark.parametrize(("kind", "place"), [("multi_async", "inline"), *PLACES[1:4]])
+def test_a_next_that_is_interrupted_while_it_gathers_loses_nothing(kind, place, monkeypatch):
+    """As by Ctrl-C, which comes at every second call."""
+    checker = StreamChecker()
+    with start(kind, place, counting(), frames_per_batch=12, total_frames=240) as collector:
+        gather, calls = collector._transport.gather, []
+
+        def interrupted(parts, own):
+            calls.append(parts)
+            if len(calls) % 2:
+                raise KeyboardInterrupt
+            return gather(parts, own)
+
+        monkeypatch.setattr(collector._transport, "gather", interrupted)
+        for _ in range(20):
+            with pytest.raises(KeyboardInterrupt):
+                next(collector)
+            checker.take(next(collector))
+        with pytest.raises(StopIteration):
+            next(collector)

@@ -19,11 +19,12 @@ TESTS = Path(__file__).parent.parent
 class Trainer:
     """A small script with a collector named `collector`, in a process group of its own."""
 
-    def __init__(self, tmp_path, body, env="counting(2)"):
+    def __init__(self, tmp_path, body, env="counting(2)", before="pass"):
         script = tmp_path / "trainer.py"
         script.write_text(
             # Workers, and the processes of their envs, import this script and need nothing of it.
             "if __name__ == '__main__':\n"
+            f"    {before}\n"
             "    from collecting import *\n    import sys, time\n"
             f"    collector = start('multi_async', 'local', {env}, total_frames=-1)\n"
             "    next(collector)\n"
@@ -35,7 +36,7 @@ class Trainer:
             stderr=subprocess.PIPE,
             text=True,
             start_new_session=True,
-            env={**os.environ, "PYTHONPATH": str(TESTS)},
+            env={**os.environ, "PYTHONPATH": os.pathsep.join((str(TESTS), *sys.path))},
         )
         assert self.process.stdout.readline() == "collecting\n", self.process.stderr.read()
         self.family = psutil.Process(self.process.pid).children(recursive=True)
@@ -118,3 +119,40 @@ def test_workers_that_have_not_joined_end_without_a_word(kind):
         handles = list(collector.handles().values())
     assert len(handles) == 2
     assert {handle.exitcode for handle in handles} <= {0, -signal.SIGTERM}
+
+
+@pytest.mark.slow
+def test_a_forgotten_collector_ends_where_something_else_is_to_be_done_at_the_end(trainer):
+    # The first `weakref.finalize` of a process says when those of all are called at its end.
+    before = "import tempfile; folder = tempfile.TemporaryDirectory()"
+    assert trainer("sys.exit(5)", before=before).end() == (5, "")
+
+
+@pytest.mark.slow
+def test_a_process_forked_off_the_trainer_ends_no_workers(trainer):
+    body = """
+        import os
+        child = os.fork()
+        if child == 0:
+            del collector
+            os._exit(0)
+        os.waitpid(child, 0)
+        for _ in range(3):
+            next(collector)
+        collector.close()
+    """
+    assert trainer(body).end() == (0, "")
+
+
+@pytest.mark.slow
+def test_an_impatient_ctrl_c_while_a_hung_worker_is_waited_for_leaves_nothing(trainer):
+    body = """
+        import os, signal, threading
+        time.sleep(1.0)  # until they hang
+        try:
+            threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT)).start()
+            collector.close()
+        except KeyboardInterrupt:
+            sys.exit(6)
+    """
+    assert trainer(body, env="faulty('hang', at_step=30)").end() == (6, "")

@@ -7,27 +7,14 @@ import os
 import gymnasium
 import pytest
 import torch
-from collecting import faulty, start
+from collecting import WAYS, faulty, start
 from torch import nn
 
 import collectx
-from collectx import (
-    Collector,
-    DistributedCollector,
-    DistributedSyncCollector,
-    MultiAsyncCollector,
-    MultiSyncCollector,
-)
 
 torch.set_num_threads(1)
 
-WAYS = {
-    "single": Collector,
-    "multi_sync": MultiSyncCollector,
-    "multi_async": MultiAsyncCollector,
-    "distributed": DistributedCollector,
-    "distributed_sync": DistributedSyncCollector,
-}
+PLACES = ["init", "reset", "step", "policy"]
 
 
 class OddError(Exception):
@@ -79,8 +66,19 @@ class RaisingPolicy(nn.Module):
         return torch.zeros(observation.shape[0], dtype=torch.int64)
 
 
-@pytest.mark.parametrize("where", ["init", "reset", "step", "policy"])
-@pytest.mark.parametrize("kind", WAYS)
+# Every place in this process and in another, every way from one.
+@pytest.mark.parametrize(
+    ("kind", "where"),
+    [
+        *((kind, where) for kind in ("single", "multi_sync") for where in PLACES),
+        ("multi_async", "step"),
+        ("distributed", "init"),
+        ("distributed", "policy"),
+        ("distributed_sync", "reset"),
+        ("rpc", "step"),
+        ("rpc_sync", "policy"),
+    ],
+)
 def test_an_error_keeps_its_type_contents_and_place(kind, where):
     spared = -1 if kind == "single" else os.getpid()
 
@@ -88,7 +86,7 @@ def test_an_error_keeps_its_type_contents_and_place(kind, where):
         return Raising(gymnasium.make("CartPole-v1"), where, spared)
 
     policy = RaisingPolicy() if where == "policy" else None
-    keywords = {"launcher": "mp"} if kind.startswith("distributed") else {}
+    keywords = {"launcher": "mp"} if kind.startswith(("distributed", "rpc")) else {}
     create = [create] if kind.startswith("multi") else create
     with (
         pytest.raises(OddError, match="code 7") as caught,
@@ -102,7 +100,7 @@ def test_an_error_keeps_its_type_contents_and_place(kind, where):
         assert "raised in worker 0" in told
 
 
-@pytest.mark.parametrize("kind", [kind for kind in WAYS if kind.startswith("multi")])
+@pytest.mark.parametrize("kind", ["multi_sync", "multi_async"])
 def test_a_class_that_only_the_trainer_has_keeps_its_type(kind):
     class Local(Exception):
         pass
@@ -118,8 +116,9 @@ def test_a_class_that_only_the_trainer_has_keeps_its_type(kind):
         collector.next()
 
 
-@pytest.mark.parametrize("kind", ["multi_sync", "distributed_sync"])
-@pytest.mark.parametrize("is_filtered", [True, False])
+@pytest.mark.parametrize(
+    ("kind", "is_filtered"), [("multi_sync", True), ("multi_sync", False), ("distributed_sync", True)]
+)
 def test_warnings_of_workers_are_filtered_unless_they_are_wanted(kind, is_filtered, tmp_path, monkeypatch):
     assert collectx.filter_warnings_subprocess
     monkeypatch.setattr(collectx, "filter_warnings_subprocess", is_filtered)

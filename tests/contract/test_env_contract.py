@@ -143,21 +143,25 @@ def sample_actions(spec: EnvSpec, steps: int) -> list[list[np.ndarray]]:
     return [[array[:, t] for array in memory] for t in range(steps)]
 
 
-@pytest.fixture(autouse=True)
-def _elsewhere(tmp_path, monkeypatch):
+@pytest.fixture(autouse=True, scope="module")
+def _elsewhere(tmp_path_factory):
     # MuJoCo writes its log into the current directory.
-    monkeypatch.chdir(tmp_path)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path_factory.mktemp("elsewhere"))
+        yield
 
 
-@pytest.fixture(params=NAMES)
+@pytest.fixture(params=NAMES, scope="module")
 def cfg(request) -> EnvConfig:
     return CONFIGS[request.param]
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def env(cfg):
+    """One for all tests of a kind: each begins with a reset. Closing may be done twice."""
     env = build(cfg)
     yield env
+    env.close()
     env.close()
 
 
@@ -205,11 +209,10 @@ def test_same_seeds_and_actions_give_the_same_stream(cfg, env):
             assert all(np.array_equal(x, y) for x, y in zip(a, c, strict=True))
 
 
-def test_reset_without_seeds_and_close_twice(env):
+def test_a_reset_may_be_without_seeds(env):
     out = Memory(env.spec, 1).scratch()
     env.reset(None, out)
-    env.close()
-    env.close()
+    assert any(array.any() for array in out)
 
 
 def test_action_memory_may_be_overwritten_after_the_step(env):

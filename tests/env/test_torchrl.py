@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from functools import partial
 
 import numpy as np
 import pytest
@@ -13,8 +14,12 @@ from gymnasium import spaces
 pytest.importorskip("torchrl", reason="needs the torchrl extra")
 
 import torchrlenvs
+from collecting import config
 
-from collectx import Collector
+from collectx import Collector, MultiAsyncCollector, MultiSyncCollector
+from collectx import collector as collectors
+from collectx import trainer as trainers
+from collectx.cli.compose import compose
 from collectx.config import TorchrlEnvConfig
 from collectx.env import build, read_spec
 from collectx.env.base import StepRows
@@ -141,6 +146,50 @@ def test_an_env_that_was_given_itself_is_left_open():
     env.close()
 
 
+@pytest.mark.parametrize("size", [(), (2,), (2, 3)])
+def test_a_trajectory_goes_from_reset_to_reset_of_all_agents(size):
+    num = int(np.prod(size))
+    with Collector(partial(torchrlenvs.Agents, size), frames_per_batch=30 * num) as collector:
+        batch = collector.next()
+    assert batch.batch_size == (*size, 30)
+    assert batch.names == [*[None] * len(size), "time"]
+    rows = batch.reshape(-1, 30)
+    done, ids = rows["next", "done"].squeeze(-1), rows["collector", "traj_ids"]
+    assert torch.equal(ids[:, 1:] != ids[:, :-1], done[:, :-1])
+    assert torch.equal(done.sum(-1), 30 // (5 + torch.arange(num)))
+    assert torch.equal(rows["next", "agents", "done"].all(-2).squeeze(-1), done)
+    assert torch.equal(
+        rows["agents", "done"][:, 1:], rows["next", "agents", "done"][:, :-1] & ~done[:, :-1, None, None]
+    )
+    assert ("next", "reward") not in batch.keys(True)
+
+
+def test_returns_sum_all_rewards():
+    cfg = TorchrlEnvConfig("torchrl", 1, "torchrlenvs:Agents")
+    with collectors.build(config("single", "inline", cfg, frames_per_batch=30), None, read_spec(cfg)) as collector:
+        batch = next(collector)
+    (part,) = collector.delivery.parts
+    rewards = batch["next", "agents", "reward"].sum((-1, -2)).reshape(6, 5).sum(-1)
+    np.testing.assert_allclose(part.returns, rewards, rtol=1e-5)
+
+
+def test_a_trainer_that_learns_from_one_reward_refuses_others():
+    spec = TorchrlEnv([torchrlenvs.TwoRewards()]).spec
+    ppo = compose(["experiment=cartpole_ppo"]).trainer
+    with pytest.raises(ConfigError, match=r"the env gives reward \[2\] torch.float64, and it learns from one reward"):
+        trainers.build(ppo, None, spec, 0, torch.device("cpu"))
+
+
+@pytest.mark.parametrize("kind", [MultiSyncCollector, MultiAsyncCollector])
+def test_envs_in_a_grid_by_several_workers(kind):
+    grid = partial(torchrlenvs.Agents, (2, 3))
+    with kind([grid] * 2, frames_per_batch=120, total_frames=120) as collector:
+        batch = collector.next()
+    assert batch.batch_size == ((2, 2, 3, 10) if kind is MultiSyncCollector else (2, 3, 20))
+    with kind([grid] * 2, frames_per_batch=120, total_frames=120, cat_results=-1) as collector:
+        assert collector.next().batch_size == (2, 3, 20)
+
+
 class NoEnd(torchrlenvs.ManyKeys):
     def _step(self, tensordict):
         return super()._step(tensordict).exclude("done")
@@ -159,7 +208,8 @@ class ByItself(torchrlenvs.ManyKeys):
 @pytest.mark.parametrize(
     ("make", "kind", "message"),
     [
-        (torchrlenvs.TwoRewards, SpaceError, r"rewards reward \[2\] torch.float32: a batch has one, reward \[1\]"),
+        (torchrlenvs.Apart, SpaceError, r"the ends agents.done \[2, 1\], .*: an episode ends by done, "),
+        (torchrlenvs.hooked, ConfigError, "Hooked has _post_step_mdp_hooks, by which a frame's keys below next"),
         (ByItself, ConfigError, "ByItself resets its envs by itself"),
         (lambda: 3, ConfigError, "returned a builtins.int: expected a gymnasium.Env, .* or an EnvBase of TorchRL"),
         (NoEnd, ShapeError, "writes neither done nor terminated"),

@@ -10,8 +10,16 @@ pytest.importorskip("torchrl", reason="needs the torchrl extra")
 import torchrlenvs
 from tensordict.nn import TensorDictModule, TensorDictSequential
 from tensordict.nn.distributions import NormalParamExtractor
+from torchrl.envs import InitTracker, TransformedEnv
 from torchrl.envs.utils import ExplorationType
-from torchrl.modules import EGreedyModule, OneHotCategorical, ProbabilisticActor, QValueActor, TanhNormal
+from torchrl.modules import (
+    EGreedyModule,
+    MultiStepActorWrapper,
+    OneHotCategorical,
+    ProbabilisticActor,
+    QValueActor,
+    TanhNormal,
+)
 
 from collectx import Collector, MultiSyncCollector
 
@@ -77,3 +85,25 @@ def test_q_values_with_random_actions_between(eps, least, most):
     assert batch["action"].dtype == torch.int64
     differ = batch["action"].argmax(-1) != batch["action_value"].argmax(-1)
     assert least <= int(differ.sum()) <= most
+
+
+class Plan(torch.nn.Module):
+    """Four actions at a time, of the same observation."""
+
+    def forward(self, observation):
+        return (
+            torch.tensor([0.0, 0.5, 1.0, 1.5]).reshape(1, 4, 1).expand(len(observation), 4, 1)
+            + observation[:, None, :1]
+        )
+
+
+def test_an_actor_of_several_steps_goes_on_with_its_plan():
+    def create():
+        return TransformedEnv(torchrlenvs.pendulum(), InitTracker())
+
+    policy = MultiStepActorWrapper(TensorDictModule(Plan(), ["observation"], ["action"]), n_steps=4)
+    batch = collect(create, policy, max_frames_per_traj=6)
+    number = batch["step_count"][:, 0]  # of the frame in its trajectory
+    assert number.max() == 5
+    planned = batch["observation"][torch.arange(40) - number % 4, 0] + 0.5 * (number % 4)
+    torch.testing.assert_close(batch["action"][:, 0], planned)

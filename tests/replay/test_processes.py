@@ -9,7 +9,7 @@ import threading
 
 import pytest
 import torch
-from countedframes import SIZE, Stream, check_whole, die, write
+from countedframes import SIZE, Stream, check_whole, die, write, write_until
 
 from collectx import ReplayBuffer
 from collectx.launcher.local import warm_up
@@ -22,7 +22,7 @@ SAMPLERS = {
     "prioritized": lambda: PrioritizedSampler(seed=0),
     "slices": lambda: SliceSampler(4, seed=0),
 }
-WRITERS, BATCHES, FRAMES = 3, 60, 16
+WRITERS, BATCHES, FRAMES, SAMPLES = 3, 60, 16, 100
 PATIENCE_S = 180  # on a machine that has much else to do
 
 
@@ -54,25 +54,22 @@ def check(sample) -> None:
 
 @pytest.mark.parametrize("kind", SAMPLERS)
 def test_samples_are_whole_while_others_write(kind, wait_until):
-    """The ring is small, so that what is read is just being overwritten."""
+    """The ring is small, so that what is read is just being overwritten. Writers go on for as long as it is read."""
     buffer = ReplayBuffer(100, sampler=SAMPLERS[kind]())
-    writers = [start(write, buffer, 2 * w, BATCHES) for w in range(WRITERS)]
-    samples = seen = 0
-    # A reader that never waits would keep the lock from the writers.
-    while any(writer.is_alive() for writer in writers):
-        wait_until(
-            lambda: buffer.write_count > seen or not any(w.is_alive() for w in writers), PATIENCE_S, "more frames"
-        )
-        if (seen := buffer.write_count) == 0:
-            continue
+    stop, written = CONTEXT.Event(), CONTEXT.Value("q", 0)
+    writers = [start(write_until, buffer, 2 * w, stop, written) for w in range(WRITERS)]
+    seen = 0
+    for _ in range(SAMPLES):
+        # A reader that never waits would keep the lock from the writers.
+        wait_until(lambda seen=seen: buffer.write_count > seen, PATIENCE_S, "more frames")
+        seen = buffer.write_count
         sample = buffer.sample(64)
         check(sample)
         if kind == "prioritized":
             buffer.update_priority(sample["index"], torch.rand(64))
-        samples += 1
+    stop.set()
     assert [finish(writer) for writer in writers] == [0] * WRITERS
-    assert buffer.write_count == WRITERS * BATCHES * FRAMES
-    assert samples > 0
+    assert buffer.write_count == written.value
     check(buffer.sample(64))
 
 

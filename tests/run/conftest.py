@@ -76,7 +76,8 @@ def cfg():
         env=CountingEnvConfig("counting", 2, 5, 3, 0.0),
         policy=RandomPolicyConfig("random"),
         collector=CollectorConfig(
-            "single", 1, 20, 100, "random", 2, False, "raise", 10, 60.0, 60.0, 10.0, 1, "sync", None, None, False, False
+            *("single", 1, 20, 100, "random", 2, False, "raise", 10, 60.0, 60.0, 10.0, 1, "sync", None, None, False),
+            *(False, "batch", None, None, "padded", False, None),
         ),
         backend=BackendConfig("auto"),
         launcher=LauncherConfig("inline", None, 1, False),

@@ -274,7 +274,8 @@ cfg = RunConfig(
     env=CountingEnvConfig("counting", 2, 5, 3, 0.0),
     policy=RandomPolicyConfig("random"),
     collector=CollectorConfig(
-        "multi_async", 2, 20, -1, "random", 2, False, "raise", 10, 60.0, 60.0, 10.0, 1, "sync", None, None, False, False
+        *("multi_async", 2, 20, -1, "random", 2, False, "raise", 10, 60.0, 60.0, 10.0, 1, "sync", None, None, False),
+        *(False, "batch", None, None, "padded", False, None),
     ),
     backend=BackendConfig("auto"),
     launcher=LauncherConfig("local", None, 1, False),

@@ -6,6 +6,7 @@ import contextlib
 import hmac
 import os
 import re
+import resource
 import socket
 import subprocess
 import sys
@@ -23,7 +24,7 @@ from collectx.errors import ConfigError, RendezvousError
 from collectx.launcher.local import LocalLauncher
 from collectx.transport.base import Arrival
 from collectx.transport.distributed import DistributedTransport
-from collectx.transport.rendezvous import PROTOCOL, Listener, Meeting, connect, local_addresses
+from collectx.transport.rendezvous import PROTOCOL, Listener, Meeting, connect, keep_alive, local_addresses
 from collectx.transport.switchboard import Switchboard
 
 SECRET = b"s" * 32
@@ -167,6 +168,33 @@ def test_what_was_said_once_opens_nothing_the_second_time(listen, wait_until):
         assert len(peer.recv(32)) == 32
     assert dial(said) == b""
     wait_until(lambda: ear.refusals)
+
+
+def test_strangers_who_take_all_descriptors_do_not_end_the_listening(listen, wait_until):
+    ear = listen()
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    strangers = [socket.socket() for _ in range(3)]
+    try:
+        # As many as are open, of which the listener needs one for everyone who comes.
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(map(int, os.listdir("/proc/self/fd"))) + 1, limits[1]))
+        for stranger in strangers:
+            stranger.connect(("127.0.0.1", ear.meeting.port))
+        time.sleep(0.1)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    say_hello(ear.meeting)
+    wait_until(lambda: ear.greeted)
+    for stranger in strangers:
+        stranger.close()
+
+
+@pytest.mark.parametrize("notice_s", [0.001, 60.0, 1e6, 1e12, float("inf")])
+def test_a_connection_can_be_kept_alive_for_any_time(listen, notice_s):
+    ear = listen()
+    connection, _ = connect(ear.meeting, 60.0, "knob=7")
+    with connection:
+        keep_alive(connection, notice_s)
+        connection.send_bytes(b"hello")
 
 
 def test_a_port_that_is_taken_is_a_configuration_error(listen):

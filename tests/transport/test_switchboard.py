@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import time
 from multiprocessing import Pipe
 
 import pytest
 
-from collectx.errors import WorkerDied
+from collectx.errors import WorkerDied, WorkerTimeout
 from collectx.transport.switchboard import Switchboard
 
 
@@ -67,3 +68,71 @@ def test_a_broken_connection_is_reported_without_waiting_for_the_job(board):
     assert job.released == 2
     job.end()
     os.close(job.sentinel)
+
+
+def test_a_worker_that_may_take_long_hides_none_that_may_not():
+    board = Switchboard(60.0, 0.2, 1.0, str, lambda worker: ("launcher.queue_timeout_s", 3600.0))
+    ours, theirs = Pipe()
+    board.owes(0)
+    board.plug(1, ours)
+    for step in (board.owes, board.delivered, board.owes):
+        step(1)
+    ((worker, error),) = board.events(60.0)
+    assert worker == 1
+    assert isinstance(error, WorkerTimeout)
+    board.close()
+    theirs.close()
+
+
+def test_a_worker_that_has_got_further_has_another_limit():
+    limits = [("launcher.queue_timeout_s", 0.05), ("collector.start_timeout_s", 0.3)]
+    board = Switchboard(60.0, 60.0, 1.0, str, lambda worker: limits[-1 if has_started else 0])
+    has_started = False
+    began = time.monotonic()
+    board.owes(0)
+    has_started = True
+    assert list(board.events()) == []
+    ((_, error),) = board.events()
+    assert "collector.start_timeout_s=0.3" in str(error)
+    assert time.monotonic() - began >= 0.35
+    board.close()
+
+
+def test_nobody_is_late_while_what_is_watched_may_tell_of_it():
+    board = Switchboard(0.01, 60.0, 1.0, str)
+    bell, ringer = os.pipe()
+    board.watch(bell, "bell")
+    board.owes(0)
+    os.write(ringer, b"x")
+    time.sleep(0.1)
+    assert list(board.events()) == [("bell", None)]
+    os.read(bell, 1)
+    ((worker, error),) = board.events()
+    assert worker == 0
+    assert isinstance(error, WorkerTimeout)
+    board.close()
+    os.close(bell)
+    os.close(ringer)
+
+
+class Hanging(Job):
+    """Does not end by itself; who waits for it is interrupted."""
+
+    is_killed = False
+
+    def join(self, timeout=None):
+        raise KeyboardInterrupt
+
+    def kill(self):
+        self.is_killed = True
+
+
+def test_an_interrupted_close_leaves_nobody_running(board):
+    hanging = Hanging()
+    board.attach(0, hanging)
+    with pytest.raises(KeyboardInterrupt):
+        board.close()
+    assert hanging.is_killed
+    hanging.end()
+    os.close(hanging.sentinel)
+    board._handles.clear()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -20,8 +20,10 @@ from collectx.config import (
     is_stacked,
     rows_per_env,
 )
+from collectx.env.base import EnvSpec
 from collectx.errors import ConfigError
 from collectx.given import GivenEnvConfig, Hooks
+from collectx.library.assembly import Assembly
 from collectx.library.early import Early
 from collectx.library.keywords.custom import custom_problems, given_collectors
 from collectx.library.keywords.reading import (
@@ -31,9 +33,9 @@ from collectx.library.keywords.reading import (
     positive,
     round_up,
 )
-from collectx.library.keywords.remote import Nested, RayRemote
+from collectx.library.keywords.remote import Nested, RayRemote, RpcRemote
 from collectx.library.keywords.specs import Devices, Frames, Handing, Weights, Work, Workers
-from collectx.library.trajectories import Assembly
+from collectx.transport.backends import gpu_problems, visible_problems
 
 
 @dataclass(frozen=True)
@@ -68,7 +70,7 @@ class Order:
         if isinstance(self.remote, RayRemote) and self.remote.num_collectors is not None:
             return self.remote.num_collectors
         create = self.work.create_env_fn
-        return 1 if callable(create) else len(create)
+        return len(create) if isinstance(create, list | tuple) else 1
 
     @property
     def workers_write(self) -> bool:
@@ -76,14 +78,18 @@ class Order:
         is_whole = self.assembly.trajs_per_batch is not None
         return self.kind.startswith("multi") and self.handing.shared_buffer is not None and not is_whole
 
-    def check(self) -> None:
+    def check(self, known: Sequence[str] = ()) -> None:
         """Looks at all of it.
+
+        Args:
+            known: what is wrong beside.
 
         Raises:
             ConfigError: what is wrong, all at once.
         """
         num_workers = self.num_workers
         problems = [
+            *known,
             *self.work.problems(num_workers),
             *self._graph_problems(),
             *self._share_problems(),
@@ -94,6 +100,7 @@ class Order:
             *self.workers.problems(),
             *self.weights.problems(),
             *self.remote.problems(num_workers),
+            *self._visible_problems(),
             *self.hooks.problems(),
             *self.assembly.problems(),
             *custom_problems(self),
@@ -112,7 +119,7 @@ class Order:
                 f"{self.remote.num_workers_per_collector}) takes weights between its batches: use 1."
             )
         if problems:
-            raise ConfigError(problems)
+            raise ConfigError(list(dict.fromkeys(problems)))
 
     def _share_problems(self) -> list[str]:
         """What is wrong about frames that are told worker by worker."""
@@ -134,21 +141,32 @@ class Order:
             )
         return found
 
-    def fit(self, cfg: RunConfig, own: list[dict[str, Any]], num_envs: int) -> int:
+    def fit(self, cfg: RunConfig, own: list[dict[str, Any]], spec: EnvSpec) -> int:
         """Rounds the frames of a batch up to whole steps of all envs, as TorchRL does, in what `config` gave; returns
         how many they are.
 
         Args:
-            num_envs: of one worker's process.
+            spec: of one worker's process.
 
         Raises:
-            ConfigError: parts of different lengths are to be concatenated along another dimension than time.
+            ConfigError: parts are to be concatenated along a dimension that they have not, or, where they have
+                different lengths, along another than time.
         """
         want, told, dim = cfg.collector, self.frames.per_worker, self.handing.cat_results
         stacked = is_stacked(want)
+        num_envs, num_dims = spec.num_envs, len(spec.batch_shape) or int(spec.num_envs > 1)
+        if rows_per_env(want) > 1:
+            num_dims = 1
+        part = [*["envs"] * num_dims, "time"]
+        if stacked and isinstance(dim, int) and not -len(part) <= dim < len(part):
+            raise ConfigError(
+                [
+                    f"cat_results={dim}: a worker's part is [{', '.join(part)}], so it must be from {-len(part)} to "
+                    f"{len(part) - 1}, or 'stack'."
+                ]
+            )
         uneven = told is not None or self.early.threshold is not None
-        last = 0 if num_envs == 1 else 1
-        if stacked and uneven and self.handing.is_concatenated and dim not in (-1, last):
+        if stacked and uneven and self.handing.is_concatenated and dim not in (-1, num_dims):
             raise ConfigError(
                 [
                     f"cat_results={dim}: parts of different lengths, [envs, time] or [time], fit together along time "
@@ -182,6 +200,17 @@ class Order:
             "only: give policy_device='cuda', or leave it out."
         ]
 
+    def _visible_problems(self) -> list[str]:
+        """What is wrong about the GPUs that workers see, and where their policies act."""
+        remote = self.remote
+        if self.devices.problems(self.num_workers) or remote.problems(self.num_workers):
+            return []
+        if isinstance(remote, RpcRemote):
+            return visible_problems("visible_devices", remote.visible, self._acting())
+        if isinstance(remote, RayRemote):
+            return gpu_problems("remote_configs", for_each(remote.remote_configs, self.num_workers), self._acting())
+        return []
+
     def _acting(self) -> list[str]:
         """Where each worker's policy acts."""
         _, general = self.devices.resolve(self.num_workers)
@@ -209,7 +238,7 @@ class Order:
             kind=self.kind,
             num_workers=num_workers,
             frames_per_batch=self.frames.in_all,
-            total_frames=self.frames.total_frames,
+            total_frames=-1 if self.frames.total_frames is None else self.frames.total_frames,
             exploration_type=self.work.exploration,
             num_slots=workers.num_slots,
             zero_copy=self.handing.zero_copy,
@@ -225,6 +254,10 @@ class Order:
             reset_at_each_iter=self.frames.reset_at_each_iter,
             set_truncated=self.frames.set_truncated,
             refresh="step" if self.weights.update_weights_between_steps else "batch",
+            preemptive_threshold=self.early.threshold,
+            trajs_per_batch=self.assembly.trajs_per_batch,
+            traj_format=self.assembly.traj_format or "padded",
+            compact_obs=self.handing.compact_obs,
             order_of=None,
         )
         if self.early.asked is not None:

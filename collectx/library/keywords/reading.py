@@ -29,7 +29,9 @@ def positive(count: int | None) -> int | None:
 
 
 def exploration_of(given: Any) -> str:
-    """The name of an exploration type, of this package's, TorchRL's, or a name."""
+    """The name of an exploration type, of this package's, TorchRL's, or a name; None: RANDOM."""
+    if given is None:
+        return ExplorationType.RANDOM.value
     return str(getattr(given, "name", given)).lower()
 
 
@@ -46,8 +48,10 @@ def why_no_device(device: Any, is_here: bool = False) -> str | None:
     """What is wrong with a device; if `is_here`, also that this machine has no such GPU."""
     try:
         name_of(device)
-    except (RuntimeError, TypeError) as error:
+    except RuntimeError as error:
         return str(error).splitlines()[0]
+    except TypeError:
+        return "must be a torch.device or its name, as 'cpu' or 'cuda:0'."
     if not is_here or device is None or torch.device(device).type != "cuda":
         return None
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0

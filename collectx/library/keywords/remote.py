@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from collectx.config import (
     GROUP_BACKENDS,
     BackendConfig,
@@ -125,7 +127,9 @@ class RpcRemote(Remote):
     """Workers over torch RPC; `backend` is not looked at.
 
     Args:
-        visible_devices: is not looked at: bytes lie on the CPU on their way.
+        visible_devices: for each worker the only GPU that its process sees, counted among those of its host, where its
+            policy may act by that name or as "cuda"; "cpu": it sees none. Bytes lie on the CPU on their way. None: all
+            see all.
         tensorpipe_options: `num_worker_threads`, `rpc_timeout` (seconds), `_transports` and `_channels` of
             `torch.distributed.rpc.TensorPipeRpcBackendOptions`.
     """
@@ -135,11 +139,23 @@ class RpcRemote(Remote):
 
     def problems(self, num_workers: int) -> list[str]:
         """See `Remote`."""
-        return super().problems(num_workers) + tensorpipe_problems("tensorpipe_options", self.tensorpipe_options or {})
+        found = super().problems(num_workers) + tensorpipe_problems("tensorpipe_options", self.tensorpipe_options or {})
+        for device in self.visible_devices or ():
+            if why := why_no_device(_gpu_named(device), is_here=self.launcher == "mp"):
+                return [*found, f"visible_devices={self.visible_devices!r}: {why}"]
+        return found
+
+    @property
+    def visible(self) -> list[str] | None:
+        """`visible_devices` by their names."""
+        if self.visible_devices is None:
+            return None
+        devices = [torch.device(_gpu_named(device)) for device in self.visible_devices]
+        return [device.type if device.type == "cpu" else f"{device.type}:{device.index or 0}" for device in devices]
 
     def backend_config(self) -> BackendConfig:
         """See `Remote`."""
-        return RpcBackendConfig("rpc", None, self.tcp_port, dict(self.tensorpipe_options or {}))
+        return RpcBackendConfig("rpc", None, self.tcp_port, dict(self.tensorpipe_options or {}), self.visible)
 
 
 @dataclass(frozen=True)
@@ -154,12 +170,17 @@ class RayRemote(Nested):
             for all, or one for each. None: one core.
         num_collectors: TorchRL's name for `num_workers`.
         use_env_creator: is not looked at.
+        queue_timeout_s: when Ray must have started a worker's process, in seconds: it waits where others use what it
+            asks for, or, with `autoscaling`, where the node that has it is still to come.
+        autoscaling: the cluster adds nodes by itself. Otherwise what it does not have is told before anything starts.
     """
 
     ray_init_config: dict[str, Any] | None = None
     remote_configs: Any = None
     num_collectors: int | None = None
     use_env_creator: bool = False
+    queue_timeout_s: float = 60.0
+    autoscaling: bool = False
 
     def problems(self, num_workers: int) -> list[str]:
         """See `Nested`."""
@@ -175,6 +196,8 @@ class RayRemote(Nested):
             found.append(f"remote_configs={self.remote_configs!r}: must be a dict, or one for each worker.")
         else:
             found += actor_problems("remote_configs", each)
+        if self.queue_timeout_s <= 0:
+            found.append(f"queue_timeout_s={self.queue_timeout_s}: must be above 0.")
         if self.num_collectors is not None and self.num_collectors != num_workers:
             found.append(f"num_collectors={self.num_collectors}, but num_workers={num_workers}: give one of them.")
         return found
@@ -182,10 +205,16 @@ class RayRemote(Nested):
     def launcher_config(self, num_threads: int, num_workers: int) -> RayLauncherConfig:
         """Where workers come up."""
         each = [dict(own or {"num_cpus": 1}) for own in for_each(self.remote_configs, num_workers)]
-        return RayLauncherConfig("ray", None, num_threads, False, dict(self.ray_init_config or {}), each)
+        cluster = dict(self.ray_init_config or {})
+        return RayLauncherConfig("ray", None, num_threads, False, cluster, each, self.queue_timeout_s, self.autoscaling)
 
 
 _OWN = ("create_env_kwargs", "device", "policy_device", "exploration_type")
+
+
+def _gpu_named(device: Any) -> Any:
+    """torch itself takes a number for a device only where there is a GPU."""
+    return f"cuda:{device}" if isinstance(device, int) else device
 
 
 def _own_problems(own: dict[str, Any], is_ours: bool) -> list[str]:

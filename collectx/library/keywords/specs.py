@@ -12,13 +12,13 @@ from tensordict import TensorDict
 from tensordict.nn import CudaGraphModule
 
 from collectx.batch import POLICY_VERSION, TRAJ_IDS
+from collectx.collector.trajectories import mask, split_trajectories
 from collectx.config import (
     DevicesConfig,
     PolicyConfig,
     RandomPolicyConfig,
 )
 from collectx.given import GivenEnvConfig, GivenPolicyConfig
-from collectx.library.early import mask
 from collectx.library.keywords.reading import (
     exploration_of,
     exploration_problems,
@@ -27,7 +27,6 @@ from collectx.library.keywords.reading import (
     name_of,
     why_no_device,
 )
-from collectx.library.trajectories import split_trajectories
 from collectx.policy.exploration import ExplorationType
 from collectx.replay.buffer import ReplayBuffer
 
@@ -46,8 +45,8 @@ class Work:
         policy_factory: makes the policy instead, in every process; one callable for all workers, or one for each, the
             first of which makes this process's policy too: its weights are the ones published to all.
         create_env_kwargs: passed to `create_env_fn`; one dict for all workers, or one for each.
-        exploration_type: how actions are taken from the policy's distribution: RANDOM, MODE, MEAN or DETERMINISTIC, of
-            this package's `ExplorationType` or TorchRL's, or its name.
+        exploration_type: how actions are taken from the policy's distribution: RANDOM, MODE, MEAN, MEDIAN or
+            DETERMINISTIC, of TorchRL's `ExplorationType`, or its name. Built-in policies know RANDOM and the mode.
         exploration_mode: TorchRL's earlier keyword for the name.
         trust_policy: is not looked at: every policy is called once, on zeros, to learn what it writes.
         auto_register_policy_transforms: is not looked at: a recurrent policy is given its state and `is_init` without
@@ -81,23 +80,42 @@ class Work:
     def problems(self, num_workers: int) -> list[str]:
         """What is wrong, for so many workers."""
         creates = for_each(self.create_env_fn, num_workers)
-        found = [f"create_env_fn[{i}]={one!r} cannot be called." for i, one in enumerate(creates) if not callable(one)]
-        if not creates:
+        found = [
+            f"create_env_fn[{i}]={one!r} cannot be called: give a function that makes the env, as lambda: "
+            "gymnasium.make('CartPole-v1')."
+            for i, one in enumerate(creates)
+            if not callable(one) and (i == 0 or isinstance(self.create_env_fn, list | tuple))
+        ]
+        if isinstance(self.create_env_fn, list | tuple) and not creates:
             found.append("create_env_fn is empty: give one callable for each worker.")
         elif len(creates) != num_workers:
             found.append(
                 f"num_workers={num_workers}, but create_env_fn has {len(creates)} callables: one for each worker."
             )
-        elif (count := len(for_each(self.create_env_kwargs, num_workers))) != num_workers:
-            found.append(f"create_env_kwargs has {count} entries for {num_workers} workers: one for each, or one dict.")
+        found += self._kwargs_problems(num_workers)
         if self.policy is not None and self.policy_factory is not None:
             found.append("policy and policy_factory are both given: give one of them.")
-        if self.policy is not None and not callable(self.policy):
-            found.append(f"policy={self.policy!r} cannot be called.")
+        if isinstance(self.policy, type):
+            found.append(f"policy={self.policy!r} is a class: give an object of it, or the class as policy_factory.")
+        elif self.policy is not None and not callable(self.policy):
+            found.append(
+                f"policy={self.policy!r} cannot be called: give a module, a callable from the observation to the "
+                "action, or None for random actions."
+            )
         found += self._factory_problems(num_workers)
         for name, made in (("compile_policy", torch.compile), ("cudagraph_policy", CudaGraphModule)):
             found += self._acceleration_problems(name, made)
+        if not 0 <= self.seed < 2**61:
+            found.append(f"seed={self.seed}: must be at least 0 and below 2**61.")
         return [*found, *exploration_problems("", self.exploration)]
+
+    def _kwargs_problems(self, num_workers: int) -> list[str]:
+        kwargs = for_each(self.create_env_kwargs, num_workers)
+        if len(kwargs) != num_workers:
+            count = len(kwargs)
+            return [f"create_env_kwargs has {count} entries for {num_workers} workers: one for each, or one dict."]
+        wrong = [one for one in kwargs if one is not None and not isinstance(one, Mapping)]
+        return [f"create_env_kwargs={one!r}: must be a dict, or a list of one for each worker." for one in wrong]
 
     def _factory_problems(self, num_workers: int) -> list[str]:
         factories = for_each(self.policy_factory, num_workers)
@@ -146,7 +164,7 @@ class Frames:
         frames_per_batch: frames of one batch, rounded up to a multiple of the number of envs that take part in it. Of
             `MultiSyncCollector`, with `cat_results=-1`, also a list of how many each worker has of them; of
             `MultiAsyncCollector` such a list is their sum.
-        total_frames: when to end, a multiple of `frames_per_batch`; -1 is never. What was rounded up there is
+        total_frames: when to end, a multiple of `frames_per_batch`; -1 or None is never. What was rounded up there is
             delivered too.
         max_frames_per_traj: a trajectory that has as many is cut, marked truncated, and its env is reset; batches then
             have `step_count` as well. None or negative: never.
@@ -158,7 +176,7 @@ class Frames:
     """
 
     frames_per_batch: int | Sequence[int] = 200
-    total_frames: int = -1
+    total_frames: int | None = -1
     max_frames_per_traj: int | None = None
     init_random_frames: int | None = None
     reset_at_each_iter: bool = False
@@ -187,9 +205,11 @@ class Frames:
         if least < 1:
             return [f"frames_per_batch={self.frames_per_batch}: must be at least 1."]
         frames, total = self.in_all, self.total_frames
-        if total != -1 and total < 1:
+        if total is None or total == -1:
+            return []
+        if total < 1:
             return [f"total_frames={total}: must be at least 1, or -1 for an endless collector."]
-        if total != -1 and total % frames:
+        if total % frames:
             below = total // frames * frames
             use = f"use {below} or {below + frames}" if below else f"use {frames}"
             return [
@@ -289,6 +309,9 @@ class Handing:
             found.append(f"postproc={self.postproc!r} cannot be called.")
         if self.replay_buffer is not None and not hasattr(self.replay_buffer, "extend"):
             found.append(f"replay_buffer={type(self.replay_buffer).__name__}: has no `extend`.")
+        elif not self.extend_buffer and not hasattr(self.replay_buffer, "add"):
+            name = type(self.replay_buffer).__name__
+            found.append(f"extend_buffer={self.extend_buffer}: replay_buffer={name} has no `add`, frame by frame.")
         return found
 
     @property

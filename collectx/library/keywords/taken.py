@@ -8,22 +8,31 @@ import inspect
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from collectx.library.keywords.typed import typed
+
 Spec = TypeVar("Spec")
 
 
 class Keywords:
-    """The keyword arguments of one call, until all are taken."""
+    """The keyword arguments of one call, until all are taken.
+
+    Attributes:
+        problems: of those that were taken, which are of a wrong type; their specs have the defaults.
+    """
 
     def __init__(self, name: str, keywords: dict[str, Any]):
         self._name = name
         self._left = dict(keywords)
         self._known: list[str] = []
+        self.problems: list[str] = []
 
     def take(self, kind: type[Spec]) -> Spec:
         """The spec made of those that are its fields."""
         names = [field.name for field in dataclasses.fields(kind)]  # type: ignore[arg-type]
         self._known += names
-        return kind(**{name: self._left.pop(name) for name in names if name in self._left})
+        right, problems = typed(kind, {name: self._left.pop(name) for name in names if name in self._left})
+        self.problems += problems
+        return kind(**right)
 
     def end(self) -> None:
         """

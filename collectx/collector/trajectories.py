@@ -1,14 +1,15 @@
-"""Batches by trajectory. Used by the trainer's process, on what a collector has delivered."""
+"""Batches by trajectory, and batches with places that hold no frame. Used by the trainer's process, on what a collector
+has delivered.
+"""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
-from tensordict import TensorDictBase
+from tensordict import TensorDict, TensorDictBase
 
 from collectx.batch import TRAJ_IDS
 
@@ -33,6 +34,18 @@ def split_trajectories(batch: TensorDictBase) -> TensorDictBase:
     return _rows(frames[order], lengths)
 
 
+def mask(batch: TensorDict, steps: Sequence[int]) -> None:
+    """Adds `("collector", "mask")` to a stacked batch, `[workers, ..., time]`, of whose parts so many steps are filled.
+    What was not filled is zero, and of trajectory -1."""
+    true = torch.zeros(batch.shape, dtype=torch.bool, device=batch.device)
+    for part, filled, row in zip(batch.unbind(0), steps, true.unbind(0), strict=True):
+        row[..., :filled] = True
+        rest = part[..., filled:]
+        rest.zero_()
+        rest[TRAJ_IDS].fill_(-1)
+    batch[MASK] = true
+
+
 def _rows(frames: TensorDictBase, lengths: torch.Tensor) -> TensorDictBase:
     """Runs of so many frames, one after another in `frames`, as rows, padded."""
     longest = int(lengths.max())
@@ -50,50 +63,17 @@ def _rows(frames: TensorDictBase, lengths: torch.Tensor) -> TensorDictBase:
     return split
 
 
-@dataclass(frozen=True)
-class Assembly:
-    """Batches of whole trajectories, whose frames come in several batches.
-
-    Args:
-        trajs_per_batch: every batch has so many trajectories that have ended, those of an earlier batch first; at the
-            end of the run those that are left are dropped. With a replay buffer they go there, one after another. None:
-            batches are of `frames_per_batch` frames.
-        trajs_per_write: so many go to the replay buffer at once; None: 1.
-        traj_format: "padded" or None: `[trajectories, longest]`, as `split_trajs` makes them; "cat": `[time]`, one
-            trajectory after another.
-    """
-
-    trajs_per_batch: int | None = None
-    trajs_per_write: int | None = None
-    traj_format: str | None = None
-
-    def problems(self) -> list[str]:
-        """What is wrong."""
-        found = []
-        for name in ("trajs_per_batch", "trajs_per_write"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                found.append(f"{name}={value}: must be at least 1.")
-        if self.traj_format not in (None, "padded", "cat"):
-            found.append(f"traj_format={self.traj_format!r}: must be 'padded' or 'cat'.")
-        if self.trajs_per_batch is None:
-            found += [
-                f"{name}={getattr(self, name)!r} without trajs_per_batch: give it how many trajectories a batch has."
-                for name in ("trajs_per_write", "traj_format")
-                if getattr(self, name) is not None
-            ]
-        return found
-
-
 class Assembler:
     """Joins the frames of trajectories until they have ended.
 
     Args:
+        trajs_per_batch, traj_format: see `conf/collector/multi_sync.yaml`.
         breaks_off: no trajectory goes on in the next batch.
     """
 
-    def __init__(self, want: Assembly, breaks_off: bool):
-        self._want = want
+    def __init__(self, trajs_per_batch: int, traj_format: str, breaks_off: bool):
+        self._count = trajs_per_batch
+        self._format = traj_format
         self._breaks_off = breaks_off
         self.forget()
 
@@ -119,14 +99,14 @@ class Assembler:
 
     def take(self) -> TensorDictBase | None:
         """`trajs_per_batch` trajectories, if so many have ended."""
-        chosen = self._next(self._want.trajs_per_batch or 1)
-        if chosen is None or self._want.traj_format == "cat":
+        chosen = self._next(self._count)
+        if chosen is None or self._format == "cat":
             return None if chosen is None else _joined(chosen)
         return _rows(_joined(chosen), torch.tensor([len(each) for each in chosen], device=chosen[0].device))
 
-    def writes(self) -> Iterator[TensorDictBase]:
-        """All that have ended, `trajs_per_write` at once: `[time]`."""
-        while chosen := self._next(self._want.trajs_per_write or 1):
+    def writes(self, count: int) -> Iterator[TensorDictBase]:
+        """All that have ended, so many at once: `[time]`."""
+        while chosen := self._next(count):
             yield _joined(chosen)
 
     def _next(self, count: int) -> list[TensorDictBase] | None:

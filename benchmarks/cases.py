@@ -154,6 +154,10 @@ def run_config(env: Any, policy: Any, kind: str, num_workers: int, frames_per_ba
         "reset_at_each_iter": False,
         "set_truncated": False,
         "refresh": "batch",
+        "preemptive_threshold": None,
+        "trajs_per_batch": None,
+        "traj_format": "padded",
+        "compact_obs": False,
         "order_of": None,
         **collector,
     }

@@ -92,7 +92,9 @@ def build(
     spec = rollout.env_spec(spec)
     # Only asked what it writes; it stays where the trainer keeps it.
     actor = policies.make_actor(policy, spec, _device_of(policy), policies.ExplorationType(want.exploration_type))
-    schedule = make_schedule(want, num_workers, again)
+    # What a worker has written itself is written: nobody else may do it in its place.
+    exact = any("replay" in each for each in own or ())
+    schedule = make_schedule(want, num_workers, again, exact)
     rows = spec.num_envs * rows_per_env(want)
     slab = SlabSpec(
         leaves=batch_leaves(seen_with(spec, actor.carried).observation, actor.leaves, want.compact_obs, spec.rewards),
@@ -327,14 +329,16 @@ def rollout_spec(want: CollectorConfig, num_workers: int) -> RolloutSpec:
     )
 
 
-def make_schedule(want: CollectorConfig, num_workers: int, again: Sequence[Recorded] | None = None) -> Schedule:
+def make_schedule(
+    want: CollectorConfig, num_workers: int, again: Sequence[Recorded] | None = None, exact: bool = False
+) -> Schedule:
     """The order of its batches."""
     if not is_async(want):
         return SyncSchedule(num_workers, want.preemptive_threshold)
     num_batches = None if want.total_frames < 0 else -(-want.total_frames // want.frames_per_batch)
     if again is not None:
         return AgainSchedule(num_workers, want.num_slots, num_batches, again, want.zero_copy)
-    return AsyncSchedule(num_workers, want.num_slots, num_batches)
+    return AsyncSchedule(num_workers, want.num_slots, num_batches, exact)
 
 
 def resolve_devices(devices: DevicesConfig) -> DevicesConfig:

@@ -131,13 +131,15 @@ class AsyncSchedule:
     Args:
         num_slots: slots of each worker: one being filled, the others full or free.
         num_batches: how many will be delivered; None is endless.
+        exact: the end waits for those workers too, and no batch more is granted.
     """
 
     joined = newest = False
     hurries = False
 
-    def __init__(self, num_workers: int, num_slots: int, num_batches: int | None):
+    def __init__(self, num_workers: int, num_slots: int, num_batches: int | None, exact: bool = False):
         self.num_slots = num_slots
+        self._exact = exact
         self._left = num_batches
         # Slot 0 of every worker first, so that a small budget is spread over them.
         self._free: deque[Grant] = deque((worker, slot) for slot in range(num_slots) for worker in range(num_workers))
@@ -200,7 +202,7 @@ class AsyncSchedule:
 
     def _taken_over(self) -> list[Grant]:
         """One more batch, where all that is out is with workers that have delivered nothing."""
-        if any(self._out[worker] for worker in self._seen):
+        if self._exact or any(self._out[worker] for worker in self._seen):
             return []
         grant = next((grant for grant in self._free if grant[0] in self._seen), None)
         if grant is None:

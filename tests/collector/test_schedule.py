@@ -153,6 +153,15 @@ def test_async_does_not_wait_for_workers_that_never_come(num_batches):
     assert len(here) == 1
 
 
+def test_async_waits_for_workers_that_never_came_where_their_batches_must_not_be_another_s():
+    schedule = AsyncSchedule(2, 1, 3, exact=True)
+    schedule.begin()
+    parts = arrive(schedule, 0)
+    assert list(schedule.released(parts)) == [(0, 0)]
+    assert list(schedule.released(arrive(schedule, 0))) == []
+    assert list(schedule.begin()) == []
+
+
 def test_async_waits_for_workers_that_have_come():
     schedule = AsyncSchedule(2, 1, 4)
     schedule.begin()

@@ -70,10 +70,11 @@ def _reproduce(arguments: Arguments, argv: Sequence[str]) -> int:
 
 
 def _order(old: RunFolder, collector: dict[str, Any], overrides: Sequence[str]) -> str | None:
-    """Why batches are delivered in another order than in `old`, or "" where the order is always the same; None where
-    they can be in that order."""
+    """Why batches may be others than in `old`, or "" where seeds decide everything; None where they can be delivered in
+    the order that `old` tells of."""
     if collector.get("kind") not in ASYNC and collector.get("sync") is not False:
-        return ""
+        hurried = collector.get("preemptive_threshold") is not None
+        return "with collector.preemptive_threshold they end by who is ready" if hurried else ""
     if any(text.lstrip("+~").startswith("collector") for text in overrides):
         return "the overrides change the collector"
     why = order.why_never(
@@ -94,7 +95,7 @@ def _compared(old: RunFolder, new: Path, different: str | None) -> int:
     print(f"{found.verdict.value}: {found.message}", flush=True)
     if not found.identical and different:
         print(
-            f"note: async workers deliver in the order in which they are ready, which no seed decides; {different}.",
+            f"note: no seed decides which workers are ready first, nor can that be had from the folder: {different}.",
             flush=True,
         )
     return 0 if found.identical else 1

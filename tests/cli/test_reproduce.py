@@ -102,6 +102,11 @@ def test_an_async_run_is_delivered_in_the_order_that_it_had(stub: Stub, tmp_path
     [
         (["collector.refresh=step"], None, "the weights change within a batch"),
         ([], "worker_failed", "a worker was lost"),
+        (
+            ["collector=multi_sync", "collector.preemptive_threshold=0.5", "trainer=meter"],
+            None,
+            "they end by who is ready",
+        ),
     ],
 )
 def test_what_no_folder_says_of_an_async_run_is_said(

@@ -126,7 +126,6 @@ class DistributedTransport:
         self._lock = threading.Lock()
         self._joining: queue.SimpleQueue[_Peer] = queue.SimpleQueue()
         self._bell_in, self._bell_out = os.pipe()
-        switchboard.watch(self._bell_in, _BELL)
         self._peers: dict[int, _Peer] = {}
         self._memory: dict[tuple[int, int], torch.Tensor] = {}
         # Grants to workers that have not joined yet.
@@ -136,7 +135,12 @@ class DistributedTransport:
         self._events: deque[Arrival | Departure | Joined] = deque()
         self._publication = Publication(spec.weights_nbytes, switchboard.send)
         self._closed = False
-        self._listener = Listener(addresses, port, secret, self._greet, self._refused)
+        try:
+            self._listener = Listener(addresses, port, secret, self._greet, self._refused)
+        except BaseException:
+            self._close_bell()
+            raise
+        switchboard.watch(self._bell_in, _BELL)
         self.meeting: Meeting = self._listener.meeting
 
     # --- in the greeting threads ---
@@ -338,6 +342,9 @@ class DistributedTransport:
         self._switchboard.close()
         while self._peers:
             self._peers.popitem()[1].pair.close()
+        self._close_bell()
+
+    def _close_bell(self) -> None:
         os.close(self._bell_in)
         os.close(self._bell_out)
 

@@ -203,6 +203,18 @@ def test_a_port_that_is_taken_is_a_configuration_error(listen):
         Ear(port=ear.meeting.port)
 
 
+def test_a_transport_that_cannot_listen_leaves_nothing_open(listen):
+    port, switchboard = listen().meeting.port, Switchboard(60.0, 60.0, 60.0, str)
+    open_before = psutil.Process().num_fds()
+    for _ in range(3):
+        with pytest.raises(ConfigError, match=r"backend\.port"):
+            DistributedTransport(
+                slab_spec(num_workers=1), switchboard, ("127.0.0.1",), port, SECRET, lambda *who: {}, 60.0
+            )
+    assert psutil.Process().num_fds() == open_before
+    switchboard.close()
+
+
 def test_a_worker_that_finds_nobody_says_where_it_looked(closed_port):
     started = time.monotonic()
     with pytest.raises(RendezvousError) as caught:

@@ -92,16 +92,20 @@ def test_batches_of_a_worker_that_is_dropped_are_left_out():
     assert again.take() == (arrival(0, 1),)
 
 
-NUM_BATCHES = 24
+def is_enough(found):
+    """Whether a run has shown what is to be seen: both workers, and weights that are older than the newest."""
+    counts = [sum(batch.worker == worker for batch in found) for worker in (0, 1)]
+    return min(counts) >= 8 and sum(batch.acted < batch.newest for batch in found) >= 4
 
 
 def delivered(cfg, again=None):
-    """Digests and record of a run whose policy learns something from every batch."""
+    """Digests and record of a run whose policy learns something from every batch, of as many batches as `again` has."""
     spec = envs.read_spec(cfg.env)
     policy = policies.build(cfg.policy, spec, cfg.seed)
     digests, found = [], []
     with build(cfg, policy, spec, again=again) as collector:
-        for batch in collector:
+        while len(found) < len(again) if again else not is_enough(found):
+            batch = next(collector)
             delivery = collector.delivery
             digests.append(digest_of(batch))
             found.append(Recorded(delivery.parts[0].worker, delivery.parts[0].policy_version, delivery.version))
@@ -109,7 +113,6 @@ def delivered(cfg, again=None):
                 for parameter in policy.parameters():
                     parameter += 0.1 * batch["observation"].mean()
             collector.publish(policy)
-    assert len(digests) == NUM_BATCHES
     return digests, found
 
 
@@ -124,9 +127,7 @@ def delivered(cfg, again=None):
 )
 @pytest.mark.parametrize("zero_copy", [False, True])
 def test_the_same_batches_with_the_same_weights(kind, place, zero_copy):
-    shape = {"frames_per_batch": 32, "total_frames": 32 * NUM_BATCHES, "zero_copy": zero_copy}
+    shape = {"frames_per_batch": 32, "total_frames": -1, "zero_copy": zero_copy}
     cfg = config(kind, place, gym(2, entry_point="unevenenv:Uneven"), mlp(), **shape)
     digests, found = delivered(cfg)
-    assert {batch.worker for batch in found} == {0, 1}
-    assert any(batch.acted < batch.newest for batch in found), "nothing lags, so this would show nothing"
     assert delivered(cfg, found) == (digests, found)

@@ -280,7 +280,8 @@ class DistributedTransport:
             try:
                 self._memory[peer.worker, slot] = incoming.wait()
             except RuntimeError as error:
-                self._depart(peer.worker, WorkerDied(f"{self._switchboard.describe(peer.worker)}: {error}"))
+                if not self._switchboard.will_tell(peer.worker):
+                    self._depart(peer.worker, WorkerDied(f"{self._switchboard.describe(peer.worker)}: {error}"))
                 continue
             del peer.incoming[slot]
             self._switchboard.delivered(peer.worker)

@@ -114,6 +114,11 @@ class Switchboard:
         """Whether a worker's connection is there."""
         return worker in self._connections
 
+    def will_tell(self, worker: int) -> bool:
+        """Whether `events` has something to say of a worker whose bytes have stopped: mostly why. Blocks for a moment,
+        as the bytes may stop before its connection does."""
+        return self._connections[worker].poll(min(_SHORT_S, self._close_timeout_s))
+
     def send(self, worker: int, message: bytes) -> None:
         """Sends to a worker. Where it is dead or dying, `events` will find its last words, if there are any."""
         with contextlib.suppress(OSError):

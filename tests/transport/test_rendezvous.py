@@ -211,7 +211,7 @@ def test_a_transport_that_cannot_listen_leaves_nothing_open(listen):
             DistributedTransport(
                 slab_spec(num_workers=1), switchboard, ("127.0.0.1",), port, SECRET, lambda *who: {}, 60.0
             )
-    assert psutil.Process().num_fds() == open_before
+    assert psutil.Process().num_fds() <= open_before  # other tests' may be collected meanwhile
     switchboard.close()
 
 

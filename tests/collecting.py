@@ -78,6 +78,19 @@ def custom(target, **kwargs):
     return CustomPolicyConfig("custom", target, kwargs)
 
 
+class Log:
+    """Keeps what the collector reports."""
+
+    def __init__(self):
+        self.lines = []
+
+    def __call__(self, name, **fields):
+        self.lines.append((name, fields))
+
+    def of(self, name):
+        return [fields for each, fields in self.lines if each == name]
+
+
 def config(
     kind="multi_sync",
     place="local",

@@ -7,7 +7,7 @@ import os
 import signal
 
 import pytest
-from collecting import counting, faulty, start, worker_pids
+from collecting import Log, counting, faulty, start, worker_pids
 from faulty import BrokenLever
 
 from collectx.env.counting import LIFE, StreamChecker
@@ -16,19 +16,6 @@ from collectx.errors import WorkerDied, WorkerTimeout
 KINDS = ("multi_sync", "multi_async", "distributed_sync", "distributed", "rpc_sync", "rpc")
 SYNC = ("multi_sync", "distributed_sync", "rpc_sync")
 kinds = pytest.mark.parametrize("kind", KINDS)
-
-
-class Log:
-    """Keeps what the collector reports."""
-
-    def __init__(self):
-        self.lines = []
-
-    def __call__(self, name, **fields):
-        self.lines.append((name, fields))
-
-    def of(self, name):
-        return [fields for each, fields in self.lines if each == name]
 
 
 @kinds

@@ -12,25 +12,12 @@ import numpy as np
 import psutil
 import pytest
 import torch
-from collecting import RAY, batches, counting, gym, mlp, start
+from collecting import RAY, Log, batches, counting, gym, mlp, start
 
 from collectx import RayCollector
 from collectx.env.counting import LIFE, StreamChecker
 
 pytestmark = [pytest.mark.skipif(find_spec("ray") is None, reason="ray is not installed"), pytest.mark.slow]
-
-
-class Log:
-    """Keeps what the collector reports."""
-
-    def __init__(self):
-        self.lines = []
-
-    def __call__(self, name, **fields):
-        self.lines.append((name, fields))
-
-    def of(self, name):
-        return [fields for each, fields in self.lines if each == name]
 
 
 @pytest.mark.parametrize(

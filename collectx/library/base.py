@@ -141,8 +141,8 @@ class DataCollector(Inspected):
             return None
         batch = self._hand(batch, self._collector.steps)
         if handing.return_same_td:
-            is_new = self._same is None or self._same.shape != batch.shape
-            batch = self._same = batch if is_new else self._same.copy_(batch)
+            same = self._same
+            batch = self._same = batch if same is None or same.shape != batch.shape else same.copy_(batch)
         return batch
 
     def _take_whole(self) -> TensorDictBase | None:

@@ -178,6 +178,17 @@ def test_a_collector_in_this_process_acts_with_the_policy_as_it_is():
     assert policy.action.is_shared()
 
 
+def test_a_policy_that_acts_on_another_device_stays_where_it_is():
+    policy = Constant()
+    # Nothing can act there; on a GPU: tests/contract/test_collector_on_gpu.py.
+    with (
+        Collector(cartpole, policy, frames_per_batch=10, policy_device="meta") as collector,
+        pytest.raises(RuntimeError, match="meta"),
+    ):
+        collector.next()
+    assert policy.action.device == torch.device("cpu")
+
+
 def test_a_collector_in_this_process_takes_what_a_factory_made_as_it_was_published():
     with Collector(cartpole, policy_factory=Constant, frames_per_batch=10) as collector:
         learn(collector.policy, 1.0)

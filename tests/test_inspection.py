@@ -13,14 +13,14 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
-from collecting import config, counting, gym, start
+from collecting import config, counting, gym, start, worker_pids
 from gymnasium import spaces
 from torch import nn
 
 from collectx import Collector, DistributedSyncCollector, MultiAsyncCollector, MultiSyncCollector
 from collectx import env as envs
 from collectx.collector import build
-from collectx.errors import ConfigError, WorkerDied
+from collectx.errors import ConfigError, WorkerDied, WorkerTimeout
 from collectx.given import Hooks
 
 torch.set_num_threads(1)
@@ -103,6 +103,15 @@ def test_a_question_to_a_dead_worker_tells_of_its_death(kind):
                 collector.getattr_env("spec")
         with pytest.raises(WorkerDied, match="signal 9"):
             list(collector)
+
+
+def test_a_long_question_to_a_worker_that_hangs_is_not_waited_for_without_end():
+    """It does not fit into the socket's buffer, and the worker reads nothing."""
+    with start("multi_async", env=counting(), num_workers=1, total_frames=-1, worker_timeout_s=3.0) as collector:
+        next(collector)
+        os.kill(worker_pids(collector)[0], signal.SIGSTOP)
+        with pytest.raises(WorkerTimeout, match="worker_timeout_s=3"):
+            collector.ask("load", {"rollout": bytes(4_000_000)})
 
 
 def test_an_answer_that_cannot_travel_is_an_error_of_its_own():

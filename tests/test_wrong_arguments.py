@@ -12,7 +12,7 @@ import torch
 from tensordict.nn import TensorDictModule
 from torch import nn
 
-from collectx import Collector, DistributedCollector, MultiSyncCollector
+from collectx import Collector, DistributedCollector, MultiSyncCollector, ReplayBuffer
 from collectx.errors import ConfigError, ShapeError
 
 torch.set_num_threads(1)
@@ -91,6 +91,7 @@ def test_all_that_is_wrong_is_said_at_once():
         ({"create_env_kwargs": "render"}, "create_env_kwargs='render': must be a dict"),
         ({"cat_results": 1}, "a worker's part is .time., so it must be from -1 to 0, or 'stack'"),
         ({"extend_buffer": False, "replay_buffer": Extending()}, "replay_buffer=Extending has no `add`"),
+        ({"split_trajs": True, "replay_buffer": ReplayBuffer(10)}, "split_trajs=True with a replay buffer of frames"),
         ({"seed": -1}, r"seed=-1: must be at least 0 and below 2\*\*61"),
         ({"device": object()}, "must be a torch.device or its name"),
     ],

@@ -279,8 +279,8 @@ class Handing:
             `("collector", "policy_version")`, which they always have.
         replay_buffer: batches go there, by its `extend`, of a sync collector part by part, and iteration gives None in
             their place. See `start`. Workers of this machine write to a `collectx.ReplayBuffer` themselves, in the
-            order in which they are ready, unless batches are to be changed before (`postproc`, `split_trajs`,
-            `track_...`, `extend_buffer`).
+            order in which they are ready, unless batches are to be changed before (`postproc`, `track_...`,
+            `extend_buffer`). `split_trajs` goes with buffers of whole rows alone.
         extend_buffer: False: the frames go there step by step, by `add`; where there are several envs, one of each.
         use_buffers: is not looked at: batches are always written into memory that is allocated once.
         compact_obs: batches have no observation below `next`, which is the next frame's where a trajectory goes on.
@@ -312,12 +312,17 @@ class Handing:
         elif not self.extend_buffer and not hasattr(self.replay_buffer, "add"):
             name = type(self.replay_buffer).__name__
             found.append(f"extend_buffer={self.extend_buffer}: replay_buffer={name} has no `add`, frame by frame.")
+        if self.split_trajs and (isinstance(self.replay_buffer, ReplayBuffer) or not self.extend_buffer):
+            found.append(
+                "split_trajs=True with a replay buffer of frames: padding is none: leave it out; SliceSampler draws "
+                "within trajectories."
+            )
         return found
 
     @property
     def shared_buffer(self) -> ReplayBuffer | None:
         """The replay buffer, if workers may write their batches there as they are."""
-        changed = self.split_trajs or self.postproc or self.track_policy_version or not self.track_traj_ids
+        changed = self.postproc or self.track_policy_version or not self.track_traj_ids
         shared = isinstance(self.replay_buffer, ReplayBuffer) and self.extend_buffer and not changed
         return self.replay_buffer if shared else None
 

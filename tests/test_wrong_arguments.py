@@ -9,6 +9,7 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
+from cartpoles import Argmax, cartpole
 from tensordict.nn import TensorDictModule
 from torch import nn
 
@@ -18,24 +19,11 @@ from collectx.errors import ConfigError, ShapeError
 torch.set_num_threads(1)
 
 
-def cartpole(**kwargs):
-    return gymnasium.make("CartPole-v1", **kwargs)
-
-
 class Extending:
     """A replay buffer that takes no single frames."""
 
     def extend(self, batch):
         raise AssertionError("nothing is to be collected")
-
-
-class Argmax(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Linear(4, 2)
-
-    def forward(self, observation):
-        return self.layer(observation).argmax(-1)
 
 
 def test_all_that_is_wrong_is_said_at_once():

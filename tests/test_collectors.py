@@ -221,6 +221,11 @@ def test_the_same_tensordict_is_returned():
         assert not torch.equal(first["observation"], seen)
 
 
+def test_another_tensordict_is_returned_where_it_has_another_shape():
+    with Collector(cartpole, frames_per_batch=60, total_frames=300, return_same_td=True, split_trajs=True) as collector:
+        assert [int(batch["collector", "mask"].sum()) for batch in collector] == [60] * 5
+
+
 def test_a_batch_has_the_keys_that_are_asked_for():
     keywords = {"frames_per_batch": 20, "total_frames": 20}
     with Collector(cartpole, track_policy_version=True, track_traj_ids=False, **keywords) as collector:
@@ -378,6 +383,12 @@ def test_older_names_are_aliases():
     assert collectx.DistributedDataCollector is DistributedCollector
     with pytest.raises(AttributeError, match="NoSuchCollector"):
         collectx.NoSuchCollector  # noqa: B018
+
+
+def test_where_batches_lie_may_be_said_for_each_worker_in_other_words():
+    devices = {"storing_device": ["cpu", torch.device("cpu")]}
+    with MultiSyncCollector([cartpole] * 2, frames_per_batch=20, total_frames=20, **devices) as collector:
+        assert collector.next().device == torch.device("cpu")
 
 
 def test_devices_may_be_given_for_each_worker():

@@ -341,6 +341,23 @@ def test_a_resumed_collector_repeats_nothing_and_ends_in_time(kind):
     assert len(torch.cat([old["observation"], new["observation"]]).unique(dim=0)) == 100
 
 
+@pytest.mark.parametrize("num_batches", [1, 2])
+@pytest.mark.parametrize("kind", ["single", "multi_sync"])
+def test_random_frames_are_not_collected_again_after_a_state(kind, num_batches):
+    def ones(observation):
+        return torch.ones(observation.shape[0], dtype=torch.int64)
+
+    keywords = {"frames_per_batch": 40, "init_random_frames": 80}
+    with make(kind, policy=ones, **keywords) as collector:
+        for _ in range(num_batches):
+            assert 0 in collector.next()["action"]
+        state = collector.state_dict()
+    with make(kind, policy=ones, **keywords) as collector:
+        collector.load_state_dict(state)
+        acted_at_random = [0 in collector.next()["action"] for _ in range(2)]
+    assert acted_at_random == [num_batches < 2, False]
+
+
 def test_a_state_can_be_saved_without_pickled_objects(tmp_path):
     with make("multi_sync", policy=Coin(), frames_per_batch=20) as collector:
         collector.next()

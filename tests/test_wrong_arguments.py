@@ -6,6 +6,7 @@ import threading
 from functools import partial
 
 import gymnasium
+import numpy as np
 import pytest
 import torch
 from tensordict.nn import TensorDictModule
@@ -117,6 +118,12 @@ def test_arguments_of_wrong_types_are_refused_with_all_else(keywords, message):
     with pytest.raises(ConfigError, match=message) as caught:
         MultiSyncCollector([cartpole] * 2, init_random_frames="5", device="tpu9", **keywords)
     assert len(caught.value.problems) == 3
+
+
+def test_numbers_may_be_of_numpy():
+    numbers = {"frames_per_batch": np.int64(10), "total_frames": np.int32(20), "cat_results": np.int64(-1)}
+    with MultiSyncCollector([cartpole], set_truncated=np.bool_(True), seed=np.int64(1), **numbers) as collector:
+        assert [len(batch) for batch in collector] == [10, 10]
 
 
 def test_a_whole_number_may_be_a_float_and_an_end_may_be_none():

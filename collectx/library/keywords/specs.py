@@ -245,7 +245,7 @@ class Devices:
                     f"{name} has {len(values)} entries for {num_workers} workers: one for each, or one device."
                 )
             found += [f"{name}={value!r}: {why}" for why in {why_no_device(one, are_here) for one in values} if why]
-        if not found and len(set(for_each(self.storing_device, num_workers))) > 1:
+        if not found and len({name_of(one) for one in for_each(self.storing_device, num_workers)}) > 1:
             found.append(f"storing_device={self.storing_device!r}: batches lie on one device, the trainer's.")
         return found
 
@@ -272,7 +272,7 @@ class Handing:
             frames there are, `total_frames` still counts what was collected.
         cat_results: of a sync collector: None or "stack": the parts of its workers are `[workers, ...]`; 0, -1, ...:
             they are concatenated along that dimension of a part.
-        return_same_td: every batch is the same TensorDict with new values.
+        return_same_td: every batch is the same TensorDict with new values, where it has the shape of the one before.
         zero_copy: batches are views of the transport's memory, valid until the next is asked for.
         track_traj_ids: whether batches have `("collector", "traj_ids")`.
         track_policy_version: batches have `policy_version` and `("next", "policy_version")`, as TorchRL's, beside

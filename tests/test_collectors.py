@@ -146,7 +146,7 @@ def test_weights_reach_the_workers(kind, form):
         collector.update_policy_weights_(weights)
         assert collector.policy_version == 1
         # An async worker may have full slots of the version before, or be starting still.
-        oldest, deadline = 0, time.monotonic() + 60
+        oldest, deadline = 0, time.monotonic() + 200
         while oldest < 1:
             assert time.monotonic() < deadline
             batch = collector.next()
@@ -468,8 +468,8 @@ def test_a_seed_reaches_the_workers_of_a_worker(inner):
         first = collector.next()
         again = first
         collector.set_seed(5)
-        for _ in range(12):
+        deadline = time.monotonic() + 100
+        # The worker that was first may be the last this time.
+        while not torch.equal(again["observation"], first["observation"]):
+            assert time.monotonic() < deadline
             again = collector.next()
-            if torch.equal(again["observation"], first["observation"]):
-                break
-    assert torch.equal(again["observation"], first["observation"])

@@ -117,7 +117,7 @@ def test_all_frames_come_though_there_were_pauses(make, wait_until):
 
 
 def test_new_frames_have_the_largest_priority(make, wait_until):
-    buffer = ReplayBuffer(10_000, sampler=PrioritizedSampler(alpha=1.0))
+    buffer = ReplayBuffer(200_000, sampler=PrioritizedSampler(alpha=1.0))
     with make(replay_buffer=buffer) as collector:
         collector.start()
         wait_until(lambda: buffer.write_count > 0, PATIENCE_S, "frames")

@@ -8,6 +8,7 @@ Lives in every process that it is pickled to; all of them see the same frames.
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -58,13 +59,19 @@ class ReplayBuffer:
         batch_size: int | None = None,
         scratch_dir: str | Path | None = None,
     ):
-        sizes = {"capacity": capacity, "batch_size": 1 if batch_size is None else batch_size}
-        problems = [f"{name}={size} is below 1: it counts frames." for name, size in sizes.items() if size < 1]
+        given = {"capacity": capacity, "batch_size": 1 if batch_size is None else batch_size}
+        sizes = {name: _whole(size) for name, size in given.items()}
+        problems = [
+            f"{name}={given[name]!r}: must be a whole number, at least 1: it counts frames."
+            for name, size in sizes.items()
+            if size < 1
+        ]
         if scratch_dir is not None and not Path(scratch_dir).is_dir():
             problems.append(f"scratch_dir={scratch_dir} is no folder: make it, or use None.")
         if problems:
             raise ConfigError(problems)
-        self.batch_size = batch_size
+        capacity = sizes["capacity"]
+        self.batch_size = None if batch_size is None else sizes["batch_size"]
         self.sampler = UniformSampler() if sampler is None else sampler
         extra = self.sampler.nbytes(capacity)
         self._ring = Ring(capacity, extra, None if scratch_dir is None else Path(scratch_dir))
@@ -295,6 +302,12 @@ class ReplayBuffer:
         leaves = self._ring.leaves
         arrays = self._ring.read(index, *(leaf.key for leaf in leaves))
         return {leaf.key: as_tensor(array, leaf.dtype) for leaf, array in zip(leaves, arrays, strict=True)}
+
+
+def _whole(value: Any) -> int:
+    """A whole number as an int, also one of numpy's or written as 1e6; 0 where it is something else."""
+    is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    return int(value) if is_number and float(value).is_integer() else 0
 
 
 def _flatten(batch: TensorDictBase, count: int) -> tuple[dict[Key, Leaf], dict[Key, np.ndarray]]:

@@ -124,8 +124,12 @@ def test_on_a_disk(tmp_path):
 
 
 def test_mistakes_are_named(tmp_path):
-    with pytest.raises(ConfigError, match=r"capacity=0 is below 1[\s\S]*batch_size=-1[\s\S]*is no folder"):
+    with pytest.raises(
+        ConfigError, match=r"capacity=0: must be a whole number, at least 1[\s\S]*batch_size=-1[\s\S]*is no folder"
+    ):
         ReplayBuffer(0, batch_size=-1, scratch_dir=tmp_path / "none")
+    with pytest.raises(ConfigError, match=r"capacity=1\.5: must be[\s\S]*batch_size='8': must be a whole number"):
+        ReplayBuffer(1.5, batch_size="8")
     with pytest.raises(ConfigError, match=r"alpha=-1[\s\S]*beta=-2[\s\S]*eps=0 is not above"):
         PrioritizedSampler(-1, -2, 0)
     with pytest.raises(ConfigError, match="slice_len=0"):

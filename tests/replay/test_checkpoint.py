@@ -2,6 +2,7 @@
 
 import json
 
+import numpy as np
 import pytest
 import torch
 from countedframes import Stream
@@ -93,6 +94,14 @@ def test_another_sampler_takes_the_frames_as_new():
     assert prioritized.sample(400)["index"].unique().tolist() == list(range(13, 53))
     heads = slices.sample(300)["observation"][..., :3]
     assert torch.equal(heads[..., 2], heads[:, :1, 2] + torch.arange(3))
+
+
+@pytest.mark.parametrize("capacity", [np.int64(40), 4e1])
+def test_its_capacity_may_be_any_whole_number(capacity, tmp_path):
+    buffer = ReplayBuffer(capacity)
+    buffer.extend(Stream(1).take(10))
+    buffer.dumps(tmp_path / "saved")
+    ReplayBuffer(40).loads(tmp_path / "saved")
 
 
 def test_a_folder_is_replaced_whole_and_holds_no_pickle(tmp_path):

@@ -146,11 +146,11 @@ def test_an_answer_that_the_trainer_cannot_read_is_an_error_and_the_collection_g
 
 
 def test_a_question_that_cannot_travel_is_not_awaited():
-    with start("multi_sync", "local", counting(step_s=0.02), total_frames=-1, worker_timeout_s=1.0) as collector:
+    with start("multi_sync", "local", counting(step_s=0.02), total_frames=-1, worker_timeout_s=2.0) as collector:
         next(collector)
         with pytest.raises(TypeError, match="pickle"):
             collector.ask("set_hook", "pre_collect_hook", threading.Lock())
-        time.sleep(1.2)
+        time.sleep(2.2)
         next(collector)
 
 

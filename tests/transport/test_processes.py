@@ -135,12 +135,12 @@ def test_a_hung_worker_is_noticed_while_another_always_delivers(connect):
 
 
 def test_a_trainer_that_learns_for_longer_than_the_timeout_blames_nobody(connect, wait_until):
-    transport, _ = connect(num_workers=2, work=0.3)
+    transport, _ = connect(num_workers=2, work=1.0)
     for worker in range(2):
         deliver(transport, 1, worker)
     for worker in range(2):
         transport.grant(worker, 0)
-    time.sleep(0.6)  # the trainer's learning, not a wait for something
+    time.sleep(1.5)  # the trainer's learning, not a wait for something
     lines = transport._switchboard._connections.values()
     wait_until(lambda: all(line.poll() for line in lines), what="both have delivered meanwhile")
     assert sorted(arrive(transport).worker for _ in range(2)) == [0, 1]

@@ -95,8 +95,8 @@ def test_batches_of_whole_trajectories(kind, layout):
                 seen.add(int(row["collector", "traj_ids"][0]))
         with pytest.raises(TypeError, match="has no length"):
             len(collector)
-    # Every env has ended one at least.
-    assert {number % (3 if kind == "single" else 6) for number in seen} >= {0, 1, 2}
+    # Every env has ended one at least; of an async collector's workers one may have come too late.
+    assert {number % (6 if kind == "multi_sync" else 3) for number in seen} >= {0, 1, 2}
     assert len(seen) >= 40
 
 

@@ -20,7 +20,8 @@ from collectx.cli.overrides import Checked
 from collectx.cli.task import Task
 from collectx.config import ELSEWHERE, RunConfig
 from collectx.errors import ConfigError
-from collectx.run import rules
+from collectx.run import machine
+from collectx.run.advice import advice
 
 # Flags with which Hydra explains instead of running: the configuration need not be complete.
 _EXPLAINING = ("help", "hydra-help", "cfg", "info", "version")
@@ -125,11 +126,11 @@ def _problems(composer: Composer, checked: Checked, arguments: Arguments) -> Seq
 
 def _last_look(cfg: RunConfig, quiet: bool = False) -> list[str]:
     """What is checked of a valid configuration: whether this machine has what it needs. Prints notes on the way."""
-    problems = rules.launcher_problems(cfg)
+    problems = machine.launcher_problems(cfg)
     if cfg.launcher.kind not in ELSEWHERE:
-        problems += rules.device_problems(cfg) + rules.backend_problems(cfg)
+        problems += machine.device_problems(cfg) + machine.backend_problems(cfg)
     if not problems and not quiet:
-        for text in rules.advice(cfg):
+        for text in advice(cfg):
             report.note(text)
     return problems
 

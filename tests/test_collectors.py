@@ -9,10 +9,10 @@ import time
 import gymnasium
 import pytest
 import torch
+from cartpoles import Argmax, cartpole
 from collecting import SYNC, WAYS
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModule
-from torch import nn
 
 import collectx
 from collectx import (
@@ -27,25 +27,12 @@ from collectx.errors import ShapeError
 torch.set_num_threads(1)
 
 
-def cartpole(**kwargs):
-    return gymnasium.make("CartPole-v1", **kwargs)
-
-
 def make(kind, create=cartpole, *args, **keywords):
     if kind.startswith(("distributed", "rpc")):
         keywords["launcher"] = "mp"
     if kind != "single":
         create = [create, create] if callable(create) else create
     return WAYS[kind](create, *args, **keywords)
-
-
-class Argmax(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Linear(4, 2)
-
-    def forward(self, observation):
-        return self.layer(observation).argmax(-1)
 
 
 POLICIES = ["none", "module", "tensordict", "callable", "factory"]

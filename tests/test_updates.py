@@ -12,7 +12,7 @@ from torch import nn
 
 from collectx import Collector, DistributedCollector, MultiAsyncCollector, MultiSyncCollector
 from collectx.errors import ConfigError
-from collectx.library.updates import given_weights, updated_weights
+from collectx.library.updates import given_weights, load_weights, updated_weights
 
 torch.set_num_threads(1)
 
@@ -130,6 +130,12 @@ def test_what_is_no_weights_is_refused():
         pytest.raises(TypeError, match="weights=3: give a module, a state dict or a TensorDict"),
     ):
         collector.update_policy_weights_(3)
+
+
+def test_a_policy_without_weights_takes_none():
+    for policy in (None, len):
+        with pytest.raises(TypeError, match=r"the policy is .*, no module, which has no weights"):
+            load_weights(policy, Constant())
 
 
 def test_weights_between_steps_are_asked_for_by_a_keyword():

@@ -9,17 +9,14 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
+from cartpoles import Argmax, cartpole
 from tensordict.nn import TensorDictModule
 from torch import nn
 
-from collectx import Collector, DistributedCollector, MultiSyncCollector
+from collectx import Collector, DistributedCollector, MultiSyncCollector, ReplayBuffer
 from collectx.errors import ConfigError, ShapeError
 
 torch.set_num_threads(1)
-
-
-def cartpole(**kwargs):
-    return gymnasium.make("CartPole-v1", **kwargs)
 
 
 class Extending:
@@ -27,15 +24,6 @@ class Extending:
 
     def extend(self, batch):
         raise AssertionError("nothing is to be collected")
-
-
-class Argmax(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Linear(4, 2)
-
-    def forward(self, observation):
-        return self.layer(observation).argmax(-1)
 
 
 def test_all_that_is_wrong_is_said_at_once():
@@ -91,6 +79,7 @@ def test_all_that_is_wrong_is_said_at_once():
         ({"create_env_kwargs": "render"}, "create_env_kwargs='render': must be a dict"),
         ({"cat_results": 1}, "a worker's part is .time., so it must be from -1 to 0, or 'stack'"),
         ({"extend_buffer": False, "replay_buffer": Extending()}, "replay_buffer=Extending has no `add`"),
+        ({"split_trajs": True, "replay_buffer": ReplayBuffer(10)}, "split_trajs=True with a replay buffer of frames"),
         ({"seed": -1}, r"seed=-1: must be at least 0 and below 2\*\*61"),
         ({"device": object()}, "must be a torch.device or its name"),
     ],

@@ -14,7 +14,7 @@ from collectx.given import Given
 from collectx.launcher.place import Place
 from collectx.launcher.submitit import slurm_resources
 from collectx.library.keywords import Nested, RayRemote, Remote
-from collectx.run import RunFolder, rules
+from collectx.run import RunFolder, machine
 from collectx.run.events import EventLog
 from collectx.run.folder import new_folder
 from collectx.run.submitted import Beforehand, submitted_workers, waiting_workers
@@ -88,7 +88,7 @@ def come_up(
         return waiting_workers(cfg, beforehand, given), events
     if cfg.launcher.kind != "submitit":
         return None, lambda name, **fields: None
-    if problems := rules.launcher_problems(cfg):
+    if problems := machine.launcher_problems(cfg):
         raise ConfigError(problems)
     assert isinstance(remote, Remote)
     files = new_folder() if remote.folder is None else RunFolder(remote.folder)

@@ -60,15 +60,17 @@ def updated_weights(updater: Callable[[], Any] | None, given: Given) -> Given:
     return made._maybe_map_weights(made._get_server_weights() if given is None else given)
 
 
-def load_weights(policy: nn.Module, weights: nn.Module | TensorDictBase | Mapping[str, Any]) -> None:
+def load_weights(policy: Any, weights: nn.Module | TensorDictBase | Mapping[str, Any]) -> None:
     """Copies the weights of a module that is built as `policy`, or weights by name (a state dict, or a TensorDict of
     parameters), into `policy`, whatever their device and dtype.
 
     Raises:
         KeyError: one of the policy's is lacking.
-        TypeError: they are no weights.
+        TypeError: they are no weights, or the policy can have none.
         ValueError: one has another shape than the policy's, or the module has more or fewer.
     """
+    if not isinstance(policy, nn.Module):
+        raise TypeError(f"the policy is {policy!r}, no module, which has no weights: call without any")
     if weights is policy:
         return
     if isinstance(weights, nn.Module):

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from collectx.config import LauncherConfig, RayLauncherConfig, RunConfig, backend_of, is_async
 from collectx.errors import ConfigError, LauncherError, SpaceError
-from collectx.run import order, report, rules, snapshot
+from collectx.run import machine, order, report, snapshot
 from collectx.run.events import EventLog
 from collectx.run.folder import RunFolder, write_atomically, write_json
 from collectx.run.progress import Progress
@@ -117,7 +117,7 @@ def _collect(
         from collectx.collector.trajectories import Assembler
         from collectx.run.collection import RunCollection
 
-        if problems := rules.device_problems(cfg) + rules.backend_problems(cfg):
+        if problems := machine.device_problems(cfg) + machine.backend_problems(cfg):
             raise ConfigError(problems)
         # It learns where batches lie.
         device = torch.device(cfg.devices.storing_device or cfg.devices.device or "cpu")

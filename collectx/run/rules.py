@@ -6,9 +6,7 @@ has a problem of its own holds MISSING; rules that need it stay silent. Imports 
 
 from __future__ import annotations
 
-import os
 import re
-import shutil
 from collections.abc import Iterator
 from typing import Any
 
@@ -34,8 +32,8 @@ from collectx.config import (
     rows_per_env,
     why_no_nccl,
 )
-from collectx.errors import ConfigError
 from collectx.run import order
+from collectx.run.machine import why_not
 from collectx.transport.backends import actor_problems, gpu_problems, tensorpipe_problems, visible_problems
 
 # Options of sbatch that a job of all roles depends on.
@@ -71,115 +69,6 @@ def problems(cfg: RunConfig) -> list[str]:
         _devices,
     )
     return [problem for rule in rules for problem in rule(cfg)]
-
-
-def advice(cfg: RunConfig) -> list[str]:
-    """What `backend=auto` chose, and combinations that run, but hardly as meant. For a valid `cfg`."""
-    return [*_chosen_backend(cfg), *_odd_combinations(cfg), *_random_frames(cfg)]
-
-
-def _odd_combinations(cfg: RunConfig) -> list[str]:
-    if cfg.trainer.kind == "ppo" and is_async(cfg.collector):
-        return [
-            f"trainer=ppo collector={cfg.collector.kind}: batches are a few updates old, which PPO does not correct "
-            "for; trainer=impala does, and collector=multi_sync has no lag."
-        ]
-    if cfg.trainer.kind == "impala" and is_stacked(cfg.collector):
-        return [
-            f"trainer=impala collector={cfg.collector.kind}: nothing lags, so V-trace corrects nothing; try "
-            "multi_async."
-        ]
-    return []
-
-
-def _random_frames(cfg: RunConfig) -> list[str]:
-    frames, total = cfg.collector.init_random_frames, cfg.collector.total_frames
-    if not frames or cfg.policy.kind == "random":
-        return []
-    found = []
-    if cfg.trainer.kind in ("ppo", "impala"):
-        found.append(
-            f"trainer={cfg.trainer.kind} collector.init_random_frames={frames}: random actions have log-probability 0 "
-            f"in a batch, which is not theirs, and {cfg.trainer.kind} learns from it: use null."
-        )
-    if 0 <= total <= frames:
-        found.append(
-            f"collector.init_random_frames={frames} is all of collector.total_frames={total}: the policy never acts."
-        )
-    return found
-
-
-def launcher_problems(cfg: RunConfig) -> list[str]:
-    """What this machine lacks for the launcher."""
-    if isinstance(cfg.launcher, SlurmResources) and shutil.which("sbatch") is None:
-        return [
-            f"launcher={cfg.launcher.kind}: this machine has no sbatch on its PATH: start it where SLURM's commands "
-            "are, or use launcher=local."
-        ]
-    return []
-
-
-def device_problems(cfg: RunConfig) -> list[str]:
-    """Devices that this machine does not have, of those that are the trainer's, or of workers that are here. Imports
-    torch, unless everything is on the CPU."""
-    chosen = {name: value for name, value in vars(cfg.devices).items() if value not in (None, MISSING, "cpu")}
-    if cfg.launcher.kind not in ("inline", "local"):
-        chosen.pop("policy_device", None)
-    if not chosen:
-        return []
-    import torch
-
-    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    there = ["cpu", *(f"cuda:{index}" for index in range(gpus))]
-    found = []
-    for name, value in chosen.items():
-        kind, _, index = value.partition(":")
-        here = {"cpu": 1, "cuda": gpus}.get(kind, 0)
-        if int(index or 0) >= here:
-            found.append(f"devices.{name}={value}: no such device; torch sees {', '.join(there)}.")
-    return found
-
-
-def backend_problems(cfg: RunConfig) -> list[str]:
-    """Why workers cannot be reached from this machine as `cfg` wants it. Imports torch where they are on a network."""
-    backend = backend_of(cfg)
-    if backend not in NETWORK_BACKENDS:
-        return []
-    from collectx.transport.rendezvous import local_addresses
-
-    found = [why] if (why := _why_not(backend)) else []
-    if backend == "mpi" and cfg.launcher.kind in ELSEWHERE and "PMIX_NAMESPACE" not in os.environ:
-        found = [
-            f"backend=mpi: launcher={cfg.launcher.kind} has started the roles without MPI's PMIx: "
-            "use launcher.srun.mpi=pmix where `srun --mpi=list` names it, or backend=gloo."
-        ]
-    try:
-        local_addresses(cfg.backend.interface)
-    except ConfigError as error:
-        found.extend(error.problems)
-    return found
-
-
-def _why_not(backend: str) -> str | None:
-    from collectx.transport.backends import why_not
-
-    reason = why_not(backend)
-    return None if reason is None else f"backend={backend} cannot work on this machine: {reason}."
-
-
-def _chosen_backend(cfg: RunConfig) -> list[str]:
-    """What `backend=auto` stands for, where that is not plain from the launcher."""
-    backend = backend_of(cfg)
-    if cfg.backend.kind != "auto" or backend not in NETWORK_BACKENDS:
-        return []
-    if backend == "nccl":
-        return ["backend=auto: nccl, as policies and stored batches are both on GPUs."]
-    if backend == "rpc":
-        return ["backend=auto: rpc, which pickles between trainer and workers: for networks of your own alone."]
-    if backend == "ray":
-        return ["backend=auto: ray, which pickles between its processes: for networks of your own alone."]
-    anywhere = "loopback" if cfg.launcher.kind == "local" else "whichever network a worker reaches the trainer by"
-    return [f"backend=auto: gloo, over {cfg.backend.interface or anywhere}."]
 
 
 def _frames_per_batch(cfg: RunConfig) -> Iterator[str]:
@@ -340,7 +229,7 @@ def _backend(cfg: RunConfig) -> Iterator[str]:
         yield f"backend=nccl: {why}: use backend=auto or gloo."
     if backend == "mpi":
         yield from _mpi(cfg)
-    if backend in NETWORK_BACKENDS and backend != "gloo" and launcher not in ELSEWHERE and (why := _why_not(backend)):
+    if backend in NETWORK_BACKENDS and backend != "gloo" and launcher not in ELSEWHERE and (why := why_not(backend)):
         yield why
     if backend in NETWORK_BACKENDS and one_process:
         reason = "collector=single" if collector == "single" else "launcher=inline"
@@ -364,7 +253,7 @@ def _launcher(cfg: RunConfig) -> Iterator[str]:
             "use backend=auto or gloo."
         )
     if isinstance(launcher, RayLauncherConfig):
-        if why := _why_not("ray"):
+        if why := why_not("ray"):
             yield why.replace("backend=", "launcher=", 1)
         yield from (wrong := actor_problems("launcher.remote_configs", launcher.remote_configs))
         if not wrong and not _missing(cfg.devices.device, cfg.devices.policy_device):

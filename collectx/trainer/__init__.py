@@ -48,14 +48,13 @@ def build(cfg: TrainerConfig, policy: Callable | None, spec: EnvSpec, seed: int,
         from collectx.trainer.meter import MeterTrainer
 
         return MeterTrainer()
-    if isinstance(cfg, PpoTrainerConfig):
+    if isinstance(cfg, (PpoTrainerConfig, ImpalaTrainerConfig)):
+        from collectx.trainer.impala import ImpalaTrainer
+        from collectx.trainer.learner import Learner
         from collectx.trainer.ppo import PpoTrainer
 
-        return PpoTrainer(cfg, _trainable(cfg, policy), spec, seed, device)
-    if isinstance(cfg, ImpalaTrainerConfig):
-        from collectx.trainer.impala import ImpalaTrainer
-
-        return ImpalaTrainer(cfg, _trainable(cfg, policy), spec, seed, device)
+        learner = Learner(cfg, _trainable(cfg, policy), spec, seed, device)
+        return PpoTrainer(cfg, learner) if isinstance(cfg, PpoTrainerConfig) else ImpalaTrainer(cfg, learner)
     if isinstance(cfg, DqnTrainerConfig):
         from collectx.trainer.dqn import DqnTrainer
 

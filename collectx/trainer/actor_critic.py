@@ -6,12 +6,8 @@ In the trainer's process.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-
-import torch
 
 from collectx.config import ImpalaTrainerConfig, PpoTrainerConfig
-from collectx.env.base import EnvSpec
 from collectx.trainer.base import Collection
 from collectx.trainer.learner import Learner
 from collectx.trainer.rows import Rows
@@ -20,16 +16,9 @@ from collectx.trainer.rows import Rows
 class ActorCriticTrainer(ABC):
     """Learns from every batch once it is there, and publishes."""
 
-    def __init__(
-        self,
-        cfg: PpoTrainerConfig | ImpalaTrainerConfig,
-        policy: Callable,
-        spec: EnvSpec,
-        seed: int,
-        device: torch.device,
-    ):
+    def __init__(self, cfg: PpoTrainerConfig | ImpalaTrainerConfig, learner: Learner):
         self._cfg = cfg
-        self._learner = Learner(cfg, policy, spec, seed, device)
+        self._learner = learner
 
     def train(self, collection: Collection) -> None:
         """Returns when the collection is exhausted or `target_return` is reached."""

@@ -8,7 +8,8 @@ import pytest
 
 from collectx.cli.compose import compose
 from collectx.errors import ConfigError
-from collectx.run import rules
+from collectx.run import machine
+from collectx.run.advice import advice
 
 ONE_PROBLEM = {
     # unknown names
@@ -154,15 +155,15 @@ def test_a_device_that_is_not_there():
     import torch
 
     index = torch.cuda.device_count()
-    (problem, *_) = rules.device_problems(compose(["devices=cuda", f"devices.device=cuda:{index}"]))
+    (problem, *_) = machine.device_problems(compose(["devices=cuda", f"devices.device=cuda:{index}"]))
     assert problem.startswith(f"devices.device=cuda:{index}: no such device; torch sees cpu")
-    assert rules.device_problems(compose()) == []
+    assert machine.device_problems(compose()) == []
 
 
 def test_a_questionable_pair_is_advice_and_no_problem():
-    assert "impala" in rules.advice(compose(["collector=multi_async"]))[0]
-    assert rules.advice(compose()) == []
-    random = rules.advice(compose(["collector.init_random_frames=192000"]))
+    assert "impala" in advice(compose(["collector=multi_async"]))[0]
+    assert advice(compose()) == []
+    random = advice(compose(["collector.init_random_frames=192000"]))
     assert ["log-probability" in random[0], "the policy never acts" in random[1]] == [True, True]
-    assert rules.advice(compose(["collector.init_random_frames=512", "trainer=meter"])) == []
-    assert rules.advice(compose(["experiment=cartpole_impala"])) == []
+    assert advice(compose(["collector.init_random_frames=512", "trainer=meter"])) == []
+    assert advice(compose(["experiment=cartpole_impala"])) == []

@@ -12,7 +12,7 @@ from seeing import Seeing, seen_by
 from collectx import RayCollector
 from collectx.cli.compose import compose
 from collectx.errors import ConfigError, LauncherError, WorkerTimeout
-from collectx.run import rules
+from collectx.run import machine
 
 pytestmark = pytest.mark.skipif(find_spec("ray") is None, reason="ray is not installed")
 slow = pytest.mark.slow
@@ -117,7 +117,7 @@ def test_what_does_not_fit_together(line):
 
 def test_gpus_of_workers_need_not_be_here():
     words = ["collector=ray", "launcher=ray", "devices.policy_device=cuda", "launcher.remote_configs.num_gpus=0.5"]
-    assert rules.device_problems(compose(words)) == []
+    assert machine.device_problems(compose(words)) == []
 
 
 def test_python_is_told_the_same():

@@ -10,7 +10,8 @@ import torch
 from collectx.cli.compose import compose
 from collectx.config import backend_of
 from collectx.errors import ConfigError
-from collectx.run import rules
+from collectx.run import machine
+from collectx.run.advice import advice
 from collectx.transport import backends
 
 WRONG = {
@@ -67,7 +68,7 @@ def test_a_backend_that_cannot_work_here_is_told_with_all_other_problems(monkeyp
     assert len(caught.value.problems) == 2
     assert "backend=ucc cannot work on this machine: ucc is broken." in caught.value.problems
     cfg = compose(["collector=distributed"])
-    assert rules.backend_problems(cfg) == ["backend=gloo cannot work on this machine: gloo is broken."]
+    assert machine.backend_problems(cfg) == ["backend=gloo cannot work on this machine: gloo is broken."]
     # Another machine's business, where the trainer runs there too.
     compose(["backend=ucc", "launcher=slurm"])
 
@@ -93,16 +94,16 @@ def test_a_backend_that_cannot_work_here_is_told_with_all_other_problems(monkeyp
 def test_what_auto_stands_for_and_that_it_says_so(line, backend):
     cfg = compose(line.split())
     assert backend_of(cfg) == backend
-    notes = [note for note in rules.advice(cfg) if note.startswith("backend=auto: ")]
+    notes = [note for note in advice(cfg) if note.startswith("backend=auto: ")]
     assert [note.split()[1].rstrip(",") for note in notes] == ([backend] if backend in ("gloo", "nccl", "rpc") else [])
 
 
 def test_an_interface_that_is_not_there_is_a_problem_before_anything_starts():
-    (problem,) = rules.backend_problems(compose(["collector=distributed", "backend.interface=loo"]))
+    (problem,) = machine.backend_problems(compose(["collector=distributed", "backend.interface=loo"]))
     assert re.search(r"^backend\.interface=loo: .*did you mean lo\?", problem)
-    assert rules.backend_problems(compose(["collector=distributed", "backend.interface=lo"])) == []
+    assert machine.backend_problems(compose(["collector=distributed", "backend.interface=lo"])) == []
     # It says nothing where no network is used.
-    assert rules.backend_problems(compose(["backend.interface=loo"])) == []
+    assert machine.backend_problems(compose(["backend.interface=loo"])) == []
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

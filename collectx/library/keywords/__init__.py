@@ -6,19 +6,12 @@ configuration. Nothing else ever sees them.
 Called in the trainer's process, by `collectx.library.collectors`.
 """
 
+from collectx.library.keywords.handing import Handing
 from collectx.library.keywords.order import Order, own_of
 from collectx.library.keywords.remote import Nested, RayRemote, Remote, RpcRemote
-from collectx.library.keywords.specs import (
-    CreateEnv,
-    Devices,
-    EachBatchWeights,
-    Frames,
-    Handing,
-    Weights,
-    Work,
-    Workers,
-)
+from collectx.library.keywords.specs import Devices, EachBatchWeights, Frames, Weights, Workers
 from collectx.library.keywords.taken import REFUSED, Keywords, described
+from collectx.library.keywords.work import CreateEnv, Work
 
 __all__ = [
     "REFUSED",

@@ -26,6 +26,7 @@ from collectx.given import GivenEnvConfig, Hooks
 from collectx.library.assembly import Assembly
 from collectx.library.early import Early
 from collectx.library.keywords.custom import custom_problems, given_collectors
+from collectx.library.keywords.handing import Handing
 from collectx.library.keywords.reading import (
     exploration_of,
     for_each,
@@ -34,7 +35,8 @@ from collectx.library.keywords.reading import (
     round_up,
 )
 from collectx.library.keywords.remote import Nested, RayRemote, RpcRemote
-from collectx.library.keywords.specs import Devices, Frames, Handing, Weights, Work, Workers
+from collectx.library.keywords.specs import Devices, Frames, Weights, Workers
+from collectx.library.keywords.work import Work
 from collectx.transport.backends import gpu_problems, visible_problems
 
 

@@ -1,0 +1,141 @@
+"""What is run: envs and policies."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from tensordict.nn import CudaGraphModule
+
+from collectx.config import PolicyConfig, RandomPolicyConfig
+from collectx.given import GivenEnvConfig, GivenPolicyConfig
+from collectx.library.keywords.reading import exploration_of, exploration_problems, for_each, kwargs_of
+from collectx.policy.exploration import ExplorationType
+
+CreateEnv = Callable[..., Any] | Sequence[Callable[..., Any]]
+
+
+@dataclass(frozen=True)
+class Work:
+    """What is run.
+
+    Args:
+        create_env_fn: makes a Gymnasium env, or a vector env, whose envs make a dimension of the batch, or a TorchRL
+            env. With several workers: one callable for all, or one for each.
+        policy: a TensorDictModule, an `nn.Module`, a callable from the observation to the action, or None (or
+            TorchRL's `RandomPolicy`) for random actions.
+        policy_factory: makes the policy instead, in every process; one callable for all workers, or one for each, the
+            first of which makes this process's policy too: its weights are the ones published to all.
+        create_env_kwargs: passed to `create_env_fn`; one dict for all workers, or one for each.
+        exploration_type: how actions are taken from the policy's distribution: RANDOM, MODE, MEAN, MEDIAN or
+            DETERMINISTIC, of TorchRL's `ExplorationType`, or its name. Built-in policies know RANDOM and the mode.
+        exploration_mode: TorchRL's earlier keyword for the name.
+        trust_policy: is not looked at: every policy is called once, on zeros, to learn what it writes.
+        auto_register_policy_transforms: is not looked at: a recurrent policy is given its state and `is_init` without
+            transforms of the env, see README.
+        compile_policy: the policy is compiled in the workers by `torch.compile`: True, or its keyword arguments. The
+            time that takes is in the first batch (`start_timeout_s`).
+        cudagraph_policy: the policy's calls are recorded as CUDA graphs by tensordict's `CudaGraphModule`: True, or its
+            keyword arguments. For policies on GPUs.
+        seed: what envs and random actions are seeded with.
+        worker_idx: this collector's number, where it is one of several that the caller has made: `worker_idx` gives it.
+    """
+
+    create_env_fn: CreateEnv
+    policy: Any = None
+    policy_factory: Callable[[], Any] | Sequence[Callable[[], Any]] | None = None
+    create_env_kwargs: Any = None
+    exploration_type: Any = ExplorationType.RANDOM
+    exploration_mode: str | None = None
+    trust_policy: bool | None = None
+    auto_register_policy_transforms: bool | None = None
+    compile_policy: bool | dict[str, Any] | None = None
+    cudagraph_policy: bool | dict[str, Any] | None = None
+    seed: int = 0
+    worker_idx: int | None = None
+
+    @property
+    def exploration(self) -> str:
+        """The exploration type's name."""
+        return exploration_of(self.exploration_type if self.exploration_mode is None else self.exploration_mode)
+
+    def problems(self, num_workers: int) -> list[str]:
+        """What is wrong, for so many workers."""
+        creates = for_each(self.create_env_fn, num_workers)
+        found = [
+            f"create_env_fn[{i}]={one!r} cannot be called: give a function that makes the env, as lambda: "
+            "gymnasium.make('CartPole-v1')."
+            for i, one in enumerate(creates)
+            if not callable(one) and (i == 0 or isinstance(self.create_env_fn, list | tuple))
+        ]
+        if isinstance(self.create_env_fn, list | tuple) and not creates:
+            found.append("create_env_fn is empty: give one callable for each worker.")
+        elif len(creates) != num_workers:
+            found.append(
+                f"num_workers={num_workers}, but create_env_fn has {len(creates)} callables: one for each worker."
+            )
+        found += self._kwargs_problems(num_workers)
+        if self.policy is not None and self.policy_factory is not None:
+            found.append("policy and policy_factory are both given: give one of them.")
+        if isinstance(self.policy, type):
+            found.append(f"policy={self.policy!r} is a class: give an object of it, or the class as policy_factory.")
+        elif self.policy is not None and not callable(self.policy):
+            found.append(
+                f"policy={self.policy!r} cannot be called: give a module, a callable from the observation to the "
+                "action, or None for random actions."
+            )
+        found += self._factory_problems(num_workers)
+        for name, made in (("compile_policy", torch.compile), ("cudagraph_policy", CudaGraphModule)):
+            found += self._acceleration_problems(name, made)
+        if not 0 <= self.seed < 2**61:
+            found.append(f"seed={self.seed}: must be at least 0 and below 2**61.")
+        return [*found, *exploration_problems("", self.exploration)]
+
+    def _kwargs_problems(self, num_workers: int) -> list[str]:
+        kwargs = for_each(self.create_env_kwargs, num_workers)
+        if len(kwargs) != num_workers:
+            count = len(kwargs)
+            return [f"create_env_kwargs has {count} entries for {num_workers} workers: one for each, or one dict."]
+        wrong = [one for one in kwargs if one is not None and not isinstance(one, Mapping)]
+        return [f"create_env_kwargs={one!r}: must be a dict, or a list of one for each worker." for one in wrong]
+
+    def _factory_problems(self, num_workers: int) -> list[str]:
+        factories = for_each(self.policy_factory, num_workers)
+        if len(factories) != num_workers:
+            return [
+                f"policy_factory has {len(factories)} entries for {num_workers} workers: one for each, or one callable."
+            ]
+        wrong = [one for one in factories if one is not None and not callable(one)]
+        return [f"policy_factory={wrong[0]!r} cannot be called."] if wrong else []
+
+    def _acceleration_problems(self, name: str, made: Callable) -> list[str]:
+        given = getattr(self, name)
+        if given is None or given is False:
+            return []
+        if self.policy is None and self.policy_factory is None:
+            return [f"{name}={given!r}: there is no policy, actions are random: leave it out."]
+        if not isinstance(given, bool | dict):
+            return [f"{name}={given!r}: must be True, or a dict of keyword arguments of {made.__name__}."]
+        try:
+            inspect.signature(made).bind(None, **(kwargs_of(given) or {}))
+        except TypeError as error:
+            return [f"{name}={given!r}: {made.__name__}: {error}."]
+        return []
+
+    def envs(self, num_workers: int) -> list[GivenEnvConfig]:
+        """One for each worker."""
+        creates, kwargs = for_each(self.create_env_fn, num_workers), for_each(self.create_env_kwargs, num_workers)
+        return [GivenEnvConfig("given", 0, make, dict(own or {})) for make, own in zip(creates, kwargs, strict=True)]
+
+    def policies(self, num_workers: int) -> list[PolicyConfig]:
+        """Each worker's policy, as a choice of the group."""
+        compiling, recording = kwargs_of(self.compile_policy), kwargs_of(self.cudagraph_policy)
+        return [
+            RandomPolicyConfig("random")
+            if self.policy is None and factory is None
+            else GivenPolicyConfig("given", self.policy, factory, compiling, recording)
+            for factory in for_each(self.policy_factory, num_workers)
+        ]

@@ -90,6 +90,11 @@ class GivenPolicyConfig(_ByValue, PolicyConfig):
     cudagraph: dict[str, Any] | None = None
 
 
+def is_object(policy: PolicyConfig) -> bool:
+    """Whether the policy is one object, the same wherever it is built in this process."""
+    return isinstance(policy, GivenPolicyConfig) and policy.factory is None
+
+
 @dataclass(frozen=True)
 class Hooks(_ByValue):
     """What is called around batches, where they are made.

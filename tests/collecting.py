@@ -103,7 +103,7 @@ def config(
     exploration="random",
     num_slots=2,
     zero_copy=False,
-    start_timeout_s=120.0,
+    start_timeout_s=200.0,
     worker_timeout_s=120.0,
     close_timeout_s=60.0,
     on_worker_failure="raise",
@@ -127,7 +127,7 @@ def config(
     seed=0,
     ray_init_config=None,
     remote_configs=None,
-    queue_timeout_s=60.0,
+    queue_timeout_s=240.0,
     autoscaling=False,
 ):
     # A kind that can be both is sync as "<kind>_sync".

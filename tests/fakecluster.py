@@ -38,9 +38,9 @@ class FakeSlurm:
 
     def wait(self, *states: str) -> dict[str, str]:
         """Waits until every job is in one of these states."""
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 100
         while not (now := self.states()) or not set(now.values()) <= set(states):
-            assert time.monotonic() < deadline, f"not within 60 s: {states}: {now}"
+            assert time.monotonic() < deadline, f"not within 100 s: {states}: {now}"
             time.sleep(0.02)
         return now
 
@@ -50,7 +50,7 @@ class FakeSlurm:
 
     def close(self) -> None:
         mark = f"FAKESLURM={self.folder}".encode()
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while mine := [pid for pid in _pids() if mark in _environment(pid) and pid != os.getpid()]:
             assert time.monotonic() < deadline, f"processes left: {mine}"
             for pid in mine:

@@ -13,14 +13,14 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
-from collecting import config, counting, gym, start
+from collecting import config, counting, gym, start, worker_pids
 from gymnasium import spaces
 from torch import nn
 
 from collectx import Collector, DistributedSyncCollector, MultiAsyncCollector, MultiSyncCollector
 from collectx import env as envs
 from collectx.collector import build
-from collectx.errors import ConfigError, WorkerDied
+from collectx.errors import ConfigError, WorkerDied, WorkerTimeout
 from collectx.given import Hooks
 
 torch.set_num_threads(1)
@@ -103,6 +103,15 @@ def test_a_question_to_a_dead_worker_tells_of_its_death(kind):
                 collector.getattr_env("spec")
         with pytest.raises(WorkerDied, match="signal 9"):
             list(collector)
+
+
+def test_a_long_question_to_a_worker_that_hangs_is_not_waited_for_without_end():
+    """It does not fit into the socket's buffer, and the worker reads nothing."""
+    with start("multi_async", env=counting(), num_workers=1, total_frames=-1, worker_timeout_s=3.0) as collector:
+        next(collector)
+        os.kill(worker_pids(collector)[0], signal.SIGSTOP)
+        with pytest.raises(WorkerTimeout, match="worker_timeout_s=3"):
+            collector.ask("load", {"rollout": bytes(4_000_000)})
 
 
 def test_an_answer_that_cannot_travel_is_an_error_of_its_own():
@@ -330,6 +339,23 @@ def test_a_resumed_collector_repeats_nothing_and_ends_in_time(kind):
     old, new = (torch.cat([batch.reshape(-1) for batch in batches]) for batches in (before, one))
     assert not set(old["collector", "traj_ids"].tolist()) & set(new["collector", "traj_ids"].tolist())
     assert len(torch.cat([old["observation"], new["observation"]]).unique(dim=0)) == 100
+
+
+@pytest.mark.parametrize("num_batches", [1, 2])
+@pytest.mark.parametrize("kind", ["single", "multi_sync"])
+def test_random_frames_are_not_collected_again_after_a_state(kind, num_batches):
+    def ones(observation):
+        return torch.ones(observation.shape[0], dtype=torch.int64)
+
+    keywords = {"frames_per_batch": 40, "init_random_frames": 80}
+    with make(kind, policy=ones, **keywords) as collector:
+        for _ in range(num_batches):
+            assert 0 in collector.next()["action"]
+        state = collector.state_dict()
+    with make(kind, policy=ones, **keywords) as collector:
+        collector.load_state_dict(state)
+        acted_at_random = [0 in collector.next()["action"] for _ in range(2)]
+    assert acted_at_random == [num_batches < 2, False]
 
 
 def test_a_state_can_be_saved_without_pickled_objects(tmp_path):

@@ -75,6 +75,7 @@ def test_each_worker_has_frames_of_its_own(dim):
     frames = {"frames_per_batch": [5, 9], "total_frames": 42}
     collector = MultiSyncCollector([Clock] * 2, cat_results=dim, **frames)
     assert (collector.frames_per_batch, collector.requested_frames_per_batch, len(collector)) == (14, 14, 3)
+    assert collector.stats()["requested_frames_per_batch"] == 14
     batches = collect(collector)
     assert [(batch.shape, batch.names) for batch in batches] == [((14,), ["time"])] * 3
     check_goes_on(torch.cat([batch[:5] for batch in batches]))

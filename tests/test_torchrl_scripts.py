@@ -83,7 +83,9 @@ def test_ppo(library):
         returns.append(data["next", "episode_reward"][done].mean().item())
     collector.shutdown()
     assert len(returns) == 20
-    assert sum(returns[-5:]) > 1.5 * sum(returns[:5])
+    # No episode may have ended in a batch of a good policy.
+    first, last = (torch.tensor(some).nanmean() for some in (returns[:5], returns[-5:]))
+    assert last > 1.5 * first
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")

@@ -155,3 +155,64 @@ def test_weights_between_steps_are_asked_for_by_a_keyword():
 def test_a_worker_that_is_a_collector_takes_weights_between_batches():
     with pytest.raises(ConfigError, match="takes weights between its batches"):
         DistributedCollector(cartpole, num_workers_per_collector=2, update_weights_between_steps=True, launcher="mp")
+
+
+@torch.no_grad()
+def learn(policy, action):
+    policy.action.fill_(action)
+
+
+def test_a_collector_in_this_process_acts_with_the_policy_as_it_is():
+    policy = Constant().share_memory()
+    with Collector(cartpole, policy, frames_per_batch=10) as collector:
+        learn(policy, 1.0)
+        assert collector.next()["action"].unique().tolist() == [1]
+        learn(policy, 0.0)
+        # What is learnt after the weights were published stays, as in TorchRL's own scripts.
+        collector.update_policy_weights_()
+        learn(policy, 1.0)
+        batch = collector.next()
+    assert batch["action"].unique().tolist() == [1]
+    assert batch["collector", "policy_version"].unique().tolist() == [1]
+    assert policy.action.item() == 1.0
+    assert policy.action.is_shared()
+
+
+def test_a_policy_that_acts_on_another_device_stays_where_it_is():
+    policy = Constant()
+    # Nothing can act there; on a GPU: tests/contract/test_collector_on_gpu.py.
+    with (
+        Collector(cartpole, policy, frames_per_batch=10, policy_device="meta") as collector,
+        pytest.raises(RuntimeError, match="meta"),
+    ):
+        collector.next()
+    assert policy.action.device == torch.device("cpu")
+
+
+def test_a_collector_in_this_process_takes_what_a_factory_made_as_it_was_published():
+    with Collector(cartpole, policy_factory=Constant, frames_per_batch=10) as collector:
+        learn(collector.policy, 1.0)
+        assert collector.next()["action"].unique().tolist() == [0]
+        collector.update_policy_weights_()
+        assert collector.next()["action"].unique().tolist() == [1]
+
+
+@pytest.mark.parametrize("kind", [Collector, MultiSyncCollector])
+def test_weights_of_another_module_stay(kind):
+    envs = cartpole if kind is Collector else [cartpole]
+    keywords = {} if kind is Collector else {"update_at_each_batch": True}
+    with kind(envs, Constant(), frames_per_batch=10, **keywords) as collector:
+        collector.next()
+        collector.update_policy_weights_(Constant(1.0))
+        for _ in range(2):
+            assert collector.next()["action"].unique().tolist() == [1]
+        assert float(collector.state_dict()["policy_state_dict"]["action"]) == 1.0
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16])
+def test_weights_of_another_dtype_are_converted(dtype):
+    with MultiSyncCollector([cartpole], Constant(), frames_per_batch=10) as collector:
+        collector.next()
+        collector.update_policy_weights_(Constant(1.0).to(dtype))
+        assert collector.next()["action"].unique().tolist() == [1]
+        assert collector.policy.action.dtype == torch.float32

@@ -6,12 +6,13 @@ import threading
 from functools import partial
 
 import gymnasium
+import numpy as np
 import pytest
 import torch
 from tensordict.nn import TensorDictModule
 from torch import nn
 
-from collectx import Collector, DistributedCollector, MultiSyncCollector
+from collectx import Collector, DistributedCollector, MultiSyncCollector, ReplayBuffer
 from collectx.errors import ConfigError, ShapeError
 
 torch.set_num_threads(1)
@@ -90,6 +91,7 @@ def test_all_that_is_wrong_is_said_at_once():
         ({"create_env_kwargs": "render"}, "create_env_kwargs='render': must be a dict"),
         ({"cat_results": 1}, "a worker's part is .time., so it must be from -1 to 0, or 'stack'"),
         ({"extend_buffer": False, "replay_buffer": Extending()}, "replay_buffer=Extending has no `add`"),
+        ({"split_trajs": True, "replay_buffer": ReplayBuffer(10)}, "split_trajs=True with a replay buffer of frames"),
         ({"seed": -1}, r"seed=-1: must be at least 0 and below 2\*\*61"),
         ({"device": object()}, "must be a torch.device or its name"),
     ],
@@ -136,6 +138,12 @@ def test_arguments_of_wrong_types_are_refused_with_all_else(keywords, message):
     with pytest.raises(ConfigError, match=message) as caught:
         MultiSyncCollector([cartpole] * 2, init_random_frames="5", device="tpu9", **keywords)
     assert len(caught.value.problems) == 3
+
+
+def test_numbers_may_be_of_numpy():
+    numbers = {"frames_per_batch": np.int64(10), "total_frames": np.int32(20), "cat_results": np.int64(-1)}
+    with MultiSyncCollector([cartpole], set_truncated=np.bool_(True), seed=np.int64(1), **numbers) as collector:
+        assert [len(batch) for batch in collector] == [10, 10]
 
 
 def test_a_whole_number_may_be_a_float_and_an_end_may_be_none():

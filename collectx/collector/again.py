@@ -7,7 +7,7 @@ that acted with the present ones has come. So the same seeds give the same batch
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -104,13 +104,12 @@ class AgainSchedule(AsyncSchedule):
 
 def slots_needed(record: Sequence[Recorded]) -> int:
     """How many batches of one worker act with weights that are there, and are not delivered, at most."""
-    most, out = 1, dict.fromkeys({batch.worker for batch in record}, 0)
-    acted = {worker: deque(batch.acted for batch in record if batch.worker == worker) for worker in out}
+    most, out = 1, Counter[int]()
+    ahead = deque(sorted(record, key=lambda batch: batch.acted))
     for batch in record:
-        for worker, versions in acted.items():
-            while versions and versions[0] <= batch.newest:
-                versions.popleft()
-                out[worker] += 1
+        while ahead and ahead[0].acted <= batch.newest:
+            worker = ahead.popleft().worker
+            out[worker] += 1
             most = max(most, out[worker])
         out[batch.worker] -= 1
     return most

@@ -6,7 +6,8 @@ Must not know the schedule, nor what becomes of a batch.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Sequence
+import copy
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import cast
@@ -20,8 +21,11 @@ from collectx.batch import Leaf, Slot, to_tensordict
 from collectx.collector.answers import Answers
 from collectx.collector.filling import Filled, fill_slots, until_stopped
 from collectx.collector.task import WorkerTask, env_seeds, seed_policy
+from collectx.env.base import EnvSpec
 from collectx.errors import ShapeError
-from collectx.policy.weights import FlatWeights
+from collectx.given import is_object
+from collectx.policy.base import Actor
+from collectx.policy.weights import FlatWeights, lies_on
 from collectx.rollout.carry import with_state
 from collectx.rollout.cut import with_ends
 from collectx.rollout.episodes import Episodes
@@ -70,18 +74,17 @@ class _Rollouts:
                 f"worker {task.worker} makes {group.spec.num_envs} envs, worker 0 makes {num_envs}: all must make "
                 "equally many"
             )
-        policy = policies.build(task.policy, group.spec, task.seed)
+        policy, acts_in_place = _policy(task, group.spec, self._guest is not None)
         env = with_ends(group, task.rollout)
         actor = policies.make_actor(policy, env.spec, torch.device(task.policy_device), self._exploration)
         env = with_state(env, actor.carried)
         rewards = (leaf.under("next") for leaf in env.spec.rewards)
         _check_leaves(task, (*env.spec.observation, *actor.leaves, *rewards))
-        weights = FlatWeights(actor.module)
-        weights.adopt()
+        read = _reading(actor, acts_in_place)
         policies.accelerate(actor, task.policy)
         episodes = Episodes(first_env, num_envs, num_envs * task.num_workers, task.life)
         seeds, ends = env_seeds(task, task.seed), _asked(task, link)
-        self._newest = newest = _Newest(link, weights)
+        self._newest = newest = _Newest(link, read)
         self._rollout = rollout = rollout_of(env.spec)(
             env, actor, episodes, seeds, link.stop, task.rollout, newest, ends
         )
@@ -126,16 +129,40 @@ def _asked(task: WorkerTask, link: Link) -> Asked | None:
     return task.asked or (lambda: hurried[0])
 
 
+def _policy(task: WorkerTask, spec: EnvSpec, is_guest: bool) -> tuple[Callable | None, bool]:
+    """The policy, and whether it is the trainer's own object; where that lies on another device, it is a copy."""
+    policy = policies.build(task.policy, spec, task.seed)
+    if not is_guest or not is_object(task.policy):
+        return policy, False
+    if lies_on(policy, torch.device(task.policy_device)):
+        return policy, True
+    return copy.deepcopy(policy), False
+
+
+def _reading(actor: Actor, acts_in_place: bool) -> Callable[[torch.Tensor], None]:
+    """What takes published weights into the actor.
+
+    Args:
+        acts_in_place: the policy is the trainer's own object. It is left alone: what was published may be older than
+            what the trainer has made of it since, and its tensors may be shared with others.
+    """
+    if acts_in_place:
+        return lambda buffer: None
+    weights = FlatWeights(actor.module)
+    weights.adopt()
+    return weights.read
+
+
 class _Newest:
     """Called, takes the newest weights there are, and returns their version."""
 
-    def __init__(self, link: Link, weights: FlatWeights):
+    def __init__(self, link: Link, read: Callable[[torch.Tensor], None]):
         self._link = link
-        self._weights = weights
+        self._read = read
         self.version = -1
 
     def __call__(self) -> int:
-        self.version = self._link.refresh(self._weights.read, self.version)
+        self.version = self._link.refresh(self._read, self.version)
         return self.version
 
 

@@ -44,7 +44,7 @@ from collectx.library.keywords import (
     alike,
 )
 from collectx.library.updates import Given as GivenWeights
-from collectx.library.updates import check_alike, given_weights, load_weights, updated_weights
+from collectx.library.updates import given_weights, load_weights, updated_weights
 from collectx.transport.base import RESET, reset_with
 
 # Of an order, what is made from keywords.
@@ -143,7 +143,8 @@ class DataCollector(Inspected):
             return None
         batch = self._hand(batch, self._collector.steps)
         if handing.return_same_td:
-            batch = self._same = batch if self._same is None else self._same.copy_(batch)
+            same = self._same
+            batch = self._same = batch if same is None or same.shape != batch.shape else same.copy_(batch)
         return batch
 
     def _take_whole(self) -> TensorDictBase | None:
@@ -251,9 +252,9 @@ class DataCollector(Inspected):
         except, after `start()` and where weights do not lie in shared memory, for the batch under way.
 
         Args:
-            policy_or_weights: a module built as the policy, or its weights by name (a state dict, or a TensorDict of
-                parameters), which are copied into this collector's policy; None takes that policy as it is, or what
-                `weight_updater` gives.
+            policy_or_weights: a module built as the policy, or weights by name (a state dict, or a TensorDict of
+                parameters): they are copied into this collector's policy, whose workers they reach. None takes that
+                policy as it is, or what `weight_updater` gives.
             weights, policy_weights, policy, weights_dict: the same, the last as `{"policy": ...}`.
             model_id: must be "policy" or None.
             worker_ids: must be None: all workers take the same weights.
@@ -276,11 +277,6 @@ class DataCollector(Inspected):
         if not weights.travel:
             return
         given = updated_weights(weights.weight_updater, given)
-        if isinstance(given, nn.Module):
-            if isinstance(self.policy, nn.Module):
-                check_alike(self.policy, given)
-            self._collector.publish(given)
-            return
         if given is not None:
             load_weights(self.policy, given)
         self._collector.publish(self.policy if isinstance(self.policy, nn.Module) else None)

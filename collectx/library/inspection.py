@@ -130,7 +130,7 @@ class Inspected(Attributes):
             "frames": collector.num_frames,
             "batches": collector.num_batches,
             "completed": 0 <= total <= collector.num_frames,
-            "requested_frames_per_batch": self._cfg.collector.frames_per_batch,
+            "requested_frames_per_batch": self.requested_frames_per_batch,
             "policy_version": self.policy_version,
             "workers": self._cfg.collector.num_workers,
             "workers_alive": len(collector.workers),

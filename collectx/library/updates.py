@@ -60,14 +60,35 @@ def updated_weights(updater: Callable[[], Any] | None, given: Given) -> Given:
     return made._maybe_map_weights(made._get_server_weights() if given is None else given)
 
 
-def load_weights(policy: nn.Module, weights: TensorDictBase | Mapping[str, Any]) -> None:
-    """Copies weights by name (a state dict, or a TensorDict of parameters) into `policy`.
+def load_weights(policy: nn.Module, weights: nn.Module | TensorDictBase | Mapping[str, Any]) -> None:
+    """Copies the weights of a module that is built as `policy`, or weights by name (a state dict, or a TensorDict of
+    parameters), into `policy`, whatever their device and dtype.
 
     Raises:
         KeyError: one of the policy's is lacking.
         TypeError: they are no weights.
-        ValueError: one has another shape than the policy's.
+        ValueError: one has another shape than the policy's, or the module has more or fewer.
     """
+    if weights is policy:
+        return
+    if isinstance(weights, nn.Module):
+        own, given = _tensors_of(policy), [*_tensors_of(weights).values()]
+        if len(own) != len(given):
+            raise ValueError(f"the module has {len(given)} weights, the policy has {len(own)}: {_ALIKE}")
+    else:
+        own, given = policy.state_dict(), _by_name(policy, weights)
+    _check_shapes(own, given)
+    with torch.no_grad():
+        for value, other in zip(own.values(), given, strict=True):
+            value.copy_(other)
+
+
+def _tensors_of(module: nn.Module) -> dict[str, torch.Tensor]:
+    """Also those that are in no state dict."""
+    return {**dict(module.named_parameters()), **dict(module.named_buffers())}
+
+
+def _by_name(policy: nn.Module, weights: TensorDictBase | Mapping[str, Any]) -> list[Any]:
     if isinstance(weights, TensorDictBase):
         weights = weights.flatten_keys(".").to_dict()
     if not isinstance(weights, Mapping):
@@ -75,21 +96,7 @@ def load_weights(policy: nn.Module, weights: TensorDictBase | Mapping[str, Any])
     own = policy.state_dict()
     if missing := sorted(set(own) - set(weights)):
         raise KeyError(f"the weights lack {', '.join(missing)}")
-    _check_shapes(own, [weights[name] for name in own])
-    with torch.no_grad():
-        for name, value in own.items():
-            value.copy_(weights[name])
-
-
-def check_alike(policy: nn.Module, given: nn.Module) -> None:
-    """
-    Raises:
-        ValueError: a weight of `given` has another shape than the policy's in its place, or there are more or fewer.
-    """
-    own, theirs = policy.state_dict(), given.state_dict()
-    if len(own) != len(theirs):
-        raise ValueError(f"the module has {len(theirs)} weights, the policy has {len(own)}: {_ALIKE}")
-    _check_shapes(own, list(theirs.values()))
+    return [weights[name] for name in own]
 
 
 _ALIKE = "give those of a module that is built as the policy"

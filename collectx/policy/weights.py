@@ -17,6 +17,16 @@ from torch import nn
 from collectx.batch import ALIGNMENT_BYTES
 
 
+def lies_on(policy: Any, device: torch.device) -> bool:
+    """Whether `device` has all tensors of a policy; one that is no module has none."""
+    if not isinstance(policy, nn.Module):
+        return True
+    there = {tensor.device for tensor in (*policy.parameters(), *policy.buffers())}
+    if device.type == "cuda" and device.index is None:
+        device = torch.device("cuda", torch.cuda.current_device())
+    return all(one == device or one.type == device.type == "cpu" for one in there)
+
+
 @dataclass(frozen=True, slots=True)
 class _Place:
     """Where a tensor lies. It is looked up in `owner` at each use, so one that the user replaces is still found."""

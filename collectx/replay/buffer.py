@@ -101,7 +101,8 @@ class ReplayBuffer:
             `capacity` frames leaves only its last.
 
         Raises:
-            ShapeError: keys, shapes or dtypes are not those of the frames in the buffer, or cannot be stored.
+            ShapeError: keys, shapes or dtypes are not those of the frames in the buffer, cannot be stored, or lack what
+                the sampler needs.
         """
         count = batch.numel()
         leaves, frames = _flatten(batch, count)
@@ -109,7 +110,7 @@ class ReplayBuffer:
             first = self._ring.end
             if count == 0:
                 return torch.arange(first, first)
-            self._ring.lay_out(leaves)
+            self._lay_out(leaves)
             with self._changing():
                 before = self._ring.first
                 self._ring.drop(count)
@@ -138,20 +139,24 @@ class ReplayBuffer:
         if size is None or size < 1:
             raise ValueError(f"batch_size={size}: give sample() or the buffer a number of frames, 1 or more.")
         with self._lock:
-            self._attach()
-            if not len(self._ring):
-                raise ValueError("the buffer is empty: write frames before a sample is taken")
-            index, extra = self.sampler.draw(size)
+            index, extra = self._draw(size)
+            restores = self._ring.num_restores
         frames = self._read(index)
         # `first` goes on before a frame's bytes are overwritten: all that are still there were read whole.
         barrier()
-        if index.min() < self._ring.first:
+        if index.min() < self._ring.first or self._ring.num_restores != restores:
             with self._lock:
-                index, extra = self.sampler.draw(size)
+                index, extra = self._draw(size)
                 frames = self._read(index)
         for key, array in {"index": index, **extra}.items():
             frames[(key,)] = torch.from_numpy(array)
         return _nest(frames, index.shape, [None, "time"] if index.ndim == 2 else None)
+
+    def _draw(self, size: int) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+        self._attach()
+        if not len(self._ring):
+            raise ValueError("the buffer is empty: write frames before a sample is taken")
+        return self.sampler.draw(size)
 
     def __getitem__(self, index: torch.Tensor | slice | int | Sequence[int]) -> TensorDict:
         """Frames by their numbers, the caller's own.
@@ -215,21 +220,22 @@ class ReplayBuffer:
 
         Raises:
             ValueError: the capacity is another.
-            ShapeError: this buffer has frames of other keys already.
+            ShapeError: this buffer has frames of other keys already, or its sampler needs others.
         """
         if state["capacity"] != self.capacity:
             raise ValueError(f"capacity={self.capacity}: the state is of a buffer with capacity={state['capacity']}")
         tensors = dict(_walk(TensorDict(state["frames"]), ()))
-        self.sampler.random.bit_generator.state = state["random"]
-        if not tensors:
-            return
+        arrays = {key: as_array(tensor) for key, tensor in tensors.items()}
         with self._lock:
-            self._ring.lay_out({key: Leaf(key, tuple(t.shape[1:]), t.dtype) for key, t in tensors.items()})
+            if tensors:
+                self._lay_out({key: Leaf(key, tuple(t.shape[1:]), t.dtype) for key, t in tensors.items()})
+            self.sampler.random.bit_generator.state = state["random"]
+            if not self._ring.is_laid_out():
+                return
             with self._changing():
-                arrays = {key: as_array(tensor) for key, tensor in tensors.items()}
                 self._ring.restore(state["first"], state["write_count"], arrays)
                 self._ring.extra[:] = 0
-                if state["kind"] == type(self.sampler).__name__:
+                if tensors and state["kind"] == type(self.sampler).__name__:
                     self._ring.extra[:] = state["sampler"]["memory"].numpy()
                 self.sampler.rebuild()
 
@@ -257,6 +263,10 @@ class ReplayBuffer:
             "frames": _nest(frames, ()),
             "sampler": TensorDict({"memory": torch.from_numpy(ring.extra)} if is_laid_out else {}),
         }
+
+    def _lay_out(self, leaves: Mapping[Key, Leaf]) -> None:
+        self.sampler.check(leaves)
+        self._ring.lay_out(leaves)
 
     def _attach(self) -> bool:
         """Makes this process see what others wrote; False while nobody has. Mends what a killed process left."""

@@ -55,7 +55,7 @@ class Ring:
         self._num_extra_bytes = num_extra_bytes
         self._memory = memory
         self._header = memory.map(_HEADER_BYTES).numpy()
-        # Length of the layout's text, first, end, whether somebody is changing something.
+        # Length of the layout's text, first, end, whether somebody is changing something, how often it was restored.
         self._counts = self._header[:_COUNTS_BYTES].view(np.int64)
 
     def __getstate__(self) -> tuple:
@@ -86,6 +86,11 @@ class Ring:
     @is_changing.setter
     def is_changing(self, value: bool) -> None:
         self._counts[3] = value
+
+    @property
+    def num_restores(self) -> int:
+        """How often `restore` was called, by all processes."""
+        return int(self._counts[4])
 
     def is_laid_out(self) -> bool:
         """Whether any process has written frames, so that there are leaves."""
@@ -149,11 +154,17 @@ class Ring:
         return self._arrays[key][: min(self.end, self.capacity)]
 
     def restore(self, first: int, end: int, frames: Mapping[Key, np.ndarray]) -> None:
-        """Puts back what `first`, `end` and `view` were. The ring is laid out and of the same capacity."""
+        """Puts back what `first`, `end` and `view` were. The ring is laid out and of the same capacity.
+
+        Args:
+            frames: of every leaf, or of none where there were no frames.
+        """
+        self._counts[4] += 1
         self._counts[1] = end  # none, while their bytes are written
         self._counts[2] = end
-        for key, array in self._arrays.items():
-            array[: len(frames[key])] = frames[key]
+        barrier()
+        for key, rows in frames.items():
+            self._arrays[key][: len(rows)] = rows
         self._counts[1] = first
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
+from collectx.batch import Key, Leaf
 from collectx.replay.ring import Ring
 
 
@@ -33,6 +35,12 @@ class Sampler:
     def nbytes(self, capacity: int) -> int:
         """Shared memory that it needs for a ring of so many frames."""
         return 0
+
+    def check(self, leaves: Mapping[Key, Leaf]) -> None:
+        """
+        Raises:
+            ShapeError: it cannot choose among frames of these leaves.
+        """
 
     def attach(self, ring: Ring, memory: np.ndarray) -> None:
         """Called once in each process, with `[nbytes]` uint8 that are zero in the first of them."""

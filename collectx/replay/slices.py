@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
+
 import numpy as np
 
-from collectx.batch import TRAJ_IDS, Key
+from collectx.batch import TRAJ_IDS, Key, Leaf
 from collectx.errors import ConfigError, ShapeError
 from collectx.replay.ring import Ring
 from collectx.replay.sampler import Sampler
@@ -42,10 +45,14 @@ class SliceSampler(Sampler):
     def nbytes(self, capacity: int) -> int:
         return 8 * capacity
 
-    def attach(self, ring: Ring, memory: np.ndarray) -> None:
-        keys = {leaf.key for leaf in ring.leaves}
-        if missing := [".".join(key) for key in (TRAJ_IDS, _DONE) if key not in keys]:
+    def check(self, leaves: Mapping[Key, Leaf]) -> None:
+        if missing := [".".join(key) for key in (TRAJ_IDS, _DONE) if key not in leaves]:
             raise ShapeError(f"slices need {' and '.join(missing)}, which the frames do not have")
+        for key in (TRAJ_IDS, _DONE):
+            if math.prod(leaves[key].shape) != 1:
+                raise ShapeError(f"slices need one {'.'.join(key)} in a frame, there it is {leaves[key].shape}")
+
+    def attach(self, ring: Ring, memory: np.ndarray) -> None:
         super().attach(ring, memory)
         # For each position, how many successive frames of its trajectory end with it.
         self._run = memory.view(np.int64)

@@ -70,7 +70,7 @@ class RaggedRollout(Rollout):
 
     def collect(self, rows: Any, policy_version: int) -> RolloutStats:
         env_s = policy_s = 0.0
-        feed = next(self._feeds)
+        feed = self._next_feed()
         num_actions = len(self._env.spec.action)
         num_envs = self._env.spec.num_envs
         versions = repeat(policy_version) if self._refresh is None else iter(self._refresh, None)

@@ -8,9 +8,8 @@ Called by the worker (`collectx/collector/worker.py`), in the worker's process. 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import chain, repeat
 from time import perf_counter
 from typing import Any
 
@@ -95,8 +94,9 @@ class Rollout:
     ):
         self._env = env
         self._actor = actor
+        self._acting = make_feed(actor, env.spec)
         self._random = RandomFeed(env.spec) if want.num_random_batches else None
-        self._feeds = _feeds(make_feed(actor, env.spec), self._random, want.num_random_batches)
+        self._num_random = want.num_random_batches
         self._episodes = episodes
         self._stop = stop
         self._want = want
@@ -121,7 +121,7 @@ class Rollout:
         Raises:
             Stopped: `stop` became nonzero.
         """
-        feed, env = next(self._feeds), self._env
+        feed, env = self._next_feed(), self._env
         stop = self._stop if self._asked is None else _Until(self._stop, self._asked)
         num_actions = len(env.spec.action)
         rows.policy_version[:] = policy_version
@@ -179,7 +179,7 @@ class Rollout:
     def state(self) -> dict[str, Any]:
         """What `load` takes; copied. Without that of the envs."""
         carry = [torch.from_numpy(array.copy()) for array in self._carry]
-        return {"episodes": self._episodes.state(), "carry": carry}
+        return {"episodes": self._episodes.state(), "carry": carry, "num_random_batches": self._num_random}
 
     def load(self, state: dict[str, Any], goes_on: bool) -> None:
         """Takes over what `state` gave.
@@ -189,9 +189,17 @@ class Rollout:
                 to be called.
         """
         self._episodes.load(state["episodes"])
+        self._num_random = min(self._num_random, state["num_random_batches"])
         if goes_on:
             for own, array in zip(self._carry, state["carry"], strict=True):
                 own[...] = array.numpy()
+
+    def _next_feed(self) -> Feed:
+        """What acts in the next batch."""
+        if self._num_random and self._random is not None:
+            self._num_random -= 1
+            return self._random
+        return self._acting
 
     def _end_batch(self, truncated: np.ndarray, done: np.ndarray) -> np.ndarray:
         """Does what is wanted at the end of rows `[T, E]`, whose flags it may change; returns where trajectories end,
@@ -212,8 +220,3 @@ class Rollout:
     def close(self) -> None:
         """Closes the envs."""
         self._env.close()
-
-
-def _feeds(acting: Feed, random: Feed | None, num_random: int) -> Iterator[Feed]:
-    """What acts in each batch."""
-    return repeat(acting) if random is None else chain(repeat(random, num_random), repeat(acting))

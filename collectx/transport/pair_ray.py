@@ -19,7 +19,7 @@ import sys
 import threading
 import warnings
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from multiprocessing.connection import Connection
 from typing import Any
@@ -169,7 +169,7 @@ class TrainerEnd:
     def send(self, buffer: torch.Tensor) -> _Sent:
         number, self._num_sent = self._num_sent, self._num_sent + 1
         try:
-            self._actor.take.remote(number, _stored(buffer))
+            self._actor.take.remote(number, _stored.object(buffer))
         except ray.exceptions.RayError as error:
             raise RuntimeError(str(error)) from error
         return _Sent()
@@ -218,17 +218,24 @@ class _Fetched:
         return bool(ray.wait([self._reference], timeout=timeout_s)[0])
 
 
-# The newest weights that were put into the store, with what told them from others.
-_newest: tuple[tuple[int, int], Any] = ((0, 0), None)
+class _Stored:
+    """The newest weights that were put into the store: once for all workers."""
+
+    def __init__(self) -> None:
+        # Not by its address, which a buffer of a later collector may have.
+        self._buffer: Callable[[], torch.Tensor | None] = lambda: None
+        self._stamp = 0
+        self._object: Any = None
+
+    def object(self, buffer: torch.Tensor) -> Any:
+        """The object that holds stamped weights."""
+        if self._buffer() is not buffer or self._stamp != stamp_of(buffer):
+            self._object = ray.put(buffer.numpy())
+            self._buffer, self._stamp = weakref.ref(buffer), stamp_of(buffer)
+        return self._object
 
 
-def _stored(buffer: torch.Tensor) -> Any:
-    """The object that holds stamped weights: the same for all workers."""
-    global _newest
-    key = buffer.data_ptr(), stamp_of(buffer)
-    if key != _newest[0] or _newest[1] is None:
-        _newest = key, ray.put(buffer.numpy())
-    return _newest[1]
+_stored = _Stored()
 
 
 def _tensor(message: np.ndarray) -> torch.Tensor:

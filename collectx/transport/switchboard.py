@@ -7,7 +7,10 @@ Used by the transports between processes. Must not know what the messages mean.
 from __future__ import annotations
 
 import contextlib
+import os
 import selectors
+import socket
+import struct
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
@@ -89,6 +92,7 @@ class Switchboard:
 
     def plug(self, worker: int, connection: Connection, host: str | None = None) -> None:
         """Listens to a worker's connection, which becomes the switchboard's. `host` is where it is, if not here."""
+        _limit_sending(connection, self._start_timeout_s)
         self._connections[worker] = connection
         if host is not None:
             self._hosts[worker] = host
@@ -120,7 +124,8 @@ class Switchboard:
         return self._connections[worker].poll(min(_SHORT_S, self._close_timeout_s))
 
     def send(self, worker: int, message: bytes) -> None:
-        """Sends to a worker. Where it is dead or dying, `events` will find its last words, if there are any."""
+        """Sends to a worker. Where it is dead or dying, `events` will find its last words, if there are any; where it
+        reads nothing for as long as it has for a batch, `events` will tell that it is late."""
         with contextlib.suppress(OSError):
             self._connections[worker].send_bytes(message)
 
@@ -132,7 +137,9 @@ class Switchboard:
 
     def delivered(self, worker: int) -> None:
         """Notes that a worker has delivered one of the batches that it owes."""
-        self._has_delivered.add(worker)
+        if worker not in self._has_delivered:
+            self._has_delivered.add(worker)
+            _limit_sending(self._connections[worker], self._worker_timeout_s)
         self._owed[worker] -= 1
         self._stop_clock(worker)
         if self._owed[worker]:
@@ -310,3 +317,11 @@ class Switchboard:
             for handle in handles:
                 handle.join(max(0.0, deadline - time.monotonic()))
             deadline = time.monotonic() + 1.0
+
+
+def _limit_sending(connection: Connection, seconds: float) -> None:
+    """Has a message that is longer than the socket's buffer fail, instead of block, where nobody reads it."""
+    whole_s = int(min(seconds, _LONGEST_SELECT_S))
+    with socket.socket(fileno=os.dup(connection.fileno())) as same:
+        # A C struct timeval; of no time at all, the kernel would wait for ever.
+        same.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", max(1, whole_s), 0))

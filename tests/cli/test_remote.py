@@ -60,13 +60,13 @@ def test_a_signal_ends_a_run_in_order_and_leaves_nothing(way: str, number: signa
         text=True,
         start_new_session=True,
     ) as command:
-        wait_until(lambda: (lines.exists() and lines.read_text()) or command.poll() is not None, what="a batch")
+        wait_until(lambda: (lines.exists() and lines.read_text()) or command.poll() is not None, 200, "a batch")
         there = psutil.Process(command.pid).children(recursive=True)
         # As a terminal does, and as a scheduler does.
         (os.killpg if number is signal.SIGINT else os.kill)(command.pid, number)
-        told, _ = command.communicate(timeout=60)
+        told, _ = command.communicate(timeout=150)
     assert command.returncode == 130, told
     assert "Traceback" not in told
     assert json.loads((tmp_path / "run" / "result.json").read_text())["status"] == "interrupted"
     assert len(there) >= 2
-    wait_until(lambda: not psutil.wait_procs(there, 0)[1], 20, "the end of what the run has started")
+    wait_until(lambda: not psutil.wait_procs(there, 0)[1], what="the end of what the run has started")

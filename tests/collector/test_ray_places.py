@@ -85,20 +85,14 @@ def test_as_is_what_added_workers_ask_for():
 @pytest.mark.usefixtures("gpus")
 @pytest.mark.parametrize("autoscaling", [False, True])
 def test_what_others_use_or_what_is_to_come_is_waited_for_no_longer_than_said(autoscaling):
-    with (
-        start("ray", "ray", counting(), num_workers=1, total_frames=-1, remote_configs={"num_cpus": 2}) as first,
-        start(
-            "ray",
-            "ray",
-            num_workers=1,
-            remote_configs={"num_cpus": 64 if autoscaling else 1},
-            queue_timeout_s=3.0,
-            autoscaling=autoscaling,
-            close_timeout_s=30.0,
-        ) as second,
-    ):
-        next(first)
-        with pytest.raises(WorkerTimeout) as caught:
+    asked = {"num_cpus": 64 if autoscaling else 1}
+    waits = {"queue_timeout_s": 3.0, "autoscaling": autoscaling, "close_timeout_s": 30.0}
+    with start("ray", "ray", counting(), num_workers=1, total_frames=-1, remote_configs={"num_cpus": 2}) as first:
+        next(first)  # it has what it asked for
+        with (
+            start("ray", "ray", num_workers=1, remote_configs=asked, **waits) as second,
+            pytest.raises(WorkerTimeout) as caught,
+        ):
             next(second)
         next(first)
     told = str(caught.value)

@@ -105,7 +105,7 @@ def test_an_error_in_one_of_its_workers_keeps_its_type_and_its_trace():
 
 
 @pytest.mark.slow
-def test_a_worker_that_is_gone_is_replaced_with_all_of_its_processes():
+def test_a_worker_that_is_gone_is_replaced_with_all_of_its_processes(wait_until):
     checker, log = StreamChecker(restarts=True), []
     with relays(
         env=counting(),
@@ -132,8 +132,7 @@ def test_a_worker_that_is_gone_is_replaced_with_all_of_its_processes():
     failed = [(fields["worker"], fields["type"]) for name, fields in log if name == "worker_failed"]
     assert failed == [(1, WorkerDied.__name__), (0, WorkerDied.__name__)]
     assert [len(pids) for pids in lost] == [2, 2]
-    gone = [psutil.Process(pid) for pid in (*first, *second) if psutil.pid_exists(pid)]
-    assert not psutil.wait_procs(gone, timeout=60)[1]
+    wait_until(lambda: not any(map(psutil.pid_exists, (*first, *second))), what="the end of the processes within")
 
 
 def inner_pids(pid):
@@ -147,8 +146,8 @@ def inner_pids(pid):
 
 @pytest.mark.slow
 def test_closing_does_not_wait_for_a_batch_and_leaves_nobody(wait_until):
-    """A batch takes 40 s; a worker is asked to stop between two steps."""
-    with relays(env=counting(step_s=0.2), frames_per_batch=400, total_frames=800, close_timeout_s=30.0) as collector:
+    """A batch takes 400 s; a worker is asked to stop between two steps."""
+    with relays(env=counting(step_s=0.2), frames_per_batch=4000, total_frames=8000, close_timeout_s=100.0) as collector:
         collector._grant(collector._schedule.begin())
         pids = worker_pids(collector)
         wait_until(lambda: all(len(inner_pids(pid)) == 2 for pid in pids), what="processes within")
@@ -157,6 +156,6 @@ def test_closing_does_not_wait_for_a_batch_and_leaves_nobody(wait_until):
         wait_until(lambda: collector._transport._hear(0.0) or len(collector._transport._peers) == 2, what="joined")
         started = time.monotonic()
         handles = list(collector._transport._switchboard._handles.values())
-    assert time.monotonic() - started < 25
+    assert time.monotonic() - started < 90
     assert [handle.exitcode for handle in handles] == [0, 0]
     assert not any(psutil.pid_exists(pid) for pid in within)

@@ -35,7 +35,7 @@ if cfg["seed"] == 1:
 if cfg["seed"] == 2:
     signal.signal(signal.SIGTERM, lambda *_: end("interrupted", "interrupted by SIGTERM", []))
     (run / "is_running").touch()
-    time.sleep(100)
+    time.sleep(300)
 if cfg["seed"] == 3:
     os.kill(os.getpid(), signal.SIGKILL)
 end("completed", "all frames delivered", [])

@@ -31,8 +31,9 @@ import time
 from pathlib import Path
 
 HOME = Path(os.environ["FAKESLURM"])
-KILL_WAIT_S = 8.0
-_PATIENCE_S = 110.0
+# As SLURM's own.
+KILL_WAIT_S = 30.0
+_PATIENCE_S = 350.0
 _OVER = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL")
 # fmt: off
 _SBATCH = {

@@ -18,7 +18,7 @@ def test_each_element_gets_a_process_with_the_threads_and_the_log_it_was_told(tm
     processes = [launcher.start(launched.report, (theirs, name), index) for index, name in enumerate("ab")]
     told = sorted((ours.recv() for _ in processes), key=lambda each: each["name"])
     for process in processes:
-        process.join(20)
+        process.join(100)
         assert process.exitcode == 0
     ours.close()
     theirs.close()
@@ -44,7 +44,7 @@ def test_pinned_workers_share_the_cores_of_the_trainer_out():
         message = ours.recv()
         cores[message["name"]] = message["cores"]
     for process in processes:
-        process.join(10)
+        process.join(100)
     available = sorted(os.sched_getaffinity(0))
     assert cores == {worker: {available[worker % len(available)]} for worker in range(3)}
 

@@ -54,19 +54,19 @@ def test_a_step_tells_when_it_has_ended(fake: FakeSlurm, tmp_path: Path):
     step = slurm.Step(
         lambda: ["srun", "--overlap", "--ntasks=1", sys.executable, "-c", "raise SystemExit(3)"], tmp_path / "log"
     )
-    assert is_readable(step.sentinel, 30)
-    step.join(10)
+    assert is_readable(step.sentinel, 100)
+    step.join(100)
     assert step.exitcode == 3
 
 
 def test_a_step_that_nobody_wants_ends(fake: FakeSlurm, tmp_path: Path, wait_until):
     code = f"import time; open({str(tmp_path / 'started')!r}, 'w'); time.sleep(100)"
     step = slurm.Step(lambda: ["srun", "--overlap", "--ntasks=1", sys.executable, "-c", code], tmp_path / "log")
-    wait_until((tmp_path / "started").exists, 30, "the step runs")
+    wait_until((tmp_path / "started").exists, 100, "the step runs")
     assert not is_readable(step.sentinel, 0)
     assert step.exitcode is None
     step.terminate()
-    step.join(30)
+    step.join(100)
     assert step.exitcode not in (None, 0)
 
 
@@ -75,8 +75,8 @@ def test_a_step_that_cannot_be_begun_has_ended(fake: FakeSlurm, tmp_path: Path):
         raise LauncherError("scontrol does not answer")
 
     step = slurm.Step(refuse, tmp_path / "log")
-    assert is_readable(step.sentinel, 30)
-    step.join(10)
+    assert is_readable(step.sentinel, 100)
+    step.join(100)
     assert step.exitcode == 1
 
 

@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import nn
 
-from collectx.policy.weights import FlatWeights
+from collectx.policy.weights import FlatWeights, lies_on
 
 
 class Tied(nn.Module):
@@ -89,6 +89,15 @@ def test_wrong_buffer():
             weights.write(buffer)
         with pytest.raises(ValueError, match="built alike"):
             weights.read(buffer)
+
+
+def test_where_a_policy_lies():
+    here = nn.Linear(2, 2)
+    assert lies_on(here, torch.device("cpu"))
+    assert lies_on(here, torch.device("cpu", 0))
+    assert not lies_on(here, torch.device("meta"))
+    assert not lies_on(nn.Sequential(here, nn.Linear(2, 2, device="meta")), torch.device("cpu"))
+    assert lies_on(len, torch.device("meta"))
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

@@ -9,6 +9,7 @@ from countedframes import Stream
 from collectx import ReplayBuffer
 from collectx.errors import ShapeError
 from collectx.replay import PrioritizedSampler, SliceSampler, UniformSampler
+from collectx.replay import buffer as replay_buffer
 
 SAMPLERS = {
     "uniform": lambda seed: UniformSampler(seed),
@@ -50,6 +51,35 @@ def test_there_and_back(kind, way, frames, tmp_path):
         if kind == "prioritized":
             for each in (buffer, other):
                 each.update_priority(one["index"], torch.arange(30.0))
+
+
+@pytest.mark.parametrize("kind", SAMPLERS)
+def test_an_empty_buffer_can_be_put_back_too(kind):
+    empty = ReplayBuffer(40, sampler=SAMPLERS[kind](1)).state_dict()
+    buffer, stream = ReplayBuffer(40, sampler=SAMPLERS[kind](2)), Stream(1)
+    buffer.extend(stream.take(53))
+    buffer.load_state_dict(empty)
+    assert (len(buffer), buffer.write_count) == (0, 0)
+    with pytest.raises(ValueError, match="the buffer is empty"):
+        buffer.sample(3)
+    buffer.extend(stream.take(12))
+    assert set(buffer.sample(60)["index"].reshape(-1).tolist()) <= set(range(12))
+
+
+@pytest.mark.parametrize("kind", SAMPLERS)
+def test_a_sample_is_of_the_frames_before_or_of_those_that_were_put_back(kind, monkeypatch):
+    old, new = Stream(1), Stream(1, 7)
+    buffer, other = (ReplayBuffer(40, sampler=SAMPLERS[kind](1)) for _ in range(2))
+    buffer.extend(old.take(30))
+    other.extend(new.take(30))
+    state, barrier = other.state_dict(), replay_buffer.barrier
+
+    def meanwhile():
+        monkeypatch.setattr(replay_buffer, "barrier", barrier)
+        buffer.load_state_dict(state)
+
+    monkeypatch.setattr(replay_buffer, "barrier", meanwhile)
+    assert buffer.sample(30)["observation"][..., 0].unique().tolist() == [7]
 
 
 def test_another_sampler_takes_the_frames_as_new():

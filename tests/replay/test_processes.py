@@ -14,6 +14,7 @@ from countedframes import SIZE, Stream, check_whole, die, write, write_until
 from collectx import ReplayBuffer
 from collectx.launcher.local import warm_up
 from collectx.replay import PrioritizedSampler, SliceSampler, UniformSampler
+from collectx.replay import buffer as replay_buffer
 
 pytestmark = pytest.mark.timeout(400)
 CONTEXT = multiprocessing.get_context("forkserver")
@@ -104,6 +105,28 @@ def test_a_writer_that_is_killed_in_the_midst(kind, where):
     buffer.extend(stream.take(50))
     assert len(buffer) == 40
     check(buffer.sample(400))
+
+
+@pytest.mark.parametrize("kind", SAMPLERS)
+@pytest.mark.parametrize("capacity", [40, 16])
+def test_a_writer_that_is_killed_while_others_sample(kind, capacity, monkeypatch):
+    """With room for its batch alone no frame is left."""
+    buffer = ReplayBuffer(capacity, sampler=SAMPLERS[kind]())
+    buffer.extend(Stream(1, 5).take(50))
+    barrier = replay_buffer.barrier
+
+    def meanwhile():
+        monkeypatch.setattr(replay_buffer, "barrier", barrier)
+        assert finish(start(die, buffer, "write", 0)) == -signal.SIGKILL
+
+    monkeypatch.setattr(replay_buffer, "barrier", meanwhile)
+    if capacity == 16:
+        with pytest.raises(ValueError, match="the buffer is empty"):
+            buffer.sample(400)
+        return
+    sample = buffer.sample(400)
+    check(sample)
+    assert set(sample["index"].reshape(-1).tolist()) <= set(range(26, 50))
 
 
 def test_killed_at_any_moment(wait_until):

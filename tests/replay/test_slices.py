@@ -80,7 +80,11 @@ def test_mistakes_are_named():
     batch = Stream(1).take(20)
     with pytest.raises(ShapeError, match=r"slices need collector\.traj_ids and next\.done"):
         buffer.extend(TensorDict({"observation": batch["observation"]}, batch.batch_size))
-    buffer = ReplayBuffer(100, sampler=SliceSampler(4))
+    twice = batch.clone()
+    twice["next", "done"] = batch["next", "done"].expand(-1, -1, 2)
+    with pytest.raises(ShapeError, match=r"one next\.done in a frame, there it is \(2,\)"):
+        buffer.extend(twice)
+    # What was refused has not settled what frames are.
     buffer.extend(batch)
     with pytest.raises(ValueError, match=r"batch_size=10 .*10 / 4 = 2.50\): use 8 or 12"):
         buffer.sample(10)

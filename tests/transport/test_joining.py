@@ -19,14 +19,18 @@ from collectx.transport.switchboard import Switchboard
 
 
 class Trainer:
-    """A transport that tells worker 0, in its first life, its task only when it is let."""
+    """A transport that tells worker 0, in its first life, its task only when it is let, and waits for it no longer than
+    `patience_s`."""
 
-    def __init__(self, num_workers, start_timeout_s=60.0):
+    def __init__(self, num_workers, patience_s=60.0):
         self.spec = slab_spec(num_workers, num_slots=1)
         self.lives = []
         self.is_greeted, self.may_be_told, self.is_refused = threading.Event(), threading.Event(), threading.Event()
         self._launcher = LocalLauncher(1)
-        board = Switchboard(start_timeout_s, 60.0, 1.0, self._launcher.describe)
+        limits = [patience_s] + [60.0] * num_workers
+        board = Switchboard(
+            60.0, 60.0, 1.0, self._launcher.describe, lambda worker: ("collector.start_timeout_s", limits[worker])
+        )
         self.transport = DistributedTransport(
             self.spec, board, ("127.0.0.1",), 0, b"secret", self._task, 60.0, lambda *_, **__: self.is_refused.set()
         )

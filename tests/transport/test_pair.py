@@ -133,7 +133,7 @@ def mpi_environment():
 @needs_mpi
 def test_ranks_of_one_mpi_job_reach_each_other():
     command = ["mpirun", "--oversubscribe", "-n", "2", sys.executable, str(HERE / "mpiranks.py")]
-    ended = subprocess.run(command, env=mpi_environment(), capture_output=True, text=True, timeout=100, check=False)
+    ended = subprocess.run(command, env=mpi_environment(), capture_output=True, text=True, timeout=250, check=False)
     assert ended.returncode == 0, ended.stderr
     assert sorted(ended.stdout.split()) == ["0:ok", "1:ok"]
 
@@ -142,7 +142,7 @@ def test_ranks_of_one_mpi_job_reach_each_other():
 @needs_mpi
 def test_a_worker_that_mpi_started_is_replaced_and_nothing_is_lost():
     command = [sys.executable, str(HERE.parent / "mpirun.py")]
-    ended = subprocess.run(command, env=mpi_environment(), capture_output=True, text=True, timeout=100, check=False)
+    ended = subprocess.run(command, env=mpi_environment(), capture_output=True, text=True, timeout=250, check=False)
     assert ended.returncode == 0, ended.stderr
     frames, *names = ended.stdout.split()
     assert int(frames) >= 200 * 30

@@ -260,7 +260,7 @@ def test_an_interface_gives_its_addresses_and_none_gives_no_loopback():
 @pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces are made by root only")
 def test_a_host_with_ipv6_alone(tmp_path):
     command = ["unshare", "--net", sys.executable, str(Path(__file__).parent.parent / "ipv6only.py")]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False, cwd=tmp_path)
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=250, check=False, cwd=tmp_path)
     if ended.returncode and "not permitted" in ended.stderr:
         pytest.skip(f"no network namespaces here: {ended.stderr.splitlines()[-1]}")
     assert ended.returncode == 0, ended.stderr

@@ -172,8 +172,9 @@ class RayRemote(Nested):
             for all, or one for each. None: one core.
         num_collectors: TorchRL's name for `num_workers`.
         use_env_creator: is not looked at.
-        queue_timeout_s: when Ray must have started a worker's process, in seconds: it waits where others use what it
-            asks for, or, with `autoscaling`, where the node that has it is still to come.
+        queue_timeout_s: when Ray must have started a worker's process, with the imports of its first moments, in
+            seconds: it waits where others use what it asks for, or, with `autoscaling`, where the node that has it is
+            still to come.
         autoscaling: the cluster adds nodes by itself. Otherwise what it does not have is told before anything starts.
     """
 
@@ -181,7 +182,7 @@ class RayRemote(Nested):
     remote_configs: Any = None
     num_collectors: int | None = None
     use_env_creator: bool = False
-    queue_timeout_s: float = 60.0
+    queue_timeout_s: float = 180.0
     autoscaling: bool = False
 
     def problems(self, num_workers: int) -> list[str]:

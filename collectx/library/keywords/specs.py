@@ -245,7 +245,7 @@ class Devices:
                     f"{name} has {len(values)} entries for {num_workers} workers: one for each, or one device."
                 )
             found += [f"{name}={value!r}: {why}" for why in {why_no_device(one, are_here) for one in values} if why]
-        if not found and len(set(for_each(self.storing_device, num_workers))) > 1:
+        if not found and len({name_of(one) for one in for_each(self.storing_device, num_workers)}) > 1:
             found.append(f"storing_device={self.storing_device!r}: batches lie on one device, the trainer's.")
         return found
 
@@ -272,15 +272,15 @@ class Handing:
             frames there are, `total_frames` still counts what was collected.
         cat_results: of a sync collector: None or "stack": the parts of its workers are `[workers, ...]`; 0, -1, ...:
             they are concatenated along that dimension of a part.
-        return_same_td: every batch is the same TensorDict with new values.
+        return_same_td: every batch is the same TensorDict with new values, where it has the shape of the one before.
         zero_copy: batches are views of the transport's memory, valid until the next is asked for.
         track_traj_ids: whether batches have `("collector", "traj_ids")`.
         track_policy_version: batches have `policy_version` and `("next", "policy_version")`, as TorchRL's, beside
             `("collector", "policy_version")`, which they always have.
         replay_buffer: batches go there, by its `extend`, of a sync collector part by part, and iteration gives None in
             their place. See `start`. Workers of this machine write to a `collectx.ReplayBuffer` themselves, in the
-            order in which they are ready, unless batches are to be changed before (`postproc`, `split_trajs`,
-            `track_...`, `extend_buffer`).
+            order in which they are ready, unless batches are to be changed before (`postproc`, `track_...`,
+            `extend_buffer`). `split_trajs` goes with buffers of whole rows alone.
         extend_buffer: False: the frames go there step by step, by `add`; where there are several envs, one of each.
         use_buffers: is not looked at: batches are always written into memory that is allocated once.
         compact_obs: batches have no observation below `next`, which is the next frame's where a trajectory goes on.
@@ -312,12 +312,17 @@ class Handing:
         elif not self.extend_buffer and not hasattr(self.replay_buffer, "add"):
             name = type(self.replay_buffer).__name__
             found.append(f"extend_buffer={self.extend_buffer}: replay_buffer={name} has no `add`, frame by frame.")
+        if self.split_trajs and (isinstance(self.replay_buffer, ReplayBuffer) or not self.extend_buffer):
+            found.append(
+                "split_trajs=True with a replay buffer of frames: padding is none: leave it out; SliceSampler draws "
+                "within trajectories."
+            )
         return found
 
     @property
     def shared_buffer(self) -> ReplayBuffer | None:
         """The replay buffer, if workers may write their batches there as they are."""
-        changed = self.split_trajs or self.postproc or self.track_policy_version or not self.track_traj_ids
+        changed = self.postproc or self.track_policy_version or not self.track_traj_ids
         shared = isinstance(self.replay_buffer, ReplayBuffer) and self.extend_buffer and not changed
         return self.replay_buffer if shared else None
 

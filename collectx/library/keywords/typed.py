@@ -33,7 +33,7 @@ _KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
 
 def typed(kind: type, given: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """Those that are of their fields' types, and what is wrong with the others. A whole number that came as a float
-    (1e6) is an int, and 0 or 1 a bool.
+    (1e6) is an int, and so are numpy's; 0 or 1 is a bool.
 
     Args:
         kind: a spec, whose annotations are strings.
@@ -54,5 +54,5 @@ def typed(kind: type, given: Mapping[str, Any]) -> tuple[dict[str, Any], list[st
                 told = " or ".join(name for _, name in known)
                 problems.append(f"{field.name}={value!r}: must be {told}.")
                 continue
-        right[field.name] = value
+        right[field.name] = value.item() if isinstance(value, np.bool_ | np.number) else value
     return right, problems

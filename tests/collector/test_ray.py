@@ -218,3 +218,20 @@ def test_an_address_where_no_cluster_is():
     ray.shutdown()
     with pytest.raises(LauncherError, match=r"ray start --head"):
         start("ray", "ray", ray_init_config={"address": "127.0.0.1:9"})
+
+
+def test_a_cluster_that_does_not_let_in_may_ask_for_a_token(monkeypatch):
+    from collectx.transport import ray_cluster
+
+    def refuse(**_):
+        raise ConnectionError("Failed to connect to Ray cluster")
+
+    monkeypatch.setattr(ray_cluster.ray, "init", refuse)
+    monkeypatch.setattr(ray_cluster.ray, "is_initialized", lambda: False)
+    monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
+    with pytest.raises(LauncherError, match=r"may ask for a token: set RAY_AUTH_MODE=token"):
+        ray_cluster.begin({"address": "auto"})
+    monkeypatch.setenv("RAY_AUTH_MODE", "token")
+    with pytest.raises(LauncherError) as caught:
+        ray_cluster.begin({"address": "auto"})
+    assert "token" not in str(caught.value)

@@ -327,6 +327,19 @@ def test_collector_kwargs_are_of_each_worker():
     assert [float(part[0]) for part in rewards] == [0.0, 1.0]
 
 
+def test_collector_kwargs_may_tell_what_all_workers_do():
+    told = {"max_frames_per_traj": 5, "storing_device": "cpu", "reset_at_each_iter": 0}
+    with DistributedSyncCollector(
+        [cartpole] * 2,
+        frames_per_batch=20,
+        total_frames=20,
+        launcher="mp",
+        collector_kwargs=[told, told],
+        storing_device=torch.device("cpu"),
+    ) as collector:
+        assert collector.next()["next", "step_count"].max() == 5
+
+
 def test_what_has_ended_a_collector_is_raised_again():
     def create():
         env = cartpole()

@@ -92,6 +92,25 @@ def test_wrong_arguments_are_refused_before_anything_starts(keywords, message):
 @pytest.mark.parametrize(
     ("keywords", "message"),
     [
+        (
+            {"collector_kwargs": {"max_frames_per_traj": 5}, "max_frames_per_traj": 6},
+            "max_frames_per_traj=6, but 5 in collector_kwargs: give one of them",
+        ),
+        (
+            {"collector_kwargs": [{"set_truncated": True}, {}]},
+            r"collector_kwargs: set_truncated=\[True, None\]: must be the same for all workers",
+        ),
+        ({"collector_kwargs": {"max_frames_per_traj": "5"}}, "max_frames_per_traj='5': must be an int or None"),
+    ],
+)
+def test_what_collector_kwargs_tell_all_workers(keywords, message):
+    with pytest.raises(ConfigError, match=message):
+        DistributedCollector([cartpole] * 2, **keywords)
+
+
+@pytest.mark.parametrize(
+    ("keywords", "message"),
+    [
         ({"frames_per_batch": "100"}, "frames_per_batch='100': must be an int or a list of ints"),
         ({"frames_per_batch": [10, 2.5]}, "must be an int or a list of ints"),
         ({"frames_per_batch": True}, "frames_per_batch=True: must be an int or a list of ints"),

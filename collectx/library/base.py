@@ -41,6 +41,7 @@ from collectx.library.keywords import (
     Weights,
     Work,
     Workers,
+    alike,
 )
 from collectx.library.updates import Given as GivenWeights
 from collectx.library.updates import given_weights, load_weights, updated_weights
@@ -78,6 +79,7 @@ class DataCollector(Inspected):
     def __init__(
         self, kind: str, create_env_fn: CreateEnv, policy: Any, keywords: dict[str, Any], sync: bool | None = None
     ):
+        keywords, problems = alike(keywords)
         taken = Keywords(type(self).__name__, {"create_env_fn": create_env_fn, "policy": policy, **keywords})
 
         def take(spec: type) -> Any:
@@ -86,7 +88,7 @@ class DataCollector(Inspected):
 
         self._order = order = Order(kind=kind, sync=sync, **{name: take(spec) for name, spec in _SPECS.items()})
         taken.end()
-        order.check(taken.problems)
+        order.check(taken.problems + problems)
         self._cfg, own = order.config()
         given = [Given.of(each["env"], each.get("policy", self._cfg.policy), custom=each.get("custom")) for each in own]
         if kind in REMOTE:

@@ -146,6 +146,7 @@ class RayCollector(DataCollector):
                 the first worker.
 
         Raises:
+            ConfigError: what is wrong with `collector_kwargs`.
             LauncherError: the cluster has no room for them, even if nobody else uses it.
         """
         from collectx.transport.ray_cluster import check_room
@@ -154,11 +155,12 @@ class RayCollector(DataCollector):
         assert isinstance(launcher, RayLauncherConfig)
         creates = [create_env_fn] if callable(create_env_fn) else list(create_env_fn)
         asked = dict(remote_configs or launcher.remote_configs[0])
+        own = [own_of(self._order, create, collector_kwargs) for create in creates]
         if not launcher.autoscaling:
             check_room("remote_configs", [asked] * len(creates))
         with self.pause():
-            for create in creates:
-                self._own.append(own_of(self._order, create, collector_kwargs))
+            for each in own:
+                self._own.append(each)
                 launcher.remote_configs.append(dict(asked))
                 self._collector.add()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import socket
 import threading
@@ -16,6 +17,8 @@ from collectx.errors import LauncherError
 
 _CONNECT_S = 10.0
 _DEFAULTS: dict[str, Any] = {"log_to_driver": False, "logging_level": "WARNING"}
+_AUTH_MODE = "RAY_AUTH_MODE"
+_TOKEN = f"One that is there may ask for a token: set {_AUTH_MODE}=token, with its first node's ~/.ray/auth_token here."
 # What Ray itself says of a node.
 _PREFIXES = ("node:", "object_store_memory")
 
@@ -33,9 +36,11 @@ def begin(options: Mapping[str, Any]) -> None:
         with _signals_kept():
             ray.init(**(_DEFAULTS | dict(options)))
     except (OSError, ValueError, TypeError, RuntimeError) as error:
+        # Ray does not tell a token that it lacks from a cluster that is not there.
+        token = f" {_TOKEN}" if type(error) is ConnectionError and _AUTH_MODE not in os.environ else ""
         raise LauncherError(
-            f"launcher.ray_init_config={dict(options)}: {error}. Start a cluster by `ray start --head`, or give no "
-            "address: one of this machine alone is started."
+            f"launcher.ray_init_config={dict(options)}: {error}.{token} Start a cluster by `ray start --head`, or give "
+            "no address: one of this machine alone is started."
         ) from error
 
 

@@ -14,6 +14,7 @@ import gymnasium
 import pytest
 import torch
 from collecting import RAY, counting, custom, faulty, start
+from customcollectors import Doubling, cartpole
 from faulty import BrokenLever
 
 from collectx import RayCollector
@@ -113,6 +114,36 @@ def test_a_sync_batch_grows_by_the_part_of_a_worker_that_is_added():
         assert next(collector).shape == (3, 20)
 
 
+@slow
+def test_a_worker_that_is_added_is_of_the_users_own_class():
+    with RayCollector(
+        [cartpole],
+        collector_class=Doubling,
+        sync=True,
+        frames_per_batch=20,
+        ray_init_config=RAY,
+        remote_configs={"num_cpus": 0.1},
+    ) as collector:
+        with pytest.raises(ConfigError, match="cannot be called as Doubling"):
+            collector.add_collectors(cartpole, collector_kwargs={"no_such": 1})
+        collector.add_collectors(cartpole, collector_kwargs={"reset_at_each_iter": True})
+        batch = collector.next()
+    assert batch["next", "reward"].unique().tolist() == [2.0]
+
+
+@slow
+def test_a_worker_that_is_added_has_the_hooks_of_all():
+    def after(batch):
+        batch["next", "reward"].fill_(7.0)
+
+    keywords = {"ray_init_config": RAY, "remote_configs": {"num_cpus": 0.1}, "post_collect_hook": after}
+    with RayCollector([make], sync=True, frames_per_batch=20, **keywords) as collector:
+        with pytest.raises(ConfigError, match="collector_kwargs has max_frames_per_traj"):
+            collector.add_collectors(make, collector_kwargs={"max_frames_per_traj": 5})
+        collector.add_collectors(make)
+        assert collector.next()["next", "reward"].unique().tolist() == [7.0]
+
+
 class Greedy(torch.nn.Linear):
     def __init__(self):
         super().__init__(4, 2)
@@ -188,3 +219,20 @@ def test_an_address_where_no_cluster_is():
     ray.shutdown()
     with pytest.raises(LauncherError, match=r"ray start --head"):
         start("ray", "ray", ray_init_config={"address": "127.0.0.1:9"})
+
+
+def test_a_cluster_that_does_not_let_in_may_ask_for_a_token(monkeypatch):
+    from collectx.transport import ray_cluster
+
+    def refuse(**_):
+        raise ConnectionError("Failed to connect to Ray cluster")
+
+    monkeypatch.setattr(ray_cluster.ray, "init", refuse)
+    monkeypatch.setattr(ray_cluster.ray, "is_initialized", lambda: False)
+    monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
+    with pytest.raises(LauncherError, match=r"may ask for a token: set RAY_AUTH_MODE=token"):
+        ray_cluster.begin({"address": "auto"})
+    monkeypatch.setenv("RAY_AUTH_MODE", "token")
+    with pytest.raises(LauncherError) as caught:
+        ray_cluster.begin({"address": "auto"})
+    assert "token" not in str(caught.value)

@@ -129,15 +129,17 @@ def test_dqn_solves(in_process, spec_of, seed):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("seed", range(5))
 def test_ppo_solves(in_process, spec_of, seed):
     assert learn(ppo(475.0), in_process, spec_of, 32, 32, 200_000, seed).mean_return >= 475
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("seed", range(5))
 def test_impala_solves(in_process, spec_of, seed):
-    assert learn(impala(475.0), in_process, spec_of, 16, 16, 300_000, seed, lag=2).mean_return >= 475
+    assert learn(impala(475.0), in_process, spec_of, 16, 16, 600_000, seed, lag=2).mean_return >= 475
 
 
 def test_rows_without_env_dimension_and_state(in_process, spec_of):

@@ -6,6 +6,7 @@ configuration. Nothing else ever sees them.
 Called in the trainer's process, by `collectx.library.collectors`.
 """
 
+from collectx.library.keywords.alike import alike
 from collectx.library.keywords.handing import Handing
 from collectx.library.keywords.order import Order, own_of
 from collectx.library.keywords.remote import Nested, RayRemote, Remote, RpcRemote
@@ -29,6 +30,7 @@ __all__ = [
     "Weights",
     "Work",
     "Workers",
+    "alike",
     "described",
     "own_of",
 ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from collectx.given import GivenCollector
@@ -37,18 +37,22 @@ def meaning(given: Callable[..., Any]) -> str | None:
 
 def given_collectors(order: Order) -> list[GivenCollector]:
     """For each worker, what it calls; none where `collector_class` is no class of the user's own."""
+    each = enumerate(for_each(order.remote.collector_kwargs, order.num_workers))
+    made = [given_collector(order, worker, own or {}) for worker, own in each]
+    return [given for given in made if given is not None]
+
+
+def given_collector(order: Order, worker: int, own: Mapping[str, Any]) -> GivenCollector | None:
+    """What a worker with these `collector_kwargs` calls; None: `collector_class` is no class of the user's own."""
     remote = order.remote
     create = custom_class(remote.collector_class)
     if create is None:
-        return []
+        return None
     count = None if remote.inner == "single" else remote.num_workers_per_collector
-    made = []
-    for worker, own in enumerate(for_each(remote.collector_kwargs, order.num_workers)):
-        kwargs = _asked(order, worker) | dict(own or {})
-        # The env is made with them already.
-        kwargs.pop("create_env_kwargs", None)
-        made.append(GivenCollector(create, kwargs, count))
-    return made
+    kwargs = _asked(order, worker) | dict(own)
+    # The env is made with them already.
+    kwargs.pop("create_env_kwargs", None)
+    return GivenCollector(create, kwargs, count)
 
 
 def custom_problems(order: Order) -> list[str]:
@@ -62,20 +66,25 @@ def custom_problems(order: Order) -> list[str]:
             "leave it out."
         )
     for given in given_collectors(order):
-        try:
-            signature = inspect.signature(given.create)
-        except ValueError:
-            continue
-        try:
-            signature.bind(None, None, frames_per_batch=1, total_frames=-1, **given.kwargs)
-        except TypeError as error:
-            told = ", ".join(f"{name}={value!r}" for name, value in given.kwargs.items())
-            more = f", {told}" if told else ""
-            found.append(
-                f"collector_class={given.name} cannot be called as {given.name}(create_env_fn, policy, "
-                f"frames_per_batch=..., total_frames=-1{more}): {error}."
-            )
+        found += call_problems(given)
     return list(dict.fromkeys(found))
+
+
+def call_problems(given: GivenCollector) -> list[str]:
+    """Why a class cannot be called with what a worker would call it with."""
+    try:
+        signature = inspect.signature(given.create)
+    except ValueError:
+        return []
+    try:
+        signature.bind(None, None, frames_per_batch=1, total_frames=-1, **given.kwargs)
+    except TypeError as error:
+        told = "".join(f", {name}={value!r}" for name, value in given.kwargs.items())
+        return [
+            f"collector_class={given.name} cannot be called as {given.name}(create_env_fn, policy, "
+            f"frames_per_batch=..., total_frames=-1{told}): {error}."
+        ]
+    return []
 
 
 def _asked(order: Order, worker: int) -> dict[str, Any]:

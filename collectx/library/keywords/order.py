@@ -25,7 +25,7 @@ from collectx.errors import ConfigError
 from collectx.given import GivenEnvConfig, Hooks
 from collectx.library.assembly import Assembly
 from collectx.library.early import Early
-from collectx.library.keywords.custom import custom_problems, given_collectors
+from collectx.library.keywords.custom import call_problems, custom_problems, given_collector, given_collectors
 from collectx.library.keywords.handing import Handing
 from collectx.library.keywords.reading import (
     exploration_of,
@@ -34,7 +34,7 @@ from collectx.library.keywords.reading import (
     positive,
     round_up,
 )
-from collectx.library.keywords.remote import Nested, RayRemote, RpcRemote
+from collectx.library.keywords.remote import Nested, RayRemote, RpcRemote, own_problems
 from collectx.library.keywords.specs import Devices, Frames, Weights, Workers
 from collectx.library.keywords.work import Work
 from collectx.transport.backends import gpu_problems, visible_problems
@@ -278,8 +278,21 @@ class Order:
 
 
 def own_of(order: Order, create: Callable[..., Any], kwargs: dict[str, Any] | None) -> dict[str, Any]:
-    """What a worker has of its own that comes later, beside the first one's device."""
-    return _own(GivenEnvConfig("given", 0, create, {}), order._acting()[0], kwargs or {})
+    """What a worker has of its own that comes later, beside the first one's device.
+
+    Raises:
+        ConfigError: what is wrong with `kwargs`.
+    """
+    custom = given_collector(order, 0, kwargs or {})
+    problems = own_problems(kwargs or {}, custom is None) + ([] if custom is None else call_problems(custom))
+    if problems:
+        raise ConfigError(problems)
+    own = _own(GivenEnvConfig("given", 0, create, {}), order._acting()[0], kwargs or {})
+    if order.hooks != Hooks():
+        own["hooks"] = order.hooks
+    if custom is not None:
+        own["custom"] = custom
+    return own
 
 
 def _own(env: GivenEnvConfig, device: str, kwargs: dict[str, Any]) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from collectx.config import (
     RayLauncherConfig,
     RpcBackendConfig,
 )
+from collectx.library.keywords.alike import ALIKE
 from collectx.library.keywords.custom import MEANINGS, custom_class, meaning
 from collectx.library.keywords.reading import (
     exploration_of,
@@ -35,8 +36,9 @@ class Nested:
             from one), or the class of that meaning, of this package or of TorchRL; or a class of your own, see README,
             "A collector of your own". None: "single" for one process, otherwise "sync".
         collector_kwargs: what a worker's collector is told otherwise than all; one dict for all, or one for each. May
-            have `create_env_kwargs`, `device`, `policy_device` and `exploration_type`; for a class of your own,
-            whatever it takes.
+            have `create_env_kwargs`, `device`, `policy_device` and `exploration_type`, and, the same for all, those of
+            this constructor's that say what a worker does, such as `max_frames_per_traj` and `storing_device`; for a
+            class of your own, whatever it takes.
     """
 
     num_workers_per_collector: int = 1
@@ -75,7 +77,7 @@ class Nested:
                 f"collector_kwargs has {len(each)} entries for {num_workers} workers: one for each, or one dict."
             )
         for own in each:
-            found += _own_problems(own or {}, custom_class(self.collector_class) is None)
+            found += own_problems(own or {}, custom_class(self.collector_class) is None)
         return list(dict.fromkeys(found))
 
     def backend_config(self) -> BackendConfig:
@@ -218,11 +220,12 @@ def _gpu_named(device: Any) -> Any:
     return f"cuda:{device}" if isinstance(device, int) else device
 
 
-def _own_problems(own: dict[str, Any], is_ours: bool) -> list[str]:
+def own_problems(own: dict[str, Any], is_ours: bool) -> list[str]:
+    """What is wrong with the `collector_kwargs` of a worker; `is_ours`: they are not for a class of the user's own."""
     found = []
-    unknown = sorted(set(own) - set(_OWN))
+    unknown = sorted(own.keys() - set(_OWN))
     if unknown and is_ours:
-        found.append(f"collector_kwargs has {', '.join(unknown)}: may have {', '.join(_OWN)}.")
+        found.append(f"collector_kwargs has {', '.join(unknown)}: may have {', '.join(_OWN + ALIKE)}.")
     for name in ("device", "policy_device"):
         if why := why_no_device(own.get(name)):
             found.append(f"collector_kwargs: {name}={own[name]!r}: {why}")

@@ -255,7 +255,7 @@ class SubmititDelayedLauncherConfig(SlurmLauncherConfig):
 @dataclass
 class RayLauncherConfig(LauncherConfig):
     ray_init_config: dict[str, Any] = field(default_factory=dict)
-    # In Python also one for each worker.
+    # A mapping, or a list with one for each worker.
     remote_configs: Any = field(default_factory=dict)
     queue_timeout_s: float = above(0)
     autoscaling: bool = MISSING

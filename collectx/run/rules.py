@@ -244,6 +244,21 @@ def _backend(cfg: RunConfig) -> Iterator[str]:
         )
 
 
+def _actors(cfg: RunConfig, configs: Any) -> Iterator[str]:
+    """What is wrong with what Ray is asked for."""
+    name, num_workers = "launcher.remote_configs", cfg.collector.num_workers
+    each = configs if isinstance(configs, list) else [configs]
+    if not all(isinstance(one, dict) for one in each):
+        yield f"{name}={configs}: must be a mapping, or a list with one for each worker."
+        return
+    if each is configs and not _missing(num_workers) and len(each) != num_workers:
+        yield f"{name} has {len(each)} entries for collector.num_workers={num_workers}: one for each, or one mapping."
+    yield from (wrong := actor_problems(name, each))
+    if not wrong and not _missing(cfg.devices.device, cfg.devices.policy_device):
+        acting = cfg.devices.policy_device or cfg.devices.device or "cpu"
+        yield from gpu_problems(name, each, [acting] * len(each))
+
+
 def _launcher(cfg: RunConfig) -> Iterator[str]:
     launcher = cfg.launcher
     elsewhere = isinstance(launcher, (SlurmResources, RayLauncherConfig))
@@ -255,10 +270,7 @@ def _launcher(cfg: RunConfig) -> Iterator[str]:
     if isinstance(launcher, RayLauncherConfig):
         if why := why_not("ray"):
             yield why.replace("backend=", "launcher=", 1)
-        yield from (wrong := actor_problems("launcher.remote_configs", launcher.remote_configs))
-        if not wrong and not _missing(cfg.devices.device, cfg.devices.policy_device):
-            acting = cfg.devices.policy_device or cfg.devices.device or "cpu"
-            yield from gpu_problems("launcher.remote_configs", [launcher.remote_configs], [acting])
+        yield from _actors(cfg, launcher.remote_configs)
     parts: dict[str, Any] = {"launcher": launcher}
     if isinstance(launcher, SubmititDelayedLauncherConfig):
         parts |= {"launcher.trainer": launcher.trainer, "launcher.worker": launcher.worker}

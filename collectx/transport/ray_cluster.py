@@ -25,6 +25,7 @@ _PREFIXES = ("node:", "object_store_memory")
 
 def begin(options: Mapping[str, Any]) -> None:
     """Connects this process to a Ray cluster, by the arguments of `ray.init`, unless it is; it stays so until it ends.
+    Without an address, from them or from the environment's RAY_ADDRESS, the cluster is one of this process alone.
 
     Raises:
         LauncherError: there is no cluster at the address, or Ray does not take the arguments.
@@ -34,14 +35,22 @@ def begin(options: Mapping[str, Any]) -> None:
     try:
         _reach(str(options.get("address")))
         with _signals_kept():
-            ray.init(**(_DEFAULTS | dict(options)))
+            ray.init(**(_DEFAULTS | dict(options) | _nobody_elses(options)))
     except (OSError, ValueError, TypeError, RuntimeError) as error:
         # Ray does not tell a token that it lacks from a cluster that is not there.
         token = f" {_TOKEN}" if type(error) is ConnectionError and _AUTH_MODE not in os.environ else ""
+        outside = os.environ.get("RAY_ADDRESS") if options.get("address") is None else None
+        told = f"RAY_ADDRESS={outside}, " if outside else ""
         raise LauncherError(
-            f"launcher.ray_init_config={dict(options)}: {error}.{token} Start a cluster by `ray start --head`, or give "
-            "no address: one of this machine alone is started."
+            f"{told}launcher.ray_init_config={dict(options)}: {error}.{token} Start a cluster by `ray start --head`, "
+            "or give no address: one of this machine alone is started."
         ) from error
+
+
+def _nobody_elses(options: Mapping[str, Any]) -> dict[str, str]:
+    """Ray itself would take whatever cluster runs here: also another run's own, which ends with that run."""
+    is_told = options.get("address") is not None or os.environ.get("RAY_ADDRESS")
+    return {} if is_told else {"address": "local"}
 
 
 def leave() -> None:

@@ -33,7 +33,7 @@ def test_a_lost_worker_is_replaced_and_nothing_is_lost_repeated_or_torn(kind, ho
         frames_per_batch=45,
         total_frames=-1,
         on_worker_failure="restart",
-        worker_timeout_s=5.0 if how == signal.SIGSTOP else 60.0,
+        worker_timeout_s=10.0 if how == signal.SIGSTOP else 60.0,
         close_timeout_s=1.0,
         events=log,
     ) as collector:

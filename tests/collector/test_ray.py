@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -181,6 +182,8 @@ WRONG = {
     "launcher=ray backend=mpi": r"^backend=mpi: MPI does not start the workers of launcher=ray",
     "launcher=ray backend=shared_memory": r"the workers of launcher=ray may be on other hosts",
     "launcher=ray launcher.remote_configs={cpus:2}": r"^launcher\.remote_configs: .*cpus",
+    "launcher=ray ~launcher.remote_configs +launcher.remote_configs=[{num_cpus:1}]": r"remote_configs has 1 entries",
+    "launcher=ray ~launcher.remote_configs +launcher.remote_configs=[{num_cpus:1},2]": r"must be a mapping, or a list",
 }
 
 
@@ -236,3 +239,38 @@ def test_a_cluster_that_does_not_let_in_may_ask_for_a_token(monkeypatch):
     with pytest.raises(LauncherError) as caught:
         ray_cluster.begin({"address": "auto"})
     assert "token" not in str(caught.value)
+
+
+_RUN = """
+import sys
+import ray
+from collectx.transport import ray_cluster
+ray_cluster.begin({"num_cpus": 1, "include_dashboard": False} if len(sys.argv) == 1 else {})
+print(ray.get_runtime_context().gcs_address, flush=True)
+sys.stdin.read()
+"""
+
+
+@slow
+def test_a_run_without_an_address_has_a_cluster_of_its_own():
+    """Not the one that another run has begun and takes with it when it ends, as Ray's search would give it."""
+    with contextlib.ExitStack() as runs:
+
+        def address(*arguments, **environment):
+            run = runs.enter_context(
+                subprocess.Popen(
+                    [sys.executable, "-c", _RUN, *arguments],
+                    env={name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"} | environment,
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    text=True,
+                )
+            )
+            return run.stdout.readline().strip()
+
+        first = address()
+        assert first
+        second = address()
+        assert second
+        assert second != first
+        assert address("told", RAY_ADDRESS=first, RAY_AUTH_MODE="token") == first

@@ -34,7 +34,7 @@ def test_a_lost_worker_is_replaced_and_nothing_is_lost_repeated_or_torn(kind, ho
         frames_per_batch=30,
         total_frames=-1,
         on_worker_failure="restart",
-        worker_timeout_s=5.0 if how == signal.SIGSTOP else 120.0,
+        worker_timeout_s=10.0 if how == signal.SIGSTOP else 120.0,
         events=log,
     ) as collector:
         while after < 10:
@@ -70,7 +70,7 @@ def test_the_run_goes_on_without_one_that_is_frozen():
         frames_per_batch=30,
         total_frames=-1,
         on_worker_failure="drop",
-        worker_timeout_s=5.0,
+        worker_timeout_s=10.0,
         events=log,
     ) as collector:
         checker.take(next(collector))
@@ -81,7 +81,7 @@ def test_the_run_goes_on_without_one_that_is_frozen():
             after += bool(log.of("worker_dropped"))
     assert batch.shape == (2, 2, 5)
     assert [(each["worker"], each["type"]) for each in log.of("worker_failed")] == [(1, "WorkerTimeout")]
-    assert "collector.worker_timeout_s=5" in log.of("worker_failed")[0]["message"]
+    assert "collector.worker_timeout_s=10" in log.of("worker_failed")[0]["message"]
 
 
 @pytest.mark.parametrize("kind", ["ray", "ray_sync"])

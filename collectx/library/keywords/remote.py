@@ -166,8 +166,8 @@ class RayRemote(Nested):
 
     Args:
         ray_init_config: arguments of `ray.init`, such as `{"address": "auto"}` for the cluster that runs here already;
-            not looked at where this process is connected to Ray. None: that cluster, or where there is none one of this
-            machine alone.
+            not looked at where this process is connected to Ray. Without an address, here or in RAY_ADDRESS: one of
+            this machine alone, until this process ends.
         remote_configs: arguments of `ray.remote` for the workers' actors, such as `num_cpus` and `num_gpus`; one dict
             for all, or one for each. None: one core.
         num_collectors: TorchRL's name for `num_workers`.

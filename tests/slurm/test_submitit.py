@@ -14,9 +14,10 @@ _SUBMITIT = [*SMALL, "launcher=submitit"]
 _ENDLESS = [*ENDLESS, "launcher=submitit", "collector.close_timeout_s=5"]
 
 
-def test_workers_are_jobs_on_other_nodes_that_end_with_the_run(cluster, run):
+@pytest.mark.parametrize("collector", [["collector=distributed_sync"], ["collector=rpc", "collector.sync=true"]])
+def test_workers_are_jobs_on_other_nodes_that_end_with_the_run(cluster, run, collector):
     # Ended by themselves, however busy the machine is.
-    going = run(*_SUBMITIT, "collector=distributed_sync", "collector.close_timeout_s=60")
+    going = run(*_SUBMITIT, *collector, "collector.close_timeout_s=60")
     assert going.finish() == 0, going.said
     joined = going.events("worker_joined")
     assert {event["worker"] for event in joined} == {0, 1, 2}
@@ -134,9 +135,10 @@ def test_ctrl_c_cancels_all_jobs(run):
     going.wait_for_no_job()
 
 
-def test_delayed_trainer_and_workers_have_resources_of_their_own(cluster, run):
+@pytest.mark.parametrize("collector", [[], ["collector=rpc"]])
+def test_delayed_trainer_and_workers_have_resources_of_their_own(cluster, run, collector):
     gpu = ["launcher.trainer.gpus=1", "launcher.trainer.cpus_per_task=2", "launcher.worker.cpus_per_task=1"]
-    going = run(*SMALL, "launcher=submitit_delayed", *gpu)
+    going = run(*SMALL, "launcher=submitit_delayed", *gpu, *collector)
     assert going.finish() == 0, going.said
     assert going.result["frames"] == 99_900
     (job,) = going.jobs

@@ -105,6 +105,7 @@ def test_a_question_to_a_dead_worker_tells_of_its_death(kind):
             list(collector)
 
 
+@pytest.mark.slow
 def test_a_long_question_to_a_worker_that_hangs_is_not_waited_for_without_end():
     """It does not fit into the socket's buffer, and the worker reads nothing."""
     with start("multi_async", env=counting(), num_workers=1, total_frames=-1, worker_timeout_s=3.0) as collector:

@@ -97,6 +97,7 @@ def test_run_then_reproduce(tmp_path: Path):
     assert "identical: all 4 batches are identical" in again.stdout
 
 
+@pytest.mark.slow
 def test_an_async_run_is_reproduced_in_its_order(tmp_path: Path):
     asked = ["collector=multi_async", "trainer=impala", "trainer.digest=true"]
     size = ["collector.frames_per_batch=128", "collector.total_frames=4096", "env.num_envs=2"]

@@ -42,6 +42,7 @@ def test_a_second_start_runs_only_what_is_missing(stub: Stub):
     assert points(stub) == []
 
 
+@pytest.mark.slow
 def test_a_changed_configuration_is_another_point_in_another_folder(stub: Stub):
     assert run.main(SWEEP) == 0
     assert run.main([*SWEEP, "trainer.gamma=0.5"]) == 0

@@ -134,6 +134,7 @@ def test_leaving_in_mid_run_ends_busy_workers_between_two_steps():
     del handles
 
 
+@pytest.mark.slow
 def test_an_env_with_processes_of_its_own_works_and_ends_with_its_worker(wait_until):
     env = gym_vector(2, vectorization="async")
     with start("multi_sync", "local", env, frames_per_batch=40, total_frames=400) as collector:
@@ -144,6 +145,7 @@ def test_an_env_with_processes_of_its_own_works_and_ends_with_its_worker(wait_un
     wait_until(lambda: not any(child.is_running() for child in children), what=f"the envs' processes end: {children}")
 
 
+@pytest.mark.slow
 def test_an_env_with_processes_of_its_own_dies_with_its_killed_worker(wait_until):
     env = gym_vector(2, vectorization="async")
     with start("multi_sync", "local", env, frames_per_batch=40, total_frames=-1) as collector:

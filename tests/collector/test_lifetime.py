@@ -65,12 +65,11 @@ def trainer(tmp_path):
         each.process.communicate()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "env",
-    [
-        pytest.param("faulty('hang', at_step=300)", id="hung"),
-        pytest.param("gym_vector(2, vectorization='async')", id="with_processes", marks=pytest.mark.slow),
-    ],
+    ["faulty('hang', at_step=300)", "gym_vector(2, vectorization='async')"],
+    ids=["hung", "with_processes"],
 )
 def test_a_killed_trainer_takes_its_workers_along(trainer, env):
     running = trainer("time.sleep(1000)", env=env)

@@ -97,6 +97,7 @@ def relays(**kwargs):
     return start("distributed", "local", **options)
 
 
+@pytest.mark.slow
 def test_an_error_in_one_of_its_workers_keeps_its_type_and_its_trace():
     with relays(env=faulty("custom"), num_workers=1) as collector, pytest.raises(BrokenLever) as caught:
         for _ in collector:

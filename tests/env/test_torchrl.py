@@ -180,6 +180,7 @@ def test_a_trainer_that_learns_from_one_reward_refuses_others():
         trainers.build(ppo, None, spec, 0, torch.device("cpu"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [MultiSyncCollector, MultiAsyncCollector])
 def test_envs_in_a_grid_by_several_workers(kind):
     grid = partial(torchrlenvs.Agents, (2, 3))

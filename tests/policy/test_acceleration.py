@@ -74,7 +74,13 @@ def check(collector, policy):
             assert (batch["bias"] == value).all()
 
 
-@pytest.mark.parametrize("kind", [Collector, MultiSyncCollector, DistributedSyncCollector])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        Collector,
+        *(pytest.param(kind, marks=pytest.mark.slow) for kind in (MultiSyncCollector, DistributedSyncCollector)),
+    ],
+)
 @pytest.mark.parametrize("make", [telling, sampled])
 def test_a_compiled_policy_acts_with_the_newest_weights(kind, make):
     policy = make()

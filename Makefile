@@ -3,9 +3,13 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
+PYTEST := $(BIN)/python -m pytest -n 2 --dist loadgroup
+
+# Every process of the tests would compile the sources anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test test-slow test-slurm bench check format clean
+.PHONY: help install run test test-ci test-nightly test-slurm bench check format clean
 
 help:  ## List the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -20,14 +24,17 @@ $(INSTALLED): pyproject.toml constraints.txt
 run: install  ## Run the main job: PPO on CartPole-v1, two synchronous local workers
 	$(BIN)/collectx run experiment=cartpole_ppo
 
-test: install  ## Run the tests (some minutes)
-	$(BIN)/python -m pytest -m "not slow and not slurm"
+test: install  ## Run the fast tests (two minutes)
+	$(PYTEST)
 
-test-slow: install  ## Run the tests that take longer
-	$(BIN)/python -m pytest -m "slow and not slurm"
+test-ci: install  ## Run what CI runs beside the fast ones, on a real SLURM of three nodes too (as root, by apt-get)
+	$(PYTEST) --tier=ci
 
-test-slurm: install  ## Run the tests on a real SLURM of three nodes (installs it with apt-get, as root)
-	$(BIN)/python -m pytest -m slurm tests/slurm
+test-nightly: install  ## Run everything else (an hour)
+	$(PYTEST) --tier=nightly
+
+test-slurm: install  ## Run all tests on a real SLURM
+	$(BIN)/python -m pytest --tier=all tests/slurm
 
 bench: install  ## Measure against the bare loop and TorchRL (about half an hour)
 	$(BIN)/python -m benchmarks

@@ -1,20 +1,12 @@
-"""Configurations for tests, with every knob a keyword, and how to drive a collector over them."""
+"""Configurations for tests, and collectors over them. One default of each configuration class; tests replace fields."""
 
 from __future__ import annotations
 
-from functools import partial
+from dataclasses import fields, replace
 from typing import Any
 
 import torch
 
-from collectx import (
-    Collector,
-    DistributedCollector,
-    DistributedSyncCollector,
-    MultiAsyncCollector,
-    MultiSyncCollector,
-    RPCCollector,
-)
 from collectx import env as envs
 from collectx import policy as policies
 from collectx.collector import build
@@ -38,20 +30,47 @@ from collectx.config import (
 # Inline workers use the trainer's threads; worker processes have one.
 torch.set_num_threads(1)
 
-# The library's collectors.
-WAYS = {
-    "single": Collector,
-    "multi_sync": MultiSyncCollector,
-    "multi_async": MultiAsyncCollector,
-    "distributed": DistributedCollector,
-    "distributed_sync": DistributedSyncCollector,
-    "rpc": RPCCollector,
-    "rpc_sync": partial(RPCCollector, sync=True),
-}
-SYNC = ("multi_sync", "distributed_sync", "rpc_sync")
-
 # Ray starts as many processes as it has cores, and is there until the tests end.
 RAY = {"num_cpus": 2, "address": "local", "include_dashboard": False}
+
+COLLECTOR = EitherCollectorConfig(
+    kind="multi_sync",
+    num_workers=2,
+    frames_per_batch=12,
+    total_frames=120,
+    exploration_type="random",
+    num_slots=2,
+    zero_copy=False,
+    on_worker_failure="raise",
+    max_restarts=10,
+    start_timeout_s=200.0,
+    worker_timeout_s=120.0,
+    close_timeout_s=60.0,
+    num_workers_per_collector=1,
+    inner="sync",
+    max_frames_per_traj=None,
+    init_random_frames=None,
+    reset_at_each_iter=False,
+    set_truncated=False,
+    refresh="batch",
+    preemptive_threshold=None,
+    trajs_per_batch=None,
+    traj_format="padded",
+    compact_obs=False,
+    order_of=None,
+    sync=False,
+)
+LAUNCHER = RayLauncherConfig(
+    kind="local",
+    hydra_mode=None,
+    num_threads=1,
+    pin_cores=False,
+    ray_init_config=RAY,
+    remote_configs={"num_cpus": 0.1},
+    queue_timeout_s=240.0,
+    autoscaling=False,
+)
+DEVICES = DevicesConfig(device=None, storing_device=None, policy_device=None, env_device=None)
 
 
 def counting(num_envs=1, episode_length=7, observation_size=5, step_s=0.0):
@@ -63,7 +82,7 @@ def gym(num_envs=1, id="CartPole-v1", entry_point=None, **kwargs):
 
 
 def faulty(fault, at_step=5, num_envs=1, **kwargs):
-    return gym(num_envs, entry_point="faulty:FaultyEnv", fault=fault, at_step=at_step, **kwargs)
+    return gym(num_envs, entry_point="worlds.faulty:FaultyEnv", fault=fault, at_step=at_step, **kwargs)
 
 
 def gym_vector(num_envs, mode=None, vectorization="vector_entry_point", id="CartPole-v1"):
@@ -91,96 +110,37 @@ class Log:
         return [fields for each, fields in self.lines if each == name]
 
 
-def config(
-    kind="multi_sync",
-    place="local",
-    env=None,
-    policy=None,
-    *,
-    num_workers=2,
-    frames_per_batch=12,
-    total_frames=120,
-    exploration="random",
-    num_slots=2,
-    zero_copy=False,
-    start_timeout_s=200.0,
-    worker_timeout_s=120.0,
-    close_timeout_s=60.0,
-    on_worker_failure="raise",
-    max_restarts=10,
-    num_workers_per_collector=1,
-    inner="sync",
-    max_frames_per_traj=None,
-    init_random_frames=None,
-    reset_at_each_iter=False,
-    set_truncated=False,
-    refresh="batch",
-    preemptive_threshold=None,
-    trajs_per_batch=None,
-    traj_format="padded",
-    compact_obs=False,
-    order_of=None,
-    backend="auto",
-    storing_device=None,
-    device=None,
-    policy_device=None,
-    seed=0,
-    ray_init_config=None,
-    remote_configs=None,
-    queue_timeout_s=240.0,
-    autoscaling=False,
-):
-    # A kind that can be both is sync as "<kind>_sync".
-    either, is_sync = kind.removesuffix("_sync"), kind.endswith("_sync")
-    make = CollectorConfig
+def config(kind="multi_sync", place="local", env=None, policy=None, *, backend="auto", seed=0, **knobs: Any):
+    """A run's configuration. `kind` is `collector.kind`, with `_sync` where it can be both and is to be sync; `knobs`
+    are fields of the collector's, the devices' and the launcher's configuration."""
+    devices, launcher = (
+        replace(default, **{name: knobs.pop(name) for name in _names(default) & knobs.keys()})
+        for default in (DEVICES, replace(LAUNCHER, kind=place))
+    )
+    either = kind.removesuffix("_sync")
     if either in ("rpc", "ray"):
-        kind, make = either, partial(EitherCollectorConfig, sync=is_sync)
+        collector = replace(COLLECTOR, kind=either, sync=kind != either, **knobs)
+    else:
+        collector = _as(CollectorConfig, replace(COLLECTOR, kind=kind, **knobs))
     return RunConfig(
         env=env or counting(),
         policy=policy or RandomPolicyConfig("random"),
-        collector=make(
-            kind,
-            num_workers,
-            frames_per_batch,
-            total_frames,
-            exploration,
-            num_slots,
-            zero_copy,
-            on_worker_failure,
-            max_restarts,
-            start_timeout_s,
-            worker_timeout_s,
-            close_timeout_s,
-            num_workers_per_collector,
-            inner,
-            max_frames_per_traj,
-            init_random_frames,
-            reset_at_each_iter,
-            set_truncated,
-            refresh,
-            preemptive_threshold,
-            trajs_per_batch,
-            traj_format,
-            compact_obs,
-            order_of,
-        ),
-        backend=BackendConfig(backend, None, None),
-        launcher=RayLauncherConfig(
-            "ray",
-            None,
-            1,
-            False,
-            ray_init_config or RAY,
-            remote_configs or {"num_cpus": 0.1},
-            queue_timeout_s,
-            autoscaling,
-        )
-        if place == "ray"
-        else LauncherConfig(place, None, 1, False),
-        devices=DevicesConfig(device, storing_device, policy_device, None),
-        trainer=MeterTrainerConfig("meter", False),
+        collector=collector,
+        backend=BackendConfig(backend, interface=None, port=None),
+        launcher=launcher if place == "ray" else _as(LauncherConfig, launcher),
+        devices=devices,
+        trainer=MeterTrainerConfig("meter", digest=False),
         seed=seed,
     )
+
+
+def _names(cfg) -> set[str]:
+    return {field.name for field in fields(cfg)} - {"kind"}
+
+
+def _as(cls, cfg):
+    """The part of `cfg` that its base class has."""
+    return cls(**{field.name: getattr(cfg, field.name) for field in fields(cls)})
 
 
 def start(*args: Any, log_dir=None, events=None, **kwargs: Any):
@@ -199,5 +159,4 @@ def batches(*args: Any, **kwargs: Any) -> list:
 
 def worker_pids(collector) -> list[int]:
     """The processes behind a collector of local workers."""
-    handles = collector._transport._switchboard._handles
-    return [handles[worker].pid for worker in sorted(handles)]
+    return [handle.pid for _, handle in sorted(collector.handles().items())]

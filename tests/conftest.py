@@ -1,7 +1,7 @@
 """For every test: what it started is gone when it ends, and nothing of it is left in memory or in /dev/shm.
 
-Also puts this folder on the import path, so that worker processes find `faulty`, `toyworker`, `collecting` and
-`countedframes` by name.
+Also puts this folder on the import path, so that tests find `ways` and `collecting`, and worker processes `worlds`, and
+selects the tests of a tier (`ways.py`).
 """
 
 from __future__ import annotations
@@ -15,9 +15,12 @@ import sys
 import time
 from pathlib import Path
 
+import cloudpickle
 import psutil
 import pytest
 from hypothesis import HealthCheck, settings
+
+from collectx.launcher import local
 
 # The same examples in every run, and no limits of time: neither luck nor a busy machine decides.
 settings.register_profile(
@@ -28,21 +31,47 @@ settings.load_profile("collectx")
 if (here := str(Path(__file__).parent)) not in sys.path:
     sys.path.insert(0, here)
 
+from ways import TIERS, tier_of  # noqa: E402
+
 # A shell starts what runs in its background deaf to Ctrl-C, and children would inherit that from these tests.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 _SHM = Path("/dev/shm")
-_RPC = ("rpc", "rpc_sync")
+# What workers of many tests import beside what workers of runs do.
+PRELOAD = [
+    "collectx.collector.remote",
+    "collectx.transport.distributed_link",
+    "torch.distributed.rpc",
+    "worlds.cartpoles",
+    "worlds.faulty",
+    "worlds.toyworker",
+]
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items):
-    """Torch RPC carries the same bytes for the same collectors as gloo, and takes longer to begin."""
-    for item in items:
-        callspec = getattr(item, "callspec", None)
-        if callspec is not None and any(isinstance(each, str) and each in _RPC for each in callspec.params.values()):
-            item.add_marker(pytest.mark.slow)
+def pytest_addoption(parser):
+    parser.addoption("--tier", default="test", choices=(*TIERS, "all"), help="which tests to run; see tests/ways.py")
+
+
+def pytest_collection_modifyitems(config, items):
+    for module in {item.module for item in items}:
+        # Workers get what a test module defines by value and do not import the module, nor pytest with it.
+        cloudpickle.register_pickle_by_value(module)
+    wanted = config.getoption("--tier")
+    others = [item for item in items if wanted not in ("all", tier_of(item))]
+    if others:
+        config.hook.pytest_deselected(items=others)
+        items[:] = [item for item in items if wanted in ("all", tier_of(item))]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def fork_server():
+    """Workers of tests are forked from a process that has imported what they need."""
+    local.PRELOAD += PRELOAD
+    with pytest.MonkeyPatch.context() as patch:
+        # The server of Python 3.11 preloads with the path of its environment only.
+        patch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+        local.warm_up()
 
 
 def _shared_descriptors() -> set[str]:

@@ -336,7 +336,7 @@ class Collector:
         self._grant(self._schedule.added(worker))
 
     def handles(self) -> dict[int, Any]:
-        """What the launcher knows the present workers by; empty where it has started no processes."""
+        """The launcher's handles of the present workers, by worker; empty where it has started no processes."""
         return getattr(self._transport, "handles", {})
 
     def interrupt(self) -> None:

@@ -22,7 +22,8 @@ from typing import Any
 
 import collectx
 
-_PRELOAD = ["collectx.collector.preload"]
+# Modules that the fork server imports when it starts.
+PRELOAD = ["collectx.collector.preload"]
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
@@ -35,7 +36,7 @@ def warm_up() -> None:
     saved = {name: os.environ.get(name) for name in _THREAD_VARIABLES}
     os.environ.update(dict.fromkeys(_THREAD_VARIABLES, "1"))
     try:
-        multiprocessing.get_context("forkserver").set_forkserver_preload(_PRELOAD)
+        multiprocessing.get_context("forkserver").set_forkserver_preload(PRELOAD)
         forkserver.ensure_running()
     finally:
         for name, value in saved.items():

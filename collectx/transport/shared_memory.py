@@ -44,6 +44,11 @@ class SharedMemoryTransport(OverSlab):
         self._remote_ends[worker] = theirs
         return SharedMemoryLink(self.slab, worker, theirs)
 
+    @property
+    def handles(self) -> dict[int, Any]:
+        """The processes of the present workers, by worker."""
+        return self._switchboard.handles
+
     def attach(self, worker: int, handle: Handle) -> None:
         """Takes the started process, and drops what only it needs."""
         self._remote_ends.pop(worker).close()

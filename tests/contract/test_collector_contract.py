@@ -22,7 +22,7 @@ WAYS = [
     ("rpc_sync", "local"),
     ("rpc", "local"),
 ]
-ON_RAY = [pytest.param(kind, "ray", marks=pytest.mark.slow) for kind in ("ray_sync", "ray")]
+ON_RAY = [pytest.param(kind, "ray", marks=pytest.mark.ci) for kind in ("ray_sync", "ray")]
 SYNC = ("multi_sync", "distributed_sync", "rpc_sync", "ray_sync")
 ways = pytest.mark.parametrize(("kind", "place"), WAYS)
 # Ray takes seconds for every worker that it starts.
@@ -185,8 +185,8 @@ def test_envs_have_seeds_of_their_own_whatever_the_worker():
 
 @pytest.mark.parametrize(("kind", "place"), [*(way for way in WAYS if way[0] in ("single", *SYNC)), ON_RAY[0]])
 def test_sync_workers_act_with_the_newest_version_from_the_next_batch_on(kind, place):
-    policy = custom("faulty:telling_policy", size=1000)
-    import faulty
+    policy = custom("worlds.faulty:telling_policy", size=1000)
+    from worlds import faulty
 
     mine = faulty.telling_policy(1000)
     with start(kind, place, counting(2), policy, frames_per_batch=20, total_frames=400) as collector:
@@ -202,9 +202,9 @@ def test_sync_workers_act_with_the_newest_version_from_the_next_batch_on(kind, p
 
 @pytest.mark.parametrize(("kind", "place"), [*(way for way in WAYS if way[0] not in ("single", *SYNC)), ON_RAY[1]])
 def test_hot_publish_to_async_workers_is_monotone_and_never_torn(kind, place):
-    import faulty
+    from worlds import faulty
 
-    policy = custom("faulty:telling_policy", size=20_000)
+    policy = custom("worlds.faulty:telling_policy", size=20_000)
     mine = faulty.telling_policy(20_000)
     newest = dict.fromkeys(range(2), -1)
     count, deadline = 0, time.monotonic() + 200
@@ -235,9 +235,9 @@ def test_hot_publish_to_async_workers_is_monotone_and_never_torn(kind, place):
     ids=["shared_memory", "gloo", "ragged"],
 )
 def test_weights_taken_between_steps_are_told_frame_by_frame(kind, env):
-    import faulty
+    from worlds import faulty
 
-    policy = custom("faulty:telling_policy", size=20_000)
+    policy = custom("worlds.faulty:telling_policy", size=20_000)
     mine = faulty.telling_policy(20_000)
     shape = {"num_workers": 1, "num_slots": 1, "frames_per_batch": 400, "total_frames": -1}
     most, deadline = 1, time.monotonic() + 200

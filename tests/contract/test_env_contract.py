@@ -63,9 +63,9 @@ CONFIGS = {
 needs_torchrl = pytest.mark.skipif(find_spec("torchrl") is None, reason="needs the torchrl extra")
 TORCHRL = {"cartpole": 2, "pendulum": 2, "counted": 2, "batched": 3, "serial": 3, "counted_serial": 3, "parallel": 2}
 for name, num_envs in TORCHRL.items():
-    CONFIGS[f"torchrl-{name}"] = TorchrlEnvConfig("torchrl", num_envs, f"torchrlenvs:{name}")
+    CONFIGS[f"torchrl-{name}"] = TorchrlEnvConfig("torchrl", num_envs, f"worlds.torchrlenvs:{name}")
 MARKS = {name: [needs_torchrl] for name in CONFIGS if name.startswith("torchrl")}
-MARKS["torchrl-parallel"].append(pytest.mark.slow)  # its processes take seconds to start
+MARKS["torchrl-parallel"].append(pytest.mark.ci)  # its processes take seconds to start
 NAMES = [pytest.param(name, marks=MARKS.get(name, ())) for name in CONFIGS]
 
 

@@ -14,7 +14,7 @@ import torch
 from anyspaces import any_space
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from spaceenv import make, read, sample
+from worlds.spaceenv import make, read, sample
 
 import collectx
 from collectx.env.spaces import Structure
@@ -174,7 +174,7 @@ def test_batches_tell_what_happened(case, observation):
         check(case, observation)
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 @settings(max_examples=8)
 @given(cases(), SPACES)
 def test_batches_of_processes_tell_what_happened(case, observation):

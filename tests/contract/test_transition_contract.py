@@ -14,7 +14,7 @@ import torch
 from anyspaces import any_space
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from spaceenv import TAKEN, constant_policy, make, read, sample
+from worlds.spaceenv import TAKEN, constant_policy, make, read, sample
 
 import collectx
 from collectx.env.spaces import Structure

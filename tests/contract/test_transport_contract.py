@@ -5,8 +5,8 @@ from __future__ import annotations
 import traceback
 
 import pytest
-import toyworker
-from toyworker import NUMBER, arrive, lose, slab_spec, writer
+from worlds import toyworker
+from worlds.toyworker import NUMBER, arrive, lose, slab_spec, writer
 
 from collectx.batch import Layout
 from collectx.transport.base import Departure

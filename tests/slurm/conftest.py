@@ -1,6 +1,6 @@
 """A cluster for all tests of this folder, brought up with the first and taken down with the last; see `cluster.py`.
 
-Puts this folder on the import path. Tests here are marked `slurm`, and are skipped where no SLURM can be had.
+Puts this folder on the import path. Tests here run in one process of xdist's, and are skipped where no SLURM can be had.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _brought_up: list[str] = []
 def pytest_collection_modifyitems(items):
     for item in items:
         if _HERE in item.path.parents:
-            item.add_marker(pytest.mark.slurm)
+            item.add_marker(pytest.mark.xdist_group("slurm"))
             if item.get_closest_marker("timeout") is None:
                 # The first one may have to wait for packages.
                 item.add_marker(pytest.mark.timeout(420))

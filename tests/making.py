@@ -1,0 +1,54 @@
+"""The library's collectors over the ways of `ways.py`."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import pytest
+from worlds.cartpoles import cartpole
+
+from collectx import (
+    Collector,
+    DistributedCollector,
+    DistributedSyncCollector,
+    MultiAsyncCollector,
+    MultiSyncCollector,
+    RayCollector,
+    RPCCollector,
+)
+from collectx.library.keywords import order
+
+CLASSES = {
+    "single": Collector,
+    "multi_sync": MultiSyncCollector,
+    "multi_async": MultiAsyncCollector,
+    "distributed": DistributedCollector,
+    "distributed_sync": DistributedSyncCollector,
+    "rpc": RPCCollector,
+    "rpc_sync": partial(RPCCollector, sync=True),
+    "ray": RayCollector,
+    "ray_sync": partial(RayCollector, sync=True),
+}
+
+
+def make(way, create=cartpole, policy: Any = None, *, num_workers=2, **keywords: Any):
+    """A collector of the library: `create` makes the env of each of `num_workers` workers, which may also be a list of
+    as many. Over inline transport the workers are the same code in this process, where they start at once."""
+    if way.transport in ("gloo", "rpc"):
+        keywords.setdefault("launcher", "mp")
+    if way.transport == "ray":
+        keywords.setdefault("remote_configs", {"num_cpus": 0.1})
+    if way.kind != "single":
+        create = [create] * num_workers if callable(create) else create
+    with pytest.MonkeyPatch.context() as patch:
+        if way.place == "inline":
+            patch.setattr(order, "LauncherConfig", _inline)
+        return CLASSES[way.kind](create, policy, **keywords)
+
+
+_launcher_config = order.LauncherConfig
+
+
+def _inline(kind, *rest):
+    return _launcher_config("inline", *rest)

@@ -1,0 +1,180 @@
+"""Writes and reads of one process, against a plain list."""
+
+import numpy as np
+import pytest
+import torch
+from worlds.countedframes import Stream, check_whole, counted
+from hypothesis import given
+from hypothesis import strategies as st
+from tensordict import TensorDict
+
+from collectx import ReplayBuffer
+from collectx.errors import ConfigError, ShapeError
+from collectx.replay import PrioritizedSampler, SliceSampler, UniformSampler
+
+SHAPES = st.lists(st.integers(1, 7), min_size=1, max_size=3)
+
+
+def clocks(batch) -> list[int]:
+    """The step of each frame of an env whose one episode never ends."""
+    return batch["observation"][..., 2].reshape(-1).tolist()
+
+
+def numbered(first: int, shape) -> TensorDict:
+    clock = first + np.arange(int(np.prod(shape))).reshape(shape)
+    return counted(np.zeros_like(clock), clock, np.array(10**9), size=4)
+
+
+@given(capacity=st.integers(1, 40), shapes=st.lists(SHAPES, max_size=8), seed=st.integers(0, 9))
+def test_the_newest_frames_stay(capacity, shapes, seed):
+    buffer = ReplayBuffer(capacity, sampler=UniformSampler(seed))
+    written = 0
+    for shape in shapes:
+        batch = numbered(written, shape)
+        index = buffer.extend(batch)
+        assert index.tolist() == clocks(batch) == list(range(written, written + batch.numel()))
+        written += batch.numel()
+        there = list(range(max(0, written - capacity), written))
+        assert (len(buffer), buffer.write_count) == (len(there), written)
+        assert clocks(buffer[torch.tensor(there)]) == there
+        sample = buffer.sample(20)
+        assert sample.batch_size == (20,)
+        assert clocks(sample) == sample["index"].tolist()
+        assert set(clocks(sample)) <= set(there)
+        check_whole(sample)
+        for absent in (there[0] - 1, written):
+            with pytest.raises(IndexError, match=f"frame {absent} is not in the buffer"):
+                buffer[torch.tensor([absent])]
+
+
+def test_keys_dtypes_and_memory_of_a_sample():
+    batch = Stream(3).take(5)
+    batch["half"] = torch.arange(15).reshape(3, 5).to(torch.bfloat16)
+    batch["image"] = torch.arange(15, dtype=torch.uint8).reshape(3, 5, 1, 1).expand(3, 5, 2, 2)
+    buffer = ReplayBuffer(100)
+    buffer.extend(batch)
+    flat = batch.reshape(-1)
+    everything = buffer[torch.arange(15)]
+    for key in flat.keys(True, True):
+        assert torch.equal(everything[key], flat[key]), key
+        assert everything[key].dtype == flat[key].dtype, key
+    sample = buffer.sample(4)
+    assert set(sample.keys(True, True)) == {*flat.keys(True, True), "index"}
+    assert sample["index"].dtype == torch.int64
+    before = buffer[sample["index"]]
+    sample["observation"].zero_()
+    batch.zero_()
+    assert torch.equal(buffer[sample["index"]]["observation"], before["observation"])
+    assert before["observation"].any()
+
+
+def test_one_frame_after_the_other():
+    buffer = ReplayBuffer(3)
+    stream = Stream(1)
+    assert [buffer.add(stream.take(1)[0, 0]) for _ in range(5)] == [0, 1, 2, 3, 4]
+    assert buffer[torch.arange(2, 5)]["observation"][:, 2].tolist() == [2, 3, 4]
+
+
+def test_equal_seeds_draw_equal_frames():
+    def draw(seed):
+        buffer = ReplayBuffer(50, sampler=UniformSampler(seed))
+        buffer.extend(Stream(1).take(50))
+        return buffer.sample(30)["index"]
+
+    assert torch.equal(draw(1), draw(1))
+    assert not torch.equal(draw(1), draw(2))
+    assert draw(1).unique().numel() > 10
+
+
+@pytest.mark.parametrize("sampler", [UniformSampler, PrioritizedSampler])
+def test_every_frame_is_drawn_equally_often(sampler):
+    buffer = ReplayBuffer(20, sampler=sampler(seed=0))
+    buffer.extend(numbered(0, [33]))
+    counts = (buffer.sample(20_000)["index"] - 13).bincount(minlength=20)
+    assert counts.shape == (20,)
+    assert (counts - 1000).abs().max() < 200
+
+
+@pytest.mark.parametrize("sampler", [UniformSampler, PrioritizedSampler])
+def test_frames_that_are_overwritten_while_they_are_copied(sampler):
+    buffer = ReplayBuffer(8, sampler=sampler(seed=0))
+    buffer.extend(numbered(0, [8]))
+    read, reads = buffer._read, []
+
+    def overtaken(index):
+        reads.append(index)
+        if len(reads) == 1:
+            buffer.extend(numbered(8, [6]))  # another process, after the choice and before the copy
+        return read(index)
+
+    buffer._read = overtaken
+    sample = buffer.sample(30)
+    assert len(reads) == 2
+    assert clocks(sample) == sample["index"].tolist()
+    assert sample["index"].min() >= 6
+    buffer.sample(30)
+    assert len(reads) == 3
+
+
+def test_on_a_disk(tmp_path):
+    buffer = ReplayBuffer(10, scratch_dir=tmp_path)
+    buffer.extend(numbered(0, [13]))
+    assert clocks(buffer[torch.arange(3, 13)]) == list(range(3, 13))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_mistakes_are_named(tmp_path):
+    with pytest.raises(
+        ConfigError, match=r"capacity=0: must be a whole number, at least 1[\s\S]*batch_size=-1[\s\S]*is no folder"
+    ):
+        ReplayBuffer(0, batch_size=-1, scratch_dir=tmp_path / "none")
+    with pytest.raises(ConfigError, match=r"capacity=1\.5: must be[\s\S]*batch_size='8': must be a whole number"):
+        ReplayBuffer(1.5, batch_size="8")
+    with pytest.raises(ConfigError, match=r"alpha=-1[\s\S]*beta=-2[\s\S]*eps=0 is not above"):
+        PrioritizedSampler(-1, -2, 0)
+    with pytest.raises(ConfigError, match="slice_len=0"):
+        SliceSampler(0)
+    buffer = ReplayBuffer(10)
+    with pytest.raises(ValueError, match="empty"):
+        buffer.sample(1)
+    with pytest.raises(ShapeError, match="no tensors"):
+        buffer.extend(TensorDict({}, [3]))
+    buffer.extend(numbered(0, [2]))
+    with pytest.raises(ValueError, match="batch_size=None"):
+        buffer.sample()
+    other = numbered(0, [2]).select("observation", "next")
+    other["observation"] = other["observation"].float()
+    other["more"] = torch.zeros(2)
+    with pytest.raises(ShapeError, match=r"collector.traj_ids is missing; more is not among.*observation is .*float32"):
+        buffer.extend(other)
+    with pytest.raises(ShapeError, match="the key index"):
+        buffer.extend(buffer.sample(2))
+    with pytest.raises(ValueError, match="UniformSampler has no priorities"):
+        buffer.update_priority(torch.tensor([0]), torch.tensor([1.0]))
+    assert (len(buffer), buffer.write_count) == (2, 2)
+    assert clocks(buffer[torch.arange(2)]) == [0, 1]
+
+
+def test_frames_by_number():
+    buffer = ReplayBuffer(10)
+    assert buffer[:].batch_size == (0,)
+    buffer.extend(numbered(0, [7]))
+    buffer.extend(numbered(7, [6]))
+
+    def numbers(frames):
+        check_whole(frames.reshape(-1))
+        return clocks(frames)
+
+    assert numbers(buffer[:]) == [*range(3, 13)]
+    assert numbers(buffer[5:8]) == [5, 6, 7]
+    assert numbers(buffer[-4:]) == numbers(buffer[9:100]) == [9, 10, 11, 12]
+    assert numbers(buffer[:6:2]) == [4]
+    assert numbers(buffer[::-3]) == [12, 9, 6, 3]
+    assert buffer[20:].batch_size == buffer[:2].batch_size == (0,)
+    assert numbers(buffer[[4, 3]]) == numbers(buffer[torch.tensor([4, 3])]) == [4, 3]
+    assert buffer[torch.tensor([[4], [3]])].batch_size == (2, 1)
+    assert numbers(buffer[5]) == numbers(buffer[-8]) == [5]
+    assert buffer[5].batch_size == ()
+    for absent in (2, 13, -11, [3, 2]):
+        with pytest.raises(IndexError, match="it has 3 to 12"):
+            buffer[absent]

@@ -1,0 +1,171 @@
+"""Several processes on one buffer: nothing is torn, mixed, lost or left, and nobody waits for the dead."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+
+import pytest
+import torch
+from worlds.countedframes import SIZE, Stream, check_whole, die, write, write_until
+
+from collectx import ReplayBuffer
+from collectx.launcher.local import warm_up
+from collectx.replay import PrioritizedSampler, SliceSampler, UniformSampler
+from collectx.replay import buffer as replay_buffer
+
+pytestmark = pytest.mark.timeout(400)
+CONTEXT = multiprocessing.get_context("forkserver")
+SAMPLERS = {
+    "uniform": lambda: UniformSampler(0),
+    "prioritized": lambda: PrioritizedSampler(seed=0),
+    "slices": lambda: SliceSampler(4, seed=0),
+}
+WRITERS, BATCHES, FRAMES, SAMPLES = 3, 60, 16, 100
+PATIENCE_S = 180  # on a machine that has much else to do
+
+
+@pytest.fixture(autouse=True)
+def quick_starts():
+    """Processes start from one that has imported torch."""
+    warm_up()
+
+
+def start(target, *arguments):
+    process = CONTEXT.Process(target=target, args=arguments, name="collectx-test-writer", daemon=True)
+    process.start()
+    return process
+
+
+def finish(process) -> int:
+    process.join(PATIENCE_S)
+    assert process.exitcode is not None, f"still running after {PATIENCE_S} s"
+    return process.exitcode
+
+
+def check(sample) -> None:
+    check_whole(sample)
+    if sample.ndim == 2:
+        heads = sample["observation"][..., :3]
+        assert torch.equal(heads[..., :2], heads[:, :1, :2].expand_as(heads[..., :2]))
+        assert torch.equal(heads[..., 2], heads[:, :1, 2] + torch.arange(heads.shape[1]))
+
+
+@pytest.mark.parametrize("kind", SAMPLERS)
+def test_samples_are_whole_while_others_write(kind, wait_until):
+    """The ring is small, so that what is read is just being overwritten. Writers go on for as long as it is read."""
+    buffer = ReplayBuffer(100, sampler=SAMPLERS[kind]())
+    stop, written = CONTEXT.Event(), CONTEXT.Value("q", 0)
+    writers = [start(write_until, buffer, 2 * w, stop, written) for w in range(WRITERS)]
+    seen = 0
+    for _ in range(SAMPLES):
+        # A reader that never waits would keep the lock from the writers.
+        wait_until(lambda seen=seen: buffer.write_count > seen, PATIENCE_S, "more frames")
+        seen = buffer.write_count
+        sample = buffer.sample(64)
+        check(sample)
+        if kind == "prioritized":
+            buffer.update_priority(sample["index"], torch.rand(64))
+    stop.set()
+    assert [finish(writer) for writer in writers] == [0] * WRITERS
+    assert buffer.write_count == written.value
+    check(buffer.sample(64))
+
+
+def test_every_frame_is_there_once():
+    buffer = ReplayBuffer(WRITERS * BATCHES * FRAMES)
+    writers = [start(write, buffer, 2 * w, BATCHES) for w in range(WRITERS)]
+    assert [finish(writer) for writer in writers] == [0] * WRITERS
+    everything = buffer[torch.arange(buffer.write_count)]
+    check_whole(everything)
+    for env in range(2 * WRITERS):
+        mine = everything[everything["observation"][:, 0] == env]
+        expected = Stream(1, env).take(BATCHES * FRAMES // 2)[0]
+        assert torch.equal(mine["observation"], expected["observation"])
+
+
+@pytest.mark.parametrize(
+    ("kind", "where"),
+    [(kind, where) for kind in SAMPLERS for where in ("dropped", "write", "written")] + [("prioritized", "update")],
+)
+def test_a_writer_that_is_killed_in_the_midst(kind, where):
+    buffer = ReplayBuffer(40, sampler=SAMPLERS[kind]())
+    stream = Stream(1, 5)
+    buffer.extend(stream.take(50))
+    assert finish(start(die, buffer, where, 0)) == -signal.SIGKILL
+    lost = {"dropped": 16, "write": 16}.get(where, 0)
+    assert len(buffer) == 40 - lost
+    assert buffer.write_count == 50 + (16 if where == "written" else 0)
+    check(buffer.sample(400))
+    if kind != "slices":  # which are not of every frame
+        numbers = buffer.sample(2000)["index"].unique().tolist()
+        assert numbers == list(range(buffer.write_count - len(buffer), buffer.write_count))
+    buffer.extend(stream.take(50))
+    assert len(buffer) == 40
+    check(buffer.sample(400))
+
+
+@pytest.mark.parametrize("kind", SAMPLERS)
+@pytest.mark.parametrize("capacity", [40, 16])
+def test_a_writer_that_is_killed_while_others_sample(kind, capacity, monkeypatch):
+    """With room for its batch alone no frame is left."""
+    buffer = ReplayBuffer(capacity, sampler=SAMPLERS[kind]())
+    buffer.extend(Stream(1, 5).take(50))
+    barrier = replay_buffer.barrier
+
+    def meanwhile():
+        monkeypatch.setattr(replay_buffer, "barrier", barrier)
+        assert finish(start(die, buffer, "write", 0)) == -signal.SIGKILL
+
+    monkeypatch.setattr(replay_buffer, "barrier", meanwhile)
+    if capacity == 16:
+        with pytest.raises(ValueError, match="the buffer is empty"):
+            buffer.sample(400)
+        return
+    sample = buffer.sample(400)
+    check(sample)
+    assert set(sample["index"].reshape(-1).tolist()) <= set(range(26, 50))
+
+
+def test_killed_at_any_moment(wait_until):
+    buffer = ReplayBuffer(100, sampler=PrioritizedSampler(seed=0))
+    for _ in range(3):
+        before = buffer.write_count
+        writer = start(write, buffer, 0, 10**9)
+        wait_until(lambda before=before: buffer.write_count > before + 500, PATIENCE_S, "frames of the writer")
+        os.kill(writer.pid, signal.SIGKILL)
+        assert finish(writer) == -signal.SIGKILL
+        check(buffer.sample(200))
+        buffer.extend(Stream(1).take(10))
+
+
+def test_threads():
+    buffer = ReplayBuffer(200)
+    buffer.extend(Stream(2).take(8))
+    threads = [threading.Thread(target=write, args=(buffer, 2 * w, 100)) for w in range(3)]
+    for thread in threads:
+        thread.start()
+    for _ in range(100):
+        check_whole(buffer.sample(32))
+    for thread in threads:
+        thread.join(PATIENCE_S)
+    assert buffer.write_count == 16 * 301
+
+
+def test_one_lock_however_often_it_arrives():
+    """Two locks of one process on one file would not exclude each other, and closing one would free the other."""
+    buffer = ReplayBuffer(50, sampler=UniformSampler(0))
+    here, there = CONTEXT.Pipe()
+    there.send(buffer)
+    other = here.recv()
+    there.close()
+    here.close()
+    assert other._lock is buffer._lock
+    other.extend(Stream(1).take(20))
+    assert len(buffer) == 20
+    one, two = buffer.sample(30), other.sample(30)
+    check_whole(one)
+    assert not torch.equal(one["index"], two["index"])
+    assert one["observation"].shape == (30, SIZE)

@@ -1,0 +1,100 @@
+"""The table of ways to collect batches: schedule, transport and place. Every test that runs over several of them takes
+its parameters, its tier and its xdist group from here.
+
+    @over(WAYS)                         every way, each in its own tier
+    @over(SYNC, smoke=True)             one tier earlier where the table says so: a smoke test of each transport
+    def test_...(way): ...
+
+`make test` runs the tier "test", `make test-ci` the tier "ci", `make test-nightly` the tier "nightly"; `pytest --tier=all`
+runs them all. A test's tier is its way's, its folder's (`FOLDERS`), or the one that it is marked with, whichever is the
+latest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+TIERS = ("test", "ci", "nightly")
+
+
+@dataclass(frozen=True)
+class Way:
+    """One combination of the three axes.
+
+    Attributes:
+        name: in a test's id.
+        kind: `collector.kind`; what can be sync or async is sync as `<kind>_sync`.
+        transport: how bytes travel: inline, shared_memory, gloo, rpc, ray, mpi.
+        place: `launcher.kind`.
+        tier: of the tests over this way.
+        smoke: tier of those that are marked as its smoke test.
+        group: xdist runs all tests of one group in the same process, so that they share what is slow to start.
+    """
+
+    name: str
+    kind: str
+    transport: str
+    place: str
+    tier: str
+    smoke: str
+    group: str | None = None
+
+    @property
+    def is_sync(self) -> bool:
+        return self.kind.endswith("_sync")
+
+    @property
+    def num_workers(self) -> int:
+        return 1 if self.kind == "single" else 2
+
+    def __str__(self) -> str:
+        return self.name
+
+
+SINGLE = Way("single", "single", "inline", "inline", "test", "test")
+INLINE_SYNC = Way("inline_sync", "multi_sync", "inline", "inline", "test", "test")
+INLINE_ASYNC = Way("inline_async", "multi_async", "inline", "inline", "test", "test")
+SHARED_SYNC = Way("shared_sync", "multi_sync", "shared_memory", "local", "ci", "test")
+SHARED_ASYNC = Way("shared_async", "multi_async", "shared_memory", "local", "ci", "test")
+GLOO_SYNC = Way("gloo_sync", "distributed_sync", "gloo", "local", "ci", "test")
+GLOO_ASYNC = Way("gloo_async", "distributed", "gloo", "local", "ci", "test")
+RPC_SYNC = Way("rpc_sync", "rpc_sync", "rpc", "local", "nightly", "ci")
+RPC_ASYNC = Way("rpc_async", "rpc", "rpc", "local", "nightly", "ci")
+RAY_SYNC = Way("ray_sync", "ray_sync", "ray", "ray", "nightly", "ci", "ray")
+RAY_ASYNC = Way("ray_async", "ray", "ray", "ray", "nightly", "ci", "ray")
+
+INLINE = (SINGLE, INLINE_SYNC, INLINE_ASYNC)
+SHARED = (SHARED_SYNC, SHARED_ASYNC)
+GLOO = (GLOO_SYNC, GLOO_ASYNC)
+RPC = (RPC_SYNC, RPC_ASYNC)
+RAY = (RAY_SYNC, RAY_ASYNC)
+WAYS = (*INLINE, *SHARED, *GLOO, *RPC, *RAY)
+BETWEEN_PROCESSES = (*SHARED, *GLOO, *RPC, *RAY)
+SYNC = tuple(way for way in WAYS if way.is_sync)
+ASYNC = tuple(way for way in WAYS if not way.is_sync and way.kind != "single")
+
+# The tier of what is in a folder of tests/.
+FOLDERS = {"system": "ci", "learning": "ci", "slurm": "ci"}
+
+
+def over(ways: Iterable[Way], *, smoke: bool = False, name: str = "way") -> pytest.MarkDecorator:
+    """Parametrises a test by ways: argument `way`."""
+    return pytest.mark.parametrize(name, [_parameter(way, way.smoke if smoke else way.tier) for way in ways])
+
+
+def _parameter(way: Way, tier: str):
+    marks = [getattr(pytest.mark, tier)] if tier != "test" else []
+    if way.group is not None:
+        marks.append(pytest.mark.xdist_group(way.group))
+    return pytest.param(way, id=way.name, marks=marks)
+
+
+def tier_of(item: pytest.Item) -> str:
+    """The latest tier that a test's marks, its way's among them, and its folder say."""
+    marked = {mark.name for mark in item.iter_markers()} & set(TIERS)
+    part = item.path.relative_to(Path(__file__).parent).parts[0]
+    return max([*marked, FOLDERS.get(part, "test")], key=TIERS.index)

@@ -5,9 +5,9 @@ its parameters, its tier and its xdist group from here.
     @over(SYNC, smoke=True)             one tier earlier where the table says so: a smoke test of each transport
     def test_...(way): ...
 
-`make test` runs the tier "test", `make test-ci` the tier "ci", `make test-nightly` the tier "nightly"; `pytest --tier=all`
-runs them all. A test's tier is its way's, its folder's (`FOLDERS`), or the one that it is marked with, whichever is the
-latest.
+`make test` runs the tier "test", `make test-ci` the tier "ci", `make test-nightly` the tier "nightly", and
+`pytest --tier=all` runs all of them. A test's tier is the latest of its way's, its folder's (`FOLDERS`), and the one that
+it is marked with.
 """
 
 from __future__ import annotations

@@ -9,9 +9,9 @@ from functools import partial
 
 import gymnasium
 import torch
-from worlds import torchrlenvs
 from tensordict.nn import TensorDictModule, TensorDictSequential
 from torchrl.modules import LSTMModule
+from worlds import torchrlenvs
 
 from collectx.collector.task import env_seed
 

@@ -9,8 +9,8 @@ import torch
 pytest.importorskip("torchrl", reason="needs the torchrl extra")
 
 import torchrl.collectors as peers
-from worlds import torchrlenvs
 from conforming import assert_same, collect, policy, seeded, seeds, size
+from worlds import torchrlenvs
 
 import collectx
 

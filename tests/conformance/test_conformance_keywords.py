@@ -16,7 +16,6 @@ import torch
 pytest.importorskip("torchrl", reason="needs the torchrl extra")
 
 import torchrl.collectors as peers
-from worlds import torchrlenvs
 from conforming import (
     OURS_ALONE,
     Again,
@@ -51,6 +50,7 @@ from torchrl.modules import (
     QValueActor,
     TanhNormal,
 )
+from worlds import torchrlenvs
 
 import collectx
 from collectx.errors import ConfigError, ShapeError

@@ -11,9 +11,9 @@ import torch
 pytest.importorskip("torchrl", reason="needs the torchrl extra")
 
 import torchrl.collectors as peers
-from worlds import torchrlenvs
 from conforming import assert_alike, assert_same, collect, policy, seeded, seeds, size
 from torchrl.envs import Transform, TransformedEnv
+from worlds import torchrlenvs
 
 import collectx
 

@@ -17,9 +17,9 @@ pytest.importorskip("torchrl", reason="needs the torchrl extra")
 
 import torchrl.collectors as peers
 import torchrldistributed
-from worlds import torchrlenvs
 from conforming import ResetTwice, assert_alike, assert_same, collect, in_order, policy, seeded, seeds, size, squared
 from torchrl.envs.utils import ExplorationType
+from worlds import torchrlenvs
 
 import collectx
 

@@ -12,9 +12,9 @@ import sys
 from functools import partial
 
 import torch
-from worlds import torchrlenvs
 from conforming import collect, policy, seeded, seeds
 from torchrl.collectors.distributed import DistributedCollector, DistributedSyncCollector
+from worlds import torchrlenvs
 
 MAKES = [partial(torchrlenvs.primed, float(worker)) for worker in range(2)]
 FRAMES = {"frames_per_batch": 40, "total_frames": 120}

@@ -9,10 +9,10 @@ import time
 import gymnasium
 import pytest
 import torch
-from worlds.cartpoles import Argmax, cartpole
 from collecting import SYNC, WAYS
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModule
+from worlds.cartpoles import Argmax, cartpole
 
 import collectx
 from collectx import (

@@ -9,9 +9,9 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
-from worlds.cartpoles import Argmax, cartpole
 from tensordict.nn import TensorDictModule
 from torch import nn
+from worlds.cartpoles import Argmax, cartpole
 
 from collectx import Collector, DistributedCollector, MultiSyncCollector, ReplayBuffer
 from collectx.errors import ConfigError, ShapeError

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from collecting import config, gym, mlp
 
 from collectx import env as envs
 from collectx import policy as policies
@@ -12,8 +13,6 @@ from collectx.collector import Recorded, build
 from collectx.collector.again import AgainSchedule, slots_needed
 from collectx.run.digest import digest_of
 from collectx.transport.base import Arrival, Tally
-
-from collecting import config, gym, mlp
 
 TALLY = Tally(0, 0.0, 0.0, 0.0, 0.0, np.zeros(0), np.zeros(0, int))
 

@@ -7,9 +7,9 @@ from __future__ import annotations
 import pytest
 import torch
 import torchrl.collectors
+from tensordict.nn import TensorDictModule
 from worlds import torchrlenvs
 from worlds.customcollectors import Always, Doubling, DoublingAsync, Handmade, cartpole, refuse
-from tensordict.nn import TensorDictModule
 
 from collectx import (
     DistributedCollector,

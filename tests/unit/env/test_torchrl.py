@@ -13,8 +13,8 @@ from gymnasium import spaces
 
 pytest.importorskip("torchrl", reason="needs the torchrl extra")
 
-from worlds import torchrlenvs
 from collecting import config
+from worlds import torchrlenvs
 
 from collectx import Collector, MultiAsyncCollector, MultiSyncCollector
 from collectx import collector as collectors

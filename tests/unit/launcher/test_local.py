@@ -6,8 +6,8 @@ import multiprocessing
 import os
 import signal
 
-from worlds import launched
 import pytest
+from worlds import launched
 
 from collectx.launcher.local import LocalLauncher
 

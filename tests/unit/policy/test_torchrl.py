@@ -7,7 +7,6 @@ import torch
 
 pytest.importorskip("torchrl", reason="needs the torchrl extra")
 
-from worlds import torchrlenvs
 from tensordict.nn import TensorDictModule, TensorDictSequential
 from tensordict.nn.distributions import NormalParamExtractor
 from torchrl.envs import InitTracker, TransformedEnv
@@ -20,6 +19,7 @@ from torchrl.modules import (
     QValueActor,
     TanhNormal,
 )
+from worlds import torchrlenvs
 
 from collectx import Collector, MultiSyncCollector
 

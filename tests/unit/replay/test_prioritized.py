@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 import torch
-from worlds.countedframes import Stream
 from hypothesis import given
 from hypothesis import strategies as st
+from worlds.countedframes import Stream
 
 from collectx import ReplayBuffer
 from collectx.replay import PrioritizedSampler

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 import torch
-from worlds.countedframes import Stream, check_whole
 from hypothesis import given
 from hypothesis import strategies as st
 from tensordict import TensorDict
+from worlds.countedframes import Stream, check_whole
 
 from collectx import ReplayBuffer
 from collectx.errors import ShapeError

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 from collecting import batches, counting, custom, gym, gym_vector, mlp, start, worker_pids
-from worlds.faulty import telling_policy
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from worlds.faulty import telling_policy
 
 from collectx import Collector
 from collectx.batch import Layout, batch_leaves

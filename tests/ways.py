@@ -6,8 +6,8 @@ its parameters, its tier and its xdist group from here.
     def test_...(way): ...
 
 `make test` runs the tier "test", `make test-ci` the tier "ci", `make test-nightly` the tier "nightly", and
-`pytest --tier=all` runs all of them. A test's tier is the latest of its way's, its folder's (`FOLDERS`), and the one that
-it is marked with.
+`pytest --tier=all` runs all of them. A test's tier is the latest of its way's, its folder's (`FOLDERS`), and the one it
+is marked with.
 """
 
 from __future__ import annotations

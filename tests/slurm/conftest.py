@@ -1,6 +1,6 @@
 """A cluster for all tests of this folder, brought up with the first and taken down with the last; see `cluster.py`.
 
-Puts this folder on the import path. Tests here run in one process of xdist's, and are skipped where no SLURM can be had.
+Puts this folder on the import path. Tests here run in one process of xdist, and are skipped where no SLURM can be had.
 """
 
 from __future__ import annotations

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from importlib.util import find_spec
 from itertools import pairwise
 
+import gymnasium
 import numpy as np
 import pytest
+from collecting import counting, gym_vector
+from gymnasium import spaces
+from gymnasium.vector import SyncVectorEnv
+from numpy.testing import assert_array_equal, assert_equal
+from stepping import Stepper, memory
 
-from collectx.config import (
-    CountingEnvConfig,
-    EnvConfig,
-    EnvPoolEnvConfig,
-    GymEnvConfig,
-    GymVectorEnvConfig,
-    TorchrlEnvConfig,
-)
+from collectx.config import EnvPoolEnvConfig, GymEnvConfig, GymVectorEnvConfig, TorchrlEnvConfig
 from collectx.env import build, read_spec
-from collectx.env.base import Env, EnvSpec, StepRows
-from collectx.env.spaces import Structure, numpy_dtype
+from collectx.env.spaces import Structure
 
 ATARI_WRAPPERS = [
     {"_target_": "gymnasium.wrappers.AtariPreprocessing", "frame_skip": 4},
@@ -27,120 +24,55 @@ ATARI_WRAPPERS = [
 ]
 
 
-def gym(env_id: str, num_envs: int, **kwargs) -> GymEnvConfig:
-    return GymEnvConfig(kind="gym", num_envs=num_envs, id=env_id, entry_point=None, **kwargs)
+def gym(id: str, num_envs: int, info_keys=(), wrappers=(), **kwargs) -> GymEnvConfig:
+    return GymEnvConfig("gym", num_envs, id, None, kwargs, list(wrappers), list(info_keys))
 
 
-def vector(mode: str, autoreset_mode: str | None = None) -> GymVectorEnvConfig:
-    return GymVectorEnvConfig(
-        kind="gym_vector",
-        num_envs=3,
-        id="CartPole-v1",
-        entry_point=None,
-        vectorization_mode=mode,
-        autoreset_mode=autoreset_mode,
-    )
-
-
-CONFIGS = {
+CARTPOLES = {
     "cartpole": gym("CartPole-v1", 3),
-    "cartpole-one": gym("CartPole-v1", 1),
-    "pendulum": gym("Pendulum-v1", 2, kwargs={"max_episode_steps": 20}),
-    "half-cheetah": gym("HalfCheetah-v5", 2, kwargs={"max_episode_steps": 20}, info_keys=["x_position", "reward_ctrl"]),
-    "pong-raw": gym("ALE/Pong-v5", 2, kwargs={"max_episode_steps": 20}, info_keys=["lives"]),
-    "pong-stacked": gym("ALE/Pong-v5", 2, kwargs={"max_episode_steps": 120, "frameskip": 1}, wrappers=ATARI_WRAPPERS),
-    "vector-entry-point": vector("vector_entry_point"),
-    "sync-next-step": vector("sync", "next_step"),
-    "sync-same-step": vector("sync", "same_step"),
-    "sync-disabled": vector("sync", "disabled"),
-    "sync-default": vector("sync"),
-    "async": vector("async"),
-    "async-same-step": vector("async", "same_step"),
-    "envpool": EnvPoolEnvConfig(kind="envpool", num_envs=9, id="CartPole-v1", num_threads=2),
-    "counting": CountingEnvConfig(kind="counting", num_envs=3, episode_length=4, observation_size=5, step_s=0.0),
+    "sync-next-step": gym_vector(3, "next_step", "sync"),
+    "sync-same-step": gym_vector(3, "SAME_STEP", "sync"),
+    "sync-disabled": gym_vector(3, "Disabled", "sync"),
+    "async": gym_vector(3, None, "async"),
+    "async-next-step": gym_vector(3, "next_step", "async"),
+    "async-same-step": gym_vector(3, "same_step", "async"),
 }
-# By the functions of `tests/torchrlenvs.py`: unbatched, with transforms, batched, SerialEnv, ParallelEnv.
-needs_torchrl = pytest.mark.skipif(find_spec("torchrl") is None, reason="needs the torchrl extra")
+# By the functions of `worlds/torchrlenvs.py`: unbatched, with transforms, batched, SerialEnv, ParallelEnv.
 TORCHRL = {"cartpole": 2, "pendulum": 2, "counted": 2, "batched": 3, "serial": 3, "counted_serial": 3, "parallel": 2}
-for name, num_envs in TORCHRL.items():
-    CONFIGS[f"torchrl-{name}"] = TorchrlEnvConfig("torchrl", num_envs, f"worlds.torchrlenvs:{name}")
-MARKS = {name: [needs_torchrl] for name in CONFIGS if name.startswith("torchrl")}
-MARKS["torchrl-parallel"].append(pytest.mark.ci)  # its processes take seconds to start
-NAMES = [pytest.param(name, marks=MARKS.get(name, ())) for name in CONFIGS]
+CONFIGS = CARTPOLES | {
+    "cartpole-one": gym("CartPole-v1", 1),
+    "pendulum": gym("Pendulum-v1", 2, max_episode_steps=20),
+    "half-cheetah": gym("HalfCheetah-v5", 2, ["x_position", "reward_ctrl"], max_episode_steps=20),
+    "pong-raw": gym("ALE/Pong-v5", 2, ["lives"], max_episode_steps=20),
+    "pong-stacked": gym("ALE/Pong-v5", 2, (), ATARI_WRAPPERS, max_episode_steps=120, frameskip=1),
+    "vector-entry-point": gym_vector(3),
+    "envpool": EnvPoolEnvConfig("envpool", 9, "CartPole-v1", {}, num_threads=2),
+    "counting": counting(3, 4),
+    **{f"torchrl-{n}": TorchrlEnvConfig("torchrl", e, f"worlds.torchrlenvs:{n}") for n, e in TORCHRL.items()},
+}
+# Their processes, and the ROM that every seeded reset loads, take seconds.
+SLOW = ("async", "async-next-step", "async-same-step", "pong-raw", "pong-stacked", "torchrl-parallel")
 
 
-@dataclass
-class Stream:
-    """The transitions of each env, as hand-made lists: (observation, action, reward, terminated, truncated, next)."""
-
-    env: Env
-    steps: int
-    frames: list[list[tuple]] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.spec = self.env.spec
-        self.memory = Memory(self.spec, self.steps)
-        self.frames = [[] for _ in range(self.spec.num_envs)]
-
-    def collect(self, seeds: list[int] | None, actions: list[list[np.ndarray]]) -> list[list[tuple]]:
-        before = self.memory.scratch()
-        self.env.reset(seeds, before)
-        for t, action in enumerate(actions):
-            out = self.memory.rows(t)
-            any_ended = self.env.step(action, out)
-            ended = out.terminated | out.truncated
-            assert any_ended is bool(ended.any())
-            if not self.spec.ragged:
-                assert out.frame.all()
-            for e in np.flatnonzero(out.frame):
-                self.frames[e].append(
-                    (
-                        *[row[e].copy() for row in before],
-                        *[row[e].copy() for row in action],
-                        float(out.reward[e]),
-                        bool(out.terminated[e]),
-                        bool(out.truncated[e]),
-                        *[row[e].copy() for row in out.observation],
-                    )
-                )
-            for row, after in zip(before, out.observation, strict=True):
-                row[:] = after
-            if any_ended and not self.spec.ragged:
-                untouched = [row.copy() for row in before]
-                self.env.restart(ended, before)
-                for row, was in zip(before, untouched, strict=True):
-                    np.testing.assert_array_equal(row[~ended], was[~ended])
-        return self.frames
+def param(name: str, *values, fast: tuple[str, ...] = ()):
+    marks = [pytest.mark.ci] if name in SLOW and name not in fast else []
+    if name.startswith("torchrl"):
+        marks.append(pytest.mark.skipif(find_spec("torchrl") is None, reason="needs the torchrl extra"))
+    if name == "envpool":
+        marks.append(pytest.mark.xdist_group("envpool"))
+    return pytest.param(name, *values, marks=marks)
 
 
-class Memory:
-    """Rows as the rollout hands them over: views of time-strided memory."""
-
-    def __init__(self, spec: EnvSpec, steps: int):
-        self.spec = spec
-        size = spec.num_envs
-        self.observation = [np.zeros((size, steps, *leaf.shape), numpy_dtype(leaf)) for leaf in spec.observation]
-        self.reward = np.full((size, steps), np.nan, np.float32)
-        self.flags = [np.full((size, steps), value) for value in (False, False, True)]
-
-    def scratch(self) -> list[np.ndarray]:
-        return [np.zeros((self.spec.num_envs, *leaf.shape), numpy_dtype(leaf)) for leaf in self.spec.observation]
-
-    def rows(self, t: int) -> StepRows:
-        self.flags[0][:, t] = self.flags[1][:, t] = False
-        return StepRows([array[:, t] for array in self.observation], self.reward[:, t], *(f[:, t] for f in self.flags))
-
-
-def sample_actions(spec: EnvSpec, steps: int) -> list[list[np.ndarray]]:
-    """For each step one strided array per action leaf, drawn from the single env's action space."""
+def sample_actions(spec, steps: int) -> list[list[np.ndarray]]:
+    """For each step one array per action leaf, drawn from the single env's action space."""
     structure = Structure(spec.action_space, ("action",))
     spec.action_space.seed(7)
-    memory = [np.zeros((spec.num_envs, steps, *leaf.shape), numpy_dtype(leaf)) for leaf in spec.action]
-    for t in range(steps):
-        for e in range(spec.num_envs):
-            for array, value in zip(memory, structure.flatten(spec.action_space.sample()), strict=True):
-                array[e, t] = value
-    return [[array[:, t] for array in memory] for t in range(steps)]
+    actions = [memory(spec.action, spec.num_envs) for _ in range(steps)]
+    for e in range(spec.num_envs):
+        for rows in actions:
+            for array, value in zip(rows, structure.flatten(spec.action_space.sample()), strict=True):
+                array[e] = value
+    return actions
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -151,8 +83,8 @@ def _elsewhere(tmp_path_factory):
         yield
 
 
-@pytest.fixture(params=NAMES, scope="module")
-def cfg(request) -> EnvConfig:
+@pytest.fixture(params=[param(name) for name in CONFIGS], scope="module")
+def cfg(request):
     return CONFIGS[request.param]
 
 
@@ -165,9 +97,6 @@ def env(cfg):
     env.close()
 
 
-STEPS = 45
-
-
 def test_spec_is_read_without_building_the_group(cfg, env):
     spec = read_spec(cfg)
     assert spec.num_envs == cfg.num_envs
@@ -176,84 +105,126 @@ def test_spec_is_read_without_building_the_group(cfg, env):
     assert not (spec.ragged and spec.cuttable)
 
 
-def test_frames_follow_one_another_and_no_frame_crosses_a_reset(env):
-    num_leaves = len(env.spec.observation)
-    frames = Stream(env, STEPS).collect(list(range(env.spec.num_envs)), sample_actions(env.spec, STEPS))
+def test_frames_follow_one_another_and_equal_seeds_and_actions_give_the_same(cfg, env):
+    steps = 45
+    actions = sample_actions(env.spec, steps)
+    other = build(cfg)
+    seeds = [100 + e for e in range(env.spec.num_envs)]
+    streams = []
+    for each, length in ((env, steps), (other, steps), (env, 5)):
+        stepper = Stepper(each).reset(seeds)
+        for action in actions[:length]:
+            stepper.step(*action)
+        streams.append(stepper.frames)
+    other.close()
     ends = 0
-    for of_env in frames:
-        assert len(of_env) >= STEPS // 2
-        for frame, following in pairwise(of_env):
-            *_, terminated, truncated = frame[:-num_leaves]
-            same = all(
-                np.array_equal(after, start)
-                for after, start in zip(frame[-num_leaves:], following[:num_leaves], strict=True)
-            )
-            assert same is not (terminated or truncated)
-            ends += terminated or truncated
+    for frames, same_frames, repeated in zip(*streams, strict=True):
+        assert len(frames) >= steps // 2
+        for frame, following in pairwise(frames):
+            same = all(map(np.array_equal, frame.after, following.before))
+            assert same is not frame.ended
+            ends += frame.ended
+        assert_equal(frames, same_frames)
+        assert_equal(frames[: len(repeated)], repeated)
     assert ends > 0
 
 
-def test_same_seeds_and_actions_give_the_same_stream(cfg, env):
-    actions = sample_actions(env.spec, 30)
-    seeds = [100 + e for e in range(env.spec.num_envs)]
-    first = Stream(env, 30).collect(seeds, actions)
-    other = build(cfg)
-    try:
-        second = Stream(other, 30).collect(seeds, actions)
-    finally:
-        other.close()
-    again = Stream(env, 30).collect(seeds, actions)
-    for one, two, three in zip(first, second, again, strict=True):
-        for a, b, c in zip(one, two, three, strict=True):
-            assert all(np.array_equal(x, y) for x, y in zip(a, b, strict=True))
-            assert all(np.array_equal(x, y) for x, y in zip(a, c, strict=True))
-
-
 def test_a_reset_may_be_without_seeds(env):
-    out = Memory(env.spec, 1).scratch()
+    out = memory(env.spec.observation, env.spec.num_envs)
     env.reset(None, out)
     assert any(array.any() for array in out)
 
 
-def test_action_memory_may_be_overwritten_after_the_step(env):
-    memory = Memory(env.spec, 2)
-    env.reset(list(range(env.spec.num_envs)), memory.scratch())
-    actions = sample_actions(env.spec, 2)
-    expected = Stream(env, 2).collect(list(range(env.spec.num_envs)), actions)
-    env.reset(list(range(env.spec.num_envs)), memory.scratch())
-    env.step([action.copy() for action in actions[0]], memory.rows(0))
-    passed = [action.copy() for action in actions[1]]
-    env.step(passed, memory.rows(1))
-    for array, kept in zip(passed, actions[1], strict=True):
-        np.testing.assert_array_equal(array, kept)
-        array[:] = 0
-    for leaf, array in enumerate(memory.observation):
-        for e in range(env.spec.num_envs):
-            np.testing.assert_array_equal(array[e, 1], expected[e][1][leaf - len(env.spec.observation)])
+class Echo(gymnasium.Env):
+    """Keeps the array of its action, adds one to it, and observes it after the next step."""
+
+    observation_space = action_space = spaces.Box(-9, 9, (2,))
+
+    def reset(self, *, seed=None, options=None):
+        self._action = np.zeros(2, np.float32)
+        return self._action.copy(), {}
+
+    def step(self, action):
+        observation, self._action = self._action.copy(), action
+        action += 1
+        return observation, 0.0, False, False, {}
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        *("cartpole", "sync-disabled", "sync-same-step", "async-same-step", "envpool", "counting"),
-        *(pytest.param(f"torchrl-{name}", marks=needs_torchrl) for name in ("cartpole", "counted_serial", "serial")),
-    ],
-)
+def echoes(kind):
+    if kind == "gym":
+        return GymEnvConfig("gym", 3, None, Echo)
+    if kind == "gym_vector":
+        return GymVectorEnvConfig("gym_vector", 3, None, lambda num_envs: SyncVectorEnv([Echo] * num_envs))
+    wrapper = pytest.importorskip("torchrl.envs", reason="needs the torchrl extra").GymWrapper
+    return TorchrlEnvConfig("torchrl", 3, lambda: wrapper(Echo()))
+
+
+@pytest.mark.parametrize("kind", ["gym", "gym_vector", "torchrl"])
+def test_an_env_has_the_memory_of_its_actions_and_the_caller_its_own(kind):
+    """The caller overwrites its action after the step, and the env what it was passed."""
+    stepper = Stepper(build(echoes(kind))).reset()
+    (action,) = memory(stepper.spec.action, 3)
+    action[:] = actions = np.arange(6).reshape(3, 2)
+    stepper.step(action)
+    assert_array_equal(action, actions)
+    action[:] = -1
+    assert_array_equal(stepper.step(action).observation[0], actions + 1)
+    stepper.env.close()
+
+
+RESTARTABLE = ["cartpole", "sync-disabled", "sync-same-step", "async-same-step", "envpool", "counting"]
+RESTARTABLE += ["torchrl-cartpole", "torchrl-counted_serial", "torchrl-serial"]
+
+
+@pytest.mark.parametrize("name", [param(name, fast=("async-same-step",)) for name in RESTARTABLE])
 def test_restart_of_an_env_that_did_not_end(name):
-    env = build(CONFIGS[name])
-    try:
-        memory = Memory(env.spec, 3)
-        before = memory.scratch()
-        env.reset(list(range(env.spec.num_envs)), before)
-        actions = sample_actions(env.spec, 3)
-        env.step(actions[0], memory.rows(0))
-        cut = np.arange(env.spec.num_envs) == 1
-        now = [array[:, 0].copy() for array in memory.observation]
-        env.restart(cut, now)
-        np.testing.assert_array_equal(now[0][~cut], memory.observation[0][~cut, 0])
-        assert not np.array_equal(now[0][cut], memory.observation[0][cut, 0])
-        assert not np.array_equal(now[0][cut], before[0][cut])
-        env.step(actions[1], memory.rows(1))
-        assert (memory.reward[:, 1] != 0).all()
-    finally:
-        env.close()
+    stepper = Stepper(build(CONFIGS[name])).reset()
+    (first, *_), actions = stepper.observation, sample_actions(stepper.spec, 2)
+    after = stepper.step(*actions[0], cut=np.arange(stepper.spec.num_envs) == 1).observation[0]
+    fresh = stepper.observation[0]
+    assert not np.array_equal(fresh[1], after[1])
+    assert not np.array_equal(fresh[1], first[1])
+    assert (stepper.step(*actions[1]).reward != 0).all()
+    stepper.env.close()
+
+
+def cartpole_frames(length: int, cut_every: int | None) -> list[list[tuple]]:
+    """Of three CartPoles stepped by hand, of which the first is also reset after each `cut_every` frames."""
+    streams = []
+    for e, seed in enumerate(SEEDS):
+        env, frames = gymnasium.make("CartPole-v1"), []
+        observation, _ = env.reset(seed=seed)
+        for t, action in enumerate(ACTIONS[e, :length]):
+            after, reward, terminated, truncated, _ = env.step(int(action))
+            frames.append(([observation], [action], reward, terminated, truncated, [after]))
+            cut = cut_every is not None and e == 0 and t % cut_every == cut_every - 1
+            observation = env.reset()[0] if terminated or truncated or cut else after
+        streams.append(frames)
+    return streams
+
+
+SEEDS = [3, 4, 5]
+ACTIONS = np.random.default_rng(0).integers(0, 2, (3, 120))
+
+
+WHOLE = [param(name, None) for name in CARTPOLES]
+CUT = [param(name, 3) for name in CARTPOLES if "next-step" not in name]
+
+
+@pytest.mark.parametrize(("name", "cut_every"), [*WHOLE, *CUT])
+def test_every_way_of_resetting_gives_the_frames_of_the_bare_env(name, cut_every):
+    """So it does where an env is cut, also in the step in which others end."""
+    length = 70
+    stepper = Stepper(build(CONFIGS[name])).reset(SEEDS)
+    together = 0
+    while min(map(len, stepper.frames)) < length:
+        # An env's action depends on how many frames it has had, as resets may take steps.
+        done = [len(frames) for frames in stepper.frames]
+        cut = (np.arange(3) == 0) & (cut_every is not None and done[0] % cut_every == cut_every - 1)
+        out = stepper.step(ACTIONS[range(3), done], cut=cut)
+        ended = out.terminated | out.truncated
+        together += ended.any() and (cut & ~ended).any()
+    stepper.env.close()
+    assert together > 0 or cut_every is None
+    for frames, expected in zip(stepper.frames, cartpole_frames(length, cut_every), strict=True):
+        assert_equal([tuple(frame) for frame in frames[:length]], expected)

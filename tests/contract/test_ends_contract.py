@@ -1,0 +1,218 @@
+"""Where trajectories and batches end, and which frames are random, over the ways: compared with a model that counts."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from collecting import batches, counting, custom, gym, gym_vector, mlp, start, worker_pids
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from ways import INLINE_SYNC, SHARED_SYNC, SINGLE, SYNC, WAYS, over
+
+from collectx import Collector
+from collectx.env.counting import episode_length
+from collectx.errors import ConfigError
+
+CUT = "max_frames_per_traj"
+ALL = {CUT: 5, "reset_at_each_iter": True, "set_truncated": True}
+OPTIONS = [
+    {CUT: 1},
+    {CUT: 4},
+    {CUT: 7},  # as long as every third env's episodes
+    {CUT: 23},
+    {"reset_at_each_iter": True},
+    {"set_truncated": True},
+    {"reset_at_each_iter": True, "set_truncated": True},
+    {CUT: 5, "set_truncated": True},
+    ALL,
+]
+OF_TEN_STEPS = [(options, 10, 12) for options in OPTIONS]
+OF_FEW_STEPS = [(options, steps, 40) for options in ({CUT: 4}, ALL) for steps in (1, 2)]
+
+
+def expected(index, steps, max_frames_per_traj=None, reset_at_each_iter=False, set_truncated=False):
+    """What env `index` has in each of its batches: per frame episode, step, terminated, truncated; and the lengths of
+    the trajectories that ended in that batch. Endless."""
+    length = int(episode_length(np.array(index), 7))
+    episode = step = 0
+    while True:
+        row, ended = [], []
+        for t in range(steps):
+            last = t == steps - 1
+            terminated, cut = step + 1 == length, step + 1 == max_frames_per_traj
+            row.append((episode, step, terminated, cut or (last and set_truncated)))
+            step += 1
+            if terminated or cut or (last and reset_at_each_iter):
+                ended.append(step)
+                episode, step = episode + 1, 0
+        yield row, ended
+
+
+def check(way, options, steps=10, num_batches=12, num_envs=3):
+    """Compares each env's rows, in the order of its batches, with the model, until each env has that many."""
+    total_envs = num_envs * way.num_workers
+    frames = steps * (total_envs if way.is_sync else num_envs)
+    models = [expected(index, steps, **options) for index in range(total_envs)]
+    seen = [0] * total_envs
+    with start(
+        way.kind, way.place, counting(num_envs), frames_per_batch=frames, total_frames=-1, **options
+    ) as collector:
+        while min(seen) < num_batches:
+            batch, ended = next(collector), []
+            for row in batch.reshape(-1, steps):
+                index = int(row["observation"][0, 0])
+                frames_of_row, lengths = next(models[index])
+                ended += lengths
+                seen[index] += 1
+                check_row(row, index, total_envs, frames_of_row, CUT in options)
+            delivered = [each for part in collector.delivery.parts for each in part.lengths.tolist()]
+            returns = [each for part in collector.delivery.parts for each in part.returns.tolist()]
+            assert sorted(delivered) == sorted(ended)
+            assert returns == [each * (each + 1) / 2 for each in delivered]
+
+
+def check_row(row, index, total_envs, frames, counted):
+    episodes, steps, terminated, truncated = (torch.tensor(column) for column in zip(*frames, strict=True))
+    assert row["observation"][:, :3].tolist() == [[index, *frame[:2]] for frame in frames]
+    assert row["next", "observation"][:, :3].tolist() == [[index, e, t + 1] for e, t, *_ in frames]
+    assert torch.equal(row["next", "terminated"][:, 0], terminated)
+    assert torch.equal(row["next", "truncated"][:, 0], truncated)
+    assert torch.equal(row["next", "done"][:, 0], terminated | truncated)
+    assert not (row["done"] | row["terminated"] | row["truncated"]).any()
+    assert torch.equal(row["collector", "traj_ids"], index + episodes * total_envs)
+    assert ("step_count" in row) is (("next", "step_count") in row.keys(True)) is counted
+    if counted:
+        assert row["step_count"].dtype == row["next", "step_count"].dtype == torch.int64
+        assert torch.equal(row["step_count"], steps[:, None])
+        assert torch.equal(row["next", "step_count"], steps[:, None] + 1)
+
+
+@pytest.mark.parametrize(("options", "steps", "num_batches"), [*OF_TEN_STEPS, *OF_FEW_STEPS], ids=repr)
+def test_trajectories_end_where_the_model_says(options, steps, num_batches):
+    check(SINGLE, options, steps, num_batches)
+
+
+@over(WAYS)
+def test_every_way_ends_trajectories_alike(way):
+    check(way, ALL)
+
+
+@pytest.mark.parametrize("env", [gym(2), gym_vector(3, "next_step", "sync")], ids=["lockstep", "ragged"])
+def test_set_truncated_changes_marks_and_nothing_else(env):
+    def run(set_truncated):
+        frames = 30 * env.num_envs
+        with start(
+            "single",
+            "inline",
+            env,
+            mlp(),
+            set_truncated=set_truncated,
+            frames_per_batch=frames,
+            total_frames=20 * frames,
+        ) as collector:
+            for batch in collector:
+                (part,) = collector.delivery.parts
+                yield batch, part.returns.tolist(), part.lengths.tolist()
+
+    marks = [("next", "truncated"), ("next", "done")]
+    for (marked, *counts), (plain, *same_counts) in zip(run(True), run(False), strict=True):
+        assert counts == same_counts
+        assert (marked.exclude(*marks) == plain.exclude(*marks)).all()
+        for key in marks:
+            assert marked[key][:, -1].all()
+            assert torch.equal(marked[key][:, :-1], plain[key][:, :-1])
+
+
+@over(WAYS)
+@pytest.mark.parametrize("env", [gym(2), gym_vector(2, "next_step", "sync")], ids=["lockstep", "ragged"])
+def test_the_first_frames_are_random(way, env):
+    """Of each worker's batches of 20 frames, as many as its share of the first 90 frames touches; then none."""
+    share = {1: 5, 2: 3}[way.num_workers]  # 90 / 20 = 4.5; 45 / 20 = 2.25
+    seen = [0] * way.num_workers
+    is_random: list[list] = [[] for _ in range(2 * way.num_workers)]
+    actions = set()
+    frames = 20 * (way.num_workers if way.is_sync else 1)
+    with start(
+        way.kind, way.place, env, mlp(), frames_per_batch=frames, total_frames=-1, init_random_frames=90
+    ) as collector:
+        while min(seen) < share + 5:
+            for row in next(collector).reshape(-1, 10):
+                random = row["action_log_prob"] == 0
+                is_random[int(row["collector", "traj_ids"][0]) % len(is_random)] += random.tolist()
+                actions |= set(row["action"][random].tolist())
+            for part in collector.delivery.parts:
+                seen[part.worker] += 1
+    assert actions == {0, 1}
+    for worker in range(way.num_workers):
+        counts = []
+        for of_env in is_random[2 * worker : 2 * worker + 2]:
+            assert of_env == sorted(of_env, reverse=True), "a random frame after the first that is not"
+            counts.append(sum(of_env))
+        # A ragged worker has up to three of its rows begun, or complete, when its share is delivered.
+        assert 0 <= sum(counts) - 20 * share <= (30 if env.kind == "gym_vector" else 0)
+
+
+@over(way for way in SYNC if way is not INLINE_SYNC)
+def test_random_frames_are_the_same_everywhere(way):
+    options = {"frames_per_batch": 40, "total_frames": 160, "init_random_frames": 80, "seed": 4}
+    found, inline = (batches(each.kind, each.place, gym(2), mlp(), **options) for each in (way, INLINE_SYNC))
+    assert all((one == other).all() for one, other in zip(found, inline, strict=True))
+
+
+@over([SHARED_SYNC])
+def test_a_worker_that_was_started_again_takes_no_random_frames(way):
+    options = {"frames_per_batch": 40, "total_frames": -1, "init_random_frames": 10**9, "on_worker_failure": "restart"}
+    with start(way.kind, way.place, counting(2), mlp(), **options) as collector:
+        for _ in range(3):
+            assert (next(collector)["action_log_prob"] == 0).all()
+        os.kill(worker_pids(collector)[1], signal.SIGKILL)
+        for batch in collector:
+            log_prob = batch["action_log_prob"]
+            assert (log_prob[0] == 0).all()
+            if batch["observation"][1, 0, 0, 1] >= 2**32:  # its second life
+                assert (log_prob[1] < 0).all()
+                break
+            assert (log_prob[1] == 0).all()
+
+
+@over((INLINE_SYNC, SHARED_SYNC))
+def test_a_policy_may_read_the_step_count(way):
+    policy = custom("worlds.faulty:step_counting_policy")
+    options = {"frames_per_batch": 60, "total_frames": 600, CUT: 5}
+    for batch in batches(way.kind, way.place, counting(3), policy, **options):
+        assert torch.equal(batch["action"], batch["step_count"][..., 0] % 2)
+
+
+def test_the_built_in_policy_does_not_read_it():
+    options = {"frames_per_batch": 40, "total_frames": 40}
+    (counted,) = batches("single", "inline", counting(2), mlp(), max_frames_per_traj=100, **options)
+    (plain,) = batches("single", "inline", counting(2), mlp(), **options)
+    assert (counted.select(*plain.keys(True, True)) == plain).all()
+
+
+@over((SINGLE, SHARED_SYNC), smoke=True)
+def test_envs_that_reset_by_themselves_are_refused_before_anything_starts(way):
+    with pytest.raises(ConfigError) as raised:
+        start(way.kind, way.place, gym_vector(3), frames_per_batch=60, **ALL)
+    starts = [problem.split(":")[0] for problem in raised.value.problems]
+    assert starts == ["collector.max_frames_per_traj=5", "collector.reset_at_each_iter=true"]
+    assert all("autoreset_mode=disabled or same_step" in problem for problem in raised.value.problems)
+
+
+def test_the_keywords_of_the_python_classes():
+    def create(mode):
+        return SyncVectorEnv([lambda: gymnasium.make("CartPole-v1")] * 2, autoreset_mode=mode)
+
+    def collector(mode):
+        return Collector(
+            create, create_env_kwargs={"mode": mode}, frames_per_batch=20, total_frames=20, init_random_frames=10, **ALL
+        )
+
+    with pytest.raises(ConfigError, match="max_frames_per_traj=5: this vector env resets its envs by itself"):
+        collector(AutoresetMode.NEXT_STEP)
+    with collector(AutoresetMode.SAME_STEP) as same_step:
+        assert same_step.next()["next", "truncated"][..., 0].nonzero()[:, 1].tolist() == [4, 9, 4, 9]

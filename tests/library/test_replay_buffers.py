@@ -133,7 +133,7 @@ def test_a_pause_holds_as_long_as_its_block(way, kind, wait_until):
         other.start()
         wait_until(lambda: buffer.write_count > 0, what="frames")
         with collector.pause():
-            count, end = buffer.write_count, others.write_count + 2000
+            count, end = buffer.write_count, others.write_count + 5000
             wait_until(lambda: others.write_count > end, what="frames of the other collector")
             assert buffer.write_count == count
         wait_until(lambda: buffer.write_count > count, what="more frames")

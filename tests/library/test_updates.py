@@ -1,74 +1,151 @@
-"""All the forms in which weights are given to `update_policy_weights_`, and what weight updaters give."""
+"""Newer weights reach the workers: when, in which form, and whether the policy stays as it was."""
 
 from __future__ import annotations
 
-import time
-
-import gymnasium
 import pytest
 import torch
+from making import make
 from tensordict import TensorDict
-from torch import nn
+from ways import ASYNC, GLOO_SYNC, INLINE_SYNC, SHARED_ASYNC, SHARED_SYNC, SINGLE, WAYS, over
+from worlds.cartpoles import Constant, cartpole
 
-from collectx import Collector, DistributedCollector, MultiAsyncCollector, MultiSyncCollector
-from collectx.errors import ConfigError
-from collectx.library.updates import given_weights, load_weights, updated_weights
-
-torch.set_num_threads(1)
-
-
-class Constant(nn.Module):
-    """Acts by its weight, 0 or 1."""
-
-    def __init__(self, action=0.0):
-        super().__init__()
-        self.action = nn.Parameter(torch.tensor(action))
-
-    def forward(self, observation):
-        return self.action.long().expand(observation.shape[0])
-
-
-def cartpole():
-    return gymnasium.make("CartPole-v1")
+from collectx import Collector
 
 
 def weights_of(module):
     return TensorDict.from_module(module).data
 
 
-def given(
-    positional=None, weights=None, policy_weights=None, policy=None, weights_dict=None, model_id=None, worker_ids=None
-):
-    return given_weights((positional, weights, policy_weights, policy), weights_dict, model_id, worker_ids)
+def actions_of(batch):
+    return batch["action"].unique().tolist()
+
+
+@over(WAYS, smoke=True)
+def test_newer_weights_act_in_every_worker(way):
+    policy = Constant()
+    never = {"update_interval": -1} if way is GLOO_SYNC else {}
+    with make(way, policy=policy, frames_per_batch=20, **never) as collector:
+        for version in range(3):
+            oldest = dict.fromkeys(range(way.num_workers), -1)
+            # An async worker may have filled batches with the version before.
+            while min(oldest.values()) < version:
+                batch = collector.next()
+                versions = batch["collector", "policy_version"]
+                assert torch.equal(batch["action"], versions % 2)
+                assert versions.max() <= version
+                for part in batch.unbind(0) if way.is_sync else [batch]:
+                    oldest[int(part["collector", "traj_ids"][0]) % way.num_workers] = int(versions.min())
+                assert not way.is_sync or min(oldest.values()) == version
+            policy.action.data.fill_((version + 1) % 2)
+            assert collector.increment_version() == version + 1
+
+
+@over(ASYNC, smoke=True)
+def test_async_workers_act_with_weights_that_are_published_after_each_batch(way):
+    policy = Constant()
+    newest, number = dict.fromkeys(range(2), 0), 0
+    with make(way, policy=policy, frames_per_batch=20, update_after_each_batch=True) as collector:
+        while min(newest.values()) < 3:
+            policy.action.data.fill_(number % 2)
+            batch = collector.next()
+            assert collector.policy_version == number
+            versions = batch["collector", "policy_version"]
+            assert torch.equal(batch["action"], versions % 2)
+            newest[int(batch["collector", "traj_ids"][0]) % 2] = int(versions.min())
+            number += 1
 
 
 @pytest.mark.parametrize(
-    ("positional", "named"),
+    ("keywords", "versions"),
     [
-        (3, {}),
-        (None, {"weights": 3}),
-        (None, {"policy_weights": 3}),
-        (None, {"policy": 3, "model_id": "policy"}),
-        (None, {"weights_dict": {"policy": 3}}),
+        ({}, [0, 0, 0, 0]),
+        ({"update_at_each_batch": True}, [0, 1, 2, 3]),
+        ({"update_after_each_batch": True}, [0, 1, 2, 3]),
+        ({"max_weight_update_interval": 2}, [0, 0, 1, 1]),
+        ({"update_interval": 3}, [0, 0, 0, 1]),
+        ({"update_interval": -1}, [0, 0, 0, 0]),
+        ({"update_interval": 1, "weight_sync_schemes": {"policy": type("NoWeightSyncScheme", (), {})()}}, [0, 0, 0, 0]),
     ],
 )
-def test_the_weights_that_were_given(positional, named):
-    assert given(positional, **named) == 3
+@over((INLINE_SYNC, GLOO_SYNC))
+def test_weights_are_published_at_intervals(way, keywords, versions):
+    if not keywords and way is GLOO_SYNC:
+        versions = [0, 1, 2, 3]  # what DistributedSyncCollector does unless told otherwise
+    with make(way, policy=Constant(), frames_per_batch=20, total_frames=80, **keywords) as collector:
+        assert [int(batch["collector", "policy_version"].max()) for batch in collector] == versions
+
+
+@pytest.mark.ci
+def test_weights_between_steps_are_taken_by_a_keyword():
+    policy, versions = Constant(), torch.zeros(0)
+    keywords = {"num_workers": 1, "num_slots": 1, "update_weights_between_steps": True}
+    with make(SHARED_ASYNC, policy=policy, frames_per_batch=2000, **keywords) as collector:
+        while len(versions) < 2:
+            batch = collector.next()
+            versions = batch["collector", "policy_version"].unique()
+            assert torch.equal(batch["action"], batch["collector", "policy_version"] % 2)
+            for _ in range(2):
+                policy.action.data.fill_((collector.policy_version + 1) % 2)
+                collector.increment_version()
+
+
+FORMS = {
+    "module": lambda new: {"policy_or_weights": new},
+    "state dict": lambda new: {"policy_or_weights": new.state_dict()},
+    "TensorDict": lambda new: {"policy_or_weights": weights_of(new)},
+    "float64": lambda new: {"policy_or_weights": new.double()},
+    "float16": lambda new: {"policy_or_weights": new.half()},
+    "weights": lambda new: {"weights": weights_of(new)},
+    "policy_weights": lambda new: {"policy_weights": weights_of(new)},
+    "policy": lambda new: {"policy": new, "model_id": "policy"},
+    "weights_dict": lambda new: {"weights_dict": {"policy": new.state_dict()}},
+    "receive_weights": lambda new: {"policy": new},
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+@over((SINGLE, INLINE_SYNC, SHARED_SYNC))
+def test_weights_act_in_every_form_and_stay(way, form):
+    with make(way, policy=Constant(), frames_per_batch=10, update_at_each_batch=True) as collector:
+        assert actions_of(collector.next()) == [0]
+        update = collector.receive_weights if form == "receive_weights" else collector.update_policy_weights_
+        update(**FORMS[form](Constant(1.0)))
+        assert [actions_of(collector.next()) for _ in range(2)] == [[1], [1]]
+        assert float(collector.state_dict()["policy_state_dict"]["action"]) == 1.0
+        assert collector.policy.action.dtype == torch.float32
 
 
 @pytest.mark.parametrize(
-    ("positional", "named", "message"),
+    ("policy", "given", "error", "word"),
     [
-        (3, {"weights": 3}, "more than once"),
-        (None, {"weights": 3, "model_id": "critic"}, "critic: the only model here is 'policy'"),
-        (None, {"weights_dict": {"policy": 3, "critic": 4}}, "critic: the only model here is 'policy'"),
-        (3, {"worker_ids": [0]}, "all workers take the same weights"),
-        ({0: 3, 1: 4}, {}, "all workers act with the same weights"),
+        (Constant(), {"policy_or_weights": Constant(), "weights": Constant()}, TypeError, "more than once"),
+        (Constant(), {"weights": Constant(), "model_id": "critic"}, ValueError, "critic"),
+        (Constant(), {"weights_dict": {"policy": 3, "critic": 4}}, ValueError, "critic"),
+        (Constant(), {"weights": Constant(), "worker_ids": [0]}, ValueError, r"worker_ids=\[0\]"),
+        (Constant(), {"weights": {0: Constant(), 1: Constant()}}, ValueError, "by worker"),
+        (Constant(), {"weights": 3}, TypeError, "weights=3"),
+        (Constant(), {"weights": {}}, KeyError, "action"),
+        (Constant(), {"weights": Constant([1.0, 2.0])}, ValueError, r"action .*\[2\]"),
+        (Constant(), {"weights": Constant([1.0, 2.0]).state_dict()}, ValueError, r"action .*\[2\]"),
+        (Constant(), {"weights": weights_of(Constant([1.0, 2.0]))}, ValueError, r"action .*\[2\]"),
+        (None, {"weights": Constant()}, TypeError, "no module"),
+        (lambda seen: torch.zeros(len(seen), dtype=torch.int64), {"weights": Constant()}, TypeError, "no module"),
     ],
 )
-def test_what_cannot_be_is_refused(positional, named, message):
-    with pytest.raises((TypeError, ValueError), match=message):
-        given(positional, **named)
+def test_weights_that_do_not_fit_are_refused(policy, given, error, word):
+    with Collector(cartpole, policy, frames_per_batch=10) as collector, pytest.raises(error, match=word):
+        collector.update_policy_weights_(**given)
+
+
+def test_a_weight_updater_is_called_for_the_weights():
+    newest = Constant()
+    keywords = {"weight_updater": lambda: newest.state_dict(), "update_at_each_batch": True}
+    with make(INLINE_SYNC, policy=Constant(), frames_per_batch=10, **keywords) as collector:
+        for action in (0, 1, 0):
+            newest.action.data.fill_(action)
+            assert actions_of(collector.next()) == [action]
+        collector.update_policy_weights_(Constant(1.0))  # these come in its place
+        assert collector.policy.action.item() == 1.0
 
 
 def torchrl_updater(mapped=False):
@@ -82,106 +159,41 @@ def torchrl_updater(mapped=False):
     return kind(weight_getter=lambda: weights_of(Constant(1.0)), policy_weights=weights_of(Constant()))
 
 
-@pytest.mark.parametrize("form", ["itself", "constructor", "callable"])
-def test_a_weight_updater_gives_the_weights(form):
-    if form == "callable":
-        updater = lambda: weights_of(Constant(1.0))  # noqa: E731
-    else:
-        updater = torchrl_updater() if form == "itself" else torchrl_updater
-    assert float(updated_weights(updater, None)["action"]) == 1.0
-    assert float(updated_weights(updater, weights_of(Constant(3.0)))["action"]) == 3.0
-
-
-def test_torchrls_updater_maps_what_was_given():
-    assert float(updated_weights(torchrl_updater(mapped=True), Constant(1.0))["action"]) == 0.0
-
-
-@pytest.mark.parametrize("form", ["weights", "policy", "weights_dict", "receive", "updater"])
-def test_weights_reach_the_workers_in_every_form(form):
-    keywords = {"weight_updater": torchrl_updater()} if form == "updater" else {}
-    with MultiSyncCollector([cartpole], Constant(), frames_per_batch=10, **keywords) as collector:
-        assert collector.next()["action"].unique().tolist() == [0]
-        newest = Constant(1.0)
-        if form == "updater":
-            collector.update_policy_weights_()
-        elif form == "receive":
-            collector.receive_weights(newest)
-        else:
-            given = {"weights": weights_of(newest), "policy": newest, "weights_dict": {"policy": newest.state_dict()}}
-            collector.update_policy_weights_(**{form: given[form]})
-        assert collector.next()["action"].unique().tolist() == [1]
-
-
-@pytest.mark.parametrize("form", ["module", "state_dict", "tensordict"])
-def test_weights_of_another_shape_are_refused(form):
-    wide = Constant()
-    wide.action = torch.nn.Parameter(torch.zeros(2))
-    given = {"module": wide, "state_dict": wide.state_dict(), "tensordict": weights_of(wide)}[form]
-    with (
-        Collector(cartpole, Constant(), frames_per_batch=10) as collector,
-        pytest.raises(ValueError, match=r"the weights for action have the shape \[2\], the policy's have \[.*\]"),
-    ):
-        collector.update_policy_weights_(given)
-
-
-def test_what_is_no_weights_is_refused():
-    with (
-        Collector(cartpole, Constant(), frames_per_batch=10) as collector,
-        pytest.raises(TypeError, match="weights=3: give a module, a state dict or a TensorDict"),
-    ):
-        collector.update_policy_weights_(3)
-
-
-def test_a_policy_without_weights_takes_none():
-    for policy in (None, len):
-        with pytest.raises(TypeError, match=r"the policy is .*, no module, which has no weights"):
-            load_weights(policy, Constant())
-
-
-def test_weights_between_steps_are_asked_for_by_a_keyword():
-    class Slow(gymnasium.Wrapper):
-        def step(self, action):
-            time.sleep(0.001)
-            return super().step(action)
-
-    policy, versions = Constant(), torch.zeros(0)
-    with MultiAsyncCollector(
-        [lambda: Slow(cartpole())], policy, frames_per_batch=200, num_slots=1, update_weights_between_steps=True
-    ) as collector:
-        while len(versions) < 2:
-            batch = collector.next()
-            versions = batch["collector", "policy_version"].unique()
-            assert torch.equal(batch["action"], batch["collector", "policy_version"] % 2)
-            for _ in range(2):
-                with torch.no_grad():
-                    policy.action.fill_((collector.policy_version + 1) % 2)
-                collector.increment_version()
-
-
-def test_a_worker_that_is_a_collector_takes_weights_between_batches():
-    with pytest.raises(ConfigError, match="takes weights between its batches"):
-        DistributedCollector(cartpole, num_workers_per_collector=2, update_weights_between_steps=True, launcher="mp")
-
-
-@torch.no_grad()
-def learn(policy, action):
-    policy.action.fill_(action)
+@pytest.mark.ci
+@pytest.mark.parametrize("mapped", [False, True])
+@pytest.mark.parametrize("form", ["itself", "constructor"])
+def test_an_updater_of_torchrls_gets_and_maps_the_weights(form, mapped):
+    updater = torchrl_updater(mapped) if form == "itself" else lambda: torchrl_updater(mapped)
+    with make(INLINE_SYNC, policy=Constant(), frames_per_batch=10, weight_updater=updater) as collector:
+        collector.update_policy_weights_()
+        assert actions_of(collector.next()) == [0 if mapped else 1]
+        # A callable that makes one is only called where no weights are passed.
+        collector.update_policy_weights_(Constant())
+        assert actions_of(collector.next()) == [1 if mapped and form == "itself" else 0]
 
 
 def test_a_collector_in_this_process_acts_with_the_policy_as_it_is():
     policy = Constant().share_memory()
     with Collector(cartpole, policy, frames_per_batch=10) as collector:
-        learn(policy, 1.0)
-        assert collector.next()["action"].unique().tolist() == [1]
-        learn(policy, 0.0)
+        policy.action.data.fill_(1)
+        assert actions_of(collector.next()) == [1]
+        policy.action.data.fill_(0)
         # What is learnt after the weights were published stays, as in TorchRL's own scripts.
         collector.update_policy_weights_()
-        learn(policy, 1.0)
+        policy.action.data.fill_(1)
         batch = collector.next()
-    assert batch["action"].unique().tolist() == [1]
+    assert actions_of(batch) == [1]
     assert batch["collector", "policy_version"].unique().tolist() == [1]
     assert policy.action.item() == 1.0
     assert policy.action.is_shared()
+
+
+def test_a_collector_in_this_process_acts_with_the_published_weights_of_what_a_factory_made():
+    with Collector(cartpole, policy_factory=Constant, frames_per_batch=10) as collector:
+        collector.policy.action.data.fill_(1)
+        assert actions_of(collector.next()) == [0]
+        collector.update_policy_weights_()
+        assert actions_of(collector.next()) == [1]
 
 
 def test_a_policy_that_acts_on_another_device_stays_where_it_is():
@@ -193,32 +205,3 @@ def test_a_policy_that_acts_on_another_device_stays_where_it_is():
     ):
         collector.next()
     assert policy.action.device == torch.device("cpu")
-
-
-def test_a_collector_in_this_process_takes_what_a_factory_made_as_it_was_published():
-    with Collector(cartpole, policy_factory=Constant, frames_per_batch=10) as collector:
-        learn(collector.policy, 1.0)
-        assert collector.next()["action"].unique().tolist() == [0]
-        collector.update_policy_weights_()
-        assert collector.next()["action"].unique().tolist() == [1]
-
-
-@pytest.mark.parametrize("kind", [Collector, MultiSyncCollector])
-def test_weights_of_another_module_stay(kind):
-    envs = cartpole if kind is Collector else [cartpole]
-    keywords = {} if kind is Collector else {"update_at_each_batch": True}
-    with kind(envs, Constant(), frames_per_batch=10, **keywords) as collector:
-        collector.next()
-        collector.update_policy_weights_(Constant(1.0))
-        for _ in range(2):
-            assert collector.next()["action"].unique().tolist() == [1]
-        assert float(collector.state_dict()["policy_state_dict"]["action"]) == 1.0
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float16])
-def test_weights_of_another_dtype_are_converted(dtype):
-    with MultiSyncCollector([cartpole], Constant(), frames_per_batch=10) as collector:
-        collector.next()
-        collector.update_policy_weights_(Constant(1.0).to(dtype))
-        assert collector.next()["action"].unique().tolist() == [1]
-        assert collector.policy.action.dtype == torch.float32

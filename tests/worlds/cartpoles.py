@@ -1,13 +1,22 @@
-"""CartPole, and a policy for it, as a user of the library gives them."""
+"""CartPole, one env or several, and policies for it, as a user of the library passes them."""
 
 from __future__ import annotations
 
+from functools import partial
+
 import gymnasium
+import torch
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from torch import nn
 
 
 def cartpole(**kwargs):
     return gymnasium.make("CartPole-v1", **kwargs)
+
+
+def cartpoles(num_envs=3, mode="SAME_STEP", **kwargs):
+    """A vector env with that mode of autoreset."""
+    return SyncVectorEnv([partial(cartpole, **kwargs)] * num_envs, autoreset_mode=AutoresetMode[mode])
 
 
 class Argmax(nn.Module):
@@ -17,3 +26,14 @@ class Argmax(nn.Module):
 
     def forward(self, observation):
         return self.layer(observation).argmax(-1)
+
+
+class Constant(nn.Module):
+    """Its action is its weight, 0 or 1."""
+
+    def __init__(self, action=0.0):
+        super().__init__()
+        self.action = nn.Parameter(torch.tensor(action))
+
+    def forward(self, observation):
+        return self.action.long().expand(observation.shape[0])

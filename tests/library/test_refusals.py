@@ -1,0 +1,206 @@
+"""Wrong arguments are refused, all at once and before any process starts. A message names the keyword, what is
+wrong with its value, and what to do; here it is known by the keyword and a word or number more."""
+
+from __future__ import annotations
+
+import threading
+from functools import partial
+
+import gymnasium
+import numpy as np
+import pytest
+from making import make
+from tensordict.nn import TensorDictModule
+from torch import nn
+from ways import INLINE_SYNC, SHARED_SYNC, over
+from worlds.cartpoles import Argmax, cartpole, cartpoles
+
+from collectx import Collector, DistributedCollector, MultiAsyncCollector, MultiSyncCollector, ReplayBuffer
+from collectx.errors import ConfigError, ShapeError
+
+
+class Extending:
+    """A replay buffer that takes no single frames."""
+
+    def extend(self, batch):
+        raise AssertionError("nothing is to be collected")
+
+
+class Bell:
+    def collection_stopped(self):
+        return False
+
+
+def never():
+    raise AssertionError("an env was made")
+
+
+def refused(kind, create=never, **keywords):
+    with pytest.raises(ConfigError) as caught:
+        kind(create if kind is Collector else [create] * 2, **keywords)
+    return caught.value.problems
+
+
+def test_all_that_is_wrong_is_said_at_once():
+    wrong = {
+        "frames_per_batch": 0,
+        "update_interval": 0,
+        "weight_sync_schemes": {"value": None},
+        "launcher": "ssh",
+        "backend": "carrier pigeon",
+        "collector_class": "double",
+        "collector_kwargs": [{"seed": 3}] * 2,
+        "device": "tpu9",
+        "worker_timeout_s": 0,
+    }
+    problems = refused(DistributedCollector, **wrong)
+    assert {name for name in wrong if any(problem.startswith(name) for problem in problems)} == set(wrong)
+
+
+KINDS = {"single": Collector, "sync": MultiSyncCollector, "async": MultiAsyncCollector, "gloo": DistributedCollector}
+PREEMPTIVE = {"preemptive_threshold": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("kind", "keywords", "words"),
+    [
+        ("sync", {"frames_per_batch": 0}, "frames_per_batch=0 1"),
+        ("sync", {"total_frames": 0}, "total_frames=0 1 -1"),
+        ("sync", {"frames_per_batch": 20, "total_frames": 50}, "total_frames=50 frames_per_batch=20 2.50 40 60"),
+        ("sync", {"exploration_type": "wild"}, "exploration_type='wild' random"),
+        ("sync", {"num_workers": 3}, "num_workers=3 create_env_fn 2"),
+        ("sync", {"policy_factory": Argmax, "policy": Argmax()}, "policy policy_factory one"),
+        ("sync", {"policy_factory": [Argmax]}, "policy_factory 1 2"),
+        ("sync", {"policy_factory": [Argmax, 3]}, "policy_factory=3"),
+        ("sync", {"policy": Argmax}, "policy= class policy_factory"),
+        ("sync", {"create_env_kwargs": [{}]}, "create_env_kwargs 1 2"),
+        ("sync", {"create_env_kwargs": "render"}, "create_env_kwargs='render' dict"),
+        ("sync", {"policy_device": ["cpu"] * 3}, "policy_device 3 2"),
+        ("sync", {"storing_device": ["cpu", None]}, "storing_device= one"),
+        ("sync", {"device": "tpu9"}, "device='tpu9'"),
+        ("sync", {"device": "cuda:99"}, "device='cuda:99' cpu"),
+        ("sync", {"device": object()}, "device= torch.device"),
+        ("sync", {"extend_buffer": False, "replay_buffer": Extending()}, "replay_buffer=Extending `add`"),
+        ("sync", {"split_trajs": True, "replay_buffer": ReplayBuffer(10)}, "split_trajs=True SliceSampler"),
+        ("sync", {"seed": -1}, "seed=-1 0 2**61"),
+        ("sync", {"init_fn": 3}, "init_fn=3"),
+        # What all workers have, in collector_kwargs.
+        (
+            "gloo",
+            {"collector_kwargs": {"max_frames_per_traj": 5}, "max_frames_per_traj": 6},
+            "max_frames_per_traj=6 5 collector_kwargs",
+        ),
+        ("gloo", {"collector_kwargs": [{"set_truncated": True}, {}]}, "collector_kwargs: set_truncated=[True, same"),
+        ("gloo", {"collector_kwargs": {"max_frames_per_traj": "5"}}, "max_frames_per_traj='5' int"),
+        (
+            "gloo",
+            {"num_workers_per_collector": 2, "update_weights_between_steps": True},
+            "update_weights_between_steps=True num_workers_per_collector=2",
+        ),
+        # Parts of other lengths.
+        ("sync", {"frames_per_batch": [5, 9]}, "frames_per_batch=[5, 9] cat_results=-1"),
+        ("sync", {"frames_per_batch": [5], "cat_results": -1}, "frames_per_batch=[5] 1 2"),
+        ("sync", {"frames_per_batch": [5, 0], "cat_results": -1}, "frames_per_batch=[5, 0] 1"),
+        (
+            "sync",
+            {"frames_per_batch": [5, 9], "cat_results": -1, "total_frames": 40},
+            "total_frames=40 frames_per_batch=14 28 42",
+        ),
+        ("single", {"frames_per_batch": [5]}, "frames_per_batch=[5] MultiSyncCollector"),
+        ("gloo", {"frames_per_batch": [5, 9]}, "frames_per_batch=[5, 9] MultiSyncCollector"),
+        ("single", {"interruptor": object()}, "interruptor=object `collection_stopped`"),
+        ("single", {"interruptor": Bell(), "return_same_td": True}, "return_same_td=True interruptor"),
+        ("async", PREEMPTIVE, "preemptive_threshold=0.5 async"),
+        ("sync", {"preemptive_threshold": 1.5}, "preemptive_threshold=1.5 0 1"),
+        ("sync", PREEMPTIVE | {"split_trajs": True}, "split_trajs preemptive_threshold=0.5 cat_results=-1"),
+        ("sync", PREEMPTIVE | {"replay_buffer": ReplayBuffer(9)}, "replay_buffer preemptive_threshold=0.5"),
+        ("sync", PREEMPTIVE | {"return_same_td": True, "cat_results": 0}, "return_same_td=True cat_results='stack'"),
+        # Batches of whole trajectories.
+        ("single", {"trajs_per_batch": 0}, "trajs_per_batch=0 1"),
+        ("single", {"traj_format": "cat"}, "traj_format='cat' trajs_per_batch"),
+        ("single", {"trajs_per_batch": 2, "traj_format": "list"}, "traj_format='list' 'padded' 'cat'"),
+        ("single", {"trajs_per_batch": 2, "return_same_td": True}, "return_same_td=True trajs_per_batch=2"),
+        ("single", {"trajs_per_batch": 2, "track_traj_ids": False}, "track_traj_ids=False trajs_per_batch=2"),
+        # Values of a wrong type.
+        ("sync", {"frames_per_batch": "100"}, "frames_per_batch='100' int list"),
+        ("sync", {"frames_per_batch": [10, 2.5]}, "frames_per_batch=[10, 2.5] int list"),
+        ("sync", {"frames_per_batch": True}, "frames_per_batch=True int list"),
+        ("sync", {"max_frames_per_traj": 5.5}, "max_frames_per_traj=5.5 int None"),
+        ("sync", {"num_workers": "2"}, "num_workers='2' int None"),
+        ("sync", {"worker_timeout_s": None}, "worker_timeout_s=None number"),
+        ("sync", {"split_trajs": "yes"}, "split_trajs='yes' True False"),
+        ("sync", {"weight_sync_schemes": 3}, "weight_sync_schemes=3 dict"),
+        ("sync", {"on_worker_failure": 1}, "on_worker_failure=1 string"),
+    ],
+)
+def test_a_wrong_argument_is_refused_before_an_env_is_made(kind, keywords, words):
+    given = {"launcher": "mp"} | keywords if kind == "gloo" else keywords
+    (problem,) = refused(KINDS[kind], **given)
+    assert [word for word in words.split() if word not in problem] == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "create", "keywords", "words"),
+    [
+        ("sync", cartpole, {"cat_results": 1}, "cat_results=1 -1 0 'stack'"),
+        ("sync", cartpoles, {"cat_results": 0, "frames_per_batch": [3, 6]}, "cat_results=0 cat_results=-1"),
+        ("sync", cartpoles, {"cat_results": 0} | PREEMPTIVE, "cat_results=0 cat_results=-1"),
+        ("single", partial(cartpoles, mode="NEXT_STEP"), {"interruptor": Bell()}, "autoreset_mode=disabled same_step"),
+    ],
+)
+def test_what_does_not_fit_the_spaces_is_refused_before_a_worker_starts(kind, create, keywords, words):
+    (problem,) = refused(KINDS[kind], create, **keywords)
+    assert [word for word in words.split() if word not in problem] == []
+
+
+def test_wrong_types_and_wrong_values_are_said_together():
+    assert len(refused(MultiSyncCollector, init_random_frames="5", device="tpu9", num_workers=3)) == 3
+
+
+def test_an_unknown_keyword_is_named():
+    with pytest.raises(TypeError, match=r"'frames_per_bach' .*'frames_per_batch'"):
+        Collector(cartpole, frames_per_bach=3)
+    with pytest.raises(TypeError, match="'tcp_port'"):
+        MultiSyncCollector([cartpole], tcp_port=3)
+
+
+def test_numbers_may_be_of_numpy_and_whole_numbers_may_be_floats():
+    numbers = {"frames_per_batch": np.int64(20), "total_frames": np.int32(40), "cat_results": np.int64(-1)}
+    with make(INLINE_SYNC, set_truncated=np.bool_(True), seed=np.int64(1), **numbers) as collector:
+        assert [len(batch) for batch in collector] == [20, 20]
+    with Collector(cartpole, frames_per_batch=1e1, total_frames=20.0) as collector:
+        assert [batch.numel() for batch in collector] == [10, 10]
+
+
+@pytest.mark.parametrize("name", ["create_env_fn", "policy"])
+def test_what_cannot_travel_to_workers_is_named(name):
+    lock = threading.Lock()
+    given = {"create_env_fn": cartpole, "policy": Argmax()}
+    if name == "create_env_fn":
+        given[name] = lambda: (lock, cartpole())[1]
+    else:
+        given[name].lock = lock
+    with pytest.raises(ConfigError, match=rf"^{name}=.* cannot be pickled .*lock"):
+        MultiSyncCollector(given["create_env_fn"], given["policy"], num_workers=1)
+
+
+def test_an_error_of_the_policy_on_zeros_says_what_it_was_called_with():
+    wide = TensorDictModule(nn.Linear(5, 2), ["observation"], ["action"])
+    with pytest.raises(RuntimeError, match="cannot be multiplied") as caught:
+        Collector(cartpole, wide)
+    (note,) = caught.value.__notes__
+    assert "observation [1, 4] torch.float32" in note
+
+
+@pytest.mark.parametrize(
+    ("creates", "words"),
+    [
+        ([cartpole, partial(gymnasium.make, "Pendulum-v1")], "worker 1 observation [3] [4]"),
+        ([partial(cartpoles, 2), cartpoles], "worker 1 3 worker 0 2"),
+    ],
+)
+@over((INLINE_SYNC, SHARED_SYNC))
+def test_workers_with_unequal_envs_are_refused(way, creates, words):
+    with make(way, creates, frames_per_batch=40) as collector, pytest.raises(ShapeError) as caught:
+        collector.next()
+    assert [word for word in words.split() if word not in str(caught.value)] == []

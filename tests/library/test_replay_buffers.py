@@ -1,0 +1,251 @@
+"""Batches that go into a replay buffer: by the trainer's process or by the workers themselves, in the background or one
+by one."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from functools import partial
+from unittest.mock import create_autospec
+
+import pytest
+import torch
+from making import make
+from tensordict import TensorDict
+from ways import GLOO_ASYNC, INLINE, INLINE_SYNC, RPC_ASYNC, SHARED, WAYS, over
+from worlds.cartpoles import Constant, cartpole
+
+from collectx import Collector, ReplayBuffer
+from collectx.errors import ShapeError, WorkerDied
+from collectx.replay import PrioritizedSampler
+from collectx.transport.slab import OverSlab
+
+# Where workers write to a ReplayBuffer themselves.
+WRITING = (*INLINE[1:], *SHARED)
+
+
+class Frames:
+    """A replay buffer of the user's own, which may be full."""
+
+    def __init__(self, limit=10_000_000):
+        self.batches = []
+        self.limit = limit
+
+    @property
+    def write_count(self):
+        return sum(batch.numel() for batch in self.batches)
+
+    def extend(self, batch):
+        if len(self.batches) >= self.limit:
+            raise OverflowError("full")
+        self.batches.append(batch.clone())
+
+    add = extend
+
+
+def check_physics(frames):
+    """Every frame is one step of CartPole."""
+    position, velocity = frames["observation"][:, 0], frames["observation"][:, 1]
+    assert torch.allclose(frames["next", "observation"][:, 0], position + 0.02 * velocity, atol=1e-6)
+
+
+@over(WAYS)
+def test_items_of_a_users_buffer_are_the_parts_of_each_worker(way):
+    buffer = Frames()
+    with make(way, frames_per_batch=20, total_frames=60, replay_buffer=buffer) as collector:
+        assert list(collector) == [None] * 3
+        assert collector.replay_buffer is buffer
+    each = 10 if way.is_sync else 20
+    assert [batch.batch_size for batch in buffer.batches] == [(each,)] * (60 // each)
+
+
+def test_items_of_a_users_buffer_may_be_frames():
+    buffer = Frames()
+    with Collector(cartpole, frames_per_batch=20, total_frames=20, replay_buffer=buffer, extend_buffer=False) as some:
+        list(some)
+    assert [batch.batch_size for batch in buffer.batches] == [()] * 20
+
+
+@pytest.mark.parametrize(
+    ("keywords", "num_read"),
+    [
+        ({}, 0),
+        ({"postproc": lambda batch: batch.set("extra", batch["action"])}, 10),
+        ({"track_policy_version": True}, 10),
+        ({"extend_buffer": False}, 10),
+    ],
+)
+@over(WRITING)
+def test_the_trainer_reads_only_batches_that_it_has_to_change(way, keywords, num_read, monkeypatch):
+    gather = create_autospec(OverSlab.gather, side_effect=OverSlab.gather)
+    monkeypatch.setattr(OverSlab, "gather", gather)
+    buffer = ReplayBuffer(200)
+    with make(way, frames_per_batch=20, total_frames=200, replay_buffer=buffer, **keywords) as collector:
+        assert list(collector) == [None] * 10
+        assert collector.next() is None
+    assert (gather.call_count, buffer.write_count) == (num_read, 200)
+    frames = buffer[torch.arange(200)]
+    check_physics(frames)
+    assert ("extra" in frames, "policy_version" in frames) == (
+        "postproc" in keywords,
+        "track_policy_version" in keywords,
+    )
+    firsts = torch.cat([frames["observation"], frames["collector", "traj_ids"][:, None]], 1)
+    assert len(firsts.unique(dim=0)) == 200
+
+
+@pytest.mark.parametrize("kind", [Frames, partial(ReplayBuffer, 2000)], ids=["users", "shared"])
+@over((*INLINE, *SHARED, GLOO_ASYNC, RPC_ASYNC))
+def test_a_started_collector_fills_its_buffer_in_the_background(way, kind, wait_until):
+    buffer, policy = kind(), Constant()
+    with make(way, policy=policy, frames_per_batch=20, replay_buffer=buffer) as collector:
+        collector.start()
+        wait_until(lambda: buffer.write_count > 60, what="frames")
+        with pytest.raises(RuntimeError, match="in the background"):
+            collector.next()
+        for version in (1, 2):
+            policy.action.data.fill_(version % 2)
+            assert collector.increment_version() == version
+            if kind is Frames:
+                newest = lambda: buffer.batches[-1]  # noqa: E731
+            else:
+                newest = partial(buffer.sample, 500)
+            wait_until(lambda: version in newest()["collector", "policy_version"], what="frames of new weights")  # noqa: B023
+            sample = newest()
+            assert (sample["action"][sample["collector", "policy_version"] == version] == version % 2).all()
+            check_physics(sample)
+        assert collector.is_running()
+        collector.async_shutdown()
+        assert not collector.is_running()
+
+
+@pytest.mark.parametrize("kind", [Frames, partial(ReplayBuffer, 2000)], ids=["users", "shared"])
+@over((*INLINE, *SHARED, GLOO_ASYNC))
+def test_a_pause_holds_as_long_as_its_block(way, kind, wait_until):
+    """As long as another collector takes for many batches, which is not paused."""
+    buffer, others = kind(), kind()
+    with (
+        make(way, frames_per_batch=20, replay_buffer=buffer) as collector,
+        Collector(cartpole, frames_per_batch=20, replay_buffer=others) as other,
+    ):
+        collector.start()
+        other.start()
+        wait_until(lambda: buffer.write_count > 0, what="frames")
+        with collector.pause():
+            count, end = buffer.write_count, others.write_count + 5000
+            wait_until(lambda: others.write_count > end, what="frames of the other collector")
+            assert buffer.write_count == count
+        wait_until(lambda: buffer.write_count > count, what="more frames")
+
+
+@over(WRITING)
+def test_all_frames_come_though_there_were_pauses(way):
+    buffer = ReplayBuffer(2000)
+    with make(way, frames_per_batch=20, total_frames=2000, replay_buffer=buffer) as collector:
+        collector.start()
+        while collector.is_running():
+            with collector.pause():
+                pass
+    assert buffer.write_count == 2000
+
+
+class Held:
+    """A buffer whose `extend` waits."""
+
+    def __init__(self):
+        self.has_begun, self.may_go_on = threading.Event(), threading.Event()
+
+    def extend(self, batch):
+        self.has_begun.set()
+        assert self.may_go_on.wait(60)
+
+
+def test_a_pause_begins_after_the_batch_under_way_and_waits_for_it_no_longer_than_its_timeout():
+    held = Held()
+    with Collector(cartpole, frames_per_batch=4, replay_buffer=held) as collector:
+        collector.start()
+        assert held.has_begun.wait(60)
+        with pytest.raises(TimeoutError, match=r"timeout=0\.01 s"), collector.pause(0.01):
+            pass
+        held.may_go_on.set()
+        with collector.pause(60):
+            assert collector.is_running()
+        with pytest.raises(ValueError, match="resume=False"), collector.pause(resume=False):
+            pass
+
+
+def test_a_started_collector_ends_by_itself(wait_until):
+    buffer = Frames()
+    with Collector(cartpole, frames_per_batch=20, total_frames=60, replay_buffer=buffer) as collector:
+        collector.start()
+        wait_until(lambda: not collector.is_running(), what="the end")
+        assert len(buffer.batches) == 3
+
+
+def test_what_ends_a_started_collector_is_raised_once(wait_until):
+    with make(INLINE_SYNC, frames_per_batch=20, replay_buffer=Frames(limit=2)) as collector:
+        collector.start()
+        wait_until(lambda: not collector.is_running(), what="the end")
+        with pytest.raises(OverflowError, match="full"):
+            collector.update_policy_weights_()
+
+
+def test_start_needs_a_buffer():
+    with Collector(cartpole) as collector, pytest.raises(RuntimeError, match="replay_buffer"):
+        collector.start()
+
+
+@over(WRITING)
+def test_new_frames_have_the_largest_priority(way, wait_until):
+    buffer = ReplayBuffer(200_000, sampler=PrioritizedSampler(alpha=1.0))
+    with make(way, frames_per_batch=20, replay_buffer=buffer) as collector:
+        collector.start()
+        wait_until(lambda: buffer.write_count > 0, what="frames")
+        with collector.pause():
+            count = buffer.write_count
+            buffer.update_priority(torch.arange(count), torch.full((count,), 1000.0))
+            buffer.update_priority(torch.arange(count), torch.zeros(count))
+        wait_until(lambda: buffer.write_count > count, what="more frames")
+        with collector.pause():
+            assert buffer.sample(200)["index"].min() >= count
+
+
+def with_pid():
+    env = cartpole()
+    env.pid = os.getpid()
+    return env
+
+
+@pytest.mark.parametrize("on_worker_failure", ["raise", "restart"])
+@over(SHARED)
+def test_a_buffer_has_no_torn_frame_of_a_killed_worker(way, on_worker_failure, wait_until):
+    buffer = ReplayBuffer(1000)
+    keywords = {"replay_buffer": buffer, "on_worker_failure": on_worker_failure}
+    with make(way, with_pid, Constant(), frames_per_batch=20, **keywords) as collector:
+        pid = collector.getattr_env("pid")
+        collector.start()
+        wait_until(lambda: buffer.write_count > 0, what="frames")
+        os.kill(pid, signal.SIGKILL)
+        if on_worker_failure == "restart":
+            # Ids of a second life begin at 2**32 times the number of envs.
+            newest = lambda: buffer.sample(500)["collector", "traj_ids"].max()  # noqa: E731
+            wait_until(lambda: newest() >= 2**33, what="frames of the new worker")
+            with collector.pause():
+                check_physics(buffer.sample(500))
+        else:
+            wait_until(lambda: not collector.is_running(), what="the end")
+            with pytest.raises(WorkerDied, match="signal 9"):
+                collector.update_policy_weights_()
+            check_physics(buffer.sample(500))
+
+
+@over(WRITING)
+def test_frames_unlike_those_in_the_buffer_are_an_error(way):
+    buffer = ReplayBuffer(100)
+    buffer.extend(TensorDict({"observation": torch.zeros(20, 3)}, [20]))
+    with (
+        make(way, frames_per_batch=20, replay_buffer=buffer) as collector,
+        pytest.raises(ShapeError, match="not like those in the buffer"),
+    ):
+        collector.next()

@@ -1,0 +1,110 @@
+"""An exception keeps its type, its contents and where it was raised on its way from a worker to the trainer."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+from worlds.faulty import BrokenLever, Unpicklable
+
+from collectx.errors import CollectxError, ConfigError, RemoteFailure, WorkerDied, WorkerError, WorkerTimeout
+
+
+def deep_inside(error: BaseException):
+    raise error
+
+
+def travelled(error: BaseException, *, is_json: bool = False) -> BaseException:
+    """What the trainer gets of an exception raised in a worker: pickled, or as plain data as between hosts."""
+    try:
+        deep_inside(error)
+    except BaseException as caught:
+        failure = RemoteFailure.of(caught)
+    arrived = RemoteFailure.from_json(failure.to_json()) if is_json else pickle.loads(pickle.dumps(failure))
+    return arrived.rebuild("worker 3 (log: somewhere)")
+
+
+class NeedsTwo(Exception):
+    """Pickles, but cannot be unpickled: pickle calls it with one argument."""
+
+    def __init__(self, first, second):
+        super().__init__(f"{first}{second}")
+        self.first = first
+
+
+class NeedsNames(Exception):
+    """Has no arguments for pickle at all."""
+
+    def __init__(self, *, code):
+        super().__init__()
+        self.code = code
+
+    def __str__(self):
+        return f"code {self.code}"
+
+
+class Env:
+    class Broken(Exception):
+        """Of a class within another."""
+
+
+class Local(Exception):
+    """Can only be pickled by value, not found by its name."""
+
+
+Local.__qualname__ = "test.<locals>.Local"
+
+
+ERRORS = [
+    ZeroDivisionError("by zero"),
+    BrokenLever("left", 3),
+    Unpicklable("holds a lock"),
+    NeedsTwo("a", "b"),
+    NeedsNames(code=3),
+    Env.Broken("a lever", 3),
+    FileNotFoundError(2, "No such file", "map.txt"),
+    OSError("without a number"),
+]
+
+
+@pytest.mark.parametrize(
+    ("error", "is_json"),
+    [*((error, is_json) for error in ERRORS for is_json in (False, True)), (Local("hidden"), False)],
+)
+def test_an_exception_keeps_its_type_message_attributes_and_traceback(error, is_json):
+    came = travelled(error, is_json=is_json)
+    assert type(came) is type(error)
+    assert str(came) == str(error)
+    plain = {name: value for name, value in vars(error).items() if name != "lock"}
+    assert {name: value for name, value in vars(came).items() if name in plain} == plain
+    assert came.__notes__[0].startswith("raised in worker 3 (log: somewhere)\nTraceback")
+    assert "deep_inside" in came.__notes__[0]
+
+
+class NoWords(Exception):
+    def __str__(self):
+        raise RuntimeError("no words")
+
+
+def test_an_exception_that_cannot_be_printed_travels_all_the_same():
+    assert type(travelled(NoWords())) is NoWords
+
+
+def test_a_class_that_the_trainer_cannot_import_comes_back_as_text():
+    failure = RemoteFailure(b"cno_such_module\nThing\n.", "no_such_module.Thing", "lost", "Traceback ...")
+    error = failure.rebuild("worker 0")
+    assert type(error) is WorkerError
+    assert str(error) == "no_such_module.Thing: lost"
+
+
+@pytest.mark.parametrize("error", [SystemExit(0), KeyboardInterrupt()])
+def test_a_worker_that_exits_never_ends_the_trainer_silently(error):
+    assert isinstance(travelled(error), WorkerError)
+
+
+def test_the_tree_of_errors():
+    assert issubclass(WorkerDied, WorkerError)
+    assert issubclass(WorkerTimeout, WorkerError)
+    assert issubclass(WorkerError, CollectxError)
+    assert ConfigError(["one", "two"]).problems == ("one", "two")
+    assert str(ConfigError(["one", "two"])) == "one\ntwo"

@@ -13,7 +13,7 @@ is marked with.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -76,6 +76,14 @@ WAYS = (*INLINE, *SHARED, *GLOO, *RPC, *RAY)
 BETWEEN_PROCESSES = (*SHARED, *GLOO, *RPC, *RAY)
 SYNC = tuple(way for way in WAYS if way.is_sync)
 ASYNC = tuple(way for way in WAYS if not way.is_sync and way.kind != "single")
+
+# For the tests of transports alone, by workers without env (`worlds/toyworker.py`). They are the main suite of RPC.
+TRANSPORTS = (
+    replace(INLINE_ASYNC, name="inline"),
+    replace(SHARED_ASYNC, name="shared_memory"),
+    replace(GLOO_ASYNC, name="gloo"),
+    replace(RPC_ASYNC, name="rpc", tier="ci"),
+)
 
 # The tier of what is in a folder of tests/.
 FOLDERS = {"system": "ci", "learning": "ci", "slurm": "ci"}

@@ -151,7 +151,8 @@ class DistributedTransport:
         hello = first_words(connection)
         worker = hello.get("worker")
         with self._lock:
-            life = self._expected.pop(worker, None) if isinstance(worker, int) else None
+            # In Python, JSON's `true` is an int.
+            life = self._expected.pop(worker, None) if type(worker) is int else None
         if not isinstance(worker, int) or life is None:
             reason = f"worker {worker} is not expected: it has joined already, or is above the number of workers"
             connection.send_bytes(json.dumps({"refused": reason}).encode())
@@ -254,16 +255,26 @@ class DistributedTransport:
         self._switchboard.restart_clock(worker)
 
     def _take(self, peer: _Peer, message: bytes) -> None:
-        kind = message[:1]
-        if kind == wire.FULL:
-            self._tails.append((peer, *wire.unpack_full(message)))
+        kind, describe = message[:1], self._switchboard.describe
+        try:
+            if kind == wire.HAVE:
+                self._publication.arrived(peer.worker)
+                return
+            if kind == wire.FULL:
+                said: Any = wire.unpack_full(message)
+            else:
+                said = RemoteFailure.from_json(message[1:]).rebuild(describe(peer.worker))
+        except Exception as error:
+            # Whatever it says, the others' run goes on.
+            reason = f"is gone: it sent what is no message of collectx ({error!r})"
+            self._depart(peer.worker, WorkerDied(f"{describe(peer.worker)} {reason}"))
+            return
+        if isinstance(said, Exception):
+            self._depart(peer.worker, said)
+        else:
+            self._tails.append((peer, *said))
             # It was in time, also where the trainer did not listen for long and the last bytes are still to come.
             self._switchboard.restart_clock(peer.worker)
-        elif kind == wire.HAVE:
-            self._publication.arrived(peer.worker)
-        else:
-            failure = RemoteFailure.from_json(message[1:])
-            self._depart(peer.worker, failure.rebuild(self._switchboard.describe(peer.worker)))
 
     def _finish(self) -> None:
         """Delivers the slots of which all is here, those of one worker in the order in which it sent them."""

@@ -58,6 +58,8 @@ class InlineTransport(OverSlab):
     def receive(self) -> Arrival | Departure | Answer:
         if self._answers:
             return self._answers.popleft()
+        if not self._granted:
+            raise RuntimeError("no worker was granted a slot, so there is nothing to receive")
         worker = self._granted[0]
         try:
             self._advance(worker)

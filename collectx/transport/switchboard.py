@@ -53,6 +53,7 @@ class Switchboard:
         describe: names a worker's log in error messages.
         join_timeout: `join_timeout(worker)` is the knob and the seconds that limit how long a worker may take to come;
             its start then begins when it has. None: `start_timeout_s` covers both.
+        clock: the time, in seconds, by which batches are late.
     """
 
     def __init__(
@@ -62,6 +63,7 @@ class Switchboard:
         close_timeout_s: float,
         describe: Callable[[int], str],
         join_timeout: Callable[[int], _Limit] | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ):
         self._start_timeout_s = start_timeout_s
         self._worker_timeout_s = worker_timeout_s
@@ -69,6 +71,7 @@ class Switchboard:
         self._describe = describe
         self._hosts: dict[int, str] = {}
         self._join_timeout = join_timeout
+        self._clock = clock
         self._selector = selectors.DefaultSelector()
         self._connections: dict[int, Connection] = {}
         self._handles: dict[int, Handle] = {}
@@ -153,7 +156,7 @@ class Switchboard:
 
     def _start_clock(self, worker: int) -> None:
         limit = self._waiting[worker] = self._limit(worker)
-        self._since.setdefault(limit, OrderedDict())[worker] = time.monotonic()
+        self._since.setdefault(limit, OrderedDict())[worker] = self._clock()
 
     def _stop_clock(self, worker: int) -> None:
         limit = self._waiting.pop(worker, None)
@@ -174,7 +177,7 @@ class Switchboard:
         # A late worker is late also where others always have something ready; but what is watched may bring it.
         if (
             late is not None
-            and time.monotonic() >= late[1]
+            and self._clock() >= late[1]
             and not any(self._may_be_of(late[0], key) for key, _ in ready)
         ):
             if self._limit(late[0]) == self._waiting[late[0]]:
@@ -216,7 +219,7 @@ class Switchboard:
         if not oldest:
             return _LONGEST_SELECT_S, None
         deadline, worker = min((since + limit_s, worker) for worker, since, limit_s in oldest)
-        return min(max(0.0, deadline - time.monotonic()), _LONGEST_SELECT_S), (worker, deadline)
+        return min(max(0.0, deadline - self._clock()), _LONGEST_SELECT_S), (worker, deadline)
 
     def _limit(self, worker: int) -> _Limit:
         if worker in self._has_delivered:

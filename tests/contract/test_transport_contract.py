@@ -1,187 +1,281 @@
-"""What every transport promises (`collectx/transport/base.py`), over all transports and a worker without env."""
+"""What every transport promises (`collectx/transport/base.py`), over all transports and a worker without env; and what
+those between processes do when a worker dies, hangs or exits."""
 
 from __future__ import annotations
 
+import contextlib
+import os
+import re
+import signal
+import time
 import traceback
+from multiprocessing import Pipe
+from multiprocessing.connection import wait
 
+import psutil
 import pytest
-from worlds import toyworker
-from worlds.toyworker import NUMBER, arrive, lose, slab_spec, writer
+from ways import TRANSPORTS, over
+from worlds.toyworker import Fault, Toys, read_versions, slab_spec, writer
 
-from collectx.batch import Layout
-from collectx.transport.base import Departure
+from collectx.errors import WorkerDied, WorkerTimeout
+from collectx.launcher.local import LocalLauncher
+from collectx.transport.base import Arrival, Departure
+from collectx.transport.shared_memory import SharedMemoryLink
+from collectx.transport.slab import Slab
 
-
-@pytest.fixture(params=toyworker.KINDS)
-def connect(request):
-    """`connect(spec, fault)`: a transport with its toy workers attached; closed after the test."""
-    made = []
-
-    def connect(spec, fault=None):
-        transport, start = toyworker.place(request.param, spec, fault)
-        made.append(transport)
-        transport.publish(writer(100))
-        for worker in range(spec.num_workers):
-            start(worker)
-        transport.start_again = start
-        return transport
-
-    yield connect
-    while made:
-        made.pop().close()
+PROCESSES = [way for way in TRANSPORTS if way.place != "inline"]
 
 
-def content(transport, arrival):
-    """(worker, count) as the worker wrote it into the slot's first frame."""
-    frames = parts_of(transport, [arrival], own=False).reshape(-1, 2)
-    assert (frames == frames[0]).all()
-    return frames[0].tolist()
+@pytest.fixture
+def connect(way):
+    """`connect(num_workers, num_slots, fault, joined)`: a transport with its toy workers attached; closed after the
+    test."""
+    with contextlib.ExitStack() as stack:
+
+        def connect(num_workers=2, num_slots=1, fault=None, joined=False, num_started=None, **kwargs):
+            toys = stack.enter_context(Toys(way.transport, slab_spec(num_workers, num_slots, joined), fault, **kwargs))
+            toys.handles = [toys.start(worker) for worker in range(num_workers)[:num_started]]
+            return toys
+
+        yield connect
 
 
-def parts_of(transport, parts, own):
-    """The numbers in `parts`, `[rows, steps, 2]`."""
-    spec = transport.spec
-    layout = Layout(spec.leaves, spec.rows * len(parts), spec.steps)
-    return layout.slot(transport.gather(parts, own)).tensors[NUMBER]
-
-
+@over(TRANSPORTS, smoke=True)
 def test_each_worker_fills_its_grants_in_order(connect):
-    transport = connect(slab_spec(num_workers=2, num_slots=3))
+    toys = connect(num_slots=3)
     for slot in (2, 0, 1):
         for worker in range(2):
-            transport.grant(worker, slot)
+            toys.grant(worker, slot)
     seen = {0: [], 1: []}
     for _ in range(6):
-        arrival = arrive(transport)
-        assert content(transport, arrival) == [arrival.worker, len(seen[arrival.worker])]
+        arrival = toys.arrive()
+        assert toys.content(arrival) == [arrival.worker, len(seen[arrival.worker])]
         seen[arrival.worker].append(arrival.slot)
     assert seen == {0: [2, 0, 1], 1: [2, 0, 1]}
 
 
-def test_a_slot_that_was_not_granted_again_is_not_touched(connect):
-    transport = connect(slab_spec(num_workers=1, num_slots=2))
-    transport.grant(0, 0)
-    first = arrive(transport)
-    for count in range(1, 20):
-        transport.grant(0, 1)
-        assert content(transport, arrive(transport)) == [0, count]
-        assert content(transport, first) == [0, 0]
-
-
-def test_a_worker_without_a_grant_does_nothing(connect):
-    transport = connect(slab_spec(num_workers=2, num_slots=1))
-    for count in range(5):
-        transport.grant(1, 0)
-        assert content(transport, arrive(transport)) == [1, count]
-
-
-@pytest.mark.parametrize("own", [True, False])
-@pytest.mark.parametrize("num_workers", [2, 3])
-def test_parts_of_all_workers_are_joined_in_the_order_given(connect, num_workers, own):
-    transport = connect(slab_spec(num_workers, num_slots=1, joined=True))
-    for count in range(3):
-        for worker in range(num_workers):
-            transport.grant(worker, 0)
-        parts = sorted((arrive(transport) for _ in range(num_workers)), key=lambda part: part.worker)
-        for some in (parts, parts[1:]):
-            numbers = parts_of(transport, some, own)
-            assert numbers[:, 0, 0].tolist() == [part.worker for part in some for _ in range(2)]
-            assert (numbers[..., 1] == count).all()
-
-
-def test_owned_bytes_stay_when_the_slot_is_filled_again(connect):
-    transport = connect(slab_spec(num_workers=1, num_slots=1))
-    transport.grant(0, 0)
-    owned = parts_of(transport, [arrive(transport)], own=True)
-    transport.grant(0, 0)
-    assert content(transport, arrive(transport)) == [0, 1]
+@over(TRANSPORTS)
+def test_a_slot_changes_only_after_its_next_grant_and_a_copy_never(connect):
+    toys = connect(num_slots=2)
+    toys.grant(1, 0)
+    first = toys.arrive()
+    owned = toys.numbers([first], own=True)
+    for count in range(1, 10):
+        toys.grant(1, 1)
+        assert toys.content(toys.arrive()) == [1, count]
+        assert toys.content(first) == [1, 0]
+    toys.grant(1, 0)
+    assert toys.content(toys.arrive()) == [1, 10]
     assert (owned[..., 1] == 0).all()
 
 
+@over(TRANSPORTS)
+def test_slots_of_several_workers_are_joined_in_the_order_of_the_argument(connect):
+    toys = connect(3, joined=True)
+    for count in range(3):
+        for worker in range(3):
+            toys.grant(worker, 0)
+        parts = sorted((toys.arrive() for _ in range(3)), key=lambda part: part.worker)
+        for some in (parts, parts[1:]):
+            for own in (True, False):
+                numbers = toys.numbers(some, own)
+                assert numbers[:, 0, 0].tolist() == [part.worker for part in some for _ in range(2)]
+                assert (numbers[..., 1] == count).all()
+
+
+@over(TRANSPORTS)
 def test_the_newest_weights_are_read_before_the_next_grant_is_filled(connect):
-    transport = connect(slab_spec(num_workers=1, num_slots=1, joined=True))
-    for version in range(10):
-        if version:
-            assert transport.publish(writer(100 + version)) == version
-        transport.grant(0, 0)
-        tally = arrive(transport).tally
+    toys = connect(1, joined=True)
+    published = 0
+    for version in (0, 1, 2, 5, 9):
+        while published < version:
+            published += 1
+            assert toys.publish(writer(100 + published)) == published
+        toys.grant(0, 0)
+        tally = toys.arrive().tally
         assert (tally.policy_version, tally.returns.tolist()) == (version, [100.0 + version])
 
 
-def test_of_several_versions_only_the_newest_is_read(connect):
-    transport = connect(slab_spec(num_workers=1, num_slots=1, joined=True))
-    assert [transport.publish(writer(value)) for value in (101, 102, 103)] == [1, 2, 3]
-    transport.grant(0, 0)
-    assert arrive(transport).tally.policy_version == 3
-
-
-def test_an_error_in_a_worker_comes_back_as_it_was(connect):
-    transport = connect(slab_spec(num_workers=2, num_slots=1), fault="raise")
-    for _ in range(2):
-        transport.grant(1, 0)
-        arrive(transport)
-    transport.grant(1, 0)
-    error = lose(transport)
+@over(TRANSPORTS, smoke=True)
+def test_an_error_in_a_worker_is_received_once_as_it_was_raised(connect):
+    toys = connect(fault={1: "raise"})
+    toys.deliver(2, worker=1)
+    toys.grant(1, 0)
+    error = toys.lose()
     assert (type(error), error.args) == (KeyError, ("gone wrong",))
     assert "go_wrong" in "".join([*traceback.format_exception(error), *getattr(error, "__notes__", [])])
+    with pytest.raises(RuntimeError, match=r"^no worker was granted a slot, so there is nothing to receive$"):
+        toys.arrive()
 
 
-def test_an_error_is_told_once_and_waiting_on_is_an_error(connect):
-    transport = connect(slab_spec(num_workers=1, num_slots=1), fault="raise")
-    for _ in range(2):
-        transport.grant(0, 0)
-        arrive(transport)
-    transport.grant(0, 0)
-    assert isinstance(lose(transport), KeyError)
-
-
-def test_the_others_go_on_when_one_is_gone(connect):
-    transport = connect(slab_spec(num_workers=2, num_slots=1), fault={1: "raise"})
-    for count in range(6):
-        transport.grant(0, 0)
-        if count < 3:
-            transport.grant(1, 0)
-        events = [arrive(transport) for _ in range(2 if count < 3 else 1)]
-        gone = [event.worker for event in events if isinstance(event, Departure)]
-        assert gone == ([1] if count == 2 else [])
-        assert [content(transport, event) for event in events if event.worker == 0] == [[0, count]]
-
-
-def test_another_worker_takes_the_place_of_one_that_is_gone(connect):
-    transport = connect(slab_spec(num_workers=2, num_slots=2), fault={1: "raise"})
-    for _ in range(2):
-        transport.grant(1, 0)
-        arrive(transport)
-    transport.publish(writer(101))
-    transport.grant(1, 0)
-    transport.grant(1, 1)
-    assert isinstance(lose(transport), KeyError)
-    transport.start_again(1)
-    for slot in (0, 1):
-        transport.grant(1, slot)
-    arrivals = [arrive(transport) for _ in range(2)]
-    assert [content(transport, arrival) for arrival in arrivals] == [[1, 0], [1, 1]]
+@over(TRANSPORTS)
+def test_another_worker_takes_the_place_of_a_lost_one_while_the_others_go_on(connect):
+    toys = connect(num_slots=2, fault={1: "raise"})
+    toys.deliver(2, worker=1)
+    toys.publish(writer(101))
+    for slot in range(2):
+        toys.grant(1, slot)
+    assert isinstance(toys.lose(), KeyError)
+    toys.deliver(3, worker=0)
+    toys.start(1)
+    for slot in range(2):
+        toys.grant(1, slot)
+    arrivals = [toys.arrive() for _ in range(2)]
+    assert [toys.content(arrival) for arrival in arrivals] == [[1, 0], [1, 1]]
     assert [(arrival.slot, arrival.tally.policy_version) for arrival in arrivals] == [(0, 1), (1, 1)]
 
 
-def test_waiting_for_nothing_is_an_error_and_not_the_end(connect):
-    transport = connect(slab_spec())
-    with pytest.raises(Exception) as caught:  # noqa: PT011, any but StopIteration
-        arrive(transport)
-    assert not isinstance(caught.value, StopIteration)
+@over(TRANSPORTS)
+def test_receiving_without_a_grant_is_an_error_and_not_the_end_of_an_iteration(connect):
+    with pytest.raises(RuntimeError, match=r"^no worker was granted a slot, so there is nothing to receive$"):
+        connect().arrive()
 
 
-def test_close_is_idempotent_and_ends_busy_and_idle_workers(connect):
-    transport = connect(slab_spec(num_workers=2, num_slots=2))
+@over(TRANSPORTS)
+@pytest.mark.parametrize("num_started", [0, 2])
+def test_close_is_idempotent_and_ends_busy_and_idle_workers(connect, num_started):
+    toys = connect(num_slots=2, num_started=num_started)
+    if num_started:
+        for slot in range(2):
+            toys.grant(0, slot)
+        toys.arrive()
+    toys.transport.close()
+    toys.transport.close()
+    assert all(handle is None or handle.exitcode is not None for handle in toys.handles)
+
+
+@over(PROCESSES, smoke=True)
+@pytest.mark.parametrize(
+    ("fault", "how"),
+    [("killed", "was killed by signal 9"), pytest.param("exit", "ended with exit code 3", marks=pytest.mark.ci)],
+)
+def test_a_worker_that_ends_without_an_error_is_named_with_its_pid_and_how(connect, fault, how):
+    toys = connect(1, fault=fault)
+    toys.deliver(2)
+    toys.grant(0, 0)
+    error = toys.lose()
+    assert isinstance(error, WorkerDied)
+    assert f"worker 0 (pid {toys.handles[0].pid}) {how}" in str(error)
+
+
+@over(PROCESSES)
+def test_a_death_is_noticed_while_others_are_waited_for(connect):
+    toys = connect(fault={1: "hang"}, close_s=0.2)
+    toys.deliver(2, worker=1)
+    toys.grant(1, 0)
+    os.kill(toys.handles[0].pid, signal.SIGKILL)
+    began = time.monotonic()
+    error = toys.lose()
+    assert isinstance(error, WorkerDied)
+    assert "worker 0" in str(error)
+    assert time.monotonic() - began < 50  # the timeout of the one that hangs is 60 s
+
+
+@over(PROCESSES)
+@pytest.mark.parametrize("publishes", [False, True])
+def test_a_lost_worker_is_granted_nothing_more(connect, publishes):
+    """Its end is noticed together with its last batch, or while weights are published, and received afterwards."""
+    toys = connect(1, num_slots=2, fault="raise")
+    toys.deliver()
     for slot in range(2):
-        transport.grant(0, slot)
-    arrive(transport)
-    transport.close()
-    transport.close()
+        toys.grant(0, slot)
+    assert wait([toys.handles[0].sentinel], 60)
+    if publishes:
+        toys.publish(writer(102))
+        toys.grant(0, 0)
+    while isinstance(event := toys.arrive(), Arrival):
+        toys.grant(0, event.slot)
+    assert isinstance(event, Departure)
+    toys.start(0)
+    for slot in range(2):
+        toys.grant(0, slot)
+    assert [toys.arrive().slot for _ in range(2)] == [0, 1]
+    with pytest.raises(RuntimeError, match="nothing to receive"):
+        toys.transport.receive()
 
 
-@pytest.mark.parametrize("kind", toyworker.KINDS)
-def test_close_before_any_worker_was_started(kind):
-    transport, _ = toyworker.place(kind, slab_spec())
-    transport.close()
-    transport.close()
+# The worker hangs in the batch that has the short timeout, so that no slow one is taken for a hung one.
+@over(PROCESSES)
+@pytest.mark.parametrize(
+    ("num_delivered", "timeout", "message"),
+    [
+        (0, {"start_s": 0.001}, r"(delivered nothing|has not joined) for 0.001 s \(collector.start_timeout_s=0.001\)"),
+        (1, {"work_s": 0.2}, r"delivered nothing for 0.2 s \(collector.worker_timeout_s=0.2\)"),
+    ],
+)
+def test_a_hung_worker_is_late_by_the_timeout_of_its_batch(connect, num_delivered, timeout, message):
+    toys = connect(1, fault=Fault("hang", at=num_delivered), close_s=0.2, **timeout)
+    toys.deliver(num_delivered)
+    toys.grant(0, 0)
+    error = toys.lose()
+    assert isinstance(error, WorkerTimeout)
+    assert re.match(f"worker 0 {message}", str(error))
+
+
+@over(PROCESSES)
+def test_a_trainer_that_learns_for_longer_than_the_timeout_blames_nobody(connect, tmp_path, wait_until):
+    now, signs = [0.0], [tmp_path / "0", tmp_path / "1"]
+    faults = {worker: Fault("hang", sign=str(sign)) for worker, sign in enumerate(signs)}
+    toys = connect(num_slots=2, fault=faults, work_s=1.0, close_s=0.2, clock=lambda: now[0])
+    for worker in range(2):
+        toys.deliver(worker=worker)
+    for slot in range(2):
+        for worker in range(2):
+            toys.grant(worker, slot)
+    wait_until(lambda: all(sign.exists() for sign in signs), what="both have sent their second batch")
+    now[0] = 1.5
+    assert sorted(toys.content(toys.arrive()) for _ in range(2)) == [[0, 1], [1, 1]]
+
+
+@over(PROCESSES)
+def test_closing_kills_a_hung_worker(connect, tmp_path, wait_until):
+    sign = tmp_path / "hangs"
+    toys = connect(1, fault=Fault("hang", sign=str(sign)), close_s=0.2)
+    toys.deliver(2)
+    toys.grant(0, 0)
+    wait_until(sign.exists, what="the worker hangs")
+    toys.transport.close()
+    (handle,) = toys.handles
+    assert handle.exitcode in (-signal.SIGTERM, -signal.SIGKILL)
+    assert not psutil.pid_exists(handle.pid)
+
+
+@over(PROCESSES)
+def test_a_worker_that_sends_while_the_trainer_closes_ends_quietly(connect, capfd):
+    for _ in range(4):
+        toys = connect(num_slots=2, close_s=60.0)
+        for slot in range(2):
+            for worker in range(2):
+                toys.grant(worker, slot)
+        for _ in range(3):
+            toys.arrive()
+        toys.transport.close()
+        assert [handle.exitcode for handle in toys.handles] == [0, 0]
+    lines = capfd.readouterr().err.splitlines()
+    # torch says of every RPC agent that has gone that it has.
+    assert [line for line in lines if "tensorpipe_agent.cpp" not in line] == []
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize("nbytes", [64, 4_000_000])
+def test_weights_are_never_torn_while_another_process_reads(nbytes):
+    slab = Slab(slab_spec(1, 1, weights_nbytes=nbytes), shared=True)
+    last = 2000 if nbytes < 1000 else 100
+    ours, theirs = Pipe()
+    link_end, unused = Pipe()
+    link = SharedMemoryLink(slab, 0, link_end)
+    reader = LocalLauncher(1).start(read_versions, (link, last, theirs), 0)
+    theirs.close()
+    slab.close_descriptor()
+    version = slab.publish(writer(0))
+    assert ours.poll(60), "the reader did not see the first version"
+    assert ours.recv() == "reading"
+    while version < last:
+        version = slab.publish(writer((version + 1) % 251))
+    assert ours.poll(60), "the reader did not see the last version"
+    state = ours.recv()
+    reader.join(60)
+    for end in (ours, link_end, unused):
+        end.close()
+    assert (state["torn"], state["wrong"]) == (0, 0)
+    assert state["seen"] > 1

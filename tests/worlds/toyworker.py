@@ -1,4 +1,4 @@
-"""A worker without env or policy, for tests of transports: fills a slot with (worker, count, weights it read)."""
+"""Workers without env or policy, for tests of transports: they fill a slot with (worker, count)."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from collectx.transport.switchboard import Switchboard
 NUMBER = ("number",)
 LEAVES = (Leaf(NUMBER, (2,), torch.int64), Leaf(("small",), (3,), torch.uint8))
 WEIGHTS_NBYTES = 4096
+SECRET = b"s" * 32
 
 
 def slab_spec(num_workers=2, num_slots=2, joined=False, rows=2, steps=3, weights_nbytes=WEIGHTS_NBYTES):
@@ -31,9 +32,6 @@ def slab_spec(num_workers=2, num_slots=2, joined=False, rows=2, steps=3, weights
 
 def writer(value):
     return lambda buffer: buffer.fill_(value)
-
-
-KINDS = ("inline", "shared_memory", "gloo", "rpc")
 
 
 @dataclass(frozen=True)
@@ -45,57 +43,97 @@ class Fault:
     sign: str | None = None
 
 
-def place(kind, spec, fault=None, start_timeout_s=60.0, worker_timeout_s=60.0, close_timeout_s=30.0):
-    """A transport of that kind, and `start(worker)`, which starts and attaches a toy worker and returns its handle.
+class Toys:
+    """A transport of that kind, and its toy workers. A context manager: closes the transport at its end.
 
-    `fault` is for all workers, or a dict by worker: a `Fault`, or its name alone. Only a worker's first life has it.
+    Args:
+        fault: of all workers, or a dict by worker: a `Fault`, or its name alone. Only a worker's first life has it.
+        start_s, work_s, close_s, join_timeout, clock: see `Switchboard`.
+        remote: further arguments of `DistributedTransport`.
     """
-    faults = fault if isinstance(fault, dict) else dict.fromkeys(range(spec.num_workers), fault)
-    launcher = LocalLauncher(1)
-    if kind == "inline":
-        transport = InlineTransport(spec)
 
-        def start(worker):
-            transport.attach(worker, work(worker, transport.link(worker), faults.pop(worker, None)))
+    def __init__(
+        self,
+        kind,
+        spec,
+        fault=None,
+        *,
+        start_s=60.0,
+        work_s=60.0,
+        close_s=30.0,
+        join_timeout=None,
+        clock=time.monotonic,
+        address="127.0.0.1",
+        task=lambda *who: {},
+        **remote,
+    ):
+        self.spec = spec
+        self._faults = dict(fault) if isinstance(fault, dict) else dict.fromkeys(range(spec.num_workers), fault)
+        self._lives = dict.fromkeys(range(spec.num_workers), 0)
+        self._launcher = launcher = LocalLauncher(1)
+        if kind == "inline":
+            self.transport = InlineTransport(spec)
+        else:
+            board = Switchboard(start_s, work_s, close_s, launcher.describe, join_timeout, clock)
+            if kind == "shared_memory":
+                self.transport = SharedMemoryTransport(spec, board)
+            else:
+                arguments = (spec, board, (address,), 0, SECRET, task, work_s)
+                self.transport = DistributedTransport(*arguments, backend=kind, **remote)
+        self.grant, self.publish = self.transport.grant, self.transport.publish
+        self.publish(writer(100))
 
-        return transport, start
-    switchboard = Switchboard(start_timeout_s, worker_timeout_s, close_timeout_s, launcher.describe)
-    if kind == "shared_memory":
-        transport = SharedMemoryTransport(spec, switchboard)
+    def __enter__(self):
+        return self
 
-        def start(worker):
-            link = transport.link(worker)
-            handle = launcher.start(serve, (worker, link, faults.pop(worker, None)), worker)
+    def __exit__(self, *_):
+        self.transport.close()
+
+    def start(self, worker, is_attached=True):
+        """Starts and attaches a worker's next life; returns its process, if it is one."""
+        fault, transport = self._faults.pop(worker, None), self.transport
+        if isinstance(transport, InlineTransport):
+            transport.attach(worker, work(worker, transport.link(worker), fault))
+            return None
+        if isinstance(transport, SharedMemoryTransport):
+            handle = self._launcher.start(serve, (worker, transport.link(worker), fault), worker)
+        else:
+            transport.expect(worker, self._lives[worker])
+            self._lives[worker] += 1
+            arguments = (transport.meeting, worker, self.spec, fault)
+            handle = self._launcher.start(serve_remote, arguments, worker)
+        if is_attached:
             transport.attach(worker, handle)
-            return handle
-
-        return transport, start
-    transport = DistributedTransport(
-        spec, switchboard, ("127.0.0.1",), 0, b"secret", lambda *who: {}, worker_timeout_s, backend=kind
-    )
-
-    def start(worker):
-        transport.expect(worker, 0)
-        arguments = (transport.meeting, worker, spec, faults.pop(worker, None))
-        handle = launcher.start(serve_remote, arguments, worker)
-        transport.attach(worker, handle)
         return handle
 
-    return transport, start
+    def arrive(self):
+        """The next arrival or departure; workers that join are passed over."""
+        while isinstance(event := self.transport.receive(), Joined):
+            pass
+        return event
 
+    def deliver(self, count=1, worker=0):
+        """Grants slot 0 and waits for it, `count` times; checks what the worker has written."""
+        for _ in range(count):
+            self.grant(worker, 0)
+            arrival = self.arrive()
+            assert self.content(arrival) == [worker, arrival.tally.lengths[0]]
 
-def arrive(transport):
-    """The next arrival or departure; workers that join are passed over."""
-    while isinstance(event := transport.receive(), Joined):
-        pass
-    return event
+    def lose(self):
+        """The error of the worker that is gone."""
+        event = self.arrive()
+        assert isinstance(event, Departure)
+        return event.error
 
+    def numbers(self, parts, own=False):
+        """What workers have written into the slots `parts`: `[rows, steps, 2]`."""
+        layout = Layout(self.spec.leaves, self.spec.rows * len(parts), self.spec.steps)
+        return layout.slot(self.transport.gather(parts, own)).tensors[NUMBER]
 
-def lose(transport):
-    """The error of the worker that is gone."""
-    event = arrive(transport)
-    assert isinstance(event, Departure)
-    return event.error
+    def content(self, arrival):
+        """(worker, count) as the worker wrote it into all frames of the slot."""
+        (content,) = self.numbers([arrival]).reshape(-1, 2).unique(dim=0).tolist()
+        return content
 
 
 def work(worker, link, fault=None):

@@ -1,0 +1,182 @@
+"""How workers of other hosts join the trainer: over IPv4 and IPv6, beside strangers, and too late."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from ways import TRANSPORTS, over
+from worlds.toyworker import SECRET, Toys, slab_spec
+
+from collectx.errors import RendezvousError, WorkerDied, WorkerTimeout
+from collectx.transport.backends import mpi_path, why_not
+from collectx.transport.base import Arrival, Joined
+from collectx.transport.rendezvous import Meeting, connect
+
+REMOTE = [way for way in TRANSPORTS if way.kind == "distributed"]
+SCRIPTS = Path(__file__).parents[1] / "scripts"
+
+
+@over(REMOTE, smoke=True)
+@pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
+def test_strangers_before_and_during_a_run_disturb_nothing_and_are_logged(way, address, wait_until):
+    events = []
+    toys = Toys(
+        way.transport, slab_spec(1), address=address, events=lambda name, **fields: events.append((name, fields))
+    )
+    with toys, contextlib.ExitStack() as stack:
+        port = toys.transport.meeting.port
+
+        def visit(*messages):
+            peer = stack.enter_context(socket.create_connection((address, port), timeout=10))
+            for message in messages:
+                peer.sendall(message)
+            return peer
+
+        visit()  # says nothing for as long as the run goes on
+        visit(b"GET / HTTP/1.1\r\n\r\n" + b"x" * 100)
+        toys.start(0)
+        toys.deliver(3)
+        visit(os.urandom(1000))
+        with pytest.raises(RendezvousError):
+            connect(Meeting((address,), port, b"wrong"), 0.0, "knob")
+        connection, _ = connect(Meeting((address,), port, SECRET), 60.0, "knob")
+        with connection:
+            connection.send_bytes(b'{"worker": 99}')
+            toys.deliver(3)
+            # All but the one who still says nothing.
+            wait_until(lambda: len(events) >= 4)
+        toys.deliver(3)
+    reasons = [fields["reason"] for _, fields in events]
+    for reason in ("it does not know the secret of this run", "worker 99 is not expected"):
+        assert any(reason in each for each in reasons)
+    assert {(name, fields["address"]) for name, fields in events} == {("peer_refused", address)}
+
+
+class Trainer(Toys):
+    """Tells worker 0, in its first life, its task only when the event `may_join` is set. `now[0]` is its clock."""
+
+    def __init__(self, transport, num_workers):
+        self.now, self.lives = [0.0], []
+        self.is_greeted, self.may_join, self.is_refused = threading.Event(), threading.Event(), threading.Event()
+        super().__init__(
+            transport,
+            slab_spec(num_workers, num_slots=1),
+            close_s=1.0,
+            join_timeout=lambda worker: ("collector.start_timeout_s", 60.0 if worker == 0 else 6000.0),
+            clock=lambda: self.now[0],
+            task=self._task,
+            events=lambda *_, **__: self.is_refused.set(),
+        )
+
+    def _task(self, worker, life):
+        if worker == 0:
+            self.lives.append(life)
+            if life == 0:
+                self.is_greeted.set()
+                assert self.may_join.wait(60)
+        return {}
+
+    def __exit__(self, *_):
+        self.may_join.set()
+        super().__exit__()
+
+
+@over(REMOTE)
+def test_the_life_of_a_worker_that_died_while_it_joined_is_not_lived_twice(way):
+    with Trainer(way.transport, 1) as trainer:
+        first = trainer.start(0)
+        trainer.grant(0, 0)
+        assert trainer.is_greeted.wait(60)
+        os.kill(first.pid, signal.SIGKILL)
+        assert isinstance(trainer.lose(), WorkerDied)
+        trainer.transport.expect(0, 1)
+        trainer.may_join.set()
+        assert trainer.is_refused.wait(60)
+        trainer.start(0)
+        trainer.grant(0, 0)
+        assert isinstance(trainer.arrive(), Arrival)
+        assert trainer.lives == [0, 1]
+
+
+@over(REMOTE)
+@pytest.mark.parametrize("is_replaced", [False, True])
+def test_a_worker_that_joins_after_its_timeout_is_turned_away(way, is_replaced, wait_until):
+    with Trainer(way.transport, 2) as trainer:
+        late = trainer.start(0, is_attached=False)
+        try:
+            trainer.grant(0, 0)
+            assert trainer.is_greeted.wait(60)
+            trainer.now[0] = 61.0
+            assert isinstance(trainer.lose(), WorkerTimeout)
+            if is_replaced:
+                trainer.transport.expect(0, 1)
+            trainer.start(1)
+            trainer.grant(1, 0)
+            trainer.may_join.set()
+
+            def has_ended():
+                event = trainer.transport.receive()
+                assert event.worker == 1, event
+                if not isinstance(event, Joined):
+                    trainer.grant(1, 0)
+                return not late.is_alive()
+
+            wait_until(has_ended, what="the late worker ends")
+        finally:
+            late.kill()
+            late.join()
+
+
+@pytest.mark.nightly
+@pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces are made by root only")
+def test_a_host_with_ipv6_alone(tmp_path):
+    command = ["unshare", "--net", sys.executable, str(SCRIPTS / "ipv6only.py")]
+    environment = os.environ | {"PYTHONPATH": str(SCRIPTS.parent)}
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=250, cwd=tmp_path)
+    if ended.returncode and "not permitted" in ended.stderr:
+        pytest.skip(f"no network namespaces here: {ended.stderr.splitlines()[-1]}")
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.splitlines() == ["('127.0.0.1',)", "('fd00::1',)", "fd00::1", "400"]
+
+
+@pytest.fixture
+def play_mpi(monkeypatch):
+    """`play_mpi(*command)`: what a program of MPI prints, word by word."""
+    for program in ("PRTE", "OMPI"):
+        monkeypatch.setenv(f"{program}_ALLOW_RUN_AS_ROOT", "1")
+        monkeypatch.setenv(f"{program}_ALLOW_RUN_AS_ROOT_CONFIRM", "1")
+    if (reason := why_not("mpi")) is not None:
+        pytest.skip(reason)
+    environment = os.environ | {"PATH": mpi_path(), "PYTHONPATH": str(SCRIPTS.parent)}
+
+    def play(*command):
+        ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=250)
+        assert ended.returncode == 0, ended.stderr
+        return ended.stdout.split()
+
+    return play
+
+
+@pytest.mark.nightly
+@pytest.mark.skipif(find_spec("mpi4py") is None, reason="mpi4py is not installed")
+def test_ranks_of_one_mpi_job_reach_each_other(play_mpi):
+    command = ["mpirun", "--oversubscribe", "-n", "2", sys.executable, str(SCRIPTS / "mpiranks.py")]
+    assert sorted(play_mpi(*command)) == ["0:ok", "1:ok"]
+
+
+@pytest.mark.nightly
+@pytest.mark.skipif(find_spec("mpi4py") is None, reason="mpi4py is not installed")
+def test_a_worker_that_mpi_started_is_replaced_and_nothing_is_lost(play_mpi):
+    frames, *names = play_mpi(sys.executable, str(SCRIPTS / "mpirun.py"))
+    assert int(frames) >= 200 * 30
+    assert names.count("worker_joined") == 3
+    assert names.count("worker_failed") == names.count("worker_restarted") == 1

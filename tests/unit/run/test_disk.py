@@ -101,7 +101,7 @@ def test_a_line_that_the_disk_takes_in_parts_is_complete(tmp_path):
 def test_lines_on_a_full_disk_name_their_file(tmp_path):
     (tmp_path / "metrics.jsonl").symlink_to("/dev/full")
     lines = JsonLines(tmp_path / "metrics.jsonl")
-    with pytest.raises(OSError, match="No space left.*metrics.jsonl"):
+    with pytest.raises(OSError, match=r"No space left.*metrics\.jsonl"):
         lines.append({"batch": 0})
     lines.close()
 
@@ -114,7 +114,7 @@ def test_a_checkpoint_that_torch_cannot_write_says_why(tmp_path):
         def write(self, data):
             raise NO_SPACE
 
-    with pytest.raises(OSError, match="No space left.*final.pt"):
+    with pytest.raises(OSError, match=r"No space left.*final\.pt"):
         write_atomically(tmp_path / "final.pt", lambda file: torch.save({"weight": torch.ones(9)}, Full(file)))
     assert list(tmp_path.iterdir()) == []
 

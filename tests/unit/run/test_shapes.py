@@ -11,8 +11,8 @@ from ways import INLINE_SYNC, SINGLE
 from collectx.run import RunFolder, Status, execute
 
 CARTPOLE = (
-    "env=cartpole env.num_envs=1 policy=random trainer=meter trainer.digest=true launcher=inline collector.num_workers=2 "
-    "collector.frames_per_batch=40 collector.total_frames=400"
+    "env=cartpole env.num_envs=1 policy=random trainer=meter trainer.digest=true launcher=inline "
+    "collector.num_workers=2 collector.frames_per_batch=40 collector.total_frames=400"
 )
 
 

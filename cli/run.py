@@ -62,7 +62,12 @@ def launch(composer: Composer, arguments: Arguments, argv: Sequence[str], outcom
         raise ConfigError(problems)
     task = Task(argv)
     try:
-        _hand_over(composer, checked, arguments, task)
+        try:
+            _hand_over(composer, checked, arguments, task)
+        except OSError as error:
+            # Before anything starts; what comes later is in the run's result.
+            where = "hydra.run.dir or hydra.sweep.dir"
+            raise ConfigError([f"the run folder cannot be made: {error}: choose another with {where}."]) from error
         if task.refused:
             raise ConfigError(list(dict.fromkeys(task.refused)))
         if task.wanted:

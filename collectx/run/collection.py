@@ -162,8 +162,10 @@ class RunCollection:
 
     def close(self) -> None:
         """Writes the last batch's line; the collector stays as it is. Idempotent."""
-        self._write()
-        self._lines.close()
+        try:
+            self._write()
+        finally:
+            self._lines.close()
 
     def _write(self) -> None:
         with self._hold():

@@ -33,20 +33,31 @@ class EventLog:
         self._lines = JsonLines(folder.events)
         self._lock = threading.Lock()
         self._closed = False
+        self._has_failed = False
 
     def __call__(self, name: str, **fields: Any) -> None:
         line = {"time": round(time.time(), 6), "event": name} | fields
+        text, failure = sentence(name, fields), None
         with self._lock:
             # A watcher thread may still report an end while the run is being closed.
             if self._closed:
                 return
-            self._lines.append(line)
-            text = sentence(name, fields)
-            if text is not None:
-                with open(self._log, "a") as file:
-                    file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")
+            if not self._has_failed:
+                try:
+                    self._write(line, text)
+                except OSError as error:
+                    # Not raised: events come from threads that must go on, and a run is worth more than its log.
+                    self._has_failed, failure = True, error
+        if failure is not None:
+            self.tell(f"events are not written any more: {failure}")
         if text is not None and name not in self._untold:
             self.tell(text)
+
+    def _write(self, line: dict[str, Any], text: str | None) -> None:
+        self._lines.append(line)
+        if text is not None:
+            with open(self._log, "a") as file:
+                file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")
 
     def close(self) -> None:
         """Idempotent; what comes later is dropped."""

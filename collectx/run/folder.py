@@ -103,8 +103,12 @@ def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
         # mkstemp is for secrets; a result is as readable as every other file of the folder.
         os.chmod(temporary, 0o666 & ~_umask())
         os.replace(temporary, path)
-    except BaseException:
+    except BaseException as error:
         Path(temporary).unlink(missing_ok=True)
+        # torch.save raises an error of its own, which does not say what the file's was.
+        cause = error.__context__ if isinstance(error, RuntimeError) else error
+        if isinstance(cause, OSError):
+            raise _named(cause, path) from None
         raise
 
 
@@ -113,6 +117,7 @@ class JsonLines:
     a killed one see whole lines only; nothing is brought to the disk before the operating system wants to."""
 
     def __init__(self, path: Path):
+        self._path = path
         self._file = open(path, "ab", buffering=0)  # noqa: SIM115, closed by close()
 
     def append(self, line: dict[str, Any]) -> None:
@@ -121,7 +126,12 @@ class JsonLines:
             text = _encode(line)
         except (ValueError, TypeError):
             text = _encode(plain(line))
-        self._file.write(text.encode() + b"\n")
+        rest = memoryview(text.encode() + b"\n")
+        try:
+            while rest:  # a disk that is nearly full takes a part, and refuses the next
+                rest = rest[self._file.write(rest) :]
+        except OSError as error:
+            raise _named(error, self._path) from None
 
     def close(self) -> None:
         """Idempotent."""
@@ -154,6 +164,13 @@ def plain(value: Any) -> Any:
 
 # One encoder for all lines: json.dumps with non-default arguments would build a new one for each.
 _encode = json.JSONEncoder(allow_nan=False, check_circular=False, separators=(",", ":")).encode
+
+
+def _named(error: OSError, path: Path) -> OSError:
+    """`error` with the name of the file, which those of `write` and `fsync` lack."""
+    if error.filename is None:
+        error.filename = str(path)
+    return error
 
 
 def _umask() -> int:

@@ -65,7 +65,7 @@ def execute(cfg: RunConfig, folder: Path, argv: list[str], place: Place | None =
         try:
             write_json(files.result, result.as_json())
         except OSError as error:
-            report.say(f"{files.result} could not be written: {error}")
+            report.say(f"{files.result} could not be written: {error.strerror or error}")
         if record.wrong is None:
             report.show(result, record.errors, files.log("trainer"))
     if record.wrong is not None:
@@ -158,8 +158,10 @@ def _collect(
         finally:
             # What was delivered is brought to safety first.
             signals.shield()
-            collection.close()
-            _save(learner, files)
+            try:
+                collection.close()
+            finally:
+                _save(learner, files)
 
 
 def _may_write(cfg: RunConfig) -> bool:

@@ -1,23 +1,35 @@
-"""A stand-in for `collectx.run.execute`: writes what a run leaves, in no time. Real runs are in test_command.py."""
+"""Stand-ins, in this process, for `collectx.run.execute` and for SLURM. Real processes are in tests/system."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import re
+import shutil
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from fakecluster import FakeSlurm
 from omegaconf import OmegaConf
 
 import collectx.run
 from collectx.config import RunConfig
+from collectx.errors import LauncherError
+from collectx.launcher import sbatch
+
+OVER = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT")
+
+
+def write_result(folder: Path, status: str, reason: str = "", **fields) -> None:
+    result = {"status": status, "exit_reason": reason, "frames": 512, "batches": 1, "wall_s": 0.5, "start_s": 0.1}
+    result |= {"frames_per_s": 1000.0, "mean_return": None, "num_episodes": 0, "digest": None, "failures": []}
+    (folder / "result.json").write_text(json.dumps(result | fields))
 
 
 class Stub:
-    """Records every call. `status` maps a configuration to how its run ends; `digests` to what it delivers."""
+    """Records every run and writes what it leaves. `status` maps a configuration to how its run ends; `digests` to what
+    it delivers."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[RunConfig, Path, list[str]]] = []
@@ -32,26 +44,85 @@ class Stub:
         digest = getattr(cfg.trainer, "digest", False)
         lines = [json.dumps({"digest": text} if digest else {}) + "\n" for text in self.digests(cfg)]
         (folder / "metrics.jsonl").write_text("".join(lines))
-        result = {"status": status, "frames": 512, "frames_per_s": 1000.0, "wall_s": 0.5, "mean_return": None}
-        (folder / "result.json").write_text(json.dumps(result | {"digest": "d" if digest else None}))
+        write_result(folder, status, digest="d" if digest else None)
         return SimpleNamespace(status=collectx.run.Status(status), folder=folder)
+
+
+class Queue:
+    """SLURM's commands. A job plays a role by its seed as soon as it is submitted, unless `is_held`:
+
+        0 completes    1 fails with a traceback    2 runs on    3 is killed, and leaves no result
+
+    Attributes:
+        states: of every job; a test may change them.
+        scripts: in the order in which they were submitted.
+        error: what every command fails with.
+        forgets: jobs that have ended; `accounts`: sacct works.
+    """
+
+    def __init__(self) -> None:
+        self.states: dict[str, str] = {}
+        self.scripts: list[str] = []
+        self.error = ""
+        self.is_held = self.forgets = self.accounts = False
+
+    def run(self, command: Sequence[str]) -> str:
+        if self.error:
+            raise LauncherError(self.error)
+        return getattr(self, command[0])(command)
+
+    def sbatch(self, command: Sequence[str]) -> str:
+        text = Path(command[-1]).read_text()
+        number = 100 + len(self.scripts)
+        self.scripts.append(text)
+        folders = [Path(line.strip()) for line in text.partition("runs=(\n")[2].partition("\n)\n")[0].splitlines()]
+        for index, folder in enumerate(folders):
+            job = f"{number}_{index}" if "#SBATCH --array" in text else f"{number}"
+            self.states[job] = "PENDING" if self.is_held else self.play(folder)
+        return f"{number}\n"
+
+    def play(self, folder: Path) -> str:
+        seed = json.loads((folder / "jobs" / "run.json").read_text())["cfg"]["seed"]
+        if seed == 1:
+            (folder / "logs" / "trainer.log").write_text("Traceback (most recent call last):\nLeverError: stuck\n")
+            failure = {"type": "LeverError", "message": "stuck", "worker": 0}
+            write_result(folder, "failed", "LeverError: stuck", failures=[failure])
+        if seed not in (1, 2, 3):
+            write_result(folder, "completed")
+        return {1: "FAILED", 2: "RUNNING", 3: "FAILED"}.get(seed, "COMPLETED")
+
+    def squeue(self, command: Sequence[str]) -> str:
+        there = {job: state for job, state in self.states.items() if not self.forgets or state not in OVER}
+        return "".join(f"{job}|{state}|Resources|n1\n" for job, state in there.items())
+
+    def sacct(self, command: Sequence[str]) -> str:
+        if not self.accounts:
+            raise LauncherError("Slurm accounting storage is disabled")
+        return "".join(f"{job}|{state}|n1\n" for job, state in self.states.items())
+
+    def scancel(self, command: Sequence[str]) -> str:
+        for job, state in self.states.items():
+            if state not in OVER and re.match(rf"({'|'.join(command[2:])})(_|$)", job):
+                self.states[job] = "CANCELLED"
+        return ""
 
 
 @pytest.fixture
 def stub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Stub:
     """Takes the place of the run layer; the working directory is `tmp_path`."""
     stub = Stub()
-    monkeypatch.setattr(collectx.run, "execute", stub.execute, raising=False)
+    monkeypatch.setattr(collectx.run, "execute", stub.execute)
     monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
     monkeypatch.chdir(tmp_path)
     return stub
 
 
 @pytest.fixture
-def slurm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    """A stand-in for SLURM on PATH; the working directory is `tmp_path`."""
-    cluster = FakeSlurm(tmp_path / "slurm", monkeypatch)
+def queue(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Queue:
+    """Takes the place of SLURM; the working directory is `tmp_path`."""
+    queue = Queue()
+    monkeypatch.setattr(sbatch, "_run", queue.run)
+    monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}")
     monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
     monkeypatch.chdir(tmp_path)
-    yield cluster
-    cluster.close()
+    return queue

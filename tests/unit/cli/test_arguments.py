@@ -19,7 +19,7 @@ def test_overrides_may_stand_on_both_sides_of_flags():
 @pytest.mark.parametrize(
     ("argv", "value", "words"), [(["--info", "a=1"], "all", ("a=1",)), (["-i", "plugins"], "plugins", ())]
 )
-def test_the_value_of_info_is_optional(argv: list[str], value: str, words: tuple[str, ...]):
+def test_the_value_of_info_is_optional(argv, value, words):
     arguments = split(argv)
     assert (arguments.flags, arguments.words) == ({"info": value}, words)
 
@@ -33,7 +33,7 @@ def test_the_value_of_info_is_optional(argv: list[str], value: str, words: tuple
         (["--config-dir"], "needs a value"),
     ],
 )
-def test_wrong_flags(argv: list[str], message: str):
+def test_wrong_flags(argv, message):
     with pytest.raises(ConfigError) as raised:
         split(argv)
     assert message in str(raised.value)

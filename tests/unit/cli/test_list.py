@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-import pytest
-
 from collectx.cli import list as listing
 
 
-def test_every_group_in_the_order_of_the_data_path(capsys: pytest.CaptureFixture[str]):
+def test_every_group_in_the_order_of_the_data_path(capsys):
     assert listing.main([]) == 0
     out = capsys.readouterr().out
     groups = [line.rstrip(":") for line in out.splitlines() if not line.startswith(" ")]
@@ -18,7 +14,7 @@ def test_every_group_in_the_order_of_the_data_path(capsys: pytest.CaptureFixture
     assert "@package" not in out
 
 
-def test_one_group_with_choices_of_the_user(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_one_group_with_choices_of_the_user(tmp_path, capsys):
     (tmp_path / "policy").mkdir()
     (tmp_path / "policy" / "mine.yaml").write_text("# Mine.\nkind: custom\n")
     (tmp_path / "policy" / "bare.yaml").write_text("kind: custom\n")
@@ -29,6 +25,6 @@ def test_one_group_with_choices_of_the_user(tmp_path: Path, capsys: pytest.Captu
     assert "  bare" in out
 
 
-def test_an_unknown_group(capsys: pytest.CaptureFixture[str]):
+def test_an_unknown_group(capsys):
     assert listing.main(["trianer"]) == 2
     assert "did you mean trainer?" in capsys.readouterr().err

@@ -3,100 +3,85 @@
 from __future__ import annotations
 
 import json
+import shutil
 import socket
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
-from fakecluster import ROLE, FakeSlurm
 
-from collectx.cli import fate, run, status
+from collectx.cli import fate, status
 from collectx.launcher.jobs import JobState
 from collectx.run import RunFolder
+from collectx.run.folder import write_json
 
-LEAVE = ["launcher=slurm", f"launcher.python={ROLE}", "launcher.wait=false", "hydra.run.dir=run"]
+
+@pytest.fixture
+def folder(tmp_path):
+    """A run that is job 7."""
+    files = RunFolder(tmp_path / "run")
+    files.begin()
+    files.jobs.mkdir()
+    fate.note_job(files, "7")
+    return files
 
 
-def word(capsys: pytest.CaptureFixture[str], folder: str = "run") -> str:
+def said(capsys, files: RunFolder) -> tuple[str, str]:
+    """The word in the table, and all that was printed."""
     capsys.readouterr()
-    assert status.main([folder]) == 0
-    return capsys.readouterr().out.splitlines()[1].split()[1]
+    assert status.main([str(files.path)]) == 0
+    out, err = capsys.readouterr()
+    return out.splitlines()[1].split()[1], out + err
 
 
-def test_a_running_job_then_one_that_was_cancelled(slurm: FakeSlurm, capsys: pytest.CaptureFixture[str], wait_until):
-    assert run.main([*LEAVE, "seed=2"]) == 0
-    wait_until(Path("run/is_running").exists, 90, "the job runs")
-    assert word(capsys) == "running"
-    subprocess.run(["scancel", "100"], check=True)
-    slurm.wait("CANCELLED")
-    wait_until(lambda: word(capsys) == "interrupted", 90, "interrupted")
-
-
-@pytest.mark.parametrize("knobs", [{}, {"forget": True}, {"forget": True, "accounting": True}])
-def test_a_job_that_died_without_a_word_is_failed(
-    slurm: FakeSlurm, capsys: pytest.CaptureFixture[str], knobs: dict[str, bool]
-):
-    assert run.main([*LEAVE, "seed=3"]) == 0
-    slurm.wait("FAILED")
-    slurm.knobs(**knobs)
-    assert word(capsys) == "failed"
-    status.main(["run"])
-    knows = "FAILED" if knobs != {"forget": True} else "SLURM knows no job 100 any more"
-    assert knows in capsys.readouterr().out
+@pytest.mark.parametrize(
+    ("state", "changes", "word", "part"),
+    [
+        ("PENDING", {}, "queued", "Resources"),
+        ("RUNNING", {}, "running", "n1"),
+        ("CANCELLED", {}, "interrupted", "CANCELLED"),
+        ("FAILED", {}, "failed", "FAILED"),
+        ("FAILED", {"forgets": True}, "failed", "SLURM knows no job 7 any more"),
+        ("FAILED", {"forgets": True, "accounts": True}, "failed", "FAILED"),
+        ("FAILED", {"error": "Unable to contact slurm controller"}, "unknown", "Unable to contact"),
+    ],
+)
+def test_a_job_without_a_result_is_what_slurm_says(queue, folder, capsys, state, changes, word, part):
+    queue.states["7"] = state
+    vars(queue).update(changes)
+    printed, text = said(capsys, folder)
+    assert printed == word
+    assert part in text
 
 
 @pytest.mark.parametrize(("state", "advice"), [("TIMEOUT", "launcher.time"), ("PREEMPTED", "launcher.requeue=true")])
-def test_a_run_that_slurm_has_interrupted_says_why(tmp_path: Path, state: str, advice: str):
+def test_a_run_that_slurm_has_interrupted_says_why(folder, state, advice):
+    write_json(folder.result, {"status": "interrupted", "exit_reason": "interrupted by SIGTERM"})
+    ended = fate.fate(folder, "7", {"7": JobState(state, True, True)})
+    assert ended.word == "interrupted"
+    assert ended.detail.startswith(f"interrupted by SIGTERM: job 7 ended as {state}: ")
+    assert advice in ended.detail
+    assert fate.fate(folder, "7", {"7": JobState("CANCELLED", True, True)}).detail == "interrupted by SIGTERM"
+
+
+def test_without_slurm_on_the_machine_the_folder_is_read_and_it_says_so(folder, capsys, monkeypatch):
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    write_json(folder.result, {"status": "completed"})
+    word, text = said(capsys, folder)
+    assert word == "completed"
+    assert "SLURM cannot be asked" in text
+
+
+def test_a_run_here_lives_as_long_as_a_process_has_its_events_open(tmp_path, capsys):
     files = RunFolder(tmp_path)
-    files.result.write_text(json.dumps({"status": "interrupted", "exit_reason": "interrupted by SIGTERM"}))
-    found = fate.fate(files, "7", {"7": JobState(state, True, True)})
-    assert found.word == "interrupted"
-    assert found.detail.startswith(f"interrupted by SIGTERM: job 7 ended as {state}: ")
-    assert advice in found.detail
-    assert fate.fate(files, "7", {"7": JobState("CANCELLED", True, True)}).detail == "interrupted by SIGTERM"
+    files.begin()
+    files.meta.write_text(json.dumps({"host": socket.gethostname()}))
+    with open(files.events, "ab"):
+        assert said(capsys, files)[0] == "running"
+    assert said(capsys, files)[0] == "failed"
+    files.meta.write_text(json.dumps({"host": "elsewhere"}))
+    assert said(capsys, files)[0] == "unknown"
 
 
-def test_a_silent_controller_is_no_sign_of_life(slurm: FakeSlurm, capsys: pytest.CaptureFixture[str]):
-    assert run.main([*LEAVE, "seed=3"]) == 0
-    slurm.wait("FAILED")
-    slurm.knobs(silent=True)
-    assert word(capsys) == "unknown"
-
-
-def test_without_slurm_on_the_machine_it_says_so(
-    slurm: FakeSlurm, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-):
-    assert run.main([*LEAVE, "seed=0"]) == 0
-    slurm.wait("COMPLETED")
-    monkeypatch.setenv("PATH", str(tmp_path))
-    capsys.readouterr()
-    assert status.main(["run"]) == 0
-    out, err = capsys.readouterr()
-    assert "completed" in out
-    assert "SLURM cannot be asked" in err
-
-
-def test_a_run_here_lives_as_long_as_a_process_has_its_events_open(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], wait_until
-):
-    folder = tmp_path / "run"
-    (folder / "snapshot").mkdir(parents=True)
-    (folder / "snapshot" / "meta.json").write_text(json.dumps({"host": socket.gethostname()}))
-    code = (
-        f"import sys; file = open({str(folder / 'events.jsonl')!r}, 'ab'); print('open', flush=True); sys.stdin.read()"
-    )
-    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None
-        process.stdout.readline()
-        assert word(capsys, str(folder)) == "running"
-        process.kill()
-    assert word(capsys, str(folder)) == "failed"
-    (folder / "snapshot" / "meta.json").write_text(json.dumps({"host": "elsewhere"}))
-    assert word(capsys, str(folder)) == "unknown"
-
-
-def test_a_folder_that_is_no_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_a_folder_that_is_no_run(tmp_path, capsys):
     assert status.main([str(tmp_path)]) == 2
     assert status.main([str(tmp_path / "nowhere")]) == 2
     assert "is no folder" in capsys.readouterr().err

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import collecting
 import numpy as np
 import pytest
 import torch
 from tensordict import TensorDict
 
+from collectx import trainer as trainers
 from collectx.collector.delivery import Delivery, Part, Timings
-from collectx.config import (
-    BackendConfig,
-    CollectorConfig,
-    CountingEnvConfig,
-    DevicesConfig,
-    LauncherConfig,
-    MeterTrainerConfig,
-    RandomPolicyConfig,
-    RunConfig,
-)
+from collectx.config import MeterTrainerConfig
 from collectx.run import RunFolder
 
 
@@ -31,7 +26,7 @@ def make_delivery(index=0, parts=(), version=0, waited_s=0.25):
 
 
 class FakeCollector:
-    """Delivers the given deliveries, each with a batch whose observation is its index."""
+    """Delivers these deliveries, each with a batch whose observation is its index."""
 
     def __init__(self, deliveries, total_frames=-1):
         self.deliveries = list(deliveries)
@@ -72,16 +67,44 @@ def folder(tmp_path):
 
 @pytest.fixture
 def cfg():
-    return RunConfig(
-        env=CountingEnvConfig("counting", 2, 5, 3, 0.0),
-        policy=RandomPolicyConfig("random"),
-        collector=CollectorConfig(
-            *("single", 1, 20, 100, "random", 2, False, "raise", 10, 60.0, 60.0, 10.0, 1, "sync", None, None, False),
-            *(False, "batch", None, None, "padded", False, None),
-        ),
-        backend=BackendConfig("auto"),
-        launcher=LauncherConfig("inline", None, 1, False),
-        devices=DevicesConfig("cpu", None, None, None),
-        trainer=MeterTrainerConfig("meter", True),
-        seed=3,
-    )
+    """One worker in this process: 5 batches of 20 frames, which are digested."""
+    size = {"num_workers": 1, "frames_per_batch": 20, "total_frames": 100, "device": "cpu"}
+    made = collecting.config("single", "inline", collecting.counting(2, 5, 3), seed=3, **size)
+    return replace(made, trainer=MeterTrainerConfig("meter", digest=True))
+
+
+@pytest.fixture
+def clock():
+    """Goes on by one second whenever it is read."""
+    return iter(range(100, 200)).__next__
+
+
+class Meter:
+    """A trainer that counts, and has a state."""
+
+    def __init__(self):
+        self.frames = 0
+        self.batches = []
+
+    def train(self, collection):
+        for batch in collection:
+            self.batches.append(batch)
+            self.frames += batch.numel()
+            collection.log(frames=self.frames)
+
+    def state_dict(self):
+        return {"frames": self.frames, "weight": torch.ones(2)}
+
+
+@pytest.fixture
+def train_with(monkeypatch):
+    """`train_with(train)` makes runs use a `Meter` whose `train(collection)` is that function; its own by default."""
+
+    def use(train=None):
+        trainer = Meter()
+        if train is not None:
+            trainer.train = train
+        monkeypatch.setattr(trainers, "build", lambda *arguments: trainer)
+        return trainer
+
+    return use

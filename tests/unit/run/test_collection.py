@@ -10,12 +10,6 @@ from collectx.run.events import EventLog
 from collectx.run.statistics import Statistics
 
 
-@pytest.fixture
-def clock():
-    """Goes on by one second whenever it is read."""
-    return iter(range(100, 200)).__next__
-
-
 def test_batches_lines_and_sums(folder, part, delivery, fake_collector, clock):
     deliveries = [
         delivery(0, [part(0, returns=[3.0]), part(1, returns=[5.0])], version=0),

@@ -1,0 +1,47 @@
+"""The installed command, in processes of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+COMMAND = str(Path(sys.executable).parent / "collectx")
+# A run without a learner, of 4 batches.
+COUNTING = ["env=counting", "policy=random", "trainer=meter"]
+SMALL = [*COUNTING, "trainer.digest=true", "collector.frames_per_batch=64", "collector.total_frames=256"]
+
+
+def environment(**changes: str) -> dict[str, str]:
+    """As a user has it: the command is on PATH, and the number of torch's threads is not set."""
+    path = f"{Path(COMMAND).parent}{os.pathsep}{os.environ['PATH']}"
+    return {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"} | {"PATH": path} | changes
+
+
+def collectx(*argv: str, cwd: Path, status: int = 0) -> subprocess.CompletedProcess[str]:
+    """Runs the command to its end, which must have this exit status."""
+    done = subprocess.run([COMMAND, *argv], cwd=cwd, env=environment(), capture_output=True, text=True, timeout=250)
+    assert done.returncode == status, done.stdout + done.stderr
+    return done
+
+
+def start(*argv: str, cwd: Path, **options: Any) -> subprocess.Popen[str]:
+    """Starts the command in a process group of its own; what it prints goes to `said.txt`."""
+    with open(cwd / "said.txt", "w") as said:
+        return subprocess.Popen(
+            [COMMAND, *argv],
+            cwd=cwd,
+            env=environment(),
+            stdout=said,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+            **options,
+        )
+
+
+def result(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / "result.json").read_text())

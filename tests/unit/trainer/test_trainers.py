@@ -1,0 +1,168 @@
+"""What trainers do with batches: the direction in which they learn, when they stop, their state, and what they refuse."""
+
+import functools
+from dataclasses import replace
+
+import pytest
+import torch
+
+from collectx import env, policy, trainer
+from collectx.batch import to_tensordict
+from collectx.cli.compose import compose
+from collectx.config import CustomTrainerConfig, MeterTrainerConfig
+from collectx.errors import ConfigError
+
+# On a busy machine threads wait for one another in every small operation.
+torch.set_num_threads(1)
+CPU = torch.device("cpu")
+OVERRIDES = {
+    "ppo": ["trainer=ppo"],
+    "impala": ["trainer=impala"],
+    "dqn": ["trainer=dqn", "policy=q_mlp", "trainer.warmup_frames=64"],
+    "uniform dqn": ["trainer=dqn", "policy=q_mlp", "trainer.warmup_frames=64", "trainer.priority_alpha=null"],
+}
+SCALARS = {"dqn": {"epsilon", "loss", "value"}, "uniform dqn": {"epsilon", "loss", "value"}}
+SPEC = env.read_spec(compose(["env=cartpole", "env.num_envs=2"]).env)
+
+
+class Recorded:
+    """A `collectx.trainer.base.Collection` of batches that are there already."""
+
+    def __init__(self, batches, num_episodes=0, mean_return=float("nan")):
+        self.batches = batches
+        self.total_frames = sum(batch.numel() for batch in batches)
+        self.frames = self.version = 0
+        self.num_episodes, self.mean_return = num_episodes, mean_return
+        self.scalars = []
+
+    def __iter__(self):
+        for batch in self.batches:
+            self.frames += batch.numel()
+            yield batch
+
+    def publish(self, policy):
+        self.version += 1
+        return self.version
+
+    def log(self, **scalars):
+        self.scalars.append(scalars)
+
+
+def bandit(num_batches, size=(2, 32)):
+    """Episodes of one frame at random: action 1 has reward 1, action 0 none."""
+    torch.manual_seed(0)
+    batches = []
+    for _ in range(num_batches):
+        action = torch.randint(2, size)
+        ends = torch.ones(*size, 1, dtype=torch.bool)
+        tensors = {
+            ("observation",): torch.randn(*size, 4),
+            ("action",): action,
+            ("action_log_prob",): torch.full(size, 0.5).log(),
+            ("next", "observation"): torch.randn(*size, 4),
+            ("next", "reward"): action.float().unsqueeze(-1),
+            ("next", "terminated"): ends,
+            ("next", "truncated"): ~ends,
+            ("next", "done"): ends,
+        }
+        batches.append(to_tensordict(tensors, size))
+    return batches
+
+
+@functools.cache
+def config(name):
+    return compose(["env=cartpole", *OVERRIDES[name]])
+
+
+def made(name, seed=0, **fields):
+    """A trainer and its policy; `fields` are of the trainer's configuration."""
+    module = policy.build(config(name).policy, SPEC, seed)
+    return trainer.build(replace(config(name).trainer, **fields), module, SPEC, seed, CPU), module
+
+
+def preference(name, module, observation):
+    """How much more `module` makes of action 1 than of action 0."""
+    if "dqn" in name:
+        values = module([observation])
+        return (values[:, 1] - values[:, 0]).mean().item()
+    one, none = (module.evaluate([observation], torch.full((len(observation),), a))[0] for a in (1, 0))
+    return (one - none).mean().item()
+
+
+@pytest.mark.parametrize("name", OVERRIDES)
+def test_a_rewarded_action_becomes_more_likely(name):
+    learner, module = made(name, learning_rate=1e-2, anneal=False)
+    observation = torch.randn(256, 4, generator=torch.Generator().manual_seed(1))
+    before = preference(name, module, observation)
+    collection = Recorded(bandit(5))
+    learner.train(collection)
+    assert preference(name, module, observation) > before + 0.05
+    assert collection.version == len(collection.scalars) == 5
+    assert set(collection.scalars[-1]) == SCALARS.get(name, {"actor_loss", "critic_loss", "entropy"})
+
+
+def test_epsilon_falls_to_its_end():
+    learner, _ = made("dqn", epsilon_frames=128, epsilon_start=0.9, epsilon_end=0.1)
+    collection = Recorded(bandit(4))
+    learner.train(collection)
+    assert [each["epsilon"] for each in collection.scalars] == pytest.approx([0.5, 0.1, 0.1, 0.1])
+
+
+@pytest.mark.parametrize(
+    ("num_episodes", "mean_return", "ends"), [(100, 20.0, True), (99, 20.0, False), (100, 19.9, False)]
+)
+@pytest.mark.parametrize("name", ["ppo", "dqn"])
+def test_the_target_ends_a_run(name, num_episodes, mean_return, ends):
+    collection = Recorded(bandit(2), num_episodes, mean_return)
+    made(name, target_return=20.0)[0].train(collection)
+    assert collection.version == (0 if ends else 2)
+
+
+def test_batches_without_env_dimension():
+    collection = Recorded(bandit(2, (64,)))
+    made("ppo")[0].train(collection)
+    assert collection.version == 2
+
+
+@pytest.mark.parametrize("name", OVERRIDES)
+def test_state(name):
+    first, module = made(name)
+    first.train(Recorded(bandit(3)))
+    second, other = made(name, seed=1)
+    second.load_state_dict(first.state_dict())
+    torch.testing.assert_close(other.state_dict(), module.state_dict(), rtol=0, atol=0)
+    torch.testing.assert_close(second.state_dict(), first.state_dict(), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("name", OVERRIDES)
+def test_the_same_seed_learns_the_same(name):
+    states = []
+    for _ in range(2):
+        learner, module = made(name, seed=3)
+        learner.train(Recorded(bandit(3)))
+        states.append(module.state_dict())
+    torch.testing.assert_close(*states, rtol=0, atol=0)
+
+
+def test_the_meter_takes_everything():
+    collection = Recorded(bandit(3))
+    meter = trainer.build(MeterTrainerConfig("meter", digest=False), None, SPEC, 0, CPU)
+    meter.train(collection)
+    assert collection.frames == 192
+    assert meter.state_dict() == {}
+
+
+@pytest.mark.parametrize("name", OVERRIDES)
+@pytest.mark.parametrize("module", [None, torch.nn.Linear(4, 2)], ids=["random", "custom"])
+def test_untrainable_policy(name, module):
+    with pytest.raises(ConfigError, match="cannot train"):
+        trainer.build(config(name).trainer, module, SPEC, 0, CPU)
+
+
+def test_custom():
+    def build(target):
+        return trainer.build(CustomTrainerConfig("custom", False, target, {}), None, SPEC, 0, CPU)
+
+    assert hasattr(build("collectx.trainer.meter:MeterTrainer"), "train")
+    with pytest.raises(ConfigError, match="no train"):
+        build("builtins:dict")

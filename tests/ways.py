@@ -6,8 +6,8 @@ its parameters, its tier and its xdist group from here.
     def test_...(way): ...
 
 `make test` runs the tier "test", `make test-ci` the tier "ci", `make test-nightly` the tier "nightly", and
-`pytest --tier=all` runs all of them. A test's tier is the latest of its way's, its folder's (`FOLDERS`), and the one it
-is marked with.
+`pytest --tier=all` runs all of them. A test's tier is the latest of its way's, its folder's (`FOLDERS`) and the one
+it is marked with.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -91,14 +92,16 @@ FOLDERS = {"system": "ci", "learning": "ci", "slurm": "ci"}
 
 def over(ways: Iterable[Way], *, smoke: bool = False, name: str = "way") -> pytest.MarkDecorator:
     """Parametrises a test by ways: argument `way`."""
-    return pytest.mark.parametrize(name, [_parameter(way, way.smoke if smoke else way.tier) for way in ways])
+    return pytest.mark.parametrize(name, [case(way, tier=way.smoke if smoke else way.tier) for way in ways])
 
 
-def _parameter(way: Way, tier: str):
+def case(way: Way, *values: Any, tier: str | None = None):
+    """Parameters of one test over a way, its own tier unless told otherwise; `values` are further parameters."""
+    tier = tier or way.tier
     marks = [getattr(pytest.mark, tier)] if tier != "test" else []
     if way.group is not None:
         marks.append(pytest.mark.xdist_group(way.group))
-    return pytest.param(way, id=way.name, marks=marks)
+    return pytest.param(way, *values, id="-".join(map(str, (way, *values))), marks=marks)
 
 
 def tier_of(item: pytest.Item) -> str:

@@ -1,5 +1,5 @@
-"""What every collector promises, over schedules x places x group sizes, with the counting env: nothing is lost,
-repeated, reordered or torn, whoever carries it and however the user takes it."""
+"""What every collector promises, over the ways, with the counting env: nothing is lost, repeated, reordered or torn,
+whoever carries it and however the user takes it."""
 
 from __future__ import annotations
 
@@ -7,165 +7,152 @@ import time
 
 import pytest
 import torch
-from collecting import batches, counting, custom, gym, gym_vector, mlp, start
+from collecting import batches, config, counting, custom, gym, gym_vector, mlp, start
+from ways import (
+    ASYNC,
+    GLOO,
+    GLOO_ASYNC,
+    GLOO_SYNC,
+    INLINE,
+    INLINE_ASYNC,
+    INLINE_SYNC,
+    RAY_ASYNC,
+    RAY_SYNC,
+    SHARED,
+    SHARED_ASYNC,
+    SHARED_SYNC,
+    SINGLE,
+    SYNC,
+    WAYS,
+    case,
+    over,
+)
+from worlds import faulty
 
+from collectx import env as envs
+from collectx import policy as policies
+from collectx.collector import Recorded, build
 from collectx.env.counting import StreamChecker, episode_length
+from collectx.run.digest import digest_of
 
-WAYS = [
-    ("single", "inline"),
-    ("multi_sync", "inline"),
-    ("multi_sync", "local"),
-    ("multi_async", "inline"),
-    ("multi_async", "local"),
-    ("distributed_sync", "local"),
-    ("distributed", "local"),
-    ("rpc_sync", "local"),
-    ("rpc", "local"),
-]
-ON_RAY = [pytest.param(kind, "ray", marks=pytest.mark.ci) for kind in ("ray_sync", "ray")]
-SYNC = ("multi_sync", "distributed_sync", "rpc_sync", "ray_sync")
-ways = pytest.mark.parametrize(("kind", "place"), WAYS)
-# Ray takes seconds for every worker that it starts.
-ways_and_ray = pytest.mark.parametrize(("kind", "place"), [*WAYS, *ON_RAY])
-groups = pytest.mark.parametrize("num_envs", [1, 3])
+# What does not depend on how bytes travel between hosts is shown without RPC and Ray, whose workers start slowly.
+HERE = (*INLINE, *SHARED, *GLOO)
 
 
-def workers_of(kind):
-    return 1 if kind == "single" else 2
+def collect(way, env=None, policy=None, **knobs):
+    return start(
+        way.kind, way.place, env or counting(3), policy, **{"frames_per_batch": 30, "total_frames": 300} | knobs
+    )
 
 
-@ways
-@groups
-@pytest.mark.parametrize("zero_copy", [False, True])
-def test_every_frame_arrives_once_in_order_and_whole(kind, place, num_envs, zero_copy):
-    checker = StreamChecker()
-    steps = 5
-    frames = steps * num_envs * (workers_of(kind) if kind in SYNC else 1)
-    versions = []
-    with start(
-        kind, place, counting(num_envs), frames_per_batch=frames, total_frames=40 * frames, zero_copy=zero_copy
-    ) as collector:
-        for batch in collector:
-            checker.take(batch)
-            assert batch["next", "reward"].reshape(-1).tolist() == (
-                batch["next", "observation"][..., 2].reshape(-1).tolist()
-            )
-            shortest = episode_length(batch["observation"][..., 0].numpy(), 7)
-            ended = batch["next", "observation"][..., 2].numpy() == shortest
-            assert (batch["next", "done"][..., 0].numpy() == ended).all()
-            assert torch.equal(batch["next", "terminated"], batch["next", "done"])
-            assert not batch["next", "truncated"].any()
-            for key in ("done", "terminated", "truncated"):
-                assert not batch[key].any()
-            versions.append(batch["collector", "policy_version"].unique().tolist())
-    assert checker.frames == 40 * frames
-    assert versions == [[0]] * 40
+def check_rules(batch):
+    """Rewards, ends and trajectory ids are those of counting envs."""
+    env, step = batch["observation"][..., 0], batch["next", "observation"][..., 2]
+    assert torch.equal(batch["next", "reward"][..., 0], step.float())
+    ended = torch.from_numpy(step.numpy() == episode_length(env.numpy(), 7))
+    assert torch.equal(batch["next", "done"][..., 0], ended)
+    assert torch.equal(batch["next", "terminated"], batch["next", "done"])
+    assert not batch["next", "truncated"].any()
+    assert not any(batch[key].any() for key in ("done", "terminated", "truncated"))
+    assert batch["collector", "policy_version"].unique().tolist() == [0]
 
 
 @pytest.mark.parametrize(
-    ("kind", "num_envs", "frames", "batch_size", "names"),
+    ("way", "num_envs", "zero_copy"),
     [
-        ("single", 1, 10, [10], ["time"]),
-        ("single", 3, 12, [3, 4], [None, "time"]),
-        ("multi_sync", 1, 20, [2, 10], [None, "time"]),
-        ("multi_sync", 3, 24, [2, 3, 4], [None, None, "time"]),
-        ("multi_async", 1, 20, [20], ["time"]),
-        ("multi_async", 3, 12, [3, 4], [None, "time"]),
-        ("distributed_sync", 3, 24, [2, 3, 4], [None, None, "time"]),
-        ("distributed", 3, 12, [3, 4], [None, "time"]),
-        ("rpc_sync", 3, 24, [2, 3, 4], [None, None, "time"]),
-        ("rpc", 3, 12, [3, 4], [None, "time"]),
+        *(case(way, 3, False, tier=way.smoke) for way in WAYS),
+        *(case(way, 1, True) for way in (SINGLE, SHARED_SYNC, GLOO_ASYNC)),
     ],
 )
-def test_a_batch_looks_like_torchrls(kind, num_envs, frames, batch_size, names):
-    (batch,) = batches(kind, "inline", gym(num_envs), frames_per_batch=frames, total_frames=frames)
+def test_every_frame_arrives_once_in_order_and_complete(way, num_envs, zero_copy):
+    checker = StreamChecker()
+    frames = 5 * num_envs * (way.num_workers if way.is_sync else 1)
+    num_batches = 40 if way.transport != "ray" else 10
+    total_envs = num_envs * way.num_workers
+    shape = {"frames_per_batch": frames, "total_frames": num_batches * frames}
+    with collect(way, counting(num_envs), zero_copy=zero_copy, **shape) as collector:
+        for index, batch in enumerate(collector):
+            checker.take(batch)
+            check_rules(batch)
+            env, episode = batch["observation"][..., 0], batch["observation"][..., 1]
+            assert torch.equal(batch["collector", "traj_ids"], env + episode * total_envs)
+            delivery = collector.delivery
+            assert (delivery.index, delivery.frames, delivery.version) == (index, frames, 0)
+            assert [part.worker for part in delivery.parts] == (
+                [0, 1] if way.is_sync else [int(env.flatten()[0]) // num_envs]
+            )
+            assert sum(part.frames for part in delivery.parts) == frames
+            ended = batch["next", "observation"][batch["next", "done"][..., 0]][:, 2].tolist()
+            lengths = [length for part in delivery.parts for length in part.lengths.tolist()]
+            returns = [total for part in delivery.parts for total in part.returns.tolist()]
+            assert sorted(lengths) == sorted(ended)
+            assert returns == [length * (length + 1) / 2 for length in lengths]
+            spent = [part.timings for part in delivery.parts]
+            assert all(min(each.env_s, each.policy_s, each.wait_s, each.send_s) >= 0 for each in spent)
+        assert checker.frames == num_batches * frames
+        assert next(collector, None) is None
+        assert collector.delivery.index == num_batches - 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "num_envs", "batch_size"),
+    [
+        ("single", 1, [12]),
+        ("single", 3, [3, 4]),
+        ("multi_sync", 1, [2, 6]),
+        ("multi_sync", 3, [2, 3, 2]),
+        ("multi_async", 1, [12]),
+        *((kind, 3, [2, 3, 2]) for kind in ("distributed_sync", "rpc_sync", "ray_sync")),
+        *((kind, 3, [3, 4]) for kind in ("multi_async", "distributed", "rpc", "ray")),
+    ],
+)
+def test_a_batch_looks_like_torchrls(kind, num_envs, batch_size):
+    (batch,) = batches(kind, "inline", gym(num_envs), frames_per_batch=12, total_frames=12)
     assert list(batch.batch_size) == batch_size
-    assert batch.names == names
+    assert batch.names == [None] * (len(batch_size) - 1) + ["time"]
     leaves = {key: batch.get(key) for key in batch.keys(include_nested=True, leaves_only=True)}
+    ends = {key: ([1], torch.bool) for key in ("done", "terminated", "truncated")}
     assert {key: (list(value.shape[len(batch_size) :]), value.dtype) for key, value in leaves.items()} == {
         "observation": ([4], torch.float32),
         "action": ([], torch.int64),
-        "done": ([1], torch.bool),
-        "terminated": ([1], torch.bool),
-        "truncated": ([1], torch.bool),
+        **ends,
         ("next", "observation"): ([4], torch.float32),
         ("next", "reward"): ([1], torch.float32),
-        ("next", "done"): ([1], torch.bool),
-        ("next", "terminated"): ([1], torch.bool),
-        ("next", "truncated"): ([1], torch.bool),
+        **{("next", key): leaf for key, leaf in ends.items()},
         ("collector", "traj_ids"): ([], torch.int64),
         ("collector", "policy_version"): ([], torch.int64),
     }
 
 
-@ways
-def test_traj_ids_are_env_plus_episode_times_all_envs(kind, place):
-    num_envs, total_envs = 3, 3 * workers_of(kind)
-    for batch in batches(kind, place, counting(num_envs), frames_per_batch=30, total_frames=600):
-        env, episode = batch["observation"][..., 0], batch["observation"][..., 1]
-        assert torch.equal(batch["collector", "traj_ids"], env + episode * total_envs)
-
-
-@ways_and_ray
-def test_a_batch_is_the_users_own_memory(kind, place):
-    checker = StreamChecker()
-    kept = []
-    for batch in batches(kind, place, counting(3), frames_per_batch=30, total_frames=600):
-        kept.append((batch, batch.clone()))
-    for batch, copy in kept:
-        assert (batch == copy).all()
-        checker.take(batch)
-    with start(kind, place, counting(3), frames_per_batch=30, total_frames=600) as collector:
-        checker = StreamChecker()
-        for batch in collector:
-            checker.take(batch)
-            batch.apply_(lambda tensor: tensor.zero_())
-
-
-@ways
-def test_total_frames_is_met_exactly_and_the_end_stays_the_end(kind, place):
-    with start(kind, place, counting(), frames_per_batch=10, total_frames=30, num_slots=3) as collector:
-        assert sum(batch.numel() for batch in collector) == 30
-        assert next(collector, None) is None
-        assert collector.delivery.index == 2
-
-
-@ways_and_ray
-def test_what_is_known_of_a_delivery(kind, place):
-    with start(kind, place, counting(3), frames_per_batch=30, total_frames=300) as collector:
+@over([*HERE, RAY_ASYNC])
+@pytest.mark.parametrize("zero_copy", [False, True])
+def test_a_batch_is_the_users_own_memory(way, zero_copy):
+    """With zero copy, until the next one is asked for."""
+    checker, kept = StreamChecker(), []
+    with collect(way, zero_copy=zero_copy) as collector:
         for index, batch in enumerate(collector):
-            delivery = collector.delivery
-            assert (delivery.index, delivery.frames, delivery.version) == (index, 30, 0)
-            joined = kind in SYNC
-            assert [part.worker for part in delivery.parts] == (
-                [0, 1] if joined else [int(batch["observation"][0, 0, 0]) // 3]
-            )
-            assert sum(part.frames for part in delivery.parts) == 30
-            done = batch["next", "done"]
-            ended = batch["next", "observation"][done[..., 0]][:, 2].tolist()
-            lengths = [length for part in delivery.parts for length in part.lengths.tolist()]
-            returns = [total for part in delivery.parts for total in part.returns.tolist()]
-            assert sorted(lengths) == sorted(ended)
-            assert returns == [length * (length + 1) / 2 for length in lengths]
-            for part in delivery.parts:
-                assert min(part.timings.env_s, part.timings.policy_s, part.timings.wait_s, part.timings.send_s) >= 0
+            checker.take(batch)
+            if index % 2 or zero_copy:
+                batch.apply_(lambda tensor: tensor.zero_())
+            else:
+                kept.append((batch, batch.clone()))
+    assert checker.frames == 300
+    assert all((batch == copy).all() for batch, copy in kept)
 
 
-@pytest.mark.parametrize(
-    ("kind", "place"),
-    [*((kind, "local") for kind in ("single", "multi_sync", "distributed_sync", "rpc_sync")), ON_RAY[0]],
-)
 @pytest.mark.parametrize("policy", [None, mlp()], ids=["random", "mlp"])
-def test_the_same_seed_gives_the_same_batches_bit_for_bit(kind, place, policy):
+@over([SINGLE, INLINE_SYNC, SHARED_SYNC, GLOO_SYNC, RAY_SYNC])
+def test_the_same_seed_gives_the_same_batches_bit_for_bit(way, policy):
     def run(place, seed):
-        return batches(kind, place, gym(2), policy, frames_per_batch=64, total_frames=512, seed=seed)
+        with start(way.kind, place, gym(2), policy, frames_per_batch=64, total_frames=512, seed=seed) as collector:
+            return [digest_of(batch) for batch in collector]
 
     first = run("inline", 5)
     # A trainer that draws random numbers of its own must not change the workers'.
     torch.manual_seed(99)
-    for again in (run("inline", 5), run(place, 5)):
-        assert all((one == other).all() for one, other in zip(first, again, strict=True))
-    assert not all((one == other).all() for one, other in zip(first, run("inline", 6), strict=True))
+    assert len(first) == 8
+    assert run(way.place, 5) == first
+    assert not set(run("inline", 6)) & set(first)
 
 
 def test_the_trainers_random_numbers_are_left_alone_by_inline_workers():
@@ -183,65 +170,57 @@ def test_envs_have_seeds_of_their_own_whatever_the_worker():
     assert len(wide["observation"][:, 0].unique(dim=0)) == 4
 
 
-@pytest.mark.parametrize(("kind", "place"), [*(way for way in WAYS if way[0] in ("single", *SYNC)), ON_RAY[0]])
-def test_sync_workers_act_with_the_newest_version_from_the_next_batch_on(kind, place):
-    policy = custom("worlds.faulty:telling_policy", size=1000)
-    from worlds import faulty
+def telling(size):
+    """A policy for the workers, and the trainer's, by whose weights frames say who acted."""
+    return custom("worlds.faulty:telling_policy", size=size), faulty.telling_policy(size)
 
-    mine = faulty.telling_policy(1000)
-    with start(kind, place, counting(2), policy, frames_per_batch=20, total_frames=400) as collector:
+
+def publish(collector, policy, number):
+    with torch.no_grad():
+        policy.module.number.fill_(number)
+    return collector.publish(policy)
+
+
+@over([way for way in (SINGLE, *SYNC) if way.transport != "rpc"])
+def test_sync_workers_act_with_the_newest_version_from_the_next_batch_on(way):
+    theirs, mine = telling(1000)
+    with collect(way, counting(2), theirs, frames_per_batch=20, total_frames=400) as collector:
         for index, batch in enumerate(collector):
             assert batch["low"].unique().tolist() == [float(index)]
             assert batch["high"].unique().tolist() == [float(index)]
             assert batch["collector", "policy_version"].unique().tolist() == [index]
-            assert [part.policy_version for part in collector.delivery.parts] == [index] * len(collector.delivery.parts)
-            with torch.no_grad():
-                mine.module.number.fill_(index + 1)
-            assert collector.publish(mine) == index + 1
+            assert {part.policy_version for part in collector.delivery.parts} == {index}
+            assert publish(collector, mine, index + 1) == index + 1
+    assert index == 19
 
 
-@pytest.mark.parametrize(("kind", "place"), [*(way for way in WAYS if way[0] not in ("single", *SYNC)), ON_RAY[1]])
-def test_hot_publish_to_async_workers_is_monotone_and_never_torn(kind, place):
-    from worlds import faulty
-
-    policy = custom("worlds.faulty:telling_policy", size=20_000)
-    mine = faulty.telling_policy(20_000)
-    newest = dict.fromkeys(range(2), -1)
-    count, deadline = 0, time.monotonic() + 200
-    with start(kind, place, counting(2), policy, frames_per_batch=20, total_frames=-1) as collector:
-        while count < 100 or min(newest.values()) <= 0:
+@over([way for way in ASYNC if way.transport != "rpc"])
+def test_weights_that_are_published_at_any_time_are_monotone_and_never_torn(way):
+    theirs, mine = telling(20_000)
+    newest, count, deadline = [-1, -1], 0, time.monotonic() + 200
+    with collect(way, counting(2), theirs, frames_per_batch=20, total_frames=-1) as collector:
+        while count < 60 or min(newest) <= 0:
             assert time.monotonic() < deadline
             batch = next(collector)
-            count += 1
-            version = batch["collector", "policy_version"].unique()
-            assert batch["low"].unique().tolist() == version.tolist()
-            assert batch["high"].unique().tolist() == version.tolist()
+            (version,) = batch["collector", "policy_version"].unique().tolist()
+            assert batch["low"].unique().tolist() == batch["high"].unique().tolist() == [version]
             (part,) = collector.delivery.parts
-            assert part.policy_version == version.item()
-            assert newest[part.worker] <= version.item() <= collector.policy_version
-            newest[part.worker] = version.item()
-            with torch.no_grad():
-                mine.module.number.fill_(collector.policy_version + 1)
-            collector.publish(mine)
+            assert part.policy_version == version
+            assert newest[part.worker] <= version <= collector.policy_version
+            newest[part.worker] = version
+            publish(collector, mine, collector.policy_version + 1)
+            count += 1
 
 
 @pytest.mark.parametrize(
-    ("kind", "env"),
-    [
-        ("multi_async", counting(2, step_s=0.001)),
-        ("distributed", counting(2, step_s=0.001)),
-        ("multi_async", gym_vector(2, "next_step")),
-    ],
-    ids=["shared_memory", "gloo", "ragged"],
+    ("way", "autoreset"), [case(SHARED_ASYNC, None), case(SHARED_ASYNC, "next_step"), case(GLOO_ASYNC, None)]
 )
-def test_weights_taken_between_steps_are_told_frame_by_frame(kind, env):
-    from worlds import faulty
-
-    policy = custom("worlds.faulty:telling_policy", size=20_000)
-    mine = faulty.telling_policy(20_000)
+def test_weights_taken_between_steps_are_told_frame_by_frame(way, autoreset):
+    env = gym_vector(2, autoreset) if autoreset else counting(2, step_s=0.001)
+    theirs, mine = telling(20_000)
     shape = {"num_workers": 1, "num_slots": 1, "frames_per_batch": 400, "total_frames": -1}
     most, deadline = 1, time.monotonic() + 200
-    with start(kind, "local", env, policy, refresh="step", **shape) as collector:
+    with collect(way, env, theirs, refresh="step", **shape) as collector:
         while most < 3:
             assert time.monotonic() < deadline
             batch = next(collector)
@@ -250,29 +229,85 @@ def test_weights_taken_between_steps_are_told_frame_by_frame(kind, env):
             assert torch.equal(batch["high"], version.float())
             assert (version.diff(dim=-1) >= 0).all()
             most = len(version.unique())
-            for _ in range(5):
-                with torch.no_grad():
-                    mine.module.number.fill_(collector.policy_version + 1)
-                collector.publish(mine)
-                time.sleep(0.005)
+            for _ in range(20):
+                publish(collector, mine, collector.policy_version + 1)
 
 
-def test_async_delivers_from_every_worker():
+def record(cfg, again=None):
+    """Digests and order of a run whose policy learns something from every batch: of as many batches as `again` has, or
+    until both workers have delivered some, and some with weights older than the newest."""
+
+    def is_enough():
+        counts = [sum(batch.worker == worker for batch in order) for worker in (0, 1)]
+        return min(counts) >= 5 and sum(batch.acted < batch.newest for batch in order) >= 3
+
+    spec = envs.read_spec(cfg.env)
+    policy = policies.build(cfg.policy, spec, cfg.seed)
+    digests, order = [], []
+    with build(cfg, policy, spec, again=again) as collector:
+        while len(order) < len(again) if again else not is_enough():
+            batch = next(collector)
+            delivery = collector.delivery
+            digests.append(digest_of(batch))
+            order.append(Recorded(delivery.parts[0].worker, delivery.parts[0].policy_version, delivery.version))
+            with torch.no_grad():
+                for parameter in policy.parameters():
+                    parameter += 0.1 * batch["observation"].mean()
+            collector.publish(policy)
+    return digests, order
+
+
+@pytest.mark.parametrize(
+    ("way", "zero_copy"),
+    [case(SHARED_ASYNC, False, tier="test"), *(case(way, True) for way in ASYNC if way is not INLINE_ASYNC)],
+)
+def test_an_async_run_is_reproduced_from_its_order(way, zero_copy):
+    shape = {"frames_per_batch": 32, "total_frames": -1, "zero_copy": zero_copy}
+    cfg = config(way.kind, way.place, gym(2, entry_point="worlds.uneven:Uneven"), mlp(), **shape)
+    digests, order = record(cfg)
+    assert record(cfg, order) == (digests, order)
+
+
+@over([way for way in HERE if way is not SINGLE])
+def test_every_worker_delivers_until_the_collector_is_closed(way):
     """However much earlier one of them has come up."""
     seen, deadline = set(), time.monotonic() + 200
-    with start("multi_async", "local", counting(), frames_per_batch=10, total_frames=-1) as collector:
-        while seen != {0, 1}:
+    with collect(way, num_workers=4, total_frames=-1, frames_per_batch=36) as collector:
+        while seen != {0, 1, 2, 3}:
             next(collector)
-            seen.add(collector.delivery.parts[0].worker)
+            seen |= {part.worker for part in collector.delivery.parts}
             assert time.monotonic() < deadline
+    with pytest.raises(RuntimeError, match="closed"):
+        next(collector)
 
 
-@ways
-def test_many_short_episodes(kind, place):
+@over(HERE)
+def test_many_short_episodes(way):
     checker = StreamChecker()
-    for batch in batches(kind, place, counting(32, episode_length=1), frames_per_batch=640, total_frames=2560):
+    for batch in batches(way.kind, way.place, counting(32, episode_length=1), frames_per_batch=640, total_frames=2560):
         checker.take(batch)
     assert checker.frames == 2560
+
+
+@over([INLINE_ASYNC, SHARED_SYNC, SHARED_ASYNC, GLOO_ASYNC])
+def test_a_next_that_is_interrupted_while_it_gathers_loses_nothing(way, monkeypatch):
+    """As by Ctrl-C, at every second call."""
+    checker = StreamChecker()
+    with collect(way, frames_per_batch=18, total_frames=360) as collector:
+        gather, calls = collector._transport.gather, []
+
+        def interrupted(parts, own):
+            calls.append(parts)
+            if len(calls) % 2:
+                raise KeyboardInterrupt
+            return gather(parts, own)
+
+        monkeypatch.setattr(collector._transport, "gather", interrupted)
+        for _ in range(20):
+            with pytest.raises(KeyboardInterrupt):
+                next(collector)
+            checker.take(next(collector))
+        assert next(collector, None) is None
 
 
 def test_storing_device_names_the_device():
@@ -280,22 +315,9 @@ def test_storing_device_names_the_device():
     assert batch.device == torch.device("cpu")
 
 
-def test_more_workers_than_batches_ends_cleanly():
-    assert len(batches("multi_async", "local", counting(), num_workers=4, frames_per_batch=10, total_frames=20)) == 2
-
-
-def test_an_endless_collector_goes_on_until_it_is_closed():
-    with start("multi_async", "local", counting(), frames_per_batch=10, total_frames=-1) as collector:
-        checker = StreamChecker()
-        for _ in range(200):
-            checker.take(next(collector))
-
-
-@ways
-def test_a_closed_collector_says_so(kind, place):
-    collector = start(kind, place, counting(), frames_per_batch=10, total_frames=100)
-    next(collector)
-    collector.close()
-    collector.close()
-    with pytest.raises(RuntimeError, match="closed"):
-        next(collector)
+@over([INLINE_ASYNC, SHARED_ASYNC])
+def test_more_workers_than_batches_end_in_order(way):
+    with collect(way, num_workers=4, total_frames=60) as collector:
+        assert len(list(collector)) == 2
+        collector.close()
+        collector.close()

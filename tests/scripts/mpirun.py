@@ -1,32 +1,12 @@
-"""One run of the counting env over backend=mpi as a process of its own, for `transport/test_pair.py`: kills a worker on
-the way. Prints the frames and the names of the events."""
+"""A worker of one run over backend=mpi is killed and replaced, as a process of its own, for
+`unit/transport/test_pair.py`. Prints the frames and the names of the events."""
 
 from __future__ import annotations
 
-import os
-import signal
+from dataclasses import replace
 
-from collecting import counting, start
+import ways
+from contract.test_survival import survive
 
-from collectx.env.counting import StreamChecker
-
-events: list[tuple[str, dict]] = []
-checker = StreamChecker(restarts=True)
-with start(
-    "distributed",
-    "local",
-    counting(3),
-    backend="mpi",
-    frames_per_batch=30,
-    total_frames=-1,
-    on_worker_failure="restart",
-    events=lambda name, **fields: events.append((name, fields)),
-) as collector:
-    for index, batch in enumerate(collector):
-        checker.take(batch)
-        joined = [fields["pid"] for name, fields in events if name == "worker_joined"]
-        if index == 50:
-            os.kill(joined[0], signal.SIGKILL)
-        if index >= 200 and len(joined) == 3:
-            break
-print(checker.frames, *(name for name, _ in events))
+frames, log = survive(replace(ways.GLOO_ASYNC, transport="mpi"), "killed", num_workers=2, backend="mpi")
+print(frames, *(name for name, _ in log.lines))

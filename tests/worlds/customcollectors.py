@@ -1,20 +1,15 @@
-"""Collectors of a user's own, and what they run. Apart, so that the processes that load them load little else."""
+"""Collectors of a user's own, and a policy for them. Imported by worker processes."""
 
 from __future__ import annotations
 
-import gymnasium
 import torch
 from tensordict import TensorDict
 
 from collectx import Collector, MultiAsyncCollector
 
 
-def cartpole():
-    return gymnasium.make("CartPole-v1")
-
-
 class Always(torch.nn.Module):
-    """Always the action that its one parameter tells."""
+    """Always takes the action that is its one parameter."""
 
     def __init__(self, action=0.0):
         super().__init__()
@@ -43,7 +38,7 @@ class DoublingAsync(MultiAsyncCollector):
 
 
 class Handmade:
-    """Nothing of ours: steps one Gymnasium env, and tells no more than it must."""
+    """Nothing of ours: steps one Gymnasium env, and yields no more keys than it must."""
 
     def __init__(self, create_env_fn, policy, frames_per_batch, total_frames, drop=(), shape=None, add=(), last=-1):
         self.env, self.policy, self.frames = create_env_fn(), policy, frames_per_batch

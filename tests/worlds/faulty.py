@@ -1,4 +1,4 @@
-"""Envs and policies that go wrong on purpose, or tell what they acted with. Imported by worker processes."""
+"""Envs and policies that fail on purpose, or write which weights they acted with. Imported by worker processes."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 import warnings
+from pathlib import Path
 
 import gymnasium
 import numpy as np
@@ -15,6 +16,8 @@ import torch
 from gymnasium import spaces
 from tensordict.nn import TensorDictModule
 from torch import nn
+
+from collectx.env.counting import LIFE
 
 
 class BrokenLever(Exception):
@@ -27,25 +30,40 @@ class BrokenLever(Exception):
 
 
 class Unpicklable(Exception):
-    """Holds a lock, so that it cannot travel as it is."""
-
     def __init__(self, text: str):
         super().__init__(text)
         self.lock = threading.Lock()
 
 
+FAULTS = {
+    "builtin": lambda: throw(ZeroDivisionError("the env divided by zero")),
+    "raises": lambda: throw(BrokenLever("left", 3)),
+    "unpicklable": lambda: throw(Unpicklable("holds a lock")),
+    "stop_iteration": lambda: throw(StopIteration("an iterator ran out in the env")),
+    "exits": lambda: sys.exit(0),
+    "killed": lambda: os.kill(os.getpid(), signal.SIGKILL),
+    "stopped": lambda: os.kill(os.getpid(), signal.SIGSTOP),
+    "sleeps": lambda: time.sleep(1000),
+    "warns": lambda: warnings.warn("the env warns", stacklevel=1),
+}
+
+
+def throw(error: Exception) -> None:
+    raise error
+
+
+def pull_the_lever(fault: str) -> None:
+    FAULTS[fault]()
+
+
 class FaultyEnv(gymnasium.Env):
-    """Steps `at_step` times, then does what `fault` says; with `claim`, only the first to make that file does."""
+    """Steps `at_step` times, then makes the file `sign`, if there is one, and fails at every step."""
 
     observation_space = spaces.Box(-1, 1, (2,), np.float32)
     action_space = spaces.Discrete(2)
 
-    def __init__(self, fault: str, at_step: int, claim: str | None = None):
-        if fault == "init":
-            raise BrokenLever("left", 3)
-        self._fault = fault
-        self._left = at_step
-        self._claim = claim
+    def __init__(self, fault: str, at_step: int, sign: str | None = None):
+        self._fault, self._left, self._sign = fault, at_step, sign
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
@@ -53,53 +71,27 @@ class FaultyEnv(gymnasium.Env):
 
     def step(self, action):
         self._left -= 1
-        if self._left < 0 and self._is_mine():
+        if self._left < 0:
+            if self._sign is not None:
+                Path(self._sign).touch()
             pull_the_lever(self._fault)
         return np.zeros(2, np.float32), 1.0, False, False, {}
 
-    def _is_mine(self) -> bool:
-        if self._claim is None:
-            return True
-        try:
-            os.close(os.open(self._claim, os.O_CREAT | os.O_EXCL))
-        except FileExistsError:
-            self._left = sys.maxsize
-            return False
-        return True
 
+class FailingPolicy(nn.Module):
+    """Acts on counting envs; fails in the third episode of the env of global index `env`, in each of its worker's first
+    `lives` lives."""
 
-def pull_the_lever(fault: str) -> None:
-    if fault == "builtin":
-        raise ZeroDivisionError("the env divided by zero")
-    if fault == "custom":
-        raise BrokenLever("left", 3)
-    if fault == "unpicklable":
-        raise Unpicklable("holds a lock")
-    if fault == "stop_iteration":
-        raise StopIteration("an iterator ran out in the env")
-    if fault == "exit":
-        sys.exit(0)
-    if fault == "killed":
-        os.kill(os.getpid(), signal.SIGKILL)
-    if fault == "hang":
-        time.sleep(1000)
-    if fault == "warn":
-        return warnings.warn("the env warns", stacklevel=1)
-    raise AssertionError(f"no such fault: {fault}")
-
-
-class RaisingPolicy(nn.Module):
-    """Acts `at_call` times, then raises."""
-
-    def __init__(self, at_call: int):
+    def __init__(self, fault: str, env: int, lives: int = 1):
         super().__init__()
-        self._left = at_call
+        self._fault, self._env, self._lives = fault, env, lives
 
     def forward(self, observation):
-        self._left -= 1
-        if self._left < 0:
-            raise BrokenLever("policy", 7)
-        return torch.zeros(observation.shape[0], dtype=torch.int64)
+        for env, episode, step in observation[:, :3].tolist():
+            life, episode = divmod(episode, LIFE)
+            if (env, episode, step) == (self._env, 2, 3) and life < self._lives:
+                pull_the_lever(self._fault)
+        return torch.zeros(len(observation), dtype=torch.int64)
 
 
 class _Number(nn.Module):

@@ -1,17 +1,12 @@
-"""An async run done again: the same batches in the same order, whoever is ready first this time."""
+"""The schedule of an async run that is reproduced: the same batches in the same order, whoever is ready first."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
-import torch
-from collecting import config, gym, mlp
 
-from collectx import env as envs
-from collectx import policy as policies
-from collectx.collector import Recorded, build
+from collectx.collector import Recorded
 from collectx.collector.again import AgainSchedule, slots_needed
-from collectx.run.digest import digest_of
 from collectx.transport.base import Arrival, Tally
 
 TALLY = Tally(0, 0.0, 0.0, 0.0, 0.0, np.zeros(0), np.zeros(0, int))
@@ -19,11 +14,7 @@ TALLY = Tally(0, 0.0, 0.0, 0.0, 0.0, np.zeros(0), np.zeros(0, int))
 
 def record(text):
     """Of "worker:acted/newest" for each batch."""
-    found = []
-    for word in text.split():
-        worker, versions = word.split(":")
-        found.append(Recorded(int(worker), *map(int, versions.split("/"))))
-    return found
+    return [Recorded(*map(int, word.replace(":", "/").split("/"))) for word in text.split()]
 
 
 def arrival(worker, slot=0):
@@ -89,44 +80,3 @@ def test_batches_of_a_worker_that_is_dropped_are_left_out():
     assert [again.take(), again.take()] == [(arrival(0),), (arrival(1),)]
     again.arrived(arrival(0, 1))
     assert again.take() == (arrival(0, 1),)
-
-
-def is_enough(found):
-    """Whether a run has shown what is to be seen: both workers, and weights that are older than the newest."""
-    counts = [sum(batch.worker == worker for batch in found) for worker in (0, 1)]
-    return min(counts) >= 8 and sum(batch.acted < batch.newest for batch in found) >= 4
-
-
-def delivered(cfg, again=None):
-    """Digests and record of a run whose policy learns something from every batch, of as many batches as `again` has."""
-    spec = envs.read_spec(cfg.env)
-    policy = policies.build(cfg.policy, spec, cfg.seed)
-    digests, found = [], []
-    with build(cfg, policy, spec, again=again) as collector:
-        while len(found) < len(again) if again else not is_enough(found):
-            batch = next(collector)
-            delivery = collector.delivery
-            digests.append(digest_of(batch))
-            found.append(Recorded(delivery.parts[0].worker, delivery.parts[0].policy_version, delivery.version))
-            with torch.no_grad():
-                for parameter in policy.parameters():
-                    parameter += 0.1 * batch["observation"].mean()
-            collector.publish(policy)
-    return digests, found
-
-
-@pytest.mark.parametrize(
-    ("kind", "place"),
-    [
-        ("multi_async", "local"),
-        ("distributed", "local"),
-        pytest.param("rpc", "local", marks=pytest.mark.ci),
-        pytest.param("ray", "ray", marks=pytest.mark.ci),
-    ],
-)
-@pytest.mark.parametrize("zero_copy", [False, True])
-def test_the_same_batches_with_the_same_weights(kind, place, zero_copy):
-    shape = {"frames_per_batch": 32, "total_frames": -1, "zero_copy": zero_copy}
-    cfg = config(kind, place, gym(2, entry_point="worlds.uneven:Uneven"), mlp(), **shape)
-    digests, found = delivered(cfg)
-    assert delivered(cfg, found) == (digests, found)

@@ -1,4 +1,4 @@
-"""Which GPUs workers see. There is none here: what counts is what their processes are told."""
+"""Refusals of devices and of what workers ask of their launcher, in YAML and in Python, before anything starts."""
 
 from __future__ import annotations
 
@@ -6,32 +6,99 @@ import os
 import re
 
 import pytest
-import torch
-from worlds.seeing import NONE, Seeing, seen_by
+from collecting import config
+from worlds.seeing import Seeing
 
-from collectx import RPCCollector
-from collectx.cli.compose import compose
+from collectx import RayCollector, RPCCollector
 from collectx.collector.remote import _see
-from collectx.errors import ConfigError, RendezvousError
+from collectx.config import RpcBackendConfig
+from collectx.errors import ConfigError, LauncherError, RendezvousError
+from collectx.run import machine, rules
+
+RAY = {"kind": "ray", "place": "ray"}
 
 
-def rpc(visible, **keywords):
-    keywords = {"frames_per_batch": 20, "sync": True, "launcher": "mp"} | keywords
-    return RPCCollector([Seeing] * 2, visible_devices=visible, **keywords)
+def rpc(visible, **knobs):
+    cfg = config("rpc", **knobs)
+    cfg.backend = RpcBackendConfig("rpc", None, None, {}, visible)
+    return cfg
 
 
-@pytest.mark.ci
-@pytest.mark.parametrize("inner", [1, 2])
-def test_a_worker_sees_the_gpu_that_is_its_own(inner, monkeypatch):
-    # The trainer believes that it has some.
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
-    keywords = {"num_workers_per_collector": inner, "frames_per_batch": 40}
-    assert seen_by(rpc(["cuda:1", 0], **keywords)) == [[1.0], [0.0]]
-    assert seen_by(rpc(["cpu", "cuda:2"], **keywords)) == [[NONE], [2.0]]
+# Configurations, and what is said of them; None where nothing is.
+CONFIGURATIONS = [
+    (config("ray"), r"^launcher=local: collector=ray has Ray start its workers: use launcher=ray"),
+    (config(backend="ray"), r"^launcher=local: backend=ray has Ray start its workers: use launcher=ray"),
+    (config(**RAY, backend="gloo"), r"^backend=gloo: collector=ray is over Ray's object store: use"),
+    (config(place="ray", backend="mpi"), r"^backend=mpi: MPI does not start the workers of launcher=ray"),
+    (config(place="ray", backend="shared_memory"), r"the workers of launcher=ray may be on other hosts"),
+    (config(**RAY, remote_configs={"cpus": 2}), r"^launcher\.remote_configs: .*cpus"),
+    (config(**RAY, remote_configs=[{"num_cpus": 1}]), r"remote_configs has 1 entries"),
+    (config(**RAY, remote_configs=[{"num_cpus": 1}, 2]), r"must be a mapping, or a list"),
+    (config(**RAY, policy_device="cuda"), r"acts on cuda, .*num_gpus=0: .*: ask for num_gpus=1 or a part of"),
+    (
+        config(**RAY, policy_device="cuda:1", remote_configs={"num_gpus": 1}),
+        r"num_gpus=1: it sees 1, .*: ask for num_gpus=2",
+    ),
+    (config(**RAY, policy_device="cuda", remote_configs={"num_gpus": 0.5}), None),
+    (rpc(["cuda:0", "gpu"]), r"^backend\.visible_devices=.*must be a list"),
+    (rpc(["cuda:0"]), r"^backend\.visible_devices has 1 entries for 2 workers"),
+    (rpc(["cuda:0", "cuda:1"], policy_device="cuda:0"), r"worker 1 acts on cuda:0, and cuda:1"),
+    (rpc(["cuda:0", "cuda:1"], policy_device="cuda"), None),
+]
 
 
-def test_gpus_are_counted_among_those_that_its_host_gives_it(monkeypatch):
+@pytest.mark.parametrize(("cfg", "message"), CONFIGURATIONS)
+def test_what_does_not_fit_together_in_a_configuration(cfg, message):
+    problems = rules.problems(cfg)
+    if message is None:
+        assert problems == []
+    else:
+        assert any(re.search(message, problem) for problem in problems), problems
+
+
+def test_gpus_of_workers_need_not_be_here():
+    assert machine.device_problems(config(**RAY, policy_device="cuda")) == []
+
+
+TWO = {"create_env_fn": [Seeing] * 2, "frames_per_batch": 20}
+
+
+@pytest.mark.parametrize(
+    ("cls", "keywords", "messages"),
+    [
+        (RPCCollector, {"visible_devices": ["cpu"]}, [r"^visible_devices has 1 entries for 2 workers: one for each"]),
+        (
+            RPCCollector,
+            {"visible_devices": ["cpu", "cuda:7"], "launcher": "mp"},
+            [r"^visible_devices=.*no such device here"],
+        ),
+        (RPCCollector, {"visible_devices": ["cpu", "gpu"]}, [r"^visible_devices=.*gpu"]),
+        (
+            RPCCollector,
+            {"visible_devices": ["cpu", "cpu"], "policy_device": "cuda"},
+            [r"policy of worker 0 acts on cuda, and cpu is"],
+        ),
+        (
+            RayCollector,
+            {"remote_configs": [{"num_gpus": 1}, {}], "policy_device": "cuda"},
+            [r"remote_configs: the policy of a worker acts on cuda, .*num_gpus=0"],
+        ),
+        (RayCollector, {"queue_timeout_s": 0}, [r"queue_timeout_s=0: must be above 0"]),
+        (
+            RayCollector,
+            {"num_collectors": 3, "remote_configs": [{"cpus": 1}], "num_workers_per_collector": 0},
+            ["num_(collectors|workers)=3", "remote_configs has 1 entries", "num_workers_per_collector=0"],
+        ),
+    ],
+)
+def test_wrong_keywords_are_refused_all_at_once(cls, keywords, messages):
+    with pytest.raises(ConfigError) as caught:
+        cls(**TWO, **keywords)
+    for message in messages:
+        assert any(re.search(message, problem) for problem in caught.value.problems), caught.value.problems
+
+
+def test_gpus_are_counted_among_those_that_the_host_of_a_worker_sees(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,3")
     _see({"visible_device": None})
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "5,3"
@@ -41,38 +108,19 @@ def test_gpus_are_counted_among_those_that_its_host_gives_it(monkeypatch):
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "3"
 
 
-WRONG = {
-    "another number": ({"visible": ["cpu"]}, r"^visible_devices has 1 entries for 2 workers: one for each"),
-    "not here": ({"visible": ["cpu", "cuda:7"]}, r"^visible_devices=.*no such device here"),
-    "no device": ({"visible": ["cpu", "gpu"]}, r"^visible_devices=.*gpu"),
-    "acts on none": (
-        {"visible": ["cpu", "cpu"], "policy_device": "cuda"},
-        r"policy of worker 0 acts on cuda, and cpu is",
-    ),
-}
+def test_a_ray_cluster_that_refuses_may_ask_for_a_token(monkeypatch):
+    pytest.importorskip("ray")
+    from collectx.transport import ray_cluster
 
+    def refuse(**_):
+        raise ConnectionError("Failed to connect to Ray cluster")
 
-@pytest.mark.parametrize("case", WRONG)
-def test_what_cannot_work_is_told_before_anything_starts(case):
-    keywords, told = WRONG[case]
-    with pytest.raises(ConfigError) as caught:
-        rpc(**keywords)
-    assert any(re.search(told, problem) for problem in caught.value.problems), caught.value.problems
-
-
-@pytest.mark.parametrize(
-    ("line", "told"),
-    [
-        ("backend.visible_devices=[cuda:0,gpu]", r"^backend\.visible_devices=.*must be a list"),
-        ("backend.visible_devices=[cuda:0]", r"^backend\.visible_devices has 1 entries for 2 workers"),
-        (
-            "backend.visible_devices=[cuda:0,cuda:1] devices.policy_device=cuda:0",
-            r"worker 1 acts on cuda:0, and cuda:1",
-        ),
-    ],
-)
-def test_in_yaml(line, told):
-    with pytest.raises(ConfigError) as caught:
-        compose(["collector=rpc", "backend=rpc", *line.split()])
-    assert any(re.search(told, problem) for problem in caught.value.problems), caught.value.problems
-    compose(["collector=rpc", "backend=rpc", "backend.visible_devices=[cuda:0,cuda:1]", "devices.policy_device=cuda"])
+    monkeypatch.setattr(ray_cluster.ray, "init", refuse)
+    monkeypatch.setattr(ray_cluster.ray, "is_initialized", lambda: False)
+    monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
+    with pytest.raises(LauncherError, match=r"may ask for a token: set RAY_AUTH_MODE=token"):
+        ray_cluster.begin({"address": "auto"})
+    monkeypatch.setenv("RAY_AUTH_MODE", "token")
+    with pytest.raises(LauncherError) as caught:
+        ray_cluster.begin({"address": "auto"})
+    assert "token" not in str(caught.value)

@@ -15,7 +15,8 @@ import gymnasium
 import pytest
 import torch
 from collecting import RAY, counting, custom, faulty, start
-from worlds.customcollectors import Doubling, cartpole
+from worlds.cartpoles import cartpole
+from worlds.customcollectors import Doubling
 from worlds.faulty import BrokenLever
 
 from collectx import RayCollector
@@ -30,7 +31,7 @@ slow = pytest.mark.ci
 
 @slow
 def test_an_env_that_raises_does_so_under_its_own_name():
-    with start("ray", "ray", faulty("custom"), total_frames=-1) as collector, pytest.raises(BrokenLever) as caught:
+    with start("ray", "ray", faulty("raises"), total_frames=-1) as collector, pytest.raises(BrokenLever) as caught:
         for _ in collector:
             pass
     assert (caught.value.lever, caught.value.force) == ("left", 3)

@@ -24,6 +24,7 @@ def arrive(schedule, worker, slot=0):
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 0, 1), (1, 2, 0)])
 def test_sync_joins_in_order_of_workers_whoever_comes_first(order):
     schedule = SyncSchedule(3)
+    assert (schedule.joined, schedule.num_slots) == (True, 1)
     for _ in range(2):
         assert list(schedule.begin()) == [(0, 0), (1, 0), (2, 0)]
         parts = [arrive(schedule, worker) for worker in order]
@@ -39,10 +40,6 @@ def test_sync_asks_once_for_a_batch_whose_wait_was_interrupted():
     assert list(schedule.begin()) == []
     assert arrive(schedule, 0) == (arrival(0), arrival(1))
     assert list(schedule.begin()) == [(0, 0), (1, 0)]
-
-
-def test_sync_takes_one_joined_slot():
-    assert (SyncSchedule(4).joined, SyncSchedule(4).num_slots) == (True, 1)
 
 
 @pytest.mark.parametrize(
@@ -82,13 +79,6 @@ def num_delivered(schedule, outstanding):
     return delivered
 
 
-@pytest.mark.parametrize("num_batches", [1, 3, 4, 5, 17])
-def test_async_grants_no_more_than_it_delivers(num_batches):
-    schedule = AsyncSchedule(2, 2, num_batches)
-    outstanding = list(schedule.begin())
-    assert num_delivered(schedule, outstanding) == num_batches
-
-
 def test_a_replacement_fills_what_the_lost_worker_owed():
     sync = SyncSchedule(3)
     assert list(sync.replaced(1)) == []
@@ -110,27 +100,27 @@ def test_sync_goes_on_with_fewer():
     schedule.dropped(1)
     assert schedule.take() == (arrival(0), arrival(2))
     assert list(schedule.begin()) == [(0, 0), (2, 0)]
-    # What the next one delivered before it went stays in its batch.
+    # What the next one delivered before it was dropped stays in its batch.
     assert arrive(schedule, 2) is None
     schedule.dropped(2)
     assert schedule.take() is None
     assert arrive(schedule, 0) == (arrival(0), arrival(2))
     assert list(schedule.begin()) == [(0, 0)]
+    # Between two batches.
+    other = SyncSchedule(2)
+    other.dropped(0)
+    assert other.take() is None
+    assert list(other.begin()) == [(1, 0)]
 
 
-def test_sync_drops_between_two_batches():
-    schedule = SyncSchedule(2)
-    schedule.dropped(0)
-    assert schedule.take() is None
-    assert list(schedule.begin()) == [(1, 0)]
-
-
-@pytest.mark.parametrize("num_batches", [3, 4, 9])
-def test_async_gives_the_budget_of_a_dropped_worker_to_the_others(num_batches):
+@pytest.mark.parametrize("num_batches", [1, 3, 4, 5, 17])
+@pytest.mark.parametrize("is_dropped", [False, True])
+def test_async_delivers_its_budget_also_without_a_dropped_worker(num_batches, is_dropped):
     schedule = AsyncSchedule(2, 2, num_batches)
     outstanding = list(schedule.begin())
-    schedule.dropped(1)
-    outstanding = [grant for grant in outstanding if grant[0] == 0] + list(schedule.begin())
+    if is_dropped:
+        schedule.dropped(1)
+        outstanding = [grant for grant in outstanding if grant[0] == 0] + list(schedule.begin())
     assert num_delivered(schedule, outstanding) == num_batches
 
 

@@ -1,0 +1,163 @@
+"""Workers that are killed, raise or hang in mid-batch, over every way between processes: `collector.on_worker_failure`
+replaces or drops them, or ends the run. What is delivered stays complete and in order."""
+
+from __future__ import annotations
+
+import os
+import signal
+from dataclasses import replace
+
+import pytest
+import ways
+from collecting import Log, counting, custom, start, worker_pids
+from worlds.faulty import BrokenLever
+
+from collectx.env.counting import LIFE, StreamChecker
+from collectx.errors import WorkerDied, WorkerTimeout
+
+# What the policy of one worker does, and the error that the trainer gets.
+ERRORS = {"killed": WorkerDied, "raises": BrokenLever, "stopped": WorkerTimeout}
+# Each worker is a collector of two processes, one of which is lost.
+RELAY = replace(ways.GLOO_ASYNC, name="relay")
+PROCESSES = (*ways.BETWEEN_PROCESSES, RELAY)
+# One smoke test of each transport, by mode. A worker that is stopped costs `worker_timeout_s`.
+SMOKES = {
+    "restart": [("shared_async", "killed"), ("rpc_sync", "killed"), ("ray_sync", "killed")],
+    "drop": [("shared_sync", "raises")],
+    "raise": [],
+}
+# Ray takes seconds for every actor that it starts, and so does a worker for a fork server of its own.
+FEWER = {
+    "ray": {"restart": ("killed", "stopped"), "drop": ("stopped",), "raise": ("raises",)},
+    "relay": {"restart": ("killed",), "drop": (), "raise": ("raises",)},
+}
+
+
+def losses(mode):
+    """Parameters `way` and `fault`."""
+    cases = []
+    for way in PROCESSES:
+        for fault in FEWER.get("relay" if way is RELAY else way.transport, {}).get(mode, ERRORS):
+            tier = "nightly" if fault == "stopped" and (mode, way) != ("raise", ways.SHARED_SYNC) else way.tier
+            tier = way.smoke if (way.name, fault) in SMOKES[mode] else tier
+            cases.append(ways.case(way, fault, tier=tier))
+    return pytest.mark.parametrize(("way", "fault"), cases)
+
+
+def collector(way, mode, fault, lives=1, log=None, **knobs):
+    """Of three workers with three envs each. Worker 1 fails in each of its first `lives` lives."""
+    env = 3
+    if way is RELAY:
+        env, knobs["num_workers_per_collector"] = 9, 2
+    if fault == "stopped":
+        knobs["worker_timeout_s"] = 5.0
+    shape = {"num_workers": 3, "frames_per_batch": 90, "total_frames": -1}
+    policy = custom("worlds.faulty:FailingPolicy", fault=fault, env=env, lives=lives)
+    return start(way.kind, way.place, counting(3), policy, events=log, on_worker_failure=mode, **shape | knobs)
+
+
+def survive(way, fault, lives=1, **knobs):
+    """Collects until some batches after the last replacement; the number of frames, and the log."""
+    checker, log, newest, after = StreamChecker(restarts=True), Log(), 0, 0
+    with collector(way, "restart", fault, lives, log, **knobs) as batches:
+        while after < 10:
+            batch = next(batches)
+            checker.take(batch)
+            newest = max(newest, int(batch["observation"][..., 1].max()) // LIFE)
+            after += newest == lives
+    return checker.frames, log
+
+
+@losses("restart")
+def test_a_lost_worker_is_replaced(way, fault):
+    lives = 1 if fault == "stopped" or way.transport == "ray" or way is RELAY else 2
+    _, log = survive(way, fault, lives)
+    assert [(each["worker"], each["type"]) for each in log.of("worker_failed")] == [(1, ERRORS[fault].__name__)] * lives
+    assert [(each["worker"], each["life"]) for each in log.of("worker_restarted")] == [(1, 1), (1, 2)][:lives]
+
+
+@losses("drop")
+def test_the_run_goes_on_without_a_lost_worker(way, fault):
+    checker, log, sizes, late = StreamChecker(), Log(), [], []
+    with collector(way, "drop", fault, log=log) as batches:
+        while len(late) < 10:
+            batch = next(batches)
+            checker.take(batch)
+            sizes.append(batch.batch_size[0])
+            if log.of("worker_dropped"):
+                late.append({part.worker for part in batches.delivery.parts})
+    assert log.of("worker_dropped") == [{"worker": 1, "num_workers": 2}]
+    assert [each["type"] for each in log.of("worker_failed")] == [ERRORS[fault].__name__]
+    # Batches that it had finished before are delivered first.
+    assert not any(1 in workers for workers in late[3:])
+    if way.is_sync:
+        assert (sizes[0], sizes[-1]) == (3, 2)
+
+
+@losses("raise")
+def test_the_error_of_a_lost_worker_ends_the_run(way, fault):
+    with collector(way, "raise", fault) as batches:
+        for _ in range(2):  # nor does the run look complete afterwards
+            with pytest.raises(ERRORS[fault]) as caught:
+                list(batches)
+        message = str(caught.value) + "".join(getattr(caught.value, "__notes__", []))
+    assert "worker 1" in message
+    if fault == "raises":
+        assert (caught.value.lever, caught.value.force) == ("left", 3)
+        assert "pull_the_lever" in message
+    elif fault == "stopped":
+        assert "delivered nothing for 5 s (collector.worker_timeout_s=5)" in message
+    else:
+        assert "was killed by signal 9" in message
+
+
+@ways.over([ways.SINGLE, ways.INLINE_ASYNC])
+def test_inline_workers_are_replaced_as_well(way):
+    checker, num_workers = StreamChecker(restarts=True), way.num_workers
+    env = 3 * (num_workers - 1)
+    policy = custom("worlds.faulty:FailingPolicy", fault="raises", env=env)
+    shape = {"frames_per_batch": 30, "total_frames": 300, "on_worker_failure": "restart"}
+    with start(way.kind, way.place, counting(3), policy, num_workers=num_workers, **shape) as batches:
+        episodes = [checker.take(batch) or int(batch["observation"][..., 1].max()) for batch in batches]
+    assert checker.frames == 300
+    assert max(episodes) > LIFE
+
+
+def test_more_restarts_than_allowed_end_the_run_with_the_error_of_the_worker():
+    with (
+        collector(ways.INLINE_ASYNC, "restart", "raises", lives=9, max_restarts=2) as batches,
+        pytest.raises(BrokenLever) as caught,
+    ):
+        list(batches)
+    assert any("collector.max_restarts=2" in note for note in caught.value.__notes__)
+
+
+def test_the_last_worker_cannot_be_dropped():
+    policy = custom("worlds.faulty:FailingPolicy", fault="raises", env=0)
+    with start("single", "inline", counting(), policy, on_worker_failure="drop", num_workers=1) as batches:
+        for _ in range(2):
+            with pytest.raises(BrokenLever):
+                list(batches)
+
+
+@pytest.mark.ci
+def test_zero_copy_batches_survive_a_worker_that_is_killed_from_outside():
+    checker, shape = StreamChecker(restarts=True), {"frames_per_batch": 20, "total_frames": 20 * 40}
+    knobs = {"zero_copy": True, "on_worker_failure": "restart"} | shape
+    with start("multi_async", "local", counting(2), **knobs) as batches:
+        for index, batch in enumerate(batches):
+            if index % 10 == 9:
+                os.kill(worker_pids(batches)[batches.delivery.parts[0].worker], signal.SIGKILL)
+            checker.take(batch)
+    assert checker.frames == 20 * 40
+
+
+@pytest.mark.ci
+def test_a_worker_that_hangs_in_its_first_batch_is_limited_by_the_start_timeout():
+    policy = custom("worlds.faulty:FailingPolicy", fault="sleeps", env=3)
+    shape = {"frames_per_batch": 2 * 3 * 50, "start_timeout_s": 4.0, "close_timeout_s": 0.2}
+    with (
+        start("multi_sync", "local", counting(3), policy, **shape) as batches,
+        pytest.raises(WorkerTimeout, match=r"worker 1 .*collector.start_timeout_s=4"),
+    ):
+        next(batches)

@@ -1,0 +1,209 @@
+"""A worker's collector may be a class of the user's own: what it yields is what arrives, with the newest weights, and
+what cannot be delivered is an error."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+import ways
+from making import make
+from worlds.cartpoles import cartpole
+from worlds.customcollectors import Always, Doubling, DoublingAsync, Handmade, refuse
+
+import collectx.collector.worker
+from collectx.collector.custom import custom
+from collectx.errors import ConfigError, ShapeError, WorkerError
+
+TRAJ_IDS, VERSION = ("collector", "traj_ids"), ("collector", "policy_version")
+# The same worker code within this process.
+SYNC = replace(ways.GLOO_SYNC, name="inline_sync", place="inline", tier="test")
+ASYNC = replace(ways.GLOO_ASYNC, name="inline_async", place="inline", tier="test")
+
+
+@pytest.fixture(autouse=True)
+def custom_inline(monkeypatch):
+    """Inline workers run the user's collector too, as those of other processes do."""
+    monkeypatch.setattr(collectx.collector.worker, "work", lambda task, link, _: custom(task, task.custom, link))
+
+
+def start(cls, way=SYNC, create=cartpole, policy=None, **keywords):
+    return make(way, create, policy, collector_class=cls, **{"frames_per_batch": 80, "total_frames": -1} | keywords)
+
+
+def check_complete(batches):
+    """Trajectories of every row go on from batch to batch, each with an id that no other has."""
+    frames = torch.cat(list(batches), -1)
+    ids, done = frames[TRAJ_IDS], frames["next", "done"][..., 0]
+    assert torch.equal(ids[:, 1:] != ids[:, :-1], done[:, :-1])
+    goes_on = ~done[:, :-1]
+    assert torch.equal(frames["observation"][:, 1:][goes_on], frames["next", "observation"][:, :-1][goes_on])
+    assert not set(ids[0].tolist()) & set(ids[1].tolist())
+    assert len(ids.unique()) == ids.shape[0] + int(done[:, :-1].sum())
+
+
+@pytest.mark.parametrize("cls", [Doubling, Handmade])
+@ways.over([SYNC, ways.GLOO_SYNC])
+def test_what_it_yields_arrives_complete(way, cls):
+    with start(cls, way) as collector:
+        batches = [next(collector) for _ in range(4)]
+        parts = collector._collector.delivery.parts
+    assert {batch.batch_size for batch in batches} == {torch.Size([2, 40])}
+    assert {float(batch["next", "reward"].mean()) for batch in batches} == {1.0 if cls is Handmade else 2.0}
+    check_complete(batches)
+    done = batches[-1]["next", "done"][..., 0]
+    assert [len(part.lengths) for part in parts] == done.sum(-1).tolist()
+    assert not batches[0]["done"].any()
+
+
+@pytest.mark.nightly
+@ways.over([ways.RPC_SYNC, ways.RAY_SYNC])
+def test_it_may_be_anywhere(way):
+    with start(Handmade, way) as collector:
+        check_complete([next(collector) for _ in range(3)])
+
+
+def test_its_seeds_are_the_workers_own_and_orders_reach_it():
+    def first():
+        with start(Doubling) as collector:
+            return next(collector)
+
+    one, other = first(), first()
+    assert not torch.equal(one["observation"][0], one["observation"][1])
+    assert torch.equal(one["observation"], other["observation"])
+    assert torch.equal(one["action"], other["action"])
+    with start(Doubling) as collector:
+        collector.set_seed(5)
+        seeded = next(collector)
+        collector.reset()
+        reset = next(collector)
+        collector.set_seed(5)
+        repeated = next(collector)
+    assert torch.equal(seeded["observation"], repeated["observation"])
+    assert not torch.equal(seeded["observation"], reset["observation"])
+    assert not set(seeded[TRAJ_IDS].flatten().tolist()) & set(reset[TRAJ_IDS].flatten().tolist())
+
+
+@pytest.mark.parametrize("cls", [Doubling, Handmade])
+def test_the_newest_weights_act(cls):
+    with start(cls, ASYNC, policy=Always(0), sync=True) as collector:
+        for version, action in enumerate([0, 1, 0]):
+            if version:
+                collector.update_policy_weights_({"action": torch.tensor(float(action))})
+            batch = next(collector)
+            assert batch["action"].unique().tolist() == [action]
+            assert batch[VERSION].unique().tolist() == [version]
+
+
+def test_lengths_and_returns_of_its_episodes_are_delivered():
+    with start(Doubling, ASYNC, num_workers=1) as collector:
+        lengths, returns, frames = [], [], 0
+        while len(lengths) < 8:
+            next(collector)
+            (part,) = collector._collector.delivery.parts
+            lengths += part.lengths.tolist()
+            returns += part.returns.tolist()
+            frames += part.frames
+    assert returns == [2.0 * length for length in lengths]
+    assert 0 <= frames - sum(lengths) < 200
+
+
+def test_an_order_that_it_cannot_follow_is_an_error():
+    with start(Handmade) as collector:
+        collector.reset()
+        with pytest.raises(NotImplementedError, match=r"worker \d: Handmade has no reset\(\)"):
+            next(collector)
+
+
+WRONG = {
+    "raises": (refuse, {}, ZeroDivisionError, "no collector today"),
+    "lacks": (
+        Handmade,
+        {"drop": ["observation", ("next", "truncated")]},
+        ShapeError,
+        r"Handmade gave .* observation \[4\] torch.float32 is missing; .*next.done \[1\] torch.bool is missing",
+    ),
+    "shape": (Handmade, {"shape": [2, 20]}, ShapeError, r"size \[2, 20\]: the trainer expects 40 frames, time last"),
+    "adds": (Handmade, {"add": ["advantage"]}, ShapeError, r"advantage \[\] torch.float32 has no place"),
+    "dtype": (
+        Handmade,
+        {"drop": ["action"], "add": ["action"]},
+        ShapeError,
+        r"torch.float32 should be \[\] torch.int64",
+    ),
+    "ends": (Handmade, {"last": 1}, WorkerError, "Handmade has ended, and was made with total_frames=-1"),
+}
+
+
+@pytest.mark.parametrize(
+    ("way", "wrong"), [*(ways.case(SYNC, name) for name in WRONG), ways.case(ways.GLOO_SYNC, "raises")]
+)
+def test_a_wrong_one_is_an_error(way, wrong):
+    cls, kwargs, error, message = WRONG[wrong]
+    with (
+        start(cls, way, collector_kwargs=kwargs, total_frames=160) as collector,
+        pytest.raises(error, match=message) as caught,
+    ):
+        list(collector)
+    if way is not SYNC:
+        assert any("Traceback" in note for note in caught.value.__notes__)
+
+
+def test_what_it_cannot_be_called_with_is_refused_before_anything_starts():
+    with pytest.raises(ConfigError) as caught:
+        start(Handmade, max_frames_per_traj=9, collector_kwargs=[{"last": 3}, {"first": 3}])
+    assert [problem.partition("):")[0] for problem in caught.value.problems] == [
+        "collector_class=Handmade cannot be called as Handmade(create_env_fn, policy, frames_per_batch=..., "
+        f"total_frames=-1, max_frames_per_traj=9, {own}"
+        for own in ("last=3", "first=3")
+    ]
+    with pytest.raises(ConfigError, match=r"collector_class='double'.*or a class of your own"):
+        start("double")
+    with pytest.raises(ConfigError, match="update_weights_between_steps=True"):
+        start(Handmade, update_weights_between_steps=True)
+
+
+def test_keywords_reach_it():
+    with start(Doubling, max_frames_per_traj=7, collector_kwargs={"reset_at_each_iter": True}) as collector:
+        batch = next(collector)
+    assert batch["next", "step_count"].max() == 7
+    assert batch["step_count"][:, 0].tolist() == [[0], [0]]
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize("name", ["one", "async", "sync"])
+def test_those_of_torchrl_and_with_processes_of_their_own_run(name):
+    collectors = pytest.importorskip("torchrl.collectors")
+    from tensordict.nn import TensorDictModule
+    from worlds import torchrlenvs
+
+    class Theirs(collectors.Collector):
+        """One of TorchRL's, that changes its batches."""
+
+        def iterator(self):
+            for batch in super().iterator():
+                batch["next", "reward"] *= 2
+                yield batch
+
+    cls = {"one": Theirs, "async": DoublingAsync, "sync": collectors.MultiSyncCollector}[name]
+    inner = {} if name == "one" else {"num_workers_per_collector": 2}
+    policy = TensorDictModule(Always(0), ["observation"], ["action"])
+    with start(cls, ways.GLOO_SYNC, torchrlenvs.cartpole, policy, max_frames_per_traj=5, **inner) as collector:
+        batches = [next(collector) for _ in range(4)]
+        with torch.no_grad():
+            policy.module.action.fill_(1)
+        collector.update_policy_weights_()
+        version = collector.policy_version
+        while batches[-1][VERSION].min() < version and len(batches) < 200:
+            batches.append(next(collector))
+        batches.append(next(collector))
+    assert {batch.batch_size for batch in batches} == {torch.Size([2, 2, 20] if name == "sync" else [2, 40])}
+    # Each says which of its batches had which weights.
+    for batch in batches:
+        assert batch["action"].unique().tolist() == [int(batch[VERSION].min() >= version)]
+    assert batches[0]["next", "step_count"].max() == 5
+    assert {float(batch["next", "reward"].mean()) for batch in batches} == {1.0 if name == "sync" else 2.0}
+    if name == "one":
+        assert not torch.equal(batches[0]["observation"][0], batches[0]["observation"][1])
+        check_complete(batches)

@@ -1,10 +1,11 @@
 """A cluster for all tests of this folder, brought up with the first and taken down with the last; see `cluster.py`.
 
-Puts this folder on the import path. Tests here run in one process of xdist, and are skipped where no SLURM can be had.
+Puts this folder on the import path. All tests run in the same process of xdist, and are skipped without SLURM.
 """
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 
@@ -16,9 +17,9 @@ if str(_HERE) not in sys.path:
 
 from cluster import Cluster  # noqa: E402
 from machines import Unsupported  # noqa: E402
-from running import Run  # noqa: E402
+from running import SMALL, Run  # noqa: E402
 
-_brought_up: list[str] = []
+from collectx.cli.main import main  # noqa: E402
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -26,42 +27,26 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if _HERE in item.path.parents:
             item.add_marker(pytest.mark.xdist_group("slurm"))
-            if item.get_closest_marker("timeout") is None:
-                # The first one may have to wait for packages.
-                item.add_marker(pytest.mark.timeout(420))
-
-
-def pytest_terminal_summary(terminalreporter):
-    for line in _brought_up:
-        terminalreporter.write_line(line)
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_pyfunc_call():
-    """A test of a fault that these machines do not have is skipped."""
-    try:
-        return (yield)
-    except Unsupported as reason:
-        pytest.skip(str(reason))
+            # The first one may have to wait for packages, and all of them for a busy machine.
+            item.add_marker(pytest.mark.timeout(1200))
 
 
 @pytest.fixture(scope="session")
-def whole_cluster():
+def shared_cluster():
     """The cluster, as the test before has left it: for `cluster`."""
     try:
         cluster = Cluster.up()
     except Unsupported as reason:
         pytest.skip(str(reason))
-    _brought_up.append(f"SLURM: {len(cluster.nodes)} nodes, {cluster.kind}")
     with cluster:
         yield cluster
 
 
 @pytest.fixture
-def cluster(whole_cluster):
-    """Three idle nodes. After the test all jobs are cancelled and all nodes healed."""
-    yield whole_cluster
-    whole_cluster.reset()
+def cluster(shared_cluster):
+    """Four idle nodes. After the test all jobs are cancelled and all nodes healed."""
+    yield shared_cluster
+    shared_cluster.reset()
 
 
 @pytest.fixture
@@ -75,7 +60,7 @@ def tmp_path(cluster, request):
 
 @pytest.fixture
 def run(cluster, tmp_path):
-    """`run(*overrides)` gives the command `collectx run`; what still goes on at the end is killed."""
+    """`run(*overrides)` starts the command `collectx run`; it is killed at the end if it is still running."""
     started: list[Run] = []
 
     def start(*overrides: str, **options) -> Run:
@@ -85,3 +70,13 @@ def run(cluster, tmp_path):
     yield start
     for each in started:
         each.kill()
+
+
+@pytest.fixture(scope="session")
+def digest(tmp_path_factory):
+    """Of the batches of `SMALL`, recorded once by workers in this process."""
+    folder = tmp_path_factory.mktemp("local")
+    with pytest.raises(SystemExit) as end:
+        main(["run", *SMALL, "launcher=inline", f"hydra.run.dir={folder}"])
+    assert end.value.code == 0
+    return json.loads((folder / "result.json").read_text())["digest"]

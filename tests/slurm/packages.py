@@ -7,61 +7,42 @@ import shutil
 import subprocess
 import sys
 
-_PROGRAMS = ("slurmctld", "slurmd", "sbatch", "srun", "munged")
-# The last is for `srun --mpi=pmix`.
-_PACKAGES = ("slurm-wlm", "munge", "iproute2", "libpmix-dev")
-_ACCOUNTING_PROGRAMS = ("slurmdbd", "mariadbd", "mariadb-install-db", "mariadb-admin")
-_ACCOUNTING_PACKAGES = ("slurmdbd", "slurm-wlm-mysql-plugin", "mariadb-server")
+# libpmix-dev is for `srun --mpi=pmix`.
+_SLURM = {"slurmctld slurmd sbatch srun munged ip": ["slurm-wlm", "munge", "iproute2", "libpmix-dev"]}
+_ACCOUNTING = {"slurmdbd mariadbd mariadb-admin": ["slurmdbd", "slurm-wlm-mysql-plugin", "mariadb-server"]}
 
 
 def obstacle(accounting: bool = False) -> str | None:
-    """Installs what is missing, if it can (blocks for up to some minutes), and returns None; or why there can be no
-    SLURM here, in one line."""
+    """Installs missing packages (blocks for up to some minutes) and returns None, or the reason why that is impossible,
+    in one line."""
     if sys.platform != "linux":
         return f"SLURM runs on Linux, this is {sys.platform}"
-    problem = _have(_PROGRAMS, _PACKAGES)
-    return problem or (_have(_ACCOUNTING_PROGRAMS, _ACCOUNTING_PACKAGES) if accounting else None)
+    for programs, packages in (_SLURM | (_ACCOUNTING if accounting else {})).items():
+        missing = ", ".join(program for program in programs.split() if not _is_on_path(program))
+        if not missing:
+            continue
+        if os.geteuid() != 0 or shutil.which("apt-get") is None:
+            return f"{missing} not installed: as root, apt-get install {' '.join(packages)}"
+        install = ["install", "--yes", "--no-install-recommends", *packages]
+        # The package lists may be missing or old: update them and try a second time.
+        if failure := _apt(install) and (_apt(["update"]) or _apt(install)):
+            return f"{missing} not installed, and apt-get failed: {failure}"
+    return None
 
 
-def _have(programs: tuple[str, ...], packages: tuple[str, ...]) -> str | None:
-    missing = [program for program in programs if not _on_path(program)]
-    if not missing:
-        return None
-    lacks = f"{', '.join(missing)} not installed"
-    if os.geteuid() != 0:
-        return f"{lacks}, and only root can: apt-get install {' '.join(packages)}"
-    if shutil.which("apt-get") is None:
-        return f"{lacks}, and there is no apt-get to install {' '.join(packages)} with"
-    failure = _install(packages)
-    return failure and f"{lacks}, and apt-get failed: {failure}"
-
-
-def _on_path(program: str) -> bool:
-    # The daemons live where only root's PATH leads.
+def _is_on_path(program: str) -> bool:
     return shutil.which(program, path=f"{os.environ.get('PATH', '')}:/usr/local/sbin:/usr/sbin:/sbin") is not None
 
 
-def _install(packages: tuple[str, ...]) -> str | None:
-    """None, or the last line that apt-get said."""
-    install = ["install", "--yes", "--no-install-recommends", *packages]
-    # The lists of packages may be missing or old: then a second time.
-    return _apt(install) and (_apt(["update"]) or _apt(install))
-
-
 def _apt(arguments: list[str]) -> str | None:
+    """None, or the last line that apt-get wrote."""
     command = ["apt-get", "-o", "DPkg::Lock::Timeout=120", *arguments]
+    environment = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
     try:
         done = subprocess.run(
-            command,
-            env=os.environ | {"DEBIAN_FRONTEND": "noninteractive"},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=300,
+            command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=300
         )
     except subprocess.TimeoutExpired:
         return f"{' '.join(command)} took longer than 300 s"
-    if done.returncode == 0:
-        return None
-    said = (done.stderr.strip() or done.stdout.strip()).splitlines()
-    return said[-1] if said else f"exit status {done.returncode}"
+    output = (done.stderr.strip() or done.stdout.strip()).splitlines()
+    return None if done.returncode == 0 else (output or [f"exit status {done.returncode}"])[-1]

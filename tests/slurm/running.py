@@ -1,4 +1,4 @@
-"""`collectx run` as a user of the cluster gives it: on the login host, and what it leaves in its run folder."""
+"""`collectx run` as a user of the cluster types it, on the login host, and what it leaves in its run folder."""
 
 from __future__ import annotations
 
@@ -6,40 +6,42 @@ import json
 import re
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from cluster import Cluster
+from machines import wait_until
 
 COLLECTX = str(Path(sys.executable).with_name("collectx"))
+_LONG_S = 300
 
 SMALL = [
     "env=counting",
     "env.num_envs=1",
     "policy=random",
-    "collector=multi_async",
-    "collector.num_workers=3",
-    "collector.frames_per_batch=999",
-    "collector.total_frames=99_900",
-    # Importing torch takes long where many do it at once on few cores.
-    "collector.start_timeout_s=180",
     "trainer=meter",
+    "trainer.digest=true",
+    "collector=multi_sync",
+    "collector.num_workers=2",
+    "collector.frames_per_batch=1000",
+    "collector.total_frames=10_000",
+    # Importing torch takes long where many processes do it at once on few cores.
+    "collector.start_timeout_s=280",
     "hydra.run.dir=run",
     "hydra.sweep.dir=sweep",
 ]
-# The trainer fails where a frame of the counting env is lost, repeated or torn; it ends when `stop` is there.
-WATCHED = [*SMALL, "trainer=custom", "trainer.target=watcher:Watcher"]
-# Slowly enough for something to happen meanwhile. A batch takes less than a second.
+# Until the file `stop` is there. The trainer fails where a frame of the counting env is lost, repeated or torn.
 ENDLESS = [
-    *WATCHED,
+    *SMALL,
+    "trainer=custom",
+    "trainer.target=watcher:Watcher",
+    "collector=multi_async",
     "collector.frames_per_batch=300",
     "collector.total_frames=-1",
     "env.step_s=0.002",
-    "collector.worker_timeout_s=10",
+    "collector.worker_timeout_s=6",
 ]
-
 _WATCHER = """
 from pathlib import Path
 from collectx.env.counting import StreamChecker
@@ -60,93 +62,82 @@ class Run:
     """A started command.
 
     Args:
-        folder: where it is given; all nodes see it.
+        cwd: where it starts; all nodes see it.
         overrides: of its configuration.
         prefix: a command that runs it, as srun does.
 
     Attributes:
-        said: what the user has seen, after `finish`.
+        folder: the run folder.
     """
 
-    def __init__(self, cluster: Cluster, folder: Path, overrides: Sequence[str], prefix: Sequence[str] = ()):
-        (folder / "watcher.py").write_text(_WATCHER)
+    def __init__(self, cluster: Cluster, cwd: Path, overrides: Sequence[str], prefix: Sequence[str] = ()):
+        (cwd / "watcher.py").write_text(_WATCHER)
         self.cluster = cluster
-        self.cwd = folder
-        self.folder = folder / "run"
-        self.said = ""
-        self._output = folder / "output.txt"
-        with open(self._output, "w") as output:
+        self.cwd = cwd
+        self.folder = cwd / "run"
+        command = [*prefix, COLLECTX, "run", *overrides]
+        with open(cwd / "output.txt", "w") as file:
             self.process = cluster.start(
-                [*prefix, COLLECTX, "run", *overrides],
-                cwd=folder,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
+                command, cwd=cwd, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT
             )
 
-    def finish(self, timeout_s: float = 200) -> int:
+    def finish(self, timeout_s: float = _LONG_S) -> int:
         """The exit status."""
-        try:
-            status = self.process.wait(timeout_s)
-        except subprocess.TimeoutExpired:
-            self.kill()
-            raise AssertionError(f"still going on after {timeout_s:g} s:\n{self.seen()}{self._logs()}") from None
-        self.said = self.seen()
-        return status
+        self.wait_until(lambda: self.process.poll() is not None, "the end of the command", timeout_s)
+        return self.process.returncode
+
+    def complete(self) -> None:
+        """Ends an `ENDLESS` run as its trainer does, and checks that the run has completed."""
+        (self.cwd / "stop").touch()
+        assert self.finish() == 0, self.output
+        assert self.result["status"] == "completed"
 
     def kill(self) -> None:
         self.process.kill()
         self.process.wait()
 
-    def stop(self) -> None:
-        """Lets the trainer end in an orderly way."""
-        (self.cwd / "stop").touch()
+    @property
+    def output(self) -> str:
+        """What the command has printed so far."""
+        return (self.cwd / "output.txt").read_text()
 
     def events(self, name: str) -> list[dict[str, Any]]:
         """The events of that name, as far as they are written."""
         return [event for event in _lines(self.folder / "events.jsonl") if event["event"] == name]
 
     def batches(self) -> list[dict[str, Any]]:
-        """What is written of every delivered batch, so far."""
+        """One record for each delivered batch so far."""
         return _lines(self.folder / "metrics.jsonl")
 
-    def wait_for(self, name: str, count: int, timeout_s: float = 150) -> dict[str, Any]:
-        """The event of that name that makes them so many."""
-        self.wait_until(lambda: len(self.events(name)) >= count, f"{count} of {name}", timeout_s)
-        return self.events(name)[count - 1]
+    def wait_for(self, name: str, count: int) -> list[dict[str, Any]]:
+        """Returns the first `count` events of that name, as soon as there are so many."""
+        self.wait_until(lambda: len(self.events(name)) >= count, f"{count} of {name}")
+        return self.events(name)[:count]
 
-    def wait_for_more(self, num_batches: int = 5, timeout_s: float = 150) -> None:
+    def wait_for_more(self, num_batches: int = 5) -> None:
         """Until so many more batches are delivered."""
-        wanted = len(self.batches()) + num_batches
-        self.wait_until(lambda: len(self.batches()) >= wanted, f"{num_batches} more batches", timeout_s)
+        count = len(self.batches()) + num_batches
+        self.wait_until(lambda: len(self.batches()) >= count, f"{num_batches} more batches")
 
-    def wait_until(self, condition: Callable[[], Any], what: str, timeout_s: float = 150) -> None:
-        """Until it holds; fails with what the user has seen when the command ends before."""
-        deadline = time.monotonic() + timeout_s
-        while True:
+    def wait_until(self, condition: Callable[[], object], what: str, timeout_s: float = _LONG_S) -> None:
+        """Until the condition holds; fails with the command's output and logs when the command ends before."""
+
+        def is_decided() -> bool:
             has_ended = self.process.poll() is not None
-            if condition():
-                return
-            if has_ended or time.monotonic() > deadline:
-                self.kill()
-                raise AssertionError(f"not within {timeout_s:g} s: {what}:\n{self.seen()}{self._logs()}")
-            time.sleep(0.1)
+            return bool(condition()) or has_ended
+
+        try:
+            wait_until(is_decided, timeout_s, what)
+            assert condition(), f"the command ended before {what}"
+        except (AssertionError, TimeoutError) as error:
+            self.kill()
+            logs = [self.cwd / "output.txt", *sorted(self.folder.glob("logs/*.log"))]
+            ends = [f"--- {log}:\n{log.read_text(errors='replace')[-1500:]}" for log in logs]
+            raise AssertionError("\n".join([str(error), *ends])) from None
 
     def wait_for_state(self, job: str, state: str) -> None:
         """Until SLURM says that of a job; the command may have ended."""
-        deadline = time.monotonic() + 90
-        while (now := self.cluster.job_state(job)) != state:
-            assert time.monotonic() < deadline, f"job {job} is {now}, not {state}"
-            time.sleep(0.1)
-
-    def seen(self) -> str:
-        """What the user sees so far."""
-        return self._output.read_text()
-
-    def _logs(self) -> str:
-        """The ends of the logs, for somebody who wonders why a test has failed."""
-        logs = sorted(self.folder.glob("logs/*.log"))
-        return "".join(f"\n--- {log.name}:\n{log.read_text(errors='replace')[-1500:]}" for log in logs)
+        wait_until(lambda: self.cluster.job_state(job) == state, _LONG_S, f"{job} to be {state}")
 
     @property
     def result(self) -> dict[str, Any]:
@@ -154,20 +145,19 @@ class Run:
 
     @property
     def jobs(self) -> list[str]:
-        """The jobs that the command has said it submitted."""
-        return re.findall(r": job (\d+(?:_\d+)?), \d+ tasks", self.seen())
+        """The jobs that the command has printed it submitted."""
+        return re.findall(r": job (\d+(?:_\d+)?), \d+ tasks", self.output)
 
     def states(self, *jobs: str) -> list[str]:
-        """How these jobs have ended, or, where none are named, those that the command has submitted."""
-        self.wait_for_no_job()
+        """The states of these jobs, or of those that the command has submitted, when none is left in the cluster."""
+        wait_until(lambda: self.cluster.jobs() == [], _LONG_S, "all jobs to end")
         return [self.cluster.job_state(job) for job in jobs or self.jobs]
 
-    def wait_for_no_job(self) -> None:
-        """Until none is left in the cluster; one that was cancelled takes some seconds."""
-        deadline = time.monotonic() + 90
-        while left := self.cluster.jobs():
-            assert time.monotonic() < deadline, f"jobs that do not end: {left}"
-            time.sleep(0.1)
+    def status(self, folder: str = "run") -> list[str]:
+        """What `collectx status` says of each run in a folder."""
+        table = self.cluster.login([COLLECTX, "status", folder], cwd=self.cwd)
+        rows = [line.split() for line in table.splitlines() if line.startswith(("run  ", "collector.", "seed="))]
+        return [row[1] for row in rows if not row[0].endswith(":")]
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:

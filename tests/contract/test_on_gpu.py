@@ -30,7 +30,7 @@ def test_frames_are_whole_with_a_policy_on_the_gpu(way):
     assert checker.frames == 600
 
 
-@over((SINGLE, *SHARED))
+@over((SINGLE, SHARED_SYNC))
 def test_the_gpu_acts_as_the_cpu_does(way):
     options = {"frames_per_batch": 60, "total_frames": 60, "exploration_type": "deterministic"}
     (there,), (here,) = (batches(way.kind, way.place, gym(3), mlp(), device=on, **options) for on in ("cuda", "cpu"))

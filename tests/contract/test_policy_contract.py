@@ -72,6 +72,7 @@ def make_spec(observation: str, action: str | spaces.Space, rows: int = ROWS) ->
 
 
 SPEC = make_spec("vector", "discrete")
+MANY = make_spec("vector", spaces.Discrete(4, start=5), rows=20_000)
 
 
 def observe(spec: EnvSpec) -> list[torch.Tensor]:
@@ -123,13 +124,36 @@ def check_leaves(actor, values):
         assert (value.shape, value.dtype) == ((ROWS, *leaf.shape), leaf.dtype)
 
 
-@pytest.mark.parametrize("action", ["discrete", "multidiscrete", "box"])
-def test_weights_read_in_place_are_acted_with(action):
-    spec = make_spec("vector", action)
-    old, new = (build(POLICIES["mlp"], spec, seed) for seed in (1, 2))
+def greedy(epsilon):
+    """Epsilon-greedy, with the second of four actions as the best."""
+    policy = build(POLICIES["q_mlp"], MANY, seed=0)
+    policy.epsilon.fill_(epsilon)
     with torch.no_grad():
-        new.out.weight.mul_(100)
-    seen, actors = observe(spec), [actor_of(each, spec, ExplorationType.DETERMINISTIC) for each in (old, new)]
+        policy.out.weight.zero_()
+        policy.out.bias.copy_(torch.tensor([0.0, 3.0, 1.0, 2.0]))
+    return policy
+
+
+def mlp(action, seed):
+    policy = build(POLICIES["mlp"], make_spec("vector", action), seed)
+    with torch.no_grad():
+        policy.out.weight.mul_(100)
+    return policy
+
+
+@pytest.mark.parametrize(
+    ("spec", "old", "new", "exploration"),
+    [
+        *(
+            (make_spec("vector", action), mlp(action, 1), mlp(action, 2), ExplorationType.DETERMINISTIC)
+            for action in ("discrete", "multidiscrete", "box")
+        ),
+        (MANY, greedy(1.0), greedy(0.0), RANDOM),  # epsilon is among the weights
+    ],
+    ids=["discrete", "multidiscrete", "box", "epsilon"],
+)
+def test_weights_read_in_place_are_acted_with(spec, old, new, exploration):
+    seen, actors = observe(spec), [actor_of(each, spec, exploration) for each in (old, new)]
     before, expected = (act(actor, seen)[0] for actor in actors)
     assert not torch.equal(before, expected)
     weights = FlatWeights(old)
@@ -142,17 +166,33 @@ def test_weights_read_in_place_are_acted_with(action):
 
 
 def test_samples_follow_the_distribution():
-    spec = make_spec("vector", "multidiscrete", rows=20000)
+    spec = make_spec("vector", "multidiscrete", rows=20_000)
     policy = build(POLICIES["mlp"], spec, seed=0)
     with torch.no_grad():
         policy.out.weight.zero_()
         policy.out.bias.copy_(torch.arange(15) / 5)
     torch.manual_seed(0)
-    action, log_prob = act(actor_of(policy, spec), [torch.zeros(20000, 5)])
+    action, log_prob = act(actor_of(policy, spec), [torch.zeros(20_000, 5)])
     for i, n in enumerate((2, 5, 3)):
         expected = policy.out.bias.view(3, 5)[i, :n].softmax(-1)
-        torch.testing.assert_close(action[:, i].bincount(minlength=n) / 20000, expected.detach(), atol=0.02, rtol=0)
+        torch.testing.assert_close(action[:, i].bincount(minlength=n) / 20_000, expected.detach(), atol=0.02, rtol=0)
     assert bool((log_prob < 0).all())
+
+
+@pytest.mark.parametrize("epsilon", [0.0, 0.4, 1.0])
+def test_epsilon_greedy_frequencies_and_probabilities(epsilon):
+    policy, seen = greedy(epsilon), [torch.zeros(20_000, 5)]
+    torch.manual_seed(0)
+    action, log_prob = act(actor_of(policy, MANY), seen)
+    probability = torch.full((4,), epsilon / 4)
+    probability[1] += 1 - epsilon
+    torch.testing.assert_close((action - 5).bincount(minlength=4) / 20_000, probability, atol=0.015, rtol=0)
+    torch.testing.assert_close(log_prob.exp(), probability[action - 5])
+    evaluated, entropy = policy.evaluate(seen, action)
+    torch.testing.assert_close(evaluated, log_prob)
+    torch.testing.assert_close(entropy[0], torch.special.entr(probability).sum())
+    (action,) = act(actor_of(policy, MANY, ExplorationType.DETERMINISTIC), seen)
+    assert action.unique().tolist() == [6]
 
 
 def test_gaussian_agrees_with_torch():
@@ -305,6 +345,7 @@ TWO_ACTIONS = spaces.Tuple([spaces.Discrete(2), spaces.Discrete(2)])
         (lambda: build(CustomPolicyConfig("custom", "collectx.errors:No", {}), SPEC, 0), ConfigError, "has no 'No'"),
         (lambda: build(CustomPolicyConfig("custom", "no_such:No", {}), SPEC, 0), ConfigError, "PYTHONPATH"),
         (lambda: build(POLICIES["mlp"], make_spec("vector", TWO_ACTIONS), 0), SpaceError, "policy=custom"),
+        (lambda: build(POLICIES["q_mlp"], make_spec("vector", "box"), 0), SpaceError, "policy=q_mlp"),
         (lambda: build(POLICIES["cnn"], SPEC, 0), ConfigError, "needs an image"),
         (lambda: build(MlpPolicyConfig("mlp", [4], "tanhh"), SPEC, 0), ConfigError, "unknown"),
     ],

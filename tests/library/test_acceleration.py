@@ -8,9 +8,9 @@ import pytest
 import torch
 from gymnasium.spaces import Box, Discrete
 from making import make
-from tensordict.nn import ProbabilisticTensorDictModule, ProbabilisticTensorDictSequential, TensorDictModule
 from torch import nn
 from ways import GLOO_SYNC, SHARED_SYNC, SINGLE, over
+from worlds.tracing import batches_of_each_version, by_tensordict, by_tensors
 
 from collectx.batch import Leaf
 from collectx.config import MlpPolicyConfig
@@ -26,46 +26,13 @@ torch.set_num_threads(1)
 EAGER = {"backend": "eager"}
 
 
-class Telling(nn.Module):
-    """Says of every call whether it was traced by torch.compile."""
-
-    def __init__(self):
-        super().__init__()
-        self.bias = nn.Parameter(torch.zeros(()))
-
-    def forward(self, observation):
-        traced = torch.full(observation.shape[:1], torch.compiler.is_compiling())
-        return observation[:, 2].gt(0).long(), self.bias.expand(observation.shape[:1]), traced
-
-
-def telling():
-    return TensorDictModule(Telling(), ["observation"], ["action", "bias", "traced"])
-
-
-def sampled():
-    """One that is called with a TensorDict."""
-    return ProbabilisticTensorDictSequential(
-        telling(),
-        TensorDictModule(nn.Linear(4, 2), ["observation"], ["logits"]),
-        ProbabilisticTensorDictModule(["logits"], ["drawn"], distribution_class=torch.distributions.Categorical),
-    )
-
-
 def check(way, policy, how):
-    """Batches come from the compiled policy, with the current weights."""
-    bias = next(parameter for name, parameter in policy.named_parameters() if name.endswith("bias"))
-    with make(way, policy=policy, frames_per_batch=20, compile_policy=how) as collector:
-        for value in (0.0, 3.0, 4.0):
-            with torch.no_grad():
-                bias.fill_(value)
-            collector.update_policy_weights_()
-            batch = collector.next()
-            assert batch["traced"].all()
-            assert (batch["bias"] == value).all()
+    collector = make(way, policy=policy, frames_per_batch=20, compile_policy=how)
+    assert all(batch["traced"].all() for batch in batches_of_each_version(collector, policy))
 
 
 @over((SINGLE, SHARED_SYNC, GLOO_SYNC))
-@pytest.mark.parametrize("create", [telling, pytest.param(sampled, marks=pytest.mark.ci)])
+@pytest.mark.parametrize("create", [by_tensors, pytest.param(by_tensordict, marks=pytest.mark.ci)])
 def test_a_compiled_policy_acts_with_the_newest_weights(way, create):
     check(way, create(), EAGER)
 
@@ -73,7 +40,7 @@ def test_a_compiled_policy_acts_with_the_newest_weights(way, create):
 @over([SHARED_SYNC])
 @pytest.mark.skipif(shutil.which("c++") is None, reason="torch.compile needs a C++ compiler")
 def test_compiled_by_torchs_default(way):
-    check(way, telling(), True)
+    check(way, by_tensors(), True)
 
 
 def test_a_module_of_tensors_is_compiled():
@@ -111,7 +78,7 @@ def test_a_built_in_policy_is_compiled_and_takes_newer_weights():
 
 @pytest.mark.parametrize("no", [None, False])
 def test_without_the_keyword_nothing_is_compiled(no):
-    with make(SINGLE, policy=telling(), frames_per_batch=4, compile_policy=no, cudagraph_policy=no) as collector:
+    with make(SINGLE, policy=by_tensors(), frames_per_batch=4, compile_policy=no, cudagraph_policy=no) as collector:
         assert not collector.next()["traced"].any()
 
 
@@ -131,5 +98,5 @@ def test_what_cannot_be_accelerated_is_refused_before_anything_starts(keywords, 
         raise AssertionError("an env was made")
 
     with pytest.raises(ConfigError) as raised:
-        make(SHARED_SYNC, never, frames_per_batch=20, **{"policy": telling(), **keywords})
+        make(SHARED_SYNC, never, frames_per_batch=20, **{"policy": by_tensors(), **keywords})
     assert message in str(raised.value)

@@ -26,8 +26,8 @@ torch.set_num_threads(1)
 EAGER = {"backend": "eager"}
 
 
-def check(way, policy, how):
-    collector = make(way, policy=policy, frames_per_batch=20, compile_policy=how)
+def check(way, policy, how, **keywords):
+    collector = make(way, policy=policy, frames_per_batch=20, compile_policy=how, **keywords)
     assert all(batch["traced"].all() for batch in batches_of_each_version(collector, policy))
 
 
@@ -40,7 +40,7 @@ def test_a_compiled_policy_acts_with_the_newest_weights(way, create):
 @over([SHARED_SYNC])
 @pytest.mark.skipif(shutil.which("c++") is None, reason="torch.compile needs a C++ compiler")
 def test_compiled_by_torchs_default(way):
-    check(way, by_tensors(), True)
+    check(way, by_tensors(), True, num_workers=1, start_timeout_s=280.0)
 
 
 def test_a_module_of_tensors_is_compiled():

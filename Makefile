@@ -9,7 +9,7 @@ PYTEST := $(BIN)/python -m pytest -n 2 --dist loadgroup
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test test-ci test-nightly test-slurm bench check format clean
+.PHONY: help install run test test-ci test-nightly test-slurm test-gpu bench check format clean
 
 help:  ## List the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -35,6 +35,9 @@ test-nightly: install  ## Run everything else (an hour)
 
 test-slurm: install  ## Run all tests on a real SLURM
 	$(BIN)/python -m pytest --tier=all tests/slurm
+
+test-gpu: install  ## Run the tests that need a GPU, on a machine that has one
+	$(BIN)/python -m pytest --tier=all tests/contract/test_on_gpu.py
 
 bench: install  ## Measure against the bare loop and TorchRL (about half an hour)
 	$(BIN)/python -m benchmarks

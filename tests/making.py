@@ -41,6 +41,7 @@ def make(way, create=cartpole, policy: Any = None, *, num_workers=2, **keywords:
         keywords.setdefault("remote_configs", {"num_cpus": 0.1})
     if way.kind != "single":
         create = [create] * num_workers if callable(create) else create
+        keywords.setdefault("start_timeout_s", 200.0)  # for a busy machine
     with pytest.MonkeyPatch.context() as patch:
         if way.place == "inline":
             patch.setattr(order, "LauncherConfig", _inline)

@@ -13,7 +13,6 @@ from tensordict.nn import InteractionType, TensorDictModule, TensorDictModuleBas
 from tensordict.nn.probabilistic import interaction_type
 from torch import nn
 
-from collectx.batch import Leaf
 from collectx.config import (
     CnnPolicyConfig,
     CustomPolicyConfig,
@@ -73,6 +72,7 @@ def make_spec(observation: str, action: str | spaces.Space, rows: int = ROWS) ->
 
 
 SPEC = make_spec("vector", "discrete")
+MANY = make_spec("vector", spaces.Discrete(4, start=5), rows=20_000)
 
 
 def observe(spec: EnvSpec) -> list[torch.Tensor]:
@@ -124,13 +124,36 @@ def check_leaves(actor, values):
         assert (value.shape, value.dtype) == ((ROWS, *leaf.shape), leaf.dtype)
 
 
-@pytest.mark.parametrize("action", ["discrete", "multidiscrete", "box"])
-def test_weights_read_in_place_are_acted_with(action):
-    spec = make_spec("vector", action)
-    old, new = (build(POLICIES["mlp"], spec, seed) for seed in (1, 2))
+def greedy(epsilon):
+    """Epsilon-greedy, with the second of four actions as the best."""
+    policy = build(POLICIES["q_mlp"], MANY, seed=0)
+    policy.epsilon.fill_(epsilon)
     with torch.no_grad():
-        new.out.weight.mul_(100)
-    seen, actors = observe(spec), [actor_of(each, spec, ExplorationType.DETERMINISTIC) for each in (old, new)]
+        policy.out.weight.zero_()
+        policy.out.bias.copy_(torch.tensor([0.0, 3.0, 1.0, 2.0]))
+    return policy
+
+
+def mlp(action, seed):
+    policy = build(POLICIES["mlp"], make_spec("vector", action), seed)
+    with torch.no_grad():
+        policy.out.weight.mul_(100)
+    return policy
+
+
+@pytest.mark.parametrize(
+    ("spec", "old", "new", "exploration"),
+    [
+        *(
+            (make_spec("vector", action), mlp(action, 1), mlp(action, 2), ExplorationType.DETERMINISTIC)
+            for action in ("discrete", "multidiscrete", "box")
+        ),
+        (MANY, greedy(1.0), greedy(0.0), RANDOM),  # epsilon is among the weights
+    ],
+    ids=["discrete", "multidiscrete", "box", "epsilon"],
+)
+def test_weights_read_in_place_are_acted_with(spec, old, new, exploration):
+    seen, actors = [torch.randn(spec.num_envs, 5)], [actor_of(each, spec, exploration) for each in (old, new)]
     before, expected = (act(actor, seen)[0] for actor in actors)
     assert not torch.equal(before, expected)
     weights = FlatWeights(old)
@@ -143,17 +166,33 @@ def test_weights_read_in_place_are_acted_with(action):
 
 
 def test_samples_follow_the_distribution():
-    spec = make_spec("vector", "multidiscrete", rows=20000)
+    spec = make_spec("vector", "multidiscrete", rows=20_000)
     policy = build(POLICIES["mlp"], spec, seed=0)
     with torch.no_grad():
         policy.out.weight.zero_()
         policy.out.bias.copy_(torch.arange(15) / 5)
     torch.manual_seed(0)
-    action, log_prob = act(actor_of(policy, spec), [torch.zeros(20000, 5)])
+    action, log_prob = act(actor_of(policy, spec), [torch.zeros(20_000, 5)])
     for i, n in enumerate((2, 5, 3)):
         expected = policy.out.bias.view(3, 5)[i, :n].softmax(-1)
-        torch.testing.assert_close(action[:, i].bincount(minlength=n) / 20000, expected.detach(), atol=0.02, rtol=0)
+        torch.testing.assert_close(action[:, i].bincount(minlength=n) / 20_000, expected.detach(), atol=0.02, rtol=0)
     assert bool((log_prob < 0).all())
+
+
+@pytest.mark.parametrize("epsilon", [0.0, 0.4, 1.0])
+def test_epsilon_greedy_frequencies_and_probabilities(epsilon):
+    policy, seen = greedy(epsilon), [torch.zeros(20_000, 5)]
+    torch.manual_seed(0)
+    action, log_prob = act(actor_of(policy, MANY), seen)
+    probability = torch.full((4,), epsilon / 4)
+    probability[1] += 1 - epsilon
+    torch.testing.assert_close((action - 5).bincount(minlength=4) / 20_000, probability, atol=0.015, rtol=0)
+    torch.testing.assert_close(log_prob.exp(), probability[action - 5])
+    evaluated, entropy = policy.evaluate(seen, action)
+    torch.testing.assert_close(evaluated, log_prob)
+    torch.testing.assert_close(entropy[0], torch.special.entr(probability).sum())
+    (action,) = act(actor_of(policy, MANY, ExplorationType.DETERMINISTIC), seen)
+    assert action.unique().tolist() == [6]
 
 
 def test_gaussian_agrees_with_torch():
@@ -190,6 +229,18 @@ class ByTensorDict(nn.Module):
         return td
 
 
+class Counting(TensorDictModuleBase):
+    """Counts its calls under a private key."""
+
+    def __init__(self):
+        super().__init__()
+        self.in_keys, self.out_keys = ["observation"], ["action"]
+
+    def forward(self, data):
+        data["_count"] = data.get("_count", torch.full((len(data),), -1)) + 1
+        return TensorDict({"action": data["_count"].clone(), "counted": data["_count"] * 10}, [len(data)])
+
+
 def positive(observation):
     return observation.sum(-1).gt(0)
 
@@ -210,29 +261,34 @@ def make_argmax(spec, width=5):
     return Argmax(width)
 
 
-def make_module():
-    return TensorDictModule(Argmax(), ["observation"], ["action"])
-
-
 def make_sequence():
     net = TensorDictModule(nn.Linear(5, 4), ["observation"], ["logits"])
     return TensorDictSequential(net, TensorDictModule(lambda x: x.argmax(-1), ["logits"], ["action"]))
 
 
+def build_custom(name):
+    return build(CustomPolicyConfig("custom", f"users:{name}", {}), SPEC, seed=0)
+
+
 @pytest.mark.parametrize(
-    ("target", "extra"),
+    ("make", "extra"),
     [
-        (Argmax, []),
-        (positive, []),
-        (make_argmax, []),
-        (make_module, []),
-        (make_sequence, [("logits",)]),
+        (lambda: build_custom("Argmax"), []),
+        (lambda: build_custom("positive"), []),
+        (lambda: build_custom("make_argmax"), []),
+        (lambda: build_custom("make_sequence"), [("logits",)]),
+        (lambda: TensorDictModule(Argmax(), ["observation"], ["action"]), []),
         (ByTensorDict, [("extra", "random")]),
+        (Counting, [("counted",)]),
+        (lambda: by_tensordict, []),
+        (Annotated, []),
+        (lambda: lambda observation: positive(observation)[:, None].int(), []),  # of one more dimension
     ],
 )
-def test_a_custom_policy_by_its_import_path(target, extra, monkeypatch):
+def test_a_custom_policy(make, extra, monkeypatch):
+    """It acts as it does by itself, and the dry call that finds out what it writes leaves no trace."""
     monkeypatch.setitem(sys.modules, "users", sys.modules[__name__])
-    policy = build(CustomPolicyConfig("custom", f"users:{target.__name__}", {}), SPEC, seed=0)
+    policy, seen = make(), observe(SPEC)
     state = {k: v.clone() for k, v in policy.state_dict().items()} if isinstance(policy, nn.Module) else {}
     torch.manual_seed(7)
     expected_draw = torch.rand(3)
@@ -241,38 +297,15 @@ def test_a_custom_policy_by_its_import_path(target, extra, monkeypatch):
     assert torch.equal(torch.rand(3), expected_draw)
     assert all(torch.equal(value, policy.state_dict()[key]) for key, value in state.items())
     assert [leaf.key for leaf in actor.leaves] == [("action",), *extra]
-    values = act(actor, observe(SPEC))
+    values = act(actor, seen)
     check_leaves(actor, values)
-    if target is ByTensorDict:
+    if not state and not extra:
+        assert torch.equal(values[0], positive(seen[0]).long())
+    if make is ByTensorDict:
         assert bool(values[1].eq(1).all())
-
-
-@pytest.mark.parametrize("policy", [by_tensordict, Annotated()], ids=["by_name", "by_annotation"])
-def test_a_callable_that_is_no_module_may_take_a_tensordict(policy):
-    actor, seen = actor_of(policy), observe(SPEC)
-    assert [leaf.key for leaf in actor.leaves] == [("action",)]
-    assert torch.equal(act(actor, seen)[0], positive(seen[0]).long())
-
-
-class Counting(TensorDictModuleBase):
-    """Counts its calls under a private key."""
-
-    def __init__(self):
-        super().__init__()
-        self.in_keys, self.out_keys = ["observation"], ["action"]
-
-    def forward(self, data):
-        data["_count"] = data.get("_count", torch.full((len(data),), -1)) + 1
-        return TensorDict({"action": data["_count"].clone(), "counted": data["_count"] * 10}, [len(data)])
-
-
-def test_a_policy_finds_what_it_has_kept_from_its_first_frame_on():
-    actor, seen = actor_of(Counting()), observe(SPEC)
-    assert [leaf.key for leaf in actor.leaves] == [("action",), ("counted",)]
-    for count in range(3):
-        action, counted = act(actor, seen)
-        assert action.unique().tolist() == [count]
-        assert counted.unique().tolist() == [10 * count]
+    if make is Counting:
+        for count in (1, 2):
+            assert [value.unique().tolist() for value in act(actor, seen)] == [[count], [10 * count]]
 
 
 def test_torchrls_random_policy_is_none():
@@ -294,12 +327,6 @@ def test_dict_observation_by_key():
         assert torch.equal(act(actor_of(policy, spec), seen)[0], choose(*seen))
 
 
-def test_leaf_of_one_more_dimension_is_accepted():
-    actor = actor_of(lambda observation: observation[:, :1].int())
-    assert actor.leaves == (Leaf(("action",), (), torch.int64),)
-    assert act(actor, observe(SPEC))[0].shape == (ROWS,)
-
-
 LINEAR = nn.Linear(5, 4)
 TWO_ACTIONS = spaces.Tuple([spaces.Discrete(2), spaces.Discrete(2)])
 
@@ -318,6 +345,7 @@ TWO_ACTIONS = spaces.Tuple([spaces.Discrete(2), spaces.Discrete(2)])
         (lambda: build(CustomPolicyConfig("custom", "collectx.errors:No", {}), SPEC, 0), ConfigError, "has no 'No'"),
         (lambda: build(CustomPolicyConfig("custom", "no_such:No", {}), SPEC, 0), ConfigError, "PYTHONPATH"),
         (lambda: build(POLICIES["mlp"], make_spec("vector", TWO_ACTIONS), 0), SpaceError, "policy=custom"),
+        (lambda: build(POLICIES["q_mlp"], make_spec("vector", "box"), 0), SpaceError, "policy=q_mlp"),
         (lambda: build(POLICIES["cnn"], SPEC, 0), ConfigError, "needs an image"),
         (lambda: build(MlpPolicyConfig("mlp", [4], "tanhh"), SPEC, 0), ConfigError, "unknown"),
     ],

@@ -2,28 +2,17 @@
 
 from __future__ import annotations
 
-import gymnasium
 import pytest
 import torch
+from collecting import gym
 from tensordict.nn import ProbabilisticTensorDictModule, ProbabilisticTensorDictSequential, TensorDictModule
 from torch import distributions, nn
 
-from collectx import Collector
+from collectx.env import read_spec
 from collectx.errors import ConfigError
+from collectx.policy import ExplorationType, make_actor
 
-torch.set_num_threads(1)
-
-# Each with its own way to the median of its parameters.
-MEDIANS = {
-    "Normal": lambda loc, scale: loc,
-    "LogNormal": lambda loc, scale: loc.exp(),
-    "Gumbel": lambda loc, scale: loc - scale * torch.tensor(2.0).log().log(),
-    "independent": lambda loc, scale: loc,
-}
-
-
-def independent(loc, scale):
-    return distributions.Independent(distributions.Laplace(loc, scale), 1)
+SPEC = read_spec(gym(20, "Pendulum-v1"))
 
 
 class LocAndScale(nn.Module):
@@ -31,33 +20,37 @@ class LocAndScale(nn.Module):
         return observation[..., :1], observation[..., :1].abs() + 0.1
 
 
-def policy(distribution):
-    return ProbabilisticTensorDictSequential(
+def median_actor(distribution):
+    policy = ProbabilisticTensorDictSequential(
         TensorDictModule(LocAndScale(), ["observation"], ["loc", "scale"]),
         ProbabilisticTensorDictModule(["loc", "scale"], ["action"], distribution_class=distribution),
     )
+    return make_actor(policy, SPEC, torch.device("cpu"), ExplorationType.MEDIAN)
 
 
-def pendulum():
-    return gymnasium.make("Pendulum-v1")
+def independent(loc, scale):
+    return distributions.Independent(distributions.Laplace(loc, scale), 1)
 
 
-@pytest.mark.parametrize("name", MEDIANS)
-def test_half_of_the_probability_is_below(name):
-    distribution = independent if name == "independent" else getattr(distributions, name)
-    with Collector(pendulum, policy(distribution), frames_per_batch=20, exploration_type="MEDIAN") as collector:
-        batch = collector.next()
-    torch.testing.assert_close(batch["action"], MEDIANS[name](batch["loc"], batch["scale"]))
+# Each finds the median of its parameters in another way.
+@pytest.mark.parametrize(
+    ("distribution", "median"),
+    [
+        (distributions.Normal, lambda loc, scale: loc),
+        (distributions.LogNormal, lambda loc, scale: loc.exp()),
+        (distributions.Gumbel, lambda loc, scale: loc - scale * torch.tensor(2.0).log().log()),
+        (independent, lambda loc, scale: loc),
+    ],
+)
+def test_half_of_the_probability_is_below(distribution, median):
+    actor, observation = median_actor(distribution), torch.randn(20, 3)
+    with torch.inference_mode():
+        action = actor.act([observation])[[leaf.key for leaf in actor.leaves].index(("action",))]
+    torch.testing.assert_close(action, median(*LocAndScale()(observation)))
     assert not hasattr(distributions.Distribution, "median")
 
 
-def test_a_distribution_that_cannot_tell_is_refused():
-    def never():
-        raise AssertionError("a worker was started")
-
-    def direction(loc, scale):
-        return distributions.VonMises(loc, 1 / scale)
-
+def test_a_distribution_without_a_median_is_refused():
     with pytest.raises(ConfigError, match=r"exploration_type=median: .*VonMises.*use random, mode, mean or determ"):
-        Collector(pendulum, policy(direction), frames_per_batch=20, exploration_type="median", pre_collect_hook=never)
+        median_actor(lambda loc, scale: distributions.VonMises(loc, 1 / scale))
     assert not hasattr(distributions.Distribution, "median")

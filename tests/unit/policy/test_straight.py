@@ -1,3 +1,6 @@
+from __future__ import annotations
+
+import pytest
 import torch
 from torch import nn
 
@@ -8,7 +11,7 @@ def network() -> nn.Sequential:
     return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Sequential(nn.Linear(8, 8), nn.ReLU()), nn.Linear(8, 2))
 
 
-class Own(nn.Module):
+class Custom(nn.Module):
     def __init__(self):
         super().__init__()
         self.net = network()
@@ -18,45 +21,42 @@ class Own(nn.Module):
         return self.last(self.net(observation)) + self.net[0].weight.sum()
 
 
-def test_same_result():
+@pytest.mark.parametrize(
+    "module",
+    [
+        network(),
+        Custom(),
+        nn.Sequential(nn.ReLU(), nn.Dropout(0.0), nn.Linear(4, 1)),
+        nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(4, 2))),
+    ],
+    ids=["network", "custom", "in_place", "parametrized"],
+)
+def test_same_result(module):
     x = torch.randn(3, 4)
-    for module in (network(), Own(), nn.Sequential(nn.ReLU(), nn.Dropout(0.0), nn.Linear(4, 1))):
-        kept = x.clone()
-        assert torch.equal(straighten(module)(x), module(x))
-        assert torch.equal(x, kept)
+    kept = x.clone()
+    assert torch.equal(straighten(module)(x), module(x))
+    assert torch.equal(x, kept)
 
 
-def test_hooks_are_called():
+@pytest.mark.parametrize("place", [lambda m: m, lambda m: m[0], lambda m: m[2][1]], ids=["root", "child", "nested"])
+def test_hooks_are_called(place):
     called = []
-    for place in (lambda m: m, lambda m: m[0], lambda m: m[2][1]):
-        module = network()
-        place(module).register_forward_hook(lambda *_: called.append(1))
-        called.clear()
-        straighten(module)(torch.randn(1, 4))
-        assert called == [1]
+    module = network()
+    place(module).register_forward_hook(lambda *_: called.append(1))
+    straighten(module)(torch.randn(1, 4))
+    assert called == [1]
 
 
 def test_changed_and_replaced_parameters_are_seen():
-    module = Own()
+    module = Custom()
     forward = straighten(module)
     x = torch.randn(3, 4)
     with torch.no_grad():
         module.net[0].weight.mul_(2)
     module.net[3].weight = nn.Parameter(torch.randn(2, 8))
     assert torch.equal(forward(x), module(x))
-
-
-def test_the_module_itself_stays_as_it_was():
-    module = Own()
-    straighten(module)
-    assert type(module.net) is nn.Sequential
+    assert type(module.net) is nn.Sequential, "the module itself stays as it was"
     assert type(module.last) is nn.Linear
-
-
-def test_parametrized_layer_keeps_its_own_forward():
-    module = nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(4, 2)))
-    x = torch.randn(3, 4)
-    assert torch.equal(straighten(module)(x), module(x))
 
 
 def test_functions_pass_through():

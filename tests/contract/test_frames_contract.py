@@ -109,7 +109,7 @@ def cases(draw, ways=INLINE):
     }
     cuttable = autoreset != "NextStep"
     form = draw(st.sampled_from(["equal", "uneven", "preempted", "whole"]))
-    if form == "equal" or not cuttable:
+    if form == "equal" or not (cuttable or form == "whole"):
         return Case(
             **case,
             cat_results=draw(st.sampled_from([None, "stack", 0, -1])),
@@ -121,7 +121,7 @@ def cases(draw, ways=INLINE):
         )
     threshold = draw(st.sampled_from([0.0, 0.5, 1.0])) if form == "preempted" and way.is_sync else None
     cat_results = draw(st.sampled_from(["stack", -1]))
-    if way.is_sync and cat_results == -1:
+    if way.is_sync and cat_results == -1 and cuttable:
         case["steps"] = tuple(draw(st.lists(st.integers(1, 6), min_size=num_workers, max_size=num_workers)))
     trajs = draw(st.integers(1, 4)) if form == "whole" else None
     return Case(

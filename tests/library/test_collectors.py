@@ -219,14 +219,6 @@ def test_older_names_are_aliases():
         collectx.NoSuchCollector  # noqa: B018
 
 
-@pytest.mark.parametrize(
-    "devices", [{"storing_device": ["cpu", torch.device("cpu")]}, {"policy_device": ["cpu", None]}]
-)
-def test_a_device_may_be_set_for_each_worker(devices):
-    with make(INLINE_SYNC, policy=Argmax(), frames_per_batch=20, device="cpu", **devices) as collector:
-        assert collector.next().device == torch.device("cpu")
-
-
 @over(WAYS)
 def test_set_seed_acts_as_the_keyword_does(way):
     def first_part_of_each_worker(collector):

@@ -242,9 +242,12 @@ def test_devices_are_those_that_the_keywords_resolve_to():
     with make(SINGLE, frames_per_batch=4, device="cpu", storing_device="meta") as collector:
         assert collector.device == collector.policy_device == collector.env_device == cpu
         assert collector.storing_device == torch.device("meta")
-    with make(INLINE_SYNC, frames_per_batch=4, policy_device="cpu") as collector:
+    with make(INLINE_SYNC, policy=Coin(), frames_per_batch=4, policy_device=["cpu", None]) as collector:
         assert collector.device == collector.env_device == collector.storing_device == [None, None]
         assert collector.policy_device == [cpu] * 2
+        assert collector.next().device is None
+    with make(INLINE_SYNC, frames_per_batch=4, storing_device=["cpu", cpu]) as collector:
+        assert collector.next().device == cpu
 
 
 @pytest.mark.parametrize(("frames", "each", "mean"), [(20, [12, 12], 12), ([6, 20], [6, 21], 14)])

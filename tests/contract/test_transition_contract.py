@@ -1,32 +1,31 @@
-"""Every batch tells what happened, whatever the spaces and the keywords: no frame is lost, repeated, out of order or of
-another trajectory, and every leaf is what the env gave."""
+"""Every batch says what happened, whatever the spaces, the keywords and the lengths of its parts: no frame is lost,
+repeated, out of order or of another trajectory, and every leaf is what the env gave."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import gymnasium
 import numpy as np
 import pytest
 import torch
 from anyspaces import any_space
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from worlds.spaceenv import TAKEN, constant_policy, make, read, sample
+from making import make
+from ways import INLINE, SHARED, Way
+from worlds.spaceenv import TAKEN, constant_policy, make_env, read, sample
 
-import collectx
 from collectx.env.spaces import Structure
-from collectx.library.keywords import order
-
-torch.set_num_threads(1)
 
 # A SyncVectorEnv gives its envs numpy's scalars for a Box without dimensions.
 pytestmark = pytest.mark.filterwarnings("ignore:.*Casting input x to numpy array")
 
 DTYPES = [np.uint8, np.int8, np.int16, np.int32, np.int64, np.float16, np.float32, np.float64]
 SPACES = any_space(DTYPES, 2, 4)
+ENDS = ("done", "terminated", "truncated")
 
 
 @dataclass(frozen=True)
@@ -36,141 +35,142 @@ class Case:
     Attributes:
         length: of an episode.
         rows, autoreset: envs of one worker, and the mode of their vector env; None: a plain env.
-        steps: frames of each env in a batch.
+        steps: frames of each env in a batch, for each worker.
+        others: the keywords of the collector whose names are not attributes here.
     """
 
-    kind: str
-    num_workers: int
+    way: Way
     length: int
     rows: int
     autoreset: str | None
-    steps: int
+    steps: tuple[int, ...]
     num_batches: int
     has_policy: bool
-    cat_results: Any
-    split_trajs: bool
-    set_truncated: bool
-    reset_at_each_iter: bool
-    max_frames_per_traj: int | None
-    init_random_frames: int | None
-
-    @property
-    def joined(self) -> bool:
-        return self.kind == "MultiSyncCollector"
-
-    @property
-    def ragged(self) -> bool:
-        return self.autoreset == "NextStep"
+    cat_results: Any = None
+    split_trajs: bool = False
+    set_truncated: bool = False
+    reset_at_each_iter: bool = False
+    max_frames_per_traj: int | None = None
+    init_random_frames: int | None = None
+    preemptive_threshold: float | None = None
+    trajs_per_batch: int | None = None
+    traj_format: str | None = None
 
     @property
     def num_envs(self) -> int:
-        return self.rows * (self.num_workers if self.kind != "Collector" else 1)
+        return self.rows * len(self.steps)
 
     @property
-    def frames_per_batch(self) -> int:
-        return self.steps * self.rows * (self.num_workers if self.joined else 1)
+    def frames(self) -> list[int]:
+        """Of each part of a batch."""
+        each = [self.rows * steps for steps in self.steps]
+        return each if self.way.is_sync else [sum(each) if len(set(each)) > 1 else each[0]]
 
     @property
-    def batch_size(self) -> tuple[int, ...]:
-        part = ((self.rows,) if self.rows > 1 else ()) + (self.steps,)
-        if not self.joined:
-            return part
-        if self.cat_results in (None, "stack"):
-            return self.num_workers, *part
-        grown = list(part)
-        grown[self.cat_results] *= self.num_workers
-        return tuple(grown)
+    def is_stacked(self) -> bool:
+        return self.way.is_sync and self.cat_results in (None, "stack")
 
-    def collect(self, observation: gymnasium.Space, action: gymnasium.Space) -> list:
-        create = partial(make, observation, action, self.length, self.rows, self.autoreset)
-        several = self.kind != "Collector"
-        given = {
-            "frames_per_batch": self.frames_per_batch,
-            "total_frames": self.num_batches * self.frames_per_batch,
-            "split_trajs": self.split_trajs,
-            "set_truncated": self.set_truncated,
-            "reset_at_each_iter": self.reset_at_each_iter,
-            "max_frames_per_traj": self.max_frames_per_traj,
-            "init_random_frames": self.init_random_frames,
-            "cat_results": self.cat_results,
-        }
-        if several:
-            given["num_workers"] = self.num_workers
+    @property
+    def is_masked(self) -> bool:
+        """Whether a batch may have places without a frame."""
+        is_padded = self.split_trajs or (self.trajs_per_batch is not None and self.traj_format != "cat")
+        return is_padded or (self.preemptive_threshold is not None and self.is_stacked)
+
+    def collect(self, observation, action) -> list:
+        create = partial(make_env, observation, action, self.length, self.rows, self.autoreset)
+        each, own = self.frames, ("way", "length", "rows", "autoreset", "steps", "num_batches", "has_policy")
+        keywords = {name: value for name, value in vars(self).items() if name not in own and value is not None}
+        if self.way.kind == "single":
+            keywords.pop("preemptive_threshold", None)
+        keywords["frames_per_batch"] = each if len(set(each)) > 1 else sum(each)
+        # With a threshold there is no telling how many frames a batch has.
+        if self.preemptive_threshold is None:
+            keywords["total_frames"] = self.num_batches * sum(each)
         policy = constant_policy(observation, action) if self.has_policy else None
-        with getattr(collectx, self.kind)([create] * self.num_workers if several else create, policy, **given) as some:
-            return list(some)
+        with make(self.way, create, policy, num_workers=len(self.steps), **keywords) as collector:
+            if self.preemptive_threshold is None:
+                return list(collector)
+            return [collector.next() for _ in range(self.num_batches)]
 
 
 @st.composite
-def cases(draw, kinds=("Collector", "MultiSyncCollector", "MultiAsyncCollector")):
+def cases(draw, ways=INLINE):
+    way = draw(st.sampled_from(ways))
     autoreset = draw(st.sampled_from([None, "SameStep", "Disabled", "NextStep"]))
+    num_workers = 1 if way.kind == "single" else draw(st.integers(1, 3))
+    case = {
+        "way": way,
+        "length": draw(st.integers(1, 7)),
+        "rows": 1 if autoreset is None else draw(st.integers(1, 3)),
+        "autoreset": autoreset,
+        "steps": (draw(st.integers(1, 6)),) * num_workers,
+        "num_batches": draw(st.integers(1, 4)),
+        "has_policy": draw(st.booleans()),
+    }
     cuttable = autoreset != "NextStep"
+    form = draw(st.sampled_from(["equal", "uneven", "preempted", "whole"]))
+    if form == "equal" or not (cuttable or form == "whole"):
+        return Case(
+            **case,
+            cat_results=draw(st.sampled_from([None, "stack", 0, -1])),
+            split_trajs=draw(st.booleans()),
+            set_truncated=draw(st.booleans()),
+            reset_at_each_iter=cuttable and draw(st.booleans()),
+            max_frames_per_traj=draw(st.none() | st.integers(1, 6)) if cuttable else None,
+            init_random_frames=draw(st.none() | st.integers(1, 30)),
+        )
+    threshold = draw(st.sampled_from([0.0, 0.5, 1.0])) if form == "preempted" and way.is_sync else None
+    cat_results = draw(st.sampled_from(["stack", -1]))
+    if way.is_sync and cat_results == -1 and cuttable:
+        case["steps"] = tuple(draw(st.lists(st.integers(1, 6), min_size=num_workers, max_size=num_workers)))
+    trajs = draw(st.integers(1, 4)) if form == "whole" else None
     return Case(
-        kind=draw(st.sampled_from(kinds)),
-        num_workers=draw(st.integers(1, 3)),
-        length=draw(st.integers(1, 7)),
-        rows=1 if autoreset is None else draw(st.integers(1, 3)),
-        autoreset=autoreset,
-        steps=draw(st.integers(1, 6)),
-        num_batches=draw(st.integers(1, 4)),
-        has_policy=draw(st.booleans()),
-        cat_results=draw(st.sampled_from([None, "stack", 0, -1])),
-        split_trajs=draw(st.booleans()),
-        set_truncated=draw(st.booleans()),
-        reset_at_each_iter=cuttable and draw(st.booleans()),
-        max_frames_per_traj=draw(st.none() | st.integers(1, 6)) if cuttable else None,
-        init_random_frames=draw(st.none() | st.integers(1, 30)),
+        **case,
+        cat_results=cat_results,
+        preemptive_threshold=threshold,
+        trajs_per_batch=trajs,
+        traj_format=draw(st.sampled_from(["padded", "cat"])) if trajs else None,
     )
 
 
-@pytest.fixture(scope="module", autouse=True)
-def workers_in_this_process():
-    """Workers are the same code in this process, where they start at once."""
-    with pytest.MonkeyPatch.context() as patch:
-        launcher = order.LauncherConfig
-        patch.setattr(order, "LauncherConfig", lambda kind, *rest: launcher("inline", *rest))
-        yield
-
-
-@settings(max_examples=150)
-@given(cases(), SPACES, SPACES)
-def test_batches_tell_what_happened(case, observation, action):
+def check(case, observation, action):
+    """Collects, and compares every frame with what its reward says it is."""
     TAKEN.clear()
     batches = case.collect(observation, action)
-    assert len(batches) == case.num_batches
-    for batch in batches:
-        check_leaves(case, batch, observation, action)
-    frames = [frames_of(case, number, batch) for number, batch in enumerate(batches)]
+    assert case.trajs_per_batch is not None or len(batches) == case.num_batches
     envs: dict[int, list] = {}
-    for frame in (frame for batch in frames for frame in batch):
-        envs.setdefault(frame["env"], []).append(frame)
+    for number, batch in enumerate(batches):
+        check_leaves(case, batch, observation, action)
+        frames = frames_of(case, number, batch)
+        check_parts(case, batch, frames)
+        for frame in frames:
+            envs.setdefault(frame["env"], []).append(frame)
     assert len(envs) <= case.num_envs
-    assert case.kind == "MultiAsyncCollector" or case.ragged or len(envs) == case.num_envs
-    for of_env in envs.values():
-        check_order(case, of_env, observation)
-        check_actions(of_env, action)
-    ids = [{frame["id"] for frame in of_env} for of_env in envs.values()]
+    if case.trajs_per_batch is None and case.way.kind != "multi_async" and case.autoreset != "NextStep":
+        assert len(envs) == case.num_envs
+    for frames in envs.values():
+        check_order(case, frames, observation)
+        if case.way.place == "inline":
+            check_actions(frames, action)
+    ids = [{frame["id"] for frame in frames} for frames in envs.values()]
     assert len(set().union(*ids)) == sum(map(len, ids))
 
 
 def check_leaves(case, batch, observation, action):
     """Keys, shapes, dtypes and names."""
-    size = batch.batch_size if case.split_trajs else torch.Size(case.batch_size)
-    assert batch.batch_size == size
+    size = batch.batch_size
     assert batch.names == [*[None] * (len(size) - 1), "time"]
     seen = Structure(observation, ("observation",)).leaves
-    ends = [(name, (1,), torch.bool) for name in ("done", "terminated", "truncated")]
     expected = {leaf.key: (leaf.shape, leaf.dtype) for leaf in (*seen, *Structure(action, ("action",)).leaves)}
     expected |= {("next", *leaf.key): (leaf.shape, leaf.dtype) for leaf in seen}
-    for name, shape, dtype in ends:
-        expected[(name,)] = expected["next", name] = (shape, dtype)
+    expected |= {(*prefix, name): ((1,), torch.bool) for prefix in ((), ("next",)) for name in ENDS}
     expected["next", "reward"] = ((1,), torch.float32)
     expected["collector", "traj_ids"] = expected["collector", "policy_version"] = ((), torch.int64)
     if case.max_frames_per_traj is not None:
         expected[("step_count",)] = expected["next", "step_count"] = ((1,), torch.int64)
     if case.has_policy:
         expected[("acted",)] = ((), torch.float32)
-    if case.split_trajs:
+    if case.is_masked:
         expected["collector", "mask"] = ((), torch.bool)
     found = {key if isinstance(key, tuple) else (key,): value for key, value in batch.items(True, True)}
     assert {key: (value.shape, value.dtype) for key, value in found.items()} == {
@@ -181,24 +181,55 @@ def check_leaves(case, batch, observation, action):
 def frames_of(case, number, batch):
     """The frames of a batch, those of each env in order of time."""
     flat = batch.reshape(-1)
-    last = np.arange(len(flat)) % case.steps == case.steps - 1
-    if case.split_trajs:
+    if case.is_masked:
         flat = flat[flat["collector", "mask"]]
-        last = np.zeros(len(flat), bool)
-    assert len(flat) == case.frames_per_batch
     found = []
-    for data, is_last in zip(flat.unbind(0), last.tolist(), strict=True):
+    for index, data in enumerate(flat.unbind(0)):
         env, episode, step = read(data["next", "reward"])
-        place = {"batch": number, "env": env, "episode": episode, "step": step, "last": is_last}
-        found.append({**place, "id": int(data["collector", "traj_ids"]), "data": data})
+        place = {"batch": number, "env": env, "episode": episode, "step": step}
+        is_last = not case.split_trajs and index % case.steps[0] == case.steps[0] - 1
+        found.append({**place, "id": int(data["collector", "traj_ids"]), "is_last": is_last, "data": data})
     if case.split_trajs:
         for frame in {frame["env"]: frame for frame in found}.values():
-            frame["last"] = True
+            frame["is_last"] = True
     return found
 
 
+def check_parts(case, batch, frames):
+    """How many frames there are of each worker, and how they lie."""
+    if case.trajs_per_batch is not None:
+        assert len(frames) == case.trajs_per_batch * case.length
+        for start in range(0, len(frames), case.length):
+            trajectory = frames[start : start + case.length]
+            assert [frame["step"] for frame in trajectory] == list(range(1, case.length + 1))
+            assert len({(frame["env"], frame["episode"], frame["id"]) for frame in trajectory}) == 1
+        return
+    most = case.frames
+    owners = [frame["id"] % case.num_envs // case.rows for frame in frames]
+    counts = [owners.count(worker) for worker in range(len(most))] if case.way.is_sync else [len(frames)]
+    if case.preemptive_threshold is None:
+        assert counts == most
+    else:
+        assert all(case.rows <= count <= each for count, each in zip(counts, most, strict=True))
+        waited_for = max(1, math.ceil(case.preemptive_threshold * len(most)))
+        assert sum(count == each for count, each in zip(counts, most, strict=True)) >= waited_for
+    if case.split_trajs:
+        return
+    part = ((case.rows,) if case.rows > 1 else ()) + (most[0] // case.rows,)
+    if case.is_stacked:
+        assert batch.batch_size == (len(most), *part)
+    elif case.cat_results == 0 and case.way.is_sync:
+        assert batch.batch_size == (part[0] * len(most), *part[1:])
+    else:
+        assert batch.batch_size == (*part[:-1], sum(counts) // case.rows)
+    if case.is_masked:
+        hidden = ~batch["collector", "mask"]
+        assert (batch["collector", "traj_ids"][hidden] == -1).all()
+        assert not batch["next", "reward"][hidden].any()
+
+
 def check_actions(frames, action):
-    """The actions are those that the env was given."""
+    """The actions are those that the env took."""
     structure = Structure(action, ("action",))
     for frame in frames:
         taken = structure.flatten(TAKEN[int(frame["data"]["next", "reward"])])
@@ -208,11 +239,12 @@ def check_actions(frames, action):
 
 def check_order(case, frames, observation):
     """One env's frames: each is what its reward says, and they follow one another."""
-    random_batches = -(-(case.init_random_frames or 0) // (case.steps * case.num_envs))
+    structure = Structure(observation, ("observation",))
+    steps = case.steps[frames[0]["id"] % case.num_envs // case.rows]
+    random_batches = -(-(case.init_random_frames or 0) // (steps * case.num_envs))
     assert frames[0]["step"] == frames[0]["episode"] == 1
     for index, frame in enumerate(frames):
         data, step = frame["data"], frame["step"]
-        structure = Structure(observation, ("observation",))
         for prefix, at in (((), step - 1), (("next",), step)):
             values = structure.flatten(sample(observation, frame["env"], frame["episode"], at))
             for leaf, value in zip(structure.leaves, values, strict=True):
@@ -220,22 +252,32 @@ def check_order(case, frames, observation):
         if case.max_frames_per_traj is not None:
             assert (int(data["step_count"]), int(data["next", "step_count"])) == (step - 1, step)
         if case.has_policy:
-            assert bool(data["acted"]) == (index // case.steps >= random_batches)
-        assert not any(data[name] for name in ("done", "terminated", "truncated"))
+            assert bool(data["acted"]) == (index // steps >= random_batches)
+        assert not any(data[name] for name in ENDS)
         over, odd = step == case.length, frame["episode"] % 2 == 1
         cut = step == case.max_frames_per_traj
-        marked = bool(case.set_truncated and frame["last"])
-        if not (case.split_trajs and case.set_truncated and case.ragged):
+        marked = case.set_truncated and frame["is_last"]
+        # Frames of an env that spends steps on resets may lie in several rows, whose ends a split batch does not show.
+        if not (case.split_trajs and case.set_truncated and case.autoreset == "NextStep"):
             assert bool(data["next", "terminated"]) == (over and odd)
             assert bool(data["next", "truncated"]) == ((over and not odd) or cut or marked)
         assert bool(data["next", "done"]) == bool(data["next", "terminated"] | data["next", "truncated"])
-        if index + 1 == len(frames):
-            continue
-        following = frames[index + 1]
-        begins_anew = case.reset_at_each_iter and following["batch"] > frame["batch"]
-        if over or cut or begins_anew:
-            assert (following["episode"], following["step"]) == (frame["episode"] + 1, 1)
-            assert following["id"] > frame["id"]
-        else:
-            assert (following["episode"], following["step"]) == (frame["episode"], step + 1)
-            assert following["id"] == frame["id"]
+        # Ids count the episodes of an env.
+        assert frame["id"] == frames[0]["id"] + (frame["episode"] - 1) * case.num_envs
+        if index + 1 < len(frames):
+            following = frames[index + 1]
+            is_over = over or cut or (case.reset_at_each_iter and following["batch"] > frame["batch"])
+            expected = (frame["episode"] + 1, 1) if is_over else (frame["episode"], step + 1)
+            assert (following["episode"], following["step"]) == expected
+
+
+@pytest.mark.parametrize(
+    "num_examples", [60, pytest.param(1000, marks=[pytest.mark.nightly, pytest.mark.timeout(1800)])]
+)
+def test_batches_say_what_happened(num_examples):
+    settings(max_examples=num_examples)(given(cases(), SPACES, SPACES)(check))()
+
+
+@pytest.mark.ci
+def test_batches_of_processes_say_what_happened():
+    settings(max_examples=8)(given(cases(SHARED), SPACES, SPACES)(check))()

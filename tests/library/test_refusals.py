@@ -59,6 +59,7 @@ def test_all_that_is_wrong_is_said_at_once():
 
 KINDS = {"single": Collector, "sync": MultiSyncCollector, "async": MultiAsyncCollector, "gloo": DistributedCollector}
 PREEMPTIVE = {"preemptive_threshold": 0.5}
+BETWEEN_STEPS = {"num_workers_per_collector": 2, "update_weights_between_steps": True}
 
 
 @pytest.mark.parametrize(
@@ -87,25 +88,17 @@ PREEMPTIVE = {"preemptive_threshold": 0.5}
         # What all workers have, in collector_kwargs.
         (
             "gloo",
-            {"collector_kwargs": {"max_frames_per_traj": 5}, "max_frames_per_traj": 6},
-            "max_frames_per_traj=6 5 collector_kwargs",
+            {"collector_kwargs": {"set_truncated": 1}, "set_truncated": 0},
+            "set_truncated=0 collector_kwargs",
         ),
         ("gloo", {"collector_kwargs": [{"set_truncated": True}, {}]}, "collector_kwargs: set_truncated=[True, same"),
         ("gloo", {"collector_kwargs": {"max_frames_per_traj": "5"}}, "max_frames_per_traj='5' int"),
-        (
-            "gloo",
-            {"num_workers_per_collector": 2, "update_weights_between_steps": True},
-            "update_weights_between_steps=True num_workers_per_collector=2",
-        ),
+        ("gloo", BETWEEN_STEPS, "update_weights_between_steps=True num_workers_per_collector=2"),
         # Parts of other lengths.
         ("sync", {"frames_per_batch": [5, 9]}, "frames_per_batch=[5, 9] cat_results=-1"),
         ("sync", {"frames_per_batch": [5], "cat_results": -1}, "frames_per_batch=[5] 1 2"),
         ("sync", {"frames_per_batch": [5, 0], "cat_results": -1}, "frames_per_batch=[5, 0] 1"),
-        (
-            "sync",
-            {"frames_per_batch": [5, 9], "cat_results": -1, "total_frames": 40},
-            "total_frames=40 frames_per_batch=14 28 42",
-        ),
+        ("sync", {"frames_per_batch": [5, 9], "cat_results": -1, "total_frames": 40}, "total_frames=40 14 28 42"),
         ("single", {"frames_per_batch": [5]}, "frames_per_batch=[5] MultiSyncCollector"),
         ("gloo", {"frames_per_batch": [5, 9]}, "frames_per_batch=[5, 9] MultiSyncCollector"),
         ("single", {"interruptor": object()}, "interruptor=object `collection_stopped`"),

@@ -22,22 +22,6 @@ def filled(layout: Layout):
     return memory, slot
 
 
-def test_a_batch_has_the_keys_shapes_and_dtypes_of_torchrl():
-    ends = {
-        (*prefix, name): ((1,), torch.bool)
-        for prefix in ((), ("next",))
-        for name in ("done", "terminated", "truncated")
-    }
-    assert {leaf.key: (leaf.shape, leaf.dtype) for leaf in LEAVES} == ends | {
-        ("observation",): ((3,), torch.float32),
-        ("action",): ((), torch.int64),
-        ("next", "observation"): ((3,), torch.float32),
-        ("next", "reward"): ((1,), torch.float32),
-        ("collector", "traj_ids"): ((), torch.int64),
-        ("collector", "policy_version"): ((), torch.int64),
-    }
-
-
 @pytest.mark.parametrize(
     ("leaf", "message"),
     [

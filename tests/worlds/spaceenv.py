@@ -77,7 +77,7 @@ def constant_policy(observation_space, action_space):
     return TensorDictModule(Constant(action_space), reads, [*writes, "acted"])
 
 
-def make(observation_space, action_space, length, rows, autoreset):
+def make_env(observation_space, action_space, length, rows, autoreset):
     """One env, or `rows` of them with that `autoreset` mode."""
     one = functools.partial(SpaceEnv, observation_space, action_space, length)
     if autoreset is None:

@@ -28,7 +28,8 @@ SMOKES = {
 }
 # Ray takes seconds for every actor that it starts, and so does a worker for a fork server of its own.
 FEWER = {
-    "ray": {"restart": ("killed", "stopped"), "drop": ("stopped",), "raise": ("raises",)},
+    "ray_sync": {"restart": ("killed", "stopped"), "drop": ("stopped",), "raise": ()},
+    "ray_async": {"restart": ("killed",), "drop": (), "raise": ("raises",)},
     "relay": {"restart": ("killed",), "drop": (), "raise": ("raises",)},
 }
 
@@ -37,7 +38,7 @@ def losses(mode):
     """Parameters `way` and `fault`."""
     cases = []
     for way in PROCESSES:
-        for fault in FEWER.get("relay" if way is RELAY else way.transport, {}).get(mode, ERRORS):
+        for fault in FEWER.get(way.name, {}).get(mode, ERRORS):
             tier = "nightly" if fault == "stopped" and (mode, way) != ("raise", ways.SHARED_SYNC) else way.tier
             tier = way.smoke if (way.name, fault) in SMOKES[mode] else tier
             cases.append(ways.case(way, fault, tier=tier))

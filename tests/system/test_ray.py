@@ -3,7 +3,6 @@ two GPUs in name only."""
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import signal
@@ -18,12 +17,12 @@ import pytest
 import torch
 from collecting import RAY, Log, counting, custom, start
 from making import make
-from ways import RAY_ASYNC, RAY_SYNC
+from ways import RAY_SYNC
 from worlds.cartpoles import Argmax, cartpole
-from worlds.customcollectors import Doubling
 from worlds.faulty import telling_policy
 from worlds.seeing import Seeing, seen_by
 
+from collectx import Collector
 from collectx.env.counting import StreamChecker
 from collectx.errors import ConfigError, LauncherError, WorkerTimeout
 
@@ -33,25 +32,39 @@ TESTS = Path(__file__).parents[1]
 SMALL = {"num_cpus": 0.1}
 
 
-def create(way, cls=cartpole, policy=None, num_workers=2, **keywords):
-    return make(way, cls, policy, num_workers=num_workers, ray_init_config=RAY, frames_per_batch=40, **keywords)
+def create(way, env=cartpole, **keywords):
+    return make(way, env, ray_init_config=RAY, frames_per_batch=40, **keywords)
+
+
+class Doubling(Collector):
+    def __next__(self):
+        batch = super().__next__()
+        batch["next", "reward"] *= 2
+        return batch
 
 
 def test_a_worker_that_is_added_is_as_the_others_are():
-    def after(batch):
-        batch["next", "reward"].fill_(7.0)
+    """Of the user's own class, and with the hooks of all."""
 
-    with create(RAY_SYNC, num_workers=1, post_collect_hook=after, remote_configs=SMALL) as collector:
+    def after(batch):
+        batch["next", "reward"] += 5
+
+    keywords = {"num_workers": 1, "collector_class": Doubling, "post_collect_hook": after, "remote_configs": SMALL}
+    with create(RAY_SYNC, policy=Argmax(), **keywords) as collector:
+        assert isinstance(collector.local_policy(), Argmax)
         assert next(collector).shape == (1, 40)
-        with pytest.raises(ConfigError, match="collector_kwargs has max_frames_per_traj"):
-            collector.add_collectors(cartpole, collector_kwargs={"max_frames_per_traj": 5})
+        with pytest.raises(ConfigError, match="cannot be called as Doubling"):
+            collector.add_collectors(cartpole, collector_kwargs={"no_such": 1})
         with pytest.raises(LauncherError, match=r"no node of the Ray cluster has 64 CPU"):
             collector.add_collectors(cartpole, remote_configs={"num_cpus": 64})
         assert len(collector.remote_collectors) == 1
         collector.add_collectors(cartpole)
+        assert len({actor._actor_id for actor in collector.remote_collectors}) == 2
         batch = next(collector)
     assert batch.shape == (2, 40)
     assert batch["next", "reward"].unique().tolist() == [7.0]
+    first, second = batch["collector", "traj_ids"].tolist()
+    assert not set(first) & set(second)
 
 
 @pytest.mark.parametrize(
@@ -66,35 +79,6 @@ def test_a_worker_that_is_added_is_as_the_others_are():
 def test_what_the_cluster_does_not_have_is_refused_before_anything_starts(remote_configs, num_workers, message):
     with pytest.raises(LauncherError, match=message):
         start("ray", "ray", num_workers=num_workers, remote_configs=remote_configs)
-
-
-@pytest.mark.nightly
-def test_the_library_has_torchrls_methods():
-    with create(RAY_ASYNC, policy=Argmax()) as collector:
-        assert isinstance(collector.local_policy(), Argmax)
-        assert len({actor._actor_id for actor in collector.remote_collectors}) == 2
-        first = next(collector)
-        assert first.shape == (40,)
-        collector.add_collectors([cartpole])
-        ids, seen = set(first["collector", "traj_ids"].tolist()), set()
-        while seen != {0, 1, 2}:
-            batch = next(collector)
-            (part,) = collector._collector.delivery.parts
-            new = set(batch["collector", "traj_ids"].tolist())
-            assert not (part.worker == 2 and part.worker not in seen and new & ids)
-            seen.add(part.worker)
-            ids |= new
-
-
-@pytest.mark.nightly
-def test_a_worker_that_is_added_is_of_the_users_own_class():
-    with create(RAY_SYNC, num_workers=1, collector_class=Doubling) as collector:
-        with pytest.raises(ConfigError, match="cannot be called as Doubling"):
-            collector.add_collectors(cartpole, collector_kwargs={"no_such": 1})
-        collector.add_collectors(cartpole, collector_kwargs={"reset_at_each_iter": True})
-        batch = next(collector)
-    assert batch.shape == (2, 40)
-    assert batch["next", "reward"].unique().tolist() == [2.0]
 
 
 class Marked(gymnasium.Env):
@@ -217,35 +201,6 @@ def test_a_node_of_a_cluster_that_is_killed():
     ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=500, check=False)
     assert ended.returncode == 0, ended.stderr
     assert "survived on 2 nodes" in ended.stdout
-
-
-_RUN = """
-import sys
-import ray
-from collectx.transport import ray_cluster
-ray_cluster.begin({"num_cpus": 1, "include_dashboard": False} if len(sys.argv) == 1 else {})
-print(ray.get_runtime_context().gcs_address, flush=True)
-sys.stdin.read()
-"""
-
-
-@pytest.mark.nightly
-def test_a_run_without_an_address_has_a_cluster_of_its_own():
-    """Ray itself would find the one of another run, which ends with that run."""
-    with contextlib.ExitStack() as runs:
-
-        def address(*arguments, **environment):
-            others = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
-            command = [sys.executable, "-c", _RUN, *arguments]
-            pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-            run = runs.enter_context(subprocess.Popen(command, env=others | environment, **pipes))
-            return run.stdout.readline().strip()
-
-        first, second = address(), address()
-        assert first
-        assert second
-        assert second != first
-        assert address("configured", RAY_ADDRESS=first, RAY_AUTH_MODE="token") == first
 
 
 # From here on tests end the cluster of this process.

@@ -57,11 +57,11 @@ def collector(way, mode, fault, lives=1, log=None, **knobs):
     return start(way.kind, way.place, counting(3), policy, events=log, on_worker_failure=mode, **shape | knobs)
 
 
-def survive(way, fault, lives=1, **knobs):
-    """Collects until some batches after the last replacement; the number of frames, and the log."""
+def survive(way, fault, lives=1, num_batches=10, **knobs):
+    """Collects that many batches after the last replacement; the number of frames of all, and the log."""
     checker, log, newest, after = StreamChecker(restarts=True), Log(), 0, 0
     with collector(way, "restart", fault, lives, log, **knobs) as batches:
-        while after < 10:
+        while after < num_batches:
             batch = next(batches)
             checker.take(batch)
             newest = max(newest, int(batch["observation"][..., 1].max()) // LIFE)

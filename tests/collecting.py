@@ -30,8 +30,8 @@ from collectx.config import (
 # Inline workers use the trainer's threads; worker processes have one.
 torch.set_num_threads(1)
 
-# Ray starts as many processes as it has cores, and is there until the tests end.
-RAY = {"num_cpus": 2, "address": "local", "include_dashboard": False}
+# Ray starts as many processes as it has cores, and is there until the tests end. Its GPUs are so in name only.
+RAY = {"num_cpus": 2, "num_gpus": 2, "address": "local", "include_dashboard": False}
 
 COLLECTOR = EitherCollectorConfig(
     kind="multi_sync",

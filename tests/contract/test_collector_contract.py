@@ -4,29 +4,13 @@ whoever carries it and however the user takes it."""
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 import pytest
 import torch
+import ways
 from collecting import batches, config, counting, custom, gym, gym_vector, mlp, start
-from ways import (
-    ASYNC,
-    GLOO,
-    GLOO_ASYNC,
-    GLOO_SYNC,
-    INLINE,
-    INLINE_ASYNC,
-    INLINE_SYNC,
-    RAY_ASYNC,
-    RAY_SYNC,
-    SHARED,
-    SHARED_ASYNC,
-    SHARED_SYNC,
-    SINGLE,
-    SYNC,
-    WAYS,
-    case,
-    over,
-)
+from ways import case, over
 from worlds import faulty
 
 from collectx import env as envs
@@ -36,13 +20,22 @@ from collectx.env.counting import StreamChecker, episode_length
 from collectx.run.digest import digest_of
 
 # What does not depend on how bytes travel between hosts is shown without RPC and Ray, whose workers start slowly.
-HERE = (*INLINE, *SHARED, *GLOO)
+HERE = (*ways.INLINE, *ways.SHARED, *ways.GLOO)
+
+
+# Workers that are collectors of two processes each, by `collector.inner`.
+RELAY_SYNC, RELAY_ASYNC, RELAY_MIXED = (
+    replace(way, name=f"relay_{name}", tier="ci", smoke="ci")
+    for way, name in ((ways.GLOO_SYNC, "sync"), (ways.GLOO_ASYNC, "async"), (ways.GLOO_ASYNC, "mixed"))
+)
+RELAYS = {RELAY_SYNC: "sync", RELAY_ASYNC: "async", RELAY_MIXED: "sync"}
 
 
 def collect(way, env=None, policy=None, **knobs):
-    return start(
-        way.kind, way.place, env or counting(3), policy, **{"frames_per_batch": 30, "total_frames": 300} | knobs
-    )
+    shape = {"frames_per_batch": 30, "total_frames": 300}
+    if way in RELAYS:
+        shape |= {"num_workers_per_collector": 2, "inner": RELAYS[way]}
+    return start(way.kind, way.place, env or counting(3), policy, **shape | knobs)
 
 
 def check_rules(batch):
@@ -60,26 +53,27 @@ def check_rules(batch):
 @pytest.mark.parametrize(
     ("way", "num_envs", "zero_copy"),
     [
-        *(case(way, 3, False, tier=way.smoke) for way in WAYS),
-        *(case(way, 1, True) for way in (SINGLE, SHARED_SYNC, GLOO_ASYNC)),
+        *(case(way, 3, False, tier=way.smoke) for way in (*ways.WAYS, *RELAYS)),
+        *(case(way, 1, True) for way in (ways.SINGLE, ways.SHARED_SYNC, ways.GLOO_ASYNC)),
     ],
 )
 def test_every_frame_arrives_once_in_order_and_complete(way, num_envs, zero_copy):
     checker = StreamChecker()
-    frames = 5 * num_envs * (way.num_workers if way.is_sync else 1)
+    envs_of_worker = num_envs * (2 if way in RELAYS else 1)
+    rows = envs_of_worker if RELAYS.get(way) != "async" else num_envs
+    frames = 5 * rows * (way.num_workers if way.is_sync else 1)
     num_batches = 40 if way.transport != "ray" else 10
-    total_envs = num_envs * way.num_workers
     shape = {"frames_per_batch": frames, "total_frames": num_batches * frames}
     with collect(way, counting(num_envs), zero_copy=zero_copy, **shape) as collector:
         for index, batch in enumerate(collector):
             checker.take(batch)
             check_rules(batch)
             env, episode = batch["observation"][..., 0], batch["observation"][..., 1]
-            assert torch.equal(batch["collector", "traj_ids"], env + episode * total_envs)
+            assert torch.equal(batch["collector", "traj_ids"], env + episode * envs_of_worker * way.num_workers)
             delivery = collector.delivery
             assert (delivery.index, delivery.frames, delivery.version) == (index, frames, 0)
             assert [part.worker for part in delivery.parts] == (
-                [0, 1] if way.is_sync else [int(env.flatten()[0]) // num_envs]
+                [0, 1] if way.is_sync else [int(env.flatten()[0]) // envs_of_worker]
             )
             assert sum(part.frames for part in delivery.parts) == frames
             ended = batch["next", "observation"][batch["next", "done"][..., 0]][:, 2].tolist()
@@ -124,28 +118,34 @@ def test_a_batch_looks_like_torchrls(kind, num_envs, batch_size):
     }
 
 
-@over([*HERE, RAY_ASYNC])
+@over([*HERE, ways.RAY_ASYNC])
 @pytest.mark.parametrize("zero_copy", [False, True])
 def test_a_batch_is_the_users_own_memory(way, zero_copy):
-    """With zero copy, until the next one is asked for."""
-    checker, kept = StreamChecker(), []
-    with collect(way, zero_copy=zero_copy) as collector:
+    """With zero copy, until the next one is asked for. Ray shares only large objects."""
+    checker, kept, frames = StreamChecker(), [], 3000 if way is ways.RAY_ASYNC else 30
+    with collect(way, zero_copy=zero_copy, frames_per_batch=frames, total_frames=10 * frames) as collector:
         for index, batch in enumerate(collector):
             checker.take(batch)
             if index % 2 or zero_copy:
                 batch.apply_(lambda tensor: tensor.zero_())
             else:
                 kept.append((batch, batch.clone()))
-    assert checker.frames == 300
+    assert checker.frames == 10 * frames
+    assert len(kept) == (0 if zero_copy else 5)
     assert all((batch == copy).all() for batch, copy in kept)
 
 
-@pytest.mark.parametrize("policy", [None, mlp()], ids=["random", "mlp"])
-@over([SINGLE, INLINE_SYNC, SHARED_SYNC, GLOO_SYNC, RAY_SYNC])
+@pytest.mark.parametrize(
+    ("way", "policy"),
+    [
+        *(case(way, None) for way in (ways.SINGLE, ways.SHARED_SYNC)),
+        *(case(way, "mlp") for way in (ways.SINGLE, ways.INLINE_SYNC, ways.SHARED_SYNC, ways.GLOO_SYNC, ways.RAY_SYNC)),
+    ],
+)
 def test_the_same_seed_gives_the_same_batches_bit_for_bit(way, policy):
     def run(place, seed):
-        with start(way.kind, place, gym(2), policy, frames_per_batch=64, total_frames=512, seed=seed) as collector:
-            return [digest_of(batch) for batch in collector]
+        shape = {"frames_per_batch": 64, "total_frames": 512, "seed": seed}
+        return [digest_of(batch) for batch in batches(way.kind, place, gym(2), policy and mlp(), **shape)]
 
     first = run("inline", 5)
     # A trainer that draws random numbers of its own must not change the workers'.
@@ -181,10 +181,10 @@ def publish(collector, policy, number):
     return collector.publish(policy)
 
 
-@over([way for way in (SINGLE, *SYNC) if way.transport != "rpc"])
+@over([ways.SINGLE, ways.INLINE_SYNC, ways.SHARED_SYNC, ways.GLOO_SYNC, ways.RAY_SYNC, RELAY_SYNC])
 def test_sync_workers_act_with_the_newest_version_from_the_next_batch_on(way):
     theirs, mine = telling(1000)
-    with collect(way, counting(2), theirs, frames_per_batch=20, total_frames=400) as collector:
+    with collect(way, counting(2), theirs, frames_per_batch=40, total_frames=800) as collector:
         for index, batch in enumerate(collector):
             assert batch["low"].unique().tolist() == [float(index)]
             assert batch["high"].unique().tolist() == [float(index)]
@@ -194,7 +194,7 @@ def test_sync_workers_act_with_the_newest_version_from_the_next_batch_on(way):
     assert index == 19
 
 
-@over([way for way in ASYNC if way.transport != "rpc"])
+@over([ways.INLINE_ASYNC, ways.SHARED_ASYNC, ways.GLOO_ASYNC, ways.RAY_ASYNC, RELAY_MIXED])
 def test_weights_that_are_published_at_any_time_are_monotone_and_never_torn(way):
     theirs, mine = telling(20_000)
     newest, count, deadline = [-1, -1], 0, time.monotonic() + 200
@@ -213,7 +213,8 @@ def test_weights_that_are_published_at_any_time_are_monotone_and_never_torn(way)
 
 
 @pytest.mark.parametrize(
-    ("way", "autoreset"), [case(SHARED_ASYNC, None), case(SHARED_ASYNC, "next_step"), case(GLOO_ASYNC, None)]
+    ("way", "autoreset"),
+    [case(ways.SHARED_ASYNC, None), case(ways.SHARED_ASYNC, "next_step"), case(ways.GLOO_ASYNC, None)],
 )
 def test_weights_taken_between_steps_are_told_frame_by_frame(way, autoreset):
     env = gym_vector(2, autoreset) if autoreset else counting(2, step_s=0.001)
@@ -259,7 +260,10 @@ def record(cfg, again=None):
 
 @pytest.mark.parametrize(
     ("way", "zero_copy"),
-    [case(SHARED_ASYNC, False, tier="test"), *(case(way, True) for way in ASYNC if way is not INLINE_ASYNC)],
+    [
+        case(ways.SHARED_ASYNC, False, tier="test"),
+        *(case(way, True) for way in ways.ASYNC if way is not ways.INLINE_ASYNC),
+    ],
 )
 def test_an_async_run_is_reproduced_from_its_order(way, zero_copy):
     shape = {"frames_per_batch": 32, "total_frames": -1, "zero_copy": zero_copy}
@@ -268,7 +272,7 @@ def test_an_async_run_is_reproduced_from_its_order(way, zero_copy):
     assert record(cfg, order) == (digests, order)
 
 
-@over([way for way in HERE if way is not SINGLE])
+@over([way for way in HERE if way is not ways.SINGLE])
 def test_every_worker_delivers_until_the_collector_is_closed(way):
     """However much earlier one of them has come up."""
     seen, deadline = set(), time.monotonic() + 200
@@ -277,6 +281,7 @@ def test_every_worker_delivers_until_the_collector_is_closed(way):
             next(collector)
             seen |= {part.worker for part in collector.delivery.parts}
             assert time.monotonic() < deadline
+        collector.close()
     with pytest.raises(RuntimeError, match="closed"):
         next(collector)
 
@@ -289,7 +294,7 @@ def test_many_short_episodes(way):
     assert checker.frames == 2560
 
 
-@over([INLINE_ASYNC, SHARED_SYNC, SHARED_ASYNC, GLOO_ASYNC])
+@over([ways.INLINE_ASYNC, ways.SHARED_SYNC, ways.SHARED_ASYNC, ways.GLOO_ASYNC])
 def test_a_next_that_is_interrupted_while_it_gathers_loses_nothing(way, monkeypatch):
     """As by Ctrl-C, at every second call."""
     checker = StreamChecker()
@@ -315,9 +320,6 @@ def test_storing_device_names_the_device():
     assert batch.device == torch.device("cpu")
 
 
-@over([INLINE_ASYNC, SHARED_ASYNC])
+@over([ways.INLINE_ASYNC, ways.SHARED_ASYNC])
 def test_more_workers_than_batches_end_in_order(way):
-    with collect(way, num_workers=4, total_frames=60) as collector:
-        assert len(list(collector)) == 2
-        collector.close()
-        collector.close()
+    assert len(batches(way.kind, way.place, num_workers=4, frames_per_batch=12, total_frames=24)) == 2

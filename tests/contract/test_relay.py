@@ -1,5 +1,5 @@
-"""Workers that are collectors themselves: frames, weights, failures and stops pass through them. Their survival is in
-`test_survival.py`."""
+"""Workers that are collectors themselves: seeds, lost processes and stops pass through them. They are also among the
+ways of `test_collector_contract.py` and `test_survival.py`."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ import signal
 
 import psutil
 import pytest
-import torch
 from collecting import Log, counting, gym, mlp, start, worker_pids
-from ways import GLOO_ASYNC, GLOO_SYNC, RAY_SYNC, RPC_ASYNC, SHARED_SYNC, case
+from ways import GLOO_ASYNC, GLOO_SYNC, RAY_SYNC, case
 
 from collectx.env.counting import StreamChecker
 from collectx.run.digest import digest_of
@@ -20,50 +19,6 @@ from collectx.run.digest import digest_of
 def relays(way, env=None, policy=None, **knobs):
     options = {"num_workers_per_collector": 2, "frames_per_batch": 12, "total_frames": -1} | knobs
     return start(way.kind, way.place, env or counting(), policy, **options)
-
-
-@pytest.mark.parametrize(
-    ("way", "inner"),
-    [
-        case(GLOO_SYNC, "sync"),
-        case(GLOO_ASYNC, "async"),
-        case(GLOO_ASYNC, "sync", tier="nightly"),
-        case(RPC_ASYNC, "async"),
-        # Workers on this machine, each with its own processes, also go over a network.
-        case(SHARED_SYNC, "async", tier="nightly"),
-    ],
-)
-def test_every_frame_arrives_once_in_order_and_complete(way, inner):
-    """Two workers of two processes with three envs each: twelve envs in all."""
-    frames = 60 if way.is_sync else 30
-    checker, versions, lags = StreamChecker(), set(), []
-    shape = {
-        "frames_per_batch": frames,
-        "total_frames": frames * 60,
-        "backend": "gloo" if way is SHARED_SYNC else "auto",
-    }
-    with relays(way, counting(3), inner=inner, **shape) as collector:
-        for index, batch in enumerate(collector):
-            checker.take(batch)
-            env, episode = batch["observation"][..., 0], batch["observation"][..., 1]
-            assert torch.equal(batch["collector", "traj_ids"], env + episode * 12)
-            assert batch.batch_size[-2] == (6 if inner == "sync" else 3)
-            newest = batch["collector", "policy_version"].unique().tolist()
-            versions |= set(newest)
-            lags.append(collector.policy_version - min(newest))
-            parts = collector.delivery.parts
-            ended = batch["next", "observation"][batch["next", "done"][..., 0]][:, 2].tolist()
-            assert sorted(length for part in parts for length in part.lengths.tolist()) == sorted(ended)
-            assert [part.policy_version for part in parts] == (
-                batch["collector", "policy_version"].flatten(1)[:, 0].tolist() if way.is_sync else newest
-            )
-            if index % 5 == 4:
-                collector.publish(None)
-    assert checker.frames == frames * 60
-    assert versions <= set(range(13))
-    assert len(versions) > 6
-    if way is GLOO_SYNC:
-        assert set(lags) == {0}
 
 
 # 257 random frames are 65 of each of four processes, more than two of their parts of 32.

@@ -28,7 +28,8 @@ SMOKES = {
 }
 # Ray takes seconds for every actor that it starts, and so does a worker for a fork server of its own.
 FEWER = {
-    "ray": {"restart": ("killed", "stopped"), "drop": ("stopped",), "raise": ("raises",)},
+    "ray_sync": {"restart": ("killed", "stopped"), "drop": ("stopped",), "raise": ()},
+    "ray_async": {"restart": ("killed",), "drop": (), "raise": ("raises",)},
     "relay": {"restart": ("killed",), "drop": (), "raise": ("raises",)},
 }
 
@@ -37,7 +38,7 @@ def losses(mode):
     """Parameters `way` and `fault`."""
     cases = []
     for way in PROCESSES:
-        for fault in FEWER.get("relay" if way is RELAY else way.transport, {}).get(mode, ERRORS):
+        for fault in FEWER.get(way.name, {}).get(mode, ERRORS):
             tier = "nightly" if fault == "stopped" and (mode, way) != ("raise", ways.SHARED_SYNC) else way.tier
             tier = way.smoke if (way.name, fault) in SMOKES[mode] else tier
             cases.append(ways.case(way, fault, tier=tier))
@@ -56,11 +57,11 @@ def collector(way, mode, fault, lives=1, log=None, **knobs):
     return start(way.kind, way.place, counting(3), policy, events=log, on_worker_failure=mode, **shape | knobs)
 
 
-def survive(way, fault, lives=1, **knobs):
-    """Collects until some batches after the last replacement; the number of frames, and the log."""
+def survive(way, fault, lives=1, num_batches=10, **knobs):
+    """Collects that many batches after the last replacement; the number of frames of all, and the log."""
     checker, log, newest, after = StreamChecker(restarts=True), Log(), 0, 0
     with collector(way, "restart", fault, lives, log, **knobs) as batches:
-        while after < 10:
+        while after < num_batches:
             batch = next(batches)
             checker.take(batch)
             newest = max(newest, int(batch["observation"][..., 1].max()) // LIFE)

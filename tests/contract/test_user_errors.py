@@ -8,22 +8,11 @@ import re
 import gymnasium
 import pytest
 import torch
+import ways
 from collecting import faulty, start
 from making import make
 from torch import nn
-from ways import (
-    GLOO_ASYNC,
-    GLOO_SYNC,
-    INLINE_ASYNC,
-    INLINE_SYNC,
-    RAY_SYNC,
-    RPC_ASYNC,
-    SHARED_ASYNC,
-    SHARED_SYNC,
-    SINGLE,
-    case,
-    over,
-)
+from ways import case, over
 from worlds.cartpoles import cartpole
 from worlds.faulty import Unpicklable
 
@@ -75,19 +64,19 @@ class RaisingPolicy(nn.Module):
 @pytest.mark.parametrize(
     ("way", "where"),
     [
-        *(case(SINGLE, where) for where in ("init", "reset", "step", "policy")),
-        *(case(INLINE_ASYNC, where) for where in ("reset", "step", "policy")),
-        case(SHARED_SYNC, "init", tier="test"),
-        case(SHARED_SYNC, "policy"),
-        case(SHARED_ASYNC, "reset"),
-        case(GLOO_SYNC, "step"),
-        case(GLOO_ASYNC, "init"),
-        case(RPC_ASYNC, "step"),
-        case(RAY_SYNC, "init"),
+        *(case(ways.SINGLE, where) for where in ("init", "reset", "step", "policy")),
+        *(case(ways.INLINE_ASYNC, where) for where in ("reset", "step", "policy")),
+        case(ways.SHARED_SYNC, "init", tier="test"),
+        case(ways.SHARED_SYNC, "policy"),
+        case(ways.SHARED_ASYNC, "reset"),
+        case(ways.GLOO_SYNC, "step"),
+        case(ways.GLOO_ASYNC, "init"),
+        case(ways.RPC_ASYNC, "step"),
+        case(ways.RAY_SYNC, "init"),
     ],
 )
 def test_an_error_keeps_its_type_contents_and_place(way, where):
-    spared = -1 if way is SINGLE else os.getpid()
+    spared = -1 if way is ways.SINGLE else os.getpid()
     policy = RaisingPolicy() if where == "policy" else None
     with (
         pytest.raises(OddError, match="code 7") as caught,
@@ -114,8 +103,8 @@ FAULTS = {
 @pytest.mark.parametrize(
     ("way", "fault"),
     [
-        *(case(INLINE_SYNC, fault) for fault in list(FAULTS)[:3]),
-        *(case(way, fault) for way in (SHARED_SYNC, GLOO_ASYNC) for fault in FAULTS),
+        *(case(ways.INLINE_SYNC, fault) for fault in list(FAULTS)[:3]),
+        *(case(way, fault) for way in (ways.SHARED_SYNC, ways.GLOO_ASYNC) for fault in FAULTS),
     ],
 )
 def test_an_env_that_fails_in_an_unusual_way_is_named(way, fault, tmp_path):
@@ -127,7 +116,7 @@ def test_an_env_that_fails_in_an_unusual_way_is_named(way, fault, tmp_path):
         list(collector)
 
 
-@over([SHARED_SYNC, GLOO_SYNC])
+@over([ways.SHARED_SYNC, ways.GLOO_SYNC])
 @pytest.mark.parametrize("is_filtered", [True, False])
 def test_warnings_of_workers_are_filtered_on_request(way, is_filtered, tmp_path, monkeypatch):
     assert collectx.filter_warnings_subprocess

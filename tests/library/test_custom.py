@@ -64,7 +64,7 @@ def test_it_may_be_anywhere(way):
         check_complete([next(collector) for _ in range(3)])
 
 
-def test_its_seeds_are_the_workers_own_and_orders_reach_it():
+def test_its_seeds_are_the_workers_own_and_orders_and_keywords_reach_it():
     def first():
         with start(Doubling) as collector:
             return next(collector)
@@ -73,7 +73,7 @@ def test_its_seeds_are_the_workers_own_and_orders_reach_it():
     assert not torch.equal(one["observation"][0], one["observation"][1])
     assert torch.equal(one["observation"], other["observation"])
     assert torch.equal(one["action"], other["action"])
-    with start(Doubling) as collector:
+    with start(Doubling, max_frames_per_traj=7, collector_kwargs={"reset_at_each_iter": True}) as collector:
         collector.set_seed(5)
         seeded = next(collector)
         collector.reset()
@@ -81,6 +81,8 @@ def test_its_seeds_are_the_workers_own_and_orders_reach_it():
         collector.set_seed(5)
         repeated = next(collector)
     assert torch.equal(seeded["observation"], repeated["observation"])
+    assert seeded["next", "step_count"].max() == 7
+    assert {int(batch["step_count"][:, 0].max()) for batch in (seeded, reset, repeated)} == {0}
     assert not torch.equal(seeded["observation"], reset["observation"])
     assert not set(seeded[TRAJ_IDS].flatten().tolist()) & set(reset[TRAJ_IDS].flatten().tolist())
 
@@ -162,13 +164,6 @@ def test_what_it_cannot_be_called_with_is_refused_before_anything_starts():
         start("double")
     with pytest.raises(ConfigError, match="update_weights_between_steps=True"):
         start(Handmade, update_weights_between_steps=True)
-
-
-def test_keywords_reach_it():
-    with start(Doubling, max_frames_per_traj=7, collector_kwargs={"reset_at_each_iter": True}) as collector:
-        batch = next(collector)
-    assert batch["next", "step_count"].max() == 7
-    assert batch["step_count"][:, 0].tolist() == [[0], [0]]
 
 
 @pytest.mark.ci

@@ -8,5 +8,6 @@ from dataclasses import replace
 import ways
 from contract.test_survival import survive
 
-frames, log = survive(replace(ways.GLOO_ASYNC, transport="mpi"), "killed", num_workers=2, backend="mpi")
+way = replace(ways.GLOO_ASYNC, transport="mpi")
+frames, log = survive(way, "killed", num_batches=70, num_workers=2, backend="mpi")
 print(frames, *(name for name, _ in log.lines))

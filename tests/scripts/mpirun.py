@@ -1,4 +1,4 @@
-"""One run of the counting env over backend=mpi as a process of its own, for `transport/test_pair.py`: kills a worker on
+"""One run of the counting env over backend=mpi as a process of its own, for `test_joining.py`: kills a worker on
 the way. Prints the frames and the names of the events."""
 
 from __future__ import annotations

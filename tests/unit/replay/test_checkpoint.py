@@ -147,7 +147,7 @@ def test_a_disk_that_is_full_or_not_writable_leaves_what_was_saved_before(tmp_pa
             patch.setattr(Path, "rename", lambda old, new: (failure if old.suffix == ".new" else rename)(old, new))
         else:
             patch.setattr(what, failure)
-        with pytest.raises(OSError, match="No space left on device|Permission denied") as caught:
+        with pytest.raises(OSError, match=r"No space left on device|Permission denied") as caught:
             buffer.dumps(path)
     assert caught.value.errno == code
     assert list(tmp_path.iterdir()) == [path]

@@ -7,7 +7,9 @@ PATH/sampler/...     what the sampler knows of the frames
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -19,19 +21,33 @@ _TENSORS = ("frames", "sampler")
 
 def save(state: dict[str, Any], path: Path) -> None:
     """Writes `state`, of which "frames" and "sampler" are TensorDicts, beside `path`, then puts it in the place of
-    what was."""
+    what was.
+
+    Raises:
+        OSError: it cannot be written there, or the disk has too little space. What was in `path` is still there.
+    """
     new = path.with_name(path.name + ".new")
     old = path.with_name(path.name + ".old")
     for left in (new, old):
         shutil.rmtree(left, ignore_errors=True)
     new.mkdir(parents=True)
-    for name in _TENSORS:
-        state[name].memmap(str(new / name))
-    plain = {key: value for key, value in state.items() if key not in _TENSORS}
-    (new / "state.json").write_text(json.dumps(plain))
-    if path.exists():
-        path.rename(old)
-    new.rename(path)
+    try:
+        needed, free = sum(state[name].bytes() for name in _TENSORS), shutil.disk_usage(new).free
+        if needed > free:
+            # A write to mapped memory for which the disk has no space would kill this process.
+            raise OSError(errno.ENOSPC, f"{os.strerror(errno.ENOSPC)}: {needed} bytes, {free} free", str(path))
+        for name in _TENSORS:
+            state[name].memmap(str(new / name))
+        plain = {key: value for key, value in state.items() if key not in _TENSORS}
+        (new / "state.json").write_text(json.dumps(plain))
+        if path.exists():
+            path.rename(old)
+        new.rename(path)
+    except BaseException:
+        shutil.rmtree(new, ignore_errors=True)
+        if old.exists() and not path.exists():
+            old.rename(path)
+        raise
     shutil.rmtree(old, ignore_errors=True)
 
 

@@ -175,11 +175,7 @@ class Switchboard:
             limit_s = min(limit_s, at_most_s)
         ready = self._selector.select(limit_s)
         # A late worker is late also where others always have something ready; but what is watched may bring it.
-        if (
-            late is not None
-            and self._clock() >= late[1]
-            and not any(self._may_be_of(late[0], key) for key, _ in ready)
-        ):
+        if late is not None and self._clock() >= late[1] and not any(self._may_be_of(late[0], key) for key, _ in ready):
             if self._limit(late[0]) == self._waiting[late[0]]:
                 yield late[0], self._late(late[0])
             else:

@@ -1,4 +1,4 @@
-"""The local launcher: one process per element, its own log, its own threads, deaf to Ctrl-C."""
+"""The local launcher: a process for each worker, with its own log and threads, deaf to Ctrl-C."""
 
 from __future__ import annotations
 
@@ -11,48 +11,36 @@ from worlds import launched
 
 from collectx.launcher.local import LocalLauncher
 
+pytestmark = pytest.mark.ci
 
-def test_each_element_gets_a_process_with_the_threads_and_the_log_it_was_told(tmp_path):
+
+def reports(launcher, count):
+    """What each of `count` workers finds around it."""
     ours, theirs = multiprocessing.Pipe()
-    launcher = LocalLauncher(num_threads=2, log_dir=tmp_path)
-    processes = [launcher.start(launched.report, (theirs, name), index) for index, name in enumerate("ab")]
-    told = sorted((ours.recv() for _ in processes), key=lambda each: each["name"])
+    with ours, theirs:
+        processes = [launcher.start(launched.report, (theirs, worker), worker) for worker in range(count)]
+        found = sorted((ours.recv() for _ in processes), key=lambda each: each["name"])
     for process in processes:
         process.join(100)
-        assert process.exitcode == 0
-    ours.close()
-    theirs.close()
-    assert [each["name"] for each in told] == ["a", "b"]
-    assert sorted(each["pid"] for each in told) == sorted(process.pid for process in processes)
-    assert os.getpid() not in {each["pid"] for each in told}
-    assert {each["num_threads"] for each in told} == {2}
-    assert {each["omp"] for each in told} == {"1"}
-    assert {each["sigint"] for each in told} == {signal.SIG_IGN}
+    assert [process.exitcode for process in processes] == [0] * count
+    assert [each["name"] for each in found] == [*range(count)]
+    assert [each["pid"] for each in found] == [process.pid for process in processes]
+    return found
+
+
+def test_each_worker_has_a_process_with_its_threads_and_its_log(tmp_path):
+    before, launcher = dict(os.environ), LocalLauncher(num_threads=2, log_dir=tmp_path)
+    found = reports(launcher, 2)
+    assert {(each["num_threads"], each["omp"], each["sigint"]) for each in found} == {(2, "1", signal.SIG_IGN)}
     assert (tmp_path / "worker-0.log").read_text().startswith("out of ")
-    assert "err of b" in (tmp_path / "worker-1.log").read_text()
+    assert "err of 1" in (tmp_path / "worker-1.log").read_text()
     assert launcher.describe(1) == f"worker 1 (log: {tmp_path}/worker-1.log)"
     assert LocalLauncher(1).describe(1) == "worker 1"
+    assert dict(os.environ) == before
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="this system has no core affinity")
-def test_pinned_workers_share_the_cores_of_the_trainer_out():
-    ours, theirs = multiprocessing.Pipe()
-    launcher = LocalLauncher(1, pin_cores=True)
-    processes = [launcher.start(launched.report, (theirs, worker), worker) for worker in range(3)]
-    cores = {}
-    for _ in processes:
-        message = ours.recv()
-        cores[message["name"]] = message["cores"]
-    for process in processes:
-        process.join(100)
+def test_pinned_workers_share_out_the_cores_of_the_trainer():
     available = sorted(os.sched_getaffinity(0))
-    assert cores == {worker: {available[worker % len(available)]} for worker in range(3)}
-
-
-def test_the_trainers_environment_is_left_as_it_was():
-    before = dict(os.environ)
-    from collectx.launcher.local import warm_up
-
-    warm_up()
-    warm_up()
-    assert dict(os.environ) == before
+    cores = [each["cores"] for each in reports(LocalLauncher(1, pin_cores=True), 3)]
+    assert cores == [{available[worker % len(available)]} for worker in range(3)]

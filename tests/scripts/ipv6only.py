@@ -1,5 +1,5 @@
 """In a network namespace whose only network is IPv6: what addresses there are, and one run over them. For
-`transport/test_rendezvous.py`; prints what it finds."""
+`contract/test_joining.py`; prints what it finds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two ranks of one MPI job that make a pair, over a connection of their own: for `test_pair.py`, by mpirun."""
+"""Two ranks of one MPI job that make a pair, over a connection of their own: for `test_joining.py`, by mpirun."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """A worker of one run over backend=mpi is killed and replaced, as a process of its own, for
-`unit/transport/test_pair.py`. Prints the frames and the names of the events."""
+`contract/test_joining.py`. Prints the frames and the names of the events."""
 
 from __future__ import annotations
 

@@ -82,22 +82,32 @@ def write_until(buffer, first_env: int, stop, written) -> None:
 
 
 def die(buffer, where: str, first_env: int) -> None:
-    """A worker process that is killed in the midst of a change: half of a leaf is copied, or a sampler is at work."""
-    part = buffer._ring if where == "write" else buffer.sampler
-    original = getattr(part, where)
+    """A worker process that is killed in the midst of a change: half of a leaf is copied, or a sampler is at work.
 
-    def killed(*arguments):
-        if where == "write":
-            end, capacity = buffer._ring.end, buffer.capacity
-            array = buffer._ring._arrays["observation",]
-            array[np.arange(end, end + 16) % capacity, : array.shape[1] // 2] = -1
-        else:
-            original(*arguments)
-            if where == "update":
-                buffer.sampler._tree.weights[:] = 7.0
-        os.kill(os.getpid(), signal.SIGKILL)
+    Args:
+        where: write, a method of the ring; or dropped, written or update, methods of the sampler.
+    """
+    sampler = buffer.sampler
+    attach = sampler.attach
 
-    setattr(part, where, killed)
+    def attached(ring, memory):
+        attach(ring, memory)
+        part = ring if where == "write" else sampler
+        original = getattr(part, where)
+
+        def killed(*arguments):
+            if where == "write":
+                places = np.arange(ring.end, ring.end + 16) % ring.capacity
+                ring.view(("observation",))[places, : SIZE // 2] = -1
+            else:
+                original(*arguments)
+                if where == "update":
+                    memory[64:].view(np.float64)[: ring.capacity] = 7.0  # the weights, without their sums
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        setattr(part, where, killed)
+
+    sampler.attach = attached
     if where == "update":
         buffer.update_priority(buffer.sample(4)["index"].reshape(-1), torch.ones(4))
     else:

@@ -1,4 +1,4 @@
-"""Workers that are jobs: submitted together, watched, replaced, cancelled, over a scheduler that does as it is told."""
+"""Workers that are jobs: submitted together, watched, replaced, cancelled, over a scheduler that a test scripts."""
 
 from __future__ import annotations
 
@@ -16,18 +16,15 @@ PENDING = JobState("PENDING", False, False, "Resources")
 RUNNING = JobState("RUNNING", False, True, "", "n1")
 COMPLETED = JobState("COMPLETED", True, True, "", "n1")
 FAILED = JobState("FAILED", True, True, "NonZeroExitCode", "n1")
+NODE_FAIL = JobState("NODE_FAIL", True, True, "NodeDown", "n1")
 
 
 class Scripted:
-    """A scheduler whose jobs are in the states that a test gives them."""
+    """A scheduler whose jobs are in the states `now` that a test sets. `refusal` is of submissions."""
 
     def __init__(self):
-        self.now = {}
-        self.submitted = []
-        self.cancelled = []
-        self.threads = set()
-        self.refusal = None
-        self.is_down = False
+        self.now, self.submitted, self.cancelled, self.threads = {}, [], [], set()
+        self.refusal, self.is_down = None, False
 
     def submit(self, workers):
         self.threads.add(threading.current_thread().name)
@@ -48,21 +45,29 @@ class Scripted:
         self.now |= dict.fromkeys(ids, JobState("CANCELLED", True, False))
 
 
-@pytest.fixture
-def scheduler(monkeypatch):
+class Jobs(WorkerJobs):
+    """Of three workers. `lines` is what they say."""
+
+    def __init__(self, folder, grace_s=0.2):
+        self.scheduler, self.lines = Scripted(), []
+        super().__init__(self.scheduler, 3, lambda worker: folder / f"worker-{worker}.log", grace_s, self.lines.append)
+
+    def start_all(self):
+        return [self.start(worker, 0) for worker in range(3)]
+
+    def become(self, worker, state):
+        self.scheduler.now[f"1_{worker}"] = state
+
+
+@pytest.fixture(autouse=True)
+def short_pauses(monkeypatch):
     for name in ("_FIRST_POLL_S", "_LAST_POLL_S", "_CLOSING_POLL_S", "_RETRY_S", "_PATIENCE_S", "_NOTICE_S"):
         monkeypatch.setattr(jobs, name, 0.01)
-    return Scripted()
 
 
 @pytest.fixture
-def said():
-    return []
-
-
-@pytest.fixture
-def workers(scheduler, said, tmp_path):
-    with WorkerJobs(scheduler, 3, lambda worker: tmp_path / f"worker-{worker}.log", 0.2, said.append) as workers:
+def workers(tmp_path):
+    with Jobs(tmp_path) as workers:
         yield workers
 
 
@@ -70,129 +75,134 @@ def is_readable(descriptor):
     return bool(select.select([descriptor], [], [], 0)[0])
 
 
-def test_the_first_lives_are_one_submission_and_replacements_are_the_watchers(scheduler, workers, wait_until):
-    handles = [workers.start(worker, 0) for worker in range(3)]
-    assert scheduler.submitted == [[0, 1, 2]]
-    assert [handle.id for handle in handles] == ["1_0", "1_1", "1_2"]
-    assert scheduler.threads == {"MainThread"}
+def test_the_first_lives_are_one_submission_and_the_watcher_submits_replacements(workers, wait_until):
+    assert [handle.id for handle in workers.start_all()] == ["1_0", "1_1", "1_2"]
+    assert (workers.scheduler.submitted, workers.scheduler.threads) == ([[0, 1, 2]], {"MainThread"})
     other = workers.start(1, 1)
-    wait_until(lambda: other.id == "2_1", 60, "the replacement is submitted")
-    assert scheduler.submitted == [[0, 1, 2], [1]]
-    assert scheduler.threads == {"MainThread", "collectx-jobs"}
+    wait_until(lambda: other.id == "2_1", what="the replacement is submitted")
+    assert workers.scheduler.submitted == [[0, 1, 2], [1]]
+    assert workers.scheduler.threads == {"MainThread", "collectx-jobs"}
     assert workers.describe(1).startswith("worker 1 (job 2_1: ")
     assert workers.describe(0).startswith("worker 0 (job 1_0: ")
 
 
-@pytest.mark.parametrize("end", [FAILED, COMPLETED, None], ids=["failed", "completed", "forgotten"])
-def test_the_end_of_a_job_is_made_known(end, scheduler, workers, wait_until, tmp_path):
-    first, second, _ = [workers.start(worker, 0) for worker in range(3)]
-    (tmp_path / "worker-0.log").write_text(
-        "at work\nModuleNotFoundError: No module named 'torch'\nsrun: n1: Exited with exit code 1\n\n"
-    )
-    scheduler.now["1_1"] = RUNNING
-    wait_until(lambda: second.state == RUNNING, 60, "the job runs")
-    assert not is_readable(first.sentinel)
+@pytest.mark.parametrize(
+    ("end", "log", "description"),
+    [
+        (
+            FAILED,
+            "at work\nImportError: no torch\nsrun: n1: Exited with exit code 1\n\n",
+            "ends: ImportError: no torch",
+        ),
+        (FAILED, None, "a file system that all nodes share"),
+        (NODE_FAIL, None, "NODE_FAIL (NodeDown) on n1; log: {log})"),
+        (COMPLETED, None, "COMPLETED on n1; log: {log})"),
+        (None, None, "GONE"),  # SLURM has forgotten it
+    ],
+)
+def test_the_end_of_a_job_makes_its_sentinel_readable_and_is_described(
+    workers, wait_until, tmp_path, end, log, description
+):
+    first, second, _ = workers.start_all()
+    path = tmp_path / "worker-0.log"
+    if log is not None:
+        path.write_text(log)
+    workers.become(1, RUNNING)
+    wait_until(lambda: second.state == RUNNING)
     assert first.exitcode is None
+    assert not is_readable(first.sentinel)
     if end is None:
-        del scheduler.now["1_0"]
+        del workers.scheduler.now["1_0"]
     else:
-        scheduler.now["1_0"] = end
-    wait_until(lambda: is_readable(first.sentinel), 60, "the end is known")
+        workers.become(0, end)
+    wait_until(lambda: is_readable(first.sentinel))
     assert first.exitcode == (0 if end is COMPLETED else 1)
-    assert not is_readable(second.sentinel)
+    assert description.format(log=path) in workers.describe(0)
     assert second.exitcode is None
-    if end is FAILED:
-        assert "FAILED (NonZeroExitCode) on n1" in workers.describe(0)
-        assert "which ends: ModuleNotFoundError: No module named 'torch'" in workers.describe(0)
+    assert not is_readable(second.sentinel)
 
 
-def test_a_failed_job_without_a_word_points_at_the_shared_folder(scheduler, workers, wait_until):
-    first, *_ = [workers.start(worker, 0) for worker in range(3)]
-    scheduler.now["1_0"] = FAILED
-    wait_until(lambda: first.exitcode == 1, 60, "the end is known")
-    assert "a file system that all nodes share" in workers.describe(0)
-    scheduler.now["1_1"] = JobState("NODE_FAIL", True, True, "NodeDown", "n1")
-    wait_until(lambda: "NODE_FAIL" in workers.describe(1), 60, "the end is known")
-    assert "share" not in workers.describe(1)
-
-
-def test_what_is_not_wanted_is_cancelled_at_once_in_the_queue_and_later_when_it_runs(scheduler, workers, wait_until):
-    waiting, running, wanted = [workers.start(worker, 0) for worker in range(3)]
-    scheduler.now |= {"1_1": RUNNING, "1_2": RUNNING}
-    wait_until(lambda: running.state == wanted.state == RUNNING, 60, "they run")
+def test_a_terminated_job_is_cancelled_at_once_in_the_queue_and_later_when_it_runs(workers, wait_until):
+    waiting, running, kept = workers.start_all()
+    for worker in (1, 2):
+        workers.become(worker, RUNNING)
+    wait_until(lambda: running.state == kept.state == RUNNING)
     for handle in (waiting, running):
         handle.terminate()
         handle.kill()
         handle.join(10)
-    wait_until(lambda: (waiting.exitcode, running.exitcode) == (1, 1), 60, "both are cancelled")
-    assert scheduler.cancelled == ["1_0", "1_1"]
-    assert wanted.exitcode is None
+    wait_until(lambda: (waiting.exitcode, running.exitcode) == (1, 1))
+    assert workers.scheduler.cancelled == ["1_0", "1_1"]
+    assert kept.exitcode is None
 
 
-def test_closing_waits_for_those_that_end_by_themselves(scheduler, said, tmp_path, wait_until):
-    with WorkerJobs(scheduler, 2, lambda worker: tmp_path / "log", 30.0, said.append) as workers:
-        running, waiting = (workers.start(worker, 0) for worker in range(2))
-        scheduler.now["1_0"] = RUNNING
-        wait_until(lambda: running.state == RUNNING, 60, "it runs")
-        threading.Timer(0.1, scheduler.now.update, [{"1_0": COMPLETED}]).start()
-    assert scheduler.cancelled == ["1_1"]
-    assert (running.exitcode, waiting.exitcode) == (0, 1)
-    for descriptor in (running.sentinel, waiting.sentinel):
+def test_closing_waits_for_jobs_that_end_by_themselves(tmp_path, wait_until):
+    with Jobs(tmp_path, grace_s=60.0) as workers:
+        running, *waiting = workers.start_all()
+        workers.become(0, RUNNING)
+        wait_until(lambda: running.state == RUNNING)
+        cancel = workers.scheduler.cancel
+
+        def cancelled(ids):
+            workers.become(0, COMPLETED)
+            cancel(ids)
+
+        workers.scheduler.cancel = cancelled
+    assert workers.scheduler.cancelled == ["1_1", "1_2"]
+    assert [handle.exitcode for handle in (running, *waiting)] == [0, 1, 1]
+    for handle in (running, *waiting):
         with pytest.raises(OSError, match="Bad file descriptor"):
-            os.fstat(descriptor)
+            os.fstat(handle.sentinel)
     workers.close()
 
 
-def test_a_user_who_does_not_wait_leaves_no_job(scheduler, said, tmp_path, wait_until, monkeypatch):
-    workers = WorkerJobs(scheduler, 1, lambda worker: tmp_path / "log", 1000.0, said.append)
-    handle = workers.start(0, 0)
-    scheduler.now["1_0"] = RUNNING
-    wait_until(lambda: handle.state == RUNNING, 60, "it runs")
-    join = workers._watcher.join
-    interruptions = [KeyboardInterrupt]
+def test_an_interrupted_close_cancels_all_jobs(tmp_path, wait_until, monkeypatch):
+    workers = Jobs(tmp_path, grace_s=1000.0)
+    handle, *_ = workers.start_all()
+    workers.become(0, RUNNING)
+    wait_until(lambda: handle.state == RUNNING)
+    join, interruptions = threading.Thread.join, [KeyboardInterrupt]
 
-    def interrupted():
+    def interrupted(thread, timeout=None):
         if interruptions:
             raise interruptions.pop()
-        join(60)
+        join(thread, 60)
 
-    monkeypatch.setattr(workers._watcher, "join", interrupted)
+    monkeypatch.setattr(threading.Thread, "join", interrupted)
     with pytest.raises(KeyboardInterrupt):
         workers.close()
-    assert scheduler.cancelled == ["1_0"]
+    assert sorted(workers.scheduler.cancelled) == ["1_0", "1_1", "1_2"]
 
 
-def test_a_refused_first_submission_is_raised_and_a_refused_replacement_tried_again(
-    scheduler, said, tmp_path, wait_until
+def test_a_refused_first_submission_is_raised_and_a_refused_replacement_is_tried_until_it_is_accepted(
+    workers, wait_until
 ):
-    scheduler.refusal = "sbatch: error: invalid partition specified: nope"
-    with WorkerJobs(scheduler, 1, lambda worker: tmp_path / "log", 0.1, said.append) as workers:
-        with pytest.raises(LauncherError, match="nope"):
-            workers.start(0, 0)
-        scheduler.refusal = None
-        workers.start(0, 0)
-        scheduler.refusal = "sbatch: error: QOSMaxSubmitJobPerUserLimit"
-        handle = workers.start(0, 1)
-        wait_until(lambda: said.count(scheduler.refusal) == 1, 60, "the refusal is said")
-        assert handle.exitcode is None
-        assert "NOT SUBMITTED (sbatch: error: QOSMaxSubmitJobPerUserLimit)" in workers.describe(0)
-        scheduler.refusal = None
-        wait_until(lambda: handle.id is not None, 60, "it is submitted in the end")
-    assert said.count("sbatch: error: QOSMaxSubmitJobPerUserLimit") == 1
-
-
-def test_a_scheduler_that_does_not_answer_is_no_dead_worker(scheduler, workers, said, wait_until):
-    handle = workers.start(0, 0)
-    scheduler.is_down = True
-    wait_until(lambda: any("Unable to contact" in line for line in said), 60, "it is said")
+    workers.scheduler.refusal = "sbatch: error: invalid partition specified: nope"
+    with pytest.raises(LauncherError, match="nope"):
+        workers.start_all()
+    workers.scheduler.refusal = None
+    workers.start_all()
+    refusal = workers.scheduler.refusal = "sbatch: error: QOSMaxSubmitJobPerUserLimit"
+    handle = workers.start(0, 1)
+    wait_until(lambda: refusal in workers.lines)
     assert handle.exitcode is None
-    scheduler.is_down = False
-    scheduler.now["1_0"] = RUNNING
-    wait_until(lambda: handle.state == RUNNING, 60, "it answers again")
+    assert f"NOT SUBMITTED ({refusal})" in workers.describe(0)
+    workers.scheduler.refusal = None
+    wait_until(lambda: handle.id is not None, what="it is submitted in the end")
+    assert workers.lines.count(refusal) == 1
 
 
-def test_who_waits_in_the_queue_and_why_is_said(scheduler, workers, said, wait_until):
-    workers.start(0, 0)
-    scheduler.now["1_1"] = RUNNING
-    notice = "2 of 3 workers wait in the queue: worker 0, 2: PENDING (Resources)"
-    wait_until(lambda: notice in said, 60, "it is said")
+def test_a_scheduler_that_does_not_answer_is_no_dead_worker(workers, wait_until):
+    handle, *_ = workers.start_all()
+    workers.scheduler.is_down = True
+    wait_until(lambda: any("Unable to contact" in line for line in workers.lines))
+    assert handle.exitcode is None
+    workers.scheduler.is_down = False
+    workers.become(0, RUNNING)
+    wait_until(lambda: handle.state == RUNNING)
+
+
+def test_which_workers_wait_in_the_queue_is_said_with_the_reason(workers, wait_until):
+    workers.start_all()
+    workers.become(1, RUNNING)
+    wait_until(lambda: "2 of 3 workers wait in the queue: worker 0, 2: PENDING (Resources)" in workers.lines)

@@ -1,16 +1,20 @@
 """Writes and reads of one process, against a plain list."""
 
+import threading
+from multiprocessing.connection import Pipe
+
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensordict import TensorDict
-from worlds.countedframes import Stream, check_whole, counted
+from worlds.countedframes import SIZE, Stream, check_whole, counted, write
 
 from collectx import ReplayBuffer
 from collectx.errors import ConfigError, ShapeError
 from collectx.replay import PrioritizedSampler, SliceSampler, UniformSampler
+from collectx.replay import buffer as replay_buffer
 
 SHAPES = st.lists(st.integers(1, 7), min_size=1, max_size=3)
 
@@ -25,6 +29,7 @@ def numbered(first: int, shape) -> TensorDict:
     return counted(np.zeros_like(clock), clock, np.array(10**9), size=4)
 
 
+@settings(max_examples=40)
 @given(capacity=st.integers(1, 40), shapes=st.lists(SHAPES, max_size=8), seed=st.integers(0, 9))
 def test_the_newest_frames_stay(capacity, shapes, seed):
     buffer = ReplayBuffer(capacity, sampler=UniformSampler(seed))
@@ -96,24 +101,53 @@ def test_every_frame_is_drawn_equally_often(sampler):
 
 
 @pytest.mark.parametrize("sampler", [UniformSampler, PrioritizedSampler])
-def test_frames_that_are_overwritten_while_they_are_copied(sampler):
+def test_frames_that_are_overwritten_while_they_are_copied_are_drawn_anew(sampler, monkeypatch):
     buffer = ReplayBuffer(8, sampler=sampler(seed=0))
     buffer.extend(numbered(0, [8]))
-    read, reads = buffer._read, []
+    barrier = replay_buffer.barrier
 
-    def overtaken(index):
-        reads.append(index)
-        if len(reads) == 1:
-            buffer.extend(numbered(8, [6]))  # another process, after the choice and before the copy
-        return read(index)
+    def meanwhile():  # another process, after the copy and before it is checked
+        monkeypatch.setattr(replay_buffer, "barrier", barrier)
+        buffer.extend(numbered(8, [6]))
 
-    buffer._read = overtaken
+    monkeypatch.setattr(replay_buffer, "barrier", meanwhile)
     sample = buffer.sample(30)
-    assert len(reads) == 2
     assert clocks(sample) == sample["index"].tolist()
     assert sample["index"].min() >= 6
-    buffer.sample(30)
-    assert len(reads) == 3
+
+
+@pytest.mark.parametrize("has_memfd", [True, False])
+def test_a_buffer_that_travels_shares_its_frames_and_its_lock(has_memfd, tmp_path, monkeypatch):
+    """Two locks of one process on one file would not exclude each other, and closing one would free the other."""
+    if not has_memfd:
+        monkeypatch.delattr("os.memfd_create", raising=False)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    buffer = ReplayBuffer(50, sampler=UniformSampler(0))
+    here, there = Pipe()
+    with here, there:
+        there.send(buffer)
+        other = here.recv()
+    assert list(tmp_path.iterdir()) == []
+    assert other._lock is buffer._lock
+    other.extend(Stream(1).take(20))
+    assert len(buffer) == 20
+    one, two = buffer.sample(30), other.sample(30)
+    check_whole(one)
+    assert not torch.equal(one["index"], two["index"])
+    assert one["observation"].shape == (30, SIZE)
+
+
+def test_threads():
+    buffer = ReplayBuffer(200)
+    buffer.extend(Stream(2).take(8))
+    threads = [threading.Thread(target=write, args=(buffer, 2 * w, 50)) for w in range(3)]
+    for thread in threads:
+        thread.start()
+    for _ in range(50):
+        check_whole(buffer.sample(32))
+    for thread in threads:
+        thread.join(180)
+    assert buffer.write_count == 16 * 151
 
 
 def test_on_a_disk(tmp_path):

@@ -1,6 +1,9 @@
-"""A buffer that is put back is the one that was saved: frames, numbers, priorities, and what is drawn next."""
+"""A restored buffer is the one that was saved: frames, numbers, priorities, and what is drawn next."""
 
+import errno
 import json
+from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -32,9 +35,15 @@ def restored(buffer, way, sampler, path):
     return other
 
 
-@pytest.mark.parametrize("frames", [0, 12, 40, 53])
-@pytest.mark.parametrize("way", ["state_dict", "torch.save", "dumps"])
-@pytest.mark.parametrize("kind", SAMPLERS)
+@pytest.mark.parametrize(
+    ("kind", "way", "frames"),
+    [
+        *((kind, "state_dict", frames) for kind in SAMPLERS for frames in (12, 53)),
+        ("prioritized", "torch.save", 53),
+        ("prioritized", "dumps", 53),
+        ("slices", "dumps", 0),
+    ],
+)
 def test_there_and_back(kind, way, frames, tmp_path):
     buffer, stream = ReplayBuffer(40, sampler=SAMPLERS[kind](1)), Stream(1)
     if frames:
@@ -96,23 +105,58 @@ def test_another_sampler_takes_the_frames_as_new():
     assert torch.equal(heads[..., 2], heads[:, :1, 2] + torch.arange(3))
 
 
-@pytest.mark.parametrize("capacity", [np.int64(40), 4e1])
-def test_its_capacity_may_be_any_whole_number(capacity, tmp_path):
-    buffer = ReplayBuffer(capacity)
-    buffer.extend(Stream(1).take(10))
-    buffer.dumps(tmp_path / "saved")
-    ReplayBuffer(40).loads(tmp_path / "saved")
-
-
-def test_a_folder_is_replaced_whole_and_holds_no_pickle(tmp_path):
-    buffer, stream = ReplayBuffer(40), Stream(1)
-    for _ in range(2):
+def test_a_folder_is_replaced_and_holds_no_pickle(tmp_path):
+    stream = Stream(1)
+    for capacity in (np.int64(40), 4e1):  # any whole number
+        buffer = ReplayBuffer(capacity)
+        buffer.extend(stream.take(10))
         buffer.extend(stream.take(10))
         buffer.dumps(tmp_path / "saved")
     assert [path.name for path in tmp_path.iterdir()] == ["saved"]
     assert json.loads((tmp_path / "saved" / "state.json").read_text())["write_count"] == 20
+    ReplayBuffer(40).loads(tmp_path / "saved")
     kinds = {path.suffix for path in (tmp_path / "saved").rglob("*") if path.is_file()}
     assert kinds == {".json", ".memmap"}
+
+
+def no_space(*_, **__):
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def no_permission(*_, **__):
+    raise PermissionError(errno.EACCES, "Permission denied")
+
+
+@pytest.mark.parametrize(
+    ("what", "failure", "code"),
+    [
+        ("pathlib.Path.mkdir", no_permission, errno.EACCES),
+        ("pathlib.Path.write_text", no_space, errno.ENOSPC),
+        ("shutil.disk_usage", lambda path: SimpleNamespace(free=1000), errno.ENOSPC),
+        ("rename the new folder", no_permission, errno.EACCES),
+    ],
+)
+def test_a_disk_that_is_full_or_not_writable_leaves_what_was_saved_before(tmp_path, monkeypatch, what, failure, code):
+    buffer, stream, path = ReplayBuffer(40), Stream(1), tmp_path / "saved"
+    buffer.extend(stream.take(10))
+    buffer.dumps(path)
+    buffer.extend(stream.take(10))
+    rename = Path.rename
+    with monkeypatch.context() as patch:
+        if what == "rename the new folder":
+            patch.setattr(Path, "rename", lambda old, new: (failure if old.suffix == ".new" else rename)(old, new))
+        else:
+            patch.setattr(what, failure)
+        with pytest.raises(OSError, match=r"No space left on device|Permission denied") as caught:
+            buffer.dumps(path)
+    assert caught.value.errno == code
+    assert list(tmp_path.iterdir()) == [path]
+    other = ReplayBuffer(40)
+    other.loads(path)
+    assert len(other) == 10
+    buffer.dumps(path)
+    other.loads(path)
+    assert len(other) == 20
 
 
 def test_mistakes_are_named(tmp_path):

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensordict import TensorDict
 from worlds.countedframes import Stream, check_whole
@@ -23,6 +23,7 @@ def places(frames: list[tuple[int, bool]], first: int, length: int) -> set[int]:
     return found
 
 
+@settings(max_examples=40)
 @given(
     capacity=st.integers(1, 60),
     length=st.integers(1, 6),

@@ -1,0 +1,160 @@
+"""The batch scripts of `launcher=submitit` and `launcher=submitit_delayed`, and submitit's parameters."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from collectx.cli.compose import compose
+from collectx.config import PartResources, as_dict, from_dict
+from collectx.errors import ConfigError
+from collectx.launcher import submitit_delayed
+from collectx.launcher.submitit import WorkerArray, slurm_resources
+
+
+def options_of(text):
+    return [line.removeprefix("#SBATCH ") for line in text.splitlines() if line.startswith("#SBATCH ")]
+
+
+def test_a_workers_script_has_the_options_of_the_configuration_and_no_others(tmp_path):
+    logs = tmp_path / "50%" / "logs"
+
+    def options(**asked):
+        launcher = dataclasses.replace(slurm_resources({}, 2), **asked)
+        WorkerArray(launcher, tmp_path / "jobs" / "worker.sh", logs, ["true"])
+        return options_of((tmp_path / "jobs" / "worker.sh").read_text())
+
+    always = [f"--output={tmp_path}/50%%/logs/worker-%a.log", "--open-mode=append", "--ntasks=1", "--no-requeue"]
+    assert set(options()) == {*always, "--job-name=collectx-worker", "--cpus-per-task=2"}
+    asked = {"partition": "cpu", "account": "lab", "qos": "low", "time": "2:00:00", "mem": "4G", "cpus_per_task": 8}
+    free = {"nodelist": "n7", "mail_type": "FAIL", "job-name": "mine", "qos": None}
+    assert set(options(**asked, gpus=1, constraint="intel&ib", exclusive=True, sbatch=free)) == {
+        *always,
+        *("--partition=cpu", "--account=lab", "--time=2:00:00", "--mem=4G", "--cpus-per-task=8"),
+        *("--gres=gpu:1", "--constraint='intel&ib'", "--exclusive"),
+        *("--nodelist=n7", "--mail-type=FAIL", "--job-name=mine"),
+    }
+
+
+@pytest.fixture
+def srun(tmp_path, monkeypatch):
+    """submitit looks for it."""
+    (tmp_path / "srun").touch(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+
+
+def test_submitits_parameters_are_translated(srun):
+    parameters = {
+        "timeout_min": 10,
+        "mem_gb": 1.5,
+        "cpus_per_task": 2,
+        "slurm_gpus_per_node": 1,
+        "slurm_partition": "p",
+        "account": "mine",
+        "slurm_mail_type": "FAIL",
+        "name": "mine",
+        "slurm_setup": ["module load cuda"],
+        "slurm_exclusive": "user",
+        "slurm_srun_args": ["--mpi=none", "--exact"],
+        "slurm_additional_parameters": {"reservation": "r"},
+        "nodes": 1,
+        "slurm_qos": None,
+    }
+    found = slurm_resources(parameters, 3)
+    assert (found.time, found.mem, found.cpus_per_task, found.gpus) == ("10", "1536MB", 2, 1)
+    assert (found.partition, found.account, found.qos, found.exclusive) == ("p", "mine", None, False)
+    assert found.sbatch == {"mail-type": "FAIL", "job-name": "mine", "exclusive": "user", "reservation": "r"}
+    assert found.srun == {"mpi": "none", "exact": True}
+    assert (found.setup, found.num_threads) == (["module load cuda"], 3)
+    assert slurm_resources({}, 1).time is None
+
+
+@pytest.mark.parametrize(
+    ("parameters", "problem"),
+    [
+        ({"slurm_partitoin": "p"}, "Unknown argument 'partitoin' for executor 'slurm'"),
+        ({"timeout_min": "ten"}, '"timeout_min" expected type'),
+        ({"tasks_per_node": 4, "slurm_teardown": ["ls"]}, "ntasks_per_node=4: a worker is one task on one node"),
+    ],
+)
+def test_wrong_parameters_of_submitit_are_refused(srun, parameters, problem):
+    with pytest.raises(ConfigError) as caught:
+        slurm_resources(parameters, 1)
+    assert any(problem in each for each in caught.value.problems)
+
+
+def test_submitit_needs_slurm(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ConfigError, match="are you indeed on a slurm cluster"):
+        slurm_resources({"timeout_min": 10}, 1)
+
+
+DELAYED = ("launcher=submitit_delayed", "collector=multi_async", "collector.num_workers=3", "env=counting")
+
+
+def parts(text):
+    """The options of both parts, and what srun is told about each."""
+    options = options_of(text)
+    middle = options.index("hetjob")
+    calls = text.rpartition("\nsrun ")[2].partition("\nroles=")[0].split('"$run" : ')
+    return set(options[:middle]), set(options[middle + 1 :]), *calls
+
+
+def test_each_part_of_a_job_has_its_own_options_and_the_common_ones():
+    cfg = compose(
+        [
+            *DELAYED,
+            *("launcher.partition=cpu", "launcher.time=60", "launcher.mem=2G", "launcher.sbatch.mail-type=FAIL"),
+            *("launcher.trainer.partition=gpu", "launcher.trainer.gpus=1", "launcher.trainer.cpus_per_task=8"),
+            *("launcher.trainer.sbatch.nodelist=g1", "launcher.worker.mem=1G", "launcher.worker.cpus_per_task=2"),
+            "launcher.nodes=2",
+        ]
+    )
+    assert from_dict(as_dict(cfg)) == cfg
+    text = submitit_delayed.script(Path("/runs/a b"), cfg.launcher, 3, False, 15.0)
+    trainer, worker, first, second = parts(text)
+    assert trainer >= {"--partition=gpu", "--gres=gpu:1", "--cpus-per-task=8", "--mem=2G", "--ntasks=1", "--nodes=1"}
+    assert worker >= {"--partition=cpu", "--cpus-per-task=2", "--mem=1G", "--ntasks=3", "--nodes=2"}
+    assert not any("gpu" in each for each in worker)
+    assert "--nodelist=g1" in trainer - worker
+    assert {"--time=60", "--mail-type=FAIL", "--no-requeue"} <= trainer & worker
+    assert "--cpus-per-task=8 --het-group=0" in first
+    assert "--cpus-per-task=2 --het-group=1" in second
+    # Lost nodes end the job unless workers are replaced.
+    assert "--no-kill" not in text
+    surviving = submitit_delayed.script(Path("/runs/a b"), cfg.launcher, 3, True, 15.0)
+    assert all("--no-kill" in part for part in parts(surviving))
+
+
+@pytest.mark.parametrize(
+    "problems",
+    [
+        {
+            "launcher.trainer.gpu=1": "launcher.trainer.gpu: no such key; did you mean launcher.trainer.gpus?",
+            "launcher.worker=4": "launcher.worker=4: must be a mapping",
+        },
+        {
+            "launcher.trainer.gpus=-1": "launcher.trainer.gpus=-1: must be at least 0",
+            "launcher.trainer.sbatch.ntasks=3": "launcher.trainer.sbatch.ntasks: collectx sets it itself",
+            "launcher.max_parallel=2": "launcher.max_parallel=2: jobs of two parts cannot be a job array",
+            "launcher.nodes=4": "launcher.nodes=4 is more than the 3 workers",
+        },
+    ],
+    ids=["keys", "values"],
+)
+def test_wrong_parts_are_refused(problems):
+    with pytest.raises(ConfigError) as caught:
+        compose([*DELAYED, *problems])
+    assert len(caught.value.problems) == len(problems)
+    for problem in problems.values():
+        assert any(each.startswith(problem) for each in caught.value.problems)
+
+
+def test_a_user_file_may_leave_parts_out(tmp_path):
+    (tmp_path / "launcher").mkdir()
+    (tmp_path / "launcher" / "mine.yaml").write_text("kind: submitit_delayed\ntrainer: {gpus: 1}\n")
+    launcher = compose(["launcher=mine", *DELAYED[1:]], tmp_path).launcher
+    assert (launcher.trainer.gpus, launcher.trainer.partition, launcher.trainer.sbatch) == (1, None, {})
+    assert launcher.worker == PartResources(*[None] * 7)

@@ -32,7 +32,7 @@ def slurm(monkeypatch, tmp_path):
 )
 def test_a_command_that_follows_its_job_is_interrupted(slurm, tmp_path, wait_until, number, answer, state):
     mine, its = pty.openpty()
-    line = ["run", "launcher=slurm", f"launcher.python={ROLE}", "hydra.run.dir=run", "seed=2"]
+    line = ["run", "launcher=slurm", f"launcher.python={ROLE}", "hydra.run.dir=run"]
     command = start(*line, cwd=tmp_path, stdin=subprocess.DEVNULL if answer is None else its)
     said = (tmp_path / "said.txt").read_text
     wait_until(lambda: "job 100 is running" in said() and (tmp_path / "run" / "is_running").exists(), 150, "it follows")

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 from composing import composed, examine
 
+from collectx import DistributedCollector
 from collectx.cli import follow, run, slurm, status
 from collectx.cli.submitit_slurm import translated
 from collectx.cli.task import Task, Wanted
@@ -189,3 +190,8 @@ def test_what_hydras_own_launcher_cannot_mean_is_refused(words, parts):
     assert all(part in problem for part, problem in zip(parts, problems, strict=True))
     if not parts:
         assert kept == words
+
+
+def test_a_collector_without_the_jobs_of_its_launcher_says_how_to_get_them():
+    with pytest.raises(ConfigError, match="submitit_delayed_launcher"):
+        DistributedCollector([dict], frames_per_batch=20, launcher="submitit_delayed")

@@ -1,0 +1,129 @@
+"""README's examples as they are written. Stand-ins only for what it leaves to the reader."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+from commands import collectx, environment, result
+
+from collectx.cli.arguments import split
+from collectx.cli.compose import Composer, parsed, points
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text()
+BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
+COMMANDS = [
+    line.partition("collectx run")[2]
+    for text in (text for language, text in BLOCKS if language == "sh")
+    for line in text.splitlines()
+    if re.match(r"(\.venv/bin/|ray job submit .* -- )?collectx run", line)
+] + re.findall(r"`collectx run ([^`]*)`", README)
+
+
+def block(language: str, part: str) -> str:
+    (text,) = (text for each, text in BLOCKS if each == language and part in text)
+    return text
+
+
+def execute(script: str, cwd: Path) -> str:
+    (cwd / "script.py").write_text(script)
+    command = [sys.executable, "script.py"]
+    done = subprocess.run(command, cwd=cwd, env=environment(), capture_output=True, text=True, timeout=250)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_every_block_is_run_here():
+    languages = [language for language, _ in BLOCKS]
+    assert (languages.count("python"), languages.count("yaml")) == (3, 1)
+    assert len(COMMANDS) >= 16
+
+
+@pytest.mark.parametrize("line", COMMANDS)
+def test_a_command_is_a_valid_configuration(line):
+    arguments = split(shlex.split(line, comments=True))
+    composer = Composer()
+    checked = composer.check(arguments.words)
+    for point in points(parsed(checked.overrides)):
+        assert composer.examine(checked, point.overrides)[1] == []
+
+
+def test_the_targets_of_make_exist():
+    targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert {*re.findall(r"`make ([a-z-]+)", README), *re.findall(r"^make (\S+)", README, re.MULTILINE)} <= {*targets}
+
+
+def test_the_library(tmp_path):
+    text = block("python", "MultiAsyncCollector").replace("1_000_000", "20_480")
+    stand_ins = """
+import gymnasium, torch
+
+def make_env():
+    return gymnasium.make("CartPole-v1")
+
+class Policy(torch.nn.Linear):
+    def forward(self, observation):
+        return super().forward(observation).argmax(-1)
+
+policy = Policy(4, 2)
+
+def learn(batch):
+    print(batch.shape[-1], int(batch["collector", "policy_version"].max()))
+"""
+    said = execute(f'{stand_ins}\nif __name__ == "__main__":\n{textwrap.indent(text, "    ")}', tmp_path)
+    frames, versions = zip(*(map(int, line.split()) for line in said.splitlines()), strict=True)
+    assert frames == (1024,) * 20
+    assert max(versions) > 0
+
+
+def test_the_replay_buffer(tmp_path):
+    stand_ins = """
+import gymnasium, torch, collectx
+
+with collectx.Collector(lambda: gymnasium.make("CartPole-v1"), frames_per_batch=512, total_frames=512) as collector:
+    (batch,) = collector
+errors = torch.rand(256)
+"""
+    check = 'print(sample.batch_size[0], sorted(sample.keys()), buffer.write_count)\nbuffer.loads("saved")\n'
+    said = execute(stand_ins + block("python", "ReplayBuffer") + check, tmp_path)
+    assert said.startswith("256 ")
+    assert "'index'" in said
+    assert "'priority_weight'" in said
+    assert said.endswith(" 512\n")
+    assert any((tmp_path / "saved").iterdir())
+
+
+def test_an_env_a_policy_and_a_trainer_of_ones_own(tmp_path):
+    yaml, trainer = block("yaml", "my_conf/env/mine.yaml"), block("python", "class MyTrainer")
+    assert trainer.count("loss = ...\n") == 1
+    trainer = trainer.replace("loss = ...", "loss = sum(each.square().sum() for each in self.policy.parameters())")
+    stand_ins = """
+import gymnasium, torch
+from gymnasium.envs.classic_control import CartPoleEnv
+
+gymnasium.register("MyEnv-v0", CartPoleEnv)
+
+def make_policy(spec, width):
+    class Policy(torch.nn.Sequential):
+        def forward(self, observation):
+            return super().forward(observation).argmax(-1)
+    return Policy(torch.nn.Linear(4, width), torch.nn.Linear(width, 2))
+
+"""
+    (tmp_path / "my_package").mkdir()
+    (tmp_path / "my_package" / "my_module.py").write_text(stand_ins + trainer)
+    (tmp_path / "my_conf" / "env").mkdir(parents=True)
+    (tmp_path / "my_conf" / "env" / "mine.yaml").write_text(yaml)
+    words = [*re.search(r"`(policy=custom [^`]*)`", README)[1].split()]
+    words += re.search(r"`(trainer=custom [^`]*)`", README)[1].split()
+    size = ["collector.frames_per_batch=64", "collector.total_frames=256", "hydra.run.dir=run"]
+    collectx("run", "--config-dir", "my_conf", "env=mine", *words, *size, cwd=tmp_path)
+    ended = result(tmp_path / "run")
+    assert (ended["status"], ended["frames"]) == ("completed", 256)
+    assert '"loss"' in (tmp_path / "run" / "metrics.jsonl").read_text()

@@ -3,7 +3,7 @@
     python tests/slurm/cluster.py up [--accounting]   bring one up, to stay until `down`
     python tests/slurm/cluster.py login COMMAND       run a command as on its login host: `login sinfo`, or `login bash`
     python tests/slurm/cluster.py on n1 COMMAND       run a command on a node
-    python tests/slurm/cluster.py FAULT n1            crash, cut, join, hang, unhang, isolate, lose, heal
+    python tests/slurm/cluster.py FAULT n1            crash, cut, hang, unhang, isolate, lose, heal
     python tests/slurm/cluster.py drop n1 PORTS       the fault that needs ports: packets to them vanish
     python tests/slurm/cluster.py down                take it down, and what killed tests have left
 
@@ -87,7 +87,7 @@ class Cluster(Machines):
     def down(self) -> None:
         """Takes everything down, in whatever state it is. Idempotent."""
         for machine in (*self.nodes, HEAD):
-            self.kill(machine)
+            self.crash(machine)
         machines.kill_all(self.folder)
         if self._database is not None:
             self._database.wait()
@@ -120,7 +120,7 @@ class Cluster(Machines):
 
     def heal(self, node: str) -> None:
         """Whatever happened to the node: it boots again, and is idle as soon as its jobs are gone."""
-        self.kill(node)
+        self.crash(node)
         self._start_node(node)
         wait_until(lambda: self._is_back(node), 60, f"{node} to come back")
 
@@ -229,7 +229,7 @@ def _clusters(is_chosen: Callable[[list | None], object]) -> list[Cluster]:
     return [Cluster(path.parent.resolve()) for path in states if is_chosen(json.loads(path.read_text())["owner"])]
 
 
-_FAULTS = ("crash", "cut", "join", "hang", "unhang", "isolate", "drop", "lose", "heal")
+_FAULTS = ("crash", "cut", "hang", "unhang", "isolate", "drop", "lose", "heal")
 
 
 def main(verb: str = "", *arguments: str) -> int | str | None:

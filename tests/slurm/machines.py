@@ -110,19 +110,27 @@ class Machines:
         enter = ["nsenter", "--target", str(init), "--net", "--uts", "--ipc", "--mount", *spaces, f"--wdns={folder}"]
         return subprocess.Popen([*enter, "--", *argv], env=environment(self.folder) | options.pop("env", {}), **options)
 
-    # Faults, which mark the node as broken until `kill` and `boot`.
+    # Faults, which last until `crash` and `boot`.
 
-    def crash(self, node: str) -> None:
-        """All processes of the node die at once. Its connections are closed, later packets to it vanish."""
-        self.kill(node)
+    def crash(self, name: str) -> None:
+        """All processes of a machine die at once. Its connections are closed, later packets to it vanish."""
+        self._broken(name).unlink(missing_ok=True)
+        if (init := self._init(name)) is None:
+            return
+        victims = self._processes(name)
+        _signal([init], signal.SIGKILL)
+        _wait_for_death(victims)
+        if name != HEAD and self._init(HEAD) is not None:
+            # The network goes when nothing refers to it any more, which may be late.
+            with contextlib.suppress(RuntimeError):
+                self._in_net(HEAD, f"ip link delete {name}")
+        self._init_file(name).unlink(missing_ok=True)
+        for child in self._children:
+            child.poll()
 
     def cut(self, node: str) -> None:
         """The node's cable is pulled: its processes go on, packets vanish, no connection is closed."""
         self._break(node, HEAD, f"ip link set {node} down")
-
-    def join(self, node: str) -> None:
-        """The cable is plugged in again."""
-        self._in_net(HEAD, f"ip link set {node} up")
 
     def hang(self, node: str) -> None:
         """All processes of the node stop, as if it had frozen: its kernel takes packets, nobody answers."""
@@ -187,22 +195,6 @@ class Machines:
         self._in_net(name, f"ip route add default via {self.addresses[HEAD]}")
         self._in_net(name, f"ip link add link eth0 name {SIX} type macvlan mode bridge && ip link set {SIX} up")
         self._in_net(name, f"ip -6 addr add fd77::{address.rpartition('.')[2]}/64 dev {SIX} nodad")
-
-    def kill(self, name: str) -> None:
-        """Every process of a machine dies at once; its kernel says so to connected peers, then is gone too."""
-        self._broken(name).unlink(missing_ok=True)
-        if (init := self._init(name)) is None:
-            return
-        victims = self._processes(name)
-        _signal([init], signal.SIGKILL)
-        _wait_for_death(victims)
-        if name != HEAD and self._init(HEAD) is not None:
-            # The network goes when nothing refers to it any more, which may be late.
-            with contextlib.suppress(RuntimeError):
-                self._in_net(HEAD, f"ip link delete {name}")
-        self._init_file(name).unlink(missing_ok=True)
-        for child in self._children:
-            child.poll()
 
     def _break(self, node: str, where: str, script: str) -> None:
         self._broken(node).touch()

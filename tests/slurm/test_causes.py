@@ -12,12 +12,12 @@ from typing import NamedTuple
 import pytest
 from machines import SIX
 from running import ENDLESS, SMALL
-from test_launchers import LAUNCHERS
+from test_launchers import LAUNCHERS, nightly
 
 _SLURM = ["launcher=slurm", "launcher.nodes=3"]
 
 
-@pytest.mark.parametrize("launcher", ["slurm", "submitit"])
+@pytest.mark.parametrize("launcher", ["slurm", nightly("submitit")])
 def test_a_wrong_partition_is_a_wrong_configuration(cluster, run, launcher):
     started = run(*SMALL, *LAUNCHERS[launcher], "launcher.partition=nowhere")
     assert started.finish() == 2

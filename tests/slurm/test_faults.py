@@ -87,7 +87,8 @@ def test_the_others_do_not_pause_before_a_lost_worker_is_noticed(run):
     started = run(*_FOUR_NODES, *patient)
     joined = started.wait_for("worker_joined", 3)
     started.wait_for_more()
-    started.cluster.cut(joined[-1]["host"])
+    # Neither SLURM nor the network notices that.
+    started.cluster.on(joined[-1]["host"], ["kill", "-STOP", str(joined[-1]["pid"])])
     started.wait_for_more(30)
     assert started.events("worker_failed") == []
 
@@ -119,12 +120,3 @@ def test_a_delayed_trainer_has_resources_of_its_own_and_each_part_ends_with_the_
     cluster.login(["scancel", first["job"]])
     assert started.finish() in (1, 130), started.output
     started.states()
-
-
-@pytest.mark.nightly
-def test_a_cancelled_job_ends_the_command(cluster, run):
-    started = run(*ENDLESS, *LAUNCHERS["slurm"])
-    started.wait_for_more(2)
-    cluster.login(["scancel", *started.jobs])
-    assert started.finish() == 130, started.output
-    assert started.status() == ["interrupted"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from cluster import Cluster
 from machines import wait_until
@@ -62,7 +64,7 @@ def test_a_job_may_submit_another(run):
     folder = "hydra.run.dir=run${oc.env:SLURM_PROCID}"
     started = run(*SMALL, "launcher=slurm", folder, prefix=outer)
     assert started.finish() == 0, started.output
-    assert len(list(started.cwd.glob("run[01]/result.json"))) == 2
+    assert [json.loads(path.read_text())["frames"] for path in started.cwd.glob("run?/result.json")] == [10_000] * 2
 
 
 @pytest.mark.nightly

@@ -1,4 +1,4 @@
-"""What trainers do with batches: the direction in which they learn, when they stop, their state, and what they refuse."""
+"""What trainers do with batches: in which direction they learn, when they stop, their state, what they refuse."""
 
 import functools
 from dataclasses import replace

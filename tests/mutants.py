@@ -1,6 +1,6 @@
 """Breaks copies of the product in seeded ways, one at a time, and tells which tests notice. Not collected by pytest.
 
-    python tests/mutants.py [--seed 0] [--count 40] [--jobs 2] [--only collectx/batch.py] [--whole] [--list]
+    python tests/mutants.py [--seed 0] [--count 40] [--jobs 2] [--only collectx/batch.py] [--whole]
 
 Each mutant is one changed expression or statement in one file of `TARGETS`. It is killed if a test that covers the file
 fails, or does not end in time; with --whole, what survives these is run against all of `make test`. The exit status is
@@ -47,25 +47,20 @@ TARGETS = {
     "collectx/batch.py": (3, "unit/test_batch.py unit/rollout contract"),
 }
 # Mutants that behave as the product does: file and changed line, with the reason.
-EQUIVALENT: dict[tuple[str, str], str] = {}
+EQUIVALENT = {
+    ("collectx/rollout/cut.py", "np.logical_or(cut, out.truncated, out=out.truncated)"): "its arguments commute",
+    ("collectx/rollout/rollout.py", "np.logical_or(truncated, terminated, out=done)"): "its arguments commute",
+}
 # What only reports, and is not tested word by word.
 REPORTS = {"add_note", "debug", "events", "_events", "info", "log", "note", "print", "say", "warn", "warning"}
 SILENT = {"__repr__", "__str__"}
-COMPARISONS = {
-    ast.Lt: (ast.LtE, ast.GtE),
-    ast.LtE: (ast.Lt, ast.Gt),
-    ast.Gt: (ast.GtE, ast.LtE),
-    ast.GtE: (ast.Gt, ast.Lt),
-    ast.Eq: (ast.NotEq,),
-    ast.NotEq: (ast.Eq,),
-    ast.Is: (ast.IsNot,),
-    ast.IsNot: (ast.Is,),
-    ast.In: (ast.NotIn,),
-    ast.NotIn: (ast.In,),
+# By the names of their classes in `ast`.
+OPERATORS = {
+    **{"Lt": "LtE GtE", "LtE": "Lt Gt", "Gt": "GtE LtE", "GtE": "Gt Lt", "Eq": "NotEq", "NotEq": "Eq"},
+    **{"Is": "IsNot", "IsNot": "Is", "In": "NotIn", "NotIn": "In", "And": "Or", "Or": "And"},
+    **{"Add": "Sub", "Sub": "Add", "Mult": "FloorDiv", "FloorDiv": "Mult", "Mod": "Mult"},
 }
-SIGNS = {ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.FloorDiv, ast.FloorDiv: ast.Mult, ast.Mod: ast.Mult}
 BOUNDS = {"min": "max", "max": "min", "any": "all", "all": "any"}
-LOGIC = {ast.And: ast.Or, ast.Or: ast.And}
 
 
 @dataclass(frozen=True)
@@ -95,17 +90,20 @@ def changes(node: ast.AST) -> Iterator[tuple[str, ast.AST, ast.AST]]:
     def other(**fields: object) -> ast.AST:
         return type(node)(**{name: getattr(node, name, None) for name in node._fields} | fields)
 
+    def operators(op: ast.AST) -> list:
+        return [getattr(ast, name)() for name in OPERATORS.get(type(op).__name__, "").split()]
+
     match node:
         case ast.Compare(ops=[op]):
-            yield from (("comparison", node, other(ops=[swap()])) for swap in COMPARISONS[type(op)])
-        case ast.BinOp(op=op) | ast.AugAssign(op=op) if type(op) in SIGNS:
-            yield "sign", node, other(op=SIGNS[type(op)]())
+            yield from (("comparison", node, other(ops=[swap])) for swap in operators(op))
+        case ast.BinOp(op=op) | ast.AugAssign(op=op) if not isinstance(getattr(node, "left", None), ast.List):
+            yield from (("sign", node, other(op=swap)) for swap in operators(op))
         case ast.UnaryOp(op=ast.USub()):
             yield "sign", node, node.operand
         case ast.UnaryOp(op=ast.Not()):
             yield "condition", node, node.operand
         case ast.BoolOp(op=op):
-            yield "condition", node, other(op=LOGIC[type(op)]())
+            yield from (("condition", node, other(op=swap)) for swap in operators(op))
         case ast.If(test=test) | ast.IfExp(test=test) | ast.While(test=test) if not isinstance(test, ast.Compare):
             yield "condition", test, ast.UnaryOp(ast.Not(), test)
         case ast.Constant(value=value) if type(value) is int:
@@ -125,8 +123,10 @@ def parts(node: ast.AST) -> Iterator[ast.AST]:
     called = getattr(node, "func", None)
     name = getattr(called, "attr", getattr(called, "id", getattr(node, "name", None)))
     is_report = isinstance(node, ast.Call) and name in REPORTS
-    is_typing = isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
-    if is_report or is_typing or name in SILENT or isinstance(node, ast.JoinedStr | ast.Raise | ast.Assert):
+    is_check = (
+        getattr(node, "arg", None) == "strict" or getattr(getattr(node, "test", None), "id", "") == "TYPE_CHECKING"
+    )
+    if is_report or is_check or name in SILENT or isinstance(node, ast.JoinedStr | ast.Raise | ast.Assert):
         return
     if not (isinstance(node, ast.Expr) and not list(parts(node.value))):
         yield node
@@ -155,12 +155,10 @@ def mutants(file: str) -> list[Mutant]:
 def chosen(seed: int, count: int, only: str | None) -> list[tuple[Mutant, str]]:
     """So many mutants, by the targets' shares and evenly over kinds, each with its tests."""
     draw = random.Random(seed)
-    pools = {
-        pattern: [each for path in sorted(ROOT.glob(pattern)) for each in mutants(str(path.relative_to(ROOT)))]
-        for pattern in TARGETS
-    }
-    if only is not None:
-        pools = {pattern: [each for each in pool if each.file == only] for pattern, pool in pools.items()}
+    pools: dict[str, list[Mutant]] = {}
+    for pattern in TARGETS:
+        files = [str(path.relative_to(ROOT)) for path in sorted(ROOT.glob(pattern))]
+        pools[pattern] = [each for file in files if only in (None, file) for each in mutants(file)]
     picked = []
     while len(picked) < count and (left := [pattern for pattern in pools if pools[pattern]]):
         pattern = draw.choices(left, [TARGETS[each][0] for each in left])[0]
@@ -174,12 +172,10 @@ def chosen(seed: int, count: int, only: str | None) -> list[tuple[Mutant, str]]:
     return picked
 
 
-def test_paths(patterns: str) -> list[str]:
-    found: list[Path] = []
-    for pattern in patterns.split():
-        matching = sorted((ROOT / "tests").glob(pattern))
-        found += [path for path in matching if path not in found]
-    return [str(path.relative_to(ROOT)) for path in found]
+def covering(patterns: str) -> list[str]:
+    """The tests that these patterns match, each once."""
+    matching = [path for pattern in patterns.split() for path in sorted((ROOT / "tests").glob(pattern))]
+    return [str(path.relative_to(ROOT)) for path in dict.fromkeys(matching)]
 
 
 class Copy:
@@ -196,10 +192,9 @@ class Copy:
             (package / path.name).symlink_to(path)
         venv.create(folder / "venv", symlinks=True)
         self.python = folder / "venv" / "bin" / "python"
-        version = f"python{sys.version_info.major}.{sys.version_info.minor}"
         installed = [path for path in sys.path if path.endswith("-packages")]
-        path_file = folder / "venv" / "lib" / version / "site-packages" / "copy.pth"
-        path_file.write_text("\n".join([str(package.parent), *installed]))
+        (site_packages,) = (folder / "venv" / "lib").glob("*/site-packages")
+        (site_packages / "copy.pth").write_text("\n".join([str(package.parent), *installed]))
         command = self.python.with_name("collectx")
         command.write_text(f"#!{self.python}\nfrom collectx.cli.main import main\nmain()\n")
         command.chmod(0o755)
@@ -251,13 +246,8 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--only", metavar="FILE")
     parser.add_argument("--whole", action="store_true", help="run survivors against all of `make test`")
-    parser.add_argument("--list", action="store_true", help="show the mutants and run nothing")
     options = parser.parse_args()
     picked = chosen(options.seed, options.count, options.only)
-    if options.list:
-        for mutant, _ in picked:
-            print(f"{mutant.file}:{mutant.line}: {mutant.kind}: {mutant.before!r} -> {mutant.text!r}")
-        return 0
     with tempfile.TemporaryDirectory(prefix="collectx-mutants-") as folder:
         copies: queue.Queue[Copy] = queue.Queue()
         for index in range(options.jobs):
@@ -266,7 +256,7 @@ def main() -> int:
         for patterns in {patterns for _, patterns in picked}:
             copy = copies.queue[0]
             began = time.monotonic()
-            if failed := copy.test(test_paths(patterns), 3600):
+            if failed := copy.test(covering(patterns), 3600):
                 print(f"without any change, {patterns}: {failed}")
                 return 1
             limits[patterns] = 120 + 4 * (time.monotonic() - began)
@@ -275,7 +265,7 @@ def main() -> int:
             copy = copies.get()
             try:
                 copy.write(mutant.file, mutant.applied())
-                failed = copy.test(test_paths(patterns), limits[patterns])
+                failed = copy.test(covering(patterns), limits[patterns])
                 return failed or (copy.test(["-n", "2", "--dist", "loadgroup"], 1800) if options.whole else None)
             finally:
                 copy.write(mutant.file, (ROOT / mutant.file).read_bytes())

@@ -1,8 +1,8 @@
 """Each learning trainer learns CartPole-v1 with the settings of its packaged experiment, from workers in this process.
 
 Learning is chaotic: where a processor rounds otherwise, every later batch has other returns. So the tests ask for no
-more than nearly every seed reaches, and allow the frames of the experiment: of 12 seeds of PPO and IMPALA each needed less
-than a third of them for a mean return of 200; PPO reached 475 with all, IMPALA 400 with 11, whose weights are old here.
+more than nearly every seed reaches, and allow the frames of the experiment. Of 12 seeds of PPO and IMPALA each needed
+less than a third of them for a mean return of 200; PPO reached 475 with all, IMPALA 400 with 11.
 """
 
 from __future__ import annotations

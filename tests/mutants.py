@@ -185,16 +185,13 @@ class Copy:
         self.root = folder / "repository"
         ignored = shutil.ignore_patterns(".git", ".venv", "outputs", "__pycache__", ".*_cache")
         shutil.copytree(ROOT, self.root, symlinks=True, ignore=ignored)
-        # A folder on the path where the package is as it is installed.
-        package = folder / "path" / "collectx"
-        package.mkdir(parents=True)
-        for path in [*(self.root / "collectx").iterdir(), self.root / "cli", self.root / "conf"]:
-            (package / path.name).symlink_to(path)
+        for part in ("cli", "conf"):
+            (self.root / "collectx" / part).symlink_to(self.root / part)
         venv.create(folder / "venv", symlinks=True)
         self.python = folder / "venv" / "bin" / "python"
         installed = [path for path in sys.path if path.endswith("-packages")]
         (site_packages,) = (folder / "venv" / "lib").glob("*/site-packages")
-        (site_packages / "copy.pth").write_text("\n".join([str(package.parent), *installed]))
+        (site_packages / "copy.pth").write_text("\n".join([str(self.root), *installed]))
         command = self.python.with_name("collectx")
         command.write_text(f"#!{self.python}\nfrom collectx.cli.main import main\nmain()\n")
         command.chmod(0o755)

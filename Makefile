@@ -30,8 +30,10 @@ test: install  ## Run the fast tests (two minutes)
 test-ci: install  ## Run what CI runs beside the fast ones, on a real SLURM of three nodes too (as root, by apt-get)
 	$(PYTEST) --tier=ci
 
-test-nightly: install  ## Run everything else (an hour)
+test-nightly: install  ## Run everything else: long tests, broken copies of the product, other installations (hours)
 	$(PYTEST) --tier=nightly
+	$(BIN)/python tests/mutants.py --whole
+	$(BIN)/python tests/installs.py
 
 test-slurm: install  ## Run all tests on a real SLURM
 	$(BIN)/python -m pytest --tier=all tests/slurm

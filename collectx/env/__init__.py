@@ -40,14 +40,17 @@ def build(cfg: EnvConfig, first_index: int = 0, life: int = 0) -> Env:
         return make_given(cfg)
     if cfg.num_envs < 1:
         raise ConfigError([f"env.num_envs={cfg.num_envs} is below 1"])
-    if isinstance(cfg, GymEnvConfig):
-        from collectx.env.gym import GymEnv
+    if isinstance(cfg, GymEnvConfig | GymVectorEnvConfig):
+        from collectx.env.make import installed
 
-        return GymEnv(cfg)
-    if isinstance(cfg, GymVectorEnvConfig):
-        from collectx.env.gym_vector import GymVectorEnv
+        with installed(cfg):
+            if isinstance(cfg, GymVectorEnvConfig):
+                from collectx.env.gym_vector import GymVectorEnv
 
-        return GymVectorEnv(cfg)
+                return GymVectorEnv(cfg)
+            from collectx.env.gym import GymEnv
+
+            return GymEnv(cfg)
     if isinstance(cfg, EnvPoolEnvConfig):
         from collectx.env.envpool import EnvPoolEnv
 

@@ -5,9 +5,11 @@ Called by the Gymnasium adapters' constructors. Must not know how envs are stepp
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import pkgutil
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from types import NoneType
 from typing import Any
@@ -17,6 +19,9 @@ from omegaconf import MISSING
 
 from collectx.config import GymEnvConfig, GymVectorEnvConfig
 from collectx.errors import ConfigError
+
+# Extras by the packages whose absence is noticed when an env is made.
+_EXTRAS = {"mujoco": "mujoco", "opencv": "atari", "torchrl": "torchrl"}
 
 
 def given(value: Any) -> Any:
@@ -85,10 +90,29 @@ def resolve(name: Any, where: str) -> Callable[..., Any]:
     try:
         found = pkgutil.resolve_name(name)
     except (ImportError, AttributeError, ValueError, TypeError) as error:
-        raise ConfigError([f"{where}={name}: cannot be imported: {error}"]) from error
+        advice = _extra(error) if isinstance(error, ModuleNotFoundError) else ""
+        raise ConfigError([f"{where}={name}: cannot be imported: {error}{advice}"]) from error
     if not callable(found):
         raise ConfigError([f"{where}={name}: is {type(found).__name__}, expected something to call"])
     return found
+
+
+@contextlib.contextmanager
+def installed(cfg: GymEnvConfig | GymVectorEnvConfig) -> Iterator[None]:
+    """Raises a `ConfigError` where Gymnasium lacks a package for the envs that are made in the block."""
+    try:
+        yield
+    except gymnasium.error.DependencyNotInstalled as error:
+        # Gymnasium's own advice names its extra, not ours.
+        text = str(error).partition(", run ")[0] if _extra(error) else str(error)
+        source = f"env.id={cfg.id}" if given(cfg.id) is not None else f"env.entry_point={cfg.entry_point}"
+        raise ConfigError([f"{source}: {text}{_extra(error)}"]) from error
+
+
+def _extra(error: Exception) -> str:
+    """How to install a package that is missing, where it is one of an extra."""
+    package = re.search(rf"\b({'|'.join(_EXTRAS)})\b", str(error), re.IGNORECASE)
+    return f": pip install 'collectx[{_EXTRAS[package[0].lower()]}]'" if package else ""
 
 
 def _check_registered(env_id: str) -> None:

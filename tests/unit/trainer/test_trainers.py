@@ -1,4 +1,4 @@
-"""What trainers do with batches: the direction in which they learn, when they stop, their state, and what they refuse."""
+"""What trainers do with batches: in which direction they learn, when they stop, their state, what they refuse."""
 
 import functools
 from dataclasses import replace
@@ -113,15 +113,10 @@ def test_epsilon_falls_to_its_end():
 )
 @pytest.mark.parametrize("name", ["ppo", "dqn"])
 def test_the_target_ends_a_run(name, num_episodes, mean_return, ends):
-    collection = Recorded(bandit(2), num_episodes, mean_return)
+    # Batches of one env, which have no dimension for it.
+    collection = Recorded(bandit(2, (64,)), num_episodes, mean_return)
     made(name, target_return=20.0)[0].train(collection)
     assert collection.version == (0 if ends else 2)
-
-
-def test_batches_without_env_dimension():
-    collection = Recorded(bandit(2, (64,)))
-    made("ppo")[0].train(collection)
-    assert collection.version == 2
 
 
 @pytest.mark.parametrize("name", OVERRIDES)
@@ -136,12 +131,10 @@ def test_state(name):
 
 @pytest.mark.parametrize("name", OVERRIDES)
 def test_the_same_seed_learns_the_same(name):
-    states = []
-    for _ in range(2):
-        learner, module = made(name, seed=3)
+    learners = [made(name, seed=3) for _ in range(2)]
+    for learner, _ in learners:
         learner.train(Recorded(bandit(3)))
-        states.append(module.state_dict())
-    torch.testing.assert_close(*states, rtol=0, atol=0)
+    torch.testing.assert_close(*(module.state_dict() for _, module in learners), rtol=0, atol=0)
 
 
 def test_the_meter_takes_everything():

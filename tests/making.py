@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any
 
 import pytest
+from collecting import RAY
 from worlds.cartpoles import cartpole
 
 from collectx import (
@@ -39,6 +40,7 @@ def make(way, create=cartpole, policy: Any = None, *, num_workers=2, **keywords:
         keywords.setdefault("launcher", "mp")
     if way.transport == "ray":
         keywords.setdefault("remote_configs", {"num_cpus": 0.1})
+        keywords.setdefault("ray_init_config", RAY)
     if way.kind != "single":
         create = [create] * num_workers if callable(create) else create
         keywords.setdefault("start_timeout_s", 200.0)  # for a busy machine

@@ -1,4 +1,4 @@
-"""Batches by trajectory; those of whole ones are compared with a model in tests/contract/test_transition_contract.py."""
+"""Batches by trajectory; those of whole ones have a model in tests/contract/test_transition_contract.py."""
 
 from __future__ import annotations
 

@@ -86,7 +86,7 @@ class Machines:
         self.folder = folder
         self.nodes = tuple(nodes)
         self._shared = shared
-        self._children: list[subprocess.Popen] = []
+        self._children: dict[str, subprocess.Popen] = {}
         self.addresses = {HEAD: f"{_NET}.1"} | {node: f"{_NET}.{11 + index}" for index, node in enumerate(self.nodes)}
 
     # Commands.
@@ -115,18 +115,17 @@ class Machines:
     def crash(self, name: str) -> None:
         """All processes of a machine die at once. Its connections are closed, later packets to it vanish."""
         self._broken(name).unlink(missing_ok=True)
-        if (init := self._init(name)) is None:
-            return
-        victims = self._processes(name)
-        _signal([init], signal.SIGKILL)
-        _wait_for_death(victims)
-        if name != HEAD and self._init(HEAD) is not None:
-            # The network goes when nothing refers to it any more, which may be late.
-            with contextlib.suppress(RuntimeError):
-                self._in_net(HEAD, f"ip link delete {name}")
-        self._init_file(name).unlink(missing_ok=True)
-        for child in self._children:
-            child.poll()
+        if (init := self._init(name)) is not None:
+            victims = self._processes(name)
+            _signal([init], signal.SIGKILL)
+            _wait_for_death(victims)
+            if name != HEAD and self._init(HEAD) is not None:
+                # The network goes when nothing refers to it any more, which may be late.
+                with contextlib.suppress(RuntimeError):
+                    self._in_net(HEAD, f"ip link delete {name}")
+            self._init_file(name).unlink(missing_ok=True)
+        if child := self._children.pop(name, None):
+            child.wait(20)
 
     def cut(self, node: str) -> None:
         """The node's cable is pulled: its processes go on, packets vanish, no connection is closed."""
@@ -175,7 +174,7 @@ class Machines:
                 stderr=errors,
                 start_new_session=True,
             )
-        self._children.append(child)
+        self._children[name] = child
         assert child.stdout is not None
         with child.stdout as output:
             if not select.select([output], [], [], _BOOT_TIMEOUT_S)[0] or output.readline() != b"booted\n":

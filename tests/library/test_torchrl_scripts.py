@@ -1,9 +1,11 @@
 """Training scripts as TorchRL's users write them, with TorchRL's losses, buffers, envs and modules. The collectors come
-from here or from there: nothing else differs."""
+from here or from there: nothing else differs. What they learn from are true frames of the env, and they learn."""
 
 from __future__ import annotations
 
 import importlib
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -14,7 +16,7 @@ pytest.importorskip("torchrl", reason="needs the torchrl extra")
 
 from torchrl.data import LazyTensorStorage, ReplayBuffer, TensorDictReplayBuffer
 from torchrl.data.replay_buffers.samplers import SamplerWithoutReplacement
-from torchrl.envs import GymEnv, RewardSum, StepCounter, TransformedEnv
+from torchrl.envs import Compose, RewardSum, StepCounter, TransformedEnv
 from torchrl.modules import (
     MLP,
     EGreedyModule,
@@ -27,130 +29,155 @@ from torchrl.modules import (
 )
 from torchrl.objectives import ClipPPOLoss, DQNLoss, SACLoss, SoftUpdate
 from torchrl.objectives.value import GAE
+from worlds import torchrlenvs, walk
 
 torch.set_num_threads(1)
 
-libraries = pytest.mark.parametrize("library", ["collectx", pytest.param("torchrl.collectors", marks=pytest.mark.ci)])
+pytestmark = [pytest.mark.ci, pytest.mark.filterwarnings("ignore::FutureWarning")]
+libraries = pytest.mark.parametrize(
+    "library", ["collectx", pytest.param("torchrl.collectors", marks=pytest.mark.nightly)]
+)
 
 
-def cartpole():
-    return TransformedEnv(GymEnv("CartPole-v1"), RewardSum())
+def discrete():
+    return TransformedEnv(torchrlenvs.one_hot(), Compose(RewardSum(), StepCounter()))
 
 
-def pendulum():
-    return TransformedEnv(GymEnv("Pendulum-v1"), StepCounter(100))
+def continuous():
+    return TransformedEnv(torchrlenvs.pushing(), Compose(RewardSum(), StepCounter()))
 
 
 # TorchRL keeps an exception of an import that it does on the way, and with it all frames that were running then.
-cartpole().close()
+discrete().close()
 
 
-@pytest.mark.ci
+def assert_true_frames(data):
+    """Every frame is a step of the env (`worlds/walk.py`), and those of a row follow one another."""
+    seen, after, action = data["observation"], data["next", "observation"], data["action"]
+    steps = action if action.shape[-1] == 1 else 2.0 * action[..., 1:] - 1
+    torch.testing.assert_close(after[..., :1], seen[..., :1] + walk.STEP * steps)
+    torch.testing.assert_close(after[..., 1:], seen[..., 1:] + torch.tensor([0, 1 / 16]))
+    torch.testing.assert_close(data["next", "reward"], 1 - after[..., :1].abs())
+    assert torch.equal(data["next", "terminated"], after[..., :1].abs() > walk.LIMIT)
+    assert torch.equal(data["next", "truncated"], data["next", "step_count"] == 6)
+    assert torch.equal(data["next", "done"], data["next", "terminated"] | data["next", "truncated"])
+    starts = data["step_count"][..., 1:, 0] == 0
+    assert torch.equal(starts, data["next", "done"][..., :-1, 0])
+    assert torch.equal(seen[..., 1:, :][~starts], after[..., :-1, :][~starts])
+    before = torch.where(data["step_count"] == 0, 0.0, data["episode_reward"])
+    torch.testing.assert_close(data["next", "episode_reward"], before + data["next", "reward"])
+    assert data["observation"].unique(dim=-2).shape[-2] > 0.5 * data.shape[-1]
+
+
+class Learning:
+    """Checks the batches of a collector, and that their rewards are higher in the end. At random they are 0.4 in the
+    mean, at best 0.7."""
+
+    def __init__(self, collector, num_batches):
+        self.collector, self.num_batches = collector, num_batches
+        self.rewards = []
+
+    def __iter__(self):
+        for data in self.collector:
+            assert_true_frames(data)
+            self.rewards.append(data["next", "reward"].mean().item())
+            yield data
+        self.collector.shutdown()
+        assert len(self.rewards) == self.num_batches
+        quarter = self.num_batches // 4
+        first, last = (torch.tensor(some).mean() for some in (self.rewards[:quarter], self.rewards[-quarter:]))
+        assert last > first + 0.1, self.rewards
+
+
+def descend(loss, optimizer):
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+
+
+def test_torchrl_is_imported_only_by_who_uses_it():
+    code = "import sys, collectx, collectx.env.torchrl, collectx.env.given; assert 'torchrl' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
 @libraries
 def test_ppo(library):
     collectors = importlib.import_module(library)
     torch.manual_seed(0)
-    env = cartpole()
-    logits = TensorDictModule(MLP(4, 2, num_cells=[32]), in_keys=["observation"], out_keys=["logits"])
+    logits = TensorDictModule(MLP(3, 2, num_cells=[32]), in_keys=["observation"], out_keys=["logits"])
     actor = ProbabilisticActor(
         logits,
-        spec=env.action_spec,
+        spec=discrete().action_spec,
         in_keys=["logits"],
         out_keys=["action"],
         distribution_class=OneHotCategorical,
         return_log_prob=True,
     )
-    critic = ValueOperator(MLP(4, 1, num_cells=[32]), in_keys=["observation"])
-    advantage = GAE(gamma=0.99, lmbda=0.95, value_network=critic)
+    critic = ValueOperator(MLP(3, 1, num_cells=[32]), in_keys=["observation"])
+    advantage = GAE(gamma=0.9, lmbda=0.95, value_network=critic)
     loss_module = ClipPPOLoss(actor, critic)
-    optimizer = torch.optim.Adam(loss_module.parameters(), 3e-3)
-    buffer = ReplayBuffer(storage=LazyTensorStorage(500), sampler=SamplerWithoutReplacement(), batch_size=100)
+    optimizer = torch.optim.Adam(loss_module.parameters(), 1e-2)
+    buffer = ReplayBuffer(storage=LazyTensorStorage(200), sampler=SamplerWithoutReplacement(), batch_size=100)
     collector = collectors.MultiSyncCollector(
-        [cartpole] * 2, actor, frames_per_batch=500, total_frames=10_000, update_at_each_batch=True
+        [discrete] * 2, actor, frames_per_batch=200, total_frames=4000, update_at_each_batch=True
     )
-    returns = []
-    for data in collector:
+    for data in Learning(collector, 20):
         for _ in range(4):
             advantage(data)
             buffer.extend(data.reshape(-1))
-            for _ in range(5):
+            for _ in range(2):
                 losses = loss_module(buffer.sample())
-                loss = losses["loss_objective"] + losses["loss_critic"] + losses["loss_entropy"]
-                optimizer.zero_grad()
-                loss.backward()
-                optimizer.step()
-        done = data["next", "done"]
-        returns.append(data["next", "episode_reward"][done].mean().item())
-    collector.shutdown()
-    assert len(returns) == 20
-    # No episode may have ended in a batch of a good policy.
-    first, last = (torch.tensor(some).nanmean() for some in (returns[:5], returns[-5:]))
-    assert last > 1.5 * first
+                descend(losses["loss_objective"] + losses["loss_critic"] + losses["loss_entropy"], optimizer)
 
 
-@pytest.mark.filterwarnings("ignore::FutureWarning")
 @libraries
 def test_dqn(library):
     collectors = importlib.import_module(library)
     torch.manual_seed(0)
-    env = cartpole()
-    actor = QValueActor(MLP(4, 2, num_cells=[32]), in_keys=["observation"], spec=env.action_spec)
-    exploring = TensorDictSequential(actor, EGreedyModule(env.action_spec, annealing_num_steps=2000, eps_end=0.05))
-    loss_module = DQNLoss(actor, action_space=env.action_spec, delay_value=True)
-    loss_module.make_value_estimator(gamma=0.99)
-    target = SoftUpdate(loss_module, eps=0.99)
-    optimizer = torch.optim.Adam(loss_module.parameters(), 1e-3)
+    spec = discrete().action_spec
+    actor = QValueActor(MLP(3, 2, num_cells=[32]), in_keys=["observation"], spec=spec)
+    exploring = TensorDictSequential(actor, EGreedyModule(spec, annealing_num_steps=1000, eps_end=0.05))
+    loss_module = DQNLoss(actor, action_space=spec, delay_value=True)
+    loss_module.make_value_estimator(gamma=0.9)
+    target = SoftUpdate(loss_module, eps=0.95)
+    optimizer = torch.optim.Adam(loss_module.parameters(), 3e-3)
     buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(5000), batch_size=64)
     collector = collectors.Collector(
-        cartpole, exploring, frames_per_batch=50, total_frames=2000, init_random_frames=200
+        discrete, exploring, frames_per_batch=50, total_frames=2000, init_random_frames=200
     )
-    for count, data in enumerate(collector, 1):  # noqa: B007
+    for data in Learning(collector, 40):
         exploring[1].step(data.numel())
         buffer.extend(data)
         for _ in range(4):
-            loss = loss_module(buffer.sample())["loss"]
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
+            descend(loss_module(buffer.sample())["loss"], optimizer)
             target.step()
-    collector.shutdown()
-    assert count == 40
-    assert torch.isfinite(loss)
 
 
-@pytest.mark.ci
 @libraries
 def test_sac(library):
     collectors = importlib.import_module(library)
     torch.manual_seed(0)
-    env = pendulum()
+    spec = continuous().action_spec
     head = nn.Sequential(MLP(3, 2, num_cells=[32]), NormalParamExtractor())
     actor = ProbabilisticActor(
         TensorDictModule(head, in_keys=["observation"], out_keys=["loc", "scale"]),
-        spec=env.action_spec,
+        spec=spec,
         in_keys=["loc", "scale"],
         out_keys=["action"],
         distribution_class=TanhNormal,
-        distribution_kwargs={"low": env.action_spec.space.low, "high": env.action_spec.space.high},
+        distribution_kwargs={"low": spec.space.low, "high": spec.space.high},
     )
     value = ValueOperator(MLP(4, 1, num_cells=[32]), in_keys=["observation", "action"])
-    loss_module = SACLoss(actor, value, action_spec=env.action_spec)
-    loss_module.make_value_estimator(gamma=0.99)
-    target = SoftUpdate(loss_module, eps=0.995)
-    optimizer = torch.optim.Adam(loss_module.parameters(), 1e-3)
+    loss_module = SACLoss(actor, value, action_spec=spec, alpha_init=0.1)
+    loss_module.make_value_estimator(gamma=0.9)
+    target = SoftUpdate(loss_module, eps=0.95)
+    optimizer = torch.optim.Adam(loss_module.parameters(), 3e-3)
     buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(5000), batch_size=64)
-    collector = collectors.MultiAsyncCollector([pendulum] * 2, actor, frames_per_batch=100, total_frames=2000)
-    for count, data in enumerate(collector, 1):  # noqa: B007
+    collector = collectors.MultiAsyncCollector([continuous] * 2, actor, frames_per_batch=100, total_frames=4000)
+    for data in Learning(collector, 40):
         buffer.extend(data)
-        for _ in range(4):
+        for _ in range(8):
             losses = loss_module(buffer.sample())
-            loss = losses["loss_actor"] + losses["loss_qvalue"] + losses["loss_alpha"]
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
+            descend(losses["loss_actor"] + losses["loss_qvalue"] + losses["loss_alpha"], optimizer)
             target.step()
         collector.update_policy_weights_()
-    collector.shutdown()
-    assert count == 20
-    assert torch.isfinite(loss)
-    assert data["next", "step_count"].max() <= 100

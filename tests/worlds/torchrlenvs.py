@@ -15,7 +15,6 @@ from torchrl.envs import (
     InitTracker,
     ObservationNorm,
     ParallelEnv,
-    PendulumEnv,
     RenameTransform,
     RewardSum,
     SerialEnv,
@@ -25,48 +24,49 @@ from torchrl.envs import (
     TransformedEnv,
 )
 
+from worlds import walk
+
 # Short, so that episodes end within a batch.
-one_hot = partial(GymEnv, "CartPole-v1", max_episode_steps=9)
-cartpole = partial(one_hot, categorical_action_encoding=True)
+cartpole = partial(GymEnv, "CartPole-v1", max_episode_steps=9, categorical_action_encoding=True)
 pendulum = partial(GymEnv, "Pendulum-v1", max_episode_steps=9)
+# The numbers of these are the same on every machine.
+one_hot = partial(GymEnv, walk.ID, max_episode_steps=6)
+walking = partial(one_hot, categorical_action_encoding=True)
+pushing = partial(GymEnv, walk.CONTINUOUS, max_episode_steps=6)
 
 
 def counted():
-    return TransformedEnv(cartpole(), Compose(StepCounter(7), RewardSum(), InitTracker()))
+    return TransformedEnv(walking(), Compose(StepCounter(5), RewardSum(), InitTracker()))
 
 
 def normed():
     norm = ObservationNorm(loc=torch.zeros(3), scale=torch.full((3,), 0.5), in_keys=["observation"])
-    return TransformedEnv(pendulum(), Compose(norm, RenameTransform(["observation"], [("agent", "state")])))
+    return TransformedEnv(pushing(), Compose(norm, RenameTransform(["observation"], [("agent", "state")])))
 
 
 def primed(value=1.0):
-    return TransformedEnv(cartpole(), TensorDictPrimer(hidden=Unbounded((3,)), default_value=value))
+    return TransformedEnv(walking(), TensorDictPrimer(hidden=Unbounded((3,)), default_value=value))
 
 
 def recurrent():
     state = {name: Unbounded((1, 5)) for name in ("h", "c")}
-    return TransformedEnv(cartpole(), Compose(InitTracker(), TensorDictPrimer(state, default_value=0.0)))
+    return TransformedEnv(walking(), Compose(InitTracker(), TensorDictPrimer(state, default_value=0.0)))
 
 
-def serial(make=cartpole, num=3):
+def serial(make=walking, num=3):
     return SerialEnv(num, make)
 
 
-def parallel(make=cartpole, num=2):
+def parallel(make=walking, num=2):
     return ParallelEnv(num, make)
 
 
 def counted_serial():
-    return TransformedEnv(SerialEnv(3, cartpole), Compose(StepCounter(7), RewardSum()))
+    return TransformedEnv(serial(), Compose(StepCounter(5), RewardSum()))
 
 
 def batched(num=3):
     return Vectorised(num)
-
-
-def many_keys():
-    return ManyKeys()
 
 
 class Vectorised(EnvBase):
@@ -242,25 +242,4 @@ class Hooked(Transform):
 
 
 def hooked():
-    return TransformedEnv(cartpole(), Hooked())
-
-
-ENVS = {
-    "two_rewards": TwoRewards,
-    "agents": Agents,
-    "agents_in_a_row": partial(Agents, (2,)),
-    "agents_in_a_grid": partial(Agents, (2, 3)),
-    "cartpole": cartpole,
-    "one_hot": one_hot,
-    "pendulum": pendulum,
-    "counted": counted,
-    "normed": normed,
-    "primed": primed,
-    "recurrent": recurrent,
-    "stateless": PendulumEnv,
-    "many_keys": many_keys,
-    "serial": serial,
-    "counted_serial": counted_serial,
-    "parallel": parallel,
-    "batched": batched,
-}
+    return TransformedEnv(walking(), Hooked())

@@ -1,0 +1,426 @@
+"""What TorchRL's collectors and ours both collect: worlds, an env with a policy each, and cases, a world with keywords.
+
+`record.py` writes TorchRL's batches of the cases to golden/. The tests compare ours with those files, and the nightly
+ones compare TorchRL itself with them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import islice
+from typing import Any
+
+import gymnasium
+import making
+import numpy as np
+import torch
+import torchrl.collectors
+from tensordict.nn import ProbabilisticTensorDictModule, ProbabilisticTensorDictSequential
+from tensordict.nn import TensorDictModule as Module
+from tensordict.nn import TensorDictSequential as Sequence
+from torch.nn.functional import one_hot
+from torchrl.data import LazyTensorStorage, ReplayBuffer
+from torchrl.envs import PendulumEnv, SerialEnv
+from torchrl.envs.utils import ExplorationType, exploration_type
+from torchrl.modules import LSTMModule
+from ways import SINGLE
+from worlds import torchrlenvs
+from worlds.walk import walk
+
+from collectx.collector.task import env_seed
+
+# With its first env TorchRL keeps the traceback of an import that failed, and so all that was being constructed: a
+# collector, for ever.
+torchrlenvs.walking().close()
+
+# --- worlds ---
+
+
+@dataclass(frozen=True)
+class World:
+    """An env and a policy for it.
+
+    Attributes:
+        make: the env, of TorchRL.
+        act: the actions from what the policy reads.
+        reads, writes: the policy's keys.
+        size: envs of one worker.
+        ours: the env of our collectors, where it is not the same.
+        surplus: last names of keys that only our batches have.
+        ids: trajectories are numbered as by TorchRL; where one of several agents ends before the others, they are not.
+        numbered: `make` takes a number; each worker's is its own.
+        rtol: relative tolerance of floats. 0: the arithmetic is exact.
+    """
+
+    make: Callable[..., Any]
+    act: Callable[..., Any]
+    reads: Any = "observation"
+    writes: tuple[Any, ...] = ("action",)
+    size: int = 1
+    ours: Callable[..., Any] | None = None
+    surplus: tuple[str, ...] = ()
+    ids: bool = True
+    numbered: bool = False
+    rtol: float = 0.0
+
+    def policy(self):
+        return self.act() if self.act is lstm else Module(self.act, [self.reads], list(self.writes))
+
+
+def outwards(seen):
+    return (seen[..., 0] + seen[..., 1] > 0).long()
+
+
+def outwards_one_hot(seen):
+    return one_hot(outwards(seen), 2)
+
+
+def push(seen):
+    return (seen[..., :1] + 0.5).clamp(-1, 1)
+
+
+def move_and_push(pixels):
+    turn = (pixels.reshape(*pixels.shape[:-3], -1)[..., 0] % 3).long()
+    return one_hot(turn, 3).bool(), torch.stack([turn / 3.0, -turn / 2.0], -1)
+
+
+def sum_of_counts(counts):
+    return counts.sum(-1) % 5
+
+
+def half_of_first(seen):
+    return seen[..., :1] / 2
+
+
+def half(angle):
+    return angle[..., None] / 2
+
+
+def lstm():
+    """Acts by its memory, with the same weights each time."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        memory = LSTMModule(3, 5, in_keys=["observation", "h", "c"], out_keys=["embed", ("next", "h"), ("next", "c")])
+        head = Module(torch.nn.Linear(5, 2), ["embed"], ["logits"])
+    return Sequence(memory, head, Module(partial(torch.argmax, dim=-1), ["logits"], ["action"]))
+
+
+class Again(gymnasium.Wrapper):
+    """A reset with a seed is followed by one without, as TorchRL's `GymEnv` does when it is seeded."""
+
+    def reset(self, *, seed=None, options=None):
+        first = self.env.reset(seed=seed)
+        return first if seed is None else self.env.reset()
+
+
+def gymnasium_walk():
+    return Again(walk())
+
+
+WALK = World(torchrlenvs.walking, outwards)
+PUSH = World(torchrlenvs.pushing, push)
+KEYS = World(
+    torchrlenvs.ManyKeys,
+    move_and_push,
+    "pixels",
+    (("agent", "move"), ("agent", "push")),
+    surplus=("truncated", "only_root"),
+)
+AGENTS = World(
+    torchrlenvs.Agents,
+    half_of_first,
+    ("agents", "observation"),
+    (("agents", "action"),),
+    surplus=("truncated",),
+    ids=False,
+)
+WORLDS = {
+    "walk": WALK,
+    "gymnasium": replace(WALK, ours=gymnasium_walk),
+    "one_hot": World(torchrlenvs.one_hot, outwards_one_hot),
+    "push": PUSH,
+    "counted": replace(WALK, make=torchrlenvs.counted),
+    "normed": replace(PUSH, make=torchrlenvs.normed, reads=("agent", "state")),
+    "primed": replace(WALK, make=torchrlenvs.primed, numbered=True),
+    "recurrent": World(torchrlenvs.recurrent, lstm, rtol=1e-5),
+    "stateless": World(PendulumEnv, half, "th", surplus=("truncated",), rtol=1e-5),
+    "many_keys": KEYS,
+    "two_rewards": replace(KEYS, make=torchrlenvs.TwoRewards),
+    "agents": AGENTS,
+    "agents_in_a_row": replace(AGENTS, make=partial(torchrlenvs.Agents, (2,)), size=2),
+    "agents_in_a_grid": replace(AGENTS, make=partial(torchrlenvs.Agents, (2, 3)), size=6),
+    "serial": replace(WALK, make=torchrlenvs.serial, size=3),
+    "counted_serial": replace(WALK, make=torchrlenvs.counted_serial, size=3),
+    "parallel": replace(WALK, make=torchrlenvs.parallel, size=2),
+    "batched": World(torchrlenvs.batched, sum_of_counts, ("nested", "counts"), size=3),
+}
+
+# --- policies that explore ---
+
+
+class Dice(torch.distributions.Distribution):
+    """A number in [low, low + 1), of exact arithmetic. A mean, a mode and a deterministic sample that differ."""
+
+    arg_constraints: dict[str, Any] = {}  # noqa: RUF012, as in torch
+
+    def __init__(self, low):
+        self.low = low
+        super().__init__(low.shape[:-1], low.shape[-1:], validate_args=False)
+
+    mean = property(lambda self: self.low + 0.5)
+    mode = property(lambda self: self.low + 0.25)
+    deterministic_sample = property(lambda self: self.low + 0.75)
+
+    def sample(self, shape=()):
+        return self.low + torch.rand(*shape, *self.low.shape)
+
+    def log_prob(self, value):
+        return (value - self.low).sum(-1)
+
+
+def dice():
+    sampling = ProbabilisticTensorDictModule(["low"], ["action"], distribution_class=Dice, return_log_prob=True)
+    return ProbabilisticTensorDictSequential(Module(half_of_first, ["observation"], ["low"]), sampling)
+
+
+class Asks(torch.nn.Module):
+    """Acts by the exploration type of TorchRL's context."""
+
+    def forward(self, observation):
+        kinds = [None, *(ExplorationType[kind] for kind in ("RANDOM", "MODE", "MEAN", "MEDIAN", "DETERMINISTIC"))]
+        return torch.full((*observation.shape[:-1], 1), kinds.index(exploration_type()) / 5)
+
+
+def asking():
+    return Module(Asks(), ["observation"], ["action"])
+
+
+def no_policy():
+    return None
+
+
+# --- cases ---
+
+
+@dataclass(frozen=True)
+class Case:
+    """What a collector is called with.
+
+    Attributes:
+        world: its name in WORLDS.
+        keywords: of the collector.
+        kind: "single", or that of two workers: "sync" or "async".
+        policy: makes the policy, where it is not the world's.
+        storage: `ndim` of the storage of the `ReplayBuffer` of TorchRL to collect into; its content is compared.
+        random: of so many batches the values are not compared, as they are of other draws than TorchRL's.
+        tier: of the test that compares with golden/.
+    """
+
+    world: str = "walk"
+    keywords: dict[str, Any] = field(default_factory=dict)
+    kind: str = "single"
+    policy: Callable[[], Any] | None = None
+    storage: int | None = None
+    random: int = 0
+    tier: str = "test"
+
+    @property
+    def of(self) -> World:
+        return WORLDS[self.world]
+
+    @property
+    def splits(self) -> bool:
+        return "split_trajs" in self.keywords
+
+
+def squared(batch):
+    return batch.set("squared", batch["observation"] ** 2)
+
+
+def first_half(batch):
+    return batch[..., : batch.shape[-1] // 2].clone()
+
+
+KEYWORDS = {
+    "max_frames_per_traj": {"max_frames_per_traj": 5},
+    "unlimited": {"max_frames_per_traj": -1, "init_random_frames": -1},
+    "set_truncated": {"set_truncated": True},
+    "set_truncated-max_frames_per_traj": {"set_truncated": True, "max_frames_per_traj": 5},
+    "track_traj_ids": {"track_traj_ids": False},
+    "track_policy_version": {"track_policy_version": True},
+    "return_same_td": {"return_same_td": True},
+    "use_buffers": {"use_buffers": True},
+    "use_buffers-not": {"use_buffers": False},
+    "postproc": {"postproc": squared},
+    "postproc-shortens": {"postproc": first_half},
+    "storing_device": {"storing_device": "cpu"},
+    "devices": {"policy_device": "cpu", "env_device": torch.device("cpu")},
+    "device": {"device": "cpu"},
+    "trust_policy": {"trust_policy": True, "no_cuda_sync": True},
+    "exploration_type": {"exploration_type": ExplorationType.MODE},
+    "split": {"split_trajs": True},
+    "split-max_frames_per_traj": {"split_trajs": True, "max_frames_per_traj": 5},
+    # TorchRL resets an env twice that ends with a batch; here none does.
+    "reset_at_each_iter": {"reset_at_each_iter": True, "frames_per_batch": 20, "total_frames": 60},
+}
+MAX, RESET, SPLIT = (
+    {name: value} for name, value in (("max_frames_per_traj", 5), ("reset_at_each_iter", True), ("split_trajs", True))
+)
+CASES = {
+    **{name: Case(name) for name in WORLDS},
+    "parallel": Case("parallel", tier="ci"),
+    **{f"walk-{name}": Case("walk", keywords) for name, keywords in KEYWORDS.items()},
+    "walk-compile_policy": Case("walk", {"compile_policy": {"backend": "eager"}}, tier="ci"),
+    "gymnasium-max_frames_per_traj": Case("gymnasium", MAX),
+    "gymnasium-split": Case("gymnasium", SPLIT),
+    "serial-rounded": Case("serial", {"frames_per_batch": 25, "total_frames": 75}),
+    "serial-set_truncated-max_frames_per_traj": Case("serial", {"set_truncated": True, **MAX}),
+    "serial-postproc-shortens": Case("serial", {"postproc": first_half}),
+    "serial-split-postproc": Case("serial", {**SPLIT, "postproc": squared}),
+    "serial-split-max_frames_per_traj": Case("serial", {**SPLIT, **MAX}),
+    "counted-split": Case("counted", SPLIT),
+    "normed-reset_at_each_iter": Case("normed", {**RESET, **MAX}),
+    "counted_serial-reset_at_each_iter": Case("counted_serial", {**RESET, "set_truncated": True}),
+    "one_hot-init_random_frames": Case("one_hot", {"init_random_frames": 16}),
+    "push-init_random_frames": Case("push", {"init_random_frames": 20}),
+    "dice-init_random_frames": Case("push", {"init_random_frames": 16}, policy=dice, random=3),
+    **{
+        f"{policy.__name__}-{kind}": Case("push", {"exploration_type": ExplorationType[kind]}, policy=policy)
+        for policy in (dice, asking)
+        for kind in ("RANDOM", "MODE", "MEAN", "DETERMINISTIC")
+    },
+    "asking-module": Case("push", {"exploration_type": ExplorationType.MEAN}, policy=Asks),
+    "no_policy": Case("push", policy=no_policy),
+    **{
+        f"storage-{world}-{ndim}-extend_{extend}": Case(world, {"extend_buffer": extend}, storage=ndim)
+        for world, ndim in (("walk", 1), ("serial", 1), ("serial", 2))
+        for extend in (True, False)
+    },
+    **{
+        f"sync-{name}": Case(name, kind="sync")
+        for name in ("primed", "counted", "serial", "batched", "recurrent", "agents_in_a_grid")
+    },
+    "sync-cat": Case("serial", {"cat_results": 0, "postproc": squared, "storing_device": "cpu"}, "sync"),
+    "sync-cat-last": Case(
+        "serial", {"cat_results": -1, "frames_per_batch": 130, "total_frames": 260, "no_cuda_sync": True}, "sync"
+    ),
+    "sync-keywords": Case(
+        "walk", {**MAX, "set_truncated": True, "update_at_each_batch": True, "use_buffers": False}, "sync"
+    ),
+    "sync-mode": Case("push", {"exploration_type": ExplorationType.MODE, "device": "cpu", "num_threads": 1}, "sync"),
+    "sync-split-stack": Case("serial", {**SPLIT, **MAX, "cat_results": "stack"}, "sync"),
+    "sync-split-cat": Case("serial", {**SPLIT, **MAX, "cat_results": 0}, "sync"),
+    "sync-reset_at_each_iter": Case(
+        "walk", {**RESET, "cat_results": 0, "frames_per_batch": 28, "total_frames": 84}, "sync"
+    ),
+    "sync-init_random_frames": Case("one_hot", {"init_random_frames": 40}, "sync", random=3),
+    "sync-lengths": Case("walk", {"frames_per_batch": [12, 20], "cat_results": 0}, "sync"),
+    "sync-lengths-last": Case("serial", {"frames_per_batch": [36, 60], "total_frames": 288, "cat_results": -1}, "sync"),
+    # In buffers that TorchRL uses again, `set_truncated` does not set `done`.
+    "async": Case("primed", {**MAX, "set_truncated": True, "use_buffers": False}, "async"),
+    "async-split": Case("primed", {**SPLIT, "postproc": squared}, "async"),
+}
+
+# --- both sides ---
+
+CLASSES = {"single": "Collector", "sync": "MultiSyncCollector", "async": "MultiAsyncCollector"}
+
+
+def theirs(case, cls=None, count=None):
+    """The batches of TorchRL's collector, of class `cls` where it is not one of CLASSES; the first `count` of them."""
+    make = cls or getattr(torchrl.collectors, CLASSES[case.kind])
+    creates = [_seeded(_numbered(case, worker), seeds(case, worker)) for worker in range(2)]
+    keywords = {"cat_results": "stack"} if case.kind == "sync" and cls is None else {}
+
+    def construct(policy, **others):
+        collector = make(creates[0] if case.kind == "single" else creates, policy, **{**keywords, **others})
+        # As our first worker seeds what the policy draws.
+        torch.manual_seed(int(np.random.SeedSequence((0, 0, 1)).generate_state(1)[0]))
+        return collector
+
+    return _collect(case, construct, count)
+
+
+def ours(case, way=SINGLE):
+    """The batches of our collector of that way."""
+    creates = [_ours(case, worker) for worker in range(2)]
+    return _collect(case, partial(making.make, way, creates[0] if case.kind == "single" else creates))
+
+
+def seeds(case, worker=0):
+    """What our worker of that index seeds its envs with."""
+    return [env_seed(0, worker * case.of.size + e) for e in range(case.of.size)]
+
+
+def _numbered(case, worker):
+    return partial(case.of.make, worker + 1.0) if case.of.numbered else case.of.make
+
+
+def _ours(case, worker):
+    make = case.of.ours or _numbered(case, worker)
+    return ResetTwice(make) if "reset_at_each_iter" in case.keywords else make
+
+
+def _seeded(make, seeds):
+    """An env as our worker seeds it: one by one, or as a whole."""
+
+    def create():
+        if make is torchrlenvs.serial:
+            return SerialEnv(len(seeds), [_seeded(torchrlenvs.walking, [seed]) for seed in seeds])
+        env = make()
+        env.set_seed(seeds[0])
+        return env
+
+    return create
+
+
+class ResetTwice:
+    """TorchRL resets envs when a collector is made, and with `reset_at_each_iter` again before the first batch."""
+
+    def __init__(self, make):
+        self.make = make
+
+    def __call__(self):
+        env = self.make()
+        seed_as_before = env.set_seed
+
+        def set_seed(seed, **kwargs):
+            seed_as_before(seed, **kwargs)
+            env.reset()
+
+        env.set_seed = set_seed
+        return env
+
+
+def _collect(case, construct, count=None):
+    steps = case.of.size * (16 if case.kind == "single" else 32)
+    frames = {"frames_per_batch": steps, "total_frames": -1 if case.kind == "async" else 3 * steps}
+    buffer = None
+    if case.storage is not None:
+        frames["total_frames"] = 2 * steps
+        frames["replay_buffer"] = buffer = ReplayBuffer(storage=LazyTensorStorage(200, ndim=case.storage))
+    collector = construct((case.policy or case.of.policy)(), **{**frames, **case.keywords})
+    try:
+        if case.kind == "async" and count is None:
+            return _of_each_worker(collector)
+        batches = [batch if batch is None else batch.clone() for batch in islice(collector, count)]
+    finally:
+        collector.shutdown()
+    if buffer is None:
+        return batches
+    assert batches == [None, None]
+    return [buffer[:]]
+
+
+def _of_each_worker(collector, count=2):
+    """So many batches of each worker of an async collector, in the order of the numbers that are in `hidden`."""
+    batches = {1: [], 2: []}
+    deadline = time.monotonic() + 200
+    while min(map(len, batches.values())) < count:
+        assert time.monotonic() < deadline
+        batch = collector.next().clone()
+        batches[int(batch["hidden"].reshape(-1)[0])].append(batch)
+    return [*batches[1][:count], *batches[2][:count]]

@@ -1,0 +1,81 @@
+"""Writes golden/: the batches of TorchRL's collectors, a file for each case of `cases.py`, and the signatures of its
+classes. What is there is of TorchRL 0.14.1, tensordict 0.14.3, torch 2.13.0, gymnasium 1.4.0, numpy 2.4.6.
+
+    export PYTHONPATH=tests
+    python tests/conformance/record.py              everything
+    python tests/conformance/record.py NAME ...     some cases
+    python tests/conformance/record.py --distributed sync|async PORT FILE
+
+The last writes batches of a distributed collector of TorchRL, in a process of its own as it may hang when it ends.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+import sys
+import warnings
+from functools import partial
+
+import golden
+import torch
+import torchrl.collectors
+import torchrl.collectors.distributed
+from cases import CASES, theirs
+
+import collectx
+
+DISTRIBUTED = {"sync": "DistributedSyncCollector", "async": "DistributedCollector"}
+
+
+def signatures():
+    """Keywords of TorchRL's collectors that are here too, and their public methods' parameters; a property has None."""
+    classes = {
+        name: getattr(module, name)
+        for module in (torchrl.collectors, torchrl.collectors.distributed)
+        for name in dir(module)
+        if name.endswith("Collector") and hasattr(collectx, name)
+    }
+    return {
+        name: {"keywords": _parameters(cls.__init__), "methods": {each: _method(cls, each) for each in _public(cls)}}
+        for name, cls in sorted(classes.items())
+    }
+
+
+def _public(cls):
+    return [name for name in sorted(dir(cls)) if not name.startswith("_")]
+
+
+def _method(cls, name):
+    return _parameters(getattr(cls, name)) if callable(getattr(cls, name)) else None
+
+
+def _parameters(function):
+    # What `kwargs` passes on is named in the signature of the class above.
+    return sorted(set(inspect.signature(function).parameters) - {"self", "args", "kwargs"})
+
+
+def _distributed(kind, port, path):
+    """Three batches of whatever worker comes first."""
+    case = CASES["sync-primed" if kind == "sync" else "async"]
+    make = partial(getattr(torchrl.collectors.distributed, DISTRIBUTED[kind]), launcher="mp", tcp_port=int(port))
+    golden.save(path, theirs(case, make, count=3))
+    os._exit(0)
+
+
+def main(names):
+    for name in names or CASES:
+        golden.save(golden.FOLDER / f"{name}.npz", theirs(CASES[name]))
+        print(name, flush=True)
+    if not names:
+        text = json.dumps(signatures(), indent=1)
+        (golden.FOLDER / "signatures.json").write_text(text + "\n")
+
+
+if __name__ == "__main__":
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    if sys.argv[1:2] == ["--distributed"]:
+        _distributed(*sys.argv[2:])
+    main(sys.argv[1:])

@@ -1,0 +1,86 @@
+"""Every keyword and every public method of TorchRL's collectors is there, or is refused with a reason. Theirs are in
+golden/signatures.json, so that TorchRL itself is not needed."""
+
+from __future__ import annotations
+
+import inspect
+import json
+
+import golden
+import gymnasium
+import pytest
+
+import collectx
+from collectx.library import attributes
+from collectx.library.keywords import REFUSED
+
+THEIRS = json.loads((golden.FOLDER / "signatures.json").read_text())
+
+# What a class of ours cannot do without.
+REQUIRED = {"MultiCollector": {"sync": True}}
+
+
+def cartpole():
+    return gymnasium.make("CartPole-v1")
+
+
+def parameters(function):
+    return set(inspect.signature(function).parameters)
+
+
+def public(name):
+    return {method for method in dir(getattr(collectx, name)) if not method.startswith("_")}
+
+
+def not_taken(name):
+    """Keywords of TorchRL's class, and of the one that it passes its `**kwargs` to, that ours has not."""
+    theirs = {*THEIRS[name]["keywords"], *(THEIRS["MultiCollector"]["keywords"] if name.startswith("Multi") else ())}
+    return theirs - parameters(getattr(collectx, name).__init__)
+
+
+def test_the_classes():
+    multi = {"MultiCollector", "MultiSyncCollector", "MultiAsyncCollector"}
+    assert {"Collector", *multi, "DistributedCollector", "DistributedSyncCollector", "RPCCollector"} <= set(THEIRS)
+
+
+@pytest.mark.parametrize("name", THEIRS)
+def test_keywords_and_methods_are_taken_or_refused(name):
+    assert not_taken(name) <= set(REFUSED)
+    methods = THEIRS[name]["methods"]
+    assert set(methods) - public(name) <= set(attributes.REFUSED)
+    assert not set(attributes.REFUSED) & public(name)
+    both = set(methods) & public(name)
+    assert len(both) >= 15
+    for method in both:
+        function = getattr(getattr(collectx, name), method)
+        assert callable(function) == (methods[method] is not None), method
+        assert not set(methods[method] or ()) - (parameters(function) if callable(function) else set()), method
+
+
+def test_what_is_refused_is_of_torchrl():
+    assert set(REFUSED) <= set().union(*map(not_taken, THEIRS))
+    assert set(attributes.REFUSED) <= set().union(*(theirs["methods"] for theirs in THEIRS.values()))
+
+
+@pytest.mark.parametrize("keyword", REFUSED)
+def test_a_refused_keyword_is_refused_with_its_reason(keyword):
+    def never():
+        raise AssertionError("an env was made")
+
+    name = next(name for name in THEIRS if keyword in not_taken(name))
+    with pytest.raises(TypeError, match=rf"'{keyword}' \(of TorchRL's, not taken here: \w+"):
+        getattr(collectx, name)(never if name == "Collector" else [never], **{keyword: 1, **REQUIRED.get(name, {})})
+
+
+def test_a_refused_keyword_may_have_its_default():
+    with collectx.Collector(cartpole, frames_per_batch=4, backend=None, compact_obs=False) as collector:
+        assert collector.next().numel() == 4
+
+
+def test_a_refused_method_is_refused_with_its_reason():
+    with collectx.Collector(cartpole, frames_per_batch=4) as collector:
+        for refused, why in attributes.REFUSED.items():
+            with pytest.raises(AttributeError, match=f"{refused}.*of TorchRL's, not here: {why[:20]}"):
+                getattr(collector, refused)
+        with pytest.raises(AttributeError, match=r"no attribute 'no_such'$"):
+            collector.no_such  # noqa: B018

@@ -13,7 +13,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from functools import partial
 
@@ -150,16 +149,8 @@ def test_torchrls_distributed_collector_gives_what_is_recorded(tmp_path):
     assert compared >= 2
 
 
-class Waits(torchrlenvs.Transform):
-    """So long that the other worker is done before the second step."""
-
-    def _step(self, data, after):
-        time.sleep(0.2)
-        return after
-
-
 def waiting():
-    return torchrlenvs.TransformedEnv(torchrlenvs.walking(), Waits())
+    return torchrlenvs.TransformedEnv(torchrlenvs.walking(), torchrlenvs.Waits())
 
 
 @pytest.mark.nightly

@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import os
 import signal
-from dataclasses import replace
 
 import pytest
 import ways
 from collecting import Log, counting, custom, start, worker_pids
+from surviving import RELAY, collector, survive
 from worlds.faulty import BrokenLever
 
 from collectx.env.counting import LIFE, StreamChecker
@@ -17,8 +17,6 @@ from collectx.errors import WorkerDied, WorkerTimeout
 
 # What the policy of one worker does, and the error that the trainer gets.
 ERRORS = {"killed": WorkerDied, "raises": BrokenLever, "stopped": WorkerTimeout}
-# Each worker is a collector of two processes, one of which is lost.
-RELAY = replace(ways.GLOO_ASYNC, name="relay")
 PROCESSES = (*ways.BETWEEN_PROCESSES, RELAY)
 # One smoke test of each transport, by mode. A worker that is stopped costs `worker_timeout_s`.
 SMOKES = {
@@ -43,30 +41,6 @@ def losses(mode):
             tier = way.smoke if (way.name, fault) in SMOKES[mode] else tier
             cases.append(ways.case(way, fault, tier=tier))
     return pytest.mark.parametrize(("way", "fault"), cases)
-
-
-def collector(way, mode, fault, lives=1, log=None, **knobs):
-    """Of three workers with three envs each. Worker 1 fails in each of its first `lives` lives."""
-    env = 3
-    if way is RELAY:
-        env, knobs["num_workers_per_collector"] = 9, 2
-    if fault == "stopped":
-        knobs["worker_timeout_s"] = 5.0
-    shape = {"num_workers": 3, "frames_per_batch": 90, "total_frames": -1}
-    policy = custom("worlds.faulty:FailingPolicy", fault=fault, env=env, lives=lives)
-    return start(way.kind, way.place, counting(3), policy, events=log, on_worker_failure=mode, **shape | knobs)
-
-
-def survive(way, fault, lives=1, num_batches=10, **knobs):
-    """Collects that many batches after the last replacement; the number of frames of all, and the log."""
-    checker, log, newest, after = StreamChecker(restarts=True), Log(), 0, 0
-    with collector(way, "restart", fault, lives, log, **knobs) as batches:
-        while after < num_batches:
-            batch = next(batches)
-            checker.take(batch)
-            newest = max(newest, int(batch["observation"][..., 1].max()) // LIFE)
-            after += newest == lives
-    return checker.frames, log
 
 
 @losses("restart")

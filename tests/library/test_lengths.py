@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import time
 from functools import partial
 
 import gymnasium
-import numpy as np
 import pytest
 import torch
 from gymnasium.vector import AutoresetMode
@@ -14,36 +12,11 @@ from making import make
 from tensordict.nn import TensorDictModule
 from torch import nn
 from ways import INLINE_ASYNC, INLINE_SYNC, SHARED_ASYNC, SHARED_SYNC, SINGLE, over
+from worlds.clocks import Clock, slow_clock
 
 from collectx import ReplayBuffer
 
 SYNC = (INLINE_SYNC, SHARED_SYNC)
-
-
-class Clock(gymnasium.Env):
-    """Observes how many steps it has made in its life; an episode has seven."""
-
-    observation_space = gymnasium.spaces.Box(0, np.inf, (1,), np.float64)
-    action_space = gymnasium.spaces.Discrete(2)
-
-    def __init__(self, step_s=0.0):
-        self._step_s = step_s
-        self._steps = 0
-
-    def _observation(self):
-        return np.array([self._steps], np.float64)
-
-    def reset(self, *, seed=None, options=None):
-        return self._observation(), {}
-
-    def step(self, action):
-        time.sleep(self._step_s)
-        self._steps += 1
-        return self._observation(), 0.0, self._steps % 7 == 0, False, {}
-
-
-# Slow enough to make few steps of a batch before a fast one has made all.
-slow_clock = partial(Clock, 0.05)
 
 
 def clocks(num=2, mode=AutoresetMode.SAME_STEP):

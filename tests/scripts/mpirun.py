@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import ways
-from contract.test_survival import survive
+from surviving import survive
 
 way = replace(ways.GLOO_ASYNC, transport="mpi")
 frames, log = survive(way, "killed", num_batches=70, num_workers=2, backend="mpi")

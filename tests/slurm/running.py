@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
 from cluster import Cluster
 from machines import wait_until
 
@@ -42,6 +43,12 @@ ENDLESS = [
     "env.step_s=0.002",
     "collector.worker_timeout_s=6",
 ]
+LAUNCHERS = {
+    "slurm": ["launcher=slurm", "launcher.nodes=3"],
+    "submitit": ["launcher=submitit", "collector.close_timeout_s=60"],
+    "submitit_delayed": ["launcher=submitit_delayed", "launcher.nodes=2", "launcher.trainer.gpus=1"],
+}
+
 _WATCHER = """
 from pathlib import Path
 from collectx.env.counting import StreamChecker
@@ -56,6 +63,10 @@ class Watcher:
             if Path("stop").exists():
                 break
 """
+
+
+def nightly(*values):
+    return pytest.param(*values, marks=pytest.mark.nightly)
 
 
 class Run:

@@ -11,8 +11,7 @@ from typing import NamedTuple
 
 import pytest
 from machines import SIX
-from running import ENDLESS, SMALL
-from test_launchers import LAUNCHERS, nightly
+from running import ENDLESS, LAUNCHERS, SMALL, nightly
 
 _SLURM = ["launcher=slurm", "launcher.nodes=3"]
 

@@ -8,8 +8,7 @@ from __future__ import annotations
 import signal
 
 import pytest
-from running import ENDLESS
-from test_launchers import LAUNCHERS, nightly
+from running import ENDLESS, LAUNCHERS, nightly
 
 _FOUR_NODES = [*ENDLESS, "launcher=slurm", "launcher.nodes=4", "collector.num_workers=3"]
 

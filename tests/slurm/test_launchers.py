@@ -7,19 +7,10 @@ import json
 import pytest
 from cluster import Cluster
 from machines import wait_until
-from running import COLLECTX, ENDLESS, SMALL, Run
+from running import COLLECTX, ENDLESS, LAUNCHERS, SMALL, Run, nightly
 
-LAUNCHERS = {
-    "slurm": ["launcher=slurm", "launcher.nodes=3"],
-    "submitit": ["launcher=submitit", "collector.close_timeout_s=60"],
-    "submitit_delayed": ["launcher=submitit_delayed", "launcher.nodes=2", "launcher.trainer.gpus=1"],
-}
 _RPC = ["collector=rpc", "collector.sync=true"]
 _MPI = ["backend=mpi", "launcher.srun.mpi=pmix"]
-
-
-def nightly(*values):
-    return pytest.param(*values, marks=pytest.mark.nightly)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 from machines import wait_until
-from test_launchers import nightly
+from running import nightly
 
 _SCRIPT = """
 import subprocess

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import pytest
 from machines import wait_until
-from running import ENDLESS
+from running import ENDLESS, LAUNCHERS
 from settings import GRACE_S, URGENT
-from test_launchers import LAUNCHERS
 
 pytestmark = pytest.mark.nightly
 

@@ -15,7 +15,7 @@ RULES = {
     "tests wait for a condition, not for a time": (
         ".",
         r"time\.sleep$",
-        r"(worlds|slurm|fakeslurm|scripts)/|conftest\.py",
+        r"(worlds|slurm|fakeslurm|scripts)/|(conftest|fakecluster)\.py",
     ),
     "contract suites take their ways from ways.py": ("contract", r"(.*\.)?\w+Transport$", r"$^"),
     "nothing imports a test module": (".", r"(.*\.)?test_\w+(\.\w+)?$", r"$^"),
@@ -28,8 +28,8 @@ def names(path: Path):
             yield from ((node.lineno, alias.name) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             yield from ((node.lineno, f"{node.module}.{alias.name}") for alias in node.names)
-        elif isinstance(node, ast.Attribute):
-            yield node.lineno, ast.unparse(node)
+        elif isinstance(node, ast.Call):
+            yield node.lineno, ast.unparse(node.func)
 
 
 @pytest.mark.parametrize("rule", RULES)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from functools import partial
 
 import torch
@@ -243,3 +244,11 @@ class Hooked(Transform):
 
 def hooked():
     return TransformedEnv(walking(), Hooked())
+
+
+class Waits(Transform):
+    """So long that the other worker is done before the second step."""
+
+    def _step(self, data, after):
+        time.sleep(0.2)
+        return after

@@ -126,7 +126,7 @@ def test_a_signal_interrupts(cfg, tmp_path, train_with, signum):
 
 
 def test_an_env_that_raises(cfg, tmp_path, capsys):
-    result = execute(replace(cfg, env=collecting.faulty("custom", at_step=30)), tmp_path, [])
+    result = execute(replace(cfg, env=collecting.faulty("raises", at_step=30)), tmp_path, [])
     files, saved, _ = read(tmp_path)
     assert (result.status, result.frames) == (Status.FAILED, 20)
     (failure,) = saved["failures"]

@@ -1,0 +1,37 @@
+"""Collectors that lose a worker, over the ways of `ways.py`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import ways
+from collecting import Log, counting, custom, start
+
+from collectx.env.counting import LIFE, StreamChecker
+
+# Each worker is a collector of two processes, one of which is lost.
+RELAY = replace(ways.GLOO_ASYNC, name="relay")
+
+
+def collector(way, mode, fault, lives=1, log=None, **knobs):
+    """Of three workers with three envs each. Worker 1 fails in each of its first `lives` lives."""
+    env = 3
+    if way is RELAY:
+        env, knobs["num_workers_per_collector"] = 9, 2
+    if fault == "stopped":
+        knobs["worker_timeout_s"] = 5.0
+    shape = {"num_workers": 3, "frames_per_batch": 90, "total_frames": -1}
+    policy = custom("worlds.faulty:FailingPolicy", fault=fault, env=env, lives=lives)
+    return start(way.kind, way.place, counting(3), policy, events=log, on_worker_failure=mode, **shape | knobs)
+
+
+def survive(way, fault, lives=1, num_batches=10, **knobs):
+    """Collects that many batches after the last replacement; the number of frames of all, and the log."""
+    checker, log, newest, after = StreamChecker(restarts=True), Log(), 0, 0
+    with collector(way, "restart", fault, lives, log, **knobs) as batches:
+        while after < num_batches:
+            batch = next(batches)
+            checker.take(batch)
+            newest = max(newest, int(batch["observation"][..., 1].max()) // LIFE)
+            after += newest == lives
+    return checker.frames, log

@@ -42,7 +42,14 @@ def test_a_completed_run(cfg, tmp_path, train_with, capsys):
     assert not err
 
 
-@pytest.mark.parametrize("trainer", ["ppo", "impala", "dqn policy=q_mlp trainer.warmup_frames=64"])
+@pytest.mark.parametrize(
+    "trainer",
+    [
+        "ppo",
+        pytest.param("impala", marks=pytest.mark.ci),
+        pytest.param("dqn policy=q_mlp trainer.warmup_frames=64", marks=pytest.mark.ci),
+    ],
+)
 def test_a_learning_trainer(tmp_path, trainer):
     size = "collector=single env.num_envs=2 collector.frames_per_batch=64 collector.total_frames=256"
     result = execute(composed(f"trainer={trainer} {size}"), tmp_path, [])

@@ -222,7 +222,7 @@ class Copy:
             text = output.read()
         if status == 0:
             return None
-        failed = re.search(r"^(?:FAILED|ERROR) (\S+)", text, re.MULTILINE)
+        failed = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - |$)", text, re.MULTILINE)
         return failed[1] if failed else f"status {status}: {text.strip().splitlines()[-1:]}"
 
 

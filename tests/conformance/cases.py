@@ -194,14 +194,6 @@ class Asks(torch.nn.Module):
         return torch.full((*observation.shape[:-1], 1), kinds.index(exploration_type()) / 5)
 
 
-def asking():
-    return Module(Asks(), ["observation"], ["action"])
-
-
-def no_policy():
-    return None
-
-
 # --- cases ---
 
 
@@ -280,7 +272,7 @@ CASES = {
     "serial-set_truncated-max_frames_per_traj": Case("serial", {"set_truncated": True, **MAX}),
     "serial-postproc-shortens": Case("serial", {"postproc": first_half}),
     "serial-split-postproc": Case("serial", {**SPLIT, "postproc": squared}),
-    "serial-split-max_frames_per_traj": Case("serial", {**SPLIT, **MAX}),
+    "serial-split-max_frames_per_traj": Case("serial", {**SPLIT, **MAX}, tier="ci"),
     "counted-split": Case("counted", SPLIT),
     "normed-reset_at_each_iter": Case("normed", {**RESET, **MAX}),
     "counted_serial-reset_at_each_iter": Case("counted_serial", {**RESET, "set_truncated": True}),
@@ -288,15 +280,14 @@ CASES = {
     "push-init_random_frames": Case("push", {"init_random_frames": 20}),
     "dice-init_random_frames": Case("push", {"init_random_frames": 16}, policy=dice, random=3),
     **{
-        f"{policy.__name__}-{kind}": Case("push", {"exploration_type": ExplorationType[kind]}, policy=policy)
-        for policy in (dice, asking)
+        f"{policy.__name__.lower()}-{kind}": Case("push", {"exploration_type": ExplorationType[kind]}, policy=policy)
+        for policy in (dice, Asks)
         for kind in ("RANDOM", "MODE", "MEAN", "DETERMINISTIC")
     },
-    "asking-module": Case("push", {"exploration_type": ExplorationType.MEAN}, policy=Asks),
-    "no_policy": Case("push", policy=no_policy),
+    "no_policy": Case("push", policy=lambda: None),
     **{
         f"storage-{world}-{ndim}-extend_{extend}": Case(world, {"extend_buffer": extend}, storage=ndim)
-        for world, ndim in (("walk", 1), ("serial", 1), ("serial", 2))
+        for world, ndim in (("walk", 1), ("serial", 2))
         for extend in (True, False)
     },
     **{
@@ -323,6 +314,8 @@ CASES = {
     "async": Case("primed", {**MAX, "set_truncated": True, "use_buffers": False}, "async"),
     "async-split": Case("primed", {**SPLIT, "postproc": squared}, "async"),
 }
+for name in ("counted", "batched", "agents_in_a_grid", "cat-last", "mode", "split-cat", "lengths-last"):
+    CASES[f"sync-{name}"] = replace(CASES[f"sync-{name}"], tier="ci")
 
 # --- both sides ---
 

@@ -208,7 +208,6 @@ class Case:
         policy: makes the policy, where it is not the world's.
         storage: `ndim` of the storage of the `ReplayBuffer` of TorchRL to collect into; its content is compared.
         random: of so many batches the values are not compared, as they are of other draws than TorchRL's.
-        tier: of the test that compares with golden/.
     """
 
     world: str = "walk"
@@ -217,7 +216,6 @@ class Case:
     policy: Callable[[], Any] | None = None
     storage: int | None = None
     random: int = 0
-    tier: str = "test"
 
     @property
     def of(self) -> World:
@@ -263,16 +261,15 @@ MAX, RESET, SPLIT = (
 )
 CASES = {
     **{name: Case(name) for name in WORLDS},
-    "parallel": Case("parallel", tier="ci"),
     **{f"walk-{name}": Case("walk", keywords) for name, keywords in KEYWORDS.items()},
-    "walk-compile_policy": Case("walk", {"compile_policy": {"backend": "eager"}}, tier="ci"),
+    "walk-compile_policy": Case("walk", {"compile_policy": {"backend": "eager"}}),
     "gymnasium-max_frames_per_traj": Case("gymnasium", MAX),
     "gymnasium-split": Case("gymnasium", SPLIT),
     "serial-rounded": Case("serial", {"frames_per_batch": 25, "total_frames": 75}),
     "serial-set_truncated-max_frames_per_traj": Case("serial", {"set_truncated": True, **MAX}),
     "serial-postproc-shortens": Case("serial", {"postproc": first_half}),
     "serial-split-postproc": Case("serial", {**SPLIT, "postproc": squared}),
-    "serial-split-max_frames_per_traj": Case("serial", {**SPLIT, **MAX}, tier="ci"),
+    "serial-split-max_frames_per_traj": Case("serial", {**SPLIT, **MAX}),
     "counted-split": Case("counted", SPLIT),
     "normed-reset_at_each_iter": Case("normed", {**RESET, **MAX}),
     "counted_serial-reset_at_each_iter": Case("counted_serial", {**RESET, "set_truncated": True}),
@@ -314,8 +311,10 @@ CASES = {
     "async": Case("primed", {**MAX, "set_truncated": True, "use_buffers": False}, "async"),
     "async-split": Case("primed", {**SPLIT, "postproc": squared}, "async"),
 }
-for name in ("counted", "batched", "agents_in_a_grid", "cat-last", "mode", "split-cat", "lengths-last"):
-    CASES[f"sync-{name}"] = replace(CASES[f"sync-{name}"], tier="ci")
+# What `make test` leaves to CI, beside the sync cases that are not of these.
+SMOKE_SYNC = ("sync-primed", "sync-serial", "sync-cat", "sync-keywords", "sync-reset_at_each_iter", "sync-lengths")
+IN_CI = {"parallel", "walk-compile_policy", "serial-split-max_frames_per_traj", "serial-rounded"}
+IN_CI |= {name for name, case in CASES.items() if case.kind == "sync" and name not in SMOKE_SYNC}
 
 # --- both sides ---
 

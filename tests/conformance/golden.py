@@ -61,8 +61,9 @@ def assert_same(case, theirs, ours, ours_alone=frozenset({OURS_ALONE})):
     """The same batches, entry by entry; trajectory ids are the same but for their numbers."""
     names = not case.splits and case.storage is None
     if case.splits:
-        # TorchRL orders rows and names dimensions now so, now otherwise.
+        # TorchRL does not name the time everywhere, and orders rows otherwise. The README says so.
         assert {tuple(batch.names) for batch in theirs} <= {(None, None), (None, "time")}
+        assert not ours_alone or {tuple(batch.names) for batch in ours} == {(None, "time")}
         theirs, ours = (list(map(in_order, batches)) for batches in (theirs, ours))
     assert len(theirs) == len(ours) > 0
     for number, (a, b) in enumerate(zip(theirs, ours, strict=True)):

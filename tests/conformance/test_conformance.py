@@ -24,9 +24,9 @@ pytest.importorskip("torchrl", reason="needs the torchrl extra")
 import golden
 import record
 import torchrl.collectors as peers
-from cases import CASES, PUSH, WALK, WORLDS, Case, ours, theirs
+from cases import CASES, IN_CI, PUSH, WALK, WORLDS, Case, ours, theirs
 from golden import assert_alike, assert_same, load
-from tensordict.nn import NormalParamExtractor, ProbabilisticTensorDictModule, ProbabilisticTensorDictSequential
+from tensordict.nn import NormalParamExtractor
 from tensordict.nn import TensorDictModule as Module
 from tensordict.nn import TensorDictSequential as Sequence
 from torch import nn
@@ -60,7 +60,7 @@ def recorded(name):
 
 def of(kind):
     return [
-        pytest.param(name, marks=[pytest.mark.ci] if case.tier == "ci" else [])
+        pytest.param(name, marks=[pytest.mark.ci] if name in IN_CI else [])
         for name, case in CASES.items()
         if case.kind == kind
     ]
@@ -149,31 +149,6 @@ def test_torchrls_distributed_collector_gives_what_is_recorded(tmp_path):
     assert compared >= 2
 
 
-def waiting():
-    return torchrlenvs.TransformedEnv(torchrlenvs.walking(), torchrlenvs.Waits())
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("dim", ["stack", -1])
-def test_parts_are_cut_short_as_in_torchrl(dim):
-    frames = {"frames_per_batch": 40, "total_frames": 40, "cat_results": dim, "preemptive_threshold": 0.5}
-    batches = []
-    for library in LIBRARIES:
-        collector = library.MultiSyncCollector([torchrlenvs.walking, waiting], WALK.policy(), **frames)
-        batches += [batch.clone() for batch in collector]
-        collector.shutdown()
-    if dim == -1:
-        assert batches[0].names == batches[1].names
-        assert all(20 < batch.numel() < 40 for batch in batches)
-        return
-    assert_alike(WALK, *batches)
-    for batch in batches:
-        mask = batch[golden.MASK]
-        assert mask[0].all()
-        assert 1 <= mask[1].sum() < 20
-        assert torch.equal(batch[golden.TRAJ_IDS] < 0, ~mask)
-
-
 # --- exploration ---
 
 
@@ -190,13 +165,10 @@ def test_random_frames_have_zeros_for_what_the_policy_writes():
 
 
 def gaussian(distribution):
+    keys = ["loc", "scale"]
     torch.manual_seed(3)
-    head = nn.Sequential(nn.Linear(3, 2), NormalParamExtractor())
-    bounds = {} if distribution is torch.distributions.Normal else {"low": -2.0, "high": 2.0}
-    sampling = ProbabilisticTensorDictModule(
-        ["loc", "scale"], ["action"], distribution_class=distribution, distribution_kwargs=bounds, return_log_prob=True
-    )
-    return ProbabilisticTensorDictSequential(Module(head, ["observation"], ["loc", "scale"]), sampling)
+    head = Module(nn.Sequential(nn.Linear(3, 2), NormalParamExtractor()), ["observation"], keys)
+    return ProbabilisticActor(head, in_keys=keys, distribution_class=distribution, return_log_prob=True)
 
 
 def categorical():
@@ -222,18 +194,15 @@ normal, tanh_normal = (partial(gaussian, each) for each in (torch.distributions.
 
 # Their draws are not the same on every machine.
 @pytest.mark.ci
+@pytest.mark.parametrize("kind", ["RANDOM", "DETERMINISTIC"])
 @pytest.mark.parametrize(
-    ("world", "policy", "kind"),
+    ("world", "policy"),
     [
-        ("push", normal, "RANDOM"),
-        ("push", normal, "DETERMINISTIC"),
-        ("push", tanh_normal, "RANDOM"),
-        ("push", tanh_normal, "DETERMINISTIC"),
-        ("one_hot", categorical, "RANDOM"),
-        ("one_hot", categorical, "MODE"),
-        ("one_hot", epsilon_greedy, "RANDOM"),
-        ("one_hot", epsilon_greedy, "MODE"),
-        ("push", noisy, "RANDOM"),
+        ("push", normal),
+        ("push", tanh_normal),
+        ("one_hot", categorical),
+        ("one_hot", epsilon_greedy),
+        ("push", noisy),
     ],
 )
 def test_policies_of_torchrl_explore_as_there(world, policy, kind):
@@ -251,11 +220,9 @@ def test_policies_of_torchrl_explore_as_there(world, policy, kind):
 )
 def test_a_distribution_without_that_action(world, policy, kind, message, library):
     with pytest.raises((RuntimeError, TypeError, ShapeError), match=message if library is collectx else ""):
-        next(
-            library.Collector(
-                WORLDS[world].make, policy(), frames_per_batch=16, exploration_type=ExplorationType[kind]
-            ).iterator()
-        )
+        library.Collector(
+            WORLDS[world].make, policy(), frames_per_batch=16, exploration_type=ExplorationType[kind]
+        ).next()
 
 
 # --- replay buffers, weights and seeds ---
@@ -288,12 +255,12 @@ def test_the_weights_of_a_state_act(library):
 
 @pytest.mark.parametrize("library", LIBRARIES)
 @pytest.mark.parametrize(
-    ("world", "keywords"), [("counted", {"reset_when_done": False}), ("counted", {"max_frames_per_traj": 5})]
+    ("message", "keywords"),
+    [("reset_when_done", {"reset_when_done": False}), ("step_count", {"max_frames_per_traj": 5})],
 )
-def test_both_refuse(library, world, keywords):
-    message = "reset_when_done" if "reset_when_done" in keywords else "step_count"
+def test_both_refuse(library, message, keywords):
     with pytest.raises((ValueError, TypeError, ConfigError), match=message):
-        library.Collector(WORLDS[world].make, WALK.policy(), frames_per_batch=20, **keywords)
+        library.Collector(torchrlenvs.counted, WALK.policy(), frames_per_batch=20, **keywords)
 
 
 # --- on purpose otherwise; see the table in the README ---
@@ -321,11 +288,6 @@ def test_unlike_torchrl_total_frames_must_divide():
     collector.shutdown()
     with pytest.raises(ConfigError, match="total_frames=50 is not a multiple"):
         collectx.Collector(WALK.make, WALK.policy(), **frames)
-
-
-def test_unlike_torchrl_split_batches_name_their_time():
-    assert {tuple(batch.names) for batch in recorded("walk-split")} == {(None, None)}
-    assert {tuple(batch.names) for batch in ours(CASES["walk-split"])} == {(None, "time")}
 
 
 def versions(library, name, key):

@@ -70,23 +70,25 @@ def assert_true_frames(data):
 
 
 class Learning:
-    """Checks the batches of a collector, and that their rewards are higher in the end. At random they are 0.4 in the
-    mean, at best 0.7."""
+    """Checks the batches of a collector, and that their rewards are higher in the end: 0.8 in the mean, where they
+    are 0.3 at random."""
 
     def __init__(self, collector, num_batches):
         self.collector, self.num_batches = collector, num_batches
         self.rewards = []
 
     def __iter__(self):
-        for data in self.collector:
-            assert_true_frames(data)
-            self.rewards.append(data["next", "reward"].mean().item())
-            yield data
-        self.collector.shutdown()
+        try:
+            for data in self.collector:
+                assert_true_frames(data)
+                self.rewards.append(data["next", "reward"].mean().item())
+                yield data
+        finally:
+            self.collector.shutdown()
         assert len(self.rewards) == self.num_batches
         quarter = self.num_batches // 4
         first, last = (torch.tensor(some).mean() for some in (self.rewards[:quarter], self.rewards[-quarter:]))
-        assert last > first + 0.1, self.rewards
+        assert last > first + 0.2, self.rewards
 
 
 def descend(loss, optimizer):

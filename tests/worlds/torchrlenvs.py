@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from functools import partial
 
 import torch
@@ -30,10 +29,19 @@ from worlds import walk
 # Short, so that episodes end within a batch.
 cartpole = partial(GymEnv, "CartPole-v1", max_episode_steps=9, categorical_action_encoding=True)
 pendulum = partial(GymEnv, "Pendulum-v1", max_episode_steps=9)
-# The numbers of these are the same on every machine.
-one_hot = partial(GymEnv, walk.ID, max_episode_steps=6)
-walking = partial(one_hot, categorical_action_encoding=True)
-pushing = partial(GymEnv, walk.CONTINUOUS, max_episode_steps=6)
+
+
+# The numbers of these are the same on every machine. By functions, so that a process imports `walk` for its id.
+def one_hot(**kwargs):
+    return GymEnv(walk.ID, max_episode_steps=6, **kwargs)
+
+
+def walking():
+    return one_hot(categorical_action_encoding=True)
+
+
+def pushing():
+    return GymEnv(walk.CONTINUOUS, max_episode_steps=6)
 
 
 def counted():
@@ -244,11 +252,3 @@ class Hooked(Transform):
 
 def hooked():
     return TransformedEnv(walking(), Hooked())
-
-
-class Waits(Transform):
-    """So long that the other worker is done before the second step."""
-
-    def _step(self, data, after):
-        time.sleep(0.2)
-        return after

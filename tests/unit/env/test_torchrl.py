@@ -73,37 +73,6 @@ def test_random_actions_respect_the_mask_of_their_step():
             assert batch["action_mask"].gather(-1, batch["action"][..., None]).all()
 
 
-def test_every_key_of_the_env_is_a_leaf_of_the_batch():
-    with Collector(torchrlenvs.ManyKeys, frames_per_batch=30, total_frames=60) as collector:
-        batch = list(collector)[1]
-    assert batch["pixels"].dtype == torch.uint8
-    assert batch["next", "deep", "double"].dtype == torch.float64
-    assert batch["agent", "move"].dtype == torch.bool
-    assert batch["next", "only_root"].unique(dim=0).tolist() == [[3.0, 4.0]]
-    step = batch["pixels"][:, 0, 0, 0].long()
-    assert torch.equal(batch["next", "pixels"][:, 0, 0, 0].long(), step + 1)
-    assert torch.equal(batch["next", "done"][:, 0], step == 5)
-    assert torch.equal(batch["next", "terminated"], batch["next", "done"])
-    assert torch.equal(step[1:], (step[:-1] + 1) % 6)
-    torch.testing.assert_close(
-        batch["next", "reward"][:, 0], batch["agent", "move"].long().argmax(-1) + batch["agent", "push"].sum(-1)
-    )
-
-
-@pytest.mark.parametrize("make", [torchrlenvs.batched, torchrlenvs.serial, torchrlenvs.counted_serial])
-def test_only_the_envs_that_ended_are_reset(make):
-    with Collector(make, frames_per_batch=90, total_frames=180) as collector:
-        batch = torch.cat(list(collector), -1)
-    key = ("nested", "counts") if make is torchrlenvs.batched else "observation"
-    done = batch["next", "done"][:, :-1, 0]
-    same = (batch[key][:, 1:] == batch["next"][key][:, :-1]).all(-1)
-    assert torch.equal(same, ~done)
-    assert 0 < done.sum() < done.numel() / 3
-    assert (done.sum(0) < 3).any()
-    ids = batch["collector", "traj_ids"]
-    assert torch.equal(ids[:, 1:] != ids[:, :-1], done)
-
-
 def test_a_serial_env_is_stepped_env_by_env_and_seeded_so():
     envs = split(torchrlenvs.serial())
     assert [env.batch_size for env in envs] == [()] * 3

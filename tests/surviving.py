@@ -14,10 +14,10 @@ RELAY = replace(ways.GLOO_ASYNC, name="relay")
 
 
 def collector(way, mode, fault, lives=1, log=None, **knobs):
-    """Of three workers with three envs each. Worker 1 fails in each of its first `lives` lives."""
+    """Of three workers with three envs. Worker 1 fails in its first `lives` lives, when it has delivered some batches."""
     env = 3
     if way is RELAY:
-        env, knobs["num_workers_per_collector"] = 9, 2
+        env, knobs = 9, knobs | {"num_workers": 2, "num_workers_per_collector": 2}
     if fault == "stopped":
         knobs["worker_timeout_s"] = 5.0
     shape = {"num_workers": 3, "frames_per_batch": 90, "total_frames": -1}

@@ -79,8 +79,8 @@ class FaultyEnv(gymnasium.Env):
 
 
 class FailingPolicy(nn.Module):
-    """Acts on counting envs; fails in the third episode of the env of global index `env`, in each of its worker's first
-    `lives` lives."""
+    """Acts on counting envs; fails in the 20th episode of the env of global index `env`, in each of the first
+    `lives` lives of its worker."""
 
     def __init__(self, fault: str, env: int, lives: int = 1):
         super().__init__()
@@ -89,7 +89,7 @@ class FailingPolicy(nn.Module):
     def forward(self, observation):
         for env, episode, step in observation[:, :3].tolist():
             life, episode = divmod(episode, LIFE)
-            if (env, episode, step) == (self._env, 2, 3) and life < self._lives:
+            if (env, episode, step) == (self._env, 19, 3) and life < self._lives:
                 pull_the_lever(self._fault)
         return torch.zeros(len(observation), dtype=torch.int64)
 

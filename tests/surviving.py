@@ -14,7 +14,7 @@ RELAY = replace(ways.GLOO_ASYNC, name="relay")
 
 
 def collector(way, mode, fault, lives=1, log=None, **knobs):
-    """Of three workers with three envs. Worker 1 fails in its first `lives` lives, some batches after its start."""
+    """Three workers with three envs. Worker 1 fails in its first `lives` lives, when it has delivered some batches."""
     env = 3
     if way is RELAY:
         env, knobs = 9, knobs | {"num_workers": 2, "num_workers_per_collector": 2}

@@ -182,7 +182,7 @@ def test_those_of_torchrl_and_with_processes_of_their_own_run(name):
                 yield batch
 
     cls = {"one": Theirs, "async": DoublingAsync, "sync": collectors.MultiSyncCollector}[name]
-    inner = {} if name == "one" else {"num_workers_per_collector": 2}
+    inner = {} if name == "one" else {"num_workers": 1, "num_workers_per_collector": 2}
     policy = TensorDictModule(Always(0), ["observation"], ["action"])
     with start(cls, ways.GLOO_SYNC, torchrlenvs.cartpole, policy, max_frames_per_traj=5, **inner) as collector:
         batches = [next(collector) for _ in range(4)]
@@ -193,7 +193,8 @@ def test_those_of_torchrl_and_with_processes_of_their_own_run(name):
         while batches[-1][VERSION].min() < version and len(batches) < 200:
             batches.append(next(collector))
         batches.append(next(collector))
-    assert {batch.batch_size for batch in batches} == {torch.Size([2, 2, 20] if name == "sync" else [2, 40])}
+    size = {"one": [2, 40], "async": [1, 80], "sync": [1, 2, 40]}[name]
+    assert {batch.batch_size for batch in batches} == {torch.Size(size)}
     # Each says which of its batches had which weights.
     for batch in batches:
         assert batch["action"].unique().tolist() == [int(batch[VERSION].min() >= version)]

@@ -33,6 +33,7 @@ def test_a_package_of_an_env(monkeypatch, text, message):
 
 
 def test_a_package_of_a_name(monkeypatch):
-    monkeypatch.setitem(sys.modules, "torchrl", None)
+    for name in ("torchrl", "torchrl.envs"):  # another test may have imported them
+        monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(ConfigError, match=r"torchrl.*pip install 'collectx\[torchrl\]'$"):
         resolve("torchrl.envs:GymEnv", "env.target")

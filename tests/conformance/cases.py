@@ -307,8 +307,9 @@ CASES = {
     "sync-init_random_frames": Case("one_hot", {"init_random_frames": 40}, "sync", random=3),
     "sync-lengths": Case("walk", {"frames_per_batch": [12, 20], "cat_results": 0}, "sync"),
     "sync-lengths-last": Case("serial", {"frames_per_batch": [36, 60], "total_frames": 288, "cat_results": -1}, "sync"),
+    "async-primed": Case("primed", kind="async"),
     # In buffers that TorchRL uses again, `set_truncated` does not set `done`.
-    "async": Case("primed", {**MAX, "set_truncated": True, "use_buffers": False}, "async"),
+    "async-set_truncated": Case("primed", {**MAX, "set_truncated": True, "use_buffers": False}, "async"),
     "async-split": Case("primed", {**SPLIT, "postproc": squared}, "async"),
 }
 # What `make test` leaves to CI, beside the sync cases that are not of these.
@@ -389,7 +390,7 @@ class ResetTwice:
 
 def _collect(case, construct, count=None):
     steps = case.of.size * (16 if case.kind == "single" else 32)
-    frames = {"frames_per_batch": steps, "total_frames": -1 if case.kind == "async" else 3 * steps}
+    frames = {"frames_per_batch": steps, "total_frames": -1 if case.kind == "async" and count is None else 3 * steps}
     buffer = None
     if case.storage is not None:
         frames["total_frames"] = 2 * steps

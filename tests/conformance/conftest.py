@@ -1,4 +1,4 @@
-"""Puts this folder on the import path, for `conforming`."""
+"""Puts this folder on the import path, for `cases`, `golden` and `record`."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ def _parameters(function):
 
 def _distributed(kind, port, path):
     """Three batches of whatever worker comes first."""
-    case = CASES["sync-primed" if kind == "sync" else "async"]
+    case = CASES[f"{kind}-primed"]
     make = partial(getattr(torchrl.collectors.distributed, DISTRIBUTED[kind]), launcher="mp", tcp_port=int(port))
     golden.save(path, theirs(case, make, count=3))
     os._exit(0)

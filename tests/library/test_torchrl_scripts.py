@@ -175,8 +175,8 @@ def test_sac(library):
     target = SoftUpdate(loss_module, eps=0.95)
     optimizer = torch.optim.Adam(loss_module.parameters(), 3e-3)
     buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(5000), batch_size=64)
-    collector = collectors.MultiAsyncCollector([continuous] * 2, actor, frames_per_batch=100, total_frames=4000)
-    for data in Learning(collector, 40):
+    collector = collectors.MultiAsyncCollector([continuous] * 2, actor, frames_per_batch=100, total_frames=2800)
+    for data in Learning(collector, 28):
         buffer.extend(data)
         for _ in range(8):
             losses = loss_module(buffer.sample())

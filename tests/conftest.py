@@ -58,10 +58,10 @@ def pytest_collection_modifyitems(config, items):
         # Workers get what a test module defines by value and do not import the module, nor pytest with it.
         cloudpickle.register_pickle_by_value(module)
     wanted = config.getoption("--tier")
-    others = [item for item in items if wanted not in ("all", tier_of(item))]
-    if others:
-        config.hook.pytest_deselected(items=others)
-        items[:] = [item for item in items if wanted in ("all", tier_of(item))]
+    if wanted != "all":
+        tiers = [tier_of(item) for item in items]
+        config.hook.pytest_deselected(items=[item for item, tier in zip(items, tiers, strict=True) if tier != wanted])
+        items[:] = [item for item, tier in zip(items, tiers, strict=True) if tier == wanted]
 
 
 @pytest.fixture(scope="session", autouse=True)

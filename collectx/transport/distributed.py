@@ -256,10 +256,10 @@ class DistributedTransport:
 
     def _take(self, peer: _Peer, message: bytes) -> None:
         kind, describe = message[:1], self._switchboard.describe
+        if kind == wire.HAVE:
+            self._publication.arrived(peer.worker)
+            return
         try:
-            if kind == wire.HAVE:
-                self._publication.arrived(peer.worker)
-                return
             if kind == wire.FULL:
                 said: Any = wire.unpack_full(message)
             else:

@@ -1,8 +1,9 @@
-"""Runs as SLURM jobs: scripts, arrays, refusals, a second start, Ctrl-C. Real jobs: tests/system, tests/slurm."""
+"""Runs as SLURM jobs: scripts, arrays, refusals, a second start, Ctrl-C. Real jobs: tests/slurm."""
 
 from __future__ import annotations
 
 import shutil
+import signal
 import sys
 import time
 from pathlib import Path
@@ -125,27 +126,30 @@ def test_options_that_collectx_sets_are_refused():
 
 
 @pytest.mark.parametrize(
-    ("signal", "answer", "state"),
+    ("number", "answer", "state"),
     [
-        (KeyboardInterrupt, None, "CANCELLED"),
-        (KeyboardInterrupt, "y", "CANCELLED"),
-        (KeyboardInterrupt, "n", "RUNNING"),
-        (follow.Terminated, "n", "CANCELLED"),
+        (signal.SIGINT, None, "CANCELLED"),  # without a terminal
+        (signal.SIGINT, "y", "CANCELLED"),
+        (signal.SIGINT, "n", "RUNNING"),
+        (signal.SIGTERM, "n", "CANCELLED"),
     ],
-    ids=["no_terminal", "yes", "no", "sigterm"],
 )
-def test_an_interruption_cancels_unless_the_user_says_no(queue, monkeypatch, signal, answer, state):
+def test_an_interruption_cancels_unless_the_user_says_no(queue, monkeypatch, capsys, number, answer, state):
     def interrupted(seconds: float) -> None:
         if "RUNNING" in queue.states.values():
-            raise signal
+            signal.raise_signal(number)
 
+    questions = []
     monkeypatch.setattr(follow, "time", SimpleNamespace(monotonic=time.monotonic, sleep=interrupted))
     monkeypatch.setattr(sys, "stdin", SimpleNamespace(isatty=lambda: answer is not None))
-    monkeypatch.setattr("builtins.input", lambda question: answer)
+    monkeypatch.setattr("builtins.input", lambda question: questions.append(question) or answer)
     done = start("seed=2")
     assert [ended.status for ended in done.results] == ["interrupted"]
     assert queue.states == {"100": state}
     assert done.left == (state == "RUNNING")
+    assert ("look in later: collectx status" in capsys.readouterr().out) == done.left
+    is_asked = number == signal.SIGINT and answer is not None
+    assert ["cancel job 100? y cancels" in question for question in questions] == [True] * is_asked
 
 
 def test_an_interruption_before_jobs_are_followed_leaves_no_job(queue, monkeypatch):

@@ -87,12 +87,8 @@ def obstacle() -> str | None:
 
 
 class Cluster(Machines):
-    """A context manager: it is up between its begin, which takes some seconds, and its end.
-
-    Attributes:
-        folder: all of it, on a file system that all machines share; gone at the end.
-        shared: a folder for the user of the cluster, in it.
-    """
+    """A context manager: it is up between its begin, which takes some seconds, and its end. `shared` is a folder for
+    its user, which all machines see."""
 
     def __init__(self) -> None:
         self._temporary = tempfile.TemporaryDirectory(prefix="collectx-slurm-", ignore_cleanup_errors=True)
@@ -140,8 +136,6 @@ class Cluster(Machines):
         wait_until(lambda: not self.jobs(), 60, "cancelled jobs to end")
         wait_until(lambda: all(self._is_back(node) and self.state(node) == "idle" for node in self.nodes), 60, "idle")
 
-    # What SLURM says.
-
     def state(self, node: str) -> str:
         """Of a node, in SLURM's word, as in `idle` or `down*` (the star: it does not answer)."""
         return self.login(["sinfo", "--noheader", "--partition=train", f"--nodes={node}", "--format=%T"]).strip()
@@ -157,8 +151,6 @@ class Cluster(Machines):
     def jobs(self) -> list[str]:
         """Numbers of the jobs that have not ended."""
         return self.squeue("--format=%i")
-
-    # The inside.
 
     def _bring_up(self) -> None:
         for name in ("etc", "log", "state", "spool", "shared"):

@@ -6,14 +6,12 @@ from __future__ import annotations
 
 import sys
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 _HERE = Path(__file__).parent
-if str(_HERE) not in sys.path:
-    sys.path.insert(0, str(_HERE))
+sys.path.insert(0, str(_HERE))
 
 from cluster import Cluster, obstacle  # noqa: E402
 from running import SMALL, Run  # noqa: E402
@@ -54,15 +52,16 @@ def tmp_path(cluster):
 @pytest.fixture
 def run(cluster, tmp_path):
     """`run(*overrides)` starts the command `collectx run`; it is killed at the end if it is still running."""
-    started: list[Run] = []
+    started = []
 
-    def start(*overrides: str, prefix: Sequence[str] = ()) -> Run:
+    def start(*overrides, prefix=()):
         started.append(Run(cluster, tmp_path, overrides, prefix))
         return started[-1]
 
     yield start
     for each in started:
-        each.kill()
+        each.process.kill()
+        each.process.wait()
 
 
 @pytest.fixture(scope="session")

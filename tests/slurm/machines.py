@@ -25,7 +25,6 @@ from pathlib import Path
 from typing import Any
 
 HEAD = "head"
-_BOOT_TIMEOUT_S = 30
 _TO_DIE_WITH_THIS = ["setpriv", "--pdeathsig", "KILL", "--"]
 _UNSHARE = [*_TO_DIE_WITH_THIS, "unshare", "--net", "--uts", "--ipc", "--mount", "--pid", "--fork", "--kill-child"]
 
@@ -62,16 +61,8 @@ TRIAL = [
 
 
 class Machines:
-    """The head and the nodes of the cluster in `folder`, which all machines see.
-
-    Args:
-        shared: other folders that all machines see, where they are under /tmp.
-        environment: of all processes.
-
-    Attributes:
-        nodes: their names, n1 and so on.
-        broken: those with a fault, until they are booted again.
-    """
+    """The head and the nodes of the cluster in `folder`, which all machines see, as they do the folders `shared`, also
+    where those are under /tmp. `broken` are the nodes with a fault, until they are booted again."""
 
     def __init__(self, folder: Path, num_nodes: int, shared: list[Path], environment: dict[str, str]):
         self.folder = folder
@@ -85,8 +76,6 @@ class Machines:
         self._inits: dict[str, int] = {}
         self._parents: dict[str, subprocess.Popen] = {}
 
-    # Commands.
-
     def start(
         self, argv: list[str], machine: str | None = None, cwd: Path | None = None, **options: Any
     ) -> subprocess.Popen:
@@ -98,12 +87,8 @@ class Machines:
         return subprocess.Popen(command, env=self._environment, **({"stdin": subprocess.DEVNULL} | options))
 
     def login(self, argv: list[str], timeout: float = 60, check: bool = True, **options: Any) -> str:
-        """Runs a command as `start` does, and returns its standard output.
-
-        Args:
-            timeout: seconds, then it is killed and `subprocess.TimeoutExpired` raised.
-            check: raise on a bad exit status, with what the command wrote.
-        """
+        """Runs a command as `start` does, and returns its standard output. Raises RuntimeError, with what the command
+        wrote, on a bad exit status, unless `check` is false."""
         with self.start(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options) as process:
             try:
                 output, errors = process.communicate(timeout=timeout)
@@ -157,8 +142,6 @@ class Machines:
         chosen = "32768-60999"
         self._in_net(node, f"ip rule add pref 10 iif eth0 ipproto tcp sport {chosen} dport {chosen} blackhole")
 
-    # Start.
-
     def boot(self, name: str) -> None:
         """Starts a machine and connects it; the head first."""
         log, address = self.folder / "log" / f"{name}.out", self.addresses[name]
@@ -175,15 +158,15 @@ class Machines:
             )
         assert parent.stdout is not None
         with parent.stdout as output:
-            if not select.select([output], [], [], _BOOT_TIMEOUT_S)[0] or output.readline() != b"booted\n":
+            if not select.select([output], [], [], 30)[0] or output.readline() != b"booted\n":
                 parent.kill()
                 raise RuntimeError(f"machine {name} did not boot: {log.read_text().strip()}")
         init = Path(f"/proc/{parent.pid}/task/{parent.pid}/children").read_text().split()[0]
         self._inits[name], self._parents[name] = int(init), parent
         self.broken.discard(name)
         if name == HEAD:
-            self._in_net(HEAD, f"ip link add eth0 type bridge && ip addr add {address}/24 dev eth0")
-            self._in_net(HEAD, "ip link set eth0 up")
+            bridge = f"ip link add eth0 type bridge && ip addr add {address}/24 dev eth0 && ip link set eth0 up"
+            self._in_net(HEAD, bridge)
             return
         # Always the same: the others remember by which hardware address a machine is reached, also after a reboot.
         hardware = "02:00:" + ":".join(f"{int(part):02x}" for part in address.split("."))

@@ -58,16 +58,8 @@ def nightly(*values: Any):
 
 
 class Run:
-    """A started command.
-
-    Args:
-        cwd: where it starts; all nodes see it.
-        overrides: of its configuration.
-        prefix: a command that runs it, as srun does.
-
-    Attributes:
-        files: the run folder.
-    """
+    """A started `collectx run OVERRIDES` in the folder `cwd`, which all nodes see; the command `prefix` runs it, as
+    srun does. `files` is its run folder."""
 
     def __init__(self, cluster: Cluster, cwd: Path, overrides: Sequence[str], prefix: Sequence[str]):
         (cwd / "watcher.py").write_text(_WATCHER)
@@ -94,10 +86,6 @@ class Run:
         self.process.send_signal(number)
         assert self.finish() == 130, self.output
 
-    def kill(self) -> None:
-        self.process.kill()
-        self.process.wait()
-
     @property
     def output(self) -> str:
         """What the command has printed so far."""
@@ -109,7 +97,7 @@ class Run:
 
     @property
     def num_batches(self) -> int:
-        """That have been delivered so far."""
+        """Of those that have been delivered so far."""
         return len(list(self.files.read_metrics()))
 
     def events(self, name: str) -> list[dict[str, Any]]:
@@ -137,7 +125,7 @@ class Run:
             wait_until(is_decided, _LONG_S, what)
             assert condition(), f"the command ended before {what}"
         except (AssertionError, TimeoutError) as error:
-            self.kill()
+            self.process.kill()
             logs = [self.cwd / "output.txt", *sorted(self.files.logs.glob("*.log"))]
             ends = [f"--- {log}:\n{log.read_text(errors='replace')[-1500:]}" for log in logs]
             raise AssertionError("\n".join([str(error), *ends])) from None

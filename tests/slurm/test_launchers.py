@@ -25,7 +25,6 @@ def test_batches_are_those_of_a_local_run(cluster, run, digest, launcher, backen
     started = run(*SMALL, *LAUNCHERS[launcher], *backend)
     assert started.finish() == 0, started.output
     assert started.result["status"] == "completed"
-    assert started.result["frames"] == 10_000
     assert started.result["digest"] == digest
     joined = started.events("worker_joined")
     assert {event["worker"] for event in joined} == {0, 1}
@@ -82,10 +81,10 @@ def test_equal_points_are_one_array_that_is_followed_by_nobody(cluster, run):
     assert started.finish() == 0, started.output
     first, second = started.jobs
     assert (first.partition("_")[2], second.partition("_")[2]) == ("0", "1")
-    assert "collectx status" in started.output
     started.wait_for_state(first, "RUNNING")
     assert started.status() == ["running", "queued"]
     cluster.login(["scancel", first])
+    started.wait_for_state(first, "CANCELLED")
     started.wait_for_state(second, "RUNNING")
     assert started.status() == ["interrupted", "running"]
     # The node of its trainer. Whether SLURM tells the trainer to end before it is killed is not defined.

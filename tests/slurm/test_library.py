@@ -79,8 +79,7 @@ if __name__ == "__main__":
 @pytest.mark.nightly
 @pytest.mark.parametrize(("framework", "collector"), [("distributed", "DistributedCollector"), ("rpc", "RPCCollector")])
 def test_a_script_and_its_workers_are_submitted_together(cluster, tmp_path, framework, collector):
-    values = {"NUM_JOBS": 2, "FRAMEWORK": framework, "COLLECTOR": collector}
-    assert "frames 200\n" in _play(cluster, tmp_path, _DELAYED, **values)
+    assert "frames 200\n" in _play(cluster, tmp_path, _DELAYED, NUM_JOBS=2, FRAMEWORK=framework, COLLECTOR=collector)
     (folder,) = tmp_path.glob("outputs/*/*")
     joined = [event for event in RunFolder(folder).read_events() if event["event"] == "worker_joined"]
     assert [event["host"] for event in joined] == ["n2", "n2"]

@@ -57,24 +57,18 @@ def test_a_run_is_one_job_with_what_the_launcher_asks_for(queue, capsys):
 
 def start(*lines: str) -> Task:
     """Submits runs of these configurations, and follows those that are not to be left."""
-    wanted = [
-        Wanted(f"point{index}", Path(f"point{index}").absolute(), composed(f"launcher=slurm {line}"))
-        for index, line in enumerate(lines)
-    ]
-    done = Task(["run"], wanted=wanted, sweep=Path.cwd())
+    done = Task(["run"], wanted=[], sweep=Path.cwd())
+    for index, line in enumerate(lines):
+        name = f"point{index}"
+        done.wanted.append(Wanted(name, Path(name).absolute(), composed(f"launcher=slurm {line}")))
     slurm.carry_out(done)
     return done
 
 
 def test_equal_points_are_one_array_and_a_failed_one_is_shown_with_its_traceback(queue, capsys):
-    limit = "launcher.max_parallel=1"
-    lines = [
-        f"{limit} seed=0",
-        f"{limit} seed=1",
-        f"{limit} collector.num_workers=1 seed=0",
-        f"{limit} collector.num_workers=1 seed=3",
-    ]
-    assert [ended.status for ended in start(*lines).results] == ["completed", "failed", "completed", "failed"]
+    points = ["seed=0", "seed=1", "collector.num_workers=1 seed=0", "collector.num_workers=1 seed=3"]
+    done = start(*(f"launcher.max_parallel=1 {point}" for point in points))
+    assert [ended.status for ended in done.results] == ["completed", "failed", "completed", "failed"]
     first, second = queue.scripts
     assert missing(first, "ntasks=3", "array=0-1%1") == missing(second, "ntasks=2", "array=0-1%1") == []
     assert queue.states == {"100_0": "COMPLETED", "100_1": "FAILED", "101_0": "COMPLETED", "101_1": "FAILED"}

@@ -1,6 +1,6 @@
 """From `collectx run launcher=slurm` to the first batch, against a bare `srun python -c "import torch"`; pairs in turn.
 
-Only where a SLURM answers: from a login host, or `python tests/slurm/cluster.py login` on a machine that has none.
+Only where a SLURM answers: from a login host, or in `python tests/slurm/cluster.py bash` on a machine that has none.
 """
 
 from __future__ import annotations

@@ -1,5 +1,4 @@
-"""What collectx makes of SLURM's commands and they of its scripts: with stand-ins of the commands, in this process's
-place of a trainer."""
+"""What collectx makes of SLURM's commands, and a shell of its scripts, with stand-ins for the commands."""
 
 from __future__ import annotations
 
@@ -7,25 +6,18 @@ import os
 import select
 import socket
 import subprocess
-import sys
-from pathlib import Path
 
 import pytest
-from fakecluster import FakeSlurm
 
-from collectx.cli.compose import compose
 from collectx.config import SlurmLauncherConfig
 from collectx.errors import LauncherError
-from collectx.launcher import sbatch, slurm, submitit, submitit_delayed, tasks
+from collectx.launcher import sbatch, slurm, submitit, tasks
 from collectx.launcher.jobs import JobState
 from collectx.launcher.tasks import role
 
 
 def is_readable(handle, timeout_s=100.0):
     return bool(select.select([handle.sentinel], [], [], timeout_s)[0])
-
-
-# --- commands with an answer ---
 
 
 @pytest.fixture
@@ -95,8 +87,6 @@ def test_states_are_of_the_jobs_in_the_argument_that_slurm_knows(command):
     assert [str(state) for state in found.values()] == [text for text in lines.values() if text is not None]
     assert [state.is_over for state in found.values()] == [False, False, True, False, True]
     assert [state.has_started for state in found.values()] == [True, False, True, True, True]
-    command("squeue", 'echo "slurm_load_jobs error: Invalid job id specified" >&2; exit 1')
-    assert sbatch.states(["17"]) == {}
     command("squeue", 'echo "slurm_load_jobs error: Unable to contact slurm controller" >&2; exit 1')
     with pytest.raises(LauncherError, match="Unable to contact"):
         sbatch.states(["17"])
@@ -120,16 +110,6 @@ def test_a_command_has_no_variables_of_the_job_that_calls_it(command, monkeypatc
     assert (variables & {*removed, *kept}) == set(kept)
 
 
-@pytest.mark.ci
-def test_the_batch_script_of_a_job_of_two_parts_is_a_shell_script():
-    cfg = compose(["launcher=submitit_delayed", "collector=multi_async", "launcher.trainer.gpus=1"])
-    text = submitit_delayed.script(Path("/runs/a b"), cfg.launcher, 3, True, 15.0)
-    assert subprocess.run(["bash", "-n"], input=text, text=True).returncode == 0
-
-
-# --- the tasks of a job ---
-
-
 @pytest.fixture
 def folder(tmp_path):
     """A run folder with a blank in its name."""
@@ -143,17 +123,17 @@ def folder(tmp_path):
 def play(folder, rank, python, run=None):
     """Runs a task of the job; its output goes to the job's log. Returns its exit status."""
     environment = os.environ | {"SLURM_PROCID": str(rank), "SLURM_JOB_ID": "100", "run": str(run or folder)}
-    environment.pop("SLURM_RESTART_COUNT", None)
     with open(folder / "logs" / "job.log", "ab") as log:
         return subprocess.run(["bash", "-c", role(python)], env=environment, stdout=log, stderr=log).returncode
 
 
 @pytest.fixture
-def workers(folder):
-    log = folder / "logs"
-    return slurm.Workers(
-        SlurmLauncherConfig(), ["task"], {}, log / "job.log", 0, lambda worker: log / f"worker-{worker}.log"
-    )
+def workers(folder, monkeypatch):
+    """Of a job on three nodes."""
+    monkeypatch.setattr(sbatch, "hostnames", lambda nodes: nodes.split(","))
+    environment = {"SLURM_JOB_ID": "100", "SLURM_JOB_NODELIST": "n1,n2,n3", "SLURM_TASKS_PER_NODE": "2,1(x2)"}
+    cfg, logs = SlurmLauncherConfig(srun={"mpi": "none"}, container=None), folder / "logs"
+    return slurm.Workers(cfg, ["work"], environment, logs / "job.log", 0, lambda worker: logs / f"worker-{worker}.log")
 
 
 @pytest.mark.parametrize(
@@ -166,21 +146,18 @@ def workers(folder):
 )
 def test_a_failed_worker_is_described_with_its_host_and_its_last_words(folder, workers, command, python, how, last):
     lost, other = workers.start(1, 0), workers.start(0, 0)
-    assert workers.describe(1) == f"worker 1 (log: {folder}/logs/worker-1.log)"
     assert play(folder, 2, "/nowhere/python" if python is None else command("python", python)) != 0
     assert is_readable(lost)
-    text = workers.describe(1)
-    assert text.startswith(
-        f"worker 1 (task 2 on {socket.gethostname()} {how}; log: {folder}/logs/worker-1.log, which ends: "
-    )
-    assert last in text
+    where = f"task 2 on {socket.gethostname()} {how}; log: {folder}/logs/worker-1.log"
+    assert workers.describe(1).startswith(f"worker 1 ({where}, which ends: ")
+    assert last in workers.describe(1)
     assert other.exitcode is None
     assert workers.describe(0) == f"worker 0 (log: {folder}/logs/worker-0.log)"
 
 
 def test_a_run_folder_that_the_node_does_not_see_is_named(folder, workers, tmp_path):
     task = workers.start(1, 0)
-    play(folder, 2, sys.executable, run=tmp_path / "elsewhere")
+    play(folder, 2, "true", run=tmp_path / "elsewhere")
     assert is_readable(task)
     assert "a file system that all nodes share (hydra.run.dir)" in workers.describe(1)
 
@@ -193,86 +170,50 @@ def test_the_trainer_leaves_its_status_and_a_worker_that_ends_well_says_nothing(
 
 
 @pytest.mark.parametrize(
-    ("line", "first", "failed"),
+    ("line", "first", "workers", "how"),
     [
-        ("srun: error: n2: task 2: Killed", 1, {1: "task 2 on n2 is gone: srun says 'Killed'"}),
-        ("srun: error: n2: task 1: Killed", 0, {1: "task 2 on n2 is gone: srun says 'Killed'"}),
+        ("srun: error: n2: task 2: Killed", 1, [1], "on n2 is gone: srun says 'Killed'"),
+        ("srun: error: n2: task 1: Killed", 0, [1], "on n2 is gone: srun says 'Killed'"),
         # The trainer, alone on its node in its part of the job.
-        ("srun: error: n1: task 0: Killed", 0, {}),
-        (
-            "srun: error: n3: tasks 3-4: Exited with exit code 2",
-            1,
-            {2: "task 3 on n3 ended with status 2", 3: "task 4 on n3 ended with status 2"},
-        ),
-        (
-            "srun: error: Node failure on n3",
-            1,
-            {n: f"task {n + 1} on n3 is gone: srun says 'Node failure on n3'" for n in (2, 3)},
-        ),
-        ("srun: error: n9: task 2: Killed", 1, {}),
-        ("collectx: task 2 on n2: status 12", 1, {1: "task 2 on n2 ended with status 12"}),
-        ("collectx: task 2 on n2: status", 1, {}),
+        ("srun: error: n1: task 0: Killed", 0, [], ""),
+        ("srun: error: n3: tasks 3-4: Exited with exit code 2", 1, [2, 3], "on n3 ended with status 2"),
+        ("srun: error: Node failure on n3", 1, [2, 3], "on n3 is gone: srun says 'Node failure on n3'"),
+        ("srun: error: n9: task 2: Killed", 1, [], ""),
+        ("collectx: task 2 on n2: status 12", 1, [1], "on n2 ended with status 12"),
+        ("collectx: task 2 on n2: status", 1, [], ""),
     ],
 )
-def test_lines_of_srun_and_of_tasks_in_the_jobs_log(folder, line, first, failed, monkeypatch):
+def test_whole_lines_of_srun_and_of_tasks_in_the_jobs_log(folder, line, first, workers, how, monkeypatch):
     monkeypatch.setattr(sbatch, "hostnames", lambda nodes: [nodes])
+    monkeypatch.setattr(tasks, "_POLL_S", 0.001)
     log = folder / "logs" / "job.log"
     log.write_text("collectx: task 1 on n0: status 1\n")
     watcher = tasks.Tasks(log, log.stat().st_size, lambda: ["n0", "n2", "n3", "n3", "n0"], first)
     handles = [watcher.watch(worker) for worker in range(5)]
     with open(log, "a") as file:
-        # The last line is understood after the first.
-        file.write(f"{line}\ncollectx: task 5 on n0: status 1\n")
-    assert is_readable(handles[4])
-    assert {worker: str(handle) for worker, handle in enumerate(handles[:4]) if handle.exitcode} == failed
-
-
-def test_half_a_line_is_not_understood(folder, monkeypatch):
-    monkeypatch.setattr(tasks, "_POLL_S", 0.001)
-    task = tasks.Tasks(folder / "logs" / "job.log", 0, lambda: ["n1"], 1).watch(0)
-    with open(folder / "logs" / "job.log", "a") as file:
-        file.write("collectx: task 1 on n1: status 12")
+        # The last line is understood after the first, and not before its end.
+        file.write(f"{line}\ncollectx: task 5 on n0: status 12")
         file.flush()
-        assert not is_readable(task, 0.1)
+        assert not is_readable(handles[4], 0.05)
         file.write("7\n")
-    assert is_readable(task)
-    assert task.exitcode == 127
+    assert is_readable(handles[4])
+    assert handles[4].exitcode == 127
+    failed = {worker: str(handle) for worker, handle in enumerate(handles[:4]) if handle.exitcode}
+    assert failed == {worker: f"task {worker + 1} {how}" for worker in workers}
 
 
-# --- steps and states, with a scheduler ---
-
-
-@pytest.fixture
-def fake(monkeypatch, tmp_path):
-    cluster = FakeSlurm(tmp_path / "slurm", monkeypatch)
-    monkeypatch.setenv("FAKESLURM_JOB", "100")  # as in a task of job 100
-    yield cluster
-    cluster.close()
-
-
-@pytest.mark.ci
 @pytest.mark.parametrize(
     ("counts", "nodes"),
-    [
-        ("1", ["n1"]),
-        ("2,1", ["n1", "n1", "n2"]),
-        ("1(x3)", ["n1", "n2", "n3"]),
-        ("2(x2),1", ["n1", "n1", "n2", "n2", "n3"]),
-    ],
+    [("1", "n1"), ("2,1", "n1 n1 n2"), ("1(x3)", "n1 n2 n3"), ("2(x2),1", "n1 n1 n2 n2 n3")],
 )
-def test_the_node_of_every_task(fake, counts, nodes):
-    assert slurm.layout({"SLURM_JOB_NODELIST": "n1,n2,n3", "SLURM_TASKS_PER_NODE": counts}) == nodes
+def test_the_node_of_every_task(command, counts, nodes):
+    command("scontrol", '[ "$*" = "show hostnames n[1-3]" ] && echo "n1 n2 n3"')
+    assert slurm.layout({"SLURM_JOB_NODELIST": "n[1-3]", "SLURM_TASKS_PER_NODE": counts}) == nodes.split()
 
 
-@pytest.mark.ci
-def test_a_worker_is_restarted_on_its_node_or_on_the_next_that_is_up(fake, monkeypatch, tmp_path):
+def test_a_worker_is_restarted_on_its_node_or_on_the_next_that_is_up(workers, monkeypatch):
     starts = []
     monkeypatch.setattr(slurm, "Step", lambda command, log: starts.append(command()))
-    environment = {"SLURM_JOB_ID": "100", "SLURM_JOB_NODELIST": "n1,n2,n3", "SLURM_TASKS_PER_NODE": "2,1(x2)"}
-    cfg = SlurmLauncherConfig(srun={"mpi": "none"}, container=None)
-    workers = slurm.Workers(
-        cfg, ["python", "-m", "task"], environment, tmp_path / "job.log", 0, lambda worker: tmp_path
-    )
 
     def nodes():
         starts.clear()
@@ -284,7 +225,7 @@ def test_a_worker_is_restarted_on_its_node_or_on_the_next_that_is_up(fake, monke
     assert nodes() == ["n2", "n3", "n1", "n2"]
     assert starts[0][0] == "srun"
     assert {"--jobid=100", "--overlap", "--ntasks=1", "--mpi=none"} <= set(starts[0])
-    assert starts[0][-4:] == ["python", "-m", "task", "1"]
+    assert starts[0][-2:] == ["work", "1"]
     monkeypatch.setattr(slurm, "is_up", lambda host: host != "n2")
     assert nodes() == ["n3", "n3", "n1", "n3"]
 
@@ -294,41 +235,30 @@ def test_a_host_is_up_if_it_answers():
     assert not slurm.is_up("no-such-host.invalid")
 
 
-@pytest.mark.ci
-def test_the_sentinel_of_a_step_tells_its_end(fake, tmp_path, wait_until):
+def test_the_sentinel_of_a_step_tells_its_end(tmp_path):
     def refuse():
         raise LauncherError("scontrol does not answer")
 
-    def step(code):
-        words = ["srun", "--overlap", "--ntasks=1", sys.executable, "-c", code]
-        return slurm.Step(refuse if code is None else lambda: words, tmp_path / "log")
-
-    for code, status in (("raise SystemExit(3)", 3), (None, 1)):
-        ended = step(code)
+    for command, status in ((lambda: ["sh", "-c", "exit 3"], 3), (refuse, 1)):
+        ended = slurm.Step(command, tmp_path / "log")
         assert is_readable(ended)
         ended.join(100)
         assert ended.exitcode == status
-    endless = step(f"import time; open({str(tmp_path / 'started')!r}, 'w'); time.sleep(100)")
-    wait_until((tmp_path / "started").exists, 100, "the step runs")
-    assert not is_readable(endless, 0)
+    endless = slurm.Step(lambda: ["sleep", "100"], tmp_path / "log")
+    assert not is_readable(endless, 0.05)
     assert endless.exitcode is None
     endless.terminate()
     endless.join(100)
     assert endless.exitcode not in (None, 0)
 
 
-@pytest.mark.ci
-def test_a_job_that_slurm_has_forgotten_is_looked_up_in_its_accounting(fake, tmp_path):
-    (job,) = slurm.submit(tmp_path / "job.sh", "#!/bin/bash\n#SBATCH --ntasks=1\nexit 3\n", 1)
-    fake.wait("FAILED")
-    assert slurm.states([job])[job] == JobState("FAILED", True, True, "", os.uname().nodename)
-    fake.knobs(forget=True)
-    assert slurm.states([job]) == {}
-    fake.knobs(forget=True, accounting=True)
-    assert slurm.states([job])[job].word == "FAILED"
-    fake.knobs(silent=True)
-    with pytest.raises(LauncherError, match="contact slurm controller"):
-        slurm.states([job])
+def test_a_job_that_slurm_has_forgotten_is_looked_up_in_its_accounting(command):
+    command("squeue", "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1")
+    command("sacct", "echo 'Slurm accounting storage is disabled' >&2; exit 1")
+    assert slurm.states(["17", "18"]) == {}
+    command("sacct", "echo '17|CANCELLED by 0|n1'; echo '18+0|FAILED|None assigned'; echo '18+1|COMPLETED|n2'")
+    states = slurm.states(["17", "18", "19"])
+    assert states == {"17": JobState("CANCELLED", True, True, "", "n1"), "18": JobState("FAILED", True, True)}
 
 
 @pytest.mark.ci

@@ -1,121 +1,122 @@
-"""A real SLURM of several nodes on one machine, for tests: brought up, broken in many ways, healed, and taken down.
+"""A real SLURM of four nodes on one machine, for tests: brought up, broken in many ways, healed, and taken down.
 
-    python tests/slurm/cluster.py up [--accounting]   bring one up, to stay until `down`
-    python tests/slurm/cluster.py login COMMAND       run a command as on its login host: `login sinfo`, or `login bash`
-    python tests/slurm/cluster.py on n1 COMMAND       run a command on a node
-    python tests/slurm/cluster.py FAULT n1            crash, cut, hang, unhang, isolate, lose, heal
-    python tests/slurm/cluster.py drop n1 PORTS       the fault that needs ports: packets to them vanish
-    python tests/slurm/cluster.py down                take it down, and what killed tests have left
+    python tests/slurm/cluster.py COMMAND      runs a command, such as bash, as on the login host of a new one
 
-It needs root, namespaces, and Debian's packages slurm-wlm, munge and iproute2, which it installs: every node is a
-machine with an address of its own and 4 pretended CPUs. See `machines.py`.
-
-All that belongs to a cluster is identified by its folder, in the temporary folder: nothing is kept in this repository,
-and nothing of this host's own settings is touched.
+It needs root, namespaces, and Debian's packages, which it installs: every node is a machine with an address of its own,
+4 pretended CPUs and 2 pretended GPUs. See `machines.py`. Nothing of this host's own settings is touched.
 """
 
 from __future__ import annotations
 
-import json
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
-from functools import partial
+import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
-import machines
-import packages
-import settings
-from machines import Machines, Unsupported, wait_until
-from settings import HEAD
+from machines import HEAD, TRIAL, Machines, wait_until
 
-_PREFIX = "collectx-slurm-"
+# libpmix-dev is for `srun --mpi=pmix`.
+_APT_GET = "apt-get -o DPkg::Lock::Timeout=120 install --yes --no-install-recommends slurm-wlm iproute2 libpmix-dev"
+# The package lists may be missing or old: update them and try a second time.
+_INSTALL = f"slurmctld -V && srun -V && ip -V || {_APT_GET} || (apt-get update && {_APT_GET})"
+_PATH = f"{os.environ.get('PATH', os.defpath)}:/usr/local/sbin:/usr/sbin:/sbin"
 _REPOSITORY = Path(__file__).resolve().parents[2]
+
+# Jobs of the partition `urgent` preempt those of `train`: SIGTERM, `GRACE_S`, then the end.
+GRACE_S = 20
+_CONF = """\
+ClusterName=collectx
+SlurmctldHost={HEAD}({addresses[head]})
+SlurmUser=root
+SlurmdUser=root
+AuthType=auth/none
+CredType=cred/none
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmctldLogFile={folder}/log/slurmctld.log
+StateSaveLocation={folder}/state
+SlurmdPidFile={folder}/slurmd.%n.pid
+SlurmdLogFile={folder}/log/slurmd.%n.log
+SlurmdSpoolDir={folder}/spool/%n
+# Outside of the ports that a system chooses.
+SrunPortRange=61001-62000
+# Nodes pretend to have more than the machine.
+SlurmdParameters=config_overrides
+GresTypes=gpu
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_CPU
+# Start jobs as soon as they are submitted.
+SchedulerParameters=sched_min_interval=0,batch_sched_delay=0,sched_interval=2,bf_interval=2
+# Lost nodes are noticed in seconds, and serve as soon as they come back.
+ReturnToService=2
+SlurmctldTimeout=30
+SlurmdTimeout=15
+MessageTimeout=5
+TCPTimeout=2
+KillWait=10
+# A node that was cut off or hung must not end up drained ("Kill task failed").
+UnkillableStepTimeout=300
+# The controller remembers jobs for as long as the cluster lives: there is no accounting.
+MinJobAge=86400
+# No number of a later cluster is that of an old job.
+FirstJobId={first_job}
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
+SlurmctldParameters=preempt_send_user_signal
+# LLN: single jobs go to different nodes.
+PartitionName=DEFAULT Nodes=ALL MaxTime=INFINITE DefaultTime=10 LLN=YES State=UP
+PartitionName=train Default=YES PriorityTier=1 GraceTime={GRACE_S}
+PartitionName=urgent PriorityTier=10 PreemptMode=OFF
+"""
+
+
+def obstacle() -> str | None:
+    """The reason why there can be no cluster here, or None. Installs missing packages, which takes up to minutes."""
+    if os.geteuid() != 0:
+        return "namespaces are for root"
+    environment = os.environ | {"PATH": _PATH, "DEBIAN_FRONTEND": "noninteractive"}
+    for command in (["sh", "-c", _INSTALL], TRIAL):
+        done = subprocess.run(command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+        if done.returncode:
+            return f"{command[-1]}: {done.stderr[-500:]}"
+    return None
 
 
 class Cluster(Machines):
-    """A cluster that is up. `Cluster.up(...)` makes one, `down()` takes it down; also a context manager.
+    """A context manager: it is up between its begin, which takes some seconds, and its end. `shared` is a folder for
+    its user, which all machines see."""
 
-    Attributes:
-        folder: all of it, on a file system that all machines share; gone after `down`.
-        shared: a folder for the user of the cluster, in it.
-        nodes: their names, n1 and so on.
-    """
-
-    def __init__(self, folder: Path):
-        state = json.loads((folder / "cluster.json").read_text())
-        super().__init__(folder, state["nodes"], [_REPOSITORY, Path(sys.prefix), Path(sys.base_prefix)])
+    def __init__(self) -> None:
+        self._temporary = tempfile.TemporaryDirectory(prefix="collectx-slurm-", ignore_cleanup_errors=True)
+        folder = Path(self._temporary.name).resolve()
+        # Without what a job around this process has set, and with bytecode kept: the processes of a job would compile
+        # the same sources in every test.
+        removed = ("SLURM", "SBATCH_", "SRUN_", "PYTHONDONTWRITEBYTECODE")
+        environment = {name: value for name, value in os.environ.items() if not name.startswith(removed)}
+        environment |= {"PATH": _PATH, "SLURM_CONF": str(folder / "etc" / "slurm.conf")}
+        super().__init__(folder, 4, [_REPOSITORY, Path(sys.prefix), Path(sys.base_prefix)], environment)
         self.shared = folder / "shared"
-        self._accounting: bool = state["accounting"]
-        self._database: subprocess.Popen | None = None
 
-    @classmethod
-    def up(cls, num_nodes: int = 4, num_cpus: int = 4, accounting: bool = False, keep: bool = False) -> Cluster:
-        """Brings a cluster up (some seconds). What an earlier one of a dead process has left is taken down first.
-
-        Args:
-            accounting: with slurmdbd and a database, so that `sacct` answers; without, it says that it is disabled.
-            keep: it outlives this process, until `down`.
-
-        Raises:
-            Unsupported: no SLURM can be had here; the message says why.
-        """
-        if problem := machines.obstacle() or packages.obstacle(accounting):
-            raise Unsupported(problem)
-        for left_over in _clusters(lambda owner: owner and machines.start_time(owner[0]) != owner[1]):
-            left_over.down()
-        folder = Path(tempfile.mkdtemp(prefix=_PREFIX)).resolve()
-        folder.chmod(0o755)  # munge refuses a socket that others cannot reach
-        state = {
-            "nodes": [f"n{number}" for number in range(1, num_nodes + 1)],
-            "owner": None if keep else [os.getpid(), machines.start_time(os.getpid())],
-            "accounting": accounting,
-        }
-        (folder / "cluster.json").write_text(json.dumps(state))
-        cluster = cls(folder)
+    def __enter__(self) -> Self:
         try:
-            cluster._bring_up(num_cpus)
+            self._bring_up()
         except BaseException:
-            cluster.down()
+            self.__exit__()
             raise
-        return cluster
-
-    def down(self) -> None:
-        """Takes everything down, in whatever state it is. Idempotent."""
-        for machine in (*self.nodes, HEAD):
-            self.crash(machine)
-        machines.kill_all(self.folder)
-        if self._database is not None:
-            self._database.wait()
-        wait_until(self._is_removed, 10, f"{self.folder} to be removed")
-
-    def __enter__(self) -> Cluster:
         return self
 
     def __exit__(self, *error: Any) -> None:
-        self.down()
-
-    def login(self, argv: list[str], timeout: float = 60, check: bool = True, **options: Any) -> str:
-        """Runs a command as on the login host, with this host's files, and returns its standard output.
-
-        Args:
-            timeout: seconds, then it is killed and `subprocess.TimeoutExpired` raised.
-            check: raise on a bad exit status, with what the command wrote.
-            options: see `start`.
-        """
-        return _finish(self.start, argv, timeout, check, options)
-
-    def on(self, machine: str, argv: list[str], timeout: float = 60, check: bool = True, **options: Any) -> str:
-        """Runs a command on a node, outside of any job; otherwise as `login`."""
-        return _finish(partial(self.start_on, machine), argv, timeout, check, options)
+        for machine in (*self.nodes, HEAD):
+            self.crash(machine)
+        self._temporary.cleanup()
 
     def lose(self, node: str) -> None:
         """SLURM takes the node for dead now, without the wait for its time-out: its jobs end as NODE_FAIL."""
-        self._broken(node).touch()
+        self.broken.add(node)
         self.login(["scontrol", "update", f"NodeName={node}", "State=DOWN", "Reason=test"])
 
     def heal(self, node: str) -> None:
@@ -129,77 +130,53 @@ class Cluster(Machines):
         if jobs := self.jobs():
             self.login(["scancel", "--quiet", *jobs], check=False)
         for node in self.nodes:
-            if self.is_broken(node) or "*" in self.state(node):
+            if node in self.broken or "*" in self.state(node):
                 self.lose(node)  # or SLURM would go on trying to end its jobs there, for up to a minute
                 self.heal(node)
         wait_until(lambda: not self.jobs(), 60, "cancelled jobs to end")
         wait_until(lambda: all(self._is_back(node) and self.state(node) == "idle" for node in self.nodes), 60, "idle")
 
-    # What SLURM says.
-
     def state(self, node: str) -> str:
         """Of a node, in SLURM's word, as in `idle` or `down*` (the star: it does not answer)."""
-        show = ["sinfo", "--noheader", "--partition", settings.PARTITION, "--nodes", node, "-o", "%T"]
-        return self.login(show).strip()
+        return self.login(["sinfo", "--noheader", "--partition=train", f"--nodes={node}", "--format=%T"]).strip()
 
-    def job_state(self, job: str | int) -> str:
-        """Of a job that is or was, as in `RUNNING` or `NODE_FAIL`; of an array, those of its tasks, by line."""
-        return self.login(["squeue", "--noheader", "--states=all", f"--jobs={job}", "-o", "%T"]).strip()
+    def squeue(self, *words: str) -> list[str]:
+        """What it prints, word by word."""
+        return self.login(["squeue", "--noheader", *words]).split()
+
+    def job_states(self, job: str) -> list[str]:
+        """Of a job that is or was, as in `RUNNING` or `NODE_FAIL`; one for each part or task of an array."""
+        return self.squeue("--states=all", f"--jobs={job}", "--format=%T")
 
     def jobs(self) -> list[str]:
         """Numbers of the jobs that have not ended."""
-        return self.login(["squeue", "--noheader", "-o", "%i"]).split()
+        return self.squeue("--format=%i")
 
-    # The inside.
-
-    def _bring_up(self, num_cpus: int) -> None:
+    def _bring_up(self) -> None:
         for name in ("etc", "log", "state", "spool", "shared"):
             (self.folder / name).mkdir()
-        settings.write(self.folder, self.addresses, num_cpus, self._accounting)
+        self._configure()
         self.boot(HEAD)
-        self._start_munge()
-        if self._accounting:
-            self._start_accounting()
         self.on(HEAD, ["slurmctld", "-f", str(self.folder / "etc" / "slurm.conf")])
         for node in self.nodes:
             self._start_node(node)
         wait_until(lambda: all(self.state(node) == "idle" for node in self.nodes), 60, "the nodes to be idle")
 
-    def _start_munge(self) -> None:
-        key = self.folder / "munge.key"
-        key.touch(0o600)
-        key.write_bytes(os.urandom(128))
-        paths = {"key-file": key, "socket": "munge.socket", "pid-file": "munged.pid", "seed-file": "munged.seed"}
-        options = [f"--{option}={self.folder / path}" for option, path in paths.items()]
-        self.on(HEAD, ["munged", *options, f"--log-file={self.folder / 'log' / 'munged.log'}"])
-
-    def _start_accounting(self) -> None:
-        """A database that listens on a socket only, and slurmdbd in front of it."""
-        data, socket = self.folder / "database", self.folder / "database" / "socket"
-        data.mkdir()
-        shutil.chown(data, "mysql", "mysql")
-        where = ["--user=mysql", f"--datadir={data / 'data'}"]
-        self.on(HEAD, ["mariadb-install-db", *where, "--auth-root-authentication-method=normal", "--skip-test-db"])
-        listen = [f"--socket={socket}", "--skip-networking", f"--pid-file={data / 'pid'}"]
-        sizes = ["--innodb-buffer-pool-size=64M", "--innodb-lock-wait-timeout=900"]
-        quiet = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
-        self._database = self.start(["mariadbd", "--no-defaults", *where, *listen, *sizes], **quiet)
-        ping = ["mariadb-admin", f"--socket={socket}", "ping"]
-        wait_until(lambda: "alive" in self.on(HEAD, ping, check=False), 60, "the database")
-        # The client library of the database finds the socket by this variable.
-        self.on(HEAD, ["slurmdbd"], env={"MYSQL_UNIX_PORT": str(socket)})
-        ask = ["sh", "-c", "sacctmgr --noheader list cluster && echo answered"]
-        wait_until(lambda: "answered" in self.login(ask, check=False), 60, "slurmdbd")
+    def _configure(self) -> None:
+        etc, first_job = self.folder / "etc", int(time.time()) % 60_000_000 + 1
+        values = {"HEAD": HEAD, "GRACE_S": GRACE_S, "folder": self.folder, "addresses": self.addresses}
+        machine = "CPUs=4 RealMemory=4000 Gres=gpu:2 State=UNKNOWN"
+        nodes = [f"NodeName={node} NodeAddr={self.addresses[node]} {machine}\n" for node in self.nodes]
+        (etc / "slurm.conf").write_text("".join(nodes) + _CONF.format(**values, first_job=first_job))
+        # slurmd probes cgroups even where no plugin uses them; naming v1 skips the probe, which fails in a namespace.
+        (etc / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")
+        # Some devices in the place of GPUs.
+        (etc / "gres.conf").write_text("Name=gpu File=/dev/null\nName=gpu File=/dev/zero\n")
 
     def _start_node(self, node: str) -> None:
         (self.folder / "spool" / node).mkdir(exist_ok=True)
         self.boot(node)
         self.on(node, ["slurmd", "-N", node, "-f", str(self.folder / "etc" / "slurm.conf")])
-
-    def _is_removed(self) -> bool:
-        # Others may still be writing there.
-        shutil.rmtree(self.folder, ignore_errors=True)
-        return not self.folder.exists()
 
     def _is_back(self, node: str) -> bool:
         """Whether SLURM speaks with the node; tells it to use the node again, where it is held back."""
@@ -210,48 +187,8 @@ class Cluster(Machines):
         return state in ("idle", "allocated", "mixed", "completing")
 
 
-def _finish(start: Callable[..., subprocess.Popen], argv: list[str], timeout: float, check: bool, options: dict) -> str:
-    pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    with start(argv, **pipes, **options) as process:
-        try:
-            output, errors = process.communicate(timeout=timeout)
-        except BaseException:
-            process.kill()
-            raise
-    if check and process.returncode:
-        raise RuntimeError(f"{' '.join(argv)}: exit status {process.returncode}: {output}{errors}".rstrip())
-    return output
-
-
-def _clusters(is_chosen: Callable[[list | None], object]) -> list[Cluster]:
-    """Those on this machine whose owner, a process's number and start time or None, is so."""
-    states = sorted(Path(tempfile.gettempdir()).glob(f"{_PREFIX}*/cluster.json"))
-    return [Cluster(path.parent.resolve()) for path in states if is_chosen(json.loads(path.read_text())["owner"])]
-
-
-_FAULTS = ("crash", "cut", "hang", "unhang", "isolate", "drop", "lose", "heal")
-
-
-def main(verb: str = "", *arguments: str) -> int | str | None:
-    """Exit status, or what to print before exit status 1."""
-    kept = _clusters(lambda owner: owner is None)
-    if verb == "up" and not kept:
-        print(Cluster.up(accounting="--accounting" in arguments, keep=True).folder)
-    elif verb == "down":
-        for cluster in kept + _clusters(lambda owner: owner and machines.start_time(owner[0]) != owner[1]):
-            cluster.down()
-    elif verb not in ("up", "login", "on", *_FAULTS):
-        return __doc__
-    elif len(kept) != 1 or verb == "up":
-        return f"clusters that are up: {', '.join(str(cluster.folder) for cluster in kept) or 'none'}"
-    elif verb == "login":
-        return kept[0].start(list(arguments)).wait()
-    elif verb == "on":
-        return kept[0].start_on(arguments[0], list(arguments[1:])).wait()
-    else:
-        getattr(kept[0], verb)(*arguments)
-    return None
-
-
 if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))
+    if problem := obstacle():
+        sys.exit(problem)
+    with Cluster() as cluster:
+        sys.exit(cluster.start(sys.argv[1:], stdin=sys.stdin).wait())

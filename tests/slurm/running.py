@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import subprocess
 import sys
@@ -14,33 +13,24 @@ import pytest
 from cluster import Cluster
 from machines import wait_until
 
+from collectx.run import RunFolder
+
 COLLECTX = str(Path(sys.executable).with_name("collectx"))
 _LONG_S = 300
 
 SMALL = [
-    "env=counting",
-    "env.num_envs=1",
-    "policy=random",
-    "trainer=meter",
-    "trainer.digest=true",
-    "collector=multi_sync",
-    "collector.num_workers=2",
-    "collector.frames_per_batch=1000",
+    *("env=counting", "env.num_envs=1", "policy=random", "trainer=meter", "trainer.digest=true"),
+    *("collector=multi_sync", "collector.num_workers=2", "collector.frames_per_batch=1000"),
     "collector.total_frames=10_000",
     # Importing torch takes long where many processes do it at once on few cores.
     "collector.start_timeout_s=280",
-    "hydra.run.dir=run",
-    "hydra.sweep.dir=sweep",
+    *("hydra.run.dir=run", "hydra.sweep.dir=sweep"),
 ]
 # Until the file `stop` is there. The trainer fails where a frame of the counting env is lost, repeated or torn.
 ENDLESS = [
     *SMALL,
-    "trainer=custom",
-    "trainer.target=watcher:Watcher",
-    "collector=multi_async",
-    "collector.frames_per_batch=300",
-    "collector.total_frames=-1",
-    "env.step_s=0.002",
+    *("trainer=custom", "trainer.target=watcher:Watcher", "env.step_s=0.002"),
+    *("collector=multi_async", "collector.frames_per_batch=300", "collector.total_frames=-1"),
     "collector.worker_timeout_s=6",
 ]
 LAUNCHERS = {
@@ -54,47 +44,35 @@ from pathlib import Path
 from collectx.env.counting import StreamChecker
 
 class Watcher:
-    def __init__(self):
-        self._checker = StreamChecker(restarts=True)
-
     def train(self, collection):
+        checker = StreamChecker(restarts=True)
         for batch in collection:
-            self._checker.take(batch)
+            checker.take(batch)
             if Path("stop").exists():
                 break
 """
 
 
-def nightly(*values):
+def nightly(*values: Any):
     return pytest.param(*values, marks=pytest.mark.nightly)
 
 
 class Run:
-    """A started command.
+    """A started `collectx run OVERRIDES` in the folder `cwd`, which all nodes see; the command `prefix` runs it, as
+    srun does. `files` is its run folder."""
 
-    Args:
-        cwd: where it starts; all nodes see it.
-        overrides: of its configuration.
-        prefix: a command that runs it, as srun does.
-
-    Attributes:
-        folder: the run folder.
-    """
-
-    def __init__(self, cluster: Cluster, cwd: Path, overrides: Sequence[str], prefix: Sequence[str] = ()):
+    def __init__(self, cluster: Cluster, cwd: Path, overrides: Sequence[str], prefix: Sequence[str]):
         (cwd / "watcher.py").write_text(_WATCHER)
         self.cluster = cluster
         self.cwd = cwd
-        self.folder = cwd / "run"
+        self.files = RunFolder(cwd / "run")
         command = [*prefix, COLLECTX, "run", *overrides]
         with open(cwd / "output.txt", "w") as file:
-            self.process = cluster.start(
-                command, cwd=cwd, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT
-            )
+            self.process = cluster.start(command, cwd=cwd, stdout=file, stderr=subprocess.STDOUT)
 
-    def finish(self, timeout_s: float = _LONG_S) -> int:
+    def finish(self) -> int:
         """The exit status."""
-        self.wait_until(lambda: self.process.poll() is not None, "the end of the command", timeout_s)
+        self.wait_until(lambda: self.process.poll() is not None, "the end of the command")
         return self.process.returncode
 
     def complete(self) -> None:
@@ -103,22 +81,28 @@ class Run:
         assert self.finish() == 0, self.output
         assert self.result["status"] == "completed"
 
-    def kill(self) -> None:
-        self.process.kill()
-        self.process.wait()
+    def interrupt(self, number: int) -> None:
+        """Signals the command, and checks that the run ends as interrupted."""
+        self.process.send_signal(number)
+        assert self.finish() == 130, self.output
 
     @property
     def output(self) -> str:
         """What the command has printed so far."""
         return (self.cwd / "output.txt").read_text()
 
+    @property
+    def result(self) -> dict[str, Any]:
+        return self.files.read_result() or {}
+
+    @property
+    def num_batches(self) -> int:
+        """Of those that have been delivered so far."""
+        return len(list(self.files.read_metrics()))
+
     def events(self, name: str) -> list[dict[str, Any]]:
         """The events of that name, as far as they are written."""
-        return [event for event in _lines(self.folder / "events.jsonl") if event["event"] == name]
-
-    def batches(self) -> list[dict[str, Any]]:
-        """One record for each delivered batch so far."""
-        return _lines(self.folder / "metrics.jsonl")
+        return [event for event in self.files.read_events() if event["event"] == name]
 
     def wait_for(self, name: str, count: int) -> list[dict[str, Any]]:
         """Returns the first `count` events of that name, as soon as there are so many."""
@@ -127,10 +111,10 @@ class Run:
 
     def wait_for_more(self, num_batches: int = 5) -> None:
         """Until so many more batches are delivered."""
-        count = len(self.batches()) + num_batches
-        self.wait_until(lambda: len(self.batches()) >= count, f"{num_batches} more batches")
+        count = self.num_batches + num_batches
+        self.wait_until(lambda: self.num_batches >= count, f"{num_batches} more batches")
 
-    def wait_until(self, condition: Callable[[], object], what: str, timeout_s: float = _LONG_S) -> None:
+    def wait_until(self, condition: Callable[[], object], what: str) -> None:
         """Until the condition holds; fails with the command's output and logs when the command ends before."""
 
         def is_decided() -> bool:
@@ -138,42 +122,30 @@ class Run:
             return bool(condition()) or has_ended
 
         try:
-            wait_until(is_decided, timeout_s, what)
+            wait_until(is_decided, _LONG_S, what)
             assert condition(), f"the command ended before {what}"
         except (AssertionError, TimeoutError) as error:
-            self.kill()
-            logs = [self.cwd / "output.txt", *sorted(self.folder.glob("logs/*.log"))]
+            self.process.kill()
+            logs = [self.cwd / "output.txt", *sorted(self.files.logs.glob("*.log"))]
             ends = [f"--- {log}:\n{log.read_text(errors='replace')[-1500:]}" for log in logs]
             raise AssertionError("\n".join([str(error), *ends])) from None
-
-    def wait_for_state(self, job: str, state: str) -> None:
-        """Until SLURM says that of a job; the command may have ended."""
-        wait_until(lambda: self.cluster.job_state(job) == state, _LONG_S, f"{job} to be {state}")
-
-    @property
-    def result(self) -> dict[str, Any]:
-        return json.loads((self.folder / "result.json").read_text())
 
     @property
     def jobs(self) -> list[str]:
         """The jobs that the command has printed it submitted."""
         return re.findall(r": job (\d+(?:_\d+)?), \d+ tasks", self.output)
 
+    def wait_for_state(self, job: str, state: str) -> None:
+        """Until SLURM says that of a job; the command may have ended."""
+        wait_until(lambda: self.cluster.job_states(job) == [state], _LONG_S, f"{job} to be {state}")
+
     def states(self, *jobs: str) -> list[str]:
         """The states of these jobs, or of those that the command has submitted, when none is left in the cluster."""
         wait_until(lambda: self.cluster.jobs() == [], _LONG_S, "all jobs to end")
-        return [self.cluster.job_state(job) for job in jobs or self.jobs]
+        return [state for job in jobs or self.jobs for state in self.cluster.job_states(job)]
 
-    def status(self, folder: str = "run") -> list[str]:
-        """What `collectx status` says of each run in a folder."""
-        table = self.cluster.login([COLLECTX, "status", folder], cwd=self.cwd)
-        rows = [line.split() for line in table.splitlines() if line.startswith(("run  ", "collector.", "seed="))]
+    def status(self) -> list[str]:
+        """What `collectx status` says of each run of a sweep."""
+        table = self.cluster.login([COLLECTX, "status", "sweep"], cwd=self.cwd)
+        rows = [line.split() for line in table.splitlines() if line.startswith(("collector.", "seed="))]
         return [row[1] for row in rows if not row[0].endswith(":")]
-
-
-def _lines(path: Path) -> list[dict[str, Any]]:
-    try:
-        text = path.read_text()
-    except FileNotFoundError:
-        return []
-    return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]

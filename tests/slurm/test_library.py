@@ -2,48 +2,51 @@
 
 from __future__ import annotations
 
-import json
 import sys
 
 import pytest
 from machines import wait_until
 from running import nightly
 
+from collectx.run import RunFolder
+
 _SCRIPT = """
 import subprocess
-import gymnasium, torch
-from collectx import {collector}
-
-class Push(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.where = torch.nn.Parameter(torch.zeros(1))
-    def forward(self, observation):
-        return self.where.expand(len(observation)).long()
+from pathlib import Path
+import collectx, gymnasium
 
 def make():
     return gymnasium.make_vec("CartPole-v1", 3, vectorization_mode="sync")
 
+def collect(batches, num_joined):
+    while Path("run", "events.jsonl").read_text().count('"worker_joined"') < num_joined:
+        next(batches)
+    for _ in range(5):
+        assert next(batches).shape == ((2, 3, 20) if SYNC else (3, 40))
+    print("joined", num_joined)
+
 if __name__ == "__main__":
-    policy, awaited = Push(), {{(1, 1), ("worker", 0), ("worker", 1)}}
-    with {collector}(
-        [make] * 2, policy, frames_per_batch=120, total_frames=-1, sync={sync}, launcher="submitit",
-        slurm_kwargs={{"timeout_min": 10, "slurm_cpus_per_task": 1}}, folder="run", on_worker_failure="restart",
+    with collectx.COLLECTOR(
+        [make] * 2, frames_per_batch=120, total_frames=-1, sync=SYNC, launcher="submitit",
+        slurm_kwargs={"timeout_min": 10, "slurm_cpus_per_task": 1}, folder="run", on_worker_failure="restart",
         worker_timeout_s=20.0,
     ) as collector:
-        for index, batch in enumerate(collector):
-            assert batch.shape == ((2, 3, 20) if {sync} else (3, 40))
-            if index == 5:
-                policy.where.data.fill_(1)
-                collector.update_policy_weights_()
-                subprocess.run(["scancel", "--name=collectx-worker", "--state=RUNNING"], check=True)
-            if index > 5:
-                awaited.discard((int(batch["collector", "policy_version"].min()), int(batch["action"].min())))
-                awaited -= {{("worker", part.worker) for part in collector._collector.delivery.parts}}
-            if not awaited:
-                break
-    print("done", policy.where.item())
+        batches = iter(collector)
+        collect(batches, 2)
+        subprocess.run(["scancel", "--name=collectx-worker"], check=True)
+        collect(batches, 4)
 """
+
+
+def _play(cluster, folder, script, **values):
+    """What the script prints; when it has ended, so have its jobs."""
+    for name, value in values.items():
+        script = script.replace(name, str(value))
+    (folder / "script.py").write_text(script)
+    try:
+        return cluster.login([sys.executable, "script.py"], timeout=600, cwd=folder)
+    finally:
+        wait_until(lambda: cluster.jobs() == [], 90, "all jobs to end")
 
 
 @pytest.mark.parametrize(
@@ -51,10 +54,7 @@ if __name__ == "__main__":
     [("DistributedCollector", True), nightly("DistributedCollector", False), nightly("RPCCollector", True)],
 )
 def test_cancelled_workers_are_replaced_and_end_with_the_collector(cluster, tmp_path, collector, sync):
-    (tmp_path / "script.py").write_text(_SCRIPT.format(collector=collector, sync=sync))
-    assert cluster.login([sys.executable, "script.py"], timeout=600, cwd=tmp_path) == "done 1.0\n"
-    assert '"event":"worker_restarted"' in (tmp_path / "run" / "events.jsonl").read_text()
-    wait_until(lambda: cluster.jobs() == [], 90, "all jobs to end")
+    assert _play(cluster, tmp_path, _SCRIPT, COLLECTOR=collector, SYNC=sync) == "joined 2\njoined 4\n"
 
 
 _DELAYED = """
@@ -63,7 +63,7 @@ import collectx, gymnasium
 def make():
     return gymnasium.make_vec("CartPole-v1", 2, vectorization_mode="sync")
 
-@collectx.submitit_delayed_launcher(2, framework="FRAMEWORK", submitit_main_conf={"gpus_per_node": 1},
+@collectx.submitit_delayed_launcher(NUM_JOBS, framework="FRAMEWORK", submitit_main_conf={"gpus_per_node": 1},
                                     submitit_collection_conf={"slurm_nodelist": "n2"})
 def main():
     with collectx.COLLECTOR(
@@ -79,10 +79,13 @@ if __name__ == "__main__":
 @pytest.mark.nightly
 @pytest.mark.parametrize(("framework", "collector"), [("distributed", "DistributedCollector"), ("rpc", "RPCCollector")])
 def test_a_script_and_its_workers_are_submitted_together(cluster, tmp_path, framework, collector):
-    (tmp_path / "script.py").write_text(_DELAYED.replace("FRAMEWORK", framework).replace("COLLECTOR", collector))
-    output = cluster.login([sys.executable, "script.py"], timeout=600, cwd=tmp_path)
-    assert "frames 200\n" in output
-    wait_until(lambda: cluster.jobs() == [], 90, "all jobs to end")
-    (events,) = tmp_path.glob("outputs/*/*/events.jsonl")
-    joined = [json.loads(line) for line in events.read_text().splitlines() if "worker_joined" in line]
+    assert "frames 200\n" in _play(cluster, tmp_path, _DELAYED, NUM_JOBS=2, FRAMEWORK=framework, COLLECTOR=collector)
+    (folder,) = tmp_path.glob("outputs/*/*")
+    joined = [event for event in RunFolder(folder).read_events() if event["event"] == "worker_joined"]
     assert [event["host"] for event in joined] == ["n2", "n2"]
+
+
+def test_a_script_that_fails_ends_its_workers_and_says_why(cluster, tmp_path):
+    with pytest.raises(RuntimeError, match=r"job \d+ of the trainer: FAILED") as caught:
+        _play(cluster, tmp_path, _DELAYED, NUM_JOBS=3, FRAMEWORK="distributed", COLLECTOR="DistributedCollector")
+    assert "2 workers, but submitit_delayed_launcher(num_jobs=3): give both the same number" in str(caught.value)

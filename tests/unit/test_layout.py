@@ -15,7 +15,7 @@ RULES = {
     "tests wait for a condition, not for a time": (
         ".",
         r"time\.sleep$",
-        r"(worlds|slurm|fakeslurm|scripts)/|(conftest|fakecluster)\.py",
+        r"(worlds|slurm|scripts)/|conftest\.py",
     ),
     "contract suites take their ways from ways.py": ("contract", r"(.*\.)?\w+Transport$", r"$^"),
     "nothing imports a test module": (".", r"(.*\.)?test_\w+(\.\w+)?$", r"$^"),

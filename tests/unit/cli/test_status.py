@@ -55,11 +55,11 @@ def test_a_job_without_a_result_is_what_slurm_says(queue, folder, capsys, state,
 @pytest.mark.parametrize(("state", "advice"), [("TIMEOUT", "launcher.time"), ("PREEMPTED", "launcher.requeue=true")])
 def test_a_run_that_slurm_has_interrupted_says_why(folder, state, advice):
     write_json(folder.result, {"status": "interrupted", "exit_reason": "interrupted by SIGTERM"})
-    ended = fate.fate(folder, "7", {"7": JobState(state, True, True)})
-    assert ended.word == "interrupted"
+    ended, cancelled = (fate.fate(folder, "7", {"7": JobState(each, True, True)}) for each in (state, "CANCELLED"))
+    assert ended.word == cancelled.word == "interrupted"
     assert ended.detail.startswith(f"interrupted by SIGTERM: job 7 ended as {state}: ")
     assert advice in ended.detail
-    assert fate.fate(folder, "7", {"7": JobState("CANCELLED", True, True)}).detail == "interrupted by SIGTERM"
+    assert cancelled.detail == "interrupted by SIGTERM"
 
 
 def test_without_slurm_on_the_machine_the_folder_is_read_and_it_says_so(folder, capsys, monkeypatch):

@@ -20,7 +20,7 @@ NODE_FAIL = JobState("NODE_FAIL", True, True, "NodeDown", "n1")
 
 
 class Scripted:
-    """A scheduler whose jobs are in the states `now` that a test sets. `refusal` is of submissions."""
+    """A scheduler whose jobs are in the states `now` that a test sets; None: forgotten. `refusal` is of submissions."""
 
     def __init__(self):
         self.now, self.submitted, self.cancelled, self.threads = {}, [], [], set()
@@ -38,7 +38,7 @@ class Scripted:
     def states(self, ids):
         if self.is_down:
             raise LauncherError("squeue: Unable to contact slurm controller")
-        return {job: self.now[job] for job in ids if job in self.now}
+        return {job: state for job in ids if (state := self.now[job])}
 
     def cancel(self, ids):
         self.cancelled += ids
@@ -77,7 +77,7 @@ def is_readable(descriptor):
 
 def test_the_first_lives_are_one_submission_and_the_watcher_submits_replacements(workers, wait_until):
     assert [handle.id for handle in workers.start_all()] == ["1_0", "1_1", "1_2"]
-    assert (workers.scheduler.submitted, workers.scheduler.threads) == ([[0, 1, 2]], {"MainThread"})
+    assert workers.lines == ["workers are submitted: job 1_0 to 1_2"]
     other = workers.start(1, 1)
     wait_until(lambda: other.id == "2_1", what="the replacement is submitted")
     assert workers.scheduler.submitted == [[0, 1, 2], [1]]
@@ -87,37 +87,27 @@ def test_the_first_lives_are_one_submission_and_the_watcher_submits_replacements
 
 
 @pytest.mark.parametrize(
-    ("end", "log", "description"),
+    ("end", "log", "text"),
     [
-        (
-            FAILED,
-            "at work\nImportError: no torch\nsrun: n1: Exited with exit code 1\n\n",
-            "ends: ImportError: no torch",
-        ),
-        (FAILED, None, "a file system that all nodes share"),
-        (NODE_FAIL, None, "NODE_FAIL (NodeDown) on n1; log: {log})"),
-        (COMPLETED, None, "COMPLETED on n1; log: {log})"),
-        (None, None, "GONE"),  # SLURM has forgotten it
+        (FAILED, "ImportError: no torch\nsrun: n1: Exited with exit code 1\n\n", "ends: ImportError: no torch"),
+        (FAILED, "", "a file system that all nodes share"),
+        (NODE_FAIL, "", "NODE_FAIL (NodeDown) on n1; log: {log})"),
+        (COMPLETED, "", "COMPLETED on n1; log: {log})"),
+        (None, "", "GONE"),
     ],
 )
-def test_the_end_of_a_job_makes_its_sentinel_readable_and_is_described(
-    workers, wait_until, tmp_path, end, log, description
-):
+def test_the_end_of_a_job_makes_its_sentinel_readable_and_is_described(workers, wait_until, tmp_path, end, log, text):
     first, second, _ = workers.start_all()
     path = tmp_path / "worker-0.log"
-    if log is not None:
-        path.write_text(log)
+    path.write_text(log)
     workers.become(1, RUNNING)
     wait_until(lambda: second.state == RUNNING)
     assert first.exitcode is None
     assert not is_readable(first.sentinel)
-    if end is None:
-        del workers.scheduler.now["1_0"]
-    else:
-        workers.become(0, end)
+    workers.become(0, end)
     wait_until(lambda: is_readable(first.sentinel))
     assert first.exitcode == (0 if end is COMPLETED else 1)
-    assert description.format(log=path) in workers.describe(0)
+    assert text.format(log=path) in workers.describe(0)
     assert second.exitcode is None
     assert not is_readable(second.sentinel)
 
@@ -174,9 +164,7 @@ def test_an_interrupted_close_cancels_all_jobs(tmp_path, wait_until, monkeypatch
     assert sorted(workers.scheduler.cancelled) == ["1_0", "1_1", "1_2"]
 
 
-def test_a_refused_first_submission_is_raised_and_a_refused_replacement_is_tried_until_it_is_accepted(
-    workers, wait_until
-):
+def test_a_refused_first_submission_is_raised_and_a_refused_replacement_is_tried_again(workers, wait_until):
     workers.scheduler.refusal = "sbatch: error: invalid partition specified: nope"
     with pytest.raises(LauncherError, match="nope"):
         workers.start_all()

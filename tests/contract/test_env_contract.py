@@ -40,7 +40,7 @@ CARTPOLES = {
 # By the functions of `worlds/torchrlenvs.py`: unbatched, with transforms, batched, SerialEnv, ParallelEnv.
 TORCHRL = {"cartpole": 2, "pendulum": 2, "counted": 2, "batched": 3, "serial": 3, "counted_serial": 3, "parallel": 2}
 CONFIGS = CARTPOLES | {
-    "cartpole-one": gym("CartPole-v1", 1),
+    "cartpole-one": gym("gymnasium:CartPole-v1", 1),
     "pendulum": gym("Pendulum-v1", 2, max_episode_steps=20),
     "half-cheetah": gym("HalfCheetah-v5", 2, ["x_position", "reward_ctrl"], max_episode_steps=20),
     "pong-raw": gym("ALE/Pong-v5", 2, ["lives"], max_episode_steps=20),

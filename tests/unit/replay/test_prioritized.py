@@ -42,6 +42,14 @@ def test_drawn_in_proportion(alpha):
     assert sample["priority_weight"].dtype == torch.float32
 
 
+def test_new_frames_have_the_largest_priority_so_far():
+    buffer = filled(10, 4, alpha=1.0)
+    for priority in (5.0, 0.5):
+        buffer.update_priority(torch.tensor([1]), torch.tensor([priority]))
+    buffer.extend(Stream(1).take(2))
+    check_priorities(buffer, {0: 1, 1: 0.5, 2: 1, 3: 1, 4: 5, 5: 5})
+
+
 def test_wrong_priorities():
     buffer = filled(4, 4)
     for wrong in (-1.0, float("nan"), float("inf")):

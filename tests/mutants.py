@@ -1,6 +1,6 @@
 """Breaks copies of the product in seeded ways, one at a time, and tells which tests notice. Not collected by pytest.
 
-    python tests/mutants.py [--seed 0] [--count 40] [--jobs 2] [--only collectx/batch.py] [--whole]
+    python tests/mutants.py [--seed 0] [--count 40] [--only collectx/batch.py] [--whole]
 
 Each mutant is one changed expression or statement in one file of `TARGETS`. It is killed if a test that covers the file
 fails, or does not end in time; with --whole, what survives these is run against all of `make test`. The exit status is
@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import ast
-import concurrent.futures
 import itertools
 import os
 import random
@@ -165,80 +164,63 @@ def covering(patterns: str) -> list[str]:
     return [str(path.relative_to(ROOT)) for path in dict.fromkeys(itertools.chain(*matching))]
 
 
-class Copy:
-    """A copy of the repository in `folder`, from which its tests import."""
+def copied(root: Path) -> Path:
+    """Copies the repository there, so that its tests import from the copy."""
+    ignored = shutil.ignore_patterns(".git", ".venv", "outputs", "__pycache__", ".*_cache")
+    shutil.copytree(ROOT, root, symlinks=True, ignore=ignored)
+    for part in ("cli", "conf"):
+        (root / "collectx" / part).symlink_to(root / part)
+    return root
 
-    def __init__(self, folder: Path):
-        self.root = folder
-        ignored = shutil.ignore_patterns(".git", ".venv", "outputs", "__pycache__", ".*_cache")
-        shutil.copytree(ROOT, folder, symlinks=True, ignore=ignored)
-        for part in ("cli", "conf"):
-            (folder / "collectx" / part).symlink_to(folder / part)
 
-    def write(self, file: str, content: bytes) -> None:
-        path = self.root / file
-        path.write_bytes(content)
-        # Byte code is known by its source's time in seconds and its size.
-        shutil.rmtree(path.parent / "__pycache__", ignore_errors=True)
-
-    def test(self, arguments: list[str], timeout_s: float) -> str | None:
-        """What fails first of some tests, None if nothing does."""
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
-        environment["PYTHONPATH"] = str(self.root)
-        command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--tb=no", *arguments]
-        with tempfile.TemporaryFile("w+") as output:
-            process = subprocess.Popen(
-                command, cwd=self.root, env=environment, stdout=output, stderr=output, start_new_session=True
-            )
-            try:
-                status = process.wait(timeout_s)
-            except subprocess.TimeoutExpired:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
-                return "timed out"
-            output.seek(0)
-            text = output.read()
-        if status == 0:
-            return None
-        failed = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - |$)", text, re.MULTILINE)
-        return failed[1] if failed else f"status {status}: {text.strip().splitlines()[-1:]}"
+def first_failure(root: Path, tests: list[str], timeout_s: float) -> str | None:
+    """What fails first of some tests of the copy in `root`, None if nothing does."""
+    # Byte code is known by its source's time in seconds and its size: it would be that of another mutant.
+    environment = os.environ | {"PYTHONPATH": str(root), "PYTHONDONTWRITEBYTECODE": "1"}
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--tb=no"]
+    command += ["-n", "2", "--dist", "loadgroup", *tests]
+    with tempfile.TemporaryFile("w+") as output:
+        process = subprocess.Popen(
+            command, cwd=root, env=environment, stdout=output, stderr=output, start_new_session=True
+        )
+        try:
+            status = process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            return "timed out"
+        output.seek(0)
+        text = output.read()
+    failed = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - |$)", text, re.MULTILINE)
+    return (failed[1] if failed else f"status {status}: {text.strip()[-200:]}") if status else None
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--count", type=int, default=40)
-    parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--only", metavar="FILE")
     parser.add_argument("--whole", action="store_true", help="run survivors against all of `make test`")
     options = parser.parse_args()
     picked = chosen(options.seed, options.count, options.only)
+    survivors, limits = 0, {}
     with tempfile.TemporaryDirectory(prefix="collectx-mutants-") as folder:
-        copies = [Copy(Path(folder) / str(index)) for index in range(options.jobs)]
-        limits = {}
-        for patterns in {patterns for _, patterns in picked}:
-            began = time.monotonic()
-            if failed := copies[0].test(covering(patterns), 3600):
-                print(f"without any change, {patterns}: {failed}")
-                return 1
-            limits[patterns] = 120 + 4 * (time.monotonic() - began)
-
-        def judge(mutant: Mutant, patterns: str) -> str | None:
-            copy = copies.pop()
-            copy.write(mutant.file, mutant.applied())
-            failed = copy.test(covering(patterns), limits[patterns])
-            if failed is None and options.whole:
-                failed = copy.test(["-n", "2", "--dist", "loadgroup"], 1800)
-            copy.write(mutant.file, (ROOT / mutant.file).read_bytes())
-            copies.append(copy)
-            return failed
-
-        survivors = 0
-        with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
-            for (mutant, _), killer in zip(picked, pool.map(judge, *zip(*picked, strict=True)), strict=True):
-                survivors += killer is None
-                change = f"{mutant.before} -> {mutant.text}".replace("\n", " ")
-                print(f"{mutant.file}:{mutant.line}  {change}\n    {killer or 'SURVIVED'}", flush=True)
+        root = copied(Path(folder) / "repository")
+        for mutant, patterns in picked:
+            if patterns not in limits:
+                began = time.monotonic()
+                if failed := first_failure(root, covering(patterns), 3600):
+                    print(f"without any change, {patterns}: {failed}")
+                    return 1
+                limits[patterns] = 120 + 4 * (time.monotonic() - began)
+            (root / mutant.file).write_bytes(mutant.applied())
+            killer = first_failure(root, covering(patterns), limits[patterns])
+            if killer is None and options.whole:
+                killer = first_failure(root, [], 1800)
+            shutil.copy(ROOT / mutant.file, root / mutant.file)
+            survivors += killer is None
+            change = f"{mutant.before} -> {mutant.text}".replace("\n", " ")
+            print(f"{mutant.file}:{mutant.line}  {change}\n    {killer or 'SURVIVED'}", flush=True)
     print(f"{survivors} of {len(picked)} mutants survived (seed {options.seed})")
     return int(survivors * 40 > 3 * len(picked))
 

@@ -42,8 +42,8 @@ CONFIGS = CARTPOLES | {
 SLOW = ("async-None", "async-next_step", "async-SAME_STEP", "pong-raw", "pong-stacked", "torchrl-parallel")
 
 
-def param(name: str, *values, fast: tuple[str, ...] = ()):
-    marks = [pytest.mark.ci] if name in SLOW and name not in fast else []
+def param(name: str, *values):
+    marks = [pytest.mark.ci] if name in SLOW else []
     if name.startswith("torchrl"):
         marks.append(pytest.mark.skipif(find_spec("torchrl") is None, reason="needs the torchrl extra"))
     if name == "envpool":
@@ -171,11 +171,10 @@ def cartpole_frames(length: int, cut_every: int | None) -> list[list[tuple]]:
     return streams
 
 
-WHOLE = [param(name, None) for name in CARTPOLES]
-CUT = [param(name, 3, fast=("async-SAME_STEP",)) for name in CARTPOLES if "next_step" not in name]
+CUT = [param(name, 3) for name in CARTPOLES if "next_step" not in name]
 
 
-@pytest.mark.parametrize(("name", "cut_every"), [*WHOLE, *CUT])
+@pytest.mark.parametrize(("name", "cut_every"), [*(param(name, None) for name in CARTPOLES), *CUT])
 def test_every_way_of_resetting_gives_the_frames_of_the_bare_env(name, cut_every):
     """So it does where an env is cut, also in the step in which others end."""
     length = 70

@@ -11,8 +11,7 @@ import torch
 from collecting import custom
 from gymnasium import spaces
 from tensordict import TensorDict
-from tensordict.nn import InteractionType, TensorDictModule, TensorDictModuleBase, TensorDictSequential
-from tensordict.nn.probabilistic import interaction_type
+from tensordict.nn import TensorDictModule, TensorDictModuleBase, TensorDictSequential
 from torch import nn
 
 from collectx.config import (
@@ -57,8 +56,7 @@ POLICIES = {
 }
 RANDOM = ExplorationType.RANDOM
 
-# Kind, observation, action, exploration. Observations and actions meet in one tensor of features, so each kind has all
-# of its observations with one action, and all of its actions with one observation.
+# Kind, observation, action, exploration. Observations and actions meet in one tensor of features only.
 SEEN = [("mlp", name) for name in ("vector64", "discrete", "dict", "stack")] + [("cnn", "stack"), ("cnn", "colour")]
 CHOICES = [(*kind, "multidiscrete", RANDOM) for kind in SEEN] + [("q_cnn", "stack", "discrete_start", RANDOM)]
 CHOICES += [("mlp", "vector", action, exploration) for action in ACTIONS for exploration in ExplorationType]
@@ -216,12 +214,6 @@ def by_tensordict(tensordict):
     return tensordict.set("action", positive(tensordict["observation"]))
 
 
-class ByTensorDict(nn.Module):
-    def forward(self, td):
-        td["extra", "random"] = torch.full((len(td), 2), float(interaction_type() is InteractionType.RANDOM))
-        return by_tensordict(td)
-
-
 class Annotated:
     """Neither a module nor a function, and its argument has another name."""
 
@@ -260,8 +252,6 @@ def build_custom(name):
         (lambda: build_custom("positive"), []),
         (lambda: build_custom("make_argmax"), []),
         (lambda: build_custom("make_sequence"), [("logits",)]),
-        (lambda: TensorDictModule(Argmax(), ["observation"], ["action"]), []),
-        (ByTensorDict, [("extra", "random")]),
         (Counting, [("counted",)]),
         (lambda: by_tensordict, []),
         (Annotated, []),
@@ -285,8 +275,6 @@ def test_a_custom_policy(make, extra, monkeypatch):
             assert [value.unique().tolist() for value in act(actor, seen)] == [[count], [10 * count]]
     elif not state:
         assert torch.equal(values[0], positive(seen[0]).long())
-    if make is ByTensorDict:
-        assert values[1].eq(1).all()
 
 
 def test_torchrls_random_policy_is_none():

@@ -60,7 +60,9 @@ ONE_STEP = ["trainer.num_steps=1", "collector.total_frames=30208"]
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
-    ("name", "target_return", "overrides"), [("ppo", 200, []), ("impala", 200, []), ("dqn", 100, ONE_STEP)]
+    ("name", "target_return", "overrides"),
+    [("ppo", 200, []), ("impala", 200, []), ("dqn", 100, ONE_STEP)],
+    ids=LAGS,
 )
 def test_learns(name, target_return, overrides, tmp_path):
     """Random actions have a mean return of 22."""

@@ -68,14 +68,6 @@ def test_what_happens_to_the_module_after_adopt_is_seen():
     assert written(weights)[:8].view(torch.float32).tolist() == [3.0, 4.0]
 
 
-@pytest.mark.parametrize("module", [None, nn.Tanh()])
-def test_nothing_to_copy(module):
-    weights = FlatWeights(module)
-    weights.adopt()
-    weights.read(written(weights))
-    assert weights.nbytes == 0
-
-
 @pytest.mark.parametrize("buffer", [torch.zeros(129, dtype=torch.uint8), torch.zeros(128)], ids=["size", "dtype"])
 @pytest.mark.parametrize("method", [FlatWeights.write, FlatWeights.read])
 def test_wrong_buffer(buffer, method):

@@ -72,13 +72,6 @@ def test_keys_dtypes_and_memory_of_a_sample():
     assert before["observation"].any()
 
 
-def test_one_frame_after_the_other():
-    buffer = ReplayBuffer(3)
-    stream = Stream(1)
-    assert [buffer.add(stream.take(1)[0, 0]) for _ in range(5)] == [0, 1, 2, 3, 4]
-    assert buffer[torch.arange(2, 5)]["observation"][:, 2].tolist() == [2, 3, 4]
-
-
 def test_every_frame_is_drawn_equally_often():
     buffer = ReplayBuffer(20, sampler=UniformSampler(0))
     buffer.extend(numbered(0, [33]))
@@ -121,10 +114,10 @@ def test_threads():
     assert buffer.write_count == 16 * 151
 
 
-def test_on_a_disk(tmp_path):
+def test_frame_by_frame_on_a_disk(tmp_path):
     buffer = ReplayBuffer(10, scratch_dir=tmp_path)
-    buffer.extend(numbered(0, [13]))
-    assert clocks(buffer[torch.arange(3, 13)]) == list(range(3, 13))
+    assert [buffer.add(frame) for frame in numbered(0, [13])] == list(range(13))
+    assert clocks(buffer[:]) == list(range(3, 13))
     assert list(tmp_path.iterdir()) == []
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from worlds.countedframes import Stream
 
-from collectx.env.counting import StreamChecker, check_stream, frame
+from collectx.env.counting import check_stream, frame
 
 STEPS = 11
 
@@ -63,10 +63,3 @@ def test_a_stream_joined_late():
     with pytest.raises(AssertionError, match="lost"):
         check_stream(later)
     assert check_stream(later, from_start=False) == 4 * STEPS
-
-
-def test_flat_batches():
-    checker = StreamChecker()
-    for batch in batches():
-        checker.take({key: array.reshape(2 * STEPS, *array.shape[2:]) for key, array in batch.items()})
-    assert checker.frames == 6 * STEPS

@@ -71,7 +71,7 @@ def test_an_empty_buffer_can_be_put_back_too(kind):
 def test_what_is_overwritten_while_it_is_copied_is_drawn_anew(kind, is_restored, monkeypatch):
     buffer, other = make(kind), make(kind)
     buffer.extend(Stream(1).take(40))
-    newer = Stream(1, 7).take(40)
+    newer = Stream(1, 7).take(30)
     other.extend(newer)
     barrier = replay_buffer.barrier
 
@@ -85,7 +85,10 @@ def test_what_is_overwritten_while_it_is_copied_is_drawn_anew(kind, is_restored,
     monkeypatch.setattr(replay_buffer, "barrier", meanwhile)
     sample = buffer.sample(30)
     check_whole(sample)
-    assert sample["observation"][..., 0].unique().tolist() == [7]
+    if is_restored:
+        assert sample["observation"][..., 0].unique().tolist() == [7]
+    else:
+        assert sample["index"].min() >= 30
 
 
 def test_another_sampler_takes_the_frames_as_new():

@@ -9,11 +9,8 @@ from hypothesis import strategies as st
 
 
 def any_space(dtypes: Sequence[type], most: int, max_leaves: int) -> st.SearchStrategy[spaces.Space]:
-    """Of Box with these dtypes, Discrete, MultiDiscrete and MultiBinary, and of Dict and Tuple of these.
-
-    Args:
-        most: dimensions of a Box, parts of a Dict or Tuple.
-    """
+    """Box of these dtypes and up to `most` dimensions, Discrete, MultiDiscrete and MultiBinary; Dict and Tuple of up to
+    `most` of these."""
     leaves = st.one_of(
         st.builds(
             lambda shape, dtype: spaces.Box(0, 100, tuple(shape), dtype),

@@ -1,9 +1,9 @@
 """What one environment with everything in it does not show: other Pythons, and installations without an extra. Not
 collected by pytest.
 
-    python tests/installs.py [--python 3.12 3.13] [--extra ray torchrl] [--skip-fresh]
+    python tests/installs.py [--python 3.12 3.13] [--extra ray torchrl]
 
-For each Python that is on this machine: `make test` in an environment of its own. For each extra: its packages are
+For each Python that is on the path: `make test` in an environment of its own. For each extra: its packages are
 hidden from the interpreter that runs this; then all in one fresh environment that has no extra: the command works, and
 what needs the extra gives one message that names it.
 """
@@ -19,9 +19,9 @@ import tempfile
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
+from subprocess import PIPE
 
 ROOT = Path(__file__).resolve().parents[1]
-PYTHONS = ("3.12", "3.13")
 # Extra, its packages, and a run that needs them.
 NEEDS = [
     ("mujoco", "mujoco", "env=halfcheetah"),
@@ -45,29 +45,12 @@ PathFinder.find_spec = classmethod(
 """
 
 
-def interpreter(version: str) -> str | None:
-    """A Python of that version that runs."""
-    name = f"python{version}"
-    managed = [Path.home() / ".pyenv" / "versions", Path.home() / ".local" / "share" / "uv" / "python"]
-    found = [shutil.which(name), *(path for root in managed for path in sorted(root.glob(f"*{version}*/bin/{name}")))]
-    for path in filter(None, found):
-        # A shim of pyenv is there for versions that are not chosen.
-        if subprocess.run([path, "-c", "import venv"], capture_output=True).returncode == 0:
-            return str(path)
-    return None
-
-
 def runs(python: Path, words: str, environment: Mapping[str, str]) -> tuple[int, str]:
     """Exit status and output of the command that is installed beside `python`, in a folder of its own."""
+    command = [python.with_name("collectx"), *words.split()]
     with tempfile.TemporaryDirectory() as folder:
-        command = [python.with_name("collectx"), *words.split()]
         done = subprocess.run(
-            command,
-            cwd=folder,
-            env={**os.environ, **environment},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
+            command, cwd=folder, env=os.environ | environment, stdout=PIPE, stderr=subprocess.STDOUT, text=True
         )
     return done.returncode, done.stdout
 
@@ -89,9 +72,8 @@ def refuses(python: Path, environment: Mapping[str, str], extra: str, overrides:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"].keys() - {"dev"}
-    parser.add_argument("--python", nargs="*", default=PYTHONS, metavar="VERSION")
+    parser.add_argument("--python", nargs="*", default=("3.12", "3.13"), metavar="VERSION")
     parser.add_argument("--extra", nargs="*", default=sorted(extras))
-    parser.add_argument("--skip-fresh", action="store_true", help="do not install an environment without extras")
     options = parser.parse_args()
     failures = [f"no run here needs the extra {extra}" for extra in extras - {extra for extra, _, _ in NEEDS}]
 
@@ -100,23 +82,22 @@ def main() -> int:
         failures.extend(f"{what}: {problem}" for problem in problems)
 
     with tempfile.TemporaryDirectory(prefix="collectx-installs-") as name:
-        folder = Path(name)
-        (folder / "hide").mkdir()
-        (folder / "hide" / "sitecustomize.py").write_text(HIDE)
+        folder, here = Path(name), Path(sys.executable)
+        (folder / "sitecustomize.py").write_text(HIDE)
         for extra, packages, overrides in NEEDS:
             if extra in options.extra:
-                hidden = {"PYTHONPATH": str(folder / "hide"), "HIDDEN": packages}
-                here = Path(sys.executable)
+                hidden = {"PYTHONPATH": str(folder), "HIDDEN": packages}
                 report(f"without {packages}", works(here, hidden) + refuses(here, hidden, extra, overrides))
-        if not options.skip_fresh:
-            python = folder / "fresh" / "bin" / "python"
-            subprocess.run([sys.executable, "-m", "venv", folder / "fresh"], check=True)
-            install = [python, "-m", "pip", "install", "--quiet", "--constraint", "constraints.txt", "--editable", "."]
-            subprocess.run(install, cwd=ROOT, check=True)
-            refused = [text for extra, _, overrides in NEEDS for text in refuses(python, {}, extra, overrides)]
-            report("a fresh environment without extras", works(python, {}) + refused)
+        python = folder / "fresh" / "bin" / "python"
+        subprocess.run([sys.executable, "-m", "venv", folder / "fresh"], check=True)
+        install = [python, "-m", "pip", "install", "--quiet", "--constraint", "constraints.txt", "--editable", "."]
+        subprocess.run(install, cwd=ROOT, check=True)
+        refused = [text for extra, _, overrides in NEEDS for text in refuses(python, {}, extra, overrides)]
+        report("a fresh environment without extras", works(python, {}) + refused)
         for version in options.python:
-            if (path := interpreter(version)) is None:
+            path = shutil.which(f"python{version}")
+            # A shim of pyenv is there for versions that are not chosen, and does not run.
+            if path is None or subprocess.run([path, "-c", "import venv"], capture_output=True).returncode:
                 print(f"Python {version}: not on this machine, skipped")
                 continue
             variables = [f"PYTHON={path}", f"VENV={folder / version}"]

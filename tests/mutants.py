@@ -1,6 +1,6 @@
 """Breaks copies of the product in seeded ways, one at a time, and tells which tests notice. Not collected by pytest.
 
-    python tests/mutants.py [--seed 0] [--count 40] [--jobs 2] [--only collectx/batch.py] [--whole]
+    python tests/mutants.py [--seed 0] [--count 40] [--only collectx/batch.py] [--whole]
 
 Each mutant is one changed expression or statement in one file of `TARGETS`. It is killed if a test that covers the file
 fails, or does not end in time; with --whole, what survives these is run against all of `make test`. The exit status is
@@ -11,49 +11,39 @@ from __future__ import annotations
 
 import argparse
 import ast
-import collections
-import concurrent.futures
-import contextlib
 import itertools
 import os
-import queue
 import random
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 import time
-import venv
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
-
 ROOT = Path(__file__).resolve().parents[1]
-# Product files: their share of the mutants, and the tests that cover them, quick ones first. Patterns below tests/; one
-# that matches nothing is left out, as is a test that a broader pattern has brought in before.
+# Product files: their share of the mutants, and the tests that cover them, quick ones first: patterns below tests/.
 TARGETS = {
-    "collectx/rollout/*.py": (10, "unit/rollout contract/*transition* contract/*length* contract"),
+    "collectx/rollout/*.py": (10, "unit/rollout contract/test_transition_contract.py library/test_lengths.py contract"),
     "collectx/collector/schedule.py": (6, "unit/collector contract library"),
     "collectx/collector/collector.py": (4, "unit/collector contract library"),
-    "collectx/collector/replacements.py": (2, "unit/collector contract library"),
+    "collectx/collector/replacements.py": (2, "contract/test_survival.py unit/collector contract library"),
     "collectx/transport/slab.py": (4, "unit/transport contract"),
     "collectx/transport/switchboard.py": (5, "unit/transport contract unit/collector"),
-    "collectx/run/rules.py": (4, "unit/run refusals unit/cli"),
-    "collectx/config.py": (1, "unit/run refusals unit/cli contract"),
-    "collectx/library/keywords/*.py": (4, "unit/library refusals library conformance"),
+    "collectx/run/rules.py": (4, "unit/run unit/collector/test_devices.py unit/cli contract/test_ends_contract.py"),
+    "collectx/config.py": (1, "unit/run unit/cli contract"),
+    "collectx/library/keywords/*.py": (4, "library conformance contract"),
     "collectx/batch.py": (3, "unit/test_batch.py unit/rollout contract"),
-}
-# Mutants that behave as the product does: file and changed line, with the reason.
-EQUIVALENT = {
-    ("collectx/rollout/cut.py", "np.logical_or(cut, out.truncated, out=out.truncated)"): "its arguments commute",
-    ("collectx/rollout/rollout.py", "np.logical_or(truncated, terminated, out=done)"): "its arguments commute",
 }
 # What only reports, and is not tested word by word.
 REPORTS = {"add_note", "debug", "events", "_events", "info", "log", "note", "print", "say", "warn", "warning"}
 SILENT = {"__repr__", "__str__"}
+# Calls whose arguments may be swapped.
+COMMUTE = {"logical_or"}
 # By the names of their classes in `ast`.
 OPERATORS = {
     **{"Lt": "LtE GtE", "LtE": "Lt Gt", "Gt": "GtE LtE", "GtE": "Gt Lt", "Eq": "NotEq", "NotEq": "Eq"},
@@ -69,7 +59,6 @@ class Mutant:
 
     file: str
     line: int
-    kind: str
     before: str
     text: str
     start: int
@@ -79,13 +68,9 @@ class Mutant:
         source = (ROOT / self.file).read_bytes()
         return source[: self.start] + self.text.encode() + source[self.end :]
 
-    @property
-    def changed_line(self) -> str:
-        return self.applied().decode().splitlines()[self.line - 1].strip()
 
-
-def changes(node: ast.AST) -> Iterator[tuple[str, ast.AST, ast.AST]]:
-    """What may stand in the place of a part of `node`: the kind of change, that part, and what replaces it."""
+def changes(node: ast.AST) -> Iterator[tuple[ast.AST, ast.AST]]:
+    """What may stand in the place of a part of `node`: that part, and what replaces it."""
 
     def other(**fields: object) -> ast.AST:
         return type(node)(**{name: getattr(node, name, None) for name in node._fields} | fields)
@@ -95,38 +80,41 @@ def changes(node: ast.AST) -> Iterator[tuple[str, ast.AST, ast.AST]]:
 
     match node:
         case ast.Compare(ops=[op]):
-            yield from (("comparison", node, other(ops=[swap])) for swap in operators(op))
+            yield from ((node, other(ops=[swap])) for swap in operators(op))
         case ast.BinOp(op=op) | ast.AugAssign(op=op) if not isinstance(getattr(node, "left", None), ast.List):
-            yield from (("sign", node, other(op=swap)) for swap in operators(op))
-        case ast.UnaryOp(op=ast.USub()):
-            yield "sign", node, node.operand
-        case ast.UnaryOp(op=ast.Not()):
-            yield "condition", node, node.operand
+            yield from ((node, other(op=swap)) for swap in operators(op))
+        case ast.UnaryOp(op=ast.USub() | ast.Not()):
+            yield node, node.operand
         case ast.BoolOp(op=op):
-            yield from (("condition", node, other(op=swap)) for swap in operators(op))
+            yield from ((node, other(op=swap)) for swap in operators(op))
         case ast.If(test=test) | ast.IfExp(test=test) | ast.While(test=test) if not isinstance(test, ast.Compare):
-            yield "condition", test, ast.UnaryOp(ast.Not(), test)
-        case ast.Constant(value=value) if type(value) is int:
-            yield from (("off by one", node, ast.Constant(value + step)) for step in (1, -1))
+            yield test, ast.UnaryOp(ast.Not(), test)
         case ast.Constant(value=bool(value)):
-            yield "condition", node, ast.Constant(not value)
+            yield node, ast.Constant(not value)
+        case ast.Constant(value=int(value)):
+            yield from ((node, ast.Constant(value + step)) for step in (1, -1))
         case ast.Expr(value=ast.Call()):
-            yield "dropped call", node, ast.Pass()
+            yield node, ast.Pass()
         case ast.Call(func=ast.Name(id=name)) if name in BOUNDS:
-            yield "bound", node, other(func=ast.Name(BOUNDS[name]))
-        case ast.Call(args=[first, second, *rest]) if not isinstance(first, ast.Starred):
-            yield "swapped argument", node, other(args=[second, first, *rest])
+            yield node, other(func=ast.Name(BOUNDS[name]))
+        case ast.Call(args=[first, second, *rest]) if (
+            not isinstance(first, ast.Starred) and name_of(node) not in COMMUTE
+        ):
+            yield node, other(args=[second, first, *rest])
+
+
+def name_of(node: ast.AST) -> str | None:
+    """Of a definition, or of what is called."""
+    called = getattr(node, "func", None)
+    return getattr(called, "attr", getattr(called, "id", getattr(node, "name", None)))
 
 
 def parts(node: ast.AST) -> Iterator[ast.AST]:
     """`node` and what is in it, without what only describes or reports."""
-    called = getattr(node, "func", None)
-    name = getattr(called, "attr", getattr(called, "id", getattr(node, "name", None)))
-    is_report = isinstance(node, ast.Call) and name in REPORTS
-    is_check = (
-        getattr(node, "arg", None) == "strict" or getattr(getattr(node, "test", None), "id", "") == "TYPE_CHECKING"
-    )
-    if is_report or is_check or name in SILENT or isinstance(node, ast.JoinedStr | ast.Raise | ast.Assert):
+    is_report = isinstance(node, ast.Call) and name_of(node) in REPORTS
+    is_typing = getattr(getattr(node, "test", None), "id", "") == "TYPE_CHECKING"
+    is_check = getattr(node, "arg", None) == "strict" or isinstance(node, ast.Raise | ast.Assert)
+    if is_report or is_typing or is_check or name_of(node) in SILENT or isinstance(node, ast.JoinedStr):
         return
     if not (isinstance(node, ast.Expr) and not list(parts(node.value))):
         yield node
@@ -143,17 +131,17 @@ def mutants(file: str) -> list[Mutant]:
     starts = [0, *itertools.accumulate(map(len, source.splitlines(keepends=True)))]
     found = []
     for node in parts(ast.parse(source)):
-        for kind, old, new in changes(node):
+        for old, new in changes(node):
             start = starts[old.lineno - 1] + old.col_offset
             end = starts[old.end_lineno - 1] + old.end_col_offset
             text = ast.unparse(new)
             text = f"({text})" if isinstance(new, ast.expr) and not isinstance(new, ast.Constant | ast.Call) else text
-            found.append(Mutant(file, old.lineno, kind, source[start:end].decode(), text, start, end))
-    return [each for each in found if (file, each.changed_line) not in EQUIVALENT]
+            found.append(Mutant(file, old.lineno, source[start:end].decode(), text, start, end))
+    return found
 
 
 def chosen(seed: int, count: int, only: str | None) -> list[tuple[Mutant, str]]:
-    """So many mutants, by the targets' shares and evenly over kinds, each with its tests."""
+    """So many mutants, by the targets' shares, each with its tests."""
     draw = random.Random(seed)
     pools: dict[str, list[Mutant]] = {}
     for pattern in TARGETS:
@@ -162,10 +150,7 @@ def chosen(seed: int, count: int, only: str | None) -> list[tuple[Mutant, str]]:
     picked = []
     while len(picked) < count and (left := [pattern for pattern in pools if pools[pattern]]):
         pattern = draw.choices(left, [TARGETS[each][0] for each in left])[0]
-        by_kind = collections.defaultdict(list)
-        for each in pools[pattern]:
-            by_kind[each.kind].append(each)
-        mutant = draw.choice(by_kind[draw.choice(sorted(by_kind))])
+        mutant = draw.choice(pools[pattern])
         # One mutant of a place.
         pools[pattern] = [each for each in pools[pattern] if (each.file, each.start) != (mutant.file, mutant.start)]
         picked.append((mutant, TARGETS[pattern][1]))
@@ -174,106 +159,68 @@ def chosen(seed: int, count: int, only: str | None) -> list[tuple[Mutant, str]]:
 
 def covering(patterns: str) -> list[str]:
     """The tests that these patterns match, each once."""
-    matching = [path for pattern in patterns.split() for path in sorted((ROOT / "tests").glob(pattern))]
-    return [str(path.relative_to(ROOT)) for path in dict.fromkeys(matching)]
+    matching = [sorted((ROOT / "tests").glob(pattern)) for pattern in patterns.split()]
+    assert all(matching), f"of {patterns} one matches nothing"
+    return [str(path.relative_to(ROOT)) for path in dict.fromkeys(itertools.chain(*matching))]
 
 
-class Copy:
-    """A copy of the repository in `folder`, with an interpreter that imports collectx from there."""
-
-    def __init__(self, folder: Path):
-        self.root = folder / "repository"
-        ignored = shutil.ignore_patterns(".git", ".venv", "outputs", "__pycache__", ".*_cache")
-        shutil.copytree(ROOT, self.root, symlinks=True, ignore=ignored)
-        for part in ("cli", "conf"):
-            (self.root / "collectx" / part).symlink_to(self.root / part)
-        venv.create(folder / "venv", symlinks=True)
-        self.python = folder / "venv" / "bin" / "python"
-        installed = [path for path in sys.path if path.endswith("-packages")]
-        (site_packages,) = (folder / "venv" / "lib").glob("*/site-packages")
-        (site_packages / "copy.pth").write_text("\n".join([str(self.root), *installed]))
-        command = self.python.with_name("collectx")
-        command.write_text(f"#!{self.python}\nfrom collectx.cli.main import main\nmain()\n")
-        command.chmod(0o755)
-        self._changes = 0
-
-    def write(self, file: str, content: bytes) -> None:
-        self._changes += 1
-        path = self.root / file
-        path.write_bytes(content)
-        # Byte code is known by its source's time in seconds and its size.
-        os.utime(path, (path.stat().st_atime, 1_000_000_000 + self._changes))
-
-    def test(self, arguments: list[str], timeout_s: float) -> str | None:
-        """What fails first of some tests, None if nothing does."""
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
-        command = [str(self.python), "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--tb=no", *arguments]
-        with tempfile.TemporaryFile("w+") as output:
-            process = subprocess.Popen(
-                command, cwd=self.root, env=environment, stdout=output, stderr=output, start_new_session=True
-            )
-            try:
-                status = process.wait(timeout_s)
-            except subprocess.TimeoutExpired:
-                return "timed out"
-            finally:
-                end(process)
-            output.seek(0)
-            text = output.read()
-        if status == 0:
-            return None
-        failed = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - |$)", text, re.MULTILINE)
-        return failed[1] if failed else f"status {status}: {text.strip().splitlines()[-1:]}"
+def copied(root: Path) -> Path:
+    """Copies the repository there, so that its tests import from the copy."""
+    ignored = shutil.ignore_patterns(".git", ".venv", "outputs", "__pycache__", ".*_cache")
+    shutil.copytree(ROOT, root, symlinks=True, ignore=ignored)
+    for part in ("cli", "conf"):
+        (root / "collectx" / part).symlink_to(root / part)
+    return root
 
 
-def end(process: subprocess.Popen) -> None:
-    """Ends a process and all that it has started."""
-    if process.poll() is None:
-        root = psutil.Process(process.pid)
-        for each in [*root.children(recursive=True), root]:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                each.kill()
-        process.wait()
+def first_failure(root: Path, tests: list[str], timeout_s: float) -> str | None:
+    """What fails first of some tests of the copy in `root`, None if nothing does."""
+    # Byte code is known by its source's time in seconds and its size: it would be that of another mutant.
+    environment = os.environ | {"PYTHONPATH": str(root), "PYTHONDONTWRITEBYTECODE": "1"}
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--tb=no"]
+    command += ["-n", "2", "--dist", "loadgroup", *tests]
+    with tempfile.TemporaryFile("w+") as output:
+        process = subprocess.Popen(
+            command, cwd=root, env=environment, stdout=output, stderr=output, start_new_session=True
+        )
+        try:
+            status = process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            return "timed out"
+        output.seek(0)
+        text = output.read()
+    failed = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - |$)", text, re.MULTILINE)
+    return (failed[1] if failed else f"status {status}: {text.strip()[-200:]}") if status else None
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--count", type=int, default=40)
-    parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--only", metavar="FILE")
     parser.add_argument("--whole", action="store_true", help="run survivors against all of `make test`")
     options = parser.parse_args()
     picked = chosen(options.seed, options.count, options.only)
+    survivors, limits = 0, {}
     with tempfile.TemporaryDirectory(prefix="collectx-mutants-") as folder:
-        copies: queue.Queue[Copy] = queue.Queue()
-        for index in range(options.jobs):
-            copies.put(Copy(Path(folder) / str(index)))
-        limits = {}
-        for patterns in {patterns for _, patterns in picked}:
-            copy = copies.queue[0]
-            began = time.monotonic()
-            if failed := copy.test(covering(patterns), 3600):
-                print(f"without any change, {patterns}: {failed}")
-                return 1
-            limits[patterns] = 120 + 4 * (time.monotonic() - began)
-
-        def judge(mutant: Mutant, patterns: str) -> str | None:
-            copy = copies.get()
-            try:
-                copy.write(mutant.file, mutant.applied())
-                failed = copy.test(covering(patterns), limits[patterns])
-                return failed or (copy.test(["-n", "2", "--dist", "loadgroup"], 1800) if options.whole else None)
-            finally:
-                copy.write(mutant.file, (ROOT / mutant.file).read_bytes())
-                copies.put(copy)
-
-        survivors = 0
-        with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
-            for (mutant, _), killer in zip(picked, pool.map(judge, *zip(*picked, strict=True)), strict=True):
-                survivors += killer is None
-                change = f"{mutant.before} -> {mutant.text}".replace("\n", " ")
-                print(f"{mutant.file}:{mutant.line}  {mutant.kind}: {change}\n    {killer or 'SURVIVED'}", flush=True)
+        root = copied(Path(folder) / "repository")
+        for mutant, patterns in picked:
+            if patterns not in limits:
+                began = time.monotonic()
+                if failed := first_failure(root, covering(patterns), 3600):
+                    print(f"without any change, {patterns}: {failed}")
+                    return 1
+                limits[patterns] = 120 + 4 * (time.monotonic() - began)
+            (root / mutant.file).write_bytes(mutant.applied())
+            killer = first_failure(root, covering(patterns), limits[patterns])
+            if killer is None and options.whole:
+                killer = first_failure(root, [], 1800)
+            shutil.copy(ROOT / mutant.file, root / mutant.file)
+            survivors += killer is None
+            change = f"{mutant.before} -> {mutant.text}".replace("\n", " ")
+            print(f"{mutant.file}:{mutant.line}  {change}\n    {killer or 'SURVIVED'}", flush=True)
     print(f"{survivors} of {len(picked)} mutants survived (seed {options.seed})")
     return int(survivors * 40 > 3 * len(picked))
 

@@ -2,77 +2,53 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from importlib.util import find_spec
 from itertools import pairwise
 
 import gymnasium
 import numpy as np
 import pytest
-from collecting import counting, gym_vector
+import torch
+from collecting import counting, gym, gym_vector
 from gymnasium import spaces
 from gymnasium.vector import SyncVectorEnv
 from numpy.testing import assert_array_equal, assert_equal
 from stepping import Stepper, memory
 
-from collectx.config import EnvPoolEnvConfig, GymEnvConfig, GymVectorEnvConfig, TorchrlEnvConfig
+from collectx.config import EnvPoolEnvConfig, TorchrlEnvConfig
 from collectx.env import build, read_spec
-from collectx.env.spaces import Structure
+from collectx.policy.random import RandomActor
 
-ATARI_WRAPPERS = [
-    {"_target_": "gymnasium.wrappers.AtariPreprocessing", "frame_skip": 4},
-    {"_target_": "gymnasium.wrappers.FrameStackObservation", "stack_size": 4},
-]
-
-
-def gym(id: str, num_envs: int, info_keys=(), wrappers=(), **kwargs) -> GymEnvConfig:
-    return GymEnvConfig("gym", num_envs, id, None, kwargs, list(wrappers), list(info_keys))
-
-
-CARTPOLES = {
-    "cartpole": gym("CartPole-v1", 3),
-    "sync-next-step": gym_vector(3, "next_step", "sync"),
-    "sync-same-step": gym_vector(3, "SAME_STEP", "sync"),
-    "sync-disabled": gym_vector(3, "Disabled", "sync"),
-    "async": gym_vector(3, None, "async"),
-    "async-next-step": gym_vector(3, "next_step", "async"),
-    "async-same-step": gym_vector(3, "same_step", "async"),
+ATARI_WRAPPERS = [{"AtariPreprocessing": {"frame_skip": 4}}, {"FrameStackObservation": {"stack_size": 4}}]
+HALF_CHEETAH, PONG = (gym(2, id, max_episode_steps=20) for id in ("HalfCheetah-v5", "ALE/Pong-v5"))
+CARTPOLES = {"gym": gym(3)} | {
+    f"{how}-{mode}": gym_vector(3, mode, how) for how in ("sync", "async") for mode in (None, "next_step", "SAME_STEP")
 }
 # By the functions of `worlds/torchrlenvs.py`: unbatched, with transforms, batched, SerialEnv, ParallelEnv.
 TORCHRL = {"cartpole": 2, "pendulum": 2, "counted": 2, "batched": 3, "serial": 3, "counted_serial": 3, "parallel": 2}
 CONFIGS = CARTPOLES | {
-    "cartpole-one": gym("CartPole-v1", 1),
-    "pendulum": gym("Pendulum-v1", 2, max_episode_steps=20),
-    "half-cheetah": gym("HalfCheetah-v5", 2, ["x_position", "reward_ctrl"], max_episode_steps=20),
-    "pong-raw": gym("ALE/Pong-v5", 2, ["lives"], max_episode_steps=20),
-    "pong-stacked": gym("ALE/Pong-v5", 2, (), ATARI_WRAPPERS, max_episode_steps=120, frameskip=1),
+    "gym-one": gym(1, "gymnasium:CartPole-v1"),
+    "pendulum": gym(2, "Pendulum-v1", max_episode_steps=20),
+    "half-cheetah": replace(HALF_CHEETAH, info_keys=["x_position", "reward_ctrl"]),
+    "pong-raw": replace(PONG, info_keys=["lives"]),
+    "pong-stacked": replace(PONG, wrappers=ATARI_WRAPPERS, kwargs={"max_episode_steps": 120, "frameskip": 1}),
     "vector-entry-point": gym_vector(3),
     "envpool": EnvPoolEnvConfig("envpool", 9, "CartPole-v1", {}, num_threads=2),
     "counting": counting(3, 4),
     **{f"torchrl-{n}": TorchrlEnvConfig("torchrl", e, f"worlds.torchrlenvs:{n}") for n, e in TORCHRL.items()},
 }
 # Their processes, and the ROM that every seeded reset loads, take seconds.
-SLOW = ("async", "async-next-step", "async-same-step", "pong-raw", "pong-stacked", "torchrl-parallel")
+SLOW = ("async-None", "async-next_step", "async-SAME_STEP", "pong-raw", "pong-stacked", "torchrl-parallel")
 
 
-def param(name: str, *values, fast: tuple[str, ...] = ()):
-    marks = [pytest.mark.ci] if name in SLOW and name not in fast else []
+def param(name: str, *values):
+    marks = [pytest.mark.ci] if name in SLOW else []
     if name.startswith("torchrl"):
         marks.append(pytest.mark.skipif(find_spec("torchrl") is None, reason="needs the torchrl extra"))
     if name == "envpool":
         marks.append(pytest.mark.xdist_group("envpool"))
     return pytest.param(name, *values, marks=marks)
-
-
-def sample_actions(spec, steps: int) -> list[list[np.ndarray]]:
-    """For each step one array per action leaf, drawn from the single env's action space."""
-    structure = Structure(spec.action_space, ("action",))
-    spec.action_space.seed(7)
-    actions = [memory(spec.action, spec.num_envs) for _ in range(steps)]
-    for e in range(spec.num_envs):
-        for rows in actions:
-            for array, value in zip(rows, structure.flatten(spec.action_space.sample()), strict=True):
-                array[e] = value
-    return actions
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -108,8 +84,9 @@ def test_spec_is_read_without_building_the_group(cfg, env):
 def test_frames_follow_one_another_and_equal_seeds_and_actions_give_the_same(cfg, env):
     """Where envs can be cut, one is restarted before its episode ends."""
     steps, cut_at = 45, 1 if env.spec.cuttable else None
-    actions = sample_actions(env.spec, steps)
-    other = build(cfg)
+    torch.manual_seed(7)
+    actor, other = RandomActor(env.spec), build(cfg)
+    actions = [[leaf.numpy() for leaf in actor.act([])] for _ in range(steps)]
     seeds = [100 + e for e in range(env.spec.num_envs)]
     streams = []
     for each, length in ((env, steps), (other, steps), (env, 5)):
@@ -151,19 +128,21 @@ class Echo(gymnasium.Env):
         return observation, 0.0, False, False, {}
 
 
-def echoes(kind):
-    if kind == "gym":
-        return GymEnvConfig("gym", 3, None, Echo)
-    if kind == "gym_vector":
-        return GymVectorEnvConfig("gym_vector", 3, None, lambda num_envs: SyncVectorEnv([Echo] * num_envs))
-    wrapper = pytest.importorskip("torchrl.envs", reason="needs the torchrl extra").GymWrapper
-    return TorchrlEnvConfig("torchrl", 3, lambda: wrapper(Echo()))
+def torchrls_echo():
+    return pytest.importorskip("torchrl.envs", reason="needs the torchrl extra").GymWrapper(Echo())
 
 
-@pytest.mark.parametrize("kind", ["gym", "gym_vector", "torchrl"])
+ECHOES = {
+    "gym": gym(3, entry_point=Echo),
+    "gym_vector": replace(gym_vector(3), id=None, entry_point=lambda num_envs: SyncVectorEnv([Echo] * num_envs)),
+    "torchrl": TorchrlEnvConfig("torchrl", 3, torchrls_echo),
+}
+
+
+@pytest.mark.parametrize("kind", ECHOES)
 def test_an_env_has_the_memory_of_its_actions_and_the_caller_its_own(kind):
     """The caller overwrites its action after the step, and the env what it was passed."""
-    stepper = Stepper(build(echoes(kind))).reset()
+    stepper = Stepper(build(ECHOES[kind])).reset()
     (action,) = memory(stepper.spec.action, 3)
     action[:] = actions = np.arange(6).reshape(3, 2)
     stepper.step(action)
@@ -171,6 +150,10 @@ def test_an_env_has_the_memory_of_its_actions_and_the_caller_its_own(kind):
     action[:] = -1
     assert_array_equal(stepper.step(action).observation[0], actions + 1)
     stepper.env.close()
+
+
+SEEDS = [3, 4, 5]
+ACTIONS = np.random.default_rng(0).integers(0, 2, (3, 120))
 
 
 def cartpole_frames(length: int, cut_every: int | None) -> list[list[tuple]]:
@@ -188,15 +171,10 @@ def cartpole_frames(length: int, cut_every: int | None) -> list[list[tuple]]:
     return streams
 
 
-SEEDS = [3, 4, 5]
-ACTIONS = np.random.default_rng(0).integers(0, 2, (3, 120))
+CUT = [param(name, 3) for name in CARTPOLES if "next_step" not in name]
 
 
-WHOLE = [param(name, None) for name in CARTPOLES]
-CUT = [param(name, 3, fast=("async-same-step",)) for name in CARTPOLES if "next-step" not in name]
-
-
-@pytest.mark.parametrize(("name", "cut_every"), [*WHOLE, *CUT])
+@pytest.mark.parametrize(("name", "cut_every"), [*(param(name, None) for name in CARTPOLES), *CUT])
 def test_every_way_of_resetting_gives_the_frames_of_the_bare_env(name, cut_every):
     """So it does where an env is cut, also in the step in which others end."""
     length = 70

@@ -52,11 +52,21 @@ def learn(name, target_return, folder, *overrides) -> RunCollection:
     return collection
 
 
+# With rewards of one step alone, all that DQN knows of later ones comes from its target network. Each of six seeds
+# reached 100 within 14,100 frames; with goals that are wrong in any of five ways, or without new weights in the
+# workers, the mean return was below 25 after 30,000.
+ONE_STEP = ["trainer.num_steps=1", "collector.total_frames=30208"]
+
+
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("name", LAGS)
-def test_learns(name, tmp_path):
+@pytest.mark.parametrize(
+    ("name", "target_return", "overrides"),
+    [("ppo", 200, []), ("impala", 200, []), ("dqn", 100, ONE_STEP)],
+    ids=LAGS,
+)
+def test_learns(name, target_return, overrides, tmp_path):
     """Random actions have a mean return of 22."""
-    assert learn(name, 200, tmp_path).mean_return >= 200
+    assert learn(name, target_return, tmp_path, *overrides).mean_return >= target_return
 
 
 @pytest.mark.nightly

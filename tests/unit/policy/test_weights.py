@@ -54,8 +54,8 @@ def test_everything_arrives(adopt):
     assert all(parameter is before[name] for name, parameter in target.named_parameters())
 
 
-def test_adopted_module_still_trains():
-    module = nn.Linear(2, 1)
+def test_what_happens_to_the_module_after_adopt_is_seen():
+    module = nn.Linear(2, 1, bias=False)
     optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
     with torch.inference_mode():
         weights = FlatWeights(module)
@@ -64,22 +64,8 @@ def test_adopted_module_still_trains():
     module(torch.ones(1, 2)).sum().backward()
     optimizer.step()
     assert not torch.equal(before, written(weights))
-
-
-def test_replaced_parameter_is_seen_after_adopt():
-    module = nn.Linear(2, 1, bias=False)
-    weights = FlatWeights(module)
-    weights.adopt()
     module.weight = nn.Parameter(torch.tensor([[3.0, 4.0]]))
     assert written(weights)[:8].view(torch.float32).tolist() == [3.0, 4.0]
-
-
-@pytest.mark.parametrize("module", [None, nn.Tanh()])
-def test_nothing_to_copy(module):
-    weights = FlatWeights(module)
-    weights.adopt()
-    weights.read(written(weights))
-    assert weights.nbytes == 0
 
 
 @pytest.mark.parametrize("buffer", [torch.zeros(129, dtype=torch.uint8), torch.zeros(128)], ids=["size", "dtype"])
@@ -92,9 +78,10 @@ def test_wrong_buffer(buffer, method):
 
 
 def test_where_a_policy_lies():
-    here = nn.Linear(2, 2)
-    assert lies_on(here, torch.device("cpu"))
+    here, there = nn.Linear(2, 2), nn.Linear(2, 2, device="meta")
+    cpu, meta = torch.device("cpu"), torch.device("meta")
+    found = [(module, device) for module in (here, there) for device in (cpu, meta) if lies_on(module, device)]
+    assert found == [(here, cpu), (there, meta)]
     assert lies_on(here, torch.device("cpu", 0))
-    assert not lies_on(here, torch.device("meta"))
-    assert not lies_on(nn.Sequential(here, nn.Linear(2, 2, device="meta")), torch.device("cpu"))
-    assert lies_on(len, torch.device("meta"))
+    assert lies_on(len, meta)
+    assert not lies_on(nn.Sequential(here, there), cpu)

@@ -44,17 +44,10 @@ def test_drawn_in_proportion(alpha):
 
 def test_new_frames_have_the_largest_priority_so_far():
     buffer = filled(10, 4, alpha=1.0)
-    check_priorities(buffer, dict.fromkeys(range(4), 1.0))
-    buffer.update_priority(torch.tensor([1]), torch.tensor([5.0]))
-    buffer.update_priority(torch.tensor([1]), torch.tensor([0.5]))
+    for priority in (5.0, 0.5):
+        buffer.update_priority(torch.tensor([1]), torch.tensor([priority]))
     buffer.extend(Stream(1).take(2))
     check_priorities(buffer, {0: 1, 1: 0.5, 2: 1, 3: 1, 4: 5, 5: 5})
-
-
-def test_priorities_of_overwritten_frames_are_left_out():
-    buffer = filled(4, 6, alpha=1.0)
-    buffer.update_priority(torch.tensor([1, 2, 6, -1]), torch.tensor([9.0, 3.0, 9.0, 9.0]))
-    check_priorities(buffer, {2: 3, 3: 1, 4: 1, 5: 1})
 
 
 def test_wrong_priorities():

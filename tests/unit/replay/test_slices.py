@@ -69,13 +69,6 @@ def test_rare_slices_are_found():
     assert sample["index"].unique().tolist() == list(range(19_992, 20_000))
 
 
-def test_slices_across_batches_of_one_env():
-    buffer, stream = ReplayBuffer(100, sampler=SliceSampler(10, seed=0)), Stream(1, 0, 30)
-    for _ in range(6):
-        buffer.extend(stream.take(3))
-    assert buffer.sample(500)["index"][:, 0].unique().tolist() == list(range(9))
-
-
 def test_mistakes_are_named():
     buffer = ReplayBuffer(100, sampler=SliceSampler(4))
     batch = Stream(1).take(20)

@@ -52,11 +52,3 @@ def test_the_ends_of_the_mass():
     tree.set(np.array([3, 96]), np.array([2.0, 5.0]))
     edges = np.array([0.0, np.nextafter(2.0, 0), 2.0, np.nextafter(7.0, 0), 7.0])
     assert tree.find(edges).tolist() == [3, 3, 96, 96, 96]
-
-
-def test_rebuilt_after_weights_were_written():
-    tree = make(1000)
-    tree.weights[:] = 1.0
-    tree.rebuild()
-    assert tree.total == 1000
-    assert tree.find(np.array([0.5, 500.5, 999.5])).tolist() == [0, 500, 999]

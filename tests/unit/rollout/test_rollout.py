@@ -1,25 +1,26 @@
-"""The rollouts, lockstep and ragged: what they write where, against a scripted env."""
+"""The rollouts, lockstep and ragged: what they write where."""
 
 from __future__ import annotations
 
 import gc
 import json
 import sys
+from dataclasses import replace
+from functools import partial
 
-import numpy as np
 import pytest
 import torch
 from collecting import counting, gym, gym_vector, mlp
 from gymnasium import spaces
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from worlds.faulty import telling_policy
+from worlds.spaceenv import SpaceEnv, read
 
 from collectx import policy as policies
-from collectx.batch import Layout, Leaf, batch_leaves
+from collectx.batch import Layout, batch_leaves
 from collectx.collector.task import WorkerTask
 from collectx.config import as_dict
-from collectx.env import build
-from collectx.env.base import EnvSpec
-from collectx.env.counting import StreamChecker, frame
+from collectx.env import build, read_spec
 from collectx.given import Given
 from collectx.policy import ExplorationType, make_actor
 from collectx.rollout.episodes import Episodes
@@ -28,139 +29,81 @@ from collectx.rollout.rollout import Stopped
 from collectx.rollout.spec import PLAIN, RolloutSpec
 from collectx.rollout.start import rollout_of
 
-OBSERVATION = Leaf(("observation",), (4,), torch.int64)
-ACTION = Leaf(("action",), (), torch.int64)
 
-
-class ScriptedRaggedEnv:
-    """Env e's n-th episode lasts `lengths[e][n % len]` steps; then one step of the group is its reset."""
-
-    def __init__(self, lengths):
-        self.lengths = lengths
-        space = spaces.Box(-1, 1, (4,))
-        self.spec = EnvSpec(len(lengths), (OBSERVATION,), (ACTION,), space, spaces.Discrete(2), ragged=True)
-        self.index = np.arange(len(lengths))
-        self.episode = np.zeros_like(self.index)
-        self.step_of = np.zeros_like(self.index)
-        self.ended = np.zeros(len(lengths), bool)
-        self.closed = False
-
-    def reset(self, seeds, out):
-        out[0][:] = frame(self.index, self.episode, self.step_of, 4)
-
-    def step(self, action, out):
-        out.frame[self.ended] = False
-        self.episode += self.ended
-        self.step_of = np.where(self.ended, 0, self.step_of + 1)
-        out.observation[0][:] = frame(self.index, self.episode, self.step_of, 4)
-        out.reward[:] = np.where(self.ended, 1000, self.step_of)
-        length = [each[n % len(each)] for each, n in zip(self.lengths, self.episode, strict=True)]
-        # On its reset step an env may say anything; here it says that it terminated.
-        out.terminated[:] = (self.step_of >= length) | self.ended
-        out.truncated[:] = False
-        self.ended = (self.step_of >= length) & ~self.ended
-        return bool(self.ended.any())
-
-    def restart(self, ended, out):
-        raise AssertionError("a ragged env is never restarted")
-
-    def close(self):
-        self.closed = True
-
-
-class ScriptedActor:
-    """The action is the observed step, so that an action beside the wrong observation shows."""
-
-    module = None
-    device = torch.device("cpu")
-    leaves = (ACTION,)
-
-    def act(self, observation):
-        return [observation[0][:, 2]]
-
-
-def make(env, actor, steps, num_slots=1, stop=b"\0", spec=PLAIN):
-    """A rollout over `env`, the layout of its slots and their memory, filled with sevens."""
+def make(cfg, policy, steps, stop=b"\0", spec=PLAIN):
+    """A rollout, a slot that is filled with sevens, and the slot's rows as `collect` takes them."""
+    env = build(cfg)
     size = env.spec.num_envs
+    actor = make_actor(policy, env.spec, torch.device("cpu"), ExplorationType.RANDOM)
     rollout = rollout_of(env.spec)(env, actor, Episodes(0, size, size), range(size), memoryview(stop), spec)
     layout = Layout(batch_leaves(env.spec.observation, actor.leaves), size, steps)
-    return rollout, layout, [torch.full((layout.nbytes,), 7, dtype=torch.uint8) for _ in range(num_slots)]
+    slot = layout.slot(torch.full((layout.nbytes,), 7, dtype=torch.uint8))
+    return rollout, slot, rollout.prepare(slot)
 
 
-def collect(lengths, steps, num_batches, num_slots=2, spec=PLAIN):
-    rollout, layout, memories = make(ScriptedRaggedEnv(lengths), ScriptedActor(), steps, num_slots, spec=spec)
-    assert isinstance(rollout, RaggedRollout)
-    prepared = [rollout.prepare(layout.slot(memory)) for memory in memories]
-    for number in range(num_batches):
-        stats = rollout.collect(prepared[number % num_slots], number)
-        yield layout.slot(memories[number % num_slots].clone()).tensors, stats
+RAGGED = gym_vector(3, "next_step", "sync")
 
 
-@pytest.mark.parametrize("lengths", [[[3]], [[5], [1]], [[7], [7], [7]], [[1, 4, 2], [9], [2, 2, 11], [30]]])
+@pytest.mark.parametrize("lengths", [(3,), (5, 1), (7, 7, 7), (1, 9, 4, 19)])
 @pytest.mark.parametrize("steps", [1, 4, 9])
 @pytest.mark.parametrize("set_truncated", [False, True])
-def test_ragged_segments_lose_repeat_and_reorder_nothing(lengths, steps, set_truncated):
-    checker = StreamChecker()
-    episodes = []
-    for tensors, stats in collect(lengths, steps, 30, spec=RolloutSpec(set_truncated=set_truncated)):
-        last = (torch.arange(steps) == steps - 1).expand(len(lengths), -1)[..., None]
-        assert torch.equal(tensors["next", "truncated"], last & set_truncated)
-        assert torch.equal(tensors["next", "done"], tensors["next", "terminated"] | tensors["next", "truncated"])
-        # That a batch ends is no end of an episode.
-        ended = {("next", "done"): tensors["next", "terminated"]}
-        checker.take({key[0] if len(key) == 1 else key: value for key, value in (tensors | ended).items()})
-        assert torch.equal(tensors["action",], tensors["observation",][..., 2])
-        assert torch.equal(tensors["next", "reward"][..., 0], tensors["next", "observation"][..., 2].float())
-        env, episode = tensors["observation",][..., 0], tensors["observation",][..., 1]
-        assert torch.equal(tensors["collector", "traj_ids"], env + episode * len(lengths))
-        for row in env:
-            assert row.unique().numel() == 1, "a row is of one env"
-        episodes += zip(*stats.episodes, strict=True)
-    assert checker.frames == 30 * len(lengths) * steps
-    assert {length for _, length in episodes} <= {length for each in lengths for length in each}
-    assert all(total == length * (length + 1) / 2 for total, length in episodes)
+def test_a_ragged_row_is_of_one_env_and_no_frame_is_lost_or_repeated(lengths, steps, set_truncated):
+    size = len(lengths)
+    envs = [partial(SpaceEnv, spaces.Discrete(9), spaces.Discrete(2), length) for length in lengths]
+    entry_point = lambda num_envs: SyncVectorEnv(envs, autoreset_mode=AutoresetMode.NEXT_STEP)  # noqa: E731
+    cfg = replace(gym_vector(size), id=None, entry_point=entry_point)
+    rollout, slot, rows = make(cfg, None, steps, spec=RolloutSpec(set_truncated=set_truncated))
+    assert isinstance(rollout, RaggedRollout)
+    expected, lengths_told = [(1, 1)] * size, []
+    for number in range(20):
+        stats = rollout.collect(rows, number)
+        lengths_told += stats.episodes[1].tolist()
+        for row in range(size):
+            tensors = {key: tensor[row] for key, tensor in slot.tensors.items()}
+            frames = [read(reward) for reward in tensors["next", "reward"]]
+            (env,) = {env for env, _, _ in frames}
+            for _, episode, step in frames:
+                assert (episode, step) == expected[env]
+                expected[env] = (episode + 1, 1) if step == lengths[env] else (episode, step + 1)
+            assert tensors["collector", "traj_ids"].tolist() == [env + (each - 1) * size for _, each, _ in frames]
+            over = torch.tensor([[step == lengths[env]] for _, _, step in frames])
+            is_odd = torch.tensor([[episode % 2 == 1] for _, episode, _ in frames])
+            last = (torch.arange(steps) == steps - 1)[:, None] & set_truncated
+            assert torch.equal(tensors["next", "terminated"], over & is_odd)
+            assert torch.equal(tensors["next", "truncated"], (over & ~is_odd) | last)
+            assert torch.equal(tensors["next", "done"], over | last)
+            versions = tensors["collector", "policy_version"]
+            assert versions.max() <= number
+            assert (versions.diff() >= 0).all()
+    ended = [length for length, (episode, _) in zip(lengths, expected, strict=True) for _ in range(episode - 1)]
+    assert sorted(lengths_told) == sorted(ended)
 
 
-def test_each_ragged_frame_tells_the_version_that_acted():
-    for number, (tensors, _) in enumerate(collect([[1], [40]], 5, 20)):
-        versions = tensors["collector", "policy_version"]
-        assert versions.max() == number
-        assert (versions[:, 1:] >= versions[:, :-1]).all()
-    assert number == 19
-
-
-def test_a_ragged_rollout_stops_between_two_steps():
-    env = ScriptedRaggedEnv([[3], [4]])
-    rollout, layout, (memory,) = make(env, ScriptedActor(), 4, stop=b"\1")
+@pytest.mark.parametrize("cfg", [gym(3), RAGGED], ids=["lockstep", "ragged"])
+def test_a_rollout_stops_between_two_steps(cfg):
+    rollout, _, rows = make(cfg, None, 4, stop=b"\1")
     with pytest.raises(Stopped):
-        rollout.collect(rollout.prepare(layout.slot(memory)), 0)
+        rollout.collect(rows, 0)
     rollout.close()
-    assert env.closed
 
 
 def test_random_frames_leave_nothing_in_what_the_policy_writes_nor_the_slot_in_them():
-    env = build(counting(20))
-    actor = make_actor(telling_policy(4), env.spec, torch.device("cpu"), ExplorationType.RANDOM)
-    rollout, layout, (memory,) = make(env, actor, 6, spec=RolloutSpec(None, 1))
+    policy = telling_policy(4)
     with torch.no_grad():
-        actor.module.module.number.fill_(3)
-    slot = layout.slot(memory)
-    prepared = rollout.prepare(slot)
+        policy.module.number.fill_(3)
+    rollout, slot, rows = make(counting(20), policy, 6, spec=RolloutSpec(None, 1))
     for expected in ([[0, 1], [0], [0]], [[0], [3], [3]]):
-        rollout.collect(prepared, 0)
+        rollout.collect(rows, 0)
         assert [slot.tensors[key,].unique().tolist() for key in ("action", "low", "high")] == expected
 
 
-@pytest.mark.parametrize("cfg", [gym(3), gym_vector(3, "next_step", "sync")], ids=["lockstep", "ragged"])
+@pytest.mark.parametrize("cfg", [gym(3), RAGGED], ids=["lockstep", "ragged"])
 def test_the_step_loop_keeps_no_object(cfg):
-    env, steps = build(cfg), 50
-    actor = make_actor(policies.build(mlp(), env.spec, 0), env.spec, torch.device("cpu"), ExplorationType.RANDOM)
-    rollout, layout, (memory,) = make(env, actor, steps)
-    prepared = rollout.prepare(layout.slot(memory))
+    rollout, _, rows = make(cfg, policies.build(mlp(), read_spec(cfg), 0), 50)
     blocks = []
     for _ in range(3):
         for number in range(10):
-            rollout.collect(prepared, number)
+            rollout.collect(rows, number)
         gc.collect()
         blocks.append(sys.getallocatedblocks())
     # Between the last two, 500 steps of three envs.

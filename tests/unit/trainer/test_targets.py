@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from torch import nn
 
 from collectx.trainer.gae import gae
 from collectx.trainer.nstep import nstep
@@ -68,29 +67,18 @@ def test_nstep(steps, num_steps):
                 end += 1
             assert last[r, t] == end
             assert discount[r, t].item() == pytest.approx(0.9 ** (end - t + 1))
-            assert total[r, t].item() == pytest.approx(
-                sum(0.9 ** (i - t) * reward[r, i].item() for i in range(t, end + 1)), abs=1e-5
-            )
+            rewards = reward[r, t : end + 1]
+            torch.testing.assert_close(total[r, t], (rewards * 0.9 ** torch.arange(len(rewards))).sum())
 
 
 def test_next_values_at_the_ends():
     """Frames: inside, truncated, terminated, last of the batch."""
     observation = torch.tensor([[[1.0], [2.0], [10.0], [20.0]]])
     following = torch.tensor([[[2.0], [3.0], [11.0], [21.0]]])
-    rows = Rows(
-        observation=[observation],
-        next_observation=[following],
-        action=torch.zeros(1, 4),
-        log_prob=torch.zeros(1, 4),
-        reward=torch.zeros(1, 4),
-        terminated=torch.tensor([[False, False, True, False]]),
-        done=torch.tensor([[False, True, True, False]]),
-    )
-
-    class Identity(nn.Module):
-        def forward(self, observation):
-            return observation[0].squeeze(-1)
-
-    value, next_value = values_of(Identity(), rows)
+    terminated = torch.tensor([[False, False, True, False]])
+    truncated = torch.tensor([[False, True, False, False]])
+    unused = torch.zeros(1, 4)
+    rows = Rows([observation], [following], unused, unused, unused, terminated, done=terminated | truncated)
+    value, next_value = values_of(lambda seen: seen[0].squeeze(-1), rows)
     assert value.tolist() == [[1.0, 2.0, 10.0, 20.0]]
     assert next_value.tolist() == [[2.0, 3.0, 0.0, 21.0]]

@@ -1,0 +1,82 @@
+"""What cannot be built is refused with the key to change, and a missing package with the extra that has it."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+
+import pytest
+from collecting import counting, gym, gym_vector
+from gymnasium.error import DependencyNotInstalled
+
+from collectx.config import EnvConfig, EnvPoolEnvConfig
+from collectx.env import build
+from collectx.env.make import resolve
+from collectx.errors import CollectxError, ConfigError
+
+
+def envpool(id="CartPole-v1", **kwargs):
+    return EnvPoolEnvConfig("envpool", 16, id, kwargs, num_threads=2)
+
+
+def wrapped(*wrappers):
+    return replace(gym(), wrappers=list(wrappers))
+
+
+IN_ENVPOOL = pytest.mark.xdist_group("envpool")  # it takes two seconds to import
+REFUSED = [
+    (EnvConfig("gim", 1), "kind=gim is not one of gym, gym_vector, envpool, torchrl, counting"),
+    (counting(episode_length=0, observation_size=2), r"observation_size=2 is below 3[\s\S]*episode_length=0"),
+    (gym(0), "num_envs=0 is below 1"),
+    (gym(id=None), "id=None and env.entry_point=None: give exactly one"),
+    (replace(gym(), entry_point="a:b"), "give exactly one"),
+    (gym(entry_point="no.such:thing"), "env.entry_point=no.such:thing: cannot be imported"),
+    (gym(entry_point="os:sep"), "env.entry_point=os:sep: is str, expected something to call"),
+    (wrapped({"a": 1}), r"env.wrappers\[0\]=.*expected a name"),
+    (wrapped({"_target_": "gymnasium.wrappers.Nope"}), r"env.wrappers\[0\]=gymnasium.wrappers.Nope"),
+    (gym_vector(3, "sometimes", "sync"), "autoreset_mode=sometimes: one of next_step"),
+    (gym_vector(3, None, "threads"), "vectorization_mode=threads is not one of async, sync, vector_entry_point"),
+    (gym_vector(3, "disabled"), "gives no choice"),
+    (replace(gym_vector(3, None, "sync"), info_keys=["nothing"]), "no 'nothing'"),
+    (replace(gym(), info_keys=["nothing"]), "has no 'nothing'; it has nothing"),
+    pytest.param(envpool("CartPole-v99"), "CartPole-v99 is not a task of EnvPool", marks=IN_ENVPOOL),
+    pytest.param(envpool(batch_size=3, seed=1), r"env\.kwargs has batch_size, seed", marks=IN_ENVPOOL),
+]
+
+
+@pytest.mark.parametrize(("cfg", "message"), REFUSED)
+def test_a_wrong_configuration(cfg, message):
+    with pytest.raises(CollectxError, match=message):
+        build(cfg)
+
+
+@pytest.mark.parametrize(
+    ("package", "extra", "make"),
+    [
+        ("ale_py", "atari", lambda: build(gym(id="ALE/Pong-v5"))),
+        ("envpool", "envpool", lambda: build(envpool())),
+        ("torchrl", "torchrl", lambda: resolve("torchrl.envs:GymEnv", "env.target")),
+    ],
+)
+def test_a_missing_package(package, extra, make, monkeypatch):
+    # Another test may have imported it.
+    for name in (package, *(each for each in sys.modules if each.startswith(f"{package}."))):
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(ConfigError, match=rf"pip install 'collectx\[{extra}\]'$"):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('MuJoCo is not installed, run `pip install "gymnasium[mujoco]"`', "MuJoCo is not .*: .*collectx.mujoco.'"),
+        ("opencv-python package not installed, run `pip`", "opencv-python package not installed: .*collectx.atari.'"),
+        ("box2d is not installed, run `pip install swig`", "box2d is not installed, run `pip install swig`"),
+    ],
+)
+def test_a_package_that_gymnasium_misses(text, message):
+    def make():
+        raise DependencyNotInstalled(text)
+
+    with pytest.raises(ConfigError, match=f"^env.entry_point=.*: {message}$"):
+        build(gym(entry_point=make))

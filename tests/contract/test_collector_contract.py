@@ -88,36 +88,6 @@ def test_every_frame_arrives_once_in_order_and_complete(way, num_envs, zero_copy
         assert collector.delivery.index == num_batches - 1
 
 
-@pytest.mark.parametrize(
-    ("kind", "num_envs", "batch_size"),
-    [
-        ("single", 1, [12]),
-        ("single", 3, [3, 4]),
-        ("multi_sync", 1, [2, 6]),
-        ("multi_sync", 3, [2, 3, 2]),
-        ("multi_async", 1, [12]),
-        *((kind, 3, [2, 3, 2]) for kind in ("distributed_sync", "rpc_sync", "ray_sync")),
-        *((kind, 3, [3, 4]) for kind in ("multi_async", "distributed", "rpc", "ray")),
-    ],
-)
-def test_a_batch_looks_like_torchrls(kind, num_envs, batch_size):
-    (batch,) = batches(kind, "inline", gym(num_envs), frames_per_batch=12, total_frames=12)
-    assert list(batch.batch_size) == batch_size
-    assert batch.names == [None] * (len(batch_size) - 1) + ["time"]
-    leaves = {key: batch.get(key) for key in batch.keys(include_nested=True, leaves_only=True)}
-    ends = {key: ([1], torch.bool) for key in ("done", "terminated", "truncated")}
-    assert {key: (list(value.shape[len(batch_size) :]), value.dtype) for key, value in leaves.items()} == {
-        "observation": ([4], torch.float32),
-        "action": ([], torch.int64),
-        **ends,
-        ("next", "observation"): ([4], torch.float32),
-        ("next", "reward"): ([1], torch.float32),
-        **{("next", key): leaf for key, leaf in ends.items()},
-        ("collector", "traj_ids"): ([], torch.int64),
-        ("collector", "policy_version"): ([], torch.int64),
-    }
-
-
 @over([*HERE, ways.RAY_ASYNC])
 @pytest.mark.parametrize("zero_copy", [False, True])
 def test_a_batch_is_the_users_own_memory(way, zero_copy):
@@ -286,14 +256,6 @@ def test_every_worker_delivers_until_the_collector_is_closed(way):
         next(collector)
 
 
-@over(HERE)
-def test_many_short_episodes(way):
-    checker = StreamChecker()
-    for batch in batches(way.kind, way.place, counting(32, episode_length=1), frames_per_batch=640, total_frames=2560):
-        checker.take(batch)
-    assert checker.frames == 2560
-
-
 @over([ways.INLINE_ASYNC, ways.SHARED_SYNC, ways.SHARED_ASYNC, ways.GLOO_ASYNC])
 def test_a_next_that_is_interrupted_while_it_gathers_loses_nothing(way, monkeypatch):
     """As by Ctrl-C, at every second call."""
@@ -313,11 +275,6 @@ def test_a_next_that_is_interrupted_while_it_gathers_loses_nothing(way, monkeypa
                 next(collector)
             checker.take(next(collector))
         assert next(collector, None) is None
-
-
-def test_storing_device_names_the_device():
-    (batch,) = batches("single", "inline", frames_per_batch=10, total_frames=10, storing_device="cpu")
-    assert batch.device == torch.device("cpu")
 
 
 @over([ways.INLINE_ASYNC, ways.SHARED_ASYNC])

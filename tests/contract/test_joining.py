@@ -177,6 +177,6 @@ def test_ranks_of_one_mpi_job_reach_each_other(play_mpi):
 @pytest.mark.skipif(find_spec("mpi4py") is None, reason="mpi4py is not installed")
 def test_a_worker_that_mpi_started_is_replaced_and_nothing_is_lost(play_mpi):
     frames, *names = play_mpi(sys.executable, str(SCRIPTS / "mpirun.py"))
-    assert int(frames) >= 200 * 30
+    assert int(frames) > 70 * 90  # of the batches after the replacement alone
     assert names.count("worker_joined") == 3
     assert names.count("worker_failed") == names.count("worker_restarted") == 1

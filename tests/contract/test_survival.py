@@ -1,4 +1,4 @@
-"""Workers that are killed, raise or hang in mid-batch, over every way between processes: `collector.on_worker_failure`
+"""Workers that are killed, raise or hang in mid-batch, over every way: `collector.on_worker_failure`
 replaces or drops them, or ends the run. What is delivered stays complete and in order."""
 
 from __future__ import annotations
@@ -13,20 +13,24 @@ from collecting import Log, counting, custom, start, worker_pids
 from surviving import RELAY, collector, survive
 from worlds.faulty import BrokenLever
 
-from collectx.env.counting import LIFE, StreamChecker
+from collectx.env.counting import StreamChecker
 from collectx.errors import WorkerDied, WorkerTimeout
 
 # What the policy of one worker does, and the error that the trainer gets.
 ERRORS = {"killed": WorkerDied, "raises": BrokenLever, "stopped": WorkerTimeout}
-PROCESSES = (*ways.BETWEEN_PROCESSES, RELAY)
+PLACES = (ways.INLINE_SYNC, ways.INLINE_ASYNC, *ways.BETWEEN_PROCESSES, RELAY)
 # One smoke test of each transport, by mode. A worker that is stopped costs `worker_timeout_s`.
 SMOKES = {
     "restart": [("shared_async", "killed"), ("rpc_sync", "killed"), ("ray_sync", "killed")],
     "drop": [("shared_sync", "raises")],
     "raise": [],
 }
-# Ray takes seconds for every actor that it starts, and so does a worker for a fork server of its own.
+# Within this process code can only raise, and nothing names a worker. Ray takes seconds for every actor that it starts,
+# and so does a worker for a fork server of its own.
+INLINE = {"restart": ("raises",), "drop": ("raises",), "raise": ()}
 FEWER = {
+    "inline_sync": INLINE,
+    "inline_async": INLINE,
     "ray_sync": {"restart": ("killed", "stopped"), "drop": ("stopped",), "raise": ()},
     "ray_async": {"restart": ("killed",), "drop": (), "raise": ("raises",)},
     "relay": {"restart": ("killed",), "drop": (), "raise": ("raises",)},
@@ -36,7 +40,7 @@ FEWER = {
 def losses(mode):
     """Parameters `way` and `fault`."""
     cases = []
-    for way in PROCESSES:
+    for way in PLACES:
         for fault in FEWER.get(way.name, {}).get(mode, ERRORS):
             tier = "nightly" if fault == "stopped" and (mode, way) != ("raise", ways.SHARED_SYNC) else way.tier
             tier = way.smoke if (way.name, fault) in SMOKES[mode] else tier
@@ -87,18 +91,6 @@ def test_the_error_of_a_lost_worker_ends_the_run(way, fault):
         assert "was killed by signal 9" in message
 
 
-@ways.over([ways.SINGLE, ways.INLINE_ASYNC])
-def test_inline_workers_are_replaced_as_well(way):
-    checker, num_workers = StreamChecker(restarts=True), way.num_workers
-    env = 3 * (num_workers - 1)
-    policy = custom("worlds.faulty:FailingPolicy", fault="raises", env=env)
-    shape = {"frames_per_batch": 30, "total_frames": 1200, "on_worker_failure": "restart"}
-    with start(way.kind, way.place, counting(3), policy, num_workers=num_workers, **shape) as batches:
-        episodes = [checker.take(batch) or int(batch["observation"][..., 1].max()) for batch in batches]
-    assert checker.frames == 1200
-    assert max(episodes) > LIFE
-
-
 def test_more_restarts_than_allowed_end_the_run_with_the_error_of_the_worker():
     with (
         collector(ways.INLINE_ASYNC, "restart", "raises", lives=9, max_restarts=2) as batches,
@@ -128,14 +120,3 @@ def test_zero_copy_batches_survive_a_worker_that_is_killed_from_outside():
                 os.kill(worker_pids(batches)[batches.delivery.parts[0].worker], signal.SIGKILL)
             checker.take(batch)
     assert checker.frames == 20 * 40
-
-
-@pytest.mark.ci
-def test_a_worker_that_hangs_in_its_first_batch_is_limited_by_the_start_timeout():
-    policy = custom("worlds.faulty:FailingPolicy", fault="sleeps", env=3)
-    shape = {"frames_per_batch": 2 * 3 * 140, "start_timeout_s": 4.0, "close_timeout_s": 0.2}
-    with (
-        start("multi_sync", "local", counting(3), policy, **shape) as batches,
-        pytest.raises(WorkerTimeout, match=r"worker 1 .*collector.start_timeout_s=4"),
-    ):
-        next(batches)

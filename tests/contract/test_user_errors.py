@@ -1,94 +1,16 @@
-"""What user code raises in a worker arrives at whoever uses the collector as it was raised, wherever the worker is."""
+"""What user code raises in a worker arrives at whoever uses the collector as it was raised, also where it is unusual.
+Plain exceptions are in `test_survival.py`."""
 
 from __future__ import annotations
 
-import os
-import re
-
-import gymnasium
 import pytest
-import torch
 import ways
 from collecting import faulty, start
-from making import make
-from torch import nn
 from ways import case, over
-from worlds.cartpoles import cartpole
-from worlds.faulty import Unpicklable
+from worlds.faulty import BrokenLever, Unpicklable
 
 import collectx
 from collectx.errors import WorkerDied, WorkerError
-
-
-class OddError(Exception):
-    """Takes arguments that pickle does not know of, and is a class that workers cannot import."""
-
-    def __init__(self, *, code: int):
-        super().__init__()
-        self.code = code
-
-    def __str__(self):
-        return f"code {self.code}"
-
-
-def raise_it():
-    raise OddError(code=7)
-
-
-class Raising(gymnasium.Wrapper):
-    """Raises in one of its methods, and in its constructor not in the process `spared`."""
-
-    def __init__(self, env, where, spared):
-        super().__init__(env)
-        self.where = where
-        if where == "init" and os.getpid() != spared:
-            raise_it()
-
-    def reset(self, **kwargs):
-        return raise_it() if self.where == "reset" else super().reset(**kwargs)
-
-    def step(self, action):
-        return raise_it() if self.where == "step" else super().step(action)
-
-
-class RaisingPolicy(nn.Module):
-    """Raises from its third call on: the first ones, on zeros, only ask what it writes."""
-
-    calls = 0
-
-    def forward(self, observation):
-        self.calls += 1
-        return raise_it() if self.calls > 2 else torch.zeros(observation.shape[0], dtype=torch.int64)
-
-
-@pytest.mark.parametrize(
-    ("way", "where"),
-    [
-        *(case(ways.SINGLE, where) for where in ("init", "reset", "step", "policy")),
-        *(case(ways.INLINE_ASYNC, where) for where in ("reset", "step", "policy")),
-        case(ways.SHARED_SYNC, "init", tier="test"),
-        case(ways.SHARED_SYNC, "policy"),
-        case(ways.SHARED_ASYNC, "reset"),
-        case(ways.GLOO_SYNC, "step"),
-        case(ways.GLOO_ASYNC, "init"),
-        case(ways.RPC_ASYNC, "step"),
-        case(ways.RAY_SYNC, "init"),
-    ],
-)
-def test_an_error_keeps_its_type_contents_and_place(way, where):
-    spared = -1 if way is ways.SINGLE else os.getpid()
-    policy = RaisingPolicy() if where == "policy" else None
-    with (
-        pytest.raises(OddError, match="code 7") as caught,
-        make(way, lambda: Raising(cartpole(), where, spared), policy, frames_per_batch=20) as collector,
-    ):
-        next(collector)
-    assert caught.value.code == 7
-    place = "".join(getattr(caught.value, "__notes__", [])) + "".join(map(str, caught.traceback))
-    assert "raise_it" in place
-    if way.place != "inline":
-        assert re.search(r"raised in worker [01]\b", place)
-
 
 FAULTS = {
     "builtin": (ZeroDivisionError, "divided by zero"),
@@ -114,6 +36,15 @@ def test_an_env_that_fails_in_an_unusual_way_is_named(way, fault, tmp_path):
         pytest.raises(error, match=message),
     ):
         list(collector)
+
+
+@over([ways.SINGLE, ways.SHARED_SYNC])
+def test_an_error_of_a_reset_says_so(way):
+    with (
+        start(way.kind, way.place, faulty("raises", at_step=-1)) as collector,
+        pytest.raises(BrokenLever, match="in env 0 of this group of 1, while resetting"),
+    ):
+        next(collector)
 
 
 @over([ways.SHARED_SYNC, ways.GLOO_SYNC])

@@ -57,7 +57,8 @@ def pull_the_lever(fault: str) -> None:
 
 
 class FaultyEnv(gymnasium.Env):
-    """Steps `at_step` times, then makes the file `sign`, if there is one, and fails at every step."""
+    """Steps `at_step` times, then makes the file `sign`, if there is one, and fails at every step; with -1 it fails at
+    every reset."""
 
     observation_space = spaces.Box(-1, 1, (2,), np.float32)
     action_space = spaces.Discrete(2)
@@ -67,6 +68,8 @@ class FaultyEnv(gymnasium.Env):
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
+        if self._left < 0:
+            pull_the_lever(self._fault)
         return np.zeros(2, np.float32), {}
 
     def step(self, action):
@@ -113,14 +116,3 @@ def telling_policy(size: int):
 def step_counting_policy():
     """Acts by what it reads as ("step_count",): the lowest bit."""
     return TensorDictModule(lambda count: count[:, 0] % 2, in_keys=["step_count"], out_keys=["action"])
-
-
-class _Leaning(nn.Module):
-    def forward(self, observation):
-        # Pushes to the side to which the pole falls: longer episodes than at random, the same ones every time.
-        return (observation[:, 3] > 0).long()
-
-
-def leaning_policy():
-    """A CartPole policy without random numbers."""
-    return TensorDictModule(_Leaning(), in_keys=["observation"], out_keys=["action"])

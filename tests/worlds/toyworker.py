@@ -140,19 +140,19 @@ def work(worker, link, fault=None):
     """Yields after each batch; one of them goes wrong as `fault` says."""
     if isinstance(fault, str):
         fault = Fault(fault)
-    seen = np.zeros(1, np.int64)
+    weights, version, count = [], -1, 0
 
     def read(buffer):
-        assert len(set(buffer.tolist())) <= 1, "two versions of the weights are mixed"
-        seen[0] = int(buffer[0])
+        weights[:] = [buffer.clone()]
 
-    version, count = -1, 0
     while (slot := link.acquire()) is not None:
         if fault is not None and count == fault.at:
             go_wrong(fault)
         version = link.refresh(read, version)
+        value = weights[0].unique().tolist()
+        assert len(value) == 1, "two versions of the weights are mixed"
         link.slots[slot].tensors[NUMBER][...] = torch.tensor([worker, count])
-        link.send(slot, Tally(version, 0.0, 0.0, 0.0, 0.0, np.array([float(seen[0])]), np.array([count])))
+        link.send(slot, Tally(version, 0.0, 0.0, 0.0, 0.0, np.array(value, float), np.array([count])))
         count += 1
         yield
 
@@ -183,24 +183,3 @@ def go_wrong(fault):
         if fault.sign is not None:
             Path(fault.sign).touch()
         time.sleep(1000)
-
-
-def read_versions(link, wanted, connection):
-    """Refreshes until version `wanted`, asserting in `read` order. Says "reading" when it has seen one, and at the end
-    how many versions it has seen and any torn."""
-    state = {"torn": 0, "seen": 0, "wrong": 0}
-    held = torch.zeros(link._slab.spec.weights_nbytes, dtype=torch.uint8)
-    version = -1
-    while version < wanted:
-        newest = link.refresh(held.copy_, version)
-        if newest != version:
-            state["seen"] += 1
-            first = int(held[0])
-            state["torn"] += int((held != first).any())
-            state["wrong"] += int(first != newest % 251)
-            assert newest > version
-            if version == -1:
-                connection.send("reading")
-        version = newest
-    connection.send(state)
-    connection.close()

@@ -9,11 +9,12 @@ import socket
 import subprocess
 import sys
 import threading
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from ways import TRANSPORTS, over
+from making import make
+from ways import RPC_SYNC, TRANSPORTS, over
+from worlds.seeing import NONE, Seeing, seen_by
 from worlds.toyworker import SECRET, Toys, slab_spec
 
 from collectx.errors import RendezvousError, WorkerDied, WorkerTimeout
@@ -136,6 +137,13 @@ def test_a_worker_that_joins_after_its_timeout_is_turned_away(way, is_replaced, 
             late.join()
 
 
+@over([RPC_SYNC])
+def test_a_worker_sees_the_gpu_that_is_its_own(way, monkeypatch):
+    """What its process is told, as there need not be any."""
+    monkeypatch.setattr("collectx.library.keywords.remote.is_here", lambda device: True)
+    assert seen_by(make(way, Seeing, frames_per_batch=20, visible_devices=["cuda:1", "cpu"])) == [[1.0], [NONE]]
+
+
 @pytest.mark.nightly
 @pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces are made by root only")
 def test_a_host_with_ipv6_alone(tmp_path):
@@ -167,14 +175,12 @@ def play_mpi(monkeypatch):
 
 
 @pytest.mark.nightly
-@pytest.mark.skipif(find_spec("mpi4py") is None, reason="mpi4py is not installed")
 def test_ranks_of_one_mpi_job_reach_each_other(play_mpi):
     command = ["mpirun", "--oversubscribe", "-n", "2", sys.executable, str(SCRIPTS / "mpiranks.py")]
     assert sorted(play_mpi(*command)) == ["0:ok", "1:ok"]
 
 
 @pytest.mark.nightly
-@pytest.mark.skipif(find_spec("mpi4py") is None, reason="mpi4py is not installed")
 def test_a_worker_that_mpi_started_is_replaced_and_nothing_is_lost(play_mpi):
     frames, *names = play_mpi(sys.executable, str(SCRIPTS / "mpirun.py"))
     assert int(frames) > 70 * 90  # of the batches after the replacement alone

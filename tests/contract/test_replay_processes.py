@@ -88,7 +88,7 @@ def test_a_writer_that_is_killed_in_the_midst(kind, where):
     buffer = ReplayBuffer(40, sampler=SAMPLERS[kind]())
     stream = Stream(1, 5)
     buffer.extend(stream.take(50))
-    assert finish(start(die, buffer, where, 0)) == -signal.SIGKILL
+    assert finish(start(die, buffer, where)) == -signal.SIGKILL
     lost = {"dropped": 16, "write": 16}.get(where, 0)
     assert len(buffer) == 40 - lost
     assert buffer.write_count == 50 + (16 if where == "written" else 0)
@@ -110,7 +110,7 @@ def test_a_writer_that_is_killed_while_others_sample(kind, capacity, monkeypatch
 
     def meanwhile():
         monkeypatch.setattr(replay_buffer, "barrier", barrier)
-        assert finish(start(die, buffer, "write", 0)) == -signal.SIGKILL
+        assert finish(start(die, buffer, "write")) == -signal.SIGKILL
 
     monkeypatch.setattr(replay_buffer, "barrier", meanwhile)
     if capacity == 16:

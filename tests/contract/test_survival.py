@@ -1,20 +1,24 @@
 """Workers that are killed, raise or hang in mid-batch, over every way: `collector.on_worker_failure`
-replaces or drops them, or ends the run. What is delivered stays complete and in order."""
+replaces or drops them, or ends the run. What is delivered stays complete and in order, and an error arrives as it was
+raised."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 from collections import deque
 
+import psutil
 import pytest
 import ways
-from collecting import Log, counting, custom, start, worker_pids
+from collecting import Log, counting, custom, faulty, start, worker_pids
 from surviving import RELAY, collector, survive
-from worlds.faulty import BrokenLever
+from worlds.faulty import BrokenLever, Unpicklable
 
+import collectx
 from collectx.env.counting import StreamChecker
-from collectx.errors import WorkerDied, WorkerTimeout
+from collectx.errors import WorkerDied, WorkerError, WorkerTimeout
 
 # What the policy of one worker does, and the error that the trainer gets.
 ERRORS = {"killed": WorkerDied, "raises": BrokenLever, "stopped": WorkerTimeout}
@@ -120,3 +124,112 @@ def test_zero_copy_batches_survive_a_worker_that_is_killed_from_outside():
                 os.kill(worker_pids(batches)[batches.delivery.parts[0].worker], signal.SIGKILL)
             checker.take(batch)
     assert checker.frames == 20 * 40
+
+
+# --- errors that are unusual ---
+
+
+FAULTS = {
+    "stop_iteration": (RuntimeError, "StopIteration"),
+    "unpicklable": (Unpicklable, "holds a lock"),
+    # Of the worker's process.
+    "exits": (WorkerError, "SystemExit"),
+    "killed": (WorkerDied, r"worker [01] \(log: .*/worker-[01].log\)"),
+}
+
+
+@pytest.mark.parametrize(
+    ("way", "fault"),
+    [
+        ways.case(ways.INLINE_SYNC, "stop_iteration"),
+        *(ways.case(way, fault) for way in (ways.SHARED_SYNC, ways.GLOO_ASYNC) for fault in FAULTS),
+    ],
+)
+def test_an_env_that_fails_in_an_unusual_way_is_named(way, fault, tmp_path):
+    error, message = FAULTS[fault]
+    with (
+        start(way.kind, way.place, faulty(fault), log_dir=tmp_path) as collector,
+        pytest.raises(error, match=message),
+    ):
+        list(collector)
+
+
+@ways.over([ways.SINGLE, ways.SHARED_SYNC])
+def test_an_error_of_a_reset_says_so(way):
+    with (
+        start(way.kind, way.place, faulty("raises", at_step=-1)) as collector,
+        pytest.raises(BrokenLever, match="in env 0 of this group of 1, while resetting"),
+    ):
+        next(collector)
+
+
+@ways.over([ways.SHARED_SYNC, ways.GLOO_SYNC])
+@pytest.mark.parametrize("is_filtered", [True, False])
+def test_warnings_of_workers_are_filtered_on_request(way, is_filtered, tmp_path, monkeypatch):
+    assert collectx.filter_warnings_subprocess
+    monkeypatch.setattr(collectx, "filter_warnings_subprocess", is_filtered)
+    with start(way.kind, way.place, faulty("warns"), frames_per_batch=20, log_dir=tmp_path) as collector:
+        next(collector)
+    assert ("the env warns" in (tmp_path / "worker-0.log").read_text()) is not is_filtered
+
+
+# --- workers that are collectors themselves ---
+
+
+TWO_EACH = {"kind": "distributed", "num_workers_per_collector": 2}
+
+
+def inner_pids(pid):
+    """The worker processes within a worker: those of its fork server."""
+    pids = []
+    for child in psutil.Process(pid).children():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            pids += [process.pid for process in child.children()]
+    return pids
+
+
+@pytest.mark.ci
+def test_one_that_is_killed_takes_its_processes_along(wait_until):
+    checker, log = StreamChecker(restarts=True), Log()
+    with start(on_worker_failure="restart", events=log, total_frames=-1, **TWO_EACH) as collector:
+
+        def until_both_deliver(num_joined):
+            seen = set()
+            while len(seen) < 2 or len(log.of("worker_joined")) < num_joined:
+                checker.take(next(collector))
+                seen |= {part.worker for part in collector.delivery.parts}
+
+        until_both_deliver(2)
+        pid = worker_pids(collector)[0]
+        within = inner_pids(pid)
+        assert len(within) == 2
+        os.kill(pid, signal.SIGKILL)
+        until_both_deliver(3)
+    assert [(each["worker"], each["type"]) for each in log.of("worker_failed")] == [(0, "WorkerDied")]
+    wait_until(lambda: not any(map(psutil.pid_exists, within)), what="the end of the processes within")
+
+
+class AllJoined(Exception):
+    pass
+
+
+@pytest.mark.ci
+def test_closing_does_not_wait_for_a_batch_and_leaves_nobody(wait_until):
+    """A batch takes 400 s; a worker stops between two steps."""
+    joined = []
+
+    def events(name, **fields):
+        joined.extend([name] if name == "worker_joined" else [])
+        if len(joined) == 2:
+            raise AllJoined
+
+    shape = {"frames_per_batch": 4000, "total_frames": -1, "close_timeout_s": 200.0}
+    with start(env=counting(step_s=0.2), events=events, **TWO_EACH, **shape) as collector:
+        # Both have been granted a batch by then.
+        with pytest.raises(AllJoined):
+            next(collector)
+        handles, pids = list(collector.handles().values()), worker_pids(collector)
+        wait_until(lambda: all(len(inner_pids(pid)) == 2 for pid in pids), what="processes within")
+        within = [inner for pid in pids for inner in inner_pids(pid)]
+    assert [handle.exitcode for handle in handles] == [0, 0]
+    assert not any(map(psutil.pid_exists, within))

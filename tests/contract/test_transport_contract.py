@@ -23,12 +23,11 @@ PROCESSES = [way for way in TRANSPORTS if way.place != "inline"]
 
 @pytest.fixture
 def connect(way):
-    """`connect(num_workers, num_slots, fault, joined)`: a transport with its toy workers attached; closed after the
-    test."""
+    """`connect(num_workers, num_slots, fault)`: a transport with its toy workers attached; closed after the test."""
     with contextlib.ExitStack() as stack:
 
-        def connect(num_workers=2, num_slots=1, fault=None, joined=False, num_started=None, **kwargs):
-            toys = stack.enter_context(Toys(way.transport, slab_spec(num_workers, num_slots, joined), fault, **kwargs))
+        def connect(num_workers=2, num_slots=1, fault=None, num_started=None, **kwargs):
+            toys = stack.enter_context(Toys(way.transport, slab_spec(num_workers, num_slots), fault, **kwargs))
             toys.handles = [toys.start(worker) for worker in range(num_workers)[:num_started]]
             return toys
 
@@ -54,41 +53,14 @@ def test_a_slot_changes_only_after_its_next_grant_and_a_copy_never(connect):
     toys = connect(num_slots=2)
     toys.grant(1, 0)
     first = toys.arrive()
-    owned = toys.numbers([first], own=True)
+    owned = toys.numbers(first, own=True)
     for count in range(1, 10):
         toys.grant(1, 1)
         assert toys.content(toys.arrive()) == [1, count]
         assert toys.content(first) == [1, 0]
     toys.grant(1, 0)
     assert toys.content(toys.arrive()) == [1, 10]
-    assert (owned[..., 1] == 0).all()
-
-
-@over(TRANSPORTS)
-def test_slots_of_several_workers_are_joined_in_the_order_of_the_argument(connect):
-    toys = connect(3, joined=True)
-    for count in range(3):
-        for worker in range(3):
-            toys.grant(worker, 0)
-        parts = sorted((toys.arrive() for _ in range(3)), key=lambda part: part.worker)
-        for some in (parts, parts[1:]):
-            for own in (True, False):
-                numbers = toys.numbers(some, own)
-                assert numbers[:, 0, 0].tolist() == [part.worker for part in some for _ in range(2)]
-                assert (numbers[..., 1] == count).all()
-
-
-@over(TRANSPORTS)
-def test_the_newest_weights_are_read_before_the_next_grant_is_filled(connect):
-    toys = connect(1, joined=True)
-    published = 0
-    for version in (0, 1, 2, 5, 9):
-        while published < version:
-            published += 1
-            assert toys.publish(writer(100 + published)) == published
-        toys.grant(0, 0)
-        tally = toys.arrive().tally
-        assert (tally.policy_version, tally.returns.tolist()) == (version, [100.0 + version])
+    assert owned.unique(dim=0).tolist() == [[1, 0]]
 
 
 @over(PROCESSES)
@@ -115,23 +87,6 @@ def test_an_error_in_a_worker_is_received_once_and_receiving_without_a_grant_is_
     assert "go_wrong" in "".join([*traceback.format_exception(error), *getattr(error, "__notes__", [])])
     with pytest.raises(RuntimeError, match=r"^no worker was granted a slot, so there is nothing to receive$"):
         toys.arrive()
-
-
-@over(TRANSPORTS)
-def test_another_worker_takes_the_place_of_a_lost_one_while_the_others_go_on(connect):
-    toys = connect(num_slots=2, fault={1: "raise"})
-    toys.deliver(2, worker=1)
-    toys.publish(writer(101))
-    for slot in range(2):
-        toys.grant(1, slot)
-    assert isinstance(toys.lose(), KeyError)
-    toys.deliver(3, worker=0)
-    toys.start(1)
-    for slot in range(2):
-        toys.grant(1, slot)
-    arrivals = [toys.arrive() for _ in range(2)]
-    assert [toys.content(arrival) for arrival in arrivals] == [[1, 0], [1, 1]]
-    assert [(arrival.slot, arrival.tally.policy_version) for arrival in arrivals] == [(0, 1), (1, 1)]
 
 
 @over(TRANSPORTS)
@@ -213,21 +168,6 @@ def test_a_hung_worker_is_late_by_the_timeout_of_its_batch(connect, num_delivere
     error = toys.lose()
     assert isinstance(error, WorkerTimeout)
     assert re.match(f"worker 0 {message}", str(error))
-
-
-@over(PROCESSES)
-def test_a_trainer_that_learns_for_longer_than_the_timeout_blames_nobody(connect, tmp_path, wait_until):
-    now, signs = [0.0], [tmp_path / "0", tmp_path / "1"]
-    faults = {worker: Fault("hang", sign=str(sign)) for worker, sign in enumerate(signs)}
-    toys = connect(num_slots=2, fault=faults, work_s=1.0, close_s=0.2, clock=lambda: now[0])
-    for worker in range(2):
-        toys.deliver(worker=worker)
-    for slot in range(2):
-        for worker in range(2):
-            toys.grant(worker, slot)
-    wait_until(lambda: all(sign.exists() for sign in signs), what="both have sent their second batch")
-    now[0] = 1.5
-    assert sorted(toys.content(toys.arrive()) for _ in range(2)) == [[0, 1], [1, 1]]
 
 
 @over(PROCESSES)

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import subprocess
 import time
 
@@ -11,7 +10,7 @@ from collecting import config, counting
 
 from collectx import env as envs
 from collectx.collector import build
-from collectx.env.counting import StreamChecker
+from collectx.env.counting import check_stream
 from collectx.transport.rendezvous import local_addresses
 
 UP = "ip link set lo up; ip link add d0 type veth peer name d1; ip link set d1 up; ip addr add fd00::1/64 dev d0 nodad"
@@ -24,14 +23,10 @@ def main():
     while local_addresses(None) == ("127.0.0.1",) and time.monotonic() < deadline:
         time.sleep(0.02)
     print(local_addresses(None))
-    cfg = config("distributed", "local", counting(2), frames_per_batch=20, total_frames=400)
-    cfg = dataclasses.replace(cfg, backend=dataclasses.replace(cfg.backend, interface="d0"))
-    checker = StreamChecker()
+    cfg = config("distributed", env=counting(2), frames_per_batch=20, total_frames=400)
+    cfg.backend.interface = "d0"
     with build(cfg, None, envs.read_spec(cfg.env)) as collector:
-        print(collector._transport.meeting.addresses[0])
-        for batch in collector:
-            checker.take(batch)
-    print(checker.frames)
+        print(check_stream(collector))
 
 
 if __name__ == "__main__":

@@ -24,16 +24,8 @@ def travelled(error: BaseException, *, is_json: bool = False) -> BaseException:
     return arrived.rebuild("worker 3 (log: somewhere)")
 
 
-class NeedsTwo(Exception):
-    """Pickles, but cannot be unpickled: pickle calls it with one argument."""
-
-    def __init__(self, first, second):
-        super().__init__(f"{first}{second}")
-        self.first = first
-
-
 class NeedsNames(Exception):
-    """Has no arguments for pickle at all."""
+    """Pickles, but cannot be unpickled: pickle knows of no arguments."""
 
     def __init__(self, *, code):
         self.code = code
@@ -57,7 +49,6 @@ Local.__qualname__ = "test.<locals>.Local"
 ERRORS = [
     BrokenLever("left", 3),
     Unpicklable("holds a lock"),
-    NeedsTwo("a", "b"),
     NeedsNames(code=3),
     Env.Broken("a lever", 3),
     FileNotFoundError(2, "No such file", "map.txt"),

@@ -68,14 +68,14 @@ def check_whole(sample: TensorDict) -> None:
         assert (head[:, 1:] - head[:, :-1] == torch.tensor((0, 0, 1))).all()
 
 
-def write(buffer, first_env: int, batches: int, steps: int = 8) -> None:
+def write(buffer, first_env: int, batches: int) -> None:
     """A worker process: collects with two envs of its own."""
-    stream = Stream(2, first_env, size=SIZE)
+    stream = Stream(2, first_env)
     for _ in range(batches):
-        buffer.extend(stream.take(steps))
+        buffer.extend(stream.take(8))
 
 
-def die(buffer, where: str, first_env: int) -> None:
+def die(buffer, where: str) -> None:
     """A worker process that is killed in the midst of a change: half of a leaf is copied, or a sampler is at work.
 
     Args:
@@ -105,4 +105,4 @@ def die(buffer, where: str, first_env: int) -> None:
     if where == "update":
         buffer.update_priority(buffer.sample(4)["index"].reshape(-1), torch.ones(4))
     else:
-        buffer.extend(Stream(2, first_env).take(8))
+        buffer.extend(Stream(2).take(8))

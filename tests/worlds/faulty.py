@@ -36,7 +36,6 @@ class Unpicklable(Exception):
 
 
 FAULTS = {
-    "builtin": lambda: throw(ZeroDivisionError("the env divided by zero")),
     "raises": lambda: throw(BrokenLever("left", 3)),
     "unpicklable": lambda: throw(Unpicklable("holds a lock")),
     "stop_iteration": lambda: throw(StopIteration("an iterator ran out in the env")),

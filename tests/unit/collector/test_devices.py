@@ -50,47 +50,32 @@ CONFIGURATIONS = [
 @pytest.mark.parametrize(("cfg", "message"), CONFIGURATIONS)
 def test_what_does_not_fit_together_in_a_configuration(cfg, message):
     problems = rules.problems(cfg)
-    if message is None:
-        assert problems == []
-    else:
-        assert any(re.search(message, problem) for problem in problems), problems
+    assert any(re.search(message, problem) for problem in problems) if message else not problems, problems
 
 
 def test_gpus_of_workers_need_not_be_here():
     assert machine.device_problems(config(**RAY, policy_device="cuda")) == []
 
 
-TWO = {"create_env_fn": [Seeing] * 2, "frames_per_batch": 20}
 SEES_NONE = {"visible_devices": ["cpu", "cpu"], "policy_device": "cuda"}
 HAS_NONE = {"remote_configs": [{"num_gpus": 1}, {}], "policy_device": "cuda"}
-MANY = {
-    "num_collectors": 3,
-    "remote_configs": [{"cpus": 1}],
-    "num_workers_per_collector": 0,
-    "queue_timeout_s": 0,
-}
-MANY_PROBLEMS = [
-    "num_(collectors|workers)=3",
-    "remote_configs has 1 entries",
-    "num_workers_per_collector=0",
-    "queue_timeout_s=0: must be above 0",
-]
+MANY = {"num_workers": 3, "remote_configs": [{"cpus": 1}], "num_workers_per_collector": 0, "queue_timeout_s": 0}
 
 
 @pytest.mark.parametrize(
-    ("cls", "keywords", "messages"),
+    ("cls", "keywords", "starts"),
     [
-        (RPCCollector, {"visible_devices": ["cpu", "cuda:7"], "launcher": "mp"}, ["^visible_devices=.*no such device"]),
-        (RPCCollector, SEES_NONE, ["policy of worker 0 acts on cuda, and cpu is"]),
-        (RayCollector, HAS_NONE, ["remote_configs: the policy of a worker acts on cuda, .*num_gpus=0"]),
-        (RayCollector, MANY, MANY_PROBLEMS),
+        (RPCCollector, {"visible_devices": ["cpu", "cuda:7"], "launcher": "mp"}, ["visible_devices="]),
+        (RPCCollector, SEES_NONE, ["visible_devices=['cpu', 'cpu']: the policy of worker 0 acts on cuda"]),
+        (RayCollector, HAS_NONE, ["remote_configs: the policy of a worker acts on cuda"]),
+        (RayCollector, MANY, ["num_workers=3", "remote_configs has 1", "num_workers_per_collector=0", "queue_timeout"]),
     ],
 )
-def test_wrong_keywords_are_refused_all_at_once(cls, keywords, messages):
+def test_wrong_keywords_are_refused_all_at_once(cls, keywords, starts):
     with pytest.raises(ConfigError) as caught:
-        cls(**TWO, **keywords)
-    for message in messages:
-        assert any(re.search(message, problem) for problem in caught.value.problems), caught.value.problems
+        cls([Seeing] * 2, frames_per_batch=20, **keywords)
+    problems = caught.value.problems
+    assert [start for start in starts if not any(problem.startswith(start) for problem in problems)] == [], problems
 
 
 def test_gpus_are_counted_among_those_that_the_host_of_a_worker_sees(monkeypatch):

@@ -118,15 +118,6 @@ def challenged(port, answer, count=1000):
 
 
 MINE = b"m" * 32
-HELLO = framed(json.dumps({"worker": 99, "host": "elsewhere", "pid": 7}).encode())
-PLACES = st.integers(0, len(MINE) + 32 + len(HELLO))
-# What becomes of the bytes of a worker that the trainer does not expect: some are left out, and others put in.
-SPLICES = st.builds(
-    lambda start, stop, between: lambda data: data[:start] + between + data[stop:],
-    PLACES,
-    PLACES,
-    st.binary(max_size=9),
-)
 # Anything but the number of the one worker that is expected.
 VALUES = st.one_of(st.none(), st.booleans(), st.integers().filter(bool), st.floats(), st.text(max_size=3), st.just([0]))
 JSON = st.one_of(VALUES, st.dictionaries(st.sampled_from(["worker", "host"]), VALUES)).map(
@@ -134,46 +125,29 @@ JSON = st.one_of(VALUES, st.dictionaries(st.sampled_from(["worker", "host"]), VA
 )
 
 
-def test_nonsense_is_refused_before_and_after_the_proof_and_the_trainer_goes_on(wait_until):
-    events = []
+def test_nonsense_is_refused_before_and_after_the_proof(wait_until):
+    reasons = []
     known = "it closed the connection|it does not know the secret|it knows the secret, and|worker .* is not expected"
-    with Toys("gloo", slab_spec(1), events=lambda name, **fields: events.append((name, fields["reason"]))) as toys:
-        port = toys.transport.meeting.port
+    with Toys("gloo", slab_spec(1), events=lambda name, address, reason: reasons.append(reason)) as toys:
 
-        def answers(change):
-            return lambda nonce: change(MINE + proof(b"worker", nonce, MINE) + HELLO)
+        @given(st.booleans(), st.one_of(st.binary(max_size=99), JSON.map(framed)))
+        @example(True, framed(b"[" * 60_000))
+        @example(True, framed(b'{"worker": false}'))
+        @example(True, struct.pack("!i", 2**31 - 1))
+        @settings(max_examples=60)
+        def check(knows_the_secret, words):
+            def answer(nonce):
+                return MINE + proof(b"worker", nonce, MINE) + words if knows_the_secret else words
 
-        def after_proof(message):
-            return lambda nonce: MINE + proof(b"worker", nonce, MINE) + message
-
-        @given(
-            st.one_of(
-                st.binary(max_size=200).map(lambda data: lambda nonce: data),
-                SPLICES.map(answers),
-                st.one_of(st.binary(max_size=99), JSON.map(framed)).map(after_proof),
-            )
-        )
-        @example(after_proof(framed(b"[" * 60_000)))
-        @example(after_proof(framed(b'{"worker": false}')))
-        @example(after_proof(struct.pack("!i", 2**31 - 1)))
-        @settings(max_examples=100)
-        def check(answer):
-            events.clear()
-            challenged(port, answer)
-            wait_until(lambda: events)
-            ((name, reason),) = events
-            assert name == "peer_refused"
-            assert re.match(known, reason)
+            reasons.clear()
+            challenged(toys.transport.meeting.port, answer)
+            wait_until(lambda: reasons)
+            assert [reason for reason in reasons if re.match(known, reason)] == reasons
 
         check()
-        _, connection, pair = join_trainer(toys.transport.meeting, 0, {}, 60.0)
-        toys.grant(0, 0)
-        connection.close()
-        pair.close()
-        assert "its connection broke" in str(toys.lose())
 
 
-def test_nonsense_of_a_worker_that_has_joined_is_its_end(wait_until):
+def test_nonsense_of_a_worker_that_has_joined_is_its_end():
     broken = st.one_of(
         # Shorter than a message about a full slot; what says that weights have arrived has no content.
         st.binary(max_size=56).filter(lambda message: message[:1] != wire.HAVE),
@@ -182,14 +156,13 @@ def test_nonsense_of_a_worker_that_has_joined_is_its_end(wait_until):
             dict.fromkeys(("type_name", "message", "traceback", "arguments", "attributes"), VALUES)
         ).map(lambda fields: wire.FAILED + json.dumps(fields).encode()),
     )
-    lives = iter(range(1000))
     with Toys("gloo", slab_spec(1)) as toys:
 
         @given(broken)
         @example(wire.FULL)
         @settings(max_examples=30)
         def check(message):
-            toys.transport.expect(0, next(lives))
+            toys.transport.expect(0, 0)
             _, connection, pair = join_trainer(toys.transport.meeting, 0, {}, 60.0)
             toys.grant(0, 0)
             connection.send_bytes(message)

@@ -48,7 +48,7 @@ def test_strangers_before_and_during_a_run_disturb_nothing_and_are_logged(way, a
         visit(os.urandom(1000))
         with pytest.raises(RendezvousError):
             connect(Meeting((address,), port, b"wrong"), 0.0, "knob")
-        wait_until(lambda: len(refused) == 3)
+        wait_until(lambda: len(refused) >= 3)
         toys.deliver(3)
     assert set(refused) == {("peer_refused", address)}
 
@@ -131,7 +131,7 @@ def test_a_worker_that_joins_after_its_timeout_is_turned_away(way, is_replaced, 
 @over([RPC_SYNC])
 def test_a_worker_sees_the_gpu_that_is_its_own(way, monkeypatch):
     """What its process is told, as there need not be any."""
-    monkeypatch.setattr("collectx.library.keywords.remote.is_here", lambda device: True)
+    monkeypatch.setattr("collectx.library.keywords.remote.why_no_device", lambda *_, **__: None)
     assert seen_by(make(way, Seeing, frames_per_batch=20, visible_devices=["cuda:1", "cpu"])) == [[1.0], [NONE]]
 
 

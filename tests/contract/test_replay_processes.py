@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import signal
 
 import pytest
@@ -10,12 +9,11 @@ import torch
 from worlds.countedframes import Stream, check_whole, die, write
 
 from collectx import ReplayBuffer
-from collectx.launcher.local import warm_up
+from collectx.launcher.local import LocalLauncher
 from collectx.replay import PrioritizedSampler, SliceSampler, UniformSampler
 from collectx.replay import buffer as replay_buffer
 
 pytestmark = [pytest.mark.ci, pytest.mark.timeout(400)]
-CONTEXT = multiprocessing.get_context("forkserver")
 SAMPLERS = {
     "uniform": lambda: UniformSampler(0),
     "prioritized": lambda: PrioritizedSampler(seed=0),
@@ -25,16 +23,8 @@ WRITERS, BATCHES, FRAMES, SAMPLES = 3, 60, 16, 100
 PATIENCE_S = 180  # on a machine that has much else to do
 
 
-@pytest.fixture(autouse=True)
-def quick_starts():
-    """Processes start from one that has imported torch."""
-    warm_up()
-
-
 def start(target, *arguments):
-    process = CONTEXT.Process(target=target, args=arguments, name="collectx-test-writer", daemon=True)
-    process.start()
-    return process
+    return LocalLauncher(1).start(target, arguments, 0)
 
 
 def finish(process) -> int:

@@ -23,7 +23,7 @@ from collectx.transport.base import Arrival, Joined
 from collectx.transport.rendezvous import Meeting, connect
 
 REMOTE = [way for way in TRANSPORTS if way.kind == "distributed"]
-SCRIPTS = Path(__file__).parents[1] / "scripts"
+TESTS = Path(__file__).parents[1]
 
 
 @over(REMOTE, smoke=True)
@@ -135,30 +135,15 @@ def test_a_worker_sees_the_gpu_that_is_its_own(way, monkeypatch):
     assert seen_by(make(way, Seeing, frames_per_batch=20, visible_devices=["cuda:1", "cpu"])) == [[1.0], [NONE]]
 
 
-def play(script, *before):
-    """A program of `scripts/`, when it has ended."""
-    environment = os.environ | {"PYTHONPATH": str(SCRIPTS.parent)}
-    command = [*before, sys.executable, str(SCRIPTS / script)]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=250)
-
-
-@pytest.mark.nightly
-@pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces are made by root only")
-def test_a_host_with_ipv6_alone():
-    ended = play("ipv6only.py", "unshare", "--net")
-    if ended.returncode and "not permitted" in ended.stderr:
-        pytest.skip(f"no network namespaces here: {ended.stderr.splitlines()[-1]}")
-    assert ended.returncode == 0, ended.stderr
-    assert ended.stdout.splitlines() == ["('127.0.0.1',)", "('fd00::1',)", "400"]
-
-
 @pytest.mark.nightly
 def test_a_worker_that_mpi_started_is_replaced_and_nothing_is_lost(monkeypatch):
     for name in ("PRTE_ALLOW_RUN_AS_ROOT", "PRTE_ALLOW_RUN_AS_ROOT_CONFIRM"):
         monkeypatch.setenv(name, "1")
     if (reason := why_not("mpi")) is not None:
         pytest.skip(reason)
-    ended = play("mpirun.py")
+    monkeypatch.setenv("PYTHONPATH", str(TESTS))
+    command = [sys.executable, str(TESTS / "scripts" / "mpirun.py")]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=250)
     assert ended.returncode == 0, ended.stderr
     frames, *names = ended.stdout.split()
     assert int(frames) > 70 * 90  # of the batches after the replacement alone

@@ -14,7 +14,7 @@ import pytest
 import ways
 from collecting import Log, counting, custom, faulty, start, worker_pids
 from surviving import RELAY, collector, survive
-from worlds.faulty import BrokenLever, Unpicklable
+from worlds.faulty import BrokenLever
 
 import collectx
 from collectx.env.counting import StreamChecker
@@ -118,7 +118,6 @@ def test_the_last_worker_cannot_be_dropped():
 
 FAULTS = {
     "stop_iteration": (RuntimeError, "StopIteration"),
-    "unpicklable": (Unpicklable, "holds a lock"),
     # Of the worker's process.
     "exits": (WorkerError, "SystemExit"),
     "killed": (WorkerDied, r"worker [01] \(log: .*/worker-[01].log\)"),
@@ -177,46 +176,37 @@ def inner_pids(pid):
 
 @pytest.mark.ci
 def test_one_that_is_killed_takes_its_processes_along(wait_until):
-    checker, log = StreamChecker(restarts=True), Log()
+    log = Log()
     with start(on_worker_failure="restart", events=log, total_frames=-1, **TWO_EACH) as collector:
-
-        def until_both_deliver(num_joined):
-            seen = set()
-            while len(seen) < 2 or len(log.of("worker_joined")) < num_joined:
-                checker.take(next(collector))
-                seen |= {part.worker for part in collector.delivery.parts}
-
-        until_both_deliver(2)
+        while len(log.of("worker_joined")) < 2:
+            next(collector)
         pid = worker_pids(collector)[0]
+        wait_until(lambda: len(inner_pids(pid)) == 2, 200, "processes within")
         within = inner_pids(pid)
-        assert len(within) == 2
         os.kill(pid, signal.SIGKILL)
-        until_both_deliver(3)
+        while len(log.of("worker_joined")) < 3:
+            next(collector)
     assert [(each["worker"], each["type"]) for each in log.of("worker_failed")] == [(0, "WorkerDied")]
     wait_until(lambda: not any(map(psutil.pid_exists, within)), what="the end of the processes within")
-
-
-class AllJoined(Exception):
-    pass
 
 
 @pytest.mark.ci
 def test_closing_does_not_wait_for_a_batch_and_leaves_nobody(wait_until):
     """A batch takes 400 s; a worker stops between two steps."""
-    joined = []
+    names = []
 
-    def events(name, **fields):
-        joined.extend([name] if name == "worker_joined" else [])
-        if len(joined) == 2:
-            raise AllJoined
+    def events(name, **_):
+        names.append(name)
+        if names.count("worker_joined") == 2:
+            raise KeyboardInterrupt
 
     shape = {"frames_per_batch": 4000, "total_frames": -1, "close_timeout_s": 200.0}
     with start(env=counting(step_s=0.2), events=events, **TWO_EACH, **shape) as collector:
         # Both have been granted a batch by then.
-        with pytest.raises(AllJoined):
+        with pytest.raises(KeyboardInterrupt):
             next(collector)
         handles, pids = list(collector.handles().values()), worker_pids(collector)
-        wait_until(lambda: all(len(inner_pids(pid)) == 2 for pid in pids), what="processes within")
+        wait_until(lambda: all(len(inner_pids(pid)) == 2 for pid in pids), 200, "processes within")
         within = [inner for pid in pids for inner in inner_pids(pid)]
     assert [handle.exitcode for handle in handles] == [0, 0]
     assert not any(map(psutil.pid_exists, within))

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pickle
+import threading
 
 import pytest
-from worlds.faulty import BrokenLever, Unpicklable
+from worlds.faulty import BrokenLever
 
 from collectx.errors import RemoteFailure, WorkerError
 
@@ -22,6 +23,12 @@ def travelled(error: BaseException, *, is_json: bool = False) -> BaseException:
         failure = RemoteFailure.of(caught)
     arrived = RemoteFailure.from_json(failure.to_json()) if is_json else pickle.loads(pickle.dumps(failure))
     return arrived.rebuild("worker 3 (log: somewhere)")
+
+
+class Unpicklable(Exception):
+    def __init__(self, text):
+        super().__init__(text)
+        self.lock = threading.Lock()
 
 
 class NeedsNames(Exception):

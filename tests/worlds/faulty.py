@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import threading
 import time
 import warnings
 from pathlib import Path
@@ -29,15 +28,8 @@ class BrokenLever(Exception):
         self.force = force
 
 
-class Unpicklable(Exception):
-    def __init__(self, text: str):
-        super().__init__(text)
-        self.lock = threading.Lock()
-
-
 FAULTS = {
     "raises": lambda: throw(BrokenLever("left", 3)),
-    "unpicklable": lambda: throw(Unpicklable("holds a lock")),
     "stop_iteration": lambda: throw(StopIteration("an iterator ran out in the env")),
     "exits": lambda: sys.exit(0),
     "killed": lambda: os.kill(os.getpid(), signal.SIGKILL),

@@ -13,13 +13,14 @@ from worlds.toyworker import NUMBER, slab_spec, writer
 from collectx.transport.slab import Slab
 
 
-def test_slots_do_not_reach_into_weights_or_header():
+def test_slots_do_not_reach_into_others_weights_or_header():
     slab = Slab(slab_spec(weights_nbytes=100), shared=False)
     slab.publish(writer(7))
     slab.publish(writer(8))
-    for worker in range(2):
-        for index in range(2):
-            slab.region(worker, index).fill_(255)
+    places = [(worker, slot) for worker in range(2) for slot in range(2)]
+    for number, place in enumerate(places, 1):
+        slab.region(*place).fill_(number)
+    assert [slab.region(*place).unique().tolist() for place in places] == [[1], [2], [3], [4]]
     seen = torch.zeros(100, dtype=torch.uint8)
     assert slab.refresh(seen.copy_, -1) == 1
     assert seen.eq(8).all()

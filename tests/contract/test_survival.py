@@ -1,32 +1,40 @@
-"""Workers that are killed, raise or hang in mid-batch, over every way between processes: `collector.on_worker_failure`
-replaces or drops them, or ends the run. What is delivered stays complete and in order."""
+"""Workers that are killed, raise or hang in mid-batch, over every way: `collector.on_worker_failure`
+replaces or drops them, or ends the run. What is delivered stays complete and in order, and an error arrives as it was
+raised."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 from collections import deque
 
+import psutil
 import pytest
 import ways
-from collecting import Log, counting, custom, start, worker_pids
+from collecting import Log, counting, custom, faulty, start, worker_pids
 from surviving import RELAY, collector, survive
 from worlds.faulty import BrokenLever
 
-from collectx.env.counting import LIFE, StreamChecker
-from collectx.errors import WorkerDied, WorkerTimeout
+import collectx
+from collectx.env.counting import StreamChecker
+from collectx.errors import WorkerDied, WorkerError, WorkerTimeout
 
 # What the policy of one worker does, and the error that the trainer gets.
 ERRORS = {"killed": WorkerDied, "raises": BrokenLever, "stopped": WorkerTimeout}
-PROCESSES = (*ways.BETWEEN_PROCESSES, RELAY)
+PLACES = (ways.INLINE_SYNC, ways.INLINE_ASYNC, *ways.BETWEEN_PROCESSES, RELAY)
 # One smoke test of each transport, by mode. A worker that is stopped costs `worker_timeout_s`.
 SMOKES = {
     "restart": [("shared_async", "killed"), ("rpc_sync", "killed"), ("ray_sync", "killed")],
     "drop": [("shared_sync", "raises")],
     "raise": [],
 }
-# Ray takes seconds for every actor that it starts, and so does a worker for a fork server of its own.
+# Within this process code can only raise, and nothing names a worker. Ray takes seconds for every actor that it starts,
+# and so does a worker for a fork server of its own.
+INLINE = {"restart": ("raises",), "drop": ("raises",), "raise": ()}
 FEWER = {
+    "inline_sync": INLINE,
+    "inline_async": INLINE,
     "ray_sync": {"restart": ("killed", "stopped"), "drop": ("stopped",), "raise": ()},
     "ray_async": {"restart": ("killed",), "drop": (), "raise": ("raises",)},
     "relay": {"restart": ("killed",), "drop": (), "raise": ("raises",)},
@@ -36,7 +44,7 @@ FEWER = {
 def losses(mode):
     """Parameters `way` and `fault`."""
     cases = []
-    for way in PROCESSES:
+    for way in PLACES:
         for fault in FEWER.get(way.name, {}).get(mode, ERRORS):
             tier = "nightly" if fault == "stopped" and (mode, way) != ("raise", ways.SHARED_SYNC) else way.tier
             tier = way.smoke if (way.name, fault) in SMOKES[mode] else tier
@@ -47,7 +55,7 @@ def losses(mode):
 @losses("restart")
 def test_a_lost_worker_is_replaced(way, fault):
     lives = 1 if fault == "stopped" or way.transport == "ray" or way is RELAY else 2
-    _, log = survive(way, fault, lives)
+    _, log = survive(way, fault, lives, zero_copy=fault == "killed")
     assert [(each["worker"], each["type"]) for each in log.of("worker_failed")] == [(1, ERRORS[fault].__name__)] * lives
     assert [(each["worker"], each["life"]) for each in log.of("worker_restarted")] == [(1, 1), (1, 2)][:lives]
 
@@ -87,18 +95,6 @@ def test_the_error_of_a_lost_worker_ends_the_run(way, fault):
         assert "was killed by signal 9" in message
 
 
-@ways.over([ways.SINGLE, ways.INLINE_ASYNC])
-def test_inline_workers_are_replaced_as_well(way):
-    checker, num_workers = StreamChecker(restarts=True), way.num_workers
-    env = 3 * (num_workers - 1)
-    policy = custom("worlds.faulty:FailingPolicy", fault="raises", env=env)
-    shape = {"frames_per_batch": 30, "total_frames": 1200, "on_worker_failure": "restart"}
-    with start(way.kind, way.place, counting(3), policy, num_workers=num_workers, **shape) as batches:
-        episodes = [checker.take(batch) or int(batch["observation"][..., 1].max()) for batch in batches]
-    assert checker.frames == 1200
-    assert max(episodes) > LIFE
-
-
 def test_more_restarts_than_allowed_end_the_run_with_the_error_of_the_worker():
     with (
         collector(ways.INLINE_ASYNC, "restart", "raises", lives=9, max_restarts=2) as batches,
@@ -110,32 +106,107 @@ def test_more_restarts_than_allowed_end_the_run_with_the_error_of_the_worker():
 
 def test_the_last_worker_cannot_be_dropped():
     policy = custom("worlds.faulty:FailingPolicy", fault="raises", env=0)
-    with start(
-        "single", "inline", counting(), policy, on_worker_failure="drop", num_workers=1, total_frames=-1
-    ) as batches:
+    knobs = {"on_worker_failure": "drop", "num_workers": 1, "total_frames": -1}
+    with start("single", "inline", counting(), policy, **knobs) as batches:
         for _ in range(2):
             with pytest.raises(BrokenLever):
                 list(batches)
 
 
-@pytest.mark.ci
-def test_zero_copy_batches_survive_a_worker_that_is_killed_from_outside():
-    checker, shape = StreamChecker(restarts=True), {"frames_per_batch": 20, "total_frames": 20 * 40}
-    knobs = {"zero_copy": True, "on_worker_failure": "restart"} | shape
-    with start("multi_async", "local", counting(2), **knobs) as batches:
-        for index, batch in enumerate(batches):
-            if index % 10 == 9:
-                os.kill(worker_pids(batches)[batches.delivery.parts[0].worker], signal.SIGKILL)
-            checker.take(batch)
-    assert checker.frames == 20 * 40
+# --- errors that are unusual ---
 
 
-@pytest.mark.ci
-def test_a_worker_that_hangs_in_its_first_batch_is_limited_by_the_start_timeout():
-    policy = custom("worlds.faulty:FailingPolicy", fault="sleeps", env=3)
-    shape = {"frames_per_batch": 2 * 3 * 140, "start_timeout_s": 4.0, "close_timeout_s": 0.2}
+FAULTS = {
+    "stop_iteration": (RuntimeError, "StopIteration"),
+    # Of the worker's process.
+    "exits": (WorkerError, "SystemExit"),
+    "killed": (WorkerDied, r"worker [01] \(log: .*/worker-[01].log\)"),
+}
+
+
+@pytest.mark.parametrize(
+    ("way", "fault"),
+    [
+        ways.case(ways.INLINE_SYNC, "stop_iteration"),
+        *(ways.case(way, fault) for way in (ways.SHARED_SYNC, ways.GLOO_ASYNC) for fault in FAULTS),
+    ],
+)
+def test_an_env_that_fails_in_an_unusual_way_is_named(way, fault, tmp_path):
+    error, message = FAULTS[fault]
     with (
-        start("multi_sync", "local", counting(3), policy, **shape) as batches,
-        pytest.raises(WorkerTimeout, match=r"worker 1 .*collector.start_timeout_s=4"),
+        start(way.kind, way.place, faulty(fault), log_dir=tmp_path) as collector,
+        pytest.raises(error, match=message),
     ):
-        next(batches)
+        list(collector)
+
+
+@ways.over([ways.SINGLE, ways.SHARED_SYNC])
+def test_an_error_of_a_reset_says_so(way):
+    with (
+        start(way.kind, way.place, faulty("raises", at_step=-1)) as collector,
+        pytest.raises(BrokenLever, match="in env 0 of this group of 1, while resetting"),
+    ):
+        next(collector)
+
+
+@ways.over([ways.SHARED_SYNC, ways.GLOO_SYNC])
+@pytest.mark.parametrize("is_filtered", [True, False])
+def test_warnings_of_workers_are_filtered_on_request(way, is_filtered, tmp_path, monkeypatch):
+    assert collectx.filter_warnings_subprocess
+    monkeypatch.setattr(collectx, "filter_warnings_subprocess", is_filtered)
+    with start(way.kind, way.place, faulty("warns"), frames_per_batch=20, log_dir=tmp_path) as collector:
+        next(collector)
+    assert ("the env warns" in (tmp_path / "worker-0.log").read_text()) is not is_filtered
+
+
+# --- workers that are collectors themselves ---
+
+
+TWO_EACH = {"kind": "distributed", "num_workers_per_collector": 2}
+
+
+def inner_pids(pid):
+    """The worker processes within a worker: those of its fork server."""
+    pids = []
+    for child in psutil.Process(pid).children():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            pids += [process.pid for process in child.children()]
+    return pids
+
+
+@pytest.mark.ci
+def test_one_that_is_killed_takes_its_processes_along(wait_until):
+    log = Log()
+    with start(on_worker_failure="restart", events=log, total_frames=-1, **TWO_EACH) as collector:
+        while len(log.of("worker_joined")) < 2:
+            next(collector)
+        pid = worker_pids(collector)[0]
+        wait_until(lambda: len(inner_pids(pid)) == 2, 200, "processes within")
+        within = inner_pids(pid)
+        os.kill(pid, signal.SIGKILL)
+        while len(log.of("worker_joined")) < 3:
+            next(collector)
+    assert [(each["worker"], each["type"]) for each in log.of("worker_failed")] == [(0, "WorkerDied")]
+    wait_until(lambda: not any(map(psutil.pid_exists, within)), what="the end of the processes within")
+
+
+@pytest.mark.ci
+def test_closing_does_not_wait_for_a_batch_and_leaves_nobody(wait_until):
+    """A batch takes 400 s; a worker stops between two steps."""
+    names = []
+
+    def events(name, **_):
+        names.append(name)
+        if names.count("worker_joined") == 2:
+            raise KeyboardInterrupt
+
+    shape = {"frames_per_batch": 4000, "total_frames": -1, "close_timeout_s": 200.0}
+    with start(env=counting(step_s=0.2), events=events, **TWO_EACH, **shape) as collector:
+        # Both have been granted a batch by then.
+        with pytest.raises(KeyboardInterrupt):
+            next(collector)
+        handles, pids = list(collector.handles().values()), worker_pids(collector)
+        wait_until(lambda: all(len(inner_pids(pid)) == 2 for pid in pids), 200, "processes within")
+        within = [inner for pid in pids for inner in inner_pids(pid)]
+    assert [handle.exitcode for handle in handles] == [0, 0]
+    assert not any(map(psutil.pid_exists, within))

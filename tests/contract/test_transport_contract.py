@@ -9,31 +9,25 @@ import re
 import signal
 import time
 import traceback
-from multiprocessing import Pipe
 from multiprocessing.connection import wait
 
-import psutil
 import pytest
 from ways import TRANSPORTS, over
-from worlds.toyworker import Fault, Toys, read_versions, slab_spec, writer
+from worlds.toyworker import Fault, Toys, slab_spec, writer
 
 from collectx.errors import WorkerDied, WorkerTimeout
-from collectx.launcher.local import LocalLauncher
 from collectx.transport.base import Arrival, Departure
-from collectx.transport.shared_memory import SharedMemoryLink
-from collectx.transport.slab import Slab
 
 PROCESSES = [way for way in TRANSPORTS if way.place != "inline"]
 
 
 @pytest.fixture
 def connect(way):
-    """`connect(num_workers, num_slots, fault, joined)`: a transport with its toy workers attached; closed after the
-    test."""
+    """`connect(num_workers, num_slots, fault)`: a transport with its toy workers attached; closed after the test."""
     with contextlib.ExitStack() as stack:
 
-        def connect(num_workers=2, num_slots=1, fault=None, joined=False, num_started=None, **kwargs):
-            toys = stack.enter_context(Toys(way.transport, slab_spec(num_workers, num_slots, joined), fault, **kwargs))
+        def connect(num_workers=2, num_slots=1, fault=None, num_started=None, **kwargs):
+            toys = stack.enter_context(Toys(way.transport, slab_spec(num_workers, num_slots), fault, **kwargs))
             toys.handles = [toys.start(worker) for worker in range(num_workers)[:num_started]]
             return toys
 
@@ -59,41 +53,28 @@ def test_a_slot_changes_only_after_its_next_grant_and_a_copy_never(connect):
     toys = connect(num_slots=2)
     toys.grant(1, 0)
     first = toys.arrive()
-    owned = toys.numbers([first], own=True)
+    owned = toys.numbers(first, own=True)
     for count in range(1, 10):
         toys.grant(1, 1)
         assert toys.content(toys.arrive()) == [1, count]
         assert toys.content(first) == [1, 0]
     toys.grant(1, 0)
     assert toys.content(toys.arrive()) == [1, 10]
-    assert (owned[..., 1] == 0).all()
+    assert owned.unique(dim=0).tolist() == [[1, 0]]
 
 
-@over(TRANSPORTS)
-def test_slots_of_several_workers_are_joined_in_the_order_of_the_argument(connect):
-    toys = connect(3, joined=True)
-    for count in range(3):
-        for worker in range(3):
-            toys.grant(worker, 0)
-        parts = sorted((toys.arrive() for _ in range(3)), key=lambda part: part.worker)
-        for some in (parts, parts[1:]):
-            for own in (True, False):
-                numbers = toys.numbers(some, own)
-                assert numbers[:, 0, 0].tolist() == [part.worker for part in some for _ in range(2)]
-                assert (numbers[..., 1] == count).all()
-
-
-@over(TRANSPORTS)
-def test_the_newest_weights_are_read_before_the_next_grant_is_filled(connect):
-    toys = connect(1, joined=True)
-    published = 0
-    for version in (0, 1, 2, 5, 9):
-        while published < version:
-            published += 1
-            assert toys.publish(writer(100 + published)) == published
-        toys.grant(0, 0)
-        tally = toys.arrive().tally
-        assert (tally.policy_version, tally.returns.tolist()) == (version, [100.0 + version])
+@over(PROCESSES)
+def test_weights_that_are_published_while_a_worker_reads_are_never_torn(way):
+    with Toys(way.transport, slab_spec(1, 1, weights_nbytes=4_000_000)) as toys:
+        toys.start(0)
+        newest = 0
+        for _ in range(30):
+            toys.grant(0, 0)
+            for _ in range(20):
+                newest = toys.publish(writer((101 + newest) % 251))
+            tally = toys.arrive().tally  # the worker finds them all equal
+            assert tally.returns.tolist() == [(100 + tally.policy_version) % 251]
+        assert 0 < tally.policy_version <= newest
 
 
 @over(TRANSPORTS, smoke=True)
@@ -106,23 +87,6 @@ def test_an_error_in_a_worker_is_received_once_and_receiving_without_a_grant_is_
     assert "go_wrong" in "".join([*traceback.format_exception(error), *getattr(error, "__notes__", [])])
     with pytest.raises(RuntimeError, match=r"^no worker was granted a slot, so there is nothing to receive$"):
         toys.arrive()
-
-
-@over(TRANSPORTS)
-def test_another_worker_takes_the_place_of_a_lost_one_while_the_others_go_on(connect):
-    toys = connect(num_slots=2, fault={1: "raise"})
-    toys.deliver(2, worker=1)
-    toys.publish(writer(101))
-    for slot in range(2):
-        toys.grant(1, slot)
-    assert isinstance(toys.lose(), KeyError)
-    toys.deliver(3, worker=0)
-    toys.start(1)
-    for slot in range(2):
-        toys.grant(1, slot)
-    arrivals = [toys.arrive() for _ in range(2)]
-    assert [toys.content(arrival) for arrival in arrivals] == [[1, 0], [1, 1]]
-    assert [(arrival.slot, arrival.tally.policy_version) for arrival in arrivals] == [(0, 1), (1, 1)]
 
 
 @over(TRANSPORTS)
@@ -207,34 +171,6 @@ def test_a_hung_worker_is_late_by_the_timeout_of_its_batch(connect, num_delivere
 
 
 @over(PROCESSES)
-def test_a_trainer_that_learns_for_longer_than_the_timeout_blames_nobody(connect, tmp_path, wait_until):
-    now, signs = [0.0], [tmp_path / "0", tmp_path / "1"]
-    faults = {worker: Fault("hang", sign=str(sign)) for worker, sign in enumerate(signs)}
-    toys = connect(num_slots=2, fault=faults, work_s=1.0, close_s=0.2, clock=lambda: now[0])
-    for worker in range(2):
-        toys.deliver(worker=worker)
-    for slot in range(2):
-        for worker in range(2):
-            toys.grant(worker, slot)
-    wait_until(lambda: all(sign.exists() for sign in signs), what="both have sent their second batch")
-    now[0] = 1.5
-    assert sorted(toys.content(toys.arrive()) for _ in range(2)) == [[0, 1], [1, 1]]
-
-
-@over(PROCESSES)
-def test_closing_kills_a_hung_worker(connect, tmp_path, wait_until):
-    sign = tmp_path / "hangs"
-    toys = connect(1, fault=Fault("hang", sign=str(sign)), close_s=0.2)
-    toys.deliver(2)
-    toys.grant(0, 0)
-    wait_until(sign.exists, what="the worker hangs")
-    toys.transport.close()
-    (handle,) = toys.handles
-    assert handle.exitcode in (-signal.SIGTERM, -signal.SIGKILL)
-    assert not psutil.pid_exists(handle.pid)
-
-
-@over(PROCESSES)
 def test_a_worker_that_sends_while_the_trainer_closes_ends_quietly(connect, capfd):
     for _ in range(4):
         toys = connect(num_slots=2, close_s=60.0)
@@ -248,28 +184,3 @@ def test_a_worker_that_sends_while_the_trainer_closes_ends_quietly(connect, capf
     lines = capfd.readouterr().err.splitlines()
     # torch says of every RPC agent that has gone that it has.
     assert [line for line in lines if "tensorpipe_agent.cpp" not in line] == []
-
-
-@pytest.mark.ci
-@pytest.mark.parametrize("nbytes", [64, 4_000_000])
-def test_weights_are_never_torn_while_another_process_reads(nbytes):
-    slab = Slab(slab_spec(1, 1, weights_nbytes=nbytes), shared=True)
-    last = 2000 if nbytes < 1000 else 100
-    ours, theirs = Pipe()
-    link_end, unused = Pipe()
-    link = SharedMemoryLink(slab, 0, link_end)
-    reader = LocalLauncher(1).start(read_versions, (link, last, theirs), 0)
-    theirs.close()
-    slab.close_descriptor()
-    version = slab.publish(writer(0))
-    assert ours.poll(60), "the reader did not see the first version"
-    assert ours.recv() == "reading"
-    while version < last:
-        version = slab.publish(writer((version + 1) % 251))
-    assert ours.poll(60), "the reader did not see the last version"
-    state = ours.recv()
-    reader.join(60)
-    for end in (ours, link_end, unused):
-        end.close()
-    assert (state["torn"], state["wrong"]) == (0, 0)
-    assert state["seen"] > 1

@@ -1,14 +1,16 @@
-"""The rules of the tests' folders."""
+"""The rules of the tests' folders and of the product's layers, and the list of packages that are installed."""
 
 from __future__ import annotations
 
 import ast
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
 
 TESTS = Path(__file__).parents[1]
+ROOT = TESTS.parent
 # Folder, names that its files neither import nor use, and paths that may.
 RULES = {
     "unit tests start no process": ("unit", r"(subprocess|multiprocessing)\b(?!\.(Pipe|connection))", r"$^"),
@@ -20,16 +22,34 @@ RULES = {
     "contract suites take their ways from ways.py": ("contract", r"(.*\.)?\w+Transport$", r"$^"),
     "nothing imports a test module": (".", r"(.*\.)?test_\w+(\.\w+)?$", r"$^"),
 }
+# Parts of the product, low to high; those of one row do not import each other.
+LAYERS = [
+    {"errors", "batch", "config"},
+    {"given"},
+    {"env", "policy", "transport", "launcher", "replay"},
+    {"rollout"},
+    {"collector"},
+    {"trainer"},
+    {"run"},
+    {"cli", "library"},
+]
+LEVEL = {name: level for level, row in enumerate(LAYERS) for name in row}
+# The contract that a policy is made for: what an env's spaces and leaves are, not the adapters.
+SEAMS = {("policy", "collectx.env.base")}
 
 
-def names(path: Path):
+def imported(path: Path):
+    """Line and name of every import, anywhere in a file: `collectx.a.b` and `collectx.a.b.name`."""
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            yield from ((node.lineno, f"{node.module}.{alias.name}") for alias in node.names)
-        elif isinstance(node, ast.Call):
-            yield node.lineno, ast.unparse(node.func)
+            yield from ((node.lineno, f"{'.' * node.level}{node.module}.{alias.name}") for alias in node.names)
+
+
+def called(path: Path):
+    calls = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
+    return [(node.lineno, ast.unparse(node.func)) for node in calls]
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -40,7 +60,34 @@ def test_layout(rule):
         f"{file}:{line}: {name}"
         for file, path in files.items()
         if not re.match(exempt, file)
-        for line, name in names(path)
+        for line, name in [*imported(path), *called(path)]
         if re.match(forbidden, name)
     }
     assert not found, "\n".join(sorted(found))
+
+
+def test_imports_go_down():
+    files = {path: path.relative_to(ROOT / "collectx").parts[0] for path in (ROOT / "collectx").rglob("*.py")}
+    parts = {path: part.removesuffix(".py") for path, part in files.items()}
+    parts |= dict.fromkeys((ROOT / "cli").rglob("*.py"), "cli")
+    assert set(parts.values()) - {"__init__"} == set(LEVEL)
+    upwards = []
+    for path, part in parts.items():
+        for line, name in imported(path):
+            package, _, rest = name.partition(".")
+            other = rest.partition(".")[0]
+            is_seam = any(part == seam and name.startswith(base) for seam, base in SEAMS)
+            is_down = part == "__init__" or other in (part, "__version__") or LEVEL.get(other, -1) < LEVEL[part]
+            if not package or (package == "collectx" and not is_seam and not is_down):
+                upwards.append(f"{path}:{line}: {part} imports {name}, which is not below it")
+    assert not upwards, "\n".join(upwards)
+
+
+def test_the_list_of_packages_is_the_tree():
+    setuptools = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
+    # Where the packages lie whose folder is not named like them.
+    elsewhere = {package: ROOT / path for package, path in setuptools["package-dir"].items() if package != "collectx"}
+    folders = {path.parent for path in (ROOT / "collectx").rglob("*.py")}
+    found = {".".join(folder.relative_to(ROOT).parts) for folder in folders}
+    assert set(setuptools["packages"]) == found | set(elsewhere)
+    assert [folder for folder in (*folders, *elsewhere.values()) if not (folder / "__init__.py").is_file()] == []

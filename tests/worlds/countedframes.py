@@ -54,7 +54,8 @@ def counted(index: np.ndarray, clock: np.ndarray, length: np.ndarray, size: int 
 
 
 def check_whole(sample: TensorDict) -> None:
-    """Every frame of `sample` is one that a `Stream` gave, put together from no two."""
+    """Every frame of `sample` is one that a `Stream` gave, put together from no two; those of a slice follow one
+    another."""
     for observation, more in ((sample["observation"], 0), (sample["next", "observation"], 1)):
         flat = observation.reshape(-1, observation.shape[-1]).numpy()
         assert np.array_equal(flat, frame(flat[:, 0], flat[:, 1], flat[:, 2], flat.shape[1])), "torn"
@@ -63,25 +64,18 @@ def check_whole(sample: TensorDict) -> None:
     head = sample["observation"][..., :3]
     assert torch.equal(sample["next", "reward"].squeeze(-1), head[..., 2].float() + 1)
     assert torch.equal(sample["collector", "traj_ids"], head[..., 0] + 1000 * head[..., 1])
+    if sample.ndim == 2:
+        assert (head[:, 1:] - head[:, :-1] == torch.tensor((0, 0, 1))).all()
 
 
-def write(buffer, first_env: int, batches: int, steps: int = 8) -> None:
+def write(buffer, first_env: int, batches: int) -> None:
     """A worker process: collects with two envs of its own."""
-    stream = Stream(2, first_env, size=SIZE)
+    stream = Stream(2, first_env)
     for _ in range(batches):
-        buffer.extend(stream.take(steps))
+        buffer.extend(stream.take(8))
 
 
-def write_until(buffer, first_env: int, stop, written) -> None:
-    """`write` until the event `stop` is set; adds to the shared counter `written` how many frames there were."""
-    stream = Stream(2, first_env, size=SIZE)
-    while not stop.is_set():
-        count = len(buffer.extend(stream.take(8)))
-        with written.get_lock():
-            written.value += count
-
-
-def die(buffer, where: str, first_env: int) -> None:
+def die(buffer, where: str) -> None:
     """A worker process that is killed in the midst of a change: half of a leaf is copied, or a sampler is at work.
 
     Args:
@@ -111,4 +105,4 @@ def die(buffer, where: str, first_env: int) -> None:
     if where == "update":
         buffer.update_priority(buffer.sample(4)["index"].reshape(-1), torch.ones(4))
     else:
-        buffer.extend(Stream(2, first_env).take(8))
+        buffer.extend(Stream(2).take(8))

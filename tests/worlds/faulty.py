@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import threading
 import time
 import warnings
 from pathlib import Path
@@ -29,16 +28,8 @@ class BrokenLever(Exception):
         self.force = force
 
 
-class Unpicklable(Exception):
-    def __init__(self, text: str):
-        super().__init__(text)
-        self.lock = threading.Lock()
-
-
 FAULTS = {
-    "builtin": lambda: throw(ZeroDivisionError("the env divided by zero")),
     "raises": lambda: throw(BrokenLever("left", 3)),
-    "unpicklable": lambda: throw(Unpicklable("holds a lock")),
     "stop_iteration": lambda: throw(StopIteration("an iterator ran out in the env")),
     "exits": lambda: sys.exit(0),
     "killed": lambda: os.kill(os.getpid(), signal.SIGKILL),
@@ -57,7 +48,8 @@ def pull_the_lever(fault: str) -> None:
 
 
 class FaultyEnv(gymnasium.Env):
-    """Steps `at_step` times, then makes the file `sign`, if there is one, and fails at every step."""
+    """Steps `at_step` times, then makes the file `sign`, if there is one, and fails at every step; with -1 it fails at
+    every reset."""
 
     observation_space = spaces.Box(-1, 1, (2,), np.float32)
     action_space = spaces.Discrete(2)
@@ -67,6 +59,8 @@ class FaultyEnv(gymnasium.Env):
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
+        if self._left < 0:
+            pull_the_lever(self._fault)
         return np.zeros(2, np.float32), {}
 
     def step(self, action):
@@ -113,14 +107,3 @@ def telling_policy(size: int):
 def step_counting_policy():
     """Acts by what it reads as ("step_count",): the lowest bit."""
     return TensorDictModule(lambda count: count[:, 0] % 2, in_keys=["step_count"], out_keys=["action"])
-
-
-class _Leaning(nn.Module):
-    def forward(self, observation):
-        # Pushes to the side to which the pole falls: longer episodes than at random, the same ones every time.
-        return (observation[:, 3] > 0).long()
-
-
-def leaning_policy():
-    """A CartPole policy without random numbers."""
-    return TensorDictModule(_Leaning(), in_keys=["observation"], out_keys=["action"])

@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from dataclasses import dataclass
-from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -22,25 +21,23 @@ from collectx.transport.switchboard import Switchboard
 
 NUMBER = ("number",)
 LEAVES = (Leaf(NUMBER, (2,), torch.int64), Leaf(("small",), (3,), torch.uint8))
-WEIGHTS_NBYTES = 4096
 SECRET = b"s" * 32
 
 
-def slab_spec(num_workers=2, num_slots=2, joined=False, rows=2, steps=3, weights_nbytes=WEIGHTS_NBYTES):
-    return SlabSpec(LEAVES, rows, steps, num_workers, num_slots, joined, joined, weights_nbytes)
+def slab_spec(num_workers=2, num_slots=2, weights_nbytes=4096):
+    """Slots of two rows and three steps, one region for each."""
+    return SlabSpec(LEAVES, 2, 3, num_workers, num_slots, False, False, weights_nbytes)
 
 
 def writer(value):
     return lambda buffer: buffer.fill_(value)
 
 
-@dataclass(frozen=True)
-class Fault:
-    """What goes wrong in a worker when it is granted its batch number `at`; one that hangs makes the file `sign`."""
+class Fault(NamedTuple):
+    """What goes wrong in a worker when it is granted its batch number `at`."""
 
     what: str
     at: int = 2
-    sign: str | None = None
 
 
 class Toys:
@@ -125,14 +122,14 @@ class Toys:
         assert isinstance(event, Departure)
         return event.error
 
-    def numbers(self, parts, own=False):
-        """What workers have written into the slots `parts`: `[rows, steps, 2]`."""
-        layout = Layout(self.spec.leaves, self.spec.rows * len(parts), self.spec.steps)
-        return layout.slot(self.transport.gather(parts, own)).tensors[NUMBER]
+    def numbers(self, arrival, own=False):
+        """What the worker has written: (worker, count) for each frame."""
+        layout = Layout(self.spec.leaves, self.spec.rows, self.spec.steps)
+        return layout.slot(self.transport.gather([arrival], own)).tensors[NUMBER].reshape(-1, 2)
 
     def content(self, arrival):
-        """(worker, count) as the worker wrote it into all frames of the slot."""
-        (content,) = self.numbers([arrival]).reshape(-1, 2).unique(dim=0).tolist()
+        """The same, where it is one for all frames of the slot."""
+        (content,) = self.numbers(arrival).unique(dim=0).tolist()
         return content
 
 
@@ -140,19 +137,19 @@ def work(worker, link, fault=None):
     """Yields after each batch; one of them goes wrong as `fault` says."""
     if isinstance(fault, str):
         fault = Fault(fault)
-    seen = np.zeros(1, np.int64)
+    weights, version, count = [], -1, 0
 
     def read(buffer):
-        assert len(set(buffer.tolist())) <= 1, "two versions of the weights are mixed"
-        seen[0] = int(buffer[0])
+        weights[:] = [buffer.clone()]
 
-    version, count = -1, 0
     while (slot := link.acquire()) is not None:
         if fault is not None and count == fault.at:
             go_wrong(fault)
         version = link.refresh(read, version)
+        value = weights[0].unique().tolist()
+        assert len(value) == 1, "two versions of the weights are mixed"
         link.slots[slot].tensors[NUMBER][...] = torch.tensor([worker, count])
-        link.send(slot, Tally(version, 0.0, 0.0, 0.0, 0.0, np.array([float(seen[0])]), np.array([count])))
+        link.send(slot, Tally(version, 0.0, 0.0, 0.0, 0.0, np.array(value, float), np.array([count])))
         count += 1
         yield
 
@@ -180,27 +177,4 @@ def go_wrong(fault):
     if fault.what == "exit":
         os._exit(3)
     if fault.what == "hang":
-        if fault.sign is not None:
-            Path(fault.sign).touch()
         time.sleep(1000)
-
-
-def read_versions(link, wanted, connection):
-    """Refreshes until version `wanted`, asserting in `read` order. Says "reading" when it has seen one, and at the end
-    how many versions it has seen and any torn."""
-    state = {"torn": 0, "seen": 0, "wrong": 0}
-    held = torch.zeros(link._slab.spec.weights_nbytes, dtype=torch.uint8)
-    version = -1
-    while version < wanted:
-        newest = link.refresh(held.copy_, version)
-        if newest != version:
-            state["seen"] += 1
-            first = int(held[0])
-            state["torn"] += int((held != first).any())
-            state["wrong"] += int(first != newest % 251)
-            assert newest > version
-            if version == -1:
-                connection.send("reading")
-        version = newest
-    connection.send(state)
-    connection.close()

@@ -1,10 +1,12 @@
-"""Schedules by tables: what is granted at each moment, and what makes a batch. No processes, no memory."""
+"""Schedules: what is granted at each moment, and what makes a batch. No processes, no memory."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
+from collectx.collector import Recorded
+from collectx.collector.again import AgainSchedule, slots_needed
 from collectx.collector.schedule import AsyncSchedule, SyncSchedule
 from collectx.transport.base import Arrival, Tally
 
@@ -22,79 +24,56 @@ def arrive(schedule, worker, slot=0):
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 0, 1), (1, 2, 0)])
-def test_sync_joins_in_order_of_workers_whoever_comes_first(order):
+def test_sync_asks_once_and_joins_in_order_of_workers_whoever_comes_first(order):
     schedule = SyncSchedule(3)
-    assert (schedule.joined, schedule.num_slots) == (True, 1)
     for _ in range(2):
         assert list(schedule.begin()) == [(0, 0), (1, 0), (2, 0)]
-        parts = [arrive(schedule, worker) for worker in order]
-        assert parts[:2] == [None, None]
-        assert [part.worker for part in parts[2]] == [0, 1, 2]
-        assert list(schedule.released(parts[2])) == []
+        assert list(schedule.begin()) == []  # as after a wait that was interrupted
+        assert [arrive(schedule, worker) for worker in order] == [None, None, (arrival(0), arrival(1), arrival(2))]
 
 
-def test_sync_asks_once_for_a_batch_whose_wait_was_interrupted():
-    schedule = SyncSchedule(2)
-    assert list(schedule.begin()) == [(0, 0), (1, 0)]
-    assert arrive(schedule, 1) is None
+@pytest.mark.parametrize("num_batches", [0, 1, 3, 4, 5, 17])
+@pytest.mark.parametrize("is_dropped", [False, True])
+def test_async_grants_and_delivers_its_budget_also_without_a_dropped_worker(num_batches, is_dropped):
+    schedule, num_delivered = AsyncSchedule(2, 2, num_batches), 0
+    granted = list(schedule.begin())
+    # Slot 0 of every worker first, so that a small budget is spread over them.
+    assert granted == [(0, 0), (1, 0), (0, 1), (1, 1)][:num_batches]
     assert list(schedule.begin()) == []
-    assert arrive(schedule, 0) == (arrival(0), arrival(1))
-    assert list(schedule.begin()) == [(0, 0), (1, 0)]
+    if is_dropped:
+        schedule.dropped(1)
+        granted = [grant for grant in granted if grant[0] == 0] + list(schedule.begin())
+    while granted:
+        worker, slot = granted.pop(0)
+        parts = arrive(schedule, worker, slot)
+        assert parts == (arrival(worker, slot),)
+        granted += schedule.released(parts)
+        num_delivered += 1
+    assert num_delivered == num_batches
 
 
-@pytest.mark.parametrize(
-    ("num_workers", "num_slots", "num_batches", "granted_first"),
-    [
-        (2, 2, None, [(0, 0), (1, 0), (0, 1), (1, 1)]),
-        (2, 2, 10, [(0, 0), (1, 0), (0, 1), (1, 1)]),
-        (2, 2, 3, [(0, 0), (1, 0), (0, 1)]),
-        (3, 2, 2, [(0, 0), (1, 0)]),
-        (2, 1, None, [(0, 0), (1, 0)]),
-        (2, 2, 0, []),
-    ],
-)
-def test_async_grants_every_slot_once_at_first_as_far_as_the_budget_goes(
-    num_workers, num_slots, num_batches, granted_first
-):
-    schedule = AsyncSchedule(num_workers, num_slots, num_batches)
-    assert list(schedule.begin()) == granted_first
-    assert list(schedule.begin()) == []
-
-
-def test_async_delivers_each_arrival_by_itself_and_grants_its_slot_again():
-    schedule = AsyncSchedule(2, 2, None)
+def test_async_does_not_grant_the_last_slot_of_a_dropped_worker_again():
+    schedule = AsyncSchedule(2, 1, None)
     schedule.begin()
-    parts = arrive(schedule, 1, 1)
-    assert parts == (arrival(1, 1),)
-    assert list(schedule.released(parts)) == [(1, 1)]
-
-
-def num_delivered(schedule, outstanding):
-    """Batches until nothing is granted any more, where all that is granted is filled in order."""
-    delivered = 0
-    while outstanding:
-        parts = arrive(schedule, *outstanding.pop(0))
-        delivered += 1
-        outstanding += schedule.released(parts)
-    return delivered
+    parts = arrive(schedule, 1)
+    schedule.dropped(1)
+    assert list(schedule.released(parts)) == []
 
 
 def test_a_replacement_fills_what_the_lost_worker_owed():
-    sync = SyncSchedule(3)
+    sync, free = SyncSchedule(3), AsyncSchedule(2, 2, 10)
     assert list(sync.replaced(1)) == []
-    sync.begin()
-    sync.arrived(arrival(0))
-    assert list(sync.replaced(0)) == []  # its part is there already
-    assert list(sync.replaced(1)) == [(1, 0)]
-    free = AsyncSchedule(2, 2, 10)
-    free.begin()
-    free.arrived(arrival(1, 0))
+    for schedule in (sync, free):
+        schedule.begin()
+        schedule.arrived(arrival(1))
+    assert [list(sync.replaced(worker)) for worker in (0, 1)] == [[(0, 0)], []]
     assert list(free.replaced(1)) == [(1, 1)]
 
 
 def test_sync_goes_on_with_fewer():
-    schedule = SyncSchedule(3)
-    schedule.begin()
+    schedule = SyncSchedule(4)
+    schedule.dropped(3)
+    assert list(schedule.begin()) == [(0, 0), (1, 0), (2, 0)]
     for worker in (0, 2):
         arrive(schedule, worker)
     schedule.dropped(1)
@@ -106,50 +85,18 @@ def test_sync_goes_on_with_fewer():
     assert schedule.take() is None
     assert arrive(schedule, 0) == (arrival(0), arrival(2))
     assert list(schedule.begin()) == [(0, 0)]
-    # Between two batches.
-    other = SyncSchedule(2)
-    other.dropped(0)
-    assert other.take() is None
-    assert list(other.begin()) == [(1, 0)]
 
 
-@pytest.mark.parametrize("num_batches", [1, 3, 4, 5, 17])
-@pytest.mark.parametrize("is_dropped", [False, True])
-def test_async_delivers_its_budget_also_without_a_dropped_worker(num_batches, is_dropped):
-    schedule = AsyncSchedule(2, 2, num_batches)
-    outstanding = list(schedule.begin())
-    if is_dropped:
-        schedule.dropped(1)
-        outstanding = [grant for grant in outstanding if grant[0] == 0] + list(schedule.begin())
-    assert num_delivered(schedule, outstanding) == num_batches
-
-
-def test_async_does_not_grant_the_last_slot_of_a_dropped_worker_again():
-    schedule = AsyncSchedule(2, 1, None)
-    schedule.begin()
-    parts = arrive(schedule, 1)
-    schedule.dropped(1)
-    assert list(schedule.released(parts)) == []
-
-
-@pytest.mark.parametrize("num_batches", [3, 5, 8])
-def test_async_does_not_wait_for_workers_that_never_come(num_batches):
-    schedule = AsyncSchedule(3, 2, num_batches)
+@pytest.mark.parametrize("exact", [False, True])
+def test_async_waits_for_workers_that_never_came_only_where_their_batches_must_not_be_anothers(exact):
+    schedule, num_delivered = AsyncSchedule(3, 2, 5, exact), 0
     here = [grant for grant in schedule.begin() if grant[0] == 0]
-    for _ in range(num_batches - 1):
+    while here and num_delivered < 5:
         parts = arrive(schedule, *here.pop(0))
         here += [grant for grant in [*schedule.released(parts), *schedule.begin()] if grant[0] == 0]
-        assert len(here) in (1, 2)
-    assert len(here) == 1
-
-
-def test_async_waits_for_workers_that_never_came_where_their_batches_must_not_be_another_s():
-    schedule = AsyncSchedule(2, 1, 3, exact=True)
-    schedule.begin()
-    parts = arrive(schedule, 0)
-    assert list(schedule.released(parts)) == [(0, 0)]
-    assert list(schedule.released(arrive(schedule, 0))) == []
-    assert list(schedule.begin()) == []
+        num_delivered += 1
+        assert len(here) <= 2
+    assert (num_delivered, len(here)) == ((2, 0) if exact else (5, 1))
 
 
 def test_async_waits_for_workers_that_have_come():
@@ -165,16 +112,49 @@ def test_async_waits_for_workers_that_have_come():
 
 
 def test_a_worker_that_is_added_is_granted_its_slots():
-    schedule = AsyncSchedule(1, 2, None)
-    assert list(schedule.begin()) == [(0, 0), (0, 1)]
-    assert list(schedule.added(1)) == [(1, 0), (1, 1)]
-    limited = AsyncSchedule(1, 2, 3)
-    assert list(limited.begin()) == [(0, 0), (0, 1)]
-    assert list(limited.added(1)) == [(1, 0)]
+    for num_batches, added in ((None, [(1, 0), (1, 1)]), (3, [(1, 0)])):
+        free = AsyncSchedule(1, 2, num_batches)
+        assert list(free.begin()) == [(0, 0), (0, 1)]
+        assert list(free.added(1)) == added
+    sync = SyncSchedule(1)
+    assert list(sync.added(1)) == []
+    assert list(sync.begin()) == [(0, 0), (1, 0)]
+    assert list(sync.added(2)) == [(2, 0)]
 
 
-def test_a_sync_batch_has_a_part_of_a_worker_that_is_added():
-    schedule = SyncSchedule(1)
-    assert list(schedule.added(1)) == []
-    assert list(schedule.begin()) == [(0, 0), (1, 0)]
-    assert list(schedule.added(2)) == [(2, 0)]
+# --- an async run that is done again ---
+
+
+def record(text):
+    """Of "worker:acted/newest" for each batch."""
+    return [Recorded(*map(int, word.replace(":", "/").split("/"))) for word in text.split()]
+
+
+@pytest.mark.parametrize(
+    ("text", "slots"),
+    [
+        ("0:0/0 1:0/1 0:1/2", 1),
+        # Two of worker 1 act with the first weights, before the second are there.
+        ("0:0/0 1:0/1 1:0/2", 2),
+        ("1:0/0 1:1/1 1:2/2", 1),
+        # Weights that came late: worker 1 still acts with the first when the fourth are there.
+        ("1:0/0 0:0/1 0:1/2 1:0/3 1:0/3", 3),
+    ],
+)
+def test_slots_are_as_many_as_batches_may_be_ahead(text, slots):
+    assert slots_needed(record(text)) == slots
+
+
+def test_batches_of_a_worker_that_is_dropped_are_not_waited_for():
+    again = AgainSchedule(2, 1, None, record("0:0/0 1:0/0 0:0/0 1:0/0"), lent=False)
+    again.published(0)
+    again.begin()
+    assert arrive(again, 1) is None  # the other one's turn
+    again.dropped(1)
+    assert again.take() is None
+    assert arrive(again, 0) == (arrival(0),)
+    assert again.take() == (arrival(1),)
+    assert again.holds_back
+    assert arrive(again, 0, 1) == (arrival(0, 1),)
+    assert not again.holds_back
+    assert list(again.released((arrival(0), arrival(0, 1)))) == [(0, 0), (0, 1)]  # as in any other run

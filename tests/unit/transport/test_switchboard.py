@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from multiprocessing.connection import Connection
 from socket import socketpair
@@ -15,43 +16,56 @@ from collectx.transport.switchboard import Switchboard
 class Job:
     """A handle whose end is a descriptor, and for which nobody should wait."""
 
-    pid = None
+    pid = exitcode = None
 
     def __init__(self):
         self.sentinel, self._end = os.pipe()
-        self.exitcode = None
-        self.released = 0
+        self.num_signals = 0
 
     def join(self, timeout=None):
         pass
 
     def terminate(self):
-        self.released += 1
+        self.num_signals += 1
 
     kill = terminate
 
     def end(self):
-        self.exitcode = 1
-        os.close(self._end)
+        if self.exitcode is None:
+            self.exitcode = 1
+            os.close(self._end)
 
 
 class Board(Switchboard):
-    """With a clock by hand: `now`. `close` closes the workers' ends and jobs too."""
+    """With a clock by hand: `now`. `stack` closes it, and the workers' ends and jobs."""
 
-    def __init__(self, join_timeout=None, start_s=60.0, work_s=20.0):
-        self.now = 100.0
-        super().__init__(start_s, work_s, 60.0, "worker {} (job 7)".format, join_timeout, lambda: self.now)
-        self.ends, self.jobs = {}, []
+    def __init__(self, stack, join_timeout=None):
+        self.now, self.ends, self._stack = 100.0, {}, stack
+        super().__init__(60.0, 20.0, 60.0, "worker {} (job 7)".format, join_timeout, lambda: self.now)
+        stack.callback(self.close)
+        bell, self._ringer = os.pipe()
+        for end in (bell, self._ringer):
+            stack.callback(os.close, end)
+        self.watch(bell, "bell")
 
     def connect(self, worker):
-        ours, theirs = (Connection(end.detach()) for end in socketpair())
-        self.ends[worker] = theirs
+        ours, self.ends[worker] = (Connection(end.detach()) for end in socketpair())
+        self._stack.callback(self.ends[worker].close)
         self.plug(worker, ours)
 
+    def say(self, worker):
+        self.ends[worker].send_bytes(b"word")
+
+    def ring(self, worker):
+        """What is watched may tell of the worker."""
+        os.write(self._ringer, b"x")
+
     def run(self, worker):
-        self.jobs.append(Job())
-        self.attach(worker, self.jobs[-1])
-        return self.jobs[-1]
+        job = Job()
+        self._stack.callback(os.close, job.sentinel)
+        self._stack.callback(job.end)
+        self.attach(worker, job)
+        return job
 
     def hear(self):
         """What `events` yields, without blocking."""
@@ -60,38 +74,8 @@ class Board(Switchboard):
 
 @pytest.fixture
 def board():
-    boards = []
-
-    def board(*args, **kwargs):
-        boards.append(Board(*args, **kwargs))
-        return boards[-1]
-
-    yield board
-    for each in boards:
-        for job in each.jobs:
-            if job.exitcode is None:
-                job.end()
-        each.close()
-        for end in each.ends.values():
-            end.close()
-        for job in each.jobs:
-            os.close(job.sentinel)
-
-
-def owe(board, worker):
-    board.owes(worker)
-
-
-def deliver(board, worker):
-    board.delivered(worker)
-
-
-def say(board, worker):
-    board.ends[worker].send_bytes(b"word")
-
-
-def connect(board, worker):
-    board.connect(worker)
+    with contextlib.ExitStack() as stack:
+        yield lambda *arguments: Board(stack, *arguments)
 
 
 # Worker 0 has joined; worker 1 waits in a queue.
@@ -99,34 +83,35 @@ def connect(board, worker):
     ("steps", "late"),
     [
         # The time at which each step is taken, then whom `events` blames at the last time, with the knob.
-        ([(0, owe, 0), (59.9,)], None),
-        ([(0, owe, 0), (60,)], (0, "collector.start_timeout_s=60")),
-        ([(0, owe, 0), (1, deliver, 0), (50, owe, 0), (69.9,)], None),
-        ([(0, owe, 0), (1, deliver, 0), (50, owe, 0), (70,)], (0, "collector.worker_timeout_s=20")),
+        ([(0, "owes", 0), (59.9,)], None),
+        ([(0, "owes", 0), (60,)], (0, "collector.start_timeout_s=60")),
+        ([(0, "owes", 0), (1, "delivered", 0), (50, "owes", 0), (69.9,)], None),
+        ([(0, "owes", 0), (1, "delivered", 0), (50, "owes", 0), (70,)], (0, "collector.worker_timeout_s=20")),
         # The second of two that it owes counts from the first one's delivery.
-        ([(0, owe, 0), (1, owe, 0), (50, deliver, 0), (69.9,)], None),
-        ([(0, owe, 0), (1, owe, 0), (50, deliver, 0), (70,)], (0, "collector.worker_timeout_s=20")),
+        ([(0, "owes", 0), (1, "owes", 0), (50, "delivered", 0), (69.9,)], None),
+        ([(0, "owes", 0), (1, "owes", 0), (50, "delivered", 0), (70,)], (0, "collector.worker_timeout_s=20")),
         # A worker that may take long, and that owes since longer, hides none that may not.
-        ([(0, owe, 1), (1, owe, 0), (61,)], (0, "collector.start_timeout_s=60")),
-        ([(0, owe, 1), (3599,)], None),
-        ([(0, owe, 1), (3600,)], (1, "launcher.queue_timeout_s=3600")),
+        ([(0, "owes", 1), (1, "owes", 0), (61,)], (0, "collector.start_timeout_s=60")),
+        ([(0, "owes", 1), (3599,)], None),
+        ([(0, "owes", 1), (3600,)], (1, "launcher.queue_timeout_s=3600")),
         # One that has joined since has another limit, from when that is noticed.
-        ([(0, owe, 1), (3500, connect, 1), (3600,), (3659,)], None),
-        ([(0, owe, 1), (3500, connect, 1), (3600,), (3660,)], (1, "collector.start_timeout_s=60")),
+        ([(0, "owes", 1), (3500, "connect", 1), (3600,), (3659,)], None),
+        ([(0, "owes", 1), (3500, "connect", 1), (3600,), (3660,)], (1, "collector.start_timeout_s=60")),
         # What it has said counts, however late the trainer listens.
-        ([(0, owe, 0), (1, say, 0), (1000,)], None),
+        ([(0, "owes", 0), (1, "say", 0), (1000,)], None),
+        ([(0, "owes", 0), (1, "ring", 0), (1000,)], None),
         # But it is late where others always have something to say.
-        ([(0, connect, 2), (0, owe, 0), (60, say, 2), (60,)], (0, "collector.start_timeout_s=60")),
+        ([(0, "connect", 2), (0, "owes", 0), (60, "say", 2), (60,)], (0, "collector.start_timeout_s=60")),
     ],
 )
 def test_who_is_late_and_by_which_timeout(board, steps, late):
     board = board(lambda worker: ("launcher.queue_timeout_s", 3600.0))
     board.connect(0)
-    errors = []
     for at, *step in steps:
         board.now = 100.0 + at
         if step:
-            step[0](board, step[1])
+            method, worker = step
+            getattr(board, method)(worker)
         else:
             errors = [(worker, error) for worker, error in board.hear() if isinstance(error, Exception)]
     assert [worker for worker, _ in errors] == ([] if late is None else [late[0]])
@@ -135,44 +120,28 @@ def test_who_is_late_and_by_which_timeout(board, steps, late):
         assert f"({late[1]})" in str(error)
 
 
-def test_nobody_is_late_while_what_is_watched_may_tell_of_it(board):
-    board = board()
-    bell, ringer = os.pipe()
-    board.watch(bell, "bell")
-    board.owes(0)
-    os.write(ringer, b"x")
-    board.now += 1000
-    assert board.hear() == [("bell", None)]
-    os.read(bell, 1)
-    ((worker, error),) = board.hear()
-    assert worker == 0
-    assert isinstance(error, WorkerTimeout)
-    os.close(bell)
-    os.close(ringer)
-
-
-def test_a_job_that_ends_before_it_joins_is_noticed_at_once(board):
+@pytest.mark.parametrize(
+    ("has_joined", "message", "num_signals"),
+    [
+        (False, "worker 3 (job 7) ended before it had joined the trainer.", 0),
+        # It is reported without waiting for the job, which is ended afterwards.
+        (True, "worker 3 (job 7) is gone: its connection broke without an error", 2),
+    ],
+)
+def test_the_end_of_a_job_is_noticed_at_once(board, has_joined, message, num_signals):
     board = board()
     job = board.run(3)
     board.owes(3)
-    job.end()
+    if has_joined:
+        board.connect(3)
+        board.ends[3].close()
+    else:
+        job.end()
     ((worker, error),) = board.hear()
-    assert worker == 3
     assert isinstance(error, WorkerDied)
-    assert str(error) == "worker 3 (job 7) ended before it had joined the trainer."
-    assert job.released == 0
-
-
-def test_a_broken_connection_is_reported_without_waiting_for_the_job(board):
-    board = board()
-    job = board.run(3)
-    board.connect(3)
-    board.owes(3)
-    board.ends[3].close()
-    ((worker, error),) = board.hear()
-    assert str(error).startswith("worker 3 (job 7) is gone: its connection broke without an error")
+    assert str(error).startswith(message)
     board.forget(worker)
-    assert job.released == 2
+    assert job.num_signals == num_signals
 
 
 def test_an_interrupted_close_leaves_no_job_running(board, monkeypatch):

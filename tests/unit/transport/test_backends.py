@@ -1,0 +1,54 @@
+"""Which backends can work here, and what Ray's store keeps."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from collectx.transport import backends
+from collectx.transport.backends import why_not
+from collectx.transport.pair import set_stamp
+
+
+@pytest.mark.skipif(torch.distributed.is_ucc_available(), reason="torch is built with UCC")
+def test_what_torch_was_built_without_is_refused_with_the_reason():
+    assert "is built without UCC" in why_not("ucc")
+
+
+@pytest.mark.parametrize(
+    ("version", "prte", "reason"),
+    [
+        (None, "prte", "mpi4py is not installed: pip install 'collectx[mpi]'"),
+        ("MPICH 4.1, of 2023", "prte", "this is MPICH 4.1: pip install"),
+        ("Open MPI v5", None, "by its program prte, which is neither in"),
+        ("Open MPI v5", "prte", "set PRTE_ALLOW_RUN_AS_ROOT=1"),
+    ],
+)
+def test_mpi_is_refused_where_it_would_start_no_worker(monkeypatch, version, prte, reason):
+    mpi = SimpleNamespace(rc=SimpleNamespace(), Get_library_version=lambda: version)
+    for name, value in (("find_spec", version), ("import_module", mpi)):
+        monkeypatch.setattr(backends, name, lambda name, value=value: value)
+    monkeypatch.setattr(backends.shutil, "which", lambda name, path: prte)
+    monkeypatch.setattr("os.geteuid", lambda: 0)
+    for name in ("PMIX_NAMESPACE", "PRTE_ALLOW_RUN_AS_ROOT"):
+        monkeypatch.delenv(name, raising=False)
+    assert reason in why_not("mpi")
+
+
+@pytest.mark.ci  # imports ray
+def test_weights_in_rays_store_are_stored_once_and_not_taken_for_those_of_another_collector(monkeypatch):
+    pair_ray = pytest.importorskip("collectx.transport.pair_ray")
+    puts = []
+    monkeypatch.setattr(pair_ray.ray, "put", lambda array: puts.append(int(array[0])) or len(puts))
+    memory = torch.zeros(128, dtype=torch.uint8)
+    set_stamp(memory, 1)
+    assert [pair_ray._stored.object(memory) for _ in range(2)] == [1, 1]
+    # A collector made later publishes its first version too, from memory that the first one has left.
+    memory[0] = 7
+    other = torch.from_numpy(memory.numpy())
+    assert pair_ray._stored.object(other) == 2
+    set_stamp(other, 2)
+    assert pair_ray._stored.object(other) == 3
+    assert puts == [0, 7, 7]

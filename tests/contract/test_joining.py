@@ -12,6 +12,7 @@ import threading
 from pathlib import Path
 
 import pytest
+from commands import COMMAND, SMALL, environment, result
 from making import make
 from ways import RPC_SYNC, TRANSPORTS, over
 from worlds.seeing import NONE, Seeing, seen_by
@@ -133,6 +134,27 @@ def test_a_worker_sees_the_gpu_that_is_its_own(way, monkeypatch):
     """What its process is told, as there need not be any."""
     monkeypatch.setattr("collectx.library.keywords.remote.why_no_device", lambda *_, **__: None)
     assert seen_by(make(way, Seeing, frames_per_batch=20, visible_devices=["cuda:1", "cpu"])) == [[1.0], [NONE]]
+
+
+# The only network of this host is IPv6.
+IPV6 = """
+ip link set lo up; ip link add d0 type veth peer name d1; ip link set d1 up
+ip addr add fd00::1/64 dev d0 nodad; ip link set d0 up
+until ip -o link show d0 | grep -q 'state UP'; do sleep 0.1; done
+exec "$@"
+"""
+
+
+@pytest.mark.nightly
+@pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces are made by root only")
+def test_a_host_with_ipv6_alone(tmp_path):
+    run = ["run", *SMALL, "collector=distributed", "backend.interface=d0", f"hydra.run.dir={tmp_path}"]
+    command = ["unshare", "--net", "sh", "-c", IPV6, "sh", COMMAND, *run]
+    ended = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=250)
+    if ended.returncode and "not permitted" in ended.stderr:
+        pytest.skip(f"no network namespaces here: {ended.stderr.splitlines()[-1]}")
+    assert ended.returncode == 0, ended.stderr
+    assert result(tmp_path)["frames"] == 256
 
 
 @pytest.mark.nightly

@@ -18,7 +18,6 @@ import making
 import numpy as np
 import torch
 import torchrl.collectors
-from tensordict.nn import ProbabilisticTensorDictModule, ProbabilisticTensorDictSequential
 from tensordict.nn import TensorDictModule as Module
 from tensordict.nn import TensorDictSequential as Sequence
 from torch.nn.functional import one_hot
@@ -86,10 +85,6 @@ def move_and_push(pixels):
     return one_hot(turn, 3).bool(), torch.stack([turn / 3.0, -turn / 2.0], -1)
 
 
-def sum_of_counts(counts):
-    return counts.sum(-1) % 5
-
-
 def half_of_first(seen):
     return seen[..., :1] / 2
 
@@ -149,43 +144,17 @@ WORLDS = {
     "serial": replace(WALK, make=torchrlenvs.serial, size=3),
     "counted_serial": replace(WALK, make=torchrlenvs.counted_serial, size=3),
     "parallel": replace(WALK, make=torchrlenvs.parallel, size=2),
-    "batched": World(torchrlenvs.batched, sum_of_counts, ("nested", "counts"), size=3),
 }
 
-# --- policies that explore ---
 
-
-class Dice(torch.distributions.Distribution):
-    """A number in [low, low + 1), of exact arithmetic. A mean, a mode and a deterministic sample that differ."""
-
-    arg_constraints: dict[str, Any] = {}  # noqa: RUF012, as in torch
-
-    def __init__(self, low):
-        self.low = low
-        super().__init__(low.shape[:-1], low.shape[-1:], validate_args=False)
-
-    mean = property(lambda self: self.low + 0.5)
-    mode = property(lambda self: self.low + 0.25)
-    deterministic_sample = property(lambda self: self.low + 0.75)
-
-    def sample(self, shape=()):
-        return self.low + torch.rand(*shape, *self.low.shape)
-
-    def log_prob(self, value):
-        return (value - self.low).sum(-1)
-
-
-def dice():
-    sampling = ProbabilisticTensorDictModule(["low"], ["action"], distribution_class=Dice, return_log_prob=True)
-    return ProbabilisticTensorDictSequential(Module(half_of_first, ["observation"], ["low"]), sampling)
-
-
-class Asks(torch.nn.Module):
+def asks():
     """Acts by the exploration type of TorchRL's context."""
+    kinds = [None, *(ExplorationType[kind] for kind in ("RANDOM", "MODE", "MEAN", "MEDIAN", "DETERMINISTIC"))]
 
-    def forward(self, observation):
-        kinds = [None, *(ExplorationType[kind] for kind in ("RANDOM", "MODE", "MEAN", "MEDIAN", "DETERMINISTIC"))]
+    def act(observation):
         return torch.full((*observation.shape[:-1], 1), kinds.index(exploration_type()) / 5)
+
+    return Module(act, ["observation"], ["action"])
 
 
 # --- cases ---
@@ -259,16 +228,14 @@ CASES = {
     "counted_serial-reset_at_each_iter": Case("counted_serial", {**RESET, "set_truncated": True}),
     "one_hot-init_random_frames": Case("one_hot", {"init_random_frames": 16}),
     "push-init_random_frames": Case("push", {"init_random_frames": 20}),
-    "dice-init_random_frames": Case("push", {"init_random_frames": 16}, policy=dice, random=3),
     **{
-        f"{policy.__name__.lower()}-{kind}": Case("push", {"exploration_type": ExplorationType[kind]}, policy=policy)
-        for policy in (dice, Asks)
+        f"asks-{kind}": Case("push", {"exploration_type": ExplorationType[kind]}, policy=asks)
         for kind in ("RANDOM", "MODE", "MEAN", "DETERMINISTIC")
     },
     "no_policy": Case("push", policy=lambda: None),
     **{
         f"sync-{name}": Case(name, kind="sync")
-        for name in ("primed", "counted", "serial", "batched", "recurrent", "agents_in_a_grid")
+        for name in ("primed", "counted", "serial", "recurrent", "agents_in_a_grid")
     },
     "sync-cat": Case("serial", {"cat_results": 0, "postproc": squared, "storing_device": "cpu"}, "sync"),
     "sync-cat-last": Case(

@@ -72,7 +72,7 @@ class RaisingPolicy(nn.Module):
         case(ways.GLOO_SYNC, "step"),
         case(ways.GLOO_ASYNC, "init"),
         case(ways.RPC_ASYNC, "step"),
-        case(ways.RAY_SYNC, "init"),
+        case(ways.RAY_SYNC, "init", tier="ci"),
     ],
 )
 def test_an_error_keeps_its_type_contents_and_place(way, where):

@@ -7,7 +7,7 @@ import re
 
 import pytest
 from collecting import config
-from worlds.seeing import Seeing
+from worlds.cartpoles import cartpole
 
 from collectx import RayCollector, RPCCollector
 from collectx.collector.remote import _see
@@ -60,7 +60,7 @@ def test_gpus_of_workers_need_not_be_here():
     assert machine.device_problems(config(**RAY, policy_device="cuda")) == []
 
 
-TWO = {"create_env_fn": [Seeing] * 2, "frames_per_batch": 20}
+TWO = {"create_env_fn": [cartpole] * 2, "frames_per_batch": 20}
 
 
 @pytest.mark.parametrize(

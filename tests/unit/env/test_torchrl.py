@@ -40,7 +40,6 @@ def test_only_its_envs_are_known():
     [
         (torchrlenvs.walking, spaces.Discrete(2), spaces.Box),
         (torchrlenvs.pushing, spaces.Box(-1.0, 1.0, (1,)), spaces.Box),
-        (torchrlenvs.batched, spaces.Discrete(5), spaces.Dict),
         (torchrlenvs.counted_serial, spaces.Discrete(2), spaces.Box),
     ],
 )

@@ -112,20 +112,10 @@ class ResetAgain(gymnasium.Wrapper):
 
 WALK = World(torchrlenvs.walking, outwards)
 PUSH = World(torchrlenvs.pushing, push)
-KEYS = World(
-    torchrlenvs.ManyKeys,
-    move_and_push,
-    "pixels",
-    (("agent", "move"), ("agent", "push")),
-    surplus=("truncated", "only_root"),
-)
+ONLY_OURS = ("truncated", "only_root")
+KEYS = World(torchrlenvs.ManyKeys, move_and_push, "pixels", (("agent", "move"), ("agent", "push")), surplus=ONLY_OURS)
 AGENTS = World(
-    torchrlenvs.Agents,
-    half_of_first,
-    ("agents", "observation"),
-    (("agents", "action"),),
-    surplus=("truncated",),
-    ids=False,
+    torchrlenvs.Agents, half_of_first, ("agents", "observation"), (("agents", "action"),), surplus=ONLY_OURS, ids=False
 )
 WORLDS = {
     "walk": WALK,
@@ -195,11 +185,12 @@ def first_half(batch):
     return batch[..., : batch.shape[-1] // 2].clone()
 
 
+MAX, RESET, SPLIT = {"max_frames_per_traj": 5}, {"reset_at_each_iter": True}, {"split_trajs": True}
 KEYWORDS = {
-    "max_frames_per_traj": {"max_frames_per_traj": 5},
+    "max_frames_per_traj": MAX,
     "unlimited": {"max_frames_per_traj": -1, "init_random_frames": -1},
     "set_truncated": {"set_truncated": True},
-    "set_truncated-max_frames_per_traj": {"set_truncated": True, "max_frames_per_traj": 5},
+    "set_truncated-max_frames_per_traj": {"set_truncated": True, **MAX},
     "track_traj_ids": {"track_traj_ids": False},
     "track_policy_version": {"track_policy_version": True},
     "use_buffers-not": {"use_buffers": False},
@@ -207,14 +198,17 @@ KEYWORDS = {
     "postproc-shortens": {"postproc": first_half},
     "storing_device": {"storing_device": "cpu"},
     "trust_policy": {"trust_policy": True, "no_cuda_sync": True},
-    "split": {"split_trajs": True},
-    "split-max_frames_per_traj": {"split_trajs": True, "max_frames_per_traj": 5},
+    "split": SPLIT,
+    "split-max_frames_per_traj": {**SPLIT, **MAX},
     # TorchRL resets an env twice that ends with a batch; here none does.
-    "reset_at_each_iter": {"reset_at_each_iter": True, "frames_per_batch": 20, "total_frames": 60},
+    "reset_at_each_iter": {**RESET, "frames_per_batch": 20, "total_frames": 60},
 }
-MAX, RESET, SPLIT = (
-    {name: value} for name, value in (("max_frames_per_traj", 5), ("reset_at_each_iter", True), ("split_trajs", True))
-)
+
+
+def sync(world, **keywords):
+    return Case(world, keywords, "sync")
+
+
 CASES = {
     **{name: Case(name) for name in WORLDS},
     **{f"walk-{name}": Case("walk", keywords) for name, keywords in KEYWORDS.items()},
@@ -233,25 +227,16 @@ CASES = {
         for kind in ("RANDOM", "MODE", "MEAN", "DETERMINISTIC")
     },
     "no_policy": Case("push", policy=lambda: None),
-    **{
-        f"sync-{name}": Case(name, kind="sync")
-        for name in ("primed", "counted", "serial", "recurrent", "agents_in_a_grid")
-    },
-    "sync-cat": Case("serial", {"cat_results": 0, "postproc": squared, "storing_device": "cpu"}, "sync"),
-    "sync-cat-last": Case(
-        "serial", {"cat_results": -1, "frames_per_batch": 130, "total_frames": 260, "no_cuda_sync": True}, "sync"
-    ),
-    "sync-keywords": Case(
-        "walk", {**MAX, "set_truncated": True, "update_at_each_batch": True, "use_buffers": False}, "sync"
-    ),
-    "sync-mode": Case("push", {"exploration_type": ExplorationType.MODE, "device": "cpu", "num_threads": 1}, "sync"),
-    "sync-split-cat": Case("serial", {**SPLIT, **MAX, "cat_results": 0}, "sync"),
-    "sync-reset_at_each_iter": Case(
-        "walk", {**RESET, "cat_results": 0, "frames_per_batch": 28, "total_frames": 84}, "sync"
-    ),
-    "sync-init_random_frames": Case("one_hot", {"init_random_frames": 40}, "sync", random=3),
-    "sync-lengths": Case("walk", {"frames_per_batch": [12, 20], "cat_results": 0}, "sync"),
-    "sync-lengths-last": Case("serial", {"frames_per_batch": [36, 60], "total_frames": 288, "cat_results": -1}, "sync"),
+    **{f"sync-{name}": sync(name) for name in ("primed", "counted", "serial", "recurrent", "agents_in_a_grid")},
+    "sync-cat": sync("serial", cat_results=0, postproc=squared, storing_device="cpu"),
+    "sync-cat-last": sync("serial", cat_results=-1, frames_per_batch=130, total_frames=260, no_cuda_sync=True),
+    "sync-keywords": sync("walk", **MAX, set_truncated=True, update_at_each_batch=True, use_buffers=False),
+    "sync-mode": sync("push", exploration_type=ExplorationType.MODE, device="cpu", num_threads=1),
+    "sync-split-cat": sync("serial", **SPLIT, **MAX, cat_results=0),
+    "sync-reset_at_each_iter": sync("walk", **RESET, cat_results=0, frames_per_batch=28, total_frames=84),
+    "sync-init_random_frames": replace(sync("one_hot", init_random_frames=40), random=3),
+    "sync-lengths": sync("walk", frames_per_batch=[12, 20], cat_results=0),
+    "sync-lengths-last": sync("serial", frames_per_batch=[36, 60], total_frames=288, cat_results=-1),
     "async-primed": Case("primed", kind="async"),
     # In buffers that TorchRL uses again, `set_truncated` does not set `done`.
     "async-set_truncated": Case("primed", {**MAX, "set_truncated": True, "use_buffers": False}, "async"),

@@ -195,11 +195,10 @@ def test_unlike_torchrl_total_frames_must_divide():
 
 def versions(library, name, key):
     """Of the batches of a collector whose weights are published after each."""
-    collector = library.Collector(
-        WORLDS[name].make, WORLDS[name].policy(), frames_per_batch=12, track_policy_version=True
-    )
+    world = WORLDS[name]
+    collector = library.Collector(world.make, world.policy(), frames_per_batch=12, track_policy_version=True)
     found = []
-    for batch, _ in zip(collector, range(3), strict=False):
+    for batch in itertools.islice(collector, 3):
         found.append(batch[key].unique().tolist())
         collector.update_policy_weights_()
     collector.shutdown()

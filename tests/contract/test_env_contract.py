@@ -38,7 +38,7 @@ CARTPOLES = {
     "async-same-step": gym_vector(3, "same_step", "async"),
 }
 # By the functions of `worlds/torchrlenvs.py`: unbatched, with transforms, batched, SerialEnv, ParallelEnv.
-TORCHRL = {"cartpole": 2, "pendulum": 2, "counted": 2, "serial": 3, "counted_serial": 3, "parallel": 2}
+TORCHRL = {"walking": 2, "pushing": 2, "counted": 2, "serial": 3, "counted_serial": 3, "parallel": 2}
 CONFIGS = CARTPOLES | {
     "cartpole-one": gym("CartPole-v1", 1),
     "pendulum": gym("Pendulum-v1", 2, max_episode_steps=20),

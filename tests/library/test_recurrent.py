@@ -12,7 +12,7 @@ from gymnasium.vector import AutoresetMode
 from making import by_worker, make
 from tensordict.nn import TensorDictModule, TensorDictSequential
 from torch import nn
-from ways import SHARED_SYNC, SINGLE, WAYS, over
+from ways import SINGLE, WAYS, over
 from worlds.cartpoles import cartpole
 
 from collectx.errors import ConfigError
@@ -84,7 +84,7 @@ def check(rows, policy, first=0.0):
 @over(WAYS)
 def test_a_state_is_carried_and_begins_with_an_episode(way):
     policy = recurrent()
-    batches = collect(policy, way=way, frames=24 if way.is_sync else 12)
+    batches = collect(policy, way=way, frames=24 if way.is_sync else 12, update_at_each_batch=True)
     assert len(batches) == 4
     check(rows_of(batches, way), policy)
 
@@ -129,21 +129,6 @@ def test_an_initial_state_that_cannot_be_derived_is_asked_for():
     torch.testing.assert_close(batch["next", "sums"][:5], batch["observation"][:5].cumsum(0).reshape(5, 2, 2))
 
 
-@over([SHARED_SYNC])
-def test_newer_weights_act_on_the_current_state(way):
-    policy = recurrent()
-    with make(way, short_cartpole, policy, frames_per_batch=6, total_frames=12) as collector:
-        before = collector.next().clone()
-        with torch.no_grad():
-            for parameter in policy.parameters():
-                parameter.mul_(-0.5)
-        collector.update_policy_weights_()
-        after = collector.next()
-        _, h, *_ = policy.module(*(after[key].reshape(6, -1) for key in ("observation", *STATE)))
-    assert torch.equal(after["h"][:, 0], before["next", "h"][:, -1])
-    torch.testing.assert_close(h.detach().reshape(2, 3, 6), after["next", "h"])
-
-
 def lstm(modules):
     torch.manual_seed(0)
     keys = {"in_keys": ["observation", "h", "c"], "out_keys": ["embed", ("next", "h"), ("next", "c")]}
@@ -175,13 +160,3 @@ def test_torchrls_lstm_with_and_without_transforms(transforms):
     with torch.no_grad(), modules.set_recurrent_mode(True):
         sequence = policy(row.select("observation", "h", "c", "is_init").unsqueeze(0))
     torch.testing.assert_close(sequence["embed"][0], row["embed"])
-
-
-def test_torchrls_gru_on_a_gymnasium_env():
-    modules = pytest.importorskip("torchrl.modules", reason="needs the torchrl extra")
-    gru = modules.GRUModule(4, 5, in_keys=["observation", "h"], out_keys=["embed", ("next", "h")])
-    choice = TensorDictModule(lambda embed: embed[..., 0].gt(0).long(), ["embed"], ["action"])
-    policy = TensorDictSequential(gru, choice)
-    batch = collect(policy, partial(vector, AutoresetMode.SAME_STEP), frames=24)[0]
-    assert batch["h"].shape == (3, 8, 1, 5)
-    assert torch.equal((batch["h"] == 0).all(-1)[..., 0], batch["is_init"][..., 0])

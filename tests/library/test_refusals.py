@@ -20,13 +20,6 @@ from collectx import Collector, DistributedCollector, MultiAsyncCollector, Multi
 from collectx.errors import ConfigError, ShapeError
 
 
-class Extending:
-    """A replay buffer that takes no single frames."""
-
-    def extend(self, batch):
-        raise AssertionError("nothing is to be collected")
-
-
 def never():
     raise AssertionError("an env was made")
 
@@ -78,9 +71,8 @@ BETWEEN_STEPS = {"num_workers_per_collector": 2, "update_weights_between_steps":
         ("sync", {"policy_device": ["cpu"] * 3}, "policy_device 3 2"),
         ("sync", {"storing_device": ["cpu", None]}, "storing_device= one"),
         ("sync", {"device": "tpu9"}, "device='tpu9'"),
-        ("sync", {"device": "cuda:99"}, "device='cuda:99' cpu"),
         ("sync", {"device": object()}, "device= torch.device"),
-        ("sync", {"extend_buffer": False, "replay_buffer": Extending()}, "replay_buffer=Extending `add`"),
+        ("sync", {"extend_buffer": False, "replay_buffer": SimpleNamespace(extend=print)}, "replay_buffer= `add`"),
         ("sync", {"split_trajs": True, "replay_buffer": ReplayBuffer(10)}, "split_trajs=True SliceSampler"),
         ("sync", {"seed": -1}, "seed=-1 0 2**61"),
         ("sync", {"init_fn": 3}, "init_fn=3"),
@@ -116,10 +108,8 @@ BETWEEN_STEPS = {"num_workers_per_collector": 2, "update_weights_between_steps":
         ("sync", {"compile_policy": True}, "compile_policy=True: random"),
         # Values of a wrong type.
         ("sync", {"frames_per_batch": "100"}, "frames_per_batch='100' int list"),
-        ("sync", {"frames_per_batch": [10, 2.5]}, "frames_per_batch=[10, 2.5] int list"),
         ("sync", {"frames_per_batch": True}, "frames_per_batch=True int list"),
         ("sync", {"max_frames_per_traj": 5.5}, "max_frames_per_traj=5.5 int None"),
-        ("sync", {"num_workers": "2"}, "num_workers='2' int None"),
         ("sync", {"worker_timeout_s": None}, "worker_timeout_s=None number"),
         ("sync", {"split_trajs": "yes"}, "split_trajs='yes' True False"),
         ("sync", {"weight_sync_schemes": 3}, "weight_sync_schemes=3 dict"),

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import torch
 from tensordict import TensorDict
 from torchrl.data import Binary, Bounded, Categorical, Composite, OneHot, Unbounded
@@ -25,10 +23,6 @@ from torchrl.envs import (
 )
 
 from worlds import walk
-
-# Short, so that episodes end within a batch.
-cartpole = partial(GymEnv, "CartPole-v1", max_episode_steps=9, categorical_action_encoding=True)
-pendulum = partial(GymEnv, "Pendulum-v1", max_episode_steps=9)
 
 
 # The numbers of these are the same on every machine. By functions, so that a process imports `walk` for its id.
@@ -62,12 +56,12 @@ def recurrent():
     return TransformedEnv(walking(), Compose(InitTracker(), TensorDictPrimer(state, default_value=0.0)))
 
 
-def serial(make=walking, num=3):
-    return SerialEnv(num, make)
+def serial():
+    return SerialEnv(3, walking)
 
 
-def parallel(make=walking, num=2):
-    return ParallelEnv(num, make)
+def parallel():
+    return ParallelEnv(2, walking)
 
 
 def counted_serial():

@@ -15,19 +15,10 @@ from torch import nn
 
 pytest.importorskip("torchrl", reason="needs the torchrl extra")
 
+from torchrl import modules
 from torchrl.data import LazyTensorStorage, ReplayBuffer, TensorDictReplayBuffer
 from torchrl.data.replay_buffers.samplers import SamplerWithoutReplacement
-from torchrl.envs import Compose, RewardSum, StepCounter, TransformedEnv
-from torchrl.modules import (
-    MLP,
-    EGreedyModule,
-    NormalParamExtractor,
-    OneHotCategorical,
-    ProbabilisticActor,
-    QValueActor,
-    TanhNormal,
-    ValueOperator,
-)
+from torchrl.envs import RewardSum, StepCounter
 from torchrl.objectives import ClipPPOLoss, DQNLoss, SACLoss, SoftUpdate
 from torchrl.objectives.value import GAE
 from worlds import torchrlenvs
@@ -41,11 +32,10 @@ libraries = pytest.mark.parametrize(
 
 
 def discrete(make=torchrlenvs.one_hot):
-    return TransformedEnv(make(), Compose(RewardSum(), StepCounter()))
+    return torchrlenvs.transformed(make(), RewardSum(), StepCounter())
 
 
 continuous = partial(discrete, torchrlenvs.pushing)
-
 
 # TorchRL keeps an exception of an import that it does on the way, and with it all frames that were running then.
 discrete().close()
@@ -66,9 +56,9 @@ def learning(collector, num_batches):
     assert last > first + 0.2, rewards
 
 
-def descend(loss, optimizer):
+def descend(losses, optimizer):
     optimizer.zero_grad()
-    loss.backward()
+    sum(value for name, value in losses.items() if name.startswith("loss")).backward()
     optimizer.step()
 
 
@@ -81,16 +71,11 @@ def test_torchrl_is_imported_only_by_who_uses_it():
 def test_ppo(library):
     collectors = importlib.import_module(library)
     torch.manual_seed(0)
-    logits = TensorDictModule(MLP(3, 2, num_cells=[32]), in_keys=["observation"], out_keys=["logits"])
-    actor = ProbabilisticActor(
-        logits,
-        spec=discrete().action_spec,
-        in_keys=["logits"],
-        out_keys=["action"],
-        distribution_class=OneHotCategorical,
-        return_log_prob=True,
-    )
-    critic = ValueOperator(MLP(3, 1, num_cells=[32]), in_keys=["observation"])
+    logits = TensorDictModule(modules.MLP(3, 2, num_cells=[32]), in_keys=["observation"], out_keys=["logits"])
+    keys = {"in_keys": ["logits"], "out_keys": ["action"]}
+    drawn = {"distribution_class": modules.OneHotCategorical, "return_log_prob": True}
+    actor = modules.ProbabilisticActor(logits, spec=discrete().action_spec, **keys, **drawn)
+    critic = modules.ValueOperator(modules.MLP(3, 1, num_cells=[32]), in_keys=["observation"])
     advantage = GAE(gamma=0.9, lmbda=0.95, value_network=critic)
     loss_module = ClipPPOLoss(actor, critic)
     optimizer = torch.optim.Adam(loss_module.parameters(), 1e-2)
@@ -103,8 +88,7 @@ def test_ppo(library):
             advantage(data)
             buffer.extend(data.reshape(-1))
             for _ in range(2):
-                losses = loss_module(buffer.sample())
-                descend(losses["loss_objective"] + losses["loss_critic"] + losses["loss_entropy"], optimizer)
+                descend(loss_module(buffer.sample()), optimizer)
 
 
 def off_policy(collector, num_batches, loss_module, steps_each, after):
@@ -116,8 +100,7 @@ def off_policy(collector, num_batches, loss_module, steps_each, after):
     for data in learning(collector, num_batches):
         buffer.extend(data)
         for _ in range(steps_each):
-            losses = loss_module(buffer.sample())
-            descend(sum(value for name, value in losses.items() if name.startswith("loss")), optimizer)
+            descend(loss_module(buffer.sample()), optimizer)
             target.step()
         after(data)
 
@@ -127,8 +110,8 @@ def test_dqn(library):
     collectors = importlib.import_module(library)
     torch.manual_seed(0)
     spec = discrete().action_spec
-    actor = QValueActor(MLP(3, 2, num_cells=[32]), in_keys=["observation"], spec=spec)
-    exploring = TensorDictSequential(actor, EGreedyModule(spec, annealing_num_steps=1000, eps_end=0.05))
+    actor = modules.QValueActor(modules.MLP(3, 2, num_cells=[32]), in_keys=["observation"], spec=spec)
+    exploring = TensorDictSequential(actor, modules.EGreedyModule(spec, annealing_num_steps=1000, eps_end=0.05))
     frames = {"frames_per_batch": 50, "total_frames": 2000, "init_random_frames": 200}
     collector = collectors.Collector(discrete, exploring, **frames)
     loss_module = DQNLoss(actor, action_space=spec, delay_value=True)
@@ -140,16 +123,12 @@ def test_sac(library):
     collectors = importlib.import_module(library)
     torch.manual_seed(0)
     spec = continuous().action_spec
-    head = nn.Sequential(MLP(3, 2, num_cells=[32]), NormalParamExtractor())
-    actor = ProbabilisticActor(
-        TensorDictModule(head, in_keys=["observation"], out_keys=["loc", "scale"]),
-        spec=spec,
-        in_keys=["loc", "scale"],
-        out_keys=["action"],
-        distribution_class=TanhNormal,
-        distribution_kwargs={"low": spec.space.low, "high": spec.space.high},
-    )
-    value = ValueOperator(MLP(4, 1, num_cells=[32]), in_keys=["observation", "action"])
+    layers = nn.Sequential(modules.MLP(3, 2, num_cells=[32]), modules.NormalParamExtractor())
+    head = TensorDictModule(layers, in_keys=["observation"], out_keys=["loc", "scale"])
+    keys = {"in_keys": ["loc", "scale"], "out_keys": ["action"], "distribution_class": modules.TanhNormal}
+    limits = {"low": spec.space.low, "high": spec.space.high}
+    actor = modules.ProbabilisticActor(head, spec=spec, **keys, distribution_kwargs=limits)
+    value = modules.ValueOperator(modules.MLP(4, 1, num_cells=[32]), in_keys=["observation", "action"])
     loss_module = SACLoss(actor, value, action_spec=spec, alpha_init=0.1)
     collector = collectors.MultiAsyncCollector([continuous] * 2, actor, frames_per_batch=100, total_frames=2800)
     off_policy(collector, 28, loss_module, 8, lambda data: collector.update_policy_weights_())

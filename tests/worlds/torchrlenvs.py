@@ -4,30 +4,15 @@ from __future__ import annotations
 
 import torch
 from tensordict import TensorDict
+from torchrl import envs
 from torchrl.data import Binary, Bounded, Categorical, Composite, OneHot, Unbounded
-from torchrl.envs import (
-    ActionMask,
-    Compose,
-    EnvBase,
-    GymEnv,
-    InitTracker,
-    ObservationNorm,
-    ParallelEnv,
-    RenameTransform,
-    RewardSum,
-    SerialEnv,
-    StepCounter,
-    TensorDictPrimer,
-    Transform,
-    TransformedEnv,
-)
 
 from worlds import walk
 
 
 # The numbers of these are the same on every machine. By functions, so that a process imports `walk` for its id.
 def one_hot(**kwargs):
-    return GymEnv(walk.ID, max_episode_steps=6, **kwargs)
+    return envs.GymEnv(walk.ID, max_episode_steps=6, **kwargs)
 
 
 def walking():
@@ -35,37 +20,36 @@ def walking():
 
 
 def pushing():
-    return GymEnv(walk.CONTINUOUS, max_episode_steps=6)
+    return envs.GymEnv(walk.CONTINUOUS, max_episode_steps=6)
+
+
+def transformed(env, *transforms):
+    return envs.TransformedEnv(env, envs.Compose(*transforms))
 
 
 def counted():
-    return TransformedEnv(walking(), Compose(StepCounter(5), RewardSum(), InitTracker()))
-
-
-def normed():
-    norm = ObservationNorm(loc=torch.zeros(3), scale=torch.full((3,), 0.5), in_keys=["observation"])
-    return TransformedEnv(pushing(), Compose(norm, RenameTransform(["observation"], [("agent", "state")])))
+    return transformed(walking(), envs.StepCounter(5), envs.RewardSum(), envs.InitTracker())
 
 
 def primed(value=1.0):
-    return TransformedEnv(walking(), TensorDictPrimer(hidden=Unbounded((3,)), default_value=value))
+    return envs.TransformedEnv(walking(), envs.TensorDictPrimer(hidden=Unbounded((3,)), default_value=value))
 
 
 def recurrent():
     state = {name: Unbounded((1, 5)) for name in ("h", "c")}
-    return TransformedEnv(walking(), Compose(InitTracker(), TensorDictPrimer(state, default_value=0.0)))
+    return transformed(walking(), envs.InitTracker(), envs.TensorDictPrimer(state, default_value=0.0))
 
 
 def serial():
-    return SerialEnv(3, walking)
+    return envs.SerialEnv(3, walking)
 
 
 def parallel():
-    return ParallelEnv(2, walking)
+    return envs.ParallelEnv(2, walking)
 
 
 def counted_serial():
-    return TransformedEnv(serial(), Compose(StepCounter(5), RewardSum()))
+    return transformed(serial(), envs.StepCounter(5), envs.RewardSum())
 
 
 def to_reset(env, tensordict):
@@ -74,7 +58,7 @@ def to_reset(env, tensordict):
     return every if tensordict is None else tensordict.get("_reset", every).reshape(env.batch_size)
 
 
-class Toy(EnvBase):
+class Toy(envs.EnvBase):
     """Observes what the number of the step says, by `_values`; an episode has `length` steps."""
 
     length = 7
@@ -143,7 +127,7 @@ class Masked(Toy):
 
 
 def masked():
-    return TransformedEnv(Masked(), ActionMask())
+    return envs.TransformedEnv(Masked(), envs.ActionMask())
 
 
 class TwoRewards(ManyKeys):
@@ -158,7 +142,7 @@ class TwoRewards(ManyKeys):
         return after.set("reward", torch.cat([after["reward"], -after["reward"] / 3]).double())
 
 
-class Agents(EnvBase):
+class Agents(envs.EnvBase):
     """Two agents, of which one ends after 3 steps, the other after 5 (one more in each env of a batch), and the env
     with the later."""
 
@@ -203,10 +187,10 @@ class Apart(Agents):
         self.done_spec = Composite(agents=Composite(done=Binary(1, (2, 1), dtype=torch.bool)))
 
 
-class Hooked(Transform):
+class Hooked(envs.Transform):
     def _post_step_mdp_hooks(self, tensordict, tensordict_):
         return tensordict.exclude(("next", "observation")), tensordict_
 
 
 def hooked():
-    return TransformedEnv(walking(), Hooked())
+    return envs.TransformedEnv(walking(), Hooked())

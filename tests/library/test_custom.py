@@ -4,6 +4,7 @@ what cannot be delivered is an error."""
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -124,7 +125,7 @@ def test_what_it_cannot_be_called_with_is_refused_before_anything_starts():
 @pytest.mark.parametrize(("name", "size"), [("one", [2, 40]), ("async", [1, 80]), ("sync", [1, 2, 40])])
 def test_those_of_torchrl_and_with_processes_of_their_own_run(name, size):
     collectors = pytest.importorskip("torchrl.collectors")
-    from worlds import torchrlenvs
+    create = partial(pytest.importorskip("torchrl.envs").GymEnv, "CartPole-v1", categorical_action_encoding=True)
 
     class Theirs(collectors.Collector):
         """One of TorchRL's, that changes its batches."""
@@ -137,7 +138,7 @@ def test_those_of_torchrl_and_with_processes_of_their_own_run(name, size):
     cls = {"one": Theirs, "async": DoublingAsync, "sync": collectors.MultiSyncCollector}[name]
     inner = {} if name == "one" else {"num_workers": 1, "num_workers_per_collector": 2}
     policy = TensorDictModule(Constant(), ["observation"], ["action"])
-    with start(cls, ways.GLOO_SYNC, torchrlenvs.walking, policy, max_frames_per_traj=5, **inner) as collector:
+    with start(cls, ways.GLOO_SYNC, create, policy, max_frames_per_traj=5, **inner) as collector:
         batches = [next(collector) for _ in range(4)]
         with torch.no_grad():
             policy.module.action.fill_(1)

@@ -212,6 +212,15 @@ def test_frames_of_one_worker(frames, each, mean):
             collector.frames_per_batch_worker(worker_idx=2)
 
 
+def test_keywords_can_be_read_as_attributes():
+    keywords = {"trajs_per_batch": 3, "weight_updater": dict, "total_frames": None, "exploration_type": None}
+    with make(SINGLE, frames_per_batch=10, worker_idx=3, **keywords) as some:
+        assert (some.trajs_per_batch, some.trajs_per_write, some.traj_format) == (3, None, "padded")
+        assert (some.weight_updater, some.total_frames, some.worker_idx) == (dict, -1, 3)
+    with make(SINGLE) as collector, pytest.raises(RuntimeError, match="worker_idx"):
+        collector.worker_idx  # noqa: B018
+
+
 def test_a_reset_of_some_envs():
     with make(SINGLE, cartpoles, frames_per_batch=9) as collector:
         before = collector.next()["collector", "traj_ids"][:, -1]
@@ -306,7 +315,7 @@ def test_envs_that_can_be_saved_go_on_where_they_were_with_the_weights_that_were
     with make(way, Saved, Coin(9.0), frames_per_batch=20, total_frames=100) as collector:
         collector.load_state_dict(state)
         assert collector.stats()["frames"] == 40
-        batches = list(collector)
+        batches = list(collector.iterator())
     assert len(batches) == len(expected) == 3
     assert all(map(same, batches, expected))
 

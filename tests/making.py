@@ -55,3 +55,10 @@ _launcher_config = order.LauncherConfig
 
 def _inline(kind, *rest):
     return _launcher_config("inline", *rest)
+
+
+def by_worker(way, batch):
+    """Workers, and their parts of a batch: a sync one has a part of each, an async one is of one."""
+    if way.is_sync:
+        return enumerate(batch.unbind(0))
+    return [(int(batch["collector", "traj_ids"].flatten()[0]) % way.num_workers, batch)]

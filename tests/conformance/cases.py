@@ -18,11 +18,9 @@ import making
 import numpy as np
 import torch
 import torchrl.collectors
-from tensordict.nn import ProbabilisticTensorDictModule, ProbabilisticTensorDictSequential
 from tensordict.nn import TensorDictModule as Module
 from tensordict.nn import TensorDictSequential as Sequence
 from torch.nn.functional import one_hot
-from torchrl.data import LazyTensorStorage, ReplayBuffer
 from torchrl.envs import PendulumEnv, SerialEnv
 from torchrl.envs.utils import ExplorationType, exploration_type
 from torchrl.modules import LSTMModule
@@ -87,10 +85,6 @@ def move_and_push(pixels):
     return one_hot(turn, 3).bool(), torch.stack([turn / 3.0, -turn / 2.0], -1)
 
 
-def sum_of_counts(counts):
-    return counts.sum(-1) % 5
-
-
 def half_of_first(seen):
     return seen[..., :1] / 2
 
@@ -108,7 +102,7 @@ def lstm():
     return Sequence(memory, head, Module(partial(torch.argmax, dim=-1), ["logits"], ["action"]))
 
 
-class Again(gymnasium.Wrapper):
+class ResetAgain(gymnasium.Wrapper):
     """A reset with a seed is followed by one without, as TorchRL's `GymEnv` does when it is seeded."""
 
     def reset(self, *, seed=None, options=None):
@@ -116,82 +110,39 @@ class Again(gymnasium.Wrapper):
         return first if seed is None else self.env.reset()
 
 
-def gymnasium_walk():
-    return Again(walk())
-
-
 WALK = World(torchrlenvs.walking, outwards)
 PUSH = World(torchrlenvs.pushing, push)
-KEYS = World(
-    torchrlenvs.ManyKeys,
-    move_and_push,
-    "pixels",
-    (("agent", "move"), ("agent", "push")),
-    surplus=("truncated", "only_root"),
-)
+ONLY_OURS = ("truncated", "only_root")
+KEYS = World(torchrlenvs.ManyKeys, move_and_push, "pixels", (("agent", "move"), ("agent", "push")), surplus=ONLY_OURS)
 AGENTS = World(
-    torchrlenvs.Agents,
-    half_of_first,
-    ("agents", "observation"),
-    (("agents", "action"),),
-    surplus=("truncated",),
-    ids=False,
+    torchrlenvs.Agents, half_of_first, ("agents", "observation"), (("agents", "action"),), surplus=ONLY_OURS, ids=False
 )
 WORLDS = {
     "walk": WALK,
-    "gymnasium": replace(WALK, ours=gymnasium_walk),
+    "gymnasium": replace(WALK, ours=lambda: ResetAgain(walk())),
     "one_hot": World(torchrlenvs.one_hot, outwards_one_hot),
     "push": PUSH,
     "counted": replace(WALK, make=torchrlenvs.counted),
-    "normed": replace(PUSH, make=torchrlenvs.normed, reads=("agent", "state")),
     "primed": replace(WALK, make=torchrlenvs.primed, numbered=True),
     "recurrent": World(torchrlenvs.recurrent, lstm, rtol=1e-5),
     "stateless": World(PendulumEnv, half, "th", surplus=("truncated",), rtol=1e-5),
     "many_keys": KEYS,
-    "two_rewards": replace(KEYS, make=torchrlenvs.TwoRewards),
     "agents": AGENTS,
-    "agents_in_a_row": replace(AGENTS, make=partial(torchrlenvs.Agents, (2,)), size=2),
     "agents_in_a_grid": replace(AGENTS, make=partial(torchrlenvs.Agents, (2, 3)), size=6),
     "serial": replace(WALK, make=torchrlenvs.serial, size=3),
     "counted_serial": replace(WALK, make=torchrlenvs.counted_serial, size=3),
     "parallel": replace(WALK, make=torchrlenvs.parallel, size=2),
-    "batched": World(torchrlenvs.batched, sum_of_counts, ("nested", "counts"), size=3),
 }
 
-# --- policies that explore ---
 
-
-class Dice(torch.distributions.Distribution):
-    """A number in [low, low + 1), of exact arithmetic. A mean, a mode and a deterministic sample that differ."""
-
-    arg_constraints: dict[str, Any] = {}  # noqa: RUF012, as in torch
-
-    def __init__(self, low):
-        self.low = low
-        super().__init__(low.shape[:-1], low.shape[-1:], validate_args=False)
-
-    mean = property(lambda self: self.low + 0.5)
-    mode = property(lambda self: self.low + 0.25)
-    deterministic_sample = property(lambda self: self.low + 0.75)
-
-    def sample(self, shape=()):
-        return self.low + torch.rand(*shape, *self.low.shape)
-
-    def log_prob(self, value):
-        return (value - self.low).sum(-1)
-
-
-def dice():
-    sampling = ProbabilisticTensorDictModule(["low"], ["action"], distribution_class=Dice, return_log_prob=True)
-    return ProbabilisticTensorDictSequential(Module(half_of_first, ["observation"], ["low"]), sampling)
-
-
-class Asks(torch.nn.Module):
+def asks():
     """Acts by the exploration type of TorchRL's context."""
+    kinds = [None, *(ExplorationType[kind] for kind in ("RANDOM", "MODE", "MEAN", "MEDIAN", "DETERMINISTIC"))]
 
-    def forward(self, observation):
-        kinds = [None, *(ExplorationType[kind] for kind in ("RANDOM", "MODE", "MEAN", "MEDIAN", "DETERMINISTIC"))]
+    def act(observation):
         return torch.full((*observation.shape[:-1], 1), kinds.index(exploration_type()) / 5)
+
+    return Module(act, ["observation"], ["action"])
 
 
 # --- cases ---
@@ -206,7 +157,6 @@ class Case:
         keywords: of the collector.
         kind: "single", or that of two workers: "sync" or "async".
         policy: makes the policy, where it is not the world's.
-        storage: `ndim` of the storage of the `ReplayBuffer` of TorchRL to collect into; its content is compared.
         random: of so many batches the values are not compared, as they are of other draws than TorchRL's.
     """
 
@@ -214,7 +164,6 @@ class Case:
     keywords: dict[str, Any] = field(default_factory=dict)
     kind: str = "single"
     policy: Callable[[], Any] | None = None
-    storage: int | None = None
     random: int = 0
 
     @property
@@ -234,79 +183,57 @@ def first_half(batch):
     return batch[..., : batch.shape[-1] // 2].clone()
 
 
+MAX, RESET, SPLIT = {"max_frames_per_traj": 5}, {"reset_at_each_iter": True}, {"split_trajs": True}
 KEYWORDS = {
-    "max_frames_per_traj": {"max_frames_per_traj": 5},
+    "max_frames_per_traj": MAX,
     "unlimited": {"max_frames_per_traj": -1, "init_random_frames": -1},
     "set_truncated": {"set_truncated": True},
-    "set_truncated-max_frames_per_traj": {"set_truncated": True, "max_frames_per_traj": 5},
+    "set_truncated-max_frames_per_traj": {"set_truncated": True, **MAX},
     "track_traj_ids": {"track_traj_ids": False},
     "track_policy_version": {"track_policy_version": True},
-    "return_same_td": {"return_same_td": True},
-    "use_buffers": {"use_buffers": True},
     "use_buffers-not": {"use_buffers": False},
     "postproc": {"postproc": squared},
     "postproc-shortens": {"postproc": first_half},
     "storing_device": {"storing_device": "cpu"},
-    "devices": {"policy_device": "cpu", "env_device": torch.device("cpu")},
-    "device": {"device": "cpu"},
     "trust_policy": {"trust_policy": True, "no_cuda_sync": True},
-    "exploration_type": {"exploration_type": ExplorationType.MODE},
-    "split": {"split_trajs": True},
-    "split-max_frames_per_traj": {"split_trajs": True, "max_frames_per_traj": 5},
+    "split": SPLIT,
+    "split-max_frames_per_traj": {**SPLIT, **MAX},
     # TorchRL resets an env twice that ends with a batch; here none does.
-    "reset_at_each_iter": {"reset_at_each_iter": True, "frames_per_batch": 20, "total_frames": 60},
+    "reset_at_each_iter": {**RESET, "frames_per_batch": 20, "total_frames": 60},
 }
-MAX, RESET, SPLIT = (
-    {name: value} for name, value in (("max_frames_per_traj", 5), ("reset_at_each_iter", True), ("split_trajs", True))
-)
+
+
+def sync(world, **keywords):
+    return Case(world, keywords, "sync")
+
+
 CASES = {
     **{name: Case(name) for name in WORLDS},
     **{f"walk-{name}": Case("walk", keywords) for name, keywords in KEYWORDS.items()},
     "walk-compile_policy": Case("walk", {"compile_policy": {"backend": "eager"}}),
-    "gymnasium-max_frames_per_traj": Case("gymnasium", MAX),
-    "gymnasium-split": Case("gymnasium", SPLIT),
     "serial-rounded": Case("serial", {"frames_per_batch": 25, "total_frames": 75}),
     "serial-set_truncated-max_frames_per_traj": Case("serial", {"set_truncated": True, **MAX}),
-    "serial-postproc-shortens": Case("serial", {"postproc": first_half}),
     "serial-split-postproc": Case("serial", {**SPLIT, "postproc": squared}),
     "serial-split-max_frames_per_traj": Case("serial", {**SPLIT, **MAX}),
     "counted-split": Case("counted", SPLIT),
-    "normed-reset_at_each_iter": Case("normed", {**RESET, **MAX}),
     "counted_serial-reset_at_each_iter": Case("counted_serial", {**RESET, "set_truncated": True}),
     "one_hot-init_random_frames": Case("one_hot", {"init_random_frames": 16}),
     "push-init_random_frames": Case("push", {"init_random_frames": 20}),
-    "dice-init_random_frames": Case("push", {"init_random_frames": 16}, policy=dice, random=3),
     **{
-        f"{policy.__name__.lower()}-{kind}": Case("push", {"exploration_type": ExplorationType[kind]}, policy=policy)
-        for policy in (dice, Asks)
+        f"asks-{kind}": Case("push", {"exploration_type": ExplorationType[kind]}, policy=asks)
         for kind in ("RANDOM", "MODE", "MEAN", "DETERMINISTIC")
     },
     "no_policy": Case("push", policy=lambda: None),
-    **{
-        f"storage-{world}-{ndim}-extend_{extend}": Case(world, {"extend_buffer": extend}, storage=ndim)
-        for world, ndim in (("walk", 1), ("serial", 2))
-        for extend in (True, False)
-    },
-    **{
-        f"sync-{name}": Case(name, kind="sync")
-        for name in ("primed", "counted", "serial", "batched", "recurrent", "agents_in_a_grid")
-    },
-    "sync-cat": Case("serial", {"cat_results": 0, "postproc": squared, "storing_device": "cpu"}, "sync"),
-    "sync-cat-last": Case(
-        "serial", {"cat_results": -1, "frames_per_batch": 130, "total_frames": 260, "no_cuda_sync": True}, "sync"
-    ),
-    "sync-keywords": Case(
-        "walk", {**MAX, "set_truncated": True, "update_at_each_batch": True, "use_buffers": False}, "sync"
-    ),
-    "sync-mode": Case("push", {"exploration_type": ExplorationType.MODE, "device": "cpu", "num_threads": 1}, "sync"),
-    "sync-split-stack": Case("serial", {**SPLIT, **MAX, "cat_results": "stack"}, "sync"),
-    "sync-split-cat": Case("serial", {**SPLIT, **MAX, "cat_results": 0}, "sync"),
-    "sync-reset_at_each_iter": Case(
-        "walk", {**RESET, "cat_results": 0, "frames_per_batch": 28, "total_frames": 84}, "sync"
-    ),
-    "sync-init_random_frames": Case("one_hot", {"init_random_frames": 40}, "sync", random=3),
-    "sync-lengths": Case("walk", {"frames_per_batch": [12, 20], "cat_results": 0}, "sync"),
-    "sync-lengths-last": Case("serial", {"frames_per_batch": [36, 60], "total_frames": 288, "cat_results": -1}, "sync"),
+    **{f"sync-{name}": sync(name) for name in ("primed", "counted", "serial", "recurrent", "agents_in_a_grid")},
+    "sync-cat": sync("serial", cat_results=0, postproc=squared, storing_device="cpu"),
+    "sync-cat-last": sync("serial", cat_results=-1, frames_per_batch=130, total_frames=260, no_cuda_sync=True),
+    "sync-keywords": sync("walk", **MAX, set_truncated=True, update_at_each_batch=True, use_buffers=False),
+    "sync-mode": sync("push", exploration_type=ExplorationType.MODE, device="cpu", num_threads=1),
+    "sync-split-cat": sync("serial", **SPLIT, **MAX, cat_results=0),
+    "sync-reset_at_each_iter": sync("walk", **RESET, cat_results=0, frames_per_batch=28, total_frames=84),
+    "sync-init_random_frames": replace(sync("one_hot", init_random_frames=40), random=3),
+    "sync-lengths": sync("walk", frames_per_batch=[12, 20], cat_results=0),
+    "sync-lengths-last": sync("serial", frames_per_batch=[36, 60], total_frames=288, cat_results=-1),
     "async-primed": Case("primed", kind="async"),
     # In buffers that TorchRL uses again, `set_truncated` does not set `done`.
     "async-set_truncated": Case("primed", {**MAX, "set_truncated": True, "use_buffers": False}, "async"),
@@ -354,7 +281,15 @@ def _numbered(case, worker):
 
 def _ours(case, worker):
     make = case.of.ours or _numbered(case, worker)
-    return ResetTwice(make) if "reset_at_each_iter" in case.keywords else make
+    return partial(_reset_twice, make) if "reset_at_each_iter" in case.keywords else make
+
+
+def _reset_twice(make):
+    """TorchRL resets envs when a collector is made, and with `reset_at_each_iter` again before the first batch."""
+    env = make()
+    seed_as_before = env.set_seed
+    env.set_seed = lambda seed, **kwargs: (seed_as_before(seed, **kwargs), env.reset())
+    return env
 
 
 def _seeded(make, seeds):
@@ -370,42 +305,17 @@ def _seeded(make, seeds):
     return create
 
 
-class ResetTwice:
-    """TorchRL resets envs when a collector is made, and with `reset_at_each_iter` again before the first batch."""
-
-    def __init__(self, make):
-        self.make = make
-
-    def __call__(self):
-        env = self.make()
-        seed_as_before = env.set_seed
-
-        def set_seed(seed, **kwargs):
-            seed_as_before(seed, **kwargs)
-            env.reset()
-
-        env.set_seed = set_seed
-        return env
-
-
 def _collect(case, construct, count=None):
     steps = case.of.size * (16 if case.kind == "single" else 32)
-    frames = {"frames_per_batch": steps, "total_frames": -1 if case.kind == "async" and count is None else 3 * steps}
-    buffer = None
-    if case.storage is not None:
-        frames["total_frames"] = 2 * steps
-        frames["replay_buffer"] = buffer = ReplayBuffer(storage=LazyTensorStorage(200, ndim=case.storage))
+    is_of_each = case.kind == "async" and count is None
+    frames = {"frames_per_batch": steps, "total_frames": -1 if is_of_each else 3 * steps}
     collector = construct((case.policy or case.of.policy)(), **{**frames, **case.keywords})
     try:
-        if case.kind == "async" and count is None:
+        if is_of_each:
             return _of_each_worker(collector)
-        batches = [batch if batch is None else batch.clone() for batch in islice(collector, count)]
+        return [batch if batch is None else batch.clone() for batch in islice(collector, count)]
     finally:
         collector.shutdown()
-    if buffer is None:
-        return batches
-    assert batches == [None, None]
-    return [buffer[:]]
 
 
 def _of_each_worker(collector, count=2):

@@ -38,20 +38,17 @@ def signatures():
         if name.endswith("Collector") and hasattr(collectx, name)
     }
     return {
-        name: {"keywords": _parameters(cls.__init__), "methods": {each: _method(cls, each) for each in _public(cls)}}
+        name: {
+            "keywords": _parameters(cls.__init__),
+            "methods": {each: _parameters(getattr(cls, each)) for each in sorted(dir(cls)) if each[0] != "_"},
+        }
         for name, cls in sorted(classes.items())
     }
 
 
-def _public(cls):
-    return [name for name in sorted(dir(cls)) if not name.startswith("_")]
-
-
-def _method(cls, name):
-    return _parameters(getattr(cls, name)) if callable(getattr(cls, name)) else None
-
-
 def _parameters(function):
+    if not callable(function):
+        return None
     # What `kwargs` passes on is named in the signature of the class above.
     return sorted(set(inspect.signature(function).parameters) - {"self", "args", "kwargs"})
 

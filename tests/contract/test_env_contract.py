@@ -26,7 +26,7 @@ CARTPOLES = {"gym": gym(3)} | {
     f"{how}-{mode}": gym_vector(3, mode, how) for how in ("sync", "async") for mode in (None, "next_step", "SAME_STEP")
 }
 # By the functions of `worlds/torchrlenvs.py`: unbatched, with transforms, batched, SerialEnv, ParallelEnv.
-TORCHRL = {"cartpole": 2, "pendulum": 2, "counted": 2, "batched": 3, "serial": 3, "counted_serial": 3, "parallel": 2}
+TORCHRL = {"walking": 2, "pushing": 2, "counted": 2, "serial": 3, "counted_serial": 3, "parallel": 2}
 CONFIGS = CARTPOLES | {
     "gym-one": gym(1, "gymnasium:CartPole-v1"),
     "pendulum": gym(2, "Pendulum-v1", max_episode_steps=20),

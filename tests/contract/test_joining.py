@@ -11,11 +11,12 @@ import sys
 import threading
 from pathlib import Path
 
+import gymnasium
 import pytest
 from commands import COMMAND, SMALL, environment, result
 from making import make
 from ways import RPC_SYNC, TRANSPORTS, over
-from worlds.seeing import NONE, Seeing, seen_by
+from worlds.cartpoles import cartpole
 from worlds.toyworker import Toys, slab_spec
 
 from collectx.errors import RendezvousError, WorkerDied, WorkerTimeout
@@ -129,11 +130,19 @@ def test_a_worker_that_joins_after_its_timeout_is_turned_away(way, is_replaced, 
             late.join()
 
 
+class Seeing(gymnasium.RewardWrapper):
+    """Its reward is the number of the GPU that its process is told to use, as there need not be any; -1 for none."""
+
+    def reward(self, reward):
+        return float(os.environ["CUDA_VISIBLE_DEVICES"] or -1)
+
+
 @over([RPC_SYNC])
 def test_a_worker_sees_the_gpu_that_is_its_own(way, monkeypatch):
-    """What its process is told, as there need not be any."""
     monkeypatch.setattr("collectx.library.keywords.remote.why_no_device", lambda *_, **__: None)
-    assert seen_by(make(way, Seeing, frames_per_batch=20, visible_devices=["cuda:1", "cpu"])) == [[1.0], [NONE]]
+    devices = {"visible_devices": ["cuda:1", "cpu"]}
+    with make(way, lambda: Seeing(cartpole()), frames_per_batch=20, **devices) as collector:
+        assert [part.unique().tolist() for part in next(collector)["next", "reward"]] == [[1.0], [-1.0]]
 
 
 # The only network of this host is IPv6.

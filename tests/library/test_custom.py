@@ -4,13 +4,15 @@ what cannot be delivered is an error."""
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
 import ways
 from making import make
-from worlds.cartpoles import cartpole
-from worlds.customcollectors import Always, Doubling, DoublingAsync, Handmade, refuse
+from tensordict.nn import TensorDictModule
+from worlds.cartpoles import Constant, cartpole
+from worlds.customcollectors import Doubling, DoublingAsync, Handmade, refuse
 
 import collectx.collector.worker
 from collectx.collector.custom import custom
@@ -44,35 +46,17 @@ def check_complete(batches):
 
 
 @pytest.mark.parametrize("cls", [Doubling, Handmade])
-@ways.over([SYNC, ways.GLOO_SYNC])
+@ways.over([SYNC, ways.GLOO_SYNC, ways.RPC_SYNC])
 def test_what_it_yields_arrives_complete(way, cls):
     with start(cls, way) as collector:
         batches = [next(collector) for _ in range(4)]
-        parts = collector._collector.delivery.parts
     assert {batch.batch_size for batch in batches} == {torch.Size([2, 40])}
     assert {float(batch["next", "reward"].mean()) for batch in batches} == {1.0 if cls is Handmade else 2.0}
     check_complete(batches)
-    done = batches[-1]["next", "done"][..., 0]
-    assert [len(part.lengths) for part in parts] == done.sum(-1).tolist()
     assert not batches[0]["done"].any()
 
 
-@pytest.mark.nightly
-@ways.over([ways.RPC_SYNC, ways.RAY_SYNC])
-def test_it_may_be_anywhere(way):
-    with start(Handmade, way) as collector:
-        check_complete([next(collector) for _ in range(3)])
-
-
 def test_its_seeds_are_the_workers_own_and_orders_and_keywords_reach_it():
-    def first():
-        with start(Doubling) as collector:
-            return next(collector)
-
-    one, other = first(), first()
-    assert not torch.equal(one["observation"][0], one["observation"][1])
-    assert torch.equal(one["observation"], other["observation"])
-    assert torch.equal(one["action"], other["action"])
     with start(Doubling, max_frames_per_traj=7, collector_kwargs={"reset_at_each_iter": True}) as collector:
         collector.set_seed(5)
         seeded = next(collector)
@@ -80,35 +64,23 @@ def test_its_seeds_are_the_workers_own_and_orders_and_keywords_reach_it():
         reset = next(collector)
         collector.set_seed(5)
         repeated = next(collector)
+    assert not torch.equal(seeded["observation"][0], seeded["observation"][1])
     assert torch.equal(seeded["observation"], repeated["observation"])
-    assert seeded["next", "step_count"].max() == 7
-    assert {int(batch["step_count"][:, 0].max()) for batch in (seeded, reset, repeated)} == {0}
     assert not torch.equal(seeded["observation"], reset["observation"])
+    assert seeded["next", "step_count"].max() == 7
+    assert not any(batch["step_count"][:, 0].any() for batch in (seeded, reset, repeated))
     assert not set(seeded[TRAJ_IDS].flatten().tolist()) & set(reset[TRAJ_IDS].flatten().tolist())
 
 
 @pytest.mark.parametrize("cls", [Doubling, Handmade])
 def test_the_newest_weights_act(cls):
-    with start(cls, ASYNC, policy=Always(0), sync=True) as collector:
+    with start(cls, ASYNC, policy=Constant(), sync=True) as collector:
         for version, action in enumerate([0, 1, 0]):
             if version:
-                collector.update_policy_weights_({"action": torch.tensor(float(action))})
+                collector.update_policy_weights_(Constant(float(action)))
             batch = next(collector)
             assert batch["action"].unique().tolist() == [action]
             assert batch[VERSION].unique().tolist() == [version]
-
-
-def test_lengths_and_returns_of_its_episodes_are_delivered():
-    with start(Doubling, ASYNC, num_workers=1) as collector:
-        lengths, returns, frames = [], [], 0
-        while len(lengths) < 8:
-            next(collector)
-            (part,) = collector._collector.delivery.parts
-            lengths += part.lengths.tolist()
-            returns += part.returns.tolist()
-            frames += part.frames
-    assert returns == [2.0 * length for length in lengths]
-    assert 0 <= frames - sum(lengths) < 200
 
 
 def test_an_order_that_it_cannot_follow_is_an_error():
@@ -120,21 +92,11 @@ def test_an_order_that_it_cannot_follow_is_an_error():
 
 WRONG = {
     "raises": (refuse, {}, ZeroDivisionError, "no collector today"),
-    "lacks": (
-        Handmade,
-        {"drop": ["observation", ("next", "truncated")]},
-        ShapeError,
-        r"Handmade gave .* observation \[4\] torch.float32 is missing; .*next.done \[1\] torch.bool is missing",
-    ),
+    "lacks": (Handmade, {"drop": ["observation"]}, ShapeError, r"Handmade gave .*observation \[4\] .* is missing"),
     "shape": (Handmade, {"shape": [2, 20]}, ShapeError, r"size \[2, 20\]: the trainer expects 40 frames, time last"),
     "adds": (Handmade, {"add": ["advantage"]}, ShapeError, r"advantage \[\] torch.float32 has no place"),
-    "dtype": (
-        Handmade,
-        {"drop": ["action"], "add": ["action"]},
-        ShapeError,
-        r"torch.float32 should be \[\] torch.int64",
-    ),
-    "ends": (Handmade, {"last": 1}, WorkerError, "Handmade has ended, and was made with total_frames=-1"),
+    "dtype": (Handmade, {"drop": ["action"], "add": ["action"]}, ShapeError, r"float32 should be \[\] torch.int64"),
+    "ends": (Handmade, {"last": 1}, WorkerError, "Handmade has ended, and was made with total_frames"),
 }
 
 
@@ -145,33 +107,25 @@ def test_a_wrong_one_is_an_error(way, wrong):
     cls, kwargs, error, message = WRONG[wrong]
     with (
         start(cls, way, collector_kwargs=kwargs, total_frames=160) as collector,
-        pytest.raises(error, match=message) as caught,
+        pytest.raises(error, match=message),
     ):
         list(collector)
-    if way is not SYNC:
-        assert any("Traceback" in note for note in caught.value.__notes__)
 
 
 def test_what_it_cannot_be_called_with_is_refused_before_anything_starts():
-    with pytest.raises(ConfigError) as caught:
+    called = r"collector_class=Handmade cannot be called as Handmade\(create_env_fn, .*, max_frames_per_traj=9, first=3"
+    with pytest.raises(ConfigError, match=called) as caught:
         start(Handmade, max_frames_per_traj=9, collector_kwargs=[{"last": 3}, {"first": 3}])
-    assert [problem.partition("):")[0] for problem in caught.value.problems] == [
-        "collector_class=Handmade cannot be called as Handmade(create_env_fn, policy, frames_per_batch=..., "
-        f"total_frames=-1, max_frames_per_traj=9, {own}"
-        for own in ("last=3", "first=3")
-    ]
-    with pytest.raises(ConfigError, match=r"collector_class='double'.*or a class of your own"):
-        start("double")
+    assert len(caught.value.problems) == 2
     with pytest.raises(ConfigError, match="update_weights_between_steps=True"):
         start(Handmade, update_weights_between_steps=True)
 
 
 @pytest.mark.ci
-@pytest.mark.parametrize("name", ["one", "async", "sync"])
-def test_those_of_torchrl_and_with_processes_of_their_own_run(name):
+@pytest.mark.parametrize(("name", "size"), [("one", [2, 40]), ("async", [1, 80]), ("sync", [1, 2, 40])])
+def test_those_of_torchrl_and_with_processes_of_their_own_run(name, size):
     collectors = pytest.importorskip("torchrl.collectors")
-    from tensordict.nn import TensorDictModule
-    from worlds import torchrlenvs
+    create = partial(pytest.importorskip("torchrl.envs").GymEnv, "CartPole-v1", categorical_action_encoding=True)
 
     class Theirs(collectors.Collector):
         """One of TorchRL's, that changes its batches."""
@@ -183,8 +137,8 @@ def test_those_of_torchrl_and_with_processes_of_their_own_run(name):
 
     cls = {"one": Theirs, "async": DoublingAsync, "sync": collectors.MultiSyncCollector}[name]
     inner = {} if name == "one" else {"num_workers": 1, "num_workers_per_collector": 2}
-    policy = TensorDictModule(Always(0), ["observation"], ["action"])
-    with start(cls, ways.GLOO_SYNC, torchrlenvs.cartpole, policy, max_frames_per_traj=5, **inner) as collector:
+    policy = TensorDictModule(Constant(), ["observation"], ["action"])
+    with start(cls, ways.GLOO_SYNC, create, policy, max_frames_per_traj=5, **inner) as collector:
         batches = [next(collector) for _ in range(4)]
         with torch.no_grad():
             policy.module.action.fill_(1)
@@ -193,7 +147,6 @@ def test_those_of_torchrl_and_with_processes_of_their_own_run(name):
         while batches[-1][VERSION].min() < version and len(batches) < 200:
             batches.append(next(collector))
         batches.append(next(collector))
-    size = {"one": [2, 40], "async": [1, 80], "sync": [1, 2, 40]}[name]
     assert {batch.batch_size for batch in batches} == {torch.Size(size)}
     # Each says which of its batches had which weights.
     for batch in batches:

@@ -9,55 +9,41 @@ import threading
 from functools import partial
 
 import gymnasium
-import numpy as np
 import pytest
 import torch
-from collecting import config, counting, gym, start, worker_pids
+from collecting import counting, start, worker_pids
 from gymnasium import spaces
-from making import make
+from gymnasium.envs.classic_control import CartPoleEnv
+from making import by_worker, make
 from torch import nn
-from ways import GLOO_ASYNC, GLOO_SYNC, INLINE, INLINE_ASYNC, INLINE_SYNC, SHARED, SHARED_SYNC, SINGLE, WAYS, over
-from worlds.cartpoles import cartpole, cartpoles
+from ways import GLOO_SYNC, INLINE, INLINE_ASYNC, INLINE_SYNC, RAY_SYNC, SHARED, SHARED_SYNC, SINGLE, WAYS, case, over
+from worlds.cartpoles import Constant, cartpole, cartpoles
 
-from collectx import env as envs
-from collectx.collector import build
 from collectx.errors import WorkerDied, WorkerTimeout
-from collectx.given import Hooks
 
 ASKED = (*INLINE, *SHARED)
 
 
-class Saved(gymnasium.Env):
-    """Walks at random, by its own generator, and can be saved in the midst of an episode."""
+class Saved(gymnasium.Wrapper):
+    """Can be saved in the midst of an episode."""
 
-    observation_space = spaces.Box(-np.inf, np.inf, (1,), np.float64)
-    action_space = spaces.Discrete(2)
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.at = self.np_random.normal(size=1)
-        self.steps = 0
-        return self.at, {}
-
-    def step(self, action):
-        self.at = self.at + self.np_random.normal(size=1) + int(action)
-        self.steps += 1
-        return self.at, 1.0, self.steps >= 7, False, {}
+    def __init__(self):
+        super().__init__(CartPoleEnv())
 
     def state_dict(self):
-        return {"at": self.at.item(), "steps": self.steps, "random": self.np_random.bit_generator.state}
+        return {"at": [float(each) for each in self.unwrapped.state], "random": self.np_random.bit_generator.state}
 
     def load_state_dict(self, state):
-        self.at, self.steps = np.array([state["at"]]), state["steps"]
+        self.unwrapped.state, self.unwrapped.steps_beyond_terminated = state["at"], None
         self.np_random.bit_generator.state = state["random"]
 
 
 class Coin(nn.Module):
     """Acts by chance."""
 
-    def __init__(self):
+    def __init__(self, bias=0.0):
         super().__init__()
-        self.bias = nn.Parameter(torch.zeros(()))
+        self.bias = nn.Parameter(torch.tensor(bias))
 
     def forward(self, observation):
         return (torch.rand(observation.shape[0]) + self.bias < 0.5).long()
@@ -75,7 +61,7 @@ def test_an_attribute_of_the_env(way):
         assert collector.next() is not None
 
 
-@over((GLOO_SYNC, GLOO_ASYNC))
+@over([GLOO_SYNC])
 def test_workers_on_other_hosts_cannot_be_asked(way):
     with make(way, frames_per_batch=20) as collector, pytest.raises(NotImplementedError, match="of this machine"):
         collector.getattr_env("spec")
@@ -93,13 +79,15 @@ class Odd:
 
 
 @over(SHARED)
-def test_an_answer_that_cannot_travel_or_be_read_is_an_error_and_the_collection_goes_on(way):
+def test_what_cannot_travel_or_be_read_is_an_error_and_the_collection_goes_on(way):
     with make(way, with_attributes, frames_per_batch=10, total_frames=40) as collector:
         collector.next()
         with pytest.raises(TypeError, match="generator"):
             collector.getattr_env("generator")
         with pytest.raises(ValueError, match="no number"):
             collector.getattr_env("odd")
+        with pytest.raises(TypeError, match="pickle"):
+            collector.pre_collect_hook = threading.Lock()
         assert len(list(collector)) == 3
 
 
@@ -125,16 +113,6 @@ def test_a_long_question_to_a_worker_that_hangs_meets_the_timeout():
 
 
 @pytest.mark.ci
-def test_no_answer_is_awaited_to_a_question_that_could_not_be_sent():
-    with start(num_workers=1, start_timeout_s=20.0) as collector:
-        with pytest.raises(TypeError, match="pickle"):
-            collector.ask("set_hook", "pre_collect_hook", threading.Lock())
-        with pytest.raises(RuntimeError, match="nothing to receive"):
-            collector._transport.receive()
-        next(collector)
-
-
-@pytest.mark.ci
 def test_the_answer_to_an_interrupted_question_is_not_taken_for_another(monkeypatch):
     def interrupt():
         raise KeyboardInterrupt
@@ -150,56 +128,37 @@ def test_the_answer_to_an_interrupted_question_is_not_taken_for_another(monkeypa
         next(collector)
 
 
-@over(ASKED)
-def test_hooks_are_called_where_batches_are_made(way, tmp_path):
-    def before():
-        with (tmp_path / f"{os.getpid()}").open("a") as file:
-            file.write("before\n")
+@pytest.mark.parametrize(("way", "inner"), [*(case(way, 1) for way in (SINGLE, *SHARED)), case(RAY_SYNC, 2)])
+def test_hooks_are_called_where_batches_are_made(way, inner):
+    """The second one writes how often the first was called in its process."""
+    calls, seen = [], {}
 
     def after(batch):
-        batch["next", "reward"].fill_(batch.shape[-1])
+        batch["next", "reward"].fill_(len(calls))
 
-    with make(way, frames_per_batch=20, total_frames=60, pre_collect_hook=before, post_collect_hook=after) as some:
-        batches = list(some)
-    assert all(torch.all(batch["next", "reward"] == batch.shape[-1]) for batch in batches)
-    pids = {int(path.name) for path in tmp_path.iterdir()}
-    assert (os.getpid() in pids) is (way.place == "inline")
-    lines = [line for path in tmp_path.iterdir() for line in path.read_text().splitlines()]
-    # An async worker may have begun one that is not wanted any more.
-    least = 6 if way.is_sync else 3
-    assert len(lines) >= least if way.kind == "multi_async" else len(lines) == least
-
-
-@pytest.mark.parametrize("num_workers", [1, 2])
-@over((GLOO_SYNC,))
-def test_hooks_travel_to_workers_that_are_told_by_a_connection(way, num_workers):
-    def after(batch):
-        batch["next", "reward"].fill_(5.0)
-
-    cfg = config(way.kind, way.place, gym(), num_workers_per_collector=num_workers)
-    with build(cfg, None, envs.read_spec(cfg.env), own=[{"hooks": Hooks(post_collect_hook=after)}, {}]) as collector:
-        first, second = next(collector)["next", "reward"]
-    assert (first == 5).all()
-    assert (second == 1).all()
+    hooks = {"pre_collect_hook": lambda: calls.append(None), "post_collect_hook": after}
+    nested = {"num_workers_per_collector": inner} if inner > 1 else {}
+    with make(way, frames_per_batch=20, total_frames=60, **hooks, **nested) as collector:
+        for batch in collector:
+            for worker, part in by_worker(way, batch):
+                seen.setdefault(worker, []).extend(part["next", "reward"].unique().tolist())
+    assert all(counts == list(range(1, 1 + len(counts))) for counts in seen.values())
+    assert len(calls) == (3 if way is SINGLE else 0)
 
 
-@over(ASKED)
+@over((SINGLE, INLINE_SYNC, SHARED_SYNC))
 def test_a_hook_can_be_replaced(way):
     def twice(batch):
-        batch["next", "reward"].fill_(2.0)
+        batch["next", "reward"] *= 2
 
-    with make(way, num_workers=1, frames_per_batch=20) as collector:
-        assert collector.next()["next", "reward"].unique().tolist() == [1.0]
-        for hook, reward in ((twice, 2.0), (None, 1.0)):
-            if hook is None:
-                collector.post_collect_hook = hook
-            else:
-                collector.set_post_collect_hook(hook)
+    with make(way, frames_per_batch=20) as collector:
+        for set_hook, hook, reward in (
+            (collector.set_post_collect_hook, twice, 2.0),
+            (partial(setattr, collector, "post_collect_hook"), None, 1.0),
+        ):
+            set_hook(hook)
             assert collector.post_collect_hook is hook
-            rewards = []
-            while rewards != [reward]:  # an async worker has batches from before
-                rewards = collector.next()["next", "reward"].unique().tolist()
-                assert rewards in ([1.0], [2.0])
+            assert collector.next()["next", "reward"].unique().tolist() == [reward]
 
 
 @over(SHARED)
@@ -217,20 +176,12 @@ def test_init_fn_is_called_in_the_worker_before_the_env_is_made(way):
 def test_stats():
     with make(INLINE_SYNC, frames_per_batch=20, total_frames=40) as collector:
         collector.next()
-        expected = {
-            "frames": 20,
-            "batches": 1,
-            "completed": False,
-            "requested_frames_per_batch": 20,
-            "policy_version": 0,
-            "workers": 2,
-            "workers_alive": 2,
-            "total_frames": 40,
-        }
+        counts = {"frames": 20, "batches": 1, "completed": False, "policy_version": 0}
+        sizes = {"requested_frames_per_batch": 20, "workers": 2, "workers_alive": 2, "total_frames": 40}
         each = {"worker_0/frames": 10, "worker_1/frames": 10}
-        assert collector.stats() == expected
+        assert collector.stats() == counts | sizes
         assert collector.stats("per_worker") == each
-        assert collector.stats("both") == expected | each
+        assert collector.stats("both") == counts | sizes | each
         collector.next()
         assert collector.stats()["completed"]
         with pytest.raises(ValueError, match="workers='all'"):
@@ -262,16 +213,10 @@ def test_frames_of_one_worker(frames, each, mean):
 
 
 def test_keywords_can_be_read_as_attributes():
-    def updater():
-        return None
-
-    keywords = {"trajs_per_batch": 3, "weight_updater": updater, "total_frames": None, "exploration_type": None}
-    with make(INLINE_ASYNC, frames_per_batch=10, **keywords) as some:
+    keywords = {"trajs_per_batch": 3, "weight_updater": dict, "total_frames": None, "exploration_type": None}
+    with make(SINGLE, frames_per_batch=10, worker_idx=3, **keywords) as some:
         assert (some.trajs_per_batch, some.trajs_per_write, some.traj_format) == (3, None, "padded")
-        assert some.weight_updater is updater
-        assert (some.total_frames, some.frames_per_batch_worker()) == (-1, 10)
-    with make(SINGLE, worker_idx=3) as collector:
-        assert collector.worker_idx == 3
+        assert (some.weight_updater, some.total_frames, some.worker_idx) == (dict, -1, 3)
     with make(SINGLE) as collector, pytest.raises(RuntimeError, match="worker_idx"):
         collector.worker_idx  # noqa: B018
 
@@ -336,14 +281,10 @@ def test_a_batch_of_zeros_is_as_one_that_was_collected(way, keywords):
 @pytest.mark.parametrize("is_ended", [False, True])
 @over((SINGLE, INLINE_SYNC, SHARED_SYNC))
 def test_a_profile_of_the_first_worker_is_written(way, is_ended, tmp_path):
+    batches = 50 if is_ended else 2
     with make(way, policy=Coin(), frames_per_batch=20) as collector:
-        collector.disable_profile()
-        assert collector.profile_config is None
-        num_rollouts = 50 if is_ended else 2
-        collector.enable_profile(
-            num_rollouts=num_rollouts, save_path=tmp_path / "{worker_idx}.json", activities=["cpu"]
-        )
-        assert (collector.profile_config.num_rollouts, collector.profile_config.workers) == (num_rollouts, [0])
+        collector.enable_profile(num_rollouts=batches, save_path=tmp_path / "{worker_idx}.json", activities=["cpu"])
+        assert (collector.profile_config.num_rollouts, collector.profile_config.workers) == (batches, [0])
         for _ in range(3):
             collector.next()
         if is_ended:
@@ -364,38 +305,39 @@ def same(one, other):
 
 
 @over((SINGLE, INLINE_SYNC, SHARED_SYNC))
-def test_envs_that_can_be_saved_go_on_where_they_were(way, tmp_path):
+def test_envs_that_can_be_saved_go_on_where_they_were_with_the_weights_that_were_saved(way, tmp_path):
     with make(way, Saved, Coin(), frames_per_batch=20, total_frames=100) as collector:
         for _ in range(2):
             collector.next()
         torch.save(collector.state_dict(), tmp_path / "state.pt")
         expected = list(collector)
     state = torch.load(tmp_path / "state.pt", weights_only=True)
-    with make(way, Saved, Coin(), frames_per_batch=20, total_frames=100) as collector:
+    with make(way, Saved, Coin(9.0), frames_per_batch=20, total_frames=100) as collector:
         collector.load_state_dict(state)
         assert collector.stats()["frames"] == 40
-        batches = list(collector)
+        batches = list(collector.iterator())
     assert len(batches) == len(expected) == 3
     assert all(map(same, batches, expected))
 
 
 @over(WAYS)
 def test_a_resumed_collector_repeats_nothing_and_ends_in_time(way):
-    with make(way, policy=Coin(), frames_per_batch=20, total_frames=100) as collector:
-        before = [collector.next() for _ in range(2)]
-        state = collector.state_dict()
+    def collector():
+        return make(way, policy=Coin(), frames_per_batch=20, total_frames=100)
+
+    with collector() as first:
+        before = [first.next() for _ in range(2)]
+        state = first.state_dict()
     assert state["frames"] == 40
-
-    def resumed():
-        with make(way, policy=Coin(), frames_per_batch=20, total_frames=100) as collector:
-            collector.load_state_dict(state)
-            return list(collector)
-
-    one, other = resumed(), resumed()
-    assert len(one) == len(other) == 3
+    resumed = []
+    for _ in range(2):
+        with collector() as other:
+            other.load_state_dict(state)
+            resumed.append(list(other))
+        assert len(resumed[-1]) == 3
     if way.is_sync or way is SINGLE:
-        assert all(map(same, one, other))
-    old, new = (torch.cat([batch.reshape(-1) for batch in batches]) for batches in (before, one))
+        assert all(map(same, *resumed))
+    old, new = (torch.cat([batch.reshape(-1) for batch in batches]) for batches in (before, resumed[0]))
     assert len(torch.cat([old["observation"], new["observation"]]).unique(dim=0)) == 100
     if way in ASKED:  # over a network the state has the policy and counts alone
         assert not set(old["collector", "traj_ids"].tolist()) & set(new["collector", "traj_ids"].tolist())
@@ -404,15 +346,12 @@ def test_a_resumed_collector_repeats_nothing_and_ends_in_time(way):
 @pytest.mark.parametrize("num_batches", [1, 2])
 @over((SINGLE, INLINE_SYNC))
 def test_random_frames_are_not_collected_once_more_after_a_state(way, num_batches):
-    def ones(observation):
-        return torch.ones(observation.shape[0], dtype=torch.int64)
-
-    keywords = {"frames_per_batch": 40, "init_random_frames": 80}
-    with make(way, policy=ones, **keywords) as collector:
+    keywords = {"policy": Constant(1.0), "frames_per_batch": 40, "init_random_frames": 80}
+    with make(way, **keywords) as collector:
         for _ in range(num_batches):
             assert 0 in collector.next()["action"]
         state = collector.state_dict()
-    with make(way, policy=ones, **keywords) as collector:
+    with make(way, **keywords) as collector:
         collector.load_state_dict(state)
         assert [0 in collector.next()["action"] for _ in range(2)] == [num_batches < 2, False]
 
@@ -425,14 +364,13 @@ def test_the_state_of_torchrls_transforms_is_saved(way):
     def create():
         return torchrl.TransformedEnv(torchrl.GymEnv("CartPole-v1"), torchrl.VecNormV2(in_keys=["observation"]))
 
-    with make(way, create, frames_per_batch=20) as collector:
+    with make(way, create, frames_per_batch=20) as collector, make(way, create, frames_per_batch=20) as other:
         collector.next()
-        state = collector.state_dict()
-    with make(way, create, frames_per_batch=20) as collector:
-        collector.load_state_dict(state)
-        loaded = collector.state_dict()
-        assert collector.next() is not None
-    (own,), (theirs,) = (each["worker0"]["env_state_dict"] for each in (state, loaded))
+        states = [collector.state_dict()]
+        other.load_state_dict(states[0])
+        states.append(other.state_dict())
+        assert other.next() is not None
+    (own,), (theirs,) = (state["worker0"]["env_state_dict"] for state in states)
     numbers = [key for key, value in own.items() if isinstance(value, torch.Tensor)]
     assert numbers
     assert all(torch.equal(own[key], theirs[key]) for key in numbers)

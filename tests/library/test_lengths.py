@@ -1,26 +1,33 @@
-"""Batches whose parts have different numbers of frames: set worker by worker, cut short by others or on demand."""
+"""Batches whose parts have different numbers of frames (set worker by worker, cut short by others or on demand), and
+batches by trajectory; those of whole ones have a model in `contract/test_transition_contract.py`."""
 
 from __future__ import annotations
 
 from functools import partial
+from itertools import count
+from types import SimpleNamespace
 
 import gymnasium
 import pytest
 import torch
 from gymnasium.vector import AutoresetMode
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from making import make
+from tensordict import TensorDict
 from tensordict.nn import TensorDictModule
 from torch import nn
-from ways import INLINE_ASYNC, INLINE_SYNC, SHARED_ASYNC, SHARED_SYNC, SINGLE, over
+from ways import INLINE, INLINE_ASYNC, INLINE_SYNC, SHARED, SHARED_ASYNC, SHARED_SYNC, SINGLE, over
+from worlds.cartpoles import cartpole, cartpoles
 from worlds.clocks import Clock, slow_clock
 
-from collectx import ReplayBuffer
+from collectx import ReplayBuffer, split_trajectories
 
 SYNC = (INLINE_SYNC, SHARED_SYNC)
 
 
-def clocks(num=2, mode=AutoresetMode.SAME_STEP):
-    return gymnasium.vector.SyncVectorEnv([Clock] * num, autoreset_mode=mode)
+def clocks(mode=AutoresetMode.SAME_STEP):
+    return gymnasium.vector.SyncVectorEnv([Clock] * 2, autoreset_mode=mode)
 
 
 def collect(*args, **keywords):
@@ -30,29 +37,24 @@ def collect(*args, **keywords):
 
 def check_goes_on(rows, env, num_envs):
     """Frames of one env of so many, in order: none is lost or repeated, and each episode has an id of its own."""
-    count = torch.arange(len(rows), dtype=torch.float64)
-    assert torch.equal(rows["observation"][:, 0], count)
-    assert torch.equal(rows["next", "observation"][:, 0], count + 1)
-    assert torch.equal(rows["next", "done"][:, 0], (count + 1) % 7 == 0)
-    assert torch.equal(rows["collector", "traj_ids"], env + num_envs * (count // 7).long())
+    steps = torch.arange(len(rows), dtype=torch.float64)
+    assert torch.equal(rows["observation"][:, 0], steps)
+    assert torch.equal(rows["next", "observation"][:, 0], steps + 1)
+    assert torch.equal(rows["next", "done"][:, 0], (steps + 1) % 7 == 0)
+    assert torch.equal(rows["collector", "traj_ids"], env + num_envs * (steps // 7).long())
 
 
-@over(SYNC)
-def test_each_worker_has_frames_of_its_own(way):
-    with make(way, Clock, cat_results=0, frames_per_batch=[5, 9], total_frames=42) as collector:
+def test_each_worker_has_frames_of_its_own():
+    with make(INLINE_SYNC, Clock, cat_results=0, frames_per_batch=[5, 9], total_frames=42) as collector:
         assert (collector.frames_per_batch, collector.requested_frames_per_batch, len(collector)) == (14, 14, 3)
         assert collector.stats()["requested_frames_per_batch"] == 14
-        batches = list(collector)
-    assert [(batch.shape, batch.names) for batch in batches] == [((14,), ["time"])] * 3
-    check_goes_on(torch.cat([batch[:5] for batch in batches]), 0, 2)
-    check_goes_on(torch.cat([batch[5:] for batch in batches]), 1, 2)
+        assert [(batch.shape, batch.names) for batch in collector] == [((14,), ["time"])] * 3
 
 
-@over(SYNC)
-def test_of_several_envs_rounded_up_and_with_random_frames_first(way):
+def test_of_several_envs_rounded_up_and_with_random_frames_first():
     policy = TensorDictModule(lambda seen: torch.full(seen.shape[:1], 1), ["observation"], ["action"])
     frames = {"frames_per_batch": [5, 10], "total_frames": 30, "init_random_frames": 15}
-    first, second = collect(way, clocks, policy, cat_results=-1, **frames)
+    first, second = collect(INLINE_SYNC, clocks, policy, cat_results=-1, **frames)
     assert (first.shape, first.names) == ((2, 8), [None, "time"])
     assert first["action"].min() == 0
     assert second["action"].min() == 1
@@ -63,7 +65,7 @@ def test_of_several_envs_rounded_up_and_with_random_frames_first(way):
 
 
 def test_of_envs_that_spend_steps_on_resets():
-    create = partial(clocks, 2, AutoresetMode.NEXT_STEP)
+    create = partial(clocks, mode=AutoresetMode.NEXT_STEP)
     (batch,) = collect(INLINE_SYNC, create, cat_results=-1, frames_per_batch=[4, 8], total_frames=12)
     assert batch.shape == (2, 6)
 
@@ -73,28 +75,33 @@ def test_an_async_batch_has_the_sum_of_them(way):
     assert [batch.shape for batch in collect(way, Clock, frames_per_batch=[5, 9], total_frames=42)] == [(14,)] * 3
 
 
-class Bell:
-    """Rings after the steps of these numbers, counted over all batches."""
-
-    def __init__(self, *at):
-        self._at = at
-        self._asked = 0
-
-    def collection_stopped(self):
-        self._asked += 1
-        return self._asked in self._at
+def stops(*at):
+    """An interruptor that rings after the steps of these numbers, counted over all batches. It is not asked after a
+    batch's last step."""
+    asked = count(1)
+    return SimpleNamespace(collection_stopped=lambda: next(asked) in at)
 
 
-def test_an_interruptor_ends_a_batch():
-    # It is not called after a batch's last step.
-    batches = collect(SINGLE, Clock, frames_per_batch=8, total_frames=24, interruptor=Bell(1, 4, 12))
+class Sum(nn.Module):
+    """Its state is the sum of what it has seen."""
+
+    def forward(self, seen, h):
+        return seen[:, 0].long() % 2, h + seen
+
+
+def test_an_interruptor_ends_a_batch_and_the_next_one_goes_on():
+    policy = TensorDictModule(Sum(), ["observation", "h"], ["action", ("next", "h")])
+    policy.initial_state = {"h": torch.zeros(1, dtype=torch.float64)}
+    batches = collect(SINGLE, Clock, policy, frames_per_batch=8, total_frames=24, interruptor=stops(1, 4, 12))
     assert [len(batch) for batch in batches] == [1, 3, 8, 1, 8, 8]
-    check_goes_on(torch.cat(batches), 0, 1)
+    frames = torch.cat(batches)
+    check_goes_on(frames, 0, 1)
+    assert frames["next", "h"][:7, 0].tolist() == [0, 1, 3, 6, 10, 15, 21]
 
 
 def test_an_interrupted_batch_of_several_envs_ends_as_any():
-    keywords = {"set_truncated": True, "reset_at_each_iter": True, "split_trajs": False}
-    batches = collect(SINGLE, clocks, frames_per_batch=12, total_frames=24, interruptor=Bell(2), **keywords)
+    keywords = {"set_truncated": True, "reset_at_each_iter": True}
+    batches = collect(SINGLE, clocks, frames_per_batch=12, total_frames=24, interruptor=stops(2), **keywords)
     assert [batch.shape for batch in batches] == [(2, 2), (2, 6), (2, 6)]
     for batch in batches:
         assert batch["next", "truncated"][:, -1].all()
@@ -103,24 +110,18 @@ def test_an_interrupted_batch_of_several_envs_ends_as_any():
     assert len(ids.unique()) == 3
 
 
-def test_a_state_is_carried_over_the_place_where_a_batch_was_ended():
-    class Sum(nn.Module):
-        def forward(self, seen, h):
-            return seen[:, 0].long() % 2, h + seen
+FASTER = {"frames_per_batch": 80, "total_frames": 160, "preemptive_threshold": 0.5}
 
-    policy = TensorDictModule(Sum(), ["observation", "h"], ["action", ("next", "h")])
-    policy.initial_state = {"h": torch.zeros(1, dtype=torch.float64)}
-    frames = torch.cat(collect(SINGLE, Clock, policy, frames_per_batch=6, total_frames=12, interruptor=Bell(2)))
-    assert frames["next", "h"][:5, 0].tolist() == [0, 1, 3, 6, 10]
+
+def one_is_slow(way):
+    """Inline the first worker is ready before the second has begun."""
+    return [Clock, Clock if way is INLINE_SYNC else slow_clock]
 
 
 @pytest.mark.parametrize("dim", ["stack", -1])
 @over(SYNC)
 def test_the_faster_workers_do_not_wait(way, dim):
-    # Inline the first worker is ready before the second has begun.
-    creates = [Clock, Clock if way is INLINE_SYNC else slow_clock]
-    frames = {"frames_per_batch": 80, "total_frames": 160}
-    batches = collect(way, creates, cat_results=dim, preemptive_threshold=0.5, **frames)
+    batches = collect(way, one_is_slow(way), cat_results=dim, **FASTER)
     every = torch.cat([batch.reshape(-1) for batch in batches])
     ids = every["collector", "traj_ids"]
     fast, slow = (every[(ids >= 0) & (ids % 2 == worker)] for worker in range(2))
@@ -129,35 +130,116 @@ def test_the_faster_workers_do_not_wait(way, dim):
     assert len(fast) + len(slow) >= 160
     check_goes_on(fast, 0, 2)
     check_goes_on(slow, 1, 2)
-    for batch in batches:
-        if dim == -1:
-            assert 41 <= len(batch) < 80
-            continue
-        mask = batch["collector", "mask"]
-        assert (batch.shape, mask.shape) == ((2, 40), (2, 40))
-        assert mask[0].all()
-        assert torch.equal(mask[1].sort(descending=True, stable=True).values, mask[1])
-        assert torch.equal(batch["collector", "traj_ids"] == -1, ~mask)
-        assert all((value[~mask] == 0).all() for key, value in batch.items(True, True) if key[-1] != "traj_ids")
-
-
-@over(SYNC)
-def test_a_threshold_of_all_workers_waits_for_all(way):
-    creates = [Clock, partial(Clock, 0.002)]
-    batches = collect(way, creates, preemptive_threshold=1.0, frames_per_batch=20, total_frames=40)
-    assert [int(batch["collector", "mask"].sum()) for batch in batches] == [20, 20]
+    if dim == -1:
+        assert all(41 <= len(batch) < 80 for batch in batches)
 
 
 @pytest.mark.parametrize("keywords", [{}, {"postproc": lambda batch: batch}], ids=["by workers", "by the trainer"])
 @over(SYNC)
 def test_a_replay_buffer_gets_the_frames_that_there_are(way, keywords):
     buffer = ReplayBuffer(10_000)
-    frames = {"frames_per_batch": 80, "total_frames": 160, "cat_results": -1, "preemptive_threshold": 0.5}
-    creates = [Clock, Clock if way is INLINE_SYNC else slow_clock]
-    with make(way, creates, replay_buffer=buffer, **frames, **keywords) as collector:
+    with make(way, one_is_slow(way), replay_buffer=buffer, cat_results=-1, **FASTER, **keywords) as collector:
         list(collector)
         assert 160 <= len(buffer) == buffer.write_count == collector.stats()["frames"] < 240
     stored = buffer[torch.arange(len(buffer))]
     ids = stored["collector", "traj_ids"]
     for worker in range(2):
         check_goes_on(stored[ids % 2 == worker], worker, 2)
+
+
+# --- by trajectory ---
+
+# Episodes of 8 frames.
+short = partial(cartpole, max_episode_steps=8)
+shorts = partial(cartpoles, 3, "NEXT_STEP", max_episode_steps=8)
+
+
+def batch_of(ids: list[list[int]]) -> TensorDict:
+    traj_ids = torch.tensor(ids)
+    size = traj_ids.shape
+    time = torch.arange(traj_ids.numel()).reshape(size)
+    return TensorDict({"time": time, "collector": TensorDict({"traj_ids": traj_ids}, size)}, size, names=[None, "time"])
+
+
+@settings(max_examples=50)
+@given(
+    st.lists(st.lists(st.integers(1, 5), min_size=1, max_size=4), min_size=1, max_size=4), st.permutations(range(16))
+)
+def test_every_frame_is_in_its_trajectory_in_order(rows, names):
+    """Rows of trajectories of these lengths, cut to the shortest row; ids in no order, as workers give them."""
+    name = iter(names)
+    ids = [[number for length in row for number in [next(name)] * length] for row in rows]
+    batch = batch_of([row[: min(map(len, ids))] for row in ids])
+    expected: dict[int, list[int]] = {}
+    for number, time in zip(batch["collector", "traj_ids"].flatten(), batch["time"].flatten(), strict=True):
+        expected.setdefault(int(number), []).append(int(time))
+    split = split_trajectories(batch)
+    found = {int(row["collector", "traj_ids"][0]): row["time"][row["collector", "mask"]].tolist() for row in split}
+    assert list(found.items()) == sorted(expected.items())
+    assert split.shape == (len(expected), max(map(len, expected.values())))
+    assert split.names == [None, "time"]
+    assert not split["time"][~split["collector", "mask"]].any()
+
+
+def rows_of(frames):
+    """Trajectories that lie one after another."""
+    ends = frames["next", "done"].flatten().nonzero().flatten() + 1
+    return frames.split(ends.diff(prepend=torch.zeros(1, dtype=torch.int64)).tolist())
+
+
+def check_whole(rows):
+    """Each is one trajectory, from its first frame to its last."""
+    for frames in rows:
+        assert len(frames["collector", "traj_ids"].unique()) == 1
+        assert torch.equal(frames["next", "observation"][:-1], frames["observation"][1:])
+        assert frames["observation"][0].abs().max() < 0.05  # as CartPole begins
+        assert frames["next", "done"].flatten().tolist() == [False] * (len(frames) - 1) + [True]
+
+
+def test_a_collector_of_whole_trajectories_has_no_length():
+    with make(SINGLE, total_frames=200, trajs_per_batch=1) as some, pytest.raises(TypeError, match="has no length"):
+        len(some)
+
+
+@over((*INLINE, *SHARED))
+def test_whole_trajectories_go_into_a_replay_buffer(way):
+    buffer = ReplayBuffer(1000)
+    keywords = {"frames_per_batch": 30, "total_frames": 240, "trajs_per_batch": 4, "trajs_per_write": 2}
+    with make(way, shorts, replay_buffer=buffer, **keywords) as collector:
+        assert list(collector) == [None] * 8
+    rows = rows_of(buffer[torch.arange(buffer.write_count)])
+    assert rows
+    assert len(rows) % 2 == 0
+    check_whole(rows)
+
+
+@pytest.mark.parametrize(
+    ("way", "keywords"),
+    [
+        *((way, keywords) for way in (SINGLE, INLINE_SYNC) for keywords in ({"reset_at_each_iter": True}, {})),
+        (INLINE_SYNC, {"preemptive_threshold": 0.5}),
+    ],
+    ids=str,
+)
+def test_trajectories_that_are_broken_off_are_dropped(way, keywords):
+    with make(way, short, frames_per_batch=80, total_frames=400, trajs_per_batch=2, **keywords) as collector:
+        for batch in collector:
+            check_whole(row[row["collector", "mask"]] for row in batch.unbind(0))
+            if not keywords:
+                collector.reset()
+        assert collector.stats()["batches"] >= 5
+
+
+@pytest.mark.parametrize("autoreset", ["SAME_STEP", "NEXT_STEP"])
+@over((*INLINE, *SHARED))
+def test_compact_batches_have_no_observation_below_next(way, autoreset):
+    batches = []
+    for compact in (False, True):
+        create = partial(cartpoles, mode=autoreset)
+        with make(way, create, frames_per_batch=60, total_frames=60, compact_obs=compact) as collector:
+            batches.append(collector.next())
+            assert set(collector.fake_tensordict().keys(True, True)) == set(batches[-1].keys(True, True))
+    full, less = batches
+    assert set(full.keys(True, True)) - set(less.keys(True, True)) == {("next", "observation")}
+    if way.is_sync or way is SINGLE:
+        assert all(torch.equal(less[key], full[key]) for key in less.keys(True, True))

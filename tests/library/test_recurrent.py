@@ -9,10 +9,10 @@ import gymnasium
 import pytest
 import torch
 from gymnasium.vector import AutoresetMode
-from making import make
+from making import by_worker, make
 from tensordict.nn import TensorDictModule, TensorDictSequential
 from torch import nn
-from ways import INLINE_SYNC, SHARED_SYNC, SINGLE, WAYS, over
+from ways import SINGLE, WAYS, over
 from worlds.cartpoles import cartpole
 
 from collectx.errors import ConfigError
@@ -22,22 +22,25 @@ torch.set_num_threads(1)
 short_cartpole = partial(cartpole, max_episode_steps=5)
 
 
-class Cell(nn.Module):
-    """An LSTM cell of torch's, and an action from its state."""
+STATE = ("h", "c", "g")
+
+
+class Cells(nn.Module):
+    """Two layers of different sizes, and an action from the state of the second."""
 
     def __init__(self):
         super().__init__()
-        self.cell = nn.LSTMCell(4, 6)
-        self.head = nn.Linear(6, 2)
+        self.first, self.second, self.head = nn.LSTMCell(4, 6), nn.GRUCell(6, 3), nn.Linear(3, 2)
 
-    def forward(self, observation, h, c):
-        h, c = self.cell(observation, (h, c))
-        return self.head(h).argmax(-1), h, c
+    def forward(self, observation, h, c, g):
+        h, c = self.first(observation, (h, c))
+        g = self.second(h, g)
+        return self.head(g).argmax(-1), h, c, g
 
 
 def recurrent():
     torch.manual_seed(0)
-    return TensorDictModule(Cell(), ["observation", "h", "c"], ["action", ("next", "h"), ("next", "c")])
+    return TensorDictModule(Cells(), ["observation", *STATE], ["action", *(("next", key) for key in STATE)])
 
 
 def vector(mode):
@@ -54,10 +57,10 @@ def rows_of(batches, way=SINGLE):
     """For each env, its frames in order. A batch is `[time]`, or has a dimension of envs before, or one of workers."""
     workers: dict = {}
     for batch in batches:
-        worker = int(batch["collector", "traj_ids"].reshape(-1)[0]) % way.num_workers
-        workers.setdefault(worker, []).append(batch)
-    parts = [torch.cat(part, -1) for part in workers.values()]
-    return [row for part in parts for row in part.reshape(-1, part.shape[-1])]
+        for worker, part in by_worker(way, batch):
+            workers.setdefault(worker, []).append(part)
+    whole = [torch.cat(parts, -1) for parts in workers.values()]
+    return [row for frames in whole for row in frames.reshape(-1, frames.shape[-1])]
 
 
 def check(rows, policy, first=0.0):
@@ -65,23 +68,23 @@ def check(rows, policy, first=0.0):
     for row in rows:
         ended = row["next", "done"][:-1, 0]
         num_ends += int(ended.sum())
-        for key in ("h", "c"):
+        for key in STATE:
             carried = torch.where(ended[:, None], torch.full_like(row[key][1:], first), row["next", key][:-1])
             assert torch.equal(row[key][1:], carried)
             assert (row[key][0] == first).all()
         with torch.no_grad():
-            action, h, c = policy.module(row["observation"], row["h"], row["c"])
+            action, *after = policy.module(*(row[key] for key in ("observation", *STATE)))
         assert torch.equal(action, row["action"])
-        torch.testing.assert_close(h, row["next", "h"])
-        torch.testing.assert_close(c, row["next", "c"])
-        assert h.abs().min() > 0
+        for key, value in zip(STATE, after, strict=True):
+            torch.testing.assert_close(value, row["next", key])
+            assert value.abs().min() > 0
     assert num_ends > 2 * len(rows)
 
 
 @over(WAYS)
 def test_a_state_is_carried_and_begins_with_an_episode(way):
     policy = recurrent()
-    batches = collect(policy, way=way, frames=24 if way.is_sync else 12)
+    batches = collect(policy, way=way, frames=24 if way.is_sync else 12, update_at_each_batch=True)
     assert len(batches) == 4
     check(rows_of(batches, way), policy)
 
@@ -89,14 +92,11 @@ def test_a_state_is_carried_and_begins_with_an_episode(way):
 @pytest.mark.parametrize("mode", AutoresetMode)
 def test_of_a_vector_env_of_each_autoreset_mode(mode):
     policy = recurrent()
-    batches = collect(policy, partial(vector, mode), frames=24)
-    if mode is not AutoresetMode.NEXT_STEP:
-        return check(rows_of(batches), policy)
-    # Rows are segments, of any env: known by the trajectories in them.
-    frames = torch.cat([batch.reshape(-1) for batch in batches])
+    # With NEXT_STEP rows are segments, of any env: known by the trajectories in them.
+    frames = torch.cat([batch.reshape(-1) for batch in collect(policy, partial(vector, mode), frames=24)])
     ids = frames["collector", "traj_ids"]
     rows = [frames[ids % 3 == env] for env in range(3)]
-    return check([row[row["collector", "traj_ids"].argsort(stable=True)] for row in rows], policy)
+    check([row[row["collector", "traj_ids"].argsort(stable=True)] for row in rows], policy)
 
 
 def test_a_trajectory_that_is_cut_begins_with_the_first_state():
@@ -109,7 +109,7 @@ def test_a_trajectory_that_is_cut_begins_with_the_first_state():
 
 def test_the_policy_may_say_how_a_state_begins():
     policy = recurrent()
-    policy.module.initial_state = {"h": torch.full((6,), 0.5), "c": torch.full((6,), 0.5)}
+    policy.module.initial_state = {key: torch.full((size,), 0.5) for key, size in zip(STATE, (6, 6, 3), strict=True)}
     check(rows_of(collect(policy)), policy, first=0.5)
 
 
@@ -117,7 +117,6 @@ class Adding(nn.Module):
     """Its state is no recurrent layer's."""
 
     def forward(self, observation, sums):
-        assert sums.shape[1:] == (2, 2)
         return observation[:, 0].gt(0).long(), sums + observation.reshape(-1, 2, 2)
 
 
@@ -127,40 +126,7 @@ def test_an_initial_state_that_cannot_be_derived_is_asked_for():
         collect(policy)
     policy.initial_state = {"sums": torch.zeros(2, 2)}
     batch = collect(policy)[0]
-    totals = batch["observation"][:5].cumsum(0).reshape(5, 2, 2)
-    torch.testing.assert_close(batch["next", "sums"][:5], totals)
-
-
-def test_two_layers_of_different_sizes():
-    class Two(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.first, self.second = nn.GRUCell(4, 6), nn.GRUCell(6, 3)
-
-        def forward(self, observation, a, b):
-            a = self.first(observation, a)
-            b = self.second(a, b)
-            return b[:, 0].gt(0).long(), a, b
-
-    policy = TensorDictModule(Two(), ["observation", "a", "b"], ["action", ("next", "a"), ("next", "b")])
-    batch = collect(policy)[0]
-    assert (batch["a"].shape, batch["b"].shape) == ((12, 6), (12, 3))
-
-
-@over((INLINE_SYNC, SHARED_SYNC))
-def test_newer_weights_act_on_the_current_state(way):
-    policy = recurrent()
-    with make(way, short_cartpole, policy, frames_per_batch=6, total_frames=12) as collector:
-        before = collector.next().clone()
-        with torch.no_grad():
-            for parameter in policy.parameters():
-                parameter.mul_(-0.5)
-        collector.update_policy_weights_()
-        after = collector.next()
-    assert torch.equal(after["h"][:, 0], before["next", "h"][:, -1])
-    with torch.no_grad():
-        _, h, _ = policy.module(*(after[key].reshape(6, -1) for key in ("observation", "h", "c")))
-    torch.testing.assert_close(h.reshape(2, 3, 6), after["next", "h"])
+    torch.testing.assert_close(batch["next", "sums"][:5], batch["observation"][:5].cumsum(0).reshape(5, 2, 2))
 
 
 def lstm(modules):
@@ -171,12 +137,9 @@ def lstm(modules):
     return TensorDictSequential(modules.LSTMModule(4, 5, **keys), head, choice)
 
 
-LSTM_CASES = [(SINGLE, transforms) for transforms in ("", "init", "primer", "init primer")]
-LSTM_CASES.append(pytest.param(SHARED_SYNC, "init primer", marks=pytest.mark.ci))
-
-
-@pytest.mark.parametrize(("way", "transforms"), LSTM_CASES, ids=str)
-def test_torchrls_lstm_with_and_without_transforms(way, transforms):
+@pytest.mark.parametrize("transforms", ["", "init", "primer", "init primer"])
+def test_torchrls_lstm_with_and_without_transforms(transforms):
+    """With both, in workers too, it is among the cases of `conformance/`."""
     modules = pytest.importorskip("torchrl.modules", reason="needs the torchrl extra")
     envs = pytest.importorskip("torchrl.envs")
     policy = lstm(modules)
@@ -187,23 +150,13 @@ def test_torchrls_lstm_with_and_without_transforms(way, transforms):
         chosen = [envs.InitTracker()] * ("init" in transforms) + [primer()] * ("primer" in transforms)
         return envs.TransformedEnv(env, envs.Compose(*chosen)) if chosen else env
 
-    for row in rows_of(collect(policy, create, way, frames=24, num_batches=2)):
-        first = torch.cat([torch.ones(1, dtype=torch.bool), row["next", "done"][:-1, 0]])
-        assert torch.equal(row["is_init"][:, 0], first)
-        assert not row["next", "is_init"].any()
-        assert (row["h"][first] == 0).all()
-        assert torch.equal(row["h"][1:][~first[1:]], row["next", "h"][:-1][~first[1:]])
-        # What a learner does with it: the same frames as one sequence.
-        with torch.no_grad(), modules.set_recurrent_mode(True):
-            sequence = policy(row.select("observation", "h", "c", "is_init").unsqueeze(0))
-        torch.testing.assert_close(sequence["embed"][0], row["embed"])
-
-
-def test_torchrls_gru_on_a_gymnasium_env():
-    modules = pytest.importorskip("torchrl.modules", reason="needs the torchrl extra")
-    gru = modules.GRUModule(4, 5, in_keys=["observation", "h"], out_keys=["embed", ("next", "h")])
-    choice = TensorDictModule(lambda embed: embed[..., 0].gt(0).long(), ["embed"], ["action"])
-    policy = TensorDictSequential(gru, choice)
-    batch = collect(policy, partial(vector, AutoresetMode.SAME_STEP), frames=24)[0]
-    assert batch["h"].shape == (3, 8, 1, 5)
-    assert torch.equal((batch["h"] == 0).all(-1)[..., 0], batch["is_init"][..., 0])
+    row = torch.cat(collect(policy, create, frames=24, num_batches=2))
+    first = torch.cat([torch.ones(1, dtype=torch.bool), row["next", "done"][:-1, 0]])
+    assert torch.equal(row["is_init"][:, 0], first)
+    assert not row["next", "is_init"].any()
+    assert (row["h"][first] == 0).all()
+    assert torch.equal(row["h"][1:][~first[1:]], row["next", "h"][:-1][~first[1:]])
+    # What a learner does with it: the same frames as one sequence.
+    with torch.no_grad(), modules.set_recurrent_mode(True):
+        sequence = policy(row.select("observation", "h", "c", "is_init").unsqueeze(0))
+    torch.testing.assert_close(sequence["embed"][0], row["embed"])

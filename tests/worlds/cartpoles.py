@@ -36,4 +36,4 @@ class Constant(nn.Module):
         self.action = nn.Parameter(torch.tensor(action))
 
     def forward(self, observation):
-        return self.action.long().expand(observation.shape[0])
+        return self.action.long().expand(observation.shape[:-1])

@@ -2,38 +2,17 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import torch
 from tensordict import TensorDict
+from torchrl import envs
 from torchrl.data import Binary, Bounded, Categorical, Composite, OneHot, Unbounded
-from torchrl.envs import (
-    ActionMask,
-    Compose,
-    EnvBase,
-    GymEnv,
-    InitTracker,
-    ObservationNorm,
-    ParallelEnv,
-    RenameTransform,
-    RewardSum,
-    SerialEnv,
-    StepCounter,
-    TensorDictPrimer,
-    Transform,
-    TransformedEnv,
-)
 
 from worlds import walk
-
-# Short, so that episodes end within a batch.
-cartpole = partial(GymEnv, "CartPole-v1", max_episode_steps=9, categorical_action_encoding=True)
-pendulum = partial(GymEnv, "Pendulum-v1", max_episode_steps=9)
 
 
 # The numbers of these are the same on every machine. By functions, so that a process imports `walk` for its id.
 def one_hot(**kwargs):
-    return GymEnv(walk.ID, max_episode_steps=6, **kwargs)
+    return envs.GymEnv(walk.ID, max_episode_steps=6, **kwargs)
 
 
 def walking():
@@ -41,83 +20,71 @@ def walking():
 
 
 def pushing():
-    return GymEnv(walk.CONTINUOUS, max_episode_steps=6)
+    return envs.GymEnv(walk.CONTINUOUS, max_episode_steps=6)
+
+
+def transformed(env, *transforms):
+    return envs.TransformedEnv(env, envs.Compose(*transforms))
 
 
 def counted():
-    return TransformedEnv(walking(), Compose(StepCounter(5), RewardSum(), InitTracker()))
-
-
-def normed():
-    norm = ObservationNorm(loc=torch.zeros(3), scale=torch.full((3,), 0.5), in_keys=["observation"])
-    return TransformedEnv(pushing(), Compose(norm, RenameTransform(["observation"], [("agent", "state")])))
+    return transformed(walking(), envs.StepCounter(5), envs.RewardSum(), envs.InitTracker())
 
 
 def primed(value=1.0):
-    return TransformedEnv(walking(), TensorDictPrimer(hidden=Unbounded((3,)), default_value=value))
+    return envs.TransformedEnv(walking(), envs.TensorDictPrimer(hidden=Unbounded((3,)), default_value=value))
 
 
 def recurrent():
     state = {name: Unbounded((1, 5)) for name in ("h", "c")}
-    return TransformedEnv(walking(), Compose(InitTracker(), TensorDictPrimer(state, default_value=0.0)))
+    return transformed(walking(), envs.InitTracker(), envs.TensorDictPrimer(state, default_value=0.0))
 
 
-def serial(make=walking, num=3):
-    return SerialEnv(num, make)
+def serial():
+    return envs.SerialEnv(3, walking)
 
 
-def parallel(make=walking, num=2):
-    return ParallelEnv(num, make)
+def parallel():
+    return envs.ParallelEnv(2, walking)
 
 
 def counted_serial():
-    return TransformedEnv(serial(), Compose(StepCounter(5), RewardSum()))
+    return transformed(serial(), envs.StepCounter(5), envs.RewardSum())
 
 
-def batched(num=3):
-    return Vectorised(num)
+def to_reset(env, tensordict):
+    """Which of its envs."""
+    every = torch.ones(env.batch_size, dtype=torch.bool)
+    return every if tensordict is None else tensordict.get("_reset", every).reshape(env.batch_size)
 
 
-class Vectorised(EnvBase):
-    """Three numbers per env: its seed's draw, the episode, the step. An episode of env e has 4 + e steps."""
+class Toy(envs.EnvBase):
+    """Observes what the number of the step says, by `_values`; an episode has `length` steps."""
 
-    def __init__(self, num):
-        super().__init__(batch_size=[num])
-        self.observation_spec = Composite(
-            nested=Composite(counts=Unbounded((num, 3), dtype=torch.int64), shape=[num]), shape=[num]
-        )
-        self.action_spec = Categorical(5, shape=[num])
-        self.reward_spec = Unbounded((num, 1))
-        self._counts = torch.zeros(num, 3, dtype=torch.int64)
-        self._random = torch.Generator()
-        self.done_spec = Composite(
-            {name: Binary(1, (num, 1), dtype=torch.bool) for name in ("done", "terminated", "truncated")}, shape=[num]
-        )
+    length = 7
+
+    def __init__(self):
+        super().__init__()
+        self.reward_spec = Unbounded((1,))
+        self._step_number = 0
 
     def _reset(self, tensordict, **kwargs):
-        chosen = torch.ones(self.batch_size, dtype=torch.bool)
-        if tensordict is not None:
-            chosen = tensordict.get("_reset", chosen).reshape(-1)
-        drawn = torch.randint(0, 1000, self.batch_size, generator=self._random)
-        self._counts = self._counts.clone()
-        self._counts[chosen, 0] = drawn[chosen]
-        self._counts[chosen, 1] += 1
-        self._counts[chosen, 2] = 0
-        return TensorDict({"nested": {"counts": self._counts.clone()}}, self.batch_size)
+        self._step_number = 0
+        return TensorDict(self._values(), [])
 
     def _step(self, tensordict):
-        self._counts = self._counts + torch.tensor([0, 0, 1])
-        done = (self._counts[:, 2] >= 4 + torch.arange(len(self._counts)))[:, None]
-        values = {"nested": {"counts": self._counts.clone()}, "reward": tensordict["action"][:, None].float()}
-        return TensorDict({**values, "done": done, "terminated": done}, self.batch_size)
+        self._step_number += 1
+        ended = torch.tensor([self._step_number == self.length])
+        return TensorDict({**self._values(), "reward": torch.zeros(1), "done": ended}, [])
 
     def _set_seed(self, seed):
-        self._random.manual_seed(seed)
-        self._counts = torch.zeros_like(self._counts)
+        pass
 
 
-class ManyKeys(EnvBase):
+class ManyKeys(Toy):
     """Dtypes, nested keys and a second action; `only_root` is a state that the env never writes again."""
+
+    length = 6
 
     def __init__(self):
         super().__init__()
@@ -128,8 +95,6 @@ class ManyKeys(EnvBase):
         )
         self.state_spec = Composite(only_root=Unbounded((2,)))
         self.action_spec = Composite(agent=Composite(move=OneHot(3), push=Bounded(-1.0, 1.0, (2,))))
-        self.reward_spec = Unbounded((1,))
-        self._step_number = 0
 
     def _values(self):
         n = self._step_number
@@ -140,49 +105,29 @@ class ManyKeys(EnvBase):
         }
 
     def _reset(self, tensordict, **kwargs):
-        self._step_number = 0
-        return TensorDict({**self._values(), "only_root": torch.tensor([3.0, 4.0])}, [])
+        return super()._reset(tensordict).set("only_root", torch.tensor([3.0, 4.0]))
 
     def _step(self, tensordict):
         assert tensordict["only_root"].tolist() == [3.0, 4.0]
-        self._step_number += 1
         action = tensordict["agent"]
         reward = action["move"].float().argmax() + action["push"].sum()
-        ended = torch.tensor([self._step_number == 6])
-        return TensorDict({**self._values(), "reward": reward[None], "done": ended}, [])
-
-    def _set_seed(self, seed):
-        pass
+        return super()._step(tensordict).set("reward", reward[None])
 
 
-class Masked(EnvBase):
+class Masked(Toy):
     """Only the action of the step's number modulo 4 is legal."""
 
     def __init__(self):
         super().__init__()
         self.observation_spec = Composite(action_mask=Binary(4, dtype=torch.bool))
         self.action_spec = Categorical(4)
-        self.reward_spec = Unbounded((1,))
-        self._step_number = 0
 
-    def _mask(self):
-        return torch.arange(4) == self._step_number % 4
-
-    def _reset(self, tensordict, **kwargs):
-        self._step_number = 0
-        return TensorDict({"action_mask": self._mask()}, [])
-
-    def _step(self, tensordict):
-        self._step_number += 1
-        ended = torch.tensor([self._step_number == 7])
-        return TensorDict({"action_mask": self._mask(), "reward": torch.zeros(1), "done": ended}, [])
-
-    def _set_seed(self, seed):
-        pass
+    def _values(self):
+        return {"action_mask": torch.arange(4) == self._step_number % 4}
 
 
 def masked():
-    return TransformedEnv(Masked(), ActionMask())
+    return envs.TransformedEnv(Masked(), envs.ActionMask())
 
 
 class TwoRewards(ManyKeys):
@@ -197,7 +142,7 @@ class TwoRewards(ManyKeys):
         return after.set("reward", torch.cat([after["reward"], -after["reward"] / 3]).double())
 
 
-class Agents(EnvBase):
+class Agents(envs.EnvBase):
     """Two agents, of which one ends after 3 steps, the other after 5 (one more in each env of a batch), and the env
     with the later."""
 
@@ -219,10 +164,7 @@ class Agents(EnvBase):
         return self._count[..., None, None] * torch.tensor([[0.1], [0.01]]).expand(2, 3)
 
     def _reset(self, tensordict, **kwargs):
-        chosen = torch.ones(self.batch_size, dtype=torch.bool)
-        if tensordict is not None:
-            chosen = tensordict.get("_reset", chosen).reshape(self.batch_size)
-        self._count = torch.where(chosen, 0.0, self._count)
+        self._count = torch.where(to_reset(self, tensordict), 0.0, self._count)
         return TensorDict({"agents": {"observation": self._observation()}}, self.batch_size)
 
     def _step(self, tensordict):
@@ -245,10 +187,10 @@ class Apart(Agents):
         self.done_spec = Composite(agents=Composite(done=Binary(1, (2, 1), dtype=torch.bool)))
 
 
-class Hooked(Transform):
+class Hooked(envs.Transform):
     def _post_step_mdp_hooks(self, tensordict, tensordict_):
         return tensordict.exclude(("next", "observation")), tensordict_
 
 
 def hooked():
-    return TransformedEnv(walking(), Hooked())
+    return envs.TransformedEnv(walking(), Hooked())

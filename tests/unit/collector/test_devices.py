@@ -7,7 +7,7 @@ import re
 
 import pytest
 from collecting import config
-from worlds.seeing import Seeing
+from worlds.cartpoles import cartpole
 
 from collectx import RayCollector, RPCCollector
 from collectx.collector.remote import _see
@@ -73,7 +73,7 @@ MANY = {"num_workers": 3, "remote_configs": [{"cpus": 1}], "num_workers_per_coll
 )
 def test_wrong_keywords_are_refused_all_at_once(cls, keywords, starts):
     with pytest.raises(ConfigError) as caught:
-        cls([Seeing] * 2, frames_per_batch=20, **keywords)
+        cls([cartpole] * 2, frames_per_batch=20, **keywords)
     problems = caught.value.problems
     assert [start for start in starts if not any(problem.startswith(start) for problem in problems)] == [], problems
 

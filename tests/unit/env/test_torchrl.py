@@ -33,7 +33,6 @@ torch.set_num_threads(1)
     [
         (torchrlenvs.walking, spaces.Discrete(2), spaces.Box),
         (torchrlenvs.pushing, spaces.Box(-1.0, 1.0, (1,)), spaces.Box),
-        (torchrlenvs.batched, spaces.Discrete(5), spaces.Dict),
         (torchrlenvs.counted_serial, spaces.Discrete(2), spaces.Box),
     ],
 )

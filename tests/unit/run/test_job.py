@@ -6,7 +6,6 @@ import resource
 import signal
 from dataclasses import replace
 
-import collecting
 import pytest
 import torch
 from composing import composed
@@ -14,6 +13,8 @@ from composing import composed
 from collectx import trainer as trainers
 from collectx.errors import ConfigError, SpaceError
 from collectx.run import RunFolder, Status, Verdict, compare, execute, job
+
+UNLIMITED = resource.RLIM_INFINITY
 
 
 def read(folder):
@@ -33,7 +34,7 @@ def test_a_completed_run(cfg, tmp_path, train_with, capsys):
     assert len(saved["digest"]) == 32
     assert [line["frames"] for line in lines] == [line["scalars"]["frames"] for line in lines] == [20, 40, 60, 80, 100]
     assert saved["num_episodes"] == sum(line["episodes"] for line in lines) > 0
-    assert torch.load(files.final_checkpoint)["frames"] == 100
+    assert torch.load(files.final_checkpoint)["batches"] == 5
     assert json.loads(files.meta.read_text())["argv"] == ["run", "seed=3"]
     assert files.config.exists()
     out, err = capsys.readouterr()
@@ -42,17 +43,9 @@ def test_a_completed_run(cfg, tmp_path, train_with, capsys):
     assert not err
 
 
-@pytest.mark.parametrize(
-    "trainer",
-    [
-        "ppo",
-        pytest.param("impala", marks=pytest.mark.ci),
-        pytest.param("dqn policy=q_mlp trainer.warmup_frames=64", marks=pytest.mark.ci),
-    ],
-)
-def test_a_learning_trainer(tmp_path, trainer):
+def test_a_learning_trainer(tmp_path):
     size = "collector=single env.num_envs=2 collector.frames_per_batch=64 collector.total_frames=256"
-    result = execute(composed(f"trainer={trainer} {size}"), tmp_path, [])
+    result = execute(composed(f"trainer=ppo {size}"), tmp_path, [])
     files, _, lines = read(tmp_path)
     assert (result.status, result.frames) == (Status.COMPLETED, 256)
     assert all(line["scalars"] for line in lines)
@@ -82,7 +75,6 @@ def test_a_trainer_that_raises(cfg, tmp_path, train_with, capsys):
         raise LookupError("no such luck")
 
     execute(cfg, tmp_path, [])  # its result and lines are replaced
-    capsys.readouterr()
     train_with(raising)
     result = execute(cfg, tmp_path, [])
     files, saved, lines = read(tmp_path)
@@ -92,62 +84,43 @@ def test_a_trainer_that_raises(cfg, tmp_path, train_with, capsys):
     assert (saved["frames"], len(lines)) == (20, 1)
     assert "Traceback" in files.log("trainer").read_text()
     out, err = capsys.readouterr()
-    assert "LookupError: no such luck" in err
-    assert "in raising" in err
-    assert str(files.log("trainer")) in err
+    assert [text for text in (saved["exit_reason"], "in raising", str(files.log("trainer"))) if text not in err] == []
     assert "failed" in out
 
 
-@pytest.mark.parametrize("error", [ConfigError(["one", "two"]), SpaceError("a space of words")])
+@pytest.mark.parametrize("error", [ConfigError(["one", "two"]), SpaceError("a space of words"), None])
 def test_a_configuration_that_only_the_parts_can_refuse(cfg, tmp_path, monkeypatch, error):
     def refuse(*arguments):
         raise error
 
-    monkeypatch.setattr(trainers, "build", refuse)
-    with pytest.raises(ConfigError, match=str(error)):
+    if error is None:
+        cfg = replace(cfg, devices=replace(cfg.devices, device="cuda:99"))
+    else:
+        monkeypatch.setattr(trainers, "build", refuse)
+    with pytest.raises(ConfigError, match=str(error or "cuda:99")):
         execute(cfg, tmp_path, [])
     assert RunFolder(tmp_path).read_result()["status"] == "failed"
 
 
-def test_a_device_that_does_not_exist_is_refused(cfg, tmp_path):
-    with pytest.raises(ConfigError, match="cuda:99"):
-        execute(replace(cfg, devices=replace(cfg.devices, device="cuda:99")), tmp_path, [])
-
-
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_interrupts(cfg, tmp_path, train_with, signum):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_interrupts(cfg, tmp_path, train_with, number):
     def train(collection):
-        for batch in collection:
-            trainer.frames += batch.numel()
-            if trainer.frames == 60:
-                os.kill(os.getpid(), signum)
+        for _ in collection:
+            if collection.frames == 60:
+                os.kill(os.getpid(), number)
 
-    trainer = train_with(train)
+    train_with(train)
     result = execute(replace(cfg, collector=replace(cfg.collector, total_frames=-1)), tmp_path, [])
     files, saved, lines = read(tmp_path)
     assert (result.status, result.exit_status) == (Status.INTERRUPTED, 130)
-    assert saved["exit_reason"] == f"interrupted by {signum.name}"
-    assert (saved["frames"], saved["batches"], len(lines)) == (60, 3, 3)
-    assert saved["failures"] == []
-    assert torch.load(files.final_checkpoint)["frames"] == 60
-
-
-def test_an_env_that_raises(cfg, tmp_path, capsys):
-    result = execute(replace(cfg, env=collecting.faulty("raises", at_step=30)), tmp_path, [])
-    files, saved, _ = read(tmp_path)
-    assert (result.status, result.frames) == (Status.FAILED, 20)
-    (failure,) = saved["failures"]
-    assert failure["type"] == "worlds.faulty.BrokenLever"
-    err = capsys.readouterr().err
-    assert "BrokenLever" in err
-    assert "in env 0 of this group of 1, while stepping" in err
-    assert "faulty.py" in files.log("trainer").read_text()
+    assert saved["exit_reason"] == f"interrupted by {number.name}"
+    assert (saved["frames"], saved["batches"], len(lines), saved["failures"]) == (60, 3, 3, [])
+    assert files.final_checkpoint.exists()
 
 
 @pytest.mark.parametrize("train", [None, lambda collection: 1 / 0], ids=["completed", "failed"])
 def test_the_secret_and_the_address_are_removed_at_the_end(cfg, tmp_path, train_with, monkeypatch, train):
-    files = RunFolder(tmp_path)
-    begin = RunFolder.begin
+    files, begin = RunFolder(tmp_path), RunFolder.begin
 
     def announced(self, keep_logs=False):
         begin(self, keep_logs)
@@ -175,18 +148,12 @@ def test_the_trainer_leaves_cores_to_the_workers(cfg, tmp_path, monkeypatch, num
 
 
 @pytest.mark.parametrize(
-    ("limits", "expected"),
-    [
-        ((500, 8192), [(4256, 8192)]),
-        ((500, 1000), [(1000, 1000)]),
-        ((500, resource.RLIM_INFINITY), [(4256, resource.RLIM_INFINITY)]),
-        ((5000, 8192), []),
-        ((resource.RLIM_INFINITY, resource.RLIM_INFINITY), []),
-    ],
+    ("soft", "hard", "expected"),
+    [(500, 8192, 4256), (500, 1000, 1000), (500, UNLIMITED, 4256), (5000, 8192, None), (UNLIMITED, UNLIMITED, None)],
 )
-def test_the_limit_of_open_files_is_raised_to_what_workers_need(monkeypatch, limits, expected):
+def test_the_limit_of_open_files_is_raised_to_what_workers_need(monkeypatch, soft, hard, expected):
     wanted = []
-    monkeypatch.setattr(resource, "getrlimit", lambda which: limits)
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (soft, hard))
     monkeypatch.setattr(resource, "setrlimit", lambda which, new: wanted.append(new))
     job.allow_descriptors(1000)
-    assert wanted == expected
+    assert wanted == ([(expected, hard)] if expected else [])

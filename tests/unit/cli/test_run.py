@@ -27,12 +27,9 @@ def test_run_folders_of_the_same_second_differ_and_advice_is_a_note(stub, capsys
     assert capsys.readouterr().err.startswith("note: trainer=ppo collector=multi_async")
 
 
-@pytest.mark.parametrize(
-    ("statuses", "code"),
-    [([], 0), (["completed"], 0), (["completed", "failed"], 1), (["failed", "interrupted", "completed"], 130)],
-)
-def test_exit_status(statuses, code):
-    assert run.exit_status(statuses) == code
+def test_an_interruption_then_a_failure_outweighs_what_completed():
+    statuses = ["completed", "completed", "failed", "interrupted", "completed"]
+    assert [run.exit_status(statuses[:count]) for count in range(6)] == [0, 0, 0, 1, 130, 130]
 
 
 @pytest.mark.parametrize(
@@ -49,8 +46,7 @@ def test_a_wrong_configuration_starts_nothing_and_leaves_nothing(stub, tmp_path,
     assert run.main(line) == 2
     err = capsys.readouterr().err
     assert [word for word in words if word not in err] == []
-    assert stub.calls == []
-    assert list(tmp_path.iterdir()) == []
+    assert (stub.calls, [*tmp_path.iterdir()]) == ([], [])
 
 
 def test_what_only_the_run_finds_wrong_is_a_configuration_error(stub, capsys):

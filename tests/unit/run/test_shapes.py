@@ -28,32 +28,27 @@ def run(train_with, tmp_path):
     return start
 
 
-def library(way, **keywords):
+@pytest.mark.parametrize(
+    ("way", "keywords"),
+    [
+        (INLINE_SYNC, {"trajs_per_batch": 3, "traj_format": "padded"}),
+        (INLINE_SYNC, {"trajs_per_batch": 3, "traj_format": "cat"}),
+        (SINGLE, {"compact_obs": True}),
+    ],
+    ids=["padded", "cat", "compact"],
+)
+def test_batches_are_those_of_the_python_classes(run, way, keywords):
+    values = {"num_workers": way.num_workers} | keywords
+    batches, lines = run(f"collector={way.kind} " + " ".join(f"collector.{key}={values[key]}" for key in values))
     with make(way, frames_per_batch=40, total_frames=400, **keywords) as collector:
-        return list(collector)
-
-
-def assert_same(ours, theirs):
-    assert len(ours) == len(theirs) > 0
-    for mine, other in zip(ours, theirs, strict=True):
+        expected = list(collector)
+    assert len(batches) == len(expected) > 0
+    for mine, other in zip(batches, expected, strict=True):
         assert mine.names == other.names
-        assert (mine == other).all()
         assert {*mine.keys(True, True)} == {*other.keys(True, True)}
-
-
-@pytest.mark.parametrize("traj_format", ["padded", "cat"])
-def test_whole_trajectories(run, traj_format):
-    batches, lines = run(f"collector.trajs_per_batch=3 collector.traj_format={traj_format}")
-    assert_same(batches, library(INLINE_SYNC, trajs_per_batch=3, traj_format=traj_format))
+        assert (mine == other).all()
     # What is counted are the collector's batches.
     assert [line["frames"] for line in lines] == [*range(40, 401, 40)]
-    assert sum("scalars" in line for line in lines) <= len(batches)
-
-
-def test_batches_without_the_observation_below_next(run):
-    batches, _ = run("collector=single collector.num_workers=1 collector.compact_obs=true")
-    assert_same(batches, library(SINGLE, compact_obs=True))
-    assert ("next", "observation") not in batches[0].keys(True)
 
 
 def test_parts_are_cut_short(run):

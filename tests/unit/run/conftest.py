@@ -13,7 +13,6 @@ from collectx import trainer as trainers
 from collectx.collector.delivery import Delivery, Part, Timings
 from collectx.config import MeterTrainerConfig
 from collectx.run import RunFolder
-from collectx.run.statistics import Statistics
 
 
 def _part(worker=0, policy_version=0, frames=10, returns=(), timings=(1.0, 2.0, 3.0, 4.0)):
@@ -30,14 +29,6 @@ def delivery():
         return Delivery(index, sum(part.frames for part in parts), tuple(parts), version, waited_s=0.25)
 
     return make
-
-
-@pytest.fixture
-def statistics(delivery):
-    """Of one batch of 100 frames out of 1000."""
-    made = Statistics(1000)
-    made.add(delivery(0, {"frames": 100, "returns": [20.0]}, version=3), 0.0)
-    return made
 
 
 @pytest.fixture

@@ -51,6 +51,8 @@ def test_batches_lines_and_sums(folder, delivery):
     assert seen == [(0, 20, 2), (1, 60, 2)]
     assert collection.mean_return == 4.0
     assert statistics.scalars == {"loss": 2.5, "entropy": 1.0}
+    # After the first batch.
+    assert (statistics.frames_per_s, statistics.first_s, statistics.last_s) == (40.0, 100, 101)
     first, second = folder.read_metrics()
     assert first["return"] == first["mean_return"] == second["mean_return"] == 4.0
     assert second["return"] is None
@@ -79,6 +81,15 @@ def test_batches_lines_and_sums(folder, delivery):
     )
     for name in same:
         assert getattr(replay, name) == getattr(statistics, name), name
+
+
+def test_mean_return_is_over_the_last_episodes(delivery):
+    statistics, means = Statistics(-1), []
+    for returns in ([1000.0] * 10, [], [1.0] * 60 + [3.0] * 40):
+        statistics.add(delivery(0, {"returns": returns}), 0.0)
+        means.append(statistics.mean_return)
+    assert means == [1000.0, 1000.0, pytest.approx(1.8)]
+    assert statistics.num_episodes == 110
 
 
 def test_a_lost_signal_stops_at_the_next_batch(folder, delivery):

@@ -1,9 +1,15 @@
+"""The run folder, and what roles of a job leave for each other in it."""
+
 import json
+import os
 import stat
 
 import pytest
 
+from collectx.errors import RendezvousError
+from collectx.run import role
 from collectx.run.folder import JsonLines, RunFolder, read_lines, write_atomically, write_json
+from collectx.transport.rendezvous import Meeting
 
 
 def test_begin_makes_the_folders_and_removes_the_old_run(tmp_path, monkeypatch):
@@ -62,3 +68,16 @@ def test_reading_what_is_not_there(tmp_path):
     assert list(folder.read_metrics()) == list(folder.read_events()) == []
     folder.result.write_text("{")
     assert folder.read_result() is None
+
+
+def test_the_secret_is_for_the_owner_alone_and_of_one_start(folder):
+    meeting, before = Meeting(("127.0.0.1",), 4000, b"secret"), os.umask(0)
+    try:
+        role.announce(folder, meeting, "7.0")
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(folder.secret.stat().st_mode) == 0o600
+    assert b"secret" not in folder.rendezvous.read_bytes()
+    assert role.find(folder, "7.0", "knob", 0.0) == meeting
+    with pytest.raises(RendezvousError, match=r"within 0 s \(knob=0\)"):
+        role.find(folder, "8.0", "knob", 0.0)

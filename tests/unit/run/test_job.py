@@ -1,14 +1,16 @@
 """`execute` on real envs and collectors in this process. Over worker processes: tests/system."""
 
+import importlib.metadata
 import json
 import os
 import resource
 import signal
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 import torch
 from composing import composed
+from omegaconf import OmegaConf
 
 from collectx import trainer as trainers
 from collectx.errors import ConfigError, SpaceError
@@ -35,8 +37,10 @@ def test_a_completed_run(cfg, tmp_path, train_with, capsys):
     assert [line["frames"] for line in lines] == [line["scalars"]["frames"] for line in lines] == [20, 40, 60, 80, 100]
     assert saved["num_episodes"] == sum(line["episodes"] for line in lines) > 0
     assert torch.load(files.final_checkpoint)["batches"] == 5
-    assert json.loads(files.meta.read_text())["argv"] == ["run", "seed=3"]
-    assert files.config.exists()
+    assert OmegaConf.to_container(OmegaConf.load(files.config)) == asdict(cfg)
+    meta = json.loads(files.meta.read_text())
+    assert (meta["argv"], meta["seeds"], meta["num_cpus"]) == (["run", "seed=3"], {"seed": 3}, job.num_cpus())
+    assert meta["packages"].items() >= {(name, importlib.metadata.version(name)) for name in ("torch", "hydra-core")}
     out, err = capsys.readouterr()
     assert out.splitlines()[-1] == str(tmp_path / "run")
     assert "completed" in out
@@ -70,8 +74,12 @@ def test_a_trainer_may_end_the_run(cfg, tmp_path, train_with):
 
 
 def test_a_trainer_that_raises(cfg, tmp_path, train_with, capsys):
+    announced = RunFolder(tmp_path).secret, RunFolder(tmp_path).rendezvous
+
     def raising(collection):
         next(collection)
+        for path in announced:
+            path.touch()
         raise LookupError("no such luck")
 
     execute(cfg, tmp_path, [])  # its result and lines are replaced
@@ -86,6 +94,7 @@ def test_a_trainer_that_raises(cfg, tmp_path, train_with, capsys):
     out, err = capsys.readouterr()
     assert [text for text in (saved["exit_reason"], "in raising", str(files.log("trainer"))) if text not in err] == []
     assert "failed" in out
+    assert not any(path.exists() for path in announced)
 
 
 @pytest.mark.parametrize("error", [ConfigError(["one", "two"]), SpaceError("a space of words"), None])
@@ -116,22 +125,6 @@ def test_a_signal_interrupts(cfg, tmp_path, train_with, number):
     assert saved["exit_reason"] == f"interrupted by {number.name}"
     assert (saved["frames"], saved["batches"], len(lines), saved["failures"]) == (60, 3, 3, [])
     assert files.final_checkpoint.exists()
-
-
-@pytest.mark.parametrize("train", [None, lambda collection: 1 / 0], ids=["completed", "failed"])
-def test_the_secret_and_the_address_are_removed_at_the_end(cfg, tmp_path, train_with, monkeypatch, train):
-    files, begin = RunFolder(tmp_path), RunFolder.begin
-
-    def announced(self, keep_logs=False):
-        begin(self, keep_logs)
-        files.secret.write_bytes(b"secret")
-        files.rendezvous.write_text("{}")
-
-    monkeypatch.setattr(RunFolder, "begin", announced)
-    train_with(train)
-    execute(cfg, tmp_path, [])
-    assert not files.secret.exists()
-    assert not files.rendezvous.exists()
 
 
 @pytest.mark.parametrize(("num_cpus", "expected"), [(1, 1), (2, 1), (4, 3)])

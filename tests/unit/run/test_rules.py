@@ -16,63 +16,60 @@ METER = "trainer=meter collector.preemptive_threshold"
 ENDLESS = "collector.total_frames=-1"
 NEXT_STEP = "env=gym_vector env.id=X env.autoreset_mode=next_step"
 DISTRIBUTED = f"{ENDLESS} collector=distributed"
-# Overrides -> the start of the only problem, and parts of it.
+RPC = "collector=rpc backend=rpc backend.tensorpipe"
+# Overrides -> how the only problem begins, as a pattern.
 BROKEN = {
     # multiples
-    "collector.total_frames=1000": ("collector.total_frames=1000", "1000 / 512 = 1.95", "use 512 or 1024."),
-    f"{ENDLESS} collector.frames_per_batch=8": ("collector.frames_per_batch=8", "8 / 16 = 0.50", "use 16."),
+    "collector.total_frames=1000": "collector.total_frames=1000 .*1000 / 512 = 1.95.*: use 512 or 1024.",
+    f"{ENDLESS} collector.frames_per_batch=8": "collector.frames_per_batch=8 .*8 / 16 = 0.50.*: use 16.",
     f"{ENDLESS} collector.frames_per_batch=1000 collector.num_workers=3": (
-        "collector.frames_per_batch=1000 is not a multiple of collector.num_workers=3 x env.num_envs=8 "
-        "(1000 / 24 = 41.67): use 984 or 1008.",
+        r"collector.frames_per_batch=1000 is not a multiple of collector.num_workers=3 x env.num_envs=8 \(1000 / 24 ="
     ),
-    f"{ENDLESS} collector=multi_async collector.frames_per_batch=100": ("collector.frames_per_batch=100", "96 or 104."),
+    f"{ENDLESS} collector=multi_async collector.frames_per_batch=100": "collector.frames_per_batch=100 .*96 or 104.",
     f"{DISTRIBUTED} collector.num_workers_per_collector=3": (
-        "collector.frames_per_batch=512 is not a multiple of collector.num_workers_per_collector=3 x env.num_envs=8",
+        "collector.frames_per_batch=512 is not a multiple of collector.num_workers_per_collector=3 x env.num_envs=8"
     ),
     f"{DISTRIBUTED}_sync collector.frames_per_batch=48 collector.num_workers_per_collector=2": (
-        "collector.frames_per_batch=48",
-        "collector.num_workers=2 x collector.num_workers_per_collector=2 x env.num_envs=8 (48 / 32 = 1.50)",
+        "collector.frames_per_batch=48 .*workers=2 x collector.num_workers_per_collector=2 x env.num_envs=8.*48 / 32"
     ),
     # workers
-    "collector=single collector.num_workers=2": ("collector.num_workers=2", "has one worker"),
-    "collector.num_workers_per_collector=2": ("collector.num_workers_per_collector=2", "collector.num_workers=4"),
+    "collector=single collector.num_workers=2": "collector.num_workers=2: .*has one worker",
+    "collector.num_workers_per_collector=2": "collector.num_workers_per_collector=2: .*use collector.num_workers=4",
     f"{DISTRIBUTED} collector.num_workers_per_collector=2 collector.inner=single": (
-        "collector.num_workers_per_collector=2",
-        "collector.inner=single",
+        "collector.num_workers_per_collector=2: collector.inner=single"
     ),
-    f"collector=multi_async {METER}=0.5": ("collector.preemptive_threshold=0.5", "waits for no"),
-    f"collector=single {METER}=1": ("collector.preemptive_threshold=1", "collector=single"),
-    f"collector=distributed_sync {METER}=0.5": ("collector.preemptive_threshold=0.5", "backend=gloo"),
+    f"collector=multi_async {METER}=0.5": "collector.preemptive_threshold=0.5: .*waits for no",
+    f"collector=single {METER}=1": "collector.preemptive_threshold=1.*: collector=single",
+    f"collector=distributed_sync {METER}=0.5": "collector.preemptive_threshold=0.5: over backend=gloo",
     # envs
-    "env=gym": ("env.id",),
-    "env.entry_point=a:B": ("env.id=CartPole-v1", "env.entry_point"),
-    f"{NEXT_STEP} collector.max_frames_per_traj=9": ("collector.max_frames_per_traj=9", "disabled or same_step"),
-    f"{NEXT_STEP} collector.reset_at_each_iter=true": ("collector.reset_at_each_iter=true", "disabled or same_step"),
-    "env=gym_vector env.id=X env.vectorization_mode=vector_entry_point env.wrappers=[a.B]": ("env.wrappers",),
+    "env=gym": "env.id is not set",
+    "env.entry_point=a:B": "env.id=CartPole-v1 and env.entry_point",
+    f"{NEXT_STEP} collector.max_frames_per_traj=9": "collector.max_frames_per_traj=9: .*disabled or same_step",
+    f"{NEXT_STEP} collector.reset_at_each_iter=true": "collector.reset_at_each_iter=true: .*disabled or same_step",
+    "env=gym_vector env.id=X env.vectorization_mode=vector_entry_point env.wrappers=[a.B]": "env.wrappers: ",
     # what trainers learn from
-    "collector.preemptive_threshold=0.5": ("collector.preemptive_threshold=0.5", "collector.traj_format=cat"),
-    "collector.trajs_per_batch=4": ("collector.trajs_per_batch=4", "collector.traj_format=cat"),
-    "collector.compact_obs=true": ("collector.compact_obs=true", "trainer=ppo"),
-    "policy=random": ("trainer=ppo", "policy=random"),
-    "trainer=dqn policy=mlp": ("trainer=dqn policy=mlp: ", "policy=q_mlp or policy=q_cnn"),
-    "trainer=impala policy=q_cnn": ("trainer=impala policy=q_cnn: ", "policy=cnn, or trainer=dqn"),
-    "policy=cnn policy.strides=[1]": ("policy.channels has 3", "policy.strides has 1"),
-    "devices.device=gpu": ("devices.device=gpu", "cuda:N"),
+    "collector.preemptive_threshold=0.5": "collector.preemptive_threshold=0.5: .*collector.traj_format=cat",
+    "collector.trajs_per_batch=4": "collector.trajs_per_batch=4: .*collector.traj_format=cat",
+    "collector.compact_obs=true": "collector.compact_obs=true: trainer=ppo",
+    "policy=random": "trainer=ppo policy=random: ",
+    "trainer=dqn policy=mlp": "trainer=dqn policy=mlp: .*policy=q_mlp or policy=q_cnn",
+    "trainer=impala policy=q_cnn": "trainer=impala policy=q_cnn: .*policy=cnn, or trainer=dqn",
+    "policy=cnn policy.strides=[1]": "policy.channels has 3.*policy.strides has 1",
+    "devices.device=gpu": "devices.device=gpu: .*cuda:N",
     # backends
-    "backend=shared_memory launcher=inline": ("backend=shared_memory", "launcher=inline", "backend=auto"),
-    "backend=gloo collector=single": ("backend=gloo", "collector=single"),
-    "backend=inline": ("backend=inline", "backend=auto or shared_memory", "launcher=inline"),
-    "backend=shared_memory collector=distributed": ("backend=shared_memory", "collector=distributed"),
-    "backend=gloo collector=rpc": ("backend=gloo", "collector=rpc", "backend=auto or rpc"),
-    "backend=rpc collector=rpc backend.tensorpipe={num_workers:2}": ("backend.tensorpipe", "num_worker_threads"),
-    "backend=rpc collector=rpc backend.tensorpipe={_transports:uv}": ("backend.tensorpipe", "_transports='uv'"),
-    "backend=rpc collector=rpc backend.tensorpipe={rpc_timeout:0}": ("backend.tensorpipe", "rpc_timeout=0", "above 0"),
-    "backend=nccl": ("backend=nccl", "devices.policy_device=cpu"),
-    "backend=nccl devices=cuda": ("backend=nccl", "both cuda:0 with launcher=local"),
-    "backend=mpi launcher=submitit": ("backend=mpi", "launcher=submitit"),
+    "backend=shared_memory launcher=inline": "backend=shared_memory: launcher=inline .*backend=auto",
+    "backend=gloo collector=single": "backend=gloo: collector=single",
+    "backend=inline": "backend=inline: .*backend=auto or shared_memory, or launcher=inline",
+    "backend=shared_memory collector=distributed": "backend=shared_memory: collector=distributed",
+    "backend=gloo collector=rpc": "backend=gloo: collector=rpc .*backend=auto or rpc",
+    f"{RPC}={{num_workers:2}}": "backend.tensorpipe.*num_worker_threads",
+    f"{RPC}={{_transports:uv}}": "backend.tensorpipe.*_transports='uv'",
+    f"{RPC}={{rpc_timeout:0}}": "backend.tensorpipe.*rpc_timeout=0.*above 0",
+    "backend=nccl": "backend=nccl: .*devices.policy_device=cpu",
+    "backend=nccl devices=cuda": "backend=nccl: .*both cuda:0 with launcher=local",
+    "backend=mpi launcher=submitit": "backend=mpi: launcher=submitit",
     "backend=mpi launcher=slurm collector.on_worker_failure=drop": (
-        "collector.on_worker_failure=drop",
-        "backend=mpi and launcher=slurm",
+        "collector.on_worker_failure=drop: with backend=mpi and launcher=slurm"
     ),
 }
 
@@ -87,9 +84,7 @@ def every_backend(monkeypatch):
 @pytest.mark.parametrize("line", BROKEN)
 def test_a_broken_rule_is_one_problem(line):
     (problem,) = examine(line)[1]
-    start, *parts = BROKEN[line]
-    assert problem.startswith(start)
-    assert [part for part in parts if part not in problem] == [], problem
+    assert re.match(BROKEN[line], problem), problem
 
 
 def test_keys_that_need_no_reset_of_single_envs_are_allowed_with_next_step():

@@ -10,21 +10,12 @@ from collectx.cli.arguments import split
 from collectx.errors import ConfigError
 
 
-@pytest.mark.parametrize(
-    ("argv", "words", "flags"),
-    [
-        (
-            ["a=1", "-m", "b=1,2", "--config-dir", "conf", "~c", "--cfg=job"],
-            ("a=1", "b=1,2", "~c"),
-            ["--multirun", "--config-dir", "conf", "--cfg", "job"],
-        ),
-        (["--info", "a=1"], ("a=1",), ["--info", "all"]),
-        (["-i", "plugins"], (), ["--info", "plugins"]),
-    ],
-)
-def test_overrides_may_stand_on_both_sides_of_flags(argv, words, flags):
-    arguments = split(argv)
-    assert (arguments.words, arguments.hydra_argv()) == (words, flags)
+def test_overrides_may_stand_on_both_sides_of_flags():
+    arguments = split(["a=1", "-m", "b=1,2", "--config-dir", "conf", "~c", "--info", "--cfg=job"])
+    assert arguments.words == ("a=1", "b=1,2", "~c")
+    flags = ["--multirun", "--config-dir", "conf", "--info", "all", "--cfg", "job"]
+    assert arguments.hydra_argv() == flags
+    assert split(["-i", "plugins"]).flags == {"info": "plugins"}
 
 
 @pytest.mark.parametrize(

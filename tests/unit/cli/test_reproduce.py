@@ -17,7 +17,7 @@ def old(stub, tmp_path):
     def make(line="", workers=()):
         stub.execute(composed(f"trainer.digest=true env=pendulum env.kwargs.g=1 {line}"), tmp_path / "old", [])
         lines = [
-            {"digest": f"0-{index}", "version": index, "workers": [{"worker": worker, "policy_version": index}]}
+            {"digest": f"{index}", "version": index, "workers": [{"worker": worker, "policy_version": index}]}
             for index, worker in enumerate(workers)
         ]
         if lines:
@@ -50,7 +50,7 @@ def test_key_and_group_overrides_in_the_folder_of_a_point_of_a_sweep(stub, old):
 
 def test_a_difference_names_the_first_batch(stub, old, capsys):
     old()
-    stub.digests = lambda cfg: ["0-0", "other", "0-2"]
+    stub.digests = ["0", "other", "2"]
     # The digest stays on when the trainer is replaced.
     assert reproduce.main(["old", "trainer=meter"]) == 1
     assert stub.calls[-1][0].trainer.digest is True
@@ -83,7 +83,7 @@ def test_a_failed_reproduction_is_not_compared(stub, old, capsys):
 def test_an_async_run_is_delivered_in_its_order_or_the_reason_why_not_is_said(stub, old, capsys, line, event, message):
     folder = old(line, workers=[0, 1, 1])
     (folder / "events.jsonl").write_text(json.dumps({"time": 1.0, "event": event}) + "\n")
-    stub.digests = lambda cfg: ["0-0", "other", "0-2"]
+    stub.digests = ["0", "other", "2"]
     assert reproduce.main(["old"]) == 1
     assert stub.calls[-1][0].collector.order_of == (None if message else str(folder))
     assert (message or "batch 1 is the first that differs") in capsys.readouterr().out

@@ -47,35 +47,30 @@ def test_nothing_heavy_is_imported_before_it_is_needed(statement, heavy, tmp_pat
     assert done.returncode == 0, done.stderr
 
 
-@pytest.fixture(scope="module")
-def completion(tmp_path_factory) -> str:
-    """What `eval "$(collectx -sc install=bash)"` evaluates."""
-    return collectx("-sc", "install=bash", cwd=tmp_path_factory.mktemp("install")).stdout
+COMPLETIONS = {
+    "collectx r": {"run", "reproduce"},
+    "collectx run env=cart": {"env=cartpole"},
+    "collectx run -m trainer=": {f"trainer={name}" for name in ("custom", "dqn", "impala", "meter", "ppo")},
+    "collectx run --config-dir conf seed=1 env=mi": {"env=mine"},
+    "collectx run collector.num_workers_": {"collector.num_workers_per_collector="},
+}
+# What bash does on <TAB>: calls the function registered for the command, with these variables.
+TAB = """
+    eval "$(collectx -sc install=bash)"
+    function=$(complete -p collectx | sed 's/.*-F \\([^ ]*\\).*/\\1/')
+    while read -r COMP_LINE; do
+        COMP_POINT=${#COMP_LINE}; words=($COMP_LINE); COMP_CWORD=$((${#words[@]} - 1)); COMPREPLY=()
+        $function; echo "${COMPREPLY[@]}"
+    done
+"""
 
 
-@pytest.mark.parametrize(
-    ("line", "expected"),
-    [
-        ("collectx r", {"run", "reproduce"}),
-        ("collectx run env=cart", {"env=cartpole"}),
-        ("collectx run -m trainer=", {f"trainer={name}" for name in ("custom", "dqn", "impala", "meter", "ppo")}),
-        ("collectx run --config-dir conf seed=1 env=mi", {"env=mine"}),
-        ("collectx run collector.num_workers_", {"collector.num_workers_per_collector="}),
-    ],
-)
-def test_completion_by_bash(line, expected, completion, tmp_path):
+def test_completion_by_bash(tmp_path):
     (tmp_path / "conf" / "env").mkdir(parents=True)
     (tmp_path / "conf" / "env" / "mine.yaml").write_text("kind: counting\n")
-    # What bash does on <TAB>: calls the function registered for the command, with these variables.
-    script = f"""
-        eval "$COMPLETION"
-        COMP_LINE='{line}'; COMP_POINT=${{#COMP_LINE}}; words=($COMP_LINE); COMP_CWORD=$((${{#words[@]}} - 1))
-        function=$(complete -p collectx | sed 's/.*-F \\([^ ]*\\).*/\\1/')
-        $function; printf '%s\\n' "${{COMPREPLY[@]}}"
-    """
-    environ = environment(COMPLETION=completion)
-    done = subprocess.run(["bash", "-c", script], cwd=tmp_path, env=environ, capture_output=True, text=True)
-    assert set(done.stdout.split()) == expected, done.stderr
+    options = {"cwd": tmp_path, "env": environment(), "capture_output": True, "text": True}
+    done = subprocess.run(["bash", "-c", TAB], input="\n".join([*COMPLETIONS, ""]), **options)
+    assert [{*line.split()} for line in done.stdout.splitlines()] == [*COMPLETIONS.values()], done.stderr
 
 
 @pytest.fixture(scope="module")

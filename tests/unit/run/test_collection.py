@@ -1,11 +1,16 @@
+"""Batches on their way to the trainer: what is counted, measured and written down, and read by who looks on."""
+
 import math
+from contextlib import closing
 from itertools import count
+from unittest.mock import Mock
 
 import pytest
 import torch
 from tensordict import TensorDict
 from torch import nn
 
+from collectx.run import RunFolder, execute
 from collectx.run.collection import RunCollection
 from collectx.run.digest import Digest
 from collectx.run.events import EventLog
@@ -17,7 +22,7 @@ class FakeCollector:
     """Delivers these deliveries, each with a batch whose observation is its index."""
 
     def __init__(self, *deliveries):
-        self.deliveries, self.total_frames, self.published = deliveries, 60, 0
+        self.deliveries, self.total_frames, self._versions = deliveries, 60, count(1)
 
     def __iter__(self):
         for each in self.deliveries:
@@ -25,8 +30,7 @@ class FakeCollector:
             yield TensorDict({"observation": torch.full([each.frames], each.index)}, [each.frames])
 
     def publish(self, policy):
-        self.published += 1
-        return self.published
+        return next(self._versions)
 
 
 def test_batches_lines_and_sums(folder, delivery):
@@ -93,18 +97,37 @@ def test_mean_return_is_over_the_last_episodes(delivery):
 
 
 def test_a_lost_signal_stops_at_the_next_batch(folder, delivery):
-    def check():
-        raise KeyboardInterrupt
-
+    check = Mock(side_effect=KeyboardInterrupt)
     collection = RunCollection(FakeCollector(delivery(0)), folder, Statistics(-1), check=check)
-    with pytest.raises(KeyboardInterrupt):
+    with closing(collection), pytest.raises(KeyboardInterrupt):
         next(collection)
-    collection.close()
 
 
 def test_iteration_goes_on_where_it_stopped(folder, delivery):
-    collection = RunCollection(FakeCollector(*map(delivery, range(3))), folder, Statistics(-1))
-    for _ in collection:
-        break
-    assert [int(batch["observation"][0]) for batch in collection] == [1, 2]
-    collection.close()
+    with closing(RunCollection(FakeCollector(*map(delivery, range(3))), folder, Statistics(-1))) as collection:
+        for _ in collection:
+            break
+        assert [int(batch["observation"][0]) for batch in collection] == [1, 2]
+
+
+def test_lines_are_taken_in_as_they_come_and_a_run_begun_anew_from_its_beginning(cfg, tmp_path):
+    folder = RunFolder(tmp_path)
+    execute(cfg, folder.path, [])
+    first, second, third, *_ = folder.metrics.read_bytes().splitlines(keepends=True)
+    folder.metrics.unlink()
+    replay, seen = Replay(folder, 100), []
+    assert not replay.update()
+    for text in (first, second + third[:9], b"", third[9:]):
+        with open(folder.metrics, "ab") as file:
+            file.write(text)
+        seen.append((replay.update(), replay.frames, math.isnan(replay.mean_return), replay.frames_per_s is None))
+    assert seen == [
+        (True, 20, True, True),
+        (True, 40, False, False),
+        (False, 40, False, False),
+        (True, 60, False, False),
+    ]
+    folder.metrics.rename(tmp_path / "old")
+    folder.metrics.write_bytes(first)
+    assert replay.update()
+    assert (replay.frames, replay.batches, replay.num_episodes, replay.total_frames) == (20, 1, 0, 100)

@@ -39,18 +39,13 @@ def test_every_difference_but_that_of_memory_shows(other, is_same):
 
 
 def test_the_total_knows_the_order():
-    forth, back = Digest(), Digest()
-    first, second = batch(), batch(extra=torch.zeros(4))
-    assert [forth.add(first), forth.add(second)] == [back.add(second), back.add(first)][::-1]
-    assert forth.total != back.total
-    assert len(forth.total) == 32
-
-
-def write(folder, digests):
-    folder.mkdir()
-    lines = [json.dumps({"batch": i} | ({"digest": d} if d else {})) + "\n" for i, d in enumerate(digests)]
-    (folder / "metrics.jsonl").write_text("".join(lines))
-    return folder
+    totals, first, second = [], batch(), batch(extra=torch.zeros(4))
+    for order in ([first, second], [second, first]):
+        digest = Digest()
+        assert [digest.add(each) for each in order] == [digest_of(each).hex() for each in order]
+        totals.append(digest.total)
+    assert totals[0] != totals[1]
+    assert len(totals[0]) == 32
 
 
 @pytest.mark.parametrize(
@@ -62,11 +57,16 @@ def write(folder, digests):
         ("ab", "abc", Verdict.DIFFERENT, 2),
         ("", "ab", Verdict.NOT_COMPARABLE, None),
         ("", "", Verdict.NOT_COMPARABLE, None),
-        ([None, None], "ab", Verdict.NOT_COMPARABLE, None),
+        # Batches without a digest.
+        ("  ", "ab", Verdict.NOT_COMPARABLE, None),
     ],
 )
 def test_compare(tmp_path, old, new, verdict, first):
-    comparison = compare(write(tmp_path / "old", old), write(tmp_path / "new", new))
-    assert (comparison.verdict, comparison.first_different) == (verdict, first)
-    assert comparison.identical == (verdict is Verdict.IDENTICAL)
-    assert first is None or f"batch {first}" in comparison.message
+    for name, digests in {"old": old, "new": new}.items():
+        lines = [{} if text == " " else {"digest": text} for text in digests]
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    found = compare(tmp_path / "old", tmp_path / "new")
+    assert (found.verdict, found.first_different) == (verdict, first)
+    assert found.identical == (verdict is Verdict.IDENTICAL)
+    assert first is None or f"batch {first}" in found.message

@@ -32,6 +32,8 @@ def test_begin_makes_the_folders_and_removes_the_old_run(tmp_path, monkeypatch):
     folder.begin()
     assert sorted(path.name for path in folder.path.iterdir()) == [".hydra", "checkpoints", "data", "logs", "snapshot"]
     assert not list(folder.logs.iterdir()) + list(folder.checkpoints.iterdir())
+    assert folder.read_result() is None
+    assert list(folder.read_metrics()) == list(folder.read_events()) == []
 
 
 def test_json_is_written_whole_or_not_at_all_and_as_readable_as_any_other_file(tmp_path):
@@ -48,6 +50,8 @@ def test_json_is_written_whole_or_not_at_all_and_as_readable_as_any_other_file(t
         write_atomically(path, fail)
     assert json.loads(path.read_text()) == {"a": 1}
     assert {*tmp_path.iterdir()} == {path, other}
+    path.write_text("{")
+    assert RunFolder(tmp_path).read_result() is None
 
 
 def test_lines_are_there_at_once_and_a_torn_last_one_is_left_out(tmp_path):
@@ -60,14 +64,6 @@ def test_lines_are_there_at_once_and_a_torn_last_one_is_left_out(tmp_path):
     with open(path, "a") as file:
         file.write('{"batch": ')
     assert list(read_lines(path)) == [{"batch": 0}, {"1": [None, True, None, 2.5], "return": None, "where": str(path)}]
-
-
-def test_reading_what_is_not_there(tmp_path):
-    folder = RunFolder(tmp_path)
-    assert folder.read_result() is None
-    assert list(folder.read_metrics()) == list(folder.read_events()) == []
-    folder.result.write_text("{")
-    assert folder.read_result() is None
 
 
 def test_the_secret_is_for_the_owner_alone_and_of_one_start(folder):

@@ -9,12 +9,11 @@ from dataclasses import asdict, replace
 
 import pytest
 import torch
-from composing import composed
 from omegaconf import OmegaConf
 
 from collectx import trainer as trainers
 from collectx.errors import ConfigError, SpaceError
-from collectx.run import RunFolder, Status, Verdict, compare, execute, job
+from collectx.run import RunFolder, Status, execute, job
 
 UNLIMITED = resource.RLIM_INFINITY
 
@@ -47,30 +46,11 @@ def test_a_completed_run(cfg, tmp_path, train_with, capsys):
     assert not err
 
 
-def test_a_learning_trainer(tmp_path):
-    size = "collector=single env.num_envs=2 collector.frames_per_batch=64 collector.total_frames=256"
-    result = execute(composed(f"trainer=ppo {size}"), tmp_path, [])
-    files, _, lines = read(tmp_path)
-    assert (result.status, result.frames) == (Status.COMPLETED, 256)
-    assert all(line["scalars"] for line in lines)
-    assert torch.load(files.final_checkpoint)
-    assert [line["event"] for line in files.read_events()].count("publish") >= 3
-
-
-def test_the_same_seed_gives_the_same_batches_and_another_others(cfg, tmp_path):
-    for name, each in {"old": cfg, "new": cfg, "other": replace(cfg, seed=4)}.items():
-        execute(each, tmp_path / name, [])
-    assert compare(tmp_path / "old", tmp_path / "new").identical
-    other = compare(tmp_path / "old", tmp_path / "other")
-    assert (other.verdict, other.first_different) == (Verdict.DIFFERENT, 0)
-
-
 def test_a_trainer_may_end_the_run(cfg, tmp_path, train_with):
     train_with(next)
     result = execute(cfg, tmp_path, [])
-    assert result.status is Status.COMPLETED
+    assert (result.status, result.frames_per_s) == (Status.COMPLETED, None)
     assert result.exit_reason == "the trainer ended the run after 20 frames"
-    assert result.frames_per_s is None
 
 
 def test_a_trainer_that_raises(cfg, tmp_path, train_with, capsys):
@@ -129,15 +109,13 @@ def test_a_signal_interrupts(cfg, tmp_path, train_with, number):
 
 @pytest.mark.parametrize(("num_cpus", "expected"), [(1, 1), (2, 1), (4, 3)])
 def test_the_trainer_leaves_cores_to_the_workers(cfg, tmp_path, monkeypatch, num_cpus, expected):
-    before = torch.get_num_threads()
+    left = []
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setattr(job, "num_cpus", lambda: num_cpus)
-    torch.set_num_threads(4)
-    try:
-        execute(cfg, tmp_path, [])
-        assert torch.get_num_threads() == expected
-    finally:
-        torch.set_num_threads(before)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
+    monkeypatch.setattr(torch, "set_num_threads", left.append)
+    execute(cfg, tmp_path, [])
+    assert left == [expected]
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,12 @@ from collectx.run.view import NUM_WORKERS_SHOWN, Sampler, line, panel
 SHOW_CURSOR, HIDE_CURSOR = "\x1b[?25h", "\x1b[?25l"
 
 
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    monkeypatch.setattr(progress, "REFRESH_S", 0.01)
+    monkeypatch.setattr(progress, "PLAIN_S", 0.01)
+
+
 @pytest.fixture
 def statistics(delivery):
     """Of one batch of 100 frames out of 1000."""
@@ -72,13 +78,6 @@ def test_what_is_not_known_is_not_shown(delivery, total_frames, num_batches, pie
         assert other not in text
 
 
-@pytest.fixture
-def quick(monkeypatch):
-    monkeypatch.setattr(progress, "REFRESH_S", 0.01)
-    monkeypatch.setattr(progress, "PLAIN_S", 0.01)
-
-
-@pytest.mark.usefixtures("quick")
 def test_plain_lines_where_there_is_no_terminal(statistics, wait_until):
     out = io.StringIO()
     with Progress(statistics, Console(file=out, width=20)):
@@ -87,7 +86,6 @@ def test_plain_lines_where_there_is_no_terminal(statistics, wait_until):
     assert "\x1b" not in out.getvalue()
 
 
-@pytest.mark.usefixtures("quick")
 def test_the_cursor_is_back_after_an_error(statistics, wait_until):
     out = io.StringIO()
     display = Progress(statistics, Console(file=out, width=100, force_terminal=True, color_system=None))
@@ -98,7 +96,6 @@ def test_the_cursor_is_back_after_an_error(statistics, wait_until):
     assert not display._thread.is_alive()
 
 
-@pytest.mark.usefixtures("quick")
 def test_a_closed_pipe_ends_the_display_and_not_the_run(statistics, wait_until, capsys):
     class Closed(io.StringIO):
         def write(self, text):

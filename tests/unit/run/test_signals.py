@@ -20,13 +20,9 @@ def raises(number) -> bool:
 
 
 @pytest.mark.parametrize(
+    # The second must not tear what the first set going.
     ("state", "expected"),
-    [
-        # The second must not tear what the first set going.
-        (None, [True, False, True]),
-        ("shield", [False, False, True]),
-        ("seal", [False] * 5),
-    ],
+    [(None, [True, False, True]), ("shield", [False, False, True]), ("seal", [False] * 5)],
 )
 @pytest.mark.parametrize("first", BOTH)
 def test_which_signals_raise(first, state, expected):
@@ -53,11 +49,10 @@ def test_held_it_raises_at_the_end_of_the_block():
 
 def test_an_ignored_signal_stays_ignored():
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        with Signals():
-            assert not raises(signal.SIGINT)
-    finally:
-        signal.signal(signal.SIGINT, before)
+    with Signals():
+        raised = raises(signal.SIGINT)
+    assert signal.signal(signal.SIGINT, before) is signal.SIG_IGN
+    assert not raised
 
 
 def test_in_another_thread_it_does_nothing():

@@ -27,20 +27,23 @@ def write_result(folder: Path, status: str, reason: str = "", **fields) -> None:
 
 
 class Stub:
-    """Records every run and writes what it leaves. `status` maps a configuration to how its run ends."""
+    """Records every run and writes what it leaves: batches with these digests, from these workers. `status` maps a
+    configuration to how its run ends."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[RunConfig, Path, list[str]]] = []
         self.status: Callable[[RunConfig], str] = lambda cfg: "completed"
-        self.digests = ["0", "1", "2"]
+        self.digests, self.workers = ["0", "1", "2"], [0, 1, 1]
 
     def execute(self, cfg: RunConfig, folder: Path, argv: list[str]) -> SimpleNamespace:
         self.calls.append((cfg, folder, argv))
         status, files = self.status(cfg), RunFolder(folder)
         files.begin()
         snapshot.write_config(cfg, files)
-        lines = [{"digest": text} if cfg.trainer.digest else {} for text in self.digests]
-        files.metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        for index, (digest, worker) in enumerate(zip(self.digests, self.workers, strict=True)):
+            line = {"version": index, "workers": [{"worker": worker, "policy_version": index}]}
+            with open(files.metrics, "a") as file:
+                file.write(json.dumps(line | ({"digest": digest} if cfg.trainer.digest else {})) + "\n")
         write_result(folder, status, digest="d" if cfg.trainer.digest else None)
         return SimpleNamespace(status=collectx.run.Status(status), folder=folder)
 

@@ -12,16 +12,10 @@ from collectx.cli import reproduce, run
 
 @pytest.fixture
 def old(stub, tmp_path):
-    """`old(line)` makes the folder of a run of that configuration, whose batches came from these workers."""
+    """`old(line)` makes the folder of a run of that configuration."""
 
-    def make(line="", workers=()):
+    def make(line=""):
         stub.execute(composed(f"trainer.digest=true env=pendulum env.kwargs.g=1 {line}"), tmp_path / "old", [])
-        lines = [
-            {"digest": f"{index}", "version": index, "workers": [{"worker": worker, "policy_version": index}]}
-            for index, worker in enumerate(workers)
-        ]
-        if lines:
-            (tmp_path / "old" / "metrics.jsonl").write_text("".join(json.dumps(each) + "\n" for each in lines))
         return tmp_path / "old"
 
     return make
@@ -81,7 +75,7 @@ def test_a_failed_reproduction_is_not_compared(stub, old, capsys):
     ],
 )
 def test_an_async_run_is_delivered_in_its_order_or_the_reason_why_not_is_said(stub, old, capsys, line, event, message):
-    folder = old(line, workers=[0, 1, 1])
+    folder = old(line)
     (folder / "events.jsonl").write_text(json.dumps({"time": 1.0, "event": event}) + "\n")
     stub.digests = ["0", "other", "2"]
     assert reproduce.main(["old"]) == 1
@@ -97,8 +91,9 @@ def test_an_async_run_is_delivered_in_its_order_or_the_reason_why_not_is_said(st
         (["collector=multi_async", "collector.order_of=nowhere"], "is no folder of a run"),
     ],
 )
-def test_an_order_that_does_not_fit_is_refused(old, capsys, line, message):
-    old(workers=[0, 3, 1])
+def test_an_order_that_does_not_fit_is_refused(stub, old, capsys, line, message):
+    stub.workers = [0, 3, 1]
+    old()
     assert run.main(line) == 2
     assert message in capsys.readouterr().err
 

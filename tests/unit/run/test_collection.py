@@ -36,7 +36,7 @@ class FakeCollector:
 def test_batches_lines_and_sums(folder, delivery):
     collector = FakeCollector(
         delivery(0, {"worker": 0, "returns": [3.0]}, {"worker": 1, "returns": [5.0]}),
-        delivery(1, {"worker": 0, "policy_version": 1, "frames": 30}, {"worker": 1}, version=1),
+        delivery(1, {"worker": 0, "policy_version": 1, "frames": 35}, {"worker": 1, "frames": 5}, version=1),
     )
     events, statistics, digest, again = EventLog(folder), Statistics(7), Digest(), Digest()
     collection = RunCollection(collector, folder, statistics, digest, events=events, clock=count(100).__next__)
@@ -62,8 +62,8 @@ def test_batches_lines_and_sums(folder, delivery):
     assert second["return"] is None
     assert first["scalars"] == {"loss": 1.5, "entropy": 1.0}
     assert (first["frames_per_s"], second["frames_per_s"]) == (None, 40.0)
-    assert (second["batch"], second["frames"], second["batch_frames"], second["lag"]) == (1, 60, 40, 0.25)
-    told = {"worker": 1, "policy_version": 0, "lag": 1, "frames": 10, "episodes": 0, "return": None}
+    assert (second["batch"], second["frames"], second["batch_frames"], second["lag"]) == (1, 60, 40, 0.125)
+    told = {"worker": 1, "policy_version": 0, "lag": 1, "frames": 5, "episodes": 0, "return": None}
     assert second["workers"][1] == told | {"env_s": 1.0, "policy_s": 2.0, "wait_s": 3.0, "send_s": 4.0}
     assert ([first["digest"], second["digest"]], digest.total) == (digests, again.total)
     published = [("publish", 1, 20), ("publish", 2, 60)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import tempfile
@@ -14,7 +15,7 @@ from collectx.cli import run
 from collectx.run import RunFolder, execute
 from collectx.run import folder as folders
 from collectx.run.events import EventLog
-from collectx.run.folder import JsonLines, read_lines
+from collectx.run.folder import JsonLines, read_lines, write_atomically
 
 pytestmark = pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full")
 
@@ -83,6 +84,19 @@ def test_a_line_that_the_disk_takes_in_parts_is_complete(tmp_path, monkeypatch):
         lines.append({"frames": frames})
     lines.close()
     assert [line["frames"] for line in read_lines(tmp_path / "metrics.jsonl")] == [20, 40]
+
+
+def test_a_checkpoint_that_torch_cannot_write_says_why(tmp_path):
+    class Full(io.BytesIO):
+        """Takes the first part: of a later error, torch raises one of its own."""
+
+        def write(self, data):
+            if self.tell():
+                raise OSError(errno.ENOSPC, "No space left on device")
+            return super().write(data)
+
+    with pytest.raises(OSError, match=r"No space left.*final\.pt"):
+        write_atomically(tmp_path / "final.pt", lambda file: torch.save(torch.ones(9), Full()))
 
 
 def test_events_that_cannot_be_written_reach_the_user(folder, full):

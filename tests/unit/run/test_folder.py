@@ -19,15 +19,8 @@ def test_begin_makes_the_folders_and_removes_the_old_run(tmp_path, monkeypatch):
     folder.begin()
     assert folder.path == tmp_path / "a" / "b"
     folder.hydra.mkdir()
-    stale = (
-        folder.result,
-        folder.metrics,
-        folder.events,
-        folder.log("trainer"),
-        folder.final_checkpoint,
-        folder.secret,
-    )
-    for path in stale:
+    folder.final_checkpoint.write_text("old")
+    for path in (folder.result, folder.metrics, folder.events, folder.secret, folder.log("trainer")):
         path.write_text("old")
     folder.begin()
     assert sorted(path.name for path in folder.path.iterdir()) == [".hydra", "checkpoints", "data", "logs", "snapshot"]

@@ -6,13 +6,17 @@ import json
 import os
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 COMMAND = str(Path(sys.executable).parent / "collectx")
-# A run without a learner, of 4 batches.
+# A run without a learner.
 COUNTING = ["env=counting", "policy=random", "trainer=meter"]
-SMALL = [*COUNTING, "trainer.digest=true", "collector.frames_per_batch=64", "collector.total_frames=256"]
+RAY = ["collector=ray", "launcher=ray", "launcher.ray_init_config={num_cpus: 2, address: local}"]
+needs_ray = pytest.mark.skipif(find_spec("ray") is None, reason="ray is not installed")
 
 
 def environment(**changes: str) -> dict[str, str]:

@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
-from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
-from commands import COUNTING, SMALL, collectx, environment, result
+from commands import COUNTING, RAY, collectx, environment, needs_ray, result
 
 from collectx import __version__
 from collectx.cli.main import SUBCOMMANDS, help_text
 from collectx.run import RunFolder, order, snapshot
 
-PLACES = {
-    "local": ["collector=multi_sync"],
-    "rpc": ["collector=rpc", "collector.sync=true"],
-    "ray": [
-        "collector=ray",
-        "collector.sync=true",
-        "launcher=ray",
-        "launcher.ray_init_config={num_cpus: 2, address: local}",
-    ],
-}
+TESTS = Path(__file__).parents[1]
+TOTAL = "collector.total_frames=2048"
 
 
 def test_version_help_and_an_unknown_subcommand(tmp_path):
@@ -54,43 +47,56 @@ def test_nothing_heavy_is_imported_before_it_is_needed(statement, heavy, tmp_pat
     assert done.returncode == 0, done.stderr
 
 
+COMPLETIONS = {
+    "collectx r": {"run", "reproduce"},
+    "collectx run env=cart": {"env=cartpole"},
+    "collectx run -m trainer=": {f"trainer={name}" for name in ("custom", "dqn", "impala", "meter", "ppo")},
+    "collectx run --config-dir conf seed=1 env=mi": {"env=mine"},
+    "collectx run collector.num_workers_": {"collector.num_workers_per_collector="},
+}
+# What bash does on <TAB>: calls the function registered for the command, with these variables.
+TAB = """
+    eval "$(collectx -sc install=bash)"
+    function=$(complete -p collectx | sed 's/.*-F \\([^ ]*\\).*/\\1/')
+    while read -r COMP_LINE; do
+        COMP_POINT=${#COMP_LINE}; words=($COMP_LINE); COMP_CWORD=$((${#words[@]} - 1)); COMPREPLY=()
+        $function; echo "${COMPREPLY[@]}"
+    done
+"""
+
+
+def test_completion_by_bash(tmp_path):
+    (tmp_path / "conf" / "env").mkdir(parents=True)
+    (tmp_path / "conf" / "env" / "mine.yaml").write_text("kind: counting\n")
+    options = {"cwd": tmp_path, "env": environment(), "capture_output": True, "text": True}
+    done = subprocess.run(["bash", "-c", TAB], input="\n".join([*COMPLETIONS, ""]), **options)
+    assert [{*line.split()} for line in done.stdout.splitlines()] == [*COMPLETIONS.values()], done.stderr
+
+
 @pytest.fixture(scope="module")
-def completion(tmp_path_factory) -> str:
-    """What `eval "$(collectx -sc install=bash)"` evaluates."""
-    return collectx("-sc", "install=bash", cwd=tmp_path_factory.mktemp("install")).stdout
+def saved(tmp_path_factory) -> Path:
+    """Has a run of PPO with local workers in the folder `run`."""
+    folder = tmp_path_factory.mktemp("saved")
+    collectx("run", "trainer.digest=true", TOTAL, "hydra.run.dir=run", cwd=folder)
+    ended = result(folder / "run")
+    assert (ended["status"], ended["frames"], ended["batches"]) == ("completed", 2048, 4)
+    return folder
 
 
 @pytest.mark.parametrize(
-    ("line", "expected"),
+    "place",
     [
-        ("collectx r", {"run", "reproduce"}),
-        ("collectx run env=cart", {"env=cartpole"}),
-        ("collectx run -m trainer=", {f"trainer={name}" for name in ("custom", "dqn", "impala", "meter", "ppo")}),
-        ("collectx run --config-dir conf seed=1 env=mi", {"env=mine"}),
-        ("collectx run collector.num_workers_", {"collector.num_workers_per_collector="}),
+        pytest.param(["launcher=inline"], id="inline"),
+        pytest.param(["collector=rpc", "collector.sync=true", TOTAL], id="rpc"),
+        pytest.param([*RAY, "collector.sync=true", TOTAL], id="ray", marks=[pytest.mark.nightly, needs_ray]),
     ],
 )
-def test_completion_by_bash(line, expected, completion, tmp_path):
-    (tmp_path / "conf" / "env").mkdir(parents=True)
-    (tmp_path / "conf" / "env" / "mine.yaml").write_text("kind: counting\n")
-    # What bash does on <TAB>: calls the function registered for the command, with these variables.
-    script = f"""
-        eval "$COMPLETION"
-        COMP_LINE='{line}'; COMP_POINT=${{#COMP_LINE}}; words=($COMP_LINE); COMP_CWORD=$((${{#words[@]}} - 1))
-        function=$(complete -p collectx | sed 's/.*-F \\([^ ]*\\).*/\\1/')
-        $function; printf '%s\\n' "${{COMPREPLY[@]}}"
-    """
-    environ = environment(COMPLETION=completion)
-    done = subprocess.run(["bash", "-c", script], cwd=tmp_path, env=environ, capture_output=True, text=True)
-    assert set(done.stdout.split()) == expected, done.stderr
-
-
-def test_a_run_can_be_reproduced_with_workers_elsewhere(tmp_path):
-    collectx("run", *SMALL, "hydra.run.dir=run", cwd=tmp_path)
-    ended = result(tmp_path / "run")
-    assert (ended["status"], ended["frames"], ended["batches"]) == ("completed", 256, 4)
-    again = collectx("reproduce", "run", "launcher=inline", cwd=tmp_path)
+def test_a_run_is_reproduced_with_workers_elsewhere(saved, tmp_path, place):
+    again = collectx("reproduce", str(saved / "run"), *place, "hydra.run.dir=again", cwd=tmp_path)
     assert "identical: all 4 batches are identical" in again.stdout
+    # torch's and Ray's own warnings, as of agents that end, do not reach the user.
+    logs = "".join(log.read_text() for log in (tmp_path / "again" / "logs").glob("worker-*.log"))
+    assert not re.search(r"\[W|tensorpipe", again.stdout + again.stderr + logs)
 
 
 def test_an_async_run_is_reproduced_in_its_order(tmp_path):
@@ -102,67 +108,22 @@ def test_an_async_run_is_reproduced_in_its_order(tmp_path):
     assert order.read(tmp_path / "again") == order.read(tmp_path / "run")
 
 
-@pytest.mark.skipif(find_spec("ray") is None, reason="ray is not installed")
-def test_the_same_seed_gives_the_same_batches_over_local_rpc_and_ray_workers(tmp_path):
-    digests = {}
-    for name, words in PLACES.items():
-        learning = ["trainer.digest=true", "collector.total_frames=2048"]
-        done = collectx("run", *learning, *words, f"hydra.run.dir={name}", cwd=tmp_path)
-        digests[name] = result(tmp_path / name)["digest"]
-        # torch's and Ray's own warnings, as of agents that end, do not reach the user.
-        logs = "".join(log.read_text() for log in (tmp_path / name / "logs").glob("worker-*.log"))
-        assert "[W" not in done.stdout + done.stderr + logs
-        assert "tensorpipe" not in done.stdout + done.stderr + logs
-    assert digests == dict.fromkeys(PLACES, digests["local"])
-
-
-def test_a_sweep_with_its_table(tmp_path):
-    done = collectx("run", "-m", *SMALL, "collector=single", "seed=0,1", "hydra.sweep.dir=sweep", cwd=tmp_path)
-    assert {path.name for path in (tmp_path / "sweep").iterdir()} == {"seed=0", "seed=1", "multirun.yaml"}
-    rows = [line.split()[:2] for line in done.stdout.splitlines()[-3:-1]]
-    assert rows == [["seed=0", "completed"], ["seed=1", "completed"]]
-
-
-ENV = """
-import os, signal, gymnasium
-
-class Env(gymnasium.Env):
-    observation_space = gymnasium.spaces.Box(0, 1, (2,))
-    action_space = gymnasium.spaces.Discrete(2)
-
-    def __init__(self, fault):
-        self.fault, self.steps = fault, 0
-
-    def reset(self, seed=None, options=None):
-        return self.observation_space.sample(), {}
-
-    def step(self, action):
-        self.steps += 1
-        if self.steps > 100 and self.fault == "raise":
-            raise ZeroDivisionError("the pole is gone")
-        if self.steps > 100:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return self.observation_space.sample(), 0.0, False, False, {}
-"""
-
-
 @pytest.mark.parametrize(
     ("fault", "kind", "words"),
     [
-        ("raise", "ZeroDivisionError", ["ZeroDivisionError: the pole is gone", "mine.py", 'raise ZeroDivisionError("']),
-        ("kill", "collectx.errors.WorkerDied", ["WorkerDied"]),
+        ("raises", "worlds.faulty.BrokenLever", ["BrokenLever: ('left', 3)", "faulty.py", "raise error"]),
+        ("killed", "collectx.errors.WorkerDied", ["WorkerDied"]),
     ],
 )
-def test_a_worker_that_fails_is_named_with_its_log_and_its_traceback(tmp_path, fault, kind, words):
-    (tmp_path / "mine.py").write_text(ENV)
-    env = ["env=gym", "env.num_envs=1", "env.entry_point=mine:Env", f"env.kwargs.fault={fault}"]
+def test_a_worker_that_fails_is_named_with_its_log_and_its_traceback(tmp_path, monkeypatch, fault, kind, words):
+    monkeypatch.setenv("PYTHONPATH", str(TESTS))
+    env = ["env=gym", "env.num_envs=1", "env.entry_point=worlds.faulty:FaultyEnv", "env.kwargs.at_step=100"]
     size = ["collector.frames_per_batch=64", "collector.total_frames=-1", "hydra.run.dir=run"]
-    err = collectx("run", *COUNTING[1:], *env, *size, cwd=tmp_path, status=1).stderr
-    ended = result(tmp_path / "run")
+    err = collectx("run", *COUNTING[1:], *env, f"env.kwargs.fault={fault}", *size, cwd=tmp_path, status=1).stderr
+    ended, files = result(tmp_path / "run"), RunFolder(tmp_path / "run")
     assert (ended["status"], ended["frames"]) == ("failed", 192)
     (failure,) = ended["failures"]
     assert failure["type"] == kind
-    files = RunFolder(tmp_path / "run")
     assert f"worker {failure['worker']}" in err
     assert str(files.log(f"worker-{failure['worker']}")) in err
     assert [word for word in words if word not in err or word not in files.log("trainer").read_text()] == []

@@ -1,28 +1,78 @@
-"""Every packaged experiment runs two batches over worker processes; PPO learns from whole trajectories."""
+"""Runs over worker processes: every packaged experiment, whole trajectories, and replay buffers that workers write to
+themselves."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
+from composing import composed
 
 import collectx.conf
-from collectx.cli.compose import compose
-from collectx.run import Status, execute
+from collectx import ReplayBuffer
+from collectx import trainer as trainers
+from collectx.run import RunFolder, Status, execute
 
 EXPERIMENTS = sorted(path.stem for path in (Path(collectx.conf.__file__).parent / "experiment").glob("*.yaml"))
+FEW = "env=counting env.num_envs=2 policy=random trainer=meter collector.frames_per_batch=20 collector.total_frames=400"
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    """Runs a configuration; its trainer, which `build` makes, and its result."""
+    monkeypatch.chdir(tmp_path)  # MuJoCo writes a log where it runs
+
+    def start(line, build=trainers.build):
+        made = []
+        monkeypatch.setattr(trainers, "build", lambda *arguments: made.append(build(*arguments)) or made[0])
+        result = execute(composed(line), tmp_path, [])
+        assert result.status is Status.COMPLETED, result.failures
+        return made[0], result
+
+    return start
 
 
 @pytest.mark.parametrize("experiment", EXPERIMENTS)
-def test_every_experiment_runs_two_batches(experiment, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)  # MuJoCo writes a log where it runs
-    result = execute(compose([f"experiment={experiment}", "debug=tiny"]), tmp_path / "run", [])
-    assert (result.status, result.batches, result.frames) == (Status.COMPLETED, 2, 128), result.failures
+def test_every_experiment_runs_two_batches(experiment, run, monkeypatch):
+    # To the buffer of DQN workers write themselves. What was delivered would be written by the trainer.
+    monkeypatch.setattr(ReplayBuffer, "extend", None)
+    learner, result = run(f"experiment={experiment} debug=tiny")
+    assert (result.batches, result.frames) == (2, 128)
+    assert not hasattr(learner, "shared_replay") or learner.shared_replay.buffer.write_count >= 100
 
 
-def test_ppo_learns_from_whole_trajectories(tmp_path):
-    shape = ["collector.trajs_per_batch=20", "collector.traj_format=cat", "launcher=inline"]
-    until = ["collector.total_frames=81920", "trainer.target_return=150"]
-    result = execute(compose(["experiment=cartpole_ppo", *shape, *until]), tmp_path / "run", ["run"])
-    assert result.status is Status.COMPLETED
-    assert result.mean_return >= 150
+def test_ppo_learns_from_whole_trajectories(run):
+    shape = "collector.trajs_per_batch=20 collector.traj_format=cat launcher=inline"
+    until = "collector.total_frames=81920 trainer.target_return=150"
+    assert run(f"experiment=cartpole_ppo {shape} {until}")[1].mean_return >= 150
+
+
+class Sharing:
+    """A trainer with a replay buffer; what is delivered to it is None where the workers write there themselves."""
+
+    def __init__(self, *arguments):
+        self.shared_replay, self.delivered = ReplayBuffer(1000), []
+
+    def train(self, collection):
+        for batch in collection:
+            self.delivered.append(batch is not None)
+            if batch is not None:
+                self.shared_replay.extend(batch)
+
+
+@pytest.mark.parametrize(
+    ("line", "are_delivered"),
+    [
+        ("collector=multi_async", False),
+        ("collector=multi_async trainer.digest=true", True),
+        ("collector=multi_async launcher=inline", True),
+        ("collector=multi_sync", True),
+    ],
+)
+def test_async_workers_of_this_machine_write_to_the_buffer_of_the_trainer(run, tmp_path, line, are_delivered):
+    sharing, _ = run(f"{FEW} {line}", Sharing)
+    assert sharing.delivered == [are_delivered] * 20
+    assert sharing.shared_replay.write_count == 400
+    lines = list(RunFolder(tmp_path).read_metrics())
+    assert [line["frames"] for line in lines] == [*range(20, 401, 20)]
+    assert all(sum(part["frames"] for part in line["workers"]) == 20 for line in lines)

@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
-from importlib.util import find_spec
 
 import psutil
 import pytest
-from commands import COUNTING, result, start
-
-RAY = ["collector=ray", "launcher=ray", "launcher.ray_init_config={num_cpus: 2, address: local}"]
-needs_ray = pytest.mark.skipif(find_spec("ray") is None, reason="ray is not installed")
+from commands import COUNTING, RAY, needs_ray, result, start
 
 
 @pytest.mark.parametrize(

@@ -30,21 +30,16 @@ def usage(processes):
 @over([INLINE_ASYNC, SHARED_ASYNC])
 def test_what_a_process_has_does_not_grow_with_the_number_of_batches(way):
     policy, mine = custom("worlds.faulty:telling_policy", size=1000), telling_policy(1000)
-    env, shape = counting(4, observation_size=500), {"frames_per_batch": 16, "total_frames": -1}
+    env, shape, found = counting(4, observation_size=500), {"frames_per_batch": 16, "total_frames": -1}, []
     with start(way.kind, way.place, env, policy, **shape) as collector:
-
-        def collect(num_batches):
+        processes = [psutil.Process(), *map(psutil.Process, worker_pids(collector))]
+        assert len(processes) == (1 if way is INLINE_ASYNC else 3)
+        for num_batches in (NUM_BATCHES // 5, NUM_BATCHES):
             for _ in range(num_batches):
                 next(collector)
                 with torch.no_grad():
                     mine.module.number += 1
                 collector.publish(mine)
-
-        processes = [psutil.Process(), *map(psutil.Process, worker_pids(collector))]
-        assert len(processes) == (1 if way is INLINE_ASYNC else 3)
-        collect(NUM_BATCHES // 5)
-        before = usage(processes)
-        collect(NUM_BATCHES)
-        after = usage(processes)
-    growth = {name: after[name] - before[name] for name in before}
+            found.append(usage(processes))
+    growth = {name: found[1][name] - found[0][name] for name in MOST}
     assert all(growth[name] <= most for name, most in MOST.items()), growth

@@ -26,15 +26,27 @@ COMMANDS = [
 ] + re.findall(r"`collectx run ([^`]*)`", README)
 
 
+# What the reader has: an env, a policy, and something to do with batches.
+READERS = """
+import torch
+from worlds.cartpoles import Argmax, cartpole as make_env
+
+policy = Argmax()
+
+def learn(batch):
+    print(batch.shape[-1], int(batch["collector", "policy_version"].max()))
+"""
+
+
 def block(language: str, part: str) -> str:
     (text,) = (text for each, text in BLOCKS if each == language and part in text)
     return text
 
 
 def execute(script: str, cwd: Path) -> str:
-    (cwd / "script.py").write_text(script)
-    command = [sys.executable, "script.py"]
-    done = subprocess.run(command, cwd=cwd, env=environment(), capture_output=True, text=True, timeout=250)
+    (cwd / "script.py").write_text(READERS + script)
+    command, environ = [sys.executable, "script.py"], environment(PYTHONPATH=str(ROOT / "tests"))
+    done = subprocess.run(command, cwd=cwd, env=environ, capture_output=True, text=True, timeout=250)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -61,68 +73,51 @@ def test_the_targets_of_make_exist():
 
 def test_the_library(tmp_path):
     text = block("python", "MultiAsyncCollector").replace("1_000_000", "20_480")
-    stand_ins = """
-import gymnasium, torch
-
-def make_env():
-    return gymnasium.make("CartPole-v1")
-
-class Policy(torch.nn.Linear):
-    def forward(self, observation):
-        return super().forward(observation).argmax(-1)
-
-policy = Policy(4, 2)
-
-def learn(batch):
-    print(batch.shape[-1], int(batch["collector", "policy_version"].max()))
-"""
-    said = execute(f'{stand_ins}\nif __name__ == "__main__":\n{textwrap.indent(text, "    ")}', tmp_path)
+    said = execute(f'if __name__ == "__main__":\n{textwrap.indent(text, "    ")}', tmp_path)
     frames, versions = zip(*(map(int, line.split()) for line in said.splitlines()), strict=True)
     assert frames == (1024,) * 20
     assert max(versions) > 0
 
 
 def test_the_replay_buffer(tmp_path):
-    stand_ins = """
-import gymnasium, torch, collectx
+    batch = """
+import collectx
 
-with collectx.Collector(lambda: gymnasium.make("CartPole-v1"), frames_per_batch=512, total_frames=512) as collector:
-    (batch,) = collector
 errors = torch.rand(256)
+with collectx.Collector(make_env, frames_per_batch=512, total_frames=512) as collector:
+    (batch,) = collector
 """
-    check = 'print(sample.batch_size[0], sorted(sample.keys()), buffer.write_count)\nbuffer.loads("saved")\n'
-    said = execute(stand_ins + block("python", "ReplayBuffer") + check, tmp_path)
-    assert said.startswith("256 ")
-    assert "'index'" in said
-    assert "'priority_weight'" in said
-    assert said.endswith(" 512\n")
+    check = 'print(sample.batch_size[0], {"index", "priority_weight"} <= {*sample.keys()}, buffer.write_count)\n'
+    said = execute(f'{batch}{block("python", "ReplayBuffer")}{check}buffer.loads("saved")', tmp_path)
+    assert said == "256 True 512\n"
     assert any((tmp_path / "saved").iterdir())
 
 
-def test_an_env_a_policy_and_a_trainer_of_ones_own(tmp_path):
-    yaml, trainer = block("yaml", "my_conf/env/mine.yaml"), block("python", "class MyTrainer")
-    assert trainer.count("loss = ...\n") == 1
-    trainer = trainer.replace("loss = ...", "loss = sum(each.square().sum() for each in self.policy.parameters())")
-    stand_ins = """
+def test_an_env_a_policy_and_a_trainer_of_ones_own(tmp_path, monkeypatch):
+    loss = "loss = sum(each.square().sum() for each in self.policy.parameters())"
+    trainer = block("python", "class MyTrainer").replace("loss = ...", loss)
+    assert trainer.count(loss) == 1
+    make = """
 import gymnasium, torch
-from gymnasium.envs.classic_control import CartPoleEnv
+from worlds.cartpoles import Argmax
 
-gymnasium.register("MyEnv-v0", CartPoleEnv)
+gymnasium.register("MyEnv-v0", "gymnasium.envs.classic_control:CartPoleEnv")
 
 def make_policy(spec, width):
-    class Policy(torch.nn.Sequential):
-        def forward(self, observation):
-            return super().forward(observation).argmax(-1)
-    return Policy(torch.nn.Linear(4, width), torch.nn.Linear(width, 2))
+    return Argmax()
 
 """
-    (tmp_path / "my_package").mkdir()
-    (tmp_path / "my_package" / "my_module.py").write_text(stand_ins + trainer)
-    (tmp_path / "my_conf" / "env").mkdir(parents=True)
-    (tmp_path / "my_conf" / "env" / "mine.yaml").write_text(yaml)
-    words = [*re.search(r"`(policy=custom [^`]*)`", README)[1].split()]
-    words += re.search(r"`(trainer=custom [^`]*)`", README)[1].split()
+    for name, text in {
+        "my_package/my_module.py": make + trainer,
+        "my_conf/env/mine.yaml": block("yaml", "my_conf/env/mine.yaml"),
+    }.items():
+        (tmp_path / name).parent.mkdir(parents=True)
+        (tmp_path / name).write_text(text)
+    words = [
+        word for kind in ("policy", "trainer") for word in re.search(f"`({kind}=custom [^`]*)`", README)[1].split()
+    ]
     size = ["collector.frames_per_batch=64", "collector.total_frames=256", "hydra.run.dir=run"]
+    monkeypatch.setenv("PYTHONPATH", str(ROOT / "tests"))
     collectx("run", "--config-dir", "my_conf", "env=mine", *words, *size, cwd=tmp_path)
     ended = result(tmp_path / "run")
     assert (ended["status"], ended["frames"]) == ("completed", 256)

@@ -6,17 +6,16 @@ import json
 import re
 import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from omegaconf import OmegaConf
 
 import collectx.run
 from collectx.config import RunConfig
 from collectx.errors import LauncherError
 from collectx.launcher import sbatch
+from collectx.run import RunFolder, snapshot
 
 OVER = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT")
 
@@ -28,23 +27,24 @@ def write_result(folder: Path, status: str, reason: str = "", **fields) -> None:
 
 
 class Stub:
-    """Records every run and writes what it leaves. `status` maps a configuration to how its run ends; `digests` to what
-    it delivers."""
+    """Records every run and writes what it leaves: batches with these digests, from these workers. `status` maps a
+    configuration to how its run ends."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[RunConfig, Path, list[str]]] = []
         self.status: Callable[[RunConfig], str] = lambda cfg: "completed"
-        self.digests: Callable[[RunConfig], list[str]] = lambda cfg: [f"{cfg.seed}-{index}" for index in range(3)]
+        self.digests, self.workers = ["0", "1", "2"], [0, 1, 1]
 
     def execute(self, cfg: RunConfig, folder: Path, argv: list[str]) -> SimpleNamespace:
         self.calls.append((cfg, folder, argv))
-        status = self.status(cfg)
-        (folder / "snapshot").mkdir(parents=True, exist_ok=True)
-        OmegaConf.save(OmegaConf.create(asdict(cfg)), folder / "snapshot" / "config.yaml")
-        digest = getattr(cfg.trainer, "digest", False)
-        lines = [json.dumps({"digest": text} if digest else {}) + "\n" for text in self.digests(cfg)]
-        (folder / "metrics.jsonl").write_text("".join(lines))
-        write_result(folder, status, digest="d" if digest else None)
+        status, files = self.status(cfg), RunFolder(folder)
+        files.begin()
+        snapshot.write_config(cfg, files)
+        for index, (digest, worker) in enumerate(zip(self.digests, self.workers, strict=True)):
+            line = {"version": index, "workers": [{"worker": worker, "policy_version": index}]}
+            with open(files.metrics, "a") as file:
+                file.write(json.dumps(line | ({"digest": digest} if cfg.trainer.digest else {})) + "\n")
+        write_result(folder, status, digest="d" if cfg.trainer.digest else None)
         return SimpleNamespace(status=collectx.run.Status(status), folder=folder)
 
 

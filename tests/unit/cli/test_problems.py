@@ -11,17 +11,14 @@ from collectx.errors import ConfigError
 AN_INTEGER = "must be an integer"
 # An override -> a part of its only message, which names the key.
 WRONG_VALUES = {
-    "env.num_envs=abc": AN_INTEGER,
     "env.num_envs=2.5": AN_INTEGER,
     "env.num_envs=null": AN_INTEGER,
     "env.num_envs=0": "at least 1.",
     "env.id=[a]": "a text or null",
     "env.kind=gim": "did you mean gym?",
     "collector.zero_copy=1": "true or false",
-    "collector.reset_at_each_iter=null": "true or false",
     "collector.max_frames_per_traj=0": "at least 1.",
     "collector.init_random_frames=-1": "at least 0.",
-    "collector.trajs_per_batch=0": "at least 1.",
     "collector.total_frames=0": "at least 1, or -1.",
     "collector.preemptive_threshold=1.5": "at least 0 and at most 1.",
     "collector.exploration_type=randon": "did you mean random?",

@@ -1,11 +1,11 @@
-"""`collectx run` up to the run layer, in this process: what it is handed, and the exit status."""
+"""`collectx run` up to the run layer, in this process: what it is handed, the exit status, and the points of sweeps."""
 
 from __future__ import annotations
 
-import pytest
-
 from collectx.cli import run
 from collectx.errors import ConfigError
+
+SWEEP = ["-m", "hydra.sweep.dir=sweep"]
 
 
 def test_the_run_layer_gets_the_typed_configuration_folder_and_command_line(stub, tmp_path):
@@ -27,30 +27,17 @@ def test_run_folders_of_the_same_second_differ_and_advice_is_a_note(stub, capsys
     assert capsys.readouterr().err.startswith("note: trainer=ppo collector=multi_async")
 
 
-@pytest.mark.parametrize(
-    ("statuses", "code"),
-    [([], 0), (["completed"], 0), (["completed", "failed"], 1), (["failed", "interrupted", "completed"], 130)],
-)
-def test_exit_status(statuses, code):
-    assert run.exit_status(statuses) == code
+def test_an_interruption_then_a_failure_outweighs_what_completed():
+    statuses = ["completed", "completed", "failed", "interrupted", "completed"]
+    assert [run.exit_status(statuses[:count]) for count in range(6)] == [0, 0, 0, 1, 130, 130]
 
 
-@pytest.mark.parametrize(
-    ("line", "words"),
-    [
-        (
-            ["colector=x", "seed=-1"],
-            ["2 problems in the configuration, no worker was started:\n", "  - colector=x: ", "  - seed=-1: "],
-        ),
-        (["seed=1,2"], ["seed=1,2: several values are a sweep: add -m"]),
-    ],
-)
-def test_a_wrong_configuration_starts_nothing_and_leaves_nothing(stub, tmp_path, capsys, line, words):
-    assert run.main(line) == 2
+def test_a_wrong_configuration_starts_nothing_and_leaves_nothing(stub, tmp_path, capsys):
+    assert run.main(["colector=x", "seed=-1"]) == run.main(["seed=1,2"]) == 2
     err = capsys.readouterr().err
-    assert [word for word in words if word not in err] == []
-    assert stub.calls == []
-    assert list(tmp_path.iterdir()) == []
+    words = ["2 problems in the configuration, no worker was started:\n", "  - colector=x: ", "  - seed=-1: "]
+    assert [word for word in [*words, "seed=1,2: several values are a sweep: add -m"] if word not in err] == []
+    assert (stub.calls, [*tmp_path.iterdir()]) == ([], [])
 
 
 def test_what_only_the_run_finds_wrong_is_a_configuration_error(stub, capsys):
@@ -66,3 +53,42 @@ def test_cfg_explains_without_running(stub, capsys):
     assert run.main(["--cfg", "job", "env=envpool"]) == 0
     assert "id: ???" in capsys.readouterr().out
     assert stub.calls == []
+
+
+def test_every_point_has_a_folder_named_by_what_varies(stub, tmp_path, capsys):
+    assert run.main([*SWEEP, "env=cartpole,pendulum", "trainer.gamma=0.9"]) == 0
+    assert [(cfg.env.id, folder) for cfg, folder, _ in stub.calls] == [
+        ("CartPole-v1", tmp_path / "sweep" / "env=cartpole"),
+        ("Pendulum-v1", tmp_path / "sweep" / "env=pendulum"),
+    ]
+    table = capsys.readouterr().out.split("\n\n")[-1].splitlines()
+    assert table[0].split() == ["point", "status", "frames", "frames/s", "return", "wall_s"]
+    assert table[1].split() == ["env=cartpole", "completed", "512", "1,000", "-", "0.5"]
+    assert table[-1] == "sweep folder: sweep"
+
+
+def test_a_second_start_runs_only_what_is_missing(stub, capsys):
+    stub.status = lambda cfg: "failed" if cfg.seed == 0 else "completed"
+    assert run.main([*SWEEP, "seed=0,1"]) == 1
+    assert [cfg.seed for cfg, _, _ in stub.calls] == [0, 1]  # a failed point stops no other
+    out = capsys.readouterr().out
+    assert (out.count("  failed"), out.count("  completed")) == (1, 1)
+    stub.calls.clear()
+    stub.status = lambda cfg: "interrupted"
+    assert run.main([*SWEEP, "seed=0,1,2"]) == 130
+    assert [cfg.seed for cfg, _, _ in stub.calls] == [0]
+    assert capsys.readouterr().out.count("not run") == 1
+
+
+def test_a_changed_configuration_is_another_point_in_another_folder(stub):
+    for gamma in ("0.9", "0.5"):
+        assert run.main([*SWEEP, f"trainer.gamma={gamma}"]) == 0  # without a sweep, one point
+    assert [folder.name for _, folder, _ in stub.calls] == ["0", "0_2"]
+
+
+def test_every_point_is_checked_before_the_first_starts(stub, capsys):
+    assert run.main([*SWEEP, "collector.num_workers=1,3", "trainer.gama=1"]) == 2
+    err = capsys.readouterr().err
+    assert stub.calls == []
+    assert err.count("trainer.gama") == 1
+    assert err.rstrip().endswith("[collector.num_workers=3]")

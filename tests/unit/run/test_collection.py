@@ -1,97 +1,133 @@
+"""Batches on their way to the trainer: what is counted, measured and written down, and read by who looks on."""
+
 import math
+from contextlib import closing
+from itertools import count
+from unittest.mock import Mock
 
 import pytest
 import torch
+from tensordict import TensorDict
 from torch import nn
 
+from collectx.run import RunFolder, execute
 from collectx.run.collection import RunCollection
 from collectx.run.digest import Digest
 from collectx.run.events import EventLog
+from collectx.run.replay import Replay
 from collectx.run.statistics import Statistics
 
 
-def test_batches_lines_and_sums(folder, part, delivery, fake_collector, clock):
-    deliveries = [
-        delivery(0, [part(0, returns=[3.0]), part(1, returns=[5.0])], version=0),
-        delivery(1, [part(0, policy_version=1), part(1, policy_version=0)], version=1),
-    ]
-    events = EventLog(folder)
-    statistics = Statistics(7)
-    collection = RunCollection(fake_collector(deliveries, 40), folder, statistics, events=events, clock=clock)
-    assert collection.total_frames == statistics.total_frames == 40
+class FakeCollector:
+    """Delivers these deliveries, each with a batch whose observation is its index."""
+
+    def __init__(self, *deliveries):
+        self.deliveries, self.total_frames, self._versions = deliveries, 60, count(1)
+
+    def __iter__(self):
+        for each in self.deliveries:
+            self.delivery = each
+            yield TensorDict({"observation": torch.full([each.frames], each.index)}, [each.frames])
+
+    def publish(self, policy):
+        return next(self._versions)
+
+
+def test_batches_lines_and_sums(folder, delivery):
+    collector = FakeCollector(
+        delivery(0, {"worker": 0, "returns": [3.0]}, {"worker": 1, "returns": [5.0]}),
+        delivery(1, {"worker": 0, "policy_version": 1, "frames": 35}, {"worker": 1, "frames": 5}, version=1),
+    )
+    events, statistics, digest, again = EventLog(folder), Statistics(7), Digest(), Digest()
+    collection = RunCollection(collector, folder, statistics, digest, events=events, clock=count(100).__next__)
+    assert collection.total_frames == statistics.total_frames == 60
     assert math.isnan(collection.mean_return)
-    seen = []
+    seen, digests = [], []
     for batch in collection:
-        seen.append((int(batch["observation"][0, 0]), collection.frames, collection.num_episodes))
+        seen.append((int(batch["observation"][0]), collection.frames, collection.num_episodes))
+        digests.append(again.add(batch))
         collection.log(loss=torch.tensor(0.5) + len(seen))
         collection.log(entropy=1)
         assert len(list(folder.read_metrics())) == len(seen) - 1
         assert collection.publish(nn.Linear(1, 1)) == len(seen)
     collection.close()
     events.close()
-    assert seen == [(0, 20, 2), (1, 40, 2)]
+    assert seen == [(0, 20, 2), (1, 60, 2)]
     assert collection.mean_return == 4.0
     assert statistics.scalars == {"loss": 2.5, "entropy": 1.0}
+    # After the first batch.
+    assert (statistics.frames_per_s, statistics.first_s, statistics.last_s) == (40.0, 100, 101)
     first, second = folder.read_metrics()
     assert first["return"] == first["mean_return"] == second["mean_return"] == 4.0
     assert second["return"] is None
     assert first["scalars"] == {"loss": 1.5, "entropy": 1.0}
-    assert (first["frames_per_s"], second["frames_per_s"]) == (None, 20.0)
-    assert (second["batch"], second["frames"], second["batch_frames"], second["lag"]) == (1, 40, 20, 0.5)
-    assert second["workers"][1] == {
-        "worker": 1,
-        "policy_version": 0,
-        "lag": 1,
-        "frames": 10,
-        "env_s": 1.0,
-        "policy_s": 2.0,
-        "wait_s": 3.0,
-        "send_s": 4.0,
-        "episodes": 0,
-        "return": None,
-    }
-    assert "digest" not in first
-    assert [(line["event"], line["version"], line["frames"]) for line in folder.read_events()] == [
-        ("publish", 1, 20),
-        ("publish", 2, 40),
-    ]
-
-
-def test_digests_are_in_the_lines(folder, part, delivery, fake_collector):
-    digest = Digest()
-    collection = RunCollection(
-        fake_collector([delivery(i, [part()]) for i in range(2)]), folder, Statistics(-1), digest
+    assert (first["frames_per_s"], second["frames_per_s"]) == (None, 40.0)
+    assert (second["batch"], second["frames"], second["batch_frames"], second["lag"]) == (1, 60, 40, 0.125)
+    told = {"worker": 1, "policy_version": 0, "lag": 1, "frames": 5, "episodes": 0, "return": None}
+    assert second["workers"][1] == told | {"env_s": 1.0, "policy_s": 2.0, "wait_s": 3.0, "send_s": 4.0}
+    assert ([first["digest"], second["digest"]], digest.total) == (digests, again.total)
+    published = [("publish", 1, 20), ("publish", 2, 60)]
+    assert [(line["event"], line["version"], line["frames"]) for line in folder.read_events()] == published
+    # Who reads the folder has the same numbers.
+    replay = Replay(folder, 60)
+    assert replay.update()
+    same = (
+        "frames",
+        "batches",
+        "num_episodes",
+        "waited_s",
+        "rate",
+        "mean_return",
+        "version",
+        "lag",
+        "scalars",
+        "workers",
     )
-    again = Digest()
-    expected = [again.add(batch) for batch in collection]
-    collection.close()
-    assert [line["digest"] for line in folder.read_metrics()] == expected
-    assert digest.total == again.total
+    for name in same:
+        assert getattr(replay, name) == getattr(statistics, name), name
 
 
-def test_the_last_line_is_written_when_the_trainer_raises(folder, part, delivery, fake_collector):
-    collection = RunCollection(fake_collector([delivery(0, [part()])]), folder, Statistics(-1))
-    next(collection)
-    collection.log(loss=float("nan"))
-    collection.close()
-    collection.close()
-    (line,) = folder.read_metrics()
-    assert line["scalars"] == {"loss": None}
+def test_mean_return_is_over_the_last_episodes(delivery):
+    statistics, means = Statistics(-1), []
+    for returns in ([1000.0] * 10, [], [1.0] * 60 + [3.0] * 40):
+        statistics.add(delivery(0, {"returns": returns}), 0.0)
+        means.append(statistics.mean_return)
+    assert means == [1000.0, 1000.0, pytest.approx(1.8)]
+    assert statistics.num_episodes == 110
 
 
-def test_a_lost_signal_stops_at_the_next_batch(folder, part, delivery, fake_collector):
-    def check():
-        raise KeyboardInterrupt
-
-    collection = RunCollection(fake_collector([delivery(0, [part()])]), folder, Statistics(-1), check=check)
-    with pytest.raises(KeyboardInterrupt):
+def test_a_lost_signal_stops_at_the_next_batch(folder, delivery):
+    check = Mock(side_effect=KeyboardInterrupt)
+    collection = RunCollection(FakeCollector(delivery(0)), folder, Statistics(-1), check=check)
+    with closing(collection), pytest.raises(KeyboardInterrupt):
         next(collection)
-    collection.close()
 
 
-def test_iteration_goes_on_where_it_stopped(folder, part, delivery, fake_collector):
-    collection = RunCollection(fake_collector([delivery(i, [part()]) for i in range(3)]), folder, Statistics(-1))
-    for _ in collection:
-        break
-    assert [int(batch["observation"][0, 0]) for batch in collection] == [1, 2]
-    collection.close()
+def test_iteration_goes_on_where_it_stopped(folder, delivery):
+    with closing(RunCollection(FakeCollector(*map(delivery, range(3))), folder, Statistics(-1))) as collection:
+        for _ in collection:
+            break
+        assert [int(batch["observation"][0]) for batch in collection] == [1, 2]
+
+
+def test_lines_are_taken_in_as_they_come_and_a_run_begun_anew_from_its_beginning(cfg, tmp_path):
+    folder = RunFolder(tmp_path)
+    execute(cfg, folder.path, [])
+    first, second, third, *_ = folder.metrics.read_bytes().splitlines(keepends=True)
+    folder.metrics.unlink()
+    replay, seen = Replay(folder, 100), []
+    assert not replay.update()
+    for text in (first, second + third[:9], b"", third[9:]):
+        with open(folder.metrics, "ab") as file:
+            file.write(text)
+        seen.append((replay.update(), replay.frames, math.isnan(replay.mean_return), replay.frames_per_s is None))
+    assert seen == [
+        (True, 20, True, True),
+        (True, 40, False, False),
+        (False, 40, False, False),
+        (True, 60, False, False),
+    ]
+    folder.metrics.rename(tmp_path / "old")
+    folder.metrics.write_bytes(first)
+    assert replay.update()
+    assert (replay.frames, replay.batches, replay.num_episodes, replay.total_frames) == (20, 1, 0, 100)

@@ -1,32 +1,39 @@
+"""The run folder, and what roles of a job leave for each other in it."""
+
 import json
+import os
 import stat
 
 import pytest
 
-from collectx.run.folder import JsonLines, RunFolder, plain, read_lines, write_atomically, write_json
+from collectx.errors import RendezvousError
+from collectx.run import role
+from collectx.run.folder import JsonLines, RunFolder, read_lines, write_atomically, write_json
+from collectx.transport.rendezvous import Meeting
 
 
-def test_begin_makes_the_folders_and_removes_the_old_run(tmp_path):
-    folder = RunFolder(tmp_path / "a" / "b")
+def test_begin_makes_the_folders_and_removes_the_old_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    folder = RunFolder("a/b")
+    monkeypatch.chdir("/")
     folder.begin()
-    for path in (folder.snapshot, folder.logs, folder.checkpoints, folder.data):
-        assert path.is_dir()
+    assert folder.path == tmp_path / "a" / "b"
     folder.hydra.mkdir()
-    for path in (folder.result, folder.metrics, folder.events, folder.log("trainer"), folder.final_checkpoint):
+    folder.final_checkpoint.write_text("old")
+    for path in (folder.result, folder.metrics, folder.events, folder.secret, folder.log("trainer")):
         path.write_text("old")
     folder.begin()
     assert sorted(path.name for path in folder.path.iterdir()) == [".hydra", "checkpoints", "data", "logs", "snapshot"]
     assert not list(folder.logs.iterdir()) + list(folder.checkpoints.iterdir())
+    assert folder.read_result() is None
+    assert list(folder.read_metrics()) == list(folder.read_events()) == []
 
 
-def test_a_relative_path_survives_a_change_of_directory(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    assert RunFolder("run").path == tmp_path / "run"
-
-
-def test_json_is_written_whole_or_not_at_all(tmp_path):
-    path = tmp_path / "result.json"
+def test_json_is_written_whole_or_not_at_all_and_as_readable_as_any_other_file(tmp_path):
+    path, other = tmp_path / "result.json", tmp_path / "other"
     write_json(path, {"a": 1})
+    other.touch()
+    assert stat.S_IMODE(path.stat().st_mode) == stat.S_IMODE(other.stat().st_mode)
 
     def fail(file):
         file.write(b"{")
@@ -35,13 +42,9 @@ def test_json_is_written_whole_or_not_at_all(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         write_atomically(path, fail)
     assert json.loads(path.read_text()) == {"a": 1}
-    assert [each.name for each in tmp_path.iterdir()] == ["result.json"]
-
-
-def test_a_written_file_is_as_readable_as_any_other(tmp_path):
-    write_json(tmp_path / "result.json", {})
-    (tmp_path / "other").write_text("")
-    assert stat.S_IMODE((tmp_path / "result.json").stat().st_mode) == stat.S_IMODE((tmp_path / "other").stat().st_mode)
+    assert {*tmp_path.iterdir()} == {path, other}
+    path.write_text("{")
+    assert RunFolder(tmp_path).read_result() is None
 
 
 def test_lines_are_there_at_once_and_a_torn_last_one_is_left_out(tmp_path):
@@ -49,20 +52,21 @@ def test_lines_are_there_at_once_and_a_torn_last_one_is_left_out(tmp_path):
     lines = JsonLines(path)
     lines.append({"batch": 0})
     assert list(read_lines(path)) == [{"batch": 0}]
-    lines.append({"batch": 1, "return": float("nan"), "where": path})
+    lines.append({1: (float("inf"), True, None, 2.5), "return": float("nan"), "where": path})
     lines.close()
     with open(path, "a") as file:
         file.write('{"batch": ')
-    assert list(read_lines(path)) == [{"batch": 0}, {"batch": 1, "return": None, "where": str(path)}]
+    assert list(read_lines(path)) == [{"batch": 0}, {"1": [None, True, None, 2.5], "return": None, "where": str(path)}]
 
 
-def test_reading_what_is_not_there(tmp_path):
-    folder = RunFolder(tmp_path)
-    assert folder.read_result() is None
-    assert list(folder.read_metrics()) == list(folder.read_events()) == []
-    folder.result.write_text("{")
-    assert folder.read_result() is None
-
-
-def test_plain_keeps_json_and_turns_the_rest_into_text():
-    assert plain({1: (float("inf"), True, None, 2.5)}) == {"1": [None, True, None, 2.5]}
+def test_the_secret_is_for_the_owner_alone_and_of_one_start(folder):
+    meeting, before = Meeting(("127.0.0.1",), 4000, b"secret"), os.umask(0)
+    try:
+        role.announce(folder, meeting, "7.0")
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(folder.secret.stat().st_mode) == 0o600
+    assert b"secret" not in folder.rendezvous.read_bytes()
+    assert role.find(folder, "7.0", "knob", 0.0) == meeting
+    with pytest.raises(RendezvousError, match=r"within 0 s \(knob=0\)"):
+        role.find(folder, "8.0", "knob", 0.0)

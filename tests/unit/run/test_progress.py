@@ -1,5 +1,6 @@
+"""What the user sees of a run that goes on: its numbers, a line or a panel of them, and the terminal left as it was."""
+
 import io
-import threading
 
 import pytest
 from rich.console import Console
@@ -7,16 +8,9 @@ from rich.console import Console
 from collectx.run import progress
 from collectx.run.progress import Progress
 from collectx.run.statistics import Statistics
+from collectx.run.view import NUM_WORKERS_SHOWN, Sampler, line, panel
 
-SHOW_CURSOR = "\x1b[?25h"
-HIDE_CURSOR = "\x1b[?25l"
-
-
-@pytest.fixture
-def statistics(part, delivery):
-    made = Statistics(1000)
-    made.add(delivery(0, [part(worker=0, frames=100)]), 0.0)
-    return made
+SHOW_CURSOR, HIDE_CURSOR = "\x1b[?25h", "\x1b[?25l"
 
 
 @pytest.fixture(autouse=True)
@@ -25,39 +19,87 @@ def quick(monkeypatch):
     monkeypatch.setattr(progress, "PLAIN_S", 0.01)
 
 
+@pytest.fixture
+def statistics(delivery):
+    """Of one batch of 100 frames out of 1000."""
+    made = Statistics(1000)
+    made.add(delivery(0, {"frames": 100, "returns": [20.0]}, version=3), 0.0)
+    return made
+
+
+def test_now_is_over_the_last_seconds(statistics, delivery):
+    sampler = Sampler(statistics, start_s=-1.0)
+    assert sampler.view(0.0).now_per_s is None
+    statistics.add(delivery(1, {"frames": 100, "timings": (0.0, 0.0, 1.0, 0.0)}), 1.0)
+    view = sampler.view(1.0)
+    assert (view.now_per_s, view.overall_per_s, view.elapsed_s) == (100.0, 100.0, 2.0)
+    assert view.workers[0].frames_per_s == 100.0
+    assert view.workers[0].shares == (0.0, 0.0, 1.0, 0.0)
+    for second in range(2, 20):
+        statistics.add(delivery(second), float(second))
+        view = sampler.view(float(second))
+    assert view.now_per_s == 10.0
+    assert view.overall_per_s == pytest.approx(280 / 19)
+    assert view.left_s == (1000 - 380) / 10
+
+
+def drawn(statistics, now_s):
+    """The line and the panel."""
+    view, console = Sampler(statistics, start_s=0.0).view(now_s), Console(file=io.StringIO(), width=120)
+    console.print(panel(view))
+    return line(view), console.file.getvalue()
+
+
+def test_the_line_and_the_panel_have_all_of_it(statistics, delivery):
+    statistics.scalars = {"loss": 0.0123}
+    text, _ = drawn(statistics, 3675.0)
+    for piece in ("[1:01:15] 100/1,000 frames", "-/s overall", "return 20 (1 episodes)", "wait 30%", "loss 0.0123"):
+        assert piece in text
+    # Of the last worker nothing was measured.
+    parts = [{"worker": worker} for worker in range(NUM_WORKERS_SHOWN + 2)]
+    statistics.add(delivery(1, *parts, {"worker": len(parts), "timings": [0.0] * 4}, version=3), 1.0)
+    text, shown = drawn(statistics, 75.0)
+    assert "lag 3.0" in text
+    for piece in ("210 / 1,000 frames", "110/s overall", "1:15", "return 20", "40%", "+ 3 more", "loss 0.0123", "left"):
+        assert piece in shown
+
+
+@pytest.mark.parametrize(
+    ("total_frames", "num_batches", "piece", "other"),
+    [(1000, 0, "waiting for the first batch", "frames"), (-1, 2, "20 frames", "left")],
+    ids=["before the first batch", "endless"],
+)
+def test_what_is_not_known_is_not_shown(delivery, total_frames, num_batches, piece, other):
+    statistics = Statistics(total_frames)
+    for index in range(num_batches):
+        statistics.add(delivery(index), float(index))
+    for text in drawn(statistics, 2.5):
+        assert piece in text
+        assert other not in text
+
+
 def test_plain_lines_where_there_is_no_terminal(statistics, wait_until):
     out = io.StringIO()
     with Progress(statistics, Console(file=out, width=20)):
         wait_until(lambda: out.getvalue().count("\n") >= 2)
-    lines = out.getvalue().splitlines()
-    assert all("100/1,000 frames" in line for line in lines)
+    assert all("100/1,000 frames" in line for line in out.getvalue().splitlines())
     assert "\x1b" not in out.getvalue()
 
 
-@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
-def test_the_cursor_is_back_after_an_error(statistics, wait_until, error):
+def test_the_cursor_is_back_after_an_error(statistics, wait_until):
     out = io.StringIO()
-    console = Console(file=out, width=100, force_terminal=True, color_system=None)
-
-    def run():
-        with Progress(statistics, console):
-            wait_until(lambda: "100 / 1,000 frames" in out.getvalue())
-            raise error
-
-    with pytest.raises(error):
-        run()
-    assert HIDE_CURSOR in out.getvalue()
-    assert out.getvalue().rfind(SHOW_CURSOR) > out.getvalue().rfind(HIDE_CURSOR)
-    assert not [thread for thread in threading.enumerate() if thread.name == "collectx-progress"]
+    display = Progress(statistics, Console(file=out, width=100, force_terminal=True, color_system=None))
+    with pytest.raises(KeyboardInterrupt), display:  # noqa: PT012, the block is what is tested
+        wait_until(lambda: "100 / 1,000 frames" in out.getvalue())
+        raise KeyboardInterrupt
+    assert -1 < out.getvalue().rfind(HIDE_CURSOR) < out.getvalue().rfind(SHOW_CURSOR)
+    assert not display._thread.is_alive()
 
 
-def test_a_closed_pipe_ends_the_display_and_not_the_run(statistics, capsys):
+def test_a_closed_pipe_ends_the_display_and_not_the_run(statistics, wait_until, capsys):
     class Closed(io.StringIO):
         def write(self, text):
             raise BrokenPipeError("closed")
 
-    display = Progress(statistics, Console(file=Closed(), width=100))
-    with display:
-        display._thread.join(timeout=60)
-        assert not display._thread.is_alive()
-    assert "progress display stopped" in capsys.readouterr().err
+    with Progress(statistics, Console(file=Closed(), width=100)):
+        wait_until(lambda: "progress display stopped" in capsys.readouterr().err)

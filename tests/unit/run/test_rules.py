@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 
 import pytest
-import torch
 from composing import composed, examine
 
 from collectx.config import backend_of
@@ -16,74 +15,61 @@ from collectx.transport import backends
 METER = "trainer=meter collector.preemptive_threshold"
 ENDLESS = "collector.total_frames=-1"
 NEXT_STEP = "env=gym_vector env.id=X env.autoreset_mode=next_step"
-# Overrides -> the start of the only problem, and parts of it.
+DISTRIBUTED = f"{ENDLESS} collector=distributed"
+RPC = "collector=rpc backend=rpc backend.tensorpipe"
+# Overrides -> how the only problem begins, as a pattern.
 BROKEN = {
     # multiples
-    "collector.total_frames=1000": ("collector.total_frames=1000", "1000 / 512 = 1.95", "use 512 or 1024."),
-    f"collector.frames_per_batch=8 {ENDLESS}": ("collector.frames_per_batch=8", "8 / 16 = 0.50", "use 16."),
-    f"collector.frames_per_batch=1000 collector.num_workers=3 {ENDLESS}": (
-        "collector.frames_per_batch=1000 is not a multiple of collector.num_workers=3 x env.num_envs=8 "
-        "(1000 / 24 = 41.67): use 984 or 1008.",
+    "collector.total_frames=1000": "collector.total_frames=1000 .*1000 / 512 = 1.95.*: use 512 or 1024.",
+    f"{ENDLESS} collector.frames_per_batch=8": "collector.frames_per_batch=8 .*8 / 16 = 0.50.*: use 16.",
+    f"{ENDLESS} collector.frames_per_batch=1000 collector.num_workers=3": (
+        r"collector.frames_per_batch=1000 is not a multiple of collector.num_workers=3 x env.num_envs=8 \(1000 / 24 ="
     ),
-    f"collector=multi_async collector.frames_per_batch=100 {ENDLESS}": (
-        "collector.frames_per_batch=100 is not a multiple of env.num_envs=8",
-        "use 96 or 104.",
+    f"{ENDLESS} collector=multi_async collector.frames_per_batch=100": "collector.frames_per_batch=100 .*96 or 104.",
+    f"{DISTRIBUTED} collector.num_workers_per_collector=3": (
+        "collector.frames_per_batch=512 is not a multiple of collector.num_workers_per_collector=3 x env.num_envs=8"
     ),
-    f"collector=distributed collector.num_workers_per_collector=3 {ENDLESS}": (
-        "collector.frames_per_batch=512 is not a multiple of collector.num_workers_per_collector=3 x env.num_envs=8",
-        "use 504 or 528.",
-    ),
-    f"collector=distributed_sync collector.frames_per_batch=48 collector.num_workers_per_collector=2 {ENDLESS}": (
-        "collector.frames_per_batch=48",
-        "collector.num_workers=2 x collector.num_workers_per_collector=2 x env.num_envs=8 (48 / 32 = 1.50)",
+    f"{DISTRIBUTED}_sync collector.frames_per_batch=48 collector.num_workers_per_collector=2": (
+        "collector.frames_per_batch=48 .*workers=2 x collector.num_workers_per_collector=2 x env.num_envs=8.*48 / 32"
     ),
     # workers
-    "collector=single collector.num_workers=2": ("collector.num_workers=2", "has one worker"),
-    f"collector.num_workers_per_collector=2 {ENDLESS}": (
-        "collector.num_workers_per_collector=2",
-        "backend=shared_memory",
-        "collector.num_workers=4",
+    "collector=single collector.num_workers=2": "collector.num_workers=2: .*has one worker",
+    "collector.num_workers_per_collector=2": "collector.num_workers_per_collector=2: .*use collector.num_workers=4",
+    f"{DISTRIBUTED} collector.num_workers_per_collector=2 collector.inner=single": (
+        "collector.num_workers_per_collector=2: collector.inner=single"
     ),
-    "collector=distributed collector.num_workers_per_collector=2 collector.inner=single": (
-        "collector.num_workers_per_collector=2",
-        "collector.inner=single",
-    ),
-    f"collector=multi_async {METER}=0.5": ("collector.preemptive_threshold=0.5", "waits for no"),
-    f"collector=single {METER}=1": ("collector.preemptive_threshold=1", "collector=single"),
-    f"collector=distributed_sync {METER}=0.5": ("collector.preemptive_threshold=0.5", "backend=gloo"),
+    f"collector=multi_async {METER}=0.5": "collector.preemptive_threshold=0.5: .*waits for no",
+    f"collector=single {METER}=1": "collector.preemptive_threshold=1.*: collector=single",
+    f"collector=distributed_sync {METER}=0.5": "collector.preemptive_threshold=0.5: over backend=gloo",
     # envs
-    "env=gym": ("env.id",),
-    "env.entry_point=a:B": ("env.id=CartPole-v1", "env.entry_point"),
-    f"{NEXT_STEP} collector.max_frames_per_traj=9": ("collector.max_frames_per_traj=9", "disabled or same_step"),
-    f"{NEXT_STEP} collector.reset_at_each_iter=true": ("collector.reset_at_each_iter=true", "disabled or same_step"),
-    "env=gym_vector env.id=X env.vectorization_mode=vector_entry_point env.wrappers=[a.B]": ("env.wrappers",),
+    "env=gym": "env.id is not set",
+    "env.entry_point=a:B": "env.id=CartPole-v1 and env.entry_point",
+    f"{NEXT_STEP} collector.max_frames_per_traj=9": "collector.max_frames_per_traj=9: .*disabled or same_step",
+    f"{NEXT_STEP} collector.reset_at_each_iter=true": "collector.reset_at_each_iter=true: .*disabled or same_step",
+    "env=gym_vector env.id=X env.vectorization_mode=vector_entry_point env.wrappers=[a.B]": "env.wrappers: ",
     # what trainers learn from
-    "collector.preemptive_threshold=0.5": ("collector.preemptive_threshold=0.5", "collector.traj_format=cat"),
-    "collector.trajs_per_batch=4": ("collector.trajs_per_batch=4", "collector.traj_format=cat"),
-    "collector.compact_obs=true": ("collector.compact_obs=true", "trainer=ppo"),
-    "policy=random": ("trainer=ppo", "policy=random"),
-    "trainer=dqn policy=mlp": ("trainer=dqn policy=mlp: ", "policy=q_mlp or policy=q_cnn"),
-    "trainer=dqn policy=random": ("trainer=dqn policy=random: ", "policy=q_mlp or policy=q_cnn"),
-    "trainer=ppo policy=q_mlp": ("trainer=ppo policy=q_mlp: ", "policy=mlp, or trainer=dqn"),
-    "trainer=impala policy=q_cnn": ("trainer=impala policy=q_cnn: ", "policy=cnn, or trainer=dqn"),
-    "policy=cnn policy.strides=[1]": ("policy.channels has 3", "policy.strides has 1"),
-    "devices.device=gpu": ("devices.device=gpu", "cuda:N"),
+    "collector.preemptive_threshold=0.5": "collector.preemptive_threshold=0.5: .*collector.traj_format=cat",
+    "collector.trajs_per_batch=4": "collector.trajs_per_batch=4: .*collector.traj_format=cat",
+    "collector.compact_obs=true": "collector.compact_obs=true: trainer=ppo",
+    "policy=random": "trainer=ppo policy=random: ",
+    "trainer=dqn policy=mlp": "trainer=dqn policy=mlp: .*policy=q_mlp or policy=q_cnn",
+    "trainer=impala policy=q_cnn": "trainer=impala policy=q_cnn: .*policy=cnn, or trainer=dqn",
+    "policy=cnn policy.strides=[1]": "policy.channels has 3.*policy.strides has 1",
+    "devices.device=gpu": "devices.device=gpu: .*cuda:N",
     # backends
-    "backend=shared_memory launcher=inline": ("backend=shared_memory", "launcher=inline", "backend=auto"),
-    "backend=shared_memory collector=single": ("backend=shared_memory", "collector=single"),
-    "backend=gloo collector=single": ("backend=gloo", "collector=single"),
-    "backend=inline": ("backend=inline", "backend=auto or shared_memory", "launcher=inline"),
-    "collector=distributed backend=shared_memory": ("backend=shared_memory", "collector=distributed"),
-    "collector=rpc backend=gloo": ("backend=gloo", "collector=rpc", "backend=auto or rpc"),
-    "collector=rpc backend=rpc backend.tensorpipe={num_workers:2}": ("backend.tensorpipe", "num_worker_threads"),
-    "collector=rpc backend=rpc backend.tensorpipe={_transports:uv}": ("backend.tensorpipe", "_transports='uv'"),
-    "collector=rpc backend=rpc backend.tensorpipe={rpc_timeout:0}": ("backend.tensorpipe", "rpc_timeout=0", "above 0"),
-    "backend=nccl": ("backend=nccl", "devices.policy_device=cpu"),
-    "backend=nccl devices=cuda": ("backend=nccl", "both cuda:0 with launcher=local"),
-    "backend=mpi launcher=submitit": ("backend=mpi", "launcher=submitit"),
-    "backend=mpi launcher=slurm collector.on_worker_failure=restart": (
-        "collector.on_worker_failure=restart",
-        "backend=mpi and launcher=slurm",
+    "backend=shared_memory launcher=inline": "backend=shared_memory: launcher=inline .*backend=auto",
+    "backend=gloo collector=single": "backend=gloo: collector=single",
+    "backend=inline": "backend=inline: .*backend=auto or shared_memory, or launcher=inline",
+    "backend=shared_memory collector=distributed": "backend=shared_memory: collector=distributed",
+    "backend=gloo collector=rpc": "backend=gloo: collector=rpc .*backend=auto or rpc",
+    f"{RPC}={{num_workers:2}}": "backend.tensorpipe.*num_worker_threads",
+    f"{RPC}={{_transports:uv}}": "backend.tensorpipe.*_transports='uv'",
+    f"{RPC}={{rpc_timeout:0}}": "backend.tensorpipe.*rpc_timeout=0.*above 0",
+    "backend=nccl": "backend=nccl: .*devices.policy_device=cpu",
+    "backend=nccl devices=cuda": "backend=nccl: .*both cuda:0 with launcher=local",
+    "backend=mpi launcher=submitit": "backend=mpi: launcher=submitit",
+    "backend=mpi launcher=slurm collector.on_worker_failure=drop": (
+        "collector.on_worker_failure=drop: with backend=mpi and launcher=slurm"
     ),
 }
 
@@ -98,13 +84,7 @@ def every_backend(monkeypatch):
 @pytest.mark.parametrize("line", BROKEN)
 def test_a_broken_rule_is_one_problem(line):
     (problem,) = examine(line)[1]
-    start, *parts = BROKEN[line]
-    assert problem.startswith(start)
-    assert [part for part in parts if part not in problem] == [], problem
-
-
-def test_keys_that_need_no_reset_of_single_envs_are_allowed_with_next_step():
-    composed(f"{NEXT_STEP} collector.init_random_frames=9 collector.set_truncated=true")
+    assert re.match(BROKEN[line], problem), problem
 
 
 @pytest.mark.usefixtures("every_backend")
@@ -142,25 +122,20 @@ def test_a_backend_that_does_not_work_here_is_a_problem_unless_the_trainer_runs_
     composed("backend=ucc launcher=slurm")
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_nccl_says_what_is_missing():
-    (problem,) = examine("backend=nccl devices.storing_device=cuda:0 devices.policy_device=cuda:1")[1]
-    assert re.search(r"cannot work on this machine: torch .* (without CUDA|sees no GPU)", problem)
-
-
-def test_an_interface_that_does_not_exist_is_a_problem_where_it_is_used():
-    (problem,) = machine.backend_problems(composed("collector=distributed backend.interface=loo"))
-    assert problem.startswith("backend.interface=loo: ")
-    assert "did you mean lo?" in problem
-    assert machine.backend_problems(composed("collector=distributed backend.interface=lo")) == []
-    assert machine.backend_problems(composed("backend.interface=loo")) == []
-
-
-def test_a_device_that_does_not_exist_is_a_problem():
-    index = torch.cuda.device_count()
-    (problem, *_) = machine.device_problems(composed(f"devices=cuda devices.device=cuda:{index}"))
-    assert problem.startswith(f"devices.device=cuda:{index}: ")
-    assert machine.device_problems(composed()) == []
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        ("collector=distributed backend.interface=loo", "backend.interface=loo: .*did you mean lo?"),
+        ("collector=distributed backend.interface=lo", None),
+        ("backend.interface=loo", None),
+        ("devices=cuda devices.device=cuda:99", "devices.device=cuda:99: no such device"),
+        ("", None),
+    ],
+)
+def test_what_this_machine_lacks_is_a_problem_where_it_is_used(line, problem):
+    cfg = composed(line)
+    found = machine.backend_problems(cfg) + machine.device_problems(cfg)
+    assert re.match(problem, found[0]) if problem else found == []
 
 
 @pytest.mark.parametrize(
@@ -170,7 +145,8 @@ def test_a_device_that_does_not_exist_is_a_problem():
         ("collector=multi_async", ["impala"]),
         ("experiment=cartpole_impala", []),
         ("collector.init_random_frames=192000", ["log-probability", "the policy never acts"]),
-        ("collector.init_random_frames=512 trainer=meter", []),
+        # Keys that need no reset of single envs are allowed where there is none.
+        (f"{NEXT_STEP} trainer=meter collector.init_random_frames=9 collector.set_truncated=true", []),
     ],
 )
 def test_a_questionable_combination_is_advice(line, words):

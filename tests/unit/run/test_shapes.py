@@ -28,32 +28,29 @@ def run(train_with, tmp_path):
     return start
 
 
-def library(way, **keywords):
+@pytest.mark.parametrize(
+    ("way", "size", "keywords"),
+    [
+        (INLINE_SYNC, 40, {"trajs_per_batch": 3, "traj_format": "padded"}),
+        (INLINE_SYNC, 40, {"trajs_per_batch": 3, "traj_format": "cat"}),
+        (INLINE_SYNC, 21, {"trajs_per_batch": 2, "traj_format": "cat", "preemptive_threshold": 0.5}),
+        (SINGLE, 40, {"compact_obs": True}),
+    ],
+    ids=["padded", "cat", "cut_short", "compact"],
+)
+def test_batches_are_those_of_the_python_classes(run, way, size, keywords):
+    values = {"num_workers": way.num_workers} | keywords
+    batches, lines = run(f"collector={way.kind} " + " ".join(f"collector.{key}={values[key]}" for key in values))
     with make(way, frames_per_batch=40, total_frames=400, **keywords) as collector:
-        return list(collector)
-
-
-def assert_same(ours, theirs):
-    assert len(ours) == len(theirs) > 0
-    for mine, other in zip(ours, theirs, strict=True):
+        expected = list(collector)
+    assert len(batches) == len(expected) > 0
+    for mine, other in zip(batches, expected, strict=True):
         assert mine.names == other.names
-        assert (mine == other).all()
         assert {*mine.keys(True, True)} == {*other.keys(True, True)}
-
-
-@pytest.mark.parametrize("traj_format", ["padded", "cat"])
-def test_whole_trajectories(run, traj_format):
-    batches, lines = run(f"collector.trajs_per_batch=3 collector.traj_format={traj_format}")
-    assert_same(batches, library(INLINE_SYNC, trajs_per_batch=3, traj_format=traj_format))
+        assert (mine == other).all()
     # What is counted are the collector's batches.
-    assert [line["frames"] for line in lines] == [*range(40, 401, 40)]
-    assert sum("scalars" in line for line in lines) <= len(batches)
-
-
-def test_batches_without_the_observation_below_next(run):
-    batches, _ = run("collector=single collector.num_workers=1 collector.compact_obs=true")
-    assert_same(batches, library(SINGLE, compact_obs=True))
-    assert ("next", "observation") not in batches[0].keys(True)
+    assert {line["batch_frames"] for line in lines} == {size}
+    assert 400 <= lines[-1]["frames"] < 400 + size
 
 
 def test_parts_are_cut_short(run):
@@ -67,13 +64,3 @@ def test_parts_are_cut_short(run):
         assert batch["observation"][mask].abs().sum(-1).all()
     assert sum(batch["collector", "mask"].sum() for batch in batches) >= 400
     assert [line["batch_frames"] for line in lines] == [21] * len(batches)
-
-
-def test_cut_parts_make_whole_trajectories(run):
-    batches, _ = run("collector.preemptive_threshold=0.5 collector.trajs_per_batch=2 collector.traj_format=cat")
-    assert batches
-    for batch in batches:
-        assert batch["collector", "traj_ids"].unique().numel() == 2
-        assert batch["collector", "traj_ids"].min() >= 0
-        assert batch["next", "done"].sum() == 2
-        assert batch["next", "done"][-1]

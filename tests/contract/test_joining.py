@@ -13,7 +13,7 @@ from pathlib import Path
 
 import gymnasium
 import pytest
-from commands import COMMAND, SMALL, environment, result
+from commands import COMMAND, COUNTING, environment, result
 from making import make
 from ways import RPC_SYNC, TRANSPORTS, over
 from worlds.cartpoles import cartpole
@@ -157,7 +157,8 @@ exec "$@"
 @pytest.mark.nightly
 @pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces are made by root only")
 def test_a_host_with_ipv6_alone(tmp_path):
-    run = ["run", *SMALL, "collector=distributed", "backend.interface=d0", f"hydra.run.dir={tmp_path}"]
+    size = ["collector.frames_per_batch=64", "collector.total_frames=256"]
+    run = ["run", *COUNTING, *size, "collector=distributed", "backend.interface=d0", f"hydra.run.dir={tmp_path}"]
     command = ["unshare", "--net", "sh", "-c", IPV6, "sh", COMMAND, *run]
     ended = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=250)
     if ended.returncode and "not permitted" in ended.stderr:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
+import torch
 from composing import composed, examine
 
 from collectx.config import backend_of
@@ -153,3 +154,9 @@ def test_a_questionable_combination_is_advice(line, words):
     notes = advice(composed(line))
     assert len(notes) == len(words)
     assert all(word in note for word, note in zip(words, notes, strict=True))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_nccl_says_what_is_missing():
+    (problem,) = examine("backend=nccl devices.storing_device=cuda:0 devices.policy_device=cuda:1")[1]
+    assert re.search(r"cannot work on this machine: torch.* (without CUDA|sees no GPU)", problem)

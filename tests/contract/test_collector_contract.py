@@ -23,7 +23,7 @@ from collectx.run.digest import digest_of
 HERE = (*ways.INLINE, *ways.SHARED, *ways.GLOO)
 WITHOUT_CHANCE = (ways.SINGLE, *ways.SYNC)
 
-# Every last frame of a batch and every third of a trajectory is an end.
+# In batches of five frames of each env: trajectories of three and of two frames.
 CUT = {"max_frames_per_traj": 3, "reset_at_each_iter": True, "set_truncated": True}
 # 257 random frames are 65 of each of four processes, more than two of their parts of 32.
 ENDS = CUT | {"max_frames_per_traj": 9, "init_random_frames": 257}
@@ -73,6 +73,7 @@ def test_every_frame_arrives_once_in_order_and_complete(way, num_envs, zero_copy
             ended = batch["next", "observation"][batch["next", "done"][..., 0]][:, 2].tolist()
             lengths = [length for part in delivery.parts for length in part.lengths.tolist()]
             assert sorted(lengths) == sorted(ended)
+            assert not is_cut or sorted(set(lengths)) == [2, 3]
             returns = [total for part in delivery.parts for total in part.returns.tolist()]
             assert returns == [length * (length + 1) / 2 for length in lengths]
             spent = [part.timings for part in delivery.parts]

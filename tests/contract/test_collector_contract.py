@@ -21,7 +21,12 @@ from collectx.run.digest import digest_of
 
 # What does not depend on how bytes travel between hosts is shown without RPC and Ray, whose workers start slowly.
 HERE = (*ways.INLINE, *ways.SHARED, *ways.GLOO)
+WITHOUT_CHANCE = (ways.SINGLE, *ways.SYNC)
 
+# In batches of five frames of each env: trajectories of three and of two frames.
+CUT = {"max_frames_per_traj": 3, "reset_at_each_iter": True, "set_truncated": True}
+# 257 random frames are 65 of each of four processes, more than two of their parts of 32.
+ENDS = CUT | {"max_frames_per_traj": 9, "init_random_frames": 257}
 
 # Workers that are collectors of two processes each, by `collector.inner`.
 RELAY_SYNC, RELAY_ASYNC, RELAY_MIXED = (
@@ -39,19 +44,20 @@ def collect(way, env=None, policy=None, **knobs):
 
 
 @pytest.mark.parametrize(
-    ("way", "num_envs", "zero_copy"),
+    ("way", "num_envs", "zero_copy", "is_cut"),
     [
-        *(case(way, 3, False, tier=way.smoke) for way in (*ways.WAYS, *RELAYS)),
-        *(case(way, 1, True) for way in (ways.SINGLE, ways.SHARED_SYNC, ways.GLOO_ASYNC)),
+        *(case(way, 3, False, False, tier=way.smoke) for way in (*ways.WAYS, *RELAYS)),
+        *(case(way, 1, True, False) for way in (ways.SINGLE, ways.SHARED_SYNC, ways.GLOO_ASYNC)),
+        *(case(way, 3, False, True) for way in (ways.SINGLE, ways.SHARED_ASYNC, ways.GLOO_ASYNC)),
     ],
 )
-def test_every_frame_arrives_once_in_order_and_complete(way, num_envs, zero_copy):
+def test_every_frame_arrives_once_in_order_and_complete(way, num_envs, zero_copy, is_cut):
     checker = StreamChecker()
     envs_of_worker = num_envs * (2 if way in RELAYS else 1)
     rows = envs_of_worker if RELAYS.get(way) != "async" else num_envs
     frames = 5 * rows * (way.num_workers if way.is_sync else 1)
     num_batches = 40 if way.transport != "ray" else 10
-    shape = {"frames_per_batch": frames, "total_frames": num_batches * frames}
+    shape = {"frames_per_batch": frames, "total_frames": num_batches * frames} | (CUT if is_cut else {})
     with collect(way, counting(num_envs), zero_copy=zero_copy, **shape) as collector:
         for index, batch in enumerate(collector):
             checker.take(batch)
@@ -67,6 +73,7 @@ def test_every_frame_arrives_once_in_order_and_complete(way, num_envs, zero_copy
             ended = batch["next", "observation"][batch["next", "done"][..., 0]][:, 2].tolist()
             lengths = [length for part in delivery.parts for length in part.lengths.tolist()]
             assert sorted(lengths) == sorted(ended)
+            assert not is_cut or sorted(set(lengths)) == [2, 3]
             returns = [total for part in delivery.parts for total in part.returns.tolist()]
             assert returns == [length * (length + 1) / 2 for length in lengths]
             spent = [part.timings for part in delivery.parts]
@@ -95,14 +102,11 @@ def test_a_batch_is_the_users_own_memory(way, zero_copy):
 
 @pytest.mark.parametrize(
     ("way", "policy"),
-    [
-        *(case(way, None) for way in (ways.SINGLE, ways.SHARED_SYNC)),
-        *(case(way, "mlp") for way in (ways.SINGLE, ways.INLINE_SYNC, ways.SHARED_SYNC, ways.GLOO_SYNC, ways.RAY_SYNC)),
-    ],
+    [*(case(way, None) for way in (ways.SINGLE, ways.SHARED_SYNC)), *(case(way, "mlp") for way in WITHOUT_CHANCE)],
 )
 def test_the_same_seed_gives_the_same_batches_bit_for_bit(way, policy):
     def run(place, seed):
-        shape = {"frames_per_batch": 64, "total_frames": 512, "seed": seed}
+        shape = {"frames_per_batch": 64, "total_frames": 512, "seed": seed} | (ENDS if policy else {})
         return [digest_of(batch) for batch in batches(way.kind, place, gym(2), policy and mlp(), **shape)]
 
     first = run("inline", 5)
@@ -126,10 +130,6 @@ def test_envs_have_seeds_of_their_own_whatever_the_worker():
     (narrow,) = batches("multi_sync", "inline", gym(2), frames_per_batch=4, total_frames=4)
     assert torch.equal(wide["observation"].flatten(0, 1), narrow["observation"].flatten(0, 2))
     assert len(wide["observation"][:, 0].unique(dim=0)) == 4
-
-
-# 257 random frames are 65 of each of four processes, more than two of their parts of 32.
-ENDS = {"max_frames_per_traj": 9, "init_random_frames": 257, "reset_at_each_iter": True, "set_truncated": True}
 
 
 @pytest.mark.parametrize(
@@ -240,27 +240,6 @@ def test_an_async_run_is_reproduced_from_its_order(way, zero_copy):
     cfg = config(way.kind, way.place, gym(2, entry_point="worlds.uneven:Uneven"), mlp(), **shape)
     digests, order = record(cfg)
     assert record(cfg, order) == (digests, order)
-
-
-@over([ways.INLINE_ASYNC, ways.SHARED_SYNC, ways.SHARED_ASYNC, ways.GLOO_ASYNC])
-def test_a_next_that_is_interrupted_while_it_gathers_loses_nothing(way, monkeypatch):
-    """As by Ctrl-C, at every second call."""
-    checker = StreamChecker()
-    with collect(way, frames_per_batch=18, total_frames=360) as collector:
-        gather, calls = collector._transport.gather, []
-
-        def interrupted(parts, own):
-            calls.append(parts)
-            if len(calls) % 2:
-                raise KeyboardInterrupt
-            return gather(parts, own)
-
-        monkeypatch.setattr(collector._transport, "gather", interrupted)
-        for _ in range(20):
-            with pytest.raises(KeyboardInterrupt):
-                next(collector)
-            checker.take(next(collector))
-        assert next(collector, None) is None
 
 
 @over([ways.INLINE_ASYNC, ways.SHARED_ASYNC])

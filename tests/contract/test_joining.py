@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -19,9 +18,8 @@ from ways import RPC_SYNC, TRANSPORTS, over
 from worlds.cartpoles import cartpole
 from worlds.toyworker import Toys, slab_spec
 
-from collectx.errors import RendezvousError, WorkerDied, WorkerTimeout
+from collectx.errors import RendezvousError, WorkerTimeout
 from collectx.transport.backends import why_not
-from collectx.transport.base import Arrival, Joined
 from collectx.transport.rendezvous import Meeting, connect
 
 REMOTE = [way for way in TRANSPORTS if way.kind == "distributed"]
@@ -55,79 +53,32 @@ def test_strangers_before_and_during_a_run_disturb_nothing_and_are_logged(way, a
     assert set(refused) == {("peer_refused", address)}
 
 
-class Trainer(Toys):
-    """Tells worker 0, in its first life, its task only when the event `may_join` is set. `now[0]` is its clock."""
+@over(REMOTE)
+def test_a_worker_that_joins_after_its_timeout_is_turned_away_and_another_takes_its_place(way, wait_until):
+    lives, is_told, now = [], threading.Event(), [0.0]
 
-    def __init__(self, transport, num_workers):
-        self.now, self.lives = [0.0], []
-        self.is_greeted, self.may_join, self.is_refused = threading.Event(), threading.Event(), threading.Event()
-        super().__init__(
-            transport,
-            slab_spec(num_workers, num_slots=1),
-            close_s=1.0,
-            join_timeout=lambda worker: ("collector.start_timeout_s", 60.0 if worker == 0 else 6000.0),
-            clock=lambda: self.now[0],
-            task=self._task,
-            events=lambda *_, **__: self.is_refused.set(),
-        )
-
-    def _task(self, worker, life):
-        if worker == 0:
-            self.lives.append(life)
-            if life == 0:
-                self.is_greeted.set()
-                assert self.may_join.wait(60)
+    def task(worker, life):
+        """In a thread of the trainer."""
+        lives.append(life)
+        if life == 0:
+            assert is_told.wait(60)
+        else:
+            wait_until(lambda: not late.is_alive(), what="the late worker ends")
         return {}
 
-    def __exit__(self, *_):
-        self.may_join.set()
-        super().__exit__()
-
-
-@over(REMOTE)
-def test_the_life_of_a_worker_that_died_while_it_joined_is_not_lived_twice(way):
-    with Trainer(way.transport, 1) as trainer:
-        first = trainer.start(0)
-        trainer.grant(0, 0)
-        assert trainer.is_greeted.wait(60)
-        os.kill(first.pid, signal.SIGKILL)
-        assert isinstance(trainer.lose(), WorkerDied)
-        trainer.transport.expect(0, 1)
-        trainer.may_join.set()
-        assert trainer.is_refused.wait(60)
-        trainer.start(0)
-        trainer.grant(0, 0)
-        assert isinstance(trainer.arrive(), Arrival)
-        assert trainer.lives == [0, 1]
-
-
-@over(REMOTE)
-@pytest.mark.parametrize("is_replaced", [False, True])
-def test_a_worker_that_joins_after_its_timeout_is_turned_away(way, is_replaced, wait_until):
-    with Trainer(way.transport, 2) as trainer:
-        late = trainer.start(0, is_attached=False)
-        try:
-            trainer.grant(0, 0)
-            assert trainer.is_greeted.wait(60)
-            trainer.now[0] = 61.0
-            assert isinstance(trainer.lose(), WorkerTimeout)
-            if is_replaced:
-                trainer.transport.expect(0, 1)
-            trainer.start(1)
-            trainer.grant(1, 0)
-            trainer.may_join.set()
-
-            def has_ended():
-                event = trainer.transport.receive()
-                assert event.worker == 1, event
-                if not isinstance(event, Joined):
-                    trainer.grant(1, 0)
-                return not late.is_alive()
-
-            wait_until(has_ended, what="the late worker ends")
-        finally:
-            late.kill()
-            late.join()
+    with Toys(way.transport, slab_spec(1), clock=lambda: now[0], task=task) as toys, contextlib.ExitStack() as stack:
+        late = toys.start(0, is_attached=False)
+        stack.callback(late.kill)
+        stack.callback(is_told.set)
+        toys.grant(0, 0)
+        wait_until(lambda: lives)
+        now[0] = 61.0
+        assert isinstance(toys.lose(), WorkerTimeout)
+        toys.start(0)
+        is_told.set()
+        toys.deliver()
+        assert not late.is_alive()
+    assert lives == [0, 1]
 
 
 class Seeing(gymnasium.RewardWrapper):

@@ -1,21 +1,15 @@
-"""What every transport promises (`collectx/transport/base.py`), over all transports and a worker without env; and what
-those between processes do when a worker dies, hangs or exits."""
+"""What every transport promises (`collectx/transport/base.py`), over all transports and a worker without env. What a
+worker's end is called is in `test_survival.py`."""
 
 from __future__ import annotations
 
 import contextlib
-import os
-import re
-import signal
-import time
-import traceback
 from multiprocessing.connection import wait
 
 import pytest
 from ways import TRANSPORTS, over
-from worlds.toyworker import Fault, Toys, slab_spec, writer
+from worlds.toyworker import Toys, slab_spec, writer
 
-from collectx.errors import WorkerDied, WorkerTimeout
 from collectx.transport.base import Arrival, Departure
 
 PROCESSES = [way for way in TRANSPORTS if way.place != "inline"]
@@ -23,11 +17,11 @@ PROCESSES = [way for way in TRANSPORTS if way.place != "inline"]
 
 @pytest.fixture
 def connect(way):
-    """`connect(num_workers, num_slots, fault)`: a transport with its toy workers attached; closed after the test."""
+    """`connect(...)`: a transport with its toy workers attached; closed after the test."""
     with contextlib.ExitStack() as stack:
 
-        def connect(num_workers=2, num_slots=1, fault=None, num_started=None, **kwargs):
-            toys = stack.enter_context(Toys(way.transport, slab_spec(num_workers, num_slots), fault, **kwargs))
+        def connect(num_workers=2, num_slots=1, num_started=None, **kwargs):
+            toys = stack.enter_context(Toys(way.transport, slab_spec(num_workers, num_slots), **kwargs))
             toys.handles = [toys.start(worker) for worker in range(num_workers)[:num_started]]
             return toys
 
@@ -77,18 +71,6 @@ def test_weights_that_are_published_while_a_worker_reads_are_never_torn(way):
         assert 0 < tally.policy_version <= newest
 
 
-@over(TRANSPORTS, smoke=True)
-def test_an_error_in_a_worker_is_received_once_and_receiving_without_a_grant_is_an_error(connect):
-    toys = connect(fault={1: "raise"})
-    toys.deliver(2, worker=1)
-    toys.grant(1, 0)
-    error = toys.lose()
-    assert (type(error), error.args) == (KeyError, ("gone wrong",))
-    assert "go_wrong" in "".join([*traceback.format_exception(error), *getattr(error, "__notes__", [])])
-    with pytest.raises(RuntimeError, match=r"^no worker was granted a slot, so there is nothing to receive$"):
-        toys.arrive()
-
-
 @over(TRANSPORTS)
 @pytest.mark.parametrize("num_started", [0, 2])
 def test_close_is_idempotent_and_ends_busy_and_idle_workers(connect, num_started):
@@ -102,38 +84,11 @@ def test_close_is_idempotent_and_ends_busy_and_idle_workers(connect, num_started
     assert all(handle is None or handle.exitcode is not None for handle in toys.handles)
 
 
-@over(PROCESSES, smoke=True)
-@pytest.mark.parametrize(
-    ("fault", "how"),
-    [("killed", "was killed by signal 9"), pytest.param("exit", "ended with exit code 3", marks=pytest.mark.ci)],
-)
-def test_a_worker_that_ends_without_an_error_is_named_with_its_pid_and_how(connect, fault, how):
-    toys = connect(1, fault=fault)
-    toys.deliver(2)
-    toys.grant(0, 0)
-    error = toys.lose()
-    assert isinstance(error, WorkerDied)
-    assert f"worker 0 (pid {toys.handles[0].pid}) {how}" in str(error)
-
-
-@over(PROCESSES)
-def test_a_death_is_noticed_while_others_are_waited_for(connect):
-    toys = connect(fault={1: "hang"}, close_s=0.2)
-    toys.deliver(2, worker=1)
-    toys.grant(1, 0)
-    os.kill(toys.handles[0].pid, signal.SIGKILL)
-    began = time.monotonic()
-    error = toys.lose()
-    assert isinstance(error, WorkerDied)
-    assert "worker 0" in str(error)
-    assert time.monotonic() - began < 50  # the timeout of the one that hangs is 60 s
-
-
 @over(PROCESSES)
 @pytest.mark.parametrize("publishes", [False, True])
 def test_a_lost_worker_is_granted_nothing_more(connect, publishes):
     """Its end is noticed together with its last batch, or while weights are published, and received afterwards."""
-    toys = connect(1, num_slots=2, fault="raise")
+    toys = connect(1, num_slots=2, fails_at=2)
     toys.deliver()
     for slot in range(2):
         toys.grant(0, slot)
@@ -152,28 +107,10 @@ def test_a_lost_worker_is_granted_nothing_more(connect, publishes):
         toys.transport.receive()
 
 
-# The worker hangs in the batch that has the short timeout, so that no slow one is taken for a hung one.
-@over(PROCESSES)
-@pytest.mark.parametrize(
-    ("num_delivered", "timeout", "message"),
-    [
-        (0, {"start_s": 0.001}, r"(delivered nothing|has not joined) for 0.001 s \(collector.start_timeout_s=0.001\)"),
-        (1, {"work_s": 0.2}, r"delivered nothing for 0.2 s \(collector.worker_timeout_s=0.2\)"),
-    ],
-)
-def test_a_hung_worker_is_late_by_the_timeout_of_its_batch(connect, num_delivered, timeout, message):
-    toys = connect(1, fault=Fault("hang", at=num_delivered), close_s=0.2, **timeout)
-    toys.deliver(num_delivered)
-    toys.grant(0, 0)
-    error = toys.lose()
-    assert isinstance(error, WorkerTimeout)
-    assert re.match(f"worker 0 {message}", str(error))
-
-
 @over(PROCESSES)
 def test_a_worker_that_sends_while_the_trainer_closes_ends_quietly(connect, capfd):
     for _ in range(4):
-        toys = connect(num_slots=2, close_s=60.0)
+        toys = connect(num_slots=2)
         for slot in range(2):
             for worker in range(2):
                 toys.grant(worker, slot)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import signal
 import time
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -33,19 +31,12 @@ def writer(value):
     return lambda buffer: buffer.fill_(value)
 
 
-class Fault(NamedTuple):
-    """What goes wrong in a worker when it is granted its batch number `at`."""
-
-    what: str
-    at: int = 2
-
-
 class Toys:
     """A transport of that kind, and its toy workers. A context manager: closes the transport at its end.
 
     Args:
-        fault: of all workers, or a dict by worker: a `Fault`, or its name alone. Only a worker's first life has it.
-        start_s, work_s, close_s, join_timeout, clock: see `Switchboard`.
+        fails_at: the number of the batch in which every worker's first life raises an error.
+        clock: see `Switchboard`.
         remote: further arguments of `DistributedTransport`.
     """
 
@@ -53,29 +44,25 @@ class Toys:
         self,
         kind,
         spec,
-        fault=None,
+        fails_at=None,
         *,
-        start_s=60.0,
-        work_s=60.0,
-        close_s=30.0,
-        join_timeout=None,
         clock=time.monotonic,
         address="127.0.0.1",
         task=lambda *who: {},
         **remote,
     ):
         self.spec = spec
-        self._faults = dict(fault) if isinstance(fault, dict) else dict.fromkeys(range(spec.num_workers), fault)
+        self._fails_at = fails_at
         self._lives = dict.fromkeys(range(spec.num_workers), 0)
         self._launcher = launcher = LocalLauncher(1)
         if kind == "inline":
             self.transport = InlineTransport(spec)
         else:
-            board = Switchboard(start_s, work_s, close_s, launcher.describe, join_timeout, clock)
+            board = Switchboard(60.0, 60.0, 60.0, launcher.describe, None, clock)
             if kind == "shared_memory":
                 self.transport = SharedMemoryTransport(spec, board)
             else:
-                arguments = (spec, board, (address,), 0, SECRET, task, work_s)
+                arguments = (spec, board, (address,), 0, SECRET, task, 60.0)
                 self.transport = DistributedTransport(*arguments, backend=kind, **remote)
         self.grant, self.publish = self.transport.grant, self.transport.publish
         self.publish(writer(100))
@@ -88,16 +75,17 @@ class Toys:
 
     def start(self, worker, is_attached=True):
         """Starts and attaches a worker's next life; returns its process, if it is one."""
-        fault, transport = self._faults.pop(worker, None), self.transport
+        transport, life = self.transport, self._lives[worker]
+        fails_at = self._fails_at if life == 0 else None
+        self._lives[worker] += 1
         if isinstance(transport, InlineTransport):
-            transport.attach(worker, work(worker, transport.link(worker), fault))
+            transport.attach(worker, work(worker, transport.link(worker), fails_at))
             return None
         if isinstance(transport, SharedMemoryTransport):
-            handle = self._launcher.start(serve, (worker, transport.link(worker), fault), worker)
+            handle = self._launcher.start(serve, (worker, transport.link(worker), fails_at), worker)
         else:
-            transport.expect(worker, self._lives[worker])
-            self._lives[worker] += 1
-            arguments = (transport.meeting, worker, self.spec, fault)
+            transport.expect(worker, life)
+            arguments = (transport.meeting, worker, self.spec, fails_at)
             handle = self._launcher.start(serve_remote, arguments, worker)
         if is_attached:
             transport.attach(worker, handle)
@@ -133,18 +121,16 @@ class Toys:
         return content
 
 
-def work(worker, link, fault=None):
-    """Yields after each batch; one of them goes wrong as `fault` says."""
-    if isinstance(fault, str):
-        fault = Fault(fault)
+def work(worker, link, fails_at):
+    """Yields after each batch."""
     weights, version, count = [], -1, 0
 
     def read(buffer):
         weights[:] = [buffer.clone()]
 
     while (slot := link.acquire()) is not None:
-        if fault is not None and count == fault.at:
-            go_wrong(fault)
+        if count == fails_at:
+            raise KeyError("gone wrong")
         version = link.refresh(read, version)
         value = weights[0].unique().tolist()
         assert len(value) == 1, "two versions of the weights are mixed"
@@ -154,27 +140,16 @@ def work(worker, link, fault=None):
         yield
 
 
-def serve(worker, link, fault=None):
+def serve(worker, link, fails_at):
     try:
-        for _ in work(worker, link, fault):
+        for _ in work(worker, link, fails_at):
             pass
     except BaseException as error:
         link.fail(error)
         raise
 
 
-def serve_remote(meeting, worker, spec, fault=None):
+def serve_remote(meeting, worker, spec, fails_at):
     told, connection, pair = join_trainer(meeting, worker, {"pid": os.getpid()}, 60.0)
     layout = Layout(spec.leaves, spec.rows, spec.steps)
-    serve(worker, DistributedLink(worker, connection, pair, layout, Terms(**told["terms"])), fault)
-
-
-def go_wrong(fault):
-    if fault.what == "raise":
-        raise KeyError("gone wrong")
-    if fault.what == "killed":
-        os.kill(os.getpid(), signal.SIGKILL)
-    if fault.what == "exit":
-        os._exit(3)
-    if fault.what == "hang":
-        time.sleep(1000)
+    serve(worker, DistributedLink(worker, connection, pair, layout, Terms(**told["terms"])), fails_at)

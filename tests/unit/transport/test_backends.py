@@ -1,4 +1,4 @@
-"""Which backends can work here, and what Ray's store keeps."""
+"""Which backends can work here."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import torch
 
 from collectx.transport import backends
 from collectx.transport.backends import why_not
-from collectx.transport.pair import set_stamp
 
 
 @pytest.mark.skipif(torch.distributed.is_ucc_available(), reason="torch is built with UCC")
@@ -35,20 +34,3 @@ def test_mpi_is_refused_where_it_would_start_no_worker(monkeypatch, version, prt
     for name in ("PMIX_NAMESPACE", "PRTE_ALLOW_RUN_AS_ROOT"):
         monkeypatch.delenv(name, raising=False)
     assert reason in why_not("mpi")
-
-
-@pytest.mark.ci  # imports ray
-def test_weights_in_rays_store_are_stored_once_and_not_taken_for_those_of_another_collector(monkeypatch):
-    pair_ray = pytest.importorskip("collectx.transport.pair_ray")
-    puts = []
-    monkeypatch.setattr(pair_ray.ray, "put", lambda array: puts.append(int(array[0])) or len(puts))
-    memory = torch.zeros(128, dtype=torch.uint8)
-    set_stamp(memory, 1)
-    assert [pair_ray._stored.object(memory) for _ in range(2)] == [1, 1]
-    # A collector made later publishes its first version too, from memory that the first one has left.
-    memory[0] = 7
-    other = torch.from_numpy(memory.numpy())
-    assert pair_ray._stored.object(other) == 2
-    set_stamp(other, 2)
-    assert pair_ray._stored.object(other) == 3
-    assert puts == [0, 7, 7]

@@ -5,9 +5,7 @@ from __future__ import annotations
 import contextlib
 import hmac
 import json
-import os
 import re
-import resource
 import socket
 import struct
 import threading
@@ -20,10 +18,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from worlds.toyworker import SECRET, Toys, slab_spec
 
-from collectx.errors import CollectxError, ConfigError, RendezvousError
-from collectx.transport import wire
+from collectx.errors import ConfigError, RendezvousError
 from collectx.transport.distributed import DistributedTransport
-from collectx.transport.distributed_link import join_trainer
 from collectx.transport.rendezvous import PROTOCOL, Listener, Meeting, connect, keep_alive, local_addresses
 from collectx.transport.switchboard import Switchboard
 
@@ -148,34 +144,6 @@ def test_nonsense_is_refused_before_and_after_the_proof(wait_until):
         check()
 
 
-def test_nonsense_of_a_worker_that_has_joined_is_its_end():
-    broken = st.one_of(
-        # Shorter than a message about a full slot; what says that weights have arrived has no content.
-        st.binary(max_size=56).filter(lambda message: message[:1] != wire.HAVE),
-        JSON.map(lambda text: wire.FAILED + text),
-        st.fixed_dictionaries(
-            dict.fromkeys(("type_name", "message", "traceback", "arguments", "attributes"), VALUES)
-        ).map(lambda fields: wire.FAILED + json.dumps(fields).encode()),
-    )
-    with Toys("gloo", slab_spec(1)) as toys:
-
-        @given(broken)
-        @example(wire.FULL)
-        @settings(max_examples=30)
-        def check(message):
-            toys.transport.expect(0, 0)
-            _, connection, pair = join_trainer(toys.transport.meeting, 0, {}, 60.0)
-            toys.grant(0, 0)
-            connection.send_bytes(message)
-            error = toys.lose()
-            connection.close()
-            pair.close()
-            assert isinstance(error, CollectxError)
-            assert "worker 0" in "".join([str(error), *getattr(error, "__notes__", [])])
-
-        check()
-
-
 NONCE = b"n" * 32
 
 
@@ -222,26 +190,6 @@ def test_an_answer_is_refused_the_second_time(listen, wait_until):
     assert challenged(ear.meeting.port, answer) == b""
     wait_until(lambda: ear.refusals)
     assert len(ear.greeted) == 1
-
-
-def test_strangers_who_take_all_descriptors_do_not_end_the_listening(listen, wait_until, monkeypatch):
-    ear, has_failed, sleep = listen(), threading.Event(), time.sleep
-    monkeypatch.setattr("time.sleep", lambda seconds: (has_failed.set(), sleep(seconds)))
-    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with contextlib.ExitStack() as stack:
-        strangers = [stack.enter_context(socket.socket()) for _ in range(3)]
-        try:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (max(map(int, os.listdir("/proc/self/fd"))) + 1, limits[1]))
-            with contextlib.suppress(OSError):
-                while True:
-                    stack.callback(os.close, os.dup(0))
-            for stranger in strangers:
-                stranger.connect(("127.0.0.1", ear.meeting.port))
-            assert has_failed.wait(60)
-        finally:
-            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
-        say_hello(ear.meeting.port)
-        wait_until(lambda: ear.greeted)
 
 
 # --- the network ---

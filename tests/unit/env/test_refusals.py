@@ -57,9 +57,7 @@ REFUSED = [
     (missing("opencv-python package not installed, run `pip`"), "opencv-python package not .*: .*collectx.atari.'$"),
     (missing("box2d is not installed, run `pip install swig`"), "box2d is not installed, run `pip install swig`$"),
     (TorchrlEnvConfig("torchrl", 2, "gymnasium.spaces:Discrete", {"n": 2}), "returned Discrete, expected"),
-    pytest.param(
-        TorchrlEnvConfig("torchrl", 2, "worlds.torchrlenvs:serial"), r"\[3\]: use env.num_envs=3", marks=TORCHRL
-    ),
+    pytest.param(TorchrlEnvConfig("torchrl", 2, "worlds.torchrlenvs:serial"), "use env.num_envs=3", marks=TORCHRL),
     pytest.param(envpool("CartPole-v99"), "CartPole-v99 is not a task of EnvPool", marks=IN_ENVPOOL),
     pytest.param(envpool(batch_size=3, seed=1), r"env\.kwargs has batch_size, seed", marks=IN_ENVPOOL),
 ]

@@ -130,15 +130,11 @@ def test_a_worker_that_fails_is_named_with_its_log_and_its_traceback(tmp_path, m
 
 
 def test_the_state_of_a_git_checkout(tmp_path):
-    def git(*words):
-        who = ["-c", "user.name=n", "-c", "user.email=e@example.org"]
-        subprocess.run(["git", *who, *words], cwd=tmp_path, check=True, capture_output=True)
-
     assert snapshot.git_state(tmp_path / "missing") is None
-    git("init")
     (tmp_path / "file").write_text("1")
-    git("add", "file")
-    git("commit", "-m", "one")
+    commands = "git init; git add file; git -c user.name=n -c user.email=e@example.org commit -m one"
+    for command in commands.split("; "):
+        subprocess.run(command.split(), cwd=tmp_path, check=True, capture_output=True)
     state = snapshot.git_state(tmp_path)
     assert len(state["commit"]) == 40
     assert not state["dirty"]

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
+from importlib.util import find_spec
 
 import pytest
 from collecting import counting, gym, gym_vector
 from gymnasium.error import DependencyNotInstalled
 
-from collectx.config import EnvConfig, EnvPoolEnvConfig
+from collectx.config import EnvConfig, EnvPoolEnvConfig, TorchrlEnvConfig
 from collectx.env import build
 from collectx.env.make import resolve
 from collectx.errors import CollectxError, ConfigError
@@ -23,6 +24,16 @@ def wrapped(*wrappers):
     return replace(gym(), wrappers=list(wrappers))
 
 
+def missing(text):
+    """An env of which Gymnasium says that it lacks a package."""
+
+    def make():
+        raise DependencyNotInstalled(text)
+
+    return gym(entry_point=make)
+
+
+TORCHRL = pytest.mark.skipif(find_spec("torchrl") is None, reason="needs the torchrl extra")
 IN_ENVPOOL = pytest.mark.xdist_group("envpool")  # it takes two seconds to import
 REFUSED = [
     (EnvConfig("gim", 1), "kind=gim is not one of gym, gym_vector, envpool, torchrl, counting"),
@@ -39,6 +50,14 @@ REFUSED = [
     (gym_vector(3, "disabled"), "gives no choice"),
     (replace(gym_vector(3, None, "sync"), info_keys=["nothing"]), "no 'nothing'"),
     (replace(gym(), info_keys=["nothing"]), "has no 'nothing'; it has nothing"),
+    (
+        missing('MuJoCo is not installed, run `pip install "gymnasium[mujoco]"`'),
+        "MuJoCo .*: .*collectx.mujoco.'$",
+    ),
+    (missing("opencv-python package not installed, run `pip`"), "opencv-python package not .*: .*collectx.atari.'$"),
+    (missing("box2d is not installed, run `pip install swig`"), "box2d is not installed, run `pip install swig`$"),
+    (TorchrlEnvConfig("torchrl", 2, "gymnasium.spaces:Discrete", {"n": 2}), "returned Discrete, expected"),
+    pytest.param(TorchrlEnvConfig("torchrl", 2, "worlds.torchrlenvs:serial"), "use env.num_envs=3", marks=TORCHRL),
     pytest.param(envpool("CartPole-v99"), "CartPole-v99 is not a task of EnvPool", marks=IN_ENVPOOL),
     pytest.param(envpool(batch_size=3, seed=1), r"env\.kwargs has batch_size, seed", marks=IN_ENVPOOL),
 ]
@@ -64,19 +83,3 @@ def test_a_missing_package(package, extra, make, monkeypatch):
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(ConfigError, match=rf"pip install 'collectx\[{extra}\]'$"):
         make()
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ('MuJoCo is not installed, run `pip install "gymnasium[mujoco]"`', "MuJoCo is not .*: .*collectx.mujoco.'"),
-        ("opencv-python package not installed, run `pip`", "opencv-python package not installed: .*collectx.atari.'"),
-        ("box2d is not installed, run `pip install swig`", "box2d is not installed, run `pip install swig`"),
-    ],
-)
-def test_a_package_that_gymnasium_misses(text, message):
-    def make():
-        raise DependencyNotInstalled(text)
-
-    with pytest.raises(ConfigError, match=f"^env.entry_point=.*: {message}$"):
-        build(gym(entry_point=make))

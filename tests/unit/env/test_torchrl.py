@@ -21,7 +21,7 @@ from collectx import collector as collectors
 from collectx import trainer as trainers
 from collectx.cli.compose import compose
 from collectx.config import TorchrlEnvConfig
-from collectx.env import build, read_spec
+from collectx.env import read_spec
 from collectx.env.torchrl import TorchrlEnv, split
 from collectx.errors import ConfigError, ShapeError, SpaceError
 
@@ -129,18 +129,3 @@ class ByItself(torchrlenvs.ManyKeys):
 def test_what_a_batch_cannot_hold_is_refused(make, kind, message):
     with pytest.raises(kind, match=message), Collector(make, frames_per_batch=10) as collector:
         collector.next()
-
-
-@pytest.mark.parametrize(
-    ("cfg", "message"),
-    [
-        (TorchrlEnvConfig("torchrl", 2, "worlds.torchrlenvs:serial"), r"num_envs=2, .* \[3\]: use env.num_envs=3"),
-        (
-            TorchrlEnvConfig("torchrl", 2, "gymnasium.spaces:Discrete", {"n": 2}),
-            "returned Discrete, expected",
-        ),
-    ],
-)
-def test_what_the_target_may_not_make(cfg, message):
-    with pytest.raises(ConfigError, match=message):
-        build(cfg)

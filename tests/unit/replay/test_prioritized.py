@@ -1,5 +1,6 @@
 """Priorities: who is drawn how often, what the weights are, and what happens to them as frames come and go."""
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -8,6 +9,7 @@ from worlds.countedframes import Stream
 
 from collectx import ReplayBuffer
 from collectx.replay import PrioritizedSampler
+from collectx.replay.tree import SumTree
 
 
 def filled(capacity, count, **settings):
@@ -42,14 +44,6 @@ def test_drawn_in_proportion(alpha):
     assert sample["priority_weight"].dtype == torch.float32
 
 
-def test_new_frames_have_the_largest_priority_so_far():
-    buffer = filled(10, 4, alpha=1.0)
-    for priority in (5.0, 0.5):
-        buffer.update_priority(torch.tensor([1]), torch.tensor([priority]))
-    buffer.extend(Stream(1).take(2))
-    check_priorities(buffer, {0: 1, 1: 0.5, 2: 1, 3: 1, 4: 5, 5: 5})
-
-
 def test_wrong_priorities():
     buffer = filled(4, 4)
     for wrong in (-1.0, float("nan"), float("inf")):
@@ -62,9 +56,9 @@ def test_wrong_priorities():
 
 @settings(max_examples=40)
 @given(
-    capacity=st.integers(1, 50),
+    capacity=st.integers(1, 600),  # the sum tree has up to three levels
     steps=st.lists(
-        st.one_of(st.integers(1, 60), st.lists(st.tuples(st.integers(-3, 80), st.floats(0, 10)))), max_size=8
+        st.one_of(st.integers(1, 700), st.lists(st.tuples(st.integers(-3, 800), st.floats(0, 10)))), max_size=8
     ),
 )
 def test_against_a_plain_dict(capacity, steps):
@@ -83,3 +77,10 @@ def test_against_a_plain_dict(capacity, steps):
             known = max([known, *[p + 1e-6 for n, p in step if n in model]])
         if model:
             check_priorities(buffer, model)
+
+
+def test_the_ends_of_the_mass():
+    tree = SumTree(100, np.zeros(SumTree.nbytes(100), np.uint8))
+    tree.set(np.array([3, 96]), np.array([2.0, 5.0]))
+    edges = np.array([0.0, np.nextafter(2.0, 0), 2.0, np.nextafter(7.0, 0), 7.0])
+    assert tree.find(edges).tolist() == [3, 3, 96, 96, 96]

@@ -14,8 +14,7 @@ import torch
 from collectx.cli import run
 from collectx.run import RunFolder, execute
 from collectx.run import folder as folders
-from collectx.run.events import EventLog
-from collectx.run.folder import JsonLines, read_lines, write_atomically
+from collectx.run.folder import write_atomically
 
 pytestmark = pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full")
 
@@ -72,20 +71,6 @@ def test_the_last_line_does_not_cost_the_checkpoint(cfg, tmp_path, train_with, f
     assert RunFolder(tmp_path).final_checkpoint.exists()
 
 
-def test_a_line_that_the_disk_takes_in_parts_is_complete(tmp_path, monkeypatch):
-    class Slow(io.FileIO):
-        def write(self, data):
-            return super().write(data[:7])
-
-    with monkeypatch.context() as patch:
-        patch.setattr(folders, "open", lambda path, mode, buffering: Slow(path, mode), raising=False)
-        lines = JsonLines(tmp_path / "metrics.jsonl")
-    for frames in (20, 40):
-        lines.append({"frames": frames})
-    lines.close()
-    assert [line["frames"] for line in read_lines(tmp_path / "metrics.jsonl")] == [20, 40]
-
-
 def test_a_checkpoint_that_torch_cannot_write_says_why(tmp_path):
     class Full(io.BytesIO):
         """Takes the first part: of a later error, torch raises one of its own."""
@@ -97,16 +82,6 @@ def test_a_checkpoint_that_torch_cannot_write_says_why(tmp_path):
 
     with pytest.raises(OSError, match=r"No space left.*final\.pt"):
         write_atomically(tmp_path / "final.pt", lambda file: torch.save(torch.ones(9), Full()))
-
-
-def test_events_that_cannot_be_written_reach_the_user(folder, full):
-    full("events.jsonl")
-    events, said = EventLog(folder), []
-    events.tell = said.append
-    for worker in range(2):
-        events("worker_dropped", worker=worker, num_workers=1)
-    events.close()
-    assert [text.startswith("events are not written any more: ") for text in said] == [True, False, False]
 
 
 def test_a_run_folder_that_cannot_be_made_is_a_wrong_configuration(tmp_path, capsys):

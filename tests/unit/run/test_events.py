@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import pytest
-
 from collectx.run.events import EventLog
-from collectx.run.news import sentence
 
 
 def test_events_are_lines_in_order_and_some_are_told(folder):
@@ -23,8 +20,3 @@ def test_events_are_lines_in_order_and_some_are_told(folder):
     assert told == ["workers are submitted: job 12"]
     log = folder.log("trainer").read_text().splitlines()
     assert [line.split(" ", 2)[2] for line in log] == ["worker 1 failed: WorkerDied: killed", *told]
-
-
-@pytest.mark.parametrize(("life", "ordinal"), [(1, "1st"), (2, "2nd"), (4, "4th"), (11, "11th"), (23, "23rd")])
-def test_restarts_are_counted_in_words(life, ordinal):
-    assert f"for the {ordinal} time" in sentence("worker_restarted", {"worker": 0, "life": life})

@@ -3,7 +3,6 @@
 import importlib.metadata
 import json
 import os
-import resource
 import signal
 from dataclasses import asdict, replace
 
@@ -14,8 +13,6 @@ from omegaconf import OmegaConf
 from collectx import trainer as trainers
 from collectx.errors import ConfigError, SpaceError
 from collectx.run import RunFolder, Status, execute, job
-
-UNLIMITED = resource.RLIM_INFINITY
 
 
 def read(folder):
@@ -116,15 +113,3 @@ def test_the_trainer_leaves_cores_to_the_workers(cfg, tmp_path, monkeypatch, num
     monkeypatch.setattr(torch, "set_num_threads", left.append)
     execute(cfg, tmp_path, [])
     assert left == [expected]
-
-
-@pytest.mark.parametrize(
-    ("soft", "hard", "expected"),
-    [(500, 8192, 4256), (500, 1000, 1000), (500, UNLIMITED, 4256), (5000, 8192, None), (UNLIMITED, UNLIMITED, None)],
-)
-def test_the_limit_of_open_files_is_raised_to_what_workers_need(monkeypatch, soft, hard, expected):
-    wanted = []
-    monkeypatch.setattr(resource, "getrlimit", lambda which: (soft, hard))
-    monkeypatch.setattr(resource, "setrlimit", lambda which, new: wanted.append(new))
-    job.allow_descriptors(1000)
-    assert wanted == ([(expected, hard)] if expected else [])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-import torch
 from composing import composed
 from making import make
 from ways import INLINE_SYNC, SINGLE
@@ -34,9 +33,10 @@ def run(train_with, tmp_path):
         (INLINE_SYNC, 40, {"trajs_per_batch": 3, "traj_format": "padded"}),
         (INLINE_SYNC, 40, {"trajs_per_batch": 3, "traj_format": "cat"}),
         (INLINE_SYNC, 21, {"trajs_per_batch": 2, "traj_format": "cat", "preemptive_threshold": 0.5}),
+        (INLINE_SYNC, 21, {"preemptive_threshold": 0.5}),
         (SINGLE, 40, {"compact_obs": True}),
     ],
-    ids=["padded", "cat", "cut_short", "compact"],
+    ids=["padded", "cat", "cat_cut_short", "cut_short", "compact"],
 )
 def test_batches_are_those_of_the_python_classes(run, way, size, keywords):
     values = {"num_workers": way.num_workers} | keywords
@@ -51,16 +51,3 @@ def test_batches_are_those_of_the_python_classes(run, way, size, keywords):
     # What is counted are the collector's batches.
     assert {line["batch_frames"] for line in lines} == {size}
     assert 400 <= lines[-1]["frames"] < 400 + size
-
-
-def test_parts_are_cut_short(run):
-    """In one process, the second worker steps after the first has all its frames."""
-    batches, lines = run("collector.preemptive_threshold=0.5")
-    for batch in batches:
-        mask = batch["collector", "mask"]
-        assert mask.sum(-1).tolist() == [20, 1]
-        assert torch.equal(batch["collector", "traj_ids"] < 0, ~mask)
-        assert not batch["observation"][~mask].any()
-        assert batch["observation"][mask].abs().sum(-1).all()
-    assert sum(batch["collector", "mask"].sum() for batch in batches) >= 400
-    assert [line["batch_frames"] for line in lines] == [21] * len(batches)

@@ -1,6 +1,5 @@
 import os
 import signal
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 
 import pytest
@@ -53,12 +52,3 @@ def test_an_ignored_signal_stays_ignored():
         raised = raises(signal.SIGINT)
     assert signal.signal(signal.SIGINT, before) is signal.SIG_IGN
     assert not raised
-
-
-def test_in_another_thread_it_does_nothing():
-    def use():
-        with Signals() as signals:
-            signals.check()
-
-    with ThreadPoolExecutor() as pool:
-        pool.submit(use).result()

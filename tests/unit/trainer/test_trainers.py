@@ -9,7 +9,7 @@ import torch
 from collectx import env, policy, trainer
 from collectx.batch import to_tensordict
 from collectx.cli.compose import compose
-from collectx.config import CustomTrainerConfig, MeterTrainerConfig
+from collectx.config import CustomTrainerConfig
 from collectx.errors import ConfigError
 
 # On a busy machine threads wait for one another in every small operation.
@@ -124,14 +124,6 @@ def test_the_same_seed_learns_the_same_and_its_state_can_be_put_back(name):
     for other in (same, restored):
         torch.testing.assert_close(other.state_dict(), module.state_dict(), rtol=0, atol=0)
     torch.testing.assert_close(third.state_dict(), first.state_dict(), rtol=0, atol=0)
-
-
-def test_the_meter_takes_everything():
-    collection = Recorded(bandit(3))
-    meter = trainer.build(MeterTrainerConfig("meter", digest=False), None, SPEC, 0, CPU)
-    meter.train(collection)
-    assert collection.frames == 192
-    assert meter.state_dict() == {}
 
 
 @pytest.mark.parametrize("name", OVERRIDES)

@@ -14,7 +14,7 @@ import torch
 from collectx.cli import run
 from collectx.run import RunFolder, execute
 from collectx.run import folder as folders
-from collectx.run.folder import write_atomically
+from collectx.run.folder import JsonLines, read_lines, write_atomically
 
 pytestmark = pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full")
 
@@ -69,6 +69,22 @@ def test_the_last_line_does_not_cost_the_checkpoint(cfg, tmp_path, train_with, f
     full("metrics.jsonl")
     assert execute(cfg, tmp_path, []).status == "failed"
     assert RunFolder(tmp_path).final_checkpoint.exists()
+
+
+def test_a_line_that_the_disk_takes_in_parts_is_complete(tmp_path):
+    lines = JsonLines(tmp_path / "metrics.jsonl")
+    write = lines._file.write
+
+    class Slow:
+        name, close = lines._file.name, lines._file.close
+
+        def write(self, data):
+            return write(data[:7])
+
+    lines._file = Slow()
+    lines.append({"batch": 0, "frames": 20})
+    lines.close()
+    assert list(read_lines(tmp_path / "metrics.jsonl")) == [{"batch": 0, "frames": 20}]
 
 
 def test_a_checkpoint_that_torch_cannot_write_says_why(tmp_path):

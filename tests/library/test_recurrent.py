@@ -10,7 +10,7 @@ import pytest
 import torch
 from gymnasium.vector import AutoresetMode
 from making import by_worker, make
-from tensordict.nn import TensorDictModule, TensorDictSequential
+from tensordict.nn import TensorDictModule
 from torch import nn
 from ways import SINGLE, WAYS, over
 from worlds.cartpoles import cartpole
@@ -127,36 +127,3 @@ def test_an_initial_state_that_cannot_be_derived_is_asked_for():
     policy.initial_state = {"sums": torch.zeros(2, 2)}
     batch = collect(policy)[0]
     torch.testing.assert_close(batch["next", "sums"][:5], batch["observation"][:5].cumsum(0).reshape(5, 2, 2))
-
-
-def lstm(modules):
-    torch.manual_seed(0)
-    keys = {"in_keys": ["observation", "h", "c"], "out_keys": ["embed", ("next", "h"), ("next", "c")]}
-    head = TensorDictModule(nn.Linear(5, 2), ["embed"], ["logits"])
-    choice = TensorDictModule(partial(torch.argmax, dim=-1), ["logits"], ["action"])
-    return TensorDictSequential(modules.LSTMModule(4, 5, **keys), head, choice)
-
-
-@pytest.mark.parametrize("transforms", ["", "init", "primer", "init primer"])
-def test_torchrls_lstm_with_and_without_transforms(transforms):
-    """With both, in workers too, it is among the cases of `conformance/`."""
-    modules = pytest.importorskip("torchrl.modules", reason="needs the torchrl extra")
-    envs = pytest.importorskip("torchrl.envs")
-    policy = lstm(modules)
-    primer = policy[0].make_tensordict_primer
-
-    def create():
-        env = envs.GymEnv("CartPole-v1", max_episode_steps=5, categorical_action_encoding=True)
-        chosen = [envs.InitTracker()] * ("init" in transforms) + [primer()] * ("primer" in transforms)
-        return envs.TransformedEnv(env, envs.Compose(*chosen)) if chosen else env
-
-    row = torch.cat(collect(policy, create, frames=24, num_batches=2))
-    first = torch.cat([torch.ones(1, dtype=torch.bool), row["next", "done"][:-1, 0]])
-    assert torch.equal(row["is_init"][:, 0], first)
-    assert not row["next", "is_init"].any()
-    assert (row["h"][first] == 0).all()
-    assert torch.equal(row["h"][1:][~first[1:]], row["next", "h"][:-1][~first[1:]])
-    # What a learner does with it: the same frames as one sequence.
-    with torch.no_grad(), modules.set_recurrent_mode(True):
-        sequence = policy(row.select("observation", "h", "c", "is_init").unsqueeze(0))
-    torch.testing.assert_close(sequence["embed"][0], row["embed"])

@@ -6,7 +6,6 @@ ones compare TorchRL itself with them.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -251,7 +250,10 @@ CLASSES = {"single": "Collector", "sync": "MultiSyncCollector", "async": "MultiA
 def theirs(case):
     """The batches of TorchRL's collector."""
     make = getattr(torchrl.collectors, CLASSES[case.kind])
-    creates = [_seeded(_numbered(case, worker), seeds(case, worker)) for worker in range(2)]
+    # What our worker of that index seeds its envs with.
+    size = case.of.size
+    seeds = [[env_seed(0, worker * size + e) for e in range(size)] for worker in range(2)]
+    creates = [_seeded(_numbered(case, worker), seeds[worker]) for worker in range(2)]
     keywords = {"cat_results": "stack"} if case.kind == "sync" else {}
 
     def construct(policy, **others):
@@ -267,11 +269,6 @@ def ours(case, way=SINGLE):
     """The batches of our collector of that way."""
     creates = [_ours(case, worker) for worker in range(2)]
     return _collect(case, partial(making.make, way, creates[0] if case.kind == "single" else creates))
-
-
-def seeds(case, worker=0):
-    """What our worker of that index seeds its envs with."""
-    return [env_seed(0, worker * case.of.size + e) for e in range(case.of.size)]
 
 
 def _numbered(case, worker):
@@ -319,9 +316,7 @@ def _collect(case, construct):
 def _of_each_worker(collector, count=2):
     """So many batches of each worker of an async collector, in the order of the numbers that are in `hidden`."""
     batches = {1: [], 2: []}
-    deadline = time.monotonic() + 200
     while min(map(len, batches.values())) < count:
-        assert time.monotonic() < deadline
         batch = collector.next().clone()
         batches[int(batch["hidden"].reshape(-1)[0])].append(batch)
     return [*batches[1][:count], *batches[2][:count]]

@@ -1,15 +1,13 @@
 """The same envs and policies through TorchRL's collectors and through ours: the same batches, entry by entry.
 
 Ours against the batches of TorchRL in golden/ in every tier, TorchRL against them at night. Where ours differs on
-purpose, the table in the README says so, and the tests here whose names begin with `test_unlike_torchrl` do.
+purpose, the table in the README says so.
 """
 
 from __future__ import annotations
 
-import itertools
 import json
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -18,8 +16,7 @@ pytest.importorskip("torchrl", reason="needs the torchrl extra")
 
 import golden
 import record
-import torchrl.collectors as peers
-from cases import CASES, IN_CI, WALK, WORLDS, Case, lstm, ours, theirs
+from cases import CASES, IN_CI, WALK, WORLDS, lstm, ours, theirs
 from golden import assert_same, load
 from torchrl.data import LazyTensorStorage, ReplayBuffer
 from torchrl.envs import InitTracker
@@ -30,12 +27,8 @@ from worlds import torchrlenvs
 import collectx
 from collectx.errors import ConfigError
 
-torch.set_num_threads(1)
-
 # Of TorchRL's processes, and of gymnasium's about seeds that TorchRL draws.
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(400)]
-
-LIBRARIES = (peers, collectx)
 
 
 def recorded(name):
@@ -102,9 +95,6 @@ def test_torchrl_has_the_signatures_that_are_recorded():
     assert record.signatures() == json.loads((golden.FOLDER / "signatures.json").read_text())
 
 
-# --- exploration ---
-
-
 def test_the_keyword_counts_and_not_the_context_around():
     with set_exploration_type(ExplorationType.MODE):
         batches = ours(CASES["asks-RANDOM"])
@@ -128,45 +118,6 @@ def test_a_replay_buffer_holds_the_frames_of_the_batches(name, extend):
         assert_same(case, [expected], [buffer[all_of_it].to("cpu")], names=False)
 
 
-@pytest.mark.parametrize("library", LIBRARIES)
-def test_both_refuse_to_count_steps_twice(library):
-    with pytest.raises((ValueError, ConfigError), match="step_count"):
-        library.Collector(torchrlenvs.counted, WALK.policy(), frames_per_batch=20, max_frames_per_traj=5)
-
-
-# --- on purpose otherwise; see the table in the README ---
-
-
-def versions(library, name, key):
-    """Of the batches of a collector whose weights are published after each."""
-    world = WORLDS[name]
-    collector = library.Collector(world.make, world.policy(), frames_per_batch=12, track_policy_version=True)
-    found = []
-    for batch in itertools.islice(collector, 3):
-        found.append(batch[key].unique().tolist())
-        collector.update_policy_weights_()
-    collector.shutdown()
-    return found
-
-
-def test_unlike_torchrl_batches_always_have_the_version_of_the_weights():
-    assert golden.OURS_ALONE not in golden.keys(recorded("walk")[0])
-    # There the first frame after an update has the version before it.
-    assert versions(peers, "walk", "policy_version") == [[0], [0, 1], [1, 2]]
-    with pytest.raises(RuntimeError, match="not supported for policy version tracking"):
-        versions(peers, "serial", "policy_version")
-    for name in ("walk", "serial"):
-        for key in ("policy_version", golden.OURS_ALONE):
-            assert versions(collectx, name, key) == [[0], [1], [2]]
-
-
-def test_unlike_torchrl_an_interrupted_batch_has_the_frames_that_there_are():
-    def case():
-        interruptor = SimpleNamespace(collection_stopped=itertools.cycle([False] * 6 + [True]).__next__)
-        return Case(keywords={"interruptor": interruptor, "frames_per_batch": 16, "total_frames": 16})
-
-    (theirs_, *_), (ours_, *others) = theirs(case()), ours(case())
-    assert (theirs_.shape, ours_.shape) == ((16,), (7,))
-    assert theirs_[golden.TRAJ_IDS].tolist()[7:] == [-1] * 9
-    assert_same(case(), [theirs_[:7]], [ours_])
-    assert [batch.numel() for batch in others] == [7, 7]
+def test_steps_are_not_counted_twice():
+    with pytest.raises(ConfigError, match="step_count"):
+        collectx.Collector(torchrlenvs.counted, WALK.policy(), frames_per_batch=20, max_frames_per_traj=5)

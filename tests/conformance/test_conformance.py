@@ -81,9 +81,6 @@ def test_async_workers_give_the_batches_of_torchrl(name, way):
     assert_same(CASES[name], recorded(name), ours(CASES[name], way))
 
 
-# --- TorchRL itself ---
-
-
 @pytest.mark.nightly
 @pytest.mark.parametrize("name", CASES)
 def test_torchrl_gives_what_is_recorded(name):

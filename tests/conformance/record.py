@@ -4,19 +4,14 @@ classes. What is there is of TorchRL 0.14.1, tensordict 0.14.3, torch 2.13.0, gy
     export PYTHONPATH=tests
     python tests/conformance/record.py              everything
     python tests/conformance/record.py NAME ...     some cases
-    python tests/conformance/record.py --distributed sync|async PORT FILE
-
-The last writes batches of a distributed collector of TorchRL, in a process of its own as it may hang when it ends.
 """
 
 from __future__ import annotations
 
 import inspect
 import json
-import os
 import sys
 import warnings
-from functools import partial
 
 import golden
 import torch
@@ -25,8 +20,6 @@ import torchrl.collectors.distributed
 from cases import CASES, theirs
 
 import collectx
-
-DISTRIBUTED = {"sync": "DistributedSyncCollector", "async": "DistributedCollector"}
 
 
 def signatures():
@@ -53,14 +46,6 @@ def _parameters(function):
     return sorted(set(inspect.signature(function).parameters) - {"self", "args", "kwargs"})
 
 
-def _distributed(kind, port, path):
-    """Three batches of whatever worker comes first."""
-    case = CASES[f"{kind}-primed"]
-    make = partial(getattr(torchrl.collectors.distributed, DISTRIBUTED[kind]), launcher="mp", tcp_port=int(port))
-    golden.save(path, theirs(case, make, count=3))
-    os._exit(0)
-
-
 def main(names):
     for name in names or CASES:
         golden.save(golden.FOLDER / f"{name}.npz", theirs(CASES[name]))
@@ -73,6 +58,4 @@ def main(names):
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    if sys.argv[1:2] == ["--distributed"]:
-        _distributed(*sys.argv[2:])
     main(sys.argv[1:])

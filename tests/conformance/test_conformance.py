@@ -1,21 +1,13 @@
 """The same envs and policies through TorchRL's collectors and through ours: the same batches, entry by entry.
 
 Ours against the batches of TorchRL in golden/ in every tier, TorchRL against them at night. Where ours differs on
-purpose, the table in the README says so, and the tests here whose names begin with `test_unlike_torchrl` do.
+purpose, the table in the README says so.
 """
 
 from __future__ import annotations
 
-import contextlib
-import itertools
 import json
-import os
-import signal
-import socket
-import subprocess
-import sys
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -24,10 +16,10 @@ pytest.importorskip("torchrl", reason="needs the torchrl extra")
 
 import golden
 import record
-import torchrl.collectors as peers
-from cases import CASES, IN_CI, PUSH, WALK, WORLDS, Case, ours, theirs
-from golden import assert_alike, assert_same, load
+from cases import CASES, IN_CI, WALK, WORLDS, lstm, ours, theirs
+from golden import assert_same, load
 from torchrl.data import LazyTensorStorage, ReplayBuffer
+from torchrl.envs import InitTracker
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 from ways import ASYNC, INLINE_SYNC, SHARED_SYNC, SYNC, over
 from worlds import torchrlenvs
@@ -35,12 +27,8 @@ from worlds import torchrlenvs
 import collectx
 from collectx.errors import ConfigError
 
-torch.set_num_threads(1)
-
 # Of TorchRL's processes, and of gymnasium's about seeds that TorchRL draws.
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(400)]
-
-LIBRARIES = (peers, collectx)
 
 
 def recorded(name):
@@ -58,6 +46,16 @@ def of(kind):
 @pytest.mark.parametrize("name", of("single"))
 def test_a_collector_gives_the_batches_of_torchrl(name):
     assert_same(CASES[name], recorded(name), ours(CASES[name]))
+
+
+@pytest.mark.parametrize("primer", [(), (lstm()[0].make_tensordict_primer(),)], ids=["", "primer"])
+@pytest.mark.parametrize("tracker", [(), (InitTracker(),)], ids=["", "tracker"])
+def test_an_lstm_needs_no_transforms_of_the_env(tracker, primer, monkeypatch):
+    def create():
+        return torchrlenvs.transformed(torchrlenvs.walking(), *(part.clone() for part in (*tracker, *primer)))
+
+    monkeypatch.setitem(WORLDS, "recurrent", replace(WORLDS["recurrent"], ours=create))
+    assert_same(CASES["recurrent"], recorded("recurrent"), ours(CASES["recurrent"]))
 
 
 @over((INLINE_SYNC, SHARED_SYNC))
@@ -83,9 +81,6 @@ def test_async_workers_give_the_batches_of_torchrl(name, way):
     assert_same(CASES[name], recorded(name), ours(CASES[name], way))
 
 
-# --- TorchRL itself ---
-
-
 @pytest.mark.nightly
 @pytest.mark.parametrize("name", CASES)
 def test_torchrl_gives_what_is_recorded(name):
@@ -95,46 +90,6 @@ def test_torchrl_gives_what_is_recorded(name):
 @pytest.mark.nightly
 def test_torchrl_has_the_signatures_that_are_recorded():
     assert record.signatures() == json.loads((golden.FOLDER / "signatures.json").read_text())
-
-
-def torchrl_distributed(kind, path):
-    """Three batches of TorchRL's distributed collector, in a process of its own."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    command = [sys.executable, record.__file__, "--distributed", kind, str(port), path]
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, start_new_session=True, env=env)
-    try:
-        assert process.wait(300) == 0
-    finally:
-        # Its workers too, which it may leave behind.
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait(10)
-    return load(path)
-
-
-@pytest.mark.nightly
-def test_unlike_torchrl_a_distributed_sync_batch_has_the_part_of_every_worker(tmp_path):
-    for expected, batch in zip(recorded("sync-primed"), torchrl_distributed("sync", tmp_path / "it.npz"), strict=True):
-        # Not what is in them: TorchRL mixes up its workers' parts. Ours have those of its MultiSyncCollector.
-        assert [part["hidden"].unique().tolist() for part in expected] == [[1.0], [2.0]]
-        assert_alike(WORLDS["primed"], expected, batch, ours_alone=set())
-
-
-@pytest.mark.nightly
-def test_torchrls_distributed_collector_gives_what_is_recorded(tmp_path):
-    expected, seen = recorded("async-primed"), [0, 0]
-    batches = torchrl_distributed("async", tmp_path / "it.npz")
-    assert len(batches) == 3
-    for batch in batches:
-        worker = int(batch["hidden"].unique()) - 1
-        if seen[worker] < 2:  # so many are recorded of each worker
-            assert_same(CASES["async-primed"], [expected[2 * worker + seen[worker]]], [batch], ours_alone=set())
-        seen[worker] += 1
-
-
-# --- exploration ---
 
 
 def test_the_keyword_counts_and_not_the_context_around():
@@ -160,69 +115,6 @@ def test_a_replay_buffer_holds_the_frames_of_the_batches(name, extend):
         assert_same(case, [expected], [buffer[all_of_it].to("cpu")], names=False)
 
 
-@pytest.mark.parametrize("library", LIBRARIES)
-def test_both_refuse_to_count_steps_twice(library):
-    with pytest.raises((ValueError, ConfigError), match="step_count"):
-        library.Collector(torchrlenvs.counted, WALK.policy(), frames_per_batch=20, max_frames_per_traj=5)
-
-
-# --- on purpose otherwise; see the table in the README ---
-
-
-def test_unlike_torchrl_a_seed_begins_new_trajectories():
-    theirs, ours = (library.Collector(PUSH.make, PUSH.policy(), frames_per_batch=18) for library in LIBRARIES)
-    for collector in (theirs, ours):
-        assert collector.set_seed(7, static_seed=True) == 7
-    first = ours.next()
-    # TorchRL's env first ends the episode that it has begun without a seed.
-    second = theirs.next()
-    end = int(second["next", "done"].nonzero()[0, 0]) + 1
-    assert torch.equal(second["observation"][end:], first["observation"][: 18 - end])
-    ours.set_seed(7, static_seed=True)
-    assert torch.equal(ours.next()["observation"], first["observation"])
-    for collector in (theirs, ours):
-        collector.shutdown()
-
-
-def test_unlike_torchrl_total_frames_must_divide():
-    frames = {"frames_per_batch": 20, "total_frames": 50}
-    collector = peers.Collector(WALK.make, WALK.policy(), **frames)
-    assert sum(batch.numel() for batch in collector) == 60
-    collector.shutdown()
-    with pytest.raises(ConfigError, match="total_frames=50 is not a multiple"):
-        collectx.Collector(WALK.make, WALK.policy(), **frames)
-
-
-def versions(library, name, key):
-    """Of the batches of a collector whose weights are published after each."""
-    world = WORLDS[name]
-    collector = library.Collector(world.make, world.policy(), frames_per_batch=12, track_policy_version=True)
-    found = []
-    for batch in itertools.islice(collector, 3):
-        found.append(batch[key].unique().tolist())
-        collector.update_policy_weights_()
-    collector.shutdown()
-    return found
-
-
-def test_unlike_torchrl_batches_always_have_the_version_of_the_weights():
-    assert golden.OURS_ALONE not in golden.keys(recorded("walk")[0])
-    # There the first frame after an update has the version before it.
-    assert versions(peers, "walk", "policy_version") == [[0], [0, 1], [1, 2]]
-    with pytest.raises(RuntimeError, match="not supported for policy version tracking"):
-        versions(peers, "serial", "policy_version")
-    for name in ("walk", "serial"):
-        for key in ("policy_version", golden.OURS_ALONE):
-            assert versions(collectx, name, key) == [[0], [1], [2]]
-
-
-def test_unlike_torchrl_an_interrupted_batch_has_the_frames_that_there_are():
-    def case():
-        interruptor = SimpleNamespace(collection_stopped=itertools.cycle([False] * 6 + [True]).__next__)
-        return Case(keywords={"interruptor": interruptor, "frames_per_batch": 16, "total_frames": 16})
-
-    (theirs_, *_), (ours_, *others) = theirs(case()), ours(case())
-    assert (theirs_.shape, ours_.shape) == ((16,), (7,))
-    assert theirs_[golden.TRAJ_IDS].tolist()[7:] == [-1] * 9
-    assert_same(case(), [theirs_[:7]], [ours_])
-    assert [batch.numel() for batch in others] == [7, 7]
+def test_steps_are_not_counted_twice():
+    with pytest.raises(ConfigError, match="step_count"):
+        collectx.Collector(torchrlenvs.counted, WALK.policy(), frames_per_batch=20, max_frames_per_traj=5)

@@ -48,11 +48,6 @@ def test_keywords_and_methods_are_taken_or_refused(name):
         assert not set(methods[method] or ()) - (parameters(function) if callable(function) else set()), method
 
 
-def test_what_is_refused_is_of_torchrl():
-    assert set(REFUSED) <= set().union(*map(not_taken, THEIRS))
-    assert set(attributes.REFUSED) <= set().union(*(theirs["methods"] for theirs in THEIRS.values()))
-
-
 @pytest.mark.parametrize("keyword", REFUSED)
 def test_a_refused_keyword_is_refused_with_its_reason(keyword):
     def never():

@@ -7,20 +7,14 @@ import shutil
 
 import pytest
 import torch
-from gymnasium.spaces import Box, Discrete
+from collecting import gym, mlp
 from making import make
 from torch import nn
 from ways import GLOO_SYNC, SHARED_SYNC, SINGLE, over
 from worlds.tracing import batches_of_each_version, by_tensordict, by_tensors
 
-from collectx.batch import Leaf
-from collectx.config import MlpPolicyConfig
-from collectx.env.base import EnvSpec
-from collectx.policy import ExplorationType, build, make_actor
-from collectx.policy.acceleration import Acceleration
-from collectx.policy.weights import FlatWeights
-
-torch.set_num_threads(1)
+from collectx import env as envs
+from collectx import policy as policies
 
 # Without a compiler, in little time.
 EAGER = {"backend": "eager"}
@@ -58,20 +52,16 @@ def test_a_module_of_tensors_is_compiled_if_the_keyword_says_so(how, action):
 
 
 def test_a_built_in_policy_is_compiled_and_takes_newer_weights():
+    graphs = []
+
     def backend(graph, inputs):
         graphs.append(graph)
         return graph.forward
 
-    graphs = []
-    leaves = (Leaf(("observation",), (4,), torch.float32),), (Leaf(("action",), (), torch.int64),)
-    spec = EnvSpec(2, *leaves, Box(-1, 1, (4,)), Discrete(2))
-    policy = build(MlpPolicyConfig("mlp", [8], "tanh"), spec, 0)
-    actor = make_actor(policy, spec, torch.device("cpu"), ExplorationType.MODE)
-    FlatWeights(policy).adopt()
-    actor.accelerate(Acceleration({"backend": backend}))
-    for sign in (1, -1):
-        with torch.inference_mode():
-            policy.out.bias.copy_(torch.tensor([9.0, -9.0]) * sign)
-            (action,) = actor.act([torch.randn(2, 4)])
-        assert action.tolist() == [sign < 0] * 2
+    policy = policies.build(mlp(), envs.read_spec(gym()), 0)
+    with make(SINGLE, policy=policy, frames_per_batch=4, compile_policy={"backend": backend}) as collector:
+        for sign in (1, -1):
+            policy.out.bias.data = torch.tensor([9.0, -9.0]) * sign
+            collector.update_policy_weights_()
+            assert collector.next()["action"].tolist() == [sign < 0] * 4
     assert len(graphs) == 1

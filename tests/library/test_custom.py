@@ -12,7 +12,7 @@ import ways
 from making import make
 from tensordict.nn import TensorDictModule
 from worlds.cartpoles import Constant, cartpole
-from worlds.customcollectors import Doubling, DoublingAsync, Handmade, refuse
+from worlds.customcollectors import Doubling, Handmade, refuse
 
 import collectx.collector.worker
 from collectx.collector.custom import custom
@@ -122,37 +122,25 @@ def test_what_it_cannot_be_called_with_is_refused_before_anything_starts():
 
 
 @pytest.mark.ci
-@pytest.mark.parametrize(("name", "size"), [("one", [2, 40]), ("async", [1, 80]), ("sync", [1, 2, 40])])
-def test_those_of_torchrl_and_with_processes_of_their_own_run(name, size):
-    collectors = pytest.importorskip("torchrl.collectors")
+@pytest.mark.parametrize(("name", "size"), [("Collector", [2, 40]), ("MultiSyncCollector", [1, 2, 40])])
+def test_those_of_torchrl_run_also_with_processes_of_their_own(name, size):
+    cls = getattr(pytest.importorskip("torchrl.collectors"), name)
     create = partial(pytest.importorskip("torchrl.envs").GymEnv, "CartPole-v1", categorical_action_encoding=True)
-
-    class Theirs(collectors.Collector):
-        """One of TorchRL's, that changes its batches."""
-
-        def iterator(self):
-            for batch in super().iterator():
-                batch["next", "reward"] *= 2
-                yield batch
-
-    cls = {"one": Theirs, "async": DoublingAsync, "sync": collectors.MultiSyncCollector}[name]
-    inner = {} if name == "one" else {"num_workers": 1, "num_workers_per_collector": 2}
+    inner = {"num_workers": 1, "num_workers_per_collector": 2} if name == "MultiSyncCollector" else {}
     policy = TensorDictModule(Constant(), ["observation"], ["action"])
     with start(cls, ways.GLOO_SYNC, create, policy, max_frames_per_traj=5, **inner) as collector:
         batches = [next(collector) for _ in range(4)]
-        with torch.no_grad():
-            policy.module.action.fill_(1)
+        policy.module.action.data.fill_(1)
         collector.update_policy_weights_()
         version = collector.policy_version
         while batches[-1][VERSION].min() < version and len(batches) < 200:
             batches.append(next(collector))
-        batches.append(next(collector))
     assert {batch.batch_size for batch in batches} == {torch.Size(size)}
     # Each says which of its batches had which weights.
     for batch in batches:
         assert batch["action"].unique().tolist() == [int(batch[VERSION].min() >= version)]
+    assert len(batches) < 200
     assert batches[0]["next", "step_count"].max() == 5
-    assert {float(batch["next", "reward"].mean()) for batch in batches} == {1.0 if name == "sync" else 2.0}
-    if name == "one":
+    if name == "Collector":
         assert not torch.equal(batches[0]["observation"][0], batches[0]["observation"][1])
         check_complete(batches)

@@ -5,19 +5,15 @@ from __future__ import annotations
 
 from functools import partial
 
-import gymnasium
 import pytest
 import torch
-from gymnasium.vector import AutoresetMode
 from making import by_worker, make
-from tensordict.nn import TensorDictModule, TensorDictSequential
+from tensordict.nn import TensorDictModule
 from torch import nn
 from ways import SINGLE, WAYS, over
-from worlds.cartpoles import cartpole
+from worlds.cartpoles import cartpole, cartpoles
 
 from collectx.errors import ConfigError
-
-torch.set_num_threads(1)
 
 short_cartpole = partial(cartpole, max_episode_steps=5)
 
@@ -43,10 +39,6 @@ def recurrent():
     return TensorDictModule(Cells(), ["observation", *STATE], ["action", *(("next", key) for key in STATE)])
 
 
-def vector(mode):
-    return gymnasium.vector.SyncVectorEnv([short_cartpole] * 3, autoreset_mode=mode)
-
-
 def collect(policy, create=short_cartpole, way=SINGLE, frames=12, num_batches=4, **keywords):
     total = num_batches * frames
     with make(way, create, policy, frames_per_batch=frames, total_frames=total, **keywords) as collector:
@@ -63,15 +55,15 @@ def rows_of(batches, way=SINGLE):
     return [row for frames in whole for row in frames.reshape(-1, frames.shape[-1])]
 
 
-def check(rows, policy, first=0.0):
+def check(rows, policy):
     num_ends = 0
     for row in rows:
         ended = row["next", "done"][:-1, 0]
         num_ends += int(ended.sum())
         for key in STATE:
-            carried = torch.where(ended[:, None], torch.full_like(row[key][1:], first), row["next", key][:-1])
+            carried = torch.where(ended[:, None], 0.0, row["next", key][:-1])
             assert torch.equal(row[key][1:], carried)
-            assert (row[key][0] == first).all()
+            assert (row[key][0] == 0).all()
         with torch.no_grad():
             action, *after = policy.module(*(row[key] for key in ("observation", *STATE)))
         assert torch.equal(action, row["action"])
@@ -89,11 +81,12 @@ def test_a_state_is_carried_and_begins_with_an_episode(way):
     check(rows_of(batches, way), policy)
 
 
-@pytest.mark.parametrize("mode", AutoresetMode)
+@pytest.mark.parametrize("mode", ["NEXT_STEP", "SAME_STEP", "DISABLED"])
 def test_of_a_vector_env_of_each_autoreset_mode(mode):
     policy = recurrent()
+    create = partial(cartpoles, mode=mode, max_episode_steps=5)
     # With NEXT_STEP rows are segments, of any env: known by the trajectories in them.
-    frames = torch.cat([batch.reshape(-1) for batch in collect(policy, partial(vector, mode), frames=24)])
+    frames = torch.cat([batch.reshape(-1) for batch in collect(policy, create, frames=24)])
     ids = frames["collector", "traj_ids"]
     rows = [frames[ids % 3 == env] for env in range(3)]
     check([row[row["collector", "traj_ids"].argsort(stable=True)] for row in rows], policy)
@@ -107,12 +100,6 @@ def test_a_trajectory_that_is_cut_begins_with_the_first_state():
     assert (row["h"][~first] != 0).all()
 
 
-def test_the_policy_may_say_how_a_state_begins():
-    policy = recurrent()
-    policy.module.initial_state = {key: torch.full((size,), 0.5) for key, size in zip(STATE, (6, 6, 3), strict=True)}
-    check(rows_of(collect(policy)), policy, first=0.5)
-
-
 class Adding(nn.Module):
     """Its state is no recurrent layer's."""
 
@@ -120,43 +107,11 @@ class Adding(nn.Module):
         return observation[:, 0].gt(0).long(), sums + observation.reshape(-1, 2, 2)
 
 
-def test_an_initial_state_that_cannot_be_derived_is_asked_for():
+def test_an_initial_state_may_be_given_and_one_that_cannot_be_derived_is_asked_for():
     policy = TensorDictModule(Adding(), ["observation", "sums"], ["action", ("next", "sums")])
     with pytest.raises(ConfigError, match=r"carries sums through `next`.*initial_state = \{'sums': torch.zeros"):
         collect(policy)
-    policy.initial_state = {"sums": torch.zeros(2, 2)}
+    policy.initial_state = {"sums": torch.ones(2, 2)}
     batch = collect(policy)[0]
-    torch.testing.assert_close(batch["next", "sums"][:5], batch["observation"][:5].cumsum(0).reshape(5, 2, 2))
-
-
-def lstm(modules):
-    torch.manual_seed(0)
-    keys = {"in_keys": ["observation", "h", "c"], "out_keys": ["embed", ("next", "h"), ("next", "c")]}
-    head = TensorDictModule(nn.Linear(5, 2), ["embed"], ["logits"])
-    choice = TensorDictModule(partial(torch.argmax, dim=-1), ["logits"], ["action"])
-    return TensorDictSequential(modules.LSTMModule(4, 5, **keys), head, choice)
-
-
-@pytest.mark.parametrize("transforms", ["", "init", "primer", "init primer"])
-def test_torchrls_lstm_with_and_without_transforms(transforms):
-    """With both, in workers too, it is among the cases of `conformance/`."""
-    modules = pytest.importorskip("torchrl.modules", reason="needs the torchrl extra")
-    envs = pytest.importorskip("torchrl.envs")
-    policy = lstm(modules)
-    primer = policy[0].make_tensordict_primer
-
-    def create():
-        env = envs.GymEnv("CartPole-v1", max_episode_steps=5, categorical_action_encoding=True)
-        chosen = [envs.InitTracker()] * ("init" in transforms) + [primer()] * ("primer" in transforms)
-        return envs.TransformedEnv(env, envs.Compose(*chosen)) if chosen else env
-
-    row = torch.cat(collect(policy, create, frames=24, num_batches=2))
-    first = torch.cat([torch.ones(1, dtype=torch.bool), row["next", "done"][:-1, 0]])
-    assert torch.equal(row["is_init"][:, 0], first)
-    assert not row["next", "is_init"].any()
-    assert (row["h"][first] == 0).all()
-    assert torch.equal(row["h"][1:][~first[1:]], row["next", "h"][:-1][~first[1:]])
-    # What a learner does with it: the same frames as one sequence.
-    with torch.no_grad(), modules.set_recurrent_mode(True):
-        sequence = policy(row.select("observation", "h", "c", "is_init").unsqueeze(0))
-    torch.testing.assert_close(sequence["embed"][0], row["embed"])
+    sums = 1 + batch["observation"][:5].cumsum(0)
+    torch.testing.assert_close(batch["next", "sums"][:5], sums.reshape(5, 2, 2))

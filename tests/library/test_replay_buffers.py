@@ -7,13 +7,14 @@ import os
 import signal
 import threading
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
 from making import make
 from tensordict import TensorDict
 from ways import GLOO_ASYNC, INLINE, INLINE_SYNC, RPC_ASYNC, SHARED, WAYS, over
-from worlds.cartpoles import Constant, cartpole
+from worlds.cartpoles import Constant, cartpole, with_pid
 
 from collectx import Collector, ReplayBuffer
 from collectx.errors import ShapeError
@@ -140,25 +141,19 @@ def test_all_frames_come_though_there_were_pauses(way):
     assert buffer.write_count == 2000
 
 
-class Held:
-    """A buffer whose `extend` waits."""
-
-    def __init__(self):
-        self.has_begun, self.may_go_on = threading.Event(), threading.Event()
-
-    def extend(self, batch):
-        self.has_begun.set()
-        assert self.may_go_on.wait(60)
-
-
 def test_a_pause_begins_after_the_batch_under_way_and_waits_for_it_no_longer_than_its_timeout():
-    held = Held()
-    with Collector(cartpole, frames_per_batch=4, replay_buffer=held) as collector:
+    has_begun, may_go_on = threading.Event(), threading.Event()
+
+    def extend(batch):
+        has_begun.set()
+        assert may_go_on.wait(60)
+
+    with Collector(cartpole, frames_per_batch=4, replay_buffer=SimpleNamespace(extend=extend)) as collector:
         collector.start()
-        assert held.has_begun.wait(60)
+        assert has_begun.wait(60)
         with pytest.raises(TimeoutError, match=r"timeout=0\.01 s"), collector.pause(0.01):
             pass
-        held.may_go_on.set()
+        may_go_on.set()
         with collector.pause(60):
             assert collector.is_running()
         with pytest.raises(ValueError, match="resume=False"), collector.pause(resume=False):
@@ -195,12 +190,6 @@ def test_new_frames_have_the_largest_priority(way, wait_until):
         wait_until(lambda: buffer.write_count > count, what="more frames")
         with collector.pause():
             assert buffer.sample(200)["index"].min() >= count
-
-
-def with_pid():
-    env = cartpole()
-    env.pid = os.getpid()
-    return env
 
 
 @over(SHARED)

@@ -1,9 +1,8 @@
-"""Training scripts as TorchRL's users write them, with TorchRL's losses, buffers, envs and modules. The collectors come
-from here or from there: nothing else differs, and they learn."""
+"""Training scripts as TorchRL's users write them, with TorchRL's losses, buffers, envs and modules. Only the
+collectors are ours, and they learn."""
 
 from __future__ import annotations
 
-import importlib
 import subprocess
 import sys
 from functools import partial
@@ -23,12 +22,11 @@ from torchrl.objectives import ClipPPOLoss, DQNLoss, SACLoss, SoftUpdate
 from torchrl.objectives.value import GAE
 from worlds import torchrlenvs
 
+from collectx import Collector, MultiAsyncCollector, MultiSyncCollector
+
 torch.set_num_threads(1)
 
 pytestmark = [pytest.mark.ci, pytest.mark.filterwarnings("ignore::FutureWarning")]
-libraries = pytest.mark.parametrize(
-    "library", ["collectx", pytest.param("torchrl.collectors", marks=pytest.mark.nightly)]
-)
 
 
 def discrete(make=torchrlenvs.one_hot):
@@ -67,9 +65,7 @@ def test_torchrl_is_imported_only_by_who_uses_it():
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-@libraries
-def test_ppo(library):
-    collectors = importlib.import_module(library)
+def test_ppo():
     torch.manual_seed(0)
     logits = TensorDictModule(modules.MLP(3, 2, num_cells=[32]), in_keys=["observation"], out_keys=["logits"])
     keys = {"in_keys": ["logits"], "out_keys": ["action"]}
@@ -80,7 +76,7 @@ def test_ppo(library):
     loss_module = ClipPPOLoss(actor, critic)
     optimizer = torch.optim.Adam(loss_module.parameters(), 1e-2)
     buffer = ReplayBuffer(storage=LazyTensorStorage(200), sampler=SamplerWithoutReplacement(), batch_size=100)
-    collector = collectors.MultiSyncCollector(
+    collector = MultiSyncCollector(
         [discrete] * 2, actor, frames_per_batch=200, total_frames=4000, update_at_each_batch=True
     )
     for data in learning(collector, 20):
@@ -105,22 +101,18 @@ def off_policy(collector, num_batches, loss_module, steps_each, after):
         after(data)
 
 
-@libraries
-def test_dqn(library):
-    collectors = importlib.import_module(library)
+def test_dqn():
     torch.manual_seed(0)
     spec = discrete().action_spec
     actor = modules.QValueActor(modules.MLP(3, 2, num_cells=[32]), in_keys=["observation"], spec=spec)
     exploring = TensorDictSequential(actor, modules.EGreedyModule(spec, annealing_num_steps=1000, eps_end=0.05))
     frames = {"frames_per_batch": 50, "total_frames": 2000, "init_random_frames": 200}
-    collector = collectors.Collector(discrete, exploring, **frames)
+    collector = Collector(discrete, exploring, **frames)
     loss_module = DQNLoss(actor, action_space=spec, delay_value=True)
     off_policy(collector, 40, loss_module, 4, lambda data: exploring[1].step(data.numel()))
 
 
-@libraries
-def test_sac(library):
-    collectors = importlib.import_module(library)
+def test_sac():
     torch.manual_seed(0)
     spec = continuous().action_spec
     layers = nn.Sequential(modules.MLP(3, 2, num_cells=[32]), modules.NormalParamExtractor())
@@ -130,5 +122,5 @@ def test_sac(library):
     actor = modules.ProbabilisticActor(head, spec=spec, **keys, distribution_kwargs=limits)
     value = modules.ValueOperator(modules.MLP(4, 1, num_cells=[32]), in_keys=["observation", "action"])
     loss_module = SACLoss(actor, value, action_spec=spec, alpha_init=0.1)
-    collector = collectors.MultiAsyncCollector([continuous] * 2, actor, frames_per_batch=100, total_frames=2800)
+    collector = MultiAsyncCollector([continuous] * 2, actor, frames_per_batch=100, total_frames=2800)
     off_policy(collector, 28, loss_module, 8, lambda data: collector.update_policy_weights_())

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 from making import make
 from tensordict import TensorDict
-from ways import GLOO_SYNC, INLINE_ASYNC, INLINE_SYNC, SHARED_ASYNC, SHARED_SYNC, SINGLE, SYNC, over
+from ways import GLOO_SYNC, INLINE_SYNC, SHARED_ASYNC, SHARED_SYNC, SINGLE, SYNC, over
 from worlds.cartpoles import Constant, cartpole
 
 from collectx import Collector
@@ -24,22 +26,15 @@ def actions_of(batch):
 def test_newer_weights_act_in_every_worker(way):
     policy = Constant()
     never = {"update_interval": -1} if way is GLOO_SYNC else {}
-    with make(way, policy=policy, frames_per_batch=20, **never) as collector:
+    with make(way, policy=policy, frames_per_batch=20, track_policy_version=True, **never) as collector:
         for version in range(3):
             policy.action.data.fill_(version % 2)
             assert collector.policy_version == version
             collector.increment_version()
             batch = collector.next()
             assert actions_of(batch) == [version % 2]
-            assert batch["collector", "policy_version"].unique().tolist() == [version + 1]
-
-
-@over((INLINE_ASYNC, SHARED_ASYNC))
-def test_weights_are_published_after_each_async_batch(way):
-    with make(way, policy=Constant(), frames_per_batch=20, update_after_each_batch=True) as collector:
-        for number in range(4):
-            collector.next()
-            assert collector.policy_version == number
+            for key in (("collector", "policy_version"), "policy_version"):
+                assert batch[key].unique().tolist() == [version + 1]
 
 
 @pytest.mark.parametrize(
@@ -130,25 +125,22 @@ def test_a_weight_updater_is_called_for_the_weights():
 
 
 @pytest.mark.ci
-@pytest.mark.parametrize("is_mapped", [False, True])
 @pytest.mark.parametrize("form", ["itself", "constructor"])
-def test_an_updater_of_torchrls_gets_and_maps_the_weights(form, is_mapped):
+def test_an_updater_of_torchrls_gets_and_maps_the_weights(form):
     collectors = pytest.importorskip("torchrl.collectors")
 
-    class Updater(collectors.VanillaWeightUpdater):
+    class Opposite(collectors.VanillaWeightUpdater):
         def _maybe_map_weights(self, weights):
-            return weights.apply(lambda value: 1 - value) if is_mapped else weights
+            return weights.apply(lambda value: 1 - value)
 
-    def construct():
-        return Updater(weight_getter=lambda: weights_of(Constant(1.0)), policy_weights=weights_of(Constant()))
-
+    construct = partial(Opposite, weight_getter=lambda: weights_of(Constant()), policy_weights=weights_of(Constant()))
     updater = construct() if form == "itself" else construct
     with make(INLINE_SYNC, policy=Constant(), frames_per_batch=10, weight_updater=updater) as collector:
         collector.update_policy_weights_()
-        assert actions_of(collector.next()) == [0 if is_mapped else 1]
+        assert actions_of(collector.next()) == [1]
         # A callable that makes one is only called where no weights are passed.
-        collector.update_policy_weights_(Constant())
-        assert actions_of(collector.next()) == [1 if is_mapped and form == "itself" else 0]
+        collector.update_policy_weights_(Constant(1.0))
+        assert actions_of(collector.next()) == [0 if form == "itself" else 1]
 
 
 def test_a_collector_in_this_process_acts_with_the_policy_as_it_is():

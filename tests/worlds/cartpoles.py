@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from functools import partial
 
 import gymnasium
@@ -17,6 +18,13 @@ def cartpole(**kwargs):
 def cartpoles(num_envs=3, mode="SAME_STEP", **kwargs):
     """A vector env with that mode of autoreset."""
     return SyncVectorEnv([partial(cartpole, **kwargs)] * num_envs, autoreset_mode=AutoresetMode[mode])
+
+
+def with_pid():
+    """CartPole that tells in which process it is."""
+    env = cartpole()
+    env.pid = os.getpid()
+    return env
 
 
 class Argmax(nn.Module):

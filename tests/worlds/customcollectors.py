@@ -5,22 +5,16 @@ from __future__ import annotations
 import torch
 from tensordict import TensorDict
 
-from collectx import Collector, MultiAsyncCollector
+from collectx import Collector
 
 
-class _Doubles:
+class Doubling(Collector):
+    """One of ours, that changes its batches."""
+
     def __next__(self):
         batch = super().__next__()
         batch["next", "reward"] *= 2
         return batch
-
-
-class Doubling(_Doubles, Collector):
-    """One of ours, that changes its batches."""
-
-
-class DoublingAsync(_Doubles, MultiAsyncCollector):
-    """One of ours with processes of its own."""
 
 
 class Handmade:

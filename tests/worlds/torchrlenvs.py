@@ -52,12 +52,6 @@ def counted_serial():
     return transformed(serial(), envs.StepCounter(5), envs.RewardSum())
 
 
-def to_reset(env, tensordict):
-    """Which of its envs."""
-    every = torch.ones(env.batch_size, dtype=torch.bool)
-    return every if tensordict is None else tensordict.get("_reset", every).reshape(env.batch_size)
-
-
 class Toy(envs.EnvBase):
     """Observes what the number of the step says, by `_values`; an episode has `length` steps."""
 
@@ -164,7 +158,9 @@ class Agents(envs.EnvBase):
         return self._count[..., None, None] * torch.tensor([[0.1], [0.01]]).expand(2, 3)
 
     def _reset(self, tensordict, **kwargs):
-        self._count = torch.where(to_reset(self, tensordict), 0.0, self._count)
+        every = torch.ones(self.batch_size, dtype=torch.bool)
+        begins = every if tensordict is None else tensordict.get("_reset", every).reshape(self.batch_size)
+        self._count = torch.where(begins, 0.0, self._count)
         return TensorDict({"agents": {"observation": self._observation()}}, self.batch_size)
 
     def _step(self, tensordict):

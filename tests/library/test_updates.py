@@ -6,9 +6,9 @@ from functools import partial
 
 import pytest
 import torch
-from making import make
+from making import by_worker, make
 from tensordict import TensorDict
-from ways import GLOO_SYNC, INLINE_SYNC, SHARED_ASYNC, SHARED_SYNC, SINGLE, SYNC, over
+from ways import GLOO_ASYNC, GLOO_SYNC, INLINE_ASYNC, INLINE_SYNC, SHARED_ASYNC, SHARED_SYNC, SINGLE, SYNC, over
 from worlds.cartpoles import Constant, cartpole
 
 from collectx import Collector
@@ -35,6 +35,20 @@ def test_newer_weights_act_in_every_worker(way):
             assert actions_of(batch) == [version % 2]
             for key in (("collector", "policy_version"), "policy_version"):
                 assert batch[key].unique().tolist() == [version + 1]
+
+
+@over((INLINE_ASYNC, SHARED_ASYNC, GLOO_ASYNC))
+def test_async_workers_act_with_weights_that_are_published_after_each_batch(way):
+    policy, newest, number = Constant(), [0, 0], 0
+    with make(way, policy=policy, frames_per_batch=20, update_after_each_batch=True) as collector:
+        while min(newest) < 3:
+            policy.action.data.fill_(number % 2)
+            for worker, batch in by_worker(way, collector.next()):
+                versions = batch["collector", "policy_version"]
+                assert torch.equal(batch["action"], versions % 2)
+                newest[worker] = int(versions.min())
+            assert collector.policy_version == number
+            number += 1
 
 
 @pytest.mark.parametrize(

@@ -193,26 +193,12 @@ def test_whole_lines_of_srun_and_of_tasks_in_the_jobs_log(folder, line, first, w
     assert failed == {worker: f"task {worker + 1} {how}" for worker in workers}
 
 
-@pytest.mark.parametrize(
-    ("counts", "nodes"),
-    [("1", "n1"), ("2,1", "n1 n1 n2"), ("1(x3)", "n1 n2 n3"), ("2(x2),1", "n1 n1 n2 n2 n3")],
-)
-def test_the_node_of_every_task(command, counts, nodes):
-    command("scontrol", '[ "$*" = "show hostnames n[1-3]" ] && echo "n1 n2 n3"')
-    assert slurm.layout({"SLURM_JOB_NODELIST": "n[1-3]", "SLURM_TASKS_PER_NODE": counts}) == nodes.split()
-
-
 @pytest.mark.parametrize(("down", "nodes"), [(None, ["n2", "n3", "n1", "n2"]), ("n2", ["n3", "n3", "n1", "n3"])])
 def test_a_worker_is_restarted_on_its_node_or_on_the_next_that_is_up(workers, monkeypatch, down, nodes):
     monkeypatch.setattr(slurm, "is_up", lambda host: host != down)
     monkeypatch.setattr(slurm, "Step", lambda command, log: command())
     for life, node in enumerate(nodes, 1):
         assert {f"--nodelist={node}", "--mpi=none"} <= set(workers.start(1, life))
-
-
-def test_a_host_is_up_if_it_answers():
-    assert slurm.is_up("127.0.0.1")
-    assert not slurm.is_up("no-such-host.invalid")
 
 
 def test_the_sentinel_of_a_step_tells_its_end(tmp_path):
@@ -237,13 +223,3 @@ def test_a_job_that_slurm_has_forgotten_is_looked_up_in_its_accounting(command):
     command("sacct", "echo '17|CANCELLED by 0|n1'; echo '18+0|FAILED|None assigned'; echo '18+1|COMPLETED|n2'")
     states = slurm.states(["17", "18", "19"])
     assert states == {"17": JobState("CANCELLED", True, True, "", "n1"), "18": JobState("FAILED", True, True)}
-
-
-@pytest.mark.ci
-def test_a_job_that_is_still_ending_in_the_folder_is_not_taken_for_this_one(folder):
-    """The trainer of another job ends while this one's roles are at work."""
-    roles = folder.parent / "roles.sh"
-    roles.write_text(f"export run='{folder}'\nSLURM_JOB_ID=1 SLURM_PROCID=0 {role('true')}\nsleep 3\nexit 7\n")
-    script = slurm.batch([folder], [], [], [], f"bash {roles}", 0.0)
-    environment = {"PATH": os.environ["PATH"], "SLURM_JOB_ID": "2"}
-    assert subprocess.run(["bash", "-c", script], env=environment, timeout=60).returncode == 7

@@ -67,27 +67,21 @@ def test_equal_points_are_one_array_and_a_failed_one_is_shown_with_its_traceback
     assert "point3: job 101_1 ended as FAILED" in err
 
 
-def test_a_second_start_submits_no_job_twice(queue, capsys):
+def test_a_second_start_submits_no_job_twice_and_gives_its_folder_to_no_other(queue, capsys):
     queue.is_held = True
     assert start("launcher.wait=false", "launcher.wait=false seed=4").left
     out = capsys.readouterr().out
     assert f"look in later: collectx status {Path.cwd()}" in out
     queue.states["100_1"] = "FAILED"
     assert start("launcher.wait=false", "launcher.wait=false seed=4").left
+    with pytest.raises(ConfigError, match="job 100_0 has not ended"):
+        start("launcher.wait=false seed=5")
     assert queue.states == {"100_0": "PENDING", "100_1": "FAILED", "101": "PENDING"}
     assert capsys.readouterr().out.count("of an earlier start is queued") == 1
     assert status.main(["."]) == 0
     out = capsys.readouterr().out
     assert [line.split()[1] for line in out.splitlines()[1:3]] == ["queued", "queued"]
     assert out.count(": Resources") == 2
-
-
-def test_the_folder_of_a_living_job_takes_no_other_configuration(queue):
-    queue.is_held = True
-    start("launcher.wait=false")
-    with pytest.raises(ConfigError, match="job 100 has not ended"):
-        start("launcher.wait=false seed=5")
-    assert len(queue.states) == 1
 
 
 @pytest.mark.parametrize("launcher", ["slurm", "submitit", "submitit_delayed"])
@@ -99,12 +93,7 @@ def test_a_launcher_that_needs_slurm_is_refused_where_there_is_none(launcher, mo
 
 @pytest.mark.parametrize(
     ("number", "answer", "state"),
-    [
-        (signal.SIGINT, None, "CANCELLED"),  # without a terminal
-        (signal.SIGINT, "y", "CANCELLED"),
-        (signal.SIGINT, "n", "RUNNING"),
-        (signal.SIGTERM, "n", "CANCELLED"),
-    ],
+    [(signal.SIGINT, "y", "CANCELLED"), (signal.SIGINT, "n", "RUNNING"), (signal.SIGTERM, "n", "CANCELLED")],
 )
 def test_an_interruption_cancels_unless_the_user_says_no(queue, monkeypatch, capsys, number, answer, state):
     def interrupted(seconds: float) -> None:
@@ -113,13 +102,13 @@ def test_an_interruption_cancels_unless_the_user_says_no(queue, monkeypatch, cap
 
     questions = []
     monkeypatch.setattr(follow.time, "sleep", interrupted)
-    monkeypatch.setattr(sys, "stdin", SimpleNamespace(isatty=lambda: answer is not None))
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(isatty=lambda: True))
     monkeypatch.setattr("builtins.input", lambda question: questions.append(question) or answer)
     done = start("seed=2")
     assert [ended.status for ended in done.results] == ["interrupted"]
     assert queue.states == {"100": state}
     assert done.left == (state == "RUNNING")
-    assert len(questions) == (number == signal.SIGINT and answer is not None)
+    assert len(questions) == (number == signal.SIGINT)
 
 
 def test_an_interruption_before_jobs_are_followed_leaves_no_job(queue, monkeypatch):
@@ -145,19 +134,17 @@ def test_hydras_own_launcher_is_taken_for_launcher_slurm(queue, capsys):
 
 
 @pytest.mark.parametrize(
-    ("words", "parts"),
+    ("words", "part"),
     [
-        (f"{HYDRAS} hydra.launcher.tasks_per_node=4", ["collector.num_workers workers"]),
-        (f"{HYDRAS} hydra.launcher.partitoin=p", ["did you mean hydra.launcher.partition?"]),
-        ("hydra/launcher=submitit_local", ["`collectx list launcher`"]),
-        (f"{HYDRAS} launcher=submitit", [f"launcher=submitit and {HYDRAS} both say"]),
-        ("launcher=slurm seed=1,2 hydra/launcher=points", []),
+        (f"{HYDRAS} hydra.launcher.tasks_per_node=4", "collector.num_workers workers"),
+        (f"{HYDRAS} hydra.launcher.partitoin=p", "did you mean hydra.launcher.partition?"),
+        ("hydra/launcher=submitit_local", "`collectx list launcher`"),
+        (f"{HYDRAS} launcher=submitit", f"launcher=submitit and {HYDRAS} both say"),
     ],
 )
-def test_what_hydras_own_launcher_cannot_mean_is_refused(words, parts):
-    kept, problems = translated(words.split())
-    assert [part in problem for part, problem in zip(parts, problems, strict=True)] == [True] * len(parts)
-    assert parts or kept == words.split()
+def test_what_hydras_own_launcher_cannot_mean_is_refused(words, part):
+    (problem,) = translated(words.split())[1]
+    assert part in problem
 
 
 def test_a_collector_without_the_jobs_of_its_launcher_says_how_to_get_them():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import select
-import threading
 
 import pytest
 
@@ -22,11 +21,10 @@ class Scripted:
     """A scheduler whose jobs are in the states `now` that a test sets; None: forgotten. `refusal` is of submissions."""
 
     def __init__(self):
-        self.now, self.submitted, self.cancelled, self.threads = {}, [], [], set()
+        self.now, self.submitted, self.cancelled = {}, [], []
         self.refusal, self.is_down = None, False
 
     def submit(self, workers):
-        self.threads.add(threading.current_thread().name)
         if self.refusal:
             raise LauncherError(self.refusal)
         self.submitted.append(list(workers))
@@ -80,7 +78,6 @@ def test_the_first_lives_are_one_submission_and_the_watcher_submits_replacements
     other = workers.start(1, 1)
     wait_until(lambda: other.id == "2_1", what="the replacement is submitted")
     assert workers.scheduler.submitted == [[0, 1, 2], [1]]
-    assert workers.scheduler.threads == {"MainThread", "collectx-jobs"}
     assert workers.describe(1).startswith("worker 1 (job 2_1: ")
     assert workers.describe(0).startswith("worker 0 (job 1_0: ")
 

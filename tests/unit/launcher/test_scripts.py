@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 from composing import composed, examine
 
-from collectx.cli.compose import compose
-from collectx.config import PartResources, as_dict, from_dict
+from collectx.config import as_dict, from_dict
 from collectx.errors import ConfigError
 from collectx.launcher import submitit_delayed
 from collectx.launcher.submitit import slurm_resources
@@ -99,11 +98,3 @@ def test_each_part_of_a_job_has_its_own_options_and_the_common_ones():
 def test_what_a_job_cannot_ask_for_is_refused(line, start):
     (problem,) = examine(line)[1]
     assert problem.startswith(start)
-
-
-def test_a_user_file_may_leave_parts_out(tmp_path):
-    (tmp_path / "launcher").mkdir()
-    (tmp_path / "launcher" / "mine.yaml").write_text("kind: submitit_delayed\ntrainer: {gpus: 1}\n")
-    launcher = compose(["launcher=mine", "collector=multi_async"], tmp_path).launcher
-    assert (launcher.trainer.gpus, launcher.trainer.partition, launcher.trainer.sbatch) == (1, None, {})
-    assert launcher.worker == PartResources(*[None] * 7)

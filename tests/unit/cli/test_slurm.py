@@ -18,7 +18,6 @@ from collectx.cli.task import Task, Wanted
 from collectx.errors import ConfigError
 from collectx.run import RunFolder, machine, task
 
-HERE = ["launcher=slurm", "hydra.run.dir=run"]
 HYDRAS = "hydra/launcher=submitit_slurm"
 
 
@@ -29,8 +28,8 @@ def missing(script: str, *options: str) -> list[str]:
 def test_a_run_is_one_job_with_what_the_launcher_asks_for(queue, capsys):
     asked = "partition=p account=a qos=q time=30 mem=4G cpus_per_task=2 gpus=1 constraint=ib nodes=2 exclusive=true"
     more = ["container=/image", "setup=['export LEVER=up']", "sbatch={job-name: mine}"]
-    workers = ["collector.num_workers=3", "collector.frames_per_batch=384", "trainer.gamma=0.5"]
-    assert run.main([*HERE, *workers, *(f"launcher.{word}" for word in [*asked.split(), *more])]) == 0
+    others = ["hydra.run.dir=run", "collector.num_workers=3", "collector.frames_per_batch=384", "trainer.gamma=0.5"]
+    assert run.main(["launcher=slurm", *others, *(f"launcher.{word}" for word in [*asked.split(), *more])]) == 0
     (script,) = queue.scripts
     options = "partition=p account=a qos=q time=30 mem=4G cpus-per-task=2 gres=gpu:1 constraint=ib nodes=2 exclusive"
     assert missing(script, *options.split(), "job-name=mine", "no-requeue", "ntasks=4") == []
@@ -95,7 +94,7 @@ def test_a_launcher_that_needs_slurm_is_refused_where_there_is_none(launcher, mo
     ("number", "answer", "state"),
     [(signal.SIGINT, "y", "CANCELLED"), (signal.SIGINT, "n", "RUNNING"), (signal.SIGTERM, "n", "CANCELLED")],
 )
-def test_an_interruption_cancels_unless_the_user_says_no(queue, monkeypatch, capsys, number, answer, state):
+def test_an_interruption_cancels_unless_the_user_says_no(queue, monkeypatch, number, answer, state):
     def interrupted(seconds: float) -> None:
         if "RUNNING" in queue.states.values():
             signal.raise_signal(number)

@@ -52,12 +52,6 @@ def test_wrong_parameters_of_submitit_are_refused(srun, parameters, problem):
     assert any(problem in each for each in caught.value.problems)
 
 
-def test_submitit_needs_slurm(monkeypatch, tmp_path):
-    monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(ConfigError, match="are you indeed on a slurm cluster"):
-        slurm_resources({"timeout_min": 10}, 1)
-
-
 DELAYED = "launcher=submitit_delayed collector=multi_async collector.num_workers=3 env=counting"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import signal
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -100,7 +101,7 @@ def test_an_interruption_cancels_unless_the_user_says_no(queue, monkeypatch, num
             signal.raise_signal(number)
 
     questions = []
-    monkeypatch.setattr(follow.time, "sleep", interrupted)
+    monkeypatch.setattr(follow, "time", SimpleNamespace(monotonic=time.monotonic, sleep=interrupted))
     monkeypatch.setattr(sys, "stdin", SimpleNamespace(isatty=lambda: True))
     monkeypatch.setattr("builtins.input", lambda question: questions.append(question) or answer)
     done = start("seed=2")

@@ -129,11 +129,6 @@ class Machines:
         """They go on."""
         self.on(node, ["bash", "-c", "kill -CONT -1"])
 
-    def isolate(self, node: str) -> None:
-        """Isolated nodes cannot reach one another; the head reaches all, and is reached."""
-        self.broken.add(node)
-        self._in_net(HEAD, f"bridge link set dev {node} isolated on")
-
     def wall(self, node: str) -> None:
         """A firewall lets packets from and to fixed ports through, but none between ports that systems choose."""
         self.broken.add(node)
@@ -176,11 +171,8 @@ class Machines:
         self._in_net(name, f"ip route add default via {self.addresses[HEAD]}")
 
     def _in_net(self, name: str, script: str) -> None:
-        """Runs a line of shell of this host in the network of a machine."""
-        command = ["nsenter", f"--target={self._inits[name]}", "--net", "sh", "-c", script]
-        done = subprocess.run(command, capture_output=True, text=True)
-        if done.returncode:
-            raise RuntimeError(f"{script}: {done.stderr.strip()}")
+        """Runs a line of shell in the network of a machine; the head's names nodes by processes of this host."""
+        self.login(["sh", "-c", script], machine=None if name == HEAD else name)
 
 
 def wait_until(condition: Callable[[], object], timeout_s: float, what: str) -> None:

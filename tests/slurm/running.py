@@ -58,15 +58,14 @@ def nightly(*values: Any):
 
 
 class Run:
-    """A started `collectx run OVERRIDES` in the folder `cwd`, which all nodes see; the command `prefix` runs it, as
-    srun does. `files` is its run folder."""
+    """A started `collectx run OVERRIDES` in the folder `cwd`, which all nodes see. `files` is its run folder."""
 
-    def __init__(self, cluster: Cluster, cwd: Path, overrides: Sequence[str], prefix: Sequence[str]):
+    def __init__(self, cluster: Cluster, cwd: Path, overrides: Sequence[str]):
         (cwd / "watcher.py").write_text(_WATCHER)
         self.cluster = cluster
         self.cwd = cwd
         self.files = RunFolder(cwd / "run")
-        command = [*prefix, COLLECTX, "run", *overrides]
+        command = [COLLECTX, "run", *overrides]
         with open(cwd / "output.txt", "w") as file:
             self.process = cluster.start(command, cwd=cwd, stdout=file, stderr=subprocess.STDOUT)
 
@@ -134,10 +133,6 @@ class Run:
     def jobs(self) -> list[str]:
         """The jobs that the command has printed it submitted."""
         return re.findall(r": job (\d+(?:_\d+)?), \d+ tasks", self.output)
-
-    def wait_for_state(self, job: str, state: str) -> None:
-        """Until SLURM says that of a job; the command may have ended."""
-        wait_until(lambda: self.cluster.job_states(job) == [state], _LONG_S, f"{job} to be {state}")
 
     def states(self, *jobs: str) -> list[str]:
         """The states of these jobs, or of those that the command has submitted, when none is left in the cluster."""

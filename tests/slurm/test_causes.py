@@ -6,12 +6,10 @@ import re
 import signal
 import sys
 import tempfile
-from typing import NamedTuple
 
 import pytest
 from running import ENDLESS, LAUNCHERS, SMALL, nightly
 
-_SUBMITIT = LAUNCHERS["submitit"]
 _N1_TO_N3 = [*LAUNCHERS["slurm"], "launcher.sbatch.nodelist='n[1-3]'"]
 
 
@@ -42,12 +40,10 @@ def test_a_run_folder_that_nodes_do_not_see_is_named(run):
 
 @pytest.mark.nightly
 def test_a_node_that_sees_another_folder_is_named(cluster, run, tmp_path):
+    cluster.broken.add("n3")  # until it is booted again
     cluster.on("n3", ["mount", "-t", "tmpfs", "tmpfs", str(tmp_path)])
-    try:
-        started = run(*SMALL, *_N1_TO_N3)
-        assert started.finish() == 1
-    finally:
-        cluster.on("n3", ["umount", str(tmp_path)])
+    started = run(*SMALL, *_N1_TO_N3)
+    assert started.finish() == 1
     assert f"n3 does not see the run folder {started.files.path}" in started.output
     assert "hydra.run.dir" in started.output
 
@@ -85,73 +81,13 @@ def test_a_task_that_does_not_come_to_join_is_named_at_once(cluster, run, tmp_pa
     started.complete()
 
 
-class Case(NamedTuple):
-    """Why no worker can join: faults, configuration and what the messages say; `prefix` runs the command."""
-
-    overrides: list[str]
-    messages: list[str]
-    faults: tuple[tuple[str, str], ...] = ()
-    prefix: tuple[str, ...] = ()
-
-
-_CASES = {
-    "address_of_another_host": Case(
-        [*_N1_TO_N3, "backend.interface=lo", "collector.start_timeout_s=1000"],
-        [
-            r"n[23] could not reach the trainer: 127\.0\.0\.1 port \d+: .*refused",
-            "choose a network that both hosts are on with backend.interface",
-        ],
-    ),
-    "firewall_with_one_open_port": Case(
-        [*_N1_TO_N3, "backend.interface=eth0", "backend.port=7123", "collector.start_timeout_s=60"],
-        [
-            r"Worker [01] on n[23] has reached the trainer's port 7123, but the connection of gloo",
-            "a firewall between them lets the one port through",
-        ],
-        (("wall", "n1"),),
-    ),
-    "no_way_between_nodes": Case(
-        [*_SUBMITIT, "launcher.sbatch.nodelist=n2", "collector.start_timeout_s=8"],
-        [
-            r"n2 could not reach the trainer within 6 s \(three quarters of collector.start_timeout_s=8\)",
-            "backend.interface",
-        ],
-        (("isolate", "n1"), ("isolate", "n2")),
-        ("srun", "--ntasks=1", "--nodelist=n1"),
-    ),
-    # The first reason that SLURM gives may be another; a change is said after 15 s.
-    "full_queue": Case(
-        [*_SUBMITIT, "launcher.cpus_per_task=64", "launcher.queue_timeout_s=24"],
-        [
-            r"2 of 2 workers wait in the queue: worker 0, 1: PENDING \(PartitionConfig: no node",
-            r"has not joined for 24 s \(launcher.queue_timeout_s=24\)",
-        ],
-    ),
-}
-
-
 @pytest.mark.nightly
-@pytest.mark.parametrize("case", _CASES.values(), ids=_CASES)
-def test_why_no_worker_joins(cluster, run, case):
-    for fault, node in case.faults:
-        getattr(cluster, fault)(node)
-    started = run(*SMALL, *case.overrides, prefix=case.prefix)
+def test_a_firewall_that_lets_one_port_through_is_named(cluster, run):
+    cluster.wall("n1")
+    fixed_port = ["backend.interface=eth0", "backend.port=7123", "collector.start_timeout_s=60"]
+    started = run(*SMALL, *_N1_TO_N3, *fixed_port)
     assert started.finish() == 1
-    for message in case.messages:
-        assert re.search(message, started.output), started.output
-    started.states()
-
-
-@pytest.mark.nightly
-def test_an_async_run_goes_on_with_the_workers_that_have_started_and_ctrl_c_cancels_all_jobs(run):
-    room_for_2 = ["launcher.exclusive=true", "launcher.sbatch.exclude='n[1-2]'", "collector.num_workers=3"]
-    started = run(*ENDLESS, *LAUNCHERS["submitit"], *room_for_2)
-    joined = started.wait_for("worker_joined", 2)
-    (missing,) = {0, 1, 2} - {event["worker"] for event in joined}
-    notice = re.compile(rf"1 of 3 workers wait in the queue: worker {missing}: PENDING \(.*Resources")
-    started.wait_until(lambda: notice.search(started.output), "who waits is said")
-    started.wait_for_more()
-    started.interrupt(signal.SIGINT)
-    assert started.result["status"] == "interrupted"
-    assert len(started.events("worker_joined")) == 2
+    message = r"Worker [01] on n[23] has reached the trainer's port 7123, but the connection of gloo"
+    assert re.search(message, started.output), started.output
+    assert "a firewall between them lets the one port through" in started.output
     started.states()

@@ -35,59 +35,20 @@ def test_batches_are_those_of_a_local_run(cluster, run, digest, launcher, backen
 
 
 @pytest.mark.nightly
-def test_a_worker_may_be_a_collector_of_several_processes(run):
-    nested = ["collector=distributed_sync", "collector.num_workers_per_collector=2"]
-    started = run(*ENDLESS, *LAUNCHERS["slurm"], *nested)
-    started.wait_for_more(20)
-    started.complete()
-    assert started.states() == ["COMPLETED"]
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("launcher", ["slurm", "submitit"])
-def test_a_job_may_submit_others(run, launcher):
-    outer = ["srun", "--ntasks=1", "--cpus-per-task=2", "--gres=gpu:1", "--job-name=outer"]
-    started = run(*SMALL, *LAUNCHERS[launcher], prefix=outer)
-    assert started.finish() == 0, started.output
-    assert started.result["frames"] == 10_000
-    jobs = {event["job"] for event in started.events("worker_joined")}
-    assert set(started.states(*jobs)) == {"COMPLETED"}
-
-
-@pytest.mark.nightly
-def test_a_sweep_gives_each_point_its_own_resources_and_runs_only_what_is_missing(cluster, run):
-    sweep = [*ENDLESS, "launcher=slurm", "collector.num_workers=1,2,4", "-m"]
+def test_equal_points_of_a_sweep_are_one_array_and_a_second_start_runs_only_what_is_missing(cluster, run):
+    sweep = [*ENDLESS, "launcher=slurm", "launcher.max_parallel=1", "collector.num_workers=1,2", "seed=0,1", "-m"]
     first = run(*sweep)
-    first.wait_until(lambda: len(first.jobs) == 3, "all points are submitted")
-    first.wait_for_state(first.jobs[1], "RUNNING")
-    cluster.login(["scancel", first.jobs[1]])
+    first.wait_until(lambda: len(first.jobs) == 4, "all points are submitted")
+    assert [job.partition("_")[2] for job in first.jobs] == ["0", "1"] * 2
+    first.wait_until(lambda: first.status() == ["running", "queued"] * 2, "the first point of each array runs")
+    cluster.login(["scancel", first.jobs[2]])
     (first.cwd / "stop").touch()
     assert first.finish() in (1, 130), first.output
-    assert first.states() == ["COMPLETED", "CANCELLED", "COMPLETED"]
+    assert first.states() == ["COMPLETED", "COMPLETED", "CANCELLED", "COMPLETED"]
     num_cpus = cluster.squeue("--states=all", "--format=%C", "--sort=i", f"--jobs={','.join(first.jobs)}")
-    assert num_cpus == ["2", "3", "5"]
-    assert first.status() == ["completed", "interrupted", "completed"]
+    assert num_cpus == ["2", "2", "3", "3"]
+    assert first.status() == ["completed", "completed", "interrupted", "completed"]
     second = run(*sweep)
     assert second.finish() == 0, second.output
     assert second.states() == ["COMPLETED"]
-    assert second.status() == ["completed"] * 3
-
-
-@pytest.mark.nightly
-def test_equal_points_are_one_array_that_is_followed_by_nobody(cluster, run):
-    # 1 of 2 runs at a time, on whole nodes.
-    array = ["launcher.wait=false", "launcher.max_parallel=1", "seed=0,1", "launcher.exclusive=true", "-m"]
-    started = run(*ENDLESS, *LAUNCHERS["slurm"], *array)
-    assert started.finish() == 0, started.output
-    first, second = started.jobs
-    assert (first.partition("_")[2], second.partition("_")[2]) == ("0", "1")
-    started.wait_for_state(first, "RUNNING")
-    assert started.status() == ["running", "queued"]
-    cluster.login(["scancel", first])
-    started.wait_for_state(first, "CANCELLED")
-    started.wait_for_state(second, "RUNNING")
-    assert started.status() == ["interrupted", "running"]
-    # The node of its trainer. Whether SLURM tells the trainer to end before it is killed is not defined.
-    cluster.lose(*cluster.squeue(f"--jobs={second}", "--format=%B"))
-    started.states()
-    assert started.status() in (["interrupted", "failed"], ["interrupted", "interrupted"])
+    assert second.status() == ["completed"] * 4

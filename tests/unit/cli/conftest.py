@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -12,12 +11,11 @@ from types import SimpleNamespace
 import pytest
 
 import collectx.run
+from collectx.cli import follow
 from collectx.config import RunConfig
 from collectx.errors import LauncherError
 from collectx.launcher import sbatch
 from collectx.run import RunFolder, snapshot
-
-OVER = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT")
 
 
 def write_result(folder: Path, status: str, reason: str = "", **fields) -> None:
@@ -57,14 +55,13 @@ class Queue:
         states: of every job; a test may change them.
         scripts: in the order in which they were submitted.
         error: what every command fails with.
-        forgets: jobs that have ended; `accounts`: sacct works.
     """
 
     def __init__(self) -> None:
         self.states: dict[str, str] = {}
         self.scripts: list[str] = []
         self.error = ""
-        self.is_held = self.forgets = self.accounts = False
+        self.is_held = False
 
     def run(self, command: Sequence[str]) -> str:
         if self.error:
@@ -83,27 +80,21 @@ class Queue:
 
     def play(self, folder: Path) -> str:
         seed = json.loads((folder / "jobs" / "run.json").read_text())["cfg"]["seed"]
+        state = {1: "FAILED", 2: "RUNNING", 3: "FAILED"}.get(seed, "COMPLETED")
         if seed == 1:
             (folder / "logs" / "trainer.log").write_text("Traceback (most recent call last):\nLeverError: stuck\n")
             failure = {"type": "LeverError", "message": "stuck", "worker": 0}
             write_result(folder, "failed", "LeverError: stuck", failures=[failure])
-        if seed not in (1, 2, 3):
+        elif state == "COMPLETED":
             write_result(folder, "completed")
-        return {1: "FAILED", 2: "RUNNING", 3: "FAILED"}.get(seed, "COMPLETED")
+        return state
 
     def squeue(self, command: Sequence[str]) -> str:
-        there = {job: state for job, state in self.states.items() if not self.forgets or state not in OVER}
-        return "".join(f"{job}|{state}|Resources|n1\n" for job, state in there.items())
-
-    def sacct(self, command: Sequence[str]) -> str:
-        if not self.accounts:
-            raise LauncherError("Slurm accounting storage is disabled")
-        return "".join(f"{job}|{state}|n1\n" for job, state in self.states.items())
+        return "".join(f"{job}|{state}|Resources|n1\n" for job, state in self.states.items())
 
     def scancel(self, command: Sequence[str]) -> str:
-        for job, state in self.states.items():
-            if state not in OVER and re.match(rf"({'|'.join(command[2:])})(_|$)", job):
-                self.states[job] = "CANCELLED"
+        living = [job for job, state in self.states.items() if state in ("PENDING", "RUNNING")]
+        self.states |= dict.fromkeys(set(living) & set(command), "CANCELLED")
         return ""
 
 
@@ -119,10 +110,12 @@ def stub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Stub:
 
 @pytest.fixture
 def queue(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Queue:
-    """Takes the place of SLURM; the working directory is `tmp_path`."""
+    """Takes the place of SLURM, which is asked without pauses; the working directory is `tmp_path`."""
     queue = Queue()
     monkeypatch.setattr(sbatch, "_run", queue.run)
     monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}")
+    for name in ("REFRESH_S", "_FIRST_ASK_S", "_SETTLE_S"):
+        monkeypatch.setattr(follow, name, 0)
     monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
     monkeypatch.chdir(tmp_path)
     return queue

@@ -1,4 +1,4 @@
-"""`collectx status`: nothing that is dead is said to run, with accounting and without, with SLURM and without."""
+"""`collectx status`: nothing that is dead is said to run, with SLURM and without."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import socket
 import pytest
 
 from collectx.cli import fate, status
+from collectx.errors import LauncherError
 from collectx.launcher.jobs import JobState
 from collectx.run import RunFolder
 from collectx.run.folder import write_json
@@ -33,23 +34,20 @@ def said(capsys, files: RunFolder) -> tuple[str, str]:
 
 
 @pytest.mark.parametrize(
-    ("state", "changes", "word", "part"),
+    ("said", "word", "part"),
     [
-        ("PENDING", {}, "queued", "Resources"),
-        ("RUNNING", {}, "running", "n1"),
-        ("CANCELLED", {}, "interrupted", "CANCELLED"),
-        ("FAILED", {}, "failed", "FAILED"),
-        ("FAILED", {"forgets": True}, "failed", "SLURM knows no job 7 any more"),
-        ("FAILED", {"forgets": True, "accounts": True}, "failed", "FAILED"),
-        ("FAILED", {"error": "Unable to contact slurm controller"}, "unknown", "Unable to contact"),
+        ({"7": JobState("PENDING", False, False, "Resources")}, "queued", "Resources"),
+        ({"7": JobState("RUNNING", False, True, "", "n1")}, "running", "n1"),
+        ({"7": JobState("CANCELLED", True, True)}, "interrupted", "CANCELLED"),
+        ({"7": JobState("FAILED", True, True)}, "failed", "FAILED"),
+        ({}, "failed", "SLURM knows no job 7 any more"),
+        (LauncherError("Unable to contact slurm controller"), "unknown", "Unable to contact"),
     ],
 )
-def test_a_job_without_a_result_is_what_slurm_says(queue, folder, capsys, state, changes, word, part):
-    queue.states["7"] = state
-    vars(queue).update(changes)
-    printed, text = said(capsys, folder)
-    assert printed == word
-    assert part in text
+def test_a_job_without_a_result_is_what_slurm_says(folder, said, word, part):
+    found = fate.fate(folder, "7", said)
+    assert found.word == word
+    assert part in found.detail
 
 
 @pytest.mark.parametrize(("state", "advice"), [("TIMEOUT", "launcher.time"), ("PREEMPTED", "launcher.requeue=true")])
@@ -62,12 +60,14 @@ def test_a_run_that_slurm_has_interrupted_says_why(folder, state, advice):
     assert cancelled.detail == "interrupted by SIGTERM"
 
 
-def test_without_slurm_on_the_machine_the_folder_is_read_and_it_says_so(folder, capsys, monkeypatch):
-    monkeypatch.setattr(shutil, "which", lambda name: None)
+def test_where_slurm_cannot_be_asked_the_folder_is_read_and_it_says_so(queue, folder, capsys, monkeypatch):
     write_json(folder.result, {"status": "completed"})
+    queue.error = "Unable to contact slurm controller"
     word, text = said(capsys, folder)
     assert word == "completed"
-    assert "SLURM cannot be asked" in text
+    assert f"SLURM cannot be asked on this machine ({queue.error})" in text
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    assert "(it has no squeue)" in said(capsys, folder)[1]
 
 
 def test_a_run_here_lives_as_long_as_a_process_has_its_events_open(tmp_path, capsys):

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import select
-import threading
 
 import pytest
 
@@ -23,11 +21,10 @@ class Scripted:
     """A scheduler whose jobs are in the states `now` that a test sets; None: forgotten. `refusal` is of submissions."""
 
     def __init__(self):
-        self.now, self.submitted, self.cancelled, self.threads = {}, [], [], set()
+        self.now, self.submitted, self.cancelled = {}, [], []
         self.refusal, self.is_down = None, False
 
     def submit(self, workers):
-        self.threads.add(threading.current_thread().name)
         if self.refusal:
             raise LauncherError(self.refusal)
         self.submitted.append(list(workers))
@@ -81,7 +78,6 @@ def test_the_first_lives_are_one_submission_and_the_watcher_submits_replacements
     other = workers.start(1, 1)
     wait_until(lambda: other.id == "2_1", what="the replacement is submitted")
     assert workers.scheduler.submitted == [[0, 1, 2], [1]]
-    assert workers.scheduler.threads == {"MainThread", "collectx-jobs"}
     assert workers.describe(1).startswith("worker 1 (job 2_1: ")
     assert workers.describe(0).startswith("worker 0 (job 1_0: ")
 
@@ -140,28 +136,6 @@ def test_closing_waits_for_jobs_that_end_by_themselves(tmp_path, wait_until):
         workers.scheduler.cancel = cancelled
     assert workers.scheduler.cancelled == ["1_1", "1_2"]
     assert [handle.exitcode for handle in (running, *waiting)] == [0, 1, 1]
-    for handle in (running, *waiting):
-        with pytest.raises(OSError, match="Bad file descriptor"):
-            os.fstat(handle.sentinel)
-    workers.close()
-
-
-def test_an_interrupted_close_cancels_all_jobs(tmp_path, wait_until, monkeypatch):
-    workers = Jobs(tmp_path, grace_s=1000.0)
-    handle, *_ = workers.start_all()
-    workers.become(0, RUNNING)
-    wait_until(lambda: handle.state == RUNNING)
-    join, interruptions = threading.Thread.join, [KeyboardInterrupt]
-
-    def interrupted(thread, timeout=None):
-        if interruptions:
-            raise interruptions.pop()
-        join(thread, 60)
-
-    monkeypatch.setattr(threading.Thread, "join", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        workers.close()
-    assert sorted(workers.scheduler.cancelled) == ["1_0", "1_1", "1_2"]
 
 
 def test_a_refused_first_submission_is_raised_and_a_refused_replacement_is_tried_again(workers, wait_until):

@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 import torch
 from anyspaces import any_space
+from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from making import make
-from ways import INLINE, SHARED, Way
+from ways import INLINE, SHARED, SINGLE, Way
 from worlds.spaceenv import TAKEN, constant_policy, make_env, read, sample
 
 from collectx.env.spaces import Structure
@@ -276,6 +277,12 @@ def check_order(case, frames, observation):
 )
 def test_batches_say_what_happened(num_examples):
     settings(max_examples=num_examples)(given(cases(), SPACES, SPACES)(check))()
+
+
+def test_several_leaves_and_cut_trajectories():
+    case = Case(SINGLE, 5, 2, "SameStep", (4,), 3, has_policy=True, max_frames_per_traj=3)
+    observation = spaces.Dict(a=spaces.Box(0, 100, (2,)), b=spaces.Discrete(5), c=spaces.MultiBinary(2))
+    check(case, observation, spaces.Tuple([spaces.Discrete(3), spaces.Box(0, 100, (2,))]))
 
 
 @pytest.mark.ci

@@ -24,7 +24,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 run: install  ## Run the main job: PPO on CartPole-v1, two synchronous local workers
 	$(BIN)/collectx run experiment=cartpole_ppo
 
-test: install  ## Run the fast tests (two minutes)
+test: install  ## Run the fast tests (a minute)
 	$(PYTEST)
 
 test-ci: install  ## Run what CI runs beside the fast ones, on a real SLURM of three nodes too (as root, by apt-get)

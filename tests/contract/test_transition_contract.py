@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from anyspaces import any_space
 from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -25,7 +24,24 @@ from collectx.env.spaces import Structure
 pytestmark = pytest.mark.filterwarnings("ignore:.*Casting input x to numpy array")
 
 DTYPES = [np.uint8, np.int8, np.int16, np.int32, np.int64, np.float16, np.float32, np.float64]
-SPACES = any_space(DTYPES, 2, 4)
+LEAVES = st.one_of(
+    st.builds(
+        lambda shape, dtype: spaces.Box(0, 100, tuple(shape), dtype),
+        st.lists(st.integers(1, 3), max_size=2),
+        st.sampled_from(DTYPES),
+    ),
+    st.builds(lambda n, start: spaces.Discrete(n, start=start), st.integers(1, 5), st.integers(-3, 3)),
+    st.builds(spaces.MultiDiscrete, st.lists(st.integers(1, 5), min_size=1, max_size=3)),
+    st.builds(spaces.MultiBinary, st.integers(1, 4)),
+)
+SPACES = st.recursive(
+    LEAVES,
+    lambda parts: st.one_of(
+        st.dictionaries(st.sampled_from("abc"), parts, min_size=1, max_size=2).map(spaces.Dict),
+        st.lists(parts, min_size=1, max_size=2).map(spaces.Tuple),
+    ),
+    max_leaves=4,
+)
 ENDS = ("done", "terminated", "truncated")
 
 

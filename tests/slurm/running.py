@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import re
 import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 from cluster import Cluster
+from commands import COMMAND
 from machines import wait_until
 
 from collectx.run import RunFolder
 
-COLLECTX = str(Path(sys.executable).with_name("collectx"))
 _LONG_S = 300
 
 SMALL = [
@@ -65,7 +64,7 @@ class Run:
         self.cluster = cluster
         self.cwd = cwd
         self.files = RunFolder(cwd / "run")
-        command = [COLLECTX, "run", *overrides]
+        command = [COMMAND, "run", *overrides]
         with open(cwd / "output.txt", "w") as file:
             self.process = cluster.start(command, cwd=cwd, stdout=file, stderr=subprocess.STDOUT)
 
@@ -141,6 +140,6 @@ class Run:
 
     def status(self) -> list[str]:
         """What `collectx status` says of each run of a sweep."""
-        table = self.cluster.login([COLLECTX, "status", "sweep"], cwd=self.cwd)
+        table = self.cluster.login([COMMAND, "status", "sweep"], cwd=self.cwd)
         rows = [line.split() for line in table.splitlines() if line.startswith(("collector.", "seed="))]
         return [row[1] for row in rows if not row[0].endswith(":")]

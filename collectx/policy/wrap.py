@@ -69,7 +69,8 @@ class WrappedActor:
         for leaf, value in zip(spec.observation, zeros, strict=True):
             if leaf == IS_INIT:
                 value.fill_(True)
-        with exploration(exploration_type), torch.inference_mode(), _without_trace(self.module, device):
+        # Not under inference mode: parameters that a lazy layer makes there could never be trained.
+        with exploration(exploration_type), torch.no_grad(), _without_trace(self.module, device):
             try:
                 outputs = self._call(zeros)
             except Exception as error:

@@ -277,6 +277,14 @@ def test_a_custom_policy(make, extra, monkeypatch):
         assert torch.equal(values[0], positive(seen[0]).long())
 
 
+def test_lazy_layers_can_be_trained():
+    net = nn.Sequential(nn.LazyLinear(8), nn.Tanh(), nn.LazyLinear(4))
+    actor = actor_of(TensorDictSequential(TensorDictModule(net, ["observation"], ["logits"]), make_sequence()[1]))
+    act(actor, observe(SPEC))
+    net(observe(SPEC)[0]).sum().backward()
+    assert all(parameter.grad is not None for parameter in net.parameters())
+
+
 def test_torchrls_random_policy_is_none():
     policy = type("RandomPolicy", (), {"__call__": lambda self, td: td})()
     assert isinstance(actor_of(policy), RandomActor)

@@ -82,12 +82,14 @@ class GivenPolicyConfig(_ByValue, PolicyConfig):
         policy: the policy; None where `factory` makes it.
         factory: called without arguments in every process.
         compile, cudagraph: see `collectx.policy.acceleration.Acceleration`.
+        is_trusted: it is called with a TensorDict, whatever its signature and its keys.
     """
 
     policy: Any = None
     factory: Callable[[], Any] | None = None
     compile: dict[str, Any] | None = None
     cudagraph: dict[str, Any] | None = None
+    is_trusted: bool = False
 
 
 def is_object(policy: PolicyConfig) -> bool:

@@ -26,7 +26,7 @@ class Answers:
     Args:
         worker: its index.
         group: the envs, as they were built.
-        env: the same, or an env around them: what `rollout` steps.
+        is_plain: whether `rollout` steps them without an env around them that has a state of its own.
         hooks: what is called around every batch.
         frames: of a slot, its first so many steps, over its memory, as a batch.
     """
@@ -35,7 +35,7 @@ class Answers:
         self,
         worker: int,
         group: Env,
-        env: Env,
+        is_plain: bool,
         rollout: Rollout,
         hooks: Hooks,
         frames: Callable[[int, int], TensorDictBase],
@@ -50,7 +50,7 @@ class Answers:
         keeps = (hasattr(each, "state_dict") and hasattr(each, "load_state_dict") for each in self._envs)
         self._has_states = bool(self._envs) and all(keeps)
         # Only of these is all of the state in `state_dict`: TorchRL's have their transforms' alone.
-        self._goes_on = self._has_states and env is group and isinstance(group, GymEnv)
+        self._goes_on = self._has_states and is_plain and isinstance(group, GymEnv)
 
     def answer(self, question: Question) -> Any:
         """Calls the method of that name."""

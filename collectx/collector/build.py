@@ -91,7 +91,8 @@ def build(
     rollout = dataclasses.replace(rollout_spec(want, num_workers), may_end_early=may_end_early)
     spec = rollout.env_spec(spec)
     # Only asked what it writes; it stays where the trainer keeps it.
-    actor = policies.make_actor(policy, spec, _device_of(policy), policies.ExplorationType(want.exploration_type))
+    exploration, is_trusted = policies.ExplorationType(want.exploration_type), policies.is_trusted(cfg.policy)
+    actor = policies.make_actor(policy, spec, _device_of(policy), exploration, is_trusted)
     # What a worker has written itself is written: nobody else may do it in its place.
     exact = any("replay" in each for each in own or ())
     schedule = make_schedule(want, num_workers, again, exact)

@@ -124,10 +124,11 @@ def _collector(task: WorkerTask, inner: Inner) -> tuple[Collector, nn.Module | N
         trainer=MeterTrainerConfig("meter", False),
         seed=task.seed,
     )
-    spec = envs.read_spec(cfg.env)
+    spec = envs.read_spec(cfg.env, policies.is_users_own(cfg.policy))
     policy = policies.build(cfg.policy, spec, cfg.seed)
     share = Share(task.worker * inner.collector.num_workers, task.num_workers, task.life)
     collector = build(cfg, policy, spec, own=[{"hooks": task.hooks}] * inner.collector.num_workers, share=share)
     seen = rollout_spec(inner.collector, inner.collector.num_workers).env_spec(spec)
-    actor = policies.make_actor(policy, seen, torch.device("cpu"), policies.ExplorationType(task.exploration_type))
+    exploration, is_trusted = policies.ExplorationType(task.exploration_type), policies.is_trusted(cfg.policy)
+    actor = policies.make_actor(policy, seen, torch.device("cpu"), exploration, is_trusted)
     return collector, actor.module

@@ -26,6 +26,7 @@ from collectx.errors import ShapeError
 from collectx.given import is_object
 from collectx.policy.base import Actor
 from collectx.policy.weights import FlatWeights, lies_on
+from collectx.rollout.begun import BegunEnv
 from collectx.rollout.carry import with_state
 from collectx.rollout.cut import with_ends
 from collectx.rollout.episodes import Episodes
@@ -76,14 +77,18 @@ class _Rollouts:
             )
         policy, acts_in_place = _policy(task, group.spec, self._guest is not None)
         env = with_ends(group, task.rollout)
-        actor = policies.make_actor(policy, env.spec, torch.device(task.policy_device), self._exploration)
+        seeds, ends = env_seeds(task, task.seed), _asked(task, link)
+        is_plain = env is group
+        if policies.is_users_own(task.policy):
+            env = BegunEnv(env, seeds)
+        device, is_trusted = torch.device(task.policy_device), policies.is_trusted(task.policy)
+        actor = policies.make_actor(policy, env.spec, device, self._exploration, is_trusted)
         env = with_state(env, actor.carried)
         rewards = (leaf.under("next") for leaf in env.spec.rewards)
         _check_leaves(task, (*env.spec.observation, *actor.leaves, *rewards))
         read = _reading(actor, acts_in_place)
         policies.accelerate(actor, task.policy)
         episodes = Episodes(first_env, num_envs, num_envs * task.num_workers, task.life)
-        seeds, ends = env_seeds(task, task.seed), _asked(task, link)
         self._newest = newest = _Newest(link, read)
         self._rollout = rollout = rollout_of(env.spec)(
             env, actor, episodes, seeds, link.stop, task.rollout, newest, ends
@@ -91,7 +96,8 @@ class _Rollouts:
         slots = link.slots if task.steps is None else [slot.until(task.steps) for slot in link.slots]
         self._prepared = [rollout.prepare(slot) for slot in slots]
         self._frames = _Frames(slots)
-        self._answers = Answers(task.index, group, env, rollout, task.hooks, self._frames)
+        is_plain = is_plain and not actor.carried
+        self._answers = Answers(task.index, group, is_plain, rollout, task.hooks, self._frames)
 
     def refresh(self) -> None:
         self._newest()

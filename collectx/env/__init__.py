@@ -16,9 +16,10 @@ from collectx.config import (
     GymVectorEnvConfig,
     TorchrlEnvConfig,
 )
-from collectx.env.base import Env, EnvSpec
+from collectx.env.base import Env, EnvSpec, first_observations
 from collectx.errors import ConfigError
 from collectx.given import GivenEnvConfig
+from collectx.random_state import kept_random_state
 
 KINDS = ("gym", "gym_vector", "envpool", "torchrl", "counting")
 
@@ -66,13 +67,21 @@ def build(cfg: EnvConfig, first_index: int = 0, life: int = 0) -> Env:
     raise ConfigError([f"env.kind={cfg.kind} is not one of {', '.join(KINDS)}"])
 
 
-def read_spec(cfg: EnvConfig) -> EnvSpec:
-    """What `build(cfg)` would produce and take; makes one env at most where envs are independent, and closes it."""
+def read_spec(cfg: EnvConfig, with_first: bool = False) -> EnvSpec:
+    """What `build(cfg)` would produce and take; makes one env at most where envs are independent, and closes it.
+
+    Args:
+        with_first: also resets it, for `EnvSpec.first`. The global random generators are left as they were.
+    """
     # An entry point of a vector env, and EnvPool, may depend on how many envs there are; a group of gym envs does not.
     small = dataclasses.replace(cfg, num_envs=min(cfg.num_envs, 1)) if isinstance(cfg, GymEnvConfig) else cfg
     env = build(small)
     try:
+        spec = env.spec
+        if with_first:
+            with kept_random_state():
+                spec = dataclasses.replace(spec, first=first_observations(env, [0] * spec.num_envs))
         # Only a callable knows how many envs it makes.
-        return env.spec if small is cfg else dataclasses.replace(env.spec, num_envs=cfg.num_envs)
+        return spec if small is cfg else dataclasses.replace(spec, num_envs=cfg.num_envs)
     finally:
         env.close()

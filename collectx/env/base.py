@@ -19,15 +19,15 @@ reset observation into `out.observation[leaf][e]`; its `restart` is never called
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import gymnasium
 import numpy as np
 import torch
 
-from collectx.batch import REWARD, Leaf
+from collectx.batch import REWARD, Key, Leaf
 
 
 @dataclass(frozen=True)
@@ -49,6 +49,8 @@ class EnvSpec:
             in none.
         draw: begins endless random actions of the group from torch's generator, one `[E, *shape]` tensor per action
             leaf; None: samples of `action_space`.
+        first: observations after a reset, by leaf, for the call that finds out what a user's policy writes: `[1, *shape]`
+            or `[E, *shape]`. Empty where no env was reset for that call, which then takes zeros.
     """
 
     num_envs: int
@@ -61,6 +63,7 @@ class EnvSpec:
     rewards: tuple[Leaf, ...] = (REWARD,)
     batch_shape: tuple[int, ...] = ()
     draw: Callable[[], Iterator[Sequence[torch.Tensor]]] | None = None
+    first: Mapping[Key, torch.Tensor] = field(default_factory=dict, compare=False, repr=False)
 
 
 @dataclass(slots=True)
@@ -110,3 +113,12 @@ class Env(Protocol):
 
     def close(self) -> None:
         """Releases the envs. Idempotent."""
+
+
+def first_observations(env: Env, seeds: Sequence[int]) -> dict[Key, torch.Tensor]:
+    """Resets `env`, each of its envs with its seed. Returns its observations, `[E, *shape]` by leaf, which are the
+    caller's."""
+    leaves = env.spec.observation
+    first = {leaf.key: torch.zeros((env.spec.num_envs, *leaf.shape), dtype=leaf.dtype) for leaf in leaves}
+    env.reset(seeds, [value.numpy() for value in first.values()])
+    return first

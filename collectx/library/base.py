@@ -94,7 +94,7 @@ class DataCollector(Inspected):
         if kind in REMOTE:
             launch_by(self._cfg, order.remote)
         self._own = own
-        spec = envs.read_spec(own[0]["env"])
+        spec = envs.read_spec(own[0]["env"], policies.is_users_own(self._cfg.policy))
         self._num_envs, self._is_cuttable = spec.num_envs, spec.cuttable
         self._frames_per_batch = order.fit(self._cfg, own, spec)
         self._most_steps = [each.get("steps") for each in own]

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collectx.env.base import EnvSpec
     from collectx.policy.base import Actor
 
-__all__ = ["ExplorationType", "accelerate", "build", "exploration", "make_actor"]
+__all__ = ["ExplorationType", "accelerate", "build", "exploration", "is_trusted", "is_users_own", "make_actor"]
 
 # It takes the shape of its actions from one env's spec, and here policies act for groups of envs.
 _TORCHRLS_RANDOM = "RandomPolicy"
@@ -57,6 +57,16 @@ def build(cfg: PolicyConfig, spec: EnvSpec, seed: int) -> Callable | None:
         return module.build(cfg, spec)
 
 
+def is_users_own(cfg: PolicyConfig) -> bool:
+    """Whether `make_actor` calls the policy of `cfg` once, with `EnvSpec.first`, to find out what it writes."""
+    return cfg.kind == "custom" or isinstance(cfg, GivenPolicyConfig)
+
+
+def is_trusted(cfg: PolicyConfig) -> bool:
+    """Whether the policy of `cfg` is to be called with a TensorDict, whatever its signature and its keys."""
+    return isinstance(cfg, GivenPolicyConfig) and cfg.is_trusted
+
+
 def accelerate(actor: Actor, cfg: PolicyConfig) -> None:
     """Makes `actor` faster, as `cfg` wants; to be called once its module's tensors lie where they will stay."""
     if isinstance(cfg, GivenPolicyConfig) and (cfg.compile is not None or cfg.cudagraph is not None):
@@ -66,11 +76,18 @@ def accelerate(actor: Actor, cfg: PolicyConfig) -> None:
 
 
 def make_actor(
-    policy: Callable | None, spec: EnvSpec, device: torch.device, exploration_type: ExplorationType
+    policy: Callable | None,
+    spec: EnvSpec,
+    device: torch.device,
+    exploration_type: ExplorationType,
+    is_trusted: bool = False,
 ) -> Actor:
     """The actor over `policy` (None, and TorchRL's `RandomPolicy`: random actions), with the module moved to `device`.
 
-    A policy of the user's own is called once, on zeros, to learn what it writes.
+    A policy of the user's own is called once, on `spec.first`, or on zeros where that is empty, to learn what it writes.
+
+    Args:
+        is_trusted: a policy of the user's own is called with a TensorDict, whatever its signature and its keys.
 
     Raises:
         ConfigError, ShapeError: the policy does not fit the env; see `collectx.policy.wrap`.
@@ -85,4 +102,4 @@ def make_actor(
         return StochasticActor(policy, spec, device, exploration_type)
     from collectx.policy.wrap import WrappedActor
 
-    return WrappedActor(policy, spec, device, exploration_type)
+    return WrappedActor(policy, spec, device, exploration_type, is_trusted)

@@ -44,8 +44,11 @@ class Carried:
 
 def seen_with(spec: EnvSpec, carried: Sequence[Carried]) -> EnvSpec:
     """What the policy sees: after all that the env observes, what the env does not."""
-    mine = tuple(each.leaf for each in carried if each.first is not None)
-    return dataclasses.replace(spec, observation=(*spec.observation, *mine)) if mine else spec
+    first = {each.leaf: each.first[None] for each in carried if each.first is not None}
+    if not first:
+        return spec
+    at_reset = {**spec.first, **{leaf.key: value for leaf, value in first.items()}}
+    return dataclasses.replace(spec, observation=(*spec.observation, *first), first=at_reset)
 
 
 def find_carried(policy: Any, spec: EnvSpec, writes: Callable[[EnvSpec], Sequence[Leaf]]) -> tuple[Carried, ...]:

@@ -7,18 +7,17 @@
       forward(td), forward(tensordict)          it has written there a frame before
     anything else                             the policy, with the observation's tensors; it returns the action
 
-Everything is settled when the actor is made: keys, shapes (by one forward on zeros), casts. In the worker's process.
+Everything is settled when the actor is made, in the worker's process: keys, shapes and casts, by one forward on first
+observations of the env (`EnvSpec.first`).
 """
 
 from __future__ import annotations
 
 import contextlib
 import inspect
-import random
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModule, TensorDictModuleBase, TensorDictSequential
@@ -30,8 +29,9 @@ from collectx.errors import ConfigError, ShapeError
 from collectx.policy.acceleration import Acceleration
 from collectx.policy.exploration import ExplorationType, exploration
 from collectx.policy.spaces import observation_leaves
-from collectx.policy.state import IS_INIT, Carried, find_carried, seen_with
+from collectx.policy.state import Carried, find_carried, seen_with
 from collectx.policy.weights import FlatWeights
+from collectx.random_state import kept_random_state
 
 # Observation tensors to the policy's outputs by key.
 Outputs = dict[Key, torch.Tensor]
@@ -50,8 +50,16 @@ class WrappedActor:
 
     leaves: tuple[Leaf, ...]
 
-    def __init__(self, policy: Callable, spec: EnvSpec, device: torch.device, exploration_type: ExplorationType):
+    def __init__(
+        self,
+        policy: Callable,
+        spec: EnvSpec,
+        device: torch.device,
+        exploration_type: ExplorationType,
+        is_trusted: bool = False,
+    ):
         self.device = device
+        self._is_trusted = is_trusted
         self.module: nn.Module | None = policy.to(device) if isinstance(policy, nn.Module) else None
 
         def settle(seen: EnvSpec) -> tuple[Leaf, ...]:
@@ -63,16 +71,13 @@ class WrappedActor:
 
     def _settle(self, policy: Callable, spec: EnvSpec, exploration_type: ExplorationType) -> None:
         device = self.device
-        self._settled = lambda how: _settle(policy, spec, device, exploration_type, how)
+        self._settled = lambda how: _settle(policy, spec, device, exploration_type, how, self._is_trusted)
         self._call = self._settled(Acceleration())
-        zeros = [torch.zeros((spec.num_envs, *o.shape), dtype=o.dtype, device=device) for o in spec.observation]
-        for leaf, value in zip(spec.observation, zeros, strict=True):
-            if leaf == IS_INIT:
-                value.fill_(True)
+        first = [_first(leaf, spec).to(device) for leaf in spec.observation]
         # Not under inference mode: parameters that a lazy layer makes there could never be trained.
         with exploration(exploration_type), torch.no_grad(), _without_trace(self.module, device):
             try:
-                outputs = self._call(zeros)
+                outputs = self._call(first)
             except Exception as error:
                 if isinstance(error, NotImplementedError) and f".{exploration_type.value} " in str(error):
                     raise ConfigError(
@@ -82,7 +87,8 @@ class WrappedActor:
                         ]
                     ) from error
                 seen = ", ".join(f"{_names([o.key])} {[spec.num_envs, *o.shape]} {o.dtype}" for o in spec.observation)
-                error.add_note(f"raised by the policy, called with zeros in place of {seen}")
+                what = "first observations of the env" if spec.first else "zeros for observations"
+                error.add_note(f"raised by the policy, which was called once with {what}: {seen}")
                 raise
         missing = [leaf.key for leaf in spec.action if leaf.key not in outputs]
         if missing:
@@ -138,12 +144,17 @@ def takes_tensordict(policy: Callable) -> bool:
 
 
 def _settle(
-    policy: Callable, spec: EnvSpec, device: torch.device, exploration_type: ExplorationType, how: Acceleration
+    policy: Callable,
+    spec: EnvSpec,
+    device: torch.device,
+    exploration_type: ExplorationType,
+    how: Acceleration,
+    is_trusted: bool,
 ) -> Call:
     places = {leaf.key: i for i, leaf in enumerate(spec.observation)}
-    if not takes_tensordict(policy):
+    if not is_trusted and not takes_tensordict(policy):
         return _map(policy, spec, how)
-    wanted = [_key(key) for key in getattr(policy, "in_keys", ())]
+    wanted = [] if is_trusted else [_key(key) for key in getattr(policy, "in_keys", ())]
     unknown = [key for key in wanted if key not in places and not any(p[: len(key)] == key for p in places)]
     if unknown:
         raise ConfigError(
@@ -274,6 +285,13 @@ def _with_tensordict(
     return call
 
 
+def _first(leaf: Leaf, spec: EnvSpec) -> torch.Tensor:
+    """`[E, *shape]`, the caller's."""
+    first = spec.first.get(leaf.key)
+    shape = (spec.num_envs, *leaf.shape)
+    return torch.zeros(shape, dtype=leaf.dtype) if first is None else first.expand(shape).clone()
+
+
 def _is_private(key: Key) -> bool:
     """As TorchRL has it: not a leaf of batches."""
     return any(part.startswith("_") for part in key)
@@ -331,18 +349,14 @@ def _check(leaf: Leaf, value: torch.Tensor, rows: int, is_action: bool) -> None:
 @contextlib.contextmanager
 def _without_trace(module: nn.Module | None, device: torch.device) -> Iterator[None]:
     """Undoes what a forward does besides its result: random draws, running statistics."""
-    state, numpy_state = random.getstate(), np.random.get_state()
     try:
         weights = FlatWeights(module)
     except ValueError:  # lazy parameters are made by the very forward that follows
         weights = FlatWeights(None)
     saved = torch.empty(weights.nbytes, dtype=torch.uint8)
     weights.write(saved)
-    devices = [device] if device.type == "cuda" else []
-    with torch.random.fork_rng(devices=devices):
+    with kept_random_state([device] if device.type == "cuda" else []):
         try:
             yield
         finally:
             weights.read(saved)
-            random.setstate(state)
-            np.random.set_state(numpy_state)

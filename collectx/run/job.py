@@ -123,7 +123,7 @@ def _collect(
         device = torch.device(cfg.devices.storing_device or cfg.devices.device or "cpu")
         _leave_cores(cfg)
         allow_descriptors(cfg.collector.num_workers)
-        spec = env.read_spec(cfg.env)
+        spec = env.read_spec(cfg.env, policy.is_users_own(cfg.policy))
         _seed(cfg.seed)
         module = policy.build(cfg.policy, spec, cfg.seed)
         learner = trainer.build(cfg.trainer, module, spec, cfg.seed, device)

@@ -10,8 +10,20 @@ import pytest
 import torch
 from gymnasium.wrappers import TransformReward
 from making import by_worker, make
-from ways import BETWEEN_PROCESSES, GLOO_SYNC, INLINE, INLINE_SYNC, RAY_SYNC, SINGLE, SYNC, WAYS, case, over
-from worlds.cartpoles import cartpole, cartpoles
+from ways import (
+    BETWEEN_PROCESSES,
+    GLOO_SYNC,
+    INLINE,
+    INLINE_SYNC,
+    RAY_SYNC,
+    SHARED_SYNC,
+    SINGLE,
+    SYNC,
+    WAYS,
+    case,
+    over,
+)
+from worlds.cartpoles import cartpole, cartpoles, towards
 from worlds.faulty import BrokenLever
 
 import collectx
@@ -60,6 +72,31 @@ def test_this_process_makes_one_env_to_read_its_spaces(way):
         num_inline = way.num_workers if way.place == "inline" else 0
         assert made == [os.getpid()] * (1 + num_inline)
         assert closed == [os.getpid()]
+
+
+@over((SINGLE, SHARED_SYNC, GLOO_SYNC), smoke=True)
+def test_a_policy_is_called_with_observations_of_the_env_alone(way):
+    resets = []
+
+    def create():
+        env = cartpole()
+        reset = env.reset
+        env.reset = lambda **seed: resets.append(seed) or reset(**seed)
+        return env
+
+    with make(way, create, towards, frames_per_batch=8) as collector:
+        collector.next()
+    # By the env that tells its spaces, and, where it is in this process, by the worker's.
+    assert len(resets) == (2 if way.place == "inline" else 1)
+
+
+def test_a_trusted_policy_is_called_with_a_tensordict():
+    def act(data):
+        return data.set("action", towards(data["observation"]))
+
+    with Collector(cartpole, act, trust_policy=True, frames_per_batch=8) as collector:
+        batch = collector.next()
+    assert torch.equal(batch["action"], towards(batch["observation"]))
 
 
 @over(INLINE)

@@ -24,7 +24,7 @@ RULES = {
 }
 # Parts of the product, low to high; those of one row do not import each other.
 LAYERS = [
-    {"errors", "batch", "config"},
+    {"errors", "batch", "config", "random_state"},
     {"given"},
     {"env", "policy", "transport", "launcher", "replay"},
     {"rollout"},

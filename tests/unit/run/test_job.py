@@ -8,6 +8,7 @@ from dataclasses import asdict, replace
 
 import pytest
 import torch
+from collecting import custom, gym
 from omegaconf import OmegaConf
 
 from collectx import trainer as trainers
@@ -41,6 +42,12 @@ def test_a_completed_run(cfg, tmp_path, train_with, capsys):
     assert out.splitlines()[-1] == str(tmp_path / "run")
     assert "completed" in out
     assert not err
+
+
+def test_a_custom_policy_is_called_with_observations_of_the_env_alone(cfg, tmp_path, train_with):
+    train_with()
+    cfg = replace(cfg, env=gym(2), policy=custom("worlds.cartpoles:towards"))
+    assert execute(cfg, tmp_path, []).status == Status.COMPLETED
 
 
 def test_a_trainer_may_end_the_run(cfg, tmp_path, train_with):

@@ -59,7 +59,7 @@ def batch_leaves(
     observation: Iterable[Leaf], actor: Iterable[Leaf], compact: bool = False, rewards: Iterable[Leaf] = (REWARD,)
 ) -> tuple[Leaf, ...]:
     """All leaves of a batch: `observation` at the root and below `next`, what the actor writes, and the rest. Where the
-    actor writes a leaf below `next` that is observed there too, it is one leaf.
+    actor writes a leaf that is observed too, at the root or below `next`, it is one leaf.
 
     Args:
         compact: leaves out the observation below `next`.
@@ -72,7 +72,7 @@ def batch_leaves(
     flags = tuple(Leaf(key, (1,), torch.bool) for key in DONE_KEYS)
     leaves = (
         *observation,
-        *actor,
+        *(leaf for leaf in actor if leaf not in observation),
         *flags,
         *(leaf for leaf in (seen.under("next") for seen in observation) if leaf not in actor and not compact),
         *(leaf.under("next") for leaf in rewards),

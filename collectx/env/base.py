@@ -49,8 +49,8 @@ class EnvSpec:
             in none.
         draw: begins endless random actions of the group from torch's generator, one `[E, *shape]` tensor per action
             leaf; None: samples of `action_space`.
-        first: observations after a reset, by leaf, for the call that finds out what a user's policy writes: `[1, *shape]`
-            or `[E, *shape]`. Empty where no env was reset for that call, which then takes zeros.
+        first: observations after a reset, by leaf, `[1, *shape]` or `[E, *shape]`, for the call that finds out what a
+            user's policy writes. Empty where no env was reset for that call, which then takes zeros.
     """
 
     num_envs: int

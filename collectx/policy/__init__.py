@@ -84,7 +84,7 @@ def make_actor(
 ) -> Actor:
     """The actor over `policy` (None, and TorchRL's `RandomPolicy`: random actions), with the module moved to `device`.
 
-    A policy of the user's own is called once, on `spec.first`, or on zeros where that is empty, to learn what it writes.
+    A policy of the user's own is called once, on `spec.first`, to learn what it writes; on zeros where that is empty.
 
     Args:
         is_trusted: a policy of the user's own is called with a TensorDict, whatever its signature and its keys.

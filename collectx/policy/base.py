@@ -23,7 +23,8 @@ class Actor(Protocol):
         module: the policy's parameters live here; None for a policy without parameters.
         device: where `module` acts. The rollout brings observations there and brings what comes back to the slot.
         leaves: what `act` returns, in order: first every leaf of `EnvSpec.action`, then what else the policy writes
-            (`("action_log_prob",)`, `("loc",)`, ...). Shapes are one env's, without the batch dimension.
+            (`("action_log_prob",)`, `("loc",)`, ...); a leaf of the observation where the policy overwrites it, which a
+            batch then has in its place. Shapes are one env's, without the batch dimension.
         carried: what a recurrent policy reads that it has written below `next` a frame before, see
             `collectx.policy.state`; what of it the env does not observe, `act` takes after the env's observation.
     """

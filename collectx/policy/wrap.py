@@ -102,6 +102,14 @@ class WrappedActor:
         extra = [Leaf(key, tuple(value.shape[1:]), value.dtype) for key, value in outputs.items() if key not in actions]
         for leaf in (*spec.action, *extra):
             _check(leaf, outputs[leaf.key], spec.num_envs, leaf.key in actions)
+        observed = {leaf.key: leaf for leaf in spec.observation}
+        for leaf in extra:
+            if (there := observed.get(leaf.key, leaf)) != leaf:
+                raise ShapeError(
+                    f"the policy overwrites {_names([leaf.key])}, which the env observes as {list(there.shape)} "
+                    f"{there.dtype}, with {list(leaf.shape)} {leaf.dtype}: a batch has one shape and dtype for both: "
+                    "write it under another key."
+                )
         self.leaves = (*spec.action, *extra)
         self._keys = [leaf.key for leaf in self.leaves]
         self._call = self._settled(Acceleration())  # forgets what it was called with
@@ -244,7 +252,7 @@ def _direct(steps: list[_Step], places: dict[Key, int]) -> Call:
                 result = (result,)
             outputs.update(zip(writes, result, strict=True))
             values.update(outputs)
-        return {key: value for key, value in outputs.items() if key not in places and not _is_private(key)}
+        return {key: value for key, value in outputs.items() if not _is_private(key)}
 
     return call
 
@@ -278,7 +286,10 @@ def _with_tensordict(
         outputs = {}
         for name, value in data.items(include_nested=True, leaves_only=True):
             key = _key(name)
-            if key not in places and isinstance(value, torch.Tensor) and not _is_private(key):
+            if not isinstance(value, torch.Tensor) or _is_private(key):
+                continue
+            # What the policy has put in the place of an observation is one of its outputs.
+            if key not in places or value is not observation[places[key]]:
                 outputs[key] = value
         return outputs
 

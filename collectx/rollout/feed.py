@@ -12,6 +12,7 @@ from typing import Protocol
 import numpy as np
 import torch
 
+from collectx.batch import Leaf
 from collectx.env.base import EnvSpec
 from collectx.policy.base import Actor
 from collectx.policy.random import RandomActor
@@ -43,18 +44,22 @@ class CpuFeed:
 
 
 class RandomFeed:
-    """Random actions, and zeros for what else the policy would write."""
+    """Random actions, and zeros for what else the policy would write. Observations that it would overwrite stay.
 
-    def __init__(self, spec: EnvSpec):
+    Args:
+        leaves: of the policy's actor, for each array of `out`.
+    """
+
+    def __init__(self, spec: EnvSpec, leaves: Sequence[Leaf]):
         actor = RandomActor(spec)
         self._act, self.forget = actor.act, actor.forget
-        self._num_actions = len(spec.action)
+        self._zeroed = [i for i, leaf in enumerate(leaves) if leaf not in (*spec.action, *spec.observation)]
 
     def __call__(self, observation: Sequence[torch.Tensor], out: Sequence[np.ndarray]) -> None:
         for row, value in zip(out, self._act(observation), strict=False):
             row[...] = value.numpy()
-        for row in out[self._num_actions :]:
-            row[...] = 0
+        for i in self._zeroed:
+            out[i][...] = 0
 
 
 class RefreshingFeed:

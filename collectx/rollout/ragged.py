@@ -41,8 +41,10 @@ class RaggedRollout(Rollout):
             np.zeros(size, np.bool_),
             np.zeros(size, np.bool_),
         )
-        # What the policy writes below `next` is what the env leaves there.
-        observed = dict(zip([leaf.under("next") for leaf in spec.observation], self._out.observation, strict=True))
+        # What the policy writes below `next` is what the env leaves there; what it writes over an observation stands in
+        # its place.
+        observed = dict(zip(spec.observation, self._carry, strict=True))
+        observed |= zip([leaf.under("next") for leaf in spec.observation], self._out.observation, strict=True)
         self._written = [
             observed[leaf] if leaf in observed else torch.zeros((size, *leaf.shape), dtype=leaf.dtype).numpy()
             for leaf in self._actor.leaves
@@ -100,13 +102,14 @@ class RaggedRollout(Rollout):
         out, spec, segments = self._out, self._env.spec, self._segments
         envs = np.flatnonzero(out.frame)
         place = self._segment[envs], self._cursor[envs]
+        # First, as it may have written over what is observed, in `self._carry`.
+        for actor_leaf, written in zip(self._actor.leaves, self._written, strict=True):
+            segments[actor_leaf.key][place] = written[envs]
         for leaf, before, after in zip(spec.observation, self._carry, out.observation, strict=True):
             segments[leaf.key][place] = before[envs]
             if ("next", *leaf.key) in segments:
                 segments["next", *leaf.key][place] = after[envs]
             before[...] = after
-        for actor_leaf, written in zip(self._actor.leaves, self._written, strict=True):
-            segments[actor_leaf.key][place] = written[envs]
         ended = (out.terminated | out.truncated) & out.frame
         for key, value in (
             (("next", "reward"), out.reward),

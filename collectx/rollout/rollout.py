@@ -95,7 +95,7 @@ class Rollout:
         self._env = env
         self._actor = actor
         self._acting = make_feed(actor, env.spec)
-        self._random = RandomFeed(env.spec) if want.num_random_batches else None
+        self._random = RandomFeed(env.spec, actor.leaves) if want.num_random_batches else None
         self._num_random = want.num_random_batches
         self._episodes = episodes
         self._stop = stop

@@ -83,12 +83,21 @@ def move_and_push(pixels):
     return one_hot(turn, 3).bool(), torch.stack([turn / 3.0, -turn / 2.0], -1)
 
 
+def halved():
+    """Acts on half of what it observes, which it writes in its place."""
+    return Sequence(Module(half, ["observation"], ["observation"]), Module(outwards, ["observation"], ["action"]))
+
+
 def half_of_first(seen):
     return seen[..., :1] / 2
 
 
-def half(angle):
+def half_of_angle(angle):
     return angle[..., None] / 2
+
+
+def half(seen):
+    return seen / 2
 
 
 def lstm():
@@ -123,7 +132,7 @@ WORLDS = {
     "counted": replace(WALK, make=torchrlenvs.counted),
     "primed": replace(WALK, make=torchrlenvs.primed, numbered=True),
     "recurrent": World(torchrlenvs.recurrent, lstm, rtol=1e-5),
-    "stateless": World(PendulumEnv, half, "th", surplus=("truncated",), rtol=1e-5),
+    "stateless": World(PendulumEnv, half_of_angle, "th", surplus=("truncated",), rtol=1e-5),
     "many_keys": KEYS,
     "agents": AGENTS,
     "agents_in_a_grid": replace(AGENTS, make=partial(torchrlenvs.Agents, (2, 3)), size=6),
@@ -208,6 +217,7 @@ def sync(world, **keywords):
 CASES = {
     **{name: Case(name) for name in WORLDS},
     **{f"walk-{name}": Case("walk", keywords) for name, keywords in KEYWORDS.items()},
+    "walk-overwrites": Case("walk", policy=halved),
     "walk-compile_policy": Case("walk", {"compile_policy": {"backend": "eager"}}),
     "serial-rounded": Case("serial", {"frames_per_batch": 25, "total_frames": 75}),
     "serial-set_truncated-max_frames_per_traj": Case("serial", {"set_truncated": True, **MAX}),

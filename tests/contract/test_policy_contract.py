@@ -214,6 +214,10 @@ def by_tensordict(tensordict):
     return tensordict.set("action", positive(tensordict["observation"]))
 
 
+def overwriting(td):
+    return by_tensordict(td).set("observation", td["observation"] / 2)
+
+
 class Annotated:
     """Neither a module nor a function, and its argument has another name."""
 
@@ -255,6 +259,7 @@ def build_custom(name):
         (Counting, [("counted",)]),
         (lambda: by_tensordict, []),
         (Annotated, []),
+        (lambda: overwriting, [("observation",)]),
         (lambda: lambda observation: positive(observation)[:, None].int(), []),  # of one more dimension
     ],
 )
@@ -316,6 +321,12 @@ TWO_ACTIONS = spaces.Tuple([spaces.Discrete(2), spaces.Discrete(2)])
     ("policy", "error", "message"),
     [
         (LINEAR, ShapeError, "argmax"),
+        (TensorDictModule(LINEAR, ["observation"], ["observation"]), ConfigError, "wrote observation, but not action"),
+        (
+            lambda td: by_tensordict(td).set("observation", td["observation"].double()),
+            ShapeError,
+            r"overwrites observation, .* \[5\] torch.float32, with \[5\] torch.float64",
+        ),
         (lambda observation: observation.sum(-1), ShapeError, r"float32.*int64"),
         (TensorDictModule(LINEAR, ["pixels"], ["action"]), ConfigError, r"reads pixels.*writes observation"),
         (TensorDictModule(LINEAR, ["observation"], ["logits"]), ConfigError, "wrote logits"),

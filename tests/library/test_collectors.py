@@ -113,6 +113,20 @@ def test_a_batch_is_split_by_trajectory_and_then_passed_to_postproc(way):
         assert batch["collector", "traj_ids"].max(-1).values.unique().numel() == batch.shape[0]
 
 
+@pytest.mark.parametrize("create", [cartpole, cartpoles, partial(cartpoles, mode="NEXT_STEP")])
+def test_what_a_policy_writes_over_an_observation_is_stored(create):
+    def act(tensordict):
+        tensordict["observation"] = tensordict["observation"] / 2
+        return tensordict.set("action", towards(tensordict["observation"]))
+
+    with Collector(create, act, frames_per_batch=60, init_random_frames=60) as collector:
+        for factor in (1.0, 0.5):  # of random frames, which the policy does not see, and of its own
+            batch = collector.next()
+            goes_on = ~batch["next", "done"][..., :-1, 0]
+            written, observed = batch["observation"][..., 1:, :], batch["next", "observation"][..., :-1, :]
+            assert torch.equal(written[goes_on], observed[goes_on] * factor)
+
+
 def test_the_same_tensordict_is_returned_unless_the_shape_changes():
     with Collector(cartpole, frames_per_batch=60, return_same_td=True) as collector:
         first = collector.next()

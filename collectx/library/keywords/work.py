@@ -33,8 +33,8 @@ class Work:
         exploration_type: how actions are taken from the policy's distribution: RANDOM, MODE, MEAN, MEDIAN or
             DETERMINISTIC, of TorchRL's `ExplorationType`, or its name. Built-in policies know RANDOM and the mode.
         exploration_mode: TorchRL's earlier keyword for the name.
-        trust_policy: True: the policy is called with a TensorDict, without a look at its signature and its `in_keys`. Also
-            then it is called once in each process, with first observations of the env, to learn what it writes.
+        trust_policy: True: the policy is called with a TensorDict, and its signature and `in_keys` are not checked. It
+            is still called once in each process, with first observations of the env, to learn what it writes.
         auto_register_policy_transforms: is not looked at: a recurrent policy is given its state and `is_init` without
             transforms of the env, see README.
         compile_policy: the policy is compiled in the workers by `torch.compile`: True, or its keyword arguments. The

@@ -5,7 +5,8 @@
     TensorDictSequential of such              the inner modules in turn
     any other module of tensordict's,         the policy, with a TensorDict of the observation's tensors and of what
       forward(td), forward(tensordict)          it has written there a frame before
-    anything else                             the policy, with the observation's tensors; it returns the action
+    anything else                             the policy, with the observation's tensors; it returns the action, or a
+                                                tuple of the action and further outputs
 
 Everything is settled when the actor is made, in the worker's process: keys, shapes and casts, by one forward on first
 observations of the env (`EnvSpec.first`).
@@ -183,14 +184,15 @@ def _settle(
 
 def _map(policy: Callable, spec: EnvSpec, how: Acceleration) -> Call:
     """A policy from observation tensors to the action: one argument per observation leaf, or a nested dict of them for
-    a policy with one argument and an env with several leaves."""
+    a policy with one argument and an env with several leaves. What it returns after the action is `output1`, ..."""
     leaves = observation_leaves(spec)
     chosen = [spec.observation.index(leaf) for leaf in leaves]
     forward = how.compiled(policy)
-    keys = [leaf.key for leaf in spec.action]
+    keys = names = [leaf.key for leaf in spec.action]
     as_dict = len(leaves) > 1 and len(_parameters(policy)) == 1
 
     def call(observation: Sequence[torch.Tensor]) -> Outputs:
+        nonlocal names
         tensors = [observation[i] for i in chosen]
         if as_dict:
             result = forward(_nested([leaf.key[1:] for leaf in leaves], tensors))
@@ -198,12 +200,15 @@ def _map(policy: Callable, spec: EnvSpec, how: Acceleration) -> Call:
             result = forward(*tensors)
         if isinstance(result, torch.Tensor):
             result = (result,)
-        if not isinstance(result, tuple | list) or len(result) != len(keys):
+        if not isinstance(result, tuple | list) or len(result) < len(keys):
             raise ShapeError(
                 f"a policy without out_keys has to return the env's action ({_names(keys)}) as "
                 f"{'a tensor' if len(keys) == 1 else f'a tuple of {len(keys)} tensors'}, got a {type(result).__name__}"
             )
-        return dict(zip(keys, result, strict=True))
+        if len(result) != len(names):
+            # TorchRL's names for what a policy returns after the action.
+            names = [*keys, *((f"output{i}",) for i in range(1, len(result) - len(keys) + 1))]
+        return dict(zip(names, result, strict=True))
 
     return call
 

@@ -260,6 +260,7 @@ def build_custom(name):
         (lambda: by_tensordict, []),
         (Annotated, []),
         (lambda: overwriting, [("observation",)]),
+        (lambda: lambda seen: (positive(seen), seen * 2, seen.sum(-1)), [("output1",), ("output2",)]),
         (lambda: lambda observation: positive(observation)[:, None].int(), []),  # of one more dimension
     ],
 )

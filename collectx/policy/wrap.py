@@ -116,17 +116,19 @@ class WrappedActor:
         self._call = self._settled(Acceleration())  # forgets what it was called with
         # Only actions can differ from their leaf, by a cast or by a trailing dimension of one.
         self._casts = [
-            (i, (-1, *leaf.shape), leaf.dtype)
+            (i, leaf)
             for i, leaf in enumerate(spec.action)
             if outputs[leaf.key].dtype != leaf.dtype or outputs[leaf.key].shape[1:] != leaf.shape
         ]
+        for _, leaf in self._casts:
+            _cast(outputs[leaf.key], leaf)
 
     def act(self, observation: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         """See `collectx.policy.base.Actor.act`."""
         outputs = self._call(observation)
         values = [outputs[key] for key in self._keys]
-        for i, shape, dtype in self._casts:
-            values[i] = values[i].reshape(shape).to(dtype)
+        for i, leaf in self._casts:
+            values[i] = _cast(values[i], leaf)
         return values
 
     def forget(self) -> None:
@@ -358,8 +360,26 @@ def _check(leaf: Leaf, value: torch.Tensor, rows: int, is_action: bool) -> None:
             f"the policy returned {name} of shape {list(value.shape)}, but the action space demands "
             f"{[rows, *leaf.shape]}.{hint}"
         )
-    if value.dtype.is_floating_point and not leaf.dtype.is_floating_point:
-        raise ShapeError(f"the policy returned {name} as {value.dtype}, but the action space demands {leaf.dtype}")
+
+
+def _cast(value: torch.Tensor, leaf: Leaf) -> torch.Tensor:
+    """An action, `[E, *leaf.shape]` of the leaf's dtype. Floating-point actions are rounded to their precision.
+
+    Raises:
+        ShapeError: the dtype is an integer's or bool, and has no such value.
+    """
+    value = value.reshape(-1, *leaf.shape)
+    cast = value.to(leaf.dtype)
+    if leaf.dtype.is_floating_point or torch.promote_types(value.dtype, leaf.dtype) == leaf.dtype:
+        return cast
+    back = cast.to(value.dtype)
+    if not torch.equal(back, value):
+        wrong = value[back != value][0].item()
+        raise ShapeError(
+            f"the policy returned {_names([leaf.key])} as {value.dtype} with the value {wrong}, but the action space "
+            f"demands {leaf.dtype}, which has no such value: round it, or return the index of the action."
+        )
+    return cast
 
 
 @contextlib.contextmanager

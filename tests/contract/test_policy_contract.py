@@ -262,6 +262,7 @@ def build_custom(name):
         (lambda: overwriting, [("observation",)]),
         (lambda: lambda seen: (positive(seen), seen * 2, seen.sum(-1)), [("output1",), ("output2",)]),
         (lambda: lambda observation: positive(observation)[:, None].int(), []),  # of one more dimension
+        (lambda: lambda observation: positive(observation).double(), []),
     ],
 )
 def test_a_custom_policy(make, extra, monkeypatch):
@@ -328,7 +329,8 @@ TWO_ACTIONS = spaces.Tuple([spaces.Discrete(2), spaces.Discrete(2)])
             ShapeError,
             r"overwrites observation, .* \[5\] torch.float32, with \[5\] torch.float64",
         ),
-        (lambda observation: observation.sum(-1), ShapeError, r"float32.*int64"),
+        (lambda observation: observation.sum(-1) + 0.5, ShapeError, r"float32 with the value 0.5, .*int64.* round it"),
+        (lambda observation: observation.sum(-1) * torch.nan, ShapeError, r"float32 with the value nan, .*int64"),
         (TensorDictModule(LINEAR, ["pixels"], ["action"]), ConfigError, r"reads pixels.*writes observation"),
         (TensorDictModule(LINEAR, ["observation"], ["logits"]), ConfigError, "wrote logits"),
     ],

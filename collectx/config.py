@@ -402,6 +402,21 @@ def is_async(collector: CollectorConfig) -> bool:
     return collector.kind in ASYNC
 
 
+def surplus_note(total: int, frames: int, prefix: str = "") -> str | None:
+    """What the user should know where `total_frames` is not a multiple of `frames_per_batch`; None where it is.
+
+    Args:
+        prefix: of both keys, as the user writes them.
+    """
+    if total <= 0 or total % frames == 0:
+        return None
+    batches = -(-total // frames)
+    return (
+        f"{prefix}total_frames={total} is not a multiple of {prefix}frames_per_batch={frames} ({total} / {frames} = "
+        f"{total / frames:.2f}): {batches} whole batches, {batches * frames} frames, are collected."
+    )
+
+
 def is_stacked(collector: CollectorConfig) -> bool:
     """Whether a batch is one part of every worker, side by side."""
     return collector.kind != "single" and not is_async(collector)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import numbers
 import threading
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
@@ -23,7 +24,7 @@ from collectx import policy as policies
 from collectx.collector.build import build
 from collectx.collector.task import env_seed
 from collectx.collector.trajectories import Assembler
-from collectx.config import REMOTE, backend_of, is_stacked
+from collectx.config import REMOTE, backend_of, is_stacked, surplus_note
 from collectx.given import Given, Hooks
 from collectx.library.assembly import Assembly
 from collectx.library.background import Background
@@ -97,6 +98,8 @@ class DataCollector(Inspected):
         spec = envs.read_spec(own[0]["env"], policies.is_users_own(self._cfg.policy))
         self._num_envs, self._is_cuttable = spec.num_envs, spec.cuttable
         self._frames_per_batch = order.fit(self._cfg, own, spec)
+        if order.frames.has_surplus and (note := surplus_note(self.total_frames, self._frames_per_batch)):
+            warnings.warn(note, stacklevel=3)
         self._most_steps = [each.get("steps") for each in own]
         self.policy: Any = policies.build(self._cfg.policy, spec, self._cfg.seed)
         self._closing = contextlib.ExitStack()

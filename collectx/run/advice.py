@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collectx.config import NETWORK_BACKENDS, RunConfig, backend_of, is_async, is_stacked
+from collectx.config import NETWORK_BACKENDS, RunConfig, backend_of, is_async, is_stacked, surplus_note
 
 
 def advice(cfg: RunConfig) -> list[str]:
     """What `backend=auto` chose, and combinations that run, but hardly as meant. For a valid `cfg`."""
-    return [*_chosen_backend(cfg), *_odd_combinations(cfg), *_random_frames(cfg)]
+    surplus = surplus_note(cfg.collector.total_frames, cfg.collector.frames_per_batch, "collector.")
+    return [*_chosen_backend(cfg), *_odd_combinations(cfg), *_random_frames(cfg), *([surplus] if surplus else [])]
 
 
 def _odd_combinations(cfg: RunConfig) -> list[str]:

@@ -55,7 +55,6 @@ def problems(cfg: RunConfig) -> list[str]:
     """Every rule that `cfg` breaks; empty where it can run."""
     rules = (
         _frames_per_batch,
-        _total_frames,
         _trajectories,
         _preemption,
         _learnable,
@@ -87,13 +86,6 @@ def _frames_per_batch(cfg: RunConfig) -> Iterator[str]:
         unit, shown = workers * unit, f"collector.num_workers={workers} x {shown}"
     if frames % unit:
         yield _not_a_multiple("collector.frames_per_batch", frames, shown, unit)
-
-
-def _total_frames(cfg: RunConfig) -> Iterator[str]:
-    total, frames = cfg.collector.total_frames, cfg.collector.frames_per_batch
-    if not _missing(total, frames) and total != -1 and total % frames:
-        shown = f"collector.frames_per_batch={frames}"
-        yield _not_a_multiple("collector.total_frames", total, shown, frames) + " -1 is endless."
 
 
 def _trajectories(cfg: RunConfig) -> Iterator[str]:

@@ -127,6 +127,16 @@ def test_what_a_policy_writes_over_an_observation_is_stored(create):
             assert torch.equal(written[goes_on], observed[goes_on] * factor)
 
 
+@over(INLINE)
+def test_the_last_batch_is_whole(way):
+    with pytest.warns(
+        UserWarning, match=r"total_frames=100 .*frames_per_batch=40 .*2.50\): 3 whole batches, 120 frames"
+    ):
+        collector = make(way, frames_per_batch=40, total_frames=100)
+    with collector:
+        assert [batch.numel() for batch in collector] == [40] * len(collector) == [40] * 3
+
+
 def test_the_same_tensordict_is_returned_unless_the_shape_changes():
     with Collector(cartpole, frames_per_batch=60, return_same_td=True) as collector:
         first = collector.next()

@@ -59,7 +59,6 @@ BETWEEN_STEPS = {"num_workers_per_collector": 2, "update_weights_between_steps":
     [
         ("sync", {"frames_per_batch": 0}, "frames_per_batch=0 1"),
         ("sync", {"total_frames": 0}, "total_frames=0 1 -1"),
-        ("sync", {"frames_per_batch": 20, "total_frames": 50}, "total_frames=50 frames_per_batch=20 2.50 40 60"),
         ("sync", {"exploration_type": "wild"}, "exploration_type='wild' random"),
         ("sync", {"num_workers": 3}, "num_workers=3 create_env_fn 2"),
         ("sync", {"policy_factory": Argmax, "policy": Argmax()}, "policy policy_factory one"),
@@ -86,7 +85,6 @@ BETWEEN_STEPS = {"num_workers_per_collector": 2, "update_weights_between_steps":
         ("sync", {"frames_per_batch": [5, 9]}, "frames_per_batch=[5, 9] cat_results=-1"),
         ("sync", {"frames_per_batch": [5], "cat_results": -1}, "frames_per_batch=[5] 1 2"),
         ("sync", {"frames_per_batch": [5, 0], "cat_results": -1}, "frames_per_batch=[5, 0] 1"),
-        ("sync", {"frames_per_batch": [5, 9], "cat_results": -1, "total_frames": 40}, "total_frames=40 14 28 42"),
         ("single", {"frames_per_batch": [5]}, "frames_per_batch=[5] MultiSyncCollector"),
         ("gloo", {"frames_per_batch": [5, 9]}, "frames_per_batch=[5, 9] MultiSyncCollector"),
         ("single", {"interruptor": object()}, "interruptor=object `collection_stopped`"),

@@ -18,8 +18,8 @@ class Frames:
         frames_per_batch: frames of one batch, rounded up to a multiple of the number of envs that take part in it. Of
             `MultiSyncCollector`, with `cat_results=-1`, also a list of how many each worker has of them; of
             `MultiAsyncCollector` such a list is their sum.
-        total_frames: when to end, a multiple of `frames_per_batch`; -1 or None is never. What was rounded up there is
-            delivered too.
+        total_frames: the collector ends with the batch by which it has delivered so many; -1 or None: never. The
+            constructor warns if this is not a multiple of `frames_per_batch`.
         max_frames_per_traj: a trajectory that has as many is cut, marked truncated, and its env is reset; batches then
             have `step_count` as well. None or negative: never.
         init_random_frames: so many frames, rounded up to whole batches, have random actions before the policy is called
@@ -54,22 +54,20 @@ class Frames:
         """Frames of one batch, as they were asked for."""
         return self.frames_per_batch if isinstance(self.frames_per_batch, int) else sum(self.frames_per_batch)
 
+    @property
+    def has_surplus(self) -> bool:
+        """Whether whole batches are more than `total_frames`, for other reasons than that they are rounded up."""
+        return self.total_frames not in (None, -1) and self.total_frames % self.in_all > 0
+
     def _counts(self) -> list[str]:
         least = min(self.per_worker or [self.in_all])
         if least < 1:
             return [f"frames_per_batch={self.frames_per_batch}: must be at least 1."]
-        frames, total = self.in_all, self.total_frames
+        total = self.total_frames
         if total is None or total == -1:
             return []
         if total < 1:
             return [f"total_frames={total}: must be at least 1, or -1 for an endless collector."]
-        if total % frames:
-            below = total // frames * frames
-            use = f"use {below} or {below + frames}" if below else f"use {frames}"
-            return [
-                f"total_frames={total} is not a multiple of frames_per_batch={frames} "
-                f"({total} / {frames} = {total / frames:.2f}): {use}, or -1 for an endless collector."
-            ]
         return []
 
 

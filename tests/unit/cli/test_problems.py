@@ -58,8 +58,6 @@ def test_all_problems_come_at_once():
         "seed": ["seed: not an override; write key=value"],
         "env.id=a b:{": ["env.id=a b:{: cannot be read"],
         "policy.hidden_sizes=x": ["policy.hidden_sizes=x: "],
-        "collector.frames_per_batch=1000": ["collector.total_frames=1500 is not a multiple", "(1500 / 1000 = 1.50)"],
-        "collector.total_frames=1500": [],
     }
     with pytest.raises(ConfigError) as raised:
         compose(list(expected))

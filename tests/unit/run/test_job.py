@@ -50,6 +50,12 @@ def test_a_custom_policy_is_called_with_observations_of_the_env_alone(cfg, tmp_p
     assert execute(cfg, tmp_path, []).status == Status.COMPLETED
 
 
+def test_a_run_ends_with_the_batch_by_which_it_has_all_frames(cfg, tmp_path, train_with):
+    train_with()
+    result = execute(replace(cfg, collector=replace(cfg.collector, total_frames=50)), tmp_path, [])
+    assert (result.frames, result.exit_reason) == (60, "all frames delivered")
+
+
 def test_a_trainer_may_end_the_run(cfg, tmp_path, train_with):
     train_with(next)
     result = execute(cfg, tmp_path, [])

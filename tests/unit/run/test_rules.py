@@ -21,7 +21,6 @@ RPC = "collector=rpc backend=rpc backend.tensorpipe"
 # Overrides -> how the only problem begins, as a pattern.
 BROKEN = {
     # multiples
-    "collector.total_frames=1000": "collector.total_frames=1000 .*1000 / 512 = 1.95.*: use 512 or 1024.",
     f"{ENDLESS} collector.frames_per_batch=8": "collector.frames_per_batch=8 .*8 / 16 = 0.50.*: use 16.",
     f"{ENDLESS} collector.frames_per_batch=1000 collector.num_workers=3": (
         r"collector.frames_per_batch=1000 is not a multiple of collector.num_workers=3 x env.num_envs=8 \(1000 / 24 ="
@@ -145,6 +144,7 @@ def test_what_this_machine_lacks_is_a_problem_where_it_is_used(line, problem):
         ("", []),
         ("collector=multi_async", ["impala"]),
         ("experiment=cartpole_impala", []),
+        ("collector.total_frames=1000", ["(1000 / 512 = 1.95): 2 whole batches, 1024 frames"]),
         ("collector.init_random_frames=192000", ["log-probability", "the policy never acts"]),
         # Keys that need no reset of single envs are allowed where there is none.
         (f"{NEXT_STEP} trainer=meter collector.init_random_frames=9 collector.set_truncated=true", []),

@@ -20,9 +20,11 @@ from collectx.cli.compose import Composer
 from collectx.cli.run import launch
 from collectx.config import ASYNC, GROUPS
 from collectx.errors import ConfigError
-from collectx.run import RunFolder, order
+from collectx.run import RunFolder, order, snapshot
 
 _PRIMARY = "_collectx_snapshot"
+# So many differences between two snapshots are printed.
+_SHOWN = 12
 _USAGE = """\
 collectx reproduce RUN_DIR [overrides] [flags]: run again from RUN_DIR/snapshot and compare the digests of the batches.
 
@@ -98,6 +100,9 @@ def _compared(old: RunFolder, new: Path, different: str | None) -> int:
             f"note: no seed decides which workers are ready first, nor can that be had from the folder: {different}.",
             flush=True,
         )
+    if not found.identical and (differences := snapshot.differences(old, RunFolder(new))):
+        more = f"\n  and {len(differences) - _SHOWN} more, see snapshot/meta.json" if len(differences) > _SHOWN else ""
+        print("note: results may depend on these differences:", *differences[:_SHOWN], sep="\n  ", end=f"{more}\n")
     return 0 if found.identical else 1
 
 

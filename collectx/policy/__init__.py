@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from collectx.given import GivenPolicyConfig
 from collectx.policy.exploration import ExplorationType, exploration
+from collectx.policy.initial import single_threaded
 
 if TYPE_CHECKING:
     import torch
@@ -27,7 +28,7 @@ _TORCHRLS_RANDOM = "RandomPolicy"
 def build(cfg: PolicyConfig, spec: EnvSpec, seed: int) -> Callable | None:
     """The policy that `cfg` describes, on the CPU: an `nn.Module`, another callable, or None for random actions.
 
-    Equal seeds give equal weights; torch's generator is left as it was.
+    Equal seeds give equal weights, whatever torch's number of threads; torch's generator is left as it was.
 
     Raises:
         ConfigError, SpaceError: `cfg` or the env's spaces do not allow it.
@@ -35,7 +36,10 @@ def build(cfg: PolicyConfig, spec: EnvSpec, seed: int) -> Callable | None:
     if cfg.kind == "random":
         return None
     if isinstance(cfg, GivenPolicyConfig):
-        return cfg.policy if cfg.factory is None else cfg.factory()
+        if cfg.factory is None:
+            return cfg.policy
+        with single_threaded():
+            return cfg.factory()
     import torch
 
     module: Any
@@ -52,7 +56,7 @@ def build(cfg: PolicyConfig, spec: EnvSpec, seed: int) -> Callable | None:
         from collectx.errors import ConfigError
 
         raise ConfigError([f"policy.kind={cfg.kind} is unknown: use one of {', '.join(KINDS['policy'])}."])
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]), single_threaded():
         torch.random.default_generator.manual_seed(seed)
         return module.build(cfg, spec)
 

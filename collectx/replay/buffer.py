@@ -247,13 +247,24 @@ class ReplayBuffer:
                 self.sampler.rebuild()
 
     def dumps(self, path: str | Path) -> None:
-        """Writes `state_dict()` to the folder `path`, as memory-mapped tensors and JSON; a copy of the frames in memory
-        is not made. Other processes wait for as long. What was in the folder stays until the new is complete."""
+        """Writes `state_dict()` to the folder `path`, as raw bytes and JSON, and returns when it is on the disk; a copy
+        of the frames in memory is not made. Other processes wait for as long. A crash at any point leaves the state
+        that was saved there before, or the new one.
+
+        Raises:
+            OSError: it cannot be written, or the disk has too little space. What was saved before is still there.
+        """
         with self._lock:
             checkpoint.save(self._state(), Path(path))
 
     def loads(self, path: str | Path) -> None:
-        """`load_state_dict` of what `dumps` wrote. Nothing is unpickled."""
+        """`load_state_dict` of what `dumps` wrote, after sizes and checksums of all files were verified. Nothing is
+        unpickled, whatever lies in the folder.
+
+        Raises:
+            FileNotFoundError: no buffer was saved there, or a file is missing.
+            ValueError: a file is damaged, or `load_state_dict` refuses the state.
+        """
         self.load_state_dict(checkpoint.load(Path(path)))
 
     def _state(self) -> dict[str, Any]:

@@ -8,23 +8,21 @@ been set going, so that both load at the same time. Must not know schedules, tra
 
 from __future__ import annotations
 
-import os
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from collectx.config import LauncherConfig, RayLauncherConfig, RunConfig, backend_of, is_async
+from collectx.config import RunConfig, backend_of, is_async
 from collectx.errors import ConfigError, LauncherError, SpaceError
-from collectx.run import machine, order, report, snapshot
+from collectx.run import cores, machine, order, report, snapshot
 from collectx.run.events import EventLog
 from collectx.run.folder import RunFolder, write_atomically, write_json
 from collectx.run.progress import Progress
 from collectx.run.record import Record
 from collectx.run.result import Result
 from collectx.run.signals import Signals
-from collectx.run.snapshot import num_cpus
 
 if TYPE_CHECKING:
     from collectx.launcher.place import Place
@@ -121,7 +119,8 @@ def _collect(
             raise ConfigError(problems)
         # It learns where batches lie.
         device = torch.device(cfg.devices.storing_device or cfg.devices.device or "cpu")
-        _leave_cores(cfg)
+        cores.limit_threads(cfg)
+        snapshot.write_numerics(files, device)
         allow_descriptors(cfg.collector.num_workers)
         spec = env.read_spec(cfg.env, policy.is_users_own(cfg.policy))
         _seed(cfg.seed)
@@ -170,29 +169,6 @@ def _may_write(cfg: RunConfig) -> bool:
     want = cfg.collector
     looked_at = getattr(cfg.trainer, "digest", False) or want.trajs_per_batch is not None or want.order_of is not None
     return is_async(want) and backend_of(cfg) == "shared_memory" and not looked_at
-
-
-def _leave_cores(cfg: RunConfig) -> None:
-    """Limits torch in this process to the cores that the workers leave, unless the user set OMP_NUM_THREADS.
-
-    A pool as large as the machine waits in every small operation for the thread that shares its core with a worker:
-    on two busy cores PPO learnt 25 times slower.
-    """
-    import torch
-
-    if "OMP_NUM_THREADS" not in os.environ and _are_here(cfg.launcher):
-        processes = cfg.collector.num_workers * cfg.collector.num_workers_per_collector
-        left = num_cpus() - processes * cfg.launcher.num_threads
-        torch.set_num_threads(max(1, min(torch.get_num_threads(), left)))
-
-
-def _are_here(launcher: LauncherConfig) -> bool:
-    """Whether all workers are on this machine."""
-    if not isinstance(launcher, RayLauncherConfig):
-        return launcher.kind in ("inline", "local")
-    from collectx.collector import actors
-
-    return actors.are_here(launcher)
 
 
 def allow_descriptors(num_workers: int) -> None:

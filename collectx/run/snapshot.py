@@ -1,11 +1,12 @@
 """What is needed to run again: the whole resolved configuration, and the circumstances. JSON and YAML only.
 
-Written by job.py in the trainer's process before anything starts; `config.yaml` is read by `collectx reproduce`. Must
-not know what the configuration means.
+Written by job.py in the trainer's process before anything starts; read by `collectx reproduce`. Must not know what the
+configuration means.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import re
@@ -15,10 +16,14 @@ import sys
 import time
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from collectx.config import RunConfig
+from collectx.run.cores import num_cores
 from collectx.run.folder import RunFolder, write_atomically, write_json
+
+if TYPE_CHECKING:
+    import torch
 
 _GIT_TIMEOUT_S = 5
 
@@ -45,7 +50,7 @@ def meta(cfg: RunConfig, argv: list[str]) -> dict[str, Any]:
         "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "host": socket.gethostname(),
         "platform": platform.platform(),
-        "num_cpus": num_cpus(),
+        "num_cpus": num_cores(),
         "python": platform.python_version(),
         "packages": packages(),
         "git": {"cwd": git_state(Path.cwd()), "collectx": git_state(Path(__file__).parent)},
@@ -53,9 +58,57 @@ def meta(cfg: RunConfig, argv: list[str]) -> dict[str, Any]:
     }
 
 
-def num_cpus() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+def write_numerics(folder: RunFolder, device: torch.device) -> None:
+    """Adds to `snapshot/meta.json` what floating-point results depend on besides the packages. Imports torch.
+
+    Args:
+        device: where the trainer computes.
+    """
+    import torch
+
+    numerics = {
+        "torch threads of the trainer": torch.get_num_threads(),
+        "processor": _cpu(),
+        "vector instructions": torch.backends.cpu.get_cpu_capability(),
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
+    }
+    write_json(folder.meta, {**_read(folder), "numerics": numerics})
+
+
+def differences(old: RunFolder, new: RunFolder) -> list[str]:
+    """What may make the results of two runs of one configuration differ, by their snapshots; one line each."""
+    before, after = (_circumstances(_read(folder)) for folder in (old, new))
+    return [
+        f"{name}: {before.get(name)} there, {after.get(name)} here"
+        for name in dict.fromkeys([*before, *after])
+        if before.get(name) != after.get(name)
+    ]
+
+
+def _circumstances(meta: dict[str, Any]) -> dict[str, Any]:
+    git = {f"git checkout of {name}": state for name, state in (meta.get("git") or {}).items()}
+    return {
+        **(meta.get("numerics") or {}),
+        "python": meta.get("python"),
+        **git,
+        **(meta.get("packages") or {}),
+    }
+
+
+def _read(folder: RunFolder) -> dict[str, Any]:
+    try:
+        return json.loads(folder.meta.read_text())
+    except (OSError, ValueError):
+        return {}
+
+
+def _cpu() -> str:
+    """The processor's name."""
+    try:
+        found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    except OSError:
+        found = None
+    return found[1] if found else platform.processor() or platform.machine()
 
 
 def packages() -> dict[str, str]:

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from collectx.env.base import EnvSpec
+from collectx.policy.initial import single_threaded
 from collectx.policy.spaces import observation_leaves
 from collectx.policy.stochastic import Flatten, StochasticPolicy, initialize
 
@@ -22,7 +23,7 @@ class Critic(nn.Module):
 
     def __init__(self, policy: Callable, spec: EnvSpec, seed: int):
         super().__init__()
-        with torch.random.fork_rng(devices=[]):
+        with torch.random.fork_rng(devices=[]), single_threaded():
             torch.random.default_generator.manual_seed(seed)
             if isinstance(policy, StochasticPolicy):
                 self.encode: nn.Module = policy.encode

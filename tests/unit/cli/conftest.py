@@ -38,6 +38,7 @@ class Stub:
         status, files = self.status(cfg), RunFolder(folder)
         files.begin()
         snapshot.write_config(cfg, files)
+        files.meta.write_text(json.dumps({"numerics": {"torch threads of the trainer": len(self.calls)}}))
         for index, (digest, worker) in enumerate(zip(self.digests, self.workers, strict=True)):
             line = {"version": index, "workers": [{"worker": worker, "policy_version": index}]}
             with open(files.metrics, "a") as file:

@@ -48,7 +48,9 @@ def test_a_difference_names_the_first_batch(stub, old, capsys):
     # The digest stays on when the trainer is replaced.
     assert reproduce.main(["old", "trainer=meter"]) == 1
     assert stub.calls[-1][0].trainer.digest is True
-    assert "batch 1 is the first that differs" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "batch 1 is the first that differs" in out
+    assert "torch threads of the trainer: 1 there, 2 here" in out
 
 
 def test_a_run_without_digest_runs_again_and_says_so(stub, old, capsys):

@@ -2,12 +2,13 @@
 
 import errno
 import os
+import shutil
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from tensordict import NonTensorData, TensorDict
 from worlds.countedframes import Stream, check_whole
 
 from collectx import ReplayBuffer
@@ -100,8 +101,86 @@ def test_a_folder_is_replaced_and_holds_no_pickle(tmp_path):
         buffer.extend(stream.take(20))
         buffer.dumps(path)
     assert list(tmp_path.iterdir()) == [path]
+    assert sorted(file.name[:5] for file in path.iterdir()) == ["data-", "state"]
     ReplayBuffer(40).loads(path)
-    assert {file.suffix for file in path.rglob("*") if file.is_file()} == {".json", ".memmap"}
+    assert {file.suffix for file in path.rglob("*") if file.is_file()} == {".json", ".bin"}
+
+
+class Touches:
+    """Unpickled, makes a file."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return Path.touch, (self.path,)
+
+
+def test_a_pickle_in_the_folder_is_never_unpickled(tmp_path):
+    buffer, path, mark = make("uniform"), tmp_path / "saved", tmp_path / "mark"
+    buffer.extend(Stream(1).take(10))
+    buffer.dumps(path)
+    for folder in (path / "frames", path / "sampler", *path.iterdir()):
+        if folder.suffix != ".json":
+            TensorDict(more=NonTensorData(Touches(mark))).memmap(folder)
+    assert list(path.rglob("other.pickle"))
+    make("uniform").loads(path)
+    assert not mark.exists()
+
+
+def flip(file):
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+
+
+@pytest.mark.parametrize("damage", [lambda file: os.truncate(file, file.stat().st_size - 1), flip, os.remove])
+def test_a_damaged_file_is_named_and_left_as_it_is(damage, tmp_path):
+    buffer, other = make("slices"), make("slices")
+    buffer.extend(Stream(1).take(20))
+    buffer.dumps(tmp_path / "saved")
+    files = [file for file in (tmp_path / "saved").rglob("*") if file.is_file()]
+    for file in files:
+        shutil.copytree(tmp_path / "saved", tmp_path / "damaged", dirs_exist_ok=True)
+        damaged = tmp_path / "damaged" / file.relative_to(tmp_path / "saved")
+        damage(damaged)
+        content = damaged.exists() and damaged.read_bytes()
+        with pytest.raises((ValueError, FileNotFoundError), match=file.name):
+            other.loads(tmp_path / "damaged")
+        assert content == (damaged.exists() and damaged.read_bytes())
+        assert len(other) == 0
+
+
+def test_a_crash_while_a_buffer_is_saved_leaves_the_state_before_or_the_new_one(tmp_path, monkeypatch):
+    buffer, path, crashes, synced = make("uniform"), tmp_path / "now" / "saved", [], set()
+
+    def recording(call):
+        def recorded(*arguments):
+            crashes.append(shutil.copytree(path.parent, tmp_path / str(len(crashes))))
+            if isinstance(arguments[0], int):
+                synced.add(Path(os.readlink(f"/proc/self/fd/{arguments[0]}")).name)
+            return call(*arguments)
+
+        return recorded
+
+    for number in (10, 20):
+        buffer.extend(Stream(1).take(10))
+        if number == 20:
+            for name in ("fsync", "rename", "replace"):
+                monkeypatch.setattr(os, name, recording(getattr(os, name)))
+        buffer.dumps(path)
+    monkeypatch.undo()
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+    frames = []
+    for crash in crashes:
+        other = make("uniform")
+        other.loads(crash / "saved")
+        frames.append(len(other))
+        other.dumps(crash / "saved")
+        assert len([*crash.rglob("*")]) == len([*path.parent.rglob("*")])  # nothing is left over
+    assert frames == sorted(frames)
+    assert set(frames) == {10, 20}
+    assert {"0.bin", "4.bin", "state.json.new", "saved", "now"} <= synced
 
 
 def fails(code):
@@ -111,29 +190,21 @@ def fails(code):
     return failure
 
 
-def not_the_new_folder(old, new, rename=Path.rename):
-    return (fails(errno.EACCES) if old.suffix == ".new" else rename)(old, new)
-
-
 @pytest.mark.parametrize(
-    ("what", "failure", "code"),
-    [
-        ("pathlib.Path.mkdir", fails(errno.EACCES), errno.EACCES),
-        ("pathlib.Path.write_text", fails(errno.ENOSPC), errno.ENOSPC),
-        ("shutil.disk_usage", lambda path: SimpleNamespace(free=1000), errno.ENOSPC),
-        ("pathlib.Path.rename", not_the_new_folder, errno.EACCES),
-    ],
+    ("what", "code"),
+    [("tempfile.mkdtemp", errno.EACCES), ("os.fsync", errno.ENOSPC), ("os.replace", errno.EACCES)],
 )
-def test_a_disk_that_is_full_or_not_writable_leaves_what_was_saved_before(tmp_path, monkeypatch, what, failure, code):
+def test_a_disk_that_is_full_or_not_writable_leaves_what_was_saved_before(tmp_path, monkeypatch, what, code):
     buffer, other, stream, path = make("uniform"), make("uniform"), Stream(1), tmp_path / "saved"
     buffer.extend(stream.take(10))
     buffer.dumps(path)
+    before = sorted(path.rglob("*"))
     buffer.extend(stream.take(10))
     with monkeypatch.context() as patch:
-        patch.setattr(what, failure)
+        patch.setattr(what, fails(code))
         with pytest.raises(OSError, match=os.strerror(code)):
             buffer.dumps(path)
-    assert list(tmp_path.iterdir()) == [path]
+    assert sorted(path.rglob("*")) == before
     other.loads(path)
     assert len(other) == 10
 

@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 
 from collectx import trainer as trainers
 from collectx.errors import ConfigError, SpaceError
-from collectx.run import RunFolder, Status, execute, job
+from collectx.run import RunFolder, Status, cores, execute
 
 
 def read(folder):
@@ -36,7 +36,8 @@ def test_a_completed_run(cfg, tmp_path, train_with, capsys):
     assert torch.load(files.final_checkpoint)["batches"] == 5
     assert OmegaConf.to_container(OmegaConf.load(files.config)) == asdict(cfg)
     meta = json.loads(files.meta.read_text())
-    assert (meta["argv"], meta["seeds"], meta["num_cpus"]) == (["run", "seed=3"], {"seed": 3}, job.num_cpus())
+    assert (meta["argv"], meta["seeds"], meta["num_cpus"]) == (["run", "seed=3"], {"seed": 3}, cores.num_cores())
+    assert meta["numerics"]["torch threads of the trainer"] == torch.get_num_threads()
     assert meta["packages"].items() >= {(name, importlib.metadata.version(name)) for name in ("torch", "hydra-core")}
     out, err = capsys.readouterr()
     assert out.splitlines()[-1] == str(tmp_path / "run")
@@ -117,12 +118,36 @@ def test_a_signal_interrupts(cfg, tmp_path, train_with, number):
     assert files.final_checkpoint.exists()
 
 
-@pytest.mark.parametrize(("num_cpus", "expected"), [(1, 1), (2, 1), (4, 3)])
-def test_the_trainer_leaves_cores_to_the_workers(cfg, tmp_path, monkeypatch, num_cpus, expected):
-    left = []
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    monkeypatch.setattr(job, "num_cpus", lambda: num_cpus)
+# Launcher, quota of the control group, environment, and the threads that the trainer of one worker has on four cores.
+@pytest.mark.parametrize(
+    ("launcher", "groups", "environment", "expected"),
+    [
+        ("local", {}, {}, 3),
+        ("local", {"cpu.max": "max 100000"}, {"SLURM_CPUS_PER_TASK": "3"}, 2),
+        ("local", {"job/cpu.max": "max 100000", "cpu.max": "250000 100000"}, {}, 1),
+        ("local", {"job/task/cpu.max": "50000 100000"}, {}, 1),
+        ("local", {"cpu,cpuacct/job/cpu.cfs_quota_us": "300000", "cpu,cpuacct/job/cpu.cfs_period_us": "100000"}, {}, 2),
+        ("local", {}, {"OMP_NUM_THREADS": "4"}, None),
+        ("slurm", {}, {}, 4),
+        ("slurm", {}, {"SLURM_CPUS_PER_TASK": "2", "SLURM_CPUS_ON_NODE": "4"}, 2),
+        ("slurm", {}, {"SLURM_CPUS_ON_NODE": "4", "SLURM_STEP_TASKS_PER_NODE": "2(x2),1"}, 2),
+        ("slurm", {}, {"SLURM_CPUS_ON_NODE": "3", "SLURM_STEP_TASKS_PER_NODE": "2(x2),1", "SLURM_NODEID": "2"}, 3),
+        ("submitit", {}, {"SLURM_CPUS_ON_NODE": "2"}, 2),
+    ],
+)
+def test_the_trainers_threads(cfg, tmp_path, monkeypatch, launcher, groups, environment, expected):
+    taken = []
+    for name in ("OMP_NUM_THREADS", *(name for name in os.environ if name.startswith("SLURM_"))):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    for name, content in {**groups, "cgroup": "0::/job/task\n5:cpu,cpuacct:/job\n3:cpuset:/job\n"}.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(content)
+    monkeypatch.setattr(cores, "_GROUPS", tmp_path / "cgroup")
+    monkeypatch.setattr(cores, "_MOUNTED", tmp_path)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: range(4), raising=False)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
-    monkeypatch.setattr(torch, "set_num_threads", left.append)
-    execute(cfg, tmp_path, [])
-    assert left == [expected]
+    monkeypatch.setattr(torch, "set_num_threads", taken.append)
+    cores.limit_threads(replace(cfg, launcher=replace(cfg.launcher, kind=launcher)))
+    assert taken == ([] if expected is None else [expected])

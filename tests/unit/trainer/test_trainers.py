@@ -9,8 +9,10 @@ import torch
 from collectx import env, policy, trainer
 from collectx.batch import to_tensordict
 from collectx.cli.compose import compose
-from collectx.config import CustomTrainerConfig
+from collectx.config import CustomTrainerConfig, MlpPolicyConfig
 from collectx.errors import ConfigError
+from collectx.given import GivenPolicyConfig
+from collectx.trainer.critic import Critic
 
 # On a busy machine threads wait for one another in every small operation.
 torch.set_num_threads(1)
@@ -140,3 +142,21 @@ def test_custom():
     assert hasattr(build("collectx.trainer.meter:MeterTrainer"), "train")
     with pytest.raises(ConfigError, match="no train"):
         build("builtins:dict")
+
+
+def test_initial_weights_do_not_depend_on_the_number_of_threads():
+    weights = []
+    for threads in (2, 1):
+        torch.set_num_threads(threads)
+        actor = policy.build(MlpPolicyConfig("mlp", [64, 64], "tanh"), SPEC, 0)
+        modules = actor, Critic(actor, SPEC, 0), policy.build(GivenPolicyConfig("given", None, orthogonal), SPEC, 0)
+        assert torch.get_num_threads() == threads
+        weights.append([parameter for module in modules for parameter in module.parameters()])
+    assert all(map(torch.equal, *weights))
+
+
+def orthogonal():
+    layer = torch.nn.Linear(64, 64)
+    torch.nn.init.orthogonal_(layer.weight, generator=torch.Generator().manual_seed(0))
+    torch.nn.init.zeros_(layer.bias)
+    return layer

@@ -23,6 +23,8 @@ from collectx.errors import WorkerDied, WorkerTimeout
 _LONGEST_SELECT_S = 86400.0
 # How long a worker that has failed may take to end by itself.
 _SHORT_S = 0.2
+# The part of the shorter timeout that the time between two looks counts for at most.
+_LONGEST_GAP = 0.25
 # A knob and its value in seconds.
 _Limit = tuple[str, float]
 
@@ -53,7 +55,8 @@ class Switchboard:
         describe: names a worker's log in error messages.
         join_timeout: `join_timeout(worker)` is the knob and the seconds that limit how long a worker may take to come;
             its start then begins when it has. None: `start_timeout_s` covers both.
-        clock: the time, in seconds, by which batches are late.
+        clock: the time in seconds. What passes between two looks of the trainer counts for a quarter of the shorter
+            timeout at most: it may have been stopped meanwhile (Ctrl-Z, a suspended machine), and its workers with it.
     """
 
     def __init__(
@@ -72,6 +75,9 @@ class Switchboard:
         self._hosts: dict[int, str] = {}
         self._join_timeout = join_timeout
         self._clock = clock
+        self._longest_gap_s = _LONGEST_GAP * min(start_timeout_s, worker_timeout_s)
+        # When the trainer looked last, and the seconds of looking by which batches are late.
+        self._looked_s, self._now_s = clock(), 0.0
         self._selector = selectors.DefaultSelector()
         self._connections: dict[int, Connection] = {}
         self._handles: dict[int, Handle] = {}
@@ -155,27 +161,35 @@ class Switchboard:
             self._start_clock(worker)
 
     def _start_clock(self, worker: int) -> None:
+        self._look()
         limit = self._waiting[worker] = self._limit(worker)
-        self._since.setdefault(limit, OrderedDict())[worker] = self._clock()
+        self._since.setdefault(limit, OrderedDict())[worker] = self._now_s
 
     def _stop_clock(self, worker: int) -> None:
         limit = self._waiting.pop(worker, None)
         if limit is not None:
             del self._since[limit][worker]
 
+    def _look(self) -> None:
+        """Lets the time go on by which batches are late."""
+        before_s, self._looked_s = self._looked_s, self._clock()
+        self._now_s += min(self._looked_s - before_s, self._longest_gap_s)
+
     def events(self, at_most_s: float | None = None) -> Iterator[tuple[Any, bytes | Exception | None]]:
-        """Blocks until a worker says something, is gone, or is too late; then yields `(worker, message)`, or
-        `(worker, error)` for one that is gone, or `(key, None)` for what is watched.
+        """Blocks until a worker says something, is gone, or is too late, or a part of the timeouts has passed; then
+        yields `(worker, message)`, or `(worker, error)` for one that is gone, or `(key, None)` for what is watched.
 
         Args:
-            at_most_s: how long to block; None for as long as the timeouts allow.
+            at_most_s: how long to block.
         """
+        self._look()
         limit_s, late = self._patience()
         if at_most_s is not None:
             limit_s = min(limit_s, at_most_s)
         ready = self._selector.select(limit_s)
+        self._look()
         # A late worker is late also where others always have something ready; but what is watched may bring it.
-        if late is not None and self._clock() >= late[1] and not any(self._may_be_of(late[0], key) for key, _ in ready):
+        if late is not None and self._now_s >= late[1] and not any(self._may_be_of(late[0], key) for key, _ in ready):
             if self._limit(late[0]) == self._waiting[late[0]]:
                 yield late[0], self._late(late[0])
             else:
@@ -210,12 +224,13 @@ class Switchboard:
         return key.data == worker or key.data in self._watched
 
     def _patience(self) -> tuple[float, tuple[int, float] | None]:
-        """How long to sleep at most, and who is late when that has passed (with the time on the clock)."""
+        """How long to sleep at most, and who is late next, with the time when it is."""
         oldest = [(*next(iter(clock.items())), limit_s) for (_, limit_s), clock in self._since.items() if clock]
         if not oldest:
             return _LONGEST_SELECT_S, None
         deadline, worker = min((since + limit_s, worker) for worker, since, limit_s in oldest)
-        return min(max(0.0, deadline - self._clock()), _LONGEST_SELECT_S), (worker, deadline)
+        rest_s = max(0.0, deadline - self._now_s)
+        return min(rest_s, self._longest_gap_s, _LONGEST_SELECT_S), (worker, deadline)
 
     def _limit(self, worker: int) -> _Limit:
         if worker in self._has_delivered:

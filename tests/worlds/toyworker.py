@@ -58,7 +58,7 @@ class Toys:
         if kind == "inline":
             self.transport = InlineTransport(spec)
         else:
-            board = Switchboard(60.0, 60.0, 60.0, launcher.describe, None, clock)
+            self.board = board = Switchboard(60.0, 60.0, 60.0, launcher.describe, None, clock)
             if kind == "shared_memory":
                 self.transport = SharedMemoryTransport(spec, board)
             else:

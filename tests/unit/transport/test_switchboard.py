@@ -82,7 +82,8 @@ def board():
 @pytest.mark.parametrize(
     ("steps", "late"),
     [
-        # The time at which each step is taken, then whom `events` blames at the last time, with the knob.
+        # The time at which each step is taken, the trainer looking every second until then; then whom `events` blames
+        # at the last time, with the knob.
         ([(0, "owes", 0), (59.9,)], None),
         ([(0, "owes", 0), (60,)], (0, "collector.start_timeout_s=60")),
         ([(0, "owes", 0), (1, "delivered", 0), (50, "owes", 0), (69.9,)], None),
@@ -97,9 +98,13 @@ def board():
         # One that has joined since has another limit, from when that is noticed.
         ([(0, "owes", 1), (3500, "connect", 1), (3600,), (3659,)], None),
         ([(0, "owes", 1), (3500, "connect", 1), (3600,), (3660,)], (1, "collector.start_timeout_s=60")),
-        # What it has said counts, however late the trainer listens.
-        ([(0, "owes", 0), (1, "say", 0), (1000,)], None),
-        ([(0, "owes", 0), (1, "ring", 0), (1000,)], None),
+        # That the trainer was stopped until then counts for a quarter of the shorter timeout.
+        ([(0, "owes", 0), (1000, "wakes")], None),
+        ([(0, "owes", 0), (54,), (1000, "wakes"), (1000.9,)], None),
+        ([(0, "owes", 0), (54,), (1000, "wakes"), (1001,)], (0, "collector.start_timeout_s=60")),
+        # What the worker has said counts, however late the trainer listens.
+        ([(0, "owes", 0), (55, "say", 0), (1000, "wakes")], None),
+        ([(0, "owes", 0), (55, "ring", 0), (1000, "wakes")], None),
         # But it is late where others always have something to say.
         ([(0, "connect", 2), (0, "owes", 0), (60, "say", 2), (60,)], (0, "collector.start_timeout_s=60")),
     ],
@@ -108,12 +113,15 @@ def test_who_is_late_and_by_which_timeout(board, steps, late):
     board = board(lambda worker: ("launcher.queue_timeout_s", 3600.0))
     board.connect(0)
     for at, *step in steps:
+        while step != ["wakes"] and board.now < 99.0 + at:
+            board.now += 1.0
+            board.hear()
         board.now = 100.0 + at
-        if step:
+        if step in ([], ["wakes"]):
+            errors = [(worker, error) for worker, error in board.hear() if isinstance(error, Exception)]
+        else:
             method, worker = step
             getattr(board, method)(worker)
-        else:
-            errors = [(worker, error) for worker, error in board.hear() if isinstance(error, Exception)]
     assert [worker for worker, _ in errors] == ([] if late is None else [late[0]])
     for _, error in errors:
         assert isinstance(error, WorkerTimeout)

@@ -49,7 +49,7 @@ def test_a_run_that_was_stopped_for_longer_than_its_timeouts_goes_on_with_its_wo
     command = start("run", *COUNTING, f"collector={collector}", *shape, "hydra.run.dir=run", cwd=tmp_path)
 
     def has_batches(more_than):
-        wait_until(lambda: lines.exists() and lines.stat().st_size > more_than or command.poll() is not None, 200)
+        wait_until(lambda: (lines.exists() and lines.stat().st_size > more_than) or command.poll() is not None, 200)
         return command.poll() is None and lines.stat().st_size
 
     size = has_batches(0)

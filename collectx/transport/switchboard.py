@@ -18,6 +18,7 @@ from multiprocessing.connection import Connection
 from typing import Any, Protocol
 
 from collectx.errors import WorkerDied, WorkerTimeout
+from collectx.transport.connections import Inbox
 
 # epoll takes milliseconds in 32 bits; a longer wait is several.
 _LONGEST_SELECT_S = 86400.0
@@ -80,6 +81,7 @@ class Switchboard:
         self._looked_s, self._now_s = clock(), 0.0
         self._selector = selectors.DefaultSelector()
         self._connections: dict[int, Connection] = {}
+        self._inboxes: dict[int, Inbox] = {}
         self._handles: dict[int, Handle] = {}
         self._watched: set[Any] = set()
         self._owed: dict[int, int] = {}
@@ -103,6 +105,7 @@ class Switchboard:
         """Listens to a worker's connection, which becomes the switchboard's. `host` is where it is, if not here."""
         _limit_sending(connection, self._start_timeout_s)
         self._connections[worker] = connection
+        self._inboxes[worker] = Inbox(connection)
         if host is not None:
             self._hosts[worker] = host
         self._selector.register(connection, selectors.EVENT_READ, worker)
@@ -188,40 +191,48 @@ class Switchboard:
             limit_s = min(limit_s, at_most_s)
         ready = self._selector.select(limit_s)
         self._look()
-        # A late worker is late also where others always have something ready; but what is watched may bring it.
-        if late is not None and self._now_s >= late[1] and not any(self._may_be_of(late[0], key) for key, _ in ready):
-            if self._limit(late[0]) == self._waiting[late[0]]:
-                yield late[0], self._late(late[0])
-            else:
-                self.restart_clock(late[0])  # it has got further since, and has another limit
+        heard: set[Any] = set()
         gone: set[Any] = set()
         for key, _ in ready:
-            worker = key.data
-            message: bytes | Exception | None
-            if worker in gone:
-                continue
-            if key.fileobj is self._connections.get(worker):
-                message = self._read(worker)
-            elif isinstance(key.fileobj, int) and worker in self._handles:
-                # The process ended; its last words may still be in the socket.
-                while worker in self._connections and self._connections[worker].poll():
-                    message = self._read(worker)
-                    if isinstance(message, Exception):
-                        break
-                    yield worker, message
-                if worker not in self._handles:
-                    continue  # its last words were its error
-                message = self._died(worker)
-            elif worker in self._watched:
-                message = None
-            else:
-                continue  # forgotten meanwhile
-            if isinstance(message, Exception):
-                gone.add(worker)
-            yield worker, message
+            for message in self._words(key):
+                if key.data in gone:
+                    break
+                heard.add(key.data)
+                if isinstance(message, Exception):
+                    gone.add(key.data)
+                yield key.data, message
+        # A late worker is late also where others always have something ready; but what is watched may bring it.
+        if late is None or self._now_s < late[1] or late[0] in heard or not heard.isdisjoint(self._watched):
+            return
+        worker = late[0]
+        if worker in self._waiting and self._limit(worker) == self._waiting[worker]:
+            yield worker, self._late(worker)
+        else:
+            self.restart_clock(worker)  # it has got further since, and has another limit
 
-    def _may_be_of(self, worker: int, key: selectors.SelectorKey) -> bool:
-        return key.data == worker or key.data in self._watched
+    def _words(self, key: selectors.SelectorKey) -> Iterator[bytes | Exception | None]:
+        """What a ready descriptor says: whole messages, the error of a worker that is gone, None of what is watched;
+        nothing of a worker that was forgotten meanwhile."""
+        worker = key.data
+        connection = self._connections.get(worker)
+        if key.fileobj is connection:
+            for message in self._read(worker):
+                if self._connections.get(worker) is not connection:
+                    return
+                yield message
+        elif isinstance(key.fileobj, int) and worker in self._handles:
+            # The process ended; its last words may still be in the socket.
+            while worker in self._connections and self._connections[worker].poll():
+                for message in self._read(worker):
+                    if worker not in self._connections:
+                        return
+                    yield message
+                    if isinstance(message, Exception):
+                        return
+            if worker in self._handles:
+                yield self._died(worker)
+        elif worker in self._watched:
+            yield None
 
     def _patience(self) -> tuple[float, tuple[int, float] | None]:
         """How long to sleep at most, and who is late next, with the time when it is."""
@@ -255,11 +266,11 @@ class Switchboard:
             f"to wait longer, raise {knob}."
         )
 
-    def _read(self, worker: int) -> bytes | Exception:
+    def _read(self, worker: int) -> Sequence[bytes | Exception]:
         try:
-            return self._connections[worker].recv_bytes()
+            return self._inboxes[worker].read()
         except (EOFError, OSError) as error:
-            return self._died(worker, error)
+            return [self._died(worker, error)]
 
     def _died(self, worker: int, error: Exception | None = None) -> WorkerDied:
         handle = self._handles.get(worker)
@@ -286,6 +297,7 @@ class Switchboard:
         another can take its index."""
         connection = self._connections.pop(worker, None)
         if connection is not None:
+            del self._inboxes[worker]
             self._selector.unregister(connection)
             connection.close()
         handle = self._handles.pop(worker, None)

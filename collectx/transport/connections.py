@@ -1,19 +1,31 @@
-"""The receiving end of a `multiprocessing.connection.Connection` that never waits for the rest of a message: a sender
-that is stopped in the midst of one must not stop its receiver as well.
+"""What `multiprocessing.connection.Connection` lacks: a receiving end that never waits for the rest of a message, as a
+sender that is stopped in the midst of one must not stop its receiver as well; and the options of its socket.
 
-Used by the switchboard. Must not know what messages mean.
+Used by the transports between processes. Must not know what messages mean.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
+import socket
 import struct
+from collections.abc import Iterator
 from multiprocessing.connection import Connection
 
 # How much is read at once: the next messages, or more of a long one.
 _FEW_BYTES, _MANY_BYTES = 2**16, 2**20
 # The length before a message, and, where that is `_LONG`, before a longer one.
 _LENGTH, _LONG_LENGTH, _LONG = struct.Struct("!i"), struct.Struct("!Q"), -1
+
+
+@contextlib.contextmanager
+def socket_of(connection: Connection) -> Iterator[socket.socket]:
+    """The socket below a connection, for its options."""
+    with socket.socket(fileno=os.dup(connection.fileno())) as same:
+        # Under `socket.setdefaulttimeout` the new object has made it non-blocking, for the connection as well.
+        same.settimeout(None)
+        yield same
 
 
 class Inbox:

@@ -39,6 +39,7 @@ from collectx.batch import Layout
 from collectx.errors import RemoteFailure, RendezvousError, WorkerDied, WorkerTimeout
 from collectx.transport import wire
 from collectx.transport.base import GO_ON, Arrival, Departure, Joined, SlabSpec, Tally
+from collectx.transport.connections import socket_of
 from collectx.transport.distributed_link import TAIL_S, Terms
 from collectx.transport.pair import (
     STAMP_BYTES,
@@ -339,7 +340,7 @@ class DistributedTransport:
 
     def interrupt(self) -> None:
         for peer in list(self._peers.values()):
-            with contextlib.suppress(OSError), socket.socket(fileno=os.dup(peer.connection.fileno())) as line:
+            with contextlib.suppress(OSError), socket_of(peer.connection) as line:
                 line.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:

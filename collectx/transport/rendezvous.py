@@ -29,6 +29,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from collectx.errors import ConfigError, RendezvousError
+from collectx.transport.connections import socket_of
 
 PROTOCOL = b"collectx-1\n"
 _NONCE_BYTES = 32
@@ -96,6 +97,7 @@ class Listener:
         self._refused = refused
         self._secret = secret
         self._server = _server(addresses, port)
+        self._server.settimeout(None)  # whatever `socket.setdefaulttimeout` says
         self._closed = False
         self.meeting = Meeting(tuple(addresses), self._server.getsockname()[1], secret)
         self._thread = threading.Thread(target=self._accept, name="collectx-listener", daemon=True)
@@ -197,8 +199,7 @@ def first_words(connection: Connection) -> dict[str, Any]:
 def keep_alive(connection: Connection, notice_s: float) -> None:
     """Lets the operating system ask the other host whether it is still there, so that a connection over a pulled cable
     breaks within about `notice_s` seconds, or within two days where that is longer, without a message of ours."""
-    peer = socket.socket(fileno=connection.fileno())
-    try:
+    with socket_of(connection) as peer:
         interval = int(min(max(1.0, notice_s / 5), _MOST_KEEPALIVE_S))
         peer.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for name, value in (
@@ -209,8 +210,6 @@ def keep_alive(connection: Connection, notice_s: float) -> None:
         ):
             if hasattr(socket, name):
                 peer.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
-    finally:
-        peer.detach()
 
 
 def local_addresses(interface: str | None) -> tuple[str, ...]:

@@ -7,7 +7,6 @@ Used by the transports between processes. Must not know what the messages mean.
 from __future__ import annotations
 
 import contextlib
-import os
 import selectors
 import socket
 import struct
@@ -18,7 +17,7 @@ from multiprocessing.connection import Connection
 from typing import Any, Protocol
 
 from collectx.errors import WorkerDied, WorkerTimeout
-from collectx.transport.connections import Inbox
+from collectx.transport.connections import Inbox, socket_of
 
 # epoll takes milliseconds in 32 bits; a longer wait is several.
 _LONGEST_SELECT_S = 86400.0
@@ -348,6 +347,6 @@ class Switchboard:
 def _limit_sending(connection: Connection, seconds: float) -> None:
     """Has a message that is longer than the socket's buffer fail, instead of block, where nobody reads it."""
     whole_s = int(min(seconds, _LONGEST_SELECT_S))
-    with socket.socket(fileno=os.dup(connection.fileno())) as same:
+    with socket_of(connection) as same:
         # A C struct timeval; of no time at all, the kernel would wait for ever.
         same.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", max(1, whole_s), 0))

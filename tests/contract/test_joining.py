@@ -82,6 +82,18 @@ def test_a_worker_that_joins_after_its_timeout_is_turned_away_and_another_takes_
     assert lives == [0, 1]
 
 
+@over(REMOTE, smoke=True)
+def test_a_default_timeout_of_sockets_changes_nothing(way):
+    """The workers of these tests set one too, as user code may."""
+    socket.setdefaulttimeout(60.0)
+    try:
+        with Toys(way.transport, slab_spec(1)) as toys:
+            toys.start(0)
+            toys.deliver(3)
+    finally:
+        socket.setdefaulttimeout(None)
+
+
 class Seeing(gymnasium.RewardWrapper):
     """Its reward is the number of the GPU that its process is told to use, as there need not be any; -1 for none."""
 

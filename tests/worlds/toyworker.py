@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import time
 
 import numpy as np
@@ -150,6 +151,7 @@ def serve(worker, link, fails_at):
 
 
 def serve_remote(meeting, worker, spec, fails_at):
+    socket.setdefaulttimeout(60.0)
     told, connection, pair = join_trainer(meeting, worker, {"pid": os.getpid()}, 60.0)
     layout = Layout(spec.leaves, spec.rows, spec.steps)
     serve(worker, DistributedLink(worker, connection, pair, layout, Terms(**told["terms"])), fails_at)

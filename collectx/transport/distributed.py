@@ -77,7 +77,7 @@ class DistributedTransport:
     Args:
         spec: the slots; `joined` only says how batches are made.
         switchboard: where workers are plugged in; closed with the transport.
-        addresses, port, secret: see `Listener`.
+        addresses, port, secret, interface: see `Listener`.
         task: `task(worker, life)` is what a worker of that index is told, as JSON can hold it.
         timeout_s: see `Terms`.
         events: called as `events(name, **fields)` from any thread, when a peer was refused.
@@ -100,6 +100,7 @@ class DistributedTransport:
         backend: str = "gloo",
         devices: Sequence[str] = ("cpu", "cpu"),
         options: Mapping[str, Any] | None = None,
+        interface: str | None = None,
     ):
         self.spec = spec
         self._layout = Layout(spec.leaves, spec.rows, spec.steps)
@@ -137,7 +138,7 @@ class DistributedTransport:
         self._publication = Publication(spec.weights_nbytes, switchboard.send)
         self._closed = False
         try:
-            self._listener = Listener(addresses, port, secret, self._greet, self._refused)
+            self._listener = Listener(addresses, port, secret, self._greet, self._refused, interface)
         except BaseException:
             self._close_bell()
             raise

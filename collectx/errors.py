@@ -25,6 +25,29 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+# How many characters of an exception's text, and of its traceback, are kept; and how many bytes of it are pickled.
+_MOST_TEXT, _MOST_TRACEBACK, _MOST_BYTES = 10_000, 50_000, 2**20
+
+
+def text_of(error: BaseException) -> str:
+    """`str(error)` as it can be kept and written anywhere: without its middle where it is long, surrogates escaped.
+    Never raises, also where `error.__str__` does."""
+    try:
+        return _fit(str(error), _MOST_TEXT)
+    except Exception as refusal:
+        return f"(its text cannot be made: {type(refusal).__name__})"
+
+
+def traceback_of(error: BaseException) -> str:
+    """The formatted traceback of `error`, likewise."""
+    return _fit("".join(traceback.format_exception(error)), _MOST_TRACEBACK)
+
+
+def _fit(text: str, most: int) -> str:
+    if len(text) > most:
+        text = f"{text[: most // 2]} ... ({len(text) - most} characters left out) ... {text[-(most // 2) :]}"
+    return text.encode(errors="backslashreplace").decode()
+
 
 class CollectxError(Exception):
     """Base of all errors raised on purpose by collectx."""
@@ -80,7 +103,7 @@ class _Bare:
 
 
 def _is_plain(value: object) -> bool:
-    return value is None or isinstance(value, (str, int, float))
+    return value is None or isinstance(value, (int, float)) or (isinstance(value, str) and len(value) <= _MOST_TEXT)
 
 
 def _arguments(error: BaseException) -> tuple:
@@ -103,17 +126,17 @@ def _found(name: str) -> object:
 
 def _pickled(error: object) -> bytes | None:
     """By name where that can be; by value what this process has by value itself, such as a class of the trainer's main
-    module, which the trainer then knows again. None where what was pickled cannot be read."""
+    module, which the trainer then knows again. None where what was pickled cannot be read, or is very long."""
     with contextlib.suppress(Exception):
         pickled = pickle.dumps(error)
         pickle.loads(pickled)
-        return pickled
+        return pickled if len(pickled) <= _MOST_BYTES else None
     with contextlib.suppress(Exception):
         import cloudpickle
 
         pickled = cloudpickle.dumps(error)
         pickle.loads(pickled)
-        return pickled
+        return pickled if len(pickled) <= _MOST_BYTES else None
     return None
 
 
@@ -124,8 +147,8 @@ class RemoteFailure:
     Attributes:
         pickled: the exception, or its type, arguments and attributes; None where neither survives pickling.
         type_name: qualified name of the exception's type.
-        message: `str()` of the exception.
-        traceback: the formatted remote traceback.
+        message: its text (`text_of`).
+        traceback: the formatted remote traceback (`traceback_of`).
         arguments: the exception's arguments where they are plain data, otherwise its message alone.
         attributes: those of the exception's attributes that are plain data.
     """
@@ -142,17 +165,14 @@ class RemoteFailure:
         """Packs `error`: whole, or its type, arguments and plain attributes, or as text only, whichever survives
         pickling first."""
         attributes = {key: value for key, value in vars(error).items() if key[:1] != "_" and _is_plain(value)}
-        # An exception with a constructor of its own, or with a lock in it, survives only without.
-        pickled = _pickled(error) or _pickled(_Bare(type(error), error.args, attributes))
-        kind = type(error)
-        try:
-            message = str(error)
-        except Exception:
-            message = "(its text cannot be made)"
+        kind, message = type(error), text_of(error)
+        # An exception with a constructor of its own, or with a lock in it, survives only without; a long one is cut.
+        forms = error, _Bare(kind, error.args, attributes), _Bare(kind, (message,), attributes)
+        pickled = next((pickled for form in forms if (pickled := _pickled(form))), None)
         name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
         given = _arguments(error)
         arguments = given if all(map(_is_plain, given)) else (message,)
-        return cls(pickled, name, message, "".join(traceback.format_exception(error)), arguments, attributes)
+        return cls(pickled, name, message, traceback_of(error), arguments, attributes)
 
     def to_json(self) -> bytes:
         """As plain data, for peers from whom nothing is unpickled."""

@@ -263,6 +263,7 @@ def _distributed(
         backend,
         ends,
         cfg.backend.tensorpipe if isinstance(cfg.backend, RpcBackendConfig) else None,
+        cfg.backend.interface,
     )
     if isinstance(launcher, Place):
         launcher.announce(transport.meeting)

@@ -20,6 +20,7 @@ from collectx.batch import Layout, to_tensordict
 from collectx.collector.delivery import Delivery, DeliverySpec, Part, Timings
 from collectx.collector.replacements import Replacements
 from collectx.collector.schedule import Grant, Schedule
+from collectx.errors import text_of
 from collectx.policy.weights import FlatWeights
 from collectx.transport.base import GO_ON, RESET, Answer, Arrival, Asking, Departure, Joined, Transport
 
@@ -173,7 +174,7 @@ class Collector:
             self._transport.hurry(wanted)
 
     def _lost(self, worker: int, error: Exception) -> None:
-        self._events("worker_failed", worker=worker, type=type(error).__name__, message=str(error))
+        self._events("worker_failed", worker=worker, type=type(error).__name__, message=text_of(error))
         self._out.pop(worker, None)
         self._unanswered.pop(worker, None)
         mode = self._replacements.mode

@@ -15,6 +15,7 @@ from typing import Protocol
 
 import numpy as np
 
+from collectx.errors import text_of
 from collectx.rollout.rollout import Stopped
 from collectx.transport.base import ASKED, Link, Tally
 
@@ -53,38 +54,57 @@ class Source(Protocol):
 
 
 def fill_slots(link: Link, source: Source) -> Generator[None]:
-    """Fills granted slots; yields after each batch it has sent, and after each answer."""
-    send_s = 0.0
+    """Fills granted slots; yields after each batch it has sent, and after each answer. At its end the source is closed.
+    An error is reported before that, as closing may hang or fail as well."""
     try:
-        while True:
-            asked = perf_counter()
-            slot = link.acquire()
-            if slot is None:
-                return
-            if slot == ASKED:
-                source.reply()
-                yield
-                continue
-            granted = perf_counter()
-            source.refresh()
-            refreshed = perf_counter()
-            filled = source.fill(slot, link.order)
-            collected = perf_counter()
-            tally = Tally(
-                filled.policy_version,
-                filled.env_s,
-                filled.policy_s,
-                granted - asked,
-                send_s + refreshed - granted,
-                filled.returns,
-                filled.lengths,
-                filled.steps,
-            )
-            link.send(slot, tally)
-            send_s = perf_counter() - collected
-            yield
-    finally:
+        yield from _fill(link, source)
+    except (Stopped, GeneratorExit):
         source.close()
+        raise
+    except BaseException as error:
+        link.fail(error)
+        _close_after(source, error)
+        raise
+    source.close()
+
+
+def _fill(link: Link, source: Source) -> Generator[None]:
+    send_s = 0.0
+    while True:
+        asked = perf_counter()
+        slot = link.acquire()
+        if slot is None:
+            return
+        if slot == ASKED:
+            source.reply()
+            yield
+            continue
+        granted = perf_counter()
+        source.refresh()
+        refreshed = perf_counter()
+        filled = source.fill(slot, link.order)
+        collected = perf_counter()
+        tally = Tally(
+            filled.policy_version,
+            filled.env_s,
+            filled.policy_s,
+            granted - asked,
+            send_s + refreshed - granted,
+            filled.returns,
+            filled.lengths,
+            filled.steps,
+        )
+        link.send(slot, tally)
+        send_s = perf_counter() - collected
+        yield
+
+
+def _close_after(source: Source, error: BaseException) -> None:
+    """Closes the source; what that raises is a note of `error`."""
+    try:
+        source.close()
+    except Exception as another:
+        error.add_note(f"closing failed afterwards: {type(another).__name__}: {text_of(another)}")
 
 
 def until_stopped(filling: Iterator[None], link: Link) -> None:

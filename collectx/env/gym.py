@@ -7,6 +7,7 @@ trajectories or policies.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -48,7 +49,8 @@ class GymEnv:
             action = Structure(first.action_space, ("action",))
             self._infos = InfoKeys(cfg.info_keys, lambda: _probe(first)) if cfg.info_keys else None
         except BaseException:
-            self.close()
+            with contextlib.suppress(Exception):  # which would hide the first error
+                self.close()
             raise
         infos = self._infos.leaves if self._infos else ()
         self._leaves: tuple[Leaf, ...] = (*self._observation.leaves, *infos)

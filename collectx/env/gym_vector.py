@@ -12,6 +12,7 @@ Called by the rollout, in the worker's process. Must not know slots, trajectorie
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -53,7 +54,8 @@ class GymVectorEnv:
             self._action = Structure(self._env.single_action_space, ("action",))
             self._infos = InfoKeys(cfg.info_keys, self._probe) if cfg.info_keys else None
         except BaseException:
-            self.close()
+            with contextlib.suppress(Exception):  # which would hide the first error
+                self.close()
             raise
         infos = self._infos.leaves if self._infos else ()
         self._leaves: tuple[Leaf, ...] = (*self._observation.leaves, *infos)

@@ -14,6 +14,7 @@ which for a small env costs half as much again: here shapes and dtypes are check
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -72,7 +73,8 @@ class TorchrlEnv:
             if any(_leaves(env) != (leaves, action, rewards) for env in self._envs[1:]):
                 raise SpaceError("the envs of a group must have the same specs, and these have not")
         except BaseException:
-            self.close()
+            with contextlib.suppress(Exception):  # which would hide the first error
+                self.close()
             raise
         dims = len(first.batch_size)
         seen = [leaf for leaf in leaves if leaf.key[0] == "observation"]

@@ -19,6 +19,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import stat
 import tempfile
 from collections.abc import Callable, Iterator
 from datetime import datetime
@@ -110,6 +111,34 @@ def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
         if isinstance(cause, OSError):
             raise _named(cause, path) from None
         raise
+
+
+def write_private(path: Path, content: bytes) -> None:
+    """Writes a new file for this user alone; a file or link of that name is removed before."""
+    path.unlink(missing_ok=True)
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+    with os.fdopen(handle, "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(handle)
+
+
+def read_private(path: Path) -> bytes:
+    """What `write_private` wrote.
+
+    Raises:
+        PermissionError: another user has written the file, or can read or write it.
+    """
+    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW), "rb") as file:
+        status = os.fstat(file.fileno())
+        mode = stat.S_IMODE(status.st_mode)
+        if status.st_uid != os.geteuid() or mode & 0o077:
+            raise PermissionError(
+                f"{path} belongs to user {status.st_uid} and has mode {mode:o}: it must be user {os.geteuid()}'s, who "
+                "reads it, and of mode 600. Another user may have put it there; or its file system keeps no modes: "
+                "choose another for the run folder (hydra.run.dir)."
+            )
+        return file.read()
 
 
 class JsonLines:

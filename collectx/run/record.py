@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 from collectx.config import RunConfig
-from collectx.errors import ConfigError
+from collectx.errors import ConfigError, text_of
 from collectx.run.digest import Digest
 from collectx.run.result import Failure, Result, Status
 from collectx.run.signals import Signals
@@ -54,7 +54,7 @@ class Record:
             self.errors.append(error)
             if self._status in (None, Status.COMPLETED):
                 self._status = Status.FAILED
-                self._reason = f"{type_name(error)}: {error}"
+                self._reason = f"{type_name(error)}: {text_of(error)}"
             return
         if self._status is None:
             self._status = Status.COMPLETED
@@ -91,8 +91,9 @@ def failure_of(error: BaseException) -> Failure:
     """`error` as data. Which worker it came from stands in its first note (see `RemoteFailure.rebuild`), or in the
     message of a `WorkerError`."""
     notes = [note.partition("\n")[0] for note in getattr(error, "__notes__", ())]
-    match = next((found for text in (*notes, str(error)) if (found := re.search(r"\bworker[ =](\d+)", text))), None)
-    return Failure(type_name(error), str(error), int(match[1]) if match else None)
+    message = text_of(error)
+    match = next((found for text in (*notes, message) if (found := re.search(r"\bworker[ =](\d+)", text))), None)
+    return Failure(type_name(error), message, int(match[1]) if match else None)
 
 
 def type_name(error: BaseException) -> str:

@@ -14,7 +14,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from collectx.errors import CollectxError
+from collectx.errors import CollectxError, text_of, traceback_of
 from collectx.run.record import type_name
 from collectx.run.result import Result, Status
 from collectx.run.view import clock, number
@@ -29,7 +29,7 @@ def log_errors(errors: Sequence[BaseException], log: Path) -> None:
     try:
         with open(log, "a") as file:
             for error in errors:
-                file.write("".join(traceback.format_exception(error)))
+                file.write(traceback_of(error))
     except OSError as error:
         say(f"{log} could not be written: {error}")
 
@@ -68,7 +68,7 @@ def table(result: Result) -> Table:
 def describe(error: BaseException) -> str:
     """The error as the user should read it: type, message, then where it was raised, with the remote traceback if it
     comes from a worker."""
-    text = f"{type_name(error)}: {error}"
+    text = f"{type_name(error)}: {text_of(error)}"
     notes = list(getattr(error, "__notes__", ()))
     if not notes and not isinstance(error, CollectxError):
         frames = traceback.extract_tb(error.__traceback__)

@@ -20,7 +20,7 @@ from collectx.config import RunConfig, backend_of
 from collectx.errors import ConfigError, RendezvousError
 from collectx.given import Given
 from collectx.launcher.place import Place
-from collectx.run.folder import RunFolder, write_json
+from collectx.run.folder import RunFolder, read_private, write_json, write_private
 
 if TYPE_CHECKING:
     from collectx.transport.rendezvous import Meeting
@@ -112,9 +112,7 @@ def _begin_mpi(cfg: RunConfig) -> None:
 
 def announce(files: RunFolder, meeting: Meeting, token: str) -> None:
     """Tells the workers where the trainer listens. The secret is on the disk before the address is."""
-    handle = os.open(files.secret, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(handle, "wb") as file:
-        file.write(meeting.secret)
+    write_private(files.secret, meeting.secret)
     write_json(files.rendezvous, {"addresses": list(meeting.addresses), "port": meeting.port, "token": token})
 
 
@@ -123,6 +121,7 @@ def find(files: RunFolder, token: str, knob: str, timeout_s: float) -> Meeting:
 
     Raises:
         RendezvousError: the trainer did not say within `timeout_s`, which `knob` names.
+        PermissionError: the secret may be another user's.
     """
     from collectx.transport.rendezvous import Meeting
 
@@ -130,7 +129,7 @@ def find(files: RunFolder, token: str, knob: str, timeout_s: float) -> Meeting:
     while True:
         place = _read(files.rendezvous)
         if place.get("token") == token:
-            return Meeting(tuple(place["addresses"]), place["port"], files.secret.read_bytes())
+            return Meeting(tuple(place["addresses"]), place["port"], read_private(files.secret))
         if time.monotonic() > deadline:
             seen = "is there, but the trainer wrote no rendezvous.json" if files.path.is_dir() else "is not there"
             raise RendezvousError(

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from collectx.config import EnvConfig, PolicyConfig, RunConfig, as_dict, from_dict
 from collectx.given import Given
-from collectx.run.folder import RunFolder, write_atomically, write_json
+from collectx.run.folder import RunFolder, read_private, write_json, write_private
 from collectx.run.role import work
 
 _PAUSE_S = 0.25
@@ -36,8 +36,7 @@ def write(path: Path, cfg: RunConfig, files: RunFolder, token: str, given: Seque
         given: what each worker has of its own; None: nothing.
     """
     if given is not None:
-        # Only this user's own jobs read it, from a folder that is this user's own.
-        write_atomically(_objects(path), lambda file: pickle.dump(given, file))
+        write_private(_objects(path), pickle.dumps(given))
     plain = cfg if given is None else dataclasses.replace(cfg, env=EnvConfig("given", 0), policy=PolicyConfig("given"))
     write_json(path, {"folder": str(files.path), "token": token, "cfg": as_dict(plain)})
 
@@ -61,7 +60,7 @@ def main(argv: Sequence[str]) -> int:
         )
         return 1
     task = json.loads(path.read_text())
-    given = pickle.loads(_objects(path).read_bytes())[worker] if _objects(path).exists() else None
+    given = pickle.loads(read_private(_objects(path)))[worker] if _objects(path).exists() else None
     return work(from_dict(task["cfg"]), Path(task["folder"]), worker, task["token"], given=given)
 
 

@@ -232,7 +232,7 @@ class Link(Protocol):
         """Hands the filled slot over. The worker must not touch it before it is granted again."""
 
     def fail(self, error: BaseException) -> None:
-        """Reports what ended this worker."""
+        """Reports what ends this worker, without waiting; the first report counts."""
 
 
 class AskedLink(Link, Protocol):

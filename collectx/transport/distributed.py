@@ -39,6 +39,7 @@ from collectx.batch import Layout
 from collectx.errors import RemoteFailure, RendezvousError, WorkerDied, WorkerTimeout
 from collectx.transport import wire
 from collectx.transport.base import GO_ON, Arrival, Departure, Joined, SlabSpec, Tally
+from collectx.transport.connections import socket_of
 from collectx.transport.distributed_link import TAIL_S, Terms
 from collectx.transport.pair import (
     STAMP_BYTES,
@@ -76,7 +77,7 @@ class DistributedTransport:
     Args:
         spec: the slots; `joined` only says how batches are made.
         switchboard: where workers are plugged in; closed with the transport.
-        addresses, port, secret: see `Listener`.
+        addresses, port, secret, interface: see `Listener`.
         task: `task(worker, life)` is what a worker of that index is told, as JSON can hold it.
         timeout_s: see `Terms`.
         events: called as `events(name, **fields)` from any thread, when a peer was refused.
@@ -99,6 +100,7 @@ class DistributedTransport:
         backend: str = "gloo",
         devices: Sequence[str] = ("cpu", "cpu"),
         options: Mapping[str, Any] | None = None,
+        interface: str | None = None,
     ):
         self.spec = spec
         self._layout = Layout(spec.leaves, spec.rows, spec.steps)
@@ -136,7 +138,7 @@ class DistributedTransport:
         self._publication = Publication(spec.weights_nbytes, switchboard.send)
         self._closed = False
         try:
-            self._listener = Listener(addresses, port, secret, self._greet, self._refused)
+            self._listener = Listener(addresses, port, secret, self._greet, self._refused, interface)
         except BaseException:
             self._close_bell()
             raise
@@ -339,7 +341,7 @@ class DistributedTransport:
 
     def interrupt(self) -> None:
         for peer in list(self._peers.values()):
-            with contextlib.suppress(OSError), socket.socket(fileno=os.dup(peer.connection.fileno())) as line:
+            with contextlib.suppress(OSError), socket_of(peer.connection) as line:
                 line.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:

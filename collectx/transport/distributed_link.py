@@ -119,7 +119,7 @@ class DistributedLink:
         self.order = GO_ON
         self._announced = -1
         self._num_sent = 0
-        self._is_over = False
+        self._is_over = self._has_failed = False
         self._next_look_s = 0.0
         self._line = select.poll()
         self._line.register(connection.fileno(), select.POLLIN)
@@ -205,7 +205,9 @@ class DistributedLink:
         self._say(wire.pack_full(slot, tally))
 
     def fail(self, error: BaseException) -> None:
-        self._say(wire.FAILED + RemoteFailure.of(error).to_json())
+        if not self._has_failed:
+            self._has_failed = True
+            self._say(wire.FAILED + RemoteFailure.of(error).to_json())
 
     def when_over(self, call: Callable[[], None]) -> None:
         """Calls `call` from another thread as soon as the trainer has closed, or is gone: for a worker that does not

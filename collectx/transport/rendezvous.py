@@ -29,6 +29,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from collectx.errors import ConfigError, RendezvousError
+from collectx.transport.connections import socket_of
 
 PROTOCOL = b"collectx-1\n"
 _NONCE_BYTES = 32
@@ -36,6 +37,7 @@ _PROOF_BYTES = 32
 # A peer that says nothing must not hold a thread for ever.
 _HANDSHAKE_S = 10.0
 _FIRST_WORDS_BYTES = 65536
+_BACKLOG = 1024
 _CONNECT_S = 3.0
 _PAUSE_S = 0.25
 # Linux takes no more: seconds between two questions whether the other host is there, milliseconds until it is not.
@@ -66,16 +68,17 @@ class Meeting:
 
 
 class Listener:
-    """The trainer's ear: accepts connections in a thread of its own, and greets each in another.
+    """The trainer's ear: accepts connections in threads of its own, and greets each in another.
 
     Args:
-        addresses: to listen on. Loopback addresses alone: nobody else can connect. Otherwise every interface listens,
-            as a worker's way to this host is not known before it comes.
+        addresses: of this host. Loopback addresses alone: nobody else can connect. Otherwise every interface listens,
+            unless `interface` says which, as a worker's way to this host is not known before it comes.
         port: the TCP port; 0 lets the system choose.
         secret: see `Meeting`.
         greet: called in the greeting thread with the connection of a peer that knows the secret, and this host's
             address as the peer sees it. What it raises ends the connection, and is a reason for `refused`.
         refused: called in the greeting thread with the address of a peer that was not let in, and why.
+        interface: the only one to listen on, whose addresses `addresses` are.
 
     Attributes:
         meeting: what workers need.
@@ -91,20 +94,22 @@ class Listener:
         secret: bytes,
         greet: Callable[[Connection, str], None],
         refused: Callable[[str, str], None],
+        interface: str | None = None,
     ):
         self._greet = greet
         self._refused = refused
         self._secret = secret
-        self._server = _server(addresses, port)
+        self._servers = _servers(addresses, port, interface)
         self._closed = False
-        self.meeting = Meeting(tuple(addresses), self._server.getsockname()[1], secret)
-        self._thread = threading.Thread(target=self._accept, name="collectx-listener", daemon=True)
-        self._thread.start()
+        self.meeting = Meeting(tuple(addresses), self._servers[0].getsockname()[1], secret)
+        for server in self._servers:
+            server.settimeout(None)  # whatever `socket.setdefaulttimeout` says
+            threading.Thread(target=self._accept, args=(server,), name="collectx-listener", daemon=True).start()
 
-    def _accept(self) -> None:
+    def _accept(self, server: socket.socket) -> None:
         while True:
             try:
-                peer, address = self._server.accept()
+                peer, address = server.accept()
             except OSError:
                 if self._closed:
                     return
@@ -133,10 +138,11 @@ class Listener:
     def close(self) -> None:
         """Listens no longer. Connections stay."""
         self._closed = True
-        # Closing alone would leave the thread in `accept`.
-        with contextlib.suppress(OSError):
-            self._server.shutdown(socket.SHUT_RDWR)
-        self._server.close()
+        for server in self._servers:
+            # Closing alone would leave the thread in `accept`.
+            with contextlib.suppress(OSError):
+                server.shutdown(socket.SHUT_RDWR)
+            server.close()
 
 
 def connect(meeting: Meeting, timeout_s: float, limit: str) -> tuple[Connection, str]:
@@ -197,8 +203,7 @@ def first_words(connection: Connection) -> dict[str, Any]:
 def keep_alive(connection: Connection, notice_s: float) -> None:
     """Lets the operating system ask the other host whether it is still there, so that a connection over a pulled cable
     breaks within about `notice_s` seconds, or within two days where that is longer, without a message of ours."""
-    peer = socket.socket(fileno=connection.fileno())
-    try:
+    with socket_of(connection) as peer:
         interval = int(min(max(1.0, notice_s / 5), _MOST_KEEPALIVE_S))
         peer.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for name, value in (
@@ -209,8 +214,6 @@ def keep_alive(connection: Connection, notice_s: float) -> None:
         ):
             if hasattr(socket, name):
                 peer.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
-    finally:
-        peer.detach()
 
 
 def local_addresses(interface: str | None) -> tuple[str, ...]:
@@ -269,16 +272,35 @@ def _resolved(name: str) -> set[str]:
         return set()
 
 
-def _server(addresses: Sequence[str], port: int) -> socket.socket:
+def _servers(addresses: Sequence[str], port: int, interface: str | None) -> list[socket.socket]:
+    """What listens at one port: on each of these addresses, or one socket on all that the host has."""
     try:
-        if len(addresses) == 1 and ipaddress.ip_address(addresses[0]).is_loopback:
-            family = socket.AF_INET6 if ":" in addresses[0] else socket.AF_INET
-            return socket.create_server((addresses[0], port), family=family, backlog=1024)
+        if interface is not None or all(ipaddress.ip_address(address).is_loopback for address in addresses):
+            return _bound(addresses, port, interface)
         if socket.has_dualstack_ipv6():
-            return socket.create_server(("", port), family=socket.AF_INET6, backlog=1024, dualstack_ipv6=True)
-        return socket.create_server(("", port), backlog=1024)
+            return [socket.create_server(("", port), family=socket.AF_INET6, backlog=_BACKLOG, dualstack_ipv6=True)]
+        return [socket.create_server(("", port), backlog=_BACKLOG)]
     except OSError as error:
         raise ConfigError([f"backend.port={port}: {error}: choose another, or null: the system chooses."]) from error
+
+
+def _bound(addresses: Sequence[str], port: int, interface: str | None, tries: int = 10) -> list[socket.socket]:
+    with contextlib.ExitStack() as stack:
+        servers: list[socket.socket] = []
+        try:
+            for address in addresses:
+                place: tuple[Any, ...] = address, servers[0].getsockname()[1] if servers else port
+                if interface is not None and ipaddress.ip_address(address).is_link_local and ":" in address:
+                    place = *place, 0, socket.if_nametoindex(interface)
+                family = socket.AF_INET6 if ":" in address else socket.AF_INET
+                servers.append(stack.enter_context(socket.create_server(place, family=family, backlog=_BACKLOG)))
+        except OSError:
+            if port or tries == 1:
+                raise
+            # What the system has chosen for one address may be in use at another.
+            return _bound(addresses, port, interface, tries - 1)
+        stack.pop_all()
+        return servers
 
 
 def _prove_to_worker(peer: socket.socket, secret: bytes) -> None:

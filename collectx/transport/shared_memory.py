@@ -119,6 +119,7 @@ class SharedMemoryLink:
         self.question: Question = ("", ())
         self._slab = slab
         self._connection = connection
+        self._has_failed = False
 
     @property
     def slots(self) -> list:
@@ -164,5 +165,8 @@ class SharedMemoryLink:
             self._connection.send_bytes(wire.pack_full(slot, tally))
 
     def fail(self, error: BaseException) -> None:
+        if self._has_failed:
+            return
+        self._has_failed = True
         with contextlib.suppress(OSError):
             self._connection.send_bytes(wire.FAILED + pickle.dumps(RemoteFailure.of(error)))

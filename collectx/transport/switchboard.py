@@ -7,7 +7,6 @@ Used by the transports between processes. Must not know what the messages mean.
 from __future__ import annotations
 
 import contextlib
-import os
 import selectors
 import socket
 import struct
@@ -18,11 +17,14 @@ from multiprocessing.connection import Connection
 from typing import Any, Protocol
 
 from collectx.errors import WorkerDied, WorkerTimeout
+from collectx.transport.connections import Inbox, socket_of
 
 # epoll takes milliseconds in 32 bits; a longer wait is several.
 _LONGEST_SELECT_S = 86400.0
 # How long a worker that has failed may take to end by itself.
 _SHORT_S = 0.2
+# The part of the shorter timeout that the time between two looks counts for at most.
+_LONGEST_GAP = 0.25
 # A knob and its value in seconds.
 _Limit = tuple[str, float]
 
@@ -53,7 +55,8 @@ class Switchboard:
         describe: names a worker's log in error messages.
         join_timeout: `join_timeout(worker)` is the knob and the seconds that limit how long a worker may take to come;
             its start then begins when it has. None: `start_timeout_s` covers both.
-        clock: the time, in seconds, by which batches are late.
+        clock: the time in seconds. What passes between two looks of the trainer counts for a quarter of the shorter
+            timeout at most: it may have been stopped meanwhile (Ctrl-Z, a suspended machine), and its workers with it.
     """
 
     def __init__(
@@ -72,8 +75,12 @@ class Switchboard:
         self._hosts: dict[int, str] = {}
         self._join_timeout = join_timeout
         self._clock = clock
+        self._longest_gap_s = _LONGEST_GAP * min(start_timeout_s, worker_timeout_s)
+        # When the trainer looked last, and the seconds of looking by which batches are late.
+        self._looked_s, self._now_s = clock(), 0.0
         self._selector = selectors.DefaultSelector()
         self._connections: dict[int, Connection] = {}
+        self._inboxes: dict[int, Inbox] = {}
         self._handles: dict[int, Handle] = {}
         self._watched: set[Any] = set()
         self._owed: dict[int, int] = {}
@@ -97,6 +104,7 @@ class Switchboard:
         """Listens to a worker's connection, which becomes the switchboard's. `host` is where it is, if not here."""
         _limit_sending(connection, self._start_timeout_s)
         self._connections[worker] = connection
+        self._inboxes[worker] = Inbox(connection)
         if host is not None:
             self._hosts[worker] = host
         self._selector.register(connection, selectors.EVENT_READ, worker)
@@ -155,67 +163,84 @@ class Switchboard:
             self._start_clock(worker)
 
     def _start_clock(self, worker: int) -> None:
+        self._look()
         limit = self._waiting[worker] = self._limit(worker)
-        self._since.setdefault(limit, OrderedDict())[worker] = self._clock()
+        self._since.setdefault(limit, OrderedDict())[worker] = self._now_s
 
     def _stop_clock(self, worker: int) -> None:
         limit = self._waiting.pop(worker, None)
         if limit is not None:
             del self._since[limit][worker]
 
+    def _look(self) -> None:
+        """Lets the time go on by which batches are late."""
+        before_s, self._looked_s = self._looked_s, self._clock()
+        self._now_s += min(self._looked_s - before_s, self._longest_gap_s)
+
     def events(self, at_most_s: float | None = None) -> Iterator[tuple[Any, bytes | Exception | None]]:
-        """Blocks until a worker says something, is gone, or is too late; then yields `(worker, message)`, or
-        `(worker, error)` for one that is gone, or `(key, None)` for what is watched.
+        """Blocks until a worker says something, is gone, or is too late, or a part of the timeouts has passed; then
+        yields `(worker, message)`, or `(worker, error)` for one that is gone, or `(key, None)` for what is watched.
 
         Args:
-            at_most_s: how long to block; None for as long as the timeouts allow.
+            at_most_s: how long to block.
         """
+        self._look()
         limit_s, late = self._patience()
         if at_most_s is not None:
             limit_s = min(limit_s, at_most_s)
         ready = self._selector.select(limit_s)
-        # A late worker is late also where others always have something ready; but what is watched may bring it.
-        if late is not None and self._clock() >= late[1] and not any(self._may_be_of(late[0], key) for key, _ in ready):
-            if self._limit(late[0]) == self._waiting[late[0]]:
-                yield late[0], self._late(late[0])
-            else:
-                self.restart_clock(late[0])  # it has got further since, and has another limit
+        self._look()
+        heard: set[Any] = set()
         gone: set[Any] = set()
         for key, _ in ready:
-            worker = key.data
-            message: bytes | Exception | None
-            if worker in gone:
-                continue
-            if key.fileobj is self._connections.get(worker):
-                message = self._read(worker)
-            elif isinstance(key.fileobj, int) and worker in self._handles:
-                # The process ended; its last words may still be in the socket.
-                while worker in self._connections and self._connections[worker].poll():
-                    message = self._read(worker)
-                    if isinstance(message, Exception):
-                        break
-                    yield worker, message
-                if worker not in self._handles:
-                    continue  # its last words were its error
-                message = self._died(worker)
-            elif worker in self._watched:
-                message = None
-            else:
-                continue  # forgotten meanwhile
-            if isinstance(message, Exception):
-                gone.add(worker)
-            yield worker, message
+            for message in self._words(key):
+                if key.data in gone:
+                    break
+                heard.add(key.data)
+                if isinstance(message, Exception):
+                    gone.add(key.data)
+                yield key.data, message
+        # A late worker is late also where others always have something ready; but what is watched may bring it.
+        if late is None or self._now_s < late[1] or late[0] in heard or not heard.isdisjoint(self._watched):
+            return
+        worker = late[0]
+        if worker in self._waiting and self._limit(worker) == self._waiting[worker]:
+            yield worker, self._late(worker)
+        else:
+            self.restart_clock(worker)  # it has got further since, and has another limit
 
-    def _may_be_of(self, worker: int, key: selectors.SelectorKey) -> bool:
-        return key.data == worker or key.data in self._watched
+    def _words(self, key: selectors.SelectorKey) -> Iterator[bytes | Exception | None]:
+        """What a ready descriptor says: whole messages, the error of a worker that is gone, None of what is watched;
+        nothing of a worker that was forgotten meanwhile."""
+        worker = key.data
+        connection = self._connections.get(worker)
+        if key.fileobj is connection:
+            for message in self._read(worker):
+                if self._connections.get(worker) is not connection:
+                    return
+                yield message
+        elif isinstance(key.fileobj, int) and worker in self._handles:
+            # The process ended; its last words may still be in the socket.
+            while worker in self._connections and self._connections[worker].poll():
+                for message in self._read(worker):
+                    if worker not in self._connections:
+                        return
+                    yield message
+                    if isinstance(message, Exception):
+                        return
+            if worker in self._handles:
+                yield self._died(worker)
+        elif worker in self._watched:
+            yield None
 
     def _patience(self) -> tuple[float, tuple[int, float] | None]:
-        """How long to sleep at most, and who is late when that has passed (with the time on the clock)."""
+        """How long to sleep at most, and who is late next, with the time when it is."""
         oldest = [(*next(iter(clock.items())), limit_s) for (_, limit_s), clock in self._since.items() if clock]
         if not oldest:
             return _LONGEST_SELECT_S, None
         deadline, worker = min((since + limit_s, worker) for worker, since, limit_s in oldest)
-        return min(max(0.0, deadline - self._clock()), _LONGEST_SELECT_S), (worker, deadline)
+        rest_s = max(0.0, deadline - self._now_s)
+        return min(rest_s, self._longest_gap_s, _LONGEST_SELECT_S), (worker, deadline)
 
     def _limit(self, worker: int) -> _Limit:
         if worker in self._has_delivered:
@@ -240,11 +265,11 @@ class Switchboard:
             f"to wait longer, raise {knob}."
         )
 
-    def _read(self, worker: int) -> bytes | Exception:
+    def _read(self, worker: int) -> Sequence[bytes | Exception]:
         try:
-            return self._connections[worker].recv_bytes()
+            return self._inboxes[worker].read()
         except (EOFError, OSError) as error:
-            return self._died(worker, error)
+            return [self._died(worker, error)]
 
     def _died(self, worker: int, error: Exception | None = None) -> WorkerDied:
         handle = self._handles.get(worker)
@@ -271,6 +296,7 @@ class Switchboard:
         another can take its index."""
         connection = self._connections.pop(worker, None)
         if connection is not None:
+            del self._inboxes[worker]
             self._selector.unregister(connection)
             connection.close()
         handle = self._handles.pop(worker, None)
@@ -321,6 +347,6 @@ class Switchboard:
 def _limit_sending(connection: Connection, seconds: float) -> None:
     """Has a message that is longer than the socket's buffer fail, instead of block, where nobody reads it."""
     whole_s = int(min(seconds, _LONGEST_SELECT_S))
-    with socket.socket(fileno=os.dup(connection.fileno())) as same:
+    with socket_of(connection) as same:
         # A C struct timeval; of no time at all, the kernel would wait for ever.
         same.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", max(1, whole_s), 0))

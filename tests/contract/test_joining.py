@@ -72,13 +72,26 @@ def test_a_worker_that_joins_after_its_timeout_is_turned_away_and_another_takes_
         stack.callback(is_told.set)
         toys.grant(0, 0)
         wait_until(lambda: lives)
-        now[0] = 61.0
+        for now[0] in (15.0, 30.0, 45.0, 60.0):  # it looks now and then
+            list(toys.board.events(0.0))
         assert isinstance(toys.lose(), WorkerTimeout)
         toys.start(0)
         is_told.set()
         toys.deliver()
         assert not late.is_alive()
     assert lives == [0, 1]
+
+
+@over(REMOTE, smoke=True)
+def test_a_default_timeout_of_sockets_changes_nothing(way):
+    """The workers of these tests set one too, as user code may."""
+    socket.setdefaulttimeout(60.0)
+    try:
+        with Toys(way.transport, slab_spec(1)) as toys:
+            toys.start(0)
+            toys.deliver(3)
+    finally:
+        socket.setdefaulttimeout(None)
 
 
 class Seeing(gymnasium.RewardWrapper):

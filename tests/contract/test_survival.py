@@ -61,6 +61,13 @@ def test_a_lost_worker_is_replaced(way, fault):
     assert [(each["worker"], each["life"]) for each in log.of("worker_restarted")] == [(1, 1), (1, 2)][:lives]
 
 
+def test_a_worker_whose_error_has_no_text_is_replaced():
+    _, log = survive(ways.INLINE_SYNC, "wordless")
+    assert [(each["worker"], each["message"]) for each in log.of("worker_failed")] == [
+        (1, "(its text cannot be made: RuntimeError)")
+    ]
+
+
 @losses("drop")
 def test_the_run_goes_on_without_a_lost_worker(way, fault):
     checker, log, sizes, late = StreamChecker(), Log(), [], []
@@ -148,6 +155,23 @@ def test_an_error_of_a_reset_says_so(way):
         pytest.raises(BrokenLever, match="in env 0 of this group of 1, while resetting"),
     ):
         next(collector)
+
+
+@pytest.mark.parametrize(
+    ("way", "at_close"),
+    [
+        ways.case(ways.SINGLE, "wordless"),
+        ways.case(ways.SHARED_SYNC, "sleeps", tier="test"),
+        ways.case(ways.SHARED_SYNC, "exits"),
+        ways.case(ways.GLOO_ASYNC, "sleeps"),
+    ],
+)
+def test_an_error_is_told_also_where_closing_the_env_hangs_or_fails(way, at_close):
+    with (
+        start(way.kind, way.place, faulty("raises", at_close=at_close), close_timeout_s=1.0) as collector,
+        pytest.raises(BrokenLever),
+    ):
+        list(collector)
 
 
 @ways.over([ways.SHARED_SYNC, ways.GLOO_SYNC])

@@ -1,9 +1,10 @@
-"""Ctrl-C and SIGTERM: the run ends in order, with a result, and leaves no process."""
+"""Ctrl-C and SIGTERM: the run ends in order, with a result, and leaves no process. Ctrl-Z: it goes on afterwards."""
 
 from __future__ import annotations
 
 import os
 import signal
+import time
 
 import psutil
 import pytest
@@ -40,3 +41,23 @@ def test_a_signal_ends_a_run_in_order_and_leaves_nothing(tmp_path, wait_until, w
     assert ended["batches"] == len(lines.read_text().splitlines()) > 0
     assert len(there) >= 2
     wait_until(lambda: not psutil.wait_procs(there, 0)[1], what=f"the end of {there}")
+
+
+@pytest.mark.parametrize("collector", ["multi_sync", "distributed"])
+def test_a_run_that_was_stopped_for_longer_than_its_timeouts_goes_on_with_its_workers(tmp_path, wait_until, collector):
+    lines, shape = tmp_path / "run" / "metrics.jsonl", ["collector.worker_timeout_s=2", "collector.total_frames=-1"]
+    command = start("run", *COUNTING, f"collector={collector}", *shape, "hydra.run.dir=run", cwd=tmp_path)
+
+    def has_batches(more_than):
+        wait_until(lambda: (lines.exists() and lines.stat().st_size > more_than) or command.poll() is not None, 200)
+        return command.poll() is None and lines.stat().st_size
+
+    size = has_batches(0)
+    os.killpg(command.pid, signal.SIGSTOP)
+    resume_s = time.monotonic() + 3.0
+    wait_until(lambda: time.monotonic() > resume_s)
+    os.killpg(command.pid, signal.SIGCONT)
+    assert has_batches(lines.stat().st_size) > size, (tmp_path / "said.txt").read_text()
+    command.terminate()
+    assert command.wait(200) == 130
+    assert result(tmp_path / "run")["failures"] == []

@@ -6,9 +6,9 @@ import pickle
 import threading
 
 import pytest
-from worlds.faulty import BrokenLever
+from worlds.faulty import BrokenLever, Wordless
 
-from collectx.errors import RemoteFailure, WorkerError
+from collectx.errors import RemoteFailure, WorkerError, text_of
 
 
 def travelled(error: BaseException, *, is_json: bool = False) -> BaseException:
@@ -84,13 +84,18 @@ def test_a_class_that_the_trainer_cannot_import_comes_back_as_text():
     assert str(error) == "no_such_module.Thing: lost"
 
 
-class NoWords(Exception):
-    def __str__(self):
-        raise RuntimeError("no words")
+@pytest.mark.parametrize("is_json", [False, True])
+@pytest.mark.parametrize("text", ["3" * 30_000_000, "half of \ud83d a pair"], ids=["long", "surrogate"])
+def test_a_text_that_no_file_should_hold_is_cut_and_escaped(text, is_json):
+    came = travelled(ValueError(text, 3), is_json=is_json)
+    assert type(came) is ValueError
+    kept = [text_of(came), *came.__notes__]
+    assert 10 < len("".join(kept).encode()) < 100_000
+    assert len(text) < 100 or "characters left out" in kept[0]
 
 
 @pytest.mark.parametrize(
-    ("error", "kind"), [(NoWords(), NoWords), (SystemExit(0), WorkerError), (KeyboardInterrupt(), WorkerError)]
+    ("error", "kind"), [(Wordless(), Wordless), (SystemExit(0), WorkerError), (KeyboardInterrupt(), WorkerError)]
 )
 def test_one_without_words_travels_and_none_ends_the_trainer_silently(error, kind):
     assert type(travelled(error)) is kind

@@ -28,8 +28,16 @@ class BrokenLever(Exception):
         self.force = force
 
 
+class Wordless(Exception):
+    """Has no text."""
+
+    def __str__(self):
+        raise RuntimeError("no words")
+
+
 FAULTS = {
     "raises": lambda: throw(BrokenLever("left", 3)),
+    "wordless": lambda: throw(Wordless()),
     "stop_iteration": lambda: throw(StopIteration("an iterator ran out in the env")),
     "exits": lambda: sys.exit(0),
     "killed": lambda: os.kill(os.getpid(), signal.SIGKILL),
@@ -49,13 +57,13 @@ def pull_the_lever(fault: str) -> None:
 
 class FaultyEnv(gymnasium.Env):
     """Steps `at_step` times, then makes the file `sign`, if there is one, and fails at every step; with -1 it fails at
-    every reset."""
+    every reset. `at_close` is what happens when it is closed."""
 
     observation_space = spaces.Box(-1, 1, (2,), np.float32)
     action_space = spaces.Discrete(2)
 
-    def __init__(self, fault: str, at_step: int, sign: str | None = None):
-        self._fault, self._left, self._sign = fault, at_step, sign
+    def __init__(self, fault: str, at_step: int, sign: str | None = None, at_close: str | None = None):
+        self._fault, self._left, self._sign, self._at_close = fault, at_step, sign, at_close
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
@@ -70,6 +78,10 @@ class FaultyEnv(gymnasium.Env):
                 Path(self._sign).touch()
             pull_the_lever(self._fault)
         return np.zeros(2, np.float32), 1.0, False, False, {}
+
+    def close(self):
+        if self._at_close is not None and self._left < 0:
+            pull_the_lever(self._at_close)
 
 
 class FailingPolicy(nn.Module):

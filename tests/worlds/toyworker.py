@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import time
 
 import numpy as np
@@ -58,7 +59,7 @@ class Toys:
         if kind == "inline":
             self.transport = InlineTransport(spec)
         else:
-            board = Switchboard(60.0, 60.0, 60.0, launcher.describe, None, clock)
+            self.board = board = Switchboard(60.0, 60.0, 60.0, launcher.describe, None, clock)
             if kind == "shared_memory":
                 self.transport = SharedMemoryTransport(spec, board)
             else:
@@ -150,6 +151,7 @@ def serve(worker, link, fails_at):
 
 
 def serve_remote(meeting, worker, spec, fails_at):
+    socket.setdefaulttimeout(60.0)
     told, connection, pair = join_trainer(meeting, worker, {"pid": os.getpid()}, 60.0)
     layout = Layout(spec.leaves, spec.rows, spec.steps)
     serve(worker, DistributedLink(worker, connection, pair, layout, Terms(**told["terms"])), fails_at)

@@ -7,7 +7,7 @@ import stat
 import pytest
 
 from collectx.errors import RendezvousError
-from collectx.run import role
+from collectx.run import role, worker
 from collectx.run.folder import JsonLines, RunFolder, read_lines, write_atomically, write_json
 from collectx.transport.rendezvous import Meeting
 
@@ -59,14 +59,36 @@ def test_lines_are_there_at_once_and_a_torn_last_one_is_left_out(tmp_path):
     assert list(read_lines(path)) == [{"batch": 0}, {"1": [None, True, None, 2.5], "return": None, "where": str(path)}]
 
 
-def test_the_secret_is_for_the_owner_alone_and_of_one_start(folder):
+def test_the_secret_is_for_the_owner_alone_and_of_one_start(folder, tmp_path):
     meeting, before = Meeting(("127.0.0.1",), 4000, b"secret"), os.umask(0)
+    (tmp_path / "a_strangers").touch()
+    folder.secret.symlink_to(tmp_path / "a_strangers")
     try:
         role.announce(folder, meeting, "7.0")
     finally:
         os.umask(before)
-    assert stat.S_IMODE(folder.secret.stat().st_mode) == 0o600
+    assert stat.S_IMODE(folder.secret.lstat().st_mode) == 0o600
+    assert (tmp_path / "a_strangers").read_bytes() == b""
     assert b"secret" not in folder.rendezvous.read_bytes()
     assert role.find(folder, "7.0", "knob", 0.0) == meeting
     with pytest.raises(RendezvousError, match=r"within 0 s \(knob=0\)"):
         role.find(folder, "8.0", "knob", 0.0)
+
+
+@pytest.mark.parametrize("harm", ["mode", "owner", "link"])
+def test_a_secret_or_a_pickle_that_is_not_the_users_alone_is_not_read(folder, cfg, monkeypatch, tmp_path, harm):
+    task = tmp_path / "worker.json"
+    role.announce(folder, Meeting(("127.0.0.1",), 4000, b"secret"), "7.0")
+    worker.write(task, cfg, folder, "7.0", [])
+    for path in (folder.secret, task.with_suffix(".pkl")):
+        if harm == "mode":
+            path.chmod(0o620)
+        elif harm == "link":
+            path.rename(path.with_name("elsewhere"))
+            path.symlink_to(path.with_name("elsewhere"))
+    if harm == "owner":
+        monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    with pytest.raises(OSError, match=r"it must be user|symbolic links"):
+        role.find(folder, "7.0", "knob", 0.0)
+    with pytest.raises(OSError, match=r"it must be user|symbolic links"):
+        worker.main([str(task), "0"])

@@ -10,6 +10,7 @@ import pytest
 import torch
 from collecting import custom, gym
 from omegaconf import OmegaConf
+from worlds.faulty import Wordless
 
 from collectx import trainer as trainers
 from collectx.errors import ConfigError, SpaceError
@@ -86,6 +87,20 @@ def test_a_trainer_that_raises(cfg, tmp_path, train_with, capsys):
     assert [text for text in (saved["exit_reason"], "in raising", str(files.log("trainer"))) if text not in err] == []
     assert "failed" in out
     assert not any(path.exists() for path in announced)
+
+
+def test_an_error_that_cannot_be_written_as_it_is(cfg, tmp_path, train_with):
+    def raising(collection):
+        try:
+            raise Wordless
+        except Wordless as error:
+            raise ValueError("\ud800" * 10**6) from error
+
+    train_with(raising)
+    assert execute(cfg, tmp_path, []).exit_reason.startswith("ValueError: \\ud800")
+    files, saved, _ = read(tmp_path)
+    assert saved["failures"][0]["message"].count("(990000 characters left out)") == 1
+    assert max(path.stat().st_size for path in (files.result, files.log("trainer"))) < 10**7
 
 
 @pytest.mark.parametrize("error", [ConfigError(["one", "two"]), SpaceError("a space of words"), None])

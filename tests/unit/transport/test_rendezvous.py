@@ -27,9 +27,9 @@ from collectx.transport.switchboard import Switchboard
 class Ear(Listener):
     """A listener that keeps what it hears."""
 
-    def __init__(self, *addresses):
+    def __init__(self, *addresses, interface=None):
         self.greeted, self.refusals = [], []
-        super().__init__(addresses, 0, SECRET, self._hear, lambda *peer: self.refusals.append(peer))
+        super().__init__(addresses, 0, SECRET, self._hear, lambda *peer: self.refusals.append(peer), interface)
 
     def _hear(self, connection, address):
         self.greeted.append((connection, address, connection.recv_bytes()))
@@ -43,7 +43,9 @@ class Ear(Listener):
 @pytest.fixture
 def listen():
     with contextlib.ExitStack() as stack:
-        yield lambda *addresses: stack.enter_context(contextlib.closing(Ear(*addresses or ("127.0.0.1",))))
+        yield lambda *addresses, **interface: stack.enter_context(
+            contextlib.closing(Ear(*addresses or ("127.0.0.1",), **interface))
+        )
 
 
 def say_hello(port, *addresses, secret=SECRET, timeout_s=60.0):
@@ -77,12 +79,30 @@ def test_a_worker_that_knows_the_secret_is_greeted_and_no_other(listen, wait_unt
     assert SECRET.decode() not in repr(ear.meeting)  # which may be logged
 
 
-def test_loopback_alone_is_not_heard_from_outside(listen):
+@pytest.mark.parametrize("interface", [None, "lo"])
+def test_loopback_alone_is_not_heard_from_outside(listen, interface):
+    here = ("127.0.0.1",) if interface is None else local_addresses(interface)
+    port = listen(*here, interface=interface).meeting.port
+    for address in here:
+        assert say_hello(port, address) == address
     addresses = [address for address in local_addresses(None) if address != "127.0.0.1"]
     if not addresses:
         pytest.skip("this host has no address besides loopback")
     with pytest.raises(RendezvousError, match="could not reach the trainer"):
-        say_hello(listen().meeting.port, addresses[0], timeout_s=0.0)
+        say_hello(port, addresses[0], timeout_s=0.0)
+
+
+def test_an_interface_is_listened_on_alone(listen):
+    addresses = [address for address in local_addresses(None) if address != "127.0.0.1"]
+    if not addresses:
+        pytest.skip("this host has no address besides loopback")
+    interface = next(
+        name for name, own in psutil.net_if_addrs().items() if addresses[0] in (entry.address for entry in own)
+    )
+    port = listen(*local_addresses(interface), interface=interface).meeting.port
+    assert say_hello(port, addresses[0]) == addresses[0]
+    with pytest.raises(RendezvousError, match="could not reach the trainer"):
+        say_hello(port, "127.0.0.1", timeout_s=0.0)
 
 
 # --- bytes of strangers ---

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import struct
 from multiprocessing.connection import Connection
 from socket import socketpair
 
@@ -56,6 +57,10 @@ class Board(Switchboard):
     def say(self, worker):
         self.ends[worker].send_bytes(b"word")
 
+    def begin(self, worker):
+        """To say something."""
+        os.write(self.ends[worker].fileno(), b"\0\0\0\5w")
+
     def ring(self, worker):
         """What is watched may tell of the worker."""
         os.write(self._ringer, b"x")
@@ -82,7 +87,8 @@ def board():
 @pytest.mark.parametrize(
     ("steps", "late"),
     [
-        # The time at which each step is taken, then whom `events` blames at the last time, with the knob.
+        # The time at which each step is taken, the trainer looking every second until then; then whom `events` blames
+        # at the last time, with the knob.
         ([(0, "owes", 0), (59.9,)], None),
         ([(0, "owes", 0), (60,)], (0, "collector.start_timeout_s=60")),
         ([(0, "owes", 0), (1, "delivered", 0), (50, "owes", 0), (69.9,)], None),
@@ -97,9 +103,15 @@ def board():
         # One that has joined since has another limit, from when that is noticed.
         ([(0, "owes", 1), (3500, "connect", 1), (3600,), (3659,)], None),
         ([(0, "owes", 1), (3500, "connect", 1), (3600,), (3660,)], (1, "collector.start_timeout_s=60")),
-        # What it has said counts, however late the trainer listens.
-        ([(0, "owes", 0), (1, "say", 0), (1000,)], None),
-        ([(0, "owes", 0), (1, "ring", 0), (1000,)], None),
+        # That the trainer was stopped until then counts for a quarter of the shorter timeout.
+        ([(0, "owes", 0), (1000, "wakes")], None),
+        ([(0, "owes", 0), (54,), (1000, "wakes"), (1000.9,)], None),
+        ([(0, "owes", 0), (54,), (1000, "wakes"), (1001,)], (0, "collector.start_timeout_s=60")),
+        # What the worker has said counts, however late the trainer listens.
+        ([(0, "owes", 0), (55, "say", 0), (1000, "wakes")], None),
+        ([(0, "owes", 0), (55, "ring", 0), (1000, "wakes")], None),
+        # A part of a message is none.
+        ([(0, "owes", 0), (59, "begin", 0), (60,)], (0, "collector.start_timeout_s=60")),
         # But it is late where others always have something to say.
         ([(0, "connect", 2), (0, "owes", 0), (60, "say", 2), (60,)], (0, "collector.start_timeout_s=60")),
     ],
@@ -108,12 +120,15 @@ def test_who_is_late_and_by_which_timeout(board, steps, late):
     board = board(lambda worker: ("launcher.queue_timeout_s", 3600.0))
     board.connect(0)
     for at, *step in steps:
+        while step != ["wakes"] and board.now < 99.0 + at:
+            board.now += 1.0
+            board.hear()
         board.now = 100.0 + at
-        if step:
+        if step in ([], ["wakes"]):
+            errors = [(worker, error) for worker, error in board.hear() if isinstance(error, Exception)]
+        else:
             method, worker = step
             getattr(board, method)(worker)
-        else:
-            errors = [(worker, error) for worker, error in board.hear() if isinstance(error, Exception)]
     assert [worker for worker, _ in errors] == ([] if late is None else [late[0]])
     for _, error in errors:
         assert isinstance(error, WorkerTimeout)
@@ -142,6 +157,31 @@ def test_the_end_of_a_job_is_noticed_at_once(board, has_joined, message, num_sig
     assert str(error).startswith(message)
     board.forget(worker)
     assert job.num_signals == num_signals
+
+
+def test_a_message_of_which_a_part_has_come_holds_up_nobody(board):
+    """It may come in any parts, and one of the lost worker is an end like any other."""
+    board = board()
+    long, words = b"y" * 3_000_000, [b"", b"word", b"z" * 70_000]
+    for worker in (0, 1):
+        board.connect(worker)
+        board.owes(worker)
+    parts = [struct.pack("!iQ", -1, len(long)), long, *(struct.pack("!i", len(each)) + each for each in words)]
+    sent, heard = b"".join(parts), []
+    while sent:
+        count = os.write(board.ends[0].fileno(), sent[:77_777])
+        sent = sent[count:]
+        heard += board.hear()
+        board.say(1)
+        assert (1, b"word") in board.hear()
+    while len(heard) < 4:
+        heard += board.hear()
+    assert heard == [(0, long), *((0, each) for each in words)]
+    os.write(board.ends[0].fileno(), b"\0\0\0\5half")
+    assert board.hear() == []
+    board.ends[0].close()
+    ((worker, error),) = board.hear()
+    assert (worker, type(error)) == (0, WorkerDied)
 
 
 def test_an_interrupted_close_leaves_no_job_running(board, monkeypatch):

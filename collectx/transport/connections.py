@@ -1,0 +1,71 @@
+"""What `multiprocessing.connection.Connection` lacks: a receiving end that never waits for the rest of a message, as a
+sender that is stopped in the midst of one must not stop its receiver as well; and the options of its socket.
+
+Used by the transports between processes. Must not know what messages mean.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import struct
+from collections.abc import Iterator
+from multiprocessing.connection import Connection
+
+# How much is read at once: the next messages, or more of a long one.
+_FEW_BYTES, _MANY_BYTES = 2**16, 2**20
+# The length before a message, and, where that is `_LONG`, before a longer one.
+_LENGTH, _LONG_LENGTH, _LONG = struct.Struct("!i"), struct.Struct("!Q"), -1
+
+
+@contextlib.contextmanager
+def socket_of(connection: Connection) -> Iterator[socket.socket]:
+    """The socket below a connection, for its options."""
+    with socket.socket(fileno=os.dup(connection.fileno())) as same:
+        # Under `socket.setdefaulttimeout` the new object has made it non-blocking, for the connection as well.
+        same.settimeout(None)
+        yield same
+
+
+class Inbox:
+    """What has come over a connection, from which nobody else may read."""
+
+    def __init__(self, connection: Connection):
+        self._descriptor = connection.fileno()
+        self._bytes = bytearray()
+
+    def read(self) -> list[bytes]:
+        """Reads once; the messages that are whole now. Does not block where the connection is readable.
+
+        Raises:
+            EOFError: the other end is closed.
+            OSError: the connection broke, or what comes is no message.
+        """
+        more = os.read(self._descriptor, _MANY_BYTES if self._bytes else _FEW_BYTES)
+        if not more:
+            raise EOFError
+        self._bytes += more
+        messages = []
+        while (message := self._take()) is not None:
+            messages.append(message)
+        return messages
+
+    def _take(self) -> bytes | None:
+        """The first message, if it is whole."""
+        held, start = self._bytes, _LENGTH.size
+        if len(held) < start:
+            return None
+        (length,) = _LENGTH.unpack_from(held)
+        if length == _LONG:
+            start += _LONG_LENGTH.size
+            if len(held) < start:
+                return None
+            (length,) = _LONG_LENGTH.unpack_from(held, _LENGTH.size)
+        if length < 0:
+            raise OSError(f"it sent a message of length {length}")
+        if len(held) < start + length:
+            return None
+        message = bytes(memoryview(held)[start : start + length])
+        del held[: start + length]
+        return message

@@ -20,6 +20,7 @@ from collectx.errors import ConfigError, LauncherError, SpaceError
 from collectx.run import machine, order, report, snapshot
 from collectx.run.events import EventLog
 from collectx.run.folder import RunFolder, write_atomically, write_json
+from collectx.run.lock import locked
 from collectx.run.progress import Progress
 from collectx.run.record import Record
 from collectx.run.result import Result
@@ -37,18 +38,25 @@ _DESCRIPTORS, _WORKER_DESCRIPTORS = 256, 4
 def execute(cfg: RunConfig, folder: Path, argv: list[str], place: Place | None = None) -> Result:
     """Runs `cfg`, blocking until the run has ended, and leaves everything about it in `folder`.
 
-    A run that fails or is interrupted (SIGINT, SIGTERM) does not raise: it says so on standard error and in the result,
-    which `result.json` gets last, whatever happened.
+    A run that fails or is interrupted (SIGINT, SIGTERM, SIGHUP) does not raise: it says so on standard error and in the
+    result, which `result.json` gets last, whatever happened.
 
     Args:
         argv: what the user typed, for the snapshot.
-        place: where the workers come up, if not on this machine as `cfg.launcher` says.
+        place: where the workers come up, if not on this machine as `cfg.launcher` says; the folder was then made ready
+            when the job was submitted.
 
     Raises:
         ConfigError: what no rule could see before (an observation space that cannot be stored, a device that is not
-            there), found before any worker started.
+            there), found before any worker started; or the folder has a run in it (`run.overwrite`).
+        OSError: the folder cannot be made.
     """
     files = RunFolder(folder)
+    with locked(files, cfg.run.overwrite, force=place is not None):
+        return _execute(cfg, files, argv, place)
+
+
+def _execute(cfg: RunConfig, files: RunFolder, argv: list[str], place: Place | None) -> Result:
     files.begin(keep_logs=place is not None)
     with Signals() as signals:
         record = Record(cfg, signals)

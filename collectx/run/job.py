@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from collectx.config import LauncherConfig, RayLauncherConfig, RunConfig, backend_of, is_async
 from collectx.errors import ConfigError, LauncherError, SpaceError
@@ -96,8 +96,13 @@ def _run(
     try:
         progress = Progress(record.statistics, start_s=record.start_s)
         events.tell = progress.say
+
+        def note(name: str, **fields: Any) -> None:
+            record.note(name, fields)
+            events(name, **fields)
+
         with progress, _place(cfg, files, place, events) as place:
-            _collect(cfg, files, place, record, signals, events)
+            _collect(cfg, files, place, record, signals, note)
     finally:
         events.close()
 
@@ -115,7 +120,7 @@ def _place(cfg: RunConfig, files: RunFolder, place: Place | None, events: EventL
 
 
 def _collect(
-    cfg: RunConfig, files: RunFolder, place: Place | None, record: Record, signals: Signals, events: EventLog
+    cfg: RunConfig, files: RunFolder, place: Place | None, record: Record, signals: Signals, events: Callable[..., None]
 ) -> None:
     try:
         import torch

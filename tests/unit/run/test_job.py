@@ -9,6 +9,7 @@ import signal
 from dataclasses import asdict, replace
 from unittest.mock import Mock
 
+import collecting
 import pytest
 import torch
 from omegaconf import OmegaConf
@@ -76,6 +77,12 @@ def test_a_trainer_that_raises(cfg, tmp_path, train_with, capsys):
     assert [text for text in (saved["exit_reason"], "in raising", str(files.log("trainer"))) if text not in err] == []
     assert "failed" in out
     assert not any(path.exists() for path in announced)
+
+
+def test_losses_that_a_run_survives_are_among_its_failures(cfg, tmp_path):
+    env, collector = collecting.faulty("raises", 50), replace(cfg.collector, on_worker_failure="restart")
+    assert execute(replace(cfg, env=env, collector=collector), tmp_path, []).exit_status == 0
+    assert read(tmp_path)[1]["failures"] == [{"type": "BrokenLever", "message": "('left', 3)", "worker": 0}] * 2
 
 
 @pytest.mark.parametrize(

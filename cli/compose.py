@@ -130,8 +130,10 @@ def parsed(overrides: Sequence[str]) -> list[Override]:
 
 def config_text(cfg: RunConfig) -> str:
     """A configuration as YAML. Equal text is an equal configuration: what a sweep compares. How much time or memory a
-    scheduler is asked for, and whether somebody waits, makes no other run, so of the launcher only its name counts."""
+    scheduler is asked for, whether somebody waits, and what was in the folder before make no other run, so of the
+    launcher only its name counts."""
     content = as_dict(cfg)
+    del content["run"]["overwrite"]
     content["launcher"] = cfg.launcher.kind
     return OmegaConf.to_yaml(OmegaConf.create(content), sort_keys=True)
 

@@ -16,7 +16,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from collectx.cli import report
 from collectx.cli.arguments import Arguments, split
-from collectx.cli.compose import Composer
+from collectx.cli.compose import Composer, parsed
 from collectx.cli.run import launch
 from collectx.config import ASYNC, GROUPS
 from collectx.errors import ConfigError
@@ -56,6 +56,9 @@ def _reproduce(arguments: Arguments, argv: Sequence[str]) -> int:
     saved = _saved(old)
     had_digest = _had_digest(old, saved)
     composer = _composer(saved, overrides, arguments.config_dir)
+    for override in parsed(composer.check(overrides).overrides):
+        if override.key_or_group == "hydra.run.dir" and Path(str(override.value())).resolve() == old.path.resolve():
+            raise ConfigError([f"{override.input_line}: this is the run to be reproduced: choose another folder."])
     if not had_digest:
         report.note(f"{old.path} has no digest of its batches; runs again without comparing.")
     elif not any(text.lstrip("+").startswith("trainer.digest=") for text in overrides):
@@ -135,6 +138,9 @@ def _composer(saved: dict[str, Any], overrides: Sequence[str], config_dir: str |
     named = {text.lstrip("+").partition("=")[0] for text in overrides}
     replaced = [group for group in GROUPS if group in named]
     content = {key: value for key, value in saved.items() if key not in replaced}
+    # That run may have replaced another.
+    if isinstance(content.get("run"), dict):
+        content["run"] = content["run"] | {"overwrite": False}
     content["defaults"] = [
         "_hydra",
         # The choice given here is never used: the override replaces it.

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from hydra.core.override_parser.types import Override
+from omegaconf import OmegaConf
 
 from collectx.cli import report, submitit_slurm, table
 from collectx.cli.arguments import Arguments, split
@@ -20,8 +21,9 @@ from collectx.cli.overrides import Checked
 from collectx.cli.task import Task
 from collectx.config import ELSEWHERE, RunConfig
 from collectx.errors import ConfigError
-from collectx.run import machine
+from collectx.run import RunFolder, machine
 from collectx.run.advice import advice
+from collectx.run.lock import locked
 
 # Flags with which Hydra explains instead of running: the configuration need not be complete.
 _EXPLAINING = ("help", "hydra-help", "cfg", "info", "version")
@@ -63,6 +65,8 @@ def launch(composer: Composer, arguments: Arguments, argv: Sequence[str], outcom
     task = Task(argv)
     try:
         try:
+            if not explaining:
+                _look_into_folder(composer, checked, arguments)
             _hand_over(composer, checked, arguments, task)
         except OSError as error:
             # Before anything starts; what comes later is in the run's result.
@@ -87,6 +91,23 @@ def exit_status(statuses: Sequence[str]) -> int:
     if "interrupted" in statuses:
         return 130
     return 1 if any(status != "completed" for status in statuses) else 0
+
+
+def _look_into_folder(composer: Composer, checked: Checked, arguments: Arguments) -> None:
+    """Refuses the folder of a run here that has a run in it before Hydra writes to it. Folders of jobs, which may go on
+    from an earlier start, and of sweeps are looked into later.
+
+    Raises:
+        ConfigError: see `locked`.
+    """
+    named = any(text.lstrip("+").startswith("hydra.run.dir=") for text in checked.overrides)
+    if not named or "multirun" in arguments.flags:
+        return
+    node = composer.load(checked.overrides)
+    files = RunFolder(node.hydra.run.dir)
+    if "MULTIRUN" not in str(node.hydra.mode) and node.launcher.kind not in ELSEWHERE and files.path.is_dir():
+        with locked(files, bool(OmegaConf.select(node, "run.overwrite"))):
+            pass
 
 
 def _hand_over(composer: Composer, checked: Checked, arguments: Arguments, task: Task) -> None:

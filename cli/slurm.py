@@ -21,6 +21,7 @@ from collectx.launcher import sbatch, slurm, submitit_delayed
 from collectx.run import snapshot
 from collectx.run import task as role
 from collectx.run.folder import RunFolder
+from collectx.run.lock import locked
 
 # SLURM's own limit of array tasks (MaxArraySize) is 1001 unless it was changed.
 _LARGEST_ARRAY = 1000
@@ -41,7 +42,7 @@ def carry_out(wanted: Task) -> None:
     `wanted.results`.
 
     Raises:
-        ConfigError: SLURM refused all of it, so nothing was started; with its words.
+        ConfigError: SLURM refused all of it, with its words, or a run's folder has a run in it; nothing was started.
         KeyboardInterrupt: Ctrl-C or SIGTERM came before anything was followed; what was submitted is cancelled.
     """
     submitted: dict[Path, str] = {}
@@ -56,8 +57,11 @@ def carry_out(wanted: Task) -> None:
 
 def _carry_out(wanted: Task, submitted: dict[Path, str]) -> None:
     living = _living(wanted.wanted)
+    new = [run for run in wanted.wanted if run.folder not in living]
+    if taken := [problem for run in new for problem in _taken(run)]:
+        raise ConfigError(taken)
     try:
-        refusals = _submit([run for run in wanted.wanted if run.folder not in living], wanted.argv, submitted)
+        refusals = _submit(new, wanted.argv, submitted)
     except Exception:
         if submitted:
             sbatch.cancel(list(submitted.values()))
@@ -103,6 +107,15 @@ def _living(runs: Sequence[Wanted]) -> dict[Path, str]:
         living[run.folder] = job
         print(f"{run.name}: job {job} of an earlier start is {fate.fate(RunFolder(run.folder), job, said).word}")
     return living
+
+
+def _taken(run: Wanted) -> Sequence[str]:
+    """Why nothing may be written to the run's folder."""
+    try:
+        with locked(RunFolder(run.folder), run.cfg.run.overwrite):
+            return ()
+    except ConfigError as error:
+        return error.problems
 
 
 def _submit(runs: Sequence[Wanted], argv: Sequence[str], jobs: dict[Path, str]) -> dict[Path, str]:

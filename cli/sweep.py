@@ -139,10 +139,10 @@ def saved_text(folder: RunFolder) -> str | None:
 
 
 def _unused(folder: Path, text: str, is_planned: Callable[[Path], Any]) -> Path:
-    """`folder`, or the first of `folder_2`, `folder_3`, ... that holds no other configuration: a sweep changed and
-    started again with its folder must not overwrite what it had."""
+    """`folder`, or the first of `folder_2`, `folder_3`, ... that has no run of another configuration, nor one that
+    cannot be read: a sweep changed and started again with its folder must not overwrite what it had."""
     candidate, number = folder, 1
-    while is_planned(candidate) or saved_text(RunFolder(candidate)) not in (None, text):
+    while is_planned(candidate) or (RunFolder(candidate).has_run and saved_text(RunFolder(candidate)) != text):
         number += 1
         candidate = folder.with_name(f"{folder.name}_{number}")
     return candidate

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -65,6 +65,9 @@ class Task:
 
         cfg, problems = typed(node)
         assert not problems, problems  # all points were checked before the first one started
+        if self.sweep is not None:
+            # The sweep gives a point no folder that another point's run is in.
+            cfg = replace(cfg, run=replace(cfg.run, overwrite=True))
         folder = Path(HydraConfig.get().runtime.output_dir)
         if cfg.launcher.kind in ELSEWHERE:
             name = next((name for name, path in self.points if path == folder), folder.name)

@@ -19,7 +19,7 @@ from omegaconf import MISSING, DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from collectx.cli.nearest import did_you_mean
-from collectx.config import GROUPS, KINDS, DevicesConfig, RunConfig
+from collectx.config import GROUPS, KINDS, DevicesConfig, RunConfig, RunOptions
 
 _SEED = next(field for field in dataclasses.fields(RunConfig) if field.name == "seed")
 _ABSENT = object()
@@ -43,16 +43,18 @@ def typed(node: DictConfig, ignore: frozenset[str] = frozenset()) -> tuple[RunCo
         else:
             groups[group] = _group(group, _child(node, group), problems)
     seed = _field("seed", _SEED, int, _child(node, "seed"), problems)
+    options = _child(node, "run")
+    run = _part("run", RunOptions, {} if options is _ABSENT else options, problems)
     for key in node:
         name = str(key)
-        if name not in GROUPS and name != "seed":
+        if name not in GROUPS and name not in ("seed", "run"):
             problems.extend(_unknown(path) for path in _leaves(name, _child(node, name)) if path not in ignore)
-    return RunConfig(**groups, seed=seed), problems
+    return RunConfig(**groups, seed=seed, run=run), problems
 
 
 def known_paths() -> list[str]:
     """Every key that some choice of some group has, as `collector.num_workers`."""
-    paths = {"seed": None}
+    paths = dict.fromkeys(["seed", *_paths("run", RunOptions)])
     for group in GROUPS:
         for cls in {*KINDS[group].values()} or {DevicesConfig}:
             paths |= dict.fromkeys(_paths(group, cls))
@@ -131,7 +133,7 @@ def _field(path: str, field: dataclasses.Field, hint: Any, value: Any, problems:
 
 
 def _part(path: str, cls: Any, value: Any, problems: list[str]) -> Any:
-    """A part of a group that has fields of its own, such as `launcher.trainer`."""
+    """A part that has fields, such as `launcher.trainer`. Fields without a default are null where left out."""
     if isinstance(value, DictConfig):
         value = {str(key): _child(value, str(key)) for key in value}
     if not isinstance(value, dict):
@@ -143,7 +145,7 @@ def _part(path: str, cls: Any, value: Any, problems: list[str]) -> Any:
             problems.append(f"{path}.{key}: no such key{did_you_mean(str(key), list(fields), prefix=f'{path}.')}")
     values = {}
     for name, each in fields.items():
-        unset = None if each.default_factory is dataclasses.MISSING else _ABSENT
+        unset = None if each.default == MISSING else _ABSENT
         values[name] = _field(f"{path}.{name}", each, _hints(cls)[name], value.get(name, unset), problems)
     return cls(**values)
 

@@ -345,6 +345,13 @@ class CustomTrainerConfig(TrainerConfig):
 
 
 @dataclass
+class RunOptions:
+    """Of the run as a whole. These defaults hold where a configuration has no section `run`."""
+
+    overwrite: bool = False
+
+
+@dataclass
 class RunConfig:
     env: EnvConfig = MISSING
     policy: PolicyConfig = MISSING
@@ -354,6 +361,7 @@ class RunConfig:
     devices: DevicesConfig = MISSING
     trainer: TrainerConfig = MISSING
     seed: int = at_least(0)
+    run: RunOptions = field(default_factory=RunOptions)
 
 
 def as_dict(cfg: Any) -> dict[str, Any]:
@@ -364,7 +372,7 @@ def as_dict(cfg: Any) -> dict[str, Any]:
 def from_dict(values: dict[str, Any]) -> RunConfig:
     """The configuration of `as_dict`, which is complete and right: nothing is checked."""
     groups = {group: group_from_dict(group, values[group]) for group in GROUPS}
-    return RunConfig(**groups, seed=values["seed"])
+    return RunConfig(**groups, seed=values["seed"], run=RunOptions(**values.get("run", {})))
 
 
 def group_from_dict(group: str, values: dict[str, Any]) -> Any:

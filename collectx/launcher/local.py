@@ -114,8 +114,9 @@ def settle(num_threads: int, core: int | None, log: str | None, quiet: bool) -> 
     `collectx.filter_warnings_subprocess`."""
     if quiet:
         warnings.simplefilter("ignore")
-    # Ctrl-C reaches the whole process group; stopping is the trainer's to order.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # A terminal's Ctrl-C and SIGHUP reach the whole process group; stopping is the trainer's to order.
+    for signum in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(signum, signal.SIG_IGN)
     if core is not None:
         os.sched_setaffinity(0, {core})
     if log is not None:

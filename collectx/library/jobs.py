@@ -17,6 +17,7 @@ from collectx.library.keywords import Nested, RayRemote, Remote
 from collectx.run import RunFolder, machine
 from collectx.run.events import EventLog
 from collectx.run.folder import new_folder
+from collectx.run.lock import locked
 from collectx.run.submitted import Beforehand, submitted_workers, waiting_workers
 
 
@@ -92,6 +93,7 @@ def come_up(
         raise ConfigError(problems)
     assert isinstance(remote, Remote)
     files = new_folder() if remote.folder is None else RunFolder(remote.folder)
+    stack.enter_context(locked(files, replace=False))
     files.begin()
     events = EventLog(files)
     stack.callback(events.close)

@@ -6,6 +6,7 @@
     <run>/events.jsonl         joins, deaths, publishes, in order
     <run>/rendezvous.json      where the trainer listens, while it does, for workers that it has not started itself
     <run>/secret               what trainer and workers of this run know; for the owner's eyes only
+    <run>/lock                 locked by the trainer's process while the run lives (lock.py); host and process id
     <run>/result.json          written atomically, last
     <run>/logs/                one file per role
     <run>/jobs/                scripts of a scheduler's jobs, and what they are told
@@ -41,11 +42,17 @@ class RunFolder:
         self.result = self.path / "result.json"
         self.rendezvous = self.path / "rendezvous.json"
         self.secret = self.path / "secret"
+        self.lock = self.path / "lock"
         self.logs = self.path / "logs"
         self.jobs = self.path / "jobs"
         self.checkpoints = self.path / "checkpoints"
         self.final_checkpoint = self.checkpoints / "final.pt"
         self.data = self.path / "data"
+
+    @property
+    def has_run(self) -> bool:
+        """Whether a run lives in it, or has ended there."""
+        return any(path.exists() for path in (self.config, self.metrics, self.result))
 
     def begin(self, keep_logs: bool = False) -> None:
         """Makes the folders, and removes what an earlier run in the same folder wrote: its lines and its result must

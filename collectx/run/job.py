@@ -9,16 +9,17 @@ been set going, so that both load at the same time. Must not know schedules, tra
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from collectx.config import RunConfig, backend_of, is_async
 from collectx.errors import ConfigError, LauncherError, SpaceError
 from collectx.run import cores, machine, order, report, snapshot
 from collectx.run.events import EventLog
 from collectx.run.folder import RunFolder, write_atomically, write_json
+from collectx.run.lock import locked
 from collectx.run.progress import Progress
 from collectx.run.record import Record
 from collectx.run.result import Result
@@ -35,18 +36,25 @@ _DESCRIPTORS, _WORKER_DESCRIPTORS = 256, 4
 def execute(cfg: RunConfig, folder: Path, argv: list[str], place: Place | None = None) -> Result:
     """Runs `cfg`, blocking until the run has ended, and leaves everything about it in `folder`.
 
-    A run that fails or is interrupted (SIGINT, SIGTERM) does not raise: it says so on standard error and in the result,
-    which `result.json` gets last, whatever happened.
+    A run that fails or is interrupted (SIGINT, SIGTERM, SIGHUP) does not raise: it says so on standard error and in the
+    result, which `result.json` gets last, whatever happened.
 
     Args:
         argv: what the user typed, for the snapshot.
-        place: where the workers come up, if not on this machine as `cfg.launcher` says.
+        place: where the workers come up, if not on this machine as `cfg.launcher` says; the folder was then made ready
+            when the job was submitted.
 
     Raises:
         ConfigError: what no rule could see before (an observation space that cannot be stored, a device that is not
-            there), found before any worker started.
+            there), found before any worker started; or the folder has a run in it (`run.overwrite`).
+        OSError: the folder cannot be made.
     """
     files = RunFolder(folder)
+    with locked(files, cfg.run.overwrite, force=place is not None):
+        return _execute(cfg, files, argv, place)
+
+
+def _execute(cfg: RunConfig, files: RunFolder, argv: list[str], place: Place | None) -> Result:
     files.begin(keep_logs=place is not None)
     with Signals() as signals:
         record = Record(cfg, signals)
@@ -86,8 +94,13 @@ def _run(
     try:
         progress = Progress(record.statistics, start_s=record.start_s)
         events.tell = progress.say
+
+        def note(name: str, **fields: Any) -> None:
+            record.note(name, fields)
+            events(name, **fields)
+
         with progress, _place(cfg, files, place, events) as place:
-            _collect(cfg, files, place, record, signals, events)
+            _collect(cfg, files, place, record, signals, note)
     finally:
         events.close()
 
@@ -105,7 +118,7 @@ def _place(cfg: RunConfig, files: RunFolder, place: Place | None, events: EventL
 
 
 def _collect(
-    cfg: RunConfig, files: RunFolder, place: Place | None, record: Record, signals: Signals, events: EventLog
+    cfg: RunConfig, files: RunFolder, place: Place | None, record: Record, signals: Signals, events: Callable[..., None]
 ) -> None:
     try:
         import torch

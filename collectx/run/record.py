@@ -10,7 +10,9 @@ import os
 import re
 import signal
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from collectx.config import RunConfig
 from collectx.errors import ConfigError, text_of
@@ -36,6 +38,8 @@ class Record:
         self.digest = Digest() if getattr(cfg.trainer, "digest", False) else None
         self.errors: list[BaseException] = []
         self.wrong: ConfigError | None = None
+        self._lost: Failure | None = None
+        self._survived: list[Failure] = []
         self._signals = signals
         self._status: Status | None = None
         self._reason = ""
@@ -62,6 +66,14 @@ class Record:
             whole = frames >= total >= 0
             self._reason = "all frames delivered" if whole else f"the trainer ended the run after {frames} frames"
 
+    def note(self, name: str, fields: Mapping[str, Any]) -> None:
+        """Takes in an event of `events.jsonl`. What a worker failed of is a failure of its own where the run goes on;
+        otherwise it is raised."""
+        if name == "worker_failed":
+            self._lost = Failure(fields["type"], fields["message"], fields["worker"])
+        elif name in ("worker_restarted", "worker_dropped") and self._lost is not None:
+            self._survived.append(self._lost)
+
     def misconfigured(self, error: Exception) -> ConfigError:
         """Notes `error` as a mistake in the configuration and returns it as such."""
         self.wrong = error if isinstance(error, ConfigError) else ConfigError([str(error)])
@@ -82,7 +94,7 @@ class Record:
             mean_return=None if math.isnan(statistics.mean_return) else statistics.mean_return,
             num_episodes=statistics.num_episodes,
             digest=self.digest.total if self.digest is not None and statistics.batches else None,
-            failures=tuple(failure_of(error) for error in self.errors),
+            failures=(*map(failure_of, self.errors), *self._survived),
             folder=folder,
         )
 

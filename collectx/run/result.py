@@ -24,7 +24,8 @@ class Failure:
     """One thing that went wrong.
 
     Attributes:
-        type: the exception's type, qualified by its module unless built in.
+        type: the exception's type, qualified by its module unless built in; where the run has survived the loss of a
+            worker, the type's name alone.
         message: what it says.
         worker: index of the worker it happened in; None for the trainer.
     """
@@ -49,7 +50,7 @@ class Result:
         mean_return: mean return of the last 100 finished episodes; None where none finished.
         num_episodes: finished episodes.
         digest: over all delivered batches in order; None unless `trainer.digest=true`.
-        failures: what went wrong, the cause of the end first.
+        failures: what went wrong: the cause of the end first, at last the losses of workers that the run has survived.
         folder: the run folder.
     """
 

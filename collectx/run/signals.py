@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM as one exception in the main thread, and a shield around what must be finished.
+"""Ctrl-C, SIGTERM and SIGHUP as one exception in the main thread, and a shield around what must be finished.
 
     running      the first signal raises `Stopped` wherever the main thread is, the second is only counted, so that
                  closing goes on; the third raises again, for the user who will not wait any longer
@@ -11,14 +11,16 @@ Used by job.py, in the trainer's process. Must not know what is being stopped.
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Any, Self
 
 PATIENCE = 3
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Stopped(KeyboardInterrupt):
@@ -34,8 +36,9 @@ class Stopped(KeyboardInterrupt):
 
 
 class Signals:
-    """Takes SIGINT and SIGTERM over while the `with` block lasts. Outside the main thread, where Python allows no
-    handlers, it does nothing; a signal that the parent process set to be ignored stays ignored.
+    """Handles SIGINT, SIGTERM and SIGHUP while the `with` block lasts. Outside the main thread, where Python allows no
+    handlers, it does nothing; a signal that the parent process set to be ignored (`nohup`) stays ignored. When SIGHUP
+    comes because the terminal was closed, what is printed to it from then on is dropped.
 
     Attributes:
         last: the signal that came last, or None.
@@ -49,10 +52,11 @@ class Signals:
         self._shielded = False
         self._sealed = False
         self._held = self._is_due = False
+        self._terminals = [descriptor for descriptor in (1, 2) if os.isatty(descriptor)]
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
-            for signum in (signal.SIGINT, signal.SIGTERM):
+            for signum in _SIGNALS:
                 if signal.getsignal(signum) is not signal.SIG_IGN:
                     self._before[signum] = signal.signal(signum, self._handle)
         return self
@@ -66,16 +70,17 @@ class Signals:
 
     @contextmanager
     def kept_from_children(self) -> Iterator[None]:
-        """Processes started in the block ignore Ctrl-C from their first moment on, as stopping them is the trainer's
-        to order: otherwise one that is still importing dies of it with a traceback. A Ctrl-C in the block is lost."""
-        if signal.SIGINT not in self._before:
-            yield
-            return
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        """Processes started in the block ignore what a terminal sends to all of its processes, Ctrl-C and SIGHUP, from
+        their first moment on, as stopping them is the trainer's to order: otherwise one that is still importing dies of
+        it with a traceback. Such a signal in the block is lost."""
+        kept = [signum for signum in (signal.SIGINT, signal.SIGHUP) if signum in self._before]
+        for signum in kept:
+            signal.signal(signum, signal.SIG_IGN)
         try:
             yield
         finally:
-            signal.signal(signal.SIGINT, self._handle)
+            for signum in kept:
+                signal.signal(signum, self._handle)
 
     @contextmanager
     def hold(self) -> Iterator[None]:
@@ -106,6 +111,8 @@ class Signals:
     def _handle(self, signum: int, frame: FrameType | None) -> None:
         self._count += 1
         self.last = signum
+        if signum == signal.SIGHUP:
+            _drop_output(self._terminals)
         if not self._sealed and self._count >= self._raise_at:
             # The next one, of an impatient user, must not tear what this one sets going.
             self._raise_at = self._count + PATIENCE - 1
@@ -113,3 +120,13 @@ class Signals:
                 self._is_due = True
                 return
             raise Stopped(signum)
+
+
+def _drop_output(terminals: Sequence[int]) -> None:
+    """Sends to nowhere what is written to those descriptors of terminals that are closed: writing would raise."""
+    closed = [descriptor for descriptor in terminals if not os.isatty(descriptor)]
+    if closed:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        for descriptor in closed:
+            os.dup2(nowhere, descriptor)
+        os.close(nowhere)

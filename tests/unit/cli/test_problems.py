@@ -28,6 +28,7 @@ WRONG_VALUES = {
     "trainer.gamma=1.5": "at least 0 and at most 1.",
     "trainer.learning_rate=0": "greater than 0.",
     "seed=-1": "at least 0.",
+    "run.overwrite=1": "true or false",
     "env=envpool": "env.id=VALUE",
 }
 
@@ -49,6 +50,7 @@ def test_all_problems_come_at_once():
         "colector.x=3": ["colector.x: no such key; did you mean collector?"],
         "colector.num_workers=3": ["colector.num_workers: ", "did you mean collector.num_workers?"],
         "num_workers=3": ["num_workers: no such key; did you mean collector.num_workers?"],
+        "run.overwrit=true": ["run.overwrit: no such key; did you mean run.overwrite?"],
         "sed=1": ["sed: no such key; did you mean seed?"],
         "collector.num_wrokers=3": ["collector.num_wrokers: ", "did you mean collector.num_workers?"],
         "+policy.hidden_size=3": ["policy.hidden_size: ", "did you mean policy.hidden_sizes?"],

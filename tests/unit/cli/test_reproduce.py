@@ -106,6 +106,7 @@ def test_an_order_that_does_not_fit_is_refused(stub, old, capsys, line, message)
         (["nowhere"], "is no run folder"),
         ([], "needs one run folder"),
         (["old", "-m"], "collectx run -m"),
+        (["old", "hydra.run.dir=old", "run.overwrite=true"], "this is the run to be reproduced"),
         (["old", "trainer.gama=1"], "did you mean trainer.gamma?"),
         (["old", "env=cartpol"], "did you mean cartpole?"),
     ],

@@ -40,6 +40,16 @@ def test_a_wrong_configuration_starts_nothing_and_leaves_nothing(stub, tmp_path,
     assert (stub.calls, [*tmp_path.iterdir()]) == ([], [])
 
 
+def test_a_folder_that_has_a_run_in_it_is_refused_and_left_as_it_is(stub, tmp_path, capsys):
+    assert run.main(["hydra.run.dir=here"]) == 0
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*.*") if path.is_file()}
+    assert run.main(["hydra.run.dir=here", "seed=1"]) == 2
+    assert "run.overwrite=true" in capsys.readouterr().err
+    assert {path: path.read_bytes() for path in before} == before
+    assert run.main(["hydra.run.dir=here", "seed=1", "run.overwrite=true"]) == 0
+    assert [cfg.seed for cfg, _, _ in stub.calls] == [0, 1]
+
+
 def test_what_only_the_run_finds_wrong_is_a_configuration_error(stub, capsys):
     def refuse(cfg):
         raise ConfigError(["env.id=X: no such env."])

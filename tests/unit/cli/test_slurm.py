@@ -43,14 +43,18 @@ def test_a_run_is_one_job_with_what_the_launcher_asks_for(queue, capsys):
     # The job runs what was composed when it was submitted.
     cfg = task.read(RunFolder("run"))
     assert (cfg.trainer.gamma, cfg.collector.num_workers) == (0.5, 3)
+    # What has ended there is not replaced by a job.
+    assert run.main(["launcher=slurm", "hydra.run.dir=run", "launcher.wait=false"]) == 2
+    assert "run.overwrite=true" in capsys.readouterr().err
+    assert (RunFolder("run").read_result()["status"], len(queue.scripts)) == ("completed", 1)
 
 
 def start(*lines: str) -> Task:
-    """Submits runs of these configurations, and follows those that are not to be left."""
+    """Submits runs of these configurations as those of a sweep, and follows those that are not to be left."""
     done = Task(["run"], wanted=[], sweep=Path.cwd())
     for index, line in enumerate(lines):
         name = f"point{index}"
-        done.wanted.append(Wanted(name, Path(name).absolute(), composed(f"launcher=slurm {line}")))
+        done.wanted.append(Wanted(name, Path(name).absolute(), composed(f"launcher=slurm run.overwrite=true {line}")))
     slurm.carry_out(done)
     return done
 

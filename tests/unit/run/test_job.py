@@ -1,11 +1,15 @@
 """`execute` on real envs and collectors in this process. Over worker processes: tests/system."""
 
+import errno
+import fcntl
 import importlib.metadata
 import json
 import os
 import signal
 from dataclasses import asdict, replace
+from unittest.mock import Mock
 
+import collecting
 import pytest
 import torch
 from collecting import custom, gym
@@ -13,6 +17,7 @@ from omegaconf import OmegaConf
 from worlds.faulty import Wordless
 
 from collectx import trainer as trainers
+from collectx.config import RunOptions
 from collectx.errors import ConfigError, SpaceError
 from collectx.run import RunFolder, Status, cores, execute
 
@@ -76,7 +81,7 @@ def test_a_trainer_that_raises(cfg, tmp_path, train_with, capsys):
 
     execute(cfg, tmp_path, [])  # its result and lines are replaced
     train_with(raising)
-    result = execute(cfg, tmp_path, [])
+    result = execute(replace(cfg, run=RunOptions(overwrite=True)), tmp_path, [])
     files, saved, lines = read(tmp_path)
     assert (result.status, result.exit_status) == (Status.FAILED, 1)
     assert saved["failures"] == [{"type": "LookupError", "message": "no such luck"}]
@@ -103,6 +108,26 @@ def test_an_error_that_cannot_be_written_as_it_is(cfg, tmp_path, train_with):
     assert max(path.stat().st_size for path in (files.result, files.log("trainer"))) < 10**7
 
 
+def test_losses_that_a_run_survives_are_among_its_failures(cfg, tmp_path):
+    env, collector = collecting.faulty("raises", 50), replace(cfg.collector, on_worker_failure="restart")
+    assert execute(replace(cfg, env=env, collector=collector), tmp_path, []).exit_status == 0
+    assert read(tmp_path)[1]["failures"] == [{"type": "BrokenLever", "message": "('left', 3)", "worker": 0}] * 2
+
+
+@pytest.mark.parametrize(
+    ("overwrite", "is_held", "message"),
+    [(False, False, "run.overwrite=true"), (True, True, r"a run is going on .*\(process \d+ on ")],
+)
+def test_a_run_that_is_there_is_kept(cfg, tmp_path, monkeypatch, overwrite, is_held, message):
+    execute(cfg, tmp_path, [])
+    before = read(tmp_path)[1:]
+    if is_held:
+        monkeypatch.setattr(fcntl, "lockf", Mock(side_effect=BlockingIOError(errno.EAGAIN, "")))
+    with pytest.raises(ConfigError, match=message):
+        execute(replace(cfg, seed=4, run=RunOptions(overwrite)), tmp_path, [])
+    assert read(tmp_path)[1:] == before
+
+
 @pytest.mark.parametrize("error", [ConfigError(["one", "two"]), SpaceError("a space of words"), None])
 def test_a_configuration_that_only_the_parts_can_refuse(cfg, tmp_path, monkeypatch, error):
     def refuse(*arguments):
@@ -117,7 +142,7 @@ def test_a_configuration_that_only_the_parts_can_refuse(cfg, tmp_path, monkeypat
     assert RunFolder(tmp_path).read_result()["status"] == "failed"
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_interrupts(cfg, tmp_path, train_with, number):
     def train(collection):
         for _ in collection:

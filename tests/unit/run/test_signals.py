@@ -6,7 +6,7 @@ import pytest
 
 from collectx.run.signals import Signals, Stopped
 
-BOTH = (signal.SIGINT, signal.SIGTERM)
+ALL = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def raises(number) -> bool:
@@ -23,19 +23,19 @@ def raises(number) -> bool:
     ("state", "expected"),
     [(None, [True, False, True]), ("shield", [False, False, True]), ("seal", [False] * 5)],
 )
-@pytest.mark.parametrize("first", BOTH)
+@pytest.mark.parametrize("first", ALL)
 def test_which_signals_raise(first, state, expected):
-    before = [signal.getsignal(number) for number in BOTH]
+    before = [signal.getsignal(number) for number in ALL]
     with Signals() as signals:
         signals.check()
         if state is not None:
             getattr(signals, state)()
-        numbers = [first, *BOTH, *BOTH][: len(expected)]
+        numbers = [first, *ALL, *ALL][: len(expected)]
         assert [raises(number) for number in numbers] == expected
         # An exception that was lost is found.
         with nullcontext() if state else pytest.raises(Stopped):
             signals.check()
-    assert [signal.getsignal(number) for number in BOTH] == before
+    assert [signal.getsignal(number) for number in ALL] == before
 
 
 def test_held_it_raises_at_the_end_of_the_block():

@@ -158,6 +158,7 @@ def run_config(env: Any, policy: Any, kind: str, num_workers: int, frames_per_ba
         "trajs_per_batch": None,
         "traj_format": "padded",
         "compact_obs": False,
+        "check_finite": True,
         "order_of": None,
         **collector,
     }

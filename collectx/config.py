@@ -163,6 +163,7 @@ class CollectorConfig:
     trajs_per_batch: int | None = at_least(1)
     traj_format: str = one_of("padded", "cat")
     compact_obs: bool = MISSING
+    check_finite: bool = MISSING
     order_of: str | None = MISSING
 
 

@@ -57,6 +57,7 @@ COLLECTOR = EitherCollectorConfig(
     trajs_per_batch=None,
     traj_format="padded",
     compact_obs=False,
+    check_finite=True,
     order_of=None,
     sync=False,
 )

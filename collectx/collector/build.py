@@ -328,6 +328,7 @@ def rollout_spec(want: CollectorConfig, num_workers: int) -> RolloutSpec:
         want.reset_at_each_iter,
         want.set_truncated,
         want.refresh == "step",
+        check_finite=want.check_finite,
     )
 
 

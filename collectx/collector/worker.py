@@ -30,6 +30,7 @@ from collectx.rollout.begun import BegunEnv
 from collectx.rollout.carry import with_state
 from collectx.rollout.cut import with_ends
 from collectx.rollout.episodes import Episodes
+from collectx.rollout.finite import FiniteCheck
 from collectx.rollout.rollout import Asked, Rollout
 from collectx.rollout.start import rollout_of
 from collectx.transport.base import GO_ON, AskedLink, Link, seed_of
@@ -95,6 +96,10 @@ class _Rollouts:
         )
         slots = link.slots if task.steps is None else [slot.until(task.steps) for slot in link.slots]
         self._prepared = [rollout.prepare(slot) for slot in slots]
+        self._check_finite = None
+        if task.rollout.check_finite:
+            total_envs = num_envs * task.num_workers
+            self._check_finite = FiniteCheck(env.spec, slots, task.index, first_env, total_envs)
         self._frames = _Frames(slots)
         is_plain = is_plain and not actor.carried
         self._answers = Answers(task.index, group, is_plain, rollout, task.hooks, self._frames)
@@ -110,6 +115,8 @@ class _Rollouts:
             self._answers.before()
             version = self._newest.version
             stats = self._rollout.collect(self._prepared[slot], version)
+            if self._check_finite is not None:
+                self._check_finite(slot, stats.steps)
             self._answers.after(slot, stats.steps)
         if task.replay is not None:
             task.replay.extend(self._frames(slot, stats.steps, whole=True))

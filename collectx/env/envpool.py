@@ -26,7 +26,7 @@ import numpy as np
 from collectx.config import EnvPoolEnvConfig
 from collectx.env.base import EnvSpec, StepRows
 from collectx.env.make import given
-from collectx.env.spaces import Structure, numpy_dtype
+from collectx.env.spaces import Structure, checked_rows, numpy_dtype
 from collectx.errors import CollectxError, ConfigError, SpaceError
 
 # What the adapter itself decides: a batch_size below num_envs would make steps asynchronous.
@@ -87,8 +87,10 @@ class EnvPoolEnv:
             own = derived[: self._num_envs] if seeds is None else [int(s) for s in seeds]
             self._make([s % _LARGEST_SEED for s in (*own, *derived[self._num_envs :])])
         everyone = np.arange(len(self._first[0]), dtype=np.int32)
-        for first, value in zip(self._first, self._reset_members(everyone), strict=True):
-            first[:] = value
+        for leaf, first, value in zip(
+            self._observation.leaves, self._first, self._reset_members(everyone), strict=True
+        ):
+            first[:] = checked_rows(leaf, value, first)
         self._member = everyone[: self._num_envs].copy()
         self._ready = deque(everyone[self._num_envs :].tolist())
         self._retired = []
@@ -112,8 +114,8 @@ class EnvPoolEnv:
                 first[self._retired] = value[self._num_envs :]
             self._ready += self._retired
             self._retired = []
-        for array, value in zip(out.observation, values, strict=True):
-            array[:] = value[: self._num_envs]
+        for leaf, array, value in zip(self._observation.leaves, out.observation, values, strict=True):
+            array[:] = checked_rows(leaf, value[: self._num_envs], array)
         out.reward[:] = state[self._reward_at][: self._num_envs]
         truncated = state[self._truncated_at][: self._num_envs]
         ended = state[self._done_at][: self._num_envs]

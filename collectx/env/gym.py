@@ -14,13 +14,15 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from collectx.batch import Leaf
+from collectx.batch import REWARD, Leaf
 from collectx.config import GymEnvConfig
 from collectx.env.base import EnvSpec, StepRows
 from collectx.env.infos import InfoKeys
 from collectx.env.make import env_factory
-from collectx.env.spaces import Structure, check, write_row
-from collectx.errors import ShapeError
+from collectx.env.spaces import Structure, check, checked_rows, write_row
+
+# As an env returns it.
+_REWARD = Leaf(REWARD.key, (), REWARD.dtype)
 
 
 class GymEnv:
@@ -61,8 +63,6 @@ class GymEnv:
         self._steps = [env.step for env in self._envs]
         self._indices = range(cfg.num_envs)
         self._plain = self._observation.single and self._infos is None
-        # The first step goes the checked way: later a wrong shape could hide behind numpy's broadcasting.
-        self._checked = False
 
     @property
     def users_envs(self) -> list[Any]:
@@ -83,19 +83,13 @@ class GymEnv:
         add_reward = rewards.append
         terminated, truncated = out.terminated, out.truncated
         any_ended = False
-        plain, checked = self._plain, self._checked
+        plain = self._plain
         values: list[Any] = []
         add_values = values.append
         try:
             for step, one in zip(self._steps, actions, strict=True):
                 observation, reward, is_terminated, is_truncated, info = step(one)
-                if not checked:
-                    flat = self._flatten(observation, info, after_step=True)
-                    write_row(self._leaves, out.observation, len(rewards), flat)
-                elif plain:
-                    add_values(observation)
-                else:
-                    add_values(self._flatten(observation, info, after_step=True))
+                add_values(observation if plain else self._flatten(observation, info, after_step=True))
                 add_reward(reward)
                 if is_terminated or is_truncated:
                     e = len(rewards) - 1
@@ -105,15 +99,19 @@ class GymEnv:
         except Exception as error:
             error.add_note(f"in env {len(rewards)} of this group of {self.spec.num_envs}, while stepping")
             raise
-        if checked:
+        if len(values) == 1:
+            # Checking one value costs half of making a row of it.
+            write_row(self._leaves, out.observation, 0, values if plain else values[0])
+        else:
             columns = (values,) if plain else zip(*values, strict=True)
             for leaf, array, column in zip(self._leaves, out.observation, columns, strict=True):
-                _write_column(leaf, array, column)
-        self._checked = True
+                array[...] = checked_rows(leaf, column, array)
         try:
             out.reward[:] = rewards
         except (TypeError, ValueError):
-            raise ShapeError(f"reward: expected one number per env, got {rewards!r:.200}") from None
+            for e, reward in enumerate(rewards):
+                check(_REWARD, reward, out.reward.dtype, e)
+            raise
         return any_ended
 
     def close(self) -> None:
@@ -124,10 +122,8 @@ class GymEnv:
     def _restart_one(self, e: int, seed: int | None, out: Sequence[np.ndarray]) -> None:
         try:
             observation, info = self._envs[e].reset(seed=seed)
-            if self._plain and self._checked:
-                out[0][e] = observation
-            else:
-                write_row(self._leaves, out, e, self._flatten(observation, info, after_step=False))
+            values = [observation] if self._plain else self._flatten(observation, info, after_step=False)
+            write_row(self._leaves, out, e, values)
         except Exception as error:
             error.add_note(f"in env {e} of this group of {self.spec.num_envs}, while resetting")
             raise
@@ -135,16 +131,6 @@ class GymEnv:
     def _flatten(self, observation: Any, info: dict, after_step: bool) -> list[Any]:
         values = self._observation.flatten(observation)
         return [*values, *self._infos.values(info, after_step)] if self._infos else values
-
-
-def _write_column(leaf: Leaf, array: np.ndarray, values: Sequence[Any]) -> None:
-    # One assignment from the list costs two thirds of one per row, and makes no intermediate array.
-    try:
-        array[:] = values
-    except (TypeError, ValueError):
-        for e, value in enumerate(values):
-            check(leaf, value, array.dtype, e)
-        raise
 
 
 def _probe(env: gymnasium.Env) -> tuple[dict, dict]:

@@ -25,7 +25,7 @@ from collectx.config import GymVectorEnvConfig
 from collectx.env.base import EnvSpec, StepRows
 from collectx.env.infos import InfoKeys
 from collectx.env.make import given, resolve_source, wrapper
-from collectx.env.spaces import Structure
+from collectx.env.spaces import Structure, check, checked_rows
 from collectx.errors import CollectxError, ConfigError, ShapeError
 
 _BUILT_BY_US = ("sync", "async")
@@ -94,9 +94,17 @@ class GymVectorEnv:
         # A copy, as the env may keep its actions while these arrays are the caller's and will be written again.
         actions = self._action.nest([array.copy() for array in action])
         observation, reward, terminated, truncated, info = self._env.step(actions)
-        out.reward[:] = reward
-        out.terminated[:] = terminated
-        out.truncated[:] = truncated
+        for name, array, value in (
+            ("reward", out.reward, reward),
+            ("terminated", out.terminated, terminated),
+            ("truncated", out.truncated, truncated),
+        ):
+            if np.shape(value) != array.shape:
+                raise ShapeError(
+                    f"{name}: expected shape {array.shape}, one value for each env, got shape {np.shape(value)}: the "
+                    "vector env must return one of each env"
+                )
+            array[:] = value
         ended = np.logical_or(terminated, truncated)
         any_ended = bool(ended.any())
         if self._mode is AutoresetMode.NEXT_STEP:
@@ -104,9 +112,8 @@ class GymVectorEnv:
             if self._any_ended:
                 out.frame[self._ended] = False
         elif self._mode is AutoresetMode.SAME_STEP and any_ended:
-            fresh = self._values(observation, info, after_step=True, absent=ended)
-            self._write(out.observation, fresh)
-            self._fresh = [value[ended] for value in fresh]
+            self._write(out.observation, self._values(observation, info, after_step=True, absent=ended))
+            self._fresh = [array[ended] for array in out.observation]
             self._write_final(out.observation, ended, info)
         else:
             self._write(out.observation, self._values(observation, info, after_step=True))
@@ -132,8 +139,9 @@ class GymVectorEnv:
                 )
             # `reset` may change its options, and a vector env may keep the mask.
             observation, info = self._env.reset(options={"reset_mask": early.copy()})
-            for array, value in zip(out, self._values(observation, info, after_step=False), strict=True):
-                array[early] = value[early]
+            values = self._values(observation, info, after_step=False)
+            for leaf, array, value in zip(self._leaves, out, values, strict=True):
+                array[early] = checked_rows(leaf, value, array)[early]
         if due.any():
             taken = due[self._ended]
             for array, fresh in zip(out, self._fresh, strict=True):
@@ -154,12 +162,7 @@ class GymVectorEnv:
 
     def _write(self, out: Sequence[np.ndarray], values: Sequence[Any]) -> None:
         for leaf, array, value in zip(self._leaves, out, values, strict=True):
-            if np.shape(value) != array.shape:
-                raise ShapeError(
-                    f"{'.'.join(leaf.key)}: expected {len(array)} envs of shape {leaf.shape}, that is {array.shape}, "
-                    f"got {np.shape(value)}: the vector env must return what its space says"
-                )
-            array[:] = value
+            array[...] = checked_rows(leaf, value, array)
 
     def _write_final(self, out: Sequence[np.ndarray], ended: np.ndarray, info: Mapping) -> None:
         if "final_obs" not in info:
@@ -172,7 +175,8 @@ class GymVectorEnv:
         batched = None if per_env else self._observation.flatten(final)
         for e in np.flatnonzero(ended).tolist():
             values = self._observation.flatten(final[e]) if batched is None else [value[e] for value in batched]
-            for array, value in zip(out, values, strict=False):
+            for leaf, array, value in zip(self._observation.leaves, out, values, strict=False):
+                check(leaf, value, array.dtype, e)
                 array[e] = value
         if self._infos:
             arrays = out[len(self._observation.leaves) :]

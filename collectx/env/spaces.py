@@ -11,7 +11,7 @@ Called by the env adapters, in the worker's process. Must not know envs, batches
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -92,36 +92,81 @@ def write_row(leaves: Sequence[Leaf], rows: Sequence[np.ndarray], e: int, values
         ShapeError: names the leaf, what its space allows and what came.
     """
     for leaf, array, value in zip(leaves, rows, values, strict=True):
-        check(leaf, value, array.dtype, e)
+        if type(value) is not np.ndarray or value.shape != leaf.shape or value.dtype is not array.dtype:
+            check(leaf, value, array.dtype, e)
         array[e] = value
 
 
+def checked_rows(leaf: Leaf, values: Any, array: np.ndarray) -> np.ndarray:
+    """The values of a group's envs as an array that can be assigned to `array` without changing a value.
+
+    Called in every step: where shapes and dtypes are those of `array`, two comparisons are all that is done.
+
+    Args:
+        values: an array `[E, *shape]`, or a sequence of one value for each env. The result may share its memory.
+        array: `[E, *shape]`; not written.
+
+    Raises:
+        ShapeError: names the leaf, the first env whose value does not fit, what its space allows and what came.
+    """
+    try:
+        rows = np.asarray(values)
+        if rows.shape == array.shape and (rows.dtype == array.dtype or _fits(rows, array.dtype)):
+            return rows
+    except ValueError:
+        pass  # of unequal shapes
+    each = list(values) if np.iterable(values) else []
+    if len(each) != len(array):
+        raise ShapeError(
+            f"{'.'.join(leaf.key)}: expected {len(array)} values, one for each env, of shape {leaf.shape}, got "
+            f"{len(each) or type(values).__name__}: the vector env must return what its space says"
+        )
+    rows = np.empty(array.shape, array.dtype)
+    for e, value in enumerate(each):
+        check(leaf, value, array.dtype, e)
+        rows[e] = value
+    return rows
+
+
 def check(leaf: Leaf, value: Any, dtype: np.dtype, e: int | None = None) -> None:
-    """Raises ShapeError where `value` is not of the leaf's shape, or its dtype cannot be stored as `dtype`."""
-    if type(value) is np.ndarray and value.shape == leaf.shape and value.dtype == dtype:
-        return
+    """Raises ShapeError where `value` is not of the leaf's shape, or cannot be stored as `dtype` without changing it.
+
+    Floats may lose precision; integers must be in the range of an integer `dtype`, whatever their own type, and are
+    not made from floats.
+    """
     try:
         array = np.asarray(value)
     except ValueError:
-        raise misfit(leaf, value, e) from None
-    # An integer space may well be filled from Python ints or a wider integer type: only the kind matters.
-    stores = np.can_cast(array.dtype, dtype, "same_kind") or (array.dtype.kind in "iu" and dtype.kind in "iu")
-    if array.shape != leaf.shape or not stores:
-        raise misfit(leaf, value, e)
-
-
-def misfit(leaf: Leaf, value: Any, e: int | None = None) -> ShapeError:
-    """The error for a value that does not fit its leaf."""
-    try:
-        array = np.asarray(value)
+        raise _misfit(leaf, f"{type(value).__name__} of uneven shape", e) from None
+    if array.shape != leaf.shape or not _fits(array, dtype):
         got = f"shape {array.shape}, dtype {array.dtype}"
-    except ValueError:
-        got = f"{type(value).__name__} of uneven shape"
+        if array.shape == leaf.shape and array.dtype.kind in "iu" and dtype.kind in "iu":
+            limits = np.iinfo(dtype)
+            got += f" with values from {array.min()} to {array.max()}, where {limits.min} to {limits.max} are possible"
+        raise _misfit(leaf, got, e)
+
+
+def _misfit(leaf: Leaf, got: str, e: int | None) -> ShapeError:
     where = "" if e is None else f" from env {e} of the group"
+    dtype = str(leaf.dtype).removeprefix("torch.")
     return ShapeError(
-        f"{'.'.join(leaf.key)}: expected shape {leaf.shape}, dtype {str(leaf.dtype).removeprefix('torch.')}, got {got}"
-        f"{where}: the env must return what its space says"
+        f"{'.'.join(leaf.key)}: expected shape {leaf.shape}, dtype {dtype}, got {got}{where}: "
+        "the env must return what its space says"
     )
+
+
+def _fits(values: np.ndarray, dtype: np.dtype) -> bool:
+    """Whether `values` can be stored as `dtype`; see `check`."""
+    may = _may_store(values.dtype, dtype)
+    return np.array_equal(values.astype(dtype), values) if may is None else may
+
+
+@lru_cache(maxsize=256)
+def _may_store(given: np.dtype, stored: np.dtype) -> bool | None:
+    """Whether values of dtype `given` can be stored as `stored`; None where that depends on the values."""
+    if given.kind in "iu" and stored.kind in "iu" and not np.can_cast(given, stored):
+        return None
+    return np.can_cast(given, stored, "same_kind")
 
 
 def numpy_dtype(leaf: Leaf) -> np.dtype:

@@ -25,7 +25,7 @@ from collectx.batch import REWARD, Leaf, is_agents_end
 from collectx.config import TorchrlEnvConfig
 from collectx.env.base import EnvSpec, StepRows
 from collectx.env.make import resolve
-from collectx.env.spaces import check
+from collectx.env.spaces import check, checked_rows
 from collectx.env.torchrl_specs import (
     action_specs,
     draws,
@@ -132,6 +132,7 @@ class _Part:
         self._leaves = spec.observation
         self._keys = [_plain(leaf.key) for leaf in spec.observation]
         self._actions = [_plain(leaf.key) for leaf in spec.action]
+        self._reward_leaves = spec.rewards
         self._rewards = [_plain(leaf.key) for leaf in spec.rewards]
         self._write_reward = self._write_one if spec.rewards == (REWARD,) else self._write_all
         # Envs in several dimensions are one after the other here.
@@ -150,50 +151,60 @@ class _Part:
         self._data = self._env.reset()
         for key, leaf, array in zip(self._keys, self._leaves, out, strict=True):
             value = self._data.get(key, None)
-            array[self._at] = 0 if value is None else self._checked(leaf, value, array)
+            if value is None:
+                array[self._at] = 0
+            else:
+                self._write(leaf, value, array)
 
     def step(self, action: Sequence[np.ndarray], out: StepRows) -> bool:
         """Writes its rows of `out`; whether any env ended."""
-        data, at = self._data, self._at
+        data = self._data
         for key, array in zip(self._actions, action, strict=True):
             # A copy, as the env may keep it while the array is the caller's and will be written again.
-            value = torch.from_numpy(array[at].copy())
+            value = torch.from_numpy(array[self._at].copy())
             if self._size is not None:
                 value = value.reshape(*self._size, *value.shape[1:])
             data.set(key, value if self._device is None else value.to(self._device))
         after = self._step(data)
         if self._kept is None:
-            self._kept = self._look(after, out)
+            self._kept = self._look(after)
         # What comes next is not to be seen in what the env has returned.
         following = after.exclude(*self._rewards)
         for key in self._kept:
             following.set(key, data.get(key))
         self._data = following
-        for key, array in zip(self._keys, out.observation, strict=True):
-            array[at] = self._numpy(following.get(key))
+        for key, leaf, array in zip(self._keys, self._leaves, out.observation, strict=True):
+            self._write(leaf, following.get(key, None), array)
         self._write_reward(after, out)
         return self._write_ends(after, out)
 
     def _write_one(self, after: Any, out: StepRows) -> None:
-        out.reward[self.rows] = _numpy(after.get("reward")).reshape(-1)
+        reward, mine = after.get("reward", None), out.reward[self.rows]
+        rows = np.empty(0) if reward is None else _numpy(reward).reshape(-1)
+        if rows.shape != mine.shape:
+            raise ShapeError(f"reward: expected {len(mine)} numbers, one for each env, got {len(rows)}")
+        mine[:] = rows
 
     def _write_all(self, after: Any, out: StepRows) -> None:
         num_envs = self.rows.stop - self.rows.start
         total = np.zeros(num_envs)
-        for key, array in zip(self._rewards, out.rewards, strict=True):
-            value = self._numpy(after.get(key))
-            array[self._at] = value
-            total += value.reshape(num_envs, -1).sum(1)
+        for key, leaf, array in zip(self._rewards, self._reward_leaves, out.rewards, strict=True):
+            value = after.get(key, None)
+            self._write(leaf, value, array)
+            total += _numpy(value).reshape(num_envs, -1).sum(1)
         out.reward[self.rows] = total
 
     def restart(self, ended: np.ndarray, out: Sequence[np.ndarray]) -> None:
         """Resets the envs with `ended`, and writes their rows."""
         self._data = self._fresh(ended)
-        for key, array in zip(self._keys, out, strict=True):
+        for key, leaf, array in zip(self._keys, self._leaves, out, strict=True):
             value = self._data.get(key, None)
             mine = array[self.rows]
-            rows = np.zeros_like(mine) if value is None else _numpy(value).reshape(mine.shape)
-            mine[ended] = rows[ended]
+            if value is None:
+                mine[ended] = 0
+            else:
+                rows = self._numpy(value if self._env.batch_size else value[None])
+                mine[ended] = checked_rows(leaf, rows, mine)[ended]
 
     def _fresh(self, ended: np.ndarray) -> Any:
         if self._resets_whole:
@@ -223,13 +234,10 @@ class _Part:
         out.truncated[rows] |= done & ~out.terminated[rows]
         return bool(done.any())
 
-    def _look(self, after: Any, out: StepRows) -> list[Any]:
-        """Checks the first step: returns the keys that it has not written."""
-        for key, leaf, array in zip(self._keys, self._leaves, out.observation, strict=True):
-            value = after.get(key, None)
-            if value is not None:
-                self._checked(leaf, value, array)
-            elif self._data.get(key, None) is None:
+    def _look(self, after: Any) -> list[Any]:
+        """Looks at what the first step has written: returns the keys that it has not."""
+        for key, leaf in zip(self._keys, self._leaves, strict=True):
+            if after.get(key, None) is None and self._data.get(key, None) is None:
                 raise ShapeError(f"{'.'.join(leaf.key)}: is in the specs, but neither reset nor step writes it")
         if after.get("done", None) is None and after.get("terminated", None) is None:
             raise ShapeError("the env's step writes neither done nor terminated, so that no episode would end")
@@ -237,15 +245,18 @@ class _Part:
         left_out.update(_plain(key) for key in after.keys(True, True))
         return [key for key in map(_plain, self._data.keys(True, True)) if key not in left_out]
 
-    def _checked(self, leaf: Leaf, value: torch.Tensor, array: np.ndarray) -> np.ndarray:
-        """The value of one env or of several."""
+    def _write(self, leaf: Leaf, value: torch.Tensor | None, array: np.ndarray) -> None:
+        """Writes the value of one env or of several into its rows of `array`, after checking its shape and dtype."""
+        if value is None:
+            raise ShapeError(f"{'.'.join(leaf.key)}: this step of the env does not write it, as its first step did")
         rows = self._numpy(value)
-        expected = array[self._at].shape
-        if rows.shape != expected:
-            check(leaf, rows.reshape(-1, *rows.shape[min(1, len(self._env.batch_size)) :])[0], array.dtype)
-            raise ShapeError(f"{'.'.join(leaf.key)}: expected shape {expected}, got {rows.shape}")
-        check(leaf, rows if not self._env.batch_size else rows[0], array.dtype)
-        return rows
+        mine = array[self._at]
+        if rows.shape != mine.shape or rows.dtype != mine.dtype:
+            if self._env.batch_size:
+                rows = checked_rows(leaf, rows, mine)
+            else:
+                check(leaf, rows, mine.dtype, self.rows.start)
+        mine[...] = rows
 
     def _flat(self, value: torch.Tensor) -> np.ndarray:
         """Of envs in several dimensions."""

@@ -23,7 +23,8 @@ import torch
 
 from collectx.batch import POLICY_VERSION, TRAJ_IDS, Key, Slot
 from collectx.env.base import StepRows
-from collectx.rollout.rollout import Rollout, RolloutStats, Stopped
+from collectx.errors import ShapeError
+from collectx.rollout.rollout import Rollout, RolloutStats, Stopped, raise_at_step
 
 
 class RaggedRollout(Rollout):
@@ -76,21 +77,26 @@ class RaggedRollout(Rollout):
         num_actions = len(self._env.spec.action)
         num_envs = self._env.spec.num_envs
         versions = repeat(policy_version) if self._refresh is None else iter(self._refresh, None)
-        with torch.inference_mode():
-            while len(self._complete) < num_envs:
-                if self._stop[0]:
-                    raise Stopped
-                version = next(versions)
-                started = perf_counter()
-                feed(self._carry_tensors, self._written)
-                acted = perf_counter()
-                self._out.frame[:] = True
-                self._out.terminated[:] = self._out.truncated[:] = False
-                self._env.step(self._written[:num_actions], self._out)
-                stepped = perf_counter()
-                self._store(version)
-                env_s += stepped - acted
-                policy_s += acted - started
+        step = 0
+        try:
+            with torch.inference_mode():
+                while len(self._complete) < num_envs:
+                    if self._stop[0]:
+                        raise Stopped
+                    version = next(versions)
+                    started = perf_counter()
+                    feed(self._carry_tensors, self._written)
+                    acted = perf_counter()
+                    self._out.frame[:] = True
+                    self._out.terminated[:] = self._out.truncated[:] = False
+                    self._env.step(self._written[:num_actions], self._out)
+                    stepped = perf_counter()
+                    self._store(version)
+                    env_s += stepped - acted
+                    policy_s += acted - started
+                    step += 1
+        except ShapeError as error:
+            raise_at_step(error, step)
         chosen = [self._complete.popleft() for _ in range(num_envs)]
         for key, array in rows.items():
             array[...] = self._segments[key][chosen]

@@ -11,13 +11,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
 
 from collectx.batch import Slot
 from collectx.env.base import Env
+from collectx.errors import ShapeError
 from collectx.policy.base import Actor
 from collectx.rollout.episodes import Episodes
 from collectx.rollout.feed import Feed, RandomFeed, RefreshingFeed, make_feed
@@ -54,6 +55,12 @@ class _Until:
 
 class Stopped(Exception):
     """The trainer wants the worker to stop; the slot in hand is incomplete and must not be sent."""
+
+
+def raise_at_step(error: ShapeError, step: int) -> NoReturn:
+    """Raises `error`, its message with the step of the batch in which it arose."""
+    error.args = (f"{error} (step {step} of the batch)",)
+    raise error
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +127,7 @@ class Rollout:
 
         Raises:
             Stopped: `stop` became nonzero.
+            ShapeError: an env or the policy returned what its spec does not allow; names the step.
         """
         feed, env = self._next_feed(), self._env
         stop = self._stop if self._asked is None else _Until(self._stop, self._asked)
@@ -135,9 +143,9 @@ class Rollout:
         observations.append(self._carry)
         env_s = policy_s = 0.0
         num_steps = rows.steps
+        steps = zip(rows.seen(), zip(*rows.actor, strict=True), rows.step_rows(), observations[1:], strict=True)
         try:
             with torch.inference_mode():
-                steps = zip(rows.seen(), zip(*rows.actor, strict=True), rows.step_rows(), observations[1:], strict=True)
                 for seen, written, out, following in steps:
                     if stop[0]:
                         raise Stopped
@@ -151,6 +159,9 @@ class Rollout:
                         env.restart(out.terminated | out.truncated, following)
                     env_s += perf_counter() - acted
                     policy_s += acted - started
+        except ShapeError as error:
+            # The steps that are left tell which one it was, so that the loop need not count.
+            raise_at_step(error, num_steps - 1 - sum(1 for _ in steps))
         except CutShort as cut:
             num_steps = cut.steps
             for carry, row in zip(self._carry, observations[num_steps], strict=True):

@@ -26,6 +26,7 @@ class RolloutSpec:
         set_truncated: the last frame of every row of a batch is marked truncated, and thereby done.
         may_end_early: a batch may end with fewer frames than its slot has room for.
         refresh_each_step: newer weights are asked for before every step, not only between batches.
+        check_finite: batches with NaN or infinities are refused (`collectx/rollout/finite.py`).
     """
 
     max_frames_per_traj: int | None = None
@@ -34,6 +35,7 @@ class RolloutSpec:
     set_truncated: bool = False
     refresh_each_step: bool = False
     may_end_early: bool = False
+    check_finite: bool = False
 
     def env_spec(self, spec: EnvSpec) -> EnvSpec:
         """What the rollout's env has, where `spec` is that of the group as it was built: where trajectories are cut, it

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from functools import partial
 
 import pytest
 import torch
+from gymnasium.vector import SyncVectorEnv
 from gymnasium.wrappers import TransformReward
 from making import by_worker, make
 from ways import (
@@ -24,10 +26,11 @@ from ways import (
     over,
 )
 from worlds.cartpoles import cartpole, cartpoles, towards
-from worlds.faulty import BrokenLever
+from worlds.faulty import BrokenLever, NotFinite
 
 import collectx
 from collectx import Collector, DistributedCollector, MultiAsyncCollector, MultiSyncCollector
+from collectx.errors import ShapeError
 
 
 # Over Ray as it is by default, async.
@@ -205,6 +208,27 @@ def test_an_error_in_a_worker_keeps_its_type_and_every_next_raises_it(way, at):
                 collector.next()
             assert (caught.value.lever, caught.value.force) == ("left", 3)
             assert way.place == "inline" or re.search(r"raised in worker [01]\b", "".join(caught.value.__notes__))
+
+
+@over((SINGLE, INLINE_SYNC, SHARED_SYNC))
+@pytest.mark.parametrize(
+    ("value", "at", "where"),
+    [(math.nan, 3, r"next\.observation\.pose: nan at step 2"), (-math.inf, 0, r"observation\.pose: -inf at step 0")],
+)
+def test_a_value_that_is_not_finite_is_refused_with_its_place(way, value, at, where):
+    last = way.num_workers - 1
+
+    def create(worker):
+        values = [1.0, value if worker == last else 1.0]
+        return SyncVectorEnv([partial(NotFinite, each, at) for each in values], autoreset_mode="SameStep")
+
+    creates = [partial(create, worker) for worker in range(way.num_workers)]
+    creates = creates[0] if way.kind == "single" else creates
+    message = rf"^{where} of the batch, from env 1 of worker {last}: .*check_finite"
+    with make(way, creates, frames_per_batch=40) as collector, pytest.raises(ShapeError, match=message):
+        collector.next()
+    with make(way, creates, frames_per_batch=40, check_finite=False) as collector:
+        assert not collector.next()["next", "observation", "pose"].isfinite().all() or at == 0
 
 
 def test_older_names_are_aliases():

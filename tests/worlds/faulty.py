@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import sys
@@ -82,6 +83,28 @@ class FaultyEnv(gymnasium.Env):
     def close(self):
         if self._at_close is not None and self._left < 0:
             pull_the_lever(self._at_close)
+
+
+class NotFinite(gymnasium.Env):
+    """Observes `value` in its step `at`, which ends the episode; 0: in its reset."""
+
+    observation_space = spaces.Dict(pose=spaces.Box(-np.inf, np.inf, (2,)), count=spaces.Discrete(9))
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, value: float, at: int):
+        self._value, self._at = value, at
+
+    def reset(self, *, seed=None, options=None):
+        self._count = 0
+        return self._observe(), {"speed": math.nan}
+
+    def step(self, action):
+        self._count += 1
+        return self._observe(), 1.0, self._count == self._at, self._count == 8, {"speed": math.nan}
+
+    def _observe(self):
+        pose = np.array([0.0, self._value if self._count == self._at else 1.0], np.float32)
+        return {"pose": pose, "count": self._count}
 
 
 class FailingPolicy(nn.Module):

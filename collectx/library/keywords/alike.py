@@ -19,6 +19,7 @@ ALIKE = (
     "track_traj_ids",
     "track_policy_version",
     "compact_obs",
+    "check_finite",
     "use_buffers",
     "trust_policy",
     "auto_register_policy_transforms",

@@ -36,6 +36,8 @@ class Handing:
         extend_buffer: False: the frames go there step by step, by `add`; where there are several envs, one of each.
         use_buffers: is not looked at: batches are always written into memory that is allocated once.
         compact_obs: batches have no observation below `next`, which is the next frame's where a trajectory goes on.
+        check_finite: NaN or an infinity in an observation or a reward raises `ShapeError`, which names worker, env, key
+            and step. Every batch is checked once, in its worker; batches of a `collector_class` of your own are not.
     """
 
     split_trajs: bool | None = False
@@ -49,6 +51,7 @@ class Handing:
     extend_buffer: bool = True
     use_buffers: bool | None = None
     compact_obs: bool = False
+    check_finite: bool = True
 
     def problems(self) -> list[str]:
         """What is wrong."""

@@ -260,6 +260,7 @@ class Order:
             trajs_per_batch=self.assembly.trajs_per_batch,
             traj_format=self.assembly.traj_format or "padded",
             compact_obs=self.handing.compact_obs,
+            check_finite=self.handing.check_finite,
             order_of=None,
         )
         if self.early.asked is not None:

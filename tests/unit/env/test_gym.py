@@ -55,13 +55,30 @@ def test_an_exception_tells_the_env():
     assert caught.value.__notes__ == ["in env 0 of this group of 3, while stepping"]
 
 
+BYTES = spaces.Box(0, 255, (2,), np.uint8)
+MISFITS = {
+    "shape": (None, np.zeros(3, np.float32), r"shape \(2,\), dtype float32, got shape \(3,\)"),
+    "broadcast": (None, np.array([7.0], np.float32), r"shape \(2,\), dtype float32, got shape \(1,\)"),
+    "kind": (BYTES, np.array([300.7, -1.0]), r"dtype uint8, got shape \(2,\), dtype float64"),
+    "range": (BYTES, np.array([300, -1]), "dtype int64 with values from -1 to 300, where 0 to 255 are possible"),
+    "scalar": (spaces.Discrete(3), 2.9, r"shape \(\), dtype int64, got shape \(\), dtype float64"),
+}
+
+
 @pytest.mark.parametrize("at", [1, 2])
-def test_an_observation_of_the_wrong_shape(at):
-    stepper = Stepper(build(toys(fault=np.zeros(3, np.float32), at=at))).reset()
+@pytest.mark.parametrize("misfit", MISFITS)
+def test_an_observation_that_does_not_fit_is_refused_in_any_step(misfit, at):
+    space, value, got = MISFITS[misfit]
+    stepper = Stepper(build(toys(space=space, fault=value, at=at))).reset()
     for _ in range(at - 1):
         stepper.step()
-    with pytest.raises(ShapeError, match=r"observation: expected shape \(2,\), dtype float32, got .* env 0"):
+    with pytest.raises(ShapeError, match=rf"^observation: expected .*{got}.* from env 0 of the group"):
         stepper.step()
+
+
+def test_values_of_another_dtype_are_stored_where_they_fit():
+    stepper = Stepper(build(toys(space=BYTES, fault=np.array([255, 0])))).reset()
+    assert stepper.step().observation[0].tolist() == [[255, 0]] * 3
 
 
 def test_kept_infos():

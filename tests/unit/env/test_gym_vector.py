@@ -11,7 +11,7 @@ from gymnasium.vector.utils import batch_space
 from stepping import Stepper
 
 from collectx.env import build
-from collectx.errors import CollectxError, ConfigError
+from collectx.errors import CollectxError, ConfigError, ShapeError
 
 
 class Dense(gymnasium.vector.VectorEnv):
@@ -20,8 +20,8 @@ class Dense(gymnasium.vector.VectorEnv):
     single_observation_space = gymnasium.spaces.Box(-1e3, 1e3, (1,), np.float64)
     single_action_space = gymnasium.spaces.Discrete(2)
 
-    def __init__(self, num_envs, mode=AutoresetMode.SAME_STEP):
-        self.num_envs, self.metadata = num_envs, {"autoreset_mode": mode}
+    def __init__(self, num_envs, mode=AutoresetMode.SAME_STEP, fault=None):
+        self.num_envs, self.metadata, self.fault = num_envs, {"autoreset_mode": mode}, fault
         self.action_space = batch_space(self.single_action_space, num_envs)
 
     def reset(self, *, seed=None, options=None):
@@ -29,6 +29,8 @@ class Dense(gymnasium.vector.VectorEnv):
         return self.t.copy(), {}
 
     def step(self, actions):
+        if self.fault is not None and self.t.max() > 0:
+            return self.fault, np.ones(self.num_envs), *np.zeros((2, self.num_envs), bool), {}
         self.t += 1
         ended = self.t[:, 0] >= 2 + np.arange(self.num_envs)
         final = self.t.copy()
@@ -68,6 +70,21 @@ def test_an_env_that_does_not_say_how_it_resets():
     with pytest.raises(ConfigError, match=r"set env.autoreset_mode, one of next_step, same_step, disabled"):
         build(replace(dense(), kwargs={"mode": None}))
     build(replace(dense(mode="same_step"), kwargs={"mode": None})).close()
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        (np.zeros((2, 2)), r"observation: expected shape \(1,\), dtype float64, got shape \(2,\).* env 0"),
+        (np.zeros((2, 1), complex), r"observation: .* dtype complex128 from env 0"),
+        (np.zeros((1, 1)), "observation: expected 2 values, one for each env, .* got 1"),
+    ],
+)
+def test_observations_that_do_not_fit_are_refused_in_a_later_step(fault, message):
+    stepper = Stepper(build(dense(2, fault=fault))).reset()
+    stepper.step()
+    with pytest.raises(ShapeError, match=message):
+        stepper.step()
 
 
 @pytest.mark.parametrize("mode", ["next_step", "same_step", "disabled"])

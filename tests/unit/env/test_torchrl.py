@@ -105,9 +105,14 @@ class NoEnd(torchrlenvs.ManyKeys):
         return super()._step(tensordict).exclude("done")
 
 
-class Shapeless(torchrlenvs.ManyKeys):
+class Misfit(torchrlenvs.ManyKeys):
+    def __init__(self, value):
+        super().__init__()
+        self.value = value
+
     def _step(self, tensordict):
-        return super()._step(tensordict).set("pixels", torch.zeros(2, 2, dtype=torch.uint8))
+        after = super()._step(tensordict)
+        return after.set("pixels", self.value) if self._step_number == 3 else after
 
 
 class ByItself(torchrlenvs.ManyKeys):
@@ -123,7 +128,12 @@ class ByItself(torchrlenvs.ManyKeys):
         (ByItself, ConfigError, "ByItself resets its envs by itself"),
         (lambda: 3, ConfigError, "returned a builtins.int: expected a gymnasium.Env, .* or an EnvBase of TorchRL"),
         (NoEnd, ShapeError, "writes neither done nor terminated"),
-        (Shapeless, ShapeError, r"pixels: expected shape \(2, 2, 3\), dtype uint8, got shape \(2, 2\)"),
+        (
+            partial(Misfit, torch.ones(1)),
+            ShapeError,
+            r"pixels: .*\(2, 2, 3\), .* got shape \(1,\).*step 2 of the batch",
+        ),
+        (partial(Misfit, torch.full((2, 2, 3), 300)), ShapeError, "pixels: .*values from 300 to 300, where 0 to 255"),
     ],
 )
 def test_what_a_batch_cannot_hold_is_refused(make, kind, message):

@@ -21,6 +21,7 @@ from collectx.batch import Layout, batch_leaves
 from collectx.collector.task import WorkerTask
 from collectx.config import as_dict
 from collectx.env import build, read_spec
+from collectx.errors import ShapeError
 from collectx.given import Given
 from collectx.policy import ExplorationType, make_actor
 from collectx.rollout.episodes import Episodes
@@ -83,6 +84,17 @@ def test_a_ragged_row_is_of_one_env_and_no_frame_is_lost_or_repeated(lengths, st
 def test_a_rollout_stops_between_two_steps(cfg):
     rollout, _, rows = make(cfg, None, 4, stop=b"\1")
     with pytest.raises(Stopped):
+        rollout.collect(rows, 0)
+    rollout.close()
+
+
+@pytest.mark.parametrize("cfg", [gym(3), RAGGED], ids=["lockstep", "ragged"])
+def test_a_value_that_does_not_fit_is_refused_with_its_step(cfg, monkeypatch):
+    rollout, _, rows = make(cfg, None, 9)
+    steps = iter([rollout._env.step] * 2)
+    misfit = lambda *_: (_ for _ in ()).throw(ShapeError("observation: a misfit"))  # noqa: E731
+    monkeypatch.setattr(rollout._env, "step", lambda *given: next(steps, misfit)(*given))
+    with pytest.raises(ShapeError, match=r"^observation: a misfit \(step 2 of the batch\)$"):
         rollout.collect(rows, 0)
     rollout.close()
 

@@ -1,0 +1,61 @@
+"""Refuses batches with NaN or infinities in what envs observe and give. Called once per batch, when a slot is filled,
+in the worker's process.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from collectx.batch import TRAJ_IDS, Key, Slot
+from collectx.env.base import EnvSpec
+from collectx.errors import ShapeError
+
+
+class FiniteCheck:
+    """Looks at all floating-point leaves of an env's observations and rewards; not at its infos, in which NaN is a
+    usual word for "none".
+
+    Args:
+        spec: what the rollout's env observes and gives.
+        slots: whose frames are checked, `[rows, steps, *shape]` each.
+        worker: its index, for messages.
+        first_env: global index of the worker's first env.
+        total_envs: envs of all workers, to know an env by its trajectory ids.
+    """
+
+    def __init__(self, spec: EnvSpec, slots: Sequence[Slot], worker: int, first_env: int, total_envs: int):
+        self._worker, self._first_env, self._total_envs = worker, first_env, total_envs
+        observed = [leaf for leaf in spec.observation if leaf.dtype.is_floating_point and leaf.key[0] != "info"]
+        given = [leaf.under("next") for leaf in (*observed, *spec.rewards) if leaf.dtype.is_floating_point]
+        self._slots = [slot.arrays() for slot in slots]
+        self._keys = [leaf.key for leaf in (*given, *observed) if leaf.key in self._slots[0]]
+
+    def __call__(self, slot: int, steps: int) -> None:
+        """Checks the first `steps` steps of a slot.
+
+        Raises:
+            ShapeError: names worker, env, key and step of the first value that is not finite.
+        """
+        arrays = self._slots[slot]
+        with np.errstate(over="ignore", invalid="ignore"):
+            for key in self._keys:
+                # NaN and infinities survive in a sum, which costs a fifth of looking at each value. Large values may
+                # overflow in it.
+                if not math.isfinite(arrays[key][:, :steps].sum()):
+                    self._check(key, arrays[key][:, :steps], arrays[TRAJ_IDS])
+
+    def _check(self, key: Key, values: np.ndarray, traj_ids: np.ndarray) -> None:
+        places = np.argwhere(~np.isfinite(values))
+        if not len(places):
+            return
+        row, step = places[places[:, 1].argmin(), :2].tolist()
+        env = traj_ids[row, step] % self._total_envs - self._first_env
+        value = values[row, step][~np.isfinite(values[row, step])].flat[0]
+        raise ShapeError(
+            f"{'.'.join(key)}: {value} at step {step} of the batch, from env {env} of worker {self._worker}: values "
+            "must be finite: mend the env, or let such values pass with collector.check_finite=false "
+            "(check_finite=False)"
+        )

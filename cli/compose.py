@@ -10,7 +10,7 @@ import hashlib
 import os
 import re
 import warnings
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import yaml
@@ -159,9 +159,11 @@ def points(overrides: Sequence[Override]) -> list[Point]:
     return [Point(tuple(each), name) for each, name in zip(combinations, names(combinations), strict=True)]
 
 
-def names(combinations: Sequence[Sequence[str]]) -> list[str]:
-    """The names of the points: what differs between them."""
-    varied = [column for column in zip(*combinations, strict=True) if len(set(column)) > 1]
+def names(combinations: Sequence[Sequence[str]], fixed: Collection[str] | None = None) -> list[str]:
+    """The names of the points: what differs between them, or from `fixed`, the overrides that all points of a sweep
+    have."""
+    columns = [*zip(*combinations, strict=True)]
+    varied = [each for each in columns if len(set(each)) > 1 or (fixed is not None and each[0] not in fixed)]
     if not varied:
         return ["0"] * len(combinations)
     rows = zip(*varied, strict=True)

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override, OverrideType
+from hydra.core.override_parser.types import Glob, Override, OverrideType
 from hydra.errors import HydraException
 
 from collectx.cli.nearest import did_you_mean
@@ -44,6 +44,16 @@ def check(overrides: Sequence[str], groups: Mapping[str, Sequence[str]]) -> Chec
             problems.append(_unreadable(text, error))
             continue
         key = override.key_or_group
+        pattern: object = override.value()
+        if isinstance(pattern, Glob):
+            # Hydra's own expansion would include the private files of a group, and needs its config loader.
+            names = pattern.filter([*groups.get(key, ())])
+            if not names:
+                problems.append(_nothing_matches(text, key, groups))
+                broken.add(key)
+                continue
+            text = f"{key}={','.join(names)}"
+            override = parser.parse_override(text)
         if key in groups and override.package is None and not override.is_delete():
             wrong = _wrong_choices(override, groups[key] if key in GROUPS else [*groups[key], "null"])
             if wrong:
@@ -59,6 +69,12 @@ def check(overrides: Sequence[str], groups: Mapping[str, Sequence[str]]) -> Chec
         else:
             usable.append(_forced(override, text))
     return Checked(tuple(usable), tuple(problems), frozenset(broken))
+
+
+def _nothing_matches(text: str, key: str, groups: Mapping[str, Sequence[str]]) -> str:
+    if key not in groups:
+        return f"{text}: glob() selects choices of a group, and {key} is not a group: groups are {', '.join(groups)}."
+    return f"{text}: glob() matches none of the choices: {', '.join(groups[key])}."
 
 
 def _wrong_choices(override: Override, options: Sequence[str]) -> list[str]:

@@ -27,6 +27,11 @@ def wrong_configuration(problems: Sequence[str]) -> int:
     return 2
 
 
+def failure(text: str) -> None:
+    """Prints why the command fails after runs have ended."""
+    _print(f"collectx: {text}", "bold red")
+
+
 def note(text: str) -> None:
     """Prints something worth knowing that stops nothing."""
     _print(f"note: {text}", "yellow")

@@ -11,16 +11,18 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from hydra.core.override_parser.types import Override
+from hydra.errors import HydraException
 from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
-from collectx.cli import report, submitit_slurm, table
+from collectx.cli import report, submitit_slurm, sweeper, table
 from collectx.cli.arguments import Arguments, split
-from collectx.cli.compose import SEARCH_PATH, Composer, parsed, points
+from collectx.cli.compose import SEARCH_PATH, Composer, parsed, points, without_hydra
 from collectx.cli.overrides import Checked
 from collectx.cli.task import Task
+from collectx.cli.typed import typed
 from collectx.config import ELSEWHERE, RunConfig
-from collectx.errors import ConfigError
+from collectx.errors import CollectxError, ConfigError
 from collectx.run import RunFolder, machine
 from collectx.run.advice import advice
 from collectx.run.lock import locked
@@ -63,6 +65,7 @@ def launch(composer: Composer, arguments: Arguments, argv: Sequence[str], outcom
     if problems:
         raise ConfigError(problems)
     task = Task(argv)
+    is_failed = False
     try:
         try:
             if not explaining:
@@ -72,6 +75,17 @@ def launch(composer: Composer, arguments: Arguments, argv: Sequence[str], outcom
             # Before anything starts; what comes later is in the run's result.
             where = "hydra.run.dir or hydra.sweep.dir"
             raise ConfigError([f"the run folder cannot be made: {error}: choose another with {where}."]) from error
+        except sweeper.Stopped:
+            pass
+        except Exception as error:
+            is_expected = isinstance(error, (HydraException, OmegaConfBaseException, CollectxError))
+            if not is_expected and task.sweeper is None:
+                raise
+            text = str(error).strip() if is_expected else f"{task.sweeper}: {type(error).__name__}: {error}"
+            if task.sweeper is None or not task.points:
+                raise error if isinstance(error, ConfigError) else ConfigError([text]) from error
+            is_failed = True
+            report.failure(text)
         if task.refused:
             raise ConfigError(list(dict.fromkeys(task.refused)))
         if task.wanted:
@@ -83,7 +97,7 @@ def launch(composer: Composer, arguments: Arguments, argv: Sequence[str], outcom
             table.show(task.sweep, task.points, {ended.folder: str(ended.status) for ended in task.results})
     if outcome is not None:
         outcome += task.results
-    return exit_status([ended.status for ended in task.results])
+    return exit_status([*(ended.status for ended in task.results), *(["failed"] if is_failed else [])])
 
 
 def exit_status(statuses: Sequence[str]) -> int:
@@ -131,12 +145,30 @@ def _problems(composer: Composer, checked: Checked, arguments: Arguments) -> Seq
     """Every problem of every point, each said once."""
     overrides = parsed(checked.overrides)
     swept = [override for override in overrides if override.is_sweep_override()]
-    if not swept:
+    is_multirun = "multirun" in arguments.flags
+    if not swept and not is_multirun:
         cfg, problems = composer.examine(checked)
         return problems or _last_look(cfg)
-    if "multirun" not in arguments.flags and not _is_multirun(composer, overrides):
+    try:
+        node = composer.load(sweeper.sample(overrides))
+    except ConfigError as error:
+        return [*checked.problems, *error.problems]
+    # The chosen launcher may turn every run into a sweep of one or more points.
+    if not is_multirun and "MULTIRUN" not in str(node.hydra.mode):
         named = [f"{override.input_line.lstrip('+')}" for override in swept if override.input_line]
         return [*checked.problems, f"{' '.join(named)}: several values are a sweep: add -m; a list is key=[a,b]."]
+    if not sweeper.is_basic(node):
+        # Which points there will be is known only to the sweeper.
+        cfg, problems = typed(without_hydra(node), ignore=checked.broken)
+        problems = [*checked.problems, *problems]
+        return problems or sweeper.problems(node, cfg) or _last_look(cfg)
+    if continuous := [str(override.input_line).lstrip("+") for override in swept if not override.is_discrete_sweep()]:
+        return [
+            *checked.problems,
+            f"{' '.join(continuous)}: Hydra's basic sweeper enumerates values, and an interval has no end of them: use "
+            "choice(a,b) or range(a,b,step), or a sweeper that draws values, such as hydra/sweeper=optuna "
+            "(pip install hydra-optuna-sweeper).",
+        ]
     found: dict[str, list[str]] = {}
     all_points = points(overrides)
     for point in all_points:
@@ -159,9 +191,3 @@ def _last_look(cfg: RunConfig, quiet: bool = False) -> list[str]:
         for text in advice(cfg):
             report.note(text)
     return problems
-
-
-def _is_multirun(composer: Composer, overrides: Sequence[Override]) -> bool:
-    """Whether the chosen launcher turns every run into a sweep of one or more points."""
-    plain = [str(override.input_line) for override in overrides if not override.is_sweep_override()]
-    return "MULTIRUN" in str(composer.load(plain).hydra.mode)

@@ -16,17 +16,19 @@ from pathlib import Path
 from typing import Any
 
 from hydra.core.plugins import Plugins
-from hydra.core.utils import JobReturn, run_job, setup_globals
+from hydra.core.utils import JobReturn, JobStatus, run_job, setup_globals
 from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
+from collectx.cli import sweeper
 from collectx.cli.compose import config_text, names, without_hydra
 from collectx.cli.task import Task
 from collectx.cli.typed import typed
 from collectx.config import ELSEWHERE
-from collectx.run import RunFolder
+from collectx.errors import ConfigError
+from collectx.run import RunFolder, rules
 
 # The address in conf/hydra/launcher/points.yaml. Hydra takes plugins from this package only; an editable install would
 # not find a module in it, so the class is entered by hand.
@@ -48,6 +50,7 @@ class Planned:
         node: its configuration, Hydra's part included.
         is_done: a former start of the sweep completed it.
         is_job: it is not run here, but will be submitted with the others.
+        problems: why it cannot run: a sweeper that draws values may draw some that do not fit together.
     """
 
     name: str
@@ -55,6 +58,7 @@ class Planned:
     node: DictConfig
     is_done: bool
     is_job: bool
+    problems: tuple[str, ...] = ()
 
 
 class PointLauncher(Launcher):
@@ -64,35 +68,62 @@ class PointLauncher(Launcher):
         self.context = hydra_context
         self.task = task_function
         self.config = config
+        if isinstance(task_function, Task) and not sweeper.is_basic(config):
+            task_function.sweeper = str(config.hydra.sweeper._target_)
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
-        """Runs the points that are missing; blocks until all have ended that are no jobs, or one was interrupted."""
+        """Runs the points that are missing; blocks until all have ended. Called once by Hydra's basic sweeper, and by
+        others for every few points, of which they read the objective.
+
+        Raises:
+            sweeper.Stopped: a point was interrupted.
+        """
         setup_globals()
+        task = self.task
+        assert isinstance(task, Task)
         points = self._plan(job_overrides, initial_job_idx)
-        if isinstance(self.task, Task):
-            self.task.sweep = Path(self.config.hydra.sweep.dir)
-            self.task.points = [(point.name, point.folder) for point in points]
+        task.sweep = Path(self.config.hydra.sweep.dir)
+        task.points += [(point.name, point.folder) for point in points]
         print(f"sweep: {len(points)} points, {sum(point.is_done for point in points)} of them done already")
-        runs: list[JobReturn] = []
-        for index, point in enumerate(points):
-            if point.is_done:
-                continue
-            if not point.is_job:
-                print(f"\nsweep: point {index + 1} of {len(points)}: {point.name}", flush=True)
-            runs.append(self._run(point))
-            if runs[-1].status is not None and runs[-1]._return_value == "interrupted":
-                break
+        jobs = [self._ended(point, f"{index + 1} of {len(points)}") for index, point in enumerate(points)]
+        if task.wanted:
+            from collectx.cli import slurm
+
+            slurm.carry_out(task)
+            task.wanted.clear()
         sys.stdout.flush()
-        return runs
+        if not sweeper.is_basic(self.config):
+            if task.left or any(str(ended.status) == "interrupted" for ended in task.results):
+                raise sweeper.Stopped
+            for point, job in zip(points, jobs, strict=True):
+                sweeper.answer(job, point.name, RunFolder(point.folder), str(sweeper.objective_of(self.config)))
+        return jobs
+
+    def _ended(self, point: Planned, which: str) -> JobReturn:
+        """Runs a point, unless it was completed before or cannot run."""
+        if point.problems:
+            return JobReturn(status=JobStatus.FAILED, _return_value=ConfigError(point.problems))
+        if point.is_done:
+            return JobReturn(status=JobStatus.COMPLETED)
+        if not point.is_job:
+            print(f"\nsweep: point {which}: {point.name}", flush=True)
+        job = self._run(point)
+        if job.status is JobStatus.COMPLETED and job.return_value == "interrupted":
+            raise sweeper.Stopped
+        return job
 
     def _plan(self, job_overrides: Sequence[Sequence[str]], first: int) -> list[Planned]:
         root = Path(self.config.hydra.sweep.dir).absolute()
         done = completed(root)
         chosen = _is_chosen(self.config, "hydra.sweep.subdir")
+        # Points that come a few at a time are told apart from the other points of the sweep, not only from each other.
+        fixed = None if sweeper.is_basic(self.config) else set(self.config.hydra.overrides.task)
         planned: list[Planned] = []
-        for offset, (overrides, name) in enumerate(zip(job_overrides, names(job_overrides), strict=True)):
+        for offset, (overrides, name) in enumerate(zip(job_overrides, names(job_overrides, fixed), strict=True)):
             node = self.context.config_loader.load_sweep_config(self.config, list(overrides))
-            text = config_text(typed(without_hydra(node))[0])
+            cfg, problems = typed(without_hydra(node))
+            problems += [f"{problem} [{name}]" for problem in rules.problems(cfg)]
+            text = config_text(cfg)
             with open_dict(node):
                 node.hydra.job.id = node.hydra.job.num = first + offset
             folder = done.get(text)
@@ -101,7 +132,8 @@ class PointLauncher(Launcher):
                 folder = _unused(folder, text, lambda path: any(path == other.folder for other in planned))
             with open_dict(node):
                 node.hydra.sweep.subdir = str(folder.relative_to(root))
-            planned.append(Planned(name, folder, node, text in done, node.launcher.kind in ELSEWHERE))
+            is_job = node.launcher.kind in ELSEWHERE
+            planned.append(Planned(name, folder, node, text in done, is_job, tuple(problems)))
         return planned
 
     def _run(self, point: Planned) -> JobReturn:

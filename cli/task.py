@@ -50,6 +50,7 @@ class Task:
         sweep: the folder of a sweep.
         points: of a sweep, each a name and a run folder, those included that need no run.
         left: whether jobs go on when the command ends.
+        sweeper: the class of the sweeper, where it is not Hydra's basic one.
     """
 
     argv: Sequence[str]
@@ -59,6 +60,7 @@ class Task:
     sweep: Path | None = None
     points: list[tuple[str, Path]] = field(default_factory=list)
     left: bool = False
+    sweeper: str | None = None
 
     def __call__(self, node: DictConfig) -> str:
         from hydra.core.hydra_config import HydraConfig

@@ -19,7 +19,7 @@ from omegaconf import MISSING, DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from collectx.cli.nearest import did_you_mean
-from collectx.config import GROUPS, KINDS, DevicesConfig, RunConfig, RunOptions
+from collectx.config import GROUPS, KINDS, DevicesConfig, RunConfig, RunOptions, SweepConfig
 
 _SEED = next(field for field in dataclasses.fields(RunConfig) if field.name == "seed")
 _ABSENT = object()
@@ -45,16 +45,19 @@ def typed(node: DictConfig, ignore: frozenset[str] = frozenset()) -> tuple[RunCo
     seed = _field("seed", _SEED, int, _child(node, "seed"), problems)
     options = _child(node, "run")
     run = _part("run", RunOptions, {} if options is _ABSENT else options, problems)
+    sweep = _child(node, "sweep")
+    if sweep is not _ABSENT:
+        _part("sweep", SweepConfig, sweep, problems)
     for key in node:
         name = str(key)
-        if name not in GROUPS and name not in ("seed", "run"):
+        if name not in GROUPS and name not in ("seed", "run", "sweep"):
             problems.extend(_unknown(path) for path in _leaves(name, _child(node, name)) if path not in ignore)
     return RunConfig(**groups, seed=seed, run=run), problems
 
 
 def known_paths() -> list[str]:
     """Every key that some choice of some group has, as `collector.num_workers`."""
-    paths = dict.fromkeys(["seed", *_paths("run", RunOptions)])
+    paths = dict.fromkeys(["seed", *_paths("run", RunOptions), *_paths("sweep", SweepConfig)])
     for group in GROUPS:
         for cls in {*KINDS[group].values()} or {DevicesConfig}:
             paths |= dict.fromkeys(_paths(group, cls))
@@ -217,7 +220,7 @@ def _unknown(path: str, whose: str | None = None, names: list[str] | None = None
         same = [known for known in known_paths() if known.rpartition(".")[2] == last]
         if len(same) == 1 or (same and "." not in path):
             return f"{path}: no such key; did you mean {' or '.join(same[:3])}?"
-        return f"{path}: no such key{did_you_mean(path.partition('.')[0], [*GROUPS, 'seed'])}"
+        return f"{path}: no such key{did_you_mean(path.partition('.')[0], [*GROUPS, 'seed', 'sweep'])}"
     group, key = path.split(".", 1)
     hint = did_you_mean(key, names, prefix=f"{group}.")
     return f"{path}: {whose} has no such key{hint}"

@@ -365,6 +365,13 @@ class RunConfig:
     run: RunOptions = field(default_factory=RunOptions)
 
 
+@dataclass
+class SweepConfig:
+    """What a sweeper learns of each run. No part of a run's configuration, as it does not change the run."""
+
+    objective: str = one_of("mean_return", "frames_per_s", "num_episodes", "frames", "batches", "wall_s", "start_s")
+
+
 def as_dict(cfg: Any) -> dict[str, Any]:
     """A configuration, or one group of it, as plain data."""
     return asdict(cfg)

@@ -26,11 +26,12 @@ def write_result(folder: Path, status: str, reason: str = "", **fields) -> None:
 
 class Stub:
     """Records every run and writes what it leaves: batches with these digests, from these workers. `status` maps a
-    configuration to how its run ends."""
+    configuration to how its run ends, `mean_return` to its result's."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[RunConfig, Path, list[str]]] = []
         self.status: Callable[[RunConfig], str] = lambda cfg: "completed"
+        self.mean_return: Callable[[RunConfig], float | None] = lambda cfg: None
         self.digests, self.workers = ["0", "1", "2"], [0, 1, 1]
 
     def execute(self, cfg: RunConfig, folder: Path, argv: list[str]) -> SimpleNamespace:
@@ -43,7 +44,8 @@ class Stub:
             line = {"version": index, "workers": [{"worker": worker, "policy_version": index}]}
             with open(files.metrics, "a") as file:
                 file.write(json.dumps(line | ({"digest": digest} if cfg.trainer.digest else {})) + "\n")
-        write_result(folder, status, digest="d" if cfg.trainer.digest else None)
+        fields = {"digest": "d" if cfg.trainer.digest else None, "mean_return": self.mean_return(cfg)}
+        write_result(folder, status, **fields)
         return SimpleNamespace(status=collectx.run.Status(status), folder=folder)
 
 

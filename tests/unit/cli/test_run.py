@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
+import pytest
+from hydra.core.config_store import ConfigStore
+from hydra.core.plugins import Plugins
+from hydra.plugins.sweeper import Sweeper
+
 from collectx.cli import run
 from collectx.errors import ConfigError
 
@@ -102,3 +109,67 @@ def test_every_point_is_checked_before_the_first_starts(stub, capsys):
     assert stub.calls == []
     assert err.count("trainer.gama") == 1
     assert err.rstrip().endswith("[collector.num_workers=3]")
+
+
+class Halving(Sweeper):
+    """A third-party sweeper: tries 0.5 and 0.25 for intervals, and remembers what the points returned."""
+
+    answers: ClassVar[list[float]] = []
+
+    def setup(self, *, hydra_context, task_function, config):
+        context = {"hydra_context": hydra_context, "task_function": task_function, "config": config}
+        self.launcher = Plugins.instance().instantiate_launcher(**context)
+
+    def sweep(self, arguments):
+        for index, value in enumerate((0.5, 0.25)):
+            (job,) = self.launcher.launch([[each.replace("interval(0,1)", str(value)) for each in arguments]], index)
+            self.answers.append(job.return_value)
+
+
+@pytest.fixture
+def halving(monkeypatch):
+    """The words that choose it."""
+    monkeypatch.setitem(Plugins.instance().class_name_to_class, "hydra_plugins.halving.Halving", Halving)
+    ConfigStore.instance().store("halving", {"_target_": "hydra_plugins.halving.Halving"}, "hydra/sweeper")
+    yield [*SWEEP, "hydra/sweeper=halving", "trainer.gamma=interval(0,1)"]
+    del ConfigStore.instance().repo["hydra"]["sweeper"]["halving.yaml"]
+
+
+def test_a_third_party_sweeper_learns_the_objective_of_each_point(stub, halving, capsys):
+    stub.mean_return = lambda cfg: None if cfg.seed == 2 else 1 / cfg.trainer.gamma
+    stub.status = lambda cfg: "failed" if cfg.seed == 1 else "completed"
+    for words in (["collector.num_workers=1"], ["collector.num_workers=1", "sweep.objective=frames"]):
+        assert run.main([*halving, *words]) == 0  # the second time from the results
+    assert Halving.answers == [2.0, 4.0, 512.0, 512.0]
+    assert [folder.name for _, folder, _ in stub.calls] == ["trainer.gamma=0.5", "trainer.gamma=0.25"]
+    # A point without an objective ends the sweep with one message, as this sweeper wants it.
+    for words, part in {
+        "seed=1": "trainer.gamma=0.5: failed",
+        "seed=2": "its result has no mean_return (sweep.objective=mean_return): no episode has ended",
+    }.items():
+        assert run.main([*halving, words]) == 1
+        assert part in capsys.readouterr().err
+    assert run.main([*halving, "sweep.objective=return"]) == 2
+    assert "did you mean mean_return?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "names", "part"),
+    [
+        (["-m", "env=glob([cart*,pend*])"], ["env=cartpole", "env=pendulum"], ""),
+        (["-m", "launcher=glob(*,exclude=[s*,ray])"], ["launcher=inline", "launcher=local"], ""),
+        (["env=glob(cart*)"], ["run"], ""),
+        (["-m", "env=glob(x*)"], [], "env=glob(x*): glob() matches none of the choices: cartpole, counting"),
+        (["-m", "seed=glob(*)"], [], "seed is not a group"),
+        (["-m", "trainer.gamma=interval(0,1)"], [], "trainer.gamma=interval(0,1): Hydra's basic sweeper enumerates"),
+        (["-m", "hydra/sweeper=nope"], [], "nope"),
+        (["hydra.run.dir=file/run"], [], "the run folder cannot be made"),
+        (["-m", "hydra.sweep.dir=file", "seed=1,2"], [], "the run folder cannot be made"),
+        (["hydra.run.dir=${nowhere}"], [], "nowhere"),
+    ],
+)
+def test_globs_intervals_and_folders_are_points_or_one_message(stub, tmp_path, capsys, words, names, part):
+    (tmp_path / "file").touch()
+    assert run.main(["hydra.sweep.dir=sweep", "hydra.run.dir=run", *words]) == (2 if part else 0)
+    assert [folder.name for _, folder, _ in stub.calls] == names
+    assert part in capsys.readouterr().err

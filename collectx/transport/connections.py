@@ -13,6 +13,7 @@ import struct
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
 
+_LONGEST_S = 86400.0
 # How much is read at once: the next messages, or more of a long one.
 _FEW_BYTES, _MANY_BYTES = 2**16, 2**20
 # The length before a message, and, where that is `_LONG`, before a longer one.
@@ -26,6 +27,23 @@ def socket_of(connection: Connection) -> Iterator[socket.socket]:
         # Under `socket.setdefaulttimeout` the new object has made it non-blocking, for the connection as well.
         same.settimeout(None)
         yield same
+
+
+def limit_sending(connection: Connection, seconds: float) -> None:
+    """Has a message that is longer than the socket's buffer fail, instead of block, where nobody reads it."""
+    _limit(connection, socket.SO_SNDTIMEO, seconds)
+
+
+def limit_receiving(connection: Connection, seconds: float | None) -> None:
+    """Has `recv_bytes` fail with `BlockingIOError` where nothing comes for so long; None: it waits for ever."""
+    _limit(connection, socket.SO_RCVTIMEO, seconds)
+
+
+def _limit(connection: Connection, option: int, seconds: float | None) -> None:
+    # A C struct timeval; of no time at all, the kernel waits for ever.
+    whole_s = 0 if seconds is None else max(1, int(min(seconds, _LONGEST_S)))
+    with socket_of(connection) as same:
+        same.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", whole_s, 0))
 
 
 class Inbox:

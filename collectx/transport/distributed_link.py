@@ -21,6 +21,7 @@ from collectx.batch import Layout, Slot
 from collectx.errors import RemoteFailure, RendezvousError
 from collectx.transport import wire
 from collectx.transport.base import GO_ON, Tally
+from collectx.transport.connections import limit_receiving
 from collectx.transport.pair import STAMP_BYTES, WORKER, Incoming, Pair, make_pair, set_stamp, stamp_of
 from collectx.transport.rendezvous import Meeting, connect, keep_alive
 
@@ -55,7 +56,10 @@ class Terms:
     def pair(self, connection: Connection, rank: int, address: str) -> Pair:
         """This process's end of a pair by these terms."""
         timeout_s = max(self.timeout_s, _PAIR_S)
-        return make_pair(self.backend, connection, rank, address, timeout_s, self.devices, self.options)
+        limit_receiving(connection, timeout_s)
+        pair = make_pair(self.backend, connection, rank, address, timeout_s, self.devices, self.options)
+        limit_receiving(connection, None)
+        return pair
 
 
 def weights_buffer(nbytes: int) -> torch.Tensor:

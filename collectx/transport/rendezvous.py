@@ -29,13 +29,17 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from collectx.errors import ConfigError, RendezvousError
-from collectx.transport.connections import socket_of
+from collectx.transport.connections import limit_receiving, socket_of
 
 PROTOCOL = b"collectx-1\n"
 _NONCE_BYTES = 32
 _PROOF_BYTES = 32
-# A peer that says nothing must not hold a thread for ever.
+# A peer that says nothing must not hold a thread for ever: how long all of the proofs may take, and the first words
+# after them; and how many peers may be about to prove themselves.
 _HANDSHAKE_S = 10.0
+_MOST_HANDSHAKES = 64
+# So many refusals are reported in this time.
+_MOST_REFUSALS, _REFUSALS_S = 20, 60.0
 _FIRST_WORDS_BYTES = 65536
 _BACKLOG = 1024
 _CONNECT_S = 3.0
@@ -77,7 +81,8 @@ class Listener:
         secret: see `Meeting`.
         greet: called in the greeting thread with the connection of a peer that knows the secret, and this host's
             address as the peer sees it. What it raises ends the connection, and is a reason for `refused`.
-        refused: called in the greeting thread with the address of a peer that was not let in, and why.
+        refused: called in the greeting thread with the address of a peer that was not let in, and why; of many peers
+            with those of some, and with the number of the others.
         interface: the only one to listen on, whose addresses `addresses` are.
 
     Attributes:
@@ -101,6 +106,9 @@ class Listener:
         self._secret = secret
         self._servers = _servers(addresses, port, interface)
         self._closed = False
+        self._handshakes = threading.Semaphore(_MOST_HANDSHAKES)
+        self._lock = threading.Lock()
+        self._refused_since_s, self._num_refused = time.monotonic(), 0
         self.meeting = Meeting(tuple(addresses), self._servers[0].getsockname()[1], secret)
         for server in self._servers:
             server.settimeout(None)  # whatever `socket.setdefaulttimeout` says
@@ -116,6 +124,8 @@ class Listener:
                 # Too many open files, perhaps those of strangers, who are not kept for long.
                 time.sleep(_PAUSE_S)
                 continue
+            # The others wait in the system's queue.
+            self._handshakes.acquire()
             threading.Thread(
                 target=self._receive, args=(peer, address[0]), name="collectx-greeting", daemon=True
             ).start()
@@ -125,15 +135,29 @@ class Listener:
             _prove_to_worker(peer, self._secret)
         except (OSError, RendezvousError) as error:
             peer.close()
-            self._refused(_plain(address), str(error))
+            self._refuse(address, str(error))
             return
+        finally:
+            self._handshakes.release()
         connection, here = _framed(peer)
         try:
             self._greet(connection, here)
         except Exception as error:
             # Whatever it says, the others' run goes on.
             connection.close()
-            self._refused(_plain(address), str(error) or type(error).__name__)
+            self._refuse(address, str(error) or type(error).__name__)
+
+    def _refuse(self, address: str, reason: str) -> None:
+        with self._lock:
+            now_s, before = time.monotonic(), 0
+            if now_s >= self._refused_since_s + _REFUSALS_S:
+                before = max(0, self._num_refused - _MOST_REFUSALS)
+                self._refused_since_s, self._num_refused = now_s, 0
+            self._num_refused += 1
+            is_told = self._num_refused <= _MOST_REFUSALS
+        if is_told:
+            others = f" (before, {before} more were refused for some reason)" if before else ""
+            self._refused(_plain(address), f"{reason}{others}")
 
     def close(self) -> None:
         """Listens no longer. Connections stay."""
@@ -189,6 +213,7 @@ def first_words(connection: Connection) -> dict[str, Any]:
     Raises:
         RendezvousError: it says nothing, or something else than a JSON object.
     """
+    limit_receiving(connection, _HANDSHAKE_S)
     if not connection.poll(_HANDSHAKE_S):
         raise RendezvousError(f"it knows the secret, and then said nothing for {_HANDSHAKE_S:g} s")
     try:
@@ -304,23 +329,23 @@ def _bound(addresses: Sequence[str], port: int, interface: str | None, tries: in
 
 
 def _prove_to_worker(peer: socket.socket, secret: bytes) -> None:
-    peer.settimeout(_HANDSHAKE_S)
+    deadline_s = _begin(peer)
     mine = secrets.token_bytes(_NONCE_BYTES)
     peer.sendall(PROTOCOL + mine)
-    theirs = _exactly(peer, _NONCE_BYTES)
-    if not hmac.compare_digest(_exactly(peer, _PROOF_BYTES), _proof(secret, b"worker", mine, theirs)):
+    theirs = _exactly(peer, _NONCE_BYTES, deadline_s)
+    if not hmac.compare_digest(_exactly(peer, _PROOF_BYTES, deadline_s), _proof(secret, b"worker", mine, theirs)):
         raise RendezvousError("it does not know the secret of this run")
     peer.sendall(_proof(secret, b"trainer", theirs, mine))
 
 
 def _prove_to_trainer(peer: socket.socket, secret: bytes) -> None:
-    peer.settimeout(_HANDSHAKE_S)
-    if _exactly(peer, len(PROTOCOL)) != PROTOCOL:
+    deadline_s = _begin(peer)
+    if _exactly(peer, len(PROTOCOL), deadline_s) != PROTOCOL:
         raise RendezvousError("who listens there is no trainer of this version of collectx")
-    theirs = _exactly(peer, _NONCE_BYTES)
+    theirs = _exactly(peer, _NONCE_BYTES, deadline_s)
     mine = secrets.token_bytes(_NONCE_BYTES)
     peer.sendall(mine + _proof(secret, b"worker", theirs, mine))
-    if not hmac.compare_digest(_exactly(peer, _PROOF_BYTES), _proof(secret, b"trainer", mine, theirs)):
+    if not hmac.compare_digest(_exactly(peer, _PROOF_BYTES, deadline_s), _proof(secret, b"trainer", mine, theirs)):
         raise RendezvousError("who listens there is the trainer of another run")
 
 
@@ -328,9 +353,19 @@ def _proof(secret: bytes, role: bytes, first: bytes, second: bytes) -> bytes:
     return hmac.digest(secret, role + first + second, "sha256")
 
 
-def _exactly(peer: socket.socket, count: int) -> bytes:
+def _begin(peer: socket.socket) -> float:
+    """Until when the handshake may go on."""
+    peer.settimeout(_HANDSHAKE_S)
+    return time.monotonic() + _HANDSHAKE_S
+
+
+def _exactly(peer: socket.socket, count: int, deadline_s: float) -> bytes:
     data = b""
     while len(data) < count:
+        rest_s = deadline_s - time.monotonic()
+        if rest_s <= 0.0:
+            raise RendezvousError(f"it did not prove within {_HANDSHAKE_S:g} s that it knows the secret of this run")
+        peer.settimeout(rest_s)
         more = peer.recv(count - len(data))
         if not more:
             raise RendezvousError(

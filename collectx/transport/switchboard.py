@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import selectors
-import socket
-import struct
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
@@ -17,7 +15,7 @@ from multiprocessing.connection import Connection
 from typing import Any, Protocol
 
 from collectx.errors import WorkerDied, WorkerTimeout
-from collectx.transport.connections import Inbox, socket_of
+from collectx.transport.connections import Inbox, limit_sending
 
 # epoll takes milliseconds in 32 bits; a longer wait is several.
 _LONGEST_SELECT_S = 86400.0
@@ -102,7 +100,7 @@ class Switchboard:
 
     def plug(self, worker: int, connection: Connection, host: str | None = None) -> None:
         """Listens to a worker's connection, which becomes the switchboard's. `host` is where it is, if not here."""
-        _limit_sending(connection, self._start_timeout_s)
+        limit_sending(connection, self._start_timeout_s)
         self._connections[worker] = connection
         self._inboxes[worker] = Inbox(connection)
         if host is not None:
@@ -150,7 +148,7 @@ class Switchboard:
         """Notes that a worker has delivered one of the batches that it owes."""
         if worker not in self._has_delivered:
             self._has_delivered.add(worker)
-            _limit_sending(self._connections[worker], self._worker_timeout_s)
+            limit_sending(self._connections[worker], self._worker_timeout_s)
         self._owed[worker] -= 1
         self._stop_clock(worker)
         if self._owed[worker]:
@@ -342,11 +340,3 @@ class Switchboard:
             for handle in handles:
                 handle.join(max(0.0, deadline - time.monotonic()))
             deadline = time.monotonic() + 1.0
-
-
-def _limit_sending(connection: Connection, seconds: float) -> None:
-    """Has a message that is longer than the socket's buffer fail, instead of block, where nobody reads it."""
-    whole_s = int(min(seconds, _LONGEST_SELECT_S))
-    with socket_of(connection) as same:
-        # A C struct timeval; of no time at all, the kernel would wait for ever.
-        same.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", max(1, whole_s), 0))

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from worlds.toyworker import SECRET, Toys, slab_spec
 
 from collectx.errors import ConfigError, RendezvousError
+from collectx.transport import rendezvous
 from collectx.transport.distributed import DistributedTransport
 from collectx.transport.rendezvous import PROTOCOL, Listener, Meeting, connect, keep_alive, local_addresses
 from collectx.transport.switchboard import Switchboard
@@ -142,7 +143,8 @@ JSON = st.one_of(VALUES, st.dictionaries(st.sampled_from(["worker", "host"]), VA
 )
 
 
-def test_nonsense_is_refused_before_and_after_the_proof(wait_until):
+def test_nonsense_is_refused_before_and_after_the_proof(wait_until, monkeypatch):
+    monkeypatch.setattr(rendezvous, "_MOST_REFUSALS", 1000)
     reasons = []
     known = "it closed the connection|it does not know the secret|it knows the secret, and|worker .* is not expected"
     with Toys("gloo", slab_spec(1), events=lambda name, address, reason: reasons.append(reason)) as toys:
@@ -162,6 +164,47 @@ def test_nonsense_is_refused_before_and_after_the_proof(wait_until):
             assert [reason for reason in reasons if re.match(known, reason)] == reasons
 
         check()
+
+
+def test_strangers_hold_few_threads_for_a_short_time_and_do_not_fill_the_log(listen, wait_until, monkeypatch):
+    proving, num_proving, prove = set(), [], rendezvous._prove_to_worker
+
+    def counted(peer, secret):
+        proving.add(peer)
+        num_proving.append(len(proving))
+        try:
+            prove(peer, secret)
+        finally:
+            proving.discard(peer)
+
+    for name, value in {"_prove_to_worker": counted, "_HANDSHAKE_S": 1.0, "_MOST_HANDSHAKES": 3}.items():
+        monkeypatch.setattr(rendezvous, name, value)
+    monkeypatch.setattr(rendezvous, "_MOST_REFUSALS", 4)
+    ear = listen()
+    with contextlib.ExitStack() as stack:
+        place = "127.0.0.1", ear.meeting.port
+        for _ in range(6):
+            stack.enter_context(socket.create_connection(place))
+        say_hello(place[1])
+        # The worker may have had to try again.
+        wait_until(lambda: ear._num_refused >= 6)
+    assert (max(num_proving), len(ear.refusals)) == (3, 4)
+    monkeypatch.setattr(rendezvous, "_REFUSALS_S", 0.0)
+    challenged(place[1], lambda nonce: b"")
+    wait_until(lambda: len(ear.refusals) > 4)
+    assert re.search(r" \(before, \d+ more were refused for some reason\)$", ear.refusals[4][1])
+
+
+def test_all_of_a_handshake_has_one_deadline(listen, wait_until, monkeypatch):
+    monkeypatch.setattr(rendezvous, "_HANDSHAKE_S", 0.5)
+    ear, began, count = listen(), time.monotonic(), 0
+    with socket.create_connection(("127.0.0.1", ear.meeting.port)) as peer:
+        while not ear.refusals:
+            if time.monotonic() > began + 0.1 * count:
+                count += 1
+                with contextlib.suppress(OSError):
+                    peer.send(b"x")
+    assert count < 30
 
 
 NONCE = b"n" * 32

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import yaml
 from hydra.core.config_store import ConfigStore
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -19,7 +20,7 @@ from collectx.cli.arguments import Arguments, split
 from collectx.cli.compose import Composer, parsed
 from collectx.cli.run import launch
 from collectx.config import ASYNC, GROUPS
-from collectx.errors import ConfigError
+from collectx.errors import ConfigError, DamagedFile
 from collectx.run import RunFolder, order
 
 _PRIMARY = "_collectx_snapshot"
@@ -52,7 +53,11 @@ def _reproduce(arguments: Arguments, argv: Sequence[str]) -> int:
         return report.wrong_usage("reproduce runs one configuration; sweeps are `collectx run -m`.")
     old = RunFolder(folders[0])
     saved = _saved(old)
-    had_digest = _had_digest(old, saved)
+    # A damaged file is reported before the run, not after it.
+    digests = [line.get("digest") for line in old.read_metrics()]
+    old.read_result()
+    list(old.read_events())
+    had_digest = bool(digests) and all(digests)
     composer = _composer(saved, overrides, arguments.config_dir)
     for override in parsed(composer.check(overrides).overrides):
         if override.key_or_group == "hydra.run.dir" and Path(str(override.value())).resolve() == old.path.resolve():
@@ -86,6 +91,8 @@ def _order(old: RunFolder, collector: dict[str, Any], overrides: Sequence[str]) 
     if why is None:
         try:
             order.read(old.path)
+        except DamagedFile:
+            raise
         except ValueError as error:
             return str(error)
     return why
@@ -108,24 +115,17 @@ def _saved(folder: RunFolder) -> dict[str, Any]:
     """The saved configuration as plain data.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: there is none, or it cannot be read.
     """
     if not folder.config.is_file():
         raise ConfigError([f"{folder.path} is no run folder: {folder.config} does not exist."])
     try:
         content = OmegaConf.to_container(OmegaConf.load(folder.config))
-    except (OSError, ValueError, OmegaConfBaseException) as error:
-        raise ConfigError([f"{folder.config} cannot be read: {error}"]) from error
-    if not isinstance(content, dict):
-        raise ConfigError([f"{folder.config} is not a configuration."])
+    except (OSError, ValueError, OmegaConfBaseException, yaml.YAMLError) as error:
+        raise DamagedFile([f"{folder.config}: cannot be read: {error}"]) from error
+    if not isinstance(content, dict) or not content:
+        raise DamagedFile([f"{folder.config}: is not a configuration"])
     return {str(key): value for key, value in content.items()}
-
-
-def _had_digest(folder: RunFolder, saved: dict[str, Any]) -> bool:
-    trainer = saved.get("trainer")
-    if not isinstance(trainer, dict):
-        return False
-    return bool(trainer.get("digest")) or bool((folder.read_result() or {}).get("digest"))
 
 
 def _composer(saved: dict[str, Any], overrides: Sequence[str], config_dir: str | None) -> Composer:

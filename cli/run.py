@@ -13,6 +13,7 @@ from typing import Any
 
 from hydra.core.override_parser.types import Override
 from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from collectx.cli import report, submitit_slurm, table
 from collectx.cli.arguments import Arguments, split
@@ -68,10 +69,10 @@ def launch(composer: Composer, arguments: Arguments, argv: Sequence[str], outcom
             if not explaining:
                 _look_into_folder(composer, checked, arguments)
             _hand_over(composer, checked, arguments, task)
-        except OSError as error:
+        except (OSError, OmegaConfBaseException) as error:
             # Before anything starts; what comes later is in the run's result.
-            where = "hydra.run.dir or hydra.sweep.dir"
-            raise ConfigError([f"the run folder cannot be made: {error}: choose another with {where}."]) from error
+            why, where = str(error).splitlines()[0], "hydra.run.dir or hydra.sweep.dir"
+            raise ConfigError([f"the run folder cannot be made: {why}: choose another with {where}."]) from error
         if task.refused:
             raise ConfigError(list(dict.fromkeys(task.refused)))
         if task.wanted:

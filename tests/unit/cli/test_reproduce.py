@@ -99,6 +99,25 @@ def test_an_order_that_does_not_fit_is_refused(stub, old, capsys, line, message)
 
 
 @pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("snapshot/config.yaml", "env: {", "cannot be read"),
+        ("snapshot/config.yaml", "", "is not a configuration"),
+        ("metrics.jsonl", "{}\n\0\n", "line 2 is not JSON"),
+        ("metrics.jsonl", '{"digest": "0", "workers": [[]], "version": 0}\n', "a line is not of a batch"),
+        ("events.jsonl", "[]\n", "line 1 is not a JSON object"),
+        ("result.json", '{"status": 3}', "its status is 3"),
+    ],
+)
+def test_a_damaged_folder_is_one_message_before_anything_starts(stub, old, capsys, name, text, message):
+    path = old("collector=multi_async") / name
+    path.write_text(text)
+    assert reproduce.main(["old"]) == 2
+    assert capsys.readouterr().err.splitlines()[1].startswith(f"  - {path}: {message}")
+    assert len(stub.calls) == 1
+
+
+@pytest.mark.parametrize(
     ("argv", "message"),
     [
         (["nowhere"], "is no run folder"),

@@ -15,7 +15,7 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from collectx.cli import report
+from collectx.cli import report, trust
 from collectx.cli.arguments import Arguments, split
 from collectx.cli.compose import Composer, parsed
 from collectx.cli.run import launch
@@ -27,6 +27,9 @@ _PRIMARY = "_collectx_snapshot"
 _USAGE = """\
 collectx reproduce RUN_DIR [overrides] [flags]: run again from RUN_DIR/snapshot and compare the digests of the batches.
 
+The configuration there names code that is imported and called: it is shown first. --trust goes on where RUN_DIR is
+another user's.
+
 Exit status: 0 identical (or completed, where the saved run has no digest), 1 different or failed, 2 wrong usage.
 To compare, the run must have been made with trainer.digest=true."""
 
@@ -34,7 +37,7 @@ To compare, the run must have been made with trainer.digest=true."""
 def main(argv: Sequence[str]) -> int:
     """Runs the subcommand; returns the exit status."""
     try:
-        arguments = split(argv)
+        arguments = split(argv, ["trust"])
         if "help" in arguments.flags:
             print(_USAGE)
             return 0
@@ -59,6 +62,10 @@ def _reproduce(arguments: Arguments, argv: Sequence[str]) -> int:
     list(old.read_events())
     had_digest = bool(digests) and all(digests)
     composer = _composer(saved, overrides, arguments.config_dir)
+    cfg, problems = composer.examine(composer.check(overrides))
+    if problems:
+        raise ConfigError(problems)
+    trust.check(old, cfg, "trust" in arguments.flags)
     for override in parsed(composer.check(overrides).overrides):
         if override.key_or_group == "hydra.run.dir" and Path(str(override.value())).resolve() == old.path.resolve():
             raise ConfigError([f"{override.input_line}: this is the run to be reproduced: choose another folder."])
@@ -125,7 +132,8 @@ def _saved(folder: RunFolder) -> dict[str, Any]:
         raise DamagedFile([f"{folder.config}: cannot be read: {error}"]) from error
     if not isinstance(content, dict) or not content:
         raise DamagedFile([f"{folder.config}: is not a configuration"])
-    return {str(key): value for key, value in content.items()}
+    # Where a run goes is nothing that a folder decides.
+    return {str(key): value for key, value in content.items() if key != "hydra"}
 
 
 def _composer(saved: dict[str, Any], overrides: Sequence[str], config_dir: str | None) -> Composer:
@@ -155,5 +163,5 @@ def _placeholder(saved: dict[str, Any], group: str) -> str:
 
 
 def _flags(arguments: Arguments) -> dict[str, str]:
-    """The flags, without one that would replace the snapshot."""
-    return {name: value for name, value in arguments.flags.items() if name != "config-name"}
+    """The flags for Hydra, without one that would replace the snapshot."""
+    return {name: value for name, value in arguments.flags.items() if name not in ("config-name", "trust")}

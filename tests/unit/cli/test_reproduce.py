@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import os
 
 import pytest
 from composing import composed
@@ -96,6 +98,24 @@ def test_an_order_that_does_not_fit_is_refused(stub, old, capsys, line, message)
     old()
     assert run.main(line) == 2
     assert message in capsys.readouterr().err
+
+
+def test_code_that_a_folder_names_is_shown_and_that_of_another_user_is_trusted_on_request_only(
+    stub, old, capsys, monkeypatch
+):
+    folder = old("env.entry_point=os:system env.id=null")
+    with open(folder / "snapshot" / "config.yaml", "a") as file:
+        file.write("hydra: {run: {dir: elsewhere}}\n")
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    assert reproduce.main(["old"]) == 2
+    err = capsys.readouterr().err
+    assert f"env.entry_point=os:system is imported from {importlib.util.find_spec('os').origin}\n" in err
+    assert "--trust" in err
+    assert len(stub.calls) == 1
+    assert reproduce.main(["old", "--trust"]) == 0
+    assert "os:system" in capsys.readouterr().err
+    # Where it goes is not the folder's to say.
+    assert stub.calls[-1][1].parts[-3] == "outputs"
 
 
 @pytest.mark.parametrize(

@@ -30,6 +30,8 @@ collectx reproduce RUN_DIR [overrides] [flags]: run again from RUN_DIR/snapshot 
 The configuration there names code that is imported and called: it is shown first. --trust goes on where RUN_DIR is
 another user's.
 
+A run that was interrupted, or failed, is run again up to the last batch in its folder.
+
 Exit status: 0 identical (or completed, where the saved run has no digest), 1 different or failed, 2 wrong usage.
 To compare, the run must have been made with trainer.digest=true."""
 
@@ -58,8 +60,8 @@ def _reproduce(arguments: Arguments, argv: Sequence[str]) -> int:
     saved = _saved(old)
     # A damaged file is reported before the run, not after it.
     digests = [line.get("digest") for line in old.read_metrics()]
-    old.read_result()
-    list(old.read_events())
+    result, _ = old.read_result(), list(old.read_events())
+    ended = "failed" if result is None else result["status"]
     had_digest = bool(digests) and all(digests)
     composer = _composer(saved, overrides, arguments.config_dir)
     cfg, problems = composer.examine(composer.check(overrides))
@@ -74,14 +76,18 @@ def _reproduce(arguments: Arguments, argv: Sequence[str]) -> int:
     elif not any(text.lstrip("+").startswith("trainer.digest=") for text in overrides):
         overrides = (*overrides, "trainer.digest=true")
     collector = saved.get("collector") or {}
+    is_cut = ended != "completed" and bool(digests)
+    if is_cut and not any(text.lstrip("+").startswith("run.max_batches=") for text in overrides):
+        overrides = (*overrides, f"run.max_batches={len(digests)}")
     different = _order(old, collector, overrides)
     if different is None:
         overrides = (*overrides, f"++collector.order_of={old.path.absolute()}")
     results: list[Any] = []
     status = launch(composer, Arguments(overrides, _flags(arguments)), argv, results)
-    if status or not results or not had_digest:
+    # What a failed run has raised may be raised again after its last batch.
+    if not results or not had_digest or status not in ((0, 1) if ended == "failed" else (0,)):
         return status
-    return _compared(old, results[0].folder, different)
+    return _compared(old, results[0].folder, different, is_cut)
 
 
 def _order(old: RunFolder, collector: dict[str, Any], overrides: Sequence[str]) -> str | None:
@@ -105,11 +111,12 @@ def _order(old: RunFolder, collector: dict[str, Any], overrides: Sequence[str]) 
     return why
 
 
-def _compared(old: RunFolder, new: Path, different: str | None) -> int:
+def _compared(old: RunFolder, new: Path, different: str | None, is_cut: bool) -> int:
     from collectx.run import compare
 
     found = compare(old.path, new)
-    print(f"{found.verdict.value}: {found.message}", flush=True)
+    up_to = " up to its end" if found.identical and is_cut else ""
+    print(f"{found.verdict.value}{up_to}: {found.message}", flush=True)
     if not found.identical and different:
         print(
             f"note: no seed decides which workers are ready first, nor can that be had from the folder: {different}.",

@@ -162,6 +162,7 @@ def _collect(
             if want.trajs_per_batch is None
             else Assembler(want.trajs_per_batch, want.traj_format, want.reset_at_each_iter),
             workers_write=replay is not None,
+            max_batches=cfg.run.max_batches,
         )
         try:
             learner.train(collection)

@@ -19,8 +19,9 @@ def read(folder: str | Path) -> list[tuple[int, int, int]]:
         DamagedFile: a file of the folder cannot be read.
     """
     files = RunFolder(folder)
-    if any(event.get("event") == "worker_failed" for event in files.read_events()):
-        raise ValueError(f"in {files.path} a worker was lost, and when that was no folder says")
+    # A loss that ends the run changes no batch before.
+    if any(event.get("event") in ("worker_restarted", "worker_dropped") for event in files.read_events()):
+        raise ValueError(f"in {files.path} a worker was lost, and the events do not say between which batches")
     found = []
     for line in files.read_metrics():
         parts = line.get("workers", ())

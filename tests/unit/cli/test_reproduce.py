@@ -60,6 +60,21 @@ def test_a_run_without_digest_runs_again_and_says_so(stub, old, capsys):
     assert "has no digest" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("ended", "status"),
+    [("interrupted", "completed"), ("failed", "completed"), ("failed", "failed"), (None, "completed")],
+)
+def test_a_run_that_was_cut_is_compared_up_to_its_end(stub, old, capsys, ended, status):
+    stub.status = lambda cfg: ended or "failed"
+    folder = old("collector.total_frames=-1")
+    if ended is None:
+        (folder / "result.json").unlink()
+    stub.status = lambda cfg: status
+    assert reproduce.main(["old"]) == 0
+    assert stub.calls[-1][0].run.max_batches == 3
+    assert "identical up to its end: all 3 batches" in capsys.readouterr().out
+
+
 def test_a_failed_reproduction_is_not_compared(stub, old, capsys):
     old()
     stub.status = lambda cfg: "failed"
@@ -72,7 +87,8 @@ def test_a_failed_reproduction_is_not_compared(stub, old, capsys):
     [
         ("collector=multi_async", "", None),
         ("collector=multi_async collector.refresh=step", "", "the weights change within a batch"),
-        ("collector=multi_async", "worker_failed", "a worker was lost"),
+        ("collector=multi_async", "worker_failed", None),  # this ended the run
+        ("collector=multi_async", "worker_restarted", "a worker was lost"),
         ("collector.preemptive_threshold=0.5 trainer=meter", "", "they end by who is ready"),
     ],
 )

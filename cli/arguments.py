@@ -67,8 +67,11 @@ class Arguments:
         return [token for name, value in self.flags.items() for token in (f"--{name}", value) if token]
 
 
-def split(argv: Sequence[str]) -> Arguments:
+def split(argv: Sequence[str], switches: Sequence[str] = ()) -> Arguments:
     """Reads `argv`.
+
+    Args:
+        switches: names of flags without a value that the subcommand has beside Hydra's.
 
     Raises:
         ConfigError: an unknown flag, or one that is blocked, with the reason.
@@ -85,6 +88,8 @@ def split(argv: Sequence[str]) -> Arguments:
             raise ConfigError([f"{name}: {_BLOCKED[name]}"])
         elif token in _SWITCHES:
             flags[_SWITCHES[token]] = ""
+        elif token.removeprefix("--") in switches:
+            flags[token.removeprefix("--")] = ""
         elif name in _VALUED:
             if not has_value and not tokens:
                 raise ConfigError([f"{name} needs a value."])
@@ -94,5 +99,6 @@ def split(argv: Sequence[str]) -> Arguments:
             flags[_OPTIONAL_VALUE[name]] = given
         else:
             names = [flag for flag in (*_SWITCHES, *_VALUED, *_OPTIONAL_VALUE) if flag.startswith("--")]
+            names += [f"--{name}" for name in switches]
             raise ConfigError([f"{token}: no such flag{did_you_mean(token, names)}"])
     return Arguments(tuple(words), flags)

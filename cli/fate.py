@@ -55,7 +55,7 @@ def job_of(files: RunFolder) -> str | None:
     """The job that runs, or ran, what is in the folder; None where none did."""
     try:
         return str(json.loads(_note(files).read_text())["job"])
-    except (OSError, ValueError, KeyError):
+    except (OSError, ValueError, KeyError, TypeError):
         return None
 
 
@@ -101,7 +101,7 @@ def fate_here(files: RunFolder) -> Fate:
         return of_result(result)
     try:
         host = json.loads(files.meta.read_text())["host"]
-    except (OSError, ValueError, KeyError):
+    except (OSError, ValueError, KeyError, TypeError):
         return Fate("failed", "it left neither a snapshot nor a result")
     if host != socket.gethostname():
         return Fate("unknown", f"it was started on {host}, without SLURM, and has left no result: ask there")

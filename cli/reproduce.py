@@ -10,16 +10,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import yaml
 from hydra.core.config_store import ConfigStore
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from collectx.cli import report
+from collectx.cli import report, trust
 from collectx.cli.arguments import Arguments, split
 from collectx.cli.compose import Composer, parsed
 from collectx.cli.run import launch
 from collectx.config import ASYNC, GROUPS
-from collectx.errors import ConfigError
+from collectx.errors import ConfigError, DamagedFile
 from collectx.run import RunFolder, order, snapshot
 
 _PRIMARY = "_collectx_snapshot"
@@ -28,6 +29,11 @@ _SHOWN = 12
 _USAGE = """\
 collectx reproduce RUN_DIR [overrides] [flags]: run again from RUN_DIR/snapshot and compare the digests of the batches.
 
+The configuration there names code that is imported and called: it is shown first. --trust goes on where RUN_DIR is
+another user's.
+
+A run that was interrupted, or failed, is run again up to the last batch in its folder.
+
 Exit status: 0 identical (or completed, where the saved run has no digest), 1 different or failed, 2 wrong usage.
 To compare, the run must have been made with trainer.digest=true."""
 
@@ -35,7 +41,7 @@ To compare, the run must have been made with trainer.digest=true."""
 def main(argv: Sequence[str]) -> int:
     """Runs the subcommand; returns the exit status."""
     try:
-        arguments = split(argv)
+        arguments = split(argv, ["trust"])
         if "help" in arguments.flags:
             print(_USAGE)
             return 0
@@ -54,8 +60,16 @@ def _reproduce(arguments: Arguments, argv: Sequence[str]) -> int:
         return report.wrong_usage("reproduce runs one configuration; sweeps are `collectx run -m`.")
     old = RunFolder(folders[0])
     saved = _saved(old)
-    had_digest = _had_digest(old, saved)
+    # A damaged file is reported before the run, not after it.
+    digests = [line.get("digest") for line in old.read_metrics()]
+    result, _ = old.read_result(), list(old.read_events())
+    ended = "failed" if result is None else result["status"]
+    had_digest = bool(digests) and all(digests)
     composer = _composer(saved, overrides, arguments.config_dir)
+    cfg, problems = composer.examine(composer.check(overrides))
+    if problems:
+        raise ConfigError(problems)
+    trust.check(old, cfg, "trust" in arguments.flags)
     for override in parsed(composer.check(overrides).overrides):
         if override.key_or_group == "hydra.run.dir" and Path(str(override.value())).resolve() == old.path.resolve():
             raise ConfigError([f"{override.input_line}: this is the run to be reproduced: choose another folder."])
@@ -64,14 +78,18 @@ def _reproduce(arguments: Arguments, argv: Sequence[str]) -> int:
     elif not any(text.lstrip("+").startswith("trainer.digest=") for text in overrides):
         overrides = (*overrides, "trainer.digest=true")
     collector = saved.get("collector") or {}
+    is_cut = ended != "completed" and bool(digests)
+    if is_cut and not any(text.lstrip("+").startswith("run.max_batches=") for text in overrides):
+        overrides = (*overrides, f"run.max_batches={len(digests)}")
     different = _order(old, collector, overrides)
     if different is None:
         overrides = (*overrides, f"++collector.order_of={old.path.absolute()}")
     results: list[Any] = []
     status = launch(composer, Arguments(overrides, _flags(arguments)), argv, results)
-    if status or not results or not had_digest:
+    # What a failed run has raised may be raised again after its last batch.
+    if not results or not had_digest or status not in ((0, 1) if ended == "failed" else (0,)):
         return status
-    return _compared(old, results[0].folder, different)
+    return _compared(old, results[0].folder, different, is_cut)
 
 
 def _order(old: RunFolder, collector: dict[str, Any], overrides: Sequence[str]) -> str | None:
@@ -88,16 +106,19 @@ def _order(old: RunFolder, collector: dict[str, Any], overrides: Sequence[str]) 
     if why is None:
         try:
             order.read(old.path)
+        except DamagedFile:
+            raise
         except ValueError as error:
             return str(error)
     return why
 
 
-def _compared(old: RunFolder, new: Path, different: str | None) -> int:
+def _compared(old: RunFolder, new: Path, different: str | None, is_cut: bool) -> int:
     from collectx.run import compare
 
     found = compare(old.path, new)
-    print(f"{found.verdict.value}: {found.message}", flush=True)
+    up_to = " up to its end" if found.identical and is_cut else ""
+    print(f"{found.verdict.value}{up_to}: {found.message}", flush=True)
     if not found.identical and different:
         print(
             f"note: no seed decides which workers are ready first, nor can that be had from the folder: {different}.",
@@ -113,24 +134,18 @@ def _saved(folder: RunFolder) -> dict[str, Any]:
     """The saved configuration as plain data.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: there is none, or it cannot be read.
     """
     if not folder.config.is_file():
         raise ConfigError([f"{folder.path} is no run folder: {folder.config} does not exist."])
     try:
         content = OmegaConf.to_container(OmegaConf.load(folder.config))
-    except (OSError, ValueError, OmegaConfBaseException) as error:
-        raise ConfigError([f"{folder.config} cannot be read: {error}"]) from error
-    if not isinstance(content, dict):
-        raise ConfigError([f"{folder.config} is not a configuration."])
-    return {str(key): value for key, value in content.items()}
-
-
-def _had_digest(folder: RunFolder, saved: dict[str, Any]) -> bool:
-    trainer = saved.get("trainer")
-    if not isinstance(trainer, dict):
-        return False
-    return bool(trainer.get("digest")) or bool((folder.read_result() or {}).get("digest"))
+    except (OSError, ValueError, OmegaConfBaseException, yaml.YAMLError) as error:
+        raise DamagedFile([f"{folder.config}: cannot be read: {error}"]) from error
+    if not isinstance(content, dict) or not content:
+        raise DamagedFile([f"{folder.config}: is not a configuration"])
+    # Where a run goes is nothing that a folder decides.
+    return {str(key): value for key, value in content.items() if key != "hydra"}
 
 
 def _composer(saved: dict[str, Any], overrides: Sequence[str], config_dir: str | None) -> Composer:
@@ -160,5 +175,5 @@ def _placeholder(saved: dict[str, Any], group: str) -> str:
 
 
 def _flags(arguments: Arguments) -> dict[str, str]:
-    """The flags, without one that would replace the snapshot."""
-    return {name: value for name, value in arguments.flags.items() if name != "config-name"}
+    """The flags for Hydra, without one that would replace the snapshot."""
+    return {name: value for name, value in arguments.flags.items() if name not in ("config-name", "trust")}

@@ -71,14 +71,14 @@ def launch(composer: Composer, arguments: Arguments, argv: Sequence[str], outcom
             if not explaining:
                 _look_into_folder(composer, checked, arguments)
             _hand_over(composer, checked, arguments, task)
-        except OSError as error:
+        except (OSError, OmegaConfBaseException) as error:
             # Before anything starts; what comes later is in the run's result.
-            where = "hydra.run.dir or hydra.sweep.dir"
-            raise ConfigError([f"the run folder cannot be made: {error}: choose another with {where}."]) from error
+            why, where = str(error).splitlines()[0], "hydra.run.dir or hydra.sweep.dir"
+            raise ConfigError([f"the run folder cannot be made: {why}: choose another with {where}."]) from error
         except sweeper.Stopped:
             pass
         except Exception as error:
-            is_expected = isinstance(error, (HydraException, OmegaConfBaseException, CollectxError))
+            is_expected = isinstance(error, (HydraException, CollectxError))
             if not is_expected and task.sweeper is None:
                 raise
             text = str(error).strip() if is_expected else f"{task.sweeper}: {type(error).__name__}: {error}"

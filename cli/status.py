@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from collectx.cli import report
 from collectx.cli.arguments import split
-from collectx.errors import ConfigError, LauncherError
+from collectx.errors import ConfigError, DamagedFile, LauncherError
 
 if TYPE_CHECKING:
     from collectx.run.folder import RunFolder
@@ -21,8 +21,9 @@ are jobs (squeue, then sacct where there is accounting).
   completed, failed, interrupted   it has ended so
   queued, running                  SLURM says so just now; without SLURM, the process is seen on this host
   unknown                          nobody here can tell, and why
+  damaged                          a file of its folder cannot be read
 
-Exit status: 0 it could be told, 2 DIR is neither a run nor a sweep."""
+Exit status: 0 it could be told, 2 DIR is neither a run nor a sweep, or is damaged."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -41,8 +42,7 @@ def main(argv: Sequence[str]) -> int:
     if not folders:
         there = "holds neither a run nor runs" if root.is_dir() else "is no folder"
         return report.wrong_usage(f"status: {root} {there}.")
-    _show(root, folders)
-    return 0
+    return _show(root, folders)
 
 
 def runs_in(root: Path) -> list[Path]:
@@ -52,7 +52,8 @@ def runs_in(root: Path) -> list[Path]:
     return sorted(path.parent for path in root.glob("*/snapshot"))
 
 
-def _show(root: Path, folders: Sequence[Path]) -> None:
+def _show(root: Path, folders: Sequence[Path]) -> int:
+    """Prints what became of each; returns the exit status."""
     from collectx.cli import fate, table
     from collectx.run.folder import RunFolder
 
@@ -65,13 +66,19 @@ def _show(root: Path, folders: Sequence[Path]) -> None:
     rows, details = [], []
     for run in runs:
         job = jobs[run.path]
-        found = fate.fate_here(run) if job is None else fate.fate(run, job, said)
-        cells = table.row(run.path.name, run.read_result() or _so_far(run), found.word)
+        try:
+            found = fate.fate_here(run) if job is None else fate.fate(run, job, said)
+            cells = table.row(run.path.name, run.read_result() or _so_far(run), found.word)
+        except DamagedFile as error:
+            if run.path == root.absolute():
+                return report.wrong_usage(f"status: {error}")
+            found, cells = fate.Fate("damaged", str(error)), table.row(run.path.name, None, "damaged")
         rows.append((cells[0], found.word, *cells[2:], job or ""))
         if found.detail:
             details.append(f"{run.path.name}: {found.detail}\n")
     table.draw(rows, (*table.HEAD, "job"))
     print("".join(details) + f"folder: {root}", flush=True)
+    return 0
 
 
 def _so_far(run: RunFolder) -> dict[str, Any] | None:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import yaml
 from hydra.core.plugins import Plugins
 from hydra.core.utils import JobReturn, JobStatus, run_job, setup_globals
 from hydra.plugins.launcher import Launcher
@@ -27,7 +28,7 @@ from collectx.cli.compose import config_text, names, without_hydra
 from collectx.cli.task import Task
 from collectx.cli.typed import typed
 from collectx.config import ELSEWHERE
-from collectx.errors import ConfigError
+from collectx.errors import ConfigError, DamagedFile
 from collectx.run import RunFolder, rules
 
 # The address in conf/hydra/launcher/points.yaml. Hydra takes plugins from this package only; an editable install would
@@ -151,18 +152,26 @@ def completed(root: Path) -> dict[str, Path]:
     found = {}
     for snapshot in sorted(root.glob("*/snapshot/config.yaml")):
         folder = RunFolder(snapshot.parent.parent)
-        result = folder.read_result()
+        result = _result(folder)
         text = saved_text(folder)
         if result is not None and result.get("status") == "completed" and text is not None:
             found[text] = folder.path
     return found
 
 
+def _result(folder: RunFolder) -> dict[str, Any] | None:
+    """None also where it is damaged: that run has not completed."""
+    try:
+        return folder.read_result()
+    except DamagedFile:
+        return None
+
+
 def saved_text(folder: RunFolder) -> str | None:
     """The configuration in a snapshot, in the form that is compared; None where it cannot be read."""
     try:
         node = OmegaConf.load(folder.config)
-    except (OSError, OmegaConfBaseException, ValueError):
+    except (OSError, OmegaConfBaseException, ValueError, yaml.YAMLError):
         return None
     if not isinstance(node, DictConfig):
         return None

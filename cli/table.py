@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from collectx.errors import DamagedFile
 from collectx.run import RunFolder
 
 HEAD = ("point", "status", "frames", "frames/s", "return", "wall_s")
@@ -20,7 +21,7 @@ def show(root: Path, points: Sequence[tuple[str, Path]], statuses: Mapping[Path,
         statuses: of run folders without a result; by default they did not run.
     """
     print()
-    draw([row(name, RunFolder(folder).read_result(), (statuses or {}).get(folder)) for name, folder in points])
+    draw([_row(name, RunFolder(folder), (statuses or {}).get(folder)) for name, folder in points])
     print(f"sweep folder: {root}", flush=True)
 
 
@@ -30,6 +31,13 @@ def draw(rows: Sequence[tuple[str, ...]], head: Sequence[str] = HEAD) -> None:
         _rich(rows, head)
     else:
         _plain(rows, head)
+
+
+def _row(name: str, files: RunFolder, status: str | None) -> tuple[str, ...]:
+    try:
+        return row(name, files.read_result(), status)
+    except DamagedFile:
+        return row(name, None, "damaged")
 
 
 def row(name: str, result: Mapping[str, Any] | None, status: str | None = None) -> tuple[str, ...]:

@@ -350,6 +350,7 @@ class RunOptions:
     """Of the run as a whole. These defaults hold where a configuration has no section `run`."""
 
     overwrite: bool = False
+    max_batches: int | None = field(default=None, metadata={"minimum": 1})
 
 
 @dataclass

@@ -2,6 +2,7 @@
 
     CollectxError
     |-- ConfigError           the configuration is wrong; carries every problem found (exit status 2)
+    |   `-- DamagedFile       a file of a run folder cannot be read
     |-- SpaceError            a Gymnasium space that cannot be stored as tensors
     |-- RendezvousError       trainer and worker did not find each other, or did not know each other
     |-- LauncherError         a scheduler refused a job, or does not answer
@@ -63,6 +64,10 @@ class ConfigError(CollectxError):
     def __init__(self, problems: Sequence[str]):
         self.problems = tuple(problems)
         super().__init__("\n".join(self.problems))
+
+
+class DamagedFile(ConfigError):
+    """A file of a run folder is not what collectx writes. The message names the file, and the line."""
 
 
 class SpaceError(CollectxError):

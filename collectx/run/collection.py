@@ -70,6 +70,7 @@ class RunCollection:
         masked: bool = False,
         assembler: Assembler | None = None,
         workers_write: bool = False,
+        max_batches: int | None = None,
     ):
         """
         Args:
@@ -83,6 +84,7 @@ class RunCollection:
             assembler: makes the trainer's batches, of whole trajectories; what is counted, digested and written down
                 are the collector's. None: they are the same.
             workers_write: batches go elsewhere without this process; None is in their place.
+            max_batches: there are no more after so many of the collector's. None: it says itself.
         """
         self.statistics = statistics
         self.total_frames = statistics.total_frames = collector.total_frames
@@ -99,6 +101,7 @@ class RunCollection:
         self._masked = masked
         self._assembler = assembler
         self._workers_write = workers_write
+        self._max_batches = max_batches
         self._lines = JsonLines(folder.metrics)
         self._line: dict[str, Any] | None = None
         self._logged: dict[str, float] = {}
@@ -107,7 +110,8 @@ class RunCollection:
         return self
 
     def __next__(self) -> TensorDict | None:
-        """The next batch; blocks until it is there. Raises what the collector raises."""
+        """The next batch; blocks until it is there. Raises what the collector raises, and `StopIteration` after
+        `max_batches`."""
         if self._workers_write:
             self._begin()
             self._collector.advance()
@@ -123,6 +127,8 @@ class RunCollection:
     def _begin(self) -> None:
         self._write()
         self._check()
+        if self.statistics.batches == self._max_batches:
+            raise StopIteration
 
     def _collect(self) -> TensorDict:
         self._begin()

@@ -23,9 +23,13 @@ import os
 import stat
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import Any, BinaryIO
+
+from collectx.errors import ConfigError, DamagedFile
+from collectx.run.result import Status
 
 
 class RunFolder:
@@ -60,32 +64,57 @@ class RunFolder:
 
         Args:
             keep_logs: leaves `logs/` alone, where other roles of this run may be writing already.
+
+        Raises:
+            ConfigError: the folder cannot be made, or not be written to.
         """
-        for folder in (self.path, self.snapshot, self.logs, self.checkpoints, self.data):
-            folder.mkdir(parents=True, exist_ok=True)
-        lines = (self.metrics, self.events)
-        logs = () if keep_logs else self.logs.glob("*.log")
-        for stale in (self.result, self.rendezvous, self.secret, *lines, self.final_checkpoint, *logs):
-            stale.unlink(missing_ok=True)
+        with making(self.path):
+            for folder in (self.path, self.snapshot, self.logs, self.checkpoints, self.data):
+                folder.mkdir(parents=True, exist_ok=True)
+            lines = (self.metrics, self.events)
+            logs = () if keep_logs else self.logs.glob("*.log")
+            for stale in (self.result, self.rendezvous, self.secret, *lines, self.final_checkpoint, *logs):
+                stale.unlink(missing_ok=True)
 
     def log(self, role: str) -> Path:
         """The log file of a role, as in `trainer`."""
         return self.logs / f"{role}.log"
 
     def read_result(self) -> dict[str, Any] | None:
-        """What `result.json` says; None where the run has not ended, or its file cannot be read as JSON."""
+        """What `result.json` says; None where the run has not ended.
+
+        Raises:
+            DamagedFile: the file is there and cannot be read.
+        """
         try:
-            return json.loads(self.result.read_text())
-        except (FileNotFoundError, json.JSONDecodeError):
+            result = decode(self.result, "the file", self.result.read_bytes())
+        except FileNotFoundError:
             return None
+        except OSError as error:
+            raise DamagedFile([f"{self.result}: cannot be read: {error.strerror}"]) from error
+        if result.get("status") not in list(Status):
+            raise DamagedFile(
+                [f"{self.result}: its status is {result.get('status')!r}, not one of {', '.join(Status)}"]
+            )
+        return result
 
     def read_metrics(self) -> Iterator[dict[str, Any]]:
-        """The lines of `metrics.jsonl`; nothing where there is no such file."""
+        """The lines of `metrics.jsonl`; see `read_lines`."""
         return read_lines(self.metrics)
 
     def read_events(self) -> Iterator[dict[str, Any]]:
-        """The lines of `events.jsonl`; nothing where there is no such file."""
+        """The lines of `events.jsonl`; see `read_lines`."""
         return read_lines(self.events)
+
+
+@contextmanager
+def making(path: Path | str) -> Iterator[None]:
+    """Raises a `ConfigError` where the block, which makes the folder `path`, raises an `OSError`."""
+    try:
+        yield
+    except OSError as error:
+        where = "choose another with hydra.run.dir or hydra.sweep.dir."
+        raise ConfigError([f"the run folder {path} cannot be made: {error}: {where}"]) from error
 
 
 def new_folder() -> RunFolder:
@@ -175,14 +204,36 @@ class JsonLines:
 
 
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """The objects of a JSON lines file, one by one. A last line cut short by a crash is left out."""
+    """The objects of a JSON lines file, one by one; nothing where there is no such file. A last line cut short by a
+    crash is left out.
+
+    Raises:
+        DamagedFile: the file, or a line of it, cannot be read.
+    """
     try:
         with open(path, "rb") as file:
-            for line in file:
+            for number, line in enumerate(file, start=1):
                 if line.endswith(b"\n"):
-                    yield json.loads(line)
+                    yield decode(path, f"line {number}", line)
     except FileNotFoundError:
         return
+    except OSError as error:
+        raise DamagedFile([f"{path}: cannot be read: {error.strerror}"]) from error
+
+
+def decode(path: Path, part: str, text: bytes) -> dict[str, Any]:
+    """A JSON object; `path` and `part` are where it was read.
+
+    Raises:
+        DamagedFile: it is none.
+    """
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise DamagedFile([f"{path}: {part} is not JSON: {error}"]) from error
+    if not isinstance(value, dict):
+        raise DamagedFile([f"{path}: {part} is not a JSON object"])
+    return value
 
 
 def plain(value: Any) -> Any:

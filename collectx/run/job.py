@@ -46,8 +46,8 @@ def execute(cfg: RunConfig, folder: Path, argv: list[str], place: Place | None =
 
     Raises:
         ConfigError: what no rule could see before (an observation space that cannot be stored, a device that is not
-            there), found before any worker started; or the folder has a run in it (`run.overwrite`).
-        OSError: the folder cannot be made.
+            there), found before any worker started; or the folder has a run in it (`run.overwrite`), or cannot be
+            made.
     """
     files = RunFolder(folder)
     with locked(files, cfg.run.overwrite, force=place is not None):
@@ -161,6 +161,7 @@ def _collect(
             if want.trajs_per_batch is None
             else Assembler(want.trajs_per_batch, want.traj_format, want.reset_at_each_iter),
             workers_write=replay is not None,
+            max_batches=cfg.run.max_batches,
         )
         try:
             learner.train(collection)

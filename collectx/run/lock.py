@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from collectx.errors import ConfigError
-from collectx.run.folder import RunFolder
+from collectx.run.folder import RunFolder, making
 
 _HELD = (errno.EACCES, errno.EAGAIN)
 
@@ -32,11 +32,12 @@ def locked(files: RunFolder, replace: bool, force: bool = False) -> Iterator[Non
             scheduler starts again, whose first start is gone, though a file server may not know that yet.
 
     Raises:
-        ConfigError: another process holds the lock, or a run is there that may not be replaced.
-        OSError: the folder cannot be made.
+        ConfigError: another process holds the lock, a run is there that may not be replaced, or the folder cannot be
+            made.
     """
-    files.path.mkdir(parents=True, exist_ok=True)
-    handle = os.open(files.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    with making(files.path):
+        files.path.mkdir(parents=True, exist_ok=True)
+        handle = os.open(files.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     try:
         if not _take(handle) and not force:
             holder = os.read(handle, 1000).decode(errors="replace").strip()
@@ -53,8 +54,9 @@ def locked(files: RunFolder, replace: bool, force: bool = False) -> Iterator[Non
                     "run with run.overwrite=true."
                 ]
             )
-        os.ftruncate(handle, 0)
-        os.write(handle, f"process {os.getpid()} on {socket.gethostname()}\n".encode())
+        with making(files.path):
+            os.ftruncate(handle, 0)
+            os.write(handle, f"process {os.getpid()} on {socket.gethostname()}\n".encode())
         yield
     finally:
         os.close(handle)

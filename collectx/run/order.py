@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from collectx.errors import DamagedFile
 from collectx.run.folder import RunFolder
 
 
@@ -15,16 +16,21 @@ def read(folder: str | Path) -> list[tuple[int, int, int]]:
 
     Raises:
         ValueError: no run could be done again by that, and why.
+        DamagedFile: a file of the folder cannot be read.
     """
     files = RunFolder(folder)
-    if any(event["event"] == "worker_failed" for event in files.read_events()):
-        raise ValueError(f"in {files.path} a worker was lost, and when that was no folder says")
+    # A loss that ends the run changes no batch before.
+    if any(event.get("event") in ("worker_restarted", "worker_dropped") for event in files.read_events()):
+        raise ValueError(f"in {files.path} a worker was lost, and the events do not say between which batches")
     found = []
     for line in files.read_metrics():
         parts = line.get("workers", ())
-        if len(parts) != 1:
-            raise ValueError(f"{files.path} is not of an async run: a batch there has {len(parts)} workers' parts")
-        found.append((parts[0]["worker"], parts[0]["policy_version"], line["version"]))
+        try:
+            if len(parts) != 1:
+                raise ValueError(f"{files.path} is not of an async run: a batch there has {len(parts)} workers' parts")
+            found.append((parts[0]["worker"], parts[0]["policy_version"], line["version"]))
+        except (KeyError, TypeError) as error:
+            raise DamagedFile([f"{files.metrics}: a line is not of a batch: {error!r}"]) from error
     if not found:
         raise ValueError(f"{files.path} is no folder of a run that has delivered a batch")
     return found

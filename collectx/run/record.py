@@ -40,6 +40,7 @@ class Record:
         self.wrong: ConfigError | None = None
         self._lost: Failure | None = None
         self._survived: list[Failure] = []
+        self._max_batches = cfg.run.max_batches
         self._signals = signals
         self._status: Status | None = None
         self._reason = ""
@@ -65,6 +66,8 @@ class Record:
             frames, total = self.statistics.frames, self.statistics.total_frames
             whole = frames >= total >= 0
             self._reason = "all frames delivered" if whole else f"the trainer ended the run after {frames} frames"
+            if not whole and self.statistics.batches == self._max_batches:
+                self._reason = f"{self._max_batches} batches delivered (run.max_batches={self._max_batches})"
 
     def note(self, name: str, fields: Mapping[str, Any]) -> None:
         """Takes in an event of `events.jsonl`. What a worker failed of is a failure of its own where the run goes on;

@@ -5,13 +5,13 @@ Used by the command line. Must not know who writes the lines.
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from pathlib import Path
 from typing import Any
 
-from collectx.run.folder import RunFolder
+from collectx.errors import DamagedFile
+from collectx.run.folder import RunFolder, decode
 from collectx.run.statistics import Statistics, WorkerTotals
 
 
@@ -20,27 +20,34 @@ class Lines:
 
     def __init__(self, path: Path):
         """Reads nothing yet."""
-        self._path = path
-        self._read = 0
+        self.path = path
+        self._read = self._number = 0
         self._file: int | None = None
 
     def added(self) -> tuple[list[dict[str, Any]], bool]:
         """The whole lines since the last call, and whether the file was begun anew before them, by another start of the
-        job. Blocks for the disk only."""
+        job. Blocks for the disk only.
+
+        Raises:
+            DamagedFile: a line cannot be read.
+        """
         anew = False
         try:
-            with open(self._path, "rb") as file:
+            with open(self.path, "rb") as file:
                 status = os.fstat(file.fileno())
                 if self._file is not None and (status.st_ino != self._file or status.st_size < self._read):
-                    anew, self._read = True, 0
+                    anew, self._read, self._number = True, 0, 0
                 self._file = status.st_ino
                 file.seek(self._read)
                 text = file.read()
         except FileNotFoundError:
             return [], False
         whole = text[: text.rfind(b"\n") + 1]
+        lines = whole.splitlines()
+        found = [decode(self.path, f"line {number}", line) for number, line in enumerate(lines, self._number + 1)]
         self._read += len(whole)
-        return [json.loads(line) for line in whole.splitlines()], anew
+        self._number += len(lines)
+        return found, anew
 
 
 class Replay(Statistics):
@@ -53,12 +60,19 @@ class Replay(Statistics):
 
     def update(self) -> bool:
         """Takes in the lines that were added since the last call; whether there were any. Blocks for the disk only. A
-        file that was begun anew is read from its beginning."""
+        file that was begun anew is read from its beginning.
+
+        Raises:
+            DamagedFile: a line cannot be read, or is of another kind.
+        """
         lines, anew = self._lines.added()
         if anew:
             super().__init__(self.total_frames)
-        for line in lines:
-            self._take(line)
+        try:
+            for line in lines:
+                self._take(line)
+        except (KeyError, TypeError) as error:
+            raise DamagedFile([f"{self._lines.path}: a line is not of a batch: {error!r}"]) from error
         return bool(lines)
 
     def _take(self, line: dict[str, Any]) -> None:

@@ -32,6 +32,7 @@ from collectx.config import (
     rows_per_env,
     why_no_nccl,
 )
+from collectx.errors import DamagedFile
 from collectx.run import order
 from collectx.run.machine import why_not
 from collectx.transport.backends import actor_problems, gpu_problems, tensorpipe_problems, visible_problems
@@ -159,7 +160,7 @@ def _order_of(cfg: RunConfig) -> Iterator[str]:
         yield f"{given}: {why}."
     try:
         workers = {worker for worker, _, _ in order.read(folder)}
-    except ValueError as error:
+    except (DamagedFile, ValueError) as error:
         yield f"{given}: {error}: use collector.order_of=null."
         return
     if max(workers) >= num_workers:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import os
 
 import pytest
 from composing import composed
@@ -60,6 +62,21 @@ def test_a_run_without_digest_runs_again_and_says_so(stub, old, capsys):
     assert "has no digest" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("ended", "status"),
+    [("interrupted", "completed"), ("failed", "completed"), ("failed", "failed"), (None, "completed")],
+)
+def test_a_run_that_was_cut_is_compared_up_to_its_end(stub, old, capsys, ended, status):
+    stub.status = lambda cfg: ended or "failed"
+    folder = old("collector.total_frames=-1")
+    if ended is None:
+        (folder / "result.json").unlink()
+    stub.status = lambda cfg: status
+    assert reproduce.main(["old"]) == 0
+    assert stub.calls[-1][0].run.max_batches == 3
+    assert "identical up to its end: all 3 batches" in capsys.readouterr().out
+
+
 def test_a_failed_reproduction_is_not_compared(stub, old, capsys):
     old()
     stub.status = lambda cfg: "failed"
@@ -72,7 +89,8 @@ def test_a_failed_reproduction_is_not_compared(stub, old, capsys):
     [
         ("collector=multi_async", "", None),
         ("collector=multi_async collector.refresh=step", "", "the weights change within a batch"),
-        ("collector=multi_async", "worker_failed", "a worker was lost"),
+        ("collector=multi_async", "worker_failed", None),  # this ended the run
+        ("collector=multi_async", "worker_restarted", "a worker was lost"),
         ("collector.preemptive_threshold=0.5 trainer=meter", "", "they end by who is ready"),
     ],
 )
@@ -98,6 +116,43 @@ def test_an_order_that_does_not_fit_is_refused(stub, old, capsys, line, message)
     old()
     assert run.main(line) == 2
     assert message in capsys.readouterr().err
+
+
+def test_code_that_a_folder_names_is_shown_and_that_of_another_user_is_trusted_on_request_only(
+    stub, old, capsys, monkeypatch
+):
+    folder = old("env.entry_point=os:system env.id=null")
+    with open(folder / "snapshot" / "config.yaml", "a") as file:
+        file.write("hydra: {run: {dir: elsewhere}}\n")
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    assert reproduce.main(["old"]) == 2
+    err = capsys.readouterr().err
+    assert f"env.entry_point=os:system is imported from {importlib.util.find_spec('os').origin}\n" in err
+    assert "--trust" in err
+    assert len(stub.calls) == 1
+    assert reproduce.main(["old", "--trust"]) == 0
+    assert "os:system" in capsys.readouterr().err
+    # Where it goes is not the folder's to say.
+    assert stub.calls[-1][1].parts[-3] == "outputs"
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("snapshot/config.yaml", "env: {", "cannot be read"),
+        ("snapshot/config.yaml", "", "is not a configuration"),
+        ("metrics.jsonl", "{}\n\0\n", "line 2 is not JSON"),
+        ("metrics.jsonl", '{"digest": "0", "workers": [[]], "version": 0}\n', "a line is not of a batch"),
+        ("events.jsonl", "[]\n", "line 1 is not a JSON object"),
+        ("result.json", '{"status": 3}', "its status is 3"),
+    ],
+)
+def test_a_damaged_folder_is_one_message_before_anything_starts(stub, old, capsys, name, text, message):
+    path = old("collector=multi_async") / name
+    path.write_text(text)
+    assert reproduce.main(["old"]) == 2
+    assert capsys.readouterr().err.splitlines()[1].startswith(f"  - {path}: {message}")
+    assert len(stub.calls) == 1
 
 
 @pytest.mark.parametrize(

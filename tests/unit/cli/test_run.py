@@ -11,6 +11,7 @@ from hydra.plugins.sweeper import Sweeper
 
 from collectx.cli import run
 from collectx.errors import ConfigError
+from collectx.run import RunFolder
 
 SWEEP = ["-m", "hydra.sweep.dir=sweep"]
 
@@ -100,7 +101,10 @@ def test_a_second_start_runs_only_what_is_missing(stub, capsys):
 def test_a_changed_configuration_is_another_point_in_another_folder(stub):
     for gamma in ("0.9", "0.5"):
         assert run.main([*SWEEP, f"trainer.gamma={gamma}"]) == 0  # without a sweep, one point
-    assert [folder.name for _, folder, _ in stub.calls] == ["0", "0_2"]
+    # Nor is a run replaced whose configuration cannot be read.
+    RunFolder("sweep/0").config.write_text("{")
+    assert run.main([*SWEEP, "trainer.gamma=0.9"]) == 0
+    assert [folder.name for _, folder, _ in stub.calls] == ["0", "0_2", "0_3"]
 
 
 def test_every_point_is_checked_before_the_first_starts(stub, capsys):

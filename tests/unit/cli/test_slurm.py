@@ -126,6 +126,14 @@ def test_an_interruption_before_jobs_are_followed_leaves_no_job(queue, monkeypat
     assert queue.states == {"100_0": "CANCELLED", "100_1": "CANCELLED"}
 
 
+def test_a_run_folder_that_cannot_be_made_is_refused_before_its_job(queue):
+    Path("point1", "logs").parent.mkdir()
+    Path("point1", "logs").touch()
+    with pytest.raises(ConfigError, match=r"point1 cannot be made: .*hydra.sweep.dir"):
+        start("", "collector.num_workers=1")
+    assert set(queue.states.values()) <= {"CANCELLED", "COMPLETED"}
+
+
 def test_hydras_own_launcher_is_taken_for_launcher_slurm(queue, capsys):
     theirs = "partition=p timeout_min=30 mem_gb=4 gpus_per_node=1 array_parallelism=1 name=mine"
     ours = "partition=p time=30 mem=4G gpus=1 max_parallel=1 sbatch.job-name=mine"

@@ -81,6 +81,19 @@ def test_a_run_here_lives_as_long_as_a_process_has_its_events_open(tmp_path, cap
     assert said(capsys, files)[0] == "unknown"
 
 
+def test_a_damaged_run_does_not_keep_the_others_of_its_sweep_from_being_told(tmp_path, capsys):
+    for name, text in {"a": "{", "b": '{"status": "completed"}'}.items():
+        files = RunFolder(tmp_path / name)
+        files.begin()
+        files.result.write_text(text)
+    assert status.main([str(tmp_path)]) == 0
+    out = capsys.readouterr().out
+    assert [line.split()[:2] for line in out.splitlines()[1:3]] == [["a", "damaged"], ["b", "completed"]]
+    assert "a: " + str(tmp_path / "a" / "result.json") in out
+    assert status.main([str(tmp_path / "a")]) == 2
+    assert "is not JSON" in capsys.readouterr().err
+
+
 def test_a_folder_that_is_no_run(tmp_path, capsys):
     assert status.main([str(tmp_path)]) == 2
     assert status.main([str(tmp_path / "nowhere")]) == 2

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import io
 import os
+import re
 import tempfile
 from pathlib import Path
 
@@ -100,11 +101,14 @@ def test_a_checkpoint_that_torch_cannot_write_says_why(tmp_path):
         write_atomically(tmp_path / "final.pt", lambda file: torch.save(torch.ones(9), Full()))
 
 
-def test_a_run_folder_that_cannot_be_made_is_a_wrong_configuration(tmp_path, capsys):
+@pytest.mark.parametrize(
+    "where", ["run.dir={}/file/run", "run.dir={}", "run.dir=${{nowhere}}", "sweep.dir={}/file/x -m", "sweep.dir={} -m"]
+)
+def test_a_run_folder_that_cannot_be_made_is_a_wrong_configuration(tmp_path, capsys, where):
     small = ["launcher=inline", "env=counting", "policy=random", "trainer=meter"]
-    Path(tmp_path, "file").touch()
-    assert run.main([*small, f"hydra.run.dir={tmp_path}/file/run"]) == 2
-    err = capsys.readouterr().err
-    assert "the run folder cannot be made: " in err
-    assert "choose another with hydra.run.dir" in err
-    assert "Traceback" not in err
+    for name in ("file", "logs", "0"):
+        Path(tmp_path, name).touch()
+    assert run.main([*small, *f"hydra.{where.format(tmp_path)}".split()]) == 2
+    first, problem = capsys.readouterr().err.splitlines()
+    assert first == "A problem in the configuration, no worker was started:"
+    assert re.match("  - the run folder .*cannot be made: .*: choose another with hydra.run.dir", problem)

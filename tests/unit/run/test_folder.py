@@ -6,7 +6,7 @@ import stat
 
 import pytest
 
-from collectx.errors import RendezvousError
+from collectx.errors import DamagedFile, RendezvousError
 from collectx.run import role, worker
 from collectx.run.folder import JsonLines, RunFolder, read_lines, write_atomically, write_json
 from collectx.transport.rendezvous import Meeting
@@ -43,8 +43,9 @@ def test_json_is_written_whole_or_not_at_all_and_as_readable_as_any_other_file(t
         write_atomically(path, fail)
     assert json.loads(path.read_text()) == {"a": 1}
     assert {*tmp_path.iterdir()} == {path, other}
-    path.write_text("{")
-    assert RunFolder(tmp_path).read_result() is None
+    path.write_text('{"status": "completed"')
+    with pytest.raises(DamagedFile, match=r"result.json: the file is not JSON"):
+        RunFolder(tmp_path).read_result()
 
 
 def test_lines_are_there_at_once_and_a_torn_last_one_is_left_out(tmp_path):

@@ -108,6 +108,15 @@ def test_an_error_that_cannot_be_written_as_it_is(cfg, tmp_path, train_with):
     assert max(path.stat().st_size for path in (files.result, files.log("trainer"))) < 10**7
 
 
+def test_a_run_ends_after_so_many_batches_as_it_would_have_gone_on(cfg, tmp_path):
+    execute(cfg, tmp_path / "whole", [])
+    result = execute(replace(cfg, run=RunOptions(max_batches=3)), tmp_path / "part", [])
+    assert (result.status, result.frames) == (Status.COMPLETED, 60)
+    assert result.exit_reason == "3 batches delivered (run.max_batches=3)"
+    whole, part = ([line["digest"] for line in read(tmp_path / name)[2]] for name in ("whole", "part"))
+    assert part == whole[:3]
+
+
 def test_losses_that_a_run_survives_are_among_its_failures(cfg, tmp_path):
     env, collector = collecting.faulty("raises", 50), replace(cfg.collector, on_worker_failure="restart")
     assert execute(replace(cfg, env=env, collector=collector), tmp_path, []).exit_status == 0

@@ -1,0 +1,76 @@
+"""Whose code a run folder names: what `collectx reproduce` says before any of it is imported. Imports none of it."""
+
+from __future__ import annotations
+
+import os
+import pwd
+from collections.abc import Iterator, Mapping
+from importlib.util import find_spec
+from typing import Any
+
+from collectx.cli import report
+from collectx.config import GymEnvConfig, GymVectorEnvConfig, RunConfig
+from collectx.errors import ConfigError
+from collectx.run import RunFolder
+
+
+def check(files: RunFolder, cfg: RunConfig, trusted: bool) -> None:
+    """Prints what a run of `cfg`, the configuration of `files`, imports and executes, and from where.
+
+    Raises:
+        ConfigError: the folder is another user's, and not `trusted`.
+    """
+    for key, value, origin in named(cfg):
+        report.note(f"{key}={value} {origin}")
+    owner = _other_owner(files)
+    if owner is not None and not trusted:
+        raise ConfigError(
+            [
+                f"{files.path} belongs to {owner}, and its configuration says which code is imported and called: read "
+                f"{files.config}, and add --trust."
+            ]
+        )
+
+
+def named(cfg: RunConfig) -> Iterator[tuple[str, Any, str]]:
+    """Key, value and origin of everything in a configuration that names code."""
+    for group in ("env", "policy", "trainer"):
+        section = getattr(cfg, group)
+        for name in ("entry_point", "target"):
+            if target := getattr(section, name, None):
+                yield f"{group}.{name}", target, _origin(target)
+    if isinstance(cfg.env, (GymEnvConfig, GymVectorEnvConfig)):
+        if ":" in (cfg.env.id or ""):
+            yield "env.id", cfg.env.id, _origin(str(cfg.env.id))
+        for index, item in enumerate(cfg.env.wrappers):
+            target = item.get("_target_", next(iter(item), "")) if isinstance(item, Mapping) else item
+            yield f"env.wrappers[{index}]", target, _origin(str(target))
+    for name in ("python", "setup"):
+        if value := getattr(cfg.launcher, name, None):
+            yield f"launcher.{name}", value, "is executed"
+
+
+def _origin(target: str) -> str:
+    """Where the package of an import path lies. Importing a parent package would execute it, so the first name only."""
+    package = target.partition(":")[0].partition(".")[0]
+    if target.isidentifier():
+        package = "gymnasium"  # one of its wrappers
+    try:
+        spec = find_spec(package)
+    except (ImportError, ValueError):
+        spec = None
+    if spec is None:
+        return f"is to be imported; there is no package {package}"
+    return f"is imported from {spec.origin or list(spec.submodule_search_locations or ())}"
+
+
+def _other_owner(files: RunFolder) -> str | None:
+    """The owner of the folder or of its configuration, where that is another user."""
+    for path in (files.path, files.snapshot, files.config):
+        uid = path.stat().st_uid
+        if uid != os.geteuid():
+            try:
+                return pwd.getpwuid(uid).pw_name
+            except KeyError:
+                return f"user {uid}"
+    return None

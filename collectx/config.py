@@ -58,6 +58,7 @@ class GymEnvConfig(EnvConfig):
     kwargs: dict[str, Any] = field(default_factory=dict)
     wrappers: list[Any] = field(default_factory=list)
     info_keys: list[str] = field(default_factory=list)
+    exclude_keys: list[str] = field(default_factory=list)
 
 
 @dataclass
@@ -69,6 +70,7 @@ class GymVectorEnvConfig(EnvConfig):
     info_keys: list[str] = field(default_factory=list)
     vectorization_mode: str = one_of("vector_entry_point", "sync", "async")
     autoreset_mode: str | None = one_of("next_step", "same_step", "disabled")
+    exclude_keys: list[str] = field(default_factory=list)
 
 
 @dataclass
@@ -76,12 +78,14 @@ class EnvPoolEnvConfig(EnvConfig):
     id: str = MISSING
     kwargs: dict[str, Any] = field(default_factory=dict)
     num_threads: int = at_least(0)
+    exclude_keys: list[str] = field(default_factory=list)
 
 
 @dataclass
 class TorchrlEnvConfig(EnvConfig):
     target: str = MISSING
     kwargs: dict[str, Any] = field(default_factory=dict)
+    exclude_keys: list[str] = field(default_factory=list)
 
 
 @dataclass

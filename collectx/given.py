@@ -68,10 +68,14 @@ class GivenEnvConfig(_ByValue, EnvConfig):
 
     Attributes:
         create: `create(**kwargs)` returns a Gymnasium env or vector env, or an env of TorchRL; or such an env itself.
+        num_envs: of the group; 0: as many as one call makes.
+        info_keys, exclude_keys: as of the other kinds.
     """
 
     create: Callable[..., Any] = field(default=None)  # type: ignore[assignment]
     kwargs: dict[str, Any] = field(default_factory=dict)
+    info_keys: list[str] = field(default_factory=list)
+    exclude_keys: list[str] = field(default_factory=list)
 
 
 @dataclass

@@ -26,7 +26,7 @@ import numpy as np
 from collectx.config import EnvPoolEnvConfig
 from collectx.env.base import EnvSpec, StepRows
 from collectx.env.make import given
-from collectx.env.spaces import Structure, checked_rows, numpy_dtype
+from collectx.env.spaces import Structure, checked_rows, numpy_dtype, without
 from collectx.errors import CollectxError, ConfigError, SpaceError
 
 # What the adapter itself decides: a batch_size below num_envs would make steps asynchronous.
@@ -61,6 +61,7 @@ class EnvPoolEnv:
             warnings.filterwarnings("ignore", message=".*precision lowered by casting.*")
             spec = self._envpool.make_spec(cfg.id, **self._arguments)
             observation_space, action_space = spec.gymnasium_observation_space, spec.gymnasium_action_space
+        observation_space = without(observation_space, cfg.exclude_keys)
         self._observation = Structure(observation_space, ("observation",))
         action = Structure(action_space, ("action",))
         if not action.single:

@@ -8,7 +8,7 @@ trajectories or policies.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import gymnasium
@@ -17,9 +17,9 @@ import numpy as np
 from collectx.batch import REWARD, Leaf
 from collectx.config import GymEnvConfig
 from collectx.env.base import EnvSpec, StepRows
-from collectx.env.infos import InfoKeys
+from collectx.env.infos import PROBED_STEPS, InfoKeys
 from collectx.env.make import env_factory
-from collectx.env.spaces import Structure, check, checked_rows, write_row
+from collectx.env.spaces import Structure, check, checked_rows, without, write_row
 
 # As an env returns it.
 _REWARD = Leaf(REWARD.key, (), REWARD.dtype)
@@ -47,18 +47,16 @@ class GymEnv:
             for _ in range(cfg.num_envs):
                 self._envs.append(make())
             first = self._envs[0]
-            self._observation = Structure(first.observation_space, ("observation",))
+            self._observation = Structure(without(first.observation_space, cfg.exclude_keys), ("observation",))
             action = Structure(first.action_space, ("action",))
-            self._infos = InfoKeys(cfg.info_keys, lambda: _probe(first)) if cfg.info_keys else None
+            self._infos = InfoKeys(cfg.info_keys, _infos_of(first)) if cfg.info_keys else None
         except BaseException:
             with contextlib.suppress(Exception):  # which would hide the first error
                 self.close()
             raise
         infos = self._infos.leaves if self._infos else ()
         self._leaves: tuple[Leaf, ...] = (*self._observation.leaves, *infos)
-        self.spec = EnvSpec(
-            cfg.num_envs, self._leaves, action.leaves, first.observation_space, first.action_space, ragged=False
-        )
+        self.spec = EnvSpec(cfg.num_envs, self._leaves, action.leaves, self._observation.space, first.action_space)
         self._split: Callable[[Sequence[np.ndarray]], list[Any]] = action.element_splitter()
         self._steps = [env.step for env in self._envs]
         self._indices = range(cfg.num_envs)
@@ -89,7 +87,7 @@ class GymEnv:
         try:
             for step, one in zip(self._steps, actions, strict=True):
                 observation, reward, is_terminated, is_truncated, info = step(one)
-                add_values(observation if plain else self._flatten(observation, info, after_step=True))
+                add_values(observation if plain else self._flatten(observation, info))
                 add_reward(reward)
                 if is_terminated or is_truncated:
                     e = len(rewards) - 1
@@ -122,19 +120,24 @@ class GymEnv:
     def _restart_one(self, e: int, seed: int | None, out: Sequence[np.ndarray]) -> None:
         try:
             observation, info = self._envs[e].reset(seed=seed)
-            values = [observation] if self._plain else self._flatten(observation, info, after_step=False)
+            values = [observation] if self._plain else self._flatten(observation, info)
             write_row(self._leaves, out, e, values)
         except Exception as error:
             error.add_note(f"in env {e} of this group of {self.spec.num_envs}, while resetting")
             raise
 
-    def _flatten(self, observation: Any, info: dict, after_step: bool) -> list[Any]:
+    def _flatten(self, observation: Any, info: dict) -> list[Any]:
         values = self._observation.flatten(observation)
-        return [*values, *self._infos.values(info, after_step)] if self._infos else values
+        return [*values, *self._infos.values(info)] if self._infos else values
 
 
-def _probe(env: gymnasium.Env) -> tuple[dict, dict]:
+def _infos_of(env: gymnasium.Env) -> Iterator[dict]:
+    """The infos of one episode with random actions, that of its reset last."""
     _, at_reset = env.reset(seed=0)
     env.action_space.seed(0)
-    at_step = env.step(env.action_space.sample())[4]
-    return at_reset, at_step
+    for _ in range(PROBED_STEPS):
+        _, _, terminated, truncated, info = env.step(env.action_space.sample())
+        yield info
+        if terminated or truncated:
+            break
+    yield at_reset

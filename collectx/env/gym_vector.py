@@ -13,7 +13,7 @@ Called by the rollout, in the worker's process. Must not know slots, trajectorie
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import gymnasium
@@ -23,9 +23,9 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, Vecto
 from collectx.batch import Leaf
 from collectx.config import GymVectorEnvConfig
 from collectx.env.base import EnvSpec, StepRows
-from collectx.env.infos import InfoKeys
+from collectx.env.infos import PROBED_STEPS, InfoKeys, of_each_env
 from collectx.env.make import given, resolve_source, wrapper
-from collectx.env.spaces import Structure, check, checked_rows
+from collectx.env.spaces import Structure, checked_rows, without, write_row
 from collectx.errors import CollectxError, ConfigError, ShapeError
 
 _BUILT_BY_US = ("sync", "async")
@@ -50,9 +50,10 @@ class GymVectorEnv:
         self._env = _make(cfg) if env is None else env
         try:
             self._mode = _autoreset_mode(self._env, cfg)
-            self._observation = Structure(self._env.single_observation_space, ("observation",))
+            observation_space = without(self._env.single_observation_space, cfg.exclude_keys)
+            self._observation = Structure(observation_space, ("observation",))
             self._action = Structure(self._env.single_action_space, ("action",))
-            self._infos = InfoKeys(cfg.info_keys, self._probe) if cfg.info_keys else None
+            self._infos = InfoKeys(cfg.info_keys, self._infos_of_each()) if cfg.info_keys else None
         except BaseException:
             with contextlib.suppress(Exception):  # which would hide the first error
                 self.close()
@@ -64,7 +65,7 @@ class GymVectorEnv:
             self._env.num_envs,
             self._leaves,
             self._action.leaves,
-            self._env.single_observation_space,
+            observation_space,
             self._env.single_action_space,
             ragged=self._mode is AutoresetMode.NEXT_STEP,
             # Only Gymnasium's own are known to take a mask of envs to reset while they also reset by themselves.
@@ -88,7 +89,7 @@ class GymVectorEnv:
         observation, info = self._env.reset(seed=seed)  # type: ignore[arg-type]
         self._ended[:] = False
         self._any_ended = False
-        self._write(out, self._values(observation, info, after_step=False))
+        self._write(out, self._values(observation, info))
 
     def step(self, action: Sequence[np.ndarray], out: StepRows) -> bool:
         # A copy, as the env may keep its actions while these arrays are the caller's and will be written again.
@@ -107,16 +108,12 @@ class GymVectorEnv:
             array[:] = value
         ended = np.logical_or(terminated, truncated)
         any_ended = bool(ended.any())
-        if self._mode is AutoresetMode.NEXT_STEP:
-            self._write(out.observation, self._values(observation, info, after_step=True, absent=self._ended))
-            if self._any_ended:
-                out.frame[self._ended] = False
-        elif self._mode is AutoresetMode.SAME_STEP and any_ended:
-            self._write(out.observation, self._values(observation, info, after_step=True, absent=ended))
-            self._fresh = [array[ended] for array in out.observation]
-            self._write_final(out.observation, ended, info)
+        if self._mode is AutoresetMode.SAME_STEP and any_ended:
+            self._write_both(out.observation, observation, info, ended)
         else:
-            self._write(out.observation, self._values(observation, info, after_step=True))
+            self._write(out.observation, self._values(observation, info))
+            if self._mode is AutoresetMode.NEXT_STEP and self._any_ended:
+                out.frame[self._ended] = False
         self._ended[:] = ended
         self._any_ended = any_ended
         return any_ended
@@ -139,7 +136,7 @@ class GymVectorEnv:
                 )
             # `reset` may change its options, and a vector env may keep the mask.
             observation, info = self._env.reset(options={"reset_mask": early.copy()})
-            values = self._values(observation, info, after_step=False)
+            values = self._values(observation, info)
             for leaf, array, value in zip(self._leaves, out, values, strict=True):
                 array[early] = checked_rows(leaf, value, array)[early]
         if due.any():
@@ -150,44 +147,44 @@ class GymVectorEnv:
     def close(self) -> None:
         self._env.close()
 
-    def _values(
-        self, observation: Any, info: Mapping, after_step: bool, absent: np.ndarray | None = None
-    ) -> list[np.ndarray]:
-        """One `[E, *shape]` array per leaf; where `absent`, `info` is that of a reset."""
+    def _values(self, observation: Any, info: Mapping) -> list[np.ndarray]:
+        """One `[E, *shape]` array per leaf."""
         values = self._observation.flatten(observation)
-        if self._infos:
-            for leaf in self._infos.leaves:
-                values.append(_info_rows(leaf, info, self._env.num_envs, absent if after_step else True))
-        return values
+        return [*values, *self._infos.rows(info, self._env.num_envs)] if self._infos else values
 
     def _write(self, out: Sequence[np.ndarray], values: Sequence[Any]) -> None:
         for leaf, array, value in zip(self._leaves, out, values, strict=True):
             array[...] = checked_rows(leaf, value, array)
 
-    def _write_final(self, out: Sequence[np.ndarray], ended: np.ndarray, info: Mapping) -> None:
+    def _write_both(self, out: Sequence[np.ndarray], observation: Any, info: Mapping, ended: np.ndarray) -> None:
+        """Writes a step in which envs ended and were reset: keeps the first observations, writes the final ones."""
         if "final_obs" not in info:
             raise CollectxError(
                 'a vector env with autoreset mode SameStep must put the final observations into info["final_obs"], '
                 f"which has only {sorted(map(str, info))}"
             )
+        first_infos, final_infos = self._infos.last_rows(info, ended) if self._infos else ([], [])
+        self._write(out, [*self._observation.flatten(observation), *first_infos])
+        self._fresh = [array[ended] for array in out]
         final = info["final_obs"]
         per_env = isinstance(final, np.ndarray) and final.dtype == object
         batched = None if per_env else self._observation.flatten(final)
         for e in np.flatnonzero(ended).tolist():
             values = self._observation.flatten(final[e]) if batched is None else [value[e] for value in batched]
-            for leaf, array, value in zip(self._observation.leaves, out, values, strict=False):
-                check(leaf, value, array.dtype, e)
-                array[e] = value
-        if self._infos:
-            arrays = out[len(self._observation.leaves) :]
-            for leaf, array in zip(self._infos.leaves, arrays, strict=True):
-                rows = _info_rows(leaf, info.get("final_info", {}), self._env.num_envs, ~ended)
-                array[ended] = rows[ended]
+            write_row(self._leaves, out, e, [*values, *(rows[e] for rows in final_infos)])
 
-    def _probe(self) -> tuple[dict, dict]:
+    def _infos_of_each(self) -> Iterator[Mapping]:
+        """The infos of each env until one has ended, by random actions; those of the reset last."""
+        size = self._env.num_envs
         _, at_reset = self._env.reset(seed=0)
         self._env.action_space.seed(0)
-        return at_reset, _first_env(self._env.step(self._env.action_space.sample())[4])
+        for _ in range(PROBED_STEPS):
+            _, _, terminated, truncated, info = self._env.step(self._env.action_space.sample())
+            yield from of_each_env(info.get("final_info", {}), size)
+            yield from of_each_env(info, size)
+            if np.any(terminated) or np.any(truncated):
+                break
+        yield from of_each_env(at_reset, size)
 
 
 def _make(cfg: GymVectorEnvConfig) -> VectorEnv:
@@ -245,22 +242,3 @@ def _parse_mode(value: Any) -> AutoresetMode | None:
 
 def _legal() -> str:
     return f"one of {', '.join(mode.name.lower() for mode in AutoresetMode)}"
-
-
-def _info_rows(leaf: Leaf, info: Mapping, num_envs: int, optional: np.ndarray | bool | None) -> np.ndarray:
-    """The entry as `[E, *shape]`. Envs that are `optional` may lack it (True: all, None: none) and then have 0."""
-    name = leaf.key[-1]
-    present = info.get(f"_{name}", np.full(num_envs, name in info))
-    may_lack = np.zeros(num_envs, bool) if optional is None else np.broadcast_to(np.asarray(optional), (num_envs,))
-    lacking = np.flatnonzero(~(present | may_lack)).tolist()
-    if lacking:
-        raise ShapeError(
-            f"info.{name}: missing from the info of this step in envs {lacking}, so it cannot be in env.info_keys"
-        )
-    if name not in info:
-        return np.zeros((num_envs, *leaf.shape), bool)
-    return np.asarray(info[name])
-
-
-def _first_env(info: Mapping) -> dict:
-    return {key: value[0] for key, value in info.items() if isinstance(value, np.ndarray) and not key.startswith("_")}

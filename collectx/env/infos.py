@@ -1,65 +1,174 @@
-"""The entries of `info` that a user wants to keep, as leaves `("info", name)`.
+"""The entries of `info` that a user wants to keep, as leaves `("info", name)`, each with a mask `("info", "_name")` of
+where the env gave it, as Gymnasium's vector envs have.
 
-Called by the Gymnasium adapters, in the worker's process. Shapes and dtypes are learnt from one reset and one step,
-as Gymnasium declares no space for infos. Must not know how envs are stepped.
+Called by the Gymnasium adapters, in the worker's process. Shapes and dtypes are learnt from the infos of one episode at
+most, as Gymnasium declares no space for infos. Must not know how envs are stepped.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 
 from collectx.batch import Leaf
-from collectx.env.spaces import torch_dtype
+from collectx.env.spaces import numpy_dtype, torch_dtype
 from collectx.errors import ShapeError, SpaceError
+
+# Steps in which an entry is looked for where the episode does not end before.
+PROBED_STEPS = 10_000
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """An entry of `info`: its leaves, where their values are in it, and its mask."""
+
+    name: str
+    leaves: tuple[Leaf, ...]
+    paths: tuple[tuple[Any, ...], ...]
+
+    @property
+    def mask(self) -> Leaf:
+        return Leaf(("info", f"_{self.name}"), (), torch.bool)
+
+    def values(self, info: Mapping) -> Iterator[Any]:
+        for leaf, path in zip(self.leaves, self.paths, strict=True):
+            value = info[self.name]
+            try:
+                for part in path:
+                    value = value[part]
+            except (KeyError, IndexError, TypeError) as error:
+                raise ShapeError(f"{'.'.join(leaf.key)}: missing from the info, which has {value!r:.200}") from error
+            yield value
 
 
 class InfoKeys:
-    """The kept info entries of one env.
+    """The kept info entries of one env, or of a vector of envs.
 
-    An entry that the env gives only in `step` is stored as 0 for the observation after a reset; an entry that it does
-    not give in `step` cannot be kept.
+    An entry is a number, an array, or a dict of these. Where an env does not give it, as most do at a reset and some in
+    all steps but an episode's last, zeros are stored and its mask is False.
 
     Args:
         names: top-level keys of `info`.
-        probe: gives the infos of one reset and of one step; called once.
+        infos: those of one env, in which the entries are looked for; read only until all are found.
+
+    Attributes:
+        leaves: for each name `("info", name)`, or `("info", name, part)` for each part of a dict, then
+            `("info", "_name")`, [] bool.
 
     Raises:
-        SpaceError: an entry is missing from the step's info or is not numeric.
+        SpaceError: an entry is in none of `infos`, or is not numeric.
     """
 
-    def __init__(self, names: Sequence[str], probe: Callable[[], tuple[Mapping, Mapping]]):
-        self.names = tuple(names)
-        _, at_step = probe()
-        self.leaves = tuple(self._leaf(name, at_step) for name in self.names)
-        self._zeros = tuple(np.zeros(leaf.shape, bool) for leaf in self.leaves)
+    def __init__(self, names: Sequence[str], infos: Iterable[Mapping]):
+        found: dict[str, Any] = {}
+        known: dict[str, None] = {}
+        for info in infos:
+            known |= dict.fromkeys(map(str, info))
+            found |= {name: info[name] for name in names if name in info and name not in found}
+            if len(found) == len(set(names)):
+                break
+        for name in names:
+            if name not in found:
+                raise SpaceError(
+                    f"env.info_keys: the infos of one episode (or its first {PROBED_STEPS} steps) have no {name!r}; "
+                    f"they have {', '.join(sorted(known)) or 'nothing'}"
+                )
+        self._entries = [_entry(name, found[name]) for name in names]
+        self.leaves = tuple(leaf for entry in self._entries for leaf in (*entry.leaves, entry.mask))
 
-    @staticmethod
-    def _leaf(name: str, info: Mapping) -> Leaf:
-        if name not in info:
-            known = ", ".join(sorted(str(key) for key in info)) or "nothing"
-            raise SpaceError(f"env.info_keys: the info of a step has no {name!r}; it has {known}")
-        value = np.asarray(info[name])
-        if value.dtype.kind not in "biuf":
-            raise SpaceError(
-                f"env.info_keys: {name!r} is not numeric ({info[name]!r:.100}): only numbers and arrays can be kept"
-            )
-        return Leaf(("info", name), value.shape, torch_dtype(value.dtype))
-
-    def values(self, info: Mapping, after_step: bool) -> list[Any]:
-        """One value per kept entry.
+    def values(self, info: Mapping) -> list[Any]:
+        """One value for each of `leaves`, from one env's info.
 
         Raises:
-            ShapeError: an entry is missing from a step's info.
+            ShapeError: an entry lacks a part.
         """
-        found = []
-        for name, zero in zip(self.names, self._zeros, strict=True):
-            if name in info:
-                found.append(info[name])
-            elif after_step:
-                raise ShapeError(f"info.{name}: missing from the info of this step, so it cannot be in env.info_keys")
+        values: list[Any] = []
+        for entry in self._entries:
+            is_there = entry.name in info
+            values += entry.values(info) if is_there else [np.zeros(leaf.shape, bool) for leaf in entry.leaves]
+            values.append(is_there)
+        return values
+
+    def rows(self, info: Mapping, num_envs: int) -> list[np.ndarray]:
+        """One array `[num_envs, *shape]` for each of `leaves`, from a vector env's info; owned by the caller.
+
+        Raises:
+            ShapeError: an entry lacks a part.
+        """
+        rows: list[np.ndarray] = []
+        for entry in self._entries:
+            is_there = np.full(num_envs, entry.name in info)
+            if entry.name in info:
+                is_there &= np.asarray(info.get(f"_{entry.name}", True), bool)
+                values = [np.array(value) for value in entry.values(info)]
+                for value in values:
+                    if value.shape[:1] == (num_envs,):
+                        value[~is_there] = 0
             else:
-                found.append(zero)
-        return found
+                values = [np.zeros((num_envs, *leaf.shape), numpy_dtype(leaf)) for leaf in entry.leaves]
+            rows += [*values, is_there]
+        return rows
+
+    def last_rows(self, info: Mapping, ended: np.ndarray) -> tuple[list[np.ndarray], list[np.ndarray]]:
+        """Of a vector env that resets its envs in the step in which they end: the entries of the first infos, and of
+        the final ones, both as `rows`. What is not in `info["final_info"]` of an env that ended, but beside it, was
+        added by a wrapper of the vector, and is of the final info too."""
+        first = self.rows(info, len(ended))
+        final = self.rows(info.get("final_info", {}), len(ended))
+        start = 0
+        for entry in self._entries:
+            end = start + len(entry.leaves)
+            beside = ended & first[end] & ~final[end]
+            for at in range(start, end + 1):
+                final[at][beside] = first[at][beside]
+                first[at][beside] = 0
+            start = end + 1
+        return first, final
+
+
+def of_each_env(info: Mapping, num_envs: int) -> Iterator[dict[str, Any]]:
+    """A vector env's info, env by env."""
+    for e in range(num_envs):
+        yield _of_env(info, e)
+
+
+def _of_env(info: Mapping, e: int) -> dict[str, Any]:
+    one = {}
+    for key, value in info.items():
+        mask = info.get(f"_{key}")
+        if str(key).startswith("_") or (mask is not None and not mask[e]):
+            continue
+        if isinstance(value, Mapping):
+            one[key] = _of_env(value, e)
+        elif isinstance(value, np.ndarray):
+            one[key] = value[e]
+    return one
+
+
+def _entry(name: str, value: Any) -> _Entry:
+    found = list(_walk(name, value, ()))
+    if not found:
+        raise SpaceError(f"env.info_keys: {name!r} is an empty dict: only numbers and arrays can be kept")
+    return _Entry(name, tuple(leaf for leaf, _ in found), tuple(path for _, path in found))
+
+
+def _walk(name: str, value: Any, path: tuple[Any, ...]) -> Iterator[tuple[Leaf, tuple[Any, ...]]]:
+    if isinstance(value, Mapping):
+        for part, inner in value.items():
+            yield from _walk(name, inner, (*path, part))
+        return
+    try:
+        array = np.asarray(value)
+    except ValueError:
+        array = np.empty(0, object)  # of uneven shape
+    if array.dtype.kind not in "biuf":
+        shown = ".".join(map(str, (name, *path)))
+        raise SpaceError(
+            f"env.info_keys: {shown!r} is not numeric ({value!r:.100}): only numbers, arrays and dicts of these can be "
+            "kept"
+        )
+    yield Leaf(("info", name, *map(str, path)), array.shape, torch_dtype(array.dtype)), path

@@ -10,7 +10,8 @@ Called by the env adapters, in the worker's process. Must not know envs, batches
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache, partial
 from typing import Any
 
@@ -19,7 +20,7 @@ import torch
 from gymnasium import Space, spaces
 
 from collectx.batch import Key, Leaf
-from collectx.errors import ShapeError, SpaceError
+from collectx.errors import ConfigError, ShapeError, SpaceError
 
 Path = tuple[Any, ...]
 
@@ -83,6 +84,45 @@ class Structure:
         parts = _part_spaces(self.space)
         columns = [_split(part, array) for part, array in zip(parts, map(_only, arrays), strict=True)]
         return [self.nest(row) for row in zip(*columns, strict=True)]
+
+
+def without(space: Space, names: Sequence[str]) -> Space:
+    """`space` without some of its parts. In a Tuple an empty Dict takes a part's place, so that the others keep theirs.
+
+    Args:
+        names: of the parts, from the outside in, joined by dots: `mission`, `inner.text`.
+
+    Raises:
+        ConfigError: no part has one of the names.
+    """
+    if not names:
+        return space
+    known: list[str] = []
+    reduced = _without(space, "", frozenset(names), known)
+    if unknown := [name for name in names if name not in known]:
+        raise ConfigError(
+            [
+                f"env.exclude_keys names {', '.join(unknown)}, which the observation does not have: it has "
+                f"{', '.join(known) or 'no parts'}."
+            ]
+        )
+    return reduced
+
+
+def _without(space: Space, prefix: str, names: frozenset[str], known: list[str]) -> Space:
+    if not isinstance(space, spaces.Dict | spaces.Tuple):
+        return space
+    each: Iterable[tuple[Any, Space]]
+    each = space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces)
+    parts: dict[Any, Space] = OrderedDict()
+    for name, part in each:
+        path = f"{prefix}{name}"
+        known.append(path)
+        if path not in names:
+            parts[name] = _without(part, f"{path}.", names, known)
+        elif isinstance(space, spaces.Tuple):
+            parts[name] = spaces.Dict({})
+    return spaces.Dict(parts) if isinstance(space, spaces.Dict) else spaces.Tuple(parts.values())
 
 
 def write_row(leaves: Sequence[Leaf], rows: Sequence[np.ndarray], e: int, values: Sequence[Any]) -> None:
@@ -202,7 +242,13 @@ def _unstorable(space: Space, key: Key, why: str) -> SpaceError:
     return SpaceError(
         f"{'.'.join(key)}: the space {space} cannot be stored as a tensor, as {why}: turn it into a Box, Discrete, "
         "MultiDiscrete, MultiBinary, or a Dict or Tuple of these, as gymnasium.wrappers.TransformObservation does"
+        + (f", or {leave_out('.'.join(key[1:]))}" if key[0] == "observation" and len(key) > 1 else "")
     )
+
+
+def leave_out(name: str) -> str:
+    """How a user leaves out a part of the observation."""
+    return f"leave it out with env.exclude_keys=[{name}], in Python exclude_keys=['{name}']"
 
 
 def _refuse_clashes(leaves: Sequence[Leaf], space: Space) -> None:

@@ -54,13 +54,14 @@ class TorchrlEnv:
         envs: unbatched envs with the same specs, or one batched env; of several dimensions, they stand in them in a
             batch too, but one after the other for policy and actions.
         owned: whether they are closed with the group.
+        exclude: keys of the observation and state specs that are no leaves of the batch; see `observation_specs`.
 
     Raises:
-        ConfigError: an env that resets by itself, or changes frames after their step.
+        ConfigError: an env that resets by itself, or changes frames after their step, or has none of a key to exclude.
         SpaceError: specs that a batch does not have.
     """
 
-    def __init__(self, envs: Sequence[Any], owned: bool = True):
+    def __init__(self, envs: Sequence[Any], owned: bool = True, exclude: Sequence[str] = ()):
         self._owned = owned
         self._envs = list(envs)
         try:
@@ -68,9 +69,9 @@ class TorchrlEnv:
             for env in self._envs:
                 _check(env, alone=len(self._envs) == 1)
             num_envs = first.batch_size.numel() if first.batch_size else len(self._envs)
-            observed, acted = observation_specs(first), action_specs(first)
-            leaves, action, rewards = _leaves(first)
-            if any(_leaves(env) != (leaves, action, rewards) for env in self._envs[1:]):
+            observed, acted = observation_specs(first, exclude), action_specs(first)
+            leaves, action, rewards = _leaves(first, exclude)
+            if any(_leaves(env, exclude) != (leaves, action, rewards) for env in self._envs[1:]):
                 raise SpaceError("the envs of a group must have the same specs, and these have not")
         except BaseException:
             with contextlib.suppress(Exception):  # which would hide the first error
@@ -242,8 +243,9 @@ class _Part:
         if after.get("done", None) is None and after.get("terminated", None) is None:
             raise ShapeError("the env's step writes neither done nor terminated, so that no episode would end")
         left_out = set(self._actions)
-        left_out.update(_plain(key) for key in after.keys(True, True))
-        return [key for key in map(_plain, self._data.keys(True, True)) if key not in left_out]
+        # With the nodes above the leaves: only so are there those that are no tensors, as texts.
+        left_out.update(_plain(key) for key in after.keys(True))
+        return [key for key in map(_plain, self._data.keys(True)) if key not in left_out]
 
     def _write(self, leaf: Leaf, value: torch.Tensor | None, array: np.ndarray) -> None:
         """Writes the value of one env or of several into its rows of `array`, after checking its shape and dtype."""
@@ -284,8 +286,8 @@ def make_torchrl(cfg: TorchrlEnvConfig) -> TorchrlEnv:
                     f"{list(made.batch_size)}: use env.num_envs={made.batch_size.numel()}."
                 ]
             )
-        return TorchrlEnv(envs)
-    return TorchrlEnv([made, *(make(**cfg.kwargs) for _ in range(cfg.num_envs - 1))])
+        return TorchrlEnv(envs, exclude=cfg.exclude_keys)
+    return TorchrlEnv([made, *(make(**cfg.kwargs) for _ in range(cfg.num_envs - 1))], exclude=cfg.exclude_keys)
 
 
 def split(env: Any) -> list[Any]:
@@ -329,9 +331,9 @@ def _changes_steps(env: Any) -> str | None:
     return _changes_steps(env.base_env)
 
 
-def _leaves(env: Any) -> tuple[tuple[Leaf, ...], tuple[Leaf, ...], tuple[Leaf, ...]]:
+def _leaves(env: Any, exclude: Sequence[str]) -> tuple[tuple[Leaf, ...], tuple[Leaf, ...], tuple[Leaf, ...]]:
     """What it observes, takes and gives."""
-    return leaves_of(observation_specs(env), env), leaves_of(action_specs(env), env), reward_leaves(env)
+    return leaves_of(observation_specs(env, exclude), env), leaves_of(action_specs(env), env), reward_leaves(env)
 
 
 def _plain(key: Any) -> Any:

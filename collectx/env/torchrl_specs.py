@@ -14,8 +14,8 @@ import torch
 from gymnasium import Space, spaces
 
 from collectx.batch import DONE_KEYS, Key, Leaf
-from collectx.env.spaces import numpy_dtype
-from collectx.errors import SpaceError
+from collectx.env.spaces import leave_out, numpy_dtype
+from collectx.errors import ConfigError, SpaceError
 
 # Steps drawn at once, unless actions are large.
 _BLOCK_STEPS = 256
@@ -27,14 +27,27 @@ def is_torchrl_env(value: Any) -> bool:
     return any(cls.__name__ == "EnvBase" and cls.__module__.startswith("torchrl.") for cls in type(value).__mro__)
 
 
-def observation_specs(env: Any) -> dict[Key, Any]:
+def observation_specs(env: Any, exclude: Sequence[str] = ()) -> dict[Key, Any]:
     """The specs of the leaves that `env` observes, in its order, then of those of its state that are not observed.
 
+    Args:
+        exclude: keys that are left out, or what all keys to leave out begin with; parts joined by dots.
+
     Raises:
+        ConfigError: no key begins with one of `exclude`.
         SpaceError: the env as a whole has no end, or one of another shape than a batch.
     """
     observed = _by_key(env.full_observation_spec)
     observed |= {key: spec for key, spec in _by_key(env.full_state_spec).items() if key not in observed}
+    beginnings = {key: {".".join(key[: end + 1]) for end in range(len(key))} for key in observed}
+    if unknown := sorted(set(exclude).difference(*beginnings.values())):
+        raise ConfigError(
+            [
+                f"env.exclude_keys names {', '.join(unknown)}, which {type(env).__name__} does not observe: it has "
+                f"{', '.join(map('.'.join, observed))}."
+            ]
+        )
+    observed = {key: spec for key, spec in observed.items() if beginnings[key].isdisjoint(exclude)}
     return observed | _agents_ends(env)
 
 
@@ -67,7 +80,7 @@ def leaves_of(specs: dict[Key, Any], env: Any) -> tuple[Leaf, ...]:
             raise SpaceError(
                 f"{'.'.join(leaf.key)}: the spec {type(specs[leaf.key]).__name__} of {type(env).__name__} has shape "
                 f"{leaf.shape} and dtype {leaf.dtype}: a batch holds tensors of a fixed shape and a dtype that numpy "
-                "has: drop it with TorchRL's ExcludeTransform, or transform it"
+                f"has: transform it, or, if it is observed, {leave_out('.'.join(leaf.key))}"
             )
     return found
 
@@ -107,6 +120,9 @@ def _by_key(composite: Any) -> dict[Key, Any]:
 
 
 def _is_storable(leaf: Leaf) -> bool:
+    # That of a NonTensor spec is None.
+    if not isinstance(leaf.dtype, torch.dtype):
+        return False
     try:
         numpy_dtype(leaf)
     except TypeError:

@@ -10,7 +10,7 @@ from functools import partial
 import pytest
 import torch
 from gymnasium.vector import SyncVectorEnv
-from gymnasium.wrappers import TransformReward
+from gymnasium.wrappers import RecordEpisodeStatistics, TransformReward
 from making import by_worker, make
 from ways import (
     BETWEEN_PROCESSES,
@@ -229,6 +229,21 @@ def test_a_value_that_is_not_finite_is_refused_with_its_place(way, value, at, wh
         collector.next()
     with make(way, creates, frames_per_batch=40, check_finite=False) as collector:
         assert not collector.next()["next", "observation", "pose"].isfinite().all() or at == 0
+
+
+@over((SINGLE, INLINE_SYNC))
+def test_a_worker_has_several_plain_envs_and_keeps_their_infos(way):
+    def create():
+        return RecordEpisodeStatistics(cartpole(max_episode_steps=5))
+
+    keywords = {"num_envs": 3, "info_keys": ["episode"], "frames_per_batch": 72, "total_frames": 72}
+    with make(way, create, **keywords) as collector:
+        (batch,) = list(collector)
+    assert batch.shape == ((3, 24) if way is SINGLE else (2, 3, 12))
+    done = batch["next", "done"].squeeze(-1)
+    assert torch.equal(batch["next", "info", "_episode"], done)
+    assert torch.equal(batch["next", "info", "episode", "l"], 5 * done)
+    assert not torch.equal(batch["observation"].flatten(0, -3)[0], batch["observation"].flatten(0, -3)[1])
 
 
 def test_older_names_are_aliases():

@@ -4,7 +4,7 @@ wrong with its value, and what to do; here it is known by the keyword and a word
 from __future__ import annotations
 
 import threading
-from functools import partial
+from functools import cache, partial
 from types import SimpleNamespace
 
 import gymnasium
@@ -74,12 +74,15 @@ BETWEEN_STEPS = {"num_workers_per_collector": 2, "update_weights_between_steps":
         ("sync", {"reset_when_done": False}, "reset_when_done=False"),
         ("sync", {"extend_buffer": False, "replay_buffer": SimpleNamespace(extend=print)}, "replay_buffer= `add`"),
         ("sync", {"split_trajs": True, "replay_buffer": ReplayBuffer(10)}, "split_trajs=True SliceSampler"),
+        ("sync", {"num_envs": 0}, "num_envs=0 1"),
+        ("sync", {"info_keys": "episode"}, "info_keys='episode' list strings"),
         ("sync", {"seed": -1}, "seed=-1 0 2**61"),
         ("sync", {"init_fn": 3}, "init_fn=3"),
         # What all workers have, in collector_kwargs.
         ("gloo", {"collector_kwargs": {"set_truncated": 1}, "set_truncated": 0}, "set_truncated=0 collector_kwargs"),
         ("gloo", {"collector_kwargs": [{"set_truncated": True}, {}]}, "collector_kwargs: set_truncated=[True, same"),
         ("gloo", {"collector_kwargs": {"max_frames_per_traj": "5"}}, "max_frames_per_traj='5' int"),
+        ("gloo", {"collector_class": lambda *_, **__: None, "num_envs": 2}, "num_envs=2 collector_class"),
         ("gloo", BETWEEN_STEPS, "update_weights_between_steps=True num_workers_per_collector=2"),
         # Parts of other lengths.
         ("sync", {"frames_per_batch": [5, 9]}, "frames_per_batch=[5, 9] cat_results=-1"),
@@ -121,6 +124,9 @@ def test_a_wrong_argument_is_refused_before_an_env_is_made(kind, keywords, words
 @pytest.mark.parametrize(
     ("kind", "create", "keywords", "words"),
     [
+        ("sync", cartpoles, {"num_envs": 2}, "num_envs=2 vector num_envs=3"),
+        ("sync", cache(cartpole), {"num_envs": 2}, "num_envs=2 same"),
+        ("sync", cartpole, {"exclude_keys": ["mission"]}, "exclude_keys mission"),
         ("sync", cartpole, {"cat_results": 1}, "cat_results=1 -1 0 'stack'"),
         ("sync", cartpoles, {"cat_results": 0, "frames_per_batch": [3, 6]}, "cat_results=0 cat_results=-1"),
         ("sync", cartpoles, {"cat_results": 0} | PREEMPTIVE, "cat_results=0 cat_results=-1"),

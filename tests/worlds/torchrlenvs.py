@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from tensordict import TensorDict
 from torchrl import envs
-from torchrl.data import Binary, Bounded, Categorical, Composite, OneHot, Unbounded
+from torchrl.data import Binary, Bounded, Categorical, Composite, NonTensor, OneHot, Unbounded
 
 from worlds import walk
 
@@ -122,6 +122,25 @@ class Masked(Toy):
 
 def masked():
     return envs.TransformedEnv(Masked(), envs.ActionMask())
+
+
+class Spoken(Toy):
+    """Its reset observes a text, which its steps want to see."""
+
+    def __init__(self):
+        super().__init__()
+        self.observation_spec = Composite(observation=Unbounded((1,)), mission=NonTensor(()))
+        self.action_spec = Categorical(4)
+
+    def _values(self):
+        return {"observation": torch.full((1,), float(self._step_number))}
+
+    def _reset(self, tensordict, **kwargs):
+        return super()._reset(tensordict).set("mission", "go")
+
+    def _step(self, tensordict):
+        assert tensordict["mission"] == "go"
+        return super()._step(tensordict)
 
 
 class TwoRewards(ManyKeys):

@@ -65,6 +65,9 @@ def custom_problems(order: Order) -> list[str]:
             "update_weights_between_steps=True: a collector_class of your own is given weights between its batches: "
             "leave it out."
         )
+    for name in ("num_envs", "info_keys", "exclude_keys"):
+        if value := getattr(order.work, name):
+            found.append(f"{name}={value!r}: a collector_class of your own makes its envs itself: leave it out.")
     for given in given_collectors(order):
         found += call_problems(given)
     return list(dict.fromkeys(found))

@@ -288,7 +288,7 @@ def own_of(order: Order, create: Callable[..., Any], kwargs: dict[str, Any] | No
     problems = own_problems(kwargs or {}, custom is None) + ([] if custom is None else call_problems(custom))
     if problems:
         raise ConfigError(problems)
-    own = _own(GivenEnvConfig("given", 0, create, {}), order._acting()[0], kwargs or {})
+    own = _own(order.work.env(create), order._acting()[0], kwargs or {})
     if order.hooks != Hooks():
         own["hooks"] = order.hooks
     if custom is not None:

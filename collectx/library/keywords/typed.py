@@ -26,6 +26,10 @@ _KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "bool": (_is_bool, "True or False"),
     "str": (lambda value: isinstance(value, str), "a string"),
     "Sequence[int]": (lambda value: isinstance(value, list | tuple) and all(map(_is_int, value)), "a list of ints"),
+    "Sequence[str]": (
+        lambda value: isinstance(value, list | tuple) and all(isinstance(one, str) for one in value),
+        "a list of strings",
+    ),
     "Mapping[str, Any]": (lambda value: isinstance(value, Mapping), "a dict"),
     "None": (lambda value: value is None, "None"),
 }

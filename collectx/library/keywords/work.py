@@ -42,6 +42,13 @@ class Work:
         cudagraph_policy: the policy's calls are recorded as CUDA graphs by tensordict's `CudaGraphModule`: True, or its
             keyword arguments. For policies on GPUs.
         seed: what envs and random actions are seeded with.
+        num_envs: envs of each worker, where `create_env_fn` makes plain ones: it is called as often, and a batch is
+            `[envs, time]`. None: as many as one call makes.
+        info_keys: entries of Gymnasium's `info` to keep in the batch, numbers, arrays or dicts of these, as
+            `("info", name)` and `("next", "info", name)`. `("info", "_name")` is False where the env does not give the
+            entry; what is there then is zero.
+        exclude_keys: parts of the observation that are left out of the batch, as those that are no tensors; nested ones
+            with dots, "inner.text".
         worker_idx: this collector's number, where it is one of several that the caller has made: `worker_idx` gives it.
     """
 
@@ -56,6 +63,9 @@ class Work:
     compile_policy: bool | dict[str, Any] | None = None
     cudagraph_policy: bool | dict[str, Any] | None = None
     seed: int = 0
+    num_envs: int | None = None
+    info_keys: Sequence[str] = ()
+    exclude_keys: Sequence[str] = ()
     worker_idx: int | None = None
 
     @property
@@ -91,6 +101,8 @@ class Work:
         found += self._factory_problems(num_workers)
         for name, made in (("compile_policy", torch.compile), ("cudagraph_policy", CudaGraphModule)):
             found += self._acceleration_problems(name, made)
+        if self.num_envs is not None and self.num_envs < 1:
+            found.append(f"num_envs={self.num_envs}: must be at least 1.")
         if not 0 <= self.seed < 2**61:
             found.append(f"seed={self.seed}: must be at least 0 and below 2**61.")
         return [*found, *exploration_problems("", self.exploration)]
@@ -129,7 +141,12 @@ class Work:
     def envs(self, num_workers: int) -> list[GivenEnvConfig]:
         """One for each worker."""
         creates, kwargs = for_each(self.create_env_fn, num_workers), for_each(self.create_env_kwargs, num_workers)
-        return [GivenEnvConfig("given", 0, make, dict(own or {})) for make, own in zip(creates, kwargs, strict=True)]
+        return [self.env(make, own) for make, own in zip(creates, kwargs, strict=True)]
+
+    def env(self, create: Callable[..., Any], kwargs: Mapping[str, Any] | None = None) -> GivenEnvConfig:
+        """The envs of a worker for which `create` makes them."""
+        kept = list(self.info_keys), list(self.exclude_keys)
+        return GivenEnvConfig("given", self.num_envs or 0, create, dict(kwargs or {}), *kept)
 
     def policies(self, num_workers: int) -> list[PolicyConfig]:
         """Each worker's policy, as a choice of the group."""

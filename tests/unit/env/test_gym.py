@@ -5,12 +5,13 @@ from dataclasses import replace
 import gymnasium
 import numpy as np
 import pytest
-from collecting import gym
+from collecting import gym, gym_vector
 from gymnasium import spaces
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from stepping import Stepper
 
 from collectx.env import build, read_spec
-from collectx.env.spaces import numpy_dtype
+from collectx.env.spaces import Structure, numpy_dtype
 from collectx.errors import ShapeError, SpaceError
 
 NESTED = spaces.Dict({"a": spaces.Discrete(3), "b": spaces.Tuple([spaces.Box(-1, 1, (2,), np.float64)])})
@@ -84,19 +85,71 @@ def test_values_of_another_dtype_are_stored_where_they_fit():
 def test_kept_infos():
     infos = {"speed": 1.5, "pixels": np.ones((2, 2), np.uint8), "lives": 3, "alive": True, "name": "x"}
     stepper = Stepper(build(toys(infos=infos, info_keys=["lives", "pixels", "alive"]))).reset()
+    mask = (), np.bool_
     assert [(leaf.key, leaf.shape, numpy_dtype(leaf)) for leaf in stepper.spec.observation[1:]] == [
         (("info", "lives"), (), np.int64),
+        (("info", "_lives"), *mask),
         (("info", "pixels"), (2, 2), np.uint8),
+        (("info", "_pixels"), *mask),
         (("info", "alive"), (), np.bool_),
+        (("info", "_alive"), *mask),
     ]
-    assert stepper.observation[1].tolist() == [0, 0, 0]
+    assert not any(array.any() for array in stepper.observation[1:])
     for _ in range(2):
-        _, lives, pixels, alive = stepper.step().observation
+        _, lives, _, pixels, *masks = stepper.step().observation
         assert lives.tolist() == [3, 3, 3]
         assert (pixels == 1).all()
-        assert alive.all()
+        assert np.all(masks)
     with pytest.raises(SpaceError, match="'name' is not numeric"):
         build(toys(infos=infos, info_keys=["name"]))
+
+
+def recorded(num_envs, mode):
+    """A vector env whose episodes are recorded by a wrapper of the whole."""
+    envs = [lambda: gymnasium.make("CartPole-v1", max_episode_steps=5)] * num_envs
+    return gymnasium.wrappers.vector.RecordEpisodeStatistics(SyncVectorEnv(envs, autoreset_mode=AutoresetMode(mode)))
+
+
+SHORT = {"wrappers": ["RecordEpisodeStatistics"], "kwargs": {"max_episode_steps": 5}}
+RECORDED = {"gym": replace(gym(2), **SHORT)}
+for name in ("NextStep", "SameStep", "Disabled"):
+    RECORDED[f"each-{name}"] = replace(gym_vector(2, name, "sync"), **SHORT)
+    RECORDED[f"all-{name}"] = replace(gym_vector(2), id=None, entry_point=recorded, kwargs={"mode": name})
+
+
+@pytest.mark.parametrize("cfg", RECORDED.values(), ids=RECORDED)
+def test_an_info_that_comes_now_and_then_has_a_mask(cfg):
+    stepper = Stepper(build(replace(cfg, info_keys=["episode"]))).reset()
+    assert [leaf.key[1:] for leaf in stepper.spec.observation[1:]] == [*(("episode", x) for x in "rlt"), ("_episode",)]
+    for _ in range(17):
+        stepper.step()
+    for frames in stepper.frames:
+        assert sum(frame.ended for frame in frames) >= 2
+        for frame in frames:
+            _, total, length, _, mask = frame.after
+            assert (mask, total, length) == (frame.ended, 5.0 * frame.ended, 5 * frame.ended)
+            assert not any(array.any() for array in frame.before[1:])
+    stepper.env.close()
+
+
+MISSION = spaces.Dict(seen=spaces.Box(-1, 1, (2,)), inner=spaces.Dict(mission=spaces.Text(5), n=spaces.Discrete(3)))
+
+
+def spoken():
+    toy = Toy(MISSION)
+    toy.action_space = spaces.Discrete(2)
+    return toy
+
+
+def test_parts_of_an_observation_are_left_out():
+    cfg = gym(3, entry_point=spoken)
+    with pytest.raises(SpaceError, match=r"^observation\.inner\.mission: the space .*exclude_keys=\[inner.mission\],"):
+        build(replace(cfg, exclude_keys=["seen"]))
+    env = build(replace(cfg, exclude_keys=["inner.mission"]))
+    Stepper(env).reset().step()
+    keys = [leaf.key for leaf in env.spec.observation]
+    assert keys == [leaf.key for leaf in Structure(env.spec.observation_space, ("observation",)).leaves]
+    assert keys == [("observation", "seen"), ("observation", "inner", "n")]
 
 
 def test_read_spec_builds_one_env():

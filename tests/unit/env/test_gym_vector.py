@@ -56,10 +56,10 @@ def test_restart_before_the_end_is_refused_where_the_env_resets_itself(cfg):
 def test_dense_final_observations_and_infos():
     stepper = Stepper(build(dense(2, info_keys=["t"]))).reset()
     assert [type(env) for env in stepper.env.users_envs] == [Dense]
-    assert [leaf.key for leaf in stepper.spec.observation] == [("observation",), ("info", "t")]
+    assert [leaf.key for leaf in stepper.spec.observation] == [("observation",), ("info", "t"), ("info", "_t")]
     seen = []
     for _ in range(3):
-        observation, t = stepper.step().observation
+        observation, t, _ = stepper.step().observation
         assert observation[:, 0].tolist() == t.tolist()
         seen.append((t.tolist(), stepper.observation[0][:, 0].tolist()))
     assert seen == [([1, 1], [1, 1]), ([2, 2], [0, 2]), ([1, 3], [1, 0])]

@@ -49,7 +49,11 @@ REFUSED = [
     (gym_vector(3, None, "threads"), "vectorization_mode=threads is not one of async, sync, vector_entry_point"),
     (gym_vector(3, "disabled"), "gives no choice"),
     (replace(gym_vector(3, None, "sync"), info_keys=["nothing"]), "no 'nothing'"),
-    (replace(gym(), info_keys=["nothing"]), "has no 'nothing'; it has nothing"),
+    (replace(gym(), info_keys=["nothing"]), "have no 'nothing'; they have nothing"),
+    (
+        replace(gym(), exclude_keys=["mission"]),
+        "exclude_keys names mission, which .* it has no parts",
+    ),
     (
         missing('MuJoCo is not installed, run `pip install "gymnasium[mujoco]"`'),
         "MuJoCo .*: .*collectx.mujoco.'$",

@@ -5,7 +5,7 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from collectx.env.spaces import Structure, write_row
+from collectx.env.spaces import Structure, without, write_row
 from collectx.errors import ShapeError, SpaceError
 
 ROOT = ("observation",)
@@ -48,6 +48,11 @@ def test_values_that_do_not_fit(value, message):
     structure = Structure(spaces.Box(0, 255, (4,), np.uint8), ROOT)
     with pytest.raises(ShapeError, match=message):
         write_row(structure.leaves, [np.zeros((1, 4), np.uint8)], 0, structure.flatten(value))
+
+
+def test_what_is_left_out_of_a_tuple_leaves_the_others_their_names():
+    space = without(spaces.Tuple([spaces.Text(5), spaces.Dict(a=PAIR, b=spaces.Text(5)), PAIR]), ["0", "1.b", "2.a"])
+    assert [leaf.key[1:] for leaf in Structure(space, ROOT).leaves] == [("1", "a", "a"), ("1", "a", "b"), ("2", "b")]
 
 
 def test_a_missing_part():

@@ -84,6 +84,21 @@ def test_a_trajectory_goes_from_reset_to_reset_of_all_agents(size):
     assert torch.equal(ids[:, 1:] != ids[:, :-1], done[:, :-1])
 
 
+def test_a_key_that_is_no_tensor_is_left_out():
+    with Collector(torchrlenvs.Spoken, frames_per_batch=20, exclude_keys=["mission"]) as collector:
+        batch = collector.next()
+    assert batch["next", "observation"].flatten().tolist() == [1 + step % 7 for step in range(20)]
+    assert "mission" not in batch.keys(True)
+
+
+def test_several_plain_envs_are_those_of_a_serial_env():
+    each = []
+    for create, keywords in ((torchrlenvs.serial, {}), (torchrlenvs.walking, {"num_envs": 3})):
+        with Collector(create, frames_per_batch=30, **keywords) as collector:
+            each.append(collector.next())
+    assert (each[0] == each[1]).all()
+
+
 def test_returns_sum_all_rewards():
     cfg = TorchrlEnvConfig("torchrl", 1, "worlds.torchrlenvs:Agents")
     with collectors.build(config("single", "inline", cfg, frames_per_batch=30), None, read_spec(cfg)) as collector:
@@ -127,6 +142,7 @@ class ByItself(torchrlenvs.ManyKeys):
         (torchrlenvs.hooked, ConfigError, "Hooked has _post_step_mdp_hooks, by which a frame's keys below next"),
         (ByItself, ConfigError, "ByItself resets its envs by itself"),
         (lambda: 3, ConfigError, "returned a builtins.int: expected a gymnasium.Env, .* or an EnvBase of TorchRL"),
+        (torchrlenvs.Spoken, SpaceError, r"^mission: the spec NonTensor .*env.exclude_keys=\[mission\]"),
         (NoEnd, ShapeError, "writes neither done nor terminated"),
         (
             partial(Misfit, torch.ones(1)),

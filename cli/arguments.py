@@ -93,6 +93,10 @@ def split(argv: Sequence[str]) -> Arguments:
             given = value if has_value else tokens.pop(0) if tokens and tokens[0] in _INFO else "all"
             flags[_OPTIONAL_VALUE[name]] = given
         else:
-            names = [flag for flag in (*_SWITCHES, *_VALUED, *_OPTIONAL_VALUE) if flag.startswith("--")]
-            raise ConfigError([f"{token}: no such flag{did_you_mean(token, names)}"])
+            raise ConfigError([f"{token}: no such flag{did_you_mean(token, names())}"])
     return Arguments(tuple(words), flags)
+
+
+def names() -> list[str]:
+    """The long names of all flags, as in `--config-dir`."""
+    return [flag for flag in (*_SWITCHES, *_VALUED, *_OPTIONAL_VALUE) if flag.startswith("--")]

@@ -9,7 +9,7 @@
     <run>/result.json          written atomically, last
     <run>/logs/                one file per role
     <run>/jobs/                scripts of a scheduler's jobs, and what they are told
-    <run>/checkpoints/  <run>/data/
+    <run>/checkpoints/
 
 Used by the trainer's process while a run lives, and by the command line afterwards. Must not know what the lines mean.
 """
@@ -44,7 +44,6 @@ class RunFolder:
         self.jobs = self.path / "jobs"
         self.checkpoints = self.path / "checkpoints"
         self.final_checkpoint = self.checkpoints / "final.pt"
-        self.data = self.path / "data"
 
     def begin(self, keep_logs: bool = False) -> None:
         """Makes the folders, and removes what an earlier run in the same folder wrote: its lines and its result must
@@ -53,7 +52,7 @@ class RunFolder:
         Args:
             keep_logs: leaves `logs/` alone, where other roles of this run may be writing already.
         """
-        for folder in (self.path, self.snapshot, self.logs, self.checkpoints, self.data):
+        for folder in (self.path, self.snapshot, self.logs, self.checkpoints):
             folder.mkdir(parents=True, exist_ok=True)
         lines = (self.metrics, self.events)
         logs = () if keep_logs else self.logs.glob("*.log")

@@ -98,7 +98,11 @@ def split(argv: Sequence[str], switches: Sequence[str] = ()) -> Arguments:
             given = value if has_value else tokens.pop(0) if tokens and tokens[0] in _INFO else "all"
             flags[_OPTIONAL_VALUE[name]] = given
         else:
-            names = [flag for flag in (*_SWITCHES, *_VALUED, *_OPTIONAL_VALUE) if flag.startswith("--")]
-            names += [f"--{name}" for name in switches]
-            raise ConfigError([f"{token}: no such flag{did_you_mean(token, names)}"])
+            raise ConfigError([f"{token}: no such flag{did_you_mean(token, names(switches))}"])
     return Arguments(tuple(words), flags)
+
+
+def names(switches: Sequence[str] = ()) -> list[str]:
+    """The long names of all flags, as in `--config-dir`, with those of a subcommand's `switches`."""
+    flags = (*_SWITCHES, *_VALUED, *_OPTIONAL_VALUE)
+    return [*(flag for flag in flags if flag.startswith("--")), *(f"--{name}" for name in switches)]

@@ -5,11 +5,14 @@ Hydra completes groups, choices and keys; the subcommand is completed here and h
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import shlex
 import sys
 from collections.abc import Sequence
 
+from collectx.cli import arguments
 from collectx.cli.main import SUBCOMMANDS
 
 
@@ -35,11 +38,18 @@ def _query(line: str) -> int:
         return 0
     if words[1] not in ("run", "reproduce"):
         return 0
-    # Hydra completes the last word of what it takes for a command line of its own.
     last = "" if starts_new else words[-1]
+    if last.startswith("-"):
+        print(" ".join(flag for flag in arguments.names() if flag.startswith(last)))
+        return 0
+    # Hydra completes the last word of what it takes for a command line of its own.
     os.environ["COMP_LINE"] = f"{words[0]} {last}"
     config_dir = _config_dir(line)
-    _ask_hydra(["query=bash"], ["--config-dir", config_dir] if config_dir else [])
+    found = io.StringIO()
+    with contextlib.redirect_stdout(found):
+        _ask_hydra(["query=bash"], ["--config-dir", config_dir] if config_dir else [])
+    # Files that others inherit from are no choices.
+    print(" ".join(word for word in found.getvalue().split() if "=_" not in word))
     return 0
 
 

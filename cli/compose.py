@@ -10,7 +10,7 @@ import hashlib
 import os
 import re
 import warnings
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 import yaml
@@ -25,9 +25,10 @@ from hydra.version import setbase
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
+from collectx.cli import experiment, signatures
 from collectx.cli.overrides import Checked, check
 from collectx.cli.typed import typed
-from collectx.config import RunConfig, as_dict
+from collectx.config import GROUPS, RunConfig, as_dict
 from collectx.errors import ConfigError
 from collectx.run import rules
 
@@ -74,11 +75,13 @@ class Composer:
             search_path.prepend("command-line", f"file://{os.path.abspath(config_dir)}", SearchPathQuery("schema"))
         self._loader = ConfigLoaderImpl(config_search_path=search_path)
         self.config_name = config_name
-        self.groups = {
+        self.groups: dict[str, list[str]] = {
             group: [name for name in self._loader.repository.get_group_options(group) if not name.startswith("_")]
             for group in self._loader.list_groups("")
             if group != "hydra"
         }
+        # Groups whose choices are whole runs.
+        self._wholes = {group for group in self.groups if group not in GROUPS}
 
     def check(self, overrides: Sequence[str]) -> Checked:
         """Reads the overrides one by one; see `collectx/cli/overrides.py`."""
@@ -105,12 +108,23 @@ class Composer:
         Returns:
             The configuration and every problem, those in `checked` included. With problems it may hold MISSING.
         """
+        words = checked.overrides if overrides is None else overrides
         try:
-            node = self.load(checked.overrides if overrides is None else overrides)
+            node = self.load([*words, *self.deletions(words)])
         except ConfigError as error:
             return RunConfig(), [*checked.problems, *error.problems]
         cfg, problems = typed(without_hydra(node), ignore=checked.broken)
-        return cfg, [*checked.problems, *problems, *rules.problems(cfg)]
+        return cfg, [*checked.problems, *problems, *rules.problems(cfg), *signatures.problems(cfg)]
+
+    def deletions(self, overrides: Sequence[str], say: Callable[[str], object] | None = None) -> list[str]:
+        """The overrides that leave out what `experiment.surplus` finds; `say` is called with a sentence about it."""
+        if not any(text.lstrip("+").partition("=")[0] in self._wholes for text in overrides):
+            return []
+        node = self.load(overrides)
+        found = experiment.surplus(node, self._loader)
+        if found and say is not None:
+            say(experiment.note(node, found))
+        return [f"~{path}" for path in found]
 
 
 def without_hydra(node: DictConfig) -> DictConfig:

@@ -32,7 +32,7 @@ from collectx.run.news import sentence
 from collectx.run.progress import PLAIN_S, REFRESH_S, Progress
 from collectx.run.replay import Lines, Replay
 from collectx.run.result import Failure, Result, Status
-from collectx.run.view import clock, number
+from collectx.run.view import Sampler, clock, number
 
 # How often SLURM is asked: soon at first, more rarely while a job waits or runs for long.
 _FIRST_ASK_S = 1.0
@@ -64,6 +64,9 @@ class Run:
     fate: Fate = field(default_factory=lambda: Fate("queued"))
     since_s: float = field(default_factory=time.monotonic)
     ended_s: float | None = None
+
+    def __post_init__(self) -> None:
+        self.sampler = Sampler(self.statistics, self.since_s)
 
 
 class Terminated(KeyboardInterrupt):
@@ -316,7 +319,8 @@ class _Many:
             if run.fate.word == "queued" and run.fate.detail:
                 state += f" ({run.fate.detail.partition(':')[0]})"
             passed = "" if run.fate.is_over else clock(time.monotonic() - run.since_s)
-            numbers = (f"{statistics.frames:,}", number(statistics.rate), number(statistics.mean_return))
+            rate = None if run.fate.is_over else run.sampler.view(time.monotonic()).now_per_s
+            numbers = (f"{statistics.frames:,}", number(rate), number(statistics.mean_return))
             table.add_row(run.name, run.job, state, passed, *numbers)
         return table
 

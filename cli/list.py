@@ -58,13 +58,16 @@ def find(config_dir: str | None) -> dict[str, dict[str, str]]:
 
 
 def first_line(text: str) -> str:
-    """What a file says about itself: its first comment that is not for Hydra."""
+    """What a file says about itself: its first comment that is not for Hydra, to the end of the sentence in which that
+    line ends."""
+    found = ""
     for line in text.splitlines():
-        if not line.startswith("#"):
-            return ""
+        comment = line.lstrip("# ").strip()
+        if not line.startswith("#") or not comment or found.endswith((".", "?")):
+            break
         if not line.startswith("# @package"):
-            return line.lstrip("# ").strip()
-    return ""
+            found = f"{found} {comment}".strip()
+    return found
 
 
 def _print(group: str, lines: dict[str, str]) -> None:

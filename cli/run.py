@@ -134,7 +134,9 @@ def _hand_over(composer: Composer, checked: Checked, arguments: Arguments, task:
     # A bug of ours must show its whole traceback; mistakes in the configuration were reported before.
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")
     old_argv = sys.argv
-    sys.argv = ["collectx run", *checked.overrides, *arguments.hydra_argv()]
+    # Of a sweep, each point has its own.
+    deletions = [] if "multirun" in arguments.flags else composer.deletions(checked.overrides)
+    sys.argv = ["collectx run", *checked.overrides, *deletions, *arguments.hydra_argv()]
     try:
         hydra.main(version_base="1.3", config_path=SEARCH_PATH, config_name=composer.config_name)(task)()
     finally:
@@ -148,6 +150,8 @@ def _problems(composer: Composer, checked: Checked, arguments: Arguments) -> Seq
     is_multirun = "multirun" in arguments.flags
     if not swept and not is_multirun:
         cfg, problems = composer.examine(checked)
+        if not problems:
+            composer.deletions(checked.overrides, say=report.note)
         return problems or _last_look(cfg)
     try:
         node = composer.load(sweeper.sample(overrides))
@@ -171,10 +175,15 @@ def _problems(composer: Composer, checked: Checked, arguments: Arguments) -> Seq
         ]
     found: dict[str, list[str]] = {}
     all_points = points(overrides)
+    notes: list[str] = []
     for point in all_points:
         cfg, problems = composer.examine(checked, point.overrides)
+        if not problems:
+            composer.deletions(point.overrides, say=notes.append)
         for problem in problems or _last_look(cfg, quiet=point is not all_points[0]):
             found.setdefault(problem, []).append(point.name)
+    for text in dict.fromkeys(notes):
+        report.note(text)
     everywhere = len(all_points)
     return [
         problem if len(where) == everywhere or problem in checked.problems else f"{problem} [{'; '.join(where)}]"

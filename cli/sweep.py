@@ -23,7 +23,7 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from collectx.cli import sweeper
+from collectx.cli import experiment, signatures, sweeper
 from collectx.cli.compose import config_text, names, without_hydra
 from collectx.cli.task import Task
 from collectx.cli.typed import typed
@@ -121,9 +121,12 @@ class PointLauncher(Launcher):
         fixed = None if sweeper.is_basic(self.config) else set(self.config.hydra.overrides.task)
         planned: list[Planned] = []
         for offset, (overrides, name) in enumerate(zip(job_overrides, names(job_overrides, fixed), strict=True)):
-            node = self.context.config_loader.load_sweep_config(self.config, list(overrides))
+            loader = self.context.config_loader
+            node = loader.load_sweep_config(self.config, list(overrides))
+            if surplus := experiment.surplus(node, loader):
+                node = loader.load_sweep_config(self.config, [*overrides, *(f"~{path}" for path in surplus)])
             cfg, problems = typed(without_hydra(node))
-            problems += [f"{problem} [{name}]" for problem in rules.problems(cfg)]
+            problems += [f"{problem} [{name}]" for problem in (*rules.problems(cfg), *signatures.problems(cfg))]
             text = config_text(cfg)
             with open_dict(node):
                 node.hydra.job.id = node.hydra.job.num = first + offset

@@ -10,7 +10,7 @@
     <run>/result.json          written atomically, last
     <run>/logs/                one file per role
     <run>/jobs/                scripts of a scheduler's jobs, and what they are told
-    <run>/checkpoints/  <run>/data/
+    <run>/checkpoints/
 
 Used by the trainer's process while a run lives, and by the command line afterwards. Must not know what the lines mean.
 """
@@ -51,7 +51,6 @@ class RunFolder:
         self.jobs = self.path / "jobs"
         self.checkpoints = self.path / "checkpoints"
         self.final_checkpoint = self.checkpoints / "final.pt"
-        self.data = self.path / "data"
 
     @property
     def has_run(self) -> bool:
@@ -69,7 +68,7 @@ class RunFolder:
             ConfigError: the folder cannot be made, or not be written to.
         """
         with making(self.path):
-            for folder in (self.path, self.snapshot, self.logs, self.checkpoints, self.data):
+            for folder in (self.path, self.snapshot, self.logs, self.checkpoints):
                 folder.mkdir(parents=True, exist_ok=True)
             lines = (self.metrics, self.events)
             logs = () if keep_logs else self.logs.glob("*.log")

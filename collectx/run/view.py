@@ -80,18 +80,27 @@ class Sampler:
         now = self._statistics
         sample = _Sample(now_s, now.frames, {worker: copy.copy(totals) for worker, totals in now.workers.items()})
         if now.batches:
-            self._samples.append(sample)
-        while len(self._samples) > 2 and self._samples[1].time_s <= now_s - NOW_S:
+            self._append(sample)
+        # Back to a moment with fewer frames: while batches are awaited for longer than `NOW_S`, the rate falls.
+        while (
+            len(self._samples) > 2
+            and self._samples[1].time_s <= now_s - NOW_S
+            and self._samples[1].frames < sample.frames
+        ):
             self._samples.popleft()
         since = self._samples[0] if self._samples else sample
         passed_s = now_s - since.time_s
         frames = sample.frames - since.frames
+        rate = now.rate
+        if rate is not None and passed_s > 0:
+            # All frames came before the first look: the longer ago that is, the lower the rate.
+            rate = min(rate, sample.frames / passed_s)
         return View(
             frames=sample.frames,
             total_frames=now.total_frames,
             batches=now.batches,
             elapsed_s=now_s - self._start_s,
-            now_per_s=frames / passed_s if frames and passed_s > 0 else now.rate,
+            now_per_s=frames / passed_s if frames and passed_s > 0 else rate,
             overall_per_s=now.frames_per_s,
             mean_return=now.mean_return,
             num_episodes=now.num_episodes,
@@ -100,6 +109,12 @@ class Sampler:
             workers=tuple(self._workers(sample, since, passed_s)),
             scalars=now.scalars,
         )
+
+    def _append(self, sample: _Sample) -> None:
+        """Of a time without frames only the ends are kept."""
+        if len(self._samples) > 2 and self._samples[-2].frames == self._samples[-1].frames == sample.frames:
+            self._samples.pop()
+        self._samples.append(sample)
 
     def _workers(self, sample: _Sample, since: _Sample, passed_s: float) -> list[WorkerView]:
         views = []

@@ -52,6 +52,10 @@ COMPLETIONS = {
     "collectx run env=cart": {"env=cartpole"},
     "collectx run -m trainer=": {f"trainer={name}" for name in ("custom", "dqn", "impala", "meter", "ppo")},
     "collectx run --config-dir conf seed=1 env=mi": {"env=mine"},
+    "collectx run launcher=": {
+        f"launcher={name}" for name in ("inline", "local", "ray", "slurm", "submitit", "submitit_delayed")
+    },
+    "collectx run -m --conf": {"--config-dir", "--config-name"},
     "collectx run collector.num_workers_": {"collector.num_workers_per_collector="},
 }
 # What bash does on <TAB>: calls the function registered for the command, with these variables.

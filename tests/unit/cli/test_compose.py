@@ -67,7 +67,7 @@ def test_every_file_says_what_it_is_and_explains_each_key():
 
 
 def test_values_take_the_type_of_the_schema_and_free_form_parts_any_key():
-    line = ["env.kwargs.gravity=1.5", "env.kwargs.deep.er=[1,2]", "collector.total_frames=512e3"]
+    line = ["env.id=Mine-v0", "env.kwargs.gravity=1.5", "env.kwargs.deep.er=[1,2]", "collector.total_frames=512e3"]
     cfg = compose([*line, "collector.worker_timeout_s=3"])
     assert cfg.env.kwargs == {"gravity": 1.5, "deep": {"er": [1, 2]}}
     assert (type(cfg.collector.total_frames), cfg.collector.total_frames) == (int, 512_000)
@@ -99,3 +99,12 @@ def test_points_are_named_by_what_varies():
     long = names([[f"a={'x' * 300}1"], [f"a={'x' * 300}2"]])
     assert len(set(long)) == 2
     assert max(map(len, long)) <= 120
+
+
+def test_keys_of_an_experiment_that_another_choice_lacks_are_left_out():
+    for group, choice in (("trainer", "meter"), ("env", "envpool env.id=CartPole-v1")):
+        cfg = compose(["experiment=halfcheetah_ppo", *f"{group}={choice}".split()])
+        assert getattr(cfg, group).kind == choice.split()[0]
+    assert compose(["experiment=cartpole_ppo", "trainer=impala"]).trainer.target_return == 475  # which IMPALA has too
+    with pytest.raises(ConfigError, match=r"trainer\.gamma: trainer=meter has no such key"):
+        compose(["experiment=halfcheetah_ppo", "trainer=meter", "trainer.gamma=0.5"])

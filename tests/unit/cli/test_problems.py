@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 from composing import examine
 
+from collectx.cli import signatures
 from collectx.cli.compose import compose
 from collectx.errors import ConfigError
 
@@ -30,6 +33,18 @@ WRONG_VALUES = {
     "seed=-1": "at least 0.",
     "run.overwrite=1": "true or false",
     "env=envpool": "env.id=VALUE",
+}
+# Overrides -> the only message, from the source of what takes the arguments.
+WRONG_ARGUMENTS = {
+    "env.kwargs={sutton_reward:true}": "classic_control.cartpole:CartPoleEnv has no such argument; did you mean "
+    "env.kwargs.sutton_barto_reward?",
+    "env.entry_point=worlds.faulty:FaultyEnv env.id=null env.kwargs.at_stpe=1": "did you mean env.kwargs.at_step?",
+    "env.wrappers=[{TimeLimit:{max_episode_step:1}}]": "did you mean env.wrappers[0].max_episode_steps?",
+    "policy=custom policy.target=worlds.cartpoles:Constant policy.kwargs.sizes=3": "policy.kwargs.sizes: ",
+    "env.kwargs={max_episode_steps:3,render_mode:null} env.wrappers=[{TimeLimit:{max_episode_steps:3}}]": None,
+    "env=gym env.id=Nowhere-v0 env.kwargs.x=1": None,
+    "env=halfcheetah env.kwargs.x=1": None,  # it takes any
+    "policy=custom policy.target=nowhere.at:all policy.kwargs.x=1": None,
 }
 
 
@@ -69,3 +84,11 @@ def test_all_problems_come_at_once():
         assert all(word in problem for word in words), problem
         problems.remove(problem)
     assert problems == []
+
+
+@pytest.mark.parametrize("line", WRONG_ARGUMENTS)
+def test_arguments_that_the_target_does_not_have(line: str):
+    found = signatures.problems(examine(line)[0])
+    assert len(found) == (WRONG_ARGUMENTS[line] is not None)
+    assert all(WRONG_ARGUMENTS[line] in problem for problem in found), found
+    assert "worlds.faulty" not in sys.modules  # nothing is imported but Gymnasium

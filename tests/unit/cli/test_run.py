@@ -177,3 +177,13 @@ def test_globs_intervals_and_folders_are_points_or_one_message(stub, tmp_path, c
     assert run.main(["hydra.sweep.dir=sweep", "hydra.run.dir=run", *words]) == (2 if part else 0)
     assert [folder.name for _, folder, _ in stub.calls] == names
     assert part in capsys.readouterr().err
+
+
+def test_an_experiments_keys_are_left_out_with_a_note_in_runs_and_points(stub, capsys):
+    for words in (["trainer=meter"], [*SWEEP, "trainer=meter,ppo"]):
+        assert run.main(["experiment=cartpole_ppo", *words]) == 0
+        note = "note: trainer=meter: has no trainer.target_return, which experiment=cartpole_ppo sets: left out."
+        assert capsys.readouterr().err.count(note) == 1
+    assert [(cfg.trainer.kind, getattr(cfg.trainer, "target_return", None)) for cfg, _, _ in stub.calls] == [
+        *(("meter", None), ("meter", None), ("ppo", 475.0)),
+    ]

@@ -23,7 +23,7 @@ def test_begin_makes_the_folders_and_removes_the_old_run(tmp_path, monkeypatch):
     for path in (folder.result, folder.metrics, folder.events, folder.secret, folder.log("trainer")):
         path.write_text("old")
     folder.begin()
-    assert sorted(path.name for path in folder.path.iterdir()) == [".hydra", "checkpoints", "data", "logs", "snapshot"]
+    assert sorted(path.name for path in folder.path.iterdir()) == [".hydra", "checkpoints", "logs", "snapshot"]
     assert not list(folder.logs.iterdir()) + list(folder.checkpoints.iterdir())
     assert folder.read_result() is None
     assert list(folder.read_metrics()) == list(folder.read_events()) == []

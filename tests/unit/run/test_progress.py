@@ -43,6 +43,20 @@ def test_now_is_over_the_last_seconds(statistics, delivery):
     assert view.left_s == (1000 - 380) / 10
 
 
+def test_the_rate_falls_while_no_batch_comes(statistics, delivery):
+    statistics.add(delivery(1, {"frames": 100}), 1.0)
+    late, sampler = Sampler(statistics, start_s=0.0), Sampler(statistics, start_s=0.0)
+    late.view(1.0)  # it has never seen fewer frames
+    assert late.view(1001.0).now_per_s == 0.2
+    sampler.view(1.0)
+    statistics.add(delivery(2, {"frames": 100}), 2.0)
+    rates = [sampler.view(float(second)).now_per_s for second in (2, 11, 101, 1001)]
+    assert rates == [100.0, 10.0, 1.0, 0.1]
+    statistics.add(delivery(3, {"frames": 100}), 1001.5)
+    assert sampler.view(1002.0).now_per_s == pytest.approx(0.1, rel=0.01)
+    assert len(sampler._samples) < 6
+
+
 def drawn(statistics, now_s):
     """The line and the panel."""
     view, console = Sampler(statistics, start_s=0.0).view(now_s), Console(file=io.StringIO(), width=120)

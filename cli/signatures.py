@@ -1,0 +1,137 @@
+"""Names of keyword arguments that a configuration passes to classes and functions of Gymnasium and of the user, checked
+before anything starts against the source of the definition. Nothing is imported for that but Gymnasium, where an env's
+id has to be looked up. What the source does not show (decorators, inherited constructors, `**kwargs`, compiled
+modules) is left to the call itself.
+
+Called when a configuration is composed. Must not know how envs, policies or trainers are made.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+from collections.abc import Iterator, Mapping
+from importlib.machinery import PathFinder
+from importlib.util import find_spec, resolve_name
+from pathlib import Path
+from typing import Any
+
+from collectx.cli.nearest import did_you_mean
+from collectx.config import (
+    CustomPolicyConfig,
+    CustomTrainerConfig,
+    GymEnvConfig,
+    GymVectorEnvConfig,
+    RunConfig,
+    TorchrlEnvConfig,
+)
+
+# What `gymnasium.make` takes itself.
+_MAKE = ("max_episode_steps", "disable_env_checker")
+
+
+def problems(cfg: RunConfig) -> list[str]:
+    """One text for each argument that its target does not have."""
+    found = []
+    for path, target, kwargs, extra in _calls(cfg):
+        names = parameters(target)
+        for key in kwargs:
+            if names is not None and key not in (*names, *extra):
+                hint = did_you_mean(str(key), [*names, *extra], prefix=f"{path}.")
+                found.append(f"{path}.{key}: {target} has no such argument{hint}")
+    return found
+
+
+def _calls(cfg: RunConfig) -> Iterator[tuple[str, str, Mapping[str, Any], tuple[str, ...]]]:
+    """Path of the keyword arguments, import path of what is called, the arguments, and names that are valid besides."""
+    env = cfg.env
+    if isinstance(env, GymEnvConfig | GymVectorEnvConfig):
+        extra = _MAKE if isinstance(env, GymEnvConfig) and env.entry_point is None else ()
+        if isinstance(env.kwargs, dict) and env.kwargs and (target := _env_target(env)):
+            yield "env.kwargs", target, env.kwargs, extra
+        for index, item in enumerate(env.wrappers if isinstance(env.wrappers, list) else []):
+            if isinstance(item, Mapping):
+                yield from _wrapper(f"env.wrappers[{index}]", item)
+    elif isinstance(env, TorchrlEnvConfig):
+        yield "env.kwargs", env.target, env.kwargs, ()
+    if isinstance(cfg.policy, CustomPolicyConfig):
+        yield "policy.kwargs", cfg.policy.target, cfg.policy.kwargs, ()
+    if isinstance(cfg.trainer, CustomTrainerConfig):
+        yield "trainer.kwargs", cfg.trainer.target, cfg.trainer.kwargs, ()
+
+
+def _env_target(env: GymEnvConfig | GymVectorEnvConfig) -> str | None:
+    """What is called with `env.kwargs`; None where only an import could tell."""
+    if env.id is None:
+        return env.entry_point
+    if ":" in env.id or env.id.startswith("ALE/"):
+        return None
+    import gymnasium
+
+    try:
+        spec = gymnasium.spec(env.id)
+    except gymnasium.error.Error:
+        return None
+    target: object = spec.entry_point
+    if isinstance(env, GymVectorEnvConfig) and env.vectorization_mode == "vector_entry_point":
+        target = spec.vector_entry_point or target
+    return target if isinstance(target, str) else None
+
+
+def _wrapper(path: str, item: Mapping[Any, Any]) -> Iterator[tuple[str, str, Mapping[str, Any], tuple[str, ...]]]:
+    """The two forms of a wrapper with arguments; see `collectx/env/make.py`."""
+    name, arguments = next(iter(item.items()), ("", None))
+    if "_target_" in item:
+        name, arguments = item["_target_"], {key: value for key, value in item.items() if key != "_target_"}
+    if isinstance(name, str) and isinstance(arguments, Mapping):
+        yield path, f"gymnasium.wrappers:{name}" if name.isidentifier() else name, arguments, ()
+
+
+@functools.cache
+def parameters(target: str) -> tuple[str, ...] | None:
+    """The names of the arguments of a class or function, "package.module:Name" or "package.module.Name"; None where its
+    source does not show them."""
+    module, _, name = target.partition(":") if ":" in target else target.rpartition(".")
+    return _parameters(module, name)
+
+
+def _parameters(module: str, name: str) -> tuple[str, ...] | None:
+    path = _source(module)
+    try:
+        tree = ast.parse(path.read_bytes()) if path is not None else ast.Module([], [])
+    except (OSError, SyntaxError, ValueError):
+        return None
+    for node in reversed(tree.body):
+        if isinstance(node, ast.FunctionDef) and node.name == name:
+            return _arguments(node, 0)
+        if isinstance(node, ast.ClassDef) and node.name == name:
+            made = [each for each in node.body if isinstance(each, ast.FunctionDef) and each.name == "__init__"]
+            return _arguments(made[-1], 1) if made and not node.decorator_list else None
+        if isinstance(node, ast.ImportFrom):
+            for alias in node.names:
+                if (alias.asname or alias.name) == name:
+                    package = module if path is not None and path.name == "__init__.py" else module.rpartition(".")[0]
+                    source = resolve_name("." * node.level + (node.module or ""), package)
+                    return None if source == module else _parameters(source, alias.name)
+    return None
+
+
+def _arguments(node: ast.FunctionDef, skipped: int) -> tuple[str, ...] | None:
+    """Without the first `skipped`; None where it takes any."""
+    if node.decorator_list or node.args.kwarg is not None:
+        return None
+    return tuple(each.arg for each in (*node.args.args[skipped:], *node.args.kwonlyargs))
+
+
+def _source(module: str) -> Path | None:
+    """The file of a module. `find_spec` would import the packages that it is in."""
+    first, *rest = module.split(".")
+    try:
+        spec = find_spec(first)
+        for index in range(len(rest)):
+            if spec is None or spec.submodule_search_locations is None:
+                return None
+            spec = PathFinder.find_spec(".".join([first, *rest[: index + 1]]), spec.submodule_search_locations)
+    except (ImportError, ValueError):
+        return None
+    return Path(spec.origin) if spec is not None and spec.origin is not None and spec.has_location else None

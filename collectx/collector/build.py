@@ -127,10 +127,12 @@ def build(
 
     visible = cfg.backend.visible_devices if isinstance(cfg.backend, RpcBackendConfig) else None
 
+    def life_of(worker: int, restarts: int) -> int:
+        # A worker that is added has the envs of one of the first `num_workers`, in lives that no other worker has.
+        return share.life + worker // num_workers * (want.max_restarts + 1) + restarts
+
     def task_of(worker: int, life: int) -> WorkerTask:
-        # Who is added to as many as were meant has the envs of another, in a life that nobody else has.
-        times, index = divmod(worker, num_workers)
-        life += share.life + times * (want.max_restarts + 1)
+        index = worker % num_workers
         begun = dataclasses.replace(rollout, num_random_batches=0) if life else rollout
         first = share.first_worker + index - worker
         changed = {
@@ -157,12 +159,12 @@ def build(
     replacements = Replacements(
         want.on_worker_failure,
         want.max_restarts,
-        lambda worker, life: start([task_of(worker, life)]),
+        lambda worker, restarts: start([task_of(worker, life_of(worker, restarts))]),
     )
     collector = Collector(transport, schedule, delivery, num_workers, replacements, events)
     try:
         collector.publish(policy if isinstance(policy, nn.Module) else actor.module)
-        start([task_of(worker, 0) for worker in range(num_workers)])
+        start([task_of(worker, life_of(worker, 0)) for worker in range(num_workers)])
     except BaseException:
         collector.close()
         raise

@@ -43,6 +43,19 @@ def collect(way, env=None, policy=None, **knobs):
     return start(way.kind, way.place, env or counting(3), policy, **shape | knobs)
 
 
+@over([ways.GLOO_SYNC], smoke=True)
+def test_added_workers_have_the_next_indices_and_trajectories_of_their_own(way):
+    with collect(way, counting(1), frames_per_batch=10, total_frames=-1, max_restarts=4) as collector:
+        next(collector)
+        collector.add()
+        collector.add()
+        batch = next(collector)
+        assert [part.worker for part in collector.delivery.parts] == [0, 1, 2, 3]
+    # They have the envs of the first two, after all lives that these may have: their first one and four restarts.
+    first_id = 5 * 2**32 * way.num_workers
+    assert batch["collector", "traj_ids"][2:, 0].tolist() == [first_id, first_id + 1]
+
+
 @pytest.mark.parametrize(
     ("way", "num_envs", "zero_copy", "is_cut"),
     [

@@ -87,7 +87,8 @@ def test_all_problems_come_at_once():
 
 
 @pytest.mark.parametrize("line", WRONG_ARGUMENTS)
-def test_arguments_that_the_target_does_not_have(line: str):
+def test_arguments_that_the_target_does_not_have(line: str, monkeypatch):
+    monkeypatch.delitem(sys.modules, "worlds.faulty", raising=False)
     found = signatures.problems(examine(line)[0])
     assert len(found) == (WRONG_ARGUMENTS[line] is not None)
     assert all(WRONG_ARGUMENTS[line] in problem for problem in found), found

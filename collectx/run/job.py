@@ -30,9 +30,6 @@ if TYPE_CHECKING:
     from collectx.launcher.place import Place
     from collectx.trainer.base import Trainer
 
-# Open files of the trainer: its own and its libraries', and for each worker.
-_DESCRIPTORS, _WORKER_DESCRIPTORS = 256, 4
-
 
 def execute(cfg: RunConfig, folder: Path, argv: list[str], place: Place | None = None) -> Result:
     """Runs `cfg`, blocking until the run has ended, and leaves everything about it in `folder`.
@@ -122,7 +119,6 @@ def _collect(
         # It learns where batches lie.
         device = torch.device(cfg.devices.storing_device or cfg.devices.device or "cpu")
         _leave_cores(cfg)
-        allow_descriptors(cfg.collector.num_workers)
         spec = env.read_spec(cfg.env)
         _seed(cfg.seed)
         module = policy.build(cfg.policy, spec, cfg.seed)
@@ -193,18 +189,6 @@ def _are_here(launcher: LauncherConfig) -> bool:
     from collectx.collector import actors
 
     return actors.are_here(launcher)
-
-
-def allow_descriptors(num_workers: int) -> None:
-    """Lets this process have as many open files as so many workers need, as far as the system's hard limit allows: two
-    connections each, and what tells that a process which was started here has ended."""
-    import resource
-
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    needed = _DESCRIPTORS + _WORKER_DESCRIPTORS * num_workers
-    if soft != resource.RLIM_INFINITY and soft < needed:
-        limit = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
 
 
 def _seed(seed: int) -> None:

@@ -187,10 +187,11 @@ def _connect(
     backend = backend_of(cfg)
     if backend == "inline":
         return _inline(slab)
-    from collectx.launcher.local import LocalLauncher
+    from collectx.launcher.local import LocalLauncher, allow_descriptors
     from collectx.transport.switchboard import Switchboard
 
     want = cfg.collector
+    allow_descriptors(want.num_workers)
     launcher = LocalLauncher(cfg.launcher.num_threads, cfg.launcher.pin_cores, log_dir)
     if isinstance(cfg.launcher, RayLauncherConfig):
         place = _actors(cfg, task_of)

@@ -5,6 +5,7 @@ Runs in the trainer's process. Must not know how bytes travel, where workers are
 
 from __future__ import annotations
 
+import threading
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from multiprocessing.util import Finalize
@@ -23,6 +24,23 @@ from collectx.collector.schedule import Grant, Schedule
 from collectx.errors import text_of
 from collectx.policy.weights import FlatWeights
 from collectx.transport.base import GO_ON, RESET, Answer, Arrival, Asking, Departure, Joined, Transport
+
+
+class _OneThread:
+    """A block that only one thread may be in; another one's attempt is an error."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> None:
+        if not self._lock.acquire(blocking=False):
+            raise RuntimeError(
+                "this collector is in use by another thread, which waits for a batch or an answer: take its batches in "
+                "one thread, and pass them on to others, as by a queue.Queue"
+            )
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
 
 
 class Collector:
@@ -49,6 +67,7 @@ class Collector:
         events: Callable[..., None],
     ):
         self._transport = transport
+        self._one_thread = _OneThread()
         self._schedule = schedule
         self._spec = spec
         self._workers = set(range(num_workers))
@@ -56,7 +75,7 @@ class Collector:
         self._replacements = replacements
         self._events = events
         self._num_delivered = 0
-        self._hurried = False
+        self._hurried = self._is_interrupted = False
         self.num_frames = 0
         self.frames_by_worker: Counter[int] = Counter()
         self._failure: Exception | None = None
@@ -86,10 +105,14 @@ class Collector:
 
         Raises:
             StopIteration: all frames were delivered.
-            RuntimeError: the collector is closed.
+            RuntimeError: the collector is closed, or in use by another thread.
             WorkerTimeout, WorkerDied, Exception: a worker is gone (see `Departure`), and by
                 `collector.on_worker_failure` that ends the run.
         """
+        with self._one_thread:
+            return self._next()
+
+    def _next(self) -> TensorDict:
         spec = self._spec
         parts, waited_s = self._await()
         memory = self._transport.gather(parts, own=not spec.zero_copy and spec.storing_device is None)
@@ -104,9 +127,10 @@ class Collector:
 
     def advance(self) -> None:
         """As `next`, but does not look at the batch's bytes, which its workers have put elsewhere."""
-        parts, waited_s = self._await()
-        self._count(parts, waited_s)
-        self._release()
+        with self._one_thread:
+            parts, waited_s = self._await()
+            self._count(parts, waited_s)
+            self._release()
 
     def settle(self) -> None:
         """Waits, after `advance`, until the workers have filled what they were granted, and rest. What comes counts as
@@ -115,11 +139,12 @@ class Collector:
         Raises:
             Exception: as `next`.
         """
-        while (parts := self._complete()) or any(self._out.values()):
-            if parts:
-                self._count(parts, 0.0)
-            else:
-                self._take_in()
+        with self._one_thread:
+            while (parts := self._complete()) or any(self._out.values()):
+                if parts:
+                    self._count(parts, 0.0)
+                else:
+                    self._take_in()
 
     def _await(self) -> tuple[tuple[Arrival, ...], float]:
         """Blocks until the parts of a batch are there; they, and for how long."""
@@ -177,7 +202,7 @@ class Collector:
         self._events("worker_failed", worker=worker, type=type(error).__name__, message=text_of(error))
         self._out.pop(worker, None)
         self._unanswered.pop(worker, None)
-        mode = self._replacements.mode
+        mode = "raise" if self._is_interrupted else self._replacements.mode
         if mode == "restart":
             try:
                 life = self._replacements.restart(worker, error)
@@ -290,6 +315,11 @@ class Collector:
         for kept in self._kept:
             if isinstance(kept, Departure):
                 raise kept.error
+        with self._one_thread:
+            return self._ask(name, arguments, own)
+
+    def _ask(self, name: str, arguments: tuple, own: Mapping[int, tuple] | None) -> dict[int, Any]:
+        assert isinstance(self._transport, Asking)
         asked = self._workers & set(self._workers if own is None else own)
         for worker in asked:
             self._transport.ask(worker, (name, arguments if own is None else own[worker]))
@@ -341,8 +371,9 @@ class Collector:
         return getattr(self._transport, "handles", {})
 
     def interrupt(self) -> None:
-        """Lets the workers end, between two of their steps, without waiting for them: `next` then finds them gone. May
-        be called from any thread."""
+        """Lets the workers end, between two of their steps, without waiting for them: `next` then finds them gone, and
+        none is replaced. May be called from any thread."""
+        self._is_interrupted = True
         self._transport.interrupt()
 
     def close(self) -> None:

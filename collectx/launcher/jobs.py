@@ -271,10 +271,10 @@ class WorkerJobs:
             try:
                 job.id = self._scheduler.submit([job.worker])[job.worker]
                 self._troubles.pop("submit", None)
-            except LauncherError as error:
+            except Exception as error:
                 job.submit_at_s = time.monotonic() + _RETRY_S
-                job.become(JobState("NOT SUBMITTED", False, False, str(error)))
-                self._complain("submit", str(error))
+                job.become(JobState("NOT SUBMITTED", False, False, _trouble(error)))
+                self._complain("submit", error)
         return any(job.id is not None for job in jobs)
 
     def _poll(self, jobs: Sequence[WorkerJob]) -> bool:
@@ -282,8 +282,8 @@ class WorkerJobs:
             return False
         try:
             states = self._scheduler.states([str(job.id) for job in jobs])
-        except LauncherError as error:
-            self._complain("ask", str(error))
+        except Exception as error:
+            self._complain("ask", error)
             return False
         self._troubles.pop("ask", None)
         gone = JobState("GONE", True, True, "cancelled in the queue, or forgotten since it ended")
@@ -297,15 +297,16 @@ class WorkerJobs:
         try:
             if ids := [job.id for job in due if job.id is not None]:
                 self._scheduler.cancel(ids)
-        except LauncherError as error:
-            self._complain("cancel", str(error))
+        except Exception as error:
+            self._complain("cancel", error)
             if not self._is_closing:
                 return
         for job in due:
             job.become(JobState("CANCELLED", True, job.state.has_started, "by the trainer", job.state.node))
 
-    def _complain(self, what: str, text: str) -> None:
-        """Says what the scheduler refused, once."""
+    def _complain(self, what: str, error: Exception) -> None:
+        """Says what the scheduler refused, or how its answer could not be read, once: the watcher goes on."""
+        text = _trouble(error)
         if text != self._troubles.get(what):
             self._troubles[what] = text
             self._say(text)
@@ -325,6 +326,10 @@ class WorkerJobs:
         if notice and notice != self._queue_notice and now_s >= self._queue_notice_s:
             self._queue_notice, self._queue_notice_s = notice, now_s + _NOTICE_S
             self._say(f"{len(waiting)} of {self._num_workers} workers wait in the queue: {notice}")
+
+
+def _trouble(error: Exception) -> str:
+    return str(error) if isinstance(error, LauncherError) else f"the scheduler's answer cannot be read: {error!r}"
 
 
 def ending(log: Path, has_failed: bool = True) -> str:

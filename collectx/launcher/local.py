@@ -9,6 +9,7 @@ Called from the trainer's process. Knows nothing of RL: it starts copies of one 
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import signal
@@ -20,10 +21,14 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 import collectx
 
 # Modules that the fork server imports when it starts.
 PRELOAD = ["collectx.collector.preload"]
+# Open files that a process's libraries may need, and for each worker.
+_DESCRIPTORS, _WORKER_DESCRIPTORS = 256, 4
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
@@ -44,6 +49,23 @@ def warm_up() -> None:
                 del os.environ[name]
             else:
                 os.environ[name] = value
+
+
+def allow_descriptors(num_workers: int) -> None:
+    """Lets this process, and the fork server if it runs already, have as many open files as so many more workers need:
+    two connections each, and what tells that a process which was started here has ended. The system's hard limit stays.
+    """
+    import resource
+
+    needed = psutil.Process().num_fds() + _DESCRIPTORS + _WORKER_DESCRIPTORS * num_workers
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < needed:
+        soft = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    server: Any = forkserver._forkserver
+    if server._forkserver_pid is not None and hasattr(resource, "prlimit"):
+        with contextlib.suppress(OSError):  # it has ended
+            resource.prlimit(server._forkserver_pid, resource.RLIMIT_NOFILE, (soft, hard))
 
 
 class LocalLauncher:

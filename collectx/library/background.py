@@ -31,6 +31,11 @@ class Background:
         """Whether more batches may come."""
         return self._thread.is_alive()
 
+    def ends_within(self, timeout_s: float) -> bool:
+        """Whether the thread is over; blocks until then, for so long at most."""
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
     @contextmanager
     def hold(self, timeout_s: float | None = None) -> Iterator[None]:
         """No step is taken inside the block. Waits for the one that is under way.

@@ -300,7 +300,18 @@ class DataCollector(Inspected):
                 with contextlib.nullcontext() if raise_on_error else contextlib.suppress(Exception):
                     background.stop(timeout)
         finally:
+            if background is not None and background.is_running:
+                self._give_up(background)
             self._closing.close()
+
+    def _give_up(self, background: Background) -> None:
+        """Ends the batch under way: its thread uses what is about to be closed."""
+        limit_s = self._cfg.collector.close_timeout_s
+        self._collector.interrupt()
+        if not background.ends_within(limit_s):
+            for handle in self._collector.handles().values():
+                handle.kill()
+            background.ends_within(limit_s)
 
     def async_shutdown(self, timeout: float | None = None, close_env: bool = True) -> None:
         """`shutdown`, after `start()`."""

@@ -29,9 +29,6 @@ if TYPE_CHECKING:
     from collectx.launcher.place import Place
     from collectx.trainer.base import Trainer
 
-# Open files of the trainer: its own and its libraries', and for each worker.
-_DESCRIPTORS, _WORKER_DESCRIPTORS = 256, 4
-
 
 def execute(cfg: RunConfig, folder: Path, argv: list[str], place: Place | None = None) -> Result:
     """Runs `cfg`, blocking until the run has ended, and leaves everything about it in `folder`.
@@ -134,7 +131,6 @@ def _collect(
         device = torch.device(cfg.devices.storing_device or cfg.devices.device or "cpu")
         cores.limit_threads(cfg)
         snapshot.write_numerics(files, device)
-        allow_descriptors(cfg.collector.num_workers)
         spec = env.read_spec(cfg.env, policy.is_users_own(cfg.policy))
         _seed(cfg.seed)
         module = policy.build(cfg.policy, spec, cfg.seed)
@@ -183,18 +179,6 @@ def _may_write(cfg: RunConfig) -> bool:
     want = cfg.collector
     looked_at = getattr(cfg.trainer, "digest", False) or want.trajs_per_batch is not None or want.order_of is not None
     return is_async(want) and backend_of(cfg) == "shared_memory" and not looked_at
-
-
-def allow_descriptors(num_workers: int) -> None:
-    """Lets this process have as many open files as so many workers need, as far as the system's hard limit allows: two
-    connections each, and what tells that a process which was started here has ended."""
-    import resource
-
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    needed = _DESCRIPTORS + _WORKER_DESCRIPTORS * num_workers
-    if soft != resource.RLIM_INFINITY and soft < needed:
-        limit = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
 
 
 def _seed(seed: int) -> None:

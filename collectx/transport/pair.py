@@ -20,6 +20,8 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from collectx.transport.doors import Door, door_of
+
 TRAINER, WORKER = 0, 1
 
 # Spare bytes at the end of every stamped buffer: the last eight hold the stamp.
@@ -121,12 +123,14 @@ class GlooPair:
         gloo: Any = dist.ProcessGroupGloo
         options = gloo._Options()
         with _making:
-            options._devices = [_device(address)]
+            device, door = _device(address)
+        options._devices = [device]
         options._threads = 1
         options._timeout = timedelta(seconds=timeout_s)
         exchange = Exchange(connection)
-        self._group: Any = gloo(exchange, rank, 2, options)
-        exchange.finish()
+        with door.opened():
+            self._group: Any = gloo(exchange, rank, 2, options)
+            exchange.finish()
         self._peer = 1 - rank
 
     def send(self, buffer: torch.Tensor) -> Outgoing:
@@ -147,10 +151,10 @@ _making = threading.Lock()
 
 
 @cache
-def _device(address: str) -> Any:
+def _device(address: str) -> tuple[Any, Door]:
     """The sockets of this process on that address, served by one thread, which wakes a hundred times a second whether
     or not anything happens: with one for each pair, a thousand idle workers would cost the trainer a core."""
-    return dist.ProcessGroupGloo.create_device(hostname=address)
+    return door_of(lambda: dist.ProcessGroupGloo.create_device(hostname=address))
 
 
 class _GlooIncoming:

@@ -12,7 +12,8 @@ workers that there are:
                         \\--- worker's agent, id 2       (ids are for one life of a worker)
 
 They learn each other's addresses over the authenticated connection. An agent itself asks nobody who calls it for a
-secret, and whoever reaches its port can have it unpickle anything: it is for networks of one's own alone.
+secret, and whoever reaches its port can have it unpickle anything. The trainer's is closed to all, a worker's once the
+trainer has called it (`doors.py`): it is for networks of one's own alone.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ import torch.distributed as dist
 import torch.distributed.autograd as dist_autograd
 from torch.distributed import rpc
 
+from collectx.transport.doors import Door, door_of
 from collectx.transport.mailbox import Mailbox, Posted
 from collectx.transport.pair import TRAINER, Outgoing
 
@@ -143,6 +145,7 @@ def _give(key: int, number: int) -> torch.Tensor:
 
 
 def _pair(key: int) -> RpcPair:
+    _agent.is_called()
     pair = _agent.pairs.get(key)
     if pair is None:
         raise RuntimeError("this pair is closed")
@@ -167,6 +170,8 @@ class _Agent:
         self._used: set[int] = set()
         self._agent: Any = None
         self._interface: str | None = None
+        # In a worker, until the trainer has called.
+        self._open_door: Door | None = None
 
     def enter(self, key: int | None, address: str, options: Mapping[str, Any]) -> tuple[int, str]:
         """Begins a pair of that key, or in the trainer of a new one; returns it, and where this agent listens."""
@@ -196,7 +201,17 @@ class _Agent:
         chosen = rpc.TensorPipeRpcBackendOptions(**(_OPTIONS | dict(options)))
         make: Any = rpc.TensorPipeAgent
         self._agent = make(self._store, _name(mine), mine, None, chosen, {}, [])
-        rpc.api._init_rpc_states(self._agent)
+        _, door = door_of(lambda: rpc.api._init_rpc_states(self._agent))
+        # Nobody calls the trainer.
+        if mine != TRAINER:
+            door.open()
+            self._open_door = door
+
+    def is_called(self) -> None:
+        """Notes that the trainer has connected: nobody else is expected."""
+        door, self._open_door = self._open_door, None
+        if door is not None:
+            door.close()
 
     def meet(self, name: str, id: int, place: str, pair: RpcPair) -> None:
         """Takes a peer's agent in, and what it sends from now on."""
@@ -226,7 +241,7 @@ class _Agent:
     def end(self) -> None:
         """Also at exit: torch would end the process with a signal."""
         if self._agent is not None:
-            self._agent = None
+            self._agent = self._open_door = None
             rpc.shutdown(graceful=False)
 
 

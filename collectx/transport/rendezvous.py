@@ -154,8 +154,8 @@ class Listener:
                 before = max(0, self._num_refused - _MOST_REFUSALS)
                 self._refused_since_s, self._num_refused = now_s, 0
             self._num_refused += 1
-            is_told = self._num_refused <= _MOST_REFUSALS
-        if is_told:
+            is_reported = self._num_refused <= _MOST_REFUSALS
+        if is_reported:
             others = f" (before, {before} more were refused for some reason)" if before else ""
             self._refused(_plain(address), f"{reason}{others}")
 

@@ -3,9 +3,12 @@ whoever carries it and however the user takes it."""
 
 from __future__ import annotations
 
+import resource
 import time
 from dataclasses import replace
+from multiprocessing import forkserver
 
+import psutil
 import pytest
 import torch
 import ways
@@ -253,6 +256,21 @@ def test_an_async_run_is_reproduced_from_its_order(way, zero_copy):
     cfg = config(way.kind, way.place, gym(2, entry_point="worlds.uneven:Uneven"), mlp(), **shape)
     digests, order = record(cfg)
     assert record(cfg, order) == (digests, order)
+
+
+@over([ways.SHARED_SYNC], smoke=True)
+def test_this_process_and_the_fork_server_may_open_as_many_files_as_the_workers_need(way):
+    count, before = resource.RLIMIT_NOFILE, resource.getrlimit(resource.RLIMIT_NOFILE)
+    server = forkserver._forkserver._forkserver_pid
+    try:
+        for pid in (0, server):
+            resource.prlimit(pid, count, (psutil.Process().num_fds() + 100, before[1]))
+        with collect(way, num_workers=3, frames_per_batch=45):
+            for pid in (0, server):
+                assert resource.prlimit(pid, count)[0] > psutil.Process().num_fds() + 200
+    finally:
+        for pid in (0, server):
+            resource.prlimit(pid, count, before)
 
 
 @over([ways.INLINE_ASYNC, ways.SHARED_ASYNC])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import os
 import socket
 import subprocess
@@ -11,6 +12,7 @@ import threading
 from pathlib import Path
 
 import gymnasium
+import psutil
 import pytest
 from commands import COMMAND, COUNTING, environment, result
 from making import make
@@ -92,6 +94,24 @@ def test_a_default_timeout_of_sockets_changes_nothing(way):
             toys.deliver(3)
     finally:
         socket.setdefaulttimeout(None)
+
+
+@over(REMOTE, smoke=True)
+def test_nobody_can_connect_to_ports_of_torch_while_nobody_is_expected(way):
+    with Toys(way.transport, slab_spec(2)) as toys:
+        for worker in range(2):
+            pids = os.getpid(), toys.start(worker).pid
+            toys.deliver(3, worker)
+            for pid in pids:
+                found = psutil.Process(pid).net_connections("tcp")
+                places = {each.laddr for each in found if each.status == "LISTEN"}
+                theirs = [place for place in places if place.port != toys.transport.meeting.port]
+                assert theirs
+                for place in theirs:
+                    assert ipaddress.ip_address(place.ip).is_loopback
+                    with pytest.raises(TimeoutError):
+                        socket.create_connection(place, timeout=0.2)
+        toys.deliver(3)
 
 
 class Seeing(gymnasium.RewardWrapper):

@@ -15,6 +15,7 @@ from making import make
 from tensordict import TensorDict
 from ways import GLOO_ASYNC, INLINE, INLINE_SYNC, RPC_ASYNC, SHARED, WAYS, over
 from worlds.cartpoles import Constant, cartpole, with_pid
+from worlds.faulty import FaultyEnv
 
 from collectx import Collector, ReplayBuffer
 from collectx.errors import ShapeError
@@ -170,6 +171,35 @@ def test_a_started_collector_ends_by_itself_or_by_an_error_that_is_raised_once(l
         if limit == 2:
             with pytest.raises(OverflowError, match="full"):
                 collector.update_policy_weights_()
+
+
+@over([SHARED[0], GLOO_ASYNC], smoke=True)
+def test_a_shutdown_gives_up_a_batch_that_hangs_before_it_closes_what_its_thread_uses(way):
+    keywords = {"on_worker_failure": "restart", "close_timeout_s": 0.5}
+    create = partial(FaultyEnv, "sleeps", 5)
+    with make(way, create, frames_per_batch=20, replay_buffer=Frames(), **keywords) as collector:
+        collector.start()
+        with pytest.raises(TimeoutError, match=r"timeout=0\.01 s"):
+            collector.shutdown(0.01)
+        assert "collectx-background" not in [thread.name for thread in threading.enumerate()]
+
+
+def test_a_batch_that_another_thread_is_waiting_for_is_an_error_that_says_so():
+    has_begun, may_go_on = threading.Event(), threading.Event()
+
+    def begin():
+        has_begun.set()
+        assert may_go_on.wait(60)
+
+    with Collector(cartpole, frames_per_batch=4, pre_collect_hook=begin) as collector:
+        other = threading.Thread(target=collector.next)
+        other.start()
+        assert has_begun.wait(60)
+        with pytest.raises(RuntimeError, match="in use by another thread"):
+            collector.next()
+        may_go_on.set()
+        other.join(60)
+        assert collector.next().numel() == 4
 
 
 def test_start_needs_a_buffer():

@@ -22,7 +22,7 @@ class Scripted:
 
     def __init__(self):
         self.now, self.submitted, self.cancelled = {}, [], []
-        self.refusal, self.is_down = None, False
+        self.refusal = self.trouble = None
 
     def submit(self, workers):
         if self.refusal:
@@ -33,8 +33,8 @@ class Scripted:
         return ids
 
     def states(self, ids):
-        if self.is_down:
-            raise LauncherError("squeue: Unable to contact slurm controller")
+        if self.trouble:
+            raise self.trouble
         return {job: state for job in ids if (state := self.now[job])}
 
     def cancel(self, ids):
@@ -154,12 +154,15 @@ def test_a_refused_first_submission_is_raised_and_a_refused_replacement_is_tried
     assert workers.lines.count(refusal) == 1
 
 
-def test_a_scheduler_that_does_not_answer_is_no_dead_worker(workers, wait_until):
+@pytest.mark.parametrize(
+    "trouble", [LauncherError("squeue: Unable to contact slurm controller"), ValueError("not enough values to unpack")]
+)
+def test_a_scheduler_that_does_not_answer_or_not_as_it_should_is_no_dead_worker(workers, wait_until, trouble):
     handle, *_ = workers.start_all()
-    workers.scheduler.is_down = True
-    wait_until(lambda: any("Unable to contact" in line for line in workers.lines))
+    workers.scheduler.trouble = trouble
+    wait_until(lambda: any(str(trouble) in line for line in workers.lines))
     assert handle.exitcode is None
-    workers.scheduler.is_down = False
+    workers.scheduler.trouble = None
     workers.become(0, RUNNING)
     wait_until(lambda: handle.state == RUNNING)
 

@@ -98,7 +98,7 @@ def test_an_interface_is_listened_on_alone(listen):
     if not addresses:
         pytest.skip("this host has no address besides loopback")
     interface = next(
-        name for name, own in psutil.net_if_addrs().items() if addresses[0] in (entry.address for entry in own)
+        name for name, entries in psutil.net_if_addrs().items() if addresses[0] in [entry.address for entry in entries]
     )
     port = listen(*local_addresses(interface), interface=interface).meeting.port
     assert say_hello(port, addresses[0]) == addresses[0]

@@ -84,14 +84,21 @@ class _Rollouts:
         policies.accelerate(actor, task.policy)
         episodes = Episodes(first_env, num_envs, num_envs * task.num_workers, task.life)
         seeds, ends = env_seeds(task, task.seed), _asked(task, link)
-        self._newest = newest = _Newest(link, read)
+        self._newest = newest = _Newest(link, read, task.first_version)
         self._rollout = rollout = rollout_of(env.spec)(
             env, actor, episodes, seeds, link.stop, task.rollout, newest, ends
         )
         slots = link.slots if task.steps is None else [slot.until(task.steps) for slot in link.slots]
         self._prepared = [rollout.prepare(slot) for slot in slots]
+
+        def weights() -> dict[str, torch.Tensor]:
+            newest()
+            module = actor.module
+            named = {} if module is None else module.state_dict()
+            return {name: value.to("cpu", copy=True) for name, value in named.items()}
+
         self._frames = _Frames(slots)
-        self._answers = Answers(task.index, group, env, rollout, task.hooks, self._frames)
+        self._answers = Answers(task.index, group, env, rollout, task.hooks, self._frames, weights)
 
     def refresh(self) -> None:
         self._newest()
@@ -156,10 +163,10 @@ def _reading(actor: Actor, acts_in_place: bool) -> Callable[[torch.Tensor], None
 class _Newest:
     """Called, takes the newest weights there are, and returns their version."""
 
-    def __init__(self, link: Link, read: Callable[[torch.Tensor], None]):
+    def __init__(self, link: Link, read: Callable[[torch.Tensor], None], version: int):
         self._link = link
         self._read = read
-        self.version = -1
+        self.version = version
 
     def __call__(self) -> int:
         self.version = self._link.refresh(self._read, self.version)

@@ -29,6 +29,7 @@ class Answers:
         is_plain: whether `rollout` steps them without an env around them that has a state of its own.
         hooks: what is called around every batch.
         frames: of a slot, its first so many steps, over its memory, as a batch.
+        weights: gives the newest weights of the policy by name, copied to the CPU.
     """
 
     def __init__(
@@ -39,12 +40,14 @@ class Answers:
         rollout: Rollout,
         hooks: Hooks,
         frames: Callable[[int, int], TensorDictBase],
+        weights: Callable[[], dict[str, torch.Tensor]],
     ):
         self._worker = worker
         self._group = group
         self._rollout = rollout
         self._hooks = hooks
         self._frames = frames
+        self.weights = weights
         self._profiling: _Profiling | None = None
         self._envs: Sequence[Any] = getattr(group, "users_envs", ())
         keeps = (hasattr(each, "state_dict") and hasattr(each, "load_state_dict") for each in self._envs)

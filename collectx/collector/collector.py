@@ -23,7 +23,7 @@ from collectx.collector.replacements import Replacements
 from collectx.collector.schedule import Grant, Schedule
 from collectx.errors import text_of
 from collectx.policy.weights import FlatWeights
-from collectx.transport.base import GO_ON, RESET, Answer, Arrival, Asking, Departure, Joined, Transport
+from collectx.transport.base import GO_ON, RESET, Answer, Arrival, Asking, Departure, Joined, Transport, Write
 
 
 class _OneThread:
@@ -263,12 +263,23 @@ class Collector:
 
         Blocks only where another run is done again, until all is there that acts with the weights before; raises what
         `next` raises then."""
+        self._let_go_on()
+        return self._published(self._transport.publish(FlatWeights(policy).write))
+
+    def publish_to(self, writes: Mapping[int, Write]) -> int:
+        """As `publish`, for some workers, each with individual weights; see `Transport.publish_to`."""
+        self._let_go_on()
+        return self._published(self._transport.publish_to(writes))
+
+    def _let_go_on(self) -> None:
         while self._schedule.holds_back:
             self._grant(self._schedule.begin())
             self._take_in()
-        self.policy_version = self._transport.publish(FlatWeights(policy).write)
-        self._schedule.published(self.policy_version)
-        return self.policy_version
+
+    def _published(self, version: int) -> int:
+        self.policy_version = version
+        self._schedule.published(version)
+        return version
 
     @property
     def workers(self) -> list[int]:

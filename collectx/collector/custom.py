@@ -62,9 +62,9 @@ class _Custom:
             self._seed(env_seed(task.seed, task.index, task.life))
         self._batches = iter(self._collector)
         self._trajectories = _Trajectories(self._layout.rows, task)
-        self._version = -1
+        self._version = task.first_version
         # By which number the trainer knows the weights that the collector numbers itself.
-        self._versions = {self._own_version(): -1}
+        self._versions = {self._own_version(): self._version}
 
     def refresh(self) -> None:
         newest = self._link.refresh(self._weights.read, self._version)

@@ -52,8 +52,8 @@ class _Relay:
         link.when_over(self._collector.interrupt)
         self._weights = FlatWeights(self._policy)
         self._slots = [slot.tensors for slot in link.slots]
-        self._versions = _Versions(inner.collector.num_workers)
-        self._version = -1
+        self._version = task.first_version
+        self._versions = _Versions(inner.collector.num_workers, self._version)
 
     def refresh(self) -> None:
         newest = self._link.refresh(self._weights.read, self._version)
@@ -94,10 +94,10 @@ class _Relay:
 class _Versions:
     """By which number the trainer knows what the collector within has published by one of its own."""
 
-    def __init__(self, num_workers: int):
+    def __init__(self, num_workers: int, first: int):
         self._num_workers = num_workers
         # Its first are those that it was built with.
-        self._theirs = {0: -1}
+        self._theirs = {0: first}
         self._last: dict[int, int] = {}
 
     def add(self, mine: int, theirs: int) -> None:

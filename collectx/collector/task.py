@@ -60,6 +60,7 @@ class WorkerTask:
         env, policy: what to build.
         num_envs: envs of every worker.
         policy_device: where the policy acts, as `torch.device` takes it.
+        keeps_weights: it acts with the weights that its policy was made with until others than the first are published.
         exploration_type: how it acts.
         seed: the run's seed.
         life: 0, or how often a worker of this index was started again. Each life has envs' seeds and trajectory ids of
@@ -96,6 +97,12 @@ class WorkerTask:
     hooks: Hooks = field(default_factory=Hooks)
     custom: GivenCollector | None = None
     visible_device: str | None = None
+    keeps_weights: bool = False
+
+    @property
+    def first_version(self) -> int:
+        """Of the weights that its policy is made with: -1 where even the first that are published are newer."""
+        return 0 if self.keeps_weights else -1
 
     @property
     def index(self) -> int:

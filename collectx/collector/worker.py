@@ -90,7 +90,7 @@ class _Rollouts:
         read = _reading(actor, acts_in_place)
         policies.accelerate(actor, task.policy)
         episodes = Episodes(first_env, num_envs, num_envs * task.num_workers, task.life)
-        self._newest = newest = _Newest(link, read)
+        self._newest = newest = _Newest(link, read, task.first_version)
         self._rollout = rollout = rollout_of(env.spec)(
             env, actor, episodes, seeds, link.stop, task.rollout, newest, ends
         )
@@ -100,9 +100,16 @@ class _Rollouts:
         if task.rollout.check_finite:
             total_envs = num_envs * task.num_workers
             self._check_finite = FiniteCheck(env.spec, slots, task.index, first_env, total_envs)
+
+        def weights() -> dict[str, torch.Tensor]:
+            newest()
+            module = actor.module
+            named = {} if module is None else module.state_dict()
+            return {name: value.to("cpu", copy=True) for name, value in named.items()}
+
         self._frames = _Frames(slots)
         is_plain = is_plain and not actor.carried
-        self._answers = Answers(task.index, group, is_plain, rollout, task.hooks, self._frames)
+        self._answers = Answers(task.index, group, is_plain, rollout, task.hooks, self._frames, weights)
 
     def refresh(self) -> None:
         self._newest()
@@ -169,10 +176,10 @@ def _reading(actor: Actor, acts_in_place: bool) -> Callable[[torch.Tensor], None
 class _Newest:
     """Called, takes the newest weights there are, and returns their version."""
 
-    def __init__(self, link: Link, read: Callable[[torch.Tensor], None]):
+    def __init__(self, link: Link, read: Callable[[torch.Tensor], None], version: int):
         self._link = link
         self._read = read
-        self.version = -1
+        self.version = version
 
     def __call__(self) -> int:
         self.version = self._link.refresh(self._read, self.version)

@@ -45,7 +45,7 @@ from collectx.library.keywords import (
     alike,
 )
 from collectx.library.updates import Given as GivenWeights
-from collectx.library.updates import given_weights, load_weights, updated_weights
+from collectx.library.updates import given_weights, load_weights, updated_weights, writes_of
 from collectx.transport.base import RESET, reset_with
 
 # Of an order, what is made from keywords.
@@ -118,6 +118,8 @@ class DataCollector(Inspected):
         )
         self._background: Background | None = None
         self._weights_lock = threading.Lock()
+        # Workers with weights of which this process's policy knows nothing.
+        self._individual = set(range(self.num_workers) if order.work.has_individual_policies else ())
 
     def __iter__(self) -> Iterator[TensorDictBase | None]:
         return self
@@ -129,10 +131,10 @@ class DataCollector(Inspected):
 
     def _take(self) -> TensorDictBase | None:
         """The next batch, as the user wants it."""
-        handing, interval = self._order.handing, self._order.weights.interval
+        handing, interval = self._order.handing, self._order.update_interval
         if interval > 0 and self._num_delivered and self._num_delivered % interval == 0:
             with self._weights_lock:
-                self._publish(None)
+                self._publish({None: None})
         if self._order.workers_write:
             self._collector.advance()
             self._num_delivered += 1
@@ -241,14 +243,14 @@ class DataCollector(Inspected):
 
     def update_policy_weights_(
         self,
-        policy_or_weights: GivenWeights = None,
+        policy_or_weights: GivenWeights | Mapping[int, GivenWeights] = None,
         *,
-        weights: GivenWeights = None,
-        policy_weights: GivenWeights = None,
+        weights: GivenWeights | Mapping[int, GivenWeights] = None,
+        policy_weights: GivenWeights | Mapping[int, GivenWeights] = None,
         policy: nn.Module | None = None,
         weights_dict: Mapping[str, Any] | None = None,
         model_id: str | None = None,
-        worker_ids: Any = None,
+        worker_ids: int | Sequence[int] | None = None,
         wait: bool = True,
     ) -> None:
         """Lets the workers act with newer weights from their next batch on. Copies before it returns, does not wait,
@@ -256,33 +258,44 @@ class DataCollector(Inspected):
 
         Args:
             policy_or_weights: a module built as the policy, or weights by name (a state dict, or a TensorDict of
-                parameters): they are copied into this collector's policy, whose workers they reach. None takes that
-                policy as it is, or what `weight_updater` gives.
+                parameters): they are copied into this process's policy and reach all workers. None takes that policy
+                as it is, or what `weight_updater` gives. A dict from worker indices to any of these: each worker named
+                acts with individual weights until newer ones come for it or for all; the other workers, and this
+                process's policy, stay as they are.
             weights, policy_weights, policy, weights_dict: the same, the last as `{"policy": ...}`.
             model_id: must be "policy" or None.
-            worker_ids: must be None: all workers take the same weights.
+            worker_ids: indices of the workers that the weights are for, as if they were given in a dict; None: all.
             wait: is not looked at.
 
         Raises:
             KeyError: the weights lack one of the policy's.
-            TypeError, ValueError: the weights are given twice, are none, are another model's, or only some workers', or
-                have other shapes.
+            TypeError, ValueError: the weights are given twice, are none, are another model's, are for workers that
+                there are not, or have other shapes. Nothing is published then.
         """
-        given = given_weights((policy_or_weights, weights, policy_weights, policy), weights_dict, model_id, worker_ids)
+        every = (policy_or_weights, weights, policy_weights, policy)
+        given = given_weights(every, weights_dict, model_id, worker_ids, self.num_workers)
         with self._publishing():
             self._publish(given)
 
     # What a worker does in TorchRL; here the trainer's policy is the source of all workers' weights.
     receive_weights = update_policy_weights_
 
-    def _publish(self, given: GivenWeights) -> None:
+    def _publish(self, given: Mapping[int | None, GivenWeights]) -> None:
+        """Publishes weights by worker; None: for all."""
         weights = self._order.weights
         if not weights.travel:
             return
-        given = updated_weights(weights.weight_updater, given)
-        if given is not None:
-            load_weights(self.policy, given)
+        given = {worker: updated_weights(weights.weight_updater, one) for worker, one in given.items()}
+        individual = {worker: one for worker, one in given.items() if worker is not None}
+        if individual and self.num_workers > 1:
+            self._collector.publish_to(writes_of(self.policy, individual))
+            self._individual |= set(individual)
+            return
+        (one,) = given.values()
+        if one is not None:
+            load_weights(self.policy, one)
         self._collector.publish(self.policy if isinstance(self.policy, nn.Module) else None)
+        self._individual.clear()
 
     def shutdown(self, timeout: float | None = None, close_env: bool = True, raise_on_error: bool = True) -> None:
         """Stops the workers; kills those that have not stopped within `close_timeout_s`. Idempotent.
@@ -367,7 +380,16 @@ class DataCollector(Inspected):
         return self.next()
 
     def increment_version(self) -> int:
-        """Publishes the policy's weights as they are, as a newer version; returns it."""
+        """Publishes the policy's weights as they are, as a newer version for all workers; returns it.
+
+        Raises:
+            RuntimeError: workers have individual weights, which would be lost.
+        """
+        if self._individual:
+            raise RuntimeError(
+                f"increment_version() publishes this process's policy, and workers {sorted(self._individual)} have "
+                "individual weights: call update_policy_weights_ with the weights that each is to have"
+            )
         self.update_policy_weights_()
         return self.policy_version
 

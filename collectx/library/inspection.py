@@ -29,6 +29,7 @@ class Inspected(Attributes):
     policy: Any
     _collector: Collector
     _hooks: Hooks
+    _individual: set[int]
     _profiled: ProfileConfig | None = None
     _alone: Callable[[], AbstractContextManager[None]]
     _hand: Callable[[Any], Any]
@@ -235,20 +236,25 @@ class Inspected(Attributes):
 
     def state_dict(self) -> dict[str, Any]:
         """What `load_state_dict` takes, copied: the policy's weights, counts of frames and batches, and, of each worker
-        in a process of this machine, its trajectory ids, and what its envs' own `state_dict` gives."""
+        in a process of this machine, its trajectory ids, its individual weights, if it has such, and what its envs' own
+        `state_dict` gives."""
         weights = self.policy.state_dict() if isinstance(self.policy, nn.Module) else {}
-        state = {
+        state: dict[str, Any] = {
             "policy_state_dict": {name: value.clone() for name, value in weights.items()},
             "frames": self._collector.num_frames,
             "iter": self._collector.num_batches,
         }
         if self._collector.can_be_asked:
             state |= {f"worker{index}": own for index, own in self._ask("state").items()}
+            asked = dict.fromkeys(self._individual.intersection(self._collector.workers), ())
+            for index, individual in self._ask("weights", own=asked).items():
+                state[f"worker{index}"]["policy_state_dict"] = individual
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any], strict: bool = True) -> None:
         """Goes on where `state_dict()` was taken, in a collector made alike: takes the weights and publishes them,
-        counts on, and gives the envs their state.
+        counts on, and gives the envs their state. Workers whose individual weights are not in it keep those that they
+        have.
 
         Gymnasium envs that all have `state_dict` and `load_state_dict` go on in the midst of their episodes. All others
         (TorchRL's too, whose `state_dict` is that of their transforms) begin new episodes, with seeds that were not
@@ -259,10 +265,18 @@ class Inspected(Attributes):
         """
         if missing := sorted({"policy_state_dict", "frames"} - set(state_dict)):
             raise KeyError(f"the state lacks {', '.join(missing)}: give what state_dict() returned")
+        workers = self._collector.workers
         if isinstance(self.policy, nn.Module):
             self.policy.load_state_dict(state_dict["policy_state_dict"], strict=strict)
-            self.update_policy_weights_()
-        workers = self._collector.workers
+            saved = {index: state_dict.get(f"worker{index}", {}).get("policy_state_dict") for index in workers}
+            individual = {index: weights for index, weights in saved.items() if weights is not None}
+            kept = self._individual - set(individual)
+            if not kept:
+                self.update_policy_weights_()
+            elif shared := [index for index in workers if index not in kept]:
+                self.update_policy_weights_(worker_ids=shared)
+            if individual:
+                self.update_policy_weights_(individual)
         states = {index: (state_dict[f"worker{index}"],) for index in workers if f"worker{index}" in state_dict}
         going_on = self._ask("load", own=states) if self._collector.can_be_asked else {}
         with self._alone():

@@ -4,38 +4,55 @@ gives. Called in the trainer's process.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeAlias
 
 import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import nn
 
+from collectx.policy.weights import FlatWeights
+from collectx.transport.base import Write
+
 Given: TypeAlias = nn.Module | TensorDictBase | Mapping[str, Any] | None
 
 
 def given_weights(
-    all_given: Sequence[Given], models: Mapping[str, Any] | None, model: str | None, worker_ids: Any
-) -> Given:
-    """The one that was given, of `all_given` and what `models` has for the policy.
+    all_given: Sequence[Given | Mapping[int, Given]],
+    models: Mapping[str, Any] | None,
+    model: str | None,
+    worker_ids: int | Sequence[int] | None,
+    num_workers: int,
+) -> dict[int | None, Given]:
+    """The one that was given, of `all_given` and what `models` has for the policy, by the worker that it is for; None:
+    for all.
 
     Raises:
         TypeError: several are given.
-        ValueError: weights of another model than "policy", or for some of the workers.
+        ValueError: weights of another model than "policy", or for workers that there are not.
     """
     if unknown := sorted({"policy" if model is None else model, *(models or ())} - {"policy"}):
         raise ValueError(f"weights of {', '.join(unknown)}: the only model here is 'policy'")
-    # TensorDicts count as mappings, but are iterated over by rows.
-    if any(isinstance(each, dict) and any(isinstance(key, int) for key in each) for each in all_given):
-        raise ValueError("weights by worker: all workers act with the same weights; give one set")
-    if worker_ids is not None:
-        raise ValueError(f"worker_ids={worker_ids!r}: all workers take the same weights; leave it out")
-    given = [one for one in (*all_given, (models or {}).get("policy")) if one is not None]
+    given: list[Any] = [one for one in (*all_given, (models or {}).get("policy")) if one is not None]
     if len(given) > 1:
         raise TypeError(
             "the weights were given more than once, of policy_or_weights, weights, policy_weights, policy, weights_dict"
         )
-    return given[0] if given else None
+    one = given[0] if given else None
+    # TensorDicts count as mappings, but are iterated over by rows.
+    if isinstance(one, dict) and any(isinstance(key, int) for key in one):
+        if worker_ids is not None:
+            raise ValueError(f"weights by worker, and worker_ids={worker_ids!r}: give one of them")
+        by_worker = dict(one)
+    elif worker_ids is None:
+        return {None: one}
+    else:
+        by_worker = dict.fromkeys([worker_ids] if isinstance(worker_ids, int) else worker_ids, one)
+    if not by_worker or not set(by_worker) <= set(range(num_workers)):
+        raise ValueError(f"weights for the workers {list(by_worker)}: give at least one, of 0 to {num_workers - 1}")
+    return by_worker
 
 
 def updated_weights(updater: Callable[[], Any] | None, given: Given) -> Given:
@@ -83,6 +100,18 @@ def load_weights(policy: Any, weights: nn.Module | TensorDictBase | Mapping[str,
     with torch.no_grad():
         for value, other in zip(own.values(), given, strict=True):
             value.copy_(other)
+
+
+def writes_of(policy: Any, given: Mapping[int, Given]) -> dict[int, Write]:
+    """What writes the weights for each worker, each in any form that `load_weights` takes; None: `policy`'s. The policy
+    is left as it is. A write raises what `load_weights` does."""
+    other = copy.deepcopy(policy)
+
+    def write(weights: Given, buffer: torch.Tensor) -> None:
+        load_weights(other, policy if weights is None else weights)
+        FlatWeights(other).write(buffer)
+
+    return {worker: partial(write, weights) for worker, weights in given.items()}
 
 
 def _tensors_of(module: nn.Module) -> dict[str, torch.Tensor]:

@@ -4,6 +4,7 @@
       grant(worker, slot)  ------- "you may fill it" ---->  acquire() -> slot
       receive() -> Arrival <------ "it is full" ----------  send(slot, tally)
       publish(write)       ------- newest weights --------> refresh(read, version)
+      publish_to(writes)   ------- of some workers alone ->
       close()              ------- "stop" ----------------> acquire() -> None, and `stop` becomes true
 
 Backpressure is by slots: a worker fills only what was granted, and each grant is given again after its slot was read.
@@ -17,14 +18,17 @@ Another may be attached in its place. Must not know envs, policies, schedules or
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 import torch
 
 from collectx.batch import Leaf, Slot
+
+# Fills a flat uint8 buffer of `SlabSpec.weights_nbytes` with weights.
+Write: TypeAlias = Callable[[torch.Tensor], None]
 
 
 @dataclass(frozen=True)
@@ -170,9 +174,14 @@ class Transport(Protocol):
                 read until one of these slots is granted again, or another batch gathered.
         """
 
-    def publish(self, write: Callable[[torch.Tensor], None]) -> int:
-        """Calls `write` with a flat uint8 buffer of `weights_nbytes`, makes what it wrote the newest weights and
-        returns their version: 0 for the first call, then one more each time. Does not wait for workers."""
+    def publish(self, write: Write) -> int:
+        """Calls `write`, makes what it wrote the newest weights of all workers, and returns their version: 0 for the
+        first call, then one more each time. Does not wait for workers."""
+
+    def publish_to(self, writes: Mapping[int, Write]) -> int:
+        """As `publish`, for some workers: each acts with the individual weights that its `write` wrote, all of one
+        version, until newer ones are published for it or for all. The others keep their weights and their version.
+        Where a `write` raises, nothing is published."""
 
     def hurry(self, wanted: bool) -> None:
         """Sets what workers see as `Link.hurried`; where they share no memory with the trainer, they see nothing."""
@@ -225,8 +234,8 @@ class Link(Protocol):
         """Blocks until the trainer grants a slot, for as long as the trainer lives; None means stop."""
 
     def refresh(self, read: Callable[[torch.Tensor], None], version: int) -> int:
-        """Calls `read` with the newest weights if their version differs from `version`; returns the newest version.
-        Never shows a mixture of two versions."""
+        """Calls `read` with this worker's newest weights if their version differs from `version`; returns the newest
+        version. Never shows a mixture of two versions."""
 
     def send(self, slot: int, tally: Tally) -> None:
         """Hands the filled slot over. The worker must not touch it before it is granted again."""

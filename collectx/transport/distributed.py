@@ -38,7 +38,7 @@ import torch
 from collectx.batch import Layout
 from collectx.errors import RemoteFailure, RendezvousError, WorkerDied, WorkerTimeout
 from collectx.transport import wire
-from collectx.transport.base import GO_ON, Arrival, Departure, Joined, SlabSpec, Tally
+from collectx.transport.base import GO_ON, Arrival, Departure, Joined, SlabSpec, Tally, Write
 from collectx.transport.connections import socket_of
 from collectx.transport.distributed_link import TAIL_S, Terms
 from collectx.transport.pair import (
@@ -218,7 +218,8 @@ class DistributedTransport:
         peer.num_grants += 1
         # First, as the worker may be waiting for it; its bytes come much later.
         self._switchboard.send(
-            peer.worker, wire.pack_grant(slot, order, self._publication.version if self.spec.newest else 0)
+            peer.worker,
+            wire.pack_grant(slot, order, self._publication.version_of(peer.worker) if self.spec.newest else 0),
         )
         # Where the pair is broken, so is the connection, and the switchboard will say so.
         with contextlib.suppress(RuntimeError):
@@ -330,11 +331,18 @@ class DistributedTransport:
             return join(self.spec, [(memory, runs) for memory in memories])
         return memories[0].clone() if own else memories[0]
 
-    def publish(self, write: Callable[[torch.Tensor], None]) -> int:
-        # Who has the version before gets this one at once.
+    def publish(self, write: Write) -> int:
+        self._hear_who_has_weights()
+        return self._publication.publish(write)
+
+    def publish_to(self, writes: Mapping[int, Write]) -> int:
+        self._hear_who_has_weights()
+        return self._publication.publish_to(writes)
+
+    def _hear_who_has_weights(self) -> None:
+        """Who has the version before gets the next one at once."""
         if self._peers:
             self._hear(0.0)
-        return self._publication.publish(write)
 
     def hurry(self, wanted: bool) -> None:
         pass

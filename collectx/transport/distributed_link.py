@@ -176,7 +176,8 @@ class DistributedLink:
                 self._hear(None)
         if self._newest is None or self._is_over:
             return version
-        read(self._newest[: self._nbytes])
+        if self._version != version:
+            read(self._newest[: self._nbytes])
         self._receive_weights(self._newest)
         self._newest = None
         return self._version

@@ -97,7 +97,7 @@ class InlineLink:
         return slot
 
     def refresh(self, read: Callable[[torch.Tensor], None], version: int) -> int:
-        return self._slab.refresh(read, version)
+        return self._slab.refresh(read, version, self.worker)
 
     def send(self, slot: int, tally: Tally) -> None:
         self._arrivals.append(Arrival(self.worker, slot, tally))

@@ -157,7 +157,7 @@ class SharedMemoryLink:
             self._connection.send_bytes(wire.ANSWER + answer)
 
     def refresh(self, read: Callable[[torch.Tensor], None], version: int) -> int:
-        return self._slab.refresh(read, version)
+        return self._slab.refresh(read, version, self.worker)
 
     def send(self, slot: int, tally: Tally) -> None:
         # Where the trainer closed meanwhile, or is gone, the next `acquire` says so.

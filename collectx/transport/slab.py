@@ -1,12 +1,14 @@
 """One run of memory for all slots and weights, shared between processes or private to one.
 
-    | header: newest version, stop and hurry | weights 0 | weights 1 | region 0 | region 1 | ...
+    | header: newest versions, stop and hurry | shared weights | individual weights of worker 0 | ... | region 0 | ...
 
 Shared memory has no name in the file system: it is an anonymous file whose descriptor travels to the workers when they
 start, so nothing can be left behind, whoever is killed, and no limit on /dev/shm applies.
 
-Weights have two buffers: version v lies in buffer v % 2. The trainer writes v + 1 into the other buffer and then stores
-the number; a reader that finds the number unchanged after its copy has read one version only.
+Weights have two buffers, and a number: twice the version, plus the buffer that it lies in. The trainer writes a newer
+version into the other buffer and then stores the number; a reader that finds the number unchanged after its copy has
+read one version only. A worker acts with whichever is newer: the weights that all workers share, or its individual
+ones. Pages of weights that were never written take no memory.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ import mmap
 import os
 import tempfile
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from multiprocessing import reduction
 from typing import Any
 
@@ -24,9 +26,11 @@ import numpy as np
 import torch
 
 from collectx.batch import ALIGNMENT_BYTES, Layout, Slot
-from collectx.transport.base import Arrival, SlabSpec
+from collectx.transport.base import Arrival, SlabSpec, Write
 
-_HEADER_BYTES = 2 * ALIGNMENT_BYTES
+_NUMBER_BYTES = 8
+# The number of weights that were never published: version -1.
+_NOTHING = -2
 
 
 class Slab:
@@ -41,14 +45,17 @@ class Slab:
     def __init__(self, spec: SlabSpec, shared: bool):
         rows = spec.rows * spec.num_workers if spec.joined else spec.rows
         self._map(spec, Layout(spec.leaves, rows, spec.steps), _anonymous_file() if shared else None)
-        self._version[0] = -1
+        for place in range(1 + spec.num_workers):
+            self._numbers[place] = _NOTHING
 
     def _map(self, spec: SlabSpec, layout: Layout, descriptor: int | None) -> None:
         self.spec = spec
         self.region_layout = layout
         self._descriptor = descriptor
-        self._weights_stride = -(-spec.weights_nbytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
-        self._regions_start = _HEADER_BYTES + 2 * self._weights_stride
+        self._weights_stride = _aligned(spec.weights_nbytes)
+        numbers_nbytes = _aligned((1 + spec.num_workers) * _NUMBER_BYTES)
+        self._weights_start = numbers_nbytes + ALIGNMENT_BYTES
+        self._regions_start = self._weights_start + 2 * (1 + spec.num_workers) * self._weights_stride
         num_regions = spec.num_slots if spec.joined else spec.num_slots * spec.num_workers
         nbytes = self._regions_start + num_regions * layout.nbytes
         if descriptor is None:
@@ -56,10 +63,11 @@ class Slab:
         else:
             os.ftruncate(descriptor, nbytes)
             self._memory = torch.frombuffer(mmap.mmap(descriptor, nbytes), dtype=torch.uint8)
-        header = self._memory[:_HEADER_BYTES].numpy()
-        self._version = header[:8].view(np.int64)
-        self.stop: memoryview = header[ALIGNMENT_BYTES : ALIGNMENT_BYTES + 1].data
-        self.hurried: memoryview = header[ALIGNMENT_BYTES + 1 : ALIGNMENT_BYTES + 2].data
+        header = self._memory[: self._weights_start].numpy()
+        # Of the shared weights, then of each worker's individual ones.
+        self._numbers: memoryview = header[: (1 + spec.num_workers) * _NUMBER_BYTES].view(np.int64).data
+        self.stop: memoryview = header[numbers_nbytes : numbers_nbytes + 1].data
+        self.hurried: memoryview = header[numbers_nbytes + 1 : numbers_nbytes + 2].data
         self._fence = threading.Lock()
 
     def __getstate__(self) -> tuple[SlabSpec, Any]:
@@ -107,25 +115,39 @@ class Slab:
 
     @property
     def version(self) -> int:
-        """The newest published version; -1 before the first."""
-        return int(self._version[0])
+        """The newest published version, whoever it is for; -1 before the first."""
+        return max(self._numbers) >> 1
 
-    def publish(self, write: Callable[[torch.Tensor], None]) -> int:
+    def publish(self, write: Write) -> int:
         """See `Transport.publish`. For one writer only."""
+        return self._publish({0: write})
+
+    def publish_to(self, writes: Mapping[int, Write]) -> int:
+        """See `Transport.publish_to`. For one writer only."""
+        return self._publish({1 + worker: write for worker, write in writes.items()})
+
+    def _publish(self, writes: Mapping[int, Write]) -> int:
+        """Writes to places of weights: 0 is that of the shared ones, 1 + w that of worker w's."""
         version = self.version + 1
-        write(self._weights(version))
-        self._barrier()  # the number must not become visible before the bytes
-        self._version[0] = version
+        numbers = {place: 2 * version + 1 - self._numbers[place] % 2 for place in writes}
+        for place, write in writes.items():
+            write(self._weights(place, numbers[place]))
+        self._barrier()  # the numbers must not become visible before the bytes
+        for place, number in numbers.items():
+            self._numbers[place] = number
         return version
 
-    def refresh(self, read: Callable[[torch.Tensor], None], version: int) -> int:
+    def refresh(self, read: Callable[[torch.Tensor], None], version: int, worker: int) -> int:
         """See `Link.refresh`."""
-        while (newest := self.version) != version:
+        while True:
+            shared, individual = self._numbers[0], self._numbers[1 + worker]
+            newest = max(shared, individual)
+            if newest >> 1 == version:
+                return version
             self._barrier()
-            read(self._weights(newest))
+            read(self._weights(0 if shared > individual else 1 + worker, newest))
             self._barrier()
-            version = newest
-        return version
+            version = newest >> 1
 
     def _barrier(self) -> None:
         """Keeps the processor from moving memory accesses over this point, as releasing and taking a lock does."""
@@ -133,8 +155,8 @@ class Slab:
             with self._fence:
                 pass
 
-    def _weights(self, version: int) -> torch.Tensor:
-        start = _HEADER_BYTES + (version % 2) * self._weights_stride
+    def _weights(self, place: int, number: int) -> torch.Tensor:
+        start = self._weights_start + (2 * place + number % 2) * self._weights_stride
         return self._memory[start : start + self.spec.weights_nbytes]
 
 
@@ -149,8 +171,11 @@ class OverSlab:
         """See `collectx.transport.base.Transport`, as for all of these."""
         return self.slab.gather([(part.worker, part.slot) for part in parts], own)
 
-    def publish(self, write: Callable[[torch.Tensor], None]) -> int:
+    def publish(self, write: Write) -> int:
         return self.slab.publish(write)
+
+    def publish_to(self, writes: Mapping[int, Write]) -> int:
+        return self.slab.publish_to(writes)
 
     def hurry(self, wanted: bool) -> None:
         self.slab.hurried[0] = wanted
@@ -183,6 +208,10 @@ def _layout(spec: SlabSpec, num_parts: int) -> Layout:
 def _bytes(memory: torch.Tensor) -> Any:
     # numpy copies a run of bytes in a fifth of the time that torch needs to begin.
     return memory if memory.is_cuda else memory.numpy()
+
+
+def _aligned(nbytes: int) -> int:
+    return -(-nbytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
 
 
 def _anonymous_file() -> int:

@@ -4,6 +4,7 @@ worker's end is called is in `test_survival.py`."""
 from __future__ import annotations
 
 import contextlib
+from dataclasses import replace
 from multiprocessing.connection import wait
 
 import pytest
@@ -20,8 +21,9 @@ def connect(way):
     """`connect(...)`: a transport with its toy workers attached; closed after the test."""
     with contextlib.ExitStack() as stack:
 
-        def connect(num_workers=2, num_slots=1, num_started=None, **kwargs):
-            toys = stack.enter_context(Toys(way.transport, slab_spec(num_workers, num_slots), **kwargs))
+        def connect(num_workers=2, num_slots=1, num_started=None, newest=False, **kwargs):
+            spec = replace(slab_spec(num_workers, num_slots), newest=newest)
+            toys = stack.enter_context(Toys(way.transport, spec, **kwargs))
             toys.handles = [toys.start(worker) for worker in range(num_workers)[:num_started]]
             return toys
 
@@ -69,6 +71,29 @@ def test_weights_that_are_published_while_a_worker_reads_are_never_torn(way):
             tally = toys.arrive().tally  # the worker finds them all equal
             assert tally.returns.tolist() == [(100 + tally.policy_version) % 251]
         assert 0 < tally.policy_version <= newest
+
+
+@over(TRANSPORTS, smoke=True)
+def test_individual_weights_reach_their_workers_alone_until_newer_ones_come_for_all(connect):
+    """Worker 2 joins after all that is published before it."""
+    toys = connect(3, num_started=2, newest=True)
+
+    def acting(worker):
+        toys.grant(worker, 0)
+        tally = toys.arrive().tally
+        return tally.policy_version, tally.returns.tolist()
+
+    for _ in range(2):
+        version = toys.transport.publish_to({worker: writer(200 + worker) for worker in (0, 2)})
+    assert (version, acting(0), acting(1)) == (2, (2, [200.0]), (0, [100.0]))
+    assert toys.transport.publish_to({1: writer(7)}) == 3
+    toys.start(2)
+    assert [acting(worker) for worker in range(3)] == [(2, [200.0]), (3, [7.0]), (2, [202.0])]
+    with pytest.raises(ZeroDivisionError):
+        toys.transport.publish_to({0: writer(9), 1: lambda buffer: 1 / 0})
+    assert acting(0) == (2, [200.0])
+    assert toys.publish(writer(8)) == 4
+    assert [acting(worker) for worker in range(3)] == [(4, [8.0])] * 3
 
 
 @over(TRANSPORTS)

@@ -49,7 +49,7 @@ def test_closures_make_the_env_from_its_keywords_and_act(way):
         assert collector.next() is None
 
 
-@over(SYNC)
+@over(SYNC, smoke=True)
 def test_every_worker_has_an_env_and_a_policy_factory_of_its_own(way):
     creates = [lambda reward=reward: TransformReward(cartpole(), lambda _: reward) for reward in (1, 5)]
     factories = [lambda action=action: lambda observation: torch.full((len(observation),), action) for action in (0, 1)]

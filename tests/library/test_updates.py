@@ -81,6 +81,48 @@ def test_weights_between_steps_are_taken_by_a_keyword():
             collector.increment_version()
 
 
+def made(action):
+    """A factory, which travels to worker processes by value."""
+    return lambda: Constant(action)
+
+
+@over(SYNC, smoke=True)
+def test_workers_act_with_individual_weights_until_newer_ones_come_for_all(way):
+    """Those of their factories first; a policy of the trainer's own process is the first worker's."""
+    with make(way, policy_factory=[made(0.0), made(1.0)], frames_per_batch=20) as collector:
+
+        def acting():
+            batch = collector.next()
+            return actions_of(batch[0]), actions_of(batch[1]), batch["collector", "policy_version"][:, 0].tolist()
+
+        assert [acting() for _ in range(2)] == [([0], [1], [0, 0])] * 2
+        collector.update_policy_weights_({0: Constant(1.0), 1: weights_of(Constant(0.0))})
+        assert acting() == ([1], [0], [1, 1])
+        collector.update_policy_weights_(Constant(1.0).state_dict(), worker_ids=1)
+        assert acting() == ([1], [1], [1, 2])
+        collector.update_policy_weights_(worker_ids=[0])
+        assert acting() == ([0], [1], [3, 2])
+        with pytest.raises(RuntimeError, match=r"workers \[0, 1\] have individual weights"):
+            collector.increment_version()
+        collector.update_policy_weights_(Constant(0.0))
+        assert acting() == ([0], [0], [4, 4])
+        assert collector.increment_version() == 5
+
+
+@over((INLINE_SYNC, SHARED_SYNC, GLOO_SYNC))
+def test_individual_weights_are_saved_where_workers_can_be_asked(way):
+    factories, seen = [made(0.0), made(1.0)], []
+    with make(way, policy_factory=factories, frames_per_batch=20) as collector:
+        collector.update_policy_weights_({1: Constant(0.0)})
+        state = collector.state_dict()
+    for expected in ([[0], [1]] if way is GLOO_SYNC else [[0], [0]]), [[0], [1]]:
+        with make(way, policy_factory=factories, frames_per_batch=20) as collector:
+            collector.load_state_dict(state)
+            seen = [actions_of(part) for part in collector.next()]
+        assert seen == expected
+        state = {name: value for name, value in state.items() if not name.startswith("worker")}
+
+
 FORMS = {
     "module": lambda new: {"policy_or_weights": new},
     "state dict": lambda new: {"policy_or_weights": new.state_dict()},
@@ -113,8 +155,9 @@ def test_weights_act_in_every_form_and_stay(way, form):
         (Constant(), {"policy_or_weights": Constant(), "weights": Constant()}, TypeError, "more than once"),
         (Constant(), {"weights": Constant(), "model_id": "critic"}, ValueError, "critic"),
         (Constant(), {"weights_dict": {"policy": 3, "critic": 4}}, ValueError, "critic"),
-        (Constant(), {"weights": Constant(), "worker_ids": [0]}, ValueError, r"worker_ids=\[0\]"),
-        (Constant(), {"weights": {0: Constant(), 1: Constant()}}, ValueError, "by worker"),
+        (Constant(), {"weights": Constant(), "worker_ids": [1]}, ValueError, r"workers \[1\].* 0 to 0"),
+        (Constant(), {"weights": {0: Constant()}, "worker_ids": 0}, ValueError, "by worker"),
+        (Constant(), {"weights": {0: Constant(), 1: Constant()}}, ValueError, r"workers \[0, 1\].* 0 to 0"),
         (Constant(), {"weights": 3}, TypeError, "weights=3"),
         (Constant(), {"weights": {}}, KeyError, "action"),
         (Constant(), {"weights": Constant([1.0, 2.0])}, ValueError, r"action .*\[2\]"),

@@ -75,6 +75,14 @@ class Order:
         return len(create) if isinstance(create, list | tuple) else 1
 
     @property
+    def update_interval(self) -> int:
+        """After how many batches this process's weights are published to all workers; -1: never by itself."""
+        told = self.weights.interval
+        if told is not None:
+            return told
+        return -1 if self.work.has_individual_policies else self.weights.default_interval
+
+    @property
     def workers_write(self) -> bool:
         """Whether workers write to the replay buffer themselves."""
         is_whole = self.assembly.trajs_per_batch is not None
@@ -228,8 +236,9 @@ class Order:
         each = for_each(remote.collector_kwargs, num_workers)
         own = [_own(env, device, kwargs or {}) for env, device, kwargs in zip(envs, acting, each, strict=True)]
         policies = self.work.policies(num_workers)
-        if isinstance(self.work.policy_factory, list | tuple):
-            own = [each | {"policy": policy} for each, policy in zip(own, policies, strict=True)]
+        if self.work.has_individual_policies:
+            added = [{"policy": policy, "keeps_weights": True} for policy in policies]
+            own = [each | more for each, more in zip(own, added, strict=True)]
         if self.hooks != Hooks():
             own = [each | {"hooks": self.hooks} for each in own]
         for own_fields, custom in zip(own, given_collectors(self), strict=False):

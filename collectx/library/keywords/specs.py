@@ -204,12 +204,17 @@ class Weights:
         return found
 
     @property
-    def interval(self) -> int:
-        """After how many batches; -1: never by itself."""
+    def interval(self) -> int | None:
+        """After how many batches; -1: never by itself; None: nothing was said."""
         if self.update_at_each_batch or self.update_after_each_batch:
             return 1
         chosen = [value for value in (self.max_weight_update_interval, self.update_interval) if value not in (None, -1)]
-        return min(chosen, default=-1)
+        return min(chosen, default=self.update_interval)
+
+    @property
+    def default_interval(self) -> int:
+        """Where nothing was said."""
+        return -1
 
     @property
     def travel(self) -> bool:
@@ -220,10 +225,9 @@ class Weights:
 
 @dataclass(frozen=True)
 class EachBatchWeights(Weights):
-    """`Weights`, published after every batch if no interval is given."""
+    """`Weights`, published after every batch if no interval is given, unless workers have individual policies."""
 
     @property
-    def interval(self) -> int:
+    def default_interval(self) -> int:
         """See `Weights`."""
-        nothing_said = self.update_interval is None and self.max_weight_update_interval == -1
-        return 1 if nothing_said else super().interval
+        return 1

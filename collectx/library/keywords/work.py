@@ -27,8 +27,10 @@ class Work:
             env. With several workers: one callable for all, or one for each.
         policy: a TensorDictModule, an `nn.Module`, a callable from the observation to the action, or None (or
             TorchRL's `RandomPolicy`) for random actions.
-        policy_factory: makes the policy instead, in every process; one callable for all workers, or one for each, the
-            first of which makes this process's policy too: its weights are the ones published to all.
+        policy_factory: makes the policy instead, in every process. One callable for all workers: they act with the
+            weights of the policy that it makes in this process. A list of one for each worker: each acts with the
+            weights of its policy until `update_policy_weights_`, or an update interval, publishes others; the first
+            also makes this process's policy.
         create_env_kwargs: passed to `create_env_fn`; one dict for all workers, or one for each.
         exploration_type: how actions are taken from the policy's distribution: RANDOM, MODE, MEAN, MEDIAN or
             DETERMINISTIC, of TorchRL's `ExplorationType`, or its name. Built-in policies know RANDOM and the mode.
@@ -137,6 +139,12 @@ class Work:
         except TypeError as error:
             return [f"{name}={given!r}: {made.__name__}: {error}."]
         return []
+
+    @property
+    def has_individual_policies(self) -> bool:
+        """Whether different factories make the policies of the workers."""
+        factories = self.policy_factory
+        return isinstance(factories, list | tuple) and any(factory is not factories[0] for factory in factories)
 
     def envs(self, num_workers: int) -> list[GivenEnvConfig]:
         """One for each worker."""

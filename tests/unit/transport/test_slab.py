@@ -22,8 +22,13 @@ def test_slots_do_not_reach_into_others_weights_or_header():
         slab.region(*place).fill_(number)
     assert [slab.region(*place).unique().tolist() for place in places] == [[1], [2], [3], [4]]
     seen = torch.zeros(100, dtype=torch.uint8)
-    assert slab.refresh(seen.copy_, -1) == 1
+    assert slab.refresh(seen.copy_, -1, 0) == 1
     assert seen.eq(8).all()
+    for worker in (0, 1):
+        slab.publish_to({worker: writer(10 + worker)})
+    assert [slab.refresh(seen.copy_, 1, worker) for worker in (0, 1)] == [2, 3]
+    assert seen.eq(11).all()
+    assert [slab.region(*place).unique().tolist() for place in places] == [[1], [2], [3], [4]]
     assert slab.stop[0] == 0
 
 
@@ -35,11 +40,11 @@ def test_a_refresh_reads_what_is_new_and_again_where_it_is_overtaken():
         if len(seen) == 1:
             slab.publish(writer(2))
 
-    assert slab.refresh(read, -1) == -1
+    assert slab.refresh(read, -1, 0) == -1
     assert slab.publish(lambda buffer: seen.append(slab.version)) == 0
     assert seen.pop() == -1  # the number comes after the bytes
     slab.publish(writer(1))
-    assert [slab.refresh(read, version) for version in (0, 2)] == [2, 2]
+    assert [slab.refresh(read, version, 0) for version in (0, 2)] == [2, 2]
     assert seen == [1, 2]
 
 

@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from tensordict import TensorDictBase
 
 from collectx.batch import DONE_KEYS, REWARD, Leaf, is_agents_end
 from collectx.config import TorchrlEnvConfig
@@ -276,12 +277,9 @@ class _Part:
                 raise ShapeError(f"{'.'.join(leaf.key)}: is in the specs, but neither reset nor step writes it")
         if not self._groups_ends and after.get("done", None) is None and after.get("terminated", None) is None:
             raise ShapeError("the env's step writes neither done nor terminated, so that no episode would end")
-        left_out = set(self._actions)
-        # With the nodes above the leaves: only so are there those that are no tensors, as texts.
-        left_out.update(_plain(key) for key in after.keys(True))
-        # Where `step` was called, it has put `after` below "next" there.
-        left_out.update(key for key in self._data.keys(True) if key == "next" or key[0] == "next")
-        return [key for key in map(_plain, self._data.keys(True)) if key not in left_out]
+        left_out = {*self._actions, *_leaf_keys(after)}
+        # Where `step` was called, it has put `after` below "next" in what it was given.
+        return [key for key in _leaf_keys(self._data) if key not in left_out and key[0] != "next"]
 
     def _write(self, leaf: Leaf, value: torch.Tensor | None, array: np.ndarray) -> None:
         """Writes the value of one env or of several into its rows of `array`, after checking its shape and dtype."""
@@ -370,6 +368,15 @@ def _changes_steps(env: Any) -> str | None:
 def _leaves(env: Any, exclude: Sequence[str]) -> tuple[tuple[Leaf, ...], tuple[Leaf, ...], tuple[Leaf, ...]]:
     """What it observes, takes and gives."""
     return leaves_of(observation_specs(env, exclude), env), leaves_of(action_specs(env), env), reward_leaves(env)
+
+
+def _leaf_keys(data: TensorDictBase) -> list[Any]:
+    """The keys of its leaves, of those too that are no tensors, as texts."""
+    return [_plain(key) for key in data.keys(True) if not _is_node(data.get(key))]
+
+
+def _is_node(value: Any) -> bool:
+    return isinstance(value, TensorDictBase) and not type(value).__name__.startswith("NonTensor")
 
 
 def _plain(key: Any) -> Any:

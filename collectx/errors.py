@@ -75,7 +75,8 @@ class SpaceError(CollectxError):
 
 
 class ShapeError(CollectxError):
-    """An env or a policy returned a value whose shape or dtype differs from its spec."""
+    """An env or a policy returned a value whose shape or dtype differs from its spec, that its dtype cannot hold, or
+    that is not finite."""
 
 
 class RendezvousError(CollectxError):

@@ -20,8 +20,9 @@ from typing import Any
 
 import numpy as np
 import torch
+from tensordict import TensorDictBase
 
-from collectx.batch import REWARD, Leaf, is_agents_end
+from collectx.batch import DONE_KEYS, REWARD, Leaf, is_agents_end
 from collectx.config import TorchrlEnvConfig
 from collectx.env.base import EnvSpec, StepRows
 from collectx.env.make import resolve
@@ -29,6 +30,7 @@ from collectx.env.spaces import check, checked_rows
 from collectx.env.torchrl_specs import (
     action_specs,
     draws,
+    has_root_end,
     is_torchrl_env,
     leaves_of,
     observation_specs,
@@ -46,9 +48,10 @@ class TorchrlEnv:
 
     Every leaf of the observation and state specs is one of the batch, at the root and below `next`, under its own key:
     one that the env writes at the root alone is repeated below `next`, one that it writes below `next` alone is zero at
-    the root of an episode's first frame. So are the ends of several agents; an episode ends with the env's own. Rewards
-    are below `next`, of whatever keys and shapes. An env is seeded by `set_seed`, a batched one with `seeds[0]`, which
-    it spreads.
+    the root of an episode's first frame. So are the ends of groups of agents; an episode ends with the env's own. Where
+    the env as a whole has no end, an episode ends as soon as any of its agents does, and `restart` resets those that
+    have ended; it resets all of them where none has (a caller that cuts trajectories short). Rewards are below `next`,
+    of whatever keys and shapes. An env is seeded by `set_seed`, a batched one with `seeds[0]`, which it spreads.
 
     Args:
         envs: unbatched envs with the same specs, or one batched env; of several dimensions, they stand in them in a
@@ -136,12 +139,18 @@ class _Part:
         self._reward_leaves = spec.rewards
         self._rewards = [_plain(leaf.key) for leaf in spec.rewards]
         self._write_reward = self._write_one if spec.rewards == (REWARD,) else self._write_all
+        # Of an env that has no end as a whole: the keys of its groups' ends, by their last names.
+        self._groups_ends: dict[str, list[Any]] = {}
+        if not has_root_end(env):
+            ends = [leaf.key for leaf in spec.observation if is_agents_end(leaf)]
+            self._groups_ends = {name: [key for key in ends if key[-1:] == (name,)] for (name,) in DONE_KEYS}
         # Envs in several dimensions are one after the other here.
         self._size = tuple(env.batch_size) if len(env.batch_size) > 1 else None
         self._numpy = _numpy if self._size is None else self._flat
         self._device = None if env.device is None or env.device.type == "cpu" else env.device
         # `maybe_reset` resets those that are done, at twice the cost; transforms may look at what they are told there.
-        self._resets_whole = not env.batch_size and all(cls.__name__ != "TransformedEnv" for cls in type(env).__mro__)
+        is_transformed = any(cls.__name__ == "TransformedEnv" for cls in type(env).__mro__)
+        self._resets_whole = not (env.batch_size or is_transformed or self._groups_ends)
         self._data: Any = None
         # What `_step` does not write, known from the first one.
         self._kept: list[Any] | None = None
@@ -214,12 +223,40 @@ class _Part:
                 if fresh.get(key, None) is None:
                     fresh.set(key, self._data.get(key))
             return fresh
-        mask = torch.from_numpy(ended.reshape(*self._env.batch_size, 1).copy())
-        self._data.set("done", mask if self._device is None else mask.to(self._device))
+        if self._groups_ends:
+            self._end_groups(ended & ~self._any_group(self._data, *self._groups_ends))
+        else:
+            self._data.set("done", self._mask(ended, 1))
         return self._env.maybe_reset(self._data)
+
+    def _end_groups(self, envs: np.ndarray) -> None:
+        """Marks every agent of some envs as done, so that all of them are reset."""
+        for key in self._groups_ends["done"] if envs.any() else ():
+            done = self._data.get(key)
+            self._data.set(key, done | self._mask(envs, done.ndim - len(self._env.batch_size)))
+
+    def _any_group(self, data: Any, *names: str) -> np.ndarray:
+        """In which envs an agent has one of these ends, `[E]`."""
+        num_envs = self.rows.stop - self.rows.start
+        found = np.zeros(num_envs, bool)
+        for name in names:
+            for key in self._groups_ends[name]:
+                found |= _numpy(data.get(key)).reshape(num_envs, -1).any(1)
+        return found
+
+    def _mask(self, envs: np.ndarray, num_dims: int) -> torch.Tensor:
+        """`[E]` as the env takes it, with so many more dimensions of size 1."""
+        mask = torch.from_numpy(envs.reshape(*self._env.batch_size, *[1] * num_dims).copy())
+        return mask if self._device is None else mask.to(self._device)
 
     def _write_ends(self, after: Any, out: StepRows) -> bool:
         """An env may leave out `done`, or `terminated` where it is the same as `done`."""
+        if self._groups_ends:
+            done, terminated, truncated = (self._any_group(after, name) for name in self._groups_ends)
+            out.terminated[self.rows] = terminated
+            # What is done for no reason that it gives is cut short.
+            out.truncated[self.rows] = truncated | (done & ~terminated)
+            return bool((done | terminated | truncated).any())
         done = after.get("done", None)
         if done is not None and not done.any():
             return False
@@ -240,12 +277,11 @@ class _Part:
         for key, leaf in zip(self._keys, self._leaves, strict=True):
             if after.get(key, None) is None and self._data.get(key, None) is None:
                 raise ShapeError(f"{'.'.join(leaf.key)}: is in the specs, but neither reset nor step writes it")
-        if after.get("done", None) is None and after.get("terminated", None) is None:
+        if not self._groups_ends and after.get("done", None) is None and after.get("terminated", None) is None:
             raise ShapeError("the env's step writes neither done nor terminated, so that no episode would end")
-        left_out = set(self._actions)
-        # With the nodes above the leaves: only so are there those that are no tensors, as texts.
-        left_out.update(_plain(key) for key in after.keys(True))
-        return [key for key in map(_plain, self._data.keys(True)) if key not in left_out]
+        left_out = {*self._actions, *_leaf_keys(after)}
+        # Where `step` was called, it has put `after` below "next" in what it was given.
+        return [key for key in _leaf_keys(self._data) if key not in left_out and key[0] != "next"]
 
     def _write(self, leaf: Leaf, value: torch.Tensor | None, array: np.ndarray) -> None:
         """Writes the value of one env or of several into its rows of `array`, after checking its shape and dtype."""
@@ -334,6 +370,15 @@ def _changes_steps(env: Any) -> str | None:
 def _leaves(env: Any, exclude: Sequence[str]) -> tuple[tuple[Leaf, ...], tuple[Leaf, ...], tuple[Leaf, ...]]:
     """What it observes, takes and gives."""
     return leaves_of(observation_specs(env, exclude), env), leaves_of(action_specs(env), env), reward_leaves(env)
+
+
+def _leaf_keys(data: TensorDictBase) -> list[Any]:
+    """The keys of its leaves, of those too that are no tensors, as texts."""
+    return [_plain(key) for key in data.keys(True) if not _is_node(data.get(key))]
+
+
+def _is_node(value: Any) -> bool:
+    return isinstance(value, TensorDictBase) and not type(value).__name__.startswith("NonTensor")
 
 
 def _plain(key: Any) -> Any:

@@ -35,7 +35,7 @@ def observation_specs(env: Any, exclude: Sequence[str] = ()) -> dict[Key, Any]:
 
     Raises:
         ConfigError: no key begins with one of `exclude`.
-        SpaceError: the env as a whole has no end, or one of another shape than a batch.
+        SpaceError: the env as a whole has an end of another shape than a batch's.
     """
     observed = _by_key(env.full_observation_spec)
     observed |= {key: spec for key, spec in _by_key(env.full_state_spec).items() if key not in observed}
@@ -130,17 +130,20 @@ def _is_storable(leaf: Leaf) -> bool:
     return min(leaf.shape, default=0) >= 0
 
 
+def has_root_end(env: Any) -> bool:
+    """Whether the env as a whole has an end. Otherwise its groups of agents have, and each is reset when it ends."""
+    return any(key in DONE_KEYS for key in _by_key(env.full_done_spec))
+
+
 def _agents_ends(env: Any) -> dict[Key, Any]:
-    """The specs of the ends of several agents, which are observed: only the env's own end is an episode's."""
+    """The specs of the ends of groups of agents, which are observed."""
     specs = _by_key(env.full_done_spec)
     ends = leaves_of(specs, env)
-    own = [leaf for leaf in ends if leaf.key in DONE_KEYS]
-    if not {leaf.key for leaf in own} & {("done",), ("terminated",)} or any(leaf.shape != (1,) for leaf in own):
+    if any(leaf.shape != (1,) for leaf in ends if leaf.key in DONE_KEYS):
         told = ", ".join(f"{'.'.join(leaf.key)} {list(leaf.shape)}" for leaf in ends)
         raise SpaceError(
-            f"{type(env).__name__} gives the ends {told}: an episode ends by done, terminated and truncated at the "
-            "root, each [1]: add a done of the whole env, by its done_spec or a transform, where agents end apart from "
-            "each other"
+            f"{type(env).__name__} gives the ends {told}: done, terminated and truncated at the root are each [1]: "
+            "give the ends of several agents below the name of their group, as agents.done"
         )
     return {key: spec for key, spec in specs.items() if key not in DONE_KEYS}
 

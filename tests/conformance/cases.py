@@ -124,6 +124,7 @@ KEYS = World(torchrlenvs.ManyKeys, move_and_push, "pixels", (("agent", "move"), 
 AGENTS = World(
     torchrlenvs.Agents, half_of_first, ("agents", "observation"), (("agents", "action"),), surplus=ONLY_OURS, ids=False
 )
+APART = replace(AGENTS, make=torchrlenvs.Apart, surplus=("done", "terminated", *ONLY_OURS), ids=True)
 WORLDS = {
     "walk": WALK,
     "gymnasium": replace(WALK, ours=lambda: ResetAgain(walk())),
@@ -135,6 +136,9 @@ WORLDS = {
     "stateless": World(PendulumEnv, half_of_angle, "th", surplus=("truncated",), rtol=1e-5),
     "many_keys": KEYS,
     "agents": AGENTS,
+    "agents_apart": APART,
+    "agents_apart_with_sums": replace(APART, make=torchrlenvs.apart_with_sums),
+    "agents_apart_in_a_row": replace(APART, make=partial(torchrlenvs.Apart, (3,)), size=3),
     "agents_in_a_grid": replace(AGENTS, make=partial(torchrlenvs.Agents, (2, 3)), size=6),
     "serial": replace(WALK, make=torchrlenvs.serial, size=3),
     "counted_serial": replace(WALK, make=torchrlenvs.counted_serial, size=3),

@@ -195,11 +195,33 @@ class Agents(envs.EnvBase):
 
 
 class Apart(Agents):
-    """Without an end of its own."""
+    """Without an end of its own: each agent is reset alone."""
 
-    def __init__(self):
-        super().__init__()
-        self.done_spec = Composite(agents=Composite(done=Binary(1, (2, 1), dtype=torch.bool)))
+    def __init__(self, size=()):
+        super().__init__(size)
+        self.done_spec = self._of_agents(done=Binary(1, (*size, 2, 1), dtype=torch.bool))
+        self._count = torch.zeros(*size, 2, 1)
+
+    def _observation(self):
+        return self._count * torch.tensor([[0.1], [0.01]]).expand(2, 3)
+
+    def _reset(self, tensordict, **kwargs):
+        every = torch.ones_like(self._count, dtype=torch.bool)
+        begins = every if tensordict is None else tensordict.get(("agents", "_reset"), every)
+        self._count = torch.where(begins, 0.0, self._count)
+        return TensorDict({"agents": {"observation": self._observation()}}, self.batch_size)
+
+    def _step(self, tensordict):
+        self._count = self._count + 1
+        reward = tensordict["agents", "action"] + self._count
+        ends = self._count >= self._lengths[..., None, None] + torch.tensor([[3], [5]])
+        return TensorDict(
+            {"agents": {"observation": self._observation(), "reward": reward, "done": ends}}, self.batch_size
+        )
+
+
+def apart_with_sums():
+    return envs.TransformedEnv(Apart(), envs.RewardSum())
 
 
 class Hooked(envs.Transform):

@@ -84,6 +84,17 @@ def test_a_trajectory_goes_from_reset_to_reset_of_all_agents(size):
     assert torch.equal(ids[:, 1:] != ids[:, :-1], done[:, :-1])
 
 
+@pytest.mark.parametrize("size", [(), (2,)])
+def test_a_trajectory_that_is_cut_is_one_of_all_agents_though_each_ends_by_itself(size):
+    frames = 8 * math.prod(size)
+    with Collector(partial(torchrlenvs.Apart, size), frames_per_batch=frames, max_frames_per_traj=2) as collector:
+        rows = collector.next().reshape(-1, 8)
+    counts = (rows["next", "agents", "observation"][..., 0] / torch.tensor([0.1, 0.01])).round()
+    assert torch.equal(counts, torch.tensor([1.0, 2.0])[:, None].expand(2, 2).repeat(len(rows), 4, 1))
+    assert torch.equal(rows["next", "truncated"].squeeze(-1), torch.tensor([False, True]).repeat(len(rows), 4))
+    assert not rows["next", "agents", "done"].any()
+
+
 def test_a_key_that_is_no_tensor_is_left_out():
     with Collector(torchrlenvs.Spoken, frames_per_batch=20, exclude_keys=["mission"]) as collector:
         batch = collector.next()
@@ -138,7 +149,6 @@ class ByItself(torchrlenvs.ManyKeys):
 @pytest.mark.parametrize(
     ("make", "kind", "message"),
     [
-        (torchrlenvs.Apart, SpaceError, r"the ends agents.done \[2, 1\], .*: an episode ends by done, "),
         (torchrlenvs.hooked, ConfigError, "Hooked has _post_step_mdp_hooks, by which a frame's keys below next"),
         (ByItself, ConfigError, "ByItself resets its envs by itself"),
         (lambda: 3, ConfigError, "returned a builtins.int: expected a gymnasium.Env, .* or an EnvBase of TorchRL"),

@@ -44,7 +44,9 @@ def test_a_workers_script_has_the_options_of_the_configuration_and_runs_the_set_
     launcher.setup.extend(["export GREETING='good day'", 'echo "$GREETING"'])
     launcher.srun["container-image"] = "a b"
     launcher.sbatch.update({"mail_type": "FAIL", "constraint": "intel&ib", "job-name": "mine", "qos": None})
-    assert submitit.WorkerArray(launcher, script, tmp_path / "50%", ["work"]).submit([0, 2]) == {0: "17_0", 2: "17_2"}
+    array = submitit.WorkerArray(launcher, script, tmp_path / "50%", ["work"], tmp_path / "jobs" / "workers.txt")
+    assert array.submit([0, 2]) == {0: "17_0", 2: "17_2"}
+    assert (tmp_path / "jobs" / "workers.txt").read_text().split() == ["17_0", "17_2"]
     assert {line for line in script.read_text().splitlines() if line.startswith("#SBATCH")} == {
         *(f"#SBATCH --output={tmp_path}/50%%/worker-%a.log", "#SBATCH --open-mode=append", "#SBATCH --ntasks=1"),
         *("#SBATCH --no-requeue", "#SBATCH --cpus-per-task=2", "#SBATCH --constraint='intel&ib'"),
@@ -141,6 +143,7 @@ def workers(folder, monkeypatch):
     [
         ("echo 'ImportError: no torch' >&2; exit 1", "ended with status 1", "ImportError: no torch"),
         ("echo 'at work'; kill -KILL $$", "was killed by signal 9", "at work"),
+        ("kill -KILL $$", "was killed by signal 9", None),
     ],
 )
 def test_a_failed_worker_is_described_with_its_host_and_its_last_words(folder, workers, command, python, how, last):
@@ -148,7 +151,7 @@ def test_a_failed_worker_is_described_with_its_host_and_its_last_words(folder, w
     assert play(folder, 2, command("python", python)) != 0
     assert is_readable(lost)
     where = f"task 2 on {socket.gethostname()} {how}; log: {folder}/logs/worker-1.log"
-    assert workers.describe(1) == f"worker 1 ({where}, which ends: {last})"
+    assert workers.describe(1) == f"worker 1 ({where}{f', which ends: {last}' if last else ''})"
     assert other.exitcode is None
     assert workers.describe(0) == f"worker 0 (log: {folder}/logs/worker-0.log)"
 

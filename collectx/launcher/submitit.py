@@ -40,7 +40,7 @@ class WorkerArray:
         log = f"{str(logs).replace('%', '%%')}/worker-%a.log"
         header = sbatch.header(
             cfg,
-            job_name="collectx-worker",
+            job_name=f"{logs.parent.name}-worker",
             output=log,
             open_mode="append",
             ntasks=1,

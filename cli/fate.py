@@ -83,6 +83,9 @@ def fate(files: RunFolder, job: str, said: Mapping[str, JobState] | LauncherErro
         return told
     if isinstance(said, LauncherError):
         return Fate("unknown", f"{_seen(files)}; SLURM does not say: {said}")
+    if state is None and not files.log("job").exists():
+        # The first thing that a job does is to begin its log.
+        return Fate("interrupted", f"job {job} was cancelled in the queue: SLURM knows it no more, and it has no log")
     if state is None:
         return Fate("failed", f"SLURM knows no job {job} any more, and it left no result\n{last_words(files)}".rstrip())
     if not state.is_over:
@@ -104,10 +107,25 @@ def fate_here(files: RunFolder) -> Fate:
     except (OSError, ValueError, KeyError, TypeError):
         return Fate("failed", "it left neither a snapshot nor a result")
     if host != socket.gethostname():
-        return Fate("unknown", f"it was started on {host}, without SLURM, and has left no result: ask there")
+        return _by_workers(files, host)
     if _is_open(files.events):
         return Fate("running", f"on {host}")
     return Fate("failed", f"its process has ended without leaving a result\n{last_words(files)}".rstrip())
+
+
+def _by_workers(files: RunFolder, host: str) -> Fate:
+    """What became of a run whose process is on another host: it lives while jobs of its workers do."""
+    jobs = files.worker_jobs.read_text().split() if files.worker_jobs.exists() else []
+    unknown = f"it was started on {host} and has left no result: ask there"
+    if not jobs:
+        return Fate("unknown", unknown)
+    said = ask(jobs)
+    if isinstance(said, LauncherError):
+        return Fate("unknown", f"{unknown}; SLURM does not say: {said}")
+    living = [job for job, state in said.items() if not state.is_over]
+    if not living:
+        return Fate("unknown", f"{unknown}; none of its workers' jobs waits or runs")
+    return Fate("running", f"on {host}, {_seen(files)}; of its workers' jobs {len(living)} wait or run")
 
 
 def of_result(result: dict[str, Any]) -> Fate:
@@ -118,16 +136,18 @@ def of_result(result: dict[str, Any]) -> Fate:
 
 def last_words(files: RunFolder) -> str:
     """The end of the trainer's log, or of its job's; or that there is none, and what that means."""
-    for log in (files.log("trainer"), files.log("job")):
+    job = files.log("job")
+    for log in (files.log("trainer"), job):
         try:
             lines = log.read_text(errors="replace").rstrip().splitlines()
         except OSError:
             continue
         if lines:
             return "\n".join([f"{log} ends:", *(f"  {line}" for line in lines[-_LAST_LINES:])])
+    if job_of(files) is None or job.exists():
+        return f"{files.logs} has nothing from it: it was killed (kill -9, or by the kernel for want of memory)"
     return (
-        f"{files.logs} has nothing from it: all nodes must share that file system: choose another with hydra.run.dir "
-        "or "
+        f"{job} does not exist: all nodes must share that file system: choose another with hydra.run.dir or "
         "hydra.sweep.dir"
     )
 

@@ -10,11 +10,11 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from rich.console import Console
 from rich.live import Live
@@ -61,12 +61,30 @@ class Run:
     statistics: Replay
     events: Lines
     is_telling: bool
+    may_requeue: bool = False
     fate: Fate = field(default_factory=lambda: Fate("queued"))
     since_s: float = field(default_factory=time.monotonic)
     ended_s: float | None = None
 
     def __post_init__(self) -> None:
         self.sampler = Sampler(self.statistics, self.since_s)
+
+
+class Scheduler(Protocol):
+    """Whoever knows the jobs of followed runs."""
+
+    def ask(self, jobs: Iterable[str]) -> Mapping[str, JobState] | LauncherError: ...
+    def cancel(self, jobs: Sequence[str]) -> None: ...
+
+
+class Slurm:
+    """Jobs of their own."""
+
+    def ask(self, jobs: Iterable[str]) -> Mapping[str, JobState] | LauncherError:
+        return ask(jobs)
+
+    def cancel(self, jobs: Sequence[str]) -> None:
+        sbatch.cancel(jobs)
 
 
 class Terminated(KeyboardInterrupt):
@@ -80,8 +98,13 @@ class Pursuit:
         was_left: the user has left, and the jobs go on.
     """
 
-    def __init__(self, runs: Sequence[tuple[str, RunFolder, RunConfig, str]]):
-        """`runs` are names, folders, configurations and jobs."""
+    def __init__(self, runs: Sequence[tuple[str, RunFolder, RunConfig, str]], scheduler: Scheduler | None = None):
+        """
+        Args:
+            runs: names, folders, configurations and jobs.
+            scheduler: of the jobs; None: they are jobs of their own, which go on without this process.
+        """
+        self._scheduler = scheduler or Slurm()
         self._runs = [
             Run(
                 name,
@@ -90,12 +113,13 @@ class Pursuit:
                 Replay(files, cfg.collector.total_frames),
                 Lines(files.events),
                 is_telling=cfg.collector.on_worker_failure != "raise",  # otherwise the error itself is shown at the end
+                may_requeue=getattr(cfg.launcher, "requeue", False),
             )
             for name, files, cfg, job in runs
         ]
         self.was_left = False
         self._cancelled_s: float | None = None
-        self._has_asked = False
+        self._has_asked = scheduler is not None
         self._next_ask_s = 0.0
         self._began_s = time.monotonic()
         self._silent_since_s: float | None = None
@@ -149,15 +173,17 @@ class Pursuit:
 
     def _ask(self, shown: _One | _Many, now_s: float) -> None:
         living = [run for run in self._runs if not run.fate.is_over]
-        said = ask(run.job for run in living)
+        said = self._scheduler.ask(run.job for run in living)
         self._note_silence(said, shown, now_s)
         for run in living:
             new = fate(run.files, run.job, said)
             if new.word == "unknown":
                 continue
-            if new.is_over and not self._is_settled(run, new, said):
+            if not new.is_over:
+                run.ended_s = None
+            elif not self._is_settled(run, new, said):
                 run.ended_s = run.ended_s or now_s
-                if now_s < run.ended_s + _SETTLE_S:
+                if _may_come_back(run, new, said) or now_s < run.ended_s + _SETTLE_S:
                     continue
             if new != run.fate:
                 if new.word == "running" != run.fate.word:
@@ -171,7 +197,7 @@ class Pursuit:
     @staticmethod
     def _is_settled(run: Run, new: Fate, said: Mapping[str, JobState] | LauncherError) -> bool:
         """Whether nothing is to come that would say more about the end."""
-        if run.files.read_result() is None:
+        if run.files.read_result() is None or _may_come_back(run, new, said):
             return False
         if new.word != "interrupted" or isinstance(said, LauncherError):
             return True
@@ -204,7 +230,7 @@ class Pursuit:
             self._cancelled_s = time.monotonic()
         print(f"cancelling {self._names()}; this may take SLURM half a minute", file=sys.stderr, flush=True)
         try:
-            sbatch.cancel(jobs)
+            self._scheduler.cancel(jobs)
         except LauncherError as error:
             print(f"collectx: the jobs go on: {error}", file=sys.stderr)
         self._next_ask_s = 0.0
@@ -323,6 +349,13 @@ class _Many:
             numbers = (f"{statistics.frames:,}", number(rate), number(statistics.mean_return))
             table.add_row(run.name, run.job, state, passed, *numbers)
         return table
+
+
+def _may_come_back(run: Run, new: Fate, said: Mapping[str, JobState] | LauncherError) -> bool:
+    """Whether SLURM may start a run again that has left a result: its job, which may be requeued, has not ended."""
+    if not run.may_requeue or new.word == "completed" or isinstance(said, LauncherError):
+        return False
+    return run.job in said and not said[run.job].is_over
 
 
 def _show_result(run: Run) -> None:

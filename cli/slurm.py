@@ -6,13 +6,15 @@ points of a sweep, or one run.
 
 from __future__ import annotations
 
+import itertools
 import json
 import shlex
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from collectx.cli import fate, follow, report
+from collectx.cli import allocation, fate, follow, report
 from collectx.cli.compose import config_text
 from collectx.cli.task import Task, Wanted
 from collectx.config import SlurmLauncherConfig, SubmititDelayedLauncherConfig, as_dict, num_tasks_of
@@ -57,11 +59,16 @@ def carry_out(wanted: Task) -> None:
 
 def _carry_out(wanted: Task, submitted: dict[Path, str]) -> None:
     living = _living(wanted.wanted)
-    new = [run for run in wanted.wanted if run.folder not in living]
-    if taken := [problem for run in new for problem in _taken(run)]:
+    missing = [run for run in wanted.wanted if run.folder not in living]
+    if taken := [problem for run in missing for problem in _taken(run)]:
         raise ConfigError(taken)
+    inside = [run for run in missing if run.cfg.launcher.kind == "slurm"] if allocation.job() else []
+    if inside:
+        allocation.carry_out(wanted, inside, str(allocation.job()), _GRACE_S)
+        if len(inside) == len(wanted.wanted):
+            return
     try:
-        refusals = _submit(new, wanted.argv, submitted)
+        refusals = _submit([run for run in missing if run not in inside], wanted.argv, submitted, living.values())
     except Exception:
         if submitted:
             sbatch.cancel(list(submitted.values()))
@@ -118,21 +125,27 @@ def _taken(run: Wanted) -> Sequence[str]:
         return error.problems
 
 
-def _submit(runs: Sequence[Wanted], argv: Sequence[str], jobs: dict[Path, str]) -> dict[Path, str]:
-    """Submits all; adds to `jobs`. Returns why, for those that SLURM refused."""
+def _submit(
+    runs: Sequence[Wanted], argv: Sequence[str], jobs: dict[Path, str], living: Collection[str]
+) -> dict[Path, str]:
+    """Submits all; adds to `jobs`. Returns why, for those that SLURM refused. `living` are jobs of the same sweep."""
     refusals: dict[Path, str] = {}
+    lanes: dict[int | None, Lanes] = {}
     for equal in _arrays(runs):
+        limit = _launcher(equal[0]).max_parallel
+        lane = lanes.setdefault(limit, Lanes(limit, living))
         files = [RunFolder(run.folder) for run in equal]
         for run, folder in zip(equal, files, strict=True):
             folder.begin()
             snapshot.write(run.cfg, folder, ["collectx", *argv])
             role.write(folder, run.cfg, ["collectx", *argv])
-        text = _text(equal)
+        text = _text(equal, lane.before(len(equal)))
         try:
             submitted = slurm.submit(_script(equal), text, len(equal))
         except LauncherError as error:
             refusals |= {run.folder: str(error) for run in equal}
             continue
+        lane.take(len(equal), submitted[0].partition("_")[0])
         for run, folder, job in zip(equal, files, submitted, strict=True):
             jobs[run.folder] = job
             fate.note_job(folder, job)
@@ -140,15 +153,41 @@ def _submit(runs: Sequence[Wanted], argv: Sequence[str], jobs: dict[Path, str]) 
     return refusals
 
 
-def _text(equal: Sequence[Wanted]) -> str:
-    """The script of runs that ask SLURM for the same."""
+class Lanes:
+    """Limits the arrays of a sweep to `launcher.max_parallel` runs at the same time, all together; SLURM's own limit is
+    of one array. In each lane one run goes on at a time. An array takes as many lanes as it may run tasks, and waits
+    for what was in them before.
+
+    Args:
+        limit: how many lanes; None: as many as are wanted.
+        living: jobs of an earlier start of the sweep.
+    """
+
+    def __init__(self, limit: int | None, living: Collection[str]):
+        self._lanes: deque[frozenset[str]] = deque([frozenset()] * (limit or 0))
+        for job in living if limit else ():
+            self._lanes.append(self._lanes.popleft() | {job})
+
+    def before(self, num_runs: int) -> frozenset[str]:
+        """The jobs that have to end before an array of so many runs starts."""
+        return frozenset().union(*itertools.islice(self._lanes, num_runs))
+
+    def take(self, num_runs: int, job: str) -> None:
+        """Notes the array that was submitted."""
+        for _ in range(min(num_runs, len(self._lanes))):
+            self._lanes.popleft()
+            self._lanes.append(frozenset({job}))
+
+
+def _text(equal: Sequence[Wanted], after: Collection[str]) -> str:
+    """The script of runs that ask SLURM for the same; `after` are jobs that must have ended before."""
     cfg, launcher = equal[0].cfg, _launcher(equal[0])
     survives_nodes = cfg.collector.on_worker_failure != "raise"
     grace_s = cfg.collector.close_timeout_s + _GRACE_S
     if isinstance(launcher, SubmititDelayedLauncherConfig):
         (run,) = equal
         return submitit_delayed.script(run.folder, launcher, cfg.collector.num_workers, survives_nodes, grace_s)
-    return slurm.script([run.folder for run in equal], launcher, num_tasks_of(cfg), survives_nodes, grace_s)
+    return slurm.script([run.folder for run in equal], launcher, num_tasks_of(cfg), survives_nodes, grace_s, after)
 
 
 def _arrays(runs: Sequence[Wanted]) -> Iterator[list[Wanted]]:

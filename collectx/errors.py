@@ -5,7 +5,7 @@
     |   `-- DamagedFile       a file of a run folder cannot be read
     |-- SpaceError            a Gymnasium space that cannot be stored as tensors
     |-- RendezvousError       trainer and worker did not find each other, or did not know each other
-    |-- LauncherError         a scheduler refused a job, or does not answer
+    |-- LauncherError         a scheduler refused or ended a job, or does not answer
     |-- WorkerError           a worker is gone, or did not answer in time
     |   |-- WorkerDied        the process ended without a word (killed, out of memory, segfault)
     |   `-- WorkerTimeout     nothing arrived within the named timeout
@@ -84,7 +84,7 @@ class RendezvousError(CollectxError):
 
 
 class LauncherError(CollectxError):
-    """A scheduler refused a job, or does not answer. The message has the scheduler's own words."""
+    """A scheduler refused or ended a job, or does not answer. The message has the scheduler's own words."""
 
 
 class WorkerError(CollectxError):

@@ -30,10 +30,7 @@ _RETRY_S = 10.0
 _PATIENCE_S = 4.0
 _NOTICE_S = 15.0
 _LAST_WORDS_BYTES = 2000
-_NO_WORDS = (
-    ", which is empty: the run folder must be on a file system that all nodes share (hydra.run.dir), "
-    "and this Python be there on all nodes"
-)
+_NO_LOG = ", which does not exist: the run folder must be on a file system that all nodes share (hydra.run.dir)"
 
 
 @dataclass(frozen=True)
@@ -334,12 +331,12 @@ def _trouble(error: Exception) -> str:
 
 def ending(log: Path, has_failed: bool = True) -> str:
     """The last line of a log that says something, to stand behind its name: an exit code says nothing that is not
-    known. That there is none means something where the job itself has failed."""
+    known. A missing log is a hint only where the job itself has failed; SLURM or the job's shell begins each log."""
     try:
         with open(log, "rb") as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - _LAST_WORDS_BYTES))
             lines = file.read().decode(errors="replace").split("\n")
     except OSError:
-        lines = []
+        return _NO_LOG if has_failed else ""
     last = next((line.strip() for line in reversed(lines) if line.strip() and "exit code" not in line.lower()), "")
-    return f", which ends: {last}" if last else _NO_WORDS if has_failed else ""
+    return f", which ends: {last}" if last else ""

@@ -32,8 +32,14 @@ _REASONS = {
     "PartitionTimeLimit": "PartitionTimeLimit: launcher.time is more than the partition allows",
     "PartitionNodeLimit": "PartitionNodeLimit: it asks for more nodes than the partition allows",
     "BadConstraints": "BadConstraints: no node has the features and resources that it asks for",
+    "Dependency": "Dependency: launcher.max_parallel or launcher.sbatch.dependency lets others go first",
     "None": "",
 }
+
+_GUARD = (
+    """trap 'status=$?; if [ "${#BASH_SOURCE[@]}" -le 1 ]; then echo "collectx: a line of launcher.setup ended with """
+    """status $status: $BASH_COMMAND; a line may fail where it ends with || true" >&2; exit "$status"; fi' ERR"""
+)
 
 # What to change, by a part of sbatch's words.
 _ADVICE = {
@@ -78,6 +84,12 @@ def header(resources: SlurmResources, **options: Any) -> list[str]:
     ]
 
 
+def set_up(lines: Sequence[str]) -> list[str]:
+    """The user's lines of shell. One that fails ends the script, as everything after it would run in another
+    environment than the user meant; failures within a file that a line sources are that file's own."""
+    return [_GUARD, *lines, "trap - ERR"] if lines else []
+
+
 def body(resources: SlurmResources, command: Sequence[str], **srun: Any) -> list[str]:
     """The commands of a script: set-up lines, then one `srun` of `command`, which becomes the script's process.
 
@@ -92,7 +104,7 @@ def body(resources: SlurmResources, command: Sequence[str], **srun: Any) -> list
     ]
     words = [word if word.startswith('"$') else shlex.quote(word) for word in command]
     return [
-        *resources.setup,
+        *set_up(resources.setup),
         # Since 22.05, srun does not take it over from sbatch.
         'if [ -n "$SLURM_CPUS_PER_TASK" ]; then export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"; fi',
         " ".join(["exec srun", *options, *words]),

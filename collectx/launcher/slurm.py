@@ -18,6 +18,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import shlex
 import socket
@@ -25,7 +26,7 @@ import subprocess
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 from collectx.config import SlurmLauncherConfig
@@ -46,7 +47,12 @@ SRUN = "--distribution=block --kill-on-bad-exit=0"
 
 
 def script(
-    runs: Sequence[Path], launcher: SlurmLauncherConfig, ntasks: int, survives_nodes: bool, grace_s: float
+    runs: Sequence[Path],
+    launcher: SlurmLauncherConfig,
+    ntasks: int,
+    survives_nodes: bool,
+    grace_s: float,
+    after: Collection[str] = (),
 ) -> str:
     """The batch script of equal runs: one job, or one array with a task for each.
 
@@ -55,11 +61,16 @@ def script(
         ntasks: of each run: the trainer and its workers.
         survives_nodes: whether the job goes on when it loses a node.
         grace_s: how long workers may go on after the trainer's end, before they are killed.
+        after: jobs that must have ended before.
     """
     limit = "" if launcher.max_parallel is None else f"%{launcher.max_parallel}"
+    if after:
+        asked = [launcher.sbatch.get("dependency"), f"afterany:{':'.join(sorted(after))}"]
+        dependency = ",".join(str(each) for each in asked if each)
+        launcher = dataclasses.replace(launcher, sbatch=launcher.sbatch | {"dependency": dependency})
     header = sbatch.header(
         launcher,
-        job_name="collectx",
+        job_name=job_name(runs),
         ntasks=ntasks,
         nodes=launcher.nodes,
         array=f"0-{len(runs) - 1}{limit}" if len(runs) > 1 else None,
@@ -76,6 +87,11 @@ def script(
     ]
     roles = f"srun {SRUN} {shlex.join(words)} {role(launcher.python or sys.executable)}"
     return batch(runs, header, launcher.setup, look, roles, grace_s)
+
+
+def job_name(runs: Sequence[Path]) -> str:
+    """The run folder's name; of several runs that of the sweep's folder."""
+    return runs[0].name if len(runs) == 1 else runs[0].parent.name
 
 
 def batch(
@@ -104,7 +120,7 @@ def batch(
         'stat --format=%s "$run/logs/job.log" > "$run/jobs/log_begin"',
         "# Since 22.05, srun does not take it over from sbatch.",
         'if [ -n "$SLURM_CPUS_PER_TASK" ]; then export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"; fi',
-        *setup,
+        *sbatch.set_up(setup),
         "",
         *look,
         f"{roles} &",
@@ -299,10 +315,13 @@ def layout(environment: Mapping[str, str], part: str = "") -> list[str]:
     Raises:
         LauncherError: scontrol does not answer.
     """
-    nodes = sbatch.hostnames(environment[f"SLURM_JOB_NODELIST{part}"])
+    # Inside an allocation, the step of a run need not have all of its nodes.
+    scope = "STEP" if not part and "SLURM_STEP_NODELIST" in environment else "JOB"
+    nodes = sbatch.hostnames(environment[f"SLURM_{scope}_NODELIST{part}"])
+    per_node = "SLURM_STEP_TASKS_PER_NODE" if scope == "STEP" else f"SLURM_TASKS_PER_NODE{part}"
     counts: list[int] = []
     # 2(x3),1 is three nodes with two tasks each and one with one.
-    for group in environment.get(f"SLURM_TASKS_PER_NODE{part}", "1").split(","):
+    for group in environment.get(per_node, "1").split(","):
         count, _, times = group.partition("(x")
         counts += [int(count)] * int(times.rstrip(")") or 1)
     return [node for node, count in zip(nodes, counts, strict=False) for _ in range(count)] or nodes

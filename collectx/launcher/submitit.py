@@ -30,15 +30,17 @@ class WorkerArray:
         script: where to write the script.
         logs: the folder of `worker-<index>.log`.
         command: what a worker runs, its index appended.
+        record: where to write the jobs' numbers, a line for each, for others to ask SLURM.
     """
 
-    def __init__(self, cfg: SubmititLauncherConfig, script: Path, logs: Path, command: Sequence[str]):
+    def __init__(self, cfg: SubmititLauncherConfig, script: Path, logs: Path, command: Sequence[str], record: Path):
         self._script = script
+        self._record = record
         # SLURM replaces %a; a path may have a % of its own.
         log = f"{str(logs).replace('%', '%%')}/worker-%a.log"
         header = sbatch.header(
             cfg,
-            job_name="collectx-worker",
+            job_name=f"{logs.parent.name}-worker",
             output=log,
             open_mode="append",
             ntasks=1,
@@ -48,11 +50,15 @@ class WorkerArray:
         body = sbatch.body(cfg, [*command, '"$SLURM_ARRAY_TASK_ID"'], **cfg.srun)
         script.parent.mkdir(parents=True, exist_ok=True)
         script.write_text("\n".join(["#!/bin/bash", *header, *body, ""]))
+        record.unlink(missing_ok=True)
 
     def submit(self, workers: Sequence[int]) -> dict[int, str]:
         """One array, whatever the number: SLURM then shows `<job>_<worker>`."""
         job = sbatch.submit([f"--array={','.join(map(str, workers))}", str(self._script)])
-        return {worker: f"{job}_{worker}" for worker in workers}
+        jobs = {worker: f"{job}_{worker}" for worker in workers}
+        with open(self._record, "a") as file:
+            file.writelines(f"{each}\n" for each in jobs.values())
+        return jobs
 
     def states(self, jobs: Sequence[str]) -> dict[str, JobState]:
         """What SLURM says; blocks while it is asked."""

@@ -29,7 +29,7 @@ def script(
     """The batch script of one run; see `collectx.launcher.slurm.script`. SLURM has no arrays of such jobs."""
     trainer, worker = (part(launcher, each) for each in (launcher.trainer, launcher.worker))
     whole = {
-        "job_name": "collectx",
+        "job_name": slurm.job_name([run]),
         "output": "/dev/null",
         "requeue": launcher.requeue,
         "no_requeue": not launcher.requeue,

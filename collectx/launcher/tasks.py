@@ -51,6 +51,11 @@ _NODES = re.compile(r"srun: error: (?P<words>Node failure on (?P<hosts>\S+))$")
 _EXITED = re.compile(r"Exited with exit code (\d+)$")
 
 
+def role_words(python: str, run: str) -> list[str]:
+    """What srun runs for each task, as words; `run` is the run folder."""
+    return ["bash", "-c", _ROLE, python, run]
+
+
 def role(python: str) -> str:
     """What srun runs for each task, as words of shell; `$run` is the run folder."""
     return f'bash -c {shlex.quote(_ROLE)} {shlex.quote(python)} "$run"'

@@ -88,7 +88,7 @@ def _submit_and_follow(
     script = files.jobs / "trainer.sh"
     script.write_text(_script(trainer, files, told))
     command = [sys.executable, "-u", "-m", worker.__name__, "--wait", f"{told.queue_timeout_s:g}", str(task_of(files))]
-    array = WorkerArray(workers, files.jobs / "worker.sh", files.logs, command)
+    array = WorkerArray(workers, files.jobs / "worker.sh", files.logs, command, files.worker_jobs)
     jobs: list[str] = []
     try:
         jobs.append(sbatch.submit([str(script)]))

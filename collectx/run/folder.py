@@ -49,6 +49,7 @@ class RunFolder:
         self.lock = self.path / "lock"
         self.logs = self.path / "logs"
         self.jobs = self.path / "jobs"
+        self.worker_jobs = self.jobs / "workers.txt"
         self.checkpoints = self.path / "checkpoints"
         self.final_checkpoint = self.checkpoints / "final.pt"
 

@@ -44,7 +44,7 @@ def submitted_workers(
     files.jobs.mkdir(exist_ok=True)
     worker.write(task, cfg, files, token, given)
     command = [launcher.python or sys.executable, "-u", "-m", worker.__name__, str(task)]
-    scheduler = WorkerArray(launcher, script, files.logs, command)
+    scheduler = WorkerArray(launcher, script, files.logs, command, files.worker_jobs)
     with WorkerJobs(
         scheduler,
         num_workers_of(cfg),

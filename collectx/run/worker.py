@@ -15,12 +15,14 @@ import argparse
 import dataclasses
 import json
 import pickle
+import signal
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
 from collectx.config import EnvConfig, PolicyConfig, RunConfig, as_dict, from_dict
+from collectx.errors import LauncherError
 from collectx.given import Given
 from collectx.run.folder import RunFolder, read_private, write_json, write_private
 from collectx.run.role import work
@@ -49,6 +51,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("index", type=int)
     told = parser.parse_args(argv)
     path, worker = told.task, told.index
+    signal.signal(signal.SIGTERM, _end)
     deadline = time.monotonic() + told.wait
     while not path.exists() and time.monotonic() < deadline:
         time.sleep(_PAUSE_S)
@@ -62,6 +65,13 @@ def main(argv: Sequence[str]) -> int:
     task = json.loads(path.read_text())
     given = pickle.loads(read_private(_objects(path)))[worker] if _objects(path).exists() else None
     return work(from_dict(task["cfg"]), Path(task["folder"]), worker, task["token"], given=given)
+
+
+def _end(signum: int, frame: object) -> None:
+    """The trainer learns why, before its connection breaks."""
+    raise LauncherError(
+        "SLURM ends the job of this worker (SIGTERM): it is preempted, cancelled (scancel) or at its time limit."
+    )
 
 
 def _objects(path: Path) -> Path:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import os
 import select
 import socket
 import subprocess
 
 import pytest
+from composing import composed
 
+from collectx.cli import follow
+from collectx.cli import slurm as cli_slurm
+from collectx.cli.task import Task, Wanted
 from collectx.config import SlurmLauncherConfig
-from collectx.errors import LauncherError
+from collectx.errors import ConfigError, LauncherError
 from collectx.launcher import sbatch, slurm, submitit, tasks
 from collectx.launcher.jobs import JobState
 from collectx.launcher.tasks import role
@@ -44,7 +49,9 @@ def test_a_workers_script_has_the_options_of_the_configuration_and_runs_the_set_
     launcher.setup.extend(["export GREETING='good day'", 'echo "$GREETING"'])
     launcher.srun["container-image"] = "a b"
     launcher.sbatch.update({"mail_type": "FAIL", "constraint": "intel&ib", "job-name": "mine", "qos": None})
-    assert submitit.WorkerArray(launcher, script, tmp_path / "50%", ["work"]).submit([0, 2]) == {0: "17_0", 2: "17_2"}
+    array = submitit.WorkerArray(launcher, script, tmp_path / "50%", ["work"], tmp_path / "jobs" / "workers.txt")
+    assert array.submit([0, 2]) == {0: "17_0", 2: "17_2"}
+    assert (tmp_path / "jobs" / "workers.txt").read_text().split() == ["17_0", "17_2"]
     assert {line for line in script.read_text().splitlines() if line.startswith("#SBATCH")} == {
         *(f"#SBATCH --output={tmp_path}/50%%/worker-%a.log", "#SBATCH --open-mode=append", "#SBATCH --ntasks=1"),
         *("#SBATCH --no-requeue", "#SBATCH --cpus-per-task=2", "#SBATCH --constraint='intel&ib'"),
@@ -141,6 +148,7 @@ def workers(folder, monkeypatch):
     [
         ("echo 'ImportError: no torch' >&2; exit 1", "ended with status 1", "ImportError: no torch"),
         ("echo 'at work'; kill -KILL $$", "was killed by signal 9", "at work"),
+        ("kill -KILL $$", "was killed by signal 9", None),
     ],
 )
 def test_a_failed_worker_is_described_with_its_host_and_its_last_words(folder, workers, command, python, how, last):
@@ -148,7 +156,7 @@ def test_a_failed_worker_is_described_with_its_host_and_its_last_words(folder, w
     assert play(folder, 2, command("python", python)) != 0
     assert is_readable(lost)
     where = f"task 2 on {socket.gethostname()} {how}; log: {folder}/logs/worker-1.log"
-    assert workers.describe(1) == f"worker 1 ({where}, which ends: {last})"
+    assert workers.describe(1) == f"worker 1 ({where}{f', which ends: {last}' if last else ''})"
     assert other.exitcode is None
     assert workers.describe(0) == f"worker 0 (log: {folder}/logs/worker-0.log)"
 
@@ -223,3 +231,50 @@ def test_a_job_that_slurm_has_forgotten_is_looked_up_in_its_accounting(command):
     command("sacct", "echo '17|CANCELLED by 0|n1'; echo '18+0|FAILED|None assigned'; echo '18+1|COMPLETED|n2'")
     states = slurm.states(["17", "18", "19"])
     assert states == {"17": JobState("CANCELLED", True, True, "", "n1"), "18": JobState("FAILED", True, True)}
+
+
+@pytest.mark.parametrize(
+    ("lines", "status", "printed"),
+    [
+        (["f() { false; true; }", "f", "false || true", ". ./sourced"], 0, "srun: work"),
+        (
+            ["export A=1", "no_such_command x", "echo after"],
+            127,
+            "launcher.setup ended with status 127: no_such_command x",
+        ),
+        ([". ./nowhere"], 1, "launcher.setup ended with status 1: . ./nowhere"),
+    ],
+)
+def test_a_failing_line_of_the_set_up_stops_the_job(tmp_path, command, lines, status, printed):
+    command("srun", 'echo "srun: $*"')
+    (tmp_path / "sourced").write_text("false\ntrue\n")
+    launcher = SlurmLauncherConfig(setup=lines, container=None)
+    (tmp_path / "script").write_text("\n".join(sbatch.body(launcher, ["work"])))
+    done = subprocess.run(["bash", "script"], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == status
+    assert printed in done.stdout + done.stderr
+    assert "after" not in done.stdout
+
+
+def test_inside_an_allocation_a_run_is_a_step_of_it(tmp_path, command, monkeypatch, capsys):
+    ended = {"exit_reason": "", "frames": 1, "batches": 1, "wall_s": 1, "start_s": 1, "frames_per_s": 1, "failures": []}
+    ended |= {"status": "completed", "mean_return": 1, "num_episodes": 1, "digest": None}
+    (tmp_path / "ended.json").write_text(json.dumps(ended))
+    command(
+        "srun", f'env | grep -c ^SLURM_; echo "$@"; for run; do :; done; cp {tmp_path}/ended.json "$run/result.json"'
+    )
+    for name, value in {"JOB_ID": "17", "JOB_CPUS_PER_NODE": "4(x2),1", "NTASKS": "1", "STEP_ID": "0"}.items():
+        monkeypatch.setenv(f"SLURM_{name}", value)
+    for name in ("REFRESH_S", "_FIRST_ASK_S", "_SETTLE_S"):
+        monkeypatch.setattr(follow, name, 0.01)
+    cfg = composed("launcher=slurm collector=multi_async collector.num_workers=8 launcher.srun={mpi:none}")
+    done = Task(["run"], wanted=[Wanted("run", tmp_path / "run", cfg)])
+    cli_slurm.carry_out(done)
+    assert ([each.status for each in done.results], done.left) == (["completed"], False)
+    assert "launcher=slurm inside the allocation of job 17: runs are steps of that job" in capsys.readouterr().err
+    count, words, *_ = (tmp_path / "run" / "logs" / "job.log").read_text().splitlines()
+    assert count == "0"
+    assert {"--jobid=17", "--overlap", "--ntasks=9", "--mpi=none"} <= {*words.split()}
+    cfg.collector.num_workers = 9
+    with pytest.raises(ConfigError, match=r"10 tasks of 1 cores \(10\), and the allocation of job 17 has 9"):
+        cli_slurm.carry_out(Task(["run"], wanted=[Wanted("run", tmp_path / "other", cfg)]))

@@ -54,8 +54,8 @@ def run(cluster, tmp_path):
     """`run(*overrides)` starts the command `collectx run`; it is killed at the end if it is still running."""
     started = []
 
-    def start(*overrides):
-        started.append(Run(cluster, tmp_path, overrides))
+    def start(*overrides, inside=()):
+        started.append(Run(cluster, tmp_path, overrides, inside))
         return started[-1]
 
     yield start

@@ -57,14 +57,15 @@ def nightly(*values: Any):
 
 
 class Run:
-    """A started `collectx run OVERRIDES` in the folder `cwd`, which all nodes see. `files` is its run folder."""
+    """A started `collectx run OVERRIDES` in the folder `cwd`, which all nodes see; `inside` are words before it, such
+    as `salloc`. `files` is its run folder."""
 
-    def __init__(self, cluster: Cluster, cwd: Path, overrides: Sequence[str]):
+    def __init__(self, cluster: Cluster, cwd: Path, overrides: Sequence[str], inside: Sequence[str] = ()):
         (cwd / "watcher.py").write_text(_WATCHER)
         self.cluster = cluster
         self.cwd = cwd
         self.files = RunFolder(cwd / "run")
-        command = [COMMAND, "run", *overrides]
+        command = [*inside, COMMAND, "run", *overrides]
         with open(cwd / "output.txt", "w") as file:
             self.process = cluster.start(command, cwd=cwd, stdout=file, stderr=subprocess.STDOUT)
 

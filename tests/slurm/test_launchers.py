@@ -35,19 +35,33 @@ def test_batches_are_those_of_a_local_run(cluster, run, digest, launcher, backen
 
 
 @pytest.mark.nightly
+def test_inside_an_allocation_a_run_is_a_step_of_it(cluster, run, digest):
+    # The run has fewer tasks than the allocation has nodes.
+    started = run(*SMALL, "launcher=slurm", inside=["salloc", "--nodes=4", "--ntasks=4"])
+    assert started.finish() == 0, started.output
+    assert "no job is submitted" in started.output
+    assert started.result["digest"] == digest
+    joined = started.events("worker_joined")
+    (job,) = {event["job"] for event in joined}
+    assert {event["worker"]: event["host"] for event in joined} == {0: "n2", 1: "n3"}
+    assert started.states(job) == ["COMPLETED"]
+
+
+@pytest.mark.nightly
 def test_equal_points_of_a_sweep_are_one_array_and_a_second_start_runs_only_what_is_missing(cluster, run):
     sweep = [*ENDLESS, "launcher=slurm", "launcher.max_parallel=1", "collector.num_workers=1,2", "seed=0,1", "-m"]
     first = run(*sweep)
     first.wait_until(lambda: len(first.jobs) == 4, "all points are submitted")
     assert [job.partition("_")[2] for job in first.jobs] == ["0", "1"] * 2
-    first.wait_until(lambda: first.status() == ["running", "queued"] * 2, "the first point of each array runs")
-    cluster.login(["scancel", first.jobs[2]])
+    waiting = ["queued"] * 3  # the second array waits for the first
+    first.wait_until(lambda: first.status() == ["running", *waiting], "the first point runs")
+    cluster.login(["scancel", first.jobs[0]])
     (first.cwd / "stop").touch()
     assert first.finish() in (1, 130), first.output
-    assert first.states() == ["COMPLETED", "COMPLETED", "CANCELLED", "COMPLETED"]
+    assert first.states() == ["CANCELLED", "COMPLETED", "COMPLETED", "COMPLETED"]
     num_cpus = cluster.squeue("--states=all", "--format=%C", "--sort=i", f"--jobs={','.join(first.jobs)}")
     assert num_cpus == ["2", "2", "3", "3"]
-    assert first.status() == ["completed", "completed", "interrupted", "completed"]
+    assert first.status() == ["interrupted", "completed", "completed", "completed"]
     second = run(*sweep)
     assert second.finish() == 0, second.output
     assert second.states() == ["COMPLETED"]

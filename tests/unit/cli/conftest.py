@@ -66,6 +66,8 @@ class Queue:
         self.error = ""
         self.is_held = False
 
+    write_result = staticmethod(write_result)
+
     def run(self, command: Sequence[str]) -> str:
         if self.error:
             raise LauncherError(self.error)

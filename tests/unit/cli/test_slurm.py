@@ -64,11 +64,35 @@ def test_equal_points_are_one_array_and_a_failed_one_is_shown_with_its_traceback
     done = start(*(f"launcher.max_parallel=1 {point}" for point in points))
     assert [ended.status for ended in done.results] == ["completed", "failed", "completed", "failed"]
     first, second = queue.scripts
-    assert missing(first, "ntasks=3", "array=0-1%1") == missing(second, "ntasks=2", "array=0-1%1") == []
+    assert missing(first, "ntasks=3", "array=0-1%1", f"job-name={Path.cwd().name}") == []
+    # Together they are no more than one at a time.
+    assert missing(second, "ntasks=2", "array=0-1%1", "dependency=afterany:100") == []
     assert queue.states == {"100_0": "COMPLETED", "100_1": "FAILED", "101_0": "COMPLETED", "101_1": "FAILED"}
     err = capsys.readouterr().err
     assert "point1: LeverError: stuck\n  Traceback (most recent call last):\n  LeverError: stuck" in err
     assert "point3: job 101_1 ended as FAILED" in err
+
+
+def test_points_of_a_sweep_run_at_most_so_many_at_a_time_whatever_they_ask_for(queue):
+    queue.is_held = True
+    points = ["seed=0", "seed=4", *(f"launcher.mem={memory}G" for memory in (1, 2, 3))]
+    start(*(f"launcher.wait=false launcher.max_parallel=2 {point}" for point in points))
+    after = [line for script in queue.scripts for line in script.splitlines() if "dependency" in line]
+    assert after == [f"#SBATCH --dependency=afterany:{job}" for job in (100, 100, 101)]
+    # Jobs of an earlier start of the sweep count too.
+    lanes = slurm.Lanes(2, ["17", "18_1", "19"])
+    assert (lanes.before(1), lanes.before(5)) == ({"18_1"}, {"17", "18_1", "19"})
+
+
+def test_a_requeued_job_is_followed_to_its_last_end(queue, monkeypatch):
+    lives = iter(["COMPLETING", "COMPLETING", "PENDING", "RUNNING", "RUNNING", "COMPLETED"])
+
+    def next_life(seconds: float) -> None:
+        queue.states["100"] = next(lives, "COMPLETED")
+        queue.write_result(Path("point0"), "completed" if queue.states["100"] == "COMPLETED" else "interrupted")
+
+    monkeypatch.setattr(follow, "time", SimpleNamespace(monotonic=time.monotonic, sleep=next_life))
+    assert [ended.status for ended in start("launcher.requeue=true seed=2").results] == ["completed"]
 
 
 def test_a_second_start_submits_no_job_twice_and_gives_its_folder_to_no_other(queue, capsys):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import socket
 
@@ -40,7 +41,8 @@ def said(capsys, files: RunFolder) -> tuple[str, str]:
         ({"7": JobState("RUNNING", False, True, "", "n1")}, "running", "n1"),
         ({"7": JobState("CANCELLED", True, True)}, "interrupted", "CANCELLED"),
         ({"7": JobState("FAILED", True, True)}, "failed", "FAILED"),
-        ({}, "failed", "SLURM knows no job 7 any more"),
+        ({}, "interrupted", "job 7 was cancelled in the queue"),
+        ({"7": JobState("FAILED", True, True)}, "failed", "all nodes must share that file system"),
         (LauncherError("Unable to contact slurm controller"), "unknown", "Unable to contact"),
     ],
 )
@@ -48,6 +50,10 @@ def test_a_job_without_a_result_is_what_slurm_says(folder, said, word, part):
     found = fate.fate(folder, "7", said)
     assert found.word == word
     assert part in found.detail
+    folder.log("job").write_text("Killed\n")
+    forgotten = fate.fate(folder, "7", {})
+    assert forgotten.word == "failed"
+    assert re.match(r"SLURM knows no job 7 any more(?s:.*)job.log ends:\n  Killed", forgotten.detail)
 
 
 @pytest.mark.parametrize(("state", "advice"), [("TIMEOUT", "launcher.time"), ("PREEMPTED", "launcher.requeue=true")])
@@ -76,7 +82,8 @@ def test_a_run_here_lives_as_long_as_a_process_has_its_events_open(tmp_path, cap
     files.meta.write_text(json.dumps({"host": socket.gethostname()}))
     with open(files.events, "ab"):
         assert said(capsys, files)[0] == "running"
-    assert said(capsys, files)[0] == "failed"
+    word, text = said(capsys, files)
+    assert (word, "it was killed" in text, "all nodes" in text) == ("failed", True, False)
     files.meta.write_text(json.dumps({"host": "elsewhere"}))
     assert said(capsys, files)[0] == "unknown"
 
@@ -92,6 +99,19 @@ def test_a_damaged_run_does_not_keep_the_others_of_its_sweep_from_being_told(tmp
     assert "a: " + str(tmp_path / "a" / "result.json") in out
     assert status.main([str(tmp_path / "a")]) == 2
     assert "is not JSON" in capsys.readouterr().err
+
+
+def test_a_run_elsewhere_lives_as_long_as_jobs_of_its_workers(queue, tmp_path, capsys):
+    files = RunFolder(tmp_path)
+    files.begin()
+    files.jobs.mkdir()
+    files.meta.write_text(json.dumps({"host": "elsewhere"}))
+    files.worker_jobs.write_text("7_0\n7_1\n")
+    queue.states = {"7_0": "FAILED", "7_1": "RUNNING"}
+    word, text = said(capsys, files)
+    assert (word, "on elsewhere" in text) == ("running", True)
+    queue.states["7_1"] = "CANCELLED"
+    assert said(capsys, files)[0] == "unknown"
 
 
 def test_a_folder_that_is_no_run(tmp_path, capsys):

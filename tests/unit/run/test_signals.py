@@ -4,6 +4,8 @@ from contextlib import nullcontext
 
 import pytest
 
+from collectx.errors import LauncherError
+from collectx.run import worker
 from collectx.run.signals import Signals, Stopped
 
 ALL = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -52,3 +54,13 @@ def test_an_ignored_signal_stays_ignored():
         raised = raises(signal.SIGINT)
     assert signal.signal(signal.SIGINT, before) is signal.SIG_IGN
     assert not raised
+
+
+def test_a_worker_whose_job_is_ended_says_so(monkeypatch, tmp_path):
+    before = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr(worker.time, "sleep", lambda seconds: signal.raise_signal(signal.SIGTERM))
+    try:
+        with pytest.raises(LauncherError, match="preempted"):
+            worker.main(["--wait", "100", str(tmp_path / "task"), "0"])
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -1,0 +1,140 @@
+"""`launcher=slurm` inside an allocation, as `salloc` gives one: each run is a step of it, one after another, and no job
+is submitted.
+
+    bash jobs/step.sh --- srun --jobid=17 --overlap --- task 0: the trainer
+                                                   \\-- task r: worker r - 1
+
+Called when Hydra has composed all runs; see `slurm.py` for runs that are jobs. Must not know what a task does.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Mapping, Sequence
+
+from collectx.cli import follow, report
+from collectx.cli.task import Task, Wanted
+from collectx.config import SlurmLauncherConfig, num_tasks_of
+from collectx.errors import ConfigError
+from collectx.launcher import sbatch
+from collectx.launcher.jobs import JobState
+from collectx.launcher.tasks import role_words
+from collectx.run import snapshot
+from collectx.run import task as role
+from collectx.run.folder import RunFolder
+
+_POLL_S = 0.1
+
+
+def job() -> str | None:
+    """The job in whose allocation this process is."""
+    return os.environ.get("SLURM_JOB_ID")
+
+
+def carry_out(task: Task, runs: Sequence[Wanted], job: str, grace_s: float) -> None:
+    """Runs them, and blocks until all have ended or one was interrupted; adds to `task.results`.
+
+    Args:
+        grace_s: how long workers may go on after `collector.close_timeout_s`, before they are killed.
+
+    Raises:
+        ConfigError: the allocation is too small; nothing was started.
+    """
+    if problems := [problem for run in runs for problem in _too_small(run, job)]:
+        raise ConfigError(list(dict.fromkeys(problems)))
+    report.note(
+        f"launcher=slurm inside the allocation of job {job}: runs are steps of that job, with its partition, time and "
+        "nodes, and no job is submitted. To submit one: env -u SLURM_JOB_ID collectx run ..."
+    )
+    for run in runs:
+        step = Step(run, job, ["collectx", *task.argv], grace_s)
+        pursuit = follow.Pursuit([(run.name, RunFolder(run.folder), run.cfg, job)], step)
+        task.results += pursuit.to_the_end()
+        step.join()
+        if task.results[-1].status == "interrupted":
+            break
+
+
+class Step:
+    """One run as a step (`follow.Scheduler`), begun when it is created."""
+
+    def __init__(self, run: Wanted, job: str, argv: list[str], grace_s: float):
+        launcher, files = run.cfg.launcher, RunFolder(run.folder)
+        assert isinstance(launcher, SlurmLauncherConfig)
+        self._job = job
+        self._grace_s = run.cfg.collector.close_timeout_s + grace_s
+        self._ended = files.jobs / f"exit_status.{job}"
+        self._over_s: float | None = None
+        self._is_cancelled = False
+        files.begin()
+        snapshot.write(run.cfg, files, argv)
+        role.write(files, run.cfg, argv)
+        self._ended.unlink(missing_ok=True)
+        (files.jobs / "log_begin").write_text("0\n")
+        options = {
+            **launcher.srun,
+            "jobid": job,
+            # A shell of `srun --pty` is a step too, which holds the cores.
+            "overlap": True,
+            "ntasks": num_tasks_of(run.cfg),
+            "nodes": launcher.nodes,
+            "cpus_per_task": launcher.cpus_per_task,
+            "distribution": "block",
+            "kill_on_bad_exit": 0,
+            "no_kill": run.cfg.collector.on_worker_failure != "raise",
+        }
+        words = role_words(launcher.python or sys.executable, str(files.path))
+        script = files.jobs / "step.sh"
+        script.write_text("\n".join(["#!/bin/bash", *sbatch.body(launcher, words, **options), ""]))
+        with open(files.log("job"), "wb") as log:
+            self._process = subprocess.Popen(
+                ["bash", str(script)],
+                env=sbatch.environment(os.environ),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+
+    def ask(self, jobs: Iterable[str]) -> Mapping[str, JobState]:
+        """The state of the step, under the job's number. Does not block."""
+        code = self._process.poll()
+        if code is not None:
+            word = "CANCELLED" if self._is_cancelled else "FAILED" if code else "COMPLETED"
+            return {self._job: JobState(word, True, True)}
+        if self._is_cancelled or self._ended.exists():
+            self._over_s = self._over_s or time.monotonic()
+        if self._over_s is not None and time.monotonic() > self._over_s + self._grace_s:
+            self._process.kill()
+        return {self._job: JobState("RUNNING", False, True)}
+
+    def join(self) -> None:
+        """Waits until all tasks of a run that is over have ended, for at most the grace time: an allocation that ends
+        before kills them."""
+        self._over_s = self._over_s or time.monotonic()
+        while not self.ask(())[self._job].is_over:
+            time.sleep(_POLL_S)
+
+    def cancel(self, jobs: Iterable[str]) -> None:
+        """srun passes it on to all tasks."""
+        self._is_cancelled = True
+        self._process.terminate()
+
+
+def _too_small(run: Wanted, job: str) -> list[str]:
+    launcher, text = run.cfg.launcher, os.environ.get("SLURM_JOB_CPUS_PER_NODE", "")
+    assert isinstance(launcher, SlurmLauncherConfig)
+    # 4(x2),2 is two nodes with four cores each and one with two.
+    counts = [int(count) * int(times or 1) for count, times in re.findall(r"(\d+)(?:\(x(\d+)\))?", text)]
+    tasks, each = num_tasks_of(run.cfg), launcher.cpus_per_task or 1
+    if not counts or tasks * each <= sum(counts):
+        return []
+    return [
+        f"collector.num_workers={tasks - 1}: trainer and workers are {tasks} tasks of {each} cores ({tasks * each}), "
+        f"and the allocation of job {job} has {sum(counts)} (SLURM_JOB_CPUS_PER_NODE={text}): use fewer workers or a "
+        "larger allocation, or submit a job with env -u SLURM_JOB_ID."
+    ]

@@ -3,6 +3,7 @@ whoever must know shapes."""
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import gymnasium
@@ -28,7 +29,8 @@ def make_given(cfg: GivenEnvConfig) -> Env:
     if is_torchrl_env(made):
         from collectx.env.torchrl import TorchrlEnv, split
 
-        return TorchrlEnv([made] if itself else split(made), owned=not itself)
+        group = TorchrlEnv([made] if itself else split(made), owned=not itself)
+        return group if made.batch_size else _single(group)
     if isinstance(made, VectorEnv):
         from collectx.env.gym_vector import GymVectorEnv
 
@@ -38,10 +40,15 @@ def make_given(cfg: GivenEnvConfig) -> Env:
     if isinstance(made, gymnasium.Env):
         from collectx.env.gym import GymEnv
 
-        return GymEnv(GymEnvConfig("gym", 1, None, None, {}, [], []), lambda: made)
+        return _single(GymEnv(GymEnvConfig("gym", 1, None, None, {}, [], []), lambda: made))
     raise ConfigError(
         [
             f"create_env_fn: {cfg.create!r} returned a {type(made).__module__}.{type(made).__qualname__}: expected a "
             "gymnasium.Env, a gymnasium.vector.VectorEnv, or an EnvBase of TorchRL."
         ]
     )
+
+
+def _single(env: Env) -> Env:
+    env.spec = dataclasses.replace(env.spec, is_single=True)
+    return env

@@ -39,7 +39,7 @@ def test_closures_make_the_env_from_its_keywords_and_act(way):
         return TransformReward(cartpole(), lambda _: reward * scale)
 
     keywords = {"frames_per_batch": 20, "total_frames": 20, "create_env_kwargs": {"reward": 2.0}}
-    with make(way, create, lambda seen: torch.full((len(seen),), action), **keywords) as collector:
+    with make(way, create, lambda seen: torch.full(seen.shape[:-1], action), **keywords) as collector:
         batch = collector.next()
         assert batch["next", "reward"].unique().tolist() == [7.0]
         assert batch["action"].unique().tolist() == [1]
@@ -49,7 +49,7 @@ def test_closures_make_the_env_from_its_keywords_and_act(way):
 @over(SYNC)
 def test_every_worker_has_an_env_and_a_policy_factory_of_its_own(way):
     creates = [lambda reward=reward: TransformReward(cartpole(), lambda _: reward) for reward in (1, 5)]
-    factories = [lambda action=action: lambda observation: torch.full((len(observation),), action) for action in (0, 1)]
+    factories = [lambda action=action: lambda seen: torch.full(seen.shape[:-1], action) for action in (0, 1)]
     with make(way, creates, policy_factory=factories, frames_per_batch=20, total_frames=20) as collector:
         batch = collector.next()
     assert [part.unique().tolist() for part in batch["next", "reward"]] == [[1.0], [5.0]]

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import re
+import typing
+from collections.abc import Iterator
 from functools import partial
 
 import pytest
 import torch
 from gymnasium.wrappers import TransformReward
 from making import by_worker, make
+from tensordict import TensorDictBase
 from ways import (
     BETWEEN_PROCESSES,
     GLOO_SYNC,
@@ -28,6 +31,7 @@ from worlds.faulty import BrokenLever
 
 import collectx
 from collectx import Collector, DistributedCollector, MultiAsyncCollector, MultiSyncCollector
+from collectx.errors import ShapeError
 
 
 # Over Ray as it is by default, async.
@@ -213,6 +217,16 @@ def test_older_names_are_aliases():
     assert collectx.DistributedDataCollector is DistributedCollector
     with pytest.raises(AttributeError, match="NoSuchCollector"):
         collectx.NoSuchCollector  # noqa: B018
+
+
+def test_what_is_imported_and_typed():
+    names: dict = {}
+    exec("from collectx import *", names)
+    assert names["MultiSyncCollector"] is MultiSyncCollector
+    assert typing.get_type_hints(Collector.__iter__)["return"] == Iterator[TensorDictBase]
+    with pytest.raises(ValueError, match="frames_per_batch=0"):
+        Collector(cartpole, frames_per_batch=0)
+    assert issubclass(ShapeError, ValueError)
 
 
 @over(WAYS)

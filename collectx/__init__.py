@@ -54,6 +54,8 @@ _MODULES = {
     "submitit_delayed_launcher": "library.delayed",
 }
 
+__all__ = [*_MODULES]
+
 
 def __getattr__(name: str) -> Any:
     if name in _MODULES:

@@ -1,7 +1,7 @@
 """Every exception collectx raises for a reason of its own.
 
     CollectxError
-    |-- ConfigError           the configuration is wrong; carries every problem found (exit status 2)
+    |-- ConfigError           the configuration is wrong; carries every problem found (exit status 2); a ValueError
     |   `-- DamagedFile       a file of a run folder cannot be read
     |-- SpaceError            a Gymnasium space that cannot be stored as tensors
     |-- RendezvousError       trainer and worker did not find each other, or did not know each other
@@ -9,7 +9,7 @@
     |-- WorkerError           a worker is gone, or did not answer in time
     |   |-- WorkerDied        the process ended without a word (killed, out of memory, segfault)
     |   `-- WorkerTimeout     nothing arrived within the named timeout
-    `-- ShapeError            an env or a policy returned what its spec does not allow
+    `-- ShapeError            an env or a policy returned what its spec does not allow; a ValueError
 
 An exception raised by user code in a worker keeps its own type: the trainer raises the original exception with
 the remote traceback attached as a note (`RemoteFailure`).
@@ -54,8 +54,8 @@ class CollectxError(Exception):
     """Base of all errors raised on purpose by collectx."""
 
 
-class ConfigError(CollectxError):
-    """All problems of one configuration.
+class ConfigError(CollectxError, ValueError):
+    """All problems of one configuration. A `ValueError`, as wrong arguments are one in TorchRL and PyTorch.
 
     Attributes:
         problems: one sentence or short paragraph each: what was given, the rule, what to do.
@@ -74,9 +74,9 @@ class SpaceError(CollectxError):
     """A space has no fixed shape and dtype. The message names the space and its key."""
 
 
-class ShapeError(CollectxError):
+class ShapeError(CollectxError, ValueError):
     """An env or a policy returned a value whose shape or dtype differs from its spec, that its dtype cannot hold, or
-    that is not finite."""
+    that is not finite. A `ValueError`."""
 
 
 class RendezvousError(CollectxError):

@@ -49,6 +49,8 @@ class EnvSpec:
             in none.
         draw: begins endless random actions of the group from torch's generator, one `[E, *shape]` tensor per action
             leaf; None: samples of `action_space`.
+        is_single: the group is one env without a batch dimension, not a group of one; a user's policy is called with
+            its observation, `[*shape]`.
         first: observations after a reset, by leaf, `[1, *shape]` or `[E, *shape]`, for the call that finds out what a
             user's policy writes. Empty where no env was reset for that call, which then takes zeros.
     """
@@ -63,7 +65,13 @@ class EnvSpec:
     rewards: tuple[Leaf, ...] = (REWARD,)
     batch_shape: tuple[int, ...] = ()
     draw: Callable[[], Iterator[Sequence[torch.Tensor]]] | None = None
+    is_single: bool = False
     first: Mapping[Key, torch.Tensor] = field(default_factory=dict, compare=False, repr=False)
+
+    @property
+    def policy_shape(self) -> tuple[int, ...]:
+        """Batch size of what a user's policy is called with: the env's."""
+        return () if self.is_single else self.batch_shape or (self.num_envs,)
 
 
 @dataclass(slots=True)

@@ -3,6 +3,7 @@ whoever must know shapes."""
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import gymnasium
@@ -41,7 +42,8 @@ def make_given(cfg: GivenEnvConfig) -> Env:
 
         size = cfg.num_envs or 1
         plain = GymEnvConfig("gym", size, None, None, {}, [], cfg.info_keys, cfg.exclude_keys)
-        return GymEnv(plain, iter(_several(cfg, made, size)).__next__)
+        group = GymEnv(plain, iter(_several(cfg, made, size)).__next__)
+        return _single(group) if size == 1 else group
     raise ConfigError(
         [
             f"create_env_fn: {cfg.create!r} returned a {type(made).__module__}.{type(made).__qualname__}: expected a "
@@ -69,7 +71,8 @@ def _torchrl(cfg: GivenEnvConfig, made: Any, itself: bool) -> Env:
         envs = [made]
     else:
         envs = _several(cfg, made, cfg.num_envs or 1)
-    return TorchrlEnv(envs, owned=not itself, exclude=cfg.exclude_keys)
+    group = TorchrlEnv(envs, owned=not itself, exclude=cfg.exclude_keys)
+    return group if made.batch_size or len(envs) > 1 else _single(group)
 
 
 def _several(cfg: GivenEnvConfig, first: Any, count: int) -> list[Any]:
@@ -90,3 +93,8 @@ def _check_count(cfg: GivenEnvConfig, count: int, what: str) -> None:
         raise ConfigError(
             [f"num_envs={cfg.num_envs}: create_env_fn makes {what}: use num_envs={count}, or leave it out."]
         )
+
+
+def _single(env: Env) -> Env:
+    env.spec = dataclasses.replace(env.spec, is_single=True)
+    return env

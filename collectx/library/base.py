@@ -13,7 +13,7 @@ import threading
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import torch
 from tensordict import TensorDictBase
@@ -121,16 +121,18 @@ class DataCollector(Inspected):
         # Workers with weights of which this process's policy knows nothing.
         self._individual = set(range(self.num_workers) if order.work.has_individual_policies else ())
 
-    def __iter__(self) -> Iterator[TensorDictBase | None]:
+    def __iter__(self) -> Iterator[TensorDictBase]:
         return self
 
-    def __next__(self) -> TensorDictBase | None:
+    def __next__(self) -> TensorDictBase:
+        """The next batch. Blocks until it is there. Returns None where batches go to `replay_buffer`; the annotation
+        leaves that out, as every other loop would have to check for it."""
         if self.is_running():
             raise RuntimeError("this collector collects in the background, since start(): take from its replay buffer")
-        return self._take()
+        return cast(TensorDictBase, self._take())
 
     def _take(self) -> TensorDictBase | None:
-        """The next batch, as the user wants it."""
+        """The next batch, as the user wants it; None where it is in the replay buffer."""
         handing, interval = self._order.handing, self._order.update_interval
         if interval > 0 and self._num_delivered and self._num_delivered % interval == 0:
             with self._weights_lock:
@@ -183,7 +185,7 @@ class DataCollector(Inspected):
         """The next batch; None after the last. Blocks until it is there."""
         return next(self, None)
 
-    def iterator(self) -> Iterator[TensorDictBase | None]:
+    def iterator(self) -> Iterator[TensorDictBase]:
         """The batches that are left."""
         return iter(self)
 

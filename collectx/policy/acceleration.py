@@ -18,14 +18,19 @@ from collectx.policy.straight import straighten
 
 @dataclass(frozen=True)
 class Acceleration:
-    """Keyword arguments of `torch.compile` and of tensordict's `CudaGraphModule`; None: without it."""
+    """Keyword arguments of `torch.compile` and of tensordict's `CudaGraphModule`; None: without it.
+
+    Attributes:
+        one_row: the policy is called with one env's observation, without a batch dimension.
+    """
 
     compile: dict[str, Any] | None = None
     cudagraph: dict[str, Any] | None = None
+    one_row: bool = False
 
     def compiled(self, function: Any) -> Callable[..., Any]:
         """`function`, a module or a callable, as it is to be called."""
-        return straighten(function) if self.compile is None else torch.compile(function, **self.compile)
+        return straighten(function, self.one_row) if self.compile is None else torch.compile(function, **self.compile)
 
     def captured(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """`function`, of tensors: after some calls it is recorded as a CUDA graph, which is replayed from then on."""

@@ -36,8 +36,9 @@ class Actor(Protocol):
 
     def act(self, observation: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         """One forward: `observation` has one tensor `[E, *shape]` per leaf that is seen, on `device`. Returns a tensor
-        `[E, *leaf.shape]` per leaf of `leaves`. Called under `torch.inference_mode`, with the exploration type set.
-        The result may be overwritten by the next call."""
+        `[E, *leaf.shape]` per leaf of `leaves`, or `[*leaf.shape]` where the group is one env (`EnvSpec.is_single`).
+        Called under `torch.inference_mode`, with the exploration type set. The result may be overwritten by the next
+        call."""
 
     def forget(self) -> None:
         """Begins anew after a new seed: nothing that was drawn before is used."""

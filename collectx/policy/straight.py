@@ -17,7 +17,7 @@ from torch.nn.modules import module as _module
 
 Forward = Callable[..., Any]
 
-_linear = F.linear
+_linear, _addmv = F.linear, torch.addmv
 
 # What replaces a layer's forward, and, where one exists, the form that overwrites its input.
 _ELEMENTWISE: dict[type, tuple[Forward, Forward | None]] = {
@@ -28,22 +28,26 @@ _ELEMENTWISE: dict[type, tuple[Forward, Forward | None]] = {
 }
 
 
-def straighten(module: Any) -> Forward:
+def straighten(module: Any, one_row: bool = False) -> Forward:
     """A cheaper callable with the same result as `module`, or `module` itself where there is none.
 
     A `Sequential` of known layers becomes a chain of kernels. Any other module keeps its own forward, run on a shadow
     that shares its parameters, buffers and attributes, and whose layers are chains. Hooks are looked for once, here: a
     module that has any is called as it is. Parameters are looked up at each call, so replacing or moving them later is
     seen; plain attributes (`training` too) are the shadow's own from here on.
+
+    Args:
+        one_row: inputs may lack a batch dimension, for which linear layers have a cheaper kernel: the result then
+            differs by rounding.
     """
     if not isinstance(module, nn.Module) or _global_hooks():
         return module
-    steps = _steps(module)
+    steps = _steps(module, one_row)
     if steps is not None:
         return _chain(steps)
     if _hooked(module) or not _is_users_own(module):
         return module
-    return _shadow(module).forward
+    return _shadow(module, one_row).forward
 
 
 class _StraightSequential(nn.Sequential):
@@ -71,21 +75,21 @@ def _is_users_own(module: nn.Module) -> bool:
     return kind.__call__ is nn.Module.__call__ and not kind.__module__.startswith(("torch.", "tensordict."))
 
 
-def _shadow(module: nn.Module) -> Any:
+def _shadow(module: nn.Module, one_row: bool) -> Any:
     """An object that is `module` in all but its children, which are called without ceremony where that is possible."""
     children: dict[str, nn.Module | None] = {}
     for name, child in module._modules.items():
         children[name] = child
         if child is None or _hooked(child):
             continue
-        steps = _steps(child) if type(child) in _STRAIGHT else None
+        steps = _steps(child, one_row) if type(child) in _STRAIGHT else None
         if steps is not None:
             light: Any = object.__new__(_STRAIGHT[type(child)])
             object.__setattr__(light, "__dict__", child.__dict__)
             object.__setattr__(light, "_straight", _chain(steps))
             children[name] = light
         elif _is_users_own(child):
-            children[name] = _shadow(child)
+            children[name] = _shadow(child, one_row)
     if all(children[name] is child for name, child in module._modules.items()):
         return module
     shadow = object.__new__(type(module))
@@ -93,7 +97,7 @@ def _shadow(module: nn.Module) -> Any:
     return shadow
 
 
-def _steps(module: nn.Module) -> list[Forward] | None:
+def _steps(module: nn.Module, one_row: bool) -> list[Forward] | None:
     """The chain that `module` amounts to; None where it has to be called itself."""
     if _hooked(module):
         return None
@@ -109,13 +113,13 @@ def _steps(module: nn.Module) -> list[Forward] | None:
                 after = _ELEMENTWISE.get(type(children[0])) if children and not _hooked(children[0]) else None
                 if after is not None and after[1] is not None:
                     children.pop(0)
-                    inner = [_linear_step(layer, after[1])]
+                    inner = [_linear_step(layer, after[1], one_row)]
             if inner is None:
-                inner = _steps(layer)
+                inner = _steps(layer, one_row)
             steps.extend([layer] if inner is None else inner)
         return steps
     if kind is nn.Linear:
-        return [_linear_step(module, None)]
+        return [_linear_step(module, None, one_row)]
     if kind in _ELEMENTWISE and not getattr(module, "inplace", False):
         return [_ELEMENTWISE[kind][0]]
     if kind is nn.Identity:
@@ -123,8 +127,16 @@ def _steps(module: nn.Module) -> list[Forward] | None:
     return None
 
 
-def _linear_step(layer: nn.Module, activation: Forward | None) -> Forward:
+def _linear_step(layer: nn.Module, activation: Forward | None, one_row: bool) -> Forward:
     parameters: dict[str, Any] = layer._parameters
+    if one_row:
+
+        def linear(x: torch.Tensor) -> torch.Tensor:
+            weight, bias = parameters["weight"], parameters["bias"]
+            # Here `F.linear` multiplies first and adds then.
+            return _linear(x, weight, bias) if x.ndim > 1 or bias is None else _addmv(bias, weight, x)
+
+        return linear if activation is None else lambda x: activation(linear(x))
     if activation is None:
         return lambda x: _linear(x, parameters["weight"], parameters["bias"])
     return lambda x: activation(_linear(x, parameters["weight"], parameters["bias"]))

@@ -15,6 +15,7 @@ observations of the env (`EnvSpec.first`).
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -72,7 +73,12 @@ class WrappedActor:
 
     def _settle(self, policy: Callable, spec: EnvSpec, exploration_type: ExplorationType) -> None:
         device = self.device
-        self._settled = lambda how: _settle(policy, spec, device, exploration_type, how, self._is_trusted)
+
+        def settled(how: Acceleration) -> Call:
+            how = dataclasses.replace(how, one_row=spec.is_single)
+            return _viewed(_settle(policy, spec, device, exploration_type, how, self._is_trusted), spec)
+
+        self._settled = settled
         self._call = self._settled(Acceleration())
         first = [_first(leaf, spec).to(device) for leaf in spec.observation]
         # Not under inference mode: parameters that a lazy layer makes there could never be trained.
@@ -87,7 +93,8 @@ class WrappedActor:
                             "use random, mode, mean or deterministic."
                         ]
                     ) from error
-                seen = ", ".join(f"{_names([o.key])} {[spec.num_envs, *o.shape]} {o.dtype}" for o in spec.observation)
+                size = spec.policy_shape
+                seen = ", ".join(f"{_names([o.key])} {[*size, *o.shape]} {o.dtype}" for o in spec.observation)
                 what = "first observations of the env" if spec.first else "zeros for observations"
                 error.add_note(f"raised by the policy, which was called once with {what}: {seen}")
                 raise
@@ -99,10 +106,16 @@ class WrappedActor:
                     "action: change its out_keys."
                 ]
             )
+        for key, value in outputs.items():
+            if not isinstance(value, torch.Tensor):
+                raise ShapeError(f"the policy returned a {type(value).__name__} for {_names([key])}, not a tensor")
         actions = {leaf.key: leaf for leaf in spec.action}
-        extra = [Leaf(key, tuple(value.shape[1:]), value.dtype) for key, value in outputs.items() if key not in actions]
+        dims = len(spec.policy_shape)
+        extra = [
+            Leaf(key, tuple(value.shape[dims:]), value.dtype) for key, value in outputs.items() if key not in actions
+        ]
         for leaf in (*spec.action, *extra):
-            _check(leaf, outputs[leaf.key], spec.num_envs, leaf.key in actions)
+            _check(leaf, outputs[leaf.key], spec.policy_shape, leaf.key in actions)
         observed = {leaf.key: leaf for leaf in spec.observation}
         for leaf in extra:
             if (there := observed.get(leaf.key, leaf)) != leaf:
@@ -114,12 +127,13 @@ class WrappedActor:
         self.leaves = (*spec.action, *extra)
         self._keys = [leaf.key for leaf in self.leaves]
         self._call = self._settled(Acceleration())  # forgets what it was called with
-        # Only actions can differ from their leaf, by a cast or by a trailing dimension of one.
-        self._casts = [
-            (i, leaf)
-            for i, leaf in enumerate(spec.action)
-            if outputs[leaf.key].dtype != leaf.dtype or outputs[leaf.key].shape[1:] != leaf.shape
+        # What is not as it is to be returned: of envs in several dimensions, or an action with a last one of size 1.
+        self._shapes = [
+            (i, (spec.num_envs, *leaf.shape))
+            for i, leaf in enumerate(self.leaves)
+            if dims > 1 or outputs[leaf.key].shape[dims:] != leaf.shape
         ]
+        self._casts = [(i, leaf) for i, leaf in enumerate(spec.action) if outputs[leaf.key].dtype != leaf.dtype]
         for _, leaf in self._casts:
             _cast(outputs[leaf.key], leaf)
 
@@ -127,6 +141,8 @@ class WrappedActor:
         """See `collectx.policy.base.Actor.act`."""
         outputs = self._call(observation)
         values = [outputs[key] for key in self._keys]
+        for i, shape in self._shapes:
+            values[i] = values[i].reshape(shape)
         for i, leaf in self._casts:
             values[i] = _cast(values[i], leaf)
         return values
@@ -152,6 +168,16 @@ def takes_tensordict(policy: Callable) -> bool:
     annotation = parameters[0].annotation
     named = annotation if isinstance(annotation, str) else getattr(annotation, "__name__", "")
     return parameters[0].name in ("tensordict", "td") or "TensorDict" in named
+
+
+def _viewed(call: Call, spec: EnvSpec) -> Call:
+    """`call`, which takes observations of the env's own batch size, on those of a group."""
+    shape = spec.policy_shape
+    if shape == (spec.num_envs,):
+        return call
+    if not shape:
+        return lambda observation: call([tensor[0] for tensor in observation])
+    return lambda observation: call([tensor.unflatten(0, shape) for tensor in observation])
 
 
 def _settle(
@@ -181,7 +207,8 @@ def _settle(
     if steps is not None:
         return _direct(steps, places)
     called = policy if how.compile is None else how.compiled(policy)
-    return _with_tensordict(called, places, device, exploration_type, forgets=how.cudagraph is not None)
+    size = spec.policy_shape
+    return _with_tensordict(called, places, size, device, exploration_type, forgets=how.cudagraph is not None)
 
 
 def _map(policy: Callable, spec: EnvSpec, how: Acceleration) -> Call:
@@ -267,12 +294,14 @@ def _direct(steps: list[_Step], places: dict[Key, int]) -> Call:
 def _with_tensordict(
     policy: Callable,
     places: dict[Key, int],
+    size: tuple[int, ...],
     device: torch.device,
     exploration_type: ExplorationType,
     forgets: bool,
 ) -> Call:
     """
     Args:
+        size: batch size of the TensorDict.
         forgets: whether every call begins without what the policy wrote before: a recorded graph cannot carry it.
     """
     keys = [key[0] if len(key) == 1 else key for key in places]
@@ -283,7 +312,7 @@ def _with_tensordict(
         # on (`_ou_prev_noise`), and setting its observation takes half the time of making another.
         nonlocal data
         if data is None or forgets:
-            data = TensorDict({}, batch_size=observation[0].shape[:1], device=device)
+            data = TensorDict({}, batch_size=size, device=device)
         for key, tensor in zip(keys, observation, strict=True):
             data.set(key, tensor)
         with exploration(exploration_type):
@@ -334,41 +363,40 @@ def _names(keys: Any) -> str:
 
 
 def _parameters(policy: Callable) -> list[inspect.Parameter]:
-    """The arguments that a call has to give, by position."""
+    """The arguments that a call has to give, by position; the first where all have defaults."""
     try:
         found = inspect.signature(policy.forward if isinstance(policy, nn.Module) else policy).parameters.values()
     except (ValueError, TypeError):
         return []
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return [p for p in found if p.kind in kinds and p.default is inspect.Parameter.empty]
+    positional = [p for p in found if p.kind in kinds]
+    return [p for p in positional if p.default is inspect.Parameter.empty] or positional[:1]
 
 
-def _check(leaf: Leaf, value: torch.Tensor, rows: int, is_action: bool) -> None:
+def _check(leaf: Leaf, value: torch.Tensor, size: tuple[int, ...], is_action: bool) -> None:
     name = ".".join(leaf.key)
-    if not isinstance(value, torch.Tensor):
-        raise ShapeError(f"the policy returned a {type(value).__name__} for {name}, not a tensor")
-    if value.ndim == 0 or value.shape[0] != rows:
+    if value.shape[: len(size)] != size:
         raise ShapeError(
-            f"the policy returned {name} of shape {list(value.shape)} for {rows} envs: expected [{rows}, ...]"
+            f"the policy returned {name} of shape {list(value.shape)} for observations of batch size {list(size)}: "
+            f"expected {[*size, '...']}"
         )
     if not is_action:
         return
-    shape = tuple(value.shape[1:])
+    shape = tuple(value.shape[len(size) :])
     if shape != leaf.shape and shape != (*leaf.shape, 1):
         hint = " For a discrete action return its index (argmax), not logits or one-hot." if leaf.shape == () else ""
         raise ShapeError(
             f"the policy returned {name} of shape {list(value.shape)}, but the action space demands "
-            f"{[rows, *leaf.shape]}.{hint}"
+            f"{[*size, *leaf.shape]}.{hint}"
         )
 
 
 def _cast(value: torch.Tensor, leaf: Leaf) -> torch.Tensor:
-    """An action, `[E, *leaf.shape]` of the leaf's dtype. Floating-point actions are rounded to their precision.
+    """An action in the leaf's dtype. Floating-point actions are rounded to their precision.
 
     Raises:
         ShapeError: the dtype is an integer's or bool, and has no such value.
     """
-    value = value.reshape(-1, *leaf.shape)
     cast = value.to(leaf.dtype)
     if leaf.dtype.is_floating_point or torch.promote_types(value.dtype, leaf.dtype) == leaf.dtype:
         return cast

@@ -323,6 +323,7 @@ TWO_ACTIONS = spaces.Tuple([spaces.Discrete(2), spaces.Discrete(2)])
     ("policy", "error", "message"),
     [
         (LINEAR, ShapeError, "argmax"),
+        (lambda observation: (positive(observation), None), ShapeError, "a NoneType for output1, not a tensor"),
         (TensorDictModule(LINEAR, ["observation"], ["observation"]), ConfigError, "wrote observation, but not action"),
         (
             lambda td: by_tensordict(td).set("observation", td["observation"].double()),

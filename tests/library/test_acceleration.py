@@ -41,7 +41,7 @@ class Compiled(nn.Module):
     """Its action is whether torch.compile traced the call."""
 
     def forward(self, observation):
-        return torch.full(observation.shape[:1], int(torch.compiler.is_compiling()))
+        return torch.full(observation.shape[:-1], int(torch.compiler.is_compiling()))
 
 
 @pytest.mark.parametrize(("how", "action"), [(EAGER, 1), (None, 0), (False, 0)])

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import os
 import re
+import typing
+from collections.abc import Iterator
 from functools import partial
 
 import pytest
@@ -12,6 +14,7 @@ import torch
 from gymnasium.vector import SyncVectorEnv
 from gymnasium.wrappers import RecordEpisodeStatistics, TransformReward
 from making import by_worker, make
+from tensordict import TensorDictBase
 from ways import (
     BETWEEN_PROCESSES,
     GLOO_SYNC,
@@ -42,7 +45,7 @@ def test_closures_make_the_env_from_its_keywords_and_act(way):
         return TransformReward(cartpole(), lambda _: reward * scale)
 
     keywords = {"frames_per_batch": 20, "total_frames": 20, "create_env_kwargs": {"reward": 2.0}}
-    with make(way, create, lambda seen: torch.full((len(seen),), action), **keywords) as collector:
+    with make(way, create, lambda seen: torch.full(seen.shape[:-1], action), **keywords) as collector:
         batch = collector.next()
         assert batch["next", "reward"].unique().tolist() == [7.0]
         assert batch["action"].unique().tolist() == [1]
@@ -52,7 +55,7 @@ def test_closures_make_the_env_from_its_keywords_and_act(way):
 @over(SYNC, smoke=True)
 def test_every_worker_has_an_env_and_a_policy_factory_of_its_own(way):
     creates = [lambda reward=reward: TransformReward(cartpole(), lambda _: reward) for reward in (1, 5)]
-    factories = [lambda action=action: lambda observation: torch.full((len(observation),), action) for action in (0, 1)]
+    factories = [lambda action=action: lambda seen: torch.full(seen.shape[:-1], action) for action in (0, 1)]
     with make(way, creates, policy_factory=factories, frames_per_batch=20, total_frames=20) as collector:
         batch = collector.next()
     assert [part.unique().tolist() for part in batch["next", "reward"]] == [[1.0], [5.0]]
@@ -252,6 +255,16 @@ def test_older_names_are_aliases():
     assert collectx.DistributedDataCollector is DistributedCollector
     with pytest.raises(AttributeError, match="NoSuchCollector"):
         collectx.NoSuchCollector  # noqa: B018
+
+
+def test_what_is_imported_and_typed():
+    names: dict = {}
+    exec("from collectx import *", names)
+    assert names["MultiSyncCollector"] is MultiSyncCollector
+    assert typing.get_type_hints(Collector.__iter__)["return"] == Iterator[TensorDictBase]
+    with pytest.raises(ValueError, match="frames_per_batch=0"):
+        Collector(cartpole, frames_per_batch=0)
+    assert issubclass(ShapeError, ValueError)
 
 
 @over(WAYS)

@@ -45,7 +45,7 @@ class Coin(nn.Module):
         self.bias = nn.Parameter(torch.tensor(bias))
 
     def forward(self, observation):
-        return (torch.rand(observation.shape[0]) + self.bias < 0.5).long()
+        return (torch.rand(observation.shape[:-1]) + self.bias < 0.5).long()
 
 
 @over(ASKED)

@@ -42,7 +42,7 @@ def check_goes_on(rows, env, num_envs):
 
 
 def test_of_several_envs_rounded_up_and_with_random_frames_first():
-    policy = TensorDictModule(lambda seen: torch.full(seen.shape[:1], 1), ["observation"], ["action"])
+    policy = TensorDictModule(lambda seen: torch.full(seen.shape[:-1], 1), ["observation"], ["action"])
     frames = {"frames_per_batch": [5, 10], "total_frames": 30, "init_random_frames": 15}
     first, second = collect(INLINE_SYNC, clocks, policy, cat_results=-1, **frames)
     assert (first.shape, first.names) == ((2, 8), [None, "time"])

@@ -104,7 +104,7 @@ class Adding(nn.Module):
     """Its state is no recurrent layer's."""
 
     def forward(self, observation, sums):
-        return observation[:, 0].gt(0).long(), sums + observation.reshape(-1, 2, 2)
+        return observation[..., 0].gt(0).long(), sums + observation.unflatten(-1, (2, 2))
 
 
 def test_an_initial_state_may_be_given_and_one_that_cannot_be_derived_is_asked_for():

@@ -161,12 +161,12 @@ def test_what_cannot_travel_to_workers_is_named():
             MultiSyncCollector(*given, num_workers=1)
 
 
-def test_an_error_of_the_policy_on_zeros_says_what_it_was_called_with():
+def test_an_error_of_the_first_call_of_a_policy_says_what_it_was_called_with():
     wide = TensorDictModule(nn.Linear(5, 2), ["observation"], ["action"])
-    with pytest.raises(RuntimeError, match="cannot be multiplied") as caught:
+    with pytest.raises(RuntimeError, match="size mismatch") as caught:
         Collector(cartpole, wide)
     (note,) = caught.value.__notes__
-    assert "observation [1, 4] torch.float32" in note
+    assert "first observations of the env: observation [4] torch.float32" in note
 
 
 @pytest.mark.parametrize(

@@ -162,7 +162,7 @@ def test_weights_act_in_every_form_and_stay(way, form):
         (Constant(), {"weights": {}}, KeyError, "action"),
         (Constant(), {"weights": Constant([1.0, 2.0])}, ValueError, r"action .*\[2\]"),
         (None, {"weights": Constant()}, TypeError, "no module"),
-        (lambda seen: torch.zeros(len(seen), dtype=torch.int64), {"weights": Constant()}, TypeError, "no module"),
+        (lambda seen: seen[..., 0].long(), {"weights": Constant()}, TypeError, "no module"),
     ],
 )
 def test_weights_that_do_not_fit_are_refused(policy, given, error, word):

@@ -58,23 +58,25 @@ def sample(space, env, episode, step):
 
 
 class Constant(torch.nn.Module):
-    """One legal action, leaf by leaf, for any observation, and a one to tell that it has acted."""
+    """One legal action, leaf by leaf, for any observation, and a one to tell that it has acted. The first leaf of one
+    env's observation has `num_dims` dimensions."""
 
-    def __init__(self, space):
+    def __init__(self, space, num_dims):
         super().__init__()
         space.seed(0)
+        self.num_dims = num_dims
         self.values = Structure(space, ("action",)).flatten(space.sample())
 
     def forward(self, *observation):
-        rows = observation[0].shape[0]
-        actions = [torch.as_tensor(value).expand(rows, *torch.as_tensor(value).shape) for value in self.values]
-        return (*actions, torch.ones(rows))
+        size = observation[0].shape[: observation[0].ndim - self.num_dims]
+        actions = [torch.as_tensor(value).expand(size + torch.as_tensor(value).shape) for value in self.values]
+        return (*actions, torch.ones(size))
 
 
 def constant_policy(observation_space, action_space):
-    reads = [leaf.key for leaf in Structure(observation_space, ("observation",)).leaves]
+    seen = Structure(observation_space, ("observation",)).leaves
     writes = [leaf.key for leaf in Structure(action_space, ("action",)).leaves]
-    return TensorDictModule(Constant(action_space), reads, [*writes, "acted"])
+    return TensorDictModule(Constant(action_space, len(seen[0].shape)), [leaf.key for leaf in seen], [*writes, "acted"])
 
 
 def make_env(observation_space, action_space, length, rows, autoreset):

@@ -13,9 +13,9 @@ class _Tracing(nn.Module):
         self.bias = nn.Parameter(torch.zeros(()))
 
     def forward(self, observation):
-        rows = observation.shape[:1]
+        rows = observation.shape[:-1]
         traced = torch.full(rows, torch.compiler.is_compiling(), device=observation.device)
-        return observation[:, 2].gt(0).long(), self.bias.expand(rows), traced
+        return observation[..., 2].gt(0).long(), self.bias.expand(rows), traced
 
 
 def by_tensors():

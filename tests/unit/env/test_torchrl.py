@@ -75,6 +75,20 @@ def test_an_env_that_was_given_itself_is_left_open():
     env.close()
 
 
+@pytest.mark.parametrize("size", [(), (1,), (2, 1)])
+def test_a_policy_sees_the_batch_size_of_its_env(size):
+    env = torchrlenvs.Agents(size)
+
+    def act(td):
+        return td.set("seen", torch.full(td.shape, td.ndim)).update(env.full_action_spec.rand())
+
+    for policy in (act, env.rand_action):
+        with Collector(env, policy, frames_per_batch=4 * math.prod(size)) as collector:
+            batch = collector.next()
+        assert batch["agents", "action"].unique().numel() == batch["agents", "action"].numel()
+        assert policy is not act or batch["seen"].unique().tolist() == [len(size)]
+
+
 @pytest.mark.parametrize("size", [(), (2,), (2, 3)])
 def test_a_trajectory_goes_from_reset_to_reset_of_all_agents(size):
     with Collector(partial(torchrlenvs.Agents, size), frames_per_batch=30 * math.prod(size)) as collector:

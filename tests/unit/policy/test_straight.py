@@ -37,6 +37,13 @@ def test_same_result(module):
     assert torch.equal(x, kept)
 
 
+def test_one_row_without_a_batch_dimension():
+    x = torch.randn(4)
+    for module in (network(), nn.Sequential(nn.Linear(4, 2, bias=False))):
+        torch.testing.assert_close(straighten(module, one_row=True)(x), module(x))
+        assert torch.equal(straighten(module, one_row=True)(x[None]), module(x[None]))
+
+
 @pytest.mark.parametrize("place", [lambda m: m, lambda m: m[0], lambda m: m[2][1]], ids=["root", "child", "nested"])
 def test_hooks_are_called(place):
     called = []

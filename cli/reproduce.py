@@ -35,7 +35,7 @@ another user's.
 A run that was interrupted, or failed, is run again up to the last batch in its folder.
 
 Exit status: 0 identical (or completed, where the saved run has no digest), 1 different or failed, 2 wrong usage.
-To compare, the run must have been made with trainer.digest=true."""
+To compare, the run must have digests of its batches; trainer.digest says when it has."""
 
 
 def main(argv: Sequence[str]) -> int:

@@ -320,7 +320,7 @@ class ImpalaTrainerConfig(TrainerConfig):
 
 @dataclass
 class DqnTrainerConfig(TrainerConfig):
-    digest: bool = MISSING
+    digest: bool | None = MISSING
     learning_rate: float = above(0)
     anneal: bool = MISSING
     gamma: float = within(0, 1)
@@ -341,7 +341,7 @@ class DqnTrainerConfig(TrainerConfig):
 
 @dataclass
 class CustomTrainerConfig(TrainerConfig):
-    digest: bool = MISSING
+    digest: bool | None = MISSING
     target: str = MISSING
     kwargs: dict[str, Any] = field(default_factory=dict)
 

@@ -74,7 +74,7 @@ class RunCollection:
     ):
         """
         Args:
-            digest: costs about 1 ms per MB of every batch; None leaves it out.
+            digest: costs about 0.05 ms, and 0.2 ms per MB, of every batch; None leaves it out.
             events: the event log; gets every publish.
             check: called before a batch is asked for; raises where the run is to stop.
             hold: `with hold():` nothing that is to stop the run raises inside the block: a batch is counted wholly, or

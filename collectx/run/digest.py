@@ -2,58 +2,93 @@
 
 A batch's digest covers its batch size, and of every leaf, in the order of its name: name, dtype, shape and bytes. It
 covers neither time nor device nor whether the memory was contiguous. Called by the collection in the trainer's process
-(`trainer.digest=true`) and by `collectx reproduce`. Must not know envs, policies or workers.
+(`trainer.digest`) and by `collectx reproduce`. Must not know envs, policies or workers.
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import zip_longest
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import xxhash
 
 from collectx.run.folder import RunFolder
 
 if TYPE_CHECKING:
+    import numpy as np
     from tensordict import TensorDictBase
+    from torch import Tensor
 
-# SHA-256 cut to 16 bytes: with the instructions of present processors more than twice as quick as BLAKE2.
-_SIZE_BYTES = 16
+# Digests of one kind only can be compared. XXH3 with 128 bits is ten times as quick as SHA-256. It is no protection
+# against somebody who wants two batches to have the same digest.
+_KIND = "xxh3"
 
 
 class Digest:
-    """Digests batch after batch."""
+    """Digests batch after batch. What follows from keys, dtypes and shapes is computed when they change: for small
+    batches it takes longer than the bytes."""
 
     def __init__(self) -> None:
-        self._chain = hashlib.sha256()
+        self._chain = xxhash.xxh3_128()
+        self._structure: list[tuple] = []
+        self._head = b""
+        self._order: list[int] = []
 
     def add(self, batch: TensorDictBase) -> str:
-        """Digests `batch` (blocks for about 1 ms per MB, longer from a GPU) and returns its own digest as hex."""
-        one = digest_of(batch)
+        """Digests `batch` (blocks for about 0.05 ms, and 0.2 ms per MB, longer from a GPU) and returns its own digest:
+        "xxh3-" and 32 hexadecimal digits."""
+        one = self._of(batch)
         self._chain.update(one)
-        return one.hex()
+        return f"{_KIND}-{one.hex()}"
 
     @property
     def total(self) -> str:
-        """Digest of all batches so far, as hex: equal only if every batch was, in the same order."""
-        return self._chain.digest()[:_SIZE_BYTES].hex()
+        """Digest of all batches so far, as that of one: equal only if every batch was, in the same order."""
+        return f"{_KIND}-{self._chain.hexdigest()}"
+
+    def _of(self, batch: TensorDictBase) -> bytes:
+        structure: list[tuple] = [tuple(batch.batch_size)]
+        leaves: list[Tensor] = []
+        _collect((), batch, structure, leaves)
+        if structure != self._structure:
+            self._structure, keys = structure, [key for key, *_ in structure[1:]]
+            self._order = sorted(range(len(leaves)), key=keys.__getitem__)
+            self._head = repr([structure[0], *(structure[1 + index] for index in self._order)]).encode()
+        hasher: Any = xxhash.xxh3_128(self._head)  # numpy's arrays are buffers, which only Python 3.12 can declare
+        for index in self._order:
+            try:
+                hasher.update(leaves[index].numpy())
+            except (TypeError, RuntimeError, ValueError, BufferError):
+                hasher.update(_copy(leaves[index]))
+        return hasher.digest()
 
 
 def digest_of(batch: TensorDictBase) -> bytes:
-    """The digest of one batch."""
+    """The digest of one batch, 16 bytes."""
+    return Digest()._of(batch)
+
+
+def _collect(prefix: tuple[str, ...], batch: TensorDictBase, structure: list[tuple], leaves: list[Tensor]) -> None:
+    """Adds key, dtype and shape of every leaf to `structure`, and the leaf to `leaves`. `batch.items(True, True)` takes
+    as long as the bytes of a small batch."""
+    for key, value in batch.items():
+        if not hasattr(value, "batch_size"):  # a tensor
+            structure.append(((*prefix, key), value.dtype, value.shape))
+            leaves.append(value)
+        else:
+            _collect((*prefix, key), value, structure, leaves)
+
+
+def _copy(leaf: Tensor) -> np.ndarray:
+    """The bytes of a leaf that cannot be hashed as it is: on a GPU, with a gradient, not contiguous, or of a dtype that
+    numpy lacks."""
     import torch
 
-    hasher = hashlib.sha256(repr(tuple(batch.batch_size)).encode())
-    leaves = [(key if isinstance(key, tuple) else (key,), leaf) for key, leaf in batch.items(True, True)]
-    for key, leaf in sorted(leaves, key=lambda pair: pair[0]):
-        hasher.update(f"{key} {leaf.dtype} {tuple(leaf.shape)}".encode())
-        if leaf.numel():
-            # No copy where the leaf is contiguous and on the CPU; numpy lacks some dtypes, so as bytes.
-            hasher.update(leaf.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
-    return hasher.digest()[:_SIZE_BYTES]
+    return leaf.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy()
 
 
 class Verdict(StrEnum):
@@ -95,6 +130,9 @@ def compare(old: str | Path, new: str | Path) -> Comparison:
             if not digest:
                 reason = f"{folder} has no digest of batch {index}: run it with trainer.digest=true"
                 return Comparison(Verdict.NOT_COMPARABLE, reason)
+        if _kind(before) != _kind(after):
+            reason = f"batch {index} has the digest {before} in {old}, and {after}, of another kind, in {new}"
+            return Comparison(Verdict.NOT_COMPARABLE, reason)
         if before != after:
             what = f"batch {index} is the first that differs ({before} in {old}, {after} in {new})"
             return Comparison(Verdict.DIFFERENT, what, index)
@@ -102,6 +140,10 @@ def compare(old: str | Path, new: str | Path) -> Comparison:
     if not count:
         return _nothing(old)
     return Comparison(Verdict.IDENTICAL, f"all {count} batches are identical")
+
+
+def _kind(digest: str) -> str:
+    return digest.rpartition("-")[0]
 
 
 def _nothing(folder: str | Path) -> Comparison:

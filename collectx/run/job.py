@@ -136,6 +136,8 @@ def _collect(
         module = policy.build(cfg.policy, spec, cfg.seed)
         learner = trainer.build(cfg.trainer, module, spec, cfg.seed, device)
         replay = getattr(learner, "shared_replay", None) if _may_write(cfg) else None
+        if replay is not None:
+            record.digest = None
         own = None if replay is None else [{"replay": replay}] * cfg.collector.num_workers
         folder = cfg.collector.order_of
         again = None if folder is None else [collectors.Recorded(*batch) for batch in order.read(folder)]

@@ -27,7 +27,7 @@ class Record:
 
     Attributes:
         start_s: when the command was started, on the clock of `time.monotonic`.
-        statistics, digest: of the delivered batches; `digest` is None unless `trainer.digest=true`.
+        statistics, digest: of the delivered batches; `digest` is None where they are not hashed.
         errors: what was raised, in order.
         wrong: the configuration error that ended the run before any worker started.
     """
@@ -35,7 +35,7 @@ class Record:
     def __init__(self, cfg: RunConfig, signals: Signals):
         self.start_s = _command_start_s()
         self.statistics = Statistics(cfg.collector.total_frames)
-        self.digest = Digest() if getattr(cfg.trainer, "digest", False) else None
+        self.digest = None if getattr(cfg.trainer, "digest", False) is False else Digest()
         self.errors: list[BaseException] = []
         self.wrong: ConfigError | None = None
         self._lost: Failure | None = None

@@ -49,7 +49,7 @@ class Result:
             fewer than two batches.
         mean_return: mean return of the last 100 finished episodes; None where none finished.
         num_episodes: finished episodes.
-        digest: over all delivered batches in order; None unless `trainer.digest=true`.
+        digest: over all delivered batches in order; None where they are not hashed (`trainer.digest`).
         failures: what went wrong: the cause of the end first, at last the losses of workers that the run has survived.
         folder: the run folder.
     """

@@ -15,6 +15,8 @@ from collectx.run import RunFolder, Status, execute
 
 EXPERIMENTS = sorted(path.stem for path in (Path(collectx.conf.__file__).parent / "experiment").glob("*.yaml"))
 FEW = "env=counting env.num_envs=2 policy=random trainer=meter collector.frames_per_batch=20 collector.total_frames=400"
+# By default its batches are digested, where they come to the trainer.
+CUSTOM = "trainer=custom trainer.target=a:B"
 
 
 @pytest.fixture
@@ -67,11 +69,14 @@ class Sharing:
         ("collector=multi_async trainer.digest=true", True),
         ("collector=multi_async launcher=inline", True),
         ("collector=multi_sync", True),
+        (f"collector=multi_async {CUSTOM}", False),
+        (f"collector=multi_sync {CUSTOM}", True),
     ],
 )
 def test_async_workers_of_this_machine_write_to_the_buffer_of_the_trainer(run, tmp_path, line, are_delivered):
-    sharing, _ = run(f"{FEW} {line}", Sharing)
+    sharing, result = run(f"{FEW} {line}", Sharing)
     assert sharing.delivered == [are_delivered] * 20
+    assert (result.digest is not None) == (are_delivered and ("custom" in line or "digest=true" in line))
     assert sharing.shared_replay.write_count == 400
     lines = list(RunFolder(tmp_path).read_metrics())
     assert [line["frames"] for line in lines] == [*range(20, 401, 20)]

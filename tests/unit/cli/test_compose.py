@@ -26,7 +26,7 @@ def test_the_default_is_ppo_on_cartpole_with_two_workers():
     assert (type(cfg), type(cfg.trainer)) == (RunConfig, PpoTrainerConfig)
     assert (cfg.env.id, cfg.collector.kind, cfg.collector.num_workers) == ("CartPole-v1", "multi_sync", 2)
     assert (cfg.backend.kind, cfg.launcher.kind, cfg.devices.device, cfg.seed) == ("auto", "local", "cpu", 0)
-    assert type(cfg.policy.hidden_sizes) is list
+    assert (type(cfg.policy.hidden_sizes), cfg.trainer.digest) == (list, True)
     assert compose(["experiment=null", "debug=null"]) == cfg
 
 

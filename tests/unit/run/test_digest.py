@@ -1,4 +1,5 @@
 import json
+import re
 
 import pytest
 import torch
@@ -36,16 +37,20 @@ COLUMNS = torch.arange(12.0).view(4, 3).t().contiguous().t()
 def test_every_difference_but_that_of_memory_shows(other, is_same):
     assert (digest_of(batch()) == digest_of(other)) is is_same
     assert digest_of(other) == digest_of(other.clone())
+    # What is kept of one batch is not used for another structure.
+    digest = Digest()
+    assert (digest.add(batch()) == digest.add(other)) is is_same
+    assert digest.add(batch()).endswith(digest_of(batch()).hex())
 
 
 def test_the_total_knows_the_order():
     totals, first, second = [], batch(), batch(extra=torch.zeros(4))
     for order in ([first, second], [second, first]):
         digest = Digest()
-        assert [digest.add(each) for each in order] == [digest_of(each).hex() for each in order]
+        assert [digest.add(each) for each in order] == [f"xxh3-{digest_of(each).hex()}" for each in order]
         totals.append(digest.total)
     assert totals[0] != totals[1]
-    assert len(totals[0]) == 32
+    assert all(re.fullmatch(r"xxh3-[0-9a-f]{32}", total) for total in totals)
 
 
 @pytest.mark.parametrize(
@@ -59,6 +64,8 @@ def test_the_total_knows_the_order():
         ("", "", Verdict.NOT_COMPARABLE, None),
         # Batches without a digest.
         ("  ", "ab", Verdict.NOT_COMPARABLE, None),
+        # Digests of another kind.
+        (["xxh3-a"], ["a"], Verdict.NOT_COMPARABLE, None),
     ],
 )
 def test_compare(tmp_path, old, new, verdict, first):

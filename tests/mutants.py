@@ -26,12 +26,13 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 # Product files: how many mutants they have, and the tests that cover them, quick ones first: patterns below tests/.
-# Not rollout/feed.py, which needs a GPU.
+# Of rollout/ not feed.py, which needs a GPU.
 TARGETS = {
     "collectx/rollout/[!f]*.py": (
         10,
         "unit/rollout contract/test_transition_contract.py library/test_lengths.py contract",
     ),
+    "collectx/rollout/finite.py": (1, "library/test_collectors.py library contract"),
     "collectx/collector/schedule.py": (6, "unit/collector contract library"),
     "collectx/collector/collector.py": (4, "unit/collector contract library"),
     "collectx/collector/replacements.py": (2, "contract/test_survival.py unit/collector contract library"),

@@ -107,6 +107,10 @@ def test_random_frames_leave_nothing_in_what_the_policy_writes_nor_the_slot_in_t
     for expected in ([[0, 1], [0], [0]], [[0], [3], [3]]):
         rollout.collect(rows, 0)
         assert [slot.tensors[key,].unique().tolist() for key in ("action", "low", "high")] == expected
+    # By default there are none.
+    rollout, slot, rows = make(counting(20), policy, 6)
+    rollout.collect(rows, 0)
+    assert slot.tensors["high",].unique().tolist() == [3]
 
 
 @pytest.mark.parametrize("cfg", [gym(3), RAGGED], ids=["lockstep", "ragged"])

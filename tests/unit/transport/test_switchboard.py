@@ -132,6 +132,8 @@ def test_who_is_late_and_by_which_timeout(board, steps, late):
     assert [worker for worker, _ in errors] == ([] if late is None else [late[0]])
     for _, error in errors:
         assert isinstance(error, WorkerTimeout)
+        what = "has not joined" if "queue_timeout_s" in late[1] else "delivered nothing"
+        assert f" {what} for " in str(error)
         assert f"({late[1]})" in str(error)
 
 

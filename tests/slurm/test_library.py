@@ -33,7 +33,7 @@ if __name__ == "__main__":
     ) as collector:
         batches = iter(collector)
         collect(batches, 2)
-        subprocess.run(["scancel", "--name=collectx-worker"], check=True)
+        subprocess.run(["scancel", "--name=run-worker"], check=True)
         collect(batches, 4)
 """
 

@@ -35,8 +35,8 @@ class _OneThread:
     def __enter__(self) -> None:
         if not self._lock.acquire(blocking=False):
             raise RuntimeError(
-                "this collector is in use by another thread, which waits for a batch or an answer: take its batches in "
-                "one thread, and pass them on to others, as by a queue.Queue"
+                "this collector is in use by another thread, which waits for a batch or an answer, or by the hook or "
+                "env that calls it: take its batches in one thread, and pass them to others through a queue.Queue"
             )
 
     def __exit__(self, *_: object) -> None:

@@ -76,7 +76,12 @@ class _Rollouts:
                 f"worker {task.worker} makes {group.spec.num_envs} envs, worker 0 makes {num_envs}: all must make "
                 "equally many"
             )
+        if task.keeps_weights:
+            # Every life begins with the weights of the first one, as their version says.
+            seed_policy(replace(task, life=0), self._guest is not None)
         policy, acts_in_place = _policy(task, group.spec, self._guest is not None)
+        if task.keeps_weights:
+            seed_policy(task, self._guest is not None)
         env = with_ends(group, task.rollout)
         seeds, ends = env_seeds(task, task.seed), _asked(task, link)
         is_plain = env is group
@@ -99,7 +104,8 @@ class _Rollouts:
         self._check_finite = None
         if task.rollout.check_finite:
             total_envs = num_envs * task.num_workers
-            self._check_finite = FiniteCheck(env.spec, slots, task.index, first_env, total_envs)
+            written = {leaf.key for leaf in actor.leaves}
+            self._check_finite = FiniteCheck(env.spec, written, slots, task.index, first_env, total_envs)
 
         def weights() -> dict[str, torch.Tensor]:
             newest()

@@ -271,12 +271,14 @@ class Inspected(Attributes):
             saved = {index: state_dict.get(f"worker{index}", {}).get("policy_state_dict") for index in workers}
             individual = {index: weights for index, weights in saved.items() if weights is not None}
             kept = self._individual - set(individual)
-            if not kept:
+            if not kept and not individual:
                 self.update_policy_weights_()
-            elif shared := [index for index in workers if index not in kept]:
-                self.update_policy_weights_(worker_ids=shared)
-            if individual:
-                self.update_policy_weights_(individual)
+            else:
+                # At once, so that no worker acts with weights that are not its own.
+                shared = [index for index in workers if index not in kept and index not in individual]
+                if by_worker := {**dict.fromkeys(shared), **individual}:
+                    self.update_policy_weights_(by_worker)
+                self._individual.difference_update(shared)
         states = {index: (state_dict[f"worker{index}"],) for index in workers if f"worker{index}" in state_dict}
         going_on = self._ask("load", own=states) if self._collector.can_be_asked else {}
         with self._alone():

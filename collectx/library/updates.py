@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeAlias
 
+import numpy as np
 import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import nn
@@ -31,7 +32,7 @@ def given_weights(
 
     Raises:
         TypeError: several are given.
-        ValueError: weights of another model than "policy", or for workers that there are not.
+        ValueError: weights of another model than "policy", or for workers that do not exist.
     """
     if unknown := sorted({"policy" if model is None else model, *(models or ())} - {"policy"}):
         raise ValueError(f"weights of {', '.join(unknown)}: the only model here is 'policy'")
@@ -42,16 +43,17 @@ def given_weights(
         )
     one = given[0] if given else None
     # TensorDicts count as mappings, but are iterated over by rows.
-    if isinstance(one, dict) and any(isinstance(key, int) for key in one):
+    if isinstance(one, dict) and any(isinstance(key, int | np.integer) for key in one):
         if worker_ids is not None:
             raise ValueError(f"weights by worker, and worker_ids={worker_ids!r}: give one of them")
-        by_worker = dict(one)
+        by_worker = {int(key) if isinstance(key, int | np.integer) else key: value for key, value in one.items()}
     elif worker_ids is None:
         return {None: one}
     else:
-        by_worker = dict.fromkeys([worker_ids] if isinstance(worker_ids, int) else worker_ids, one)
+        indices = [worker_ids] if isinstance(worker_ids, int | np.integer) else worker_ids
+        by_worker = dict.fromkeys(map(int, indices), one)
     if not by_worker or not set(by_worker) <= set(range(num_workers)):
-        raise ValueError(f"weights for the workers {list(by_worker)}: give at least one, of 0 to {num_workers - 1}")
+        raise ValueError(f"weights for the workers {list(by_worker)}: give one or more, from 0 to {num_workers - 1}")
     return by_worker
 
 

@@ -1,10 +1,10 @@
 """A buffer's state in a folder: plain data as JSON, tensors as raw bytes. Nothing is pickled, and nothing unpickled.
 
-    PATH/state.json       counts, generator, and of every tensor: key, dtype, shape, checksum
-    PATH/data-<id>/0.bin  the bytes of the tensors, in the order of state.json, which names the folder
+    PATH/state.json                counts, generator, and of every tensor: key, dtype, shape, checksum
+    PATH/collectx-data-<id>/0.bin  the bytes of a tensor, in the order of state.json, which names the folder
 
 A save writes a data folder of its own and then replaces state.json in one step, so that a crash at any point leaves
-either the state that was saved before or the new one. Data folders that state.json does not name are removed.
+either the state that was saved before or the new one. Other data folders that a save has made are removed.
 
 Checksums find files that were cut short or changed by accident; they are no protection against somebody who may write
 to the folder.
@@ -18,6 +18,7 @@ import math
 import mmap
 import os
 import shutil
+import stat
 import tempfile
 import zlib
 from collections.abc import Iterator, Mapping
@@ -30,7 +31,7 @@ from tensordict import TensorDictBase
 from collectx.replay.ring import as_array
 
 _TENSORS = ("frames", "sampler")
-_DATA = "data-"
+_DATA = "collectx-data-"
 
 
 def save(state: dict[str, Any], path: Path) -> None:
@@ -43,6 +44,8 @@ def save(state: dict[str, Any], path: Path) -> None:
     path.mkdir(parents=True, exist_ok=True)
     try:
         data = Path(tempfile.mkdtemp(prefix=_DATA, dir=path))
+        # As open to others as the folder is, unlike a temporary one.
+        data.chmod(stat.S_IMODE(path.stat().st_mode))
         tensors: list[dict[str, Any]] = []
         for key, tensor in _leaves({name: state[name] for name in _TENSORS}):
             array = as_array(tensor)
@@ -149,6 +152,6 @@ def _tidy(path: Path) -> None:
             current = json.loads((path / "state.json").read_bytes())["data"]
         except (ValueError, KeyError, TypeError):
             return
-    for data in path.glob(f"{_DATA}*"):
-        if data.name != current:
+    for data in path.glob(f"{_DATA}????????"):
+        if data.name != current and not data.is_symlink():
             shutil.rmtree(data, ignore_errors=True)

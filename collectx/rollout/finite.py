@@ -5,7 +5,7 @@ in the worker's process.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 
@@ -15,18 +15,28 @@ from collectx.errors import ShapeError
 
 
 class FiniteCheck:
-    """Looks at all floating-point leaves of an env's observations and rewards; not at its infos, in which NaN is a
-    usual word for "none".
+    """Looks at all floating-point leaves of an env's observations and rewards; not at its infos, where NaN often
+    means "no value".
 
     Args:
         spec: what the rollout's env observes and gives.
+        written: keys of what the policy writes.
         slots: whose frames are checked, `[rows, steps, *shape]` each.
         worker: its index, for messages.
         first_env: global index of the worker's first env.
         total_envs: envs of all workers, to know an env by its trajectory ids.
     """
 
-    def __init__(self, spec: EnvSpec, slots: Sequence[Slot], worker: int, first_env: int, total_envs: int):
+    def __init__(
+        self,
+        spec: EnvSpec,
+        written: Collection[Key],
+        slots: Sequence[Slot],
+        worker: int,
+        first_env: int,
+        total_envs: int,
+    ):
+        self._written = written
         self._worker, self._first_env, self._total_envs = worker, first_env, total_envs
         observed = [leaf for leaf in spec.observation if leaf.dtype.is_floating_point and leaf.key[0] != "info"]
         given = [leaf.under("next") for leaf in (*observed, *spec.rewards) if leaf.dtype.is_floating_point]
@@ -54,8 +64,9 @@ class FiniteCheck:
         row, step = places[places[:, 1].argmin(), :2].tolist()
         env = traj_ids[row, step] % self._total_envs - self._first_env
         value = values[row, step][~np.isfinite(values[row, step])].flat[0]
+        source, culprit = ("the policy for env", "policy") if key in self._written else ("env", "env")
         raise ShapeError(
-            f"{'.'.join(key)}: {value} at step {step} of the batch, from env {env} of worker {self._worker}: values "
-            "must be finite: mend the env, or let such values pass with collector.check_finite=false "
-            "(check_finite=False)"
+            f"{'.'.join(key)}: {value} at step {step} of the batch, from {source} {env} of worker {self._worker}: "
+            f"values must be finite: mend the {culprit}, or keep such values with collector.check_finite=false "
+            "(in Python check_finite=False)"
         )

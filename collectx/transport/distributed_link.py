@@ -101,6 +101,8 @@ def join_trainer(
         terms = Terms(**told["terms"])
         keep_alive(connection, terms.timeout_s)
         return told, connection, terms.pair(connection, WORKER, address)
+    except BlockingIOError as error:
+        raise RendezvousError(f"the trainer sent nothing for too long while worker {worker} was joining") from error
     except (EOFError, OSError) as error:
         raise RendezvousError(f"the trainer ended while worker {worker} was joining ({error})") from error
 

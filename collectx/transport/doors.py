@@ -1,6 +1,6 @@
-"""The ports on which torch listens in this process: gloo's and TensorPipe's ask nobody for a secret, and bytes of a
-stranger can end the process. They are closed to new connections while nobody is expected there; those that there are
-go on.
+"""The ports on which torch listens in this process: gloo's and TensorPipe's ask nobody for a secret, and a
+stranger's bytes can crash the process. They are closed to new connections while nobody is expected there; connections
+that exist go on.
 
 Used by the pairs. Linux only, by a filter that drops what comes to a listening socket; elsewhere the ports stay open.
 """
@@ -33,10 +33,14 @@ class _Program(ctypes.Structure):
 
 
 class Door:
-    """Listening sockets of a library, which knows nothing of it. Closed at first; from any thread."""
+    """A filter on the listening sockets of a library. Closed when it is made. Thread-safe.
+
+    Args:
+        descriptors: the sockets'. A number that has become another file's is left alone.
+    """
 
     def __init__(self, descriptors: Collection[int]):
-        self._descriptors = descriptors
+        self._inodes = {descriptor: _inode(descriptor) for descriptor in descriptors}
         self._num_expected = 0
         self._lock = threading.Lock()
         self._let_in(False)
@@ -48,7 +52,7 @@ class Door:
             self._let_in(True)
 
     def close(self) -> None:
-        """Lets nobody connect any more: to a stranger, nobody answers."""
+        """Ends one `open`. After the last one, the kernel drops new connections."""
         with self._lock:
             self._num_expected -= 1
             self._let_in(self._num_expected > 0)
@@ -66,16 +70,32 @@ class Door:
         # The program keeps none of the bytes of any packet.
         drop = _Program(1, ctypes.pointer(_Instruction(_RETURN, 0, 0, 0)))
         option, value = (_SO_DETACH_FILTER, ctypes.c_int(0)) if anybody else (_SO_ATTACH_FILTER, drop)
-        for descriptor in self._descriptors:
+        for descriptor, inode in self._inodes.items():
+            if inode is None or _inode(descriptor) != inode:
+                continue
             # A socket object of Python's would change whether the library's blocks.
             _libc.setsockopt(descriptor, socket.SOL_SOCKET, option, ctypes.byref(value), ctypes.sizeof(value))
 
 
-def door_of(make: Callable[[], Made]) -> tuple[Made, Door]:
-    """What `make` makes, and the door of what listens in this process since then."""
+def door_of(
+    make: Callable[[], Made], is_of_library: Callable[[int], bool] = lambda descriptor: True
+) -> tuple[Made, Door]:
+    """What `make` makes, and the door of the sockets that began to listen in this process meanwhile.
+
+    Args:
+        is_of_library: whether a descriptor may be one of the library's: another thread may have begun to listen, too.
+    """
     before = _listening()
     made = make()
-    return made, Door(_listening() - before)
+    return made, Door([descriptor for descriptor in _listening() - before if is_of_library(descriptor)])
+
+
+def _inode(descriptor: int) -> int | None:
+    """None where it is closed."""
+    try:
+        return os.fstat(descriptor).st_ino
+    except OSError:
+        return None
 
 
 def _listening() -> set[int]:

@@ -8,6 +8,7 @@ bytes are.
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
@@ -154,7 +155,8 @@ _making = threading.Lock()
 def _device(address: str) -> tuple[Any, Door]:
     """The sockets of this process on that address, served by one thread, which wakes a hundred times a second whether
     or not anything happens: with one for each pair, a thousand idle workers would cost the trainer a core."""
-    return door_of(lambda: dist.ProcessGroupGloo.create_device(hostname=address))
+    # gloo's sockets are inheritable, Python's are not.
+    return door_of(lambda: dist.ProcessGroupGloo.create_device(hostname=address), os.get_inheritable)
 
 
 class _GlooIncoming:

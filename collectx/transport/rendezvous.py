@@ -218,6 +218,10 @@ def first_words(connection: Connection) -> dict[str, Any]:
         raise RendezvousError(f"it knows the secret, and then said nothing for {_HANDSHAKE_S:g} s")
     try:
         words = json.loads(connection.recv_bytes(_FIRST_WORDS_BYTES))
+    except BlockingIOError as error:
+        raise RendezvousError(
+            f"it knows the secret, but its first message was not complete after {_HANDSHAKE_S:g} s"
+        ) from error
     except (ValueError, RecursionError, EOFError, OSError) as error:
         raise RendezvousError(f"it knows the secret, and is no worker of collectx ({error!r})") from error
     if not isinstance(words, dict):

@@ -59,7 +59,10 @@ class Slab:
         num_regions = spec.num_slots if spec.joined else spec.num_slots * spec.num_workers
         nbytes = self._regions_start + num_regions * layout.nbytes
         if descriptor is None:
-            self._memory = torch.zeros(nbytes, dtype=torch.uint8)
+            # Memory of which a page is taken when it is first written: individual weights are rare.
+            self._memory = torch.frombuffer(
+                mmap.mmap(-1, nbytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), dtype=torch.uint8
+            )
         else:
             os.ftruncate(descriptor, nbytes)
             self._memory = torch.frombuffer(mmap.mmap(descriptor, nbytes), dtype=torch.uint8)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 from making import by_worker, make
 from tensordict import TensorDict
+from torch import nn
 from ways import GLOO_ASYNC, GLOO_SYNC, INLINE_ASYNC, INLINE_SYNC, SHARED_ASYNC, SHARED_SYNC, SINGLE, SYNC, over
 from worlds.cartpoles import Constant, cartpole
+from worlds.faulty import FaultyEnv
 
 from collectx import Collector
 
@@ -98,7 +101,7 @@ def test_workers_act_with_individual_weights_until_newer_ones_come_for_all(way):
         assert [acting() for _ in range(2)] == [([0], [1], [0, 0])] * 2
         collector.update_policy_weights_({0: Constant(1.0), 1: weights_of(Constant(0.0))})
         assert acting() == ([1], [0], [1, 1])
-        collector.update_policy_weights_(Constant(1.0).state_dict(), worker_ids=1)
+        collector.update_policy_weights_(Constant(1.0).state_dict(), worker_ids=np.int64(1))
         assert acting() == ([1], [1], [1, 2])
         collector.update_policy_weights_(worker_ids=[0])
         assert acting() == ([0], [1], [3, 2])
@@ -107,6 +110,26 @@ def test_workers_act_with_individual_weights_until_newer_ones_come_for_all(way):
         collector.update_policy_weights_(Constant(0.0))
         assert acting() == ([0], [0], [4, 4])
         assert collector.increment_version() == 5
+
+
+class DrawnPolicy(nn.Module):
+    """Writes its weight, which is drawn when it is made."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.rand(()))
+
+    def forward(self, observation):
+        return (observation[..., 0] * 0).long(), self.weight.expand(observation.shape[:-1])
+
+
+def test_a_worker_that_is_replaced_has_the_weights_of_its_first_life():
+    factories = [DrawnPolicy, lambda: DrawnPolicy()]
+    keywords = {"policy_factory": factories, "frames_per_batch": 20, "on_worker_failure": "restart"}
+    with make(INLINE_SYNC, partial(FaultyEnv, "raises", 15), **keywords) as collector:
+        seen = [collector.next()["output1"].unique(dim=1) for _ in range(4)]
+        assert all(torch.equal(each, seen[0]) for each in seen)
+        assert collector.policy_version == 0
 
 
 @over((INLINE_SYNC, SHARED_SYNC, GLOO_SYNC))

@@ -96,12 +96,14 @@ def test_another_sampler_takes_the_frames_as_new():
 
 def test_a_folder_is_replaced_and_holds_no_pickle(tmp_path):
     stream, path = Stream(1), tmp_path / "saved"
+    (path / "data-mine").mkdir(parents=True)
     for capacity in (np.int64(40), 4e1):  # any whole number
         buffer = ReplayBuffer(capacity)
         buffer.extend(stream.take(20))
         buffer.dumps(path)
     assert list(tmp_path.iterdir()) == [path]
-    assert sorted(file.name[:5] for file in path.iterdir()) == ["data-", "state"]
+    assert sorted(file.name[:8] for file in path.iterdir()) == ["collectx", "data-min", "state.js"]
+    assert {file.stat().st_mode & 0o777 for file in path.iterdir()} >= {path.stat().st_mode & 0o777}
     ReplayBuffer(40).loads(path)
     assert {file.suffix for file in path.rglob("*") if file.is_file()} == {".json", ".bin"}
 

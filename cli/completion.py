@@ -40,7 +40,8 @@ def _query(line: str) -> int:
         return 0
     last = "" if starts_new else words[-1]
     if last.startswith("-"):
-        print(" ".join(flag for flag in arguments.names() if flag.startswith(last)))
+        own = ["trust"] if words[1] == "reproduce" else []
+        print(" ".join(flag for flag in arguments.names(own) if flag.startswith(last)))
         return 0
     # Hydra completes the last word of what it takes for a command line of its own.
     os.environ["COMP_LINE"] = f"{words[0]} {last}"

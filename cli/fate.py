@@ -20,10 +20,10 @@ from collectx.run.folder import RunFolder, write_json
 
 _LAST_LINES = 40
 _OVER = {
-    "TIMEOUT": "its time was over: ask for more with launcher.time",
+    "TIMEOUT": "its time limit was reached: ask for more with launcher.time",
     "OUT_OF_MEMORY": "it had too little memory: ask for more with launcher.mem",
     "NODE_FAIL": "it lost a node; with launcher.requeue=true SLURM starts it again",
-    "PREEMPTED": "it had to give way to another job; with launcher.requeue=true SLURM starts it again",
+    "PREEMPTED": "it was preempted by another job; with launcher.requeue=true SLURM starts it again",
     "DEADLINE": "its deadline has passed",
     "BOOT_FAIL": "a node did not boot",
 }
@@ -48,13 +48,13 @@ class Fate:
 
 def note_job(files: RunFolder, job: str) -> None:
     """Writes down which job runs what is in the folder."""
-    write_json(_note(files), {"job": job, "host": socket.gethostname(), "time": time.strftime("%Y-%m-%dT%H:%M:%S%z")})
+    write_json(files.job_note, {"job": job, "host": socket.gethostname(), "time": time.strftime("%Y-%m-%dT%H:%M:%S%z")})
 
 
 def job_of(files: RunFolder) -> str | None:
     """The job that runs, or ran, what is in the folder; None where none did."""
     try:
-        return str(json.loads(_note(files).read_text())["job"])
+        return str(json.loads(files.job_note.read_text())["job"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
@@ -85,7 +85,7 @@ def fate(files: RunFolder, job: str, said: Mapping[str, JobState] | LauncherErro
         return Fate("unknown", f"{_seen(files)}; SLURM does not say: {said}")
     if state is None and not files.log("job").exists():
         # The first thing that a job does is to begin its log.
-        return Fate("interrupted", f"job {job} was cancelled in the queue: SLURM knows it no more, and it has no log")
+        return Fate("interrupted", f"job {job} was cancelled in the queue: SLURM no longer knows it, and it has no log")
     if state is None:
         return Fate("failed", f"SLURM knows no job {job} any more, and it left no result\n{last_words(files)}".rstrip())
     if not state.is_over:
@@ -150,10 +150,6 @@ def last_words(files: RunFolder) -> str:
         f"{job} does not exist: all nodes must share that file system: choose another with hydra.run.dir or "
         "hydra.sweep.dir"
     )
-
-
-def _note(files: RunFolder) -> Path:
-    return files.jobs / "slurm.json"
 
 
 def _seen(files: RunFolder) -> str:

@@ -65,6 +65,7 @@ class Run:
     fate: Fate = field(default_factory=lambda: Fate("queued"))
     since_s: float = field(default_factory=time.monotonic)
     ended_s: float | None = None
+    result_ns: int | None = None  # when the result was written that SLURM was last asked about
 
     def __post_init__(self) -> None:
         self.sampler = Sampler(self.statistics, self.since_s)
@@ -159,10 +160,18 @@ class Pursuit:
             run.statistics.update()
             self._tell_news(run, shown)
         now_s = time.monotonic()
-        if now_s >= self._next_ask_s or any(run.files.result.exists() for run in self._runs if not run.fate.is_over):
+        # The result of an earlier life of a job that waits again is no news.
+        written = [
+            (run, ns) for run in self._runs if not run.fate.is_over and (ns := _written_ns(run)) != run.result_ns
+        ]
+        if now_s >= self._next_ask_s or any(ns is not None for _, ns in written):
+            for run, ns in written:
+                run.result_ns = ns
             self._ask(shown, now_s)
             waited_s = now_s - max(run.since_s for run in self._runs)
-            self._next_ask_s = time.monotonic() + min(_LAST_ASK_S, max(_FIRST_ASK_S, waited_s / 10))
+            is_ending = any(run.ended_s is not None and not run.fate.is_over for run in self._runs)
+            pause_s = _FIRST_ASK_S if is_ending else min(_LAST_ASK_S, max(_FIRST_ASK_S, waited_s / 10))
+            self._next_ask_s = time.monotonic() + pause_s
         shown.draw()
 
     def _tell_news(self, run: Run, shown: _One | _Many) -> None:
@@ -349,6 +358,14 @@ class _Many:
             numbers = (f"{statistics.frames:,}", number(rate), number(statistics.mean_return))
             table.add_row(run.name, run.job, state, passed, *numbers)
         return table
+
+
+def _written_ns(run: Run) -> int | None:
+    """When the result of a run was written; None where it has none."""
+    try:
+        return run.files.result.stat().st_mtime_ns
+    except OSError:
+        return None
 
 
 def _may_come_back(run: Run, new: Fate, said: Mapping[str, JobState] | LauncherError) -> bool:

@@ -51,7 +51,10 @@ def _status(argv: list[str]) -> int:
     except BrokenPipeError:
         # `collectx list | head`: the reader has what it wanted; nothing may be flushed into the closed pipe.
         sys.stdout = sys.stderr
-        return 0
+        if argv[:1] not in (["run"], ["reproduce"]) or {"--help", "-h"}.intersection(argv):
+            return 0
+        print(f"collectx {argv[0]}: ended early: whoever read its output is gone", file=sys.stderr)
+        return 1
 
 
 def _dispatch(argv: list[str]) -> int:

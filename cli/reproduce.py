@@ -64,6 +64,8 @@ def _reproduce(arguments: Arguments, argv: Sequence[str]) -> int:
     digests = [line.get("digest") for line in old.read_metrics()]
     result, _ = old.read_result(), list(old.read_events())
     ended = "failed" if result is None else result["status"]
+    if ended != "completed" and not digests:
+        raise ConfigError([f"{old.path} has delivered no batch: there is nothing to run again up to."])
     had_digest = bool(digests) and all(digests)
     composer = _composer(saved, overrides, arguments.config_dir)
     cfg, problems = composer.examine(composer.check(overrides))
@@ -89,7 +91,8 @@ def _reproduce(arguments: Arguments, argv: Sequence[str]) -> int:
     # What a failed run has raised may be raised again after its last batch.
     if not results or not had_digest or status not in ((0, 1) if ended == "failed" else (0,)):
         return status
-    return _compared(old, results[0].folder, different, is_cut)
+    # A run that goes on has grown meanwhile.
+    return _compared(old, results[0].folder, len(digests), different, is_cut)
 
 
 def _order(old: RunFolder, collector: dict[str, Any], overrides: Sequence[str]) -> str | None:
@@ -113,10 +116,10 @@ def _order(old: RunFolder, collector: dict[str, Any], overrides: Sequence[str]) 
     return why
 
 
-def _compared(old: RunFolder, new: Path, different: str | None, is_cut: bool) -> int:
+def _compared(old: RunFolder, new: Path, limit: int, different: str | None, is_cut: bool) -> int:
     from collectx.run import compare
 
-    found = compare(old.path, new)
+    found = compare(old.path, new, limit)
     up_to = " up to its end" if found.identical and is_cut else ""
     print(f"{found.verdict.value}{up_to}: {found.message}", flush=True)
     if not found.identical and different:

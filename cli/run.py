@@ -15,7 +15,7 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from collectx.cli import report, submitit_slurm, sweeper, table
+from collectx.cli import fate, report, submitit_slurm, sweeper, table
 from collectx.cli.arguments import Arguments, split
 from collectx.cli.compose import SEARCH_PATH, Composer, parsed, points, without_hydra
 from collectx.cli.overrides import Checked
@@ -71,9 +71,12 @@ def launch(composer: Composer, arguments: Arguments, argv: Sequence[str], outcom
             if not explaining:
                 _look_into_folder(composer, checked, arguments)
             _hand_over(composer, checked, arguments, task)
+        except BrokenPipeError:
+            raise
         except (OSError, OmegaConfBaseException) as error:
             # Before anything starts; what comes later is in the run's result.
-            why, where = str(error).splitlines()[0], "hydra.run.dir or hydra.sweep.dir"
+            why = str(error).strip().partition("\n")[0] or type(error).__name__
+            where = "hydra.run.dir or hydra.sweep.dir"
             raise ConfigError([f"the run folder cannot be made: {why}: choose another with {where}."]) from error
         except sweeper.Stopped:
             pass
@@ -112,16 +115,34 @@ def _look_into_folder(composer: Composer, checked: Checked, arguments: Arguments
     from an earlier start, and of sweeps are looked into later.
 
     Raises:
-        ConfigError: see `locked`.
+        ConfigError: see `locked`; or a job that fills the folder has not ended.
     """
     named = any(text.lstrip("+").startswith("hydra.run.dir=") for text in checked.overrides)
-    if not named or "multirun" in arguments.flags:
+    if not named or _is_sweep(checked, arguments):
         return
     node = composer.load(checked.overrides)
     files = RunFolder(node.hydra.run.dir)
     if "MULTIRUN" not in str(node.hydra.mode) and node.launcher.kind not in ELSEWHERE and files.path.is_dir():
+        _look_for_job(files)
         with locked(files, bool(OmegaConf.select(node, "run.overwrite"))):
             pass
+
+
+def _look_for_job(files: RunFolder) -> None:
+    """Refuses a folder whose job has not ended: a job in the queue holds no lock."""
+    if (job := fate.job_of(files)) is None:
+        return
+    found = fate.fate(files, job, fate.ask([job]))
+    if not found.is_over:
+        known = f", as far as is known ({found.detail})" if found.word == "unknown" else ""
+        raise ConfigError(
+            [f"{files.path}: job {job} has not ended{known}: cancel it with scancel {job}, or choose another folder."]
+        )
+
+
+def _is_sweep(checked: Checked, arguments: Arguments) -> bool:
+    """Whether each point is composed by itself."""
+    return "multirun" in arguments.flags or any(each.is_sweep_override() for each in parsed(checked.overrides))
 
 
 def _hand_over(composer: Composer, checked: Checked, arguments: Arguments, task: Task) -> None:
@@ -135,7 +156,7 @@ def _hand_over(composer: Composer, checked: Checked, arguments: Arguments, task:
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")
     old_argv = sys.argv
     # Of a sweep, each point has its own.
-    deletions = [] if "multirun" in arguments.flags else composer.deletions(checked.overrides)
+    deletions = [] if _is_sweep(checked, arguments) else composer.deletions(checked.overrides)
     sys.argv = ["collectx run", *checked.overrides, *deletions, *arguments.hydra_argv()]
     try:
         hydra.main(version_base="1.3", config_path=SEARCH_PATH, config_name=composer.config_name)(task)()
@@ -154,7 +175,10 @@ def _problems(composer: Composer, checked: Checked, arguments: Arguments) -> Seq
             composer.deletions(checked.overrides, say=report.note)
         return problems or _last_look(cfg)
     try:
-        node = composer.load(sweeper.sample(overrides))
+        sampled = sweeper.sample(overrides)
+        node = composer.load(sampled)
+        if not sweeper.is_basic(node):
+            node = composer.load([*sampled, *composer.deletions(sampled, say=report.note)])
     except ConfigError as error:
         return [*checked.problems, *error.problems]
     # The chosen launcher may turn every run into a sweep of one or more points.

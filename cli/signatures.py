@@ -1,7 +1,7 @@
 """Names of keyword arguments that a configuration passes to classes and functions of Gymnasium and of the user, checked
 before anything starts against the source of the definition. Nothing is imported for that but Gymnasium, where an env's
-id has to be looked up. What the source does not show (decorators, inherited constructors, `**kwargs`, compiled
-modules) is left to the call itself.
+id has to be looked up. What the source does not show (decorators, inherited constructors, `**kwargs`, names that are
+bound more than once, compiled modules) is left to the call itself.
 
 Called when a configuration is composed. Must not know how envs, policies or trainers are made.
 """
@@ -46,7 +46,8 @@ def _calls(cfg: RunConfig) -> Iterator[tuple[str, str, Mapping[str, Any], tuple[
     """Path of the keyword arguments, import path of what is called, the arguments, and names that are valid besides."""
     env = cfg.env
     if isinstance(env, GymEnvConfig | GymVectorEnvConfig):
-        extra = _MAKE if isinstance(env, GymEnvConfig) and env.entry_point is None else ()
+        by_make = isinstance(env, GymEnvConfig) or env.vectorization_mode in ("sync", "async")
+        extra = _MAKE if by_make and env.entry_point is None else ()
         if isinstance(env.kwargs, dict) and env.kwargs and (target := _env_target(env)):
             yield "env.kwargs", target, env.kwargs, extra
         for index, item in enumerate(env.wrappers if isinstance(env.wrappers, list) else []):
@@ -92,35 +93,56 @@ def parameters(target: str) -> tuple[str, ...] | None:
     """The names of the arguments of a class or function, "package.module:Name" or "package.module.Name"; None where its
     source does not show them."""
     module, _, name = target.partition(":") if ":" in target else target.rpartition(".")
-    return _parameters(module, name)
+    return _parameters(module, name, set())
 
 
-def _parameters(module: str, name: str) -> tuple[str, ...] | None:
+def _parameters(module: str, name: str, visited: set[tuple[str, str]]) -> tuple[str, ...] | None:
+    if (module, name) in visited:
+        return None
+    visited.add((module, name))
     path = _source(module)
     try:
         tree = ast.parse(path.read_bytes()) if path is not None else ast.Module([], [])
     except (OSError, SyntaxError, ValueError):
         return None
-    for node in reversed(tree.body):
-        if isinstance(node, ast.FunctionDef) and node.name == name:
-            return _arguments(node, 0)
-        if isinstance(node, ast.ClassDef) and node.name == name:
-            made = [each for each in node.body if isinstance(each, ast.FunctionDef) and each.name == "__init__"]
-            return _arguments(made[-1], 1) if made and not node.decorator_list else None
-        if isinstance(node, ast.ImportFrom):
-            for alias in node.names:
-                if (alias.asname or alias.name) == name:
-                    package = module if path is not None and path.name == "__init__.py" else module.rpartition(".")[0]
-                    source = resolve_name("." * node.level + (node.module or ""), package)
-                    return None if source == module else _parameters(source, alias.name)
+    node = _only_binding(tree, name)
+    if isinstance(node, ast.FunctionDef):
+        return _arguments(node, 0)
+    if isinstance(node, ast.ClassDef):
+        made = _only_binding(node, "__init__")
+        return _arguments(made, 1) if isinstance(made, ast.FunctionDef) and not node.decorator_list else None
+    if isinstance(node, ast.ImportFrom):
+        original = next(alias.name for alias in node.names if (alias.asname or alias.name) == name)
+        package = module if path is not None and path.name == "__init__.py" else module.rpartition(".")[0]
+        return _parameters(resolve_name("." * node.level + (node.module or ""), package), original, visited)
     return None
+
+
+def _only_binding(scope: ast.Module | ast.ClassDef, name: str) -> ast.AST | None:
+    """The statement of a module or class that binds `name`; None where it is not the only one, or stands below another,
+    such as an `if`."""
+    found, rest = [], list[ast.AST](scope.body)
+    while rest:
+        node = rest.pop()
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            names = [node.name]
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            names = [(alias.asname or alias.name.partition(".")[0]) for alias in node.names]
+        else:
+            names = [node.id] if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load) else []
+            rest += ast.iter_child_nodes(node)
+        if name in names:
+            found.append(node)
+    return found[0] if len(found) == 1 and found[0] in scope.body else None
 
 
 def _arguments(node: ast.FunctionDef, skipped: int) -> tuple[str, ...] | None:
     """Without the first `skipped`; None where it takes any."""
     if node.decorator_list or node.args.kwarg is not None:
         return None
-    return tuple(each.arg for each in (*node.args.args[skipped:], *node.args.kwonlyargs))
+    num_positional = max(skipped, len(node.args.posonlyargs))
+    named = [*node.args.posonlyargs, *node.args.args][num_positional:]
+    return tuple(each.arg for each in (*named, *node.args.kwonlyargs))
 
 
 def _source(module: str) -> Path | None:

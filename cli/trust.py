@@ -13,6 +13,13 @@ from collectx.config import GymEnvConfig, GymVectorEnvConfig, RunConfig
 from collectx.errors import ConfigError
 from collectx.run import RunFolder
 
+# What of a launcher's section names code, or may.
+_LAUNCHER = {
+    **dict.fromkeys(("python", "setup"), "is executed"),
+    **dict.fromkeys(("srun", "sbatch", "container"), "is passed to SLURM, and may name what is executed"),
+    **dict.fromkeys(("ray_init_config", "remote_configs"), "is passed to Ray, and may name what is executed"),
+}
+
 
 def check(files: RunFolder, cfg: RunConfig, trusted: bool) -> None:
     """Prints what a run of `cfg`, the configuration of `files`, imports and executes, and from where.
@@ -45,9 +52,11 @@ def named(cfg: RunConfig) -> Iterator[tuple[str, Any, str]]:
         for index, item in enumerate(cfg.env.wrappers):
             target = item.get("_target_", next(iter(item), "")) if isinstance(item, Mapping) else item
             yield f"env.wrappers[{index}]", target, _origin(str(target))
-    for name in ("python", "setup"):
-        if value := getattr(cfg.launcher, name, None):
-            yield f"launcher.{name}", value, "is executed"
+    parts = {f"launcher.{name}": getattr(cfg.launcher, name, None) for name in ("trainer", "worker")}
+    for path, part in {"launcher": cfg.launcher, **parts}.items():
+        for name, origin in _LAUNCHER.items():
+            if value := getattr(part, name, None):
+                yield f"{path}.{name}", value, origin
 
 
 def _origin(target: str) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
-from itertools import zip_longest
+from itertools import islice, zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -118,10 +118,14 @@ class Comparison:
         return self.verdict is Verdict.IDENTICAL
 
 
-def compare(old: str | Path, new: str | Path) -> Comparison:
-    """Compares the batches of two run folders by their digests; reads `metrics.jsonl` of both, never a tensor."""
+def compare(old: str | Path, new: str | Path, limit: int | None = None) -> Comparison:
+    """Compares the batches of two run folders by their digests; reads `metrics.jsonl` of both, never a tensor.
+
+    Args:
+        limit: how many batches of `old` count, from the first one on. None: all.
+    """
     count = 0
-    for index, (before, after) in enumerate(zip_longest(_digests(old), _digests(new))):
+    for index, (before, after) in enumerate(zip_longest(islice(_digests(old), limit), _digests(new))):
         if before is None or after is None:
             shorter = old if before is None else new
             what = f"batch {index} is missing in {shorter}; the {index} before it are identical"

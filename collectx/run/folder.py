@@ -49,6 +49,7 @@ class RunFolder:
         self.lock = self.path / "lock"
         self.logs = self.path / "logs"
         self.jobs = self.path / "jobs"
+        self.job_note = self.jobs / "slurm.json"
         self.worker_jobs = self.jobs / "workers.txt"
         self.checkpoints = self.path / "checkpoints"
         self.final_checkpoint = self.checkpoints / "final.pt"
@@ -63,7 +64,8 @@ class RunFolder:
         not be taken for this run's.
 
         Args:
-            keep_logs: leaves `logs/` alone, where other roles of this run may be writing already.
+            keep_logs: leaves `logs/` alone, where other roles of this run may be writing already, and what `jobs/` says
+                of its jobs.
 
         Raises:
             ConfigError: the folder cannot be made, or not be written to.
@@ -72,8 +74,8 @@ class RunFolder:
             for folder in (self.path, self.snapshot, self.logs, self.checkpoints):
                 folder.mkdir(parents=True, exist_ok=True)
             lines = (self.metrics, self.events)
-            logs = () if keep_logs else self.logs.glob("*.log")
-            for stale in (self.result, self.rendezvous, self.secret, *lines, self.final_checkpoint, *logs):
+            others = () if keep_logs else (*self.logs.glob("*.log"), self.job_note, self.worker_jobs)
+            for stale in (self.result, self.rendezvous, self.secret, *lines, self.final_checkpoint, *others):
                 stale.unlink(missing_ok=True)
 
     def log(self, role: str) -> Path:

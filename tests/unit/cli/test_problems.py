@@ -42,6 +42,7 @@ WRONG_ARGUMENTS = {
     "env.wrappers=[{TimeLimit:{max_episode_step:1}}]": "did you mean env.wrappers[0].max_episode_steps?",
     "policy=custom policy.target=worlds.cartpoles:Constant policy.kwargs.sizes=3": "policy.kwargs.sizes: ",
     "env.kwargs={max_episode_steps:3,render_mode:null} env.wrappers=[{TimeLimit:{max_episode_steps:3}}]": None,
+    "env=gym_vector env.id=CartPole-v1 env.vectorization_mode=sync env.kwargs={max_episode_steps:3}": None,
     "env=gym env.id=Nowhere-v0 env.kwargs.x=1": None,
     "env=halfcheetah env.kwargs.x=1": None,  # it takes any
     "policy=custom policy.target=nowhere.at:all policy.kwargs.x=1": None,
@@ -93,3 +94,29 @@ def test_arguments_that_the_target_does_not_have(line: str, monkeypatch):
     assert len(found) == (WRONG_ARGUMENTS[line] is not None)
     assert all(WRONG_ARGUMENTS[line] in problem for problem in found), found
     assert "worlds.faulty" not in sys.modules  # nothing is imported but Gymnasium
+
+
+SOURCES = {
+    "def make(self, /, size): ...": ("size",),
+    "class make:\n def __init__(self, /, size, *, more): ...": ("size", "more"),
+    "class make:\n def __init__(self, hidden, /, size): ...": ("size",),
+    "def make(size): ...\nmake = print": None,
+    "def make(size): ...\nif 1:\n def make(other): ...": None,
+    "if 1:\n def make(size): ...": None,
+    "class make:\n if 1:\n  def __init__(self, size): ...": None,
+    "from . import make": None,
+    "from .other import make": None,
+    "from .other import made as make": ("size",),
+}
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_what_a_source_shows_of_a_name(source: str, tmp_path, monkeypatch):
+    package = f"sourced{[*SOURCES].index(source)}"
+    (tmp_path / package).mkdir()
+    (tmp_path / package / "__init__.py").write_text(source)
+    (tmp_path / package / "other.py").write_text("from . import make\ndef made(size): ...\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert signatures.parameters(f"{package}:make") == SOURCES[source]
+    if SOURCES[source] is None:
+        assert signatures.parameters(f"{package}.other:make") is None

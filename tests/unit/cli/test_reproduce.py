@@ -9,7 +9,7 @@ import os
 import pytest
 from composing import composed
 
-from collectx.cli import reproduce, run
+from collectx.cli import reproduce, run, trust
 
 
 @pytest.fixture
@@ -75,6 +75,32 @@ def test_a_run_that_was_cut_is_compared_up_to_its_end(stub, old, capsys, ended, 
     assert reproduce.main(["old"]) == 0
     assert stub.calls[-1][0].run.max_batches == 3
     assert "identical up to its end: all 3 batches" in capsys.readouterr().out
+
+
+def test_a_run_without_a_batch_is_refused_and_one_that_goes_on_grows_meanwhile(stub, old, capsys):
+    folder = old("collector.total_frames=-1")
+    (folder / "result.json").unlink()
+    lines = (folder / "metrics.jsonl").read_text()
+
+    def grow(cfg):
+        (folder / "metrics.jsonl").write_text(lines * 2)
+        return "completed"
+
+    stub.status = grow
+    assert reproduce.main(["old"]) == 0
+    assert "identical up to its end: all 3 batches" in capsys.readouterr().out
+    (folder / "metrics.jsonl").write_text("")
+    assert reproduce.main(["old"]) == 2
+    assert "has delivered no batch: there is nothing to run again up to" in capsys.readouterr().err
+    assert len(stub.calls) == 2
+
+
+def test_what_a_launcher_executes_is_shown():
+    words = "launcher=submitit_delayed launcher.setup=[a] launcher.srun={b:1} launcher.trainer.container=/c"
+    shown = {key for key, *_ in trust.named(composed(f"{words} launcher.worker.sbatch={{d:1}}"))}
+    ray = {key for key, *_ in trust.named(composed("launcher=ray launcher.ray_init_config={address:e}"))}
+    assert shown >= {"launcher.setup", "launcher.srun", "launcher.trainer.container", "launcher.worker.sbatch"}
+    assert "launcher.ray_init_config" in ray
 
 
 def test_a_failed_reproduction_is_not_compared(stub, old, capsys):

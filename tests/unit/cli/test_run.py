@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import ClassVar
 
 import pytest
@@ -9,7 +10,8 @@ from hydra.core.config_store import ConfigStore
 from hydra.core.plugins import Plugins
 from hydra.plugins.sweeper import Sweeper
 
-from collectx.cli import run
+from collectx.cli import completion, fate, main, run
+from collectx.cli import list as listing
 from collectx.errors import ConfigError
 from collectx.run import RunFolder
 
@@ -115,6 +117,48 @@ def test_every_point_is_checked_before_the_first_starts(stub, capsys):
     assert err.rstrip().endswith("[collector.num_workers=3]")
 
 
+def test_a_reader_that_is_gone_ends_a_run_as_failed_and_a_list_well(stub, monkeypatch, capsys):
+    def gone(*arguments, **keywords):
+        raise BrokenPipeError
+
+    monkeypatch.setattr(run, "_hand_over", gone)
+    monkeypatch.setattr(listing, "main", gone)
+    monkeypatch.setattr(sys, "stdout", sys.stdout)
+    assert [main._status(words.split()) for words in ("run -m seed=0,1", "list")] == [1, 0]
+    assert capsys.readouterr().err == "collectx run: ended early: whoever read its output is gone\n"
+
+
+def test_an_error_without_a_text_is_named(stub, monkeypatch, capsys):
+    def fail(*arguments):
+        raise PermissionError
+
+    monkeypatch.setattr(run, "_hand_over", fail)
+    assert run.main([]) == 2
+    assert "the run folder cannot be made: PermissionError: choose" in capsys.readouterr().err
+
+
+def test_a_folder_whose_job_has_not_ended_is_refused(queue, stub, capsys):
+    words, files = ["hydra.run.dir=here", "run.overwrite=true"], RunFolder("here")
+    files.jobs.mkdir(parents=True)
+    fate.note_job(files, "7")
+    queue.states = {"7": "PENDING"}
+    assert run.main(words) == 2
+    assert "job 7 has not ended: cancel it with scancel 7, or choose another folder" in capsys.readouterr().err
+    queue.error = "Unable to contact slurm controller"
+    assert run.main(words) == 2
+    assert "job 7 has not ended, as far as is known (" in capsys.readouterr().err
+    queue.error, queue.states = "", {"7": "CANCELLED"}
+    assert run.main(words) == 0
+    assert fate.job_of(files) is None  # it tells nothing of the new run
+
+
+@pytest.mark.parametrize(("command", "offered"), [("reproduce", "--trust\n"), ("run", "\n")])
+def test_the_flags_of_a_subcommand_are_completed(monkeypatch, capsys, command, offered):
+    monkeypatch.setenv("COMP_LINE", f"collectx {command} --tr")
+    assert completion.main(["query=bash"]) == 0
+    assert capsys.readouterr().out == offered
+
+
 class Halving(Sweeper):
     """A third-party sweeper: tries 0.5 and 0.25 for intervals, and remembers what the points returned."""
 
@@ -180,10 +224,18 @@ def test_globs_intervals_and_folders_are_points_or_one_message(stub, tmp_path, c
 
 
 def test_an_experiments_keys_are_left_out_with_a_note_in_runs_and_points(stub, capsys):
-    for words in (["trainer=meter"], [*SWEEP, "trainer=meter,ppo"]):
+    by_mode = ["hydra.mode=MULTIRUN", "hydra.sweep.dir=sweep2", "hydra.run.dir=run", "trainer=meter", "seed=1,2"]
+    for words in (["trainer=meter"], [*SWEEP, "trainer=meter,ppo"], by_mode):
         assert run.main(["experiment=cartpole_ppo", *words]) == 0
         note = "note: trainer=meter: has no trainer.target_return, which experiment=cartpole_ppo sets: left out."
         assert capsys.readouterr().err.count(note) == 1
     assert [(cfg.trainer.kind, getattr(cfg.trainer, "target_return", None)) for cfg, _, _ in stub.calls] == [
-        *(("meter", None), ("meter", None), ("ppo", 475.0)),
+        *(("meter", None), ("meter", None), ("ppo", 475.0), ("meter", None), ("meter", None)),
     ]
+
+
+def test_an_experiments_keys_are_left_out_where_a_third_party_sweeper_draws(stub, halving, capsys):
+    words = [word.replace("trainer.gamma", "collector.preemptive_threshold") for word in halving]
+    assert run.main(["experiment=cartpole_ppo", "trainer=meter", "sweep.objective=frames", *words]) == 0
+    assert "has no trainer.target_return" in capsys.readouterr().err
+    assert [cfg.trainer.kind for cfg, _, _ in stub.calls] == ["meter", "meter"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
 import sys
@@ -93,6 +94,26 @@ def test_a_requeued_job_is_followed_to_its_last_end(queue, monkeypatch):
 
     monkeypatch.setattr(follow, "time", SimpleNamespace(monotonic=time.monotonic, sleep=next_life))
     assert [ended.status for ended in start("launcher.requeue=true seed=2").results] == ["completed"]
+
+
+def test_an_old_result_of_a_requeued_job_is_no_reason_to_ask_at_every_refresh(queue, monkeypatch):
+    asked, ticks, result = [], iter(range(100)), Path("point0", "result.json")
+
+    def look_on(seconds: float) -> None:
+        tick = next(ticks)
+        if tick in (0, 8):
+            queue.states["100"] = "COMPLETED" if tick else "PENDING"
+            queue.write_result(Path("point0"), "completed" if tick else "interrupted")
+            os.utime(result, ns=(tick, tick))
+        assert tick < 10
+
+    squeue = queue.squeue
+    monkeypatch.setattr(queue, "squeue", lambda command: asked.append(command) or squeue(command))
+    monkeypatch.setattr(follow, "time", SimpleNamespace(monotonic=time.monotonic, sleep=look_on))
+    monkeypatch.setattr(follow, "_FIRST_ASK_S", 3600.0)
+    queue.is_held = True
+    assert [ended.status for ended in start("launcher.requeue=true").results] == ["completed"]
+    assert len(asked) == 3
 
 
 def test_a_second_start_submits_no_job_twice_and_gives_its_folder_to_no_other(queue, capsys):

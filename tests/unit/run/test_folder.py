@@ -22,7 +22,13 @@ def test_begin_makes_the_folders_and_removes_the_old_run(tmp_path, monkeypatch):
     folder.final_checkpoint.write_text("old")
     for path in (folder.result, folder.metrics, folder.events, folder.secret, folder.log("trainer")):
         path.write_text("old")
+    folder.jobs.mkdir()
+    for path in (folder.job_note, folder.worker_jobs):
+        path.write_text("old")
+    folder.begin(keep_logs=True)
+    assert all(path.exists() for path in (folder.job_note, folder.worker_jobs, folder.log("trainer")))
     folder.begin()
+    folder.jobs.rmdir()  # it is empty
     assert sorted(path.name for path in folder.path.iterdir()) == [".hydra", "checkpoints", "logs", "snapshot"]
     assert not list(folder.logs.iterdir()) + list(folder.checkpoints.iterdir())
     assert folder.read_result() is None

@@ -10,7 +10,6 @@ Called when Hydra has composed all runs; see `slurm.py` for runs that are jobs. 
 from __future__ import annotations
 
 import os
-import re
 import subprocess
 import sys
 import time
@@ -25,6 +24,7 @@ from collectx.launcher.jobs import JobState
 from collectx.launcher.tasks import role_words
 from collectx.run import snapshot
 from collectx.run import task as role
+from collectx.run.cores import per_node
 from collectx.run.folder import RunFolder
 
 _POLL_S = 0.1
@@ -128,13 +128,12 @@ class Step:
 def _too_small(run: Wanted, job: str) -> list[str]:
     launcher, text = run.cfg.launcher, os.environ.get("SLURM_JOB_CPUS_PER_NODE", "")
     assert isinstance(launcher, SlurmLauncherConfig)
-    # 4(x2),2 is two nodes with four cores each and one with two.
-    counts = [int(count) * int(times or 1) for count, times in re.findall(r"(\d+)(?:\(x(\d+)\))?", text)]
+    cores = sum(per_node(text))
     tasks, each = num_tasks_of(run.cfg), launcher.cpus_per_task or 1
-    if not counts or tasks * each <= sum(counts):
+    if not cores or tasks * each <= cores:
         return []
     return [
         f"collector.num_workers={tasks - 1}: trainer and workers are {tasks} tasks of {each} cores ({tasks * each}), "
-        f"and the allocation of job {job} has {sum(counts)} (SLURM_JOB_CPUS_PER_NODE={text}): use fewer workers or a "
+        f"and the allocation of job {job} has {cores} (SLURM_JOB_CPUS_PER_NODE={text}): use fewer workers or a "
         "larger allocation, or submit a job with env -u SLURM_JOB_ID."
     ]

@@ -68,11 +68,12 @@ def _reproduce(arguments: Arguments, argv: Sequence[str]) -> int:
         raise ConfigError([f"{old.path} has delivered no batch: there is nothing to run again up to."])
     had_digest = bool(digests) and all(digests)
     composer = _composer(saved, overrides, arguments.config_dir)
-    cfg, problems = composer.examine(composer.check(overrides))
+    checked = composer.check(overrides)
+    cfg, problems = composer.examine(checked)
     if problems:
         raise ConfigError(problems)
     trust.check(old, cfg, "trust" in arguments.flags)
-    for override in parsed(composer.check(overrides).overrides):
+    for override in parsed(checked.overrides):
         if override.key_or_group == "hydra.run.dir" and Path(str(override.value())).resolve() == old.path.resolve():
             raise ConfigError([f"{override.input_line}: this is the run to be reproduced: choose another folder."])
     if not had_digest:
@@ -80,7 +81,7 @@ def _reproduce(arguments: Arguments, argv: Sequence[str]) -> int:
     elif not any(text.lstrip("+").startswith("trainer.digest=") for text in overrides):
         overrides = (*overrides, "trainer.digest=true")
     collector = saved.get("collector") or {}
-    is_cut = ended != "completed" and bool(digests)
+    is_cut = ended != "completed"
     if is_cut and not any(text.lstrip("+").startswith("run.max_batches=") for text in overrides):
         overrides = (*overrides, f"run.max_batches={len(digests)}")
     different = _order(old, collector, overrides)

@@ -61,16 +61,15 @@ def _slurm_cores(environment: Mapping[str, str]) -> int | None:
     if (cores := environment.get("SLURM_CPUS_ON_NODE")) is None:
         return None
     # Of a batch script there is one, whatever the tasks of its job are.
-    tasks = environment.get("SLURM_STEP_TASKS_PER_NODE", "1").split(",")
-    counts = [int(count) for group in tasks for count in [re.split(r"\D", group)[0]] * _times(group)]
+    counts = per_node(environment.get("SLURM_STEP_TASKS_PER_NODE", "1"))
     node = int(environment.get("SLURM_NODEID", "0"))
     return int(cores) // (counts[node] if node < len(counts) else 1)
 
 
-def _times(group: str) -> int:
-    """How many nodes `2(x3)` is about."""
-    found = re.search(r"\(x(\d+)\)", group)
-    return int(found[1]) if found else 1
+def per_node(text: str) -> list[int]:
+    """The numbers, node by node, in a variable of SLURM: `4(x2),2` is two nodes with four and one with two."""
+    groups = re.findall(r"(\d+)(?:\(x(\d+)\))?", text)
+    return [int(count) for count, times in groups for _ in range(int(times or 1))]
 
 
 def _quotas() -> Iterator[float]:

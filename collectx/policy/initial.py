@@ -12,8 +12,8 @@ from contextlib import contextmanager
 @contextmanager
 def single_threaded() -> Iterator[None]:
     """Inside the block torch computes with one thread: linear algebra with another number of threads, as the QR
-    decomposition of an orthogonal initialisation, may differ in its last bits. Leaves a number alone that is set inside
-    the block."""
+    decomposition of an orthogonal initialisation, may differ in its last bits. A number other than
+    one that is set inside the block stays."""
     import torch
 
     before = torch.get_num_threads()

@@ -108,7 +108,7 @@ class RaggedRollout(Rollout):
         out, spec, segments = self._out, self._env.spec, self._segments
         envs = np.flatnonzero(out.frame)
         place = self._segment[envs], self._cursor[envs]
-        # First, as it may have written over what is observed, in `self._carry`.
+        # Before the observations, which the policy may have overwritten in `self._carry`.
         for actor_leaf, written in zip(self._actor.leaves, self._written, strict=True):
             segments[actor_leaf.key][place] = written[envs]
         for leaf, before, after in zip(spec.observation, self._carry, out.observation, strict=True):

@@ -47,7 +47,7 @@ def _limit(connection: Connection, option: int, seconds: float | None) -> None:
 
 
 class Inbox:
-    """What has come over a connection, from which nobody else may read."""
+    """Collects received bytes and returns whole messages. Nothing else may read from the connection."""
 
     def __init__(self, connection: Connection):
         self._descriptor = connection.fileno()

@@ -38,7 +38,7 @@ _PROOF_BYTES = 32
 # after them; and how many peers may be about to prove themselves.
 _HANDSHAKE_S = 10.0
 _MOST_HANDSHAKES = 64
-# So many refusals are reported in this time.
+# At most so many refusals are reported in so many seconds.
 _MOST_REFUSALS, _REFUSALS_S = 20, 60.0
 _FIRST_WORDS_BYTES = 65536
 _BACKLOG = 1024
@@ -72,7 +72,7 @@ class Meeting:
 
 
 class Listener:
-    """The trainer's ear: accepts connections in threads of its own, and greets each in another.
+    """The trainer's listening sockets: one thread accepts at each, another one handles each connection.
 
     Args:
         addresses: of this host. Loopback addresses alone: nobody else can connect. Otherwise every interface listens,

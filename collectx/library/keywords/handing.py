@@ -38,6 +38,7 @@ class Handing:
         compact_obs: batches have no observation below `next`, which is the next frame's where a trajectory goes on.
         check_finite: NaN or an infinity in an observation or a reward raises `ShapeError`, which names worker, env, key
             and step. Every batch is checked once, in its worker; batches of a `collector_class` of your own are not.
+            A reward that is NaN is always an error.
     """
 
     split_trajs: bool | None = False

@@ -100,9 +100,11 @@ class GymEnv:
         if len(values) == 1:
             # Checking one value costs half of making a row of it.
             write_row(self._leaves, out.observation, 0, values if plain else values[0])
+        elif plain:
+            array = out.observation[0]
+            array[...] = checked_rows(self._leaves[0], values, array)
         else:
-            columns = (values,) if plain else zip(*values, strict=True)
-            for leaf, array, column in zip(self._leaves, out.observation, columns, strict=True):
+            for leaf, array, column in zip(self._leaves, out.observation, zip(*values, strict=True), strict=True):
                 array[...] = checked_rows(leaf, column, array)
         try:
             out.reward[:] = rewards

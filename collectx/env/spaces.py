@@ -151,7 +151,7 @@ def checked_rows(leaf: Leaf, values: Any, array: np.ndarray) -> np.ndarray:
     """
     try:
         rows = np.asarray(values)
-        if rows.shape == array.shape and (rows.dtype == array.dtype or _fits(rows, array.dtype)):
+        if rows.shape == array.shape and (rows.dtype is array.dtype or _fits(rows, array.dtype)):
             return rows
     except ValueError:
         pass  # of unequal shapes

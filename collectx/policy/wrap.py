@@ -76,11 +76,14 @@ class WrappedActor:
 
         def settled(how: Acceleration) -> Call:
             how = dataclasses.replace(how, one_row=spec.is_single)
-            return _viewed(_settle(policy, spec, device, exploration_type, how, self._is_trusted), spec)
+            call = _settle(policy, spec, device, exploration_type, how, self._is_trusted)
+            return _viewed(_with_changed(call, changed), spec)
 
+        changed: dict[Key, int] = {}
         self._settled = settled
         self._call = self._settled(Acceleration())
         first = [_first(leaf, spec).to(device) for leaf in spec.observation]
+        unchanged = [tensor._version for tensor in first]
         # Not under inference mode: parameters that a lazy layer makes there could never be trained.
         with exploration(exploration_type), torch.no_grad(), _without_trace(self.module, device):
             try:
@@ -98,6 +101,10 @@ class WrappedActor:
                 what = "first observations of the env" if spec.first else "zeros for observations"
                 error.add_note(f"raised by the policy, which was called once with {what}: {seen}")
                 raise
+        for i, (leaf, tensor, version) in enumerate(zip(spec.observation, first, unchanged, strict=True)):
+            if tensor._version != version and leaf.key not in outputs:
+                changed[leaf.key] = i
+                outputs[leaf.key] = tensor.view(*spec.policy_shape, *leaf.shape)
         missing = [leaf.key for leaf in spec.action if leaf.key not in outputs]
         if missing:
             raise ConfigError(
@@ -178,6 +185,17 @@ def _viewed(call: Call, spec: EnvSpec) -> Call:
     if not shape:
         return lambda observation: call([tensor[0] for tensor in observation])
     return lambda observation: call([tensor.unflatten(0, shape) for tensor in observation])
+
+
+def _with_changed(call: Call, changed: dict[Key, int]) -> Call:
+    """`call`, whose outputs include the observations that it changes in place.
+
+    Args:
+        changed: the place of each among the observations.
+    """
+    if not changed:
+        return call
+    return lambda observation: {**{key: observation[i] for key, i in changed.items()}, **call(observation)}
 
 
 def _settle(

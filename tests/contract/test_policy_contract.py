@@ -218,6 +218,10 @@ def overwriting(td):
     return by_tensordict(td).set("observation", td["observation"] / 2)
 
 
+def in_place(observation):
+    return positive(observation.div_(2))
+
+
 class Annotated:
     """Neither a module nor a function, and its argument has another name."""
 
@@ -260,6 +264,9 @@ def build_custom(name):
         (lambda: by_tensordict, []),
         (Annotated, []),
         (lambda: overwriting, [("observation",)]),
+        (lambda: in_place, [("observation",)]),
+        (lambda: TensorDictModule(in_place, ["observation"], ["action"]), [("observation",)]),
+        (lambda: lambda td: by_tensordict(td.update_({"observation": td["observation"] / 2})), [("observation",)]),
         (lambda: lambda seen: (positive(seen), seen * 2, seen.sum(-1)), [("output1",), ("output2",)]),
         (lambda: lambda observation: positive(observation)[:, None].int(), []),  # of one more dimension
         (lambda: lambda observation: positive(observation).double(), []),
@@ -275,8 +282,10 @@ def test_a_custom_policy(make, extra, monkeypatch):
     assert torch.equal(torch.get_rng_state(), generator)
     assert all(torch.equal(value, policy.state_dict()[key]) for key, value in state.items())
     assert [leaf.key for leaf in actor.leaves] == [("action",), *extra]
-    values = act(actor, seen)
+    values = act(actor, [tensor.clone() for tensor in seen])
     check_leaves(actor, values)
+    if extra == [("observation",)]:
+        assert torch.equal(values[1], seen[0] / 2)
     if make is Counting:
         for count in (1, 2):
             assert [value.unique().tolist() for value in act(actor, seen)] == [[count], [10 * count]]

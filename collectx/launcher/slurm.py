@@ -33,7 +33,7 @@ from collectx.config import SlurmLauncherConfig
 from collectx.errors import LauncherError
 from collectx.launcher import sbatch
 from collectx.launcher.jobs import JobState, ending
-from collectx.launcher.tasks import Task, Tasks, role
+from collectx.launcher.tasks import Task, Tasks, kill_words, role
 
 # A host that is up answers at once, if only with a refusal.
 _ANSWER_S = 2.0
@@ -172,6 +172,7 @@ class Workers:
         job_log: the job's log.
         log_begin: see `Tasks`.
         log: the log file of a worker.
+        run: the run folder, by the name that the script has passed to `role`.
         group: which part of a heterogeneous job the workers are; None where it has no parts.
     """
 
@@ -183,8 +184,10 @@ class Workers:
         job_log: Path,
         log_begin: int,
         log: Callable[[int], Path],
+        run: str,
         group: int | None = None,
     ):
+        self._run = run
         self._launcher = launcher
         self._command = list(command)
         self._environment = environment
@@ -194,9 +197,14 @@ class Workers:
         self._first = 1 if group is None else 0
         self._tasks = Tasks(job_log, log_begin, lambda: self._nodes()[self._first :], self._first)
         self._newest: dict[int, Task | Step] = {}
+        self._kills: list[Step] = []
 
     def start(self, worker: int, life: int) -> Task | Step:
-        """The task, or a new step, for a worker of that index. Does not block."""
+        """The task, or a new step, for a worker of that index. Does not block. A task that is replaced and may hang is
+        killed."""
+        previous = self._newest.get(worker)
+        if isinstance(previous, Task) and previous.exitcode is None:
+            self._kills.append(Step(lambda: self._kill(worker), self._log(worker)))
         handle = self._newest[worker] = (
             Step(lambda: self._step(worker, life), self._log(worker)) if life else self._tasks.watch(worker)
         )
@@ -227,18 +235,29 @@ class Workers:
         turn = list(dict.fromkeys([home, *nodes[task:], *nodes]))
         turn = turn[(life - 1) % len(turn) :] + turn[: (life - 1) % len(turn)]
         node = next((node for node in turn if is_up(node)), home)
+        cpus = self._environment.get(f"SLURM_CPUS_PER_TASK{self._part}")
+        return self._srun(node, [*self._command, str(worker)], container=self._launcher.container, cpus_per_task=cpus)
+
+    def _kill(self, worker: int) -> list[str]:
+        """The words of a step that kills the worker's first life. SLURM itself cannot signal one task of a step."""
+        nodes = self._nodes()
+        home = nodes[min(worker + self._first, len(nodes) - 1)]
+        if not is_up(home):
+            raise LauncherError(f"worker {worker} may still be running on {home}, which does not answer")
+        return self._srun(home, kill_words(worker, self._run))
+
+    def _srun(self, node: str, words: Sequence[str], **more: str | None) -> list[str]:
         wanted = {
             **self._launcher.srun,
-            "container": self._launcher.container,
+            **{name.replace("_", "-"): value for name, value in more.items()},
             "jobid": self._environment["SLURM_JOB_ID"],
             "het-group": self._group,
-            "cpus-per-task": self._environment.get(f"SLURM_CPUS_PER_TASK{self._part}"),
             "nodelist": node,
             "nodes": 1,
             "ntasks": 1,
             "overlap": True,
         }
-        return ["srun", *options(wanted), *self._command, str(worker)]
+        return ["srun", *options(wanted), *words]
 
 
 class Step:
@@ -283,7 +302,7 @@ class Step:
                 )
             code = self._process.wait()
         except (OSError, LauncherError) as error:
-            print(f"collectx: no worker was started again: {error}", file=sys.stderr)
+            print(f"collectx: srun was not called: {error}", file=sys.stderr)
         finally:
             self.exitcode = code
             os.close(end)

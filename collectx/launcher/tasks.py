@@ -27,9 +27,10 @@ from collectx.launcher import sbatch
 # How often the log is read.
 _POLL_S = 0.3
 
-# Arguments: the Python, the run folder.
+# Arguments: the Python, the run folder. All processes of a task, envs' included, inherit its name.
 _ROLE = """\
 trap : TERM INT
+export COLLECTX_TASK="$SLURM_PROCID $1"
 if [ "$SLURM_PROCID" = 0 ]; then
   "$0" -u -m collectx.run.task "$1"
   status=$?
@@ -49,6 +50,22 @@ _END = re.compile(r"collectx: task (?P<rank>\d+) on (?P<host>\S+): status (?P<st
 _TASKS = re.compile(r"srun: error: (?P<hosts>\S+): tasks? (?P<numbers>[\d,-]+): (?P<words>.+)$")
 _NODES = re.compile(r"srun: error: (?P<words>Node failure on (?P<hosts>\S+))$")
 _EXITED = re.compile(r"Exited with exit code (\d+)$")
+
+
+# Arguments: a worker's index, the run folder.
+_KILL = """\
+name="COLLECTX_TASK=$(($0 + 1)) $1"
+for file in $(grep --files-with-matches --null-data --line-regexp --fixed-strings --no-messages \
+              "$name" /proc/[0-9]*/environ); do
+  process="${file#/proc/}"
+  kill -KILL "${process%/environ}"
+done
+"""
+
+
+def kill_words(worker: int, run: str) -> list[str]:
+    """Kills the processes of a worker's first life, where run on their node; their shell reports it."""
+    return ["bash", "-c", _KILL, str(worker), run]
 
 
 def role_words(python: str, run: str) -> list[str]:

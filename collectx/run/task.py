@@ -56,7 +56,7 @@ def main(argv: Sequence[str]) -> int:
 
     group = submitit_delayed.WORKERS if launcher.kind == "submitit_delayed" else None
     begin = int((files.jobs / "log_begin").read_text())
-    workers = Workers(launcher, command, os.environ, files.log("job"), begin, log, group)
+    workers = Workers(launcher, command, os.environ, files.log("job"), begin, log, argv[0], group)
     return play(cfg, files.path, told["argv"], rank, token, workers)
 
 

@@ -7,7 +7,9 @@ import os
 import select
 import socket
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
 
+import psutil
 import pytest
 from composing import composed
 
@@ -140,7 +142,9 @@ def workers(folder, monkeypatch):
     monkeypatch.setattr(sbatch, "hostnames", lambda nodes: nodes.split(","))
     environment = {"SLURM_JOB_ID": "100", "SLURM_JOB_NODELIST": "n1,n2,n3", "SLURM_TASKS_PER_NODE": "2,1(x2)"}
     cfg, logs = SlurmLauncherConfig(srun={"mpi": "none"}, container=None), folder / "logs"
-    return slurm.Workers(cfg, ["work"], environment, logs / "job.log", 0, lambda worker: logs / f"worker-{worker}.log")
+    return slurm.Workers(
+        cfg, ["work"], environment, logs / "job.log", 0, lambda worker: logs / f"worker-{worker}.log", str(folder)
+    )
 
 
 @pytest.mark.parametrize(
@@ -207,6 +211,26 @@ def test_a_worker_is_restarted_on_its_node_or_on_the_next_that_is_up(workers, mo
     monkeypatch.setattr(slurm, "Step", lambda command, log: command())
     for life, node in enumerate(nodes, 1):
         assert {f"--nodelist={node}", "--mpi=none"} <= set(workers.start(1, life))
+
+
+def test_a_task_that_is_replaced_is_killed_with_its_processes(folder, workers, command, monkeypatch, wait_until):
+    monkeypatch.setattr(slurm, "is_up", lambda host: True)
+    command("srun", 'while [ "${1#--}" != "$1" ]; do shift; done; [ "$1" = work ] || exec "$@"')
+    python = command("python", 'sleep 1000 & echo $! >> "$4/children"; wait')
+    children = folder / "children"
+    children.touch()
+    hung, other = workers.start(1, 0), workers.start(0, 0)
+    with ThreadPoolExecutor(2) as pool:
+        for rank in (1, 2):
+            pool.submit(play, folder, rank, python)
+        wait_until(lambda: children.read_text().count("\n") == 2)
+        workers.start(1, 1)
+        assert is_readable(hung)
+        assert (hung.exitcode, other.exitcode) == (137, None)
+        workers.start(0, 1)
+        assert is_readable(other)
+    for child in children.read_text().split():
+        wait_until(lambda pid=int(child): not psutil.pid_exists(pid))
 
 
 def test_the_sentinel_of_a_step_tells_its_end(tmp_path):

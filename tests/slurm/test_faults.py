@@ -20,9 +20,15 @@ def _hit(started, fault: str, worker: int) -> dict:
     victim = [event for event in started.events("worker_joined") if event["worker"] == worker][-1]
     if fault == "kill":
         started.cluster.on(victim["host"], ["kill", "-KILL", str(victim["pid"])])
+    elif fault == "stop":
+        started.cluster.on(victim["host"], ["kill", "-STOP", str(victim["pid"])])
     else:
         getattr(started.cluster, fault)(victim["host"])
     return victim
+
+
+def _exists(started, worker: dict) -> bool:
+    return started.cluster.on(worker["host"], ["sh", "-c", f"kill -0 {worker['pid']} 2>&1 || echo no"]) == ""
 
 
 def _lives(started, worker: int) -> int:
@@ -39,13 +45,14 @@ def test_lost_workers_are_replaced_and_no_frame_is_lost_or_torn(run, collector):
     started = run(*_FOUR_NODES, f"collector={collector}", "collector.on_worker_failure=restart")
     joined = started.wait_for("worker_joined", 3)
     assert {event["worker"]: event["host"] for event in joined} == {0: "n2", 1: "n3", 2: "n4"}
-    for faults in ({"kill": 0, "crash": 2}, {"cut": 0, "hang": 1}):
+    for faults in ({"kill": 0, "stop": 1, "crash": 2}, {"cut": 0, "hang": 1}):
         started.wait_for_more()
         before = {worker: _lives(started, worker) for worker in faults.values()}
-        for fault, worker in faults.items():
-            _hit(started, fault, worker)
+        victims = {fault: _hit(started, fault, worker) for fault, worker in faults.items()}
         for worker, count in before.items():
             _wait_for_return(started, worker, count + 1)
+        if "stop" in victims:
+            wait_until(lambda hung=victims["stop"]: not _exists(started, hung), 60, "the end of the worker that hung")
     started.wait_for_more()
     started.complete()
     assert {event["worker"] for event in started.events("worker_failed")} == {0, 1, 2}

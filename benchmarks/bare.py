@@ -80,7 +80,7 @@ def _gym_loop(case: Case, kind: str) -> Callable[[int], None]:
     import numpy as np
     import torch
 
-    from collectx.collector.task import env_seed
+    from collectx.worker.spec import env_seed
 
     if case.env_id.startswith("ALE/"):
         import ale_py

@@ -32,7 +32,7 @@ def measure(num_workers: int, num_active: int, seconds: float, **_: Any) -> dict
     from collectx import policy as policies
     from collectx.collector import build
     from collectx.config import CountingEnvConfig, CustomPolicyConfig
-    from collectx.launcher.place import Place
+    from collectx.launcher.base import Place
 
     torch.set_num_threads(1)
     env = CountingEnvConfig(kind="counting", num_envs=1, episode_length=10, observation_size=4, step_s=0.0)
@@ -134,7 +134,7 @@ def _member(meeting: Any, worker: int, active: bool) -> None:
 
     from collectx.batch import Layout, Leaf
     from collectx.transport.base import Tally
-    from collectx.transport.distributed_link import DistributedLink, Terms, join_trainer
+    from collectx.transport.network.worker import DistributedLink, Terms, join_trainer
 
     told, connection, pair = join_trainer(meeting, worker, {"host": "crowd", "pid": os.getpid()}, _JOIN_S)
     terms = Terms(**told["terms"])

@@ -15,13 +15,13 @@ import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
 
-from collectx.cli import follow, report
+from collectx.cli import report, watch
 from collectx.cli.task import Task, Wanted
 from collectx.config import SlurmLauncherConfig, num_tasks_of
 from collectx.errors import ConfigError
-from collectx.launcher import sbatch
-from collectx.launcher.jobs import JobState
-from collectx.launcher.tasks import role_words
+from collectx.launcher.slurm import commands
+from collectx.launcher.slurm.job_watcher import JobState
+from collectx.launcher.slurm.log_watcher import role_words
 from collectx.run import snapshot
 from collectx.run import task as role
 from collectx.run.cores import per_node
@@ -52,7 +52,7 @@ def carry_out(task: Task, runs: Sequence[Wanted], job: str, grace_s: float) -> N
     )
     for run in runs:
         step = Step(run, job, ["collectx", *task.argv], grace_s)
-        pursuit = follow.Pursuit([(run.name, RunFolder(run.folder), run.cfg, job)], step)
+        pursuit = watch.Pursuit([(run.name, RunFolder(run.folder), run.cfg, job)], step)
         task.results += pursuit.to_the_end()
         step.join()
         if task.results[-1].status == "interrupted":
@@ -89,11 +89,11 @@ class Step:
         }
         words = role_words(launcher.python or sys.executable, str(files.path))
         script = files.jobs / "step.sh"
-        script.write_text("\n".join(["#!/bin/bash", *sbatch.body(launcher, words, **options), ""]))
+        script.write_text("\n".join(["#!/bin/bash", *commands.body(launcher, words, **options), ""]))
         with open(files.log("job"), "wb") as log:
             self._process = subprocess.Popen(
                 ["bash", str(script)],
-                env=sbatch.environment(os.environ),
+                env=commands.environment(os.environ),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

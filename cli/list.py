@@ -8,7 +8,7 @@ from pathlib import Path
 
 from collectx.cli import report
 from collectx.cli.arguments import split
-from collectx.cli.nearest import did_you_mean
+from collectx.cli.suggest import did_you_mean
 from collectx.config import GROUPS
 from collectx.errors import ConfigError
 

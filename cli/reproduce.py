@@ -15,13 +15,13 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from collectx.cli import report, trust
+from collectx.cli import foreign_code, report
 from collectx.cli.arguments import Arguments, split
 from collectx.cli.compose import Composer, parsed
 from collectx.cli.run import launch
 from collectx.config import ASYNC, GROUPS
 from collectx.errors import ConfigError, DamagedFile
-from collectx.run import RunFolder, order, snapshot
+from collectx.run import RunFolder, delivery_log, snapshot
 
 _PRIMARY = "_collectx_snapshot"
 # So many differences between two snapshots are printed.
@@ -72,7 +72,7 @@ def _reproduce(arguments: Arguments, argv: Sequence[str]) -> int:
     cfg, problems = composer.examine(checked)
     if problems:
         raise ConfigError(problems)
-    trust.check(old, cfg, "trust" in arguments.flags)
+    foreign_code.check(old, cfg, "trust" in arguments.flags)
     for override in parsed(checked.overrides):
         if override.key_or_group == "hydra.run.dir" and Path(str(override.value())).resolve() == old.path.resolve():
             raise ConfigError([f"{override.input_line}: this is the run to be reproduced: choose another folder."])
@@ -104,12 +104,12 @@ def _order(old: RunFolder, collector: dict[str, Any], overrides: Sequence[str]) 
         return "with collector.preemptive_threshold they end by who is ready" if hurried else ""
     if any(text.lstrip("+~").startswith("collector") for text in overrides):
         return "the overrides change the collector"
-    why = order.why_never(
+    why = delivery_log.why_never(
         collector.get("refresh", "batch"), collector.get("num_workers_per_collector", 1), collector.get("inner", "sync")
     )
     if why is None:
         try:
-            order.read(old.path)
+            delivery_log.read(old.path)
         except DamagedFile:
             raise
         except ValueError as error:

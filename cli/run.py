@@ -15,7 +15,7 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from collectx.cli import fate, report, submitit_slurm, sweeper, table
+from collectx.cli import report, run_status, submitit_slurm, sweeper, table
 from collectx.cli.arguments import Arguments, split
 from collectx.cli.compose import SEARCH_PATH, Composer, parsed, points, without_hydra
 from collectx.cli.overrides import Checked
@@ -23,7 +23,7 @@ from collectx.cli.task import Task
 from collectx.cli.typed import typed
 from collectx.config import ELSEWHERE, RunConfig
 from collectx.errors import CollectxError, ConfigError
-from collectx.run import RunFolder, machine
+from collectx.run import RunFolder, preflight
 from collectx.run.advice import advice
 from collectx.run.lock import locked
 
@@ -130,9 +130,9 @@ def _look_into_folder(composer: Composer, checked: Checked, arguments: Arguments
 
 def _look_for_job(files: RunFolder) -> None:
     """Refuses a folder whose job has not ended: a job in the queue holds no lock."""
-    if (job := fate.job_of(files)) is None:
+    if (job := run_status.job_of(files)) is None:
         return
-    found = fate.fate(files, job, fate.ask([job]))
+    found = run_status.fate(files, job, run_status.ask([job]))
     if not found.is_over:
         known = f", as far as is known ({found.detail})" if found.word == "unknown" else ""
         raise ConfigError(
@@ -217,9 +217,9 @@ def _problems(composer: Composer, checked: Checked, arguments: Arguments) -> Seq
 
 def _last_look(cfg: RunConfig, quiet: bool = False) -> list[str]:
     """What is checked of a valid configuration: whether this machine has what it needs. Prints notes on the way."""
-    problems = machine.launcher_problems(cfg)
+    problems = preflight.launcher_problems(cfg)
     if cfg.launcher.kind not in ELSEWHERE:
-        problems += machine.device_problems(cfg) + machine.backend_problems(cfg)
+        problems += preflight.device_problems(cfg) + preflight.backend_problems(cfg)
     if not problems and not quiet:
         for text in advice(cfg):
             report.note(text)

@@ -16,7 +16,7 @@ from importlib.util import find_spec, resolve_name
 from pathlib import Path
 from typing import Any
 
-from collectx.cli.nearest import did_you_mean
+from collectx.cli.suggest import did_you_mean
 from collectx.config import (
     CustomPolicyConfig,
     CustomTrainerConfig,
@@ -80,7 +80,7 @@ def _env_target(env: GymEnvConfig | GymVectorEnvConfig) -> str | None:
 
 
 def _wrapper(path: str, item: Mapping[Any, Any]) -> Iterator[tuple[str, str, Mapping[str, Any], tuple[str, ...]]]:
-    """The two forms of a wrapper with arguments; see `collectx/env/make.py`."""
+    """The two forms of a wrapper with arguments; see `collectx/env/gym_factory.py`."""
     name, arguments = next(iter(item.items()), ("", None))
     if "_target_" in item:
         name, arguments = item["_target_"], {key: value for key, value in item.items() if key != "_target_"}

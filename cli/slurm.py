@@ -14,12 +14,13 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from collectx.cli import allocation, fate, follow, report
+from collectx.cli import allocation, report, run_status, watch
 from collectx.cli.compose import config_text
 from collectx.cli.task import Task, Wanted
 from collectx.config import SlurmLauncherConfig, SubmititDelayedLauncherConfig, as_dict, num_tasks_of
 from collectx.errors import ConfigError, LauncherError
-from collectx.launcher import sbatch, slurm, submitit_delayed
+from collectx.launcher.slurm import commands, hetjob
+from collectx.launcher.slurm import job as slurm_job
 from collectx.run import snapshot
 from collectx.run import task as role
 from collectx.run.folder import RunFolder
@@ -48,12 +49,12 @@ def carry_out(wanted: Task) -> None:
         KeyboardInterrupt: Ctrl-C or SIGTERM came before anything was followed; what was submitted is cancelled.
     """
     submitted: dict[Path, str] = {}
-    with follow.terminable():
+    with watch.terminable():
         try:
             _carry_out(wanted, submitted)
         except KeyboardInterrupt:
             if submitted:
-                sbatch.cancel(list(submitted.values()))
+                commands.cancel(list(submitted.values()))
             raise
 
 
@@ -71,7 +72,7 @@ def _carry_out(wanted: Task, submitted: dict[Path, str]) -> None:
         refusals = _submit([run for run in missing if run not in inside], wanted.argv, submitted, living.values())
     except Exception:
         if submitted:
-            sbatch.cancel(list(submitted.values()))
+            commands.cancel(list(submitted.values()))
         raise
     jobs = living | submitted
     if refusals and not jobs:
@@ -83,7 +84,7 @@ def _carry_out(wanted: Task, submitted: dict[Path, str]) -> None:
     root = wanted.sweep.absolute() if wanted.sweep is not None else there[0].folder
     followed = [run for run in there if _launcher(run).wait]
     if followed:
-        pursuit = follow.Pursuit([(run.name, RunFolder(run.folder), run.cfg, jobs[run.folder]) for run in followed])
+        pursuit = watch.Pursuit([(run.name, RunFolder(run.folder), run.cfg, jobs[run.folder]) for run in followed])
         wanted.results += pursuit.to_the_end()
         wanted.left = pursuit.was_left
     if len(followed) < len(there) or wanted.left:
@@ -97,14 +98,14 @@ def _living(runs: Sequence[Wanted]) -> dict[Path, str]:
     Raises:
         ConfigError: such a job has another configuration, so its folder is taken, or SLURM cannot say.
     """
-    before = {run.folder: job for run in runs if (job := fate.job_of(RunFolder(run.folder))) is not None}
-    said = fate.ask(before.values()) if before else {}
+    before = {run.folder: job for run in runs if (job := run_status.job_of(RunFolder(run.folder))) is not None}
+    said = run_status.ask(before.values()) if before else {}
     if isinstance(said, LauncherError):
         raise ConfigError([f"whether jobs of an earlier start go on is not known: {said}"])
     living = {}
     for run in runs:
         job = before.get(run.folder)
-        if job is None or fate.fate(RunFolder(run.folder), job, said).is_over:
+        if job is None or run_status.fate(RunFolder(run.folder), job, said).is_over:
             continue
         filled = role.read(RunFolder(run.folder))
         if filled is None or config_text(filled) != config_text(run.cfg):
@@ -112,7 +113,7 @@ def _living(runs: Sequence[Wanted]) -> dict[Path, str]:
                 [f"job {job} has not ended and fills {run.folder} by another configuration: choose another folder."]
             )
         living[run.folder] = job
-        print(f"{run.name}: job {job} of an earlier start is {fate.fate(RunFolder(run.folder), job, said).word}")
+        print(f"{run.name}: job {job} of an earlier start is {run_status.fate(RunFolder(run.folder), job, said).word}")
     return living
 
 
@@ -141,14 +142,14 @@ def _submit(
             role.write(folder, run.cfg, ["collectx", *argv])
         text = _text(equal, lane.before(len(equal)))
         try:
-            submitted = slurm.submit(_script(equal), text, len(equal))
+            submitted = slurm_job.submit(_script(equal), text, len(equal))
         except LauncherError as error:
             refusals |= {run.folder: str(error) for run in equal}
             continue
         lane.take(len(equal), submitted[0].partition("_")[0])
         for run, folder, job in zip(equal, files, submitted, strict=True):
             jobs[run.folder] = job
-            fate.note_job(folder, job)
+            run_status.note_job(folder, job)
             print(f"{run.name}: job {job}, {num_tasks_of(run.cfg)} tasks", flush=True)
     return refusals
 
@@ -186,8 +187,8 @@ def _text(equal: Sequence[Wanted], after: Collection[str]) -> str:
     grace_s = cfg.collector.close_timeout_s + _GRACE_S
     if isinstance(launcher, SubmititDelayedLauncherConfig):
         (run,) = equal
-        return submitit_delayed.script(run.folder, launcher, cfg.collector.num_workers, survives_nodes, grace_s)
-    return slurm.script([run.folder for run in equal], launcher, num_tasks_of(cfg), survives_nodes, grace_s, after)
+        return hetjob.script(run.folder, launcher, cfg.collector.num_workers, survives_nodes, grace_s)
+    return slurm_job.script([run.folder for run in equal], launcher, num_tasks_of(cfg), survives_nodes, grace_s, after)
 
 
 def _arrays(runs: Sequence[Wanted]) -> Iterator[list[Wanted]]:

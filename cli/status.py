@@ -54,25 +54,25 @@ def runs_in(root: Path) -> list[Path]:
 
 def _show(root: Path, folders: Sequence[Path]) -> int:
     """Prints what became of each; returns the exit status."""
-    from collectx.cli import fate, table
+    from collectx.cli import run_status, table
     from collectx.run.folder import RunFolder
 
     runs = [RunFolder(folder) for folder in folders]
-    jobs = {run.path: fate.job_of(run) for run in runs}
+    jobs = {run.path: run_status.job_of(run) for run in runs}
     named = [job for job in jobs.values() if job is not None]
-    said = fate.ask(named) if named and shutil.which("squeue") is not None else LauncherError("it has no squeue")
+    said = run_status.ask(named) if named and shutil.which("squeue") is not None else LauncherError("it has no squeue")
     if named and isinstance(said, LauncherError):
         report.note(f"SLURM cannot be asked on this machine ({said}): only what the folders say.")
     rows, details = [], []
     for run in runs:
         job = jobs[run.path]
         try:
-            found = fate.fate_here(run) if job is None else fate.fate(run, job, said)
+            found = run_status.fate_here(run) if job is None else run_status.fate(run, job, said)
             cells = table.row(run.path.name, run.read_result() or _so_far(run), found.word)
         except DamagedFile as error:
             if run.path == root.absolute():
                 return report.wrong_usage(f"status: {error}")
-            found, cells = fate.Fate("damaged", str(error)), table.row(run.path.name, None, "damaged")
+            found, cells = run_status.Fate("damaged", str(error)), table.row(run.path.name, None, "damaged")
         rows.append((cells[0], found.word, *cells[2:], job or ""))
         if found.detail:
             details.append(f"{run.path.name}: {found.detail}\n")
@@ -83,7 +83,7 @@ def _show(root: Path, folders: Sequence[Path]) -> int:
 
 def _so_far(run: RunFolder) -> dict[str, Any] | None:
     """What a run without a result has delivered."""
-    from collectx.run.replay import Replay
+    from collectx.run.metrics_tail import Replay
 
     numbers = Replay(run, -1)
     if not numbers.update():

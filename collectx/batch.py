@@ -29,7 +29,7 @@ ALIGNMENT_BYTES = 64
 DONE_KEYS: tuple[Key, ...] = (("done",), ("terminated",), ("truncated",))
 TRAJ_IDS: Key = ("collector", "traj_ids")
 POLICY_VERSION: Key = ("collector", "policy_version")
-# Frames of its trajectory before this one; batches have it where trajectories are cut (`collectx/rollout/cut.py`).
+# Frames of its trajectory before this one; in batches where trajectories are cut (`collectx/rollout/time_limit.py`).
 STEP_COUNT: Key = ("step_count",)
 
 

@@ -40,8 +40,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 _SHM = Path("/dev/shm")
 # What workers of many tests import beside what workers of runs do.
 PRELOAD = [
-    "collectx.collector.remote",
-    "collectx.transport.distributed_link",
+    "collectx.collector.worker_entry",
+    "collectx.transport.network.worker",
     "torch.distributed.rpc",
     "worlds.cartpoles",
     "worlds.faulty",

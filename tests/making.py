@@ -18,7 +18,7 @@ from collectx import (
     RayCollector,
     RPCCollector,
 )
-from collectx.library.keywords import order
+from collectx.library import request
 
 CLASSES = {
     "single": Collector,
@@ -46,11 +46,11 @@ def make(way, create=cartpole, policy: Any = None, *, num_workers=2, **keywords:
         keywords.setdefault("start_timeout_s", 200.0)  # for a busy machine
     with pytest.MonkeyPatch.context() as patch:
         if way.place == "inline":
-            patch.setattr(order, "LauncherConfig", _inline)
+            patch.setattr(request, "LauncherConfig", _inline)
         return CLASSES[way.kind](create, policy, **keywords)
 
 
-_launcher_config = order.LauncherConfig
+_launcher_config = request.LauncherConfig
 
 
 def _inline(kind, *rest):

@@ -9,12 +9,12 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from collectx.config import RayLauncherConfig
-from collectx.given import Given
-from collectx.launcher.place import Place
-from collectx.transport.rendezvous import Meeting
+from collectx.launcher.base import Place
+from collectx.transport.network.handshake import Meeting
+from collectx.user_objects import Given
 
 if TYPE_CHECKING:
-    from collectx.transport.pair_ray import ActorHandle
+    from collectx.transport.network.ray import ActorHandle
 
 
 def placing(
@@ -29,7 +29,7 @@ def placing(
     Raises:
         LauncherError: there is no such cluster, or it has no room for the workers.
     """
-    from collectx.transport import pair_ray, ray_cluster
+    from collectx.transport.network import ray, ray_cluster
 
     ray_cluster.begin(launcher.ray_init_config)
     if not launcher.autoscaling:
@@ -47,7 +47,7 @@ def placing(
             "given": given(worker, life),
         }
         asked = remote_config(launcher.remote_configs, worker)
-        handles[worker] = pair_ray.start(asked, f"{__name__}:serve_actor", words)
+        handles[worker] = ray.start(asked, f"{__name__}:serve_actor", words)
         return handles[worker]
 
     def describe(worker: int) -> str:
@@ -72,7 +72,7 @@ def are_here(launcher: RayLauncherConfig) -> bool:
     Raises:
         LauncherError: there is no such cluster.
     """
-    from collectx.transport import ray_cluster
+    from collectx.transport.network import ray_cluster
 
     ray_cluster.begin(launcher.ray_init_config)
     return ray_cluster.is_alone()
@@ -87,7 +87,7 @@ def serve_actor(num_threads: int, meeting: Meeting, worker: int, start_timeout_s
     """Works until the trainer says stop."""
     import torch
 
-    from collectx.collector.remote import serve_remote
+    from collectx.collector.worker_entry import serve_remote
 
     torch.set_num_threads(num_threads)
     serve_remote(meeting, worker, start_timeout_s, given)
@@ -95,6 +95,6 @@ def serve_actor(num_threads: int, meeting: Meeting, worker: int, start_timeout_s
 
 def leave_ray() -> None:
     """Ends this process's connection to Ray, and a cluster that it has begun."""
-    from collectx.transport import ray_cluster
+    from collectx.transport.network import ray_cluster
 
     ray_cluster.leave()

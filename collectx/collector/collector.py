@@ -18,11 +18,11 @@ from tensordict import TensorDict
 from torch import nn
 
 from collectx.batch import Layout, to_tensordict
-from collectx.collector.delivery import Delivery, DeliverySpec, Part, Timings
-from collectx.collector.replacements import Replacements
-from collectx.collector.schedule import Grant, Schedule
+from collectx.collector.batch_info import Delivery, DeliverySpec, Part, Timings
+from collectx.collector.failure_policy import Replacements
 from collectx.errors import text_of
 from collectx.policy.weights import FlatWeights
+from collectx.schedule.base import Grant, Schedule
 from collectx.transport.base import GO_ON, RESET, Answer, Arrival, Asking, Departure, Joined, Transport, Write
 
 
@@ -309,7 +309,7 @@ class Collector:
         self.num_frames, self._num_delivered = num_frames, num_batches
 
     def ask(self, name: str, *arguments: Any, own: Mapping[int, tuple] | None = None) -> dict[int, Any]:
-        """What the workers answer, by their indices; see `collectx.collector.answers.Answers`. Blocks until they have
+        """What the workers answer, by their indices; see `collectx.worker.requests.Answers`. Blocks until they have
         filled the slots that they were granted before.
 
         Args:

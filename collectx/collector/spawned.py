@@ -10,10 +10,10 @@ import pickle
 from collections.abc import Callable
 from typing import Any
 
-from collectx.given import Given
+from collectx.launcher.base import Place
 from collectx.launcher.local import LocalLauncher, settle
-from collectx.launcher.place import Place
-from collectx.transport.rendezvous import Meeting
+from collectx.transport.network.handshake import Meeting
+from collectx.user_objects import Given
 
 
 def spawning(launcher: LocalLauncher, start_timeout_s: float, given: Callable[[int, int], Given]) -> Place:
@@ -23,7 +23,7 @@ def spawning(launcher: LocalLauncher, start_timeout_s: float, given: Callable[[i
     Args:
         given: `given(worker, life)` is what a worker cannot be told over a connection.
     """
-    from collectx.transport.pair_mpi import spawn
+    from collectx.transport.network.mpi import spawn
 
     meetings: list[Meeting] = []
 
@@ -55,7 +55,7 @@ def serve_spawned(
 ) -> None:
     """Works until the trainer says stop."""
     settle(**habits)
-    from collectx.collector.remote import serve_remote
+    from collectx.collector.worker_entry import serve_remote
 
     meeting = Meeting(tuple(addresses), port, bytes.fromhex(secret))
     serve_remote(meeting, worker, start_timeout_s, pickle.loads(bytes.fromhex(given)))

@@ -18,8 +18,8 @@ from collectx.config import (
 )
 from collectx.env.base import Env, EnvSpec, first_observations
 from collectx.errors import ConfigError
-from collectx.given import GivenEnvConfig
 from collectx.random_state import kept_random_state
+from collectx.user_objects import GivenEnvConfig
 
 KINDS = ("gym", "gym_vector", "envpool", "torchrl", "counting")
 
@@ -36,13 +36,13 @@ def build(cfg: EnvConfig, first_index: int = 0, life: int = 0) -> Env:
         SpaceError: a space that cannot be stored as tensors.
     """
     if isinstance(cfg, GivenEnvConfig):
-        from collectx.env.given import make_given
+        from collectx.env.user_env import make_given
 
         return make_given(cfg)
     if cfg.num_envs < 1:
         raise ConfigError([f"env.num_envs={cfg.num_envs} is below 1"])
     if isinstance(cfg, GymEnvConfig | GymVectorEnvConfig):
-        from collectx.env.make import installed
+        from collectx.env.gym_factory import installed
 
         with installed(cfg):
             if isinstance(cfg, GymVectorEnvConfig):

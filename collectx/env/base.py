@@ -39,7 +39,7 @@ class EnvSpec:
         observation: leaves of one env's observation and of the kept `info` entries, in the order of `out`.
             A Box, Discrete, ... space gives one leaf `("observation",)`; Dict and Tuple spaces give nested keys such
             as `("observation", "camera")` and `("observation", "0")`; kept infos are `("info", name)`; where
-            trajectories are cut (`collectx/rollout/cut.py`), `("step_count",)` is the last.
+            trajectories are cut (`collectx/rollout/time_limit.py`), `("step_count",)` is the last.
         action: leaves of one env's action, likewise, from `("action",)`.
         observation_space, action_space: the single env's Gymnasium spaces.
         ragged: see the module's docstring.

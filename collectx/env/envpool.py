@@ -25,7 +25,7 @@ import numpy as np
 
 from collectx.config import EnvPoolEnvConfig
 from collectx.env.base import EnvSpec, StepRows
-from collectx.env.make import given
+from collectx.env.gym_factory import given
 from collectx.env.spaces import Structure, checked_rows, numpy_dtype, without
 from collectx.errors import CollectxError, ConfigError, SpaceError
 

@@ -17,8 +17,8 @@ import numpy as np
 from collectx.batch import REWARD, Leaf
 from collectx.config import GymEnvConfig
 from collectx.env.base import EnvSpec, StepRows
+from collectx.env.gym_factory import env_factory
 from collectx.env.infos import PROBED_STEPS, InfoKeys
-from collectx.env.make import env_factory
 from collectx.env.spaces import Structure, check, checked_rows, without, write_row
 
 # As an env returns it.

@@ -23,8 +23,8 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, Vecto
 from collectx.batch import Leaf
 from collectx.config import GymVectorEnvConfig
 from collectx.env.base import EnvSpec, StepRows
+from collectx.env.gym_factory import given, resolve_source, wrapper
 from collectx.env.infos import PROBED_STEPS, InfoKeys, of_each_env
-from collectx.env.make import given, resolve_source, wrapper
 from collectx.env.spaces import Structure, checked_rows, without, write_row
 from collectx.errors import CollectxError, ConfigError, ShapeError
 

@@ -25,7 +25,7 @@ from tensordict import TensorDictBase
 from collectx.batch import DONE_KEYS, REWARD, Leaf, is_agents_end
 from collectx.config import TorchrlEnvConfig
 from collectx.env.base import EnvSpec, StepRows
-from collectx.env.make import resolve
+from collectx.env.gym_factory import resolve
 from collectx.env.spaces import check, checked_rows
 from collectx.env.torchrl_specs import (
     action_specs,

@@ -26,7 +26,7 @@ import psutil
 import collectx
 
 # Modules that the fork server imports when it starts.
-PRELOAD = ["collectx.collector.preload"]
+PRELOAD = ["collectx.worker.preload"]
 # Open files that a process's libraries may need, and for each worker.
 _DESCRIPTORS, _WORKER_DESCRIPTORS = 256, 4
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")

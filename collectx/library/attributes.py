@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from collectx.collector.build import resolve_devices
+from collectx.collector.compose import resolve_devices
 from collectx.config import RunConfig, is_stacked
 
 _NO_CLASSES_OF_SCHEMES = (

@@ -21,16 +21,12 @@ from torch import nn
 
 from collectx import env as envs
 from collectx import policy as policies
-from collectx.collector.build import build
-from collectx.collector.task import env_seed
+from collectx.collector.compose import build
 from collectx.collector.trajectories import Assembler
 from collectx.config import REMOTE, backend_of, is_stacked, surplus_note
-from collectx.given import Given, Hooks
-from collectx.library.assembly import Assembly
 from collectx.library.background import Background
-from collectx.library.early import Early
+from collectx.library.early_stop import Early
 from collectx.library.inspection import Inspected
-from collectx.library.jobs import come_up, launch_by
 from collectx.library.keywords import (
     CreateEnv,
     Devices,
@@ -44,9 +40,13 @@ from collectx.library.keywords import (
     Workers,
     alike,
 )
-from collectx.library.updates import Given as GivenWeights
-from collectx.library.updates import given_weights, load_weights, updated_weights, writes_of
+from collectx.library.slurm import come_up, launch_by
+from collectx.library.trajectories import Assembly
+from collectx.library.weights import Given as GivenWeights
+from collectx.library.weights import given_weights, load_weights, updated_weights, writes_of
 from collectx.transport.base import RESET, reset_with
+from collectx.user_objects import Given, Hooks
+from collectx.worker.spec import env_seed
 
 # Of an order, what is made from keywords.
 _SPECS = {

@@ -9,10 +9,8 @@ import torch
 
 from collectx.collector.actors import leave_ray
 from collectx.config import RayLauncherConfig
-from collectx.given import Hooks
-from collectx.library.assembly import Assembly
 from collectx.library.base import DataCollector
-from collectx.library.early import Interrupted, Preempted
+from collectx.library.early_stop import Interrupted, Preempted
 from collectx.library.keywords import (
     CreateEnv,
     Devices,
@@ -28,6 +26,8 @@ from collectx.library.keywords import (
     described,
     own_of,
 )
+from collectx.library.trajectories import Assembly
+from collectx.user_objects import Hooks
 
 
 @described(Work, Frames, Devices, Handing, Weights, Hooks, Assembly, Interrupted)
@@ -149,7 +149,7 @@ class RayCollector(DataCollector):
             ConfigError: what is wrong with `collector_kwargs`.
             LauncherError: the cluster has no room for them, even if nobody else uses it.
         """
-        from collectx.transport.ray_cluster import check_room
+        from collectx.transport.network.ray_cluster import check_room
 
         launcher = self._cfg.launcher
         assert isinstance(launcher, RayLauncherConfig)

@@ -15,11 +15,11 @@ from tensordict import TensorDictBase
 from torch import nn
 
 from collectx.collector.collector import Collector
-from collectx.collector.task import env_seed
-from collectx.given import Hooks
 from collectx.library.attributes import Attributes
 from collectx.library.profiling import ProfileConfig
 from collectx.transport.base import reset_with
+from collectx.user_objects import Hooks
+from collectx.worker.spec import env_seed
 
 
 class Inspected(Attributes):

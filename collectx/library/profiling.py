@@ -1,4 +1,4 @@
-"""What `enable_profile` was told. Used in the trainer's process; the profiling itself is in `collector/answers.py`."""
+"""What `enable_profile` was told. Used in the trainer's process; the profiling itself is in `worker/requests.py`."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class ProfileConfig:
 
     @property
     def arguments(self) -> tuple:
-        """Those of `collectx.collector.answers.Answers.profile`."""
+        """Those of `collectx.worker.requests.Answers.profile`."""
         names = ("record_shapes", "profile_memory", "with_stack", "with_flops")
         options = {name: getattr(self, name) for name in names}
         watched = (self.num_rollouts, self.warmup_rollouts, self.save_path, self.activities)

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from collectx.given import GivenPolicyConfig
 from collectx.policy.exploration import ExplorationType, exploration
 from collectx.policy.initial import single_threaded
+from collectx.user_objects import GivenPolicyConfig
 
 if TYPE_CHECKING:
     import torch
@@ -94,7 +94,7 @@ def make_actor(
         is_trusted: a policy of the user's own is called with a TensorDict, whatever its signature and its keys.
 
     Raises:
-        ConfigError, ShapeError: the policy does not fit the env; see `collectx.policy.wrap`.
+        ConfigError, ShapeError: the policy does not fit the env; see `collectx.policy.user_actor`.
     """
     if policy is None or type(policy).__name__ == _TORCHRLS_RANDOM:
         from collectx.policy.random import RandomActor
@@ -104,6 +104,6 @@ def make_actor(
 
     if isinstance(policy, StochasticPolicy):
         return StochasticActor(policy, spec, device, exploration_type)
-    from collectx.policy.wrap import WrappedActor
+    from collectx.policy.user_actor import WrappedActor
 
     return WrappedActor(policy, spec, device, exploration_type, is_trusted)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from tensordict.nn import CudaGraphModule
 
-from collectx.policy.straight import straighten
+from collectx.policy.fast_call import straighten
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from torch import nn
 
 from collectx.batch import Leaf
 from collectx.policy.acceleration import Acceleration
-from collectx.policy.state import Carried
+from collectx.policy.recurrent import Carried
 
 
 class Actor(Protocol):
@@ -26,7 +26,7 @@ class Actor(Protocol):
             (`("action_log_prob",)`, `("loc",)`, ...); a leaf of the observation where the policy overwrites it, which a
             batch then has in its place. Shapes are one env's, without the batch dimension.
         carried: what a recurrent policy reads that it has written below `next` a frame before, see
-            `collectx.policy.state`; what of it the env does not observe, `act` takes after the env's observation.
+            `collectx.policy.recurrent`; what of it the env does not observe, `act` takes after the env's observation.
     """
 
     module: nn.Module | None

@@ -17,8 +17,8 @@ from torch import nn
 from collectx.batch import Leaf
 from collectx.env.base import EnvSpec
 from collectx.policy.acceleration import Acceleration
+from collectx.policy.recurrent import Carried
 from collectx.policy.spaces import subspace
-from collectx.policy.state import Carried
 
 # Steps drawn at once, unless actions are large.
 _BLOCK_STEPS = 256

@@ -19,10 +19,10 @@ from collectx.env.base import EnvSpec
 from collectx.errors import SpaceError
 from collectx.policy.acceleration import Acceleration
 from collectx.policy.exploration import ExplorationType
+from collectx.policy.fast_call import straighten
 from collectx.policy.heads import Head, head_for
+from collectx.policy.recurrent import Carried
 from collectx.policy.spaces import observation_leaves, subspace
-from collectx.policy.state import Carried
-from collectx.policy.straight import straighten
 
 ACTION_LOG_PROB: Key = ("action_log_prob",)
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collectx.env.base import EnvSpec
-from collectx.rollout.ragged import RaggedRollout
-from collectx.rollout.rollout import Rollout
+from collectx.rollout.loop import Rollout
+from collectx.rollout.segments import RaggedRollout
 
 
 def rollout_of(spec: EnvSpec) -> type[Rollout]:

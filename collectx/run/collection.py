@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from tensordict import TensorDict
     from torch import nn
 
-    from collectx.collector.delivery import Delivery, Part
+    from collectx.collector.batch_info import Delivery, Part
     from collectx.run.digest import Digest
 
 

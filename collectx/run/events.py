@@ -11,8 +11,8 @@ import time
 from collections.abc import Callable, Collection
 from typing import Any
 
+from collectx.run.event_messages import sentence
 from collectx.run.folder import JsonLines, RunFolder
-from collectx.run.news import sentence
 
 
 class EventLog:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from collectx.config import RunConfig, backend_of, is_async
 from collectx.errors import ConfigError, LauncherError, SpaceError
-from collectx.run import cores, machine, order, report, snapshot
+from collectx.run import cores, delivery_log, preflight, report, snapshot
 from collectx.run.events import EventLog
 from collectx.run.folder import RunFolder, write_atomically, write_json
 from collectx.run.lock import locked
@@ -26,7 +26,7 @@ from collectx.run.result import Result
 from collectx.run.signals import Signals
 
 if TYPE_CHECKING:
-    from collectx.launcher.place import Place
+    from collectx.launcher.base import Place
     from collectx.trainer.base import Trainer
 
 
@@ -108,7 +108,7 @@ def _place(cfg: RunConfig, files: RunFolder, place: Place | None, events: EventL
     if place is not None or cfg.launcher.kind != "submitit":
         yield place
         return
-    from collectx.run.submitted import submitted_workers
+    from collectx.run.submitted_workers import submitted_workers
 
     with submitted_workers(cfg, files, lambda text: events("jobs", message=text)) as submitted:
         yield submitted
@@ -125,7 +125,7 @@ def _collect(
         from collectx.collector.trajectories import Assembler
         from collectx.run.collection import RunCollection
 
-        if problems := machine.device_problems(cfg) + machine.backend_problems(cfg):
+        if problems := preflight.device_problems(cfg) + preflight.backend_problems(cfg):
             raise ConfigError(problems)
         # It learns where batches lie.
         device = torch.device(cfg.devices.storing_device or cfg.devices.device or "cpu")
@@ -140,7 +140,7 @@ def _collect(
             record.digest = None
         own = None if replay is None else [{"replay": replay}] * cfg.collector.num_workers
         folder = cfg.collector.order_of
-        again = None if folder is None else [collectors.Recorded(*batch) for batch in order.read(folder)]
+        again = None if folder is None else [collectors.Recorded(*batch) for batch in delivery_log.read(folder)]
         workers = collectors.build(cfg, module, spec, events, files.logs, place, own, again=again)
     except (ConfigError, LauncherError, SpaceError) as error:
         raise record.misconfigured(error) from error

@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from collectx.config import RunConfig, backend_of
 from collectx.errors import ConfigError, RendezvousError
-from collectx.given import Given
-from collectx.launcher.place import Place
+from collectx.launcher.base import Place
 from collectx.run.folder import RunFolder, read_private, write_json, write_private
+from collectx.user_objects import Given
 
 if TYPE_CHECKING:
-    from collectx.transport.rendezvous import Meeting
+    from collectx.transport.network.handshake import Meeting
 
 _PAUSE_S = 0.1
 
@@ -88,7 +88,7 @@ def work(
     import torch
 
     torch.set_num_threads(cfg.launcher.num_threads)
-    from collectx.collector.remote import serve_remote
+    from collectx.collector.worker_entry import serve_remote
 
     try:
         _begin_mpi(cfg)
@@ -105,7 +105,7 @@ def work(
 def _begin_mpi(cfg: RunConfig) -> None:
     """Where the launcher made the roles ranks of one MPI job. What is missing for it is found later."""
     if backend_of(cfg) == "mpi" and "PMIX_NAMESPACE" in os.environ and find_spec("mpi4py") is not None:
-        from collectx.transport.pair_mpi import begin_together
+        from collectx.transport.network.mpi import begin_together
 
         begin_together(cfg.collector.start_timeout_s, "collector.start_timeout_s")
 
@@ -123,7 +123,7 @@ def find(files: RunFolder, token: str, knob: str, timeout_s: float) -> Meeting:
         RendezvousError: the trainer did not say within `timeout_s`, which `knob` names.
         PermissionError: the secret may be another user's.
     """
-    from collectx.transport.rendezvous import Meeting
+    from collectx.transport.network.handshake import Meeting
 
     deadline = time.monotonic() + timeout_s
     while True:

@@ -33,9 +33,9 @@ from collectx.config import (
     why_no_nccl,
 )
 from collectx.errors import DamagedFile
-from collectx.run import order
-from collectx.run.machine import why_not
-from collectx.transport.backends import actor_problems, gpu_problems, tensorpipe_problems, visible_problems
+from collectx.run import delivery_log
+from collectx.run.preflight import why_not
+from collectx.transport.network.availability import actor_problems, gpu_problems, tensorpipe_problems, visible_problems
 
 # Options of sbatch that a job of all roles depends on.
 _OURS = frozenset({"array", "ntasks", "nodes", "output", "error", "no-kill"})
@@ -156,10 +156,10 @@ def _order_of(cfg: RunConfig) -> Iterator[str]:
     if not is_async(want):
         yield f"{given}: collector={want.kind} is sync, whose order is always the same: use collector.order_of=null."
         return
-    if why := order.why_never(want.refresh, want.num_workers_per_collector, want.inner):
+    if why := delivery_log.why_never(want.refresh, want.num_workers_per_collector, want.inner):
         yield f"{given}: {why}."
     try:
-        workers = {worker for worker, _, _ in order.read(folder)}
+        workers = {worker for worker, _, _ in delivery_log.read(folder)}
     except (DamagedFile, ValueError) as error:
         yield f"{given}: {error}: use collector.order_of=null."
         return

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collectx.collector.delivery import Delivery, Timings
+    from collectx.collector.batch_info import Delivery, Timings
 
 RETURN_WINDOW = 100
 """How many of the last finished episodes `mean_return` looks at."""

@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from collectx.config import RunConfig, SlurmLauncherConfig, as_dict, from_dict
-from collectx.launcher import submitit_delayed
-from collectx.launcher.slurm import Workers
+from collectx.launcher.slurm import hetjob
+from collectx.launcher.slurm.job import Workers
 from collectx.run.folder import RunFolder, write_json
 from collectx.run.role import play, work
 
@@ -54,7 +54,7 @@ def main(argv: Sequence[str]) -> int:
     def log(worker: int) -> Path:
         return files.log(f"worker-{worker}")
 
-    group = submitit_delayed.WORKERS if launcher.kind == "submitit_delayed" else None
+    group = hetjob.WORKERS if launcher.kind == "submitit_delayed" else None
     begin = int((files.jobs / "log_begin").read_text())
     workers = Workers(launcher, command, os.environ, files.log("job"), begin, log, argv[0], group)
     return play(cfg, files.path, told["argv"], rank, token, workers)

@@ -23,9 +23,9 @@ from pathlib import Path
 
 from collectx.config import EnvConfig, PolicyConfig, RunConfig, as_dict, from_dict
 from collectx.errors import LauncherError
-from collectx.given import Given
 from collectx.run.folder import RunFolder, read_private, write_json, write_private
 from collectx.run.role import work
+from collectx.user_objects import Given
 
 _PAUSE_S = 0.25
 

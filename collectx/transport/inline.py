@@ -1,7 +1,7 @@
 """Transport within one process: `receive` runs the worker until it has filled a slot. For `collector=single`, and for
 debugging any other collector with `launcher=inline`.
 
-A worker is a generator that does one batch each time it is advanced (see `collectx/collector/worker.py`).
+A worker is a generator that does one batch each time it is advanced (see `collectx/worker/rollout_source.py`).
 """
 
 from __future__ import annotations

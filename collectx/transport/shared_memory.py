@@ -16,10 +16,10 @@ import cloudpickle
 import torch
 
 from collectx.errors import RemoteFailure
-from collectx.transport import wire
+from collectx.transport import messages
 from collectx.transport.base import ASKED, GO_ON, Answer, Arrival, Departure, Question, SlabSpec, Tally
 from collectx.transport.slab import OverSlab, Slab
-from collectx.transport.switchboard import Handle, Switchboard
+from collectx.transport.supervisor import Handle, Switchboard
 
 
 class SharedMemoryTransport(OverSlab):
@@ -58,10 +58,10 @@ class SharedMemoryTransport(OverSlab):
         if not self._switchboard.is_plugged(worker):
             return  # it is gone, as `receive` is about to say
         self._switchboard.owes(worker)
-        self._switchboard.send(worker, wire.pack_grant(slot, order))
+        self._switchboard.send(worker, messages.pack_grant(slot, order))
 
     def ask(self, worker: int, question: Question) -> None:
-        message = wire.ASK + cloudpickle.dumps(question)
+        message = messages.ASK + cloudpickle.dumps(question)
         if self._switchboard.is_plugged(worker):
             self._switchboard.owes(worker)
             self._switchboard.send(worker, message)
@@ -75,12 +75,12 @@ class SharedMemoryTransport(OverSlab):
         return self._events.popleft()
 
     def _take(self, worker: int, message: bytes | Exception | None) -> None:
-        if isinstance(message, bytes) and message[:1] == wire.FULL:
-            slot, tally = wire.unpack_full(message)
+        if isinstance(message, bytes) and message[:1] == messages.FULL:
+            slot, tally = messages.unpack_full(message)
             self._switchboard.delivered(worker)
             self._events.append(Arrival(worker, slot, tally))
             return
-        if isinstance(message, bytes) and message[:1] == wire.ANSWER:
+        if isinstance(message, bytes) and message[:1] == messages.ANSWER:
             self._switchboard.delivered(worker)
             self._events.append(self._answer(worker, message[1:]))
             return
@@ -141,10 +141,10 @@ class SharedMemoryLink:
             message = self._connection.recv_bytes()
         except (EOFError, OSError):
             return None  # the trainer closed, or is gone
-        if message[:1] == wire.ASK:
+        if message[:1] == messages.ASK:
             self.question = pickle.loads(message[1:])
             return ASKED
-        _, slot, self.order, _ = wire.unpack(message)
+        _, slot, self.order, _ = messages.unpack(message)
         return slot
 
     def reply(self, value: Any, error: Exception | None = None) -> None:
@@ -154,7 +154,7 @@ class SharedMemoryLink:
             refusal.add_note(f"{type(value).__name__}: the answer cannot travel to the trainer's process")
             answer = pickle.dumps((None, RemoteFailure.of(refusal)))
         with contextlib.suppress(OSError):
-            self._connection.send_bytes(wire.ANSWER + answer)
+            self._connection.send_bytes(messages.ANSWER + answer)
 
     def refresh(self, read: Callable[[torch.Tensor], None], version: int) -> int:
         return self._slab.refresh(read, version, self.worker)
@@ -162,11 +162,11 @@ class SharedMemoryLink:
     def send(self, slot: int, tally: Tally) -> None:
         # Where the trainer closed meanwhile, or is gone, the next `acquire` says so.
         with contextlib.suppress(OSError):
-            self._connection.send_bytes(wire.pack_full(slot, tally))
+            self._connection.send_bytes(messages.pack_full(slot, tally))
 
     def fail(self, error: BaseException) -> None:
         if self._has_failed:
             return
         self._has_failed = True
         with contextlib.suppress(OSError):
-            self._connection.send_bytes(wire.FAILED + pickle.dumps(RemoteFailure.of(error)))
+            self._connection.send_bytes(messages.FAILED + pickle.dumps(RemoteFailure.of(error)))

@@ -26,7 +26,7 @@ from ways import SINGLE
 from worlds import torchrlenvs
 from worlds.walk import walk
 
-from collectx.collector.task import env_seed
+from collectx.worker.spec import env_seed
 
 # With its first env TorchRL keeps the traceback of an import that failed, and so all that was being constructed: a
 # collector, for ever.

@@ -21,8 +21,8 @@ from worlds.cartpoles import cartpole
 from worlds.toyworker import Toys, slab_spec
 
 from collectx.errors import RendezvousError, WorkerTimeout
-from collectx.transport.backends import why_not
-from collectx.transport.rendezvous import Meeting, connect
+from collectx.transport.network.availability import why_not
+from collectx.transport.network.handshake import Meeting, connect
 
 REMOTE = [way for way in TRANSPORTS if way.kind == "distributed"]
 TESTS = Path(__file__).parents[1]

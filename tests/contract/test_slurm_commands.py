@@ -13,14 +13,14 @@ import psutil
 import pytest
 from composing import composed
 
-from collectx.cli import follow
 from collectx.cli import slurm as cli_slurm
+from collectx.cli import watch
 from collectx.cli.task import Task, Wanted
 from collectx.config import SlurmLauncherConfig
 from collectx.errors import ConfigError, LauncherError
-from collectx.launcher import sbatch, slurm, submitit, tasks
-from collectx.launcher.jobs import JobState
-from collectx.launcher.tasks import role
+from collectx.launcher.slurm import array, commands, job, log_watcher
+from collectx.launcher.slurm.job_watcher import JobState
+from collectx.launcher.slurm.log_watcher import role
 
 
 def is_readable(handle, timeout_s=100.0):
@@ -47,12 +47,12 @@ def test_a_workers_script_has_the_options_of_the_configuration_and_runs_the_set_
     command("srun", 'echo "srun: $*"')
     command("sbatch", 'echo "17;cluster"')
     script = tmp_path / "jobs" / "worker.sh"
-    launcher = submitit.slurm_resources({}, 2)
+    launcher = array.slurm_resources({}, 2)
     launcher.setup.extend(["export GREETING='good day'", 'echo "$GREETING"'])
     launcher.srun["container-image"] = "a b"
     launcher.sbatch.update({"mail_type": "FAIL", "constraint": "intel&ib", "job-name": "mine", "qos": None})
-    array = submitit.WorkerArray(launcher, script, tmp_path / "50%", ["work"], tmp_path / "jobs" / "workers.txt")
-    assert array.submit([0, 2]) == {0: "17_0", 2: "17_2"}
+    workers = array.WorkerArray(launcher, script, tmp_path / "50%", ["work"], tmp_path / "jobs" / "workers.txt")
+    assert workers.submit([0, 2]) == {0: "17_0", 2: "17_2"}
     assert (tmp_path / "jobs" / "workers.txt").read_text().split() == ["17_0", "17_2"]
     assert {line for line in script.read_text().splitlines() if line.startswith("#SBATCH")} == {
         *(f"#SBATCH --output={tmp_path}/50%%/worker-%a.log", "#SBATCH --open-mode=append", "#SBATCH --ntasks=1"),
@@ -75,7 +75,7 @@ def test_a_workers_script_has_the_options_of_the_configuration_and_runs_the_set_
 def test_a_refused_submission_has_slurms_words_and_what_to_change(command, words, advice):
     command("sbatch", f'echo "{words}" >&2; exit 1')
     with pytest.raises(LauncherError) as caught:
-        sbatch.submit(["script.sh"])
+        commands.submit(["script.sh"])
     assert words in str(caught.value)
     assert advice in str(caught.value)
 
@@ -91,21 +91,21 @@ def test_states_are_of_the_jobs_in_the_argument_that_slurm_knows(command):
         "18+1|RUNNING|None|n2": None,
     }
     command("squeue", "cat <<END\n" + "\n".join(lines) + "\nEND")
-    found = sbatch.states(["17_0", "17_1", "17_2", "17_3", "18", "19"])
+    found = commands.states(["17_0", "17_1", "17_2", "17_3", "18", "19"])
     assert list(found) == ["17_0", "17_1", "17_2", "17_3", "18"]
     assert [str(state) for state in found.values()] == [text for text in lines.values() if text is not None]
     assert [state.is_over for state in found.values()] == [False, False, True, False, True]
     assert [state.has_started for state in found.values()] == [True, False, True, True, True]
     command("squeue", 'echo "slurm_load_jobs error: Unable to contact slurm controller" >&2; exit 1')
     with pytest.raises(LauncherError, match="Unable to contact"):
-        sbatch.states(["17"])
+        commands.states(["17"])
 
 
 def test_a_command_that_hangs_is_given_up(command, monkeypatch):
     command("scancel", "exec sleep 60")
-    monkeypatch.setattr(sbatch, "COMMAND_S", 0.2)
+    monkeypatch.setattr(commands, "COMMAND_S", 0.2)
     with pytest.raises(LauncherError, match=r"scancel has not answered for 0\.2 s"):
-        sbatch.cancel(["17"])
+        commands.cancel(["17"])
 
 
 def test_a_command_has_no_variables_of_the_job_that_calls_it(command, monkeypatch):
@@ -114,7 +114,7 @@ def test_a_command_has_no_variables_of_the_job_that_calls_it(command, monkeypatc
     for name in (*removed, *kept):
         monkeypatch.setenv(name, "x")
     with pytest.raises(LauncherError) as caught:
-        sbatch.submit([])
+        commands.submit([])
     variables = {word.partition("=")[0] for word in str(caught.value).split()}
     assert (variables & {*removed, *kept}) == set(kept)
 
@@ -139,10 +139,10 @@ def play(folder, rank, python):
 @pytest.fixture
 def workers(folder, monkeypatch):
     """Of a job on three nodes."""
-    monkeypatch.setattr(sbatch, "hostnames", lambda nodes: nodes.split(","))
+    monkeypatch.setattr(commands, "hostnames", lambda nodes: nodes.split(","))
     environment = {"SLURM_JOB_ID": "100", "SLURM_JOB_NODELIST": "n1,n2,n3", "SLURM_TASKS_PER_NODE": "2,1(x2)"}
     cfg, logs = SlurmLauncherConfig(srun={"mpi": "none"}, container=None), folder / "logs"
-    return slurm.Workers(
+    return job.Workers(
         cfg, ["work"], environment, logs / "job.log", 0, lambda worker: logs / f"worker-{worker}.log", str(folder)
     )
 
@@ -187,11 +187,11 @@ def test_the_trainer_leaves_its_status_and_a_worker_that_ends_well_says_nothing(
     ],
 )
 def test_whole_lines_of_srun_and_of_tasks_in_the_jobs_log(folder, line, first, workers, how, monkeypatch):
-    monkeypatch.setattr(sbatch, "hostnames", lambda nodes: [nodes])
-    monkeypatch.setattr(tasks, "_POLL_S", 0.001)
+    monkeypatch.setattr(commands, "hostnames", lambda nodes: [nodes])
+    monkeypatch.setattr(log_watcher, "_POLL_S", 0.001)
     log = folder / "logs" / "job.log"
     log.write_text("collectx: task 1 on n0: status 1\n")
-    watcher = tasks.Tasks(log, log.stat().st_size, lambda: ["n0", "n2", "n3", "n3", "n0"], first)
+    watcher = log_watcher.Tasks(log, log.stat().st_size, lambda: ["n0", "n2", "n3", "n3", "n0"], first)
     handles = [watcher.watch(worker) for worker in range(5)]
     with open(log, "a") as file:
         # The last line is understood after the first, and not before its end.
@@ -207,14 +207,14 @@ def test_whole_lines_of_srun_and_of_tasks_in_the_jobs_log(folder, line, first, w
 
 @pytest.mark.parametrize(("down", "nodes"), [(None, ["n2", "n3", "n1", "n2"]), ("n2", ["n3", "n3", "n1", "n3"])])
 def test_a_worker_is_restarted_on_its_node_or_on_the_next_that_is_up(workers, monkeypatch, down, nodes):
-    monkeypatch.setattr(slurm, "is_up", lambda host: host != down)
-    monkeypatch.setattr(slurm, "Step", lambda command, log: command())
+    monkeypatch.setattr(job, "is_up", lambda host: host != down)
+    monkeypatch.setattr(job, "Step", lambda command, log: command())
     for life, node in enumerate(nodes, 1):
         assert {f"--nodelist={node}", "--mpi=none"} <= set(workers.start(1, life))
 
 
 def test_a_task_that_is_replaced_is_killed_with_its_processes(folder, workers, command, monkeypatch, wait_until):
-    monkeypatch.setattr(slurm, "is_up", lambda host: True)
+    monkeypatch.setattr(job, "is_up", lambda host: True)
     command("srun", 'while [ "${1#--}" != "$1" ]; do shift; done; [ "$1" = work ] || exec "$@"')
     python = command("python", 'sleep 1000 & echo $! >> "$4/children"; wait')
     children = folder / "children"
@@ -238,7 +238,7 @@ def test_the_sentinel_of_a_step_tells_its_end(tmp_path):
         raise LauncherError("scontrol does not answer")
 
     commands = (lambda: ["sh", "-c", "exit 3"], refuse, lambda: ["sleep", "100"])
-    ended, refused, endless = (slurm.Step(command, tmp_path / "log") for command in commands)
+    ended, refused, endless = (job.Step(command, tmp_path / "log") for command in commands)
     assert not is_readable(endless, 0.05)
     endless.terminate()
     for step in (ended, refused, endless):
@@ -251,9 +251,9 @@ def test_the_sentinel_of_a_step_tells_its_end(tmp_path):
 def test_a_job_that_slurm_has_forgotten_is_looked_up_in_its_accounting(command):
     command("squeue", "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1")
     command("sacct", "echo 'Slurm accounting storage is disabled' >&2; exit 1")
-    assert slurm.states(["17", "18"]) == {}
+    assert job.states(["17", "18"]) == {}
     command("sacct", "echo '17|CANCELLED by 0|n1'; echo '18+0|FAILED|None assigned'; echo '18+1|COMPLETED|n2'")
-    states = slurm.states(["17", "18", "19"])
+    states = job.states(["17", "18", "19"])
     assert states == {"17": JobState("CANCELLED", True, True, "", "n1"), "18": JobState("FAILED", True, True)}
 
 
@@ -273,7 +273,7 @@ def test_a_failing_line_of_the_set_up_stops_the_job(tmp_path, command, lines, st
     command("srun", 'echo "srun: $*"')
     (tmp_path / "sourced").write_text("false\ntrue\n")
     launcher = SlurmLauncherConfig(setup=lines, container=None)
-    (tmp_path / "script").write_text("\n".join(sbatch.body(launcher, ["work"])))
+    (tmp_path / "script").write_text("\n".join(commands.body(launcher, ["work"])))
     done = subprocess.run(["bash", "script"], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == status
     assert printed in done.stdout + done.stderr
@@ -290,7 +290,7 @@ def test_inside_an_allocation_a_run_is_a_step_of_it(tmp_path, command, monkeypat
     for name, value in {"JOB_ID": "17", "JOB_CPUS_PER_NODE": "4(x2),1", "NTASKS": "1", "STEP_ID": "0"}.items():
         monkeypatch.setenv(f"SLURM_{name}", value)
     for name in ("REFRESH_S", "_FIRST_ASK_S", "_SETTLE_S"):
-        monkeypatch.setattr(follow, name, 0.01)
+        monkeypatch.setattr(watch, name, 0.01)
     cfg = composed("launcher=slurm collector=multi_async collector.num_workers=8 launcher.srun={mpi:none}")
     done = Task(["run"], wanted=[Wanted("run", tmp_path / "run", cfg)])
     cli_slurm.carry_out(done)

@@ -14,9 +14,9 @@ from tensordict.nn import TensorDictModule
 from worlds.cartpoles import Constant, cartpole
 from worlds.customcollectors import Doubling, Handmade, refuse
 
-import collectx.collector.worker
-from collectx.collector.custom import custom
+import collectx.worker.rollout_source
 from collectx.errors import ConfigError, ShapeError, WorkerError
+from collectx.worker.user_collector import custom
 
 TRAJ_IDS, VERSION = ("collector", "traj_ids"), ("collector", "policy_version")
 # The same worker code within this process.
@@ -27,7 +27,7 @@ ASYNC = replace(ways.GLOO_ASYNC, name="inline_async", place="inline", tier="test
 @pytest.fixture(autouse=True)
 def custom_inline(monkeypatch):
     """Inline workers run the user's collector too, as those of other processes do."""
-    monkeypatch.setattr(collectx.collector.worker, "work", lambda task, link, _: custom(task, task.custom, link))
+    monkeypatch.setattr(collectx.worker.rollout_source, "work", lambda task, link, _: custom(task, task.custom, link))
 
 
 def start(cls, way=SYNC, create=cartpole, policy=None, **keywords):

@@ -25,9 +25,10 @@ RULES = {
 # Parts of the product, low to high; those of one row do not import each other.
 LAYERS = [
     {"errors", "batch", "config", "random_state"},
-    {"given"},
+    {"user_objects"},
     {"env", "policy", "transport", "launcher", "replay"},
-    {"rollout"},
+    {"rollout", "schedule"},
+    {"worker"},
     {"collector"},
     {"trainer"},
     {"run"},

@@ -12,11 +12,11 @@ import torch
 from collectx.batch import Layout, Leaf
 from collectx.launcher.local import LocalLauncher
 from collectx.transport.base import Departure, Joined, SlabSpec, Tally
-from collectx.transport.distributed import DistributedTransport
-from collectx.transport.distributed_link import DistributedLink, Terms, join_trainer
 from collectx.transport.inline import InlineTransport
+from collectx.transport.network.trainer import DistributedTransport
+from collectx.transport.network.worker import DistributedLink, Terms, join_trainer
 from collectx.transport.shared_memory import SharedMemoryTransport
-from collectx.transport.switchboard import Switchboard
+from collectx.transport.supervisor import Switchboard
 
 NUMBER = ("number",)
 LEAVES = (Leaf(NUMBER, (2,), torch.int64), Leaf(("small",), (3,), torch.uint8))

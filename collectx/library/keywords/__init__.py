@@ -7,12 +7,12 @@ Called in the trainer's process, by `collectx.library.collectors`.
 """
 
 from collectx.library.keywords.alike import alike
-from collectx.library.keywords.handing import Handing
-from collectx.library.keywords.order import Order, own_of
+from collectx.library.keywords.env_and_policy import CreateEnv, Work
+from collectx.library.keywords.parse import REFUSED, Keywords, described
 from collectx.library.keywords.remote import Nested, RayRemote, Remote, RpcRemote
 from collectx.library.keywords.specs import Devices, EachBatchWeights, Frames, Weights, Workers
-from collectx.library.keywords.taken import REFUSED, Keywords, described
-from collectx.library.keywords.work import CreateEnv, Work
+from collectx.library.output import Handing
+from collectx.library.request import Order, own_of
 
 __all__ = [
     "REFUSED",

@@ -6,12 +6,12 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from collectx.given import GivenCollector
-from collectx.library.keywords.reading import for_each, kwargs_of, positive
+from collectx.library.keywords.coerce import for_each, kwargs_of, positive
 from collectx.policy.exploration import ExplorationType
+from collectx.user_objects import GivenCollector
 
 if TYPE_CHECKING:
-    from collectx.library.keywords.order import Order
+    from collectx.library.request import Order
 
 # What `collector_class` may be called, and what that means.
 MEANINGS = {

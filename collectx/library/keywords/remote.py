@@ -16,14 +16,14 @@ from collectx.config import (
     RpcBackendConfig,
 )
 from collectx.library.keywords.alike import ALIKE
-from collectx.library.keywords.custom import MEANINGS, custom_class, meaning
-from collectx.library.keywords.reading import (
+from collectx.library.keywords.coerce import (
     exploration_of,
     exploration_problems,
     for_each,
     why_no_device,
 )
-from collectx.transport.backends import actor_problems, tensorpipe_problems, why_not
+from collectx.library.keywords.custom import MEANINGS, custom_class, meaning
+from collectx.transport.network.availability import actor_problems, tensorpipe_problems, why_not
 
 
 @dataclass(frozen=True)

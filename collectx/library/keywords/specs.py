@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from collectx.config import DevicesConfig
-from collectx.library.keywords.reading import for_each, name_of, why_no_device
+from collectx.library.keywords.coerce import for_each, name_of, why_no_device
 
 
 @dataclass(frozen=True)

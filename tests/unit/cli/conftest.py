@@ -11,10 +11,10 @@ from types import SimpleNamespace
 import pytest
 
 import collectx.run
-from collectx.cli import follow
+from collectx.cli import watch
 from collectx.config import RunConfig
 from collectx.errors import LauncherError
-from collectx.launcher import sbatch
+from collectx.launcher.slurm import commands
 from collectx.run import RunFolder, snapshot
 
 
@@ -117,10 +117,10 @@ def stub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Stub:
 def queue(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Queue:
     """Takes the place of SLURM, which is asked without pauses; the working directory is `tmp_path`."""
     queue = Queue()
-    monkeypatch.setattr(sbatch, "_run", queue.run)
+    monkeypatch.setattr(commands, "_run", queue.run)
     monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}")
     for name in ("REFRESH_S", "_FIRST_ASK_S", "_SETTLE_S"):
-        monkeypatch.setattr(follow, name, 0)
+        monkeypatch.setattr(watch, name, 0)
     monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
     monkeypatch.chdir(tmp_path)
     return queue

@@ -10,7 +10,7 @@ from hydra.core.config_store import ConfigStore
 from hydra.core.plugins import Plugins
 from hydra.plugins.sweeper import Sweeper
 
-from collectx.cli import completion, fate, main, run
+from collectx.cli import completion, main, run, run_status
 from collectx.cli import list as listing
 from collectx.errors import ConfigError
 from collectx.run import RunFolder
@@ -140,7 +140,7 @@ def test_an_error_without_a_text_is_named(stub, monkeypatch, capsys):
 def test_a_folder_whose_job_has_not_ended_is_refused(queue, stub, capsys):
     words, files = ["hydra.run.dir=here", "run.overwrite=true"], RunFolder("here")
     files.jobs.mkdir(parents=True)
-    fate.note_job(files, "7")
+    run_status.note_job(files, "7")
     queue.states = {"7": "PENDING"}
     assert run.main(words) == 2
     assert "job 7 has not ended: cancel it with scancel 7, or choose another folder" in capsys.readouterr().err
@@ -149,7 +149,7 @@ def test_a_folder_whose_job_has_not_ended_is_refused(queue, stub, capsys):
     assert "job 7 has not ended, as far as is known (" in capsys.readouterr().err
     queue.error, queue.states = "", {"7": "CANCELLED"}
     assert run.main(words) == 0
-    assert fate.job_of(files) is None  # it tells nothing of the new run
+    assert run_status.job_of(files) is None  # it tells nothing of the new run
 
 
 @pytest.mark.parametrize(("command", "offered"), [("reproduce", "--trust\n"), ("run", "\n")])

@@ -14,11 +14,11 @@ import pytest
 from composing import composed
 
 from collectx import DistributedCollector
-from collectx.cli import follow, run, slurm, status
+from collectx.cli import run, slurm, status, watch
 from collectx.cli.submitit_slurm import translated
 from collectx.cli.task import Task, Wanted
 from collectx.errors import ConfigError
-from collectx.run import RunFolder, machine, task
+from collectx.run import RunFolder, preflight, task
 
 HYDRAS = "hydra/launcher=submitit_slurm"
 
@@ -92,7 +92,7 @@ def test_a_requeued_job_is_followed_to_its_last_end(queue, monkeypatch):
         queue.states["100"] = next(lives, "COMPLETED")
         queue.write_result(Path("point0"), "completed" if queue.states["100"] == "COMPLETED" else "interrupted")
 
-    monkeypatch.setattr(follow, "time", SimpleNamespace(monotonic=time.monotonic, sleep=next_life))
+    monkeypatch.setattr(watch, "time", SimpleNamespace(monotonic=time.monotonic, sleep=next_life))
     assert [ended.status for ended in start("launcher.requeue=true seed=2").results] == ["completed"]
 
 
@@ -109,8 +109,8 @@ def test_an_old_result_of_a_requeued_job_is_no_reason_to_ask_at_every_refresh(qu
 
     squeue = queue.squeue
     monkeypatch.setattr(queue, "squeue", lambda command: asked.append(command) or squeue(command))
-    monkeypatch.setattr(follow, "time", SimpleNamespace(monotonic=time.monotonic, sleep=look_on))
-    monkeypatch.setattr(follow, "_FIRST_ASK_S", 3600.0)
+    monkeypatch.setattr(watch, "time", SimpleNamespace(monotonic=time.monotonic, sleep=look_on))
+    monkeypatch.setattr(watch, "_FIRST_ASK_S", 3600.0)
     queue.is_held = True
     assert [ended.status for ended in start("launcher.requeue=true").results] == ["completed"]
     assert len(asked) == 3
@@ -136,7 +136,7 @@ def test_a_second_start_submits_no_job_twice_and_gives_its_folder_to_no_other(qu
 @pytest.mark.parametrize("launcher", ["slurm", "submitit", "submitit_delayed"])
 def test_a_launcher_that_needs_slurm_is_refused_where_there_is_none(launcher, monkeypatch):
     monkeypatch.setattr(shutil, "which", lambda name: None)
-    (problem,) = machine.launcher_problems(composed(f"launcher={launcher}"))
+    (problem,) = preflight.launcher_problems(composed(f"launcher={launcher}"))
     assert problem.startswith(f"launcher={launcher}: this machine has no sbatch on its PATH")
 
 
@@ -150,7 +150,7 @@ def test_an_interruption_cancels_unless_the_user_says_no(queue, monkeypatch, num
             signal.raise_signal(number)
 
     questions = []
-    monkeypatch.setattr(follow, "time", SimpleNamespace(monotonic=time.monotonic, sleep=interrupted))
+    monkeypatch.setattr(watch, "time", SimpleNamespace(monotonic=time.monotonic, sleep=interrupted))
     monkeypatch.setattr(sys, "stdin", SimpleNamespace(isatty=lambda: True))
     monkeypatch.setattr("builtins.input", lambda question: questions.append(question) or answer)
     done = start("seed=2")
@@ -162,10 +162,10 @@ def test_an_interruption_cancels_unless_the_user_says_no(queue, monkeypatch, num
 
 def test_an_interruption_before_jobs_are_followed_leaves_no_job(queue, monkeypatch):
     def interrupted(*arguments: object) -> None:
-        raise follow.Terminated
+        raise watch.Terminated
 
     queue.is_held = True
-    monkeypatch.setattr(follow, "Pursuit", interrupted)
+    monkeypatch.setattr(watch, "Pursuit", interrupted)
     with pytest.raises(KeyboardInterrupt):
         start("seed=0", "seed=1")
     assert queue.states == {"100_0": "CANCELLED", "100_1": "CANCELLED"}

@@ -9,9 +9,9 @@ import socket
 
 import pytest
 
-from collectx.cli import fate, status
+from collectx.cli import run_status, status
 from collectx.errors import LauncherError
-from collectx.launcher.jobs import JobState
+from collectx.launcher.slurm.job_watcher import JobState
 from collectx.run import RunFolder
 from collectx.run.folder import write_json
 
@@ -22,7 +22,7 @@ def folder(tmp_path):
     files = RunFolder(tmp_path / "run")
     files.begin()
     files.jobs.mkdir()
-    fate.note_job(files, "7")
+    run_status.note_job(files, "7")
     return files
 
 
@@ -47,11 +47,11 @@ def said(capsys, files: RunFolder) -> tuple[str, str]:
     ],
 )
 def test_a_job_without_a_result_is_what_slurm_says(folder, said, word, part):
-    found = fate.fate(folder, "7", said)
+    found = run_status.fate(folder, "7", said)
     assert found.word == word
     assert part in found.detail
     folder.log("job").write_text("Killed\n")
-    forgotten = fate.fate(folder, "7", {})
+    forgotten = run_status.fate(folder, "7", {})
     assert forgotten.word == "failed"
     assert re.match(r"SLURM knows no job 7 any more(?s:.*)job.log ends:\n  Killed", forgotten.detail)
 
@@ -59,7 +59,9 @@ def test_a_job_without_a_result_is_what_slurm_says(folder, said, word, part):
 @pytest.mark.parametrize(("state", "advice"), [("TIMEOUT", "launcher.time"), ("PREEMPTED", "launcher.requeue=true")])
 def test_a_run_that_slurm_has_interrupted_says_why(folder, state, advice):
     write_json(folder.result, {"status": "interrupted", "exit_reason": "interrupted by SIGTERM"})
-    ended, cancelled = (fate.fate(folder, "7", {"7": JobState(each, True, True)}) for each in (state, "CANCELLED"))
+    ended, cancelled = (
+        run_status.fate(folder, "7", {"7": JobState(each, True, True)}) for each in (state, "CANCELLED")
+    )
     assert ended.word == cancelled.word == "interrupted"
     assert ended.detail.startswith(f"interrupted by SIGTERM: job 7 ended as {state}: ")
     assert advice in ended.detail

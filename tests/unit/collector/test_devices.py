@@ -10,10 +10,10 @@ from collecting import config
 from worlds.cartpoles import cartpole
 
 from collectx import RayCollector, RPCCollector
-from collectx.collector.remote import _see
+from collectx.collector.worker_entry import _see
 from collectx.config import RpcBackendConfig
 from collectx.errors import ConfigError, LauncherError, RendezvousError
-from collectx.run import machine, rules
+from collectx.run import preflight, rules
 
 RAY = {"kind": "ray", "place": "ray"}
 
@@ -54,7 +54,7 @@ def test_what_does_not_fit_together_in_a_configuration(cfg, message):
 
 
 def test_gpus_of_workers_need_not_be_here():
-    assert machine.device_problems(config(**RAY, policy_device="cuda")) == []
+    assert preflight.device_problems(config(**RAY, policy_device="cuda")) == []
 
 
 SEES_NONE = {"visible_devices": ["cpu", "cpu"], "policy_device": "cuda"}
@@ -99,7 +99,7 @@ def test_gpus_are_counted_among_those_that_the_host_of_a_worker_sees(monkeypatch
     ],
 )
 def test_which_ray_cluster_a_run_asks_for_and_what_a_refusal_says(monkeypatch, address, environment, asked, message):
-    ray_cluster = pytest.importorskip("collectx.transport.ray_cluster")
+    ray_cluster = pytest.importorskip("collectx.transport.network.ray_cluster")
     calls = []
 
     def init(**options):

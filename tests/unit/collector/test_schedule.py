@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from collectx.collector import Recorded
-from collectx.collector.again import AgainSchedule, slots_needed
-from collectx.collector.schedule import AsyncSchedule, SyncSchedule
+from collectx.schedule.base import AsyncSchedule, SyncSchedule
+from collectx.schedule.replay import AgainSchedule, slots_needed
 from collectx.transport.base import Arrival, Tally
 
 TALLY = Tally(0, 0.0, 0.0, 0.0, 0.0, np.zeros(0), np.zeros(0, int))

@@ -12,7 +12,7 @@ from gymnasium.error import DependencyNotInstalled
 
 from collectx.config import EnvConfig, EnvPoolEnvConfig, TorchrlEnvConfig
 from collectx.env import build
-from collectx.env.make import resolve
+from collectx.env.gym_factory import resolve
 from collectx.errors import CollectxError, ConfigError
 
 

@@ -7,8 +7,8 @@ import select
 import pytest
 
 from collectx.errors import LauncherError
-from collectx.launcher import jobs
-from collectx.launcher.jobs import JobState, WorkerJobs
+from collectx.launcher.slurm import job_watcher
+from collectx.launcher.slurm.job_watcher import JobState, WorkerJobs
 
 PENDING = JobState("PENDING", False, False, "Resources")
 RUNNING = JobState("RUNNING", False, True, "", "n1")
@@ -59,7 +59,7 @@ class Jobs(WorkerJobs):
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch):
     for name in ("_FIRST_POLL_S", "_LAST_POLL_S", "_CLOSING_POLL_S", "_RETRY_S", "_PATIENCE_S", "_NOTICE_S"):
-        monkeypatch.setattr(jobs, name, 0.01)
+        monkeypatch.setattr(job_watcher, name, 0.01)
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from collectx.policy.straight import straighten
+from collectx.policy.fast_call import straighten
 
 
 def network():

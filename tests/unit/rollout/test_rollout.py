@@ -18,17 +18,17 @@ from worlds.spaceenv import SpaceEnv, read
 
 from collectx import policy as policies
 from collectx.batch import Layout, batch_leaves
-from collectx.collector.task import WorkerTask
 from collectx.config import as_dict
 from collectx.env import build, read_spec
 from collectx.errors import ShapeError
-from collectx.given import Given
 from collectx.policy import ExplorationType, make_actor
 from collectx.rollout.episodes import Episodes
-from collectx.rollout.ragged import RaggedRollout
-from collectx.rollout.rollout import Stopped
-from collectx.rollout.spec import PLAIN, RolloutSpec
+from collectx.rollout.loop import Stopped
+from collectx.rollout.options import PLAIN, RolloutSpec
+from collectx.rollout.segments import RaggedRollout
 from collectx.rollout.start import rollout_of
+from collectx.user_objects import Given
+from collectx.worker.spec import WorkerTask
 
 
 def make(cfg, policy, steps, stop=b"\0", spec=PLAIN):

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from collectx import trainer as trainers
-from collectx.collector.delivery import Delivery, Part, Timings
+from collectx.collector.batch_info import Delivery, Part, Timings
 from collectx.config import MeterTrainerConfig
 from collectx.run import RunFolder
 

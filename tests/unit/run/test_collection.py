@@ -14,7 +14,7 @@ from collectx.run import RunFolder, execute
 from collectx.run.collection import RunCollection
 from collectx.run.digest import Digest
 from collectx.run.events import EventLog
-from collectx.run.replay import Replay
+from collectx.run.metrics_tail import Replay
 from collectx.run.statistics import Statistics
 
 

@@ -9,7 +9,7 @@ import pytest
 from collectx.errors import DamagedFile, RendezvousError
 from collectx.run import role, worker
 from collectx.run.folder import JsonLines, RunFolder, read_lines, write_atomically, write_json
-from collectx.transport.rendezvous import Meeting
+from collectx.transport.network.handshake import Meeting
 
 
 def test_begin_makes_the_folders_and_removes_the_old_run(tmp_path, monkeypatch):

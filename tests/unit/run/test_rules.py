@@ -9,9 +9,9 @@ import torch
 from composing import composed, examine
 
 from collectx.config import backend_of
-from collectx.run import machine
+from collectx.run import preflight
 from collectx.run.advice import advice
-from collectx.transport import backends
+from collectx.transport.network import availability
 
 METER = "trainer=meter collector.preemptive_threshold"
 ENDLESS = "collector.total_frames=-1"
@@ -77,7 +77,7 @@ BROKEN = {
 @pytest.fixture
 def every_backend(monkeypatch):
     """As on a machine on which all backends work."""
-    monkeypatch.setattr(backends, "why_not", lambda backend: None)
+    monkeypatch.setattr(availability, "why_not", lambda backend: None)
 
 
 @pytest.mark.usefixtures("every_backend")
@@ -113,11 +113,11 @@ def test_what_auto_stands_for_and_that_it_says_so(line, backend):
 
 
 def test_a_backend_that_does_not_work_here_is_a_problem_unless_the_trainer_runs_elsewhere(monkeypatch):
-    monkeypatch.setattr(backends, "why_not", lambda backend: f"{backend} is broken")
+    monkeypatch.setattr(availability, "why_not", lambda backend: f"{backend} is broken")
     problems = examine("backend=ucc seed=-1")[1]
     assert len(problems) == 2
     assert "backend=ucc cannot work on this machine: ucc is broken." in problems
-    (problem,) = machine.backend_problems(composed("collector=distributed"))
+    (problem,) = preflight.backend_problems(composed("collector=distributed"))
     assert problem == "backend=gloo cannot work on this machine: gloo is broken."
     composed("backend=ucc launcher=slurm")
 
@@ -134,7 +134,7 @@ def test_a_backend_that_does_not_work_here_is_a_problem_unless_the_trainer_runs_
 )
 def test_what_this_machine_lacks_is_a_problem_where_it_is_used(line, problem):
     cfg = composed(line)
-    found = machine.backend_problems(cfg) + machine.device_problems(cfg)
+    found = preflight.backend_problems(cfg) + preflight.device_problems(cfg)
     assert re.match(problem, found[0]) if problem else found == []
 
 

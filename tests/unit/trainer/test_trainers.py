@@ -11,8 +11,8 @@ from collectx.batch import to_tensordict
 from collectx.cli.compose import compose
 from collectx.config import CustomTrainerConfig, MlpPolicyConfig
 from collectx.errors import ConfigError
-from collectx.given import GivenPolicyConfig
 from collectx.trainer.critic import Critic
+from collectx.user_objects import GivenPolicyConfig
 
 # On a busy machine threads wait for one another in every small operation.
 torch.set_num_threads(1)

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from collectx.transport import backends
-from collectx.transport.backends import why_not
+from collectx.transport.network import availability
+from collectx.transport.network.availability import why_not
 
 
 @pytest.mark.skipif(torch.distributed.is_ucc_available(), reason="torch is built with UCC")
@@ -28,8 +28,8 @@ def test_what_torch_was_built_without_is_refused_with_the_reason():
 def test_mpi_is_refused_where_it_would_start_no_worker(monkeypatch, version, prte, reason):
     mpi = SimpleNamespace(rc=SimpleNamespace(), Get_library_version=lambda: version)
     for name, value in (("find_spec", version), ("import_module", mpi)):
-        monkeypatch.setattr(backends, name, lambda name, value=value: value)
-    monkeypatch.setattr(backends.shutil, "which", lambda name, path: prte)
+        monkeypatch.setattr(availability, name, lambda name, value=value: value)
+    monkeypatch.setattr(availability.shutil, "which", lambda name, path: prte)
     monkeypatch.setattr("os.geteuid", lambda: 0)
     for name in ("PMIX_NAMESPACE", "PRTE_ALLOW_RUN_AS_ROOT"):
         monkeypatch.delenv(name, raising=False)

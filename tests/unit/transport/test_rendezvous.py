@@ -19,10 +19,10 @@ from hypothesis import strategies as st
 from worlds.toyworker import SECRET, Toys, slab_spec
 
 from collectx.errors import ConfigError, RendezvousError
-from collectx.transport import rendezvous
-from collectx.transport.distributed import DistributedTransport
-from collectx.transport.rendezvous import PROTOCOL, Listener, Meeting, connect, keep_alive, local_addresses
-from collectx.transport.switchboard import Switchboard
+from collectx.transport.network import handshake
+from collectx.transport.network.handshake import PROTOCOL, Listener, Meeting, connect, keep_alive, local_addresses
+from collectx.transport.network.trainer import DistributedTransport
+from collectx.transport.supervisor import Switchboard
 
 
 class Ear(Listener):
@@ -144,7 +144,7 @@ JSON = st.one_of(VALUES, st.dictionaries(st.sampled_from(["worker", "host"]), VA
 
 
 def test_nonsense_is_refused_before_and_after_the_proof(wait_until, monkeypatch):
-    monkeypatch.setattr(rendezvous, "_MOST_REFUSALS", 1000)
+    monkeypatch.setattr(handshake, "_MOST_REFUSALS", 1000)
     reasons = []
     known = "it closed the connection|it does not know the secret|it knows the secret, and|worker .* is not expected"
     with Toys("gloo", slab_spec(1), events=lambda name, address, reason: reasons.append(reason)) as toys:
@@ -167,7 +167,7 @@ def test_nonsense_is_refused_before_and_after_the_proof(wait_until, monkeypatch)
 
 
 def test_strangers_hold_few_threads_for_a_short_time_and_do_not_fill_the_log(listen, wait_until, monkeypatch):
-    proving, num_proving, prove = set(), [], rendezvous._prove_to_worker
+    proving, num_proving, prove = set(), [], handshake._prove_to_worker
 
     def counted(peer, secret):
         proving.add(peer)
@@ -178,8 +178,8 @@ def test_strangers_hold_few_threads_for_a_short_time_and_do_not_fill_the_log(lis
             proving.discard(peer)
 
     for name, value in {"_prove_to_worker": counted, "_HANDSHAKE_S": 1.0, "_MOST_HANDSHAKES": 3}.items():
-        monkeypatch.setattr(rendezvous, name, value)
-    monkeypatch.setattr(rendezvous, "_MOST_REFUSALS", 4)
+        monkeypatch.setattr(handshake, name, value)
+    monkeypatch.setattr(handshake, "_MOST_REFUSALS", 4)
     ear = listen()
     with contextlib.ExitStack() as stack:
         place = "127.0.0.1", ear.meeting.port
@@ -189,14 +189,14 @@ def test_strangers_hold_few_threads_for_a_short_time_and_do_not_fill_the_log(lis
         # The worker may have had to try again.
         wait_until(lambda: ear._num_refused >= 6)
     assert (max(num_proving), len(ear.refusals)) == (3, 4)
-    monkeypatch.setattr(rendezvous, "_REFUSALS_S", 0.0)
+    monkeypatch.setattr(handshake, "_REFUSALS_S", 0.0)
     challenged(place[1], lambda nonce: b"")
     wait_until(lambda: len(ear.refusals) > 4)
     assert re.search(r" \(before, \d+ more were refused for some reason\)$", ear.refusals[4][1])
 
 
 def test_all_of_a_handshake_has_one_deadline(listen, wait_until, monkeypatch):
-    monkeypatch.setattr(rendezvous, "_HANDSHAKE_S", 0.5)
+    monkeypatch.setattr(handshake, "_HANDSHAKE_S", 0.5)
     ear, began, count = listen(), time.monotonic(), 0
     with socket.create_connection(("127.0.0.1", ear.meeting.port)) as peer:
         while not ear.refusals:

@@ -11,7 +11,7 @@ from socket import socketpair
 import pytest
 
 from collectx.errors import WorkerDied, WorkerTimeout
-from collectx.transport.switchboard import Switchboard
+from collectx.transport.supervisor import Switchboard
 
 
 class Job:

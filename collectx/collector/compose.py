@@ -1,0 +1,355 @@
+"""Composes a collector from a configuration: schedule, transport and place, chosen one by one."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from collectx import policy as policies
+from collectx.batch import batch_leaves
+from collectx.collector.batch_info import DeliverySpec
+from collectx.collector.collector import Collector
+from collectx.collector.failure_policy import Replacements
+from collectx.config import (
+    CollectorConfig,
+    DevicesConfig,
+    LauncherConfig,
+    RayLauncherConfig,
+    RpcBackendConfig,
+    RunConfig,
+    backend_of,
+    is_async,
+    is_stacked,
+    num_workers_of,
+    rows_per_env,
+)
+from collectx.env.base import EnvSpec
+from collectx.launcher.base import Place
+from collectx.policy.recurrent import seen_with
+from collectx.policy.weights import FlatWeights
+from collectx.rollout.options import RolloutSpec
+from collectx.schedule.base import AsyncSchedule, Schedule, SyncSchedule
+from collectx.schedule.replay import AgainSchedule, Recorded
+from collectx.transport.base import SlabSpec, Transport
+from collectx.worker.spec import Inner, WorkerTask
+
+if TYPE_CHECKING:
+    from collectx.launcher.local import LocalLauncher
+    from collectx.transport.supervisor import Switchboard
+
+
+@dataclasses.dataclass(frozen=True)
+class Share:
+    """Which part of a run's workers a collector has, where it is not all of them.
+
+    Attributes:
+        first_worker: how many workers of the run come before its own.
+        num_workers: how many the run has.
+        life: of all its workers.
+    """
+
+    first_worker: int
+    num_workers: int
+    life: int
+
+
+def build(
+    cfg: RunConfig,
+    policy: Callable | None,
+    spec: EnvSpec,
+    events: Callable[..., None] = lambda name, **fields: None,
+    log_dir: Path | None = None,
+    place: Place | None = None,
+    own: Sequence[Mapping[str, Any]] | None = None,
+    share: Share | None = None,
+    again: Sequence[Recorded] | None = None,
+) -> Collector:
+    """Starts the workers and returns the collector over them. Does not wait for them.
+
+    Args:
+        policy: the trainer's policy (see `collectx.policy.build`), whose weights become version 0.
+        spec: of one worker's group of envs.
+        events: called as `events(name, **fields)` when workers have started, joined, or failed.
+        log_dir: where worker processes write their logs; None leaves their output on the terminal.
+        place: where workers come up that `cfg.launcher` does not start on this machine.
+        own: for each worker, the fields of its `WorkerTask` that are not as `cfg` has them. All must make equally many
+            envs, of the same spaces.
+        share: where these are only some of the run's workers.
+        again: what another run has delivered, for an async collector that is to deliver the same.
+
+    Raises:
+        ConfigError, ShapeError: the policy does not fit the env, or the env cannot be reset as `cfg.collector` wants.
+    """
+    want = cfg.collector
+    num_workers = num_workers_of(cfg)
+    may_end_early = want.preemptive_threshold is not None or any("asked" in each for each in own or ())
+    rollout = dataclasses.replace(rollout_spec(want, num_workers), may_end_early=may_end_early)
+    spec = rollout.env_spec(spec)
+    # Only asked what it writes; it stays where the trainer keeps it.
+    exploration, is_trusted = policies.ExplorationType(want.exploration_type), policies.is_trusted(cfg.policy)
+    actor = policies.make_actor(policy, spec, _device_of(policy), exploration, is_trusted)
+    # What a worker has written itself is written: nobody else may do it in its place.
+    exact = any("replay" in each for each in own or ())
+    schedule = make_schedule(want, num_workers, again, exact)
+    rows = spec.num_envs * rows_per_env(want)
+    slab = SlabSpec(
+        leaves=batch_leaves(seen_with(spec, actor.carried).observation, actor.leaves, want.compact_obs, spec.rewards),
+        rows=rows,
+        steps=want.frames_per_batch // (rows * (num_workers if schedule.joined else 1)),
+        num_workers=num_workers,
+        num_slots=schedule.num_slots,
+        joined=schedule.joined,
+        newest=schedule.newest,
+        weights_nbytes=FlatWeights(actor.module).nbytes,
+    )
+    devices = resolve_devices(cfg.devices)
+    share = share or Share(0, num_workers * want.num_workers_per_collector, 0)
+    task = WorkerTask(
+        0,
+        share.num_workers,
+        spec.num_envs,
+        cfg.env,
+        cfg.policy,
+        devices.policy_device or "cpu",
+        want.exploration_type,
+        cfg.seed,
+        slab.leaves,
+        share.life,
+        share.first_worker,
+        _inner(cfg),
+        rollout,
+    )
+
+    visible = cfg.backend.visible_devices if isinstance(cfg.backend, RpcBackendConfig) else None
+
+    def life_of(worker: int, restarts: int) -> int:
+        # A worker that is added has the envs of one of the first `num_workers`, in lives that no other worker has.
+        return share.life + worker // num_workers * (want.max_restarts + 1) + restarts
+
+    def task_of(worker: int, life: int) -> WorkerTask:
+        index = worker % num_workers
+        begun = dataclasses.replace(rollout, num_random_batches=0) if life else rollout
+        first = share.first_worker + index - worker
+        changed = {
+            "worker": worker,
+            "first_worker": first,
+            "life": life,
+            "rollout": begun,
+            "visible_device": visible[index] if visible else None,
+            **(own[worker] if own else {}),
+        }
+        return dataclasses.replace(task, **changed)
+
+    transport, start = _connect(cfg, slab, task_of, events, log_dir, place)
+    delivery = DeliverySpec(
+        leaves=slab.leaves,
+        rows=rows,
+        shape=spec.batch_shape if rows == spec.num_envs and spec.batch_shape else (rows,) if rows > 1 else (),
+        steps=slab.steps,
+        stacked=is_stacked(want),
+        total_frames=want.total_frames,
+        zero_copy=want.zero_copy,
+        storing_device=None if devices.storing_device is None else torch.device(devices.storing_device),
+    )
+    replacements = Replacements(
+        want.on_worker_failure,
+        want.max_restarts,
+        lambda worker, restarts: start([task_of(worker, life_of(worker, restarts))]),
+    )
+    collector = Collector(transport, schedule, delivery, num_workers, replacements, events)
+    try:
+        collector.publish(policy if isinstance(policy, nn.Module) else actor.module)
+        start([task_of(worker, life_of(worker, 0)) for worker in range(num_workers)])
+    except BaseException:
+        collector.close()
+        raise
+    events("workers_started", num_workers=num_workers, backend=backend_of(cfg), launcher=cfg.launcher.kind)
+    return collector
+
+
+Start = Callable[[Sequence[WorkerTask]], None]
+
+
+def _connect(
+    cfg: RunConfig,
+    slab: SlabSpec,
+    task_of: Callable[[int, int], WorkerTask],
+    events: Callable[..., None],
+    log_dir: Path | None,
+    place: Place | None,
+) -> tuple[Transport, Start]:
+    """The transport, and what starts workers for it."""
+    backend = backend_of(cfg)
+    if backend == "inline":
+        return _inline(slab)
+    from collectx.launcher.local import LocalLauncher, allow_descriptors
+    from collectx.transport.supervisor import Switchboard
+
+    want = cfg.collector
+    allow_descriptors(want.num_workers)
+    launcher = LocalLauncher(cfg.launcher.num_threads, cfg.launcher.pin_cores, log_dir)
+    if isinstance(cfg.launcher, RayLauncherConfig):
+        place = _actors(cfg, task_of)
+    switchboard = Switchboard(
+        want.start_timeout_s,
+        want.worker_timeout_s,
+        want.close_timeout_s,
+        launcher.describe if place is None else place.describe,
+        None if place is None else place.join_timeout,
+    )
+    if backend == "shared_memory":
+        return _shared_memory(slab, switchboard, launcher)
+    return _distributed(cfg, slab, task_of, switchboard, launcher if place is None else place, events)
+
+
+def _inline(slab: SlabSpec) -> tuple[Transport, Start]:
+    from collectx.transport.inline import InlineTransport
+    from collectx.worker.rollout_source import work
+
+    transport = InlineTransport(slab)
+
+    def start(tasks: Sequence[WorkerTask]) -> None:
+        for task in tasks:
+            transport.attach(task.worker, work(task, transport.link(task.worker), True))
+
+    return transport, start
+
+
+def _shared_memory(slab: SlabSpec, switchboard: Switchboard, launcher: LocalLauncher) -> tuple[Transport, Start]:
+    from collectx.transport.shared_memory import SharedMemoryTransport
+    from collectx.worker.rollout_source import serve
+
+    transport = SharedMemoryTransport(slab, switchboard)
+
+    def start(tasks: Sequence[WorkerTask]) -> None:
+        for task in tasks:
+            link = transport.link(task.worker)
+            transport.attach(task.worker, launcher.start(serve, (task, link), task.worker))
+
+    return transport, start
+
+
+def _distributed(
+    cfg: RunConfig,
+    slab: SlabSpec,
+    task_of: Callable[[int, int], WorkerTask],
+    switchboard: Switchboard,
+    launcher: LocalLauncher | Place,
+    events: Callable[..., None],
+) -> tuple[Transport, Start]:
+    from collectx.collector.worker_entry import serve_remote
+    from collectx.transport.network.handshake import local_addresses, new_secret
+    from collectx.transport.network.trainer import DistributedTransport
+
+    backend, devices = backend_of(cfg), resolve_devices(cfg.devices)
+    is_local = not isinstance(launcher, Place) and cfg.backend.interface is None
+    if backend == "mpi" and not isinstance(launcher, Place):
+        from collectx.collector.spawned import spawning
+
+        launcher = spawning(launcher, cfg.collector.start_timeout_s, lambda worker, life: task_of(worker, life).given)
+    # Over the other backends bytes lie on the CPU at both ends.
+    ends = (devices.storing_device or "cpu", devices.policy_device or "cpu") if backend == "nccl" else ("cpu", "cpu")
+    transport = DistributedTransport(
+        slab,
+        switchboard,
+        ("127.0.0.1",) if is_local else local_addresses(cfg.backend.interface),
+        cfg.backend.port or 0,
+        new_secret(),
+        lambda worker, life: task_of(worker, life).to_json(),
+        cfg.collector.worker_timeout_s,
+        events,
+        backend,
+        ends,
+        cfg.backend.tensorpipe if isinstance(cfg.backend, RpcBackendConfig) else None,
+        cfg.backend.interface,
+    )
+    if isinstance(launcher, Place):
+        launcher.announce(transport.meeting)
+
+    def start(tasks: Sequence[WorkerTask]) -> None:
+        for each in tasks:
+            transport.expect(each.worker, each.life)
+            if isinstance(launcher, Place):
+                handle = launcher.start(each.worker, each.life)
+            else:
+                arguments = (transport.meeting, each.worker, cfg.collector.start_timeout_s, each.given)
+                handle = launcher.start(serve_remote, arguments, each.worker)
+            if handle is not None:
+                transport.attach(each.worker, handle)
+
+    return transport, start
+
+
+def _actors(cfg: RunConfig, task_of: Callable[[int, int], WorkerTask]) -> Place:
+    from collectx.collector.actors import placing
+
+    assert isinstance(cfg.launcher, RayLauncherConfig)
+    return placing(
+        cfg.launcher,
+        cfg.collector.num_workers,
+        cfg.collector.start_timeout_s,
+        lambda worker, life: task_of(worker, life).given,
+    )
+
+
+def _inner(cfg: RunConfig) -> Inner | None:
+    """What a worker is told that is itself a collector."""
+    want = cfg.collector
+    if want.num_workers_per_collector == 1:
+        return None
+    plain = {each.name: getattr(want, each.name) for each in dataclasses.fields(CollectorConfig)}
+    inner = dataclasses.replace(
+        CollectorConfig(**plain),
+        kind=f"multi_{want.inner}",
+        num_workers=want.num_workers_per_collector,
+        frames_per_batch=want.frames_per_batch // (want.num_workers if is_stacked(want) else 1),
+        total_frames=-1,
+        zero_copy=True,
+        on_worker_failure="raise",
+        num_workers_per_collector=1,
+        init_random_frames=-(-(want.init_random_frames or 0) // want.num_workers),
+    )
+    return Inner(inner, LauncherConfig("local", None, cfg.launcher.num_threads, cfg.launcher.pin_cores))
+
+
+def _device_of(policy: Callable | None) -> torch.device:
+    parameters = policy.parameters() if isinstance(policy, nn.Module) else ()
+    return next((parameter.device for parameter in parameters), torch.device("cpu"))
+
+
+def rollout_spec(want: CollectorConfig, num_workers: int) -> RolloutSpec:
+    """What each of so many workers is told in its first life."""
+    frames_per_part = want.frames_per_batch // (num_workers if is_stacked(want) else 1)
+    return RolloutSpec(
+        want.max_frames_per_traj,
+        -(-(want.init_random_frames or 0) // (num_workers * frames_per_part)),
+        want.reset_at_each_iter,
+        want.set_truncated,
+        want.refresh == "step",
+        check_finite=want.check_finite,
+    )
+
+
+def make_schedule(
+    want: CollectorConfig, num_workers: int, again: Sequence[Recorded] | None = None, exact: bool = False
+) -> Schedule:
+    """The order of its batches."""
+    if not is_async(want):
+        return SyncSchedule(num_workers, want.preemptive_threshold)
+    num_batches = None if want.total_frames < 0 else -(-want.total_frames // want.frames_per_batch)
+    if again is not None:
+        return AgainSchedule(num_workers, want.num_slots, num_batches, again, want.zero_copy)
+    return AsyncSchedule(num_workers, want.num_slots, num_batches, exact)
+
+
+def resolve_devices(devices: DevicesConfig) -> DevicesConfig:
+    """TorchRL's rule: `device` fills whichever of the other three is not given; batches then stay where both the policy
+    and the envs are."""
+    device = devices.device
+    policy, env = devices.policy_device or device, devices.env_device or device
+    return DevicesConfig(device, devices.storing_device or device or (policy if policy == env else None), policy, env)

@@ -1,0 +1,146 @@
+"""`launcher=submitit`: the trainer runs where it was started, and every worker is a SLURM job that it submits.
+
+    <run>/jobs/worker.sh       the script of all workers: one task of a job array, whose number is the worker's index
+    <run>/logs/worker-3.log    what worker 3's job writes, from SLURM's first word on
+
+A worker that is gone is not requeued by SLURM but submitted again by the trainer, which knows whether it is wanted
+still: that covers crashes, lost nodes, time limits and preemption alike. Must not know what a worker does.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from collectx.config import SlurmResources, SubmititLauncherConfig
+from collectx.errors import ConfigError
+from collectx.launcher.slurm import commands, job
+from collectx.launcher.slurm.job_watcher import JobState
+
+
+class WorkerArray:
+    """The workers of one run as tasks of job arrays (`collectx.launcher.slurm.job_watcher.Scheduler`). Creating it
+    writes the script.
+
+    Args:
+        cfg: the resources of one worker.
+        script: where to write the script.
+        logs: the folder of `worker-<index>.log`.
+        command: what a worker runs, its index appended.
+        record: where to write the jobs' numbers, a line for each, for others to ask SLURM.
+    """
+
+    def __init__(self, cfg: SubmititLauncherConfig, script: Path, logs: Path, command: Sequence[str], record: Path):
+        self._script = script
+        self._record = record
+        # SLURM replaces %a; a path may have a % of its own.
+        log = f"{str(logs).replace('%', '%%')}/worker-%a.log"
+        header = commands.header(
+            cfg,
+            job_name=f"{logs.parent.name}-worker",
+            output=log,
+            open_mode="append",
+            ntasks=1,
+            cpus_per_task=cfg.num_threads,
+            no_requeue=True,
+        )
+        body = commands.body(cfg, [*command, '"$SLURM_ARRAY_TASK_ID"'], **cfg.srun)
+        script.parent.mkdir(parents=True, exist_ok=True)
+        script.write_text("\n".join(["#!/bin/bash", *header, *body, ""]))
+        record.unlink(missing_ok=True)
+
+    def submit(self, workers: Sequence[int]) -> dict[int, str]:
+        """One array, whatever the number: SLURM then shows `<job>_<worker>`."""
+        job = commands.submit([f"--array={','.join(map(str, workers))}", str(self._script)])
+        jobs = {worker: f"{job}_{worker}" for worker in workers}
+        with open(self._record, "a") as file:
+            file.writelines(f"{each}\n" for each in jobs.values())
+        return jobs
+
+    def states(self, jobs: Sequence[str]) -> dict[str, JobState]:
+        """What SLURM says; blocks while it is asked."""
+        return job.states(jobs)
+
+    def cancel(self, jobs: Sequence[str]) -> None:
+        """Ends the jobs; blocks while SLURM is told."""
+        commands.cancel(jobs)
+
+
+# Of submitit's parameters, those about how it starts and watches a job itself.
+_ITS_OWN = (
+    "array_parallelism",
+    "nodes",
+    "ntasks_per_node",
+    "signal_delay_s",
+    "stderr_to_stdout",
+    "teardown",
+    "use_srun",
+)
+
+
+def slurm_resources(slurm_kwargs: dict[str, Any], num_threads: int) -> SubmititLauncherConfig:
+    """What jobs ask for, by the parameters of submitit's `AutoExecutor` (see `DistributedCollector`), as this package
+    has it. submitit checks and translates them.
+
+    Raises:
+        ConfigError: submitit does not know a parameter, or it is about what is not submitit's here.
+    """
+    asked = _translated(slurm_kwargs)
+    wrong = [
+        f"slurm_kwargs: {name}={asked[name]!r}: a worker is one task on one node, which collectx starts and watches "
+        "itself: leave it out."
+        for name in _ITS_OWN
+        if asked.get(name) not in (None, 1)
+    ]
+    if wrong:
+        raise ConfigError(wrong)
+    values: dict[str, Any] = {field.name: None for field in dataclasses.fields(SlurmResources)}
+    values |= {"exclusive": False, "setup": [], "sbatch": {}, "srun": {}}
+    for name, value in asked.items():
+        if name in _ITS_OWN:
+            continue
+        if name in ("gpus_per_node", "num_gpus"):
+            values["gpus"] = value
+        elif name == "srun_args":
+            values["srun"] = dict(_option(word) for word in value)
+        elif name == "additional_parameters":
+            values["sbatch"] |= value
+        elif name in values and not (name == "exclusive" and isinstance(value, str)):
+            values[name] = str(value) if name == "time" else value
+        else:
+            values["sbatch"][name.replace("_", "-")] = value
+    return SubmititLauncherConfig(
+        kind="submitit",
+        hydra_mode=None,
+        num_threads=num_threads,
+        pin_cores=False,
+        python=None,
+        queue_timeout_s=3600.0,
+        **values,
+    )
+
+
+def _translated(slurm_kwargs: dict[str, Any]) -> dict[str, Any]:
+    """By sbatch's names, with `_` for `-`; what is None is left out."""
+    if not slurm_kwargs:
+        return {}
+    import submitit
+
+    # It knows sbatch's names without `slurm_` before them too, and would only say that it likes them less.
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            executor = submitit.AutoExecutor(Path(), cluster="slurm")
+            executor.update_parameters(**slurm_kwargs)
+        except (NameError, ValueError, TypeError, AssertionError, RuntimeError) as error:
+            raise ConfigError([f"slurm_kwargs: {error}"]) from error
+    return {name: value for name, value in executor.parameters.items() if value is not None}
+
+
+def _option(word: str) -> tuple[str, Any]:
+    """An option of srun, as `--kill-on-bad-exit=1`."""
+    name, has_value, value = word.removeprefix("--").partition("=")
+    return name, value if has_value else True

@@ -1,0 +1,138 @@
+"""The rollout for envs that spend a step on a reset (`EnvSpec.ragged`): in a step some envs give a frame, others none.
+
+    step        0    1    2    3    4
+    env 0       f    f    f    f    f        f: a frame      r: a reset, no frame
+    env 1       f    f    r    f    f
+
+So envs fill their rows at different speeds. A row of a batch is therefore not an env but a *segment*: T successive
+frames of one env, nothing lost between one segment of an env and its next. A batch is the first E segments complete.
+
+Called by the worker, in the worker's process.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from itertools import repeat
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import torch
+
+from collectx.batch import POLICY_VERSION, TRAJ_IDS, Key, Slot
+from collectx.env.base import StepRows
+from collectx.errors import ShapeError
+from collectx.rollout.loop import Rollout, RolloutStats, Stopped, raise_at_step
+
+
+class RaggedRollout(Rollout):
+    """Fills segments, and a slot from the first E that are complete. See `Rollout` for the arguments."""
+
+    def __init__(self, *args: Any):
+        super().__init__(*args)
+        spec = self._env.spec
+        size = spec.num_envs
+        self._carry_tensors = [torch.from_numpy(carry) for carry in self._carry]
+        self._out = StepRows(
+            [np.zeros_like(carry) for carry in self._carry],
+            np.zeros(size, np.float32),
+            np.zeros(size, np.bool_),
+            np.zeros(size, np.bool_),
+            np.zeros(size, np.bool_),
+        )
+        # What the policy writes below `next` is what the env leaves there; what it writes over an observation stands in
+        # its place.
+        observed = dict(zip(spec.observation, self._carry, strict=True))
+        observed |= zip([leaf.under("next") for leaf in spec.observation], self._out.observation, strict=True)
+        self._written = [
+            observed[leaf] if leaf in observed else torch.zeros((size, *leaf.shape), dtype=leaf.dtype).numpy()
+            for leaf in self._actor.leaves
+        ]
+        self._segments: dict[Key, np.ndarray] = {}
+        # At the moment of delivery at most 2E - 1 segments are complete and E are being filled.
+        self._free = deque(range(size, 3 * size))
+        self._complete: deque[int] = deque()
+        self._segment = np.arange(size)
+        self._cursor = np.zeros(size, np.int64)
+
+    def prepare(self, slot: Slot) -> Any:
+        arrays = slot.arrays()
+        if not self._segments:
+            size = 3 * self._env.spec.num_envs
+            self._segments = {key: np.zeros((size, *array.shape[1:]), array.dtype) for key, array in arrays.items()}
+        return arrays
+
+    def reset(self, seeds: Sequence[int] | None) -> None:
+        super().reset(seeds)
+        self._free.extend((*self._complete, *self._segment))
+        self._complete.clear()
+        self._segment[:] = [self._free.popleft() for _ in self._segment]
+        self._cursor[:] = 0
+
+    def collect(self, rows: Any, policy_version: int) -> RolloutStats:
+        env_s = policy_s = 0.0
+        feed = self._next_feed()
+        num_actions = len(self._env.spec.action)
+        num_envs = self._env.spec.num_envs
+        versions = repeat(policy_version) if self._refresh is None else iter(self._refresh, None)
+        step = 0
+        try:
+            with torch.inference_mode():
+                while len(self._complete) < num_envs:
+                    if self._stop[0]:
+                        raise Stopped
+                    version = next(versions)
+                    started = perf_counter()
+                    feed(self._carry_tensors, self._written)
+                    acted = perf_counter()
+                    self._out.frame[:] = True
+                    self._out.terminated[:] = self._out.truncated[:] = False
+                    self._env.step(self._written[:num_actions], self._out)
+                    stepped = perf_counter()
+                    self._store(version)
+                    env_s += stepped - acted
+                    policy_s += acted - started
+                    step += 1
+        except ShapeError as error:
+            raise_at_step(error, step)
+        chosen = [self._complete.popleft() for _ in range(num_envs)]
+        for key, array in rows.items():
+            array[...] = self._segments[key][chosen]
+        self._free += chosen
+        return RolloutStats(env_s, policy_s, self._episodes.take(), rows[TRAJ_IDS].shape[1])
+
+    def _store(self, policy_version: int) -> None:
+        """Appends this step's frames to their envs' segments; moves on to the next observations."""
+        out, spec, segments = self._out, self._env.spec, self._segments
+        envs = np.flatnonzero(out.frame)
+        place = self._segment[envs], self._cursor[envs]
+        # Before the observations, which the policy may have overwritten in `self._carry`.
+        for actor_leaf, written in zip(self._actor.leaves, self._written, strict=True):
+            segments[actor_leaf.key][place] = written[envs]
+        for leaf, before, after in zip(spec.observation, self._carry, out.observation, strict=True):
+            segments[leaf.key][place] = before[envs]
+            if ("next", *leaf.key) in segments:
+                segments["next", *leaf.key][place] = after[envs]
+            before[...] = after
+        ended = (out.terminated | out.truncated) & out.frame
+        for key, value in (
+            (("next", "reward"), out.reward),
+            (("next", "terminated"), out.terminated),
+            (("next", "truncated"), out.truncated),
+            (("next", "done"), ended),
+        ):
+            segments[key][place] = value[envs, None]
+        segments[POLICY_VERSION][place] = policy_version
+        self._cursor[envs] += 1
+        steps = segments[TRAJ_IDS].shape[1]
+        for index in np.flatnonzero(self._cursor == steps):
+            segment = self._segment[index]
+            keys = ("next", "truncated"), ("next", "done"), ("next", "reward"), TRAJ_IDS
+            truncated, done, reward, traj_ids = (segments[key][segment] for key in keys)
+            ends = self._end_batch(truncated, done)
+            self._episodes.record(np.array([index]), reward, ends, traj_ids[:, None])
+            self._complete.append(int(segment))
+            self._segment[index] = self._free.popleft()
+            self._cursor[index] = 0

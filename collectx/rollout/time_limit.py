@@ -1,0 +1,63 @@
+"""Cuts trajectories short: an env around an env (`collectx.env.base.Env`), so that the step loop knows nothing of it.
+
+Used by the rollouts, in the worker's process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from collectx.env.base import Env, EnvSpec, StepRows
+from collectx.rollout.options import RolloutSpec
+
+
+def with_ends(env: Env, want: RolloutSpec) -> Env:
+    """The group whose trajectories end as `want` says: `env` itself, or an env around it.
+
+    Raises:
+        ConfigError: this group's trajectories cannot be ended before their episodes; see `RolloutSpec.env_spec`.
+    """
+    spec = want.env_spec(env.spec)
+    return env if want.max_frames_per_traj is None else CutEnv(env, spec, want.max_frames_per_traj)
+
+
+class CutEnv:
+    """Marks the `max_frames`-th frame of a trajectory truncated, whether or not its episode ends there too; the caller
+    then restarts that env, as any whose episode has ended. Observes, after all leaves of `env`, how many frames of its
+    trajectory an env has had.
+
+    Args:
+        env: a `cuttable` group. Closed by this one.
+        spec: of this group.
+        max_frames: at least 1.
+    """
+
+    def __init__(self, env: Env, spec: EnvSpec, max_frames: int):
+        self.spec = spec
+        self._env = env
+        self._max_frames = max_frames
+        self._frames = np.zeros(spec.num_envs, np.int64)
+
+    def reset(self, seeds: Sequence[int] | None, out: Sequence[np.ndarray]) -> None:
+        self._env.reset(seeds, out[:-1])
+        self._frames[:] = out[-1][:] = 0
+
+    def step(self, action: Sequence[np.ndarray], out: StepRows) -> bool:
+        *observation, step_count = out.observation
+        inner = StepRows(observation, out.reward, out.terminated, out.truncated, out.frame, out.rewards)
+        any_ended = self._env.step(action, inner)
+        self._frames += 1
+        step_count[:, 0] = self._frames
+        cut = self._frames >= self._max_frames
+        np.logical_or(out.truncated, cut, out=out.truncated)
+        return any_ended or bool(cut.any())
+
+    def restart(self, ended: np.ndarray, out: Sequence[np.ndarray]) -> None:
+        self._env.restart(ended, out[:-1])
+        self._frames[ended] = 0
+        out[-1][ended] = 0
+
+    def close(self) -> None:
+        self._env.close()

@@ -1,0 +1,116 @@
+"""The workers of a run as jobs that its trainer submits: what `launcher=submitit` adds to a run. Or as jobs that were
+submitted before it, and wait for it: what `submitit_delayed_launcher` needs.
+
+Used in the trainer's process. Must not know how a scheduler is spoken to.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from collectx.config import RunConfig, SubmititLauncherConfig, num_workers_of
+from collectx.launcher.base import Place
+from collectx.run import worker
+from collectx.run.folder import RunFolder
+from collectx.run.role import announce
+from collectx.user_objects import Given
+
+
+@contextmanager
+def submitted_workers(
+    cfg: RunConfig, files: RunFolder, say: Callable[[str], None], given: Sequence[Given] | None = None
+) -> Iterator[Place]:
+    """The place of workers that are jobs of their own. At the end of the block all of these jobs have ended, or are
+    cancelled; that may take `collector.close_timeout_s`.
+
+    Args:
+        say: called with lines for the user, from any thread.
+        given: what each worker cannot be told as plain data; None: nothing.
+    """
+    from collectx.launcher.slurm.array import WorkerArray
+    from collectx.launcher.slurm.job_watcher import WorkerJobs
+
+    launcher = cfg.launcher
+    assert isinstance(launcher, SubmititLauncherConfig)
+    token = secrets.token_hex(8)
+    task, script = task_of(files), files.jobs / "worker.sh"
+    files.jobs.mkdir(exist_ok=True)
+    worker.write(task, cfg, files, token, given)
+    command = [launcher.python or sys.executable, "-u", "-m", worker.__name__, str(task)]
+    scheduler = WorkerArray(launcher, script, files.logs, command, files.worker_jobs)
+    with WorkerJobs(
+        scheduler,
+        num_workers_of(cfg),
+        lambda index: files.log(f"worker-{index}"),
+        cfg.collector.close_timeout_s,
+        say,
+    ) as jobs:
+        yield Place(
+            announce=lambda meeting: announce(files, meeting, token),
+            start=jobs.start,
+            describe=jobs.describe,
+            join_timeout=lambda worker: ("launcher.queue_timeout_s", launcher.queue_timeout_s),
+        )
+
+
+@dataclass(frozen=True)
+class Beforehand:
+    """What the job of a trainer is told about workers whose jobs were submitted along with it.
+
+    Attributes:
+        folder: where they wait for their task.
+        num_workers: how many.
+        backend, tcp_port: what the one who submitted them asked for.
+        queue_timeout_s: how long they, and the trainer, wait for each other.
+    """
+
+    folder: str
+    num_workers: int
+    backend: str
+    tcp_port: int | None
+    queue_timeout_s: float
+
+    def as_environment(self) -> tuple[str, str]:
+        """The variable that tells the trainer's job."""
+        return _BEFOREHAND, json.dumps(vars(self))
+
+    @classmethod
+    def from_environment(cls) -> Beforehand | None:
+        """What this process is told; None where nothing was submitted beforehand."""
+        text = os.environ.get(_BEFOREHAND)
+        return None if text is None else cls(**json.loads(text))
+
+    def files(self) -> RunFolder:
+        """The folder, with its files' names."""
+        return RunFolder(self.folder)
+
+
+def waiting_workers(cfg: RunConfig, beforehand: Beforehand, given: Sequence[Given]) -> Place:
+    """The place of workers whose jobs wait already: tells them their task. They are not replaced.
+
+    Args:
+        given: see `submitted_workers`.
+    """
+    files, token = beforehand.files(), secrets.token_hex(8)
+    worker.write(task_of(files), cfg, files, token, given)
+    return Place(
+        announce=lambda meeting: announce(files, meeting, token),
+        start=lambda index, life: None,
+        describe=lambda index: f"worker {index} (log: {files.log(f'worker-{index}')})",
+        join_timeout=lambda worker: ("queue_timeout_s", beforehand.queue_timeout_s),
+    )
+
+
+def task_of(files: RunFolder) -> Path:
+    """What the workers of a run are told."""
+    return files.jobs / "worker.json"
+
+
+_BEFOREHAND = "COLLECTX_BEFOREHAND"

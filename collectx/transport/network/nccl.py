@@ -1,0 +1,89 @@
+"""The pair over NCCL: from GPU to GPU. Each end needs a GPU of its own, as NCCL refuses two ranks on one.
+
+A worker's slots are memory of the CPU, which envs write to; they are staged on its GPU on their way. The trainer's lie
+on its GPU, where the learner wants them.
+"""
+
+from __future__ import annotations
+
+import os
+from datetime import timedelta
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from collectx.transport.network.p2p import TRAINER, WORKER, Exchange
+
+
+def make(connection: Connection, rank: int, timeout_s: float, device: str) -> NcclPair:
+    """See `make_pair`."""
+    return NcclPair(connection, rank, timeout_s, torch.device(device))
+
+
+class NcclPair:
+    """Two groups, one for each direction: the operations of one group run one after the other, so that a receive that
+    is posted early would hold up every send behind it.
+
+    Args:
+        connection, rank, timeout_s: see `GlooPair`.
+        device: the GPU of this end.
+    """
+
+    def __init__(self, connection: Connection, rank: int, timeout_s: float, device: torch.device):
+        # A broken pair must not end the process, as it does by default: the others go on.
+        os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "2")
+        self._device = device
+        self._peer = 1 - rank
+        self._is_open = True
+        nccl: Any = dist.ProcessGroupNCCL
+        exchange = Exchange(connection)
+        with torch.cuda.device(device):
+            groups = []
+            for sender in (WORKER, TRAINER):
+                options = nccl.Options()
+                options._timeout = timedelta(seconds=timeout_s)
+                group = nccl(dist.PrefixStore(str(sender), exchange), rank, 2, options)
+                # The first operation is what connects.
+                byte = torch.zeros(1, dtype=torch.uint8, device=device)
+                (group.send if rank == sender else group.recv)([byte], self._peer, 0).wait()
+                groups.append(group)
+            torch.cuda.synchronize(device)
+        exchange.finish()
+        upwards, downwards = groups
+        self._outwards, self._inwards = (downwards, upwards) if rank == TRAINER else (upwards, downwards)
+
+    def send(self, buffer: torch.Tensor) -> NcclTransfer:
+        with torch.cuda.device(self._device):
+            staged = buffer.to(self._device)
+            return NcclTransfer(self._outwards.send([staged], self._peer, 0), staged, staged)
+
+    def receive(self, buffer: torch.Tensor, stamp: int | None = None) -> NcclTransfer:
+        with torch.cuda.device(self._device):
+            staged = buffer if buffer.is_cuda else torch.empty_like(buffer, device=self._device)
+            return NcclTransfer(self._inwards.recv([staged], self._peer, 0), staged, buffer)
+
+    def close(self) -> None:
+        if self._is_open:
+            self._is_open = False
+            for group in (self._inwards, self._outwards):
+                group.abort()
+
+
+class NcclTransfer:
+    """A message under way by way of `staged`."""
+
+    def __init__(self, work: dist.Work, staged: torch.Tensor, buffer: torch.Tensor):
+        self._work = work
+        self._staged = staged
+        self._buffer = buffer
+
+    def done(self) -> bool:
+        return self._work.is_completed()
+
+    def wait(self) -> torch.Tensor:
+        self._work.wait()
+        if self._buffer is not self._staged:
+            self._buffer.copy_(self._staged)
+        return self._buffer

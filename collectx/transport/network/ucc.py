@@ -1,0 +1,56 @@
+"""The pair over UCC, where torch was built with it: over whatever UCX finds between the hosts."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from collectx.transport.network.p2p import TRAINER, WORKER, Exchange
+
+
+def make(connection: Connection, rank: int, timeout_s: float, device: str) -> UccPair:
+    """See `make_pair`."""
+    return UccPair(connection, rank, timeout_s)
+
+
+class UccPair:
+    """See `GlooPair` for the arguments."""
+
+    def __init__(self, connection: Connection, rank: int, timeout_s: float):
+        ucc: Any = dist.ProcessGroupUCC
+        exchange = Exchange(connection)
+        self._group: Any = ucc(exchange, rank, 2, timedelta(seconds=timeout_s))
+        self._peer = 1 - rank
+        # The first operation is what connects.
+        byte = torch.zeros(1, dtype=torch.uint8)
+        for sender in (WORKER, TRAINER):
+            (self._group.send if rank == sender else self._group.recv)([byte], self._peer, 0).wait()
+        exchange.finish()
+
+    def send(self, buffer: torch.Tensor) -> UccTransfer:
+        return UccTransfer(self._group.send([buffer], self._peer, 0), buffer)
+
+    def receive(self, buffer: torch.Tensor, stamp: int | None = None) -> UccTransfer:
+        return UccTransfer(self._group.recv([buffer], self._peer, 0), buffer)
+
+    def close(self) -> None:
+        self._group = None
+
+
+class UccTransfer:
+    """A message under way."""
+
+    def __init__(self, work: dist.Work, buffer: torch.Tensor):
+        self._work = work
+        self._buffer = buffer
+
+    def done(self) -> bool:
+        return self._work.is_completed()
+
+    def wait(self) -> torch.Tensor:
+        self._work.wait()
+        return self._buffer

@@ -15,7 +15,7 @@ import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
 
-from collectx.cli import report, watch
+from collectx.cli import output, watch
 from collectx.cli.task import Task, Wanted
 from collectx.config import SlurmLauncherConfig, num_tasks_of
 from collectx.errors import ConfigError
@@ -46,7 +46,7 @@ def carry_out(task: Task, runs: Sequence[Wanted], job: str, grace_s: float) -> N
     """
     if problems := [problem for run in runs for problem in _too_small(run, job)]:
         raise ConfigError(list(dict.fromkeys(problems)))
-    report.note(
+    output.note(
         f"launcher=slurm inside the allocation of job {job}: runs are steps of that job, with its partition, time and "
         "nodes, and no job is submitted. To submit one: env -u SLURM_JOB_ID collectx run ..."
     )

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from typing import Any
 
-from collectx.cli import report
+from collectx.cli import output
 from collectx.config import GymEnvConfig, GymVectorEnvConfig, RunConfig
 from collectx.errors import ConfigError
 from collectx.run import RunFolder
@@ -28,7 +28,7 @@ def check(files: RunFolder, cfg: RunConfig, trusted: bool) -> None:
         ConfigError: the folder is another user's, and not `trusted`.
     """
     for key, value, origin in named(cfg):
-        report.note(f"{key}={value} {origin}")
+        output.note(f"{key}={value} {origin}")
     owner = _other_owner(files)
     if owner is not None and not trusted:
         raise ConfigError(

@@ -15,7 +15,7 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from collectx.cli import report, run_status, submitit_slurm, sweeper, table
+from collectx.cli import output, run_status, submitit_slurm, sweeper
 from collectx.cli.arguments import Arguments, split
 from collectx.cli.compose import SEARCH_PATH, Composer, parsed, points, without_hydra
 from collectx.cli.overrides import Checked
@@ -38,7 +38,7 @@ def main(argv: Sequence[str]) -> int:
         composer = Composer(arguments.config_dir, arguments.config_name)
         return launch(composer, arguments, ["run", *argv])
     except ConfigError as error:
-        return report.wrong_configuration(error.problems)
+        return output.wrong_configuration(error.problems)
 
 
 def launch(composer: Composer, arguments: Arguments, argv: Sequence[str], outcome: list[Any] | None = None) -> int:
@@ -58,7 +58,7 @@ def launch(composer: Composer, arguments: Arguments, argv: Sequence[str], outcom
         raise ConfigError(foreign)
     if words != list(arguments.words):
         told = " ".join(word for word in words if word not in arguments.words)
-        report.note(f"hydra/launcher=submitit_slurm: as {told}.")
+        output.note(f"hydra/launcher=submitit_slurm: as {told}.")
     checked = composer.check(words)
     explaining = any(flag in arguments.flags for flag in _EXPLAINING)
     problems = checked.problems if explaining else _problems(composer, checked, arguments)
@@ -88,7 +88,7 @@ def launch(composer: Composer, arguments: Arguments, argv: Sequence[str], outcom
             if task.sweeper is None or not task.points:
                 raise error if isinstance(error, ConfigError) else ConfigError([text]) from error
             is_failed = True
-            report.failure(text)
+            output.failure(text)
         if task.refused:
             raise ConfigError(list(dict.fromkeys(task.refused)))
         if task.wanted:
@@ -97,7 +97,7 @@ def launch(composer: Composer, arguments: Arguments, argv: Sequence[str], outcom
             slurm.carry_out(task)
     finally:
         if task.sweep is not None and not task.left:
-            table.show(task.sweep, task.points, {ended.folder: str(ended.status) for ended in task.results})
+            output.show(task.sweep, task.points, {ended.folder: str(ended.status) for ended in task.results})
     if outcome is not None:
         outcome += task.results
     return exit_status([*(ended.status for ended in task.results), *(["failed"] if is_failed else [])])
@@ -172,13 +172,13 @@ def _problems(composer: Composer, checked: Checked, arguments: Arguments) -> Seq
     if not swept and not is_multirun:
         cfg, problems = composer.examine(checked)
         if not problems:
-            composer.deletions(checked.overrides, say=report.note)
+            composer.deletions(checked.overrides, say=output.note)
         return problems or _last_look(cfg)
     try:
         sampled = sweeper.sample(overrides)
         node = composer.load(sampled)
         if not sweeper.is_basic(node):
-            node = composer.load([*sampled, *composer.deletions(sampled, say=report.note)])
+            node = composer.load([*sampled, *composer.deletions(sampled, say=output.note)])
     except ConfigError as error:
         return [*checked.problems, *error.problems]
     # The chosen launcher may turn every run into a sweep of one or more points.
@@ -207,7 +207,7 @@ def _problems(composer: Composer, checked: Checked, arguments: Arguments) -> Seq
         for problem in problems or _last_look(cfg, quiet=point is not all_points[0]):
             found.setdefault(problem, []).append(point.name)
     for text in dict.fromkeys(notes):
-        report.note(text)
+        output.note(text)
     everywhere = len(all_points)
     return [
         problem if len(where) == everywhere or problem in checked.problems else f"{problem} [{'; '.join(where)}]"
@@ -222,5 +222,5 @@ def _last_look(cfg: RunConfig, quiet: bool = False) -> list[str]:
         problems += preflight.device_problems(cfg) + preflight.backend_problems(cfg)
     if not problems and not quiet:
         for text in advice(cfg):
-            report.note(text)
+            output.note(text)
     return problems

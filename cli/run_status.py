@@ -16,7 +16,8 @@ from typing import Any
 
 from collectx.errors import LauncherError
 from collectx.launcher.slurm.job_watcher import JobState
-from collectx.run.folder import RunFolder, write_json
+from collectx.run.files import write_json
+from collectx.run.folder import RunFolder
 
 _LAST_LINES = 40
 _OVER = {

@@ -16,7 +16,7 @@ from importlib.util import find_spec, resolve_name
 from pathlib import Path
 from typing import Any
 
-from collectx.cli.suggest import did_you_mean
+from collectx.cli.output import did_you_mean
 from collectx.config import (
     CustomPolicyConfig,
     CustomTrainerConfig,

@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from collectx.cli import allocation, report, run_status, watch
+from collectx.cli import allocation, output, run_status, watch
 from collectx.cli.compose import config_text
 from collectx.cli.task import Task, Wanted
 from collectx.config import SlurmLauncherConfig, SubmititDelayedLauncherConfig, as_dict, num_tasks_of
@@ -78,7 +78,7 @@ def _carry_out(wanted: Task, submitted: dict[Path, str]) -> None:
     if refusals and not jobs:
         raise ConfigError(list(dict.fromkeys(refusals.values())))
     for text in dict.fromkeys(refusals.values()):
-        report.note(f"not submitted: {text}")
+        output.note(f"not submitted: {text}")
     wanted.results += [Failed(run.folder) for run in wanted.wanted if run.folder in refusals]
     there = [run for run in wanted.wanted if run.folder in jobs]
     root = wanted.sweep.absolute() if wanted.sweep is not None else there[0].folder

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from collectx.cli import report
+from collectx.cli import output
 from collectx.cli.arguments import split
 from collectx.errors import ConfigError, DamagedFile, LauncherError
 
@@ -31,17 +31,17 @@ def main(argv: Sequence[str]) -> int:
     try:
         arguments = split(argv)
     except ConfigError as error:
-        return report.wrong_usage(" ".join(error.problems))
+        return output.wrong_usage(" ".join(error.problems))
     if "help" in arguments.flags:
         print(_USAGE)
         return 0
     if len(arguments.words) != 1:
-        return report.wrong_usage(f"status needs one folder, got {len(arguments.words)}.\n{_USAGE}")
+        return output.wrong_usage(f"status needs one folder, got {len(arguments.words)}.\n{_USAGE}")
     root = Path(arguments.words[0])
     folders = runs_in(root)
     if not folders:
         there = "holds neither a run nor runs" if root.is_dir() else "is no folder"
-        return report.wrong_usage(f"status: {root} {there}.")
+        return output.wrong_usage(f"status: {root} {there}.")
     return _show(root, folders)
 
 
@@ -54,7 +54,7 @@ def runs_in(root: Path) -> list[Path]:
 
 def _show(root: Path, folders: Sequence[Path]) -> int:
     """Prints what became of each; returns the exit status."""
-    from collectx.cli import run_status, table
+    from collectx.cli import run_status
     from collectx.run.folder import RunFolder
 
     runs = [RunFolder(folder) for folder in folders]
@@ -62,30 +62,30 @@ def _show(root: Path, folders: Sequence[Path]) -> int:
     named = [job for job in jobs.values() if job is not None]
     said = run_status.ask(named) if named and shutil.which("squeue") is not None else LauncherError("it has no squeue")
     if named and isinstance(said, LauncherError):
-        report.note(f"SLURM cannot be asked on this machine ({said}): only what the folders say.")
+        output.note(f"SLURM cannot be asked on this machine ({said}): only what the folders say.")
     rows, details = [], []
     for run in runs:
         job = jobs[run.path]
         try:
             found = run_status.fate_here(run) if job is None else run_status.fate(run, job, said)
-            cells = table.row(run.path.name, run.read_result() or _so_far(run), found.word)
+            cells = output.row(run.path.name, run.read_result() or _so_far(run), found.word)
         except DamagedFile as error:
             if run.path == root.absolute():
-                return report.wrong_usage(f"status: {error}")
-            found, cells = run_status.Fate("damaged", str(error)), table.row(run.path.name, None, "damaged")
+                return output.wrong_usage(f"status: {error}")
+            found, cells = run_status.Fate("damaged", str(error)), output.row(run.path.name, None, "damaged")
         rows.append((cells[0], found.word, *cells[2:], job or ""))
         if found.detail:
             details.append(f"{run.path.name}: {found.detail}\n")
-    table.draw(rows, (*table.HEAD, "job"))
+    output.draw(rows, (*output.HEAD, "job"))
     print("".join(details) + f"folder: {root}", flush=True)
     return 0
 
 
 def _so_far(run: RunFolder) -> dict[str, Any] | None:
     """What a run without a result has delivered."""
-    from collectx.run.metrics_tail import Replay
+    from collectx.run.statistics import Replay
 
-    numbers = Replay(run, -1)
+    numbers = Replay(run.metrics, -1)
     if not numbers.update():
         return None
     return {"frames": numbers.frames, "frames_per_s": numbers.frames_per_s, "mean_return": numbers.mean_return}

@@ -26,13 +26,13 @@ from collectx.config import RunConfig
 from collectx.errors import LauncherError
 from collectx.launcher.slurm import commands
 from collectx.launcher.slurm.job_watcher import JobState
-from collectx.run import report
-from collectx.run.event_messages import sentence
+from collectx.run import display
+from collectx.run.display import PLAIN_S, REFRESH_S, Progress, clock, number
+from collectx.run.events import sentence
 from collectx.run.folder import RunFolder
-from collectx.run.metrics_tail import Lines, Replay
-from collectx.run.progress import PLAIN_S, REFRESH_S, Progress
 from collectx.run.result import Failure, Result, Status
-from collectx.run.view import Sampler, clock, number
+from collectx.run.statistics import Lines, Replay
+from collectx.run.view import Sampler
 
 # How often SLURM is asked: soon at first, more rarely while a job waits or runs for long.
 _FIRST_ASK_S = 1.0
@@ -111,7 +111,7 @@ class Pursuit:
                 name,
                 files,
                 job,
-                Replay(files, cfg.collector.total_frames),
+                Replay(files.metrics, cfg.collector.total_frames),
                 Lines(files.events),
                 is_telling=cfg.collector.on_worker_failure != "raise",  # otherwise the error itself is shown at the end
                 may_requeue=getattr(cfg.launcher, "requeue", False),
@@ -261,9 +261,9 @@ class Pursuit:
                 text = f"{failure['type']}: {failure['message']}\n{_traceback(run.files)}".rstrip()
             if text and text not in told:
                 told.add(text)
-                report.say(text if len(self._runs) == 1 else f"{run.name}: {text}")
+                display.say(text if len(self._runs) == 1 else f"{run.name}: {text}")
             elif run.fate.word == "interrupted":
-                report.say(f"{self._name(run)}: {run.fate.detail or 'interrupted'}")
+                display.say(f"{self._name(run)}: {run.fate.detail or 'interrupted'}")
         if len(self._runs) == 1 and not self.was_left:
             _show_result(self._runs[0])
 
@@ -385,7 +385,7 @@ def _show_result(run: Run) -> None:
             "failures": tuple(Failure(**failure) for failure in content["failures"]),
         }
         console.print()
-        console.print(report.table(Result(**fields, folder=run.files.path)))
+        console.print(display.table(Result(**fields, folder=run.files.path)))
     console.print(str(run.files.path), soft_wrap=True, markup=False)
 
 

@@ -11,8 +11,8 @@ import time
 from collections.abc import Callable, Collection
 from typing import Any
 
-from collectx.run.event_messages import sentence
-from collectx.run.folder import JsonLines, RunFolder
+from collectx.run.files import JsonLines
+from collectx.run.folder import RunFolder
 
 
 class EventLog:
@@ -64,3 +64,26 @@ class EventLog:
         with self._lock:
             self._closed = True
             self._lines.close()
+
+
+def sentence(name: str, fields: dict[str, Any]) -> str | None:
+    """What to say of an event of `events.jsonl`; None where it is nothing to speak of."""
+    worker = fields.get("worker")
+    if name == "worker_failed":
+        return f"worker {worker} failed: {fields['type']}: {fields['message']}"
+    if name == "worker_restarted":
+        time = _nth(fields["life"])
+        return f"worker {worker} is started again (collector.on_worker_failure=restart), for the {time} time"
+    if name == "worker_dropped":
+        left = fields["num_workers"]
+        return f"the run goes on without worker {worker} (collector.on_worker_failure=drop): {left} left"
+    if name == "jobs":
+        return str(fields["message"])
+    if name == "peer_refused":
+        return f"refused a connection from {fields['address']}: {fields['reason']}"
+    return None
+
+
+def _nth(number: int) -> str:
+    suffix = "th" if number % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
+    return f"{number}{suffix}"

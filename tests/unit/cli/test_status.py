@@ -13,7 +13,7 @@ from collectx.cli import run_status, status
 from collectx.errors import LauncherError
 from collectx.launcher.slurm.job_watcher import JobState
 from collectx.run import RunFolder
-from collectx.run.folder import write_json
+from collectx.run.files import write_json
 
 
 @pytest.fixture

@@ -1,9 +1,10 @@
-"""The table of a sweep's points: what `result.json` of each says. Also of points that failed or never ran."""
+"""Messages and tables of the command line: problems and notes on standard error, tables of runs on standard output."""
 
 from __future__ import annotations
 
+import difflib
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,46 @@ from collectx.errors import DamagedFile
 from collectx.run import RunFolder
 
 HEAD = ("point", "status", "frames", "frames/s", "return", "wall_s")
+
+
+def wrong_usage(text: str) -> int:
+    """Prints one sentence about the command line itself; returns the exit status."""
+    print(f"collectx: {text}", file=sys.stderr)
+    return 2
+
+
+def wrong_configuration(problems: Sequence[str]) -> int:
+    """Prints every problem; returns the exit status."""
+    count = len(problems)
+    head = f"{count} problems in the configuration, no worker was started:"
+    if count == 1:
+        head = "A problem in the configuration, no worker was started:"
+    _print(head, "bold red")
+    for problem in problems:
+        first, *more = problem.splitlines()
+        _print(f"  - {first}")
+        for line in more:
+            _print(f"    {line}")
+    return 2
+
+
+def failure(text: str) -> None:
+    """Prints why the command fails after runs have ended."""
+    _print(f"collectx: {text}", "bold red")
+
+
+def note(text: str) -> None:
+    """Prints something worth knowing that stops nothing."""
+    _print(f"note: {text}", "yellow")
+
+
+def _print(text: str, style: str = "") -> None:
+    if sys.stderr.isatty():
+        from rich.console import Console
+
+        Console(stderr=True, highlight=False, markup=False, soft_wrap=True).print(text, style=style)
+    else:
+        print(text, file=sys.stderr)
 
 
 def show(root: Path, points: Sequence[tuple[str, Path]], statuses: Mapping[Path, str] | None = None) -> None:
@@ -85,3 +126,21 @@ def _rich(rows: Sequence[tuple[str, ...]], head: Sequence[str]) -> None:
         texts[1].stylize(colours.get(cells[1], "dim"))
         shown.add_row(*texts)
     Console().print(shown)
+
+
+def did_you_mean(name: str, names: Iterable[str], listed: bool = True, prefix: str = "") -> str:
+    """`; did you mean X? (valid: ...)`, without the parts that do not apply.
+
+    Args:
+        name: what was given.
+        names: what would have been right.
+        listed: whether to name all of `names`.
+        prefix: stands before each name that is proposed.
+    """
+    candidates = list(names)
+    near = difflib.get_close_matches(name, candidates, n=1, cutoff=0.6)
+    if not listed:
+        return f"; did you mean {prefix}{near[0]}?" if near else "."
+    if near:
+        return f"; did you mean {prefix}{near[0]}? (valid: {', '.join(candidates)})"
+    return f"; valid: {', '.join(candidates)}."

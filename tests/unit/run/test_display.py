@@ -5,18 +5,17 @@ import io
 import pytest
 from rich.console import Console
 
-from collectx.run import progress
-from collectx.run.progress import Progress
+from collectx.run.display import NUM_WORKERS_SHOWN, Progress, line, panel
 from collectx.run.statistics import Statistics
-from collectx.run.view import NUM_WORKERS_SHOWN, Sampler, line, panel
+from collectx.run.view import Sampler
 
 SHOW_CURSOR, HIDE_CURSOR = "\x1b[?25h", "\x1b[?25l"
 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    monkeypatch.setattr(progress, "REFRESH_S", 0.01)
-    monkeypatch.setattr(progress, "PLAIN_S", 0.01)
+    monkeypatch.setattr(display, "REFRESH_S", 0.01)
+    monkeypatch.setattr(display, "PLAIN_S", 0.01)
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ import io
 import pytest
 from rich.console import Console
 
+from collectx.run import display
 from collectx.run.display import NUM_WORKERS_SHOWN, Progress, line, panel
 from collectx.run.statistics import Statistics
 from collectx.run.view import Sampler

@@ -44,8 +44,8 @@ def build(cfg: TrainerConfig, policy: Callable | None, spec: EnvSpec, seed: int,
         raise ConfigError(
             [
                 f"trainer.kind={cfg.kind}: the env gives {rewards}, but the trainer learns from one reward [1] "
-                "torch.float32: reduce it with a transform, such as TorchRL's LineariseRewards or DoubleToFloat, or use "
-                "trainer=custom."
+                "torch.float32: reduce it with a transform, such as TorchRL's LineariseRewards or DoubleToFloat, or "
+                "use trainer=custom."
             ]
         )
     if isinstance(cfg, MeterTrainerConfig):

@@ -102,7 +102,7 @@ class DqnTrainer:
         return {"loss": loss, "value": value}
 
     def _learn(self, steps: int) -> torch.Tensor:
-        """Takes `steps` gradient steps on one sample with fixed targets. Returns the sums of losses and of mean values."""
+        """Takes `steps` gradient steps on one sample with fixed targets. Returns the sums of losses and values."""
         cfg, policy = self._cfg, self.policy
         sample = self._buffer.sample(steps * cfg.batch_size)
         frames = sample.to(self._device)

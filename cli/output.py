@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import difflib
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -126,21 +125,3 @@ def _rich(rows: Sequence[tuple[str, ...]], head: Sequence[str]) -> None:
         texts[1].stylize(colours.get(cells[1], "dim"))
         shown.add_row(*texts)
     Console().print(shown)
-
-
-def did_you_mean(name: str, names: Iterable[str], listed: bool = True, prefix: str = "") -> str:
-    """`; did you mean X? (valid: ...)`, without the parts that do not apply.
-
-    Args:
-        name: what was given.
-        names: what would have been right.
-        listed: whether to name all of `names`.
-        prefix: stands before each name that is proposed.
-    """
-    candidates = list(names)
-    near = difflib.get_close_matches(name, candidates, n=1, cutoff=0.6)
-    if not listed:
-        return f"; did you mean {prefix}{near[0]}?" if near else "."
-    if near:
-        return f"; did you mean {prefix}{near[0]}? (valid: {', '.join(candidates)})"
-    return f"; valid: {', '.join(candidates)}."

@@ -10,16 +10,16 @@ from typing import Any
 from collectx.errors import DamagedFile
 from collectx.run import RunFolder
 
-HEAD = ("point", "status", "frames", "frames/s", "return", "wall_s")
+COLUMNS = ("point", "status", "frames", "frames/s", "return", "wall_s")
 
 
-def wrong_usage(text: str) -> int:
+def usage_error(text: str) -> int:
     """Prints one sentence about the command line itself; returns the exit status."""
     print(f"collectx: {text}", file=sys.stderr)
     return 2
 
 
-def wrong_configuration(problems: Sequence[str]) -> int:
+def config_errors(problems: Sequence[str]) -> int:
     """Prints every problem; returns the exit status."""
     count = len(problems)
     head = f"{count} problems in the configuration, no worker was started:"
@@ -34,7 +34,7 @@ def wrong_configuration(problems: Sequence[str]) -> int:
     return 2
 
 
-def failure(text: str) -> None:
+def error(text: str) -> None:
     """Prints why the command fails after runs have ended."""
     _print(f"collectx: {text}", "bold red")
 
@@ -53,7 +53,7 @@ def _print(text: str, style: str = "") -> None:
         print(text, file=sys.stderr)
 
 
-def show(root: Path, points: Sequence[tuple[str, Path]], statuses: Mapping[Path, str] | None = None) -> None:
+def print_sweep(root: Path, points: Sequence[tuple[str, Path]], statuses: Mapping[Path, str] | None = None) -> None:
     """Prints the table of the points, each a name and a run folder, and the sweep's folder; plain where the output is
     no terminal.
 
@@ -61,11 +61,11 @@ def show(root: Path, points: Sequence[tuple[str, Path]], statuses: Mapping[Path,
         statuses: of run folders without a result; by default they did not run.
     """
     print()
-    draw([_row(name, RunFolder(folder), (statuses or {}).get(folder)) for name, folder in points])
+    print_table([_row(name, RunFolder(folder), (statuses or {}).get(folder)) for name, folder in points])
     print(f"sweep folder: {root}", flush=True)
 
 
-def draw(rows: Sequence[tuple[str, ...]], head: Sequence[str] = HEAD) -> None:
+def print_table(rows: Sequence[tuple[str, ...]], head: Sequence[str] = COLUMNS) -> None:
     """Prints a table; plain where the output is no terminal."""
     if sys.stdout.isatty():
         _rich(rows, head)
@@ -75,12 +75,12 @@ def draw(rows: Sequence[tuple[str, ...]], head: Sequence[str] = HEAD) -> None:
 
 def _row(name: str, files: RunFolder, status: str | None) -> tuple[str, ...]:
     try:
-        return row(name, files.read_result(), status)
+        return cells(name, files.read_result(), status)
     except DamagedFile:
-        return row(name, None, "damaged")
+        return cells(name, None, "damaged")
 
 
-def row(name: str, result: Mapping[str, Any] | None, status: str | None = None) -> tuple[str, ...]:
+def cells(name: str, result: Mapping[str, Any] | None, status: str | None = None) -> tuple[str, ...]:
     """The cells of a run: its result, or `status` where it has none."""
     if result is None:
         return (name, status or "not run", "", "", "", "")

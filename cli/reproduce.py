@@ -47,7 +47,7 @@ def main(argv: Sequence[str]) -> int:
             return 0
         return _reproduce(arguments, ["reproduce", *argv])
     except ConfigError as error:
-        return output.wrong_configuration(error.problems)
+        return output.config_errors(error.problems)
 
 
 def _reproduce(arguments: Arguments, argv: Sequence[str]) -> int:
@@ -55,9 +55,9 @@ def _reproduce(arguments: Arguments, argv: Sequence[str]) -> int:
     folders = [word for word in arguments.words if Path(word).is_dir() or not ("=" in word or word.startswith("~"))]
     overrides = tuple(word for word in arguments.words if word not in folders)
     if len(folders) != 1:
-        return output.wrong_usage(f"reproduce needs one run folder, got {len(folders)}.\n{_USAGE}")
+        return output.usage_error(f"reproduce needs one run folder, got {len(folders)}.\n{_USAGE}")
     if "multirun" in arguments.flags:
-        return output.wrong_usage("reproduce runs one configuration; sweeps are `collectx run -m`.")
+        return output.usage_error("reproduce runs one configuration; sweeps are `collectx run -m`.")
     old = RunFolder(folders[0])
     saved = _saved(old)
     # A damaged file is reported before the run, not after it.

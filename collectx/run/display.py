@@ -75,7 +75,7 @@ class Progress:
             self._live.transient = not self._statistics.batches
             self._live.stop()
 
-    def say(self, text: str) -> None:
+    def print_message(self, text: str) -> None:
         """Prints a line above the display. From any thread."""
         self._console.print(f"collectx: {text}", soft_wrap=True, markup=False, highlight=False)
 
@@ -94,12 +94,12 @@ class Progress:
     def _draw(self) -> None:
         view = self._sampler.view(time.monotonic())
         if self._live is not None:
-            self._live.update(panel(view), refresh=True)
+            self._live.update(render_panel(view), refresh=True)
         else:
-            self._console.print(line(view), soft_wrap=True, markup=False, highlight=False)
+            self._console.print(format_line(view), soft_wrap=True, markup=False, highlight=False)
 
 
-def line(view: View) -> str:
+def format_line(view: View) -> str:
     """One line for logs and pipes."""
     if not view.batches:
         return f"[{clock(view.elapsed_s)}] waiting for the first batch"
@@ -120,7 +120,7 @@ def line(view: View) -> str:
     return " | ".join(parts)
 
 
-def panel(view: View) -> RenderableType:
+def render_panel(view: View) -> RenderableType:
     """The live display: a bar, the sums, one line per worker, the trainer's scalars."""
     if not view.batches:
         return Text(f"waiting for the first batch, {clock(view.elapsed_s)}", style="dim")
@@ -189,25 +189,25 @@ def log_errors(errors: Sequence[BaseException], log: Path) -> None:
             for error in errors:
                 file.write(traceback_of(error))
     except OSError as error:
-        say(f"{log} could not be written: {error}")
+        print_message(f"{log} could not be written: {error}")
 
 
-def show(result: Result, errors: Sequence[BaseException], log: Path) -> None:
+def print_result(result: Result, errors: Sequence[BaseException], log: Path) -> None:
     """Prints the errors to standard error, then the table and the run folder to standard output."""
     for error in errors:
-        say(describe(error))
+        print_message(format_error(error))
     if errors:
-        say(f"full traceback: {log}")
+        print_message(f"full traceback: {log}")
     elif result.status is Status.INTERRUPTED:
-        say(result.exit_reason)
+        print_message(result.exit_reason)
     console = Console(highlight=False)
     console.print()
-    console.print(table(result))
+    console.print(result_table(result))
     # Never wrapped: a path is there to be copied.
     console.print(str(result.folder), soft_wrap=True, markup=False)
 
 
-def table(result: Result) -> Table:
+def result_table(result: Result) -> Table:
     """One row: frames, frames/s, mean return, wall time, status."""
     drawn = Table(box=box.SIMPLE, show_edge=False)
     for name in ("frames", "frames/s", "mean return", "wall", "status"):
@@ -223,7 +223,7 @@ def table(result: Result) -> Table:
     return drawn
 
 
-def describe(error: BaseException) -> str:
+def format_error(error: BaseException) -> str:
     """The error as the user should read it: type, message, then where it was raised, with the remote traceback if it
     comes from a worker."""
     text = f"{type_name(error)}: {text_of(error)}"
@@ -235,6 +235,6 @@ def describe(error: BaseException) -> str:
     return "\n".join([text, *(f"  {line}" for line in lines)])
 
 
-def say(text: str) -> None:
+def print_message(text: str) -> None:
     """One message to the user on standard error."""
     print(f"collectx: {text}", file=sys.stderr, flush=True)

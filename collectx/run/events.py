@@ -20,15 +20,15 @@ class EventLog:
     user should hear of goes to `logs/trainer.log` as well, and to `tell`.
 
     Args:
-        untold: names of events that are not for `tell`.
+        hidden: names of events that are not for `tell`.
 
     Attributes:
         tell: called with a sentence, from the thread of the event.
     """
 
-    def __init__(self, folder: RunFolder, untold: Collection[str] = ()):
-        self._untold = frozenset(untold)
-        self.tell: Callable[[str], None] = lambda text: None
+    def __init__(self, folder: RunFolder, hidden: Collection[str] = ()):
+        self._hidden = frozenset(hidden)
+        self.show: Callable[[str], None] = lambda text: None
         self._log = folder.log("trainer")
         self._lines = JsonLines(folder.events)
         self._lock = threading.Lock()
@@ -37,7 +37,7 @@ class EventLog:
 
     def __call__(self, name: str, **fields: Any) -> None:
         line = {"time": round(time.time(), 6), "event": name} | fields
-        text, failure = sentence(name, fields), None
+        text, failure = format_event(name, fields), None
         with self._lock:
             # A watcher thread may still report an end while the run is being closed.
             if self._closed:
@@ -49,9 +49,9 @@ class EventLog:
                     # Not raised: events come from threads that must go on, and a run is worth more than its log.
                     self._has_failed, failure = True, error
         if failure is not None:
-            self.tell(f"events are not written any more: {failure}")
-        if text is not None and name not in self._untold:
-            self.tell(text)
+            self.show(f"events are not written any more: {failure}")
+        if text is not None and name not in self._hidden:
+            self.show(text)
 
     def _write(self, line: dict[str, Any], text: str | None) -> None:
         self._lines.append(line)
@@ -66,7 +66,7 @@ class EventLog:
             self._lines.close()
 
 
-def sentence(name: str, fields: dict[str, Any]) -> str | None:
+def format_event(name: str, fields: dict[str, Any]) -> str | None:
     """What to say of an event of `events.jsonl`; None where it is nothing to speak of."""
     worker = fields.get("worker")
     if name == "worker_failed":

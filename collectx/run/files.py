@@ -36,7 +36,7 @@ def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
         # torch.save raises an error of its own, which does not say what the file's was.
         cause = error.__context__ if isinstance(error, RuntimeError) else error
         if isinstance(cause, OSError):
-            raise _named(cause, path) from None
+            raise _with_filename(cause, path) from None
         raise
 
 
@@ -87,7 +87,7 @@ class JsonLines:
             while rest:  # a disk that is nearly full takes a part, and refuses the next
                 rest = rest[self._file.write(rest) :]
         except OSError as error:
-            raise _named(error, self._path) from None
+            raise _with_filename(error, self._path) from None
 
     def close(self) -> None:
         """Idempotent."""
@@ -144,7 +144,7 @@ def plain(value: Any) -> Any:
 _encode = json.JSONEncoder(allow_nan=False, check_circular=False, separators=(",", ":")).encode
 
 
-def _named(error: OSError, path: Path) -> OSError:
+def _with_filename(error: OSError, path: Path) -> OSError:
     """`error` with the name of the file, which those of `write` and `fsync` lack."""
     if error.filename is None:
         error.filename = str(path)

@@ -67,7 +67,7 @@ class RunFolder:
         Raises:
             ConfigError: the folder cannot be made, or not be written to.
         """
-        with making(self.path):
+        with folder_errors(self.path):
             for folder in (self.path, self.snapshot, self.logs, self.checkpoints):
                 folder.mkdir(parents=True, exist_ok=True)
             lines = (self.metrics, self.events)
@@ -105,7 +105,7 @@ class RunFolder:
 
 
 @contextmanager
-def making(path: Path | str) -> Iterator[None]:
+def folder_errors(path: Path | str) -> Iterator[None]:
     """Raises a `ConfigError` where the block, which makes the folder `path`, raises an `OSError`."""
     try:
         yield

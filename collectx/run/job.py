@@ -67,11 +67,11 @@ def _execute(cfg: RunConfig, files: RunFolder, argv: list[str], place: Place | N
         try:
             write_json(files.result, result.as_json())
         except OSError as error:
-            display.say(f"{files.result} could not be written: {error.strerror or error}")
-        if record.wrong is None:
-            display.show(result, record.errors, files.log("trainer"))
-    if record.wrong is not None:
-        raise record.wrong
+            display.print_message(f"{files.result} could not be written: {error.strerror or error}")
+        if record.config_error is None:
+            display.print_result(result, record.errors, files.log("trainer"))
+    if record.config_error is not None:
+        raise record.config_error
     return result
 
 
@@ -82,17 +82,17 @@ def _run(
     if cfg.launcher.kind == "local" and cfg.collector.kind != "single":
         from collectx.launcher.local import warm_up
 
-        with signals.kept_from_children():
+        with signals.ignored_by_children():
             warm_up()
     snapshot.write(cfg, files, argv)
     # A failure that ends the run is shown at its end.
-    events = EventLog(files, untold=("worker_failed",) if cfg.collector.on_worker_failure == "raise" else ())
+    events = EventLog(files, hidden=("worker_failed",) if cfg.collector.on_worker_failure == "raise" else ())
     try:
         progress = display.Progress(record.statistics, start_s=record.start_s)
-        events.tell = progress.say
+        events.show = progress.say
 
         def note(name: str, **fields: Any) -> None:
-            record.note(name, fields)
+            record.add_event(name, fields)
             events(name, **fields)
 
         with progress, _place(cfg, files, place, events) as place:

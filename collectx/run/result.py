@@ -121,9 +121,9 @@ class Record:
         self.statistics = Statistics(cfg.collector.total_frames)
         self.digest = None if getattr(cfg.trainer, "digest", False) is False else Digest()
         self.errors: list[BaseException] = []
-        self.wrong: ConfigError | None = None
-        self._lost: Failure | None = None
-        self._survived: list[Failure] = []
+        self.config_error: ConfigError | None = None
+        self._last_loss: Failure | None = None
+        self._recovered: list[Failure] = []
         self._max_batches = cfg.run.max_batches
         self._signals = signals
         self._status: Status | None = None
@@ -153,18 +153,18 @@ class Record:
             if not whole and self.statistics.batches == self._max_batches:
                 self._reason = f"{self._max_batches} batches delivered (run.max_batches={self._max_batches})"
 
-    def note(self, name: str, fields: Mapping[str, Any]) -> None:
+    def add_event(self, name: str, fields: Mapping[str, Any]) -> None:
         """Takes in an event of `events.jsonl`. What a worker failed of is a failure of its own where the run goes on;
         otherwise it is raised."""
         if name == "worker_failed":
-            self._lost = Failure(fields["type"], fields["message"], fields["worker"])
-        elif name in ("worker_restarted", "worker_dropped") and self._lost is not None:
-            self._survived.append(self._lost)
+            self._last_loss = Failure(fields["type"], fields["message"], fields["worker"])
+        elif name in ("worker_restarted", "worker_dropped") and self._last_loss is not None:
+            self._recovered.append(self._last_loss)
 
     def misconfigured(self, error: Exception) -> ConfigError:
         """Notes `error` as a mistake in the configuration and returns it as such."""
-        self.wrong = error if isinstance(error, ConfigError) else ConfigError([str(error)])
-        return self.wrong
+        self.config_error = error if isinstance(error, ConfigError) else ConfigError([str(error)])
+        return self.config_error
 
     def result(self, folder: Path) -> Result:
         """The result as of now."""
@@ -181,7 +181,7 @@ class Record:
             mean_return=None if math.isnan(statistics.mean_return) else statistics.mean_return,
             num_episodes=statistics.num_episodes,
             digest=self.digest.total if self.digest is not None and statistics.batches else None,
-            failures=(*map(failure_of, self.errors), *self._survived),
+            failures=(*map(failure_of, self.errors), *self._recovered),
             folder=folder,
         )
 
@@ -201,15 +201,15 @@ def type_name(error: BaseException) -> str:
     return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
 
 
-_counted = False
+_has_started_a_run = False
 
 
 def _command_start_s() -> float:
     """When the command started: the start of this process for its first run, now for every later one (a local sweep).
     Now as well where the operating system does not tell (resolution 10 ms)."""
-    global _counted
+    global _has_started_a_run
     now_s = time.monotonic()
-    first, _counted = not _counted, True
+    first, _has_started_a_run = not _has_started_a_run, True
     if not first or not hasattr(time, "CLOCK_BOOTTIME"):
         return now_s
     try:

@@ -140,7 +140,7 @@ def test_an_error_without_a_text_is_named(stub, monkeypatch, capsys):
 def test_a_folder_whose_job_has_not_ended_is_refused(queue, stub, capsys):
     words, files = ["hydra.run.dir=here", "run.overwrite=true"], RunFolder("here")
     files.jobs.mkdir(parents=True)
-    run_status.note_job(files, "7")
+    run_status.write_job(files, "7")
     queue.states = {"7": "PENDING"}
     assert run.main(words) == 2
     assert "job 7 has not ended: cancel it with scancel 7, or choose another folder" in capsys.readouterr().err
@@ -149,7 +149,7 @@ def test_a_folder_whose_job_has_not_ended_is_refused(queue, stub, capsys):
     assert "job 7 has not ended, as far as is known (" in capsys.readouterr().err
     queue.error, queue.states = "", {"7": "CANCELLED"}
     assert run.main(words) == 0
-    assert run_status.job_of(files) is None  # it tells nothing of the new run
+    assert run_status.read_job(files) is None  # it tells nothing of the new run
 
 
 @pytest.mark.parametrize(("command", "offered"), [("reproduce", "--trust\n"), ("run", "\n")])

@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 
 from collectx.run import display
-from collectx.run.display import NUM_WORKERS_SHOWN, Progress, line, panel
+from collectx.run.display import NUM_WORKERS_SHOWN, Progress, format_line, render_panel
 from collectx.run.statistics import Statistics
 from collectx.run.view import Sampler
 
@@ -60,8 +60,8 @@ def test_the_rate_falls_while_no_batch_comes(statistics, delivery):
 def drawn(statistics, now_s):
     """The line and the panel."""
     view, console = Sampler(statistics, start_s=0.0).view(now_s), Console(file=io.StringIO(), width=120)
-    console.print(panel(view))
-    return line(view), console.file.getvalue()
+    console.print(render_panel(view))
+    return format_line(view), console.file.getvalue()
 
 
 def test_the_line_and_the_panel_have_all_of_it(statistics, delivery):

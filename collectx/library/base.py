@@ -44,7 +44,7 @@ from collectx.library.slurm import come_up, launch_by
 from collectx.library.trajectories import Assembly
 from collectx.library.weights import Given as GivenWeights
 from collectx.library.weights import given_weights, load_weights, updated_weights, writes_of
-from collectx.transport.base import RESET, reset_with
+from collectx.transport.base import RESET, encode_reset
 from collectx.user_objects import Given, Hooks
 from collectx.worker.spec import env_seed
 
@@ -373,7 +373,7 @@ class DataCollector(Inspected):
         if not isinstance(seed, numbers.Integral) or not 0 <= seed < 2**61:
             raise ValueError(f"seed={seed!r}: must be at least 0 and below 2**61, and whole")
         with self._alone():
-            self._collector.order(reset_with(seed, static_seed))
+            self._collector.order(encode_reset(seed, static_seed))
             self._assembler.forget()
         return seed if static_seed else env_seed(seed, 0)
 

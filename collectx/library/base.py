@@ -44,7 +44,7 @@ from collectx.library.keywords import (
 from collectx.library.slurm import choose_launcher, start_workers
 from collectx.library.trajectories import Assembly
 from collectx.library.weights import WeightsLike, apply_weight_updater, load_weights, weight_writers, weights_by_worker
-from collectx.transport.base import RESET, reset_with
+from collectx.transport.base import RESET, encode_reset
 from collectx.user_objects import Given, Hooks
 from collectx.worker.spec import env_seed
 
@@ -405,7 +405,7 @@ class DataCollector(CollectorProperties):
         if not isinstance(seed, numbers.Integral) or not 0 <= seed < 2**61:
             raise ValueError(f"seed={seed!r}: must be at least 0, below 2**61 and a whole number")
         with self._exclusive():
-            self._collector.order(reset_with(seed, static_seed))
+            self._collector.order(encode_reset(seed, static_seed))
             self._assembler.forget()
         return seed if static_seed else env_seed(seed, 0)
 

@@ -14,7 +14,7 @@ from torch import nn
 
 from collectx.library.base import DataCollector
 from collectx.library.profiling import ProfileConfig
-from collectx.transport.base import reset_with
+from collectx.transport.base import encode_reset
 from collectx.worker.spec import env_seed
 
 
@@ -250,4 +250,4 @@ class InspectableCollector(DataCollector):
         with self._exclusive():
             self._collector.count_from(state_dict["frames"], state_dict.get("iter", 0))
             others = [index for index in workers if not is_resumed.get(index)]
-            self._collector.order(reset_with(env_seed(self._cfg.seed, state_dict["frames"], 1), False), others)
+            self._collector.order(encode_reset(env_seed(self._cfg.seed, state_dict["frames"], 1), False), others)

@@ -75,7 +75,7 @@ class Progress:
             self._live.transient = not self._statistics.batches
             self._live.stop()
 
-    def print_message(self, text: str) -> None:
+    def say(self, text: str) -> None:
         """Prints a line above the display. From any thread."""
         self._console.print(f"collectx: {text}", soft_wrap=True, markup=False, highlight=False)
 

@@ -142,8 +142,8 @@ class JsonLinesTail:
         self._file: int | None = None
 
     def read(self) -> tuple[list[dict[str, Any]], bool]:
-        """Returns the complete lines added since the last call, and whether the file was replaced before them, by a restart
-        of the job. Blocks for the disk only.
+        """Returns the complete lines added since the last call, and whether a restart of the job has replaced the file
+        before them. Blocks for the disk only.
 
         Raises:
             DamagedFile: a line cannot be read.

@@ -110,7 +110,7 @@ def test_an_old_result_of_a_requeued_job_is_no_reason_to_ask_at_every_refresh(qu
     squeue = queue.squeue
     monkeypatch.setattr(queue, "squeue", lambda command: asked.append(command) or squeue(command))
     monkeypatch.setattr(watch, "time", SimpleNamespace(monotonic=time.monotonic, sleep=look_on))
-    monkeypatch.setattr(watch, "_FIRST_ASK_S", 3600.0)
+    monkeypatch.setattr(watch, "_MIN_QUERY_S", 3600.0)
     queue.is_held = True
     assert [ended.status for ended in start("launcher.requeue=true").results] == ["completed"]
     assert len(asked) == 3
@@ -118,11 +118,11 @@ def test_an_old_result_of_a_requeued_job_is_no_reason_to_ask_at_every_refresh(qu
 
 def test_a_second_start_submits_no_job_twice_and_gives_its_folder_to_no_other(queue, capsys):
     queue.is_held = True
-    assert start("launcher.wait=false", "launcher.wait=false seed=4").left
+    assert start("launcher.wait=false", "launcher.wait=false seed=4").is_detached
     out = capsys.readouterr().out
     assert f"look in later: collectx status {Path.cwd()}" in out
     queue.states["100_1"] = "FAILED"
-    assert start("launcher.wait=false", "launcher.wait=false seed=4").left
+    assert start("launcher.wait=false", "launcher.wait=false seed=4").is_detached
     with pytest.raises(ConfigError, match="job 100_0 has not ended"):
         start("launcher.wait=false seed=5")
     assert queue.states == {"100_0": "PENDING", "100_1": "FAILED", "101": "PENDING"}

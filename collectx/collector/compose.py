@@ -195,7 +195,7 @@ def _connect(
     launcher = LocalLauncher(cfg.launcher.num_threads, cfg.launcher.pin_cores, log_dir)
     if isinstance(cfg.launcher, RayLauncherConfig):
         place = _actors(cfg, task_of)
-    supervisor = Supervisor(
+    supervisor: Supervisor = Supervisor(
         want.start_timeout_s,
         want.worker_timeout_s,
         want.close_timeout_s,
@@ -243,7 +243,8 @@ def _distributed(
     events: Callable[..., None],
 ) -> tuple[Transport, Start]:
     from collectx.collector.worker_entry import serve_remote
-    from collectx.transport.network.handshake import local_addresses, new_secret
+    from collectx.transport.network.addresses import local_addresses
+    from collectx.transport.network.handshake import new_secret
     from collectx.transport.network.trainer import NetworkTransport
 
     backend, devices = backend_of(cfg), resolve_devices(cfg.devices)

@@ -79,7 +79,7 @@ def role(python: str) -> str:
 
 
 class Task:
-    """The first life of a worker (`collectx.transport.supervisor.Handle`). Nothing here blocks; srun ends it.
+    """The first life of a worker (`collectx.transport.processes.Handle`). Nothing here blocks; srun ends it.
 
     Attributes:
         sentinel: a descriptor that becomes readable when the task has failed.

@@ -32,7 +32,7 @@ def measure(num_workers: int, num_active: int, seconds: float, **_: Any) -> dict
     from collectx import policy as policies
     from collectx.collector import build
     from collectx.config import CountingEnvConfig, CustomPolicyConfig
-    from collectx.launcher.base import Place
+    from collectx.launcher.base import Launcher
 
     torch.set_num_threads(1)
     env = CountingEnvConfig(kind="counting", num_envs=1, episode_length=10, observation_size=4, step_s=0.0)
@@ -50,7 +50,7 @@ def measure(num_workers: int, num_active: int, seconds: float, **_: Any) -> dict
     )
     joined = _Count()
     meetings: list[Any] = []
-    place = Place(meetings.append, lambda worker, life: None, lambda worker: f"worker {worker}")
+    place = Launcher(meetings.append, lambda worker, life: None, lambda worker: f"worker {worker}")
     before_bytes, before_threads = _resident_bytes(), _num_threads()
     with build(cfg, module, spec, joined, place=place) as collector:
         crowd = multiprocessing.get_context("spawn").Process(

@@ -12,18 +12,18 @@ import socket
 from typing import Any
 
 from collectx.batch import Layout
-from collectx.collector.nested import relay
+from collectx.collector.nested import run_nested
 from collectx.errors import RendezvousError
 from collectx.transport.network.handshake import Meeting
 from collectx.transport.network.worker import DistributedLink, Terms, join_trainer
-from collectx.user_objects import Given
-from collectx.worker.loop import until_stopped
-from collectx.worker.rollout_source import serve
-from collectx.worker.spec import WorkerTask
-from collectx.worker.user_collector import custom
+from collectx.user_objects import UserObjects
+from collectx.worker.loop import run_until_stopped
+from collectx.worker.rollout_source import run_worker
+from collectx.worker.spec import WorkerSpec
+from collectx.worker.user_collector import run_user_collector
 
 
-def serve_remote(meeting: Meeting, worker: int, start_timeout_s: float, given: Given | None = None) -> None:
+def run_remote_worker(meeting: Meeting, worker: int, start_timeout_s: float, given: UserObjects | None = None) -> None:
     """Works as the worker of an index until the trainer says stop.
 
     Args:
@@ -40,18 +40,18 @@ def serve_remote(meeting: Meeting, worker: int, start_timeout_s: float, given: G
     elif "SLURM_JOB_ID" in os.environ:
         hello["job"] = os.environ["SLURM_JOB_ID"]
     told, connection, pair = join_trainer(meeting, worker, hello, start_timeout_s, _see)
-    task, terms = WorkerTask.from_json(told["task"], given or Given()), Terms(**told["terms"])
+    task, terms = WorkerSpec.from_json(told["task"], given or UserObjects()), Terms(**told["terms"])
     if task.visible_device not in (None, "cpu") and task.policy_device != "cpu":
         # It is the first of those that this process sees.
         task = dataclasses.replace(task, policy_device="cuda:0")
     layout = Layout(task.leaves, terms.rows, terms.steps)
     link = DistributedLink(worker, connection, pair, layout, terms)
-    if task.custom is not None:
-        until_stopped(custom(task, task.custom, link), link)
-    elif task.inner is None:
-        serve(task, link)
+    if task.user_collector is not None:
+        run_until_stopped(run_user_collector(task, task.user_collector, link), link)
+    elif task.nested is None:
+        run_worker(task, link)
     else:
-        until_stopped(relay(task, task.inner, link), link)
+        run_until_stopped(run_nested(task, task.nested, link), link)
 
 
 def _see(task: dict[str, Any]) -> None:

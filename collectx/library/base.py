@@ -45,7 +45,7 @@ from collectx.library.trajectories import Assembly
 from collectx.library.weights import Given as GivenWeights
 from collectx.library.weights import given_weights, load_weights, updated_weights, writes_of
 from collectx.transport.base import RESET, reset_with
-from collectx.user_objects import Given, Hooks
+from collectx.user_objects import Hooks, UserObjects
 from collectx.worker.spec import env_seed
 
 # Of an order, what is made from keywords.
@@ -91,7 +91,10 @@ class DataCollector(Inspected):
         taken.end()
         order.check(taken.problems + problems)
         self._cfg, own = order.config()
-        given = [Given.of(each["env"], each.get("policy", self._cfg.policy), custom=each.get("custom")) for each in own]
+        given = [
+            UserObjects.of(each["env"], each.get("policy", self._cfg.policy), user_collector=each.get("user_collector"))
+            for each in own
+        ]
         if kind in REMOTE:
             launch_by(self._cfg, order.remote)
         self._own = own
@@ -105,7 +108,7 @@ class DataCollector(Inspected):
         self._closing = contextlib.ExitStack()
         with contextlib.ExitStack() as stack:
             place, events = come_up(stack, self._cfg, given, order.remote)
-            self._collector = build(self._cfg, self.policy, spec, events, place=place, own=own)
+            self._collector = build(self._cfg, self.policy, spec, events, launcher=place, overrides=own)
             stack.callback(self._collector.close)
             self._closing = stack.pop_all()
         if order.workers.num_threads is not None:
@@ -225,7 +228,7 @@ class DataCollector(Inspected):
             raise ValueError("resume=False: a pause is over with its block, as nothing else would end it: use shutdown")
         with self._alone(timeout):
             if self._order.workers_write:
-                self._collector.settle()
+                self._collector.wait_until_idle()
             yield
 
     def _alone(self, timeout_s: float | None = None) -> contextlib.AbstractContextManager[None]:
@@ -345,12 +348,12 @@ class DataCollector(Inspected):
         """
         if reset_idx is None:
             with self._alone():
-                self._collector.order(RESET)
+                self._collector.request_reset(RESET)
                 self._assembler.forget()
             return
         self._check_some("reset_idx", reset_idx, self.num_workers, "workers")
         with self._alone():
-            self._collector.order(RESET, [worker for worker, is_meant in enumerate(reset_idx) if is_meant])
+            self._collector.request_reset(RESET, [worker for worker, is_meant in enumerate(reset_idx) if is_meant])
 
     def _check_some(self, name: str, chosen: Sequence[bool], count: int, what: str) -> None:
         """Whether `chosen` says which of `count` are to be reset."""
@@ -373,7 +376,7 @@ class DataCollector(Inspected):
         if not isinstance(seed, numbers.Integral) or not 0 <= seed < 2**61:
             raise ValueError(f"seed={seed!r}: must be at least 0 and below 2**61, and whole")
         with self._alone():
-            self._collector.order(reset_with(seed, static_seed))
+            self._collector.request_reset(reset_with(seed, static_seed))
             self._assembler.forget()
         return seed if static_seed else env_seed(seed, 0)
 

@@ -37,7 +37,7 @@ class Inspected(Attributes):
 
     def _ask(self, name: str, *arguments: Any, own: dict[int, tuple] | None = None) -> dict[int, Any]:
         with self._alone():
-            return self._collector.ask(name, *arguments, own=own)
+            return self._collector.ask(name, *arguments, per_worker=own)
 
     @property
     def policy_version(self) -> int:
@@ -244,7 +244,7 @@ class Inspected(Attributes):
             "frames": self._collector.num_frames,
             "iter": self._collector.num_batches,
         }
-        if self._collector.can_be_asked:
+        if self._collector.can_ask:
             state |= {f"worker{index}": own for index, own in self._ask("state").items()}
             asked = dict.fromkeys(self._individual.intersection(self._collector.workers), ())
             for index, individual in self._ask("weights", own=asked).items():
@@ -280,8 +280,8 @@ class Inspected(Attributes):
                     self.update_policy_weights_(by_worker)
                 self._individual.difference_update(shared)
         states = {index: (state_dict[f"worker{index}"],) for index in workers if f"worker{index}" in state_dict}
-        going_on = self._ask("load", own=states) if self._collector.can_be_asked else {}
+        going_on = self._ask("load", own=states) if self._collector.can_ask else {}
         with self._alone():
             self._collector.count_from(state_dict["frames"], state_dict.get("iter", 0))
             anew = [index for index in workers if not going_on.get(index)]
-            self._collector.order(reset_with(env_seed(self._cfg.seed, state_dict["frames"], 1), False), anew)
+            self._collector.request_reset(reset_with(env_seed(self._cfg.seed, state_dict["frames"], 1), False), anew)

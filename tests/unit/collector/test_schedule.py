@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from collectx.collector import Recorded
+from collectx.collector import RecordedBatch
 from collectx.schedule.base import AsyncSchedule, SyncSchedule
-from collectx.schedule.replay import AgainSchedule, slots_needed
+from collectx.schedule.replay import ReplaySchedule, slots_needed
 from collectx.transport.base import Arrival, Tally
 
 TALLY = Tally(0, 0.0, 0.0, 0.0, 0.0, np.zeros(0), np.zeros(0, int))
@@ -127,7 +127,7 @@ def test_a_worker_that_is_added_is_granted_its_slots():
 
 def record(text):
     """Of "worker:acted/newest" for each batch."""
-    return [Recorded(*map(int, word.replace(":", "/").split("/"))) for word in text.split()]
+    return [RecordedBatch(*map(int, word.replace(":", "/").split("/"))) for word in text.split()]
 
 
 @pytest.mark.parametrize(
@@ -146,7 +146,7 @@ def test_slots_are_as_many_as_batches_may_be_ahead(text, slots):
 
 
 def test_batches_of_a_worker_that_is_dropped_are_not_waited_for():
-    again = AgainSchedule(2, 1, None, record("0:0/0 1:0/0 0:0/0 1:0/0"), lent=False)
+    again = ReplaySchedule(2, 1, None, record("0:0/0 1:0/0 0:0/0 1:0/0"), lent=False)
     again.published(0)
     again.begin()
     assert arrive(again, 1) is None  # the other one's turn

@@ -27,8 +27,8 @@ from collectx.rollout.loop import Stopped
 from collectx.rollout.options import PLAIN, RolloutSpec
 from collectx.rollout.segments import RaggedRollout
 from collectx.rollout.start import rollout_of
-from collectx.user_objects import Given
-from collectx.worker.spec import WorkerTask
+from collectx.user_objects import UserObjects
+from collectx.worker.spec import WorkerSpec
 
 
 def make(cfg, policy, steps, stop=b"\0", spec=PLAIN):
@@ -129,7 +129,7 @@ def test_the_step_loop_keeps_no_object(cfg):
 
 @pytest.mark.parametrize("spec", [RolloutSpec(), RolloutSpec(3, 2, True, True)])
 def test_a_task_travels_as_plain_json(spec):
-    task = WorkerTask(1, 4, 2, counting(2), mlp(), "cpu", "random", 7, (), rollout=spec)
+    task = WorkerSpec(1, 4, 2, counting(2), mlp(), "cpu", "random", 7, (), rollout=spec)
     message = json.loads(json.dumps(task.to_json()))
     assert message["rollout"] == as_dict(spec)
-    assert WorkerTask.from_json(message, Given()) == task
+    assert WorkerSpec.from_json(message, UserObjects()) == task

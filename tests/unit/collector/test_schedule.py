@@ -154,7 +154,7 @@ def test_batches_of_a_worker_that_is_dropped_are_not_waited_for():
     assert again.take() is None
     assert arrive(again, 0) == (arrival(0),)
     assert again.take() == (arrival(1),)
-    assert again.holds_back
+    assert again.must_wait_to_publish
     assert arrive(again, 0, 1) == (arrival(0, 1),)
-    assert not again.holds_back
+    assert not again.must_wait_to_publish
     assert list(again.released((arrival(0), arrival(0, 1)))) == [(0, 0), (0, 1)]  # as in any other run

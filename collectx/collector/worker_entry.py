@@ -14,8 +14,8 @@ from typing import Any
 from collectx.batch import Layout
 from collectx.collector.nested import run_nested
 from collectx.errors import RendezvousError
-from collectx.transport.network.handshake import Meeting
-from collectx.transport.network.worker import DistributedLink, Terms, join_trainer
+from collectx.transport.network.handshake import Endpoint
+from collectx.transport.network.worker import NetworkLink, join_trainer
 from collectx.user_objects import UserObjects
 from collectx.worker.loop import run_until_stopped
 from collectx.worker.rollout_source import run_worker
@@ -23,7 +23,9 @@ from collectx.worker.spec import WorkerSpec
 from collectx.worker.user_collector import run_user_collector
 
 
-def run_remote_worker(meeting: Meeting, worker: int, start_timeout_s: float, given: UserObjects | None = None) -> None:
+def run_remote_worker(
+    endpoint: Endpoint, worker: int, start_timeout_s: float, given: UserObjects | None = None
+) -> None:
     """Works as the worker of an index until the trainer says stop.
 
     Args:
@@ -39,13 +41,13 @@ def run_remote_worker(meeting: Meeting, worker: int, start_timeout_s: float, giv
         hello["job"] = f"{os.environ['SLURM_ARRAY_JOB_ID']}_{os.environ['SLURM_ARRAY_TASK_ID']}"
     elif "SLURM_JOB_ID" in os.environ:
         hello["job"] = os.environ["SLURM_JOB_ID"]
-    told, connection, pair = join_trainer(meeting, worker, hello, start_timeout_s, _see)
-    task, terms = WorkerSpec.from_json(told["task"], given or UserObjects()), Terms(**told["terms"])
+    message, config, connection, pair = join_trainer(endpoint, worker, hello, start_timeout_s, _see)
+    task = WorkerSpec.from_json(message, given or UserObjects())
     if task.visible_device not in (None, "cpu") and task.policy_device != "cpu":
         # It is the first of those that this process sees.
         task = dataclasses.replace(task, policy_device="cuda:0")
-    layout = Layout(task.leaves, terms.rows, terms.steps)
-    link = DistributedLink(worker, connection, pair, layout, terms)
+    layout = Layout(task.leaves, config.rows, config.steps)
+    link = NetworkLink(worker, connection, pair, layout, config)
     if task.user_collector is not None:
         run_until_stopped(run_user_collector(task, task.user_collector, link), link)
     elif task.nested is None:

@@ -43,7 +43,7 @@ from collectx.library.keywords import (
 from collectx.library.slurm import choose_launcher, start_workers
 from collectx.library.trajectories import Assembly
 from collectx.library.weights import WeightsLike, apply_weight_updater, load_weights, weight_writers, weights_by_worker
-from collectx.transport.base import RESET, reset_with
+from collectx.transport.base import RESET, encode_reset
 from collectx.user_objects import Hooks, UserObjects
 from collectx.worker.spec import env_seed
 
@@ -375,7 +375,7 @@ class DataCollector(Inspected):
         if not isinstance(seed, numbers.Integral) or not 0 <= seed < 2**61:
             raise ValueError(f"seed={seed!r}: must be at least 0 and below 2**61, and whole")
         with self._alone():
-            self._collector.request_reset(reset_with(seed, static_seed))
+            self._collector.request_reset(encode_reset(seed, static_seed))
             self._assembler.forget()
         return seed if static_seed else env_seed(seed, 0)
 

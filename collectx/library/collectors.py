@@ -149,7 +149,7 @@ class RayCollector(DataCollector):
             ConfigError: what is wrong with `collector_kwargs`.
             LauncherError: the cluster has no room for them, even if nobody else uses it.
         """
-        from collectx.transport.network.ray_cluster import check_room
+        from collectx.transport.network.ray_cluster import check_resources
 
         launcher = self._cfg.launcher
         assert isinstance(launcher, RayLauncherConfig)
@@ -157,7 +157,7 @@ class RayCollector(DataCollector):
         asked = dict(remote_configs or launcher.remote_configs[0])
         own = [own_of(self._order, create, collector_kwargs) for create in creates]
         if not launcher.autoscaling:
-            check_room("remote_configs", [asked] * len(creates))
+            check_resources("remote_configs", [asked] * len(creates))
         with self.pause():
             for each in own:
                 self._overrides.append(each)

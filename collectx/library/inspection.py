@@ -17,7 +17,7 @@ from torch import nn
 from collectx.collector.collector import Collector
 from collectx.library.attributes import Attributes
 from collectx.library.profiling import ProfileConfig
-from collectx.transport.base import reset_with
+from collectx.transport.base import encode_reset
 from collectx.user_objects import Hooks
 from collectx.worker.spec import env_seed
 
@@ -284,4 +284,4 @@ class Inspected(Attributes):
         with self._alone():
             self._collector.count_from(state_dict["frames"], state_dict.get("iter", 0))
             anew = [index for index in workers if not going_on.get(index)]
-            self._collector.request_reset(reset_with(env_seed(self._cfg.seed, state_dict["frames"], 1), False), anew)
+            self._collector.request_reset(encode_reset(env_seed(self._cfg.seed, state_dict["frames"], 1), False), anew)

@@ -30,7 +30,7 @@ from collectx.rollout.loop import Asked, Rollout
 from collectx.rollout.recurrent_state import with_state
 from collectx.rollout.start import rollout_of
 from collectx.rollout.time_limit import with_ends
-from collectx.transport.base import GO_ON, AskedLink, Link, seed_of
+from collectx.transport.base import NO_RESET, Link, RequestLink, decode_reset
 from collectx.user_objects import is_object
 from collectx.worker.loop import BatchStats, run_until_stopped, run_worker_loop
 from collectx.worker.requests import RequestHandler
@@ -124,7 +124,7 @@ class RolloutSource:
     def fill(self, slot: int, order: int) -> BatchStats:
         task = self._task
         with _installed(self._guest), policies.exploration(self._exploration):
-            if order != GO_ON:
+            if order != NO_RESET:
                 _begin_anew(task, self._rollout, order, self._guest is not None)
             self._answers.before()
             version = self._newest.version
@@ -137,10 +137,10 @@ class RolloutSource:
         return BatchStats(version, stats.env_s, stats.policy_s, *stats.episodes, stats.steps)
 
     def reply(self) -> None:
-        link = cast(AskedLink, self._link)
+        link = cast(RequestLink, self._link)
         with _installed(self._guest):
             try:
-                link.reply(self._answers.answer(link.question))
+                link.reply(self._answers.answer(link.request))
             except Exception as error:
                 link.reply(None, error)
 
@@ -152,8 +152,8 @@ def _asked(task: WorkerSpec, link: Link) -> Asked | None:
     """What says whether a batch is to end early; None: nothing does."""
     if not task.rollout.may_end_early:
         return None
-    hurried = link.hurried
-    return task.should_end or (lambda: hurried[0])
+    preempted = link.preempted
+    return task.should_end or (lambda: preempted[0])
 
 
 def _policy(task: WorkerSpec, spec: EnvSpec, is_guest: bool) -> tuple[Callable | None, bool]:
@@ -213,7 +213,7 @@ class _Frames:
 
 def _begin_anew(task: WorkerSpec, rollout: Rollout, order: int, guest: bool) -> None:
     """Does what came with a grant."""
-    given = seed_of(order)
+    given = decode_reset(order)
     if given is None:
         rollout.reset(None)
         return

@@ -95,7 +95,7 @@ class DataCollector(Inspected):
         if kind in REMOTE:
             launch_by(self._cfg, order.remote)
         self._own = own
-        spec = envs.read_spec(own[0]["env"], policies.is_users_own(self._cfg.policy))
+        spec = envs.read_spec(own[0]["env"], policies.is_user_policy(self._cfg.policy))
         self._num_envs, self._is_cuttable = spec.num_envs, spec.cuttable
         self._frames_per_batch = order.fit(self._cfg, own, spec)
         if order.frames.has_surplus and (note := surplus_note(self.total_frames, self._frames_per_batch)):

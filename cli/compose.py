@@ -27,8 +27,8 @@ from omegaconf.errors import OmegaConfBaseException
 
 from collectx.cli import experiment, signatures
 from collectx.cli.overrides import Checked, check
-from collectx.cli.typed import typed
 from collectx.config import GROUPS, RunConfig, as_dict
+from collectx.config.check import typed
 from collectx.errors import ConfigError
 from collectx.run import rules
 

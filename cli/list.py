@@ -8,8 +8,8 @@ from pathlib import Path
 
 from collectx.cli import report
 from collectx.cli.arguments import split
-from collectx.cli.suggest import did_you_mean
 from collectx.config import GROUPS
+from collectx.config.suggest import did_you_mean
 from collectx.errors import ConfigError
 
 _OPTIONAL = ("experiment", "debug")

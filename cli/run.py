@@ -20,11 +20,11 @@ from collectx.cli.arguments import Arguments, split
 from collectx.cli.compose import SEARCH_PATH, Composer, parsed, points, without_hydra
 from collectx.cli.overrides import Checked
 from collectx.cli.task import Task
-from collectx.cli.typed import typed
 from collectx.config import ELSEWHERE, RunConfig
+from collectx.config.check import typed
+from collectx.config.warnings import advice
 from collectx.errors import CollectxError, ConfigError
 from collectx.run import RunFolder, preflight
-from collectx.run.advice import advice
 from collectx.run.lock import locked
 
 # Flags with which Hydra explains instead of running: the configuration need not be complete.

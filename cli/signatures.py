@@ -16,7 +16,6 @@ from importlib.util import find_spec, resolve_name
 from pathlib import Path
 from typing import Any
 
-from collectx.cli.suggest import did_you_mean
 from collectx.config import (
     CustomPolicyConfig,
     CustomTrainerConfig,
@@ -25,6 +24,7 @@ from collectx.config import (
     RunConfig,
     TorchrlEnvConfig,
 )
+from collectx.config.suggest import did_you_mean
 
 # What `gymnasium.make` takes itself.
 _MAKE = ("max_episode_steps", "disable_env_checker")

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from collectx.cli.suggest import did_you_mean
+from collectx.config.suggest import did_you_mean
 
 _GROUP, _PREFIX = "hydra/launcher", "hydra.launcher."
 # Its keys, and ours.

@@ -26,8 +26,8 @@ from omegaconf.errors import OmegaConfBaseException
 from collectx.cli import experiment, signatures, sweeper
 from collectx.cli.compose import config_text, names, without_hydra
 from collectx.cli.task import Task
-from collectx.cli.typed import typed
 from collectx.config import ELSEWHERE
+from collectx.config.check import typed
 from collectx.errors import ConfigError, DamagedFile
 from collectx.run import RunFolder, rules
 

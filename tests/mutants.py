@@ -39,7 +39,7 @@ TARGETS = {
     "collectx/transport/slab.py": (4, "unit/transport contract"),
     "collectx/transport/supervisor.py": (5, "unit/transport contract unit/collector"),
     "collectx/run/rules.py": (4, "unit/run unit/collector/test_devices.py unit/cli contract/test_ends_contract.py"),
-    "collectx/config.py": (1, "unit/run unit/cli contract"),
+    "collectx/config/**/*.py": (1, "unit/run unit/cli contract"),
     "collectx/library/request.py": (2, "library conformance contract"),
     "collectx/library/keywords/*.py": (3, "library conformance contract"),
     "collectx/batch.py": (3, "unit/test_batch.py unit/rollout contract"),

@@ -33,7 +33,7 @@ class Attributes:
 
     _order: Any
     _cfg: RunConfig
-    _own: list[dict[str, Any]]
+    _overrides: list[dict[str, Any]]
     _frames_per_batch: int
 
     if not TYPE_CHECKING:
@@ -60,7 +60,7 @@ class Attributes:
     @property
     def policy_device(self) -> Any:
         """Where each worker's policy acts."""
-        found = [torch.device(own["policy_device"]) for own in self._own]
+        found = [torch.device(own["policy_device"]) for own in self._overrides]
         return found[0] if self._cfg.collector.kind == "single" else found
 
     def _each(self, name: str | None) -> Any:
@@ -70,7 +70,7 @@ class Attributes:
     @property
     def num_workers(self) -> int:
         """How many were meant, those that were added among them; 1 in this process."""
-        return len(self._own)
+        return len(self._overrides)
 
     @property
     def frames_per_batch(self) -> int:
@@ -88,7 +88,7 @@ class Attributes:
         """
         want = self._cfg.collector
         slot = want.frames_per_batch // (want.num_workers if is_stacked(want) else 1)
-        steps = [own["steps"] for own in self._own if "steps" in own]
+        steps = [own["steps"] for own in self._overrides if "steps" in own]
         each = [slot // max(steps) * own for own in steps] if steps else [slot] * self.num_workers
         if worker_idx is None:
             return -(-sum(each) // len(each))

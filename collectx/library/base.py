@@ -28,10 +28,10 @@ from collectx.library.background import Background
 from collectx.library.early_stop import Early
 from collectx.library.inspection import Inspected
 from collectx.library.keywords import (
+    BatchOutput,
     CreateEnv,
     Devices,
     Frames,
-    Handing,
     Keywords,
     Nested,
     Order,
@@ -40,10 +40,9 @@ from collectx.library.keywords import (
     Workers,
     alike,
 )
-from collectx.library.slurm import come_up, launch_by
+from collectx.library.slurm import choose_launcher, start_workers
 from collectx.library.trajectories import Assembly
-from collectx.library.weights import Given as GivenWeights
-from collectx.library.weights import given_weights, load_weights, updated_weights, writes_of
+from collectx.library.weights import WeightsLike, apply_weight_updater, load_weights, weight_writers, weights_by_worker
 from collectx.transport.base import RESET, reset_with
 from collectx.user_objects import Given, Hooks
 from collectx.worker.spec import env_seed
@@ -53,7 +52,7 @@ _SPECS = {
     "work": Work,
     "frames": Frames,
     "devices": Devices,
-    "handing": Handing,
+    "output": BatchOutput,
     "workers": Workers,
     "weights": Weights,
     "remote": Nested,
@@ -93,8 +92,8 @@ class DataCollector(Inspected):
         self._cfg, own = order.config()
         given = [Given.of(each["env"], each.get("policy", self._cfg.policy), custom=each.get("custom")) for each in own]
         if kind in REMOTE:
-            launch_by(self._cfg, order.remote)
-        self._own = own
+            choose_launcher(self._cfg, order.remote)
+        self._overrides = own
         spec = envs.read_spec(own[0]["env"], policies.is_user_policy(self._cfg.policy))
         self._num_envs, self._is_cuttable = spec.num_envs, spec.cuttable
         self._frames_per_batch = order.fit(self._cfg, own, spec)
@@ -104,7 +103,7 @@ class DataCollector(Inspected):
         self.policy: Any = policies.build(self._cfg.policy, spec, self._cfg.seed)
         self._closing = contextlib.ExitStack()
         with contextlib.ExitStack() as stack:
-            place, events = come_up(stack, self._cfg, given, order.remote)
+            place, events = start_workers(stack, self._cfg, given, order.remote)
             self._collector = build(self._cfg, self.policy, spec, events, place=place, own=own)
             stack.callback(self._collector.close)
             self._closing = stack.pop_all()
@@ -133,7 +132,7 @@ class DataCollector(Inspected):
 
     def _take(self) -> TensorDictBase | None:
         """The next batch, as the user wants it; None where it is in the replay buffer."""
-        handing, interval = self._order.handing, self._order.update_interval
+        output, interval = self._order.output, self._order.update_interval
         if interval > 0 and self._num_delivered and self._num_delivered % interval == 0:
             with self._weights_lock:
                 self._publish({None: None})
@@ -145,11 +144,11 @@ class DataCollector(Inspected):
             return self._take_whole()
         batch = next(self._collector)
         self._num_delivered += 1
-        if handing.replay_buffer is not None:
-            handing.store(batch, is_stacked(self._cfg.collector), self._collector.steps)
+        if output.replay_buffer is not None:
+            output.write(batch, is_stacked(self._cfg.collector), self._collector.steps)
             return None
-        batch = self._hand(batch, self._collector.steps)
-        if handing.return_same_td:
+        batch = self._deliver(batch, self._collector.steps)
+        if output.return_same_td:
             same = self._same
             batch = self._same = batch if same is None or same.shape != batch.shape else same.copy_(batch)
         return batch
@@ -160,19 +159,19 @@ class DataCollector(Inspected):
         while True:
             if buffer is None and (whole := self._assembler.take()) is not None:
                 return whole
-            self._assembler.add(self._hand(next(self._collector), self._collector.steps))
+            self._assembler.add(self._deliver(next(self._collector), self._collector.steps))
             self._num_delivered += 1
             if buffer is not None:
                 for frames in self._assembler.writes(self.trajs_per_write or 1):
                     buffer.extend(frames)
                 return None
 
-    def _hand(self, batch: Any, steps: Sequence[int] | None = None) -> Any:
+    def _deliver(self, batch: Any, steps: Sequence[int] | None = None) -> Any:
         """The batch as the user wants it; `steps` of each part are filled, None: as many as there can be."""
         stacked, masked = is_stacked(self._cfg.collector), self._order.early.threshold is not None
         if steps is None:
             steps = [most or batch.shape[-1] for most in self._most_steps]
-        return self._order.handing.hand(batch, stacked, steps, masked)
+        return self._order.output.deliver(batch, stacked, steps, masked)
 
     def _take_another(self) -> bool:
         try:
@@ -197,7 +196,7 @@ class DataCollector(Inspected):
         Raises:
             RuntimeError: there is no replay buffer, or it has been started.
         """
-        if self._order.handing.replay_buffer is None:
+        if self._order.output.replay_buffer is None:
             raise RuntimeError("start() collects into a replay buffer: give replay_buffer=... to the constructor")
         if self._background is not None:
             raise RuntimeError("start() was called before")
@@ -245,10 +244,10 @@ class DataCollector(Inspected):
 
     def update_policy_weights_(
         self,
-        policy_or_weights: GivenWeights | Mapping[int, GivenWeights] = None,
+        policy_or_weights: WeightsLike | Mapping[int, WeightsLike] = None,
         *,
-        weights: GivenWeights | Mapping[int, GivenWeights] = None,
-        policy_weights: GivenWeights | Mapping[int, GivenWeights] = None,
+        weights: WeightsLike | Mapping[int, WeightsLike] = None,
+        policy_weights: WeightsLike | Mapping[int, WeightsLike] = None,
         policy: nn.Module | None = None,
         weights_dict: Mapping[str, Any] | None = None,
         model_id: str | None = None,
@@ -275,22 +274,22 @@ class DataCollector(Inspected):
                 there are not, or have other shapes. Nothing is published then.
         """
         every = (policy_or_weights, weights, policy_weights, policy)
-        given = given_weights(every, weights_dict, model_id, worker_ids, self.num_workers)
+        given = weights_by_worker(every, weights_dict, model_id, worker_ids, self.num_workers)
         with self._publishing():
             self._publish(given)
 
     # What a worker does in TorchRL; here the trainer's policy is the source of all workers' weights.
     receive_weights = update_policy_weights_
 
-    def _publish(self, given: Mapping[int | None, GivenWeights]) -> None:
+    def _publish(self, given: Mapping[int | None, WeightsLike]) -> None:
         """Publishes weights by worker; None: for all."""
         weights = self._order.weights
         if not weights.travel:
             return
-        given = {worker: updated_weights(weights.weight_updater, one) for worker, one in given.items()}
+        given = {worker: apply_weight_updater(weights.weight_updater, one) for worker, one in given.items()}
         individual = {worker: one for worker, one in given.items() if worker is not None}
         if individual and self.num_workers > 1:
-            self._collector.publish_to(writes_of(self.policy, individual))
+            self._collector.publish_to(weight_writers(self.policy, individual))
             self._individual |= set(individual)
             return
         (one,) = given.values()

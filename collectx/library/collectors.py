@@ -12,11 +12,11 @@ from collectx.config import RayLauncherConfig
 from collectx.library.base import DataCollector
 from collectx.library.early_stop import Interrupted, Preempted
 from collectx.library.keywords import (
+    BatchOutput,
     CreateEnv,
     Devices,
     EachBatchWeights,
     Frames,
-    Handing,
     RayRemote,
     Remote,
     RpcRemote,
@@ -30,7 +30,7 @@ from collectx.library.trajectories import Assembly
 from collectx.user_objects import Hooks
 
 
-@described(Work, Frames, Devices, Handing, Weights, Hooks, Assembly, Interrupted)
+@described(Work, Frames, Devices, BatchOutput, Weights, Hooks, Assembly, Interrupted)
 class Collector(DataCollector):
     """One rollout in this process (TorchRL's `Collector`, formerly `SyncDataCollector`). Acts with the policy itself,
     so that no publishing is needed."""
@@ -65,7 +65,7 @@ class Collector(DataCollector):
         self._ask("restart", chosen.tolist())
 
 
-@described(Work, Frames, Devices, Handing, Workers, Weights, Hooks, Assembly, Preempted)
+@described(Work, Frames, Devices, BatchOutput, Workers, Weights, Hooks, Assembly, Preempted)
 class MultiCollector(DataCollector):
     """Workers in processes of this machine, over shared memory. The policy is copied to them.
 
@@ -93,7 +93,7 @@ class MultiAsyncCollector(MultiCollector):
         super().__init__(create_env_fn, policy, sync=False, **keywords)
 
 
-@described(Work, Frames, Devices, Handing, Workers, Weights, Remote, Assembly)
+@described(Work, Frames, Devices, BatchOutput, Workers, Weights, Remote, Assembly)
 class DistributedCollector(DataCollector):
     """Workers over torch.distributed; `sync` as in `MultiCollector`."""
 
@@ -101,7 +101,7 @@ class DistributedCollector(DataCollector):
         super().__init__("distributed_sync" if sync else "distributed", create_env_fn, policy, keywords)
 
 
-@described(Work, Frames, Devices, Handing, Workers, EachBatchWeights, Remote, Assembly)
+@described(Work, Frames, Devices, BatchOutput, Workers, EachBatchWeights, Remote, Assembly)
 class DistributedSyncCollector(DistributedCollector):
     """`DistributedCollector(sync=True)`; publishes the policy's weights after every batch if nothing else is said."""
 
@@ -109,7 +109,7 @@ class DistributedSyncCollector(DistributedCollector):
         super().__init__(create_env_fn, policy, sync=True, **keywords)
 
 
-@described(Work, Frames, Devices, Handing, Workers, Weights, RpcRemote, Assembly)
+@described(Work, Frames, Devices, BatchOutput, Workers, Weights, RpcRemote, Assembly)
 class RPCCollector(DataCollector):
     """Workers over torch RPC, which pickles between them and this process: whoever reaches the ports that it opens can
     run code there, without the run's secret; `sync` as in `MultiCollector`."""
@@ -118,7 +118,7 @@ class RPCCollector(DataCollector):
         super().__init__("rpc", create_env_fn, policy, keywords, sync)
 
 
-@described(Work, Frames, Devices, Handing, Workers, Weights, RayRemote, Hooks, Assembly)
+@described(Work, Frames, Devices, BatchOutput, Workers, Weights, RayRemote, Hooks, Assembly)
 class RayCollector(DataCollector):
     """Workers that are actors of a Ray cluster, over its object store; `sync` as in `MultiCollector`. This process is
     connected to Ray by the first, and stays so until it ends, or `ray.shutdown()` is called. Ray pickles what its
@@ -160,7 +160,7 @@ class RayCollector(DataCollector):
             check_room("remote_configs", [asked] * len(creates))
         with self.pause():
             for each in own:
-                self._own.append(each)
+                self._overrides.append(each)
                 launcher.remote_configs.append(dict(asked))
                 self._collector.add()
 

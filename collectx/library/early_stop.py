@@ -24,12 +24,12 @@ class Early:
         """The share of the workers for which a batch waits."""
         return None
 
-    def problems(self, kind: str, handing: Any) -> list[str]:
+    def problems(self, kind: str, output: Any) -> list[str]:
         """What is wrong.
 
         Args:
             kind: of the collector.
-            handing: a `collectx.library.keywords.Handing`.
+            output: a `collectx.library.keywords.BatchOutput`.
         """
         return []
 
@@ -50,14 +50,14 @@ class Interrupted(Early):
         """See `Early`."""
         return None if self.interruptor is None else self.interruptor.collection_stopped
 
-    def problems(self, kind: str, handing: Any) -> list[str]:
+    def problems(self, kind: str, output: Any) -> list[str]:
         """See `Early`."""
         if self.interruptor is None:
             return []
         found = []
         if not callable(getattr(self.interruptor, "collection_stopped", None)):
             found.append(f"interruptor={type(self.interruptor).__name__}: has no `collection_stopped`.")
-        if handing.return_same_td:
+        if output.return_same_td:
             found.append("return_same_td=True with an interruptor: its batches have different numbers of frames.")
         return found
 
@@ -79,7 +79,7 @@ class Preempted(Early):
         """See `Early`."""
         return self.preemptive_threshold
 
-    def problems(self, kind: str, handing: Any) -> list[str]:
+    def problems(self, kind: str, output: Any) -> list[str]:
         """See `Early`."""
         share = self.preemptive_threshold
         if share is None:
@@ -89,14 +89,14 @@ class Preempted(Early):
             found.append(f"preemptive_threshold={share}: an async batch comes from one worker, and waits for no other.")
         if not 0 <= share <= 1:
             found.append(f"preemptive_threshold={share}: must be from 0 to 1, a share of the workers.")
-        if handing.return_same_td and handing.is_concatenated:
+        if output.return_same_td and output.is_concatenated:
             found.append(f"return_same_td=True with preemptive_threshold={share}: use cat_results='stack'.")
         wanted = {
-            "split_trajs": handing.split_trajs,
-            "replay_buffer": handing.replay_buffer is not None,
+            "split_trajs": output.split_trajs,
+            "replay_buffer": output.replay_buffer is not None,
         }
         return found + [
             f"{name} with preemptive_threshold={share}: a stacked batch has places without a frame: use cat_results=-1."
             for name, is_wanted in wanted.items()
-            if is_wanted and not handing.is_concatenated
+            if is_wanted and not output.is_concatenated
         ]

@@ -32,7 +32,7 @@ class Inspected(Attributes):
     _individual: set[int]
     _profiled: ProfileConfig | None = None
     _alone: Callable[[], AbstractContextManager[None]]
-    _hand: Callable[[Any], Any]
+    _deliver: Callable[[Any], Any]
     update_policy_weights_: Callable[..., None]
 
     def _ask(self, name: str, *arguments: Any, own: dict[int, tuple] | None = None) -> dict[int, Any]:
@@ -79,7 +79,7 @@ class Inspected(Attributes):
     @property
     def replay_buffer(self) -> Any:
         """The one that was given, or None."""
-        return self._order.handing.replay_buffer
+        return self._order.output.replay_buffer
 
     def get_model(self, model_id: str = "policy") -> Any:
         """This process's policy.
@@ -146,7 +146,7 @@ class Inspected(Attributes):
         if self._cfg.collector.set_truncated:
             for name in ("truncated", "done"):
                 batch["next", name][..., -1, :] = True
-        return self._hand(batch)
+        return self._deliver(batch)
 
     @property
     def pre_collect_hook(self) -> Callable[[], Any] | None:

@@ -15,7 +15,7 @@ from collectx.replay.buffer import ReplayBuffer
 
 
 @dataclass(frozen=True)
-class Handing:
+class BatchOutput:
     """How batches are handed over.
 
     Args:
@@ -82,7 +82,7 @@ class Handing:
         shared = isinstance(self.replay_buffer, ReplayBuffer) and self.extend_buffer and not changed
         return self.replay_buffer if shared else None
 
-    def hand(self, batch: TensorDict, stacked: bool, steps: Sequence[int], masked: bool = False) -> Any:
+    def deliver(self, batch: TensorDict, stacked: bool, steps: Sequence[int], masked: bool = False) -> Any:
         """The batch as it is wanted.
 
         Args:
@@ -111,16 +111,16 @@ class Handing:
         """Whether the parts of a batch are put one after the other."""
         return isinstance(self.cat_results, int)
 
-    def store(self, batch: TensorDict, stacked: bool, steps: Sequence[int]) -> None:
+    def write(self, batch: TensorDict, stacked: bool, steps: Sequence[int]) -> None:
         """Puts a batch into the replay buffer, the part of each worker by itself, so that an item is a frame (with
         several envs in a worker, a row of frames), as where TorchRL's workers write.
 
         Args:
-            stacked, steps: see `hand`.
+            stacked, steps: see `deliver`.
         """
         parts = batch.unbind(0) if stacked else (batch,)
         for part, filled in zip(parts, steps, strict=True):
-            handed = self.hand(part, False, [filled])
+            handed = self.deliver(part, False, [filled])
             if self.extend_buffer:
                 self.replay_buffer.extend(handed)
                 continue

@@ -34,7 +34,7 @@ from collectx.library.keywords.custom import call_problems, custom_problems, giv
 from collectx.library.keywords.env_and_policy import Work
 from collectx.library.keywords.remote import Nested, RayRemote, RpcRemote, own_problems
 from collectx.library.keywords.specs import Devices, Frames, Weights, Workers
-from collectx.library.output import Handing
+from collectx.library.output import BatchOutput
 from collectx.library.trajectories import Assembly
 from collectx.transport.network.availability import gpu_problems, visible_problems
 from collectx.user_objects import GivenEnvConfig, Hooks
@@ -53,7 +53,7 @@ class Order:
     work: Work
     frames: Frames
     devices: Devices
-    handing: Handing
+    output: BatchOutput
     workers: Workers
     weights: Weights
     remote: Nested
@@ -86,7 +86,7 @@ class Order:
     def workers_write(self) -> bool:
         """Whether workers write to the replay buffer themselves."""
         is_whole = self.assembly.trajs_per_batch is not None
-        return self.kind.startswith("multi") and self.handing.shared_buffer is not None and not is_whole
+        return self.kind.startswith("multi") and self.output.shared_buffer is not None and not is_whole
 
     def check(self, known: Sequence[str] = ()) -> None:
         """Looks at all of it.
@@ -103,10 +103,10 @@ class Order:
             *self.work.problems(num_workers),
             *self._graph_problems(),
             *self._share_problems(),
-            *self.early.problems(self.kind, self.handing),
+            *self.early.problems(self.kind, self.output),
             *self.frames.problems(),
             *self.devices.problems(num_workers, self.kind not in REMOTE),
-            *self.handing.problems(),
+            *self.output.problems(),
             *self.workers.problems(),
             *self.weights.problems(),
             *self.remote.problems(num_workers),
@@ -121,7 +121,7 @@ class Order:
                 f"{name}={not value} with trajs_per_batch={self.assembly.trajs_per_batch}: batches are of whole "
                 f"trajectories, each of its own length: leave {name} out."
                 for name, value in needs.items()
-                if bool(getattr(self.handing, name)) is not value
+                if bool(getattr(self.output, name)) is not value
             ]
         if self.weights.update_weights_between_steps and self.remote.num_workers_per_collector > 1:
             problems.append(
@@ -144,7 +144,7 @@ class Order:
                 f"frames_per_batch={told} has {len(told)} entries for {self.num_workers} workers: one for each, or one "
                 "number."
             )
-        if self.kind == "multi_sync" and not self.handing.is_concatenated:
+        if self.kind == "multi_sync" and not self.output.is_concatenated:
             found.append(
                 f"frames_per_batch={told}: parts of different lengths cannot be stacked: give cat_results=-1, or one "
                 "number."
@@ -162,7 +162,7 @@ class Order:
             ConfigError: parts are to be concatenated along a dimension that they have not, or, where they have
                 different lengths, along another than time.
         """
-        want, told, dim = cfg.collector, self.frames.per_worker, self.handing.cat_results
+        want, told, dim = cfg.collector, self.frames.per_worker, self.output.cat_results
         stacked = is_stacked(want)
         num_envs, num_dims = spec.num_envs, len(spec.batch_shape) or int(spec.num_envs > 1)
         if rows_per_env(want) > 1:
@@ -176,7 +176,7 @@ class Order:
                 ]
             )
         uneven = told is not None or self.early.threshold is not None
-        if stacked and uneven and self.handing.is_concatenated and dim not in (-1, num_dims):
+        if stacked and uneven and self.output.is_concatenated and dim not in (-1, num_dims):
             raise ConfigError(
                 [
                     f"cat_results={dim}: parts of different lengths, [envs, time] or [time], fit together along time "
@@ -244,7 +244,7 @@ class Order:
         for own_fields, custom in zip(own, given_collectors(self), strict=False):
             own_fields["custom"] = custom
         if self.workers_write:
-            own = [each | {"replay": self.handing.shared_buffer} for each in own]
+            own = [each | {"replay": self.output.shared_buffer} for each in own]
         collector = (CollectorConfig if self.sync is None else partial(EitherCollectorConfig, sync=self.sync))(
             kind=self.kind,
             num_workers=num_workers,
@@ -252,7 +252,7 @@ class Order:
             total_frames=-1 if self.frames.total_frames is None else self.frames.total_frames,
             exploration_type=self.work.exploration,
             num_slots=workers.num_slots,
-            zero_copy=self.handing.zero_copy,
+            zero_copy=self.output.zero_copy,
             on_worker_failure=workers.on_worker_failure,
             max_restarts=workers.max_restarts,
             start_timeout_s=workers.start_timeout_s,
@@ -268,8 +268,8 @@ class Order:
             preemptive_threshold=self.early.threshold,
             trajs_per_batch=self.assembly.trajs_per_batch,
             traj_format=self.assembly.traj_format or "padded",
-            compact_obs=self.handing.compact_obs,
-            check_finite=self.handing.check_finite,
+            compact_obs=self.output.compact_obs,
+            check_finite=self.output.check_finite,
             order_of=None,
         )
         if self.early.asked is not None:

@@ -21,7 +21,7 @@ from collectx.run.submitted_workers import Beforehand, submitted_workers, waitin
 from collectx.user_objects import Given
 
 
-def launch_by(cfg: RunConfig, remote: Nested) -> None:
+def choose_launcher(cfg: RunConfig, remote: Nested) -> None:
     """Puts the launcher into `cfg`."""
     if isinstance(remote, RayRemote):
         cfg.launcher = remote.launcher_config(cfg.launcher.num_threads, cfg.collector.num_workers)
@@ -30,15 +30,15 @@ def launch_by(cfg: RunConfig, remote: Nested) -> None:
     if remote.launcher == "submitit":
         cfg.launcher = slurm_resources(remote.slurm_kwargs or {}, cfg.launcher.num_threads)
     elif remote.launcher == "submitit_delayed":
-        cfg.launcher = _SubmittedBeforehand(**vars(slurm_resources({}, cfg.launcher.num_threads)))
-        cfg.backend.port = _check_beforehand(cfg, remote.tcp_port)
+        cfg.launcher = _Presubmitted(**vars(slurm_resources({}, cfg.launcher.num_threads)))
+        cfg.backend.port = _check_presubmitted(cfg, remote.tcp_port)
 
 
-class _SubmittedBeforehand(SubmititLauncherConfig):
+class _Presubmitted(SubmititLauncherConfig):
     """Jobs that wait already, see `collectx.run.submitted_workers.Beforehand`."""
 
 
-def _check_beforehand(cfg: RunConfig, tcp_port: int | None) -> int | None:
+def _check_presubmitted(cfg: RunConfig, tcp_port: int | None) -> int | None:
     """Whether what was submitted beforehand is what `cfg` wants; returns the port to listen at.
 
     Raises:
@@ -73,7 +73,7 @@ def _check_beforehand(cfg: RunConfig, tcp_port: int | None) -> int | None:
     return there.tcp_port if tcp_port is None else tcp_port
 
 
-def come_up(
+def start_workers(
     stack: contextlib.ExitStack, cfg: RunConfig, given: Sequence[Given], remote: Nested
 ) -> tuple[Place | None, Callable[..., None]]:
     """Where the workers come up that are SLURM jobs, until `stack` is closed; and what writes events down.
@@ -81,7 +81,7 @@ def come_up(
     Args:
         given: what each worker cannot be told as plain data.
     """
-    if isinstance(cfg.launcher, _SubmittedBeforehand):
+    if isinstance(cfg.launcher, _Presubmitted):
         beforehand = Beforehand.from_environment()
         assert beforehand is not None
         events = EventLog(beforehand.files())

@@ -17,16 +17,16 @@ from torch import nn
 from collectx.policy.weights import FlatWeights
 from collectx.transport.base import Write
 
-Given: TypeAlias = nn.Module | TensorDictBase | Mapping[str, Any] | None
+WeightsLike: TypeAlias = nn.Module | TensorDictBase | Mapping[str, Any] | None
 
 
-def given_weights(
-    all_given: Sequence[Given | Mapping[int, Given]],
+def weights_by_worker(
+    all_given: Sequence[WeightsLike | Mapping[int, WeightsLike]],
     models: Mapping[str, Any] | None,
     model: str | None,
     worker_ids: int | Sequence[int] | None,
     num_workers: int,
-) -> dict[int | None, Given]:
+) -> dict[int | None, WeightsLike]:
     """The one that was given, of `all_given` and what `models` has for the policy, by the worker that it is for; None:
     for all.
 
@@ -57,7 +57,7 @@ def given_weights(
     return by_worker
 
 
-def updated_weights(updater: Callable[[], Any] | None, given: Given) -> Given:
+def apply_weight_updater(updater: Callable[[], Any] | None, given: WeightsLike) -> WeightsLike:
     """What is to be published, where `given` was given: what a weight updater makes of it, or gives where it is None.
 
     Args:
@@ -104,12 +104,12 @@ def load_weights(policy: Any, weights: nn.Module | TensorDictBase | Mapping[str,
             value.copy_(other)
 
 
-def writes_of(policy: Any, given: Mapping[int, Given]) -> dict[int, Write]:
+def weight_writers(policy: Any, given: Mapping[int, WeightsLike]) -> dict[int, Write]:
     """What writes the weights for each worker, each in any form that `load_weights` takes; None: `policy`'s. The policy
     is left as it is. A write raises what `load_weights` does."""
     other = copy.deepcopy(policy)
 
-    def write(weights: Given, buffer: torch.Tensor) -> None:
+    def write(weights: WeightsLike, buffer: torch.Tensor) -> None:
         load_weights(other, policy if weights is None else weights)
         FlatWeights(other).write(buffer)
 

@@ -1,4 +1,7 @@
-"""Trainers: what consumes the batches, in the process that was started. Each kind's module is imported when chosen."""
+"""Trainers consume batches and publish weights, in the process of `collectx run`.
+
+The module of a kind is imported when that kind is built.
+"""
 
 from __future__ import annotations
 
@@ -26,39 +29,39 @@ KINDS = ("meter", "ppo", "impala", "dqn", "custom")
 
 
 def build(cfg: TrainerConfig, policy: Callable | None, spec: EnvSpec, seed: int, device: torch.device) -> Trainer:
-    """The trainer that `cfg` describes.
+    """Builds the trainer that `cfg` describes.
 
     Args:
-        policy: the trainer's copy, of which it publishes the weights; None for random actions.
-        seed: for the critic's weights and the order of minibatches.
-        device: where a learning trainer computes; it moves `policy` there.
+        policy: the trainer's copy, whose weights it publishes; None for random actions.
+        seed: seeds the critic's weights and the order of minibatches.
+        device: where the trainer computes; a trainer that learns moves `policy` there.
 
     Raises:
-        ConfigError: the configuration is wrong, or this trainer cannot train this policy, or not in this env.
+        ConfigError: the configuration is wrong, or this trainer cannot train this policy in this env.
     """
     if isinstance(cfg, (PpoTrainerConfig, ImpalaTrainerConfig, DqnTrainerConfig)) and spec.rewards != (REWARD,):
-        told = ", ".join(f"{'.'.join(leaf.key)} {list(leaf.shape)} {leaf.dtype}" for leaf in spec.rewards)
+        rewards = ", ".join(f"{'.'.join(leaf.key)} {list(leaf.shape)} {leaf.dtype}" for leaf in spec.rewards)
         raise ConfigError(
             [
-                f"trainer.kind={cfg.kind}: the env gives {told}, and it learns from one reward [1] torch.float32: "
-                "reduce it with a transform, as TorchRL's LineariseRewards or DoubleToFloat, or use trainer=custom."
+                f"trainer.kind={cfg.kind}: the env gives {rewards}, but the trainer learns from one reward [1] "
+                "torch.float32: reduce it with a transform, such as TorchRL's LineariseRewards or DoubleToFloat, or "
+                "use trainer=custom."
             ]
         )
     if isinstance(cfg, MeterTrainerConfig):
-        from collectx.trainer.meter import MeterTrainer
+        from collectx.trainer.base import MeterTrainer
 
         return MeterTrainer()
     if isinstance(cfg, (PpoTrainerConfig, ImpalaTrainerConfig)):
         from collectx.trainer.impala import ImpalaTrainer
-        from collectx.trainer.learner import Learner
         from collectx.trainer.ppo import PpoTrainer
 
-        learner = Learner(cfg, _trainable(cfg, policy), spec, seed, device)
-        return PpoTrainer(cfg, learner) if isinstance(cfg, PpoTrainerConfig) else ImpalaTrainer(cfg, learner)
+        trainer = PpoTrainer if isinstance(cfg, PpoTrainerConfig) else ImpalaTrainer
+        return trainer(cfg, _check_actor(cfg, policy), spec, seed, device)
     if isinstance(cfg, DqnTrainerConfig):
         from collectx.trainer.dqn import DqnTrainer
 
-        return DqnTrainer(cfg, _valuing(cfg, policy), seed, device)
+        return DqnTrainer(cfg, _check_q_network(cfg, policy), seed, device)
     if isinstance(cfg, CustomTrainerConfig):
         from collectx.trainer.custom import build as build_custom
 
@@ -66,7 +69,7 @@ def build(cfg: TrainerConfig, policy: Callable | None, spec: EnvSpec, seed: int,
     raise ConfigError([f"trainer.kind={cfg.kind} is not one of {', '.join(KINDS)}."])
 
 
-def _trainable(cfg: TrainerConfig, policy: Callable | None) -> Callable:
+def _check_actor(cfg: TrainerConfig, policy: Callable | None) -> Callable:
     if policy is not None and hasattr(policy, "evaluate") and hasattr(policy, "observation_keys"):
         return policy
     raise ConfigError(
@@ -78,7 +81,7 @@ def _trainable(cfg: TrainerConfig, policy: Callable | None) -> Callable:
     )
 
 
-def _valuing(cfg: TrainerConfig, policy: Callable | None) -> Callable:
+def _check_q_network(cfg: TrainerConfig, policy: Callable | None) -> Callable:
     if policy is not None and all(hasattr(policy, name) for name in ("observation_keys", "epsilon", "index")):
         return policy
     raise ConfigError(

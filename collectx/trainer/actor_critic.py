@@ -1,44 +1,195 @@
-"""What trainers of an actor and a critic do with a run, whatever they learn from a batch.
+"""What `PpoTrainer` and `ImpalaTrainer` share: the training loop, the critic, and batches as `[R, T]` tensors.
 
-In the trainer's process.
+Runs in the trainer's process. Must not know how batches are collected.
 """
 
 from __future__ import annotations
 
+import copy
+import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
 
+import torch
+from tensordict import TensorDict
+from torch import nn
+
+from collectx.batch import Key
 from collectx.config import ImpalaTrainerConfig, PpoTrainerConfig
-from collectx.trainer.base import Collection
-from collectx.trainer.learner import Learner
-from collectx.trainer.rows import Rows
+from collectx.env.base import EnvSpec
+from collectx.errors import ConfigError
+from collectx.policy.initial import single_threaded
+from collectx.policy.spaces import observation_leaves
+from collectx.policy.stochastic import Flatten, StochasticPolicy, initialize
+from collectx.trainer.base import Collection, has_reached, remaining_fraction
 
 
 class ActorCriticTrainer(ABC):
-    """Learns from every batch once it is there, and publishes."""
+    """Updates policy and critic from every batch, with one Adam optimiser for both, and publishes the policy.
 
-    def __init__(self, cfg: PpoTrainerConfig | ImpalaTrainerConfig, learner: Learner):
+    Attributes:
+        device: where both networks compute.
+        policy, critic: the modules.
+        generator: a CPU generator for the order of minibatches.
+    """
+
+    def __init__(
+        self,
+        cfg: PpoTrainerConfig | ImpalaTrainerConfig,
+        policy: Callable,
+        spec: EnvSpec,
+        seed: int,
+        device: torch.device,
+    ):
         self._cfg = cfg
-        self._learner = learner
+        self.device = device
+        self.policy: Any = cast(nn.Module, policy).to(device)
+        self.critic = Critic(policy, spec, seed).to(device)
+        # Policy and critic may share an encoder: each parameter once.
+        self._parameters = [*dict.fromkeys([*self.policy.parameters(), *self.critic.parameters()])]
+        self._optimizer = torch.optim.Adam(self._parameters, lr=cfg.learning_rate, eps=1e-5, fused=True)
+        self.generator = torch.Generator().manual_seed(seed)
 
     def train(self, collection: Collection) -> None:
         """Returns when the collection is exhausted or `target_return` is reached."""
-        learner = self._learner
         for batch in collection:
-            if learner.reached_target(collection):
+            if has_reached(self._cfg.target_return, collection):
                 return
-            learner.anneal(collection)
-            losses = self.learn(Rows.of(batch, learner.policy.observation_keys, learner.device))
-            collection.publish(learner.policy)
+            if self._cfg.anneal:
+                self._optimizer.param_groups[0]["lr"] = self._cfg.learning_rate * remaining_fraction(collection)
+            losses = self.learn(Transitions.of(batch, self.policy.observation_keys, self.device))
+            collection.publish(self.policy)
             collection.log(**losses)
 
+    @abstractmethod
+    def learn(self, batch: Transitions) -> dict[str, float]:
+        """Updates the networks from one batch; returns the losses."""
+
+    def step(self, loss: torch.Tensor) -> None:
+        """Takes one gradient step."""
+        self._optimizer.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(self._parameters, self._cfg.max_grad_norm)
+        self._optimizer.step()
+
     def state_dict(self) -> dict:
-        """See `collectx.trainer.base.Trainer`."""
-        return self._learner.state_dict()
+        """Tensors and plain data only."""
+        return {
+            "policy": self.policy.state_dict(),
+            "critic": self.critic.state_dict(),
+            "optimizer": self._optimizer.state_dict(),
+            "generator": self.generator.get_state(),
+        }
 
     def load_state_dict(self, state: dict) -> None:
-        """Goes on from `state_dict()`."""
-        self._learner.load_state_dict(state)
+        """Restores what `state_dict()` returned."""
+        self.policy.load_state_dict(state["policy"])
+        self.critic.load_state_dict(state["critic"])
+        self._optimizer.load_state_dict(state["optimizer"])
+        self.generator.set_state(state["generator"])
 
-    @abstractmethod
-    def learn(self, rows: Rows) -> dict[str, float]:
-        """Updates the networks from the frames of a batch; returns the losses."""
+
+class Critic(nn.Module):
+    """The state-value function. It has the policy's architecture with separate weights and one output, and shares the
+    policy's observation encoder. It is never published.
+
+    For a user-defined policy: two tanh layers of width 64 over the flattened observation.
+    """
+
+    def __init__(self, policy: Callable, spec: EnvSpec, seed: int):
+        super().__init__()
+        with torch.random.fork_rng(devices=[]), single_threaded():
+            torch.random.default_generator.manual_seed(seed)
+            if isinstance(policy, StochasticPolicy):
+                self.encode: nn.Module = policy.encode
+                self.body: nn.Module = copy.deepcopy(policy.body)
+                width = policy.num_features
+            else:
+                flatten = Flatten(observation_leaves(spec), spec.observation_space)
+                self.encode = flatten
+                self.body = nn.Sequential(nn.Linear(flatten.num_outputs, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh())
+                width = 64
+            self.out = nn.Linear(width, 1)
+            initialize(self.body, math.sqrt(2))
+            initialize(self.out, 1.0)
+
+    def forward(self, observation: Sequence[torch.Tensor]) -> torch.Tensor:
+        """One tensor `[B, *shape]` per observation leaf to values `[B]`."""
+        return self.out(self.body(self.encode(observation))).squeeze(-1)
+
+
+@dataclass(frozen=True, slots=True)
+class Transitions:
+    """The transitions of a batch: R independent rows of T consecutive frames.
+
+    Attributes:
+        observation, next_observation: one `[R, T, *shape]` per observation leaf.
+        action: `[R, T, *shape]`.
+        log_prob, reward: `[R, T]` float32.
+        terminated: `[R, T]` bool: the value of the next observation is 0.
+        done: `[R, T]` bool: terminated or truncated; the next frame belongs to another episode.
+    """
+
+    observation: Sequence[torch.Tensor]
+    next_observation: Sequence[torch.Tensor]
+    action: torch.Tensor
+    log_prob: torch.Tensor
+    reward: torch.Tensor
+    terminated: torch.Tensor
+    done: torch.Tensor
+
+    @classmethod
+    def of(cls, batch: TensorDict, observation_keys: Sequence[Key], device: torch.device) -> Transitions:
+        """Merges all batch dimensions but the last, which is time. Copies only tensors that are on another device.
+
+        Raises:
+            ConfigError: the batch has no log-probabilities.
+        """
+        size = batch.batch_size
+
+        def get(*key: str) -> torch.Tensor:
+            value = batch.get(key)
+            return value.reshape(-1, size[-1], *value.shape[len(size) :]).to(device, non_blocking=True)
+
+        if batch.get("action_log_prob", None) is None:
+            raise ConfigError(
+                [
+                    "this trainer needs action_log_prob in its batches, written only where actions are sampled: use "
+                    "collector.exploration_type=random."
+                ]
+            )
+        return cls(
+            observation=[get(*key) for key in observation_keys],
+            next_observation=[get("next", *key) for key in observation_keys],
+            action=get("action"),
+            log_prob=get("action_log_prob"),
+            reward=get("next", "reward").squeeze(-1),
+            terminated=get("next", "terminated").squeeze(-1),
+            done=get("next", "done").squeeze(-1),
+        )
+
+
+def flat(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """`[R, T, ...]` to `[R * T, ...]`."""
+    return [tensor.flatten(0, 1) for tensor in tensors]
+
+
+@torch.no_grad()
+def state_values(critic: Callable[..., torch.Tensor], batch: Transitions) -> tuple[torch.Tensor, torch.Tensor]:
+    """Values `[R, T]` of the observations and of the next observations.
+
+    Within an episode the next observation is the observation of the following frame, so the critic is evaluated on next
+    observations only for the last frame of each row and the last frames of episodes. The next value of a terminated
+    frame is 0; that of a truncated frame is the value of its true final observation (Pardo et al. 2018, "Time Limits in
+    Reinforcement Learning").
+    """
+    shape = batch.reward.shape
+    value = critic(flat(batch.observation)).view(shape)
+    is_last = batch.done.clone()
+    is_last[:, -1] = True
+    index = is_last.flatten().nonzero().squeeze(-1)
+    next_value = torch.roll(value, -1, 1)
+    next_value.view(-1)[index] = critic([tensor[index] for tensor in flat(batch.next_observation)])
+    return value, next_value.masked_fill_(batch.terminated, 0.0)

@@ -1,6 +1,6 @@
-"""What a trainer sees. It must not know transports, workers or processes.
+"""The two protocols of training: what a trainer receives (`Collection`) and what it must have (`Trainer`).
 
-A trainer is anything with `train(collection)`; see `meter.py` for the smallest one.
+Must not know transports, workers or processes.
 """
 
 from __future__ import annotations
@@ -11,13 +11,16 @@ from typing import Protocol
 from tensordict import TensorDict
 from torch import nn
 
+# Number of episodes that `Collection.mean_return` averages over.
+_RETURN_EPISODES = 100
+
 
 class Collection(Protocol):
-    """Batches in, weights out.
+    """Iterates over batches; publishes weights.
 
     Attributes:
-        total_frames: frames that the whole run will deliver, or -1 for an endless one.
-        frames: frames delivered so far, the current batch included.
+        total_frames: frames of the whole run; -1 if it has no end.
+        frames: frames delivered so far, including the current batch.
         mean_return: mean undiscounted return of the last 100 finished episodes; nan before the first one ends.
         num_episodes: episodes finished so far.
     """
@@ -28,27 +31,53 @@ class Collection(Protocol):
     num_episodes: int
 
     def __iter__(self) -> Iterator[TensorDict | None]:
-        """Yields batches (see `collectx/batch.py`) until `total_frames` are delivered. Each batch is the trainer's own
-        memory unless `collector.zero_copy=true`, when it is valid until the next one is asked for. None where the
-        workers have written it to the trainer's `shared_replay`."""
+        """Yields batches (see `collectx/batch.py`) until `total_frames` are delivered. The trainer owns the memory of
+        each batch, unless `collector.zero_copy=true`: a batch is then valid until the next one is requested. Yields
+        None for a batch that a worker has written to the trainer's `shared_replay`."""
 
     def publish(self, policy: nn.Module) -> int:
-        """Hands the policy's present weights to the workers and returns their version. Copies them before it returns,
-        so the module may be changed at once. Sync workers act with them from the next batch on."""
+        """Publishes the weights of `policy` to the workers and returns their version. Copies them before it returns, so
+        the module may be modified afterwards. Sync workers act with them from the next batch."""
 
     def log(self, **scalars: float) -> None:
-        """Adds scalars to the line that metrics.jsonl gets for the current batch, and to the progress display."""
+        """Adds scalars to the line of metrics.jsonl for the current batch, and to the progress display."""
 
 
 class Trainer(Protocol):
     """Consumes a collection: returns when it is exhausted, or earlier to end the run (status completed).
 
     A trainer may have the attribute `shared_replay`: a `collectx.ReplayBuffer`, or a picklable object whose
-    `extend(batch)` writes to one. Async workers of this machine then write their batches there, `[envs, time]`, in the
-    order in which they are ready, unless batches are digested, or made of whole trajectories.
+    `extend(batch)` writes to one. Async workers of this machine then write their batches to it, `[envs, time]`, in the
+    order in which they are ready, unless batches are hashed or consist of whole trajectories.
     """
 
     def train(self, collection: Collection) -> None: ...
 
     def state_dict(self) -> dict:
-        """Everything needed to go on later: tensors and plain data only."""
+        """The state to resume from: tensors and plain data only."""
+
+
+class MeterTrainer:
+    """`trainer.kind=meter`: takes batches and learns nothing. The run counts, hashes and times them."""
+
+    def train(self, collection: Collection) -> None:
+        """Returns when the collection is exhausted."""
+        for _ in collection:
+            pass
+
+    def state_dict(self) -> dict:
+        """Returns an empty dict."""
+        return {}
+
+
+def has_reached(target_return: float | None, collection: Collection) -> bool:
+    """Whether the mean return is at least `target_return`, once it averages 100 episodes. False if it is None."""
+    is_known = collection.num_episodes >= _RETURN_EPISODES
+    return target_return is not None and is_known and collection.mean_return >= target_return
+
+
+def remaining_fraction(collection: Collection) -> float:
+    """The fraction of the run's frames that are still to be delivered; 1 if the run has no end."""
+    if collection.total_frames <= 0:
+        return 1.0
+    return max(0.0, 1.0 - collection.frames / collection.total_frames)

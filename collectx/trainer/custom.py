@@ -1,4 +1,4 @@
-"""`trainer.kind=custom`: the user's own trainer, found by its import path."""
+"""`trainer.kind=custom`: a user-defined trainer, located by its import path."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from collectx.trainer.base import Trainer
 
 
 def build(cfg: CustomTrainerConfig, policy: Callable | None, spec: EnvSpec, seed: int, device: torch.device) -> Trainer:
-    """Calls `target` with `policy`, `spec`, `seed` and `device`, as far as it takes them, and with `kwargs`. A policy
-    that is a module is moved to `device`, where batches lie.
+    """Calls `target` with those of `policy`, `spec`, `seed` and `device` that its signature accepts, and with `kwargs`.
+    Moves a policy that is a module to `device`, the device of the batches.
 
     Raises:
-        ConfigError: nothing is found at `target`, or what it returns has no `train`.
+        ConfigError: `target` does not exist, or returns an object without `train`.
     """
     target = locate("trainer.target", cfg.target)
     if isinstance(policy, nn.Module):
         policy.to(device)
-    given: dict[str, Any] = {"policy": policy, "spec": spec, "seed": seed, "device": device}
+    arguments: dict[str, Any] = {"policy": policy, "spec": spec, "seed": seed, "device": device}
     try:
         parameters: Mapping[str, inspect.Parameter] = inspect.signature(target).parameters
-    except ValueError:  # a builtin without a signature
+    except ValueError:  # A builtin may have no signature.
         parameters = {}
     if not any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values()):
-        given = {name: value for name, value in given.items() if name in parameters}
-    trainer = target(**{**given, **cfg.kwargs})
+        arguments = {name: value for name, value in arguments.items() if name in parameters}
+    trainer = target(**{**arguments, **cfg.kwargs})
     if not callable(getattr(trainer, "train", None)):
         raise ConfigError(
             [f"trainer.target={cfg.target} gave a {type(trainer).__name__}, which has no train(collection)."]

@@ -1,6 +1,6 @@
 """`trainer.kind=impala`: an actor-critic with V-trace (Espeholt et al. 2018), for async collectors.
 
-One gradient step per batch, published at once; the workers' weights may be several versions behind.
+Takes one gradient step per batch and publishes; the workers' weights may be several versions old.
 """
 
 from __future__ import annotations
@@ -8,10 +8,8 @@ from __future__ import annotations
 import torch
 
 from collectx.config import ImpalaTrainerConfig
-from collectx.trainer.actor_critic import ActorCriticTrainer
-from collectx.trainer.rows import Rows, flat
-from collectx.trainer.values import values_of
-from collectx.trainer.vtrace import vtrace
+from collectx.trainer.actor_critic import ActorCriticTrainer, Transitions, flat, state_values
+from collectx.trainer.returns import vtrace
 
 
 class ImpalaTrainer(ActorCriticTrainer):
@@ -19,24 +17,24 @@ class ImpalaTrainer(ActorCriticTrainer):
 
     _cfg: ImpalaTrainerConfig
 
-    def learn(self, rows: Rows) -> dict[str, float]:
-        cfg, learner = self._cfg, self._learner
-        observation = flat(rows.observation)
-        log_prob, entropy = learner.policy.evaluate(observation, flat([rows.action])[0])
-        value, next_value = values_of(learner.critic, rows)
-        log_prob, entropy = log_prob.view(rows.reward.shape), entropy.mean()
+    def learn(self, batch: Transitions) -> dict[str, float]:
+        cfg = self._cfg
+        observation = flat(batch.observation)
+        log_prob, entropy = self.policy.evaluate(observation, flat([batch.action])[0])
+        value, next_value = state_values(self.critic, batch)
+        log_prob, entropy = log_prob.view(batch.reward.shape), entropy.mean()
         target, advantage = vtrace(
-            log_prob.detach() - rows.log_prob,
-            rows.reward,
+            log_prob.detach() - batch.log_prob,
+            batch.reward,
             value,
             next_value,
-            rows.done,
+            batch.done,
             cfg.gamma,
             cfg.rho_clip,
             cfg.c_clip,
         )
         actor_loss = -(log_prob * advantage).mean()
-        critic_loss = (learner.critic(observation) - target.flatten()).square().mean()
-        learner.step(actor_loss + cfg.critic_coeff * critic_loss - cfg.entropy_coeff * entropy)
+        critic_loss = (self.critic(observation) - target.flatten()).square().mean()
+        self.step(actor_loss + cfg.critic_coeff * critic_loss - cfg.entropy_coeff * entropy)
         losses = torch.stack((actor_loss, critic_loss, entropy)).detach().tolist()
         return dict(zip(("actor_loss", "critic_loss", "entropy"), losses, strict=True))

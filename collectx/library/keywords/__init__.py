@@ -11,16 +11,16 @@ from collectx.library.keywords.env_and_policy import CreateEnv, Work
 from collectx.library.keywords.parse import REFUSED, Keywords, described
 from collectx.library.keywords.remote import Nested, RayRemote, Remote, RpcRemote
 from collectx.library.keywords.specs import Devices, EachBatchWeights, Frames, Weights, Workers
-from collectx.library.output import Handing
+from collectx.library.output import BatchOutput
 from collectx.library.request import Order, own_of
 
 __all__ = [
     "REFUSED",
+    "BatchOutput",
     "CreateEnv",
     "Devices",
     "EachBatchWeights",
     "Frames",
-    "Handing",
     "Keywords",
     "Nested",
     "Order",

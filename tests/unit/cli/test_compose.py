@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from collectx.cli.compose import Composer, compose, names, without_hydra
-from collectx.cli.typed import typed
 from collectx.config import GROUPS, KINDS, CountingEnvConfig, GymEnvConfig, PpoTrainerConfig, RunConfig
+from collectx.config.check import typed
 from collectx.errors import ConfigError
 
 CONF = Path(str(resources.files("collectx.conf")))

@@ -9,8 +9,8 @@ import torch
 from composing import composed, examine
 
 from collectx.config import backend_of
+from collectx.config.warnings import advice
 from collectx.run import preflight
-from collectx.run.advice import advice
 from collectx.transport.network import availability
 
 METER = "trainer=meter collector.preemptive_threshold"

@@ -3,11 +3,8 @@
 import pytest
 import torch
 
-from collectx.trainer.gae import gae
-from collectx.trainer.nstep import nstep
-from collectx.trainer.rows import Rows
-from collectx.trainer.values import values_of
-from collectx.trainer.vtrace import vtrace
+from collectx.trainer.actor_critic import Transitions, state_values
+from collectx.trainer.returns import gae, nstep, vtrace
 
 
 def frames(rows: int, steps: int, seed: int):
@@ -78,7 +75,7 @@ def test_next_values_at_the_ends():
     terminated = torch.tensor([[False, False, True, False]])
     truncated = torch.tensor([[False, True, False, False]])
     unused = torch.zeros(1, 4)
-    rows = Rows([observation], [following], unused, unused, unused, terminated, done=terminated | truncated)
-    value, next_value = values_of(lambda seen: seen[0].squeeze(-1), rows)
+    batch = Transitions([observation], [following], unused, unused, unused, terminated, done=terminated | truncated)
+    value, next_value = state_values(lambda seen: seen[0].squeeze(-1), batch)
     assert value.tolist() == [[1.0, 2.0, 10.0, 20.0]]
     assert next_value.tolist() == [[2.0, 3.0, 0.0, 21.0]]

@@ -11,7 +11,7 @@ from collectx.batch import to_tensordict
 from collectx.cli.compose import compose
 from collectx.config import CustomTrainerConfig, MlpPolicyConfig
 from collectx.errors import ConfigError
-from collectx.trainer.critic import Critic
+from collectx.trainer.actor_critic import Critic
 from collectx.user_objects import GivenPolicyConfig
 
 # On a busy machine threads wait for one another in every small operation.
@@ -139,7 +139,7 @@ def test_custom():
     def build(target):
         return trainer.build(CustomTrainerConfig("custom", False, target, {}), None, SPEC, 0, CPU)
 
-    assert hasattr(build("collectx.trainer.meter:MeterTrainer"), "train")
+    assert hasattr(build("collectx.trainer.base:MeterTrainer"), "train")
     with pytest.raises(ConfigError, match="no train"):
         build("builtins:dict")
 

@@ -18,8 +18,8 @@ from typing import Any
 from omegaconf import MISSING, DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from collectx.cli.suggest import did_you_mean
 from collectx.config import GROUPS, KINDS, DevicesConfig, RunConfig, RunOptions, SweepConfig
+from collectx.config.suggest import did_you_mean
 
 _SEED = next(field for field in dataclasses.fields(RunConfig) if field.name == "seed")
 _ABSENT = object()

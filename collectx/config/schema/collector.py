@@ -1,0 +1,45 @@
+"""Options of the group `collector`: the schedule, and how many frames."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from omegaconf import MISSING
+
+from collectx.config.schema.fields import above, at_least, count_or_endless, one_of, within
+
+
+@dataclass
+class CollectorConfig:
+    kind: str = MISSING
+    num_workers: int = at_least(1)
+    frames_per_batch: int = at_least(1)
+    total_frames: int = count_or_endless()
+    exploration_type: str = one_of("random", "mode", "mean", "median", "deterministic")
+    num_slots: int = at_least(1)
+    zero_copy: bool = MISSING
+    on_worker_failure: str = one_of("raise", "restart", "drop")
+    max_restarts: int = at_least(0)
+    start_timeout_s: float = above(0)
+    worker_timeout_s: float = above(0)
+    close_timeout_s: float = at_least(0)
+    num_workers_per_collector: int = at_least(1)
+    inner: str = one_of("sync", "async", "single")
+    max_frames_per_traj: int | None = at_least(1)
+    init_random_frames: int | None = at_least(0)
+    reset_at_each_iter: bool = MISSING
+    set_truncated: bool = MISSING
+    refresh: str = one_of("batch", "step")
+    preemptive_threshold: float | None = within(0, 1)
+    trajs_per_batch: int | None = at_least(1)
+    traj_format: str = one_of("padded", "cat")
+    compact_obs: bool = MISSING
+    check_finite: bool = MISSING
+    order_of: str | None = MISSING
+
+
+@dataclass
+class EitherCollectorConfig(CollectorConfig):
+    """Of a kind that can be both."""
+
+    sync: bool = MISSING

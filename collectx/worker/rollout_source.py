@@ -29,7 +29,7 @@ from collectx.rollout.loop import EndsEarly, Rollout
 from collectx.rollout.recurrent_state import with_recurrent_state
 from collectx.rollout.segments import rollout_class
 from collectx.rollout.time_limit import with_time_limit
-from collectx.transport.base import GO_ON, AskedLink, Link, seed_of
+from collectx.transport.base import NO_RESET, Link, RequestLink, decode_reset
 from collectx.user_objects import is_object
 from collectx.worker.loop import Filled, fill_slots, until_stopped
 from collectx.worker.requests import Answers
@@ -123,7 +123,7 @@ class _Rollouts:
     def fill(self, slot: int, order: int) -> Filled:
         task = self._task
         with _installed(self._guest), policies.exploration(self._exploration):
-            if order != GO_ON:
+            if order != NO_RESET:
                 _begin_anew(task, self._rollout, order, self._guest is not None)
             self._answers.before()
             version = self._newest.version
@@ -136,10 +136,10 @@ class _Rollouts:
         return Filled(version, stats.env_s, stats.policy_s, *stats.episodes, stats.steps)
 
     def reply(self) -> None:
-        link = cast(AskedLink, self._link)
+        link = cast(RequestLink, self._link)
         with _installed(self._guest):
             try:
-                link.reply(self._answers.answer(link.question))
+                link.reply(self._answers.answer(link.request))
             except Exception as error:
                 link.reply(None, error)
 
@@ -151,7 +151,7 @@ def _asked(task: WorkerTask, link: Link) -> EndsEarly | None:
     """What says whether a batch is to end early; None: nothing does."""
     if not task.rollout.may_end_early:
         return None
-    hurried = link.hurried
+    hurried = link.preempted
     return task.asked or (lambda: hurried[0])
 
 
@@ -212,7 +212,7 @@ class _Frames:
 
 def _begin_anew(task: WorkerTask, rollout: Rollout, order: int, guest: bool) -> None:
     """Does what came with a grant."""
-    given = seed_of(order)
+    given = decode_reset(order)
     if given is None:
         rollout.reset(None)
         return

@@ -22,7 +22,7 @@ from torch import nn
 from collectx.batch import DONE_KEYS, POLICY_VERSION, TRAJ_IDS, Key, Slot, as_key
 from collectx.errors import ShapeError, WorkerError
 from collectx.policy.weights import FlatWeights
-from collectx.transport.base import GO_ON, Link, seed_of
+from collectx.transport.base import NO_RESET, Link, decode_reset
 from collectx.user_objects import GivenCollector, GivenEnvConfig, GivenPolicyConfig
 from collectx.worker.loop import Filled, fill_slots
 from collectx.worker.spec import WorkerTask, env_seed, seed_policy
@@ -77,7 +77,7 @@ class _Custom:
 
     def fill(self, slot: int, order: int) -> Filled:
         hooks, tensors = self._task.hooks, self._link.slots[slot].tensors
-        if order != GO_ON:
+        if order != NO_RESET:
             self._begin_anew(order)
         if hooks.pre_collect_hook is not None:
             hooks.pre_collect_hook()
@@ -113,7 +113,7 @@ class _Custom:
         return getattr(self._collector, "policy_version", None)
 
     def _begin_anew(self, order: int) -> None:
-        given = seed_of(order)
+        given = decode_reset(order)
         wanted = "reset" if given is None else "set_seed"
         if not hasattr(self._collector, wanted):
             raise NotImplementedError(f"worker {self._task.worker}: {self._name} has no {wanted}(), and was asked for")

@@ -22,7 +22,7 @@ from collectx.config import (
     as_dict,
     group_from_dict,
 )
-from collectx.rollout.options import PLAIN, RolloutSpec
+from collectx.rollout.options import RolloutOptions
 from collectx.user_objects import Hooks, UserCollector, UserObjects
 
 
@@ -87,10 +87,10 @@ class WorkerSpec:
     exploration_type: str
     seed: int
     leaves: tuple[Leaf, ...]
+    rollout: RolloutOptions
     life: int = 0
     first_worker: int = 0
     nested: NestedSpec | None = None
-    rollout: RolloutSpec = PLAIN
     steps: int | None = None
     should_end: Callable[[], bool] | None = None
     replay: Extended | None = None
@@ -140,7 +140,7 @@ class WorkerSpec:
         env = given.env or group_from_dict("env", fields["env"])
         policy = given.policy or group_from_dict("policy", fields["policy"])
         nested = None if fields["nested"] is None else NestedSpec.from_json(fields["nested"])
-        rollout = RolloutSpec(**fields["rollout"])
+        rollout = RolloutOptions(**fields["rollout"])
         told = {
             "env": env,
             "policy": policy,

@@ -30,9 +30,9 @@ from collectx.config import (
 )
 from collectx.env.base import EnvSpec
 from collectx.launcher.base import Place
-from collectx.policy.recurrent import seen_with
+from collectx.policy.recurrent import spec_with_states
 from collectx.policy.weights import FlatWeights
-from collectx.rollout.options import RolloutSpec
+from collectx.rollout.options import RolloutOptions
 from collectx.schedule.base import AsyncSchedule, Schedule, SyncSchedule
 from collectx.schedule.replay import AgainSchedule, Recorded
 from collectx.transport.base import SlabSpec, Transport
@@ -98,7 +98,9 @@ def build(
     schedule = make_schedule(want, num_workers, again, exact)
     rows = spec.num_envs * rows_per_env(want)
     slab = SlabSpec(
-        leaves=batch_leaves(seen_with(spec, actor.carried).observation, actor.leaves, want.compact_obs, spec.rewards),
+        leaves=batch_leaves(
+            spec_with_states(spec, actor.states).observation, actor.leaves, want.compact_obs, spec.rewards
+        ),
         rows=rows,
         steps=want.frames_per_batch // (rows * (num_workers if schedule.joined else 1)),
         num_workers=num_workers,
@@ -119,10 +121,10 @@ def build(
         want.exploration_type,
         cfg.seed,
         slab.leaves,
+        rollout,
         share.life,
         share.first_worker,
         _inner(cfg),
-        rollout,
     )
 
     visible = cfg.backend.visible_devices if isinstance(cfg.backend, RpcBackendConfig) else None
@@ -322,16 +324,16 @@ def _device_of(policy: Callable | None) -> torch.device:
     return next((parameter.device for parameter in parameters), torch.device("cpu"))
 
 
-def rollout_spec(want: CollectorConfig, num_workers: int) -> RolloutSpec:
+def rollout_spec(want: CollectorConfig, num_workers: int) -> RolloutOptions:
     """What each of so many workers is told in its first life."""
     frames_per_part = want.frames_per_batch // (num_workers if is_stacked(want) else 1)
-    return RolloutSpec(
+    return RolloutOptions(
+        want.check_finite,
         want.max_frames_per_traj,
         -(-(want.init_random_frames or 0) // (num_workers * frames_per_part)),
         want.reset_at_each_iter,
         want.set_truncated,
         want.refresh == "step",
-        check_finite=want.check_finite,
     )
 
 

@@ -124,7 +124,7 @@ def _collector(task: WorkerTask, inner: Inner) -> tuple[Collector, nn.Module | N
         trainer=MeterTrainerConfig("meter", False),
         seed=task.seed,
     )
-    spec = envs.read_spec(cfg.env, policies.is_users_own(cfg.policy))
+    spec = envs.read_spec(cfg.env, policies.is_user_policy(cfg.policy))
     policy = policies.build(cfg.policy, spec, cfg.seed)
     share = Share(task.worker * inner.collector.num_workers, task.num_workers, task.life)
     collector = build(cfg, policy, spec, own=[{"hooks": task.hooks}] * inner.collector.num_workers, share=share)

@@ -96,7 +96,7 @@ class DataCollector(CollectorProperties):
         ]
         if kind in REMOTE:
             choose_launcher(cfg, request.remote)
-        spec = envs.read_spec(overrides[0]["env"], policies.is_users_own(cfg.policy))
+        spec = envs.read_spec(overrides[0]["env"], policies.is_user_policy(cfg.policy))
         super().__init__(request, cfg, overrides, request.fit(cfg, overrides, spec))
         if request.frames.has_surplus and (note := surplus_note(self.total_frames, self._frames_per_batch)):
             warnings.warn(note, stacklevel=3)

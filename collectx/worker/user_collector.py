@@ -19,7 +19,7 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import nn
 
-from collectx.batch import DONE_KEYS, POLICY_VERSION, TRAJ_IDS, Key, Slot
+from collectx.batch import DONE_KEYS, POLICY_VERSION, TRAJ_IDS, Key, Slot, as_key
 from collectx.errors import ShapeError, WorkerError
 from collectx.policy.weights import FlatWeights
 from collectx.transport.base import NO_RESET, Link, decode_reset
@@ -190,7 +190,7 @@ class _Layout:
                 f"{self._whose} gave a batch of size {list(size)}: the trainer expects {self.frames} frames, time "
                 f"last, as [{self.steps}] or [{self.rows}, {self.steps}]"
             )
-        leaves = {_key(key): value for key, value in batch.items(include_nested=True, leaves_only=True)}
+        leaves = {as_key(key): value for key, value in batch.items(include_nested=True, leaves_only=True)}
         _complete(leaves)
         told = {key: (tuple(value.shape[len(size) :]), value.dtype) for key, value in leaves.items()}
         wanted = {key: kind for key, kind in self._wanted.items() if key in told or key not in _FILLED_IN}
@@ -276,10 +276,6 @@ class _Trajectories:
         ids = self._next[:, None] + (ends - done) * rows
         self._next += ends[:, -1] * rows
         return ids
-
-
-def _key(key: Any) -> Key:
-    return (key,) if isinstance(key, str) else tuple(key)
 
 
 def _kind(kind: tuple[tuple[int, ...], torch.dtype]) -> str:

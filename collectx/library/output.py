@@ -73,8 +73,8 @@ class BatchOutput:
             )
         if self.split_trajs and (isinstance(self.replay_buffer, ReplayBuffer) or not self.extend_buffer):
             problems.append(
-                "split_trajs=True with a replay buffer of frames: padding would be stored as frames: remove split_trajs; "
-                "SliceSampler samples within trajectories."
+                "split_trajs=True with a replay buffer of frames: padding would be stored as frames: remove "
+                "split_trajs. SliceSampler samples within trajectories."
             )
         return problems
 
@@ -115,8 +115,8 @@ class BatchOutput:
         return isinstance(self.cat_results, int)
 
     def write(self, batch: TensorDict, stacked: bool, steps: Sequence[int]) -> None:
-        """Writes a batch to the replay buffer, part by part. As with TorchRL's workers, an item is one frame; with several
-        envs per worker, it is a row of frames.
+        """Writes a batch to the replay buffer, part by part. As with TorchRL, an item is one frame; with several envs
+        per worker, it is a row of frames.
 
         Args:
             stacked, steps: see `deliver`.

@@ -12,7 +12,7 @@ from collectx.cli.compose import compose
 from collectx.config import CustomTrainerConfig, MlpPolicyConfig
 from collectx.errors import ConfigError
 from collectx.trainer.actor_critic import Critic
-from collectx.user_objects import GivenPolicyConfig
+from collectx.user_objects import UserPolicyConfig
 
 # On a busy machine threads wait for one another in every small operation.
 torch.set_num_threads(1)
@@ -149,7 +149,7 @@ def test_initial_weights_do_not_depend_on_the_number_of_threads():
     for threads in (2, 1):
         torch.set_num_threads(threads)
         actor = policy.build(MlpPolicyConfig("mlp", [64, 64], "tanh"), SPEC, 0)
-        modules = actor, Critic(actor, SPEC, 0), policy.build(GivenPolicyConfig("given", None, orthogonal), SPEC, 0)
+        modules = actor, Critic(actor, SPEC, 0), policy.build(UserPolicyConfig("given", None, orthogonal), SPEC, 0)
         assert torch.get_num_threads() == threads
         weights.append([parameter for module in modules for parameter in module.parameters()])
     assert all(map(torch.equal, *weights))

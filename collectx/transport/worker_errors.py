@@ -1,4 +1,4 @@
-"""The errors of workers that are late or have died: what happened, likely causes, what to do. Used by the supervisor."""
+"""The errors of workers that are late or have died: what happened, why, what to do. Used by the supervisor."""
 
 from __future__ import annotations
 

@@ -49,12 +49,12 @@ def measure(num_workers: int, num_active: int, seconds: float, **_: Any) -> dict
         worker_timeout_s=600.0,
     )
     joined = _Count()
-    meetings: list[Any] = []
-    place = Place(meetings.append, lambda worker, life: None, lambda worker: f"worker {worker}")
+    endpoints: list[Any] = []
+    place = Place(endpoints.append, lambda worker, life: None, lambda worker: f"worker {worker}")
     before_bytes, before_threads = _resident_bytes(), _num_threads()
     with build(cfg, module, spec, joined, place=place) as collector:
         crowd = multiprocessing.get_context("spawn").Process(
-            target=_crowd, args=(meetings[0], num_workers, num_active), daemon=True
+            target=_crowd, args=(endpoints[0], num_workers, num_active), daemon=True
         )
         began = perf_counter()
         crowd.start()
@@ -111,7 +111,7 @@ def _num_threads() -> int:
 # --- in the workers' process ---
 
 
-def _crowd(meeting: Any, num_workers: int, num_active: int) -> None:
+def _crowd(endpoint: Any, num_workers: int, num_active: int) -> None:
     import torch
 
     torch.set_num_threads(1)
@@ -119,7 +119,7 @@ def _crowd(meeting: Any, num_workers: int, num_active: int) -> None:
     with contextlib.suppress(OSError):
         os.nice(5)
     threads = [
-        threading.Thread(target=_member, args=(meeting, worker, worker < num_active), daemon=True)
+        threading.Thread(target=_member, args=(endpoint, worker, worker < num_active), daemon=True)
         for worker in range(num_workers)
     ]
     for thread in threads:
@@ -128,24 +128,23 @@ def _crowd(meeting: Any, num_workers: int, num_active: int) -> None:
         thread.join()
 
 
-def _member(meeting: Any, worker: int, active: bool) -> None:
+def _member(endpoint: Any, worker: int, active: bool) -> None:
     import numpy as np
     import torch
 
     from collectx.batch import Layout, Leaf
-    from collectx.transport.base import Tally
-    from collectx.transport.network.worker import DistributedLink, Terms, join_trainer
+    from collectx.transport.base import BatchReport
+    from collectx.transport.network.worker import NetworkLink, join_trainer
 
-    told, connection, pair = join_trainer(meeting, worker, {"host": "crowd", "pid": os.getpid()}, _JOIN_S)
-    terms = Terms(**told["terms"])
-    leaves = tuple(Leaf(tuple(key), tuple(shape), getattr(torch, kind)) for key, shape, kind in told["task"]["leaves"])
-    link = DistributedLink(worker, connection, pair, Layout(leaves, terms.rows, terms.steps), terms)
+    task, config, connection, pair = join_trainer(endpoint, worker, {"host": "crowd", "pid": os.getpid()}, _JOIN_S)
+    leaves = tuple(Leaf(tuple(key), tuple(shape), getattr(torch, kind)) for key, shape, kind in task["leaves"])
+    link = NetworkLink(worker, connection, pair, Layout(leaves, config.rows, config.steps), config)
     version = -1
     nothing = np.empty(0)
     while (slot := link.acquire()) is not None:
         version = link.refresh(lambda weights: None, version)
         if active:
-            link.send(slot, Tally(version, 0.0, 0.0, 0.0, 0.0, nothing, nothing.astype(np.int64)))
+            link.send(slot, BatchReport(version, 0.0, 0.0, 0.0, 0.0, nothing, nothing.astype(np.int64)))
 
 
 if __name__ == "__main__":

@@ -171,7 +171,7 @@ def _as(cls, cfg):
 def start(*args: Any, log_dir=None, events=None, **kwargs: Any):
     """A collector over `config(*args, **kwargs)`."""
     cfg = config(*args, **kwargs)
-    spec = envs.read_spec(cfg.env, policies.is_users_own(cfg.policy))
+    spec = envs.read_spec(cfg.env, policies.is_user_policy(cfg.policy))
     events = events or (lambda name, **fields: None)
     return build(cfg, policies.build(cfg.policy, spec, cfg.seed), spec, events, log_dir)
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from collectx.config import RayLauncherConfig
 from collectx.launcher.base import Place
-from collectx.transport.network.handshake import Meeting
+from collectx.transport.network.handshake import Endpoint
 from collectx.user_objects import Given
 
 if TYPE_CHECKING:
@@ -34,14 +34,14 @@ def placing(
     ray_cluster.begin(launcher.ray_init_config)
     if not launcher.autoscaling:
         configs = [remote_config(launcher.remote_configs, worker) for worker in range(num_workers)]
-        ray_cluster.check_room("launcher.remote_configs", configs)
-    meetings: list[Meeting] = []
+        ray_cluster.check_resources("launcher.remote_configs", configs)
+    endpoints: list[Endpoint] = []
     handles: dict[int, ActorHandle] = {}
 
     def start(worker: int, life: int) -> ActorHandle:
         words = {
             "num_threads": launcher.num_threads,
-            "meeting": meetings[0],
+            "endpoint": endpoints[0],
             "worker": worker,
             "start_timeout_s": start_timeout_s,
             "given": given(worker, life),
@@ -55,15 +55,15 @@ def placing(
             return f"worker {worker}"
         if handles[worker].is_placed:
             return f"worker {worker} ({handles[worker]})"
-        asked = ray_cluster.shown_asked(remote_config(launcher.remote_configs, worker))
-        return f"worker {worker} (Ray has not started it: it asks for {asked}. {ray_cluster.shown_room()})"
+        asked = ray_cluster.describe_request(remote_config(launcher.remote_configs, worker))
+        return f"worker {worker} (Ray has not started it: it asks for {asked}. {ray_cluster.describe_resources()})"
 
     def join_timeout(worker: int) -> tuple[str, float]:
         if worker in handles and not handles[worker].is_placed:
             return "launcher.queue_timeout_s", launcher.queue_timeout_s
         return "collector.start_timeout_s", start_timeout_s
 
-    return Place(meetings.append, start, describe, join_timeout)
+    return Place(endpoints.append, start, describe, join_timeout)
 
 
 def are_here(launcher: RayLauncherConfig) -> bool:
@@ -75,7 +75,7 @@ def are_here(launcher: RayLauncherConfig) -> bool:
     from collectx.transport.network import ray_cluster
 
     ray_cluster.begin(launcher.ray_init_config)
-    return ray_cluster.is_alone()
+    return ray_cluster.is_single_host()
 
 
 def remote_config(configs: dict[str, Any] | Sequence[dict[str, Any]], worker: int) -> dict[str, Any]:
@@ -83,14 +83,14 @@ def remote_config(configs: dict[str, Any] | Sequence[dict[str, Any]], worker: in
     return configs if isinstance(configs, dict) else configs[worker]
 
 
-def serve_actor(num_threads: int, meeting: Meeting, worker: int, start_timeout_s: float, given: Given) -> None:
+def serve_actor(num_threads: int, endpoint: Endpoint, worker: int, start_timeout_s: float, given: Given) -> None:
     """Works until the trainer says stop."""
     import torch
 
     from collectx.collector.worker_entry import serve_remote
 
     torch.set_num_threads(num_threads)
-    serve_remote(meeting, worker, start_timeout_s, given)
+    serve_remote(endpoint, worker, start_timeout_s, given)
 
 
 def leave_ray() -> None:

@@ -23,7 +23,17 @@ from collectx.collector.failure_policy import Replacements
 from collectx.errors import text_of
 from collectx.policy.weights import FlatWeights
 from collectx.schedule.base import Grant, Schedule
-from collectx.transport.base import GO_ON, RESET, Answer, Arrival, Asking, Departure, Joined, Transport, Write
+from collectx.transport.base import (
+    NO_RESET,
+    RESET,
+    Arrival,
+    Departure,
+    Joined,
+    Reply,
+    RequestTransport,
+    Transport,
+    Write,
+)
 
 
 class _OneThread:
@@ -115,7 +125,7 @@ class Collector:
     def _next(self) -> TensorDict:
         spec = self._spec
         parts, waited_s = self._await()
-        memory = self._transport.gather(parts, own=not spec.zero_copy and spec.storing_device is None)
+        memory = self._transport.gather(parts, copy=not spec.zero_copy and spec.storing_device is None)
         if spec.storing_device is not None and not spec.zero_copy:
             memory = memory.to(spec.storing_device, copy=True)
         self._count(parts, waited_s)
@@ -181,7 +191,7 @@ class Collector:
     def _take_in(self) -> None:
         """Blocks until one thing has happened."""
         event = self._kept.popleft() if self._kept else self._transport.receive()
-        if isinstance(event, Answer):
+        if isinstance(event, Reply):
             self._answered(event.worker)  # to a question whose asker was interrupted
         elif isinstance(event, Arrival):
             self._out[event.worker] -= 1
@@ -189,14 +199,14 @@ class Collector:
             if self._schedule.hurries:
                 self._hurry(True)
         elif isinstance(event, Joined):
-            self._events("worker_joined", worker=event.worker, **event.where)
+            self._events("worker_joined", worker=event.worker, **event.info)
         elif isinstance(event, Departure):
             self._lost(event.worker, event.error)
 
     def _hurry(self, wanted: bool) -> None:
         if wanted != self._hurried:
             self._hurried = wanted
-            self._transport.hurry(wanted)
+            self._transport.preempt(wanted)
 
     def _lost(self, worker: int, error: Exception) -> None:
         self._events("worker_failed", worker=worker, type=type(error).__name__, message=text_of(error))
@@ -222,7 +232,7 @@ class Collector:
     def _grant(self, grants: Iterable[Grant]) -> None:
         for grant in grants:
             self._out[grant[0]] += 1
-            self._transport.grant(*grant, self._orders.pop(grant[0], GO_ON))
+            self._transport.grant(*grant, self._orders.pop(grant[0], NO_RESET))
 
     def _release(self) -> None:
         parts, self._lent = self._lent, ()
@@ -240,11 +250,11 @@ class Collector:
         parts = tuple(
             Part(
                 arrival.worker,
-                arrival.tally.policy_version,
-                spec.rows * (spec.steps if arrival.tally.steps is None else arrival.tally.steps),
-                Timings(arrival.tally.env_s, arrival.tally.policy_s, arrival.tally.wait_s, arrival.tally.send_s),
-                arrival.tally.returns,
-                arrival.tally.lengths,
+                arrival.report.policy_version,
+                spec.rows * (spec.steps if arrival.report.steps is None else arrival.report.steps),
+                Timings(arrival.report.env_s, arrival.report.policy_s, arrival.report.wait_s, arrival.report.send_s),
+                arrival.report.returns,
+                arrival.report.lengths,
             )
             for arrival in arrivals
         )
@@ -294,7 +304,7 @@ class Collector:
     @property
     def can_be_asked(self) -> bool:
         """Whether `ask` has anybody to ask."""
-        return isinstance(self._transport, Asking)
+        return isinstance(self._transport, RequestTransport)
 
     def zeros(self) -> TensorDict:
         """A batch of all workers, of zeros."""
@@ -319,7 +329,7 @@ class Collector:
             NotImplementedError: the workers are on other hosts, or as good as.
             Exception: a worker is gone, as in `next`, or answering has raised it.
         """
-        if not isinstance(self._transport, Asking):
+        if not isinstance(self._transport, RequestTransport):
             raise NotImplementedError(f"{name}: only workers in processes of this machine can be asked")
         if not self._finalizer.still_active():
             raise RuntimeError("this collector is closed")
@@ -330,20 +340,20 @@ class Collector:
             return self._ask(name, arguments, own)
 
     def _ask(self, name: str, arguments: tuple, own: Mapping[int, tuple] | None) -> dict[int, Any]:
-        assert isinstance(self._transport, Asking)
+        assert isinstance(self._transport, RequestTransport)
         asked = self._workers & set(self._workers if own is None else own)
         for worker in asked:
-            self._transport.ask(worker, (name, arguments if own is None else own[worker]))
+            self._transport.send_request(worker, (name, arguments if own is None else own[worker]))
             self._unanswered[worker] += 1
         answers: dict[int, Any] = {}
         errors: list[Exception] = []
         while asked:
             event = self._transport.receive()
-            if not isinstance(event, Answer):
+            if not isinstance(event, Reply):
                 self._kept.append(event)
             elif self._answered(event.worker):
                 continue  # to an earlier question, whose asker was interrupted
-            if isinstance(event, Answer | Departure):
+            if isinstance(event, Reply | Departure):
                 asked.discard(event.worker)
                 if event.error is not None:
                     errors.append(event.error)
@@ -364,7 +374,7 @@ class Collector:
         not wait. A worker that is started again before it has heard of it does without: its envs are new."""
         for worker in self._workers if workers is None else workers:
             # Who is seeded begins anew.
-            if order != RESET or self._orders.get(worker, GO_ON) == GO_ON:
+            if order != RESET or self._orders.get(worker, NO_RESET) == NO_RESET:
                 self._orders[worker] = order
 
     def add(self) -> None:

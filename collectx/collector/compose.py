@@ -30,9 +30,9 @@ from collectx.config import (
 )
 from collectx.env.base import EnvSpec
 from collectx.launcher.base import Place
-from collectx.policy.recurrent import seen_with
+from collectx.policy.recurrent import spec_with_states
 from collectx.policy.weights import FlatWeights
-from collectx.rollout.options import RolloutSpec
+from collectx.rollout.options import RolloutOptions
 from collectx.schedule.base import AsyncSchedule, Schedule, SyncSchedule
 from collectx.schedule.replay import AgainSchedule, Recorded
 from collectx.transport.base import SlabSpec, Transport
@@ -40,7 +40,7 @@ from collectx.worker.spec import Inner, WorkerTask
 
 if TYPE_CHECKING:
     from collectx.launcher.local import LocalLauncher
-    from collectx.transport.supervisor import Switchboard
+    from collectx.transport.supervisor import Supervisor
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,13 +98,15 @@ def build(
     schedule = make_schedule(want, num_workers, again, exact)
     rows = spec.num_envs * rows_per_env(want)
     slab = SlabSpec(
-        leaves=batch_leaves(seen_with(spec, actor.carried).observation, actor.leaves, want.compact_obs, spec.rewards),
+        leaves=batch_leaves(
+            spec_with_states(spec, actor.states).observation, actor.leaves, want.compact_obs, spec.rewards
+        ),
         rows=rows,
         steps=want.frames_per_batch // (rows * (num_workers if schedule.joined else 1)),
         num_workers=num_workers,
         num_slots=schedule.num_slots,
-        joined=schedule.joined,
-        newest=schedule.newest,
+        stacked=schedule.joined,
+        require_latest=schedule.newest,
         weights_nbytes=FlatWeights(actor.module).nbytes,
     )
     devices = resolve_devices(cfg.devices)
@@ -119,10 +121,10 @@ def build(
         want.exploration_type,
         cfg.seed,
         slab.leaves,
+        rollout,
         share.life,
         share.first_worker,
         _inner(cfg),
-        rollout,
     )
 
     visible = cfg.backend.visible_devices if isinstance(cfg.backend, RpcBackendConfig) else None
@@ -188,14 +190,14 @@ def _connect(
     if backend == "inline":
         return _inline(slab)
     from collectx.launcher.local import LocalLauncher, allow_descriptors
-    from collectx.transport.supervisor import Switchboard
+    from collectx.transport.supervisor import Supervisor
 
     want = cfg.collector
     allow_descriptors(want.num_workers)
     launcher = LocalLauncher(cfg.launcher.num_threads, cfg.launcher.pin_cores, log_dir)
     if isinstance(cfg.launcher, RayLauncherConfig):
         place = _actors(cfg, task_of)
-    switchboard = Switchboard(
+    supervisor = Supervisor(
         want.start_timeout_s,
         want.worker_timeout_s,
         want.close_timeout_s,
@@ -203,8 +205,8 @@ def _connect(
         None if place is None else place.join_timeout,
     )
     if backend == "shared_memory":
-        return _shared_memory(slab, switchboard, launcher)
-    return _distributed(cfg, slab, task_of, switchboard, launcher if place is None else place, events)
+        return _shared_memory(slab, supervisor, launcher)
+    return _distributed(cfg, slab, task_of, supervisor, launcher if place is None else place, events)
 
 
 def _inline(slab: SlabSpec) -> tuple[Transport, Start]:
@@ -220,11 +222,11 @@ def _inline(slab: SlabSpec) -> tuple[Transport, Start]:
     return transport, start
 
 
-def _shared_memory(slab: SlabSpec, switchboard: Switchboard, launcher: LocalLauncher) -> tuple[Transport, Start]:
+def _shared_memory(slab: SlabSpec, supervisor: Supervisor, launcher: LocalLauncher) -> tuple[Transport, Start]:
     from collectx.transport.shared_memory import SharedMemoryTransport
     from collectx.worker.rollout_source import serve
 
-    transport = SharedMemoryTransport(slab, switchboard)
+    transport = SharedMemoryTransport(slab, supervisor)
 
     def start(tasks: Sequence[WorkerTask]) -> None:
         for task in tasks:
@@ -238,13 +240,13 @@ def _distributed(
     cfg: RunConfig,
     slab: SlabSpec,
     task_of: Callable[[int, int], WorkerTask],
-    switchboard: Switchboard,
+    supervisor: Supervisor,
     launcher: LocalLauncher | Place,
     events: Callable[..., None],
 ) -> tuple[Transport, Start]:
     from collectx.collector.worker_entry import serve_remote
     from collectx.transport.network.handshake import local_addresses, new_secret
-    from collectx.transport.network.trainer import DistributedTransport
+    from collectx.transport.network.trainer import NetworkTransport
 
     backend, devices = backend_of(cfg), resolve_devices(cfg.devices)
     is_local = not isinstance(launcher, Place) and cfg.backend.interface is None
@@ -254,9 +256,9 @@ def _distributed(
         launcher = spawning(launcher, cfg.collector.start_timeout_s, lambda worker, life: task_of(worker, life).given)
     # Over the other backends bytes lie on the CPU at both ends.
     ends = (devices.storing_device or "cpu", devices.policy_device or "cpu") if backend == "nccl" else ("cpu", "cpu")
-    transport = DistributedTransport(
+    transport = NetworkTransport(
         slab,
-        switchboard,
+        supervisor,
         ("127.0.0.1",) if is_local else local_addresses(cfg.backend.interface),
         cfg.backend.port or 0,
         new_secret(),
@@ -269,7 +271,7 @@ def _distributed(
         cfg.backend.interface,
     )
     if isinstance(launcher, Place):
-        launcher.announce(transport.meeting)
+        launcher.announce(transport.endpoint)
 
     def start(tasks: Sequence[WorkerTask]) -> None:
         for each in tasks:
@@ -277,7 +279,7 @@ def _distributed(
             if isinstance(launcher, Place):
                 handle = launcher.start(each.worker, each.life)
             else:
-                arguments = (transport.meeting, each.worker, cfg.collector.start_timeout_s, each.given)
+                arguments = (transport.endpoint, each.worker, cfg.collector.start_timeout_s, each.given)
                 handle = launcher.start(serve_remote, arguments, each.worker)
             if handle is not None:
                 transport.attach(each.worker, handle)
@@ -327,16 +329,16 @@ def _device_of(policy: Callable | None) -> torch.device:
     return next((parameter.device for parameter in parameters), torch.device("cpu"))
 
 
-def rollout_spec(want: CollectorConfig, num_workers: int) -> RolloutSpec:
+def rollout_spec(want: CollectorConfig, num_workers: int) -> RolloutOptions:
     """What each of so many workers is told in its first life."""
     frames_per_part = want.frames_per_batch // (num_workers if is_stacked(want) else 1)
-    return RolloutSpec(
+    return RolloutOptions(
+        want.check_finite,
         want.max_frames_per_traj,
         -(-(want.init_random_frames or 0) // (num_workers * frames_per_part)),
         want.reset_at_each_iter,
         want.set_truncated,
         want.refresh == "step",
-        check_finite=want.check_finite,
     )
 
 

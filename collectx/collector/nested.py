@@ -28,13 +28,13 @@ from collectx.errors import WorkerError
 from collectx.launcher.local import warm_up
 from collectx.policy.weights import FlatWeights
 from collectx.rollout.loop import Stopped
-from collectx.transport.base import GO_ON
-from collectx.transport.network.worker import DistributedLink
+from collectx.transport.base import NO_RESET
+from collectx.transport.network.worker import NetworkLink
 from collectx.worker.loop import Filled, fill_slots
 from collectx.worker.spec import Inner, WorkerTask
 
 
-def relay(task: WorkerTask, inner: Inner, link: DistributedLink) -> Generator[None]:
+def relay(task: WorkerTask, inner: Inner, link: NetworkLink) -> Generator[None]:
     """Fills granted slots with the batches of a collector of its own; yields after each that it has sent.
 
     When one of its workers fails, this one has failed.
@@ -46,10 +46,10 @@ def relay(task: WorkerTask, inner: Inner, link: DistributedLink) -> Generator[No
 class _Relay:
     """Batches of a collector of this package (`collectx.worker.loop.Source`)."""
 
-    def __init__(self, task: WorkerTask, inner: Inner, link: DistributedLink):
+    def __init__(self, task: WorkerTask, inner: Inner, link: NetworkLink):
         self._link = link
         self._collector, self._policy = _collector(task, inner)
-        link.when_over(self._collector.interrupt)
+        link.on_disconnect(self._collector.interrupt)
         self._weights = FlatWeights(self._policy)
         self._slots = [slot.tensors for slot in link.slots]
         self._version = task.first_version
@@ -63,7 +63,7 @@ class _Relay:
 
     def fill(self, slot: int, order: int) -> Filled:
         collector, tensors = self._collector, self._slots[slot]
-        if order != GO_ON:
+        if order != NO_RESET:
             collector.order(order)
         try:
             batch = next(collector)
@@ -124,7 +124,7 @@ def _collector(task: WorkerTask, inner: Inner) -> tuple[Collector, nn.Module | N
         trainer=MeterTrainerConfig(kind="meter", digest=False),
         seed=task.seed,
     )
-    spec = envs.read_spec(cfg.env, policies.is_users_own(cfg.policy))
+    spec = envs.read_spec(cfg.env, policies.is_user_policy(cfg.policy))
     policy = policies.build(cfg.policy, spec, cfg.seed)
     share = Share(task.worker * inner.collector.num_workers, task.num_workers, task.life)
     collector = build(cfg, policy, spec, own=[{"hooks": task.hooks}] * inner.collector.num_workers, share=share)

@@ -12,7 +12,7 @@ from typing import Any
 
 from collectx.launcher.base import Place
 from collectx.launcher.local import LocalLauncher, settle
-from collectx.transport.network.handshake import Meeting
+from collectx.transport.network.handshake import Endpoint
 from collectx.user_objects import Given
 
 
@@ -25,15 +25,15 @@ def spawning(launcher: LocalLauncher, start_timeout_s: float, given: Callable[[i
     """
     from collectx.transport.network.mpi import spawn
 
-    meetings: list[Meeting] = []
+    endpoints: list[Endpoint] = []
 
     def start(worker: int, life: int) -> None:
-        meeting = meetings[0]
+        endpoint = endpoints[0]
         words = {
             "habits": launcher.habits(worker),
-            "addresses": meeting.addresses,
-            "port": meeting.port,
-            "secret": meeting.secret.hex(),
+            "addresses": endpoint.addresses,
+            "port": endpoint.port,
+            "secret": endpoint.secret.hex(),
             "worker": worker,
             "start_timeout_s": start_timeout_s,
             # As `multiprocessing` does with what a new process is given.
@@ -41,7 +41,7 @@ def spawning(launcher: LocalLauncher, start_timeout_s: float, given: Callable[[i
         }
         spawn(f"{__name__}:serve_spawned", words)
 
-    return Place(announce=meetings.append, start=start, describe=launcher.describe)
+    return Place(announce=endpoints.append, start=start, describe=launcher.describe)
 
 
 def serve_spawned(
@@ -57,5 +57,5 @@ def serve_spawned(
     settle(**habits)
     from collectx.collector.worker_entry import serve_remote
 
-    meeting = Meeting(tuple(addresses), port, bytes.fromhex(secret))
-    serve_remote(meeting, worker, start_timeout_s, pickle.loads(bytes.fromhex(given)))
+    endpoint = Endpoint(tuple(addresses), port, bytes.fromhex(secret))
+    serve_remote(endpoint, worker, start_timeout_s, pickle.loads(bytes.fromhex(given)))

@@ -14,8 +14,8 @@ from typing import Any
 from collectx.batch import Layout
 from collectx.collector.nested import relay
 from collectx.errors import RendezvousError
-from collectx.transport.network.handshake import Meeting
-from collectx.transport.network.worker import DistributedLink, Terms, join_trainer
+from collectx.transport.network.handshake import Endpoint
+from collectx.transport.network.worker import NetworkLink, join_trainer
 from collectx.user_objects import Given
 from collectx.worker.loop import until_stopped
 from collectx.worker.rollout_source import serve
@@ -23,7 +23,7 @@ from collectx.worker.spec import WorkerTask
 from collectx.worker.user_collector import custom
 
 
-def serve_remote(meeting: Meeting, worker: int, start_timeout_s: float, given: Given | None = None) -> None:
+def serve_remote(endpoint: Endpoint, worker: int, start_timeout_s: float, given: Given | None = None) -> None:
     """Works as the worker of an index until the trainer says stop.
 
     Args:
@@ -39,13 +39,13 @@ def serve_remote(meeting: Meeting, worker: int, start_timeout_s: float, given: G
         hello["job"] = f"{os.environ['SLURM_ARRAY_JOB_ID']}_{os.environ['SLURM_ARRAY_TASK_ID']}"
     elif "SLURM_JOB_ID" in os.environ:
         hello["job"] = os.environ["SLURM_JOB_ID"]
-    told, connection, pair = join_trainer(meeting, worker, hello, start_timeout_s, _see)
-    task, terms = WorkerTask.from_json(told["task"], given or Given()), Terms(**told["terms"])
+    message, config, connection, pair = join_trainer(endpoint, worker, hello, start_timeout_s, _see)
+    task = WorkerTask.from_json(message, given or Given())
     if task.visible_device not in (None, "cpu") and task.policy_device != "cpu":
         # It is the first of those that this process sees.
         task = dataclasses.replace(task, policy_device="cuda:0")
-    layout = Layout(task.leaves, terms.rows, terms.steps)
-    link = DistributedLink(worker, connection, pair, layout, terms)
+    layout = Layout(task.leaves, config.rows, config.steps)
+    link = NetworkLink(worker, connection, pair, layout, config)
     if task.custom is not None:
         until_stopped(custom(task, task.custom, link), link)
     elif task.inner is None:

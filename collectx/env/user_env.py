@@ -16,7 +16,7 @@ from collectx.errors import ConfigError
 from collectx.user_objects import GivenEnvConfig
 
 
-def make_given(cfg: GivenEnvConfig) -> Env:
+def make_user_env(cfg: GivenEnvConfig) -> Env:
     """The group of envs that `cfg.create` makes: a VectorEnv's envs, those of a batched env of TorchRL, or
     `cfg.num_envs` plain ones, each by a call of its own (one, where that is 0). An env of TorchRL may be given itself,
     and then is the caller's to close.

@@ -15,7 +15,7 @@ class Place:
     """A place whose workers find the trainer by themselves.
 
     Attributes:
-        announce: told where the trainer listens (`collectx.transport.network.handshake.Meeting`), once, before `start`.
+        announce: called with the trainer\'s `collectx.transport.network.handshake.Endpoint`, once, before `start`.
         start: `start(worker, life)` sees to it that a worker of that index comes, life 0 being the first; returns its
             handle (`collectx.transport.supervisor.Handle`), or None where nobody can say what becomes of it.
         describe: names a worker in messages.

@@ -1,5 +1,5 @@
-"""Collecting in the background, as TorchRL's `start()` does: a thread of the trainer's process takes batch after batch
-while the rest of the program goes on. Whoever else wants to use the collector meanwhile holds it, between two batches.
+"""The background thread of `DataCollector.start`, in the trainer's process. Other threads use the collector between two
+batches, inside `hold()`.
 """
 
 from __future__ import annotations
@@ -10,16 +10,16 @@ from contextlib import contextmanager
 
 
 class Background:
-    """A thread that repeats `step`.
+    """A thread that calls `step` repeatedly.
 
     Args:
-        step: takes one batch; False when there are no more.
+        step: collects one batch; returns False after the last one.
     """
 
     def __init__(self, step: Callable[[], bool]):
         self._step = step
         self._changed = threading.Condition()
-        self._holders = 0
+        self._num_holders = 0
         self._is_stepping = False
         self._stopping = False
         self._error: BaseException | None = None
@@ -28,69 +28,69 @@ class Background:
 
     @property
     def is_running(self) -> bool:
-        """Whether more batches may come."""
+        """Whether the thread is alive."""
         return self._thread.is_alive()
 
     def ends_within(self, timeout_s: float) -> bool:
-        """Whether the thread is over; blocks until then, for so long at most."""
+        """Waits up to `timeout_s` seconds for the thread to end; returns whether it has."""
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
     @contextmanager
     def hold(self, timeout_s: float | None = None) -> Iterator[None]:
-        """No step is taken inside the block. Waits for the one that is under way.
+        """Waits for the current step; no step is taken inside the block.
 
         Raises:
-            TimeoutError: by entering: that is not over within `timeout_s`.
-            Exception: what has ended the thread, once.
+            TimeoutError: on entering: the current step took longer than `timeout_s`.
+            Exception: on entering: the error that ended the thread, raised once.
         """
         with self._changed:
-            self._holders += 1
+            self._num_holders += 1
         try:
             with self._changed:
                 if not self._changed.wait_for(lambda: not self._is_stepping, timeout_s):
-                    raise TimeoutError(f"the batch under way was not complete within timeout={timeout_s:g} s")
+                    raise TimeoutError(f"the current batch was not complete within timeout={timeout_s:g} s")
             self.check()
             yield
         finally:
             with self._changed:
-                self._holders -= 1
+                self._num_holders -= 1
                 self._changed.notify_all()
 
     def stop(self, timeout_s: float | None = None) -> None:
-        """Ends the thread after the step that is under way. Idempotent.
+        """Ends the thread after the current step. Idempotent.
 
         Raises:
-            TimeoutError: that step is not over within `timeout_s`; the thread ends when it is.
-            Exception: what has ended the thread, once.
+            TimeoutError: the current step took longer than `timeout_s`; the thread ends after it.
+            Exception: the error that ended the thread, raised once.
         """
         with self._changed:
             self._stopping = True
             self._changed.notify_all()
         self._thread.join(timeout_s)
         if self._thread.is_alive():
-            raise TimeoutError(f"the batch under way was not complete within timeout={timeout_s:g} s")
+            raise TimeoutError(f"the current batch was not complete within timeout={timeout_s:g} s")
         self.check()
 
     def check(self) -> None:
         """
         Raises:
-            Exception: what has ended the thread, once.
+            Exception: the error that ended the thread, raised once.
         """
         error, self._error = self._error, None
         if error is not None:
             raise error
 
     def _run(self) -> None:
-        goes_on = True
-        while goes_on:
+        continues = True
+        while continues:
             with self._changed:
-                self._changed.wait_for(lambda: not self._holders or self._stopping)
-                self._is_stepping = goes_on = not self._stopping
+                self._changed.wait_for(lambda: not self._num_holders or self._stopping)
+                self._is_stepping = continues = not self._stopping
             try:
-                goes_on = goes_on and self._step()
+                continues = continues and self._step()
             except BaseException as error:
-                self._error, goes_on = error, False
+                self._error, continues = error, False
             with self._changed:
                 self._is_stepping = False
                 self._changed.notify_all()

@@ -1,8 +1,8 @@
-"""What all collectors of the library share: a thin composition of what `collectx run` composes.
+"""`DataCollector`, the base class of the library's collectors: iteration, publishing of weights, life cycle.
 
-    keywords --gathered at once--> Order --> RunConfig, one env per worker, a policy --> collector.build --> batches
+    keywords --parsed, checked--> request --> RunConfig, overrides per worker --> collector.compose.build --> batches
 
-Called in the trainer's process. Keyword arguments do not travel further than `collectx.library.keywords`.
+Runs in the trainer's process. Only `collectx.library.keywords` and `request` know the constructor's keywords.
 """
 
 from __future__ import annotations
@@ -21,12 +21,13 @@ from torch import nn
 
 from collectx import env as envs
 from collectx import policy as policies
+from collectx.collector.collector import Collector
 from collectx.collector.compose import build
 from collectx.collector.trajectories import Assembler
 from collectx.config import REMOTE, backend_of, is_stacked, surplus_note
 from collectx.library.background import Background
+from collectx.library.compat import CollectorProperties
 from collectx.library.early_stop import Early
-from collectx.library.inspection import Inspected
 from collectx.library.keywords import (
     BatchOutput,
     CreateEnv,
@@ -43,11 +44,11 @@ from collectx.library.keywords import (
 from collectx.library.slurm import choose_launcher, start_workers
 from collectx.library.trajectories import Assembly
 from collectx.library.weights import WeightsLike, apply_weight_updater, load_weights, weight_writers, weights_by_worker
-from collectx.transport.base import RESET, reset_with
+from collectx.transport.base import RESET, encode_reset
 from collectx.user_objects import Given, Hooks
 from collectx.worker.spec import env_seed
 
-# Of an order, what is made from keywords.
+# The fields of a request that are parsed from keywords.
 _SPECS = {
     "work": Work,
     "frames": Frames,
@@ -62,180 +63,189 @@ _SPECS = {
 }
 
 
-class DataCollector(Inspected):
-    """What all collectors of the library share; not to be made itself.
+class DataCollector(CollectorProperties):
+    """Base class of all collectors of the library; not instantiated itself.
 
     Iterate to get TensorDicts of `frames_per_batch` frames (see README, "A batch"), until `total_frames` are delivered.
-    Used from one thread. A context manager: leaving it shuts the workers down.
+    Use it from one thread. As a context manager, it shuts the workers down at the end of the block.
 
     Raises:
-        ConfigError: by the constructor: what is wrong with the arguments, all at once, before anything is started.
-        TypeError: by the constructor: a keyword that it does not know.
+        ConfigError: by the constructor: arguments are wrong. The message lists all problems; nothing was started.
+        TypeError: by the constructor: unknown keywords.
     """
 
-    # What the keywords are taken apart into.
+    # The specs that parse the keywords of this class; set by `described`.
     _specs: tuple[type, ...] = ()
 
     def __init__(
         self, kind: str, create_env_fn: CreateEnv, policy: Any, keywords: dict[str, Any], sync: bool | None = None
     ):
         keywords, problems = alike(keywords)
-        taken = Keywords(type(self).__name__, {"create_env_fn": create_env_fn, "policy": policy, **keywords})
+        parser = Keywords(type(self).__name__, {"create_env_fn": create_env_fn, "policy": policy, **keywords})
 
-        def take(spec: type) -> Any:
-            chosen = next((own for own in self._specs if issubclass(own, spec)), None)
-            return spec() if chosen is None else taken.take(chosen)
+        def parse(spec: type) -> Any:
+            chosen = next((each for each in self._specs if issubclass(each, spec)), None)
+            return spec() if chosen is None else parser.take(chosen)
 
-        self._order = order = Order(kind=kind, sync=sync, **{name: take(spec) for name, spec in _SPECS.items()})
-        taken.end()
-        order.check(taken.problems + problems)
-        self._cfg, own = order.config()
-        given = [Given.of(each["env"], each.get("policy", self._cfg.policy), custom=each.get("custom")) for each in own]
+        request = Order(kind=kind, sync=sync, **{name: parse(spec) for name, spec in _SPECS.items()})
+        parser.end()
+        request.check(parser.problems + problems)
+        cfg, overrides = request.config()
+        objects = [
+            Given.of(each["env"], each.get("policy", cfg.policy), custom=each.get("custom")) for each in overrides
+        ]
         if kind in REMOTE:
-            choose_launcher(self._cfg, order.remote)
-        self._overrides = own
-        spec = envs.read_spec(own[0]["env"], policies.is_users_own(self._cfg.policy))
-        self._num_envs, self._is_cuttable = spec.num_envs, spec.cuttable
-        self._frames_per_batch = order.fit(self._cfg, own, spec)
-        if order.frames.has_surplus and (note := surplus_note(self.total_frames, self._frames_per_batch)):
+            choose_launcher(cfg, request.remote)
+        spec = envs.read_spec(overrides[0]["env"], policies.is_user_policy(cfg.policy))
+        super().__init__(request, cfg, overrides, request.fit(cfg, overrides, spec))
+        if request.frames.has_surplus and (note := surplus_note(self.total_frames, self._frames_per_batch)):
             warnings.warn(note, stacklevel=3)
-        self._most_steps = [each.get("steps") for each in own]
-        self.policy: Any = policies.build(self._cfg.policy, spec, self._cfg.seed)
-        self._closing = contextlib.ExitStack()
+        self._num_envs, self._is_cuttable = spec.num_envs, spec.cuttable
+        self._max_steps = [each.get("steps") for each in overrides]
+        self.policy: Any = policies.build(cfg.policy, spec, cfg.seed)
         with contextlib.ExitStack() as stack:
-            place, events = start_workers(stack, self._cfg, given, order.remote)
-            self._collector = build(self._cfg, self.policy, spec, events, place=place, own=own)
+            place, events = start_workers(stack, cfg, objects, request.remote)
+            self._collector: Collector = build(cfg, self.policy, spec, events, place=place, own=overrides)
             stack.callback(self._collector.close)
-            self._closing = stack.pop_all()
-        if order.workers.num_threads is not None:
-            torch.set_num_threads(order.workers.num_threads)
-        self._hooks = order.hooks
-        self._num_delivered = 0
-        self._same: TensorDictBase | None = None
+            self._exit_stack = stack.pop_all()
+        if request.workers.num_threads is not None:
+            torch.set_num_threads(request.workers.num_threads)
+        self._hooks = request.hooks
+        self._num_collected = 0
+        # The TensorDict that every batch is copied into, with `return_same_td`.
+        self._reused_batch: TensorDictBase | None = None
         self._assembler = Assembler(
-            order.assembly.trajs_per_batch or 1, self.traj_format, self._cfg.collector.reset_at_each_iter
+            request.assembly.trajs_per_batch or 1, self.traj_format, cfg.collector.reset_at_each_iter
         )
         self._background: Background | None = None
         self._weights_lock = threading.Lock()
-        # Workers with weights of which this process's policy knows nothing.
-        self._individual = set(range(self.num_workers) if order.work.has_individual_policies else ())
+        # Indices of the workers whose weights are not those of `self.policy`.
+        self._individual = set(range(self.num_workers) if request.work.has_individual_policies else ())
 
     def __iter__(self) -> Iterator[TensorDictBase]:
         return self
 
     def __next__(self) -> TensorDictBase:
-        """The next batch. Blocks until it is there. Returns None where batches go to `replay_buffer`; the annotation
-        leaves that out, as every other loop would have to check for it."""
+        """Returns the next batch; blocks until it is complete. Returns None if batches go to `replay_buffer`; the
+        annotation omits that, so that other loops need no check for None."""
         if self.is_running():
-            raise RuntimeError("this collector collects in the background, since start(): take from its replay buffer")
-        return cast(TensorDictBase, self._take())
+            raise RuntimeError("this collector collects in the background since start(): sample from its replay buffer")
+        return cast(TensorDictBase, self._collect())
 
-    def _take(self) -> TensorDictBase | None:
-        """The next batch, as the user wants it; None where it is in the replay buffer."""
-        output, interval = self._order.output, self._order.update_interval
-        if interval > 0 and self._num_delivered and self._num_delivered % interval == 0:
+    def _collect(self) -> TensorDictBase | None:
+        """Collects a batch and returns what is delivered to the user; None if it went to the replay buffer."""
+        output, interval = self._request.output, self._request.update_interval
+        if interval > 0 and self._num_collected and self._num_collected % interval == 0:
             with self._weights_lock:
                 self._publish({None: None})
-        if self._order.workers_write:
+        if self._request.workers_write:
             self._collector.advance()
-            self._num_delivered += 1
+            self._num_collected += 1
             return None
-        if self._order.assembly.trajs_per_batch is not None:
-            return self._take_whole()
+        if self._request.assembly.trajs_per_batch is not None:
+            return self._collect_trajectories()
         batch = next(self._collector)
-        self._num_delivered += 1
+        self._num_collected += 1
         if output.replay_buffer is not None:
             output.write(batch, is_stacked(self._cfg.collector), self._collector.steps)
             return None
         batch = self._deliver(batch, self._collector.steps)
         if output.return_same_td:
-            same = self._same
-            batch = self._same = batch if same is None or same.shape != batch.shape else same.copy_(batch)
+            reused = self._reused_batch
+            if reused is not None and reused.shape == batch.shape:
+                batch = reused.copy_(batch)
+            self._reused_batch = batch
         return batch
 
-    def _take_whole(self) -> TensorDictBase | None:
-        """The next batch of whole trajectories; with a replay buffer, takes one of frames, and whole ones go there."""
+    def _collect_trajectories(self) -> TensorDictBase | None:
+        """Collects until a batch of `trajs_per_batch` trajectories is complete, and returns it. With a replay buffer,
+        collects once, writes the trajectories that are complete, and returns None."""
         buffer = self.replay_buffer
         while True:
-            if buffer is None and (whole := self._assembler.take()) is not None:
-                return whole
+            if buffer is None and (trajectories := self._assembler.take()) is not None:
+                return trajectories
             self._assembler.add(self._deliver(next(self._collector), self._collector.steps))
-            self._num_delivered += 1
+            self._num_collected += 1
             if buffer is not None:
                 for frames in self._assembler.writes(self.trajs_per_write or 1):
                     buffer.extend(frames)
                 return None
 
     def _deliver(self, batch: Any, steps: Sequence[int] | None = None) -> Any:
-        """The batch as the user wants it; `steps` of each part are filled, None: as many as there can be."""
-        stacked, masked = is_stacked(self._cfg.collector), self._order.early.threshold is not None
-        if steps is None:
-            steps = [most or batch.shape[-1] for most in self._most_steps]
-        return self._order.output.deliver(batch, stacked, steps, masked)
+        """Converts a batch to the form that the user asked for.
 
-    def _take_another(self) -> bool:
+        Args:
+            steps: for each part of the batch, how many steps are filled; None: all.
+        """
+        stacked, masked = is_stacked(self._cfg.collector), self._request.early.threshold is not None
+        if steps is None:
+            steps = [max_steps or batch.shape[-1] for max_steps in self._max_steps]
+        return self._request.output.deliver(batch, stacked, steps, masked)
+
+    def _try_collect(self) -> bool:
+        """Collects a batch into the replay buffer; returns False after the last one."""
         try:
-            self._take()
+            self._collect()
         except StopIteration:
             return False
         return True
 
     def next(self) -> TensorDictBase | None:
-        """The next batch; None after the last. Blocks until it is there."""
+        """Returns the next batch, or None after the last one. Blocks until it is complete."""
         return next(self, None)
 
     def iterator(self) -> Iterator[TensorDictBase]:
-        """The batches that are left."""
+        """Returns an iterator over the remaining batches."""
         return iter(self)
 
     def start(self) -> None:
-        """Collects into `replay_buffer` from now on, in a thread of this process, until `total_frames` or `shutdown`.
-        Newer weights may be published meanwhile. Does not wait. Where workers write to the buffer themselves, the
-        thread only says who may go on.
+        """Starts to collect into `replay_buffer` in a background thread, until `total_frames` or `shutdown`. Returns at
+        once. Weights may be published meanwhile.
 
         Raises:
-            RuntimeError: there is no replay buffer, or it has been started.
+            RuntimeError: the collector has no replay buffer, or was started before.
         """
-        if self._order.output.replay_buffer is None:
-            raise RuntimeError("start() collects into a replay buffer: give replay_buffer=... to the constructor")
+        if self.replay_buffer is None:
+            raise RuntimeError("start() collects into a replay buffer: pass replay_buffer=... to the constructor")
         if self._background is not None:
             raise RuntimeError("start() was called before")
-        self._background = Background(self._take_another)
+        self._background = Background(self._try_collect)
 
     def is_running(self) -> bool:
-        """Whether it collects in the background."""
+        """Whether the background thread is collecting."""
         return self._background is not None and self._background.is_running
 
     @contextlib.contextmanager
     def pause(self, timeout: float | None = None, *, resume: bool = True) -> Iterator[None]:
-        """`with collector.pause():` adds nothing to the replay buffer inside the block. Workers that write there
-        themselves rest; others fill the slots that they have. Blocks until the batches under way are there.
+        """`with collector.pause():` adds nothing to the replay buffer inside the block. Blocks until the current batch
+        is complete. Workers that write to the buffer themselves are idle inside the block; other workers fill their
+        free slots.
 
         Args:
-            timeout: seconds that the batch under way may take; None: as long as workers may.
-            resume: must be True: `shutdown` ends it for good.
+            timeout: seconds to wait for the current batch; None: as long as `worker_timeout_s` allows.
+            resume: must be True; `shutdown` ends the collecting.
 
         Raises:
             ValueError: `resume=False`.
-            TimeoutError: by entering the block: see `timeout`.
-            Exception: by entering the block: what has ended the collecting since `start()`, once.
+            TimeoutError: on entering the block: the current batch was not complete within `timeout`.
+            Exception: on entering the block: the error that ended the background thread, raised once.
         """
         if not resume:
-            raise ValueError("resume=False: a pause is over with its block, as nothing else would end it: use shutdown")
-        with self._alone(timeout):
-            if self._order.workers_write:
+            raise ValueError("resume=False: a pause ends with its block; use shutdown() to end the collecting")
+        with self._exclusive(timeout):
+            if self._request.workers_write:
                 self._collector.settle()
             yield
 
-    def _alone(self, timeout_s: float | None = None) -> contextlib.AbstractContextManager[None]:
-        """Keeps the thread of `start()` from the collector, after the batch under way."""
+    def _exclusive(self, timeout_s: float | None = None) -> contextlib.AbstractContextManager[None]:
+        """Waits for the current batch of the background thread, and keeps the thread idle inside the block."""
         return contextlib.nullcontext() if self._background is None else self._background.hold(timeout_s)
 
     @contextlib.contextmanager
     def _publishing(self) -> Iterator[None]:
-        """One at a time. Weights in shared memory wait for no batch."""
+        """Serialises publishes. With shared memory, does not wait for the current batch."""
         if self._background is None or backend_of(self._cfg) != "shared_memory":
-            with self._alone():
+            with self._exclusive():
                 yield
         else:
             self._background.check()
@@ -254,57 +264,81 @@ class DataCollector(Inspected):
         worker_ids: int | Sequence[int] | None = None,
         wait: bool = True,
     ) -> None:
-        """Lets the workers act with newer weights from their next batch on. Copies before it returns, does not wait,
-        except, after `start()` and where weights do not lie in shared memory, for the batch under way.
+        """Publishes weights; workers act with them from their next batch. Copies the weights before it returns. Does
+        not block, except after `start()` without shared memory: then it waits for the current batch.
 
         Args:
-            policy_or_weights: a module built as the policy, or weights by name (a state dict, or a TensorDict of
-                parameters): they are copied into this process's policy and reach all workers. None takes that policy
-                as it is, or what `weight_updater` gives. A dict from worker indices to any of these: each worker named
-                acts with individual weights until newer ones come for it or for all; the other workers, and this
-                process's policy, stay as they are.
-            weights, policy_weights, policy, weights_dict: the same, the last as `{"policy": ...}`.
+            policy_or_weights: a module with the architecture of the policy, or weights by name (a state dict, or a
+                TensorDict of parameters): copied into `collector.policy` and sent to all workers. None publishes
+                `collector.policy` as it is, or the weights that `weight_updater` returns. A dict from worker indices to
+                any of these sets individual weights for those workers, until newer weights for them or for all are
+                published; the other workers and `collector.policy` keep theirs.
+            weights, policy_weights, policy, weights_dict: alternatives to `policy_or_weights`; the last as
+                `{"policy": ...}`.
             model_id: must be "policy" or None.
-            worker_ids: indices of the workers that the weights are for, as if they were given in a dict; None: all.
-            wait: is not looked at.
+            worker_ids: indices of the workers that get the weights, as with a dict; None: all.
+            wait: ignored; accepted for TorchRL compatibility.
 
         Raises:
             KeyError: the weights lack one of the policy's.
-            TypeError, ValueError: the weights are given twice, are none, are another model's, are for workers that
-                there are not, or have other shapes. Nothing is published then.
+            TypeError, ValueError: weights were passed twice, have another type or shape, or are for another model or
+                for workers that do not exist. Nothing is published then.
         """
-        every = (policy_or_weights, weights, policy_weights, policy)
-        given = weights_by_worker(every, weights_dict, model_id, worker_ids, self.num_workers)
+        alternatives = (policy_or_weights, weights, policy_weights, policy)
+        by_worker = weights_by_worker(alternatives, weights_dict, model_id, worker_ids, self.num_workers)
         with self._publishing():
-            self._publish(given)
+            self._publish(by_worker)
 
-    # What a worker does in TorchRL; here the trainer's policy is the source of all workers' weights.
+    # TorchRL's workers receive weights by this method; here all weights come from the trainer's policy.
     receive_weights = update_policy_weights_
 
-    def _publish(self, given: Mapping[int | None, WeightsLike]) -> None:
-        """Publishes weights by worker; None: for all."""
-        weights = self._order.weights
-        if not weights.travel:
+    def _publish(self, by_worker: Mapping[int | None, WeightsLike]) -> None:
+        """Publishes weights, by worker; the key None stands for all workers."""
+        options = self._request.weights
+        if not options.travel:
             return
-        given = {worker: apply_weight_updater(weights.weight_updater, one) for worker, one in given.items()}
-        individual = {worker: one for worker, one in given.items() if worker is not None}
+        by_worker = {worker: apply_weight_updater(options.weight_updater, each) for worker, each in by_worker.items()}
+        individual = {worker: each for worker, each in by_worker.items() if worker is not None}
         if individual and self.num_workers > 1:
             self._collector.publish_to(weight_writers(self.policy, individual))
             self._individual |= set(individual)
             return
-        (one,) = given.values()
-        if one is not None:
-            load_weights(self.policy, one)
+        (weights,) = by_worker.values()
+        if weights is not None:
+            load_weights(self.policy, weights)
         self._collector.publish(self.policy if isinstance(self.policy, nn.Module) else None)
         self._individual.clear()
+
+    @property
+    def policy_version(self) -> int:
+        """The version of the newest published weights; 0 at first."""
+        return self._collector.policy_version
+
+    def get_policy_version(self) -> int:
+        """Returns `policy_version`."""
+        return self.policy_version
+
+    def increment_version(self) -> int:
+        """Publishes `collector.policy` to all workers as a new version; returns the version.
+
+        Raises:
+            RuntimeError: workers have individual weights, which would be overwritten.
+        """
+        if self._individual:
+            raise RuntimeError(
+                f"increment_version() publishes this process's policy, and workers {sorted(self._individual)} have "
+                "individual weights: call update_policy_weights_ with the weights of each worker"
+            )
+        self.update_policy_weights_()
+        return self.policy_version
 
     def shutdown(self, timeout: float | None = None, close_env: bool = True, raise_on_error: bool = True) -> None:
         """Stops the workers; kills those that have not stopped within `close_timeout_s`. Idempotent.
 
         Args:
-            timeout: seconds that the batch under way may take after `start()`; None: `close_timeout_s`.
-            close_env: is not looked at: envs end with their workers.
-            raise_on_error: whether an error that has ended the collecting since `start()` is raised here.
+            timeout: after `start()`, seconds to wait for the current batch; None: `close_timeout_s`.
+            close_env: ignored (accepted for TorchRL compatibility): envs are closed with their workers.
+            raise_on_error: whether to raise the error that ended the background thread.
         """
         background, self._background = self._background, None
         try:
@@ -315,11 +349,11 @@ class DataCollector(Inspected):
                     background.stop(timeout)
         finally:
             if background is not None and background.is_running:
-                self._give_up(background)
-            self._closing.close()
+                self._abort(background)
+            self._exit_stack.close()
 
-    def _give_up(self, background: Background) -> None:
-        """Ends the batch under way: its thread uses what is about to be closed."""
+    def _abort(self, background: Background) -> None:
+        """Interrupts the current batch, because its thread uses what is about to be closed."""
         limit_s = self._cfg.collector.close_timeout_s
         self._collector.interrupt()
         if not background.ends_within(limit_s):
@@ -328,71 +362,56 @@ class DataCollector(Inspected):
             background.ends_within(limit_s)
 
     def async_shutdown(self, timeout: float | None = None, close_env: bool = True) -> None:
-        """`shutdown`, after `start()`."""
+        """The same as `shutdown`."""
         self.shutdown(timeout, close_env)
 
     def reset(self, reset_idx: Sequence[bool] | None = None) -> None:
-        """New trajectories in all envs, from the next batch that a worker begins: in an async collector up to
-        `num_slots` batches of each worker come before.
+        """Resets envs before the next batch that a worker begins. An async collector delivers up to `num_slots` earlier
+        batches of each worker first.
 
         Args:
-            reset_idx: for each worker, whether its envs are meant; None: all are.
+            reset_idx: for each worker, whether to reset its envs; None: all.
 
         Raises:
-            ValueError: there are not as many as workers, or only some are meant where batches are of whole
+            ValueError: the length is not the number of workers, or only some are selected and batches consist of whole
                 trajectories.
         """
         if reset_idx is None:
-            with self._alone():
+            with self._exclusive():
                 self._collector.order(RESET)
                 self._assembler.forget()
             return
-        self._check_some("reset_idx", reset_idx, self.num_workers, "workers")
-        with self._alone():
-            self._collector.order(RESET, [worker for worker, is_meant in enumerate(reset_idx) if is_meant])
+        self._check_selection("reset_idx", reset_idx, self.num_workers, "workers")
+        with self._exclusive():
+            self._collector.order(RESET, [worker for worker, is_selected in enumerate(reset_idx) if is_selected])
 
-    def _check_some(self, name: str, chosen: Sequence[bool], count: int, what: str) -> None:
-        """Whether `chosen` says which of `count` are to be reset."""
-        if len(chosen) != count:
-            raise ValueError(f"{name}={list(chosen)}: one entry for each of {count} {what}, or None for all")
+    def _check_selection(self, name: str, selection: Sequence[bool], count: int, what: str) -> None:
+        """Raises ValueError unless `selection` says for each of `count` whether it is to be reset."""
+        if len(selection) != count:
+            raise ValueError(f"{name}={list(selection)}: one entry for each of {count} {what}, or None for all")
         if self.trajs_per_batch is not None:
-            raise ValueError(f"{name}={list(chosen)} with trajs_per_batch={self.trajs_per_batch}: reset all, or none")
+            raise ValueError(f"{name}={list(selection)} with trajs_per_batch={self.trajs_per_batch}: reset all or none")
 
     def set_seed(self, seed: int, static_seed: bool = False) -> int:
-        """Seeds envs and random actions, as if the collector had been made with `seed`, and begins new trajectories, as
-        `reset` does.
+        """Seeds envs and random actions as the constructor does, and resets the envs as `reset` does.
 
         Args:
             seed: at least 0, below 2**61.
-            static_seed: all envs get the seed itself, in the place of one each that is derived from it.
+            static_seed: True: every env gets `seed`. False: every env gets another seed, derived from `seed`.
 
         Returns:
-            A seed to go on with: the same where `static_seed`, otherwise another.
+            A seed for the next call: `seed` if `static_seed`, otherwise another.
         """
         if not isinstance(seed, numbers.Integral) or not 0 <= seed < 2**61:
-            raise ValueError(f"seed={seed!r}: must be at least 0 and below 2**61, and whole")
-        with self._alone():
-            self._collector.order(reset_with(seed, static_seed))
+            raise ValueError(f"seed={seed!r}: must be at least 0, below 2**61 and a whole number")
+        with self._exclusive():
+            self._collector.order(encode_reset(seed, static_seed))
             self._assembler.forget()
         return seed if static_seed else env_seed(seed, 0)
 
     def rollout(self) -> TensorDictBase | None:
-        """One batch, as `next()` gives it."""
+        """Returns one batch, as `next()` does."""
         return self.next()
-
-    def increment_version(self) -> int:
-        """Publishes the policy's weights as they are, as a newer version for all workers; returns it.
-
-        Raises:
-            RuntimeError: workers have individual weights, which would be lost.
-        """
-        if self._individual:
-            raise RuntimeError(
-                f"increment_version() publishes this process's policy, and workers {sorted(self._individual)} have "
-                "individual weights: call update_policy_weights_ with the weights that each is to have"
-            )
-        self.update_policy_weights_()
-        return self.policy_version
 
     def __enter__(self) -> Self:
         return self
@@ -403,12 +422,12 @@ class DataCollector(Inspected):
         self.shutdown()
 
     def __len__(self) -> int:
-        """How many batches there are in all.
+        """The number of batches of the whole run.
 
         Raises:
-            TypeError: the collector is endless, or its batches are of whole trajectories.
+            TypeError: `total_frames` is -1, or batches consist of whole trajectories.
         """
         total, frames = self.total_frames, self.frames_per_batch
-        if total < 0 or self._order.assembly.trajs_per_batch is not None:
+        if total < 0 or self._request.assembly.trajs_per_batch is not None:
             raise TypeError("an endless collector (total_frames=-1), or one of whole trajectories, has no length")
         return -(-total // frames)

@@ -9,8 +9,8 @@ import torch
 
 from collectx.collector.actors import leave_ray
 from collectx.config import RayLauncherConfig
-from collectx.library.base import DataCollector
 from collectx.library.early_stop import Interrupted, Preempted
+from collectx.library.inspection import InspectableCollector
 from collectx.library.keywords import (
     BatchOutput,
     CreateEnv,
@@ -31,7 +31,7 @@ from collectx.user_objects import Hooks
 
 
 @described(Work, Frames, Devices, BatchOutput, Weights, Hooks, Assembly, Interrupted)
-class Collector(DataCollector):
+class Collector(InspectableCollector):
     """One rollout in this process (TorchRL's `Collector`, formerly `SyncDataCollector`). Acts with the policy itself,
     so that no publishing is needed."""
 
@@ -59,14 +59,14 @@ class Collector(DataCollector):
             return
         chosen = torch.zeros(self._num_envs, dtype=torch.bool)
         chosen[index] = True
-        self._check_some("index", chosen.tolist(), self._num_envs, "envs")
+        self._check_selection("index", chosen.tolist(), self._num_envs, "envs")
         if not self._is_cuttable:
             raise ValueError(f"index={index!r}: this vector env resets its envs by itself, and none before its end")
         self._ask("restart", chosen.tolist())
 
 
 @described(Work, Frames, Devices, BatchOutput, Workers, Weights, Hooks, Assembly, Preempted)
-class MultiCollector(DataCollector):
+class MultiCollector(InspectableCollector):
     """Workers in processes of this machine, over shared memory. The policy is copied to them.
 
     `sync=True`: a batch is one equal part of each worker, `[workers, ...]`, all with the newest weights. `sync=False`:
@@ -94,7 +94,7 @@ class MultiAsyncCollector(MultiCollector):
 
 
 @described(Work, Frames, Devices, BatchOutput, Workers, Weights, Remote, Assembly)
-class DistributedCollector(DataCollector):
+class DistributedCollector(InspectableCollector):
     """Workers over torch.distributed; `sync` as in `MultiCollector`."""
 
     def __init__(self, create_env_fn: CreateEnv, policy: Any = None, *, sync: bool = False, **keywords: Any):
@@ -110,7 +110,7 @@ class DistributedSyncCollector(DistributedCollector):
 
 
 @described(Work, Frames, Devices, BatchOutput, Workers, Weights, RpcRemote, Assembly)
-class RPCCollector(DataCollector):
+class RPCCollector(InspectableCollector):
     """Workers over torch RPC, which pickles between them and this process: whoever reaches the ports that it opens can
     run code there, without the run's secret; `sync` as in `MultiCollector`."""
 
@@ -119,7 +119,7 @@ class RPCCollector(DataCollector):
 
 
 @described(Work, Frames, Devices, BatchOutput, Workers, Weights, RayRemote, Hooks, Assembly)
-class RayCollector(DataCollector):
+class RayCollector(InspectableCollector):
     """Workers that are actors of a Ray cluster, over its object store; `sync` as in `MultiCollector`. This process is
     connected to Ray by the first, and stays so until it ends, or `ray.shutdown()` is called. Ray pickles what its
     processes tell each other."""
@@ -149,15 +149,15 @@ class RayCollector(DataCollector):
             ConfigError: what is wrong with `collector_kwargs`.
             LauncherError: the cluster has no room for them, even if nobody else uses it.
         """
-        from collectx.transport.network.ray_cluster import check_room
+        from collectx.transport.network.ray_cluster import check_resources
 
         launcher = self._cfg.launcher
         assert isinstance(launcher, RayLauncherConfig)
         creates = [create_env_fn] if callable(create_env_fn) else list(create_env_fn)
         asked = dict(remote_configs or launcher.remote_configs[0])
-        own = [own_of(self._order, create, collector_kwargs) for create in creates]
+        own = [own_of(self._request, create, collector_kwargs) for create in creates]
         if not launcher.autoscaling:
-            check_room("remote_configs", [asked] * len(creates))
+            check_resources("remote_configs", [asked] * len(creates))
         with self.pause():
             for each in own:
                 self._overrides.append(each)

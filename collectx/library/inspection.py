@@ -1,91 +1,59 @@
-"""What a collector tells about itself and its workers, and how its state is saved: the part of
-`collectx.library.collectors.DataCollector` that collects nothing.
+"""Queries to the workers, hooks, profiling and saved state of a collector.
 
-Called in the trainer's process.
+Base class of the collectors in `collectx.library.collectors`. Runs in the trainer's process.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 from tensordict import TensorDictBase
 from torch import nn
 
-from collectx.collector.collector import Collector
-from collectx.library.attributes import Attributes
+from collectx.library.base import DataCollector
 from collectx.library.profiling import ProfileConfig
-from collectx.transport.base import reset_with
-from collectx.user_objects import Hooks
+from collectx.transport.base import encode_reset
 from collectx.worker.spec import env_seed
 
 
-class Inspected(Attributes):
-    """What is asked of the workers is answered between two of their batches: of an async one, after those that it has
-    under way. Workers on other hosts (over torch.distributed) cannot be asked: `NotImplementedError`."""
+class InspectableCollector(DataCollector):
+    """Workers answer queries between two of their batches; an async worker completes its granted batches first. Workers
+    on other hosts (over torch.distributed) cannot be queried: `NotImplementedError`."""
 
-    policy: Any
-    _collector: Collector
-    _hooks: Hooks
-    _individual: set[int]
-    _profiled: ProfileConfig | None = None
-    _alone: Callable[[], AbstractContextManager[None]]
-    _deliver: Callable[[Any], Any]
-    update_policy_weights_: Callable[..., None]
+    _profile_config: ProfileConfig | None = None
 
-    def _ask(self, name: str, *arguments: Any, own: dict[int, tuple] | None = None) -> dict[int, Any]:
-        with self._alone():
-            return self._collector.ask(name, *arguments, own=own)
+    def _ask(self, name: str, *arguments: Any, per_worker: dict[int, tuple] | None = None) -> dict[int, Any]:
+        """Calls the method `name` of `collectx.worker.requests.Answers` in workers; returns the results by index.
 
-    @property
-    def policy_version(self) -> int:
-        """The newest published version of the weights; 0 at first."""
-        return self._collector.policy_version
-
-    @property
-    def worker_idx(self) -> int:
-        """As the constructor was told.
-
-        Raises:
-            RuntimeError: it was not.
+        Args:
+            per_worker: arguments by worker index; None: `arguments` for all workers.
         """
-        index = self._order.work.worker_idx
-        if index is None:
-            raise RuntimeError("this collector has no number: give worker_idx=... to the constructor")
-        return index
-
-    def get_policy_version(self) -> int:
-        """`policy_version`."""
-        return self.policy_version
+        with self._exclusive():
+            return self._collector.ask(name, *arguments, own=per_worker)
 
     def getattr_env(self, attr: str) -> Any:
-        """An attribute of the first worker's env, copied; where that has several envs, a list of each one's.
+        """Returns a copy of an attribute of the first worker's env; a list if that worker has several envs.
 
         Raises:
-            AttributeError: there is none.
+            AttributeError: the env has no such attribute.
         """
-        return self._ask("getattr_env", own={min(self._collector.workers): (attr,)}).popitem()[1]
+        return self._ask("getattr_env", per_worker={min(self._collector.workers): (attr,)}).popitem()[1]
 
     def getattr_policy(self, attr: str) -> Any:
-        """An attribute of this process's policy."""
+        """Returns an attribute of `collector.policy`."""
         return getattr(self.policy, attr)
 
     def getattr_rb(self, attr: str) -> Any:
-        """An attribute of the replay buffer."""
+        """Returns an attribute of the replay buffer."""
         return getattr(self.replay_buffer, attr)
 
-    @property
-    def replay_buffer(self) -> Any:
-        """The one that was given, or None."""
-        return self._order.output.replay_buffer
-
     def get_model(self, model_id: str = "policy") -> Any:
-        """This process's policy.
+        """Returns `collector.policy`.
 
         Raises:
-            AttributeError: another model.
+            AttributeError: `model_id` is not "policy".
         """
         if model_id != "policy":
             raise AttributeError(f"model_id={model_id!r}: the only model here is 'policy'")
@@ -97,10 +65,10 @@ class Inspected(Attributes):
         list_of_args: Sequence[tuple] | None = None,
         list_of_kwargs: Sequence[dict] | None = None,
     ) -> list[Any]:
-        """What a method of this collector returns for each of the arguments, in turn.
+        """Calls a method of this collector once per entry of the lists; returns the results.
 
         Raises:
-            ValueError: there are not as many of one as of the other.
+            ValueError: the two lists have different lengths.
         """
         positional, named = list(list_of_args or ()), list(list_of_kwargs or ())
         if positional and named and len(positional) != len(named):
@@ -110,24 +78,24 @@ class Inspected(Attributes):
         return [getattr(self, method_name)(*args, **kwargs) for args, kwargs in calls]
 
     def stats(self, workers: str = "aggregate", *, timeout: float | None = None) -> dict[str, int | float | bool]:
-        """Counters, without asking anybody: `frames`, `batches`, `completed`, `requested_frames_per_batch`,
-        `policy_version`, `workers`, `workers_alive`, and `total_frames` where there is an end.
+        """Returns counters of this process, without a query to workers: `frames`, `batches`, `completed`,
+        `requested_frames_per_batch`, `policy_version`, `workers`, `workers_alive`, and `total_frames` unless it is -1.
 
         Args:
-            workers: "aggregate"; "per_worker" for `worker_<index>/frames` alone; "both".
-            timeout: is not looked at: nobody is waited for.
+            workers: "aggregate"; "per_worker": only `worker_<index>/frames`; "both".
+            timeout: ignored (accepted for TorchRL compatibility), as the call does not block.
 
         Raises:
-            ValueError: another word.
+            ValueError: another value of `workers`.
         """
         if workers not in ("aggregate", "per_worker", "both"):
             raise ValueError(f"workers={workers!r}: must be 'aggregate', 'per_worker' or 'both'")
         collector = self._collector
-        each = {f"worker_{index}/frames": frames for index, frames in sorted(collector.frames_by_worker.items())}
+        per_worker = {f"worker_{index}/frames": frames for index, frames in sorted(collector.frames_by_worker.items())}
         if workers == "per_worker":
-            return dict(each)
+            return dict(per_worker)
         total = collector.total_frames
-        found: dict[str, int | float | bool] = {
+        counters: dict[str, int | float | bool] = {
             "frames": collector.num_frames,
             "batches": collector.num_batches,
             "completed": 0 <= total <= collector.num_frames,
@@ -137,11 +105,11 @@ class Inspected(Attributes):
             "workers_alive": len(collector.workers),
         }
         if total >= 0:
-            found["total_frames"] = total
-        return found | (each if workers == "both" else {})
+            counters["total_frames"] = total
+        return counters | (per_worker if workers == "both" else {})
 
     def fake_tensordict(self) -> TensorDictBase:
-        """A batch of zeros, as `next` would hand it over: the same keys, shapes, dtypes and names. Takes no step."""
+        """Returns a batch of zeros with the keys, shapes, dtypes and names that `next` returns. Steps no env."""
         batch = self._collector.zeros()
         if self._cfg.collector.set_truncated:
             for name in ("truncated", "done"):
@@ -150,8 +118,8 @@ class Inspected(Attributes):
 
     @property
     def pre_collect_hook(self) -> Callable[[], Any] | None:
-        """Called before every batch, where it is made. Set, it is replaced in all workers, from their next batch on;
-        one that is started again has that of the constructor."""
+        """Called in the worker before every batch. Assigning replaces it in all workers from their next batch; a
+        restarted worker has the hook of the constructor."""
         return self._hooks.pre_collect_hook
 
     @pre_collect_hook.setter
@@ -160,7 +128,7 @@ class Inspected(Attributes):
 
     @property
     def post_collect_hook(self) -> Callable[[TensorDictBase], Any] | None:
-        """Called with every batch, where it is made. Set as `pre_collect_hook` is."""
+        """Called in the worker with every batch. Assigning replaces it as for `pre_collect_hook`."""
         return self._hooks.post_collect_hook
 
     @post_collect_hook.setter
@@ -189,20 +157,20 @@ class Inspected(Attributes):
         with_flops: bool = False,
         on_trace_ready: Callable[[Any], Any] | None = None,
     ) -> None:
-        """Lets torch's profiler watch the next batches of some workers, in their processes.
+        """Profiles the next batches of some workers, in their processes, with `torch.profiler`.
 
         Args:
-            workers: their indices; None: the first.
-            num_rollouts: batches, with those that only warm up.
-            warmup_rollouts: batches that only warm up.
-            save_path: where each worker writes its trace, with `{worker_idx}` in it for its index; None:
+            workers: indices; None: the first worker.
+            num_rollouts: number of batches, including the warm-up.
+            warmup_rollouts: number of warm-up batches, which are not recorded.
+            save_path: file of each worker's trace, in which `{worker_idx}` is replaced; None:
                 `./collector_profile_{worker_idx}.json`.
-            activities: of "cpu" and "cuda"; None: both.
+            activities: any of "cpu" and "cuda"; None: both.
             record_shapes, profile_memory, with_stack, with_flops: as `torch.profiler.profile` takes them.
-            on_trace_ready: called with the profile in the worker, in place of writing it.
+            on_trace_ready: called in the worker with the profile, instead of writing a file.
 
         Raises:
-            ValueError: not one batch is left to be watched, or there is no such worker or activity.
+            ValueError: no batch is left to record, or a worker or activity does not exist.
         """
         chosen = [min(self._collector.workers)] if workers is None else list(workers)
         config = ProfileConfig(
@@ -219,25 +187,24 @@ class Inspected(Attributes):
         )
         if problems := config.problems(self._collector.workers):
             raise ValueError(" ".join(problems))
-        self._ask("profile", own=dict.fromkeys(chosen, config.arguments))
-        self._profiled = config
+        self._ask("profile", per_worker=dict.fromkeys(chosen, config.arguments))
+        self._profile_config = config
 
     @property
     def profile_config(self) -> ProfileConfig | None:
-        """What `enable_profile` was told; None before it, and after `disable_profile`."""
-        return self._profiled
+        """The configuration of the last `enable_profile`; None before it, and after `disable_profile`."""
+        return self._profile_config
 
     def disable_profile(self) -> None:
-        """Ends what `enable_profile` has begun: what was watched until now is written, if more than the warming up was.
-        Does nothing where nothing is watched."""
-        profiled, self._profiled = self._profiled, None
-        if profiled is not None:
-            self._ask("end_profile", own=dict.fromkeys(profiled.workers, ()))
+        """Ends profiling; writes the trace of what was recorded, unless only the warm-up was. Does nothing if no
+        profiling was enabled."""
+        config, self._profile_config = self._profile_config, None
+        if config is not None:
+            self._ask("end_profile", per_worker=dict.fromkeys(config.workers, ()))
 
     def state_dict(self) -> dict[str, Any]:
-        """What `load_state_dict` takes, copied: the policy's weights, counts of frames and batches, and, of each worker
-        in a process of this machine, its trajectory ids, its individual weights, if it has such, and what its envs' own
-        `state_dict` gives."""
+        """Returns a copy of the state: the policy's weights, counts of frames and batches and, for each worker process
+        of this machine, its trajectory ids, its individual weights, if any, and the `state_dict` of its envs."""
         weights = self.policy.state_dict() if isinstance(self.policy, nn.Module) else {}
         state: dict[str, Any] = {
             "policy_state_dict": {name: value.clone() for name, value in weights.items()},
@@ -245,26 +212,25 @@ class Inspected(Attributes):
             "iter": self._collector.num_batches,
         }
         if self._collector.can_be_asked:
-            state |= {f"worker{index}": own for index, own in self._ask("state").items()}
-            asked = dict.fromkeys(self._individual.intersection(self._collector.workers), ())
-            for index, individual in self._ask("weights", own=asked).items():
+            state |= {f"worker{index}": saved for index, saved in self._ask("state").items()}
+            per_worker = dict.fromkeys(self._individual.intersection(self._collector.workers), ())
+            for index, individual in self._ask("weights", per_worker=per_worker).items():
                 state[f"worker{index}"]["policy_state_dict"] = individual
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any], strict: bool = True) -> None:
-        """Goes on where `state_dict()` was taken, in a collector made alike: takes the weights and publishes them,
-        counts on, and gives the envs their state. Workers whose individual weights are not in it keep those that they
-        have.
+        """Restores a state: loads and publishes the weights, sets the counts, restores the envs. The collector must be
+        constructed with the same arguments. Workers with individual weights that are not in the state keep theirs.
 
-        Gymnasium envs that all have `state_dict` and `load_state_dict` go on in the midst of their episodes. All others
-        (TorchRL's too, whose `state_dict` is that of their transforms) begin new episodes, with seeds that were not
-        used before, so that nothing is repeated. Async workers first fill the slots that they were granted before.
+        Gymnasium envs that all have `state_dict` and `load_state_dict` resume within their episodes. All other envs
+        begin new episodes with seeds that were not used before; so do TorchRL's, whose `state_dict` has the state of
+        their transforms only. Async workers first complete the batches granted before.
 
         Raises:
-            KeyError: the state is not of a collector.
+            KeyError: the dict is not the state of a collector.
         """
         if missing := sorted({"policy_state_dict", "frames"} - set(state_dict)):
-            raise KeyError(f"the state lacks {', '.join(missing)}: give what state_dict() returned")
+            raise KeyError(f"the state lacks {', '.join(missing)}: pass the result of state_dict()")
         workers = self._collector.workers
         if isinstance(self.policy, nn.Module):
             self.policy.load_state_dict(state_dict["policy_state_dict"], strict=strict)
@@ -274,14 +240,14 @@ class Inspected(Attributes):
             if not kept and not individual:
                 self.update_policy_weights_()
             else:
-                # At once, so that no worker acts with weights that are not its own.
+                # In one call, so that no worker acts with the weights of another in between.
                 shared = [index for index in workers if index not in kept and index not in individual]
                 if by_worker := {**dict.fromkeys(shared), **individual}:
                     self.update_policy_weights_(by_worker)
                 self._individual.difference_update(shared)
         states = {index: (state_dict[f"worker{index}"],) for index in workers if f"worker{index}" in state_dict}
-        going_on = self._ask("load", own=states) if self._collector.can_be_asked else {}
-        with self._alone():
+        is_resumed = self._ask("load", per_worker=states) if self._collector.can_be_asked else {}
+        with self._exclusive():
             self._collector.count_from(state_dict["frames"], state_dict.get("iter", 0))
-            anew = [index for index in workers if not going_on.get(index)]
-            self._collector.order(reset_with(env_seed(self._cfg.seed, state_dict["frames"], 1), False), anew)
+            others = [index for index in workers if not is_resumed.get(index)]
+            self._collector.order(encode_reset(env_seed(self._cfg.seed, state_dict["frames"], 1), False), others)

@@ -1,4 +1,4 @@
-"""What `enable_profile` was told. Used in the trainer's process; the profiling itself is in `worker/requests.py`."""
+"""The configuration of `enable_profile`. Used in the trainer's process; `worker/requests.py` does the profiling."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class ProfileConfig:
-    """See `Inspected.enable_profile`, whose arguments these are, with what was not given filled in."""
+    """The arguments of `InspectableCollector.enable_profile`, with defaults filled in."""
 
     workers: Sequence[int]
     num_rollouts: int
@@ -23,23 +23,23 @@ class ProfileConfig:
     on_trace_ready: Callable[[Any], Any] | None
 
     def problems(self, workers: Sequence[int]) -> list[str]:
-        """What is wrong, of a collector that has these workers."""
-        found = []
+        """Returns the problems, for a collector with these workers."""
+        problems = []
         if not 0 <= self.warmup_rollouts < self.num_rollouts:
-            found.append(
-                f"num_rollouts={self.num_rollouts}, warmup_rollouts={self.warmup_rollouts}: at least one batch must be "
-                "watched."
+            problems.append(
+                f"num_rollouts={self.num_rollouts}, warmup_rollouts={self.warmup_rollouts}: at least one batch must "
+                "be recorded."
             )
         if unknown := sorted(set(self.workers) - set(workers)):
-            found.append(f"workers={self.workers}: there is no {unknown[0]}.")
-        if unnamed := sorted(set(self.activities) - {"cpu", "cuda"}):
-            found.append(f"activities={self.activities}: there is no {unnamed[0]!r}; use 'cpu' or 'cuda'.")
-        return found
+            problems.append(f"workers={self.workers}: there is no worker {unknown[0]}.")
+        if invalid := sorted(set(self.activities) - {"cpu", "cuda"}):
+            problems.append(f"activities={self.activities}: unknown activity {invalid[0]!r}; use 'cpu' or 'cuda'.")
+        return problems
 
     @property
     def arguments(self) -> tuple:
-        """Those of `collectx.worker.requests.Answers.profile`."""
+        """The arguments of `collectx.worker.requests.Answers.profile`."""
         names = ("record_shapes", "profile_memory", "with_stack", "with_flops")
         options = {name: getattr(self, name) for name in names}
-        watched = (self.num_rollouts, self.warmup_rollouts, self.save_path, self.activities)
-        return *watched, options, self.on_trace_ready
+        schedule = (self.num_rollouts, self.warmup_rollouts, self.save_path, self.activities)
+        return *schedule, options, self.on_trace_ready

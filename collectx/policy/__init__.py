@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collectx.env.base import EnvSpec
     from collectx.policy.base import Actor
 
-__all__ = ["ExplorationType", "accelerate", "build", "exploration", "is_trusted", "is_users_own", "make_actor"]
+__all__ = ["ExplorationType", "accelerate", "build", "exploration", "is_trusted", "is_user_policy", "make_actor"]
 
 # It takes the shape of its actions from one env's spec, and here policies act for groups of envs.
 _TORCHRLS_RANDOM = "RandomPolicy"
@@ -61,7 +61,7 @@ def build(cfg: PolicyConfig, spec: EnvSpec, seed: int) -> Callable | None:
         return module.build(cfg, spec)
 
 
-def is_users_own(cfg: PolicyConfig) -> bool:
+def is_user_policy(cfg: PolicyConfig) -> bool:
     """Whether `make_actor` calls the policy of `cfg` once, with `EnvSpec.first`, to find out what it writes."""
     return cfg.kind == "custom" or isinstance(cfg, GivenPolicyConfig)
 
@@ -104,6 +104,6 @@ def make_actor(
 
     if isinstance(policy, StochasticPolicy):
         return StochasticActor(policy, spec, device, exploration_type)
-    from collectx.policy.user_actor import WrappedActor
+    from collectx.policy.user_actor import UserActor
 
-    return WrappedActor(policy, spec, device, exploration_type, is_trusted)
+    return UserActor(policy, spec, device, exploration_type, is_trusted)

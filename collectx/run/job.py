@@ -131,7 +131,7 @@ def _collect(
         device = torch.device(cfg.devices.storing_device or cfg.devices.device or "cpu")
         cores.limit_threads(cfg)
         snapshot.write_numerics(files, device)
-        spec = env.read_spec(cfg.env, policy.is_users_own(cfg.policy))
+        spec = env.read_spec(cfg.env, policy.is_user_policy(cfg.policy))
         _seed(cfg.seed)
         module = policy.build(cfg.policy, spec, cfg.seed)
         learner = trainer.build(cfg.trainer, module, spec, cfg.seed, device)

@@ -23,7 +23,7 @@ from collectx.run.folder import RunFolder, read_private, write_json, write_priva
 from collectx.user_objects import Given
 
 if TYPE_CHECKING:
-    from collectx.transport.network.handshake import Meeting
+    from collectx.transport.network.handshake import Endpoint
 
 _PAUSE_S = 0.1
 
@@ -57,7 +57,7 @@ def play(
 
         _begin_mpi(cfg)
         files = RunFolder(folder)
-        place = Place(lambda meeting: announce(files, meeting, token), workers.start, workers.describe)
+        place = Place(lambda endpoint: announce(files, endpoint, token), workers.start, workers.describe)
         try:
             return execute(cfg, folder, argv, place=place).exit_status
         except ConfigError as error:
@@ -92,8 +92,10 @@ def work(
 
     try:
         _begin_mpi(cfg)
-        meeting = find(files, token, *(trainer_timeout or ("collector.start_timeout_s", cfg.collector.start_timeout_s)))
-        serve_remote(meeting, worker, cfg.collector.start_timeout_s, given)
+        endpoint = find(
+            files, token, *(trainer_timeout or ("collector.start_timeout_s", cfg.collector.start_timeout_s))
+        )
+        serve_remote(endpoint, worker, cfg.collector.start_timeout_s, given)
     except BaseException:
         import traceback
 
@@ -105,31 +107,31 @@ def work(
 def _begin_mpi(cfg: RunConfig) -> None:
     """Where the launcher made the roles ranks of one MPI job. What is missing for it is found later."""
     if backend_of(cfg) == "mpi" and "PMIX_NAMESPACE" in os.environ and find_spec("mpi4py") is not None:
-        from collectx.transport.network.mpi import begin_together
+        from collectx.transport.network.mpi import initialize_ranks
 
-        begin_together(cfg.collector.start_timeout_s, "collector.start_timeout_s")
+        initialize_ranks(cfg.collector.start_timeout_s, "collector.start_timeout_s")
 
 
-def announce(files: RunFolder, meeting: Meeting, token: str) -> None:
+def announce(files: RunFolder, endpoint: Endpoint, token: str) -> None:
     """Tells the workers where the trainer listens. The secret is on the disk before the address is."""
-    write_private(files.secret, meeting.secret)
-    write_json(files.rendezvous, {"addresses": list(meeting.addresses), "port": meeting.port, "token": token})
+    write_private(files.secret, endpoint.secret)
+    write_json(files.rendezvous, {"addresses": list(endpoint.addresses), "port": endpoint.port, "token": token})
 
 
-def find(files: RunFolder, token: str, knob: str, timeout_s: float) -> Meeting:
+def find(files: RunFolder, token: str, knob: str, timeout_s: float) -> Endpoint:
     """Where the trainer listens, as soon as it does.
 
     Raises:
         RendezvousError: the trainer did not say within `timeout_s`, which `knob` names.
         PermissionError: the secret may be another user's.
     """
-    from collectx.transport.network.handshake import Meeting
+    from collectx.transport.network.handshake import Endpoint
 
     deadline = time.monotonic() + timeout_s
     while True:
         place = _read(files.rendezvous)
         if place.get("token") == token:
-            return Meeting(tuple(place["addresses"]), place["port"], read_private(files.secret))
+            return Endpoint(tuple(place["addresses"]), place["port"], read_private(files.secret))
         if time.monotonic() > deadline:
             seen = "is there, but the trainer wrote no rendezvous.json" if files.path.is_dir() else "is not there"
             raise RendezvousError(

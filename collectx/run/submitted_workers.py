@@ -53,7 +53,7 @@ def submitted_workers(
         say,
     ) as jobs:
         yield Place(
-            announce=lambda meeting: announce(files, meeting, token),
+            announce=lambda endpoint: announce(files, endpoint, token),
             start=jobs.start,
             describe=jobs.describe,
             join_timeout=lambda worker: ("launcher.queue_timeout_s", launcher.queue_timeout_s),
@@ -101,7 +101,7 @@ def waiting_workers(cfg: RunConfig, beforehand: Beforehand, given: Sequence[Give
     files, token = beforehand.files(), secrets.token_hex(8)
     worker.write(task_of(files), cfg, files, token, given)
     return Place(
-        announce=lambda meeting: announce(files, meeting, token),
+        announce=lambda endpoint: announce(files, endpoint, token),
         start=lambda index, life: None,
         describe=lambda index: f"worker {index} (log: {files.log(f'worker-{index}')})",
         join_timeout=lambda worker: ("queue_timeout_s", beforehand.queue_timeout_s),

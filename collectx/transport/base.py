@@ -2,7 +2,7 @@
 
       trainer's process (Transport)                        worker's process (Link)
       grant(worker, slot)  ------- "you may fill it" ---->  acquire() -> slot
-      receive() -> Arrival <------ "it is full" ----------  send(slot, tally)
+      receive() -> Arrival <------ "it is full" ----------  send(slot, report)
       publish(write)       ------- newest weights --------> refresh(read, version)
       publish_to(writes)   ------- of some workers alone ->
       close()              ------- "stop" ----------------> acquire() -> None, and `stop` becomes true
@@ -40,9 +40,9 @@ class SlabSpec:
         rows, steps: of one worker's slot.
         num_workers: how many workers there are.
         num_slots: slots of each worker.
-        joined: a batch is slot k of all workers. Where they share memory it then lies in one region of
+        stacked: a batch is slot k of all workers. Where they share memory it then lies in one region of
             `num_workers * rows` rows, so that nothing needs joining; otherwise every slot is a region of its own.
-        newest: a slot is filled with the weights that were the newest when it was granted, or newer ones.
+        require_latest: a slot is filled with the weights that were the newest when it was granted, or newer ones.
         weights_nbytes: size of one flat copy of the policy's weights.
     """
 
@@ -51,13 +51,13 @@ class SlabSpec:
     steps: int
     num_workers: int
     num_slots: int
-    joined: bool
-    newest: bool
+    stacked: bool
+    require_latest: bool
     weights_nbytes: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Tally:
+class BatchReport:
     """What a worker says about the batch it has just filled.
 
     Attributes:
@@ -85,7 +85,7 @@ class Arrival:
 
     worker: int
     slot: int
-    tally: Tally
+    report: BatchReport
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,11 +102,11 @@ class Departure:
 
 
 # What a worker is asked: the name of a method of `collectx.worker.requests.Answers`, and its arguments.
-Question = tuple[str, tuple]
+Request = tuple[str, tuple]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Answer:
+class Reply:
     """What a worker answers.
 
     Attributes:
@@ -125,53 +125,53 @@ class Joined:
 
     Attributes:
         worker: its index.
-        where: host and pid, for the event log.
+        info: host and pid, for the event log.
     """
 
     worker: int
-    where: dict[str, Any]
+    info: dict[str, Any]
 
 
-# What `Link.acquire` returns in place of a slot: there is a question (`AskedLink`).
-ASKED = -1
+# What `Link.acquire` returns in place of a slot: there is a request (`RequestLink`).
+REQUEST_PENDING = -1
 
 # What goes with a grant, an int64: to be done before the slot is filled.
-GO_ON, RESET = 0, 1
+NO_RESET, RESET = 0, 1
 
 
-def reset_with(seed: int, static: bool) -> int:
+def encode_reset(seed: int, static: bool) -> int:
     """The order to reset all envs with seeds that are derived from `seed`, or, `static`, with `seed` itself."""
     return 2 + 2 * seed + static
 
 
-def seed_of(order: int) -> tuple[int, bool] | None:
-    """What `reset_with` was told; None for `RESET`, after which envs go on with the seeds that they have."""
-    return None if order == RESET else ((order - 2) // 2, bool(order % 2))
+def decode_reset(code: int) -> tuple[int, bool] | None:
+    """What `encode_reset` was told; None for `RESET`, after which envs go on with the seeds that they have."""
+    return None if code == RESET else ((code - 2) // 2, bool(code % 2))
 
 
 class Transport(Protocol):
     """The trainer's end. Used from one thread."""
 
-    def grant(self, worker: int, slot: int, order: int = GO_ON) -> None:
-        """Lets `worker` fill `slot`, where `SlabSpec.newest` says so with the newest weights there are now, or newer
-        ones, after it has done what `order` says. Does not block. Does nothing where the worker is gone and `receive`
-        has not told it yet: who takes its place is granted its slots anew."""
+    def grant(self, worker: int, slot: int, reset: int = NO_RESET) -> None:
+        """Allows `worker` to fill `slot`, after the reset that `reset` encodes. With `SlabSpec.require_latest`, the
+        worker acts with the newest weights of this moment, or newer ones. Does not block. Does nothing for a worker
+        that is gone and whose `Departure` was not received yet."""
 
-    def receive(self) -> Arrival | Departure | Joined | Answer:
+    def receive(self) -> Arrival | Departure | Joined | Reply:
         """Blocks until something has happened: a granted slot is full, or a worker has come or gone.
 
         A worker is gone with `WorkerTimeout` where it let `collector.start_timeout_s` (its first batch) or
         `collector.worker_timeout_s` (any other) pass since its grant.
         """
 
-    def gather(self, parts: Sequence[Arrival], own: bool) -> torch.Tensor:
+    def gather(self, parts: Sequence[Arrival], copy: bool) -> torch.Tensor:
         """The bytes of filled slots of one index or of one worker, joined row after row in the order given: flat uint8,
         laid out as `Layout(leaves, rows * len(parts), steps)`. To be called between the arrivals and the next grant of
         any of these slots.
 
         Args:
-            own: whether the bytes become the caller's. Otherwise they may be the transport's memory, which is theirs to
-                read until one of these slots is granted again, or another batch gathered.
+            copy: whether the result is the caller's memory. Otherwise it may be the transport's, valid until one of
+                these slots is granted again or another batch is gathered.
         """
 
     def publish(self, write: Write) -> int:
@@ -183,8 +183,8 @@ class Transport(Protocol):
         version, until newer ones are published for it or for all. The others keep their weights and their version.
         Where a `write` raises, nothing is published."""
 
-    def hurry(self, wanted: bool) -> None:
-        """Sets what workers see as `Link.hurried`; where they share no memory with the trainer, they see nothing."""
+    def preempt(self, requested: bool) -> None:
+        """Sets what workers see as `Link.preempted`; where they share no memory with the trainer, they see nothing."""
 
     def interrupt(self) -> None:
         """Tells the workers to stop, between two of their steps, and waits for nothing; they count as gone afterwards.
@@ -196,12 +196,12 @@ class Transport(Protocol):
 
 
 @runtime_checkable
-class Asking(Protocol):
+class RequestTransport(Protocol):
     """The trainer's end of a transport over which workers can be asked something: their processes belong to one user
     and one machine, so that questions and answers may be pickled."""
 
-    def ask(self, worker: int, question: Question) -> None:
-        """Asks a worker, which answers after what it was granted before; `receive` gives its `Answer`. Does not
+    def send_request(self, worker: int, request: Request) -> None:
+        """Asks a worker, which answers after what it was granted before; `receive` gives its `Reply`. Does not
         block."""
 
 
@@ -217,18 +217,18 @@ class Link(Protocol):
     Attributes:
         slots: this worker's slots, as views of the transport's memory.
         stop: see `Stop`; cheap enough for every step.
-        hurried: as cheap; nonzero while a batch under way is to end with the frames that it has.
-        order: what came with the grant that was acquired last.
+        preempted: as cheap; nonzero while a batch under way is to end with the frames that it has.
+        reset: what came with the grant that was acquired last.
     """
 
-    order: int
+    reset: int
 
     @property
     def slots(self) -> Sequence[Slot]: ...
     @property
     def stop(self) -> Stop: ...
     @property
-    def hurried(self) -> Stop: ...
+    def preempted(self) -> Stop: ...
 
     def acquire(self) -> int | None:
         """Blocks until the trainer grants a slot, for as long as the trainer lives; None means stop."""
@@ -237,21 +237,21 @@ class Link(Protocol):
         """Calls `read` with this worker's newest weights if their version differs from `version`; returns the newest
         version. Never shows a mixture of two versions."""
 
-    def send(self, slot: int, tally: Tally) -> None:
+    def send(self, slot: int, report: BatchReport) -> None:
         """Hands the filled slot over. The worker must not touch it before it is granted again."""
 
     def fail(self, error: BaseException) -> None:
         """Reports what ends this worker, without waiting; the first report counts."""
 
 
-class AskedLink(Link, Protocol):
-    """The worker's end of a transport that is `Asking`.
+class RequestLink(Link, Protocol):
+    """The worker's end of a transport that is `RequestTransport`.
 
     Attributes:
-        question: where `acquire` has returned `ASKED`.
+        request: where `acquire` has returned `REQUEST_PENDING`.
     """
 
-    question: Question
+    request: Request
 
     def reply(self, value: Any, error: Exception | None = None) -> None:
-        """Answers the question."""
+        """Answers the request."""

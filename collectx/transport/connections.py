@@ -23,30 +23,30 @@ _LENGTH, _LONG_LENGTH, _LONG = struct.Struct("!i"), struct.Struct("!Q"), -1
 @contextlib.contextmanager
 def socket_of(connection: Connection) -> Iterator[socket.socket]:
     """The socket below a connection, for its options."""
-    with socket.socket(fileno=os.dup(connection.fileno())) as same:
+    with socket.socket(fileno=os.dup(connection.fileno())) as view:
         # Under `socket.setdefaulttimeout` the new object has made it non-blocking, for the connection as well.
-        same.settimeout(None)
-        yield same
+        view.settimeout(None)
+        yield view
 
 
-def limit_sending(connection: Connection, seconds: float) -> None:
+def set_send_timeout(connection: Connection, seconds: float) -> None:
     """Has a message that is longer than the socket's buffer fail, instead of block, where nobody reads it."""
-    _limit(connection, socket.SO_SNDTIMEO, seconds)
+    _set_timeout(connection, socket.SO_SNDTIMEO, seconds)
 
 
-def limit_receiving(connection: Connection, seconds: float | None) -> None:
+def set_receive_timeout(connection: Connection, seconds: float | None) -> None:
     """Has `recv_bytes` fail with `BlockingIOError` where nothing comes for so long; None: it waits for ever."""
-    _limit(connection, socket.SO_RCVTIMEO, seconds)
+    _set_timeout(connection, socket.SO_RCVTIMEO, seconds)
 
 
-def _limit(connection: Connection, option: int, seconds: float | None) -> None:
+def _set_timeout(connection: Connection, option: int, seconds: float | None) -> None:
     # A C struct timeval; of no time at all, the kernel waits for ever.
     whole_s = 0 if seconds is None else max(1, int(min(seconds, _LONGEST_S)))
-    with socket_of(connection) as same:
-        same.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", whole_s, 0))
+    with socket_of(connection) as view:
+        view.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", whole_s, 0))
 
 
-class Inbox:
+class MessageReader:
     """Collects received bytes and returns whole messages. Nothing else may read from the connection."""
 
     def __init__(self, connection: Connection):
@@ -65,25 +65,25 @@ class Inbox:
             raise EOFError
         self._bytes += more
         messages = []
-        while (message := self._take()) is not None:
+        while (message := self._next_message()) is not None:
             messages.append(message)
         return messages
 
-    def _take(self) -> bytes | None:
+    def _next_message(self) -> bytes | None:
         """The first message, if it is whole."""
-        held, start = self._bytes, _LENGTH.size
-        if len(held) < start:
+        buffer, start = self._bytes, _LENGTH.size
+        if len(buffer) < start:
             return None
-        (length,) = _LENGTH.unpack_from(held)
+        (length,) = _LENGTH.unpack_from(buffer)
         if length == _LONG:
             start += _LONG_LENGTH.size
-            if len(held) < start:
+            if len(buffer) < start:
                 return None
-            (length,) = _LONG_LENGTH.unpack_from(held, _LENGTH.size)
+            (length,) = _LONG_LENGTH.unpack_from(buffer, _LENGTH.size)
         if length < 0:
             raise OSError(f"it sent a message of length {length}")
-        if len(held) < start + length:
+        if len(buffer) < start + length:
             return None
-        message = bytes(memoryview(held)[start : start + length])
-        del held[: start + length]
+        message = bytes(memoryview(buffer)[start : start + length])
+        del buffer[: start + length]
         return message

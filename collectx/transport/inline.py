@@ -13,20 +13,20 @@ from typing import Any
 import torch
 
 from collectx.errors import WorkerDied
-from collectx.transport.base import ASKED, GO_ON, Answer, Arrival, Departure, Question, SlabSpec, Tally
-from collectx.transport.slab import OverSlab, Slab
+from collectx.transport.base import NO_RESET, REQUEST_PENDING, Arrival, BatchReport, Departure, Reply, Request, SlabSpec
+from collectx.transport.slab import Slab, SlabTransport
 
 _ENDED = object()
 
 
-class InlineTransport(OverSlab):
+class InlineTransport(SlabTransport):
     """Both ends in the trainer's process. Waits for nothing, so nothing can time out."""
 
     def __init__(self, spec: SlabSpec):
         super().__init__(spec, shared=False)
         self._granted: deque[int] = deque()
         self._arrivals: deque[Arrival] = deque()
-        self._answers: deque[Answer | Departure] = deque()
+        self._answers: deque[Reply | Departure] = deque()
         self._links: dict[int, InlineLink] = {}
         self._workers: dict[int, Iterator[None]] = {}
 
@@ -39,13 +39,13 @@ class InlineTransport(OverSlab):
         """Takes the worker's generator."""
         self._workers[worker] = handle
 
-    def grant(self, worker: int, slot: int, order: int = GO_ON) -> None:
-        self._links[worker].granted.append((slot, order))
+    def grant(self, worker: int, slot: int, reset: int = NO_RESET) -> None:
+        self._links[worker].granted.append((slot, reset))
         self._granted.append(worker)
 
-    def ask(self, worker: int, question: Question) -> None:
+    def send_request(self, worker: int, request: Request) -> None:
         link = self._links[worker]
-        link.question, link.is_asked = question, True
+        link.request, link.is_asked = request, True
         try:
             self._advance(worker)
         except Exception as error:
@@ -55,7 +55,7 @@ class InlineTransport(OverSlab):
         if next(self._workers[worker], _ENDED) is _ENDED:
             raise WorkerDied(f"worker {worker} ended before, by an error that was raised then")
 
-    def receive(self) -> Arrival | Departure | Answer:
+    def receive(self) -> Arrival | Departure | Reply:
         if self._answers:
             return self._answers.popleft()
         if not self._granted:
@@ -77,33 +77,33 @@ class InlineTransport(OverSlab):
 class InlineLink:
     """The worker's end."""
 
-    def __init__(self, slab: Slab, worker: int, arrivals: deque[Arrival], answers: deque[Answer | Departure]):
+    def __init__(self, slab: Slab, worker: int, arrivals: deque[Arrival], answers: deque[Reply | Departure]):
         self.worker = worker
         self.granted: deque[tuple[int, int]] = deque()
-        self.order = GO_ON
+        self.reset = NO_RESET
         self.slots = [slab.slot(worker, index) for index in range(slab.spec.num_slots)]
-        self.stop, self.hurried = slab.stop, slab.hurried
+        self.stop, self.preempted = slab.stop, slab.preempted
         self._slab = slab
         self._arrivals = arrivals
         self._answers = answers
-        self.question: Question = ("", ())
+        self.request: Request = ("", ())
         self.is_asked = False
 
     def acquire(self) -> int | None:
         if self.is_asked:
             self.is_asked = False
-            return ASKED
-        slot, self.order = self.granted.popleft()
+            return REQUEST_PENDING
+        slot, self.reset = self.granted.popleft()
         return slot
 
     def refresh(self, read: Callable[[torch.Tensor], None], version: int) -> int:
         return self._slab.refresh(read, version, self.worker)
 
-    def send(self, slot: int, tally: Tally) -> None:
-        self._arrivals.append(Arrival(self.worker, slot, tally))
+    def send(self, slot: int, report: BatchReport) -> None:
+        self._arrivals.append(Arrival(self.worker, slot, report))
 
     def reply(self, value: Any, error: Exception | None = None) -> None:
-        self._answers.append(Answer(self.worker, value, error))
+        self._answers.append(Reply(self.worker, value, error))
 
     def fail(self, error: BaseException) -> None:
         """Nothing: the transport, which advances the worker, gets what it raises."""

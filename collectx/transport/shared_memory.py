@@ -17,87 +17,87 @@ import torch
 
 from collectx.errors import RemoteFailure
 from collectx.transport import messages
-from collectx.transport.base import ASKED, GO_ON, Answer, Arrival, Departure, Question, SlabSpec, Tally
-from collectx.transport.slab import OverSlab, Slab
-from collectx.transport.supervisor import Handle, Switchboard
+from collectx.transport.base import NO_RESET, REQUEST_PENDING, Arrival, BatchReport, Departure, Reply, Request, SlabSpec
+from collectx.transport.slab import Slab, SlabTransport
+from collectx.transport.supervisor import Handle, Supervisor
 
 
-class SharedMemoryTransport(OverSlab):
+class SharedMemoryTransport(SlabTransport):
     """The trainer's end.
 
     Args:
         spec: the slab.
-        switchboard: where workers are plugged in; closed with the transport.
+        supervisor: where workers are plugged in; closed with the transport.
     """
 
-    def __init__(self, spec: SlabSpec, switchboard: Switchboard):
+    def __init__(self, spec: SlabSpec, supervisor: Supervisor):
         super().__init__(spec, shared=True)
-        self._switchboard = switchboard
+        self._supervisor = supervisor
         self._remote_ends: dict[int, Connection] = {}
-        self._events: deque[Arrival | Departure | Answer] = deque()
+        self._events: deque[Arrival | Departure | Reply] = deque()
         self._closed = False
 
     def link(self, worker: int) -> SharedMemoryLink:
         """The worker's end, to be pickled as an argument of the worker's process. Once for each process."""
         ours, theirs = Pipe(duplex=True)
-        self._switchboard.plug(worker, ours)
+        self._supervisor.add_connection(worker, ours)
         self._remote_ends[worker] = theirs
         return SharedMemoryLink(self.slab, worker, theirs)
 
     @property
     def handles(self) -> dict[int, Any]:
         """The processes of the present workers, by worker."""
-        return self._switchboard.handles
+        return self._supervisor.handles
 
     def attach(self, worker: int, handle: Handle) -> None:
         """Takes the started process, and drops what only it needs."""
         self._remote_ends.pop(worker).close()
-        self._switchboard.attach(worker, handle)
+        self._supervisor.attach(worker, handle)
 
-    def grant(self, worker: int, slot: int, order: int = GO_ON) -> None:
-        if not self._switchboard.is_plugged(worker):
+    def grant(self, worker: int, slot: int, reset: int = NO_RESET) -> None:
+        if not self._supervisor.is_connected(worker):
             return  # it is gone, as `receive` is about to say
-        self._switchboard.owes(worker)
-        self._switchboard.send(worker, messages.pack_grant(slot, order))
+        self._supervisor.granted(worker)
+        self._supervisor.send(worker, messages.pack_grant(slot, reset))
 
-    def ask(self, worker: int, question: Question) -> None:
-        message = messages.ASK + cloudpickle.dumps(question)
-        if self._switchboard.is_plugged(worker):
-            self._switchboard.owes(worker)
-            self._switchboard.send(worker, message)
+    def send_request(self, worker: int, request: Request) -> None:
+        message = messages.REQUEST + cloudpickle.dumps(request)
+        if self._supervisor.is_connected(worker):
+            self._supervisor.granted(worker)
+            self._supervisor.send(worker, message)
 
-    def receive(self) -> Arrival | Departure | Answer:
+    def receive(self) -> Arrival | Departure | Reply:
         while not self._events:
-            if not self._switchboard.is_waiting:
+            if not self._supervisor.has_outstanding:
                 raise RuntimeError("no worker was granted a slot, so there is nothing to receive")
-            for worker, message in self._switchboard.events():
-                self._take(worker, message)
+            for worker, message in self._supervisor.events():
+                self._handle_message(worker, message)
         return self._events.popleft()
 
-    def _take(self, worker: int, message: bytes | Exception | None) -> None:
+    def _handle_message(self, worker: int, message: bytes | Exception | None) -> None:
         if isinstance(message, bytes) and message[:1] == messages.FULL:
-            slot, tally = messages.unpack_full(message)
-            self._switchboard.delivered(worker)
-            self._events.append(Arrival(worker, slot, tally))
+            slot, report = messages.unpack_full(message)
+            self._supervisor.delivered(worker)
+            self._events.append(Arrival(worker, slot, report))
             return
-        if isinstance(message, bytes) and message[:1] == messages.ANSWER:
-            self._switchboard.delivered(worker)
-            self._events.append(self._answer(worker, message[1:]))
+        if isinstance(message, bytes) and message[:1] == messages.REPLY:
+            self._supervisor.delivered(worker)
+            self._events.append(self._unpack_reply(worker, message[1:]))
             return
         if isinstance(message, bytes):
-            message = pickle.loads(message[1:]).rebuild(self._switchboard.describe(worker))
+            message = pickle.loads(message[1:]).rebuild(self._supervisor.describe(worker))
         assert isinstance(message, Exception)
-        self._switchboard.forget(worker)
+        self._supervisor.remove(worker)
         self._events.append(Departure(worker, message))
 
-    def _answer(self, worker: int, pickled: bytes) -> Answer:
+    def _unpack_reply(self, worker: int, pickled: bytes) -> Reply:
         try:
             value, failure = pickle.loads(pickled)
         except Exception as refusal:
             refusal.add_note("the answer cannot be read in the trainer's process")
-            return Answer(worker, None, refusal)
-        error = None if failure is None else failure.rebuild(self._switchboard.describe(worker))
-        return Answer(worker, value, error)
+            return Reply(worker, None, refusal)
+        error = None if failure is None else failure.rebuild(self._supervisor.describe(worker))
+        return Reply(worker, value, error)
 
     def close(self) -> None:
         if self._closed:
@@ -106,7 +106,7 @@ class SharedMemoryTransport(OverSlab):
         self.interrupt()
         for end in self._remote_ends.values():
             end.close()
-        self._switchboard.close()
+        self._supervisor.close()
         self.slab.close_descriptor()
 
 
@@ -115,8 +115,8 @@ class SharedMemoryLink:
 
     def __init__(self, slab: Slab, worker: int, connection: Connection):
         self.worker = worker
-        self.order = GO_ON
-        self.question: Question = ("", ())
+        self.reset = NO_RESET
+        self.request: Request = ("", ())
         self._slab = slab
         self._connection = connection
         self._has_failed = False
@@ -132,19 +132,19 @@ class SharedMemoryLink:
         return self._slab.stop
 
     @property
-    def hurried(self) -> memoryview:
+    def preempted(self) -> memoryview:
         """Nonzero while a batch under way is to end early."""
-        return self._slab.hurried
+        return self._slab.preempted
 
     def acquire(self) -> int | None:
         try:
             message = self._connection.recv_bytes()
         except (EOFError, OSError):
             return None  # the trainer closed, or is gone
-        if message[:1] == messages.ASK:
-            self.question = pickle.loads(message[1:])
-            return ASKED
-        _, slot, self.order, _ = messages.unpack(message)
+        if message[:1] == messages.REQUEST:
+            self.request = pickle.loads(message[1:])
+            return REQUEST_PENDING
+        _, slot, self.reset, _ = messages.unpack(message)
         return slot
 
     def reply(self, value: Any, error: Exception | None = None) -> None:
@@ -154,15 +154,15 @@ class SharedMemoryLink:
             refusal.add_note(f"{type(value).__name__}: the answer cannot travel to the trainer's process")
             answer = pickle.dumps((None, RemoteFailure.of(refusal)))
         with contextlib.suppress(OSError):
-            self._connection.send_bytes(messages.ANSWER + answer)
+            self._connection.send_bytes(messages.REPLY + answer)
 
     def refresh(self, read: Callable[[torch.Tensor], None], version: int) -> int:
         return self._slab.refresh(read, version, self.worker)
 
-    def send(self, slot: int, tally: Tally) -> None:
+    def send(self, slot: int, report: BatchReport) -> None:
         # Where the trainer closed meanwhile, or is gone, the next `acquire` says so.
         with contextlib.suppress(OSError):
-            self._connection.send_bytes(messages.pack_full(slot, tally))
+            self._connection.send_bytes(messages.pack_full(slot, report))
 
     def fail(self, error: BaseException) -> None:
         if self._has_failed:

@@ -1,6 +1,6 @@
 """One run of memory for all slots and weights, shared between processes or private to one.
 
-    | header: newest versions, stop and hurry | shared weights | individual weights of worker 0 | ... | region 0 | ...
+    | header: newest versions, stop and preempt | shared weights | individual weights of worker 0 | ... | region 0 | ...
 
 Shared memory has no name in the file system: it is an anonymous file whose descriptor travels to the workers when they
 start, so nothing can be left behind, whoever is killed, and no limit on /dev/shm applies.
@@ -43,7 +43,7 @@ class Slab:
     """
 
     def __init__(self, spec: SlabSpec, shared: bool):
-        rows = spec.rows * spec.num_workers if spec.joined else spec.rows
+        rows = spec.rows * spec.num_workers if spec.stacked else spec.rows
         self._map(spec, Layout(spec.leaves, rows, spec.steps), _anonymous_file() if shared else None)
         for place in range(1 + spec.num_workers):
             self._numbers[place] = _NOTHING
@@ -56,7 +56,7 @@ class Slab:
         numbers_nbytes = _aligned((1 + spec.num_workers) * _NUMBER_BYTES)
         self._weights_start = numbers_nbytes + ALIGNMENT_BYTES
         self._regions_start = self._weights_start + 2 * (1 + spec.num_workers) * self._weights_stride
-        num_regions = spec.num_slots if spec.joined else spec.num_slots * spec.num_workers
+        num_regions = spec.num_slots if spec.stacked else spec.num_slots * spec.num_workers
         nbytes = self._regions_start + num_regions * layout.nbytes
         if descriptor is None:
             # Memory of which a page is taken when it is first written: individual weights are rare.
@@ -70,7 +70,7 @@ class Slab:
         # Of the shared weights, then of each worker's individual ones.
         self._numbers: memoryview = header[: (1 + spec.num_workers) * _NUMBER_BYTES].view(np.int64).data
         self.stop: memoryview = header[numbers_nbytes : numbers_nbytes + 1].data
-        self.hurried: memoryview = header[numbers_nbytes + 1 : numbers_nbytes + 2].data
+        self.preempted: memoryview = header[numbers_nbytes + 1 : numbers_nbytes + 2].data
         self._fence = threading.Lock()
 
     def __getstate__(self) -> tuple[SlabSpec, Any]:
@@ -80,7 +80,7 @@ class Slab:
 
     def __setstate__(self, state: tuple[SlabSpec, Any]) -> None:
         spec, descriptor = state
-        rows = spec.rows * spec.num_workers if spec.joined else spec.rows
+        rows = spec.rows * spec.num_workers if spec.stacked else spec.rows
         self._map(spec, Layout(spec.leaves, rows, spec.steps), descriptor.detach())
         self.close_descriptor()
 
@@ -92,21 +92,21 @@ class Slab:
 
     def region(self, worker: int, slot: int) -> torch.Tensor:
         """The bytes of the region that holds the slot, as `region_layout` lays them out."""
-        index = slot if self.spec.joined else worker * self.spec.num_slots + slot
+        index = slot if self.spec.stacked else worker * self.spec.num_slots + slot
         start = self._regions_start + index * self.region_layout.nbytes
         return self._memory[start : start + self.region_layout.nbytes]
 
-    def gather(self, places: Sequence[tuple[int, int]], own: bool) -> torch.Tensor:
+    def gather(self, places: Sequence[tuple[int, int]], copy: bool) -> torch.Tensor:
         """See `Transport.gather`; `places` are (worker, slot)."""
-        whole = len(places) == self.spec.num_workers if self.spec.joined else len(places) == 1
+        whole = len(places) == self.spec.num_workers if self.spec.stacked else len(places) == 1
         if whole:
             region = self.region(*places[0])
-            return region.clone() if own else region
+            return region.clone() if copy else region
         rows = self.spec.rows
         return join(
             self.spec,
             [
-                (self.region(*place), self.region_layout.runs(place[0] * rows if self.spec.joined else 0, rows))
+                (self.region(*place), self.region_layout.runs(place[0] * rows if self.spec.stacked else 0, rows))
                 for place in places
             ],
         )
@@ -114,7 +114,7 @@ class Slab:
     def slot(self, worker: int, slot: int) -> Slot:
         """One worker's slot: `[rows, steps, *shape]` views of the slab."""
         region = self.region_layout.slot(self.region(worker, slot))
-        return region.narrow(worker * self.spec.rows, self.spec.rows) if self.spec.joined else region
+        return region.narrow(worker * self.spec.rows, self.spec.rows) if self.spec.stacked else region
 
     @property
     def version(self) -> int:
@@ -163,16 +163,16 @@ class Slab:
         return self._memory[start : start + self.spec.weights_nbytes]
 
 
-class OverSlab:
+class SlabTransport:
     """What transports have in common whose slots and weights lie in a slab: the bytes need not travel."""
 
     def __init__(self, spec: SlabSpec, shared: bool):
         self.spec = spec
         self.slab = Slab(spec, shared)
 
-    def gather(self, parts: Sequence[Arrival], own: bool) -> torch.Tensor:
+    def gather(self, parts: Sequence[Arrival], copy: bool) -> torch.Tensor:
         """See `collectx.transport.base.Transport`, as for all of these."""
-        return self.slab.gather([(part.worker, part.slot) for part in parts], own)
+        return self.slab.gather([(part.worker, part.slot) for part in parts], copy)
 
     def publish(self, write: Write) -> int:
         return self.slab.publish(write)
@@ -180,8 +180,8 @@ class OverSlab:
     def publish_to(self, writes: Mapping[int, Write]) -> int:
         return self.slab.publish_to(writes)
 
-    def hurry(self, wanted: bool) -> None:
-        self.slab.hurried[0] = wanted
+    def preempt(self, requested: bool) -> None:
+        self.slab.preempted[0] = requested
 
     def interrupt(self) -> None:
         self.slab.stop[0] = 1

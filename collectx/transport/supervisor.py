@@ -15,12 +15,12 @@ from multiprocessing.connection import Connection
 from typing import Any, Protocol
 
 from collectx.errors import WorkerDied, WorkerTimeout
-from collectx.transport.connections import Inbox, limit_sending
+from collectx.transport.connections import MessageReader, set_send_timeout
 
 # epoll takes milliseconds in 32 bits; a longer wait is several.
 _LONGEST_SELECT_S = 86400.0
 # How long a worker that has failed may take to end by itself.
-_SHORT_S = 0.2
+_GRACE_S = 0.2
 # The part of the shorter timeout that the time between two looks counts for at most.
 _LONGEST_GAP = 0.25
 # A knob and its value in seconds.
@@ -43,7 +43,7 @@ class Handle(Protocol):
     def kill(self) -> None: ...
 
 
-class Switchboard:
+class Supervisor:
     """Used from one thread.
 
     Args:
@@ -75,13 +75,13 @@ class Switchboard:
         self._clock = clock
         self._longest_gap_s = _LONGEST_GAP * min(start_timeout_s, worker_timeout_s)
         # When the trainer looked last, and the seconds of looking by which batches are late.
-        self._looked_s, self._now_s = clock(), 0.0
+        self._checked_s, self._now_s = clock(), 0.0
         self._selector = selectors.DefaultSelector()
         self._connections: dict[int, Connection] = {}
-        self._inboxes: dict[int, Inbox] = {}
+        self._readers: dict[int, MessageReader] = {}
         self._handles: dict[int, Handle] = {}
         self._watched: set[Any] = set()
-        self._owed: dict[int, int] = {}
+        self._num_outstanding: dict[int, int] = {}
         self._has_delivered: set[int] = set()
         # Workers that owe a batch, with what limits their time; for each such limit, since when they do, the oldest
         # first: who may take long must not hide who may not.
@@ -98,11 +98,11 @@ class Switchboard:
         """The processes that are watched, by worker."""
         return dict(self._handles)
 
-    def plug(self, worker: int, connection: Connection, host: str | None = None) -> None:
-        """Listens to a worker's connection, which becomes the switchboard's. `host` is where it is, if not here."""
-        limit_sending(connection, self._start_timeout_s)
+    def add_connection(self, worker: int, connection: Connection, host: str | None = None) -> None:
+        """Listens to a worker's connection, which becomes the supervisor's. `host` is where it is, if not here."""
+        set_send_timeout(connection, self._start_timeout_s)
         self._connections[worker] = connection
-        self._inboxes[worker] = Inbox(connection)
+        self._readers[worker] = MessageReader(connection)
         if host is not None:
             self._hosts[worker] = host
         self._selector.register(connection, selectors.EVENT_READ, worker)
@@ -119,18 +119,18 @@ class Switchboard:
         self._watched.add(key)
 
     @property
-    def is_waiting(self) -> bool:
+    def has_outstanding(self) -> bool:
         """Whether any worker owes a batch."""
         return bool(self._waiting)
 
-    def is_plugged(self, worker: int) -> bool:
+    def is_connected(self, worker: int) -> bool:
         """Whether a worker's connection is there."""
         return worker in self._connections
 
-    def will_tell(self, worker: int) -> bool:
+    def has_message(self, worker: int) -> bool:
         """Whether `events` has something to say of a worker whose bytes have stopped: mostly why. Blocks for a moment,
         as the bytes may stop before its connection does."""
-        return self._connections[worker].poll(min(_SHORT_S, self._close_timeout_s))
+        return self._connections[worker].poll(min(_GRACE_S, self._close_timeout_s))
 
     def send(self, worker: int, message: bytes) -> None:
         """Sends to a worker. Where it is dead or dying, `events` will find its last words, if there are any; where it
@@ -138,9 +138,9 @@ class Switchboard:
         with contextlib.suppress(OSError):
             self._connections[worker].send_bytes(message)
 
-    def owes(self, worker: int) -> None:
+    def granted(self, worker: int) -> None:
         """Notes that a worker was granted a slot: its time runs."""
-        self._owed[worker] = self._owed.get(worker, 0) + 1
+        self._num_outstanding[worker] = self._num_outstanding.get(worker, 0) + 1
         if worker not in self._waiting:
             self._start_clock(worker)
 
@@ -148,10 +148,10 @@ class Switchboard:
         """Notes that a worker has delivered one of the batches that it owes."""
         if worker not in self._has_delivered:
             self._has_delivered.add(worker)
-            limit_sending(self._connections[worker], self._worker_timeout_s)
-        self._owed[worker] -= 1
+            set_send_timeout(self._connections[worker], self._worker_timeout_s)
+        self._num_outstanding[worker] -= 1
         self._stop_clock(worker)
-        if self._owed[worker]:
+        if self._num_outstanding[worker]:
             self._start_clock(worker)
 
     def restart_clock(self, worker: int) -> None:
@@ -161,7 +161,7 @@ class Switchboard:
             self._start_clock(worker)
 
     def _start_clock(self, worker: int) -> None:
-        self._look()
+        self._advance_clock()
         limit = self._waiting[worker] = self._limit(worker)
         self._since.setdefault(limit, OrderedDict())[worker] = self._now_s
 
@@ -170,44 +170,44 @@ class Switchboard:
         if limit is not None:
             del self._since[limit][worker]
 
-    def _look(self) -> None:
+    def _advance_clock(self) -> None:
         """Lets the time go on by which batches are late."""
-        before_s, self._looked_s = self._looked_s, self._clock()
-        self._now_s += min(self._looked_s - before_s, self._longest_gap_s)
+        before_s, self._checked_s = self._checked_s, self._clock()
+        self._now_s += min(self._checked_s - before_s, self._longest_gap_s)
 
-    def events(self, at_most_s: float | None = None) -> Iterator[tuple[Any, bytes | Exception | None]]:
+    def events(self, timeout_s: float | None = None) -> Iterator[tuple[Any, bytes | Exception | None]]:
         """Blocks until a worker says something, is gone, or is too late, or a part of the timeouts has passed; then
         yields `(worker, message)`, or `(worker, error)` for one that is gone, or `(key, None)` for what is watched.
 
         Args:
-            at_most_s: how long to block.
+            timeout_s: how long to block.
         """
-        self._look()
-        limit_s, late = self._patience()
-        if at_most_s is not None:
-            limit_s = min(limit_s, at_most_s)
+        self._advance_clock()
+        limit_s, late = self._next_timeout()
+        if timeout_s is not None:
+            limit_s = min(limit_s, timeout_s)
         ready = self._selector.select(limit_s)
-        self._look()
-        heard: set[Any] = set()
+        self._advance_clock()
+        active: set[Any] = set()
         gone: set[Any] = set()
         for key, _ in ready:
-            for message in self._words(key):
+            for message in self._messages(key):
                 if key.data in gone:
                     break
-                heard.add(key.data)
+                active.add(key.data)
                 if isinstance(message, Exception):
                     gone.add(key.data)
                 yield key.data, message
         # A late worker is late also where others always have something ready; but what is watched may bring it.
-        if late is None or self._now_s < late[1] or late[0] in heard or not heard.isdisjoint(self._watched):
+        if late is None or self._now_s < late[1] or late[0] in active or not active.isdisjoint(self._watched):
             return
         worker = late[0]
         if worker in self._waiting and self._limit(worker) == self._waiting[worker]:
-            yield worker, self._late(worker)
+            yield worker, self._timeout_error(worker)
         else:
             self.restart_clock(worker)  # it has got further since, and has another limit
 
-    def _words(self, key: selectors.SelectorKey) -> Iterator[bytes | Exception | None]:
+    def _messages(self, key: selectors.SelectorKey) -> Iterator[bytes | Exception | None]:
         """What a ready descriptor says: whole messages, the error of a worker that is gone, None of what is watched;
         nothing of a worker that was forgotten meanwhile."""
         worker = key.data
@@ -227,11 +227,11 @@ class Switchboard:
                     if isinstance(message, Exception):
                         return
             if worker in self._handles:
-                yield self._died(worker)
+                yield self._death_error(worker)
         elif worker in self._watched:
             yield None
 
-    def _patience(self) -> tuple[float, tuple[int, float] | None]:
+    def _next_timeout(self) -> tuple[float, tuple[int, float] | None]:
         """How long to sleep at most, and who is late next, with the time when it is."""
         oldest = [(*next(iter(clock.items())), limit_s) for (_, limit_s), clock in self._since.items() if clock]
         if not oldest:
@@ -247,7 +247,7 @@ class Switchboard:
             return self._join_timeout(worker)
         return "collector.start_timeout_s", self._start_timeout_s
 
-    def _late(self, worker: int) -> WorkerTimeout:
+    def _timeout_error(self, worker: int) -> WorkerTimeout:
         knob, limit_s = self._waiting[worker]
         if worker not in self._connections:
             what = "has not joined"
@@ -265,11 +265,11 @@ class Switchboard:
 
     def _read(self, worker: int) -> Sequence[bytes | Exception]:
         try:
-            return self._inboxes[worker].read()
+            return self._readers[worker].read()
         except (EOFError, OSError) as error:
-            return [self._died(worker, error)]
+            return [self._death_error(worker, error)]
 
-    def _died(self, worker: int, error: Exception | None = None) -> WorkerDied:
+    def _death_error(self, worker: int, error: Exception | None = None) -> WorkerDied:
         handle = self._handles.get(worker)
         if handle is None or handle.pid is None:
             if worker not in self._connections:
@@ -289,12 +289,12 @@ class Switchboard:
             "out of memory, or a crash in native code of the env."
         )
 
-    def forget(self, worker: int) -> None:
+    def remove(self, worker: int) -> None:
         """Closes a worker's connection, ends its process, if it has one still, and forgets what it owes, so that
         another can take its index."""
         connection = self._connections.pop(worker, None)
         if connection is not None:
-            del self._inboxes[worker]
+            del self._readers[worker]
             self._selector.unregister(connection)
             connection.close()
         handle = self._handles.pop(worker, None)
@@ -302,13 +302,13 @@ class Switchboard:
             if handle.sentinel >= 0:
                 self._selector.unregister(handle.sentinel)
             # Not long: the other workers must not run out of slots meanwhile.
-            self._end([handle], min(_SHORT_S, self._close_timeout_s))
-        self._owed.pop(worker, None)
+            self._stop_processes([handle], min(_GRACE_S, self._close_timeout_s))
+        self._num_outstanding.pop(worker, None)
         self._stop_clock(worker)
         self._has_delivered.discard(worker)
         self._hosts.pop(worker, None)
 
-    def dismiss(self) -> None:
+    def terminate_unconnected(self) -> None:
         """Ends the processes of workers that have no connection yet: nobody will tell them to stop, and they would look
         for a trainer that is gone."""
         for worker, handle in self._handles.items():
@@ -322,7 +322,7 @@ class Switchboard:
         self._connections.clear()
         handles = list(self._handles.values())
         try:
-            self._end(handles, self._close_timeout_s)
+            self._stop_processes(handles, self._close_timeout_s)
         except BaseException:
             # Nobody closes again: who hangs would keep this process from ending.
             for handle in handles:
@@ -331,12 +331,12 @@ class Switchboard:
         finally:
             self._selector.close()
 
-    def _end(self, handles: Sequence[Handle], patience_s: float) -> None:
-        deadline = time.monotonic() + patience_s
-        for end_it in (None, "terminate", "kill"):
+    def _stop_processes(self, handles: Sequence[Handle], timeout_s: float) -> None:
+        deadline = time.monotonic() + timeout_s
+        for method in (None, "terminate", "kill"):
             for handle in handles:
-                if end_it is not None and handle.exitcode is None:
-                    getattr(handle, end_it)()
+                if method is not None and handle.exitcode is None:
+                    getattr(handle, method)()
             for handle in handles:
                 handle.join(max(0.0, deadline - time.monotonic()))
             deadline = time.monotonic() + 1.0

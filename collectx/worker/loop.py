@@ -17,13 +17,13 @@ import numpy as np
 
 from collectx.errors import text_of
 from collectx.rollout.loop import Stopped
-from collectx.transport.base import ASKED, Link, Tally
+from collectx.transport.base import REQUEST_PENDING, BatchReport, Link
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Filled:
     """What a source says of the batch that it has put into a slot; the fields are those of
-    `collectx.transport.base.Tally`."""
+    `collectx.transport.base.BatchReport`."""
 
     policy_version: int
     env_s: float
@@ -47,7 +47,7 @@ class Source(Protocol):
         """
 
     def reply(self) -> None:
-        """Answers the link's question, where it is an `AskedLink`."""
+        """Answers the link's request, where it is an `RequestLink`."""
 
     def close(self) -> None:
         """Releases what it holds."""
@@ -75,16 +75,16 @@ def _fill(link: Link, source: Source) -> Generator[None]:
         slot = link.acquire()
         if slot is None:
             return
-        if slot == ASKED:
+        if slot == REQUEST_PENDING:
             source.reply()
             yield
             continue
         granted = perf_counter()
         source.refresh()
         refreshed = perf_counter()
-        filled = source.fill(slot, link.order)
+        filled = source.fill(slot, link.reset)
         collected = perf_counter()
-        tally = Tally(
+        report = BatchReport(
             filled.policy_version,
             filled.env_s,
             filled.policy_s,
@@ -94,7 +94,7 @@ def _fill(link: Link, source: Source) -> Generator[None]:
             filled.lengths,
             filled.steps,
         )
-        link.send(slot, tally)
+        link.send(slot, report)
         send_s = perf_counter() - collected
         yield
 

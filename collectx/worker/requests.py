@@ -17,7 +17,7 @@ from torch.profiler import ProfilerActivity, profile, schedule
 from collectx.env.base import Env
 from collectx.env.gym import GymEnv
 from collectx.rollout.loop import Rollout
-from collectx.transport.base import Question
+from collectx.transport.base import Request
 from collectx.user_objects import Hooks
 
 
@@ -49,15 +49,15 @@ class Answers:
         self._frames = frames
         self.weights = weights
         self._profiling: _Profiling | None = None
-        self._envs: Sequence[Any] = getattr(group, "users_envs", ())
+        self._envs: Sequence[Any] = getattr(group, "user_envs", ())
         keeps = (hasattr(each, "state_dict") and hasattr(each, "load_state_dict") for each in self._envs)
         self._has_states = bool(self._envs) and all(keeps)
         # Only of these is all of the state in `state_dict`: TorchRL's have their transforms' alone.
         self._goes_on = self._has_states and is_plain and isinstance(group, GymEnv)
 
-    def answer(self, question: Question) -> Any:
+    def answer(self, request: Request) -> Any:
         """Calls the method of that name."""
-        name, arguments = question
+        name, arguments = request
         return getattr(self, name)(*arguments)
 
     def before(self) -> None:

@@ -21,15 +21,15 @@ from collectx.batch import Leaf, Slot, to_tensordict
 from collectx.env.base import EnvSpec
 from collectx.errors import ShapeError
 from collectx.policy.base import Actor
-from collectx.policy.weights import FlatWeights, lies_on
+from collectx.policy.weights import FlatWeights, is_on_device
 from collectx.rollout.episodes import Episodes
 from collectx.rollout.finite import FiniteCheck
-from collectx.rollout.first_reset import BegunEnv
-from collectx.rollout.loop import Asked, Rollout
-from collectx.rollout.recurrent_state import with_state
-from collectx.rollout.start import rollout_of
-from collectx.rollout.time_limit import with_ends
-from collectx.transport.base import GO_ON, AskedLink, Link, seed_of
+from collectx.rollout.first_reset import FirstResetEnv
+from collectx.rollout.loop import EndsEarly, Rollout
+from collectx.rollout.recurrent_state import with_recurrent_state
+from collectx.rollout.segments import rollout_class
+from collectx.rollout.time_limit import with_time_limit
+from collectx.transport.base import NO_RESET, Link, RequestLink, decode_reset
 from collectx.user_objects import is_object
 from collectx.worker.loop import Filled, fill_slots, until_stopped
 from collectx.worker.requests import Answers
@@ -82,21 +82,21 @@ class _Rollouts:
         policy, acts_in_place = _policy(task, group.spec, self._guest is not None)
         if task.keeps_weights:
             seed_policy(task, self._guest is not None)
-        env = with_ends(group, task.rollout)
+        env = with_time_limit(group, task.rollout)
         seeds, ends = env_seeds(task, task.seed), _asked(task, link)
         is_plain = env is group
-        if policies.is_users_own(task.policy):
-            env = BegunEnv(env, seeds)
+        if policies.is_user_policy(task.policy):
+            env = FirstResetEnv(env, seeds)
         device, is_trusted = torch.device(task.policy_device), policies.is_trusted(task.policy)
         actor = policies.make_actor(policy, env.spec, device, self._exploration, is_trusted)
-        env = with_state(env, actor.carried)
+        env = with_recurrent_state(env, actor.states)
         rewards = (leaf.under("next") for leaf in env.spec.rewards)
         _check_leaves(task, (*env.spec.observation, *actor.leaves, *rewards))
         read = _reading(actor, acts_in_place)
         policies.accelerate(actor, task.policy)
         episodes = Episodes(first_env, num_envs, num_envs * task.num_workers, task.life)
         self._newest = newest = _Newest(link, read, task.first_version)
-        self._rollout = rollout = rollout_of(env.spec)(
+        self._rollout = rollout = rollout_class(env.spec)(
             env, actor, episodes, seeds, link.stop, task.rollout, newest, ends
         )
         slots = link.slots if task.steps is None else [slot.until(task.steps) for slot in link.slots]
@@ -114,7 +114,7 @@ class _Rollouts:
             return {name: value.to("cpu", copy=True) for name, value in named.items()}
 
         self._frames = _Frames(slots)
-        is_plain = is_plain and not actor.carried
+        is_plain = is_plain and not actor.states
         self._answers = Answers(task.index, group, is_plain, rollout, task.hooks, self._frames, weights)
 
     def refresh(self) -> None:
@@ -123,7 +123,7 @@ class _Rollouts:
     def fill(self, slot: int, order: int) -> Filled:
         task = self._task
         with _installed(self._guest), policies.exploration(self._exploration):
-            if order != GO_ON:
+            if order != NO_RESET:
                 _begin_anew(task, self._rollout, order, self._guest is not None)
             self._answers.before()
             version = self._newest.version
@@ -136,10 +136,10 @@ class _Rollouts:
         return Filled(version, stats.env_s, stats.policy_s, *stats.episodes, stats.steps)
 
     def reply(self) -> None:
-        link = cast(AskedLink, self._link)
+        link = cast(RequestLink, self._link)
         with _installed(self._guest):
             try:
-                link.reply(self._answers.answer(link.question))
+                link.reply(self._answers.answer(link.request))
             except Exception as error:
                 link.reply(None, error)
 
@@ -147,11 +147,11 @@ class _Rollouts:
         self._rollout.close()
 
 
-def _asked(task: WorkerTask, link: Link) -> Asked | None:
+def _asked(task: WorkerTask, link: Link) -> EndsEarly | None:
     """What says whether a batch is to end early; None: nothing does."""
     if not task.rollout.may_end_early:
         return None
-    hurried = link.hurried
+    hurried = link.preempted
     return task.asked or (lambda: hurried[0])
 
 
@@ -160,7 +160,7 @@ def _policy(task: WorkerTask, spec: EnvSpec, is_guest: bool) -> tuple[Callable |
     policy = policies.build(task.policy, spec, task.seed)
     if not is_guest or not is_object(task.policy):
         return policy, False
-    if lies_on(policy, torch.device(task.policy_device)):
+    if is_on_device(policy, torch.device(task.policy_device)):
         return policy, True
     return copy.deepcopy(policy), False
 
@@ -212,7 +212,7 @@ class _Frames:
 
 def _begin_anew(task: WorkerTask, rollout: Rollout, order: int, guest: bool) -> None:
     """Does what came with a grant."""
-    given = seed_of(order)
+    given = decode_reset(order)
     if given is None:
         rollout.reset(None)
         return

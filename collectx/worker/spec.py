@@ -22,7 +22,7 @@ from collectx.config import (
     as_dict,
     group_from_dict,
 )
-from collectx.rollout.options import PLAIN, RolloutSpec
+from collectx.rollout.options import RolloutOptions
 from collectx.user_objects import Given, GivenCollector, Hooks
 
 
@@ -87,10 +87,10 @@ class WorkerTask:
     exploration_type: str
     seed: int
     leaves: tuple[Leaf, ...]
+    rollout: RolloutOptions
     life: int = 0
     first_worker: int = 0
     inner: Inner | None = None
-    rollout: RolloutSpec = PLAIN
     steps: int | None = None
     asked: Callable[[], bool] | None = None
     replay: Extended | None = None
@@ -140,7 +140,7 @@ class WorkerTask:
         env = given.env or group_from_dict("env", fields["env"])
         policy = given.policy or group_from_dict("policy", fields["policy"])
         inner = None if fields["inner"] is None else Inner.from_json(fields["inner"])
-        rollout = RolloutSpec(**fields["rollout"])
+        rollout = RolloutOptions(**fields["rollout"])
         told = {
             "env": env,
             "policy": policy,

@@ -19,10 +19,10 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import nn
 
-from collectx.batch import DONE_KEYS, POLICY_VERSION, TRAJ_IDS, Key, Slot
+from collectx.batch import DONE_KEYS, POLICY_VERSION, TRAJ_IDS, Key, Slot, as_key
 from collectx.errors import ShapeError, WorkerError
 from collectx.policy.weights import FlatWeights
-from collectx.transport.base import GO_ON, Link, seed_of
+from collectx.transport.base import NO_RESET, Link, decode_reset
 from collectx.user_objects import GivenCollector, GivenEnvConfig, GivenPolicyConfig
 from collectx.worker.loop import Filled, fill_slots
 from collectx.worker.spec import WorkerTask, env_seed, seed_policy
@@ -77,7 +77,7 @@ class _Custom:
 
     def fill(self, slot: int, order: int) -> Filled:
         hooks, tensors = self._task.hooks, self._link.slots[slot].tensors
-        if order != GO_ON:
+        if order != NO_RESET:
             self._begin_anew(order)
         if hooks.pre_collect_hook is not None:
             hooks.pre_collect_hook()
@@ -113,7 +113,7 @@ class _Custom:
         return getattr(self._collector, "policy_version", None)
 
     def _begin_anew(self, order: int) -> None:
-        given = seed_of(order)
+        given = decode_reset(order)
         wanted = "reset" if given is None else "set_seed"
         if not hasattr(self._collector, wanted):
             raise NotImplementedError(f"worker {self._task.worker}: {self._name} has no {wanted}(), and was asked for")
@@ -190,7 +190,7 @@ class _Layout:
                 f"{self._whose} gave a batch of size {list(size)}: the trainer expects {self.frames} frames, time "
                 f"last, as [{self.steps}] or [{self.rows}, {self.steps}]"
             )
-        leaves = {_key(key): value for key, value in batch.items(include_nested=True, leaves_only=True)}
+        leaves = {as_key(key): value for key, value in batch.items(include_nested=True, leaves_only=True)}
         _complete(leaves)
         told = {key: (tuple(value.shape[len(size) :]), value.dtype) for key, value in leaves.items()}
         wanted = {key: kind for key, kind in self._wanted.items() if key in told or key not in _FILLED_IN}
@@ -276,10 +276,6 @@ class _Trajectories:
         ids = self._next[:, None] + (ends - done) * rows
         self._next += ends[:, -1] * rows
         return ids
-
-
-def _key(key: Any) -> Key:
-    return (key,) if isinstance(key, str) else tuple(key)
 
 
 def _kind(kind: tuple[tuple[int, ...], torch.dtype]) -> str:

@@ -22,7 +22,7 @@ from worlds.toyworker import Toys, slab_spec
 
 from collectx.errors import RendezvousError, WorkerTimeout
 from collectx.transport.network.availability import why_not
-from collectx.transport.network.handshake import Meeting, connect
+from collectx.transport.network.handshake import Endpoint, connect
 
 REMOTE = [way for way in TRANSPORTS if way.kind == "distributed"]
 TESTS = Path(__file__).parents[1]
@@ -38,7 +38,7 @@ def test_strangers_before_and_during_a_run_disturb_nothing_and_are_logged(way, a
 
     toys = Toys(way.transport, slab_spec(1), address=address, events=events)
     with toys, contextlib.ExitStack() as stack:
-        port = toys.transport.meeting.port
+        port = toys.transport.endpoint.port
 
         def visit(message):
             stack.enter_context(socket.create_connection((address, port), timeout=10)).sendall(message)
@@ -49,7 +49,7 @@ def test_strangers_before_and_during_a_run_disturb_nothing_and_are_logged(way, a
         toys.deliver(3)
         visit(os.urandom(1000))
         with pytest.raises(RendezvousError):
-            connect(Meeting((address,), port, b"wrong"), 0.0, "knob")
+            connect(Endpoint((address,), port, b"wrong"), 0.0, "knob")
         wait_until(lambda: len(refused) >= 3)
         toys.deliver(3)
     assert set(refused) == {("peer_refused", address)}
@@ -105,7 +105,7 @@ def test_nobody_can_connect_to_ports_of_torch_while_nobody_is_expected(way):
             for pid in pids:
                 found = psutil.Process(pid).net_connections("tcp")
                 places = {each.laddr for each in found if each.status == "LISTEN"}
-                theirs = [place for place in places if place.port != toys.transport.meeting.port]
+                theirs = [place for place in places if place.port != toys.transport.endpoint.port]
                 assert theirs
                 for place in theirs:
                     assert ipaddress.ip_address(place.ip).is_loopback

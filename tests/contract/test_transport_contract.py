@@ -21,8 +21,8 @@ def connect(way):
     """`connect(...)`: a transport with its toy workers attached; closed after the test."""
     with contextlib.ExitStack() as stack:
 
-        def connect(num_workers=2, num_slots=1, num_started=None, newest=False, **kwargs):
-            spec = replace(slab_spec(num_workers, num_slots), newest=newest)
+        def connect(num_workers=2, num_slots=1, num_started=None, require_latest=False, **kwargs):
+            spec = replace(slab_spec(num_workers, num_slots), require_latest=require_latest)
             toys = stack.enter_context(Toys(way.transport, spec, **kwargs))
             toys.handles = [toys.start(worker) for worker in range(num_workers)[:num_started]]
             return toys
@@ -49,7 +49,7 @@ def test_a_slot_changes_only_after_its_next_grant_and_a_copy_never(connect):
     toys = connect(num_slots=2)
     toys.grant(1, 0)
     first = toys.arrive()
-    owned = toys.numbers(first, own=True)
+    owned = toys.numbers(first, copy=True)
     for count in range(1, 10):
         toys.grant(1, 1)
         assert toys.content(toys.arrive()) == [1, count]
@@ -68,20 +68,20 @@ def test_weights_that_are_published_while_a_worker_reads_are_never_torn(way):
             toys.grant(0, 0)
             for _ in range(20):
                 newest = toys.publish(writer((101 + newest) % 251))
-            tally = toys.arrive().tally  # the worker finds them all equal
-            assert tally.returns.tolist() == [(100 + tally.policy_version) % 251]
-        assert 0 < tally.policy_version <= newest
+            report = toys.arrive().report  # the worker finds them all equal
+            assert report.returns.tolist() == [(100 + report.policy_version) % 251]
+        assert 0 < report.policy_version <= newest
 
 
 @over(TRANSPORTS, smoke=True)
 def test_individual_weights_reach_their_workers_alone_until_newer_ones_come_for_all(connect):
     """Worker 2 joins after all that is published before it."""
-    toys = connect(3, num_started=2, newest=True)
+    toys = connect(3, num_started=2, require_latest=True)
 
     def acting(worker):
         toys.grant(worker, 0)
-        tally = toys.arrive().tally
-        return tally.policy_version, tally.returns.tolist()
+        report = toys.arrive().report
+        return report.policy_version, report.returns.tolist()
 
     for _ in range(2):
         version = toys.transport.publish_to({worker: writer(200 + worker) for worker in (0, 2)})

@@ -11,12 +11,12 @@ import torch
 
 from collectx.batch import Layout, Leaf
 from collectx.launcher.local import LocalLauncher
-from collectx.transport.base import Departure, Joined, SlabSpec, Tally
+from collectx.transport.base import BatchReport, Departure, Joined, SlabSpec
 from collectx.transport.inline import InlineTransport
-from collectx.transport.network.trainer import DistributedTransport
-from collectx.transport.network.worker import DistributedLink, Terms, join_trainer
+from collectx.transport.network.trainer import NetworkTransport
+from collectx.transport.network.worker import NetworkLink, join_trainer
 from collectx.transport.shared_memory import SharedMemoryTransport
-from collectx.transport.supervisor import Switchboard
+from collectx.transport.supervisor import Supervisor
 
 NUMBER = ("number",)
 LEAVES = (Leaf(NUMBER, (2,), torch.int64), Leaf(("small",), (3,), torch.uint8))
@@ -37,8 +37,8 @@ class Toys:
 
     Args:
         fails_at: the number of the batch in which every worker's first life raises an error.
-        clock: see `Switchboard`.
-        remote: further arguments of `DistributedTransport`.
+        clock: see `Supervisor`.
+        remote: further arguments of `NetworkTransport`.
     """
 
     def __init__(
@@ -59,12 +59,12 @@ class Toys:
         if kind == "inline":
             self.transport = InlineTransport(spec)
         else:
-            self.board = board = Switchboard(60.0, 60.0, 60.0, launcher.describe, None, clock)
+            self.board = board = Supervisor(60.0, 60.0, 60.0, launcher.describe, None, clock)
             if kind == "shared_memory":
                 self.transport = SharedMemoryTransport(spec, board)
             else:
                 arguments = (spec, board, (address,), 0, SECRET, task, 60.0)
-                self.transport = DistributedTransport(*arguments, backend=kind, **remote)
+                self.transport = NetworkTransport(*arguments, backend=kind, **remote)
         self.grant, self.publish = self.transport.grant, self.transport.publish
         self.publish(writer(100))
 
@@ -86,7 +86,7 @@ class Toys:
             handle = self._launcher.start(serve, (worker, transport.link(worker), fails_at), worker)
         else:
             transport.expect(worker, life)
-            arguments = (transport.meeting, worker, self.spec, fails_at)
+            arguments = (transport.endpoint, worker, self.spec, fails_at)
             handle = self._launcher.start(serve_remote, arguments, worker)
         if is_attached:
             transport.attach(worker, handle)
@@ -103,7 +103,7 @@ class Toys:
         for _ in range(count):
             self.grant(worker, 0)
             arrival = self.arrive()
-            assert self.content(arrival) == [worker, arrival.tally.lengths[0]]
+            assert self.content(arrival) == [worker, arrival.report.lengths[0]]
 
     def lose(self):
         """The error of the worker that is gone."""
@@ -111,10 +111,10 @@ class Toys:
         assert isinstance(event, Departure)
         return event.error
 
-    def numbers(self, arrival, own=False):
+    def numbers(self, arrival, copy=False):
         """What the worker has written: (worker, count) for each frame."""
         layout = Layout(self.spec.leaves, self.spec.rows, self.spec.steps)
-        return layout.slot(self.transport.gather([arrival], own)).tensors[NUMBER].reshape(-1, 2)
+        return layout.slot(self.transport.gather([arrival], copy)).tensors[NUMBER].reshape(-1, 2)
 
     def content(self, arrival):
         """The same, where it is one for all frames of the slot."""
@@ -136,7 +136,7 @@ def work(worker, link, fails_at):
         value = weights[0].unique().tolist()
         assert len(value) == 1, "two versions of the weights are mixed"
         link.slots[slot].tensors[NUMBER][...] = torch.tensor([worker, count])
-        link.send(slot, Tally(version, 0.0, 0.0, 0.0, 0.0, np.array(value, float), np.array([count])))
+        link.send(slot, BatchReport(version, 0.0, 0.0, 0.0, 0.0, np.array(value, float), np.array([count])))
         count += 1
         yield
 
@@ -150,8 +150,8 @@ def serve(worker, link, fails_at):
         raise
 
 
-def serve_remote(meeting, worker, spec, fails_at):
+def serve_remote(endpoint, worker, spec, fails_at):
     socket.setdefaulttimeout(60.0)
-    told, connection, pair = join_trainer(meeting, worker, {"pid": os.getpid()}, 60.0)
+    _, config, connection, pair = join_trainer(endpoint, worker, {"pid": os.getpid()}, 60.0)
     layout = Layout(spec.leaves, spec.rows, spec.steps)
-    serve(worker, DistributedLink(worker, connection, pair, layout, Terms(**told["terms"])), fails_at)
+    serve(worker, NetworkLink(worker, connection, pair, layout, config), fails_at)

@@ -29,7 +29,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from collectx.errors import ConfigError, RendezvousError
-from collectx.transport.connections import limit_receiving, socket_of
+from collectx.transport.connections import set_receive_timeout, socket_of
 
 PROTOCOL = b"collectx-1\n"
 _NONCE_BYTES = 32
@@ -57,7 +57,7 @@ _SILENT = (
 
 
 @dataclass(frozen=True)
-class Meeting:
+class Endpoint:
     """Where the trainer listens.
 
     Attributes:
@@ -78,7 +78,7 @@ class Listener:
         addresses: of this host. Loopback addresses alone: nobody else can connect. Otherwise every interface listens,
             unless `interface` says which, as a worker's way to this host is not known before it comes.
         port: the TCP port; 0 lets the system choose.
-        secret: see `Meeting`.
+        secret: see `Endpoint`.
         greet: called in the greeting thread with the connection of a peer that knows the secret, and this host's
             address as the peer sees it. What it raises ends the connection, and is a reason for `refused`.
         refused: called in the greeting thread with the address of a peer that was not let in, and why; of many peers
@@ -86,7 +86,7 @@ class Listener:
         interface: the only one to listen on, whose addresses `addresses` are.
 
     Attributes:
-        meeting: what workers need.
+        endpoint: what workers need.
 
     Raises:
         ConfigError: the port is taken.
@@ -109,7 +109,7 @@ class Listener:
         self._handshakes = threading.Semaphore(_MOST_HANDSHAKES)
         self._lock = threading.Lock()
         self._refused_since_s, self._num_refused = time.monotonic(), 0
-        self.meeting = Meeting(tuple(addresses), self._servers[0].getsockname()[1], secret)
+        self.endpoint = Endpoint(tuple(addresses), self._servers[0].getsockname()[1], secret)
         for server in self._servers:
             server.settimeout(None)  # whatever `socket.setdefaulttimeout` says
             threading.Thread(target=self._accept, args=(server,), name="collectx-listener", daemon=True).start()
@@ -169,7 +169,7 @@ class Listener:
             server.close()
 
 
-def connect(meeting: Meeting, timeout_s: float, limit: str) -> tuple[Connection, str]:
+def connect(endpoint: Endpoint, timeout_s: float, limit: str) -> tuple[Connection, str]:
     """The worker's way to the trainer: tries each address in turn until one answers and knows the secret. Where every
     one refuses, nobody listens any more, and waiting would not help.
 
@@ -184,36 +184,36 @@ def connect(meeting: Meeting, timeout_s: float, limit: str) -> tuple[Connection,
     answers: dict[str, str] = {}
     while True:
         refusals = 0
-        for address in meeting.addresses:
+        for address in endpoint.addresses:
             try:
-                peer = socket.create_connection((address, meeting.port), timeout=_CONNECT_S)
+                peer = socket.create_connection((address, endpoint.port), timeout=_CONNECT_S)
             except OSError as error:
                 answers[address] = str(error) or type(error).__name__
                 refusals += isinstance(error, ConnectionRefusedError)
                 continue
             try:
-                _prove_to_trainer(peer, meeting.secret)
+                _prove_to_trainer(peer, endpoint.secret)
             except (OSError, RendezvousError) as error:
                 answers[address] = str(error)
                 peer.close()
                 continue
             return _framed(peer)
-        is_refused = refusals == len(meeting.addresses)
+        is_refused = refusals == len(endpoint.addresses)
         if is_refused or time.monotonic() > deadline:
             tried = "" if is_refused else f" within {timeout_s:g} s ({limit})"
-            said = "; ".join(f"{address} port {meeting.port}: {answer}" for address, answer in answers.items())
+            said = "; ".join(f"{address} port {endpoint.port}: {answer}" for address, answer in answers.items())
             advice = _REFUSED if is_refused else _SILENT
             raise RendezvousError(f"{socket.gethostname()} could not reach the trainer{tried}: {said}. {advice}")
         time.sleep(_PAUSE_S)
 
 
-def first_words(connection: Connection) -> dict[str, Any]:
+def receive_hello(connection: Connection) -> dict[str, Any]:
     """What a peer says first, as soon as it is greeted.
 
     Raises:
         RendezvousError: it says nothing, or something else than a JSON object.
     """
-    limit_receiving(connection, _HANDSHAKE_S)
+    set_receive_timeout(connection, _HANDSHAKE_S)
     if not connection.poll(_HANDSHAKE_S):
         raise RendezvousError(f"it knows the secret, and then said nothing for {_HANDSHAKE_S:g} s")
     try:
@@ -229,7 +229,7 @@ def first_words(connection: Connection) -> dict[str, Any]:
     return words
 
 
-def keep_alive(connection: Connection, notice_s: float) -> None:
+def enable_keepalive(connection: Connection, notice_s: float) -> None:
     """Lets the operating system ask the other host whether it is still there, so that a connection over a pulled cable
     breaks within about `notice_s` seconds, or within two days where that is longer, without a message of ours."""
     with socket_of(connection) as peer:
@@ -284,9 +284,9 @@ def local_addresses(interface: str | None) -> tuple[str, ...]:
 
 def _no_such_interface(interface: str, names: Sequence[str]) -> str:
     near = difflib.get_close_matches(interface, names, n=1)
-    question = f"; did you mean {near[0]}?" if near else ";"
+    suggestion = f"; did you mean {near[0]}?" if near else ";"
     there = ", ".join(names)
-    return f"backend.interface={interface}: no such network interface with an address{question} (there are {there})."
+    return f"backend.interface={interface}: no such network interface with an address{suggestion} (there are {there})."
 
 
 def new_secret() -> bytes:

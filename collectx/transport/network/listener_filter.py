@@ -32,7 +32,7 @@ class _Program(ctypes.Structure):
     _fields_ = (("length", ctypes.c_ushort), ("instructions", ctypes.POINTER(_Instruction)))
 
 
-class Door:
+class ListenerFilter:
     """A filter on the listening sockets of a library. Closed when it is made. Thread-safe.
 
     Args:
@@ -77,9 +77,9 @@ class Door:
             _libc.setsockopt(descriptor, socket.SOL_SOCKET, option, ctypes.byref(value), ctypes.sizeof(value))
 
 
-def door_of(
+def filter_listeners(
     make: Callable[[], Made], is_of_library: Callable[[int], bool] = lambda descriptor: True
-) -> tuple[Made, Door]:
+) -> tuple[Made, ListenerFilter]:
     """What `make` makes, and the door of the sockets that began to listen in this process meanwhile.
 
     Args:
@@ -87,7 +87,7 @@ def door_of(
     """
     before = _listening()
     made = make()
-    return made, Door([descriptor for descriptor in _listening() - before if is_of_library(descriptor)])
+    return made, ListenerFilter([descriptor for descriptor in _listening() - before if is_of_library(descriptor)])
 
 
 def _inode(descriptor: int) -> int | None:

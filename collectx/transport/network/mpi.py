@@ -68,7 +68,7 @@ def make(connection: Connection, rank: int, timeout_s: float, device: str) -> Mp
     )
 
 
-def begin_together(timeout_s: float, knob: str) -> None:
+def initialize_ranks(timeout_s: float, knob: str) -> None:
     """Begins MPI where all ranks were started together: called by every rank, before any waits for another by other
     means, as it returns only when all have called it. Blocks the whole process meanwhile; where it takes longer than
     `timeout_s`, which `knob` names, the process ends."""

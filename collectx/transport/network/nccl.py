@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from collectx.transport.network.p2p import TRAINER, WORKER, Exchange
+from collectx.transport.network.p2p import TRAINER, WORKER, ConnectionStore
 
 
 def make(connection: Connection, rank: int, timeout_s: float, device: str) -> NcclPair:
@@ -38,7 +38,7 @@ class NcclPair:
         self._peer = 1 - rank
         self._is_open = True
         nccl: Any = dist.ProcessGroupNCCL
-        exchange = Exchange(connection)
+        exchange = ConnectionStore(connection)
         with torch.cuda.device(device):
             groups = []
             for sender in (WORKER, TRAINER):

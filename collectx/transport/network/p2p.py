@@ -1,8 +1,8 @@
 """The way of the bytes between the trainer and one worker: a torch.distributed process group of these two alone, calls
 over torch RPC, or Ray's object store. One death never takes the others along, and a replacement can come.
 
-The group's own rendezvous goes over the authenticated connection, so nothing else has to listen (`Exchange`).
-Here are what every pair promises and the one over gloo; the others are in `pair_<backend>.py`. Must not know what the
+The group's own rendezvous goes over the authenticated connection, so nothing else has to listen (`ConnectionStore`).
+Here are what every pair promises and the one over gloo; the others are in ``<backend>.py``. Must not know what the
 bytes are.
 """
 
@@ -21,7 +21,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from collectx.transport.network.listener_filter import Door, door_of
+from collectx.transport.network.listener_filter import ListenerFilter, filter_listeners
 
 TRAINER, WORKER = 0, 1
 
@@ -128,7 +128,7 @@ class GlooPair:
         options._devices = [device]
         options._threads = 1
         options._timeout = timedelta(seconds=timeout_s)
-        exchange = Exchange(connection)
+        exchange = ConnectionStore(connection)
         with door.opened():
             self._group: Any = gloo(exchange, rank, 2, options)
             exchange.finish()
@@ -152,11 +152,11 @@ _making = threading.Lock()
 
 
 @cache
-def _device(address: str) -> tuple[Any, Door]:
+def _device(address: str) -> tuple[Any, ListenerFilter]:
     """The sockets of this process on that address, served by one thread, which wakes a hundred times a second whether
     or not anything happens: with one for each pair, a thousand idle workers would cost the trainer a core."""
     # gloo's sockets are inheritable, Python's are not.
-    return door_of(lambda: dist.ProcessGroupGloo.create_device(hostname=address), os.get_inheritable)
+    return filter_listeners(lambda: dist.ProcessGroupGloo.create_device(hostname=address), os.get_inheritable)
 
 
 class _GlooIncoming:
@@ -182,7 +182,7 @@ class _GlooIncoming:
         return self._buffer
 
 
-class Exchange(dist.Store):
+class ConnectionStore(dist.Store):
     """A store of two, over the connection between them: what one sets is sent to the other, until `finish`."""
 
     def __init__(self, connection: Connection):

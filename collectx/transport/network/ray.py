@@ -29,7 +29,7 @@ import ray
 import torch
 
 from collectx.transport.network.p2p import TRAINER, stamp_of
-from collectx.transport.network.reorder_buffer import Mailbox, Posted
+from collectx.transport.network.reorder_buffer import PendingReceive, ReorderBuffer
 
 # Its work, the stream of what it sends, what it is sent.
 _NUM_THREADS = 3
@@ -91,19 +91,19 @@ class Actor:
 
 
 class _Inbox:
-    """This process's mailbox, from when it is there on."""
+    """This process's reorder_buffer, from when it is there on."""
 
     def __init__(self) -> None:
         self._is_there = threading.Event()
-        self.mailbox: Any = None
+        self.reorder_buffer: Any = None
 
-    def open(self, mailbox: Mailbox) -> None:
-        self.mailbox = mailbox
+    def open(self, reorder_buffer: ReorderBuffer) -> None:
+        self.reorder_buffer = reorder_buffer
         self._is_there.set()
 
     def result(self, message: np.ndarray, number: int) -> None:
         self._is_there.wait()
-        self.mailbox.put(number, _tensor(message))
+        self.reorder_buffer.put(number, _tensor(message))
 
 
 class _Sending:
@@ -136,9 +136,9 @@ class WorkerEnd:
     """In the actor."""
 
     def __init__(self, connection: Connection, timeout_s: float):
-        self._mailbox = Mailbox(connection, timeout_s)
+        self._reorder_buffer = ReorderBuffer(connection, timeout_s)
         self._timeout_s = timeout_s
-        _inbox.open(self._mailbox)
+        _inbox.open(self._reorder_buffer)
         mine = ray.get_runtime_context().get_actor_id() if ray.is_initialized() else None
         connection.send_bytes((mine or "").encode())
 
@@ -147,8 +147,8 @@ class WorkerEnd:
         _outbox.put(sending)
         return sending
 
-    def receive(self, buffer: torch.Tensor, stamp: int | None = None) -> Posted:
-        return self._mailbox.post(buffer)
+    def receive(self, buffer: torch.Tensor, stamp: int | None = None) -> PendingReceive:
+        return self._reorder_buffer.post(buffer)
 
     def close(self) -> None:
         """The actor ends it."""

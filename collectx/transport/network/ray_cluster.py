@@ -76,13 +76,13 @@ def _reach(address: str) -> None:
         socket.create_connection((host, int(port)), timeout=_CONNECT_S).close()
 
 
-def is_alone() -> bool:
+def is_single_host() -> bool:
     """Whether all nodes of the cluster that this process is connected to are on this machine."""
     mine = ray.util.get_node_ip_address()
     return all(node["NodeManagerAddress"] == mine for node in ray.nodes() if node["Alive"])
 
 
-def check_room(name: str, configs: Sequence[Mapping[str, Any]]) -> None:
+def check_resources(name: str, configs: Sequence[Mapping[str, Any]]) -> None:
     """Whether the cluster has room for actors with these arguments of `ray.remote`, which are called `name`, if nobody
     else uses it. What they say of where they want to be is not looked at.
 
@@ -93,19 +93,21 @@ def check_room(name: str, configs: Sequence[Mapping[str, Any]]) -> None:
     asked = [_asked(config) for config in configs]
     for each in asked:
         if not any(_fits(each, node) for node in nodes):
-            raise LauncherError(f"{name}: no node of the Ray cluster has {_shown(each)}. {_ADVICE} {shown_room()}")
+            raise LauncherError(
+                f"{name}: no node of the Ray cluster has {_shown(each)}. {_ADVICE} {describe_resources()}"
+            )
     together, there = _sum(asked), _sum(nodes)
     if not _fits(together, there):
         raise LauncherError(
             f"{name}: {len(asked)} workers ask for {_shown(together)} together, more than the Ray cluster has. "
-            f"{_ADVICE} {shown_room()}"
+            f"{_ADVICE} {describe_resources()}"
         )
 
 
 _ADVICE = "Ask for less, use fewer workers, or add nodes (launcher.autoscaling=true waits for nodes that are to come)."
 
 
-def shown_room() -> str:
+def describe_resources() -> str:
     """What every node has, and what of it is free."""
     free = ray._private.state.available_resources_per_node()
     lines = Counter(
@@ -116,7 +118,7 @@ def shown_room() -> str:
     return "Nodes: " + "; ".join(f"{count} with {line}" for line, count in lines.items()) + "."
 
 
-def shown_asked(config: Mapping[str, Any]) -> str:
+def describe_request(config: Mapping[str, Any]) -> str:
     """What an actor with these arguments of `ray.remote` asks for."""
     return _shown(_asked(config))
 

@@ -16,7 +16,7 @@ import torch
 _LOOK_S = 0.05
 
 
-class Mailbox:
+class ReorderBuffer:
     """Numbers count from 0, in the order in which buffers are posted.
 
     Args:
@@ -30,13 +30,13 @@ class Mailbox:
         self._broken.register(connection.fileno(), getattr(select, "POLLRDHUP", 0))
         self._timeout_s = timeout_s
         self._changed = threading.Condition()
-        self._posted: dict[int, Posted] = {}
+        self._posted: dict[int, PendingReceive] = {}
         self._early: dict[int, torch.Tensor] = {}
         self._num_posted = 0
 
-    def post(self, buffer: torch.Tensor) -> Posted:
+    def post(self, buffer: torch.Tensor) -> PendingReceive:
         """Lets the next message be copied into `buffer`."""
-        posted = Posted(self, buffer)
+        posted = PendingReceive(self, buffer)
         with self._changed:
             number, self._num_posted = self._num_posted, self._num_posted + 1
             if number in self._early:
@@ -55,7 +55,7 @@ class Mailbox:
             posted.fill(message)
             self._changed.notify_all()
 
-    def wait(self, posted: Posted) -> None:
+    def wait(self, posted: PendingReceive) -> None:
         """Blocks until a message is there. Raises RuntimeError: the connection broke, or the timeout passed."""
         deadline = time.monotonic() + self._timeout_s
         with self._changed:
@@ -67,11 +67,11 @@ class Mailbox:
                     raise RuntimeError(f"a message was awaited for {self._timeout_s:g} s (collector.worker_timeout_s)")
 
 
-class Posted:
+class PendingReceive:
     """A buffer that awaits its message (`collectx.transport.network.p2p.Incoming`)."""
 
-    def __init__(self, mailbox: Mailbox, buffer: torch.Tensor):
-        self._mailbox = mailbox
+    def __init__(self, reorder_buffer: ReorderBuffer, buffer: torch.Tensor):
+        self._reorder_buffer = reorder_buffer
         self._buffer = buffer
         self._is_done = False
 
@@ -85,5 +85,5 @@ class Posted:
 
     def wait(self) -> torch.Tensor:
         if not self._is_done:
-            self._mailbox.wait(self)
+            self._reorder_buffer.wait(self)
         return self._buffer

@@ -13,7 +13,7 @@ workers that there are:
 
 They learn each other's addresses over the authenticated connection. An agent itself asks nobody who calls it for a
 secret, and whoever reaches its port can have it unpickle anything. The trainer's is closed to all, a worker's once the
-trainer has called it (`doors.py`): it is for networks of one's own alone.
+trainer has called it (`listener_filter.py`): it is for networks of one's own alone.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ import torch.distributed as dist
 import torch.distributed.autograd as dist_autograd
 from torch.distributed import rpc
 
-from collectx.transport.network.listener_filter import Door, door_of
+from collectx.transport.network.listener_filter import ListenerFilter, filter_listeners
 from collectx.transport.network.p2p import TRAINER, Outgoing
-from collectx.transport.network.reorder_buffer import Mailbox, Posted
+from collectx.transport.network.reorder_buffer import PendingReceive, ReorderBuffer
 
 # TensorPipe's other transport, shared memory, takes every process of one kernel for a neighbour, those of other
 # containers as well.
@@ -53,14 +53,14 @@ class RpcPair:
 
     Attributes:
         key: the id of the worker's agent.
-        mailbox: in a worker, where weights come in.
+        reorder_buffer: in a worker, where weights come in.
 
     Raises:
         RuntimeError: this process uses torch RPC for something else, or on another network.
     """
 
     def __init__(self, connection: Connection, rank: int, address: str, timeout_s: float, options: Mapping[str, Any]):
-        self.mailbox = Mailbox(connection, timeout_s)
+        self.reorder_buffer = ReorderBuffer(connection, timeout_s)
         self._num_sent = self._num_received = 0
         # What a worker has sent, until it is asked for.
         self._outbox: dict[int, torch.Tensor] = {}
@@ -93,9 +93,9 @@ class RpcPair:
         self._outbox[number] = buffer
         return _Handed()
 
-    def receive(self, buffer: torch.Tensor, stamp: int | None = None) -> Posted | _Asked:
+    def receive(self, buffer: torch.Tensor, stamp: int | None = None) -> PendingReceive | _Asked:
         if not self._is_trainer:
-            return self.mailbox.post(buffer)
+            return self.reorder_buffer.post(buffer)
         number, self._num_received = self._num_received, self._num_received + 1
         return _Asked(lambda: _agent.call(self._peer, _give, (self.key, number)))
 
@@ -136,7 +136,7 @@ class _Asked:
 
 def _take(key: int, number: int, message: torch.Tensor) -> None:
     """What the trainer calls in a worker; the call is over when the message is where it belongs."""
-    _pair(key).mailbox.put(number, message)
+    _pair(key).reorder_buffer.put(number, message)
 
 
 def _give(key: int, number: int) -> torch.Tensor:
@@ -171,7 +171,7 @@ class _Agent:
         self._agent: Any = None
         self._interface: str | None = None
         # In a worker, until the trainer has called.
-        self._open_door: Door | None = None
+        self._open_door: ListenerFilter | None = None
 
     def enter(self, key: int | None, address: str, options: Mapping[str, Any]) -> tuple[int, str]:
         """Begins a pair of that key, or in the trainer of a new one; returns it, and where this agent listens."""
@@ -201,7 +201,7 @@ class _Agent:
         chosen = rpc.TensorPipeRpcBackendOptions(**(_OPTIONS | dict(options)))
         make: Any = rpc.TensorPipeAgent
         self._agent = make(self._store, _name(mine), mine, None, chosen, {}, [])
-        _, door = door_of(lambda: rpc.api._init_rpc_states(self._agent))
+        _, door = filter_listeners(lambda: rpc.api._init_rpc_states(self._agent))
         # Nobody calls the trainer.
         if mine != TRAINER:
             door.open()

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from collectx.transport.network.p2p import TRAINER, WORKER, Exchange
+from collectx.transport.network.p2p import TRAINER, WORKER, ConnectionStore
 
 
 def make(connection: Connection, rank: int, timeout_s: float, device: str) -> UccPair:
@@ -22,7 +22,7 @@ class UccPair:
 
     def __init__(self, connection: Connection, rank: int, timeout_s: float):
         ucc: Any = dist.ProcessGroupUCC
-        exchange = Exchange(connection)
+        exchange = ConnectionStore(connection)
         self._group: Any = ucc(exchange, rank, 2, timedelta(seconds=timeout_s))
         self._peer = 1 - rank
         # The first operation is what connects.

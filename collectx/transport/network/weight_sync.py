@@ -45,7 +45,7 @@ class _Receiver:
     sending: tuple[Outgoing, _Weights] | None = None
 
 
-class Publication:
+class WeightSync:
     """Which workers have which version.
 
     Args:

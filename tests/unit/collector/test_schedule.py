@@ -8,9 +8,9 @@ import pytest
 from collectx.collector import Recorded
 from collectx.schedule.base import AsyncSchedule, SyncSchedule
 from collectx.schedule.replay import AgainSchedule, slots_needed
-from collectx.transport.base import Arrival, Tally
+from collectx.transport.base import Arrival, BatchReport
 
-TALLY = Tally(0, 0.0, 0.0, 0.0, 0.0, np.zeros(0), np.zeros(0, int))
+TALLY = BatchReport(0, 0.0, 0.0, 0.0, 0.0, np.zeros(0), np.zeros(0, int))
 
 
 def arrival(worker, slot=0):

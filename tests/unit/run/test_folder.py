@@ -9,7 +9,7 @@ import pytest
 from collectx.errors import DamagedFile, RendezvousError
 from collectx.run import role, worker
 from collectx.run.folder import JsonLines, RunFolder, read_lines, write_atomically, write_json
-from collectx.transport.network.handshake import Meeting
+from collectx.transport.network.handshake import Endpoint
 
 
 def test_begin_makes_the_folders_and_removes_the_old_run(tmp_path, monkeypatch):
@@ -67,17 +67,17 @@ def test_lines_are_there_at_once_and_a_torn_last_one_is_left_out(tmp_path):
 
 
 def test_the_secret_is_for_the_owner_alone_and_of_one_start(folder, tmp_path):
-    meeting, before = Meeting(("127.0.0.1",), 4000, b"secret"), os.umask(0)
+    endpoint, before = Endpoint(("127.0.0.1",), 4000, b"secret"), os.umask(0)
     (tmp_path / "a_strangers").touch()
     folder.secret.symlink_to(tmp_path / "a_strangers")
     try:
-        role.announce(folder, meeting, "7.0")
+        role.announce(folder, endpoint, "7.0")
     finally:
         os.umask(before)
     assert stat.S_IMODE(folder.secret.lstat().st_mode) == 0o600
     assert (tmp_path / "a_strangers").read_bytes() == b""
     assert b"secret" not in folder.rendezvous.read_bytes()
-    assert role.find(folder, "7.0", "knob", 0.0) == meeting
+    assert role.find(folder, "7.0", "knob", 0.0) == endpoint
     with pytest.raises(RendezvousError, match=r"within 0 s \(knob=0\)"):
         role.find(folder, "8.0", "knob", 0.0)
 
@@ -85,7 +85,7 @@ def test_the_secret_is_for_the_owner_alone_and_of_one_start(folder, tmp_path):
 @pytest.mark.parametrize("harm", ["mode", "owner", "link"])
 def test_a_secret_or_a_pickle_that_is_not_the_users_alone_is_not_read(folder, cfg, monkeypatch, tmp_path, harm):
     task = tmp_path / "worker.json"
-    role.announce(folder, Meeting(("127.0.0.1",), 4000, b"secret"), "7.0")
+    role.announce(folder, Endpoint(("127.0.0.1",), 4000, b"secret"), "7.0")
     worker.write(task, cfg, folder, "7.0", [])
     for path in (folder.secret, task.with_suffix(".pkl")):
         if harm == "mode":

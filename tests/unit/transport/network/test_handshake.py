@@ -20,9 +20,16 @@ from worlds.toyworker import SECRET, Toys, slab_spec
 
 from collectx.errors import ConfigError, RendezvousError
 from collectx.transport.network import handshake
-from collectx.transport.network.handshake import PROTOCOL, Listener, Meeting, connect, keep_alive, local_addresses
-from collectx.transport.network.trainer import DistributedTransport
-from collectx.transport.supervisor import Switchboard
+from collectx.transport.network.handshake import (
+    PROTOCOL,
+    Endpoint,
+    Listener,
+    connect,
+    enable_keepalive,
+    local_addresses,
+)
+from collectx.transport.network.trainer import NetworkTransport
+from collectx.transport.supervisor import Supervisor
 
 
 class Ear(Listener):
@@ -50,7 +57,7 @@ def listen():
 
 
 def say_hello(port, *addresses, secret=SECRET, timeout_s=60.0):
-    connection, address = connect(Meeting(addresses or ("127.0.0.1",), port, secret), timeout_s, "knob=7")
+    connection, address = connect(Endpoint(addresses or ("127.0.0.1",), port, secret), timeout_s, "knob=7")
     with connection:
         connection.send_bytes(b"hello")
     return address
@@ -72,18 +79,18 @@ def test_a_worker_that_knows_the_secret_is_greeted_and_no_other(listen, wait_unt
     with pytest.raises(
         RendezvousError, match=rf"within 0 s \(knob=7\): .*{address} port \d+: it closed the connection"
     ):
-        say_hello(ear.meeting.port, *tried, secret=b"wrong", timeout_s=0.0)
-    assert say_hello(ear.meeting.port, *tried) == address
+        say_hello(ear.endpoint.port, *tried, secret=b"wrong", timeout_s=0.0)
+    assert say_hello(ear.endpoint.port, *tried) == address
     wait_until(lambda: ear.greeted and ear.refusals)
     assert ear.greeted[0][1:] == (address, b"hello")
     assert ear.refusals == [(address, "it does not know the secret of this run")]
-    assert SECRET.decode() not in repr(ear.meeting)  # which may be logged
+    assert SECRET.decode() not in repr(ear.endpoint)  # which may be logged
 
 
 @pytest.mark.parametrize("interface", [None, "lo"])
 def test_loopback_alone_is_not_heard_from_outside(listen, interface):
     here = ("127.0.0.1",) if interface is None else local_addresses(interface)
-    port = listen(*here, interface=interface).meeting.port
+    port = listen(*here, interface=interface).endpoint.port
     for address in here:
         assert say_hello(port, address) == address
     addresses = [address for address in local_addresses(None) if address != "127.0.0.1"]
@@ -100,7 +107,7 @@ def test_an_interface_is_listened_on_alone(listen):
     interface = next(
         name for name, entries in psutil.net_if_addrs().items() if addresses[0] in [entry.address for entry in entries]
     )
-    port = listen(*local_addresses(interface), interface=interface).meeting.port
+    port = listen(*local_addresses(interface), interface=interface).endpoint.port
     assert say_hello(port, addresses[0]) == addresses[0]
     with pytest.raises(RendezvousError, match="could not reach the trainer"):
         say_hello(port, "127.0.0.1", timeout_s=0.0)
@@ -159,7 +166,7 @@ def test_nonsense_is_refused_before_and_after_the_proof(wait_until, monkeypatch)
                 return MINE + proof(b"worker", nonce, MINE) + words if knows_the_secret else words
 
             reasons.clear()
-            challenged(toys.transport.meeting.port, answer)
+            challenged(toys.transport.endpoint.port, answer)
             wait_until(lambda: reasons)
             assert [reason for reason in reasons if re.match(known, reason)] == reasons
 
@@ -182,7 +189,7 @@ def test_strangers_hold_few_threads_for_a_short_time_and_do_not_fill_the_log(lis
     monkeypatch.setattr(handshake, "_MOST_REFUSALS", 4)
     ear = listen()
     with contextlib.ExitStack() as stack:
-        place = "127.0.0.1", ear.meeting.port
+        place = "127.0.0.1", ear.endpoint.port
         for _ in range(6):
             stack.enter_context(socket.create_connection(place))
         say_hello(place[1])
@@ -198,7 +205,7 @@ def test_strangers_hold_few_threads_for_a_short_time_and_do_not_fill_the_log(lis
 def test_all_of_a_handshake_has_one_deadline(listen, wait_until, monkeypatch):
     monkeypatch.setattr(handshake, "_HANDSHAKE_S", 0.5)
     ear, began, count = listen(), time.monotonic(), 0
-    with socket.create_connection(("127.0.0.1", ear.meeting.port)) as peer:
+    with socket.create_connection(("127.0.0.1", ear.endpoint.port)) as peer:
         while not ear.refusals:
             if time.monotonic() > began + 0.1 * count:
                 count += 1
@@ -249,8 +256,8 @@ def test_an_answer_is_refused_the_second_time(listen, wait_until):
         answers.append(MINE + proof(b"worker", nonce, MINE) + framed(b"hello"))
         return answers[0]
 
-    assert len(challenged(ear.meeting.port, answer, 32)) == 32
-    assert challenged(ear.meeting.port, answer) == b""
+    assert len(challenged(ear.endpoint.port, answer, 32)) == 32
+    assert challenged(ear.endpoint.port, answer) == b""
     wait_until(lambda: ear.refusals)
     assert len(ear.greeted) == 1
 
@@ -259,19 +266,19 @@ def test_an_answer_is_refused_the_second_time(listen, wait_until):
 
 
 def test_a_connection_can_be_kept_alive_for_any_time(listen):
-    connection, _ = connect(listen().meeting, 60.0, "knob=7")
+    connection, _ = connect(listen().endpoint, 60.0, "knob=7")
     with connection:
         for notice_s in (0.001, 60.0, 1e6, 1e12, float("inf")):
-            keep_alive(connection, notice_s)
+            enable_keepalive(connection, notice_s)
         connection.send_bytes(b"hello")
 
 
 def test_a_port_that_is_taken_is_a_configuration_error_and_leaves_nothing_open(listen):
-    port, board = listen().meeting.port, Switchboard(60.0, 60.0, 60.0, str)
+    port, board = listen().endpoint.port, Supervisor(60.0, 60.0, 60.0, str)
     open_before = psutil.Process().num_fds()
     for _ in range(3):
         with pytest.raises(ConfigError, match=rf"^backend\.port={port}: .*choose another, or null"):
-            DistributedTransport(slab_spec(1), board, ("127.0.0.1",), port, SECRET, lambda *who: {}, 60.0)
+            NetworkTransport(slab_spec(1), board, ("127.0.0.1",), port, SECRET, lambda *who: {}, 60.0)
     assert psutil.Process().num_fds() <= open_before  # other tests' may be collected meanwhile
     board.close()
 

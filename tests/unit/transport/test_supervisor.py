@@ -1,4 +1,4 @@
-"""What the switchboard says of workers that are late, and of those that are no processes of this machine."""
+"""What the supervisor says of workers that are late, and of those that are no processes of this machine."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from socket import socketpair
 import pytest
 
 from collectx.errors import WorkerDied, WorkerTimeout
-from collectx.transport.supervisor import Switchboard
+from collectx.transport.supervisor import Supervisor
 
 
 class Job:
@@ -37,7 +37,7 @@ class Job:
             os.close(self._end)
 
 
-class Board(Switchboard):
+class Board(Supervisor):
     """With a clock by hand: `now`. `stack` closes it, and the workers' ends and jobs."""
 
     def __init__(self, stack, join_timeout=None):
@@ -52,7 +52,7 @@ class Board(Switchboard):
     def connect(self, worker):
         ours, self.ends[worker] = (Connection(end.detach()) for end in socketpair())
         self._stack.callback(self.ends[worker].close)
-        self.plug(worker, ours)
+        self.add_connection(worker, ours)
 
     def say(self, worker):
         self.ends[worker].send_bytes(b"word")
@@ -89,31 +89,37 @@ def board():
     [
         # The time at which each step is taken, the trainer looking every second until then; then whom `events` blames
         # at the last time, with the knob.
-        ([(0, "owes", 0), (59.9,)], None),
-        ([(0, "owes", 0), (60,)], (0, "collector.start_timeout_s=60")),
-        ([(0, "owes", 0), (1, "delivered", 0), (50, "owes", 0), (69.9,)], None),
-        ([(0, "owes", 0), (1, "delivered", 0), (50, "owes", 0), (70,)], (0, "collector.worker_timeout_s=20")),
+        ([(0, "granted", 0), (59.9,)], None),
+        ([(0, "granted", 0), (60,)], (0, "collector.start_timeout_s=60")),
+        ([(0, "granted", 0), (1, "delivered", 0), (50, "granted", 0), (69.9,)], None),
+        (
+            [(0, "granted", 0), (1, "delivered", 0), (50, "granted", 0), (70,)],
+            (0, "collector.worker_timeout_s=20"),
+        ),
         # The second of two that it owes counts from the first one's delivery.
-        ([(0, "owes", 0), (1, "owes", 0), (50, "delivered", 0), (69.9,)], None),
-        ([(0, "owes", 0), (1, "owes", 0), (50, "delivered", 0), (70,)], (0, "collector.worker_timeout_s=20")),
+        ([(0, "granted", 0), (1, "granted", 0), (50, "delivered", 0), (69.9,)], None),
+        (
+            [(0, "granted", 0), (1, "granted", 0), (50, "delivered", 0), (70,)],
+            (0, "collector.worker_timeout_s=20"),
+        ),
         # A worker that may take long, and that owes since longer, hides none that may not.
-        ([(0, "owes", 1), (1, "owes", 0), (61,)], (0, "collector.start_timeout_s=60")),
-        ([(0, "owes", 1), (3599,)], None),
-        ([(0, "owes", 1), (3600,)], (1, "launcher.queue_timeout_s=3600")),
+        ([(0, "granted", 1), (1, "granted", 0), (61,)], (0, "collector.start_timeout_s=60")),
+        ([(0, "granted", 1), (3599,)], None),
+        ([(0, "granted", 1), (3600,)], (1, "launcher.queue_timeout_s=3600")),
         # One that has joined since has another limit, from when that is noticed.
-        ([(0, "owes", 1), (3500, "connect", 1), (3600,), (3659,)], None),
-        ([(0, "owes", 1), (3500, "connect", 1), (3600,), (3660,)], (1, "collector.start_timeout_s=60")),
+        ([(0, "granted", 1), (3500, "connect", 1), (3600,), (3659,)], None),
+        ([(0, "granted", 1), (3500, "connect", 1), (3600,), (3660,)], (1, "collector.start_timeout_s=60")),
         # That the trainer was stopped until then counts for a quarter of the shorter timeout.
-        ([(0, "owes", 0), (1000, "wakes")], None),
-        ([(0, "owes", 0), (54,), (1000, "wakes"), (1000.9,)], None),
-        ([(0, "owes", 0), (54,), (1000, "wakes"), (1001,)], (0, "collector.start_timeout_s=60")),
+        ([(0, "granted", 0), (1000, "wakes")], None),
+        ([(0, "granted", 0), (54,), (1000, "wakes"), (1000.9,)], None),
+        ([(0, "granted", 0), (54,), (1000, "wakes"), (1001,)], (0, "collector.start_timeout_s=60")),
         # What the worker has said counts, however late the trainer listens.
-        ([(0, "owes", 0), (55, "say", 0), (1000, "wakes")], None),
-        ([(0, "owes", 0), (55, "ring", 0), (1000, "wakes")], None),
+        ([(0, "granted", 0), (55, "say", 0), (1000, "wakes")], None),
+        ([(0, "granted", 0), (55, "ring", 0), (1000, "wakes")], None),
         # A part of a message is none.
-        ([(0, "owes", 0), (59, "begin", 0), (60,)], (0, "collector.start_timeout_s=60")),
+        ([(0, "granted", 0), (59, "begin", 0), (60,)], (0, "collector.start_timeout_s=60")),
         # But it is late where others always have something to say.
-        ([(0, "connect", 2), (0, "owes", 0), (60, "say", 2), (60,)], (0, "collector.start_timeout_s=60")),
+        ([(0, "connect", 2), (0, "granted", 0), (60, "say", 2), (60,)], (0, "collector.start_timeout_s=60")),
     ],
 )
 def test_who_is_late_and_by_which_timeout(board, steps, late):
@@ -148,7 +154,7 @@ def test_who_is_late_and_by_which_timeout(board, steps, late):
 def test_the_end_of_a_job_is_noticed_at_once(board, has_joined, message, num_signals):
     board = board()
     job = board.run(3)
-    board.owes(3)
+    board.granted(3)
     if has_joined:
         board.connect(3)
         board.ends[3].close()
@@ -157,7 +163,7 @@ def test_the_end_of_a_job_is_noticed_at_once(board, has_joined, message, num_sig
     ((worker, error),) = board.hear()
     assert isinstance(error, WorkerDied)
     assert str(error).startswith(message)
-    board.forget(worker)
+    board.remove(worker)
     assert job.num_signals == num_signals
 
 
@@ -167,7 +173,7 @@ def test_a_message_of_which_a_part_has_come_holds_up_nobody(board):
     long, words = b"y" * 3_000_000, [b"", b"word", b"z" * 70_000]
     for worker in (0, 1):
         board.connect(worker)
-        board.owes(worker)
+        board.granted(worker)
     parts = [struct.pack("!iQ", -1, len(long)), long, *(struct.pack("!i", len(each)) + each for each in words)]
     sent, heard = b"".join(parts), []
     while sent:

@@ -1,0 +1,147 @@
+"""Read-only attributes of TorchRL's collectors, and the attributes of theirs that do not exist here.
+
+Base class of `collectx.library.base.DataCollector`. Used in the trainer's process.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from collectx.collector.compose import resolve_devices
+from collectx.config import RunConfig, is_stacked
+from collectx.library.keywords import Order
+
+_WEIGHT_SCHEMES = "it connects the parts of TorchRL's collectors; here weights travel by the collector's transport"
+
+# Public methods and attributes of TorchRL's collectors that do not exist here, with the reason or a replacement.
+REFUSED = {
+    "cascade_execute": _WEIGHT_SCHEMES,
+    "get_cached_weights": "no copy of the weights is kept; use collector.policy",
+    "get_distant_attr": "workers are not collectors; use getattr_env, getattr_policy or getattr_rb",
+    "init_updater": "a weight updater only supplies weights; set it up before passing it to the constructor",
+    "register_scheme_receiver": _WEIGHT_SCHEMES,
+    "verbose": "use the logging of the program that iterates",
+}
+
+
+class CollectorProperties:
+    """The configuration of a collector, as properties.
+
+    A device property is one device for a collector in this process, otherwise a list with one per worker.
+    """
+
+    def __init__(self, request: Order, cfg: RunConfig, overrides: list[dict[str, Any]], frames_per_batch: int):
+        self._request = request
+        self._cfg = cfg
+        # For each worker, the fields of its `WorkerTask` that differ from `cfg`.
+        self._overrides = overrides
+        self._frames_per_batch = frames_per_batch
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            why = f" (of TorchRL's, not here: {REFUSED[name]})" if name in REFUSED else ""
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{why}")
+
+    @property
+    def device(self) -> Any:
+        """The default of the other devices; None if the constructor got none."""
+        return self._per_worker(self._cfg.devices.device)
+
+    @property
+    def storing_device(self) -> Any:
+        """The device of the batches; None: batches stay on the device that produced them."""
+        return self._per_worker(resolve_devices(self._cfg.devices).storing_device)
+
+    @property
+    def env_device(self) -> Any:
+        """The device on which envs take actions and return observations; None: the env's own."""
+        return self._per_worker(resolve_devices(self._cfg.devices).env_device)
+
+    @property
+    def policy_device(self) -> Any:
+        """The device of each worker's policy."""
+        devices = [torch.device(each["policy_device"]) for each in self._overrides]
+        return devices[0] if self._cfg.collector.kind == "single" else devices
+
+    def _per_worker(self, name: str | None) -> Any:
+        device = None if name is None else torch.device(name)
+        return device if self._cfg.collector.kind == "single" else [device] * self.num_workers
+
+    @property
+    def num_workers(self) -> int:
+        """Number of workers, including added and lost ones; 1 for a collector in this process."""
+        return len(self._overrides)
+
+    @property
+    def frames_per_batch(self) -> int:
+        """Frames of one batch, rounded up to whole steps of all envs."""
+        return self._frames_per_batch
+
+    def frames_per_batch_worker(self, *, worker_idx: int | None = None) -> int:
+        """Frames of one worker's part of a batch, rounded up to whole steps of its envs.
+
+        Args:
+            worker_idx: index of the worker; None: the mean over all workers, rounded up.
+
+        Raises:
+            ValueError: there is no such worker.
+        """
+        cfg = self._cfg.collector
+        slot = cfg.frames_per_batch // (cfg.num_workers if is_stacked(cfg) else 1)
+        steps = [each["steps"] for each in self._overrides if "steps" in each]
+        frames = [slot // max(steps) * count for count in steps] if steps else [slot] * self.num_workers
+        if worker_idx is None:
+            return -(-sum(frames) // len(frames))
+        if not 0 <= worker_idx < len(frames):
+            raise ValueError(f"worker_idx={worker_idx}: there are {len(frames)} workers, numbered from 0")
+        return frames[worker_idx]
+
+    @property
+    def requested_frames_per_batch(self) -> int:
+        """Frames of one batch as passed to the constructor."""
+        return self._request.frames.in_all
+
+    @property
+    def total_frames(self) -> int:
+        """Frames after which the collector ends; -1: never."""
+        return self._cfg.collector.total_frames
+
+    @property
+    def trajs_per_batch(self) -> int | None:
+        """As passed to the constructor."""
+        return self._request.assembly.trajs_per_batch
+
+    @property
+    def trajs_per_write(self) -> int | None:
+        """As passed to the constructor."""
+        return self._request.assembly.trajs_per_write
+
+    @property
+    def traj_format(self) -> str:
+        """ "padded" or "cat"."""
+        return self._request.assembly.traj_format or "padded"
+
+    @property
+    def weight_updater(self) -> Any:
+        """As passed to the constructor."""
+        return self._request.weights.weight_updater
+
+    @property
+    def replay_buffer(self) -> Any:
+        """As passed to the constructor."""
+        return self._request.output.replay_buffer
+
+    @property
+    def worker_idx(self) -> int:
+        """As passed to the constructor.
+
+        Raises:
+            RuntimeError: none was passed.
+        """
+        index = self._request.work.worker_idx
+        if index is None:
+            raise RuntimeError("this collector has no index: pass worker_idx=... to the constructor")
+        return index

@@ -25,12 +25,12 @@ from collectx.config import EnvConfig, PolicyConfig, RunConfig, as_dict, from_di
 from collectx.errors import LauncherError
 from collectx.run.folder import RunFolder, read_private, write_json, write_private
 from collectx.run.role import work
-from collectx.user_objects import Given
+from collectx.user_objects import UserObjects
 
 _PAUSE_S = 0.25
 
 
-def write(path: Path, cfg: RunConfig, files: RunFolder, token: str, given: Sequence[Given] | None = None) -> None:
+def write(path: Path, cfg: RunConfig, files: RunFolder, token: str, given: Sequence[UserObjects] | None = None) -> None:
     """Writes TASK.
 
     Args:

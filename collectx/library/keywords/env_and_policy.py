@@ -13,7 +13,7 @@ from tensordict.nn import CudaGraphModule
 from collectx.config import PolicyConfig, RandomPolicyConfig
 from collectx.library.keywords.coerce import exploration_of, exploration_problems, for_each, kwargs_of
 from collectx.policy.exploration import ExplorationType
-from collectx.user_objects import GivenEnvConfig, GivenPolicyConfig
+from collectx.user_objects import UserEnvConfig, UserPolicyConfig
 
 CreateEnv = Callable[..., Any] | Sequence[Callable[..., Any]]
 
@@ -146,14 +146,14 @@ class Work:
         factories = self.policy_factory
         return isinstance(factories, list | tuple) and any(factory is not factories[0] for factory in factories)
 
-    def envs(self, num_workers: int) -> list[GivenEnvConfig]:
+    def envs(self, num_workers: int) -> list[UserEnvConfig]:
         """One for each worker."""
         creates, kwargs = for_each(self.create_env_fn, num_workers), for_each(self.create_env_kwargs, num_workers)
         return [self.env(make, own) for make, own in zip(creates, kwargs, strict=True)]
 
-    def env(self, create: Callable[..., Any], kwargs: Mapping[str, Any] | None = None) -> GivenEnvConfig:
+    def env(self, create: Callable[..., Any], kwargs: Mapping[str, Any] | None = None) -> UserEnvConfig:
         """The envs of a worker for which `create` makes them."""
-        return GivenEnvConfig(
+        return UserEnvConfig(
             kind="given",
             num_envs=self.num_envs or 0,
             create=create,
@@ -168,7 +168,7 @@ class Work:
         return [
             RandomPolicyConfig(kind="random")
             if self.policy is None and factory is None
-            else GivenPolicyConfig(
+            else UserPolicyConfig(
                 kind="given",
                 policy=self.policy,
                 factory=factory,

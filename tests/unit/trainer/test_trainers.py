@@ -12,7 +12,7 @@ from collectx.cli.compose import compose
 from collectx.config import CustomTrainerConfig, MlpPolicyConfig
 from collectx.errors import ConfigError
 from collectx.trainer.actor_critic import Critic
-from collectx.user_objects import GivenPolicyConfig
+from collectx.user_objects import UserPolicyConfig
 
 # On a busy machine threads wait for one another in every small operation.
 torch.set_num_threads(1)
@@ -154,7 +154,7 @@ def test_initial_weights_do_not_depend_on_the_number_of_threads():
         modules = (
             actor,
             Critic(actor, SPEC, 0),
-            policy.build(GivenPolicyConfig(kind="given", policy=None, factory=orthogonal), SPEC, 0),
+            policy.build(UserPolicyConfig(kind="given", policy=None, factory=orthogonal), SPEC, 0),
         )
         assert torch.get_num_threads() == threads
         weights.append([parameter for module in modules for parameter in module.parameters()])

@@ -317,7 +317,12 @@ def _inner(cfg: RunConfig) -> NestedSpec | None:
         num_workers_per_collector=1,
         init_random_frames=-(-(want.init_random_frames or 0) // want.num_workers),
     )
-    return NestedSpec(inner, LauncherConfig("local", None, cfg.launcher.num_threads, cfg.launcher.pin_cores))
+    return NestedSpec(
+        inner,
+        LauncherConfig(
+            kind="local", hydra_mode=None, num_threads=cfg.launcher.num_threads, pin_cores=cfg.launcher.pin_cores
+        ),
+    )
 
 
 def _device_of(policy: Callable | None) -> torch.device:
@@ -355,4 +360,9 @@ def resolve_devices(devices: DevicesConfig) -> DevicesConfig:
     and the envs are."""
     device = devices.device
     policy, env = devices.policy_device or device, devices.env_device or device
-    return DevicesConfig(device, devices.storing_device or device or (policy if policy == env else None), policy, env)
+    return DevicesConfig(
+        device=device,
+        storing_device=devices.storing_device or device or (policy if policy == env else None),
+        policy_device=policy,
+        env_device=env,
+    )

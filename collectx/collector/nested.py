@@ -118,10 +118,10 @@ def _collector(task: WorkerSpec, inner: NestedSpec) -> tuple[Collector, nn.Modul
         env=task.env,
         policy=task.policy,
         collector=dataclasses.replace(inner.collector, exploration_type=task.exploration_type),
-        backend=BackendConfig("shared_memory", None, None),
+        backend=BackendConfig(kind="shared_memory", interface=None, port=None),
         launcher=inner.launcher,
-        devices=DevicesConfig(None, None, task.policy_device, None),
-        trainer=MeterTrainerConfig("meter", False),
+        devices=DevicesConfig(device=None, storing_device=None, policy_device=task.policy_device, env_device=None),
+        trainer=MeterTrainerConfig(kind="meter", digest=False),
         seed=task.seed,
     )
     spec = envs.read_spec(cfg.env, policies.is_user_policy(cfg.policy))

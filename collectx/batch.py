@@ -6,15 +6,16 @@ being envs and steps being time, so that a slot is one memcpy in shared memory a
     | observation | next.observation | action | next.reward | ... |      each starts on a 64-byte boundary
      [E, T, ...]    [E, T, ...]        [E, T, ...]
 
-Runs in the trainer and in every worker. Must not know envs, policies or how slots travel.
+Runs in the trainer and in every worker. Must not know envs, policies or transports.
 """
 
 from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,12 +25,12 @@ Key = tuple[str, ...]
 
 ALIGNMENT_BYTES = 64
 
-# Every batch has these, after TorchRL's collectors: done = terminated | truncated; the root ones speak of the
-# observation the policy saw (always False, as no frame starts from a final state).
+# Every batch has these, as in TorchRL's collectors: done = terminated | truncated. The root ones describe the
+# observation that the policy saw (always False, as no frame starts from a final state).
 DONE_KEYS: tuple[Key, ...] = (("done",), ("terminated",), ("truncated",))
 TRAJ_IDS: Key = ("collector", "traj_ids")
 POLICY_VERSION: Key = ("collector", "policy_version")
-# Frames of its trajectory before this one; in batches where trajectories are cut (`collectx/rollout/time_limit.py`).
+# Earlier frames of the trajectory; in batches with a time limit (`collectx/rollout/time_limit.py`).
 STEP_COUNT: Key = ("step_count",)
 
 
@@ -46,24 +47,40 @@ class Leaf:
         return Leaf((prefix, *self.key), self.shape, self.dtype)
 
 
+def as_key(key: Any) -> Key:
+    """A key of TensorDict, a name or a tuple, as a tuple."""
+    return (key,) if isinstance(key, str) else tuple(key)
+
+
+def nest(values: Mapping[Key, Any]) -> dict[str, Any]:
+    """Nested dicts from values by key."""
+    root: dict[str, Any] = {}
+    for key, value in values.items():
+        node = root
+        for part in key[:-1]:
+            node = node.setdefault(part, {})
+        node[key[-1]] = value
+    return root
+
+
 def is_agents_end(leaf: Leaf) -> bool:
-    """Whether a leaf that is observed is the end of some of an env's agents."""
+    """Whether an observation leaf is the end of a group of agents."""
     return leaf.dtype is torch.bool and len(leaf.key) > 1 and leaf.key[-1:] in DONE_KEYS
 
 
-# What an env gives for a step, unless it says otherwise.
+# The usual reward.
 REWARD = Leaf(("reward",), (1,), torch.float32)
 
 
 def batch_leaves(
     observation: Iterable[Leaf], actor: Iterable[Leaf], compact: bool = False, rewards: Iterable[Leaf] = (REWARD,)
 ) -> tuple[Leaf, ...]:
-    """All leaves of a batch: `observation` at the root and below `next`, what the actor writes, and the rest. Where the
-    actor writes a leaf that is observed too, at the root or below `next`, it is one leaf.
+    """All leaves of a batch: `observation` at the root and below `next`, the actor's outputs, and the rest. An output
+    that overwrites an observation, at the root or below `next`, is one leaf with it.
 
     Args:
-        compact: leaves out the observation below `next`.
-        rewards: of the env, which are below `next` alone.
+        compact: omits the observation below `next`.
+        rewards: the env's, below `next` only.
 
     Raises:
         ValueError: two leaves have the same key, or one's key is a prefix of another's.
@@ -96,7 +113,7 @@ class Layout:
     """Where each leaf of `rows x steps` frames lies in a slot.
 
     Attributes:
-        leaves: the leaves, in the order in which they lie.
+        leaves: the leaves, in the order of their offsets.
         rows, steps: the two leading dimensions of every leaf.
         nbytes: size of a slot, a multiple of `ALIGNMENT_BYTES`.
     """
@@ -121,9 +138,9 @@ class Layout:
         return self.rows * self.steps
 
     def runs(self, first: int, rows: int) -> list[slice]:
-        """Where the bytes of some of the rows lie, leaf after leaf."""
-        places = zip(self._offsets, self._row_nbytes, strict=True)
-        return [slice(start + first * nbytes, start + (first + rows) * nbytes) for start, nbytes in places]
+        """The byte ranges of `rows` rows from `first` on, leaf after leaf."""
+        offsets = zip(self._offsets, self._row_nbytes, strict=True)
+        return [slice(start + first * nbytes, start + (first + rows) * nbytes) for start, nbytes in offsets]
 
     def slot(self, memory: torch.Tensor) -> Slot:
         """The leaves as views of `memory`, a contiguous uint8 tensor of `nbytes`. The caller keeps ownership."""
@@ -154,17 +171,17 @@ def _strides(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 class Slot:
-    """One batch's leaves as `[rows, steps, *shape]` tensors over memory that somebody else owns."""
+    """One batch's leaves as `[rows, steps, *shape]` tensors over the transport's memory."""
 
     def __init__(self, tensors: dict[Key, torch.Tensor]):
         self.tensors = tensors
 
     def narrow(self, start: int, rows: int) -> Slot:
-        """The same leaves, `rows` rows from `start` on, sharing memory: one worker's part of a joined slot."""
+        """A view of `rows` rows from `start` on: one worker's part of a joined slot."""
         return Slot({key: tensor.narrow(0, start, rows) for key, tensor in self.tensors.items()})
 
     def until(self, steps: int) -> Slot:
-        """The same leaves, their first steps, sharing memory."""
+        """A view of the first `steps` steps."""
         return Slot({key: tensor.narrow(1, 0, steps) for key, tensor in self.tensors.items()})
 
     def arrays(self) -> dict[Key, np.ndarray]:
@@ -175,20 +192,16 @@ class Slot:
 def to_tensordict(
     tensors: dict[Key, torch.Tensor], batch_size: Sequence[int], device: torch.device | None = None
 ) -> TensorDict:
-    """A TensorDict over `tensors`, each `[*batch_size, *shape]`; the last batch dimension is named "time". No tensor is
-    copied unless `device` differs from where it lies.
+    """A TensorDict over `tensors`, each `[*batch_size, *shape]`; the last batch dimension is named "time". A tensor is
+    copied only where it is not on `device`.
 
     Args:
         batch_size: for example `[steps]`, `[rows, steps]`, `[workers, rows, steps]`.
     """
-    nested: dict = {}
-    for key, tensor in tensors.items():
-        node = nested
-        for part in key[:-1]:
-            node = node.setdefault(part, {})
-        node[key[-1]] = tensor if device is None else tensor.to(device)
+    if device is not None:
+        tensors = {key: tensor.to(device) for key, tensor in tensors.items()}
     names = [None] * (len(batch_size) - 1) + ["time"]
-    return _build(nested, torch.Size(batch_size), names, device)
+    return _build(nest(tensors), torch.Size(batch_size), names, device)
 
 
 def _build(nested: dict, size: torch.Size, names: list[str | None], device: torch.device | None) -> TensorDict:

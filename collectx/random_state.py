@@ -1,4 +1,4 @@
-"""Random draws that leave no trace. Called in the trainer's and in the workers' processes."""
+"""Preserves the global random state. Used in the trainer's and in the workers' processes."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import torch
 
 
 @contextlib.contextmanager
-def kept_random_state(devices: Sequence[torch.device] = ()) -> Iterator[None]:
-    """Restores, at the end of the block, the global random generators of Python, NumPy and torch.
+def preserve_random_state(devices: Sequence[torch.device] = ()) -> Iterator[None]:
+    """Restores the global random generators of Python, NumPy and torch at the end of the block.
 
     Args:
         devices: GPUs whose generators are restored as well.

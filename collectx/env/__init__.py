@@ -18,8 +18,8 @@ from collectx.config import (
 )
 from collectx.env.base import Env, EnvSpec, first_observations
 from collectx.errors import ConfigError
-from collectx.random_state import kept_random_state
-from collectx.user_objects import GivenEnvConfig
+from collectx.random_state import preserve_random_state
+from collectx.user_objects import UserEnvConfig
 
 KINDS = ("gym", "gym_vector", "envpool", "torchrl", "counting")
 
@@ -35,10 +35,10 @@ def build(cfg: EnvConfig, first_index: int = 0, life: int = 0) -> Env:
         ConfigError: the configuration is wrong, or a package that it needs is not installed.
         SpaceError: a space that cannot be stored as tensors.
     """
-    if isinstance(cfg, GivenEnvConfig):
-        from collectx.env.user_env import make_given
+    if isinstance(cfg, UserEnvConfig):
+        from collectx.env.user_env import make_user_env
 
-        return make_given(cfg)
+        return make_user_env(cfg)
     if cfg.num_envs < 1:
         raise ConfigError([f"env.num_envs={cfg.num_envs} is below 1"])
     if isinstance(cfg, GymEnvConfig | GymVectorEnvConfig):
@@ -79,7 +79,7 @@ def read_spec(cfg: EnvConfig, with_first: bool = False) -> EnvSpec:
     try:
         spec = env.spec
         if with_first:
-            with kept_random_state():
+            with preserve_random_state():
                 spec = dataclasses.replace(spec, first=first_observations(env, [0] * spec.num_envs))
         # Only a callable knows how many envs it makes.
         return spec if small is cfg else dataclasses.replace(spec, num_envs=cfg.num_envs)

@@ -63,7 +63,7 @@ class GymEnv:
         self._plain = self._observation.single and self._infos is None
 
     @property
-    def users_envs(self) -> list[Any]:
+    def user_envs(self) -> list[Any]:
         """What the user has made."""
         return list(self._envs)
 

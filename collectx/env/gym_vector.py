@@ -78,7 +78,7 @@ class GymVectorEnv:
         self._fresh: list[np.ndarray] = []
 
     @property
-    def users_envs(self) -> list[Any]:
+    def user_envs(self) -> list[Any]:
         """What the user has made."""
         return [self._env]
 

@@ -97,7 +97,7 @@ class TorchrlEnv:
         self._parts = [_Part(env, self.spec, own) for env, own in zip(self._envs, rows, strict=True)]
 
     @property
-    def users_envs(self) -> list[Any]:
+    def user_envs(self) -> list[Any]:
         """What the user has made."""
         return list(self._envs)
 

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from gymnasium import Space, spaces
 
-from collectx.batch import DONE_KEYS, Key, Leaf
+from collectx.batch import DONE_KEYS, Key, Leaf, as_key
 from collectx.env.spaces import leave_out, numpy_dtype
 from collectx.errors import ConfigError, SpaceError
 
@@ -116,7 +116,7 @@ def draws(envs: Sequence[Any], leaves: Sequence[Leaf]) -> Iterator[tuple[torch.T
 
 
 def _by_key(composite: Any) -> dict[Key, Any]:
-    return {(key,) if isinstance(key, str) else tuple(key): spec for key, spec in composite.items(True, True)}
+    return {as_key(key): spec for key, spec in composite.items(True, True)}
 
 
 def _is_storable(leaf: Leaf) -> bool:

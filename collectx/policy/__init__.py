@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from collectx.policy.exploration import ExplorationType, exploration
 from collectx.policy.initial import single_threaded
-from collectx.user_objects import GivenPolicyConfig
+from collectx.user_objects import UserPolicyConfig
 
 if TYPE_CHECKING:
     import torch
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collectx.env.base import EnvSpec
     from collectx.policy.base import Actor
 
-__all__ = ["ExplorationType", "accelerate", "build", "exploration", "is_trusted", "is_users_own", "make_actor"]
+__all__ = ["ExplorationType", "accelerate", "build", "exploration", "is_trusted", "is_user_policy", "make_actor"]
 
 # It takes the shape of its actions from one env's spec, and here policies act for groups of envs.
 _TORCHRLS_RANDOM = "RandomPolicy"
@@ -35,7 +35,7 @@ def build(cfg: PolicyConfig, spec: EnvSpec, seed: int) -> Callable | None:
     """
     if cfg.kind == "random":
         return None
-    if isinstance(cfg, GivenPolicyConfig):
+    if isinstance(cfg, UserPolicyConfig):
         if cfg.factory is None:
             return cfg.policy
         with single_threaded():
@@ -61,19 +61,19 @@ def build(cfg: PolicyConfig, spec: EnvSpec, seed: int) -> Callable | None:
         return module.build(cfg, spec)
 
 
-def is_users_own(cfg: PolicyConfig) -> bool:
+def is_user_policy(cfg: PolicyConfig) -> bool:
     """Whether `make_actor` calls the policy of `cfg` once, with `EnvSpec.first`, to find out what it writes."""
-    return cfg.kind == "custom" or isinstance(cfg, GivenPolicyConfig)
+    return cfg.kind == "custom" or isinstance(cfg, UserPolicyConfig)
 
 
 def is_trusted(cfg: PolicyConfig) -> bool:
     """Whether the policy of `cfg` is to be called with a TensorDict, whatever its signature and its keys."""
-    return isinstance(cfg, GivenPolicyConfig) and cfg.is_trusted
+    return isinstance(cfg, UserPolicyConfig) and cfg.is_trusted
 
 
 def accelerate(actor: Actor, cfg: PolicyConfig) -> None:
     """Makes `actor` faster, as `cfg` wants; to be called once its module's tensors lie where they will stay."""
-    if isinstance(cfg, GivenPolicyConfig) and (cfg.compile is not None or cfg.cudagraph is not None):
+    if isinstance(cfg, UserPolicyConfig) and (cfg.compile is not None or cfg.cudagraph is not None):
         from collectx.policy.acceleration import Acceleration
 
         actor.accelerate(Acceleration(cfg.compile, cfg.cudagraph))
@@ -104,6 +104,6 @@ def make_actor(
 
     if isinstance(policy, StochasticPolicy):
         return StochasticActor(policy, spec, device, exploration_type)
-    from collectx.policy.user_actor import WrappedActor
+    from collectx.policy.user_actor import UserActor
 
-    return WrappedActor(policy, spec, device, exploration_type, is_trusted)
+    return UserActor(policy, spec, device, exploration_type, is_trusted)

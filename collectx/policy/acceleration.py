@@ -1,7 +1,7 @@
-"""How a policy is made faster than plain Python calls it: by `torch.compile`, by CUDA graphs.
+"""Acceleration of a policy's calls by `torch.compile` and CUDA graphs.
 
-Done once per worker, after its weights have found their place in memory: both may bind to where the weights lie, and
-newer ones are then copied there. Used by actors, in the worker's process.
+Applied once per worker, after the weights have their final memory: both may keep its addresses, and newer weights are
+copied there. Used by actors, in the worker's process.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from typing import Any
 import torch
 from tensordict.nn import CudaGraphModule
 
-from collectx.policy.fast_call import straighten
+from collectx.policy.fast_call import fast_callable
 
 
 @dataclass(frozen=True)
 class Acceleration:
-    """Keyword arguments of `torch.compile` and of tensordict's `CudaGraphModule`; None: without it.
+    """Keyword arguments of `torch.compile` and of tensordict's `CudaGraphModule`; None: not used.
 
     Attributes:
         one_row: the policy is called with one env's observation, without a batch dimension.
@@ -28,10 +28,12 @@ class Acceleration:
     cudagraph: dict[str, Any] | None = None
     one_row: bool = False
 
-    def compiled(self, function: Any) -> Callable[..., Any]:
-        """`function`, a module or a callable, as it is to be called."""
-        return straighten(function, self.one_row) if self.compile is None else torch.compile(function, **self.compile)
+    def compile_call(self, function: Any) -> Callable[..., Any]:
+        """A faster form of `function`, a module or another callable."""
+        return (
+            fast_callable(function, self.one_row) if self.compile is None else torch.compile(function, **self.compile)
+        )
 
-    def captured(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """`function`, of tensors: after some calls it is recorded as a CUDA graph, which is replayed from then on."""
+    def capture(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """A form of `function`, which takes tensors, that records a CUDA graph after some calls, then replays it."""
         return function if self.cudagraph is None else CudaGraphModule(function, **self.cudagraph)

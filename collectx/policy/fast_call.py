@@ -1,7 +1,7 @@
 """Calls plain networks without the cost of `nn.Module.__call__`.
 
 At the batch sizes of acting, a 64x64 tanh network spends more time in Python's module machinery than in arithmetic:
-22 microseconds as an `nn.Sequential` against 10 as a chain of kernels. `straighten` gives that chain. Used by actors,
+22 microseconds as an `nn.Sequential` against 10 as a chain of kernels, which `fast_callable` returns. Used by actors,
 in the worker's process; must not know envs or observations.
 """
 
@@ -28,67 +28,67 @@ _ELEMENTWISE: dict[type, tuple[Forward, Forward | None]] = {
 }
 
 
-def straighten(module: Any, one_row: bool = False) -> Forward:
+def fast_callable(module: Any, one_row: bool = False) -> Forward:
     """A cheaper callable with the same result as `module`, or `module` itself where there is none.
 
-    A `Sequential` of known layers becomes a chain of kernels. Any other module keeps its own forward, run on a shadow
-    that shares its parameters, buffers and attributes, and whose layers are chains. Hooks are looked for once, here: a
-    module that has any is called as it is. Parameters are looked up at each call, so replacing or moving them later is
-    seen; plain attributes (`training` too) are the shadow's own from here on.
+    A `Sequential` of known layers becomes a chain of kernels. The forward of any other module is called on a shadow: an
+    object that shares its parameters, buffers and attributes, and whose layers are chains. Modules with hooks are
+    called unchanged; hooks added later have no effect. Parameters are looked up at each call, so they may be replaced
+    or moved later; other attributes (also `training`) that are changed later do not reach the shadow.
 
     Args:
-        one_row: inputs may lack a batch dimension, for which linear layers have a cheaper kernel: the result then
-            differs by rounding.
+        one_row: inputs may have no batch dimension. Linear layers have a cheaper kernel for these, whose result differs
+            by rounding.
     """
     if not isinstance(module, nn.Module) or _global_hooks():
         return module
     steps = _steps(module, one_row)
     if steps is not None:
         return _chain(steps)
-    if _hooked(module) or not _is_users_own(module):
+    if _hooked(module) or not _is_user_module(module):
         return module
     return _shadow(module, one_row).forward
 
 
-class _StraightSequential(nn.Sequential):
-    __slots__ = ("_straight",)
-    _straight: Forward
+class _FastSequential(nn.Sequential):
+    __slots__ = ("_fast",)
+    _fast: Forward
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return self._straight(x)
+        return self._fast(x)
 
 
-class _StraightLinear(nn.Linear):
-    __slots__ = ("_straight",)
-    _straight: Forward
+class _FastLinear(nn.Linear):
+    __slots__ = ("_fast",)
+    _fast: Forward
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return self._straight(x)
+        return self._fast(x)
 
 
-_STRAIGHT: dict[type, type] = {nn.Sequential: _StraightSequential, nn.Linear: _StraightLinear}
+_FAST_CLASSES: dict[type, type] = {nn.Sequential: _FastSequential, nn.Linear: _FastLinear}
 
 
-def _is_users_own(module: nn.Module) -> bool:
-    """Whether `module` is a plain class with a plain call: torch's own layers may look at what they hold."""
+def _is_user_module(module: nn.Module) -> bool:
+    """Whether `module` has the usual `__call__` and is no class of torch, which may inspect its children."""
     kind = type(module)
     return kind.__call__ is nn.Module.__call__ and not kind.__module__.startswith(("torch.", "tensordict."))
 
 
 def _shadow(module: nn.Module, one_row: bool) -> Any:
-    """An object that is `module` in all but its children, which are called without ceremony where that is possible."""
+    """An object with the attributes of `module`, whose children are cheaper callables where possible."""
     children: dict[str, nn.Module | None] = {}
     for name, child in module._modules.items():
         children[name] = child
         if child is None or _hooked(child):
             continue
-        steps = _steps(child, one_row) if type(child) in _STRAIGHT else None
+        steps = _steps(child, one_row) if type(child) in _FAST_CLASSES else None
         if steps is not None:
-            light: Any = object.__new__(_STRAIGHT[type(child)])
+            light: Any = object.__new__(_FAST_CLASSES[type(child)])
             object.__setattr__(light, "__dict__", child.__dict__)
-            object.__setattr__(light, "_straight", _chain(steps))
+            object.__setattr__(light, "_fast", _chain(steps))
             children[name] = light
-        elif _is_users_own(child):
+        elif _is_user_module(child):
             children[name] = _shadow(child, one_row)
     if all(children[name] is child for name, child in module._modules.items()):
         return module
@@ -98,7 +98,7 @@ def _shadow(module: nn.Module, one_row: bool) -> Any:
 
 
 def _steps(module: nn.Module, one_row: bool) -> list[Forward] | None:
-    """The chain that `module` amounts to; None where it has to be called itself."""
+    """The kernels that `module` consists of; None where it has to be called itself."""
     if _hooked(module):
         return None
     kind = type(module)
@@ -109,7 +109,7 @@ def _steps(module: nn.Module, one_row: bool) -> list[Forward] | None:
             layer = children.pop(0)
             inner = None
             if type(layer) is nn.Linear and not _hooked(layer):
-                # The linear layer's result belongs to nobody else: the activation may overwrite it.
+                # The activation may overwrite the linear layer's result, which has no other reader.
                 after = _ELEMENTWISE.get(type(children[0])) if children and not _hooked(children[0]) else None
                 if after is not None and after[1] is not None:
                     children.pop(0)
@@ -133,7 +133,7 @@ def _linear_step(layer: nn.Module, activation: Forward | None, one_row: bool) ->
 
         def linear(x: torch.Tensor) -> torch.Tensor:
             weight, bias = parameters["weight"], parameters["bias"]
-            # Here `F.linear` multiplies first and adds then.
+            # For one row, `F.linear` needs two kernels: a product and a sum.
             return _linear(x, weight, bias) if x.ndim > 1 or bias is None else _addmv(bias, weight, x)
 
         return linear if activation is None else lambda x: activation(linear(x))

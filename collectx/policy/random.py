@@ -1,6 +1,6 @@
-"""`policy.kind=random`: actions sampled from the action space, without looking at the observation.
+"""`policy.kind=random`: actions sampled from the action space; the observation is ignored.
 
-Draws from torch's global generator, which the worker seeds, so equal seeds give equal actions. Samples are drawn for
+Draws from torch's global generator, which the worker seeds, so equal seeds give equal actions. Actions are drawn for
 many steps at once, because a single draw costs more than stepping a small env.
 """
 
@@ -17,7 +17,7 @@ from torch import nn
 from collectx.batch import Leaf
 from collectx.env.base import EnvSpec
 from collectx.policy.acceleration import Acceleration
-from collectx.policy.recurrent import Carried
+from collectx.policy.recurrent import StateSpec
 from collectx.policy.spaces import subspace
 
 # Steps drawn at once, unless actions are large.
@@ -26,34 +26,33 @@ _BLOCK_ELEMENTS = 65536
 
 
 class RandomActor:
-    """`module`, `device`, `leaves`: see `collectx.policy.base.Actor`. Always on the CPU, where envs take actions."""
+    """Samples actions, always on the CPU. See `collectx.policy.base.Actor`."""
 
     module: nn.Module | None = None
-    carried: tuple[Carried, ...] = ()
+    states: tuple[StateSpec, ...] = ()
 
     def __init__(self, spec: EnvSpec):
         self.device = torch.device("cpu")
         self.leaves: tuple[Leaf, ...] = spec.action
         self._spec = spec
-        self._steps: Iterator[Sequence[torch.Tensor]]
-        self.forget()
+        self._actions = _actions(spec)
 
-    def forget(self) -> None:
-        """See `collectx.policy.base.Actor.forget`."""
-        spec = self._spec
-        if spec.draw is not None:
-            self._steps = spec.draw()
-            return
-        found = [(leaf, subspace(spec.action_space, leaf.key)) for leaf in spec.action]
-        # A sequence of steps, each one tensor per leaf.
-        self._steps = zip(*(_draws(space, leaf, spec.num_envs) for leaf, space in found), strict=True)
+    def reset(self) -> None:
+        self._actions = _actions(self._spec)
 
     def act(self, observation: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-        """See `collectx.policy.base.Actor.act`."""
-        return next(self._steps)
+        return next(self._actions)
 
-    def accelerate(self, how: Acceleration) -> None:
-        """There is nothing to make faster."""
+    def accelerate(self, acceleration: Acceleration) -> None:
+        pass
+
+
+def _actions(spec: EnvSpec) -> Iterator[Sequence[torch.Tensor]]:
+    """Endless random actions: for each step, one `[E, *shape]` tensor per action leaf."""
+    if spec.draw is not None:
+        return spec.draw()
+    leaves = (_draws(subspace(spec.action_space, leaf.key), leaf, spec.num_envs) for leaf in spec.action)
+    return zip(*leaves, strict=True)
 
 
 def _draws(space: Space, leaf: Leaf, rows: int) -> Iterator[torch.Tensor]:
@@ -61,7 +60,7 @@ def _draws(space: Space, leaf: Leaf, rows: int) -> Iterator[torch.Tensor]:
     elements = max(1, rows * int(np.prod(leaf.shape)))
     steps = max(1, min(_BLOCK_STEPS, _BLOCK_ELEMENTS // elements))
     size = (steps, rows, *leaf.shape)
-    own: Space | None = None
+    copied: Space | None = None
     while True:
         if isinstance(space, spaces.Discrete):
             block = torch.randint(int(space.start), int(space.start + space.n), size)
@@ -72,16 +71,16 @@ def _draws(space: Space, leaf: Leaf, rows: int) -> Iterator[torch.Tensor]:
         elif isinstance(space, spaces.Box):
             block = _box(space, size)
         else:
-            # A space of the user's own knows alone how to sample; its generator is derived from torch's.
-            if own is None:
-                own = copy.deepcopy(space)
-                own.seed(int(torch.randint(0, 2**31 - 1, ())))
-            block = torch.as_tensor(np.stack([np.asarray(own.sample()) for _ in range(rows)]))[None]
+            # A user's space has its own `sample`; its generator is seeded from torch's.
+            if copied is None:
+                copied = copy.deepcopy(space)
+                copied.seed(int(torch.randint(0, 2**31 - 1, ())))
+            block = torch.as_tensor(np.stack([np.asarray(copied.sample()) for _ in range(rows)]))[None]
         yield from block.to(leaf.dtype).unbind(0)
 
 
 def _integers(low: np.ndarray, count: np.ndarray, size: Sequence[int]) -> torch.Tensor:
-    """Integers from `low` on, `count` of them, elementwise. In double precision, so that `count` never occurs."""
+    """Integers in `[low, low + count)`, elementwise. Double precision, so that rounding never gives `low + count`."""
     drawn = (torch.rand(size, dtype=torch.float64) * torch.as_tensor(count)).floor_().to(torch.int64)
     return drawn + torch.as_tensor(low, dtype=torch.int64)
 

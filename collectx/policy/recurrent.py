@@ -1,9 +1,9 @@
-"""What a recurrent policy carries from one frame to the next: keys that it reads, and writes below `next`.
+"""The state that a recurrent policy passes from one frame to the next: keys that it reads, and writes below `next`.
 
-    h --policy--> next.h, which is h of the following frame, or, where a new episode begins, as at its first
+    h --policy--> next.h, which is h of the following frame, or the initial h where a new episode begins
 
-Settled before the actor is made, in every process, so that a batch holds the state before each frame and after it. Must
-not know envs; `collectx/rollout/recurrent_state.py` does the carrying.
+Found before the actor is made, in every process, so that a batch holds the state before each frame and after it. Must
+not know envs; `collectx/rollout/recurrent_state.py` passes the state on.
 """
 
 from __future__ import annotations
@@ -16,104 +16,104 @@ from typing import Any
 import torch
 from torch import nn
 
-from collectx.batch import Key, Leaf
+from collectx.batch import Key, Leaf, as_key
 from collectx.env.base import EnvSpec
 from collectx.errors import ConfigError
 
-# Whether an episode begins with this frame, `[1]` bool, as TorchRL's InitTracker has it.
+# Whether an episode begins with this frame, `[1]` bool, as in TorchRL's InitTracker.
 IS_INIT = Leaf(("is_init",), (1,), torch.bool)
 
-# Combinations of shapes that are tried.
-_MOST_TRIES = 64
+_MAX_TRIES = 64
 
 
 @dataclasses.dataclass(frozen=True)
-class Carried:
-    """A leaf that goes on from frame to frame.
+class StateSpec:
+    """One leaf of a policy's state.
 
     Attributes:
         leaf: at the root; it is below `next` as well.
-        first: one env's, at the first frame of an episode; None: the env says.
-        written: whether the policy writes it below `next`; otherwise it is zero there.
+        initial: for one env, at the first frame of an episode; None: the env observes it.
+        is_written: whether the policy writes it below `next`; otherwise it is zero there.
     """
 
     leaf: Leaf
-    first: torch.Tensor | None
-    written: bool
+    initial: torch.Tensor | None
+    is_written: bool
 
 
-def seen_with(spec: EnvSpec, carried: Sequence[Carried]) -> EnvSpec:
-    """What the policy sees: after all that the env observes, what the env does not."""
-    first = {each.leaf: each.first[None] for each in carried if each.first is not None}
-    if not first:
+def spec_with_states(spec: EnvSpec, states: Sequence[StateSpec]) -> EnvSpec:
+    """`spec` as the policy sees it: with the states that the env does not observe as last observation leaves."""
+    initial = {state.leaf: state.initial[None] for state in states if state.initial is not None}
+    if not initial:
         return spec
-    at_reset = {**spec.first, **{leaf.key: value for leaf, value in first.items()}}
-    return dataclasses.replace(spec, observation=(*spec.observation, *first), first=at_reset)
+    first = {**spec.first, **{leaf.key: value for leaf, value in initial.items()}}
+    return dataclasses.replace(spec, observation=(*spec.observation, *initial), first=first)
 
 
-def find_carried(policy: Any, spec: EnvSpec, writes: Callable[[EnvSpec], Sequence[Leaf]]) -> tuple[Carried, ...]:
-    """What `policy` carries.
+def find_states(policy: Any, spec: EnvSpec, probe: Callable[[EnvSpec], Sequence[Leaf]]) -> tuple[StateSpec, ...]:
+    """The state of `policy`.
 
-    A state that the env has (by TorchRL's `TensorDictPrimer`) begins as the env says; otherwise as the policy, or a
-    module of it, says in `initial_state`, a dict of one env's tensors by key; otherwise with zeros, of the shape that
-    the sizes of the recurrent layers in it allow.
+    The env gives the initial value of a state that it observes (TorchRL's `TensorDictPrimer`); otherwise
+    `initial_state` of the policy or of one of its modules does, a dict of one env's tensors by key; otherwise it is
+    zeros, of a shape that fits the policy's recurrent layers.
 
     Args:
-        writes: the leaves that the policy writes where it sees what such a spec has; raises where it cannot.
+        probe: calls the policy with observations of such a spec and returns the leaves that it writes; raises where
+            that fails.
 
     Raises:
-        ConfigError: the shape of a state is not to be found.
+        ConfigError: no shape of a state fits.
     """
-    reads = [_key(key) for key in getattr(policy, "in_keys", None) or ()]
-    below_next = {_key(key)[1:] for key in getattr(policy, "out_keys", None) or () if _key(key)[0] == "next"}
-    theirs = {leaf.key: leaf for leaf in spec.observation}
-    carried = [Carried(leaf, None, True) for key, leaf in theirs.items() if key in below_next]
-    if IS_INIT.key in reads and IS_INIT.key not in theirs:
-        carried.append(Carried(IS_INIT, torch.ones(1, dtype=torch.bool), False))
-    given = _given(policy)
+    reads = [as_key(key) for key in getattr(policy, "in_keys", None) or ()]
+    below_next = {as_key(key)[1:] for key in getattr(policy, "out_keys", None) or () if as_key(key)[0] == "next"}
+    observed = {leaf.key: leaf for leaf in spec.observation}
+    states = [StateSpec(leaf, None, True) for key, leaf in observed.items() if key in below_next]
+    if IS_INIT.key in reads and IS_INIT.key not in observed:
+        states.append(StateSpec(IS_INIT, torch.ones(1, dtype=torch.bool), False))
+    initial = _initial_states(policy)
     unknown = []
-    for key in dict.fromkeys(key for key in reads if key in below_next and key not in theirs):
-        if key in given:
-            carried.append(_begins(key, given[key]))
+    for key in dict.fromkeys(key for key in reads if key in below_next and key not in observed):
+        if key in initial:
+            states.append(_state(key, initial[key]))
         else:
             unknown.append(key)
-    return (*carried, *_tried(policy, spec, unknown, carried, writes))
+    return (*states, *_try_shapes(policy, spec, unknown, states, probe))
 
 
-def _tried(
+def _try_shapes(
     policy: Any,
     spec: EnvSpec,
     keys: Sequence[Key],
-    others: Sequence[Carried],
-    writes: Callable[[EnvSpec], Sequence[Leaf]],
-) -> list[Carried]:
-    """States of the shapes with which the policy can be called and which it gives back."""
+    others: Sequence[StateSpec],
+    probe: Callable[[EnvSpec], Sequence[Leaf]],
+) -> list[StateSpec]:
+    """States of the first shapes that the policy accepts and returns."""
     if not keys:
         return []
-    why: Exception | None = None
-    candidates = list(dict.fromkeys(_sizes(policy)))
-    for shapes in itertools.islice(itertools.product(candidates, repeat=len(keys)), _MOST_TRIES):
-        begun = [_begins(key, torch.zeros(shape)) for key, shape in zip(keys, shapes, strict=True)]
+    last_error: Exception | None = None
+    candidates = list(dict.fromkeys(_state_shapes(policy)))
+    for shapes in itertools.islice(itertools.product(candidates, repeat=len(keys)), _MAX_TRIES):
+        states = [_state(key, torch.zeros(shape)) for key, shape in zip(keys, shapes, strict=True)]
         try:
-            written = set(writes(seen_with(spec, [*others, *begun])))
-        except Exception as error:  # whatever a module says of a shape that is not its own
-            why = error
+            written = set(probe(spec_with_states(spec, [*others, *states])))
+        except Exception as error:  # modules raise anything for a wrong shape
+            last_error = error
             continue
-        if all(each.leaf.under("next") in written for each in begun):
-            return begun
+        if all(state.leaf.under("next") in written for state in states):
+            return states
     names = ", ".join(".".join(key) for key in keys)
     raise ConfigError(
         [
-            f"the policy carries {names} through `next`, and no shape of it was found that the policy takes and gives "
-            f"back (tried: {candidates or 'none, as it has no recurrent layer of torch'}): tell how it begins by an "
-            f"attribute of the policy, initial_state = {{{names.split(', ')[0]!r}: torch.zeros(...)}}, for one env."
-            + (f" Called with such shapes it last said: {why}" if why else "")
+            f"the policy carries {names} through `next`, and no shape was found that it accepts and returns (tried: "
+            f"{candidates or 'none, as it has no recurrent layer of torch'}): set the initial value as an attribute of "
+            f"the policy, initial_state = {{{names.split(', ')[0]!r}: torch.zeros(...)}}, for one env."
+            + (f" The last error was: {last_error}" if last_error else "")
         ]
-    ) from why
+    ) from last_error
 
 
-def _sizes(policy: Any) -> Iterator[tuple[int, ...]]:
-    """Of one env's state, of the recurrent layers in `policy`."""
+def _state_shapes(policy: Any) -> Iterator[tuple[int, ...]]:
+    """Shapes of one env's state, from the recurrent layers of `policy`."""
     for layer in policy.modules() if isinstance(policy, nn.Module) else ():
         if isinstance(layer, nn.RNNBase):
             yield (layer.num_layers * (2 if layer.bidirectional else 1), layer.hidden_size)
@@ -121,18 +121,14 @@ def _sizes(policy: Any) -> Iterator[tuple[int, ...]]:
             yield (layer.hidden_size,)
 
 
-def _given(policy: Any) -> dict[Key, torch.Tensor]:
-    found: dict[Key, torch.Tensor] = {}
+def _initial_states(policy: Any) -> dict[Key, torch.Tensor]:
+    initial: dict[Key, torch.Tensor] = {}
     for module in policy.modules() if isinstance(policy, nn.Module) else (policy,):
-        told = getattr(module, "initial_state", None)
-        if isinstance(told, Mapping):
-            found |= {_key(key): torch.as_tensor(value) for key, value in told.items()}
-    return found
+        attribute = getattr(module, "initial_state", None)
+        if isinstance(attribute, Mapping):
+            initial |= {as_key(key): torch.as_tensor(value) for key, value in attribute.items()}
+    return initial
 
 
-def _begins(key: Key, first: torch.Tensor) -> Carried:
-    return Carried(Leaf(key, tuple(first.shape), first.dtype), first.detach().cpu(), True)
-
-
-def _key(key: Any) -> Key:
-    return (key,) if isinstance(key, str) else tuple(key)
+def _state(key: Key, initial: torch.Tensor) -> StateSpec:
+    return StateSpec(Leaf(key, tuple(initial.shape), initial.dtype), initial.detach().cpu(), True)

@@ -19,9 +19,9 @@ from collectx.env.base import EnvSpec
 from collectx.errors import SpaceError
 from collectx.policy.acceleration import Acceleration
 from collectx.policy.exploration import ExplorationType
-from collectx.policy.fast_call import straighten
+from collectx.policy.fast_call import fast_callable
 from collectx.policy.heads import Head, head_for
-from collectx.policy.recurrent import Carried
+from collectx.policy.recurrent import StateSpec
 from collectx.policy.spaces import observation_leaves, subspace
 
 ACTION_LOG_PROB: Key = ("action_log_prob",)
@@ -98,10 +98,10 @@ class StochasticPolicy(nn.Module):
 class StochasticActor:
     """Acts with a `StochasticPolicy`. It writes a log-probability only where the action is a sample.
 
-    `module`, `device`, `leaves`, `carried`: see `collectx.policy.base.Actor`.
+    See `collectx.policy.base.Actor` for the attributes.
     """
 
-    carried: tuple[Carried, ...] = ()
+    states: tuple[StateSpec, ...] = ()
 
     def __init__(self, policy: StochasticPolicy, spec: EnvSpec, device: torch.device, exploration: ExplorationType):
         self.module: nn.Module | None = policy.to(device)
@@ -116,7 +116,7 @@ class StochasticActor:
         self._chosen = None if taken_as_it_is else chosen
         self._encode: Callable = policy.encode.forward
         self._network = nn.Sequential(*policy.body, policy.out)
-        self._forward = straighten(self._network)
+        self._forward = fast_callable(self._network)
         self._sample = policy.head.sample
         self._mode = policy.head.mode
 
@@ -129,12 +129,11 @@ class StochasticActor:
         raw = self._forward(x)
         return self._sample(raw) if self._random else (self._mode(raw),)
 
-    def forget(self) -> None:
-        """Nothing is drawn ahead."""
+    def reset(self) -> None:
+        pass
 
-    def accelerate(self, how: Acceleration) -> None:
-        """See `collectx.policy.base.Actor.accelerate`."""
-        self._forward = how.captured(how.compiled(self._network))
+    def accelerate(self, acceleration: Acceleration) -> None:
+        self._forward = acceleration.capture(acceleration.compile_call(self._network))
 
 
 def initialize(module: nn.Module, gain: float) -> None:

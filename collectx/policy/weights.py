@@ -17,7 +17,7 @@ from torch import nn
 from collectx.batch import ALIGNMENT_BYTES
 
 
-def lies_on(policy: Any, device: torch.device) -> bool:
+def is_on_device(policy: Any, device: torch.device) -> bool:
     """Whether `device` has all tensors of a policy; one that is no module has none."""
     if not isinstance(policy, nn.Module):
         return True

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from tensordict import TensorDict, TensorDictBase
 
-from collectx.batch import Key, Leaf
+from collectx.batch import Key, Leaf, nest
 from collectx.errors import ConfigError, ShapeError
 from collectx.replay import checkpoint
 from collectx.replay.memory import Lock, barrier
@@ -349,10 +349,4 @@ def _walk(batch: TensorDictBase, prefix: Key) -> Iterator[tuple[Key, Any]]:
 def _nest(
     tensors: Mapping[Key, torch.Tensor], shape: tuple[int, ...], names: list[str | None] | None = None
 ) -> TensorDict:
-    nested: dict[str, Any] = {}
-    for key, tensor in tensors.items():
-        node = nested
-        for part in key[:-1]:
-            node = node.setdefault(part, {})
-        node[key[-1]] = tensor
-    return TensorDict(nested, batch_size=shape, names=names)
+    return TensorDict(nest(tensors), batch_size=shape, names=names)

@@ -1,5 +1,5 @@
-"""Which trajectory each frame belongs to, and how episodes went. Computed once per batch from rewards and ends, so that
-the step loop need not count. Used by the rollouts, in the worker's process.
+"""Trajectory ids of frames, returns and lengths of episodes. Computed once per batch from rewards and ends, so that the
+step loop need not count. Used by the rollouts, in the worker's process.
 """
 
 from __future__ import annotations
@@ -13,34 +13,34 @@ from collectx.errors import ShapeError
 class Episodes:
     """Trajectory ids, returns and lengths of a group of envs.
 
-    The n-th trajectory of the env with global index g has the id `g + n * total_envs`: unique over the run without a
-    word between workers, and the same in every run.
+    The n-th trajectory of the env with global index g has the id `g + n * total_envs`: unique over the run without
+    communication between workers, and the same in every run.
 
     Args:
         first_env: global index of the group's first env.
         num_envs: envs in the group.
         total_envs: envs of all workers.
-        life: how often these envs were started again; each life has 2**32 trajectories of every env for itself.
+        incarnation: how often these envs were restarted; each incarnation has 2**32 trajectory ids per env.
     """
 
-    def __init__(self, first_env: int, num_envs: int, total_envs: int, life: int = 0):
-        self._ids = np.arange(first_env, first_env + num_envs, dtype=np.int64) + life * 2**32 * total_envs
+    def __init__(self, first_env: int, num_envs: int, total_envs: int, incarnation: int = 0):
+        self._ids = np.arange(first_env, first_env + num_envs, dtype=np.int64) + incarnation * 2**32 * total_envs
         self._total_envs = total_envs
-        # Of the episodes that are under way.
+        # Of the current episodes.
         self._returns = np.zeros(num_envs, dtype=np.float64)
         self._lengths = np.zeros(num_envs, dtype=np.int64)
         self._finished: list[tuple[np.ndarray, np.ndarray]] = []
 
     def record(self, envs: np.ndarray | slice, reward: np.ndarray, done: np.ndarray, traj_ids: np.ndarray) -> None:
-        """Takes the next T frames of some envs; writes their trajectory ids.
+        """Records the next T frames of some envs and writes their trajectory ids.
 
         Args:
-            envs: which envs of the group, each at most once.
+            envs: indices in the group, each at most once.
             reward, done: `[T, len(envs)]` float32 and bool; `done` where a trajectory ends.
             traj_ids: `[T, len(envs)]` int64, written.
 
         Raises:
-            ShapeError: a reward is NaN, which is also what None becomes.
+            ShapeError: a reward is NaN, or was None, which becomes NaN.
         """
         if np.isnan(reward).any():
             t, column = (int(axis[0]) for axis in np.isnan(reward).nonzero())
@@ -52,7 +52,7 @@ class Episodes:
         np.multiply(ends[:-1], self._total_envs, out=traj_ids[1:])
         traj_ids[1:] += ids
         self._ids[envs] = ids + ends[-1] * self._total_envs
-        # The sums and the clock restart with every episode: what they showed at the end before is taken off.
+        # Sums and clocks run over the whole batch: the values at the end of the episode before are subtracted.
         sums = np.cumsum(reward, axis=0, dtype=np.float64)
         columns, times = done.T.nonzero()
         earlier = np.flatnonzero(columns[1:] == columns[:-1]) + 1
@@ -68,18 +68,18 @@ class Episodes:
         self._lengths[envs] = len(done) - start
 
     def abandon(self, envs: np.ndarray | slice = slice(None)) -> None:
-        """The episodes under way in these envs are not finished: the next frames are of others."""
+        """Drops the current episodes of these envs: their next frames belong to new trajectories."""
         self._ids[envs] += self._total_envs
         self._returns[envs] = 0
         self._lengths[envs] = 0
 
     def state(self) -> dict[str, torch.Tensor]:
-        """What `load` takes; copied."""
-        own = {"traj_ids": self._ids, "returns": self._returns, "lengths": self._lengths}
-        return {name: torch.from_numpy(array.copy()) for name, array in own.items()}
+        """A copy of the state for `load`."""
+        arrays = {"traj_ids": self._ids, "returns": self._returns, "lengths": self._lengths}
+        return {name: torch.from_numpy(array.copy()) for name, array in arrays.items()}
 
     def load(self, state: dict[str, torch.Tensor]) -> None:
-        """Goes on where `state` was taken."""
+        """Restores the result of `state`."""
         self._ids[:], self._returns[:], self._lengths[:] = (
             state[name].numpy() for name in ("traj_ids", "returns", "lengths")
         )

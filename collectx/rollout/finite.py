@@ -1,5 +1,5 @@
-"""Refuses batches with NaN or infinities in what envs observe and give. Called once per batch, when a slot is filled,
-in the worker's process.
+"""Refuses batches with NaN or infinities in observations or rewards. Called once per batch, when a slot is filled, in
+the worker's process.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from collectx.errors import ShapeError
 
 
 class FiniteCheck:
-    """Looks at all floating-point leaves of an env's observations and rewards; not at its infos, where NaN often
-    means "no value".
+    """Checks all floating-point leaves of an env's observations and rewards; not its infos, where NaN often means "no
+    value".
 
     Args:
-        spec: what the rollout's env observes and gives.
-        written: keys of what the policy writes.
-        slots: whose frames are checked, `[rows, steps, *shape]` each.
+        spec: of the rollout's env.
+        written: keys of the policy's outputs.
+        slots: the slots to check, `[rows, steps, *shape]` each.
         worker: its index, for messages.
         first_env: global index of the worker's first env.
-        total_envs: envs of all workers, to know an env by its trajectory ids.
+        total_envs: envs of all workers, to find an env from a trajectory id.
     """
 
     def __init__(
@@ -39,9 +39,9 @@ class FiniteCheck:
         self._written = written
         self._worker, self._first_env, self._total_envs = worker, first_env, total_envs
         observed = [leaf for leaf in spec.observation if leaf.dtype.is_floating_point and leaf.key[0] != "info"]
-        given = [leaf.under("next") for leaf in (*observed, *spec.rewards) if leaf.dtype.is_floating_point]
+        produced = [leaf.under("next") for leaf in (*observed, *spec.rewards) if leaf.dtype.is_floating_point]
         self._slots = [slot.arrays() for slot in slots]
-        self._keys = [leaf.key for leaf in (*given, *observed) if leaf.key in self._slots[0]]
+        self._keys = [leaf.key for leaf in (*produced, *observed) if leaf.key in self._slots[0]]
 
     def __call__(self, slot: int, steps: int) -> None:
         """Checks the first `steps` steps of a slot.
@@ -52,8 +52,8 @@ class FiniteCheck:
         arrays = self._slots[slot]
         with np.errstate(over="ignore", invalid="ignore"):
             for key in self._keys:
-                # NaN and infinities survive in a sum, which costs a fifth of looking at each value. Large values may
-                # overflow in it.
+                # NaN and infinities remain in a sum, which costs a fifth of checking each value. Large finite values
+                # may overflow, so the values are checked after all.
                 if not math.isfinite(arrays[key][:, :steps].sum()):
                     self._check(key, arrays[key][:, :steps], arrays[TRAJ_IDS])
 
@@ -67,6 +67,6 @@ class FiniteCheck:
         source, culprit = ("the policy for env", "policy") if key in self._written else ("env", "env")
         raise ShapeError(
             f"{'.'.join(key)}: {value} at step {step} of the batch, from {source} {env} of worker {self._worker}: "
-            f"values must be finite: mend the {culprit}, or keep such values with collector.check_finite=false "
+            f"values must be finite: fix the {culprit}, or keep such values with collector.check_finite=false "
             "(in Python check_finite=False)"
         )

@@ -1,9 +1,8 @@
-"""Resets a group of envs before its rollout exists: an env around an env (`collectx.env.base.Env`), so that neither the
-step loop nor the rollout knows of it.
+"""Resets a group of envs before its rollout exists, as an env wrapper (`collectx.env.base.Env`).
 
-A user's policy is called once to learn which keys it writes, see `collectx.policy.user_actor`. That call takes the
-first observations of the rollout's first episodes, so that no env is reset a second time for it. Used by
-the worker, in its process.
+A user's policy is called once, with first observations, to learn which keys it writes (`collectx.policy.user_actor`).
+These are the first observations of the rollout's first episodes, so that no env is reset a second time. Used by the
+worker, in its process.
 """
 
 from __future__ import annotations
@@ -16,8 +15,9 @@ import numpy as np
 from collectx.env.base import Env, first_observations
 
 
-class BegunEnv:
-    """A group that was reset with `seeds`. The first call of `reset` returns those observations and resets nothing.
+class FirstResetEnv:
+    """A group that is reset with `seeds` when it is made. The first call of `reset` returns those observations and
+    resets nothing.
 
     Args:
         env: closed by this one.
@@ -29,7 +29,7 @@ class BegunEnv:
         self.spec = dataclasses.replace(env.spec, first=first)
         self._env = env
         self._first: list[np.ndarray] | None = [value.numpy() for value in first.values()]
-        # Bound here, so that a step costs what it costs without this class.
+        # The env's own methods, so that the wrapper adds no call to a step.
         self.step, self.restart, self.close = env.step, env.restart, env.close
 
     def reset(self, seeds: Sequence[int] | None, out: Sequence[np.ndarray]) -> None:

@@ -1,5 +1,4 @@
-"""How observations reach the policy and what it returns reaches the slot, for a policy on the CPU or on a GPU; and
-random actions in its place.
+"""Runs the policy for one step: slot -> (pinned memory -> GPU ->) policy -> slot; or writes random actions instead.
 
 Used by the rollouts, in the worker's process.
 """
@@ -18,22 +17,22 @@ from collectx.policy.base import Actor
 from collectx.policy.random import RandomActor
 
 
-class Feed(Protocol):
-    """One call per step."""
+class Inference(Protocol):
+    """Called once per step."""
 
     def __call__(self, observation: Sequence[torch.Tensor], out: Sequence[np.ndarray]) -> None:
-        """Acts on `observation` (one `[E, *shape]` CPU tensor per leaf) and writes what it returns into `out`."""
+        """Acts on `observation` (one `[E, *shape]` CPU tensor per leaf) and writes the actor's outputs into `out`."""
 
 
-def make_feed(actor: Actor, spec: EnvSpec) -> Feed:
-    """The feed for the actor's device."""
+def make_inference(actor: Actor, spec: EnvSpec) -> Inference:
+    """The inference for the actor's device."""
     if actor.device.type == "cuda":
-        return CudaFeed(actor, spec)
-    return CpuFeed(actor)
+        return CudaInference(actor, spec)
+    return CpuInference(actor)
 
 
-class CpuFeed:
-    """The policy reads the slot's own memory."""
+class CpuInference:
+    """The policy reads the slot's memory directly."""
 
     def __init__(self, actor: Actor):
         self._act = actor.act
@@ -43,16 +42,16 @@ class CpuFeed:
             row[...] = value.numpy()
 
 
-class RandomFeed:
-    """Random actions, and zeros for what else the policy would write. Observations that it would overwrite stay.
+class RandomInference:
+    """Random actions, and zeros for the policy's other outputs. Observations that the policy overwrites stay unchanged.
 
     Args:
-        leaves: of the policy's actor, for each array of `out`.
+        leaves: the actor's, one for each array of `out`.
     """
 
     def __init__(self, spec: EnvSpec, leaves: Sequence[Leaf]):
         actor = RandomActor(spec)
-        self._act, self.forget = actor.act, actor.forget
+        self._act, self.reset = actor.act, actor.reset
         self._zeroed = [i for i, leaf in enumerate(leaves) if leaf not in (*spec.action, *spec.observation)]
 
     def __call__(self, observation: Sequence[torch.Tensor], out: Sequence[np.ndarray]) -> None:
@@ -62,27 +61,27 @@ class RandomFeed:
             out[i][...] = 0
 
 
-class RefreshingFeed:
-    """Another feed, and before each of its steps the newest weights: for one batch.
+class RefreshingInference:
+    """Takes the newest weights before each step of one batch, then calls another inference.
 
     Args:
         refresh: see `collectx.rollout.loop.Rollout`.
-        versions: `[T, E]` int64, written: the version that acts in each step.
+        versions: `[T, E]` int64, written: the policy version of each step.
     """
 
-    def __init__(self, feed: Feed, refresh: Callable[[], int], versions: np.ndarray):
-        self._feed = feed
+    def __init__(self, inference: Inference, refresh: Callable[[], int], versions: np.ndarray):
+        self._inference = inference
         self._refresh = refresh
         self._versions = iter(versions)
 
     def __call__(self, observation: Sequence[torch.Tensor], out: Sequence[np.ndarray]) -> None:
         next(self._versions)[:] = self._refresh()
-        self._feed(observation, out)
+        self._inference(observation, out)
 
 
-class CudaFeed:
-    """Observations go through pinned memory, so that both copies and the forward are queued on one stream, the current
-    one, on which new weights are copied too; the process waits once per step, for the actions to be back.
+class CudaInference:
+    """Copies through pinned memory. Both copies and the forward are queued on the current stream, on which new weights
+    are copied too; the process waits once per step, until the actions have arrived.
 
         slot --copy--> pinned --queued--> GPU --forward--> GPU --queued--> pinned --wait once--> slot
     """

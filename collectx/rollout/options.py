@@ -1,4 +1,4 @@
-"""How a rollout goes on: what a worker is told of `collector`'s options about frames and trajectories. Plain data.
+"""The options of `collector` about frames and trajectories, as plain data.
 
 Written by the trainer's side (`collectx/collector/compose.py`), read by the rollouts in the worker's process. Must not
 know schedules or configurations.
@@ -14,36 +14,38 @@ from collectx.batch import STEP_COUNT, Leaf
 from collectx.env.base import EnvSpec
 from collectx.errors import ConfigError
 
+# TorchRL's key, shape and dtype.
+_STEP_COUNT = Leaf(STEP_COUNT, (1,), torch.int64)
+
 
 @dataclasses.dataclass(frozen=True)
-class RolloutSpec:
-    """By default nothing but what envs and policy do by themselves.
+class RolloutOptions:
+    """How batches and trajectories begin and end.
 
     Attributes:
-        max_frames_per_traj: trajectories are cut after so many frames; None: they are not.
-        num_random_batches: so many batches at the beginning have random actions.
+        check_finite: batches with NaN or infinities are refused (`collectx/rollout/finite.py`).
+        max_frames_per_traj: trajectories are truncated after this number of frames; None: never.
+        num_random_batches: number of batches at the beginning that have random actions.
         reset_at_each_iter: every batch begins with new trajectories in all envs.
         set_truncated: the last frame of every row of a batch is marked truncated, and thereby done.
+        refresh_each_step: newer weights are taken before every step, not only between batches.
         may_end_early: a batch may end with fewer frames than its slot has room for.
-        refresh_each_step: newer weights are asked for before every step, not only between batches.
-        check_finite: batches with NaN or infinities are refused (`collectx/rollout/finite.py`).
     """
 
+    check_finite: bool
     max_frames_per_traj: int | None = None
     num_random_batches: int = 0
     reset_at_each_iter: bool = False
     set_truncated: bool = False
     refresh_each_step: bool = False
     may_end_early: bool = False
-    check_finite: bool = False
 
     def env_spec(self, spec: EnvSpec) -> EnvSpec:
-        """What the rollout's env has, where `spec` is that of the group as it was built: where trajectories are cut, it
-        observes `("step_count",)`, `[1]` int64, last.
+        """The spec of the rollout's env, where `spec` is that of the group as built: with `max_frames_per_traj`, the
+        last observation leaf is `("step_count",)`, `[1]` int64.
 
         Raises:
-            ConfigError: trajectories are to end before their episodes do, or batches before they are full, which this
-                group does not allow, or it counts trajectories' frames itself.
+            ConfigError: the group does not allow that trajectories or batches end early, or observes a `step_count`.
         """
         if self.may_end_early and spec.ragged:
             raise ConfigError(
@@ -54,12 +56,12 @@ class RolloutSpec:
                 ]
             )
         if not spec.cuttable:
-            wanted = {"max_frames_per_traj": self.max_frames_per_traj, "reset_at_each_iter": self.reset_at_each_iter}
+            options = {"max_frames_per_traj": self.max_frames_per_traj, "reset_at_each_iter": self.reset_at_each_iter}
             problems = [
                 f"collector.{name}={str(value).lower()}: this vector env resets its envs by itself, so none can be "
                 "reset before its episode ends: use Gymnasium's sync or async vector env (env.vectorization_mode) with "
                 "autoreset_mode=disabled or same_step (env.autoreset_mode), or single envs (env=gym)."
-                for name, value in wanted.items()
+                for name, value in options.items()
                 if value
             ]
             if problems:
@@ -69,15 +71,8 @@ class RolloutSpec:
         if any(leaf.key == STEP_COUNT for leaf in spec.observation):
             raise ConfigError(
                 [
-                    f"collector.max_frames_per_traj={self.max_frames_per_traj}: the env has a step_count of its own: "
-                    "leave one of them out, or let the env cut its trajectories, as TorchRL's StepCounter does."
+                    f"collector.max_frames_per_traj={self.max_frames_per_traj}: the env already observes step_count: "
+                    "leave one of them out, or let the env truncate its trajectories, as TorchRL's StepCounter does."
                 ]
             )
         return dataclasses.replace(spec, observation=(*spec.observation, _STEP_COUNT))
-
-
-# TorchRL's, with its shape and dtype.
-_STEP_COUNT = Leaf(STEP_COUNT, (1,), torch.int64)
-
-# Nothing of all this.
-PLAIN = RolloutSpec()

@@ -1,11 +1,11 @@
-"""The rollout for envs that spend a step on a reset (`EnvSpec.ragged`): in a step some envs give a frame, others none.
+"""The rollout for envs that spend a step on a reset (`EnvSpec.ragged`): such a step gives no frame for that env.
 
     step        0    1    2    3    4
     env 0       f    f    f    f    f        f: a frame      r: a reset, no frame
     env 1       f    f    r    f    f
 
 So envs fill their rows at different speeds. A row of a batch is therefore not an env but a *segment*: T successive
-frames of one env, nothing lost between one segment of an env and its next. A batch is the first E segments complete.
+frames of one env, without a gap between its segments. A batch consists of the first E complete segments.
 
 Called by the worker, in the worker's process.
 """
@@ -22,13 +22,18 @@ import numpy as np
 import torch
 
 from collectx.batch import POLICY_VERSION, TRAJ_IDS, Key, Slot
-from collectx.env.base import StepRows
+from collectx.env.base import EnvSpec, StepRows
 from collectx.errors import ShapeError
 from collectx.rollout.loop import Rollout, RolloutStats, Stopped, raise_at_step
 
 
+def rollout_class(spec: EnvSpec) -> type[Rollout]:
+    """The rollout class for a group's env."""
+    return RaggedRollout if spec.ragged else Rollout
+
+
 class RaggedRollout(Rollout):
-    """Fills segments, and a slot from the first E that are complete. See `Rollout` for the arguments."""
+    """Fills segments, and each slot from the first E complete ones. See `Rollout` for the arguments."""
 
     def __init__(self, *args: Any):
         super().__init__(*args)
@@ -42,8 +47,7 @@ class RaggedRollout(Rollout):
             np.zeros(size, np.bool_),
             np.zeros(size, np.bool_),
         )
-        # What the policy writes below `next` is what the env leaves there; what it writes over an observation stands in
-        # its place.
+        # Policy outputs below `next` and overwritten observations share the env's arrays.
         observed = dict(zip(spec.observation, self._carry, strict=True))
         observed |= zip([leaf.under("next") for leaf in spec.observation], self._out.observation, strict=True)
         self._written = [
@@ -51,7 +55,7 @@ class RaggedRollout(Rollout):
             for leaf in self._actor.leaves
         ]
         self._segments: dict[Key, np.ndarray] = {}
-        # At the moment of delivery at most 2E - 1 segments are complete and E are being filled.
+        # When a batch is delivered, at most 2E - 1 segments are complete and E are being filled.
         self._free = deque(range(size, 3 * size))
         self._complete: deque[int] = deque()
         self._segment = np.arange(size)
@@ -73,7 +77,7 @@ class RaggedRollout(Rollout):
 
     def collect(self, rows: Any, policy_version: int) -> RolloutStats:
         env_s = policy_s = 0.0
-        feed = self._next_feed()
+        infer = self._next_inference()
         num_actions = len(self._env.spec.action)
         num_envs = self._env.spec.num_envs
         versions = repeat(policy_version) if self._refresh is None else iter(self._refresh, None)
@@ -85,7 +89,7 @@ class RaggedRollout(Rollout):
                         raise Stopped
                     version = next(versions)
                     started = perf_counter()
-                    feed(self._carry_tensors, self._written)
+                    infer(self._carry_tensors, self._written)
                     acted = perf_counter()
                     self._out.frame[:] = True
                     self._out.terminated[:] = self._out.truncated[:] = False
@@ -97,14 +101,14 @@ class RaggedRollout(Rollout):
                     step += 1
         except ShapeError as error:
             raise_at_step(error, step)
-        chosen = [self._complete.popleft() for _ in range(num_envs)]
+        delivered = [self._complete.popleft() for _ in range(num_envs)]
         for key, array in rows.items():
-            array[...] = self._segments[key][chosen]
-        self._free += chosen
+            array[...] = self._segments[key][delivered]
+        self._free += delivered
         return RolloutStats(env_s, policy_s, self._episodes.take(), rows[TRAJ_IDS].shape[1])
 
     def _store(self, policy_version: int) -> None:
-        """Appends this step's frames to their envs' segments; moves on to the next observations."""
+        """Appends the frames of a step to their envs' segments; makes its observations the current ones."""
         out, spec, segments = self._out, self._env.spec, self._segments
         envs = np.flatnonzero(out.frame)
         place = self._segment[envs], self._cursor[envs]

@@ -20,8 +20,8 @@ class SlotRows:
 
     Args:
         slot: `[E, T, *shape]` leaves over the transport's memory.
-        spec: whose observation and action leaves are in the slot.
-        actor_leaves: what the actor writes, action leaves first.
+        spec: its observation and action leaves are in the slot.
+        actor_leaves: the actor's outputs, action leaves first.
     """
 
     def __init__(self, slot: Slot, spec: EnvSpec, actor_leaves: Sequence[Leaf]):
@@ -45,11 +45,11 @@ class SlotRows:
         self._all_frames = np.ones(spec.num_envs, dtype=np.bool_)
 
     def seen(self) -> Iterator[tuple[torch.Tensor, ...]]:
-        """For each step, what the policy reads: one `[E, *shape]` tensor per observation leaf."""
+        """The policy's input in each step: one `[E, *shape]` tensor per observation leaf."""
         return zip(*(tensor.unbind(0) for tensor in self._seen), strict=True)
 
     def step_rows(self) -> Iterator[StepRows]:
-        """For each step, where the env writes."""
+        """The arrays that the env writes in each step."""
         every = zip(*self._rewards, strict=True) if self._rewards else repeat((), self.steps)
         columns = zip(
             zip(*self.next_observation, strict=True), self.reward, self.terminated, self.truncated, every, strict=True
@@ -59,6 +59,6 @@ class SlotRows:
 
 
 def _next_of(leaf: Leaf, arrays: Mapping[Key, np.ndarray]) -> np.ndarray:
-    """Where the next observation goes: memory of this process's own where batches are without it."""
-    there = arrays.get(("next", *leaf.key))
-    return np.zeros_like(arrays[leaf.key]) if there is None else there
+    """Where the next observation is written: private memory where batches do not hold it."""
+    array = arrays.get(("next", *leaf.key))
+    return np.zeros_like(arrays[leaf.key]) if array is None else array

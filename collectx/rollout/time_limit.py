@@ -1,4 +1,5 @@
-"""Cuts trajectories short: an env around an env (`collectx.env.base.Env`), so that the step loop knows nothing of it.
+"""Truncates trajectories at a number of frames, as an env wrapper (`collectx.env.base.Env`), so that the step loop does
+not count.
 
 Used by the rollouts, in the worker's process.
 """
@@ -10,23 +11,23 @@ from collections.abc import Sequence
 import numpy as np
 
 from collectx.env.base import Env, EnvSpec, StepRows
-from collectx.rollout.options import RolloutSpec
+from collectx.rollout.options import RolloutOptions
 
 
-def with_ends(env: Env, want: RolloutSpec) -> Env:
-    """The group whose trajectories end as `want` says: `env` itself, or an env around it.
+def with_time_limit(env: Env, options: RolloutOptions) -> Env:
+    """`env`, wrapped where `options.max_frames_per_traj` is set.
 
     Raises:
-        ConfigError: this group's trajectories cannot be ended before their episodes; see `RolloutSpec.env_spec`.
+        ConfigError: the group does not allow it; see `RolloutOptions.env_spec`.
     """
-    spec = want.env_spec(env.spec)
-    return env if want.max_frames_per_traj is None else CutEnv(env, spec, want.max_frames_per_traj)
+    spec = options.env_spec(env.spec)
+    return env if options.max_frames_per_traj is None else TimeLimitEnv(env, spec, options.max_frames_per_traj)
 
 
-class CutEnv:
+class TimeLimitEnv:
     """Marks the `max_frames`-th frame of a trajectory truncated, whether or not its episode ends there too; the caller
-    then restarts that env, as any whose episode has ended. Observes, after all leaves of `env`, how many frames of its
-    trajectory an env has had.
+    then restarts that env, like any env whose episode has ended. Its last observation leaf counts the frames of the
+    env's trajectory.
 
     Args:
         env: a `cuttable` group. Closed by this one.
@@ -50,9 +51,9 @@ class CutEnv:
         any_ended = self._env.step(action, inner)
         self._frames += 1
         step_count[:, 0] = self._frames
-        cut = self._frames >= self._max_frames
-        np.logical_or(out.truncated, cut, out=out.truncated)
-        return any_ended or bool(cut.any())
+        at_limit = self._frames >= self._max_frames
+        np.logical_or(out.truncated, at_limit, out=out.truncated)
+        return any_ended or bool(at_limit.any())
 
     def restart(self, ended: np.ndarray, out: Sequence[np.ndarray]) -> None:
         self._env.restart(ended, out[:-1])

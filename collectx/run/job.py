@@ -25,11 +25,11 @@ from collectx.run.result import Record, Result
 from collectx.run.signals import Signals
 
 if TYPE_CHECKING:
-    from collectx.launcher.base import Place
+    from collectx.launcher.base import Launcher
     from collectx.trainer.base import Trainer
 
 
-def execute(cfg: RunConfig, folder: Path, argv: list[str], place: Place | None = None) -> Result:
+def execute(cfg: RunConfig, folder: Path, argv: list[str], place: Launcher | None = None) -> Result:
     """Runs `cfg`, blocking until the run has ended, and leaves everything about it in `folder`.
 
     A run that fails or is interrupted (SIGINT, SIGTERM, SIGHUP) does not raise: it says so on standard error and in the
@@ -50,7 +50,7 @@ def execute(cfg: RunConfig, folder: Path, argv: list[str], place: Place | None =
         return _execute(cfg, files, argv, place)
 
 
-def _execute(cfg: RunConfig, files: RunFolder, argv: list[str], place: Place | None) -> Result:
+def _execute(cfg: RunConfig, files: RunFolder, argv: list[str], place: Launcher | None) -> Result:
     files.begin(keep_logs=place is not None)
     with Signals() as signals:
         record = Record(cfg, signals)
@@ -76,7 +76,7 @@ def _execute(cfg: RunConfig, files: RunFolder, argv: list[str], place: Place | N
 
 
 def _run(
-    cfg: RunConfig, files: RunFolder, argv: list[str], place: Place | None, record: Record, signals: Signals
+    cfg: RunConfig, files: RunFolder, argv: list[str], place: Launcher | None, record: Record, signals: Signals
 ) -> None:
     """From the snapshot to the closed collector. What training raises goes to `record`, the rest is raised."""
     if cfg.launcher.kind == "local" and cfg.collector.kind != "single":
@@ -102,7 +102,7 @@ def _run(
 
 
 @contextmanager
-def _place(cfg: RunConfig, files: RunFolder, place: Place | None, events: EventLog) -> Iterator[Place | None]:
+def _place(cfg: RunConfig, files: RunFolder, place: Launcher | None, events: EventLog) -> Iterator[Launcher | None]:
     """Where workers come up: as given, or as jobs that this process submits, and ends with the block."""
     if place is not None or cfg.launcher.kind != "submitit":
         yield place
@@ -114,7 +114,12 @@ def _place(cfg: RunConfig, files: RunFolder, place: Place | None, events: EventL
 
 
 def _collect(
-    cfg: RunConfig, files: RunFolder, place: Place | None, record: Record, signals: Signals, events: Callable[..., None]
+    cfg: RunConfig,
+    files: RunFolder,
+    place: Launcher | None,
+    record: Record,
+    signals: Signals,
+    events: Callable[..., None],
 ) -> None:
     try:
         import torch
@@ -130,7 +135,7 @@ def _collect(
         device = torch.device(cfg.devices.storing_device or cfg.devices.device or "cpu")
         cores.limit_threads(cfg)
         snapshot.write_numerics(files, device)
-        spec = env.read_spec(cfg.env, policy.is_users_own(cfg.policy))
+        spec = env.read_spec(cfg.env, policy.is_user_policy(cfg.policy))
         _seed(cfg.seed)
         module = policy.build(cfg.policy, spec, cfg.seed)
         learner = trainer.build(cfg.trainer, module, spec, cfg.seed, device)
@@ -139,8 +144,8 @@ def _collect(
             record.digest = None
         own = None if replay is None else [{"replay": replay}] * cfg.collector.num_workers
         folder = cfg.collector.order_of
-        again = None if folder is None else [collectors.Recorded(*batch) for batch in delivery_log.read(folder)]
-        workers = collectors.build(cfg, module, spec, events, files.logs, place, own, again=again)
+        again = None if folder is None else [collectors.RecordedBatch(*batch) for batch in delivery_log.read(folder)]
+        workers = collectors.build(cfg, module, spec, events, files.logs, place, own, recorded=again)
     except (ConfigError, LauncherError, SpaceError) as error:
         raise record.misconfigured(error) from error
     with workers as collector:

@@ -21,7 +21,7 @@ from collectx.transport.base import Request
 from collectx.user_objects import Hooks
 
 
-class Answers:
+class RequestHandler:
     """
     Args:
         worker: its index.
@@ -49,7 +49,7 @@ class Answers:
         self._frames = frames
         self.weights = weights
         self._profiling: _Profiling | None = None
-        self._envs: Sequence[Any] = getattr(group, "users_envs", ())
+        self._envs: Sequence[Any] = getattr(group, "user_envs", ())
         keeps = (hasattr(each, "state_dict") and hasattr(each, "load_state_dict") for each in self._envs)
         self._has_states = bool(self._envs) and all(keeps)
         # Only of these is all of the state in `state_dict`: TorchRL's have their transforms' alone.

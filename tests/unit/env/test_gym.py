@@ -45,7 +45,7 @@ def test_nested_actions_and_observations():
     stepper = Stepper(build(toys(space=NESTED))).reset()
     stepper.step(np.array([0, 1, 2]), np.zeros((3, 2)))
     assert [leaf.key for leaf in stepper.spec.action] == [("action", "a"), ("action", "b", "0")]
-    actions = [action for toy in stepper.env.users_envs for action in toy.actions]
+    actions = [action for toy in stepper.env.user_envs for action in toy.actions]
     assert all(map(NESTED.contains, actions))
     assert [action["a"] for action in actions] == [0, 1, 2]
 

@@ -55,7 +55,7 @@ def test_restart_before_the_end_is_refused_where_the_env_resets_itself(cfg):
 
 def test_dense_final_observations_and_infos():
     stepper = Stepper(build(dense(2, info_keys=["t"]))).reset()
-    assert [type(env) for env in stepper.env.users_envs] == [Dense]
+    assert [type(env) for env in stepper.env.user_envs] == [Dense]
     assert [leaf.key for leaf in stepper.spec.observation] == [("observation",), ("info", "t"), ("info", "_t")]
     seen = []
     for _ in range(3):

@@ -125,7 +125,7 @@ def test_several_plain_envs_are_those_of_a_serial_env():
 
 
 def test_returns_sum_all_rewards():
-    cfg = TorchrlEnvConfig("torchrl", 1, "worlds.torchrlenvs:Agents")
+    cfg = TorchrlEnvConfig(kind="torchrl", num_envs=1, target="worlds.torchrlenvs:Agents")
     with collectors.build(config("single", "inline", cfg, frames_per_batch=30), None, read_spec(cfg)) as collector:
         batch = next(collector)
     (part,) = collector.delivery.parts
@@ -136,7 +136,7 @@ def test_returns_sum_all_rewards():
 def test_a_trainer_that_learns_from_one_reward_refuses_others():
     spec = TorchrlEnv([torchrlenvs.TwoRewards()]).spec
     ppo = compose(["experiment=cartpole_ppo"]).trainer
-    with pytest.raises(ConfigError, match=r"the env gives reward \[2\] torch.float64, and it learns from one reward"):
+    with pytest.raises(ConfigError, match=r"the env gives reward \[2\] torch.float64, but the trainer learns"):
         trainers.build(ppo, None, spec, 0, torch.device("cpu"))
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from collectx.policy.weights import FlatWeights, lies_on
+from collectx.policy.weights import FlatWeights, is_on_device
 
 
 class Tied(nn.Module):
@@ -80,8 +80,8 @@ def test_wrong_buffer(buffer, method):
 def test_where_a_policy_lies():
     here, there = nn.Linear(2, 2), nn.Linear(2, 2, device="meta")
     cpu, meta = torch.device("cpu"), torch.device("meta")
-    found = [(module, device) for module in (here, there) for device in (cpu, meta) if lies_on(module, device)]
+    found = [(module, device) for module in (here, there) for device in (cpu, meta) if is_on_device(module, device)]
     assert found == [(here, cpu), (there, meta)]
-    assert lies_on(here, torch.device("cpu", 0))
-    assert lies_on(len, meta)
-    assert not lies_on(nn.Sequential(here, there), cpu)
+    assert is_on_device(here, torch.device("cpu", 0))
+    assert is_on_device(len, meta)
+    assert not is_on_device(nn.Sequential(here, there), cpu)

@@ -24,11 +24,12 @@ from collectx.errors import ShapeError
 from collectx.policy import ExplorationType, make_actor
 from collectx.rollout.episodes import Episodes
 from collectx.rollout.loop import Stopped
-from collectx.rollout.options import PLAIN, RolloutSpec
-from collectx.rollout.segments import RaggedRollout
-from collectx.rollout.start import rollout_of
-from collectx.user_objects import Given
-from collectx.worker.spec import WorkerTask
+from collectx.rollout.options import RolloutOptions
+from collectx.rollout.segments import RaggedRollout, rollout_class
+from collectx.user_objects import UserObjects
+from collectx.worker.spec import WorkerSpec
+
+PLAIN = RolloutOptions(check_finite=False)
 
 
 def make(cfg, policy, steps, stop=b"\0", spec=PLAIN):
@@ -36,7 +37,7 @@ def make(cfg, policy, steps, stop=b"\0", spec=PLAIN):
     env = build(cfg)
     size = env.spec.num_envs
     actor = make_actor(policy, env.spec, torch.device("cpu"), ExplorationType.RANDOM)
-    rollout = rollout_of(env.spec)(env, actor, Episodes(0, size, size), range(size), memoryview(stop), spec)
+    rollout = rollout_class(env.spec)(env, actor, Episodes(0, size, size), range(size), memoryview(stop), spec)
     layout = Layout(batch_leaves(env.spec.observation, actor.leaves), size, steps)
     slot = layout.slot(torch.full((layout.nbytes,), 7, dtype=torch.uint8))
     return rollout, slot, rollout.prepare(slot)
@@ -53,7 +54,7 @@ def test_a_ragged_row_is_of_one_env_and_no_frame_is_lost_or_repeated(lengths, st
     envs = [partial(SpaceEnv, spaces.Discrete(9), spaces.Discrete(2), length) for length in lengths]
     entry_point = lambda num_envs: SyncVectorEnv(envs, autoreset_mode=AutoresetMode.NEXT_STEP)  # noqa: E731
     cfg = replace(gym_vector(size), id=None, entry_point=entry_point)
-    rollout, slot, rows = make(cfg, None, steps, spec=RolloutSpec(set_truncated=set_truncated))
+    rollout, slot, rows = make(cfg, None, steps, spec=RolloutOptions(False, set_truncated=set_truncated))
     assert isinstance(rollout, RaggedRollout)
     expected, lengths_told = [(1, 1)] * size, []
     for number in range(20):
@@ -103,7 +104,7 @@ def test_random_frames_leave_nothing_in_what_the_policy_writes_nor_the_slot_in_t
     policy = telling_policy(4)
     with torch.no_grad():
         policy.module.number.fill_(3)
-    rollout, slot, rows = make(counting(20), policy, 6, spec=RolloutSpec(None, 1))
+    rollout, slot, rows = make(counting(20), policy, 6, spec=RolloutOptions(False, num_random_batches=1))
     for expected in ([[0, 1], [0], [0]], [[0], [3], [3]]):
         rollout.collect(rows, 0)
         assert [slot.tensors[key,].unique().tolist() for key in ("action", "low", "high")] == expected
@@ -127,9 +128,9 @@ def test_the_step_loop_keeps_no_object(cfg):
     rollout.close()
 
 
-@pytest.mark.parametrize("spec", [RolloutSpec(), RolloutSpec(3, 2, True, True)])
+@pytest.mark.parametrize("spec", [PLAIN, RolloutOptions(True, 3, 2, True, True)])
 def test_a_task_travels_as_plain_json(spec):
-    task = WorkerTask(1, 4, 2, counting(2), mlp(), "cpu", "random", 7, (), rollout=spec)
+    task = WorkerSpec(1, 4, 2, counting(2), mlp(), "cpu", "random", 7, (), rollout=spec)
     message = json.loads(json.dumps(task.to_json()))
     assert message["rollout"] == as_dict(spec)
-    assert WorkerTask.from_json(message, Given()) == task
+    assert WorkerSpec.from_json(message, UserObjects()) == task

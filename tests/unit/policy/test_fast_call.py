@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from collectx.policy.fast_call import straighten
+from collectx.policy.fast_call import fast_callable
 
 
 def network():
@@ -33,15 +33,15 @@ MODULES = {
 def test_same_result(module):
     x = torch.randn(3, 4)
     kept = x.clone()
-    assert torch.equal(straighten(module)(x), module(x))
+    assert torch.equal(fast_callable(module)(x), module(x))
     assert torch.equal(x, kept)
 
 
 def test_one_row_without_a_batch_dimension():
     x = torch.randn(4)
     for module in (network(), nn.Sequential(nn.Linear(4, 2, bias=False))):
-        torch.testing.assert_close(straighten(module, one_row=True)(x), module(x))
-        assert torch.equal(straighten(module, one_row=True)(x[None]), module(x[None]))
+        torch.testing.assert_close(fast_callable(module, one_row=True)(x), module(x))
+        assert torch.equal(fast_callable(module, one_row=True)(x[None]), module(x[None]))
 
 
 @pytest.mark.parametrize("place", [lambda m: m, lambda m: m[0], lambda m: m[2][1]], ids=["root", "child", "nested"])
@@ -49,13 +49,13 @@ def test_hooks_are_called(place):
     called = []
     module = network()
     place(module).register_forward_hook(lambda *_: called.append(1))
-    straighten(module)(torch.randn(1, 4))
+    fast_callable(module)(torch.randn(1, 4))
     assert called == [1]
 
 
 def test_changed_and_replaced_parameters_are_seen():
     module = Custom()
-    forward = straighten(module)
+    forward = fast_callable(module)
     x = torch.randn(3, 4)
     with torch.no_grad():
         module.net[0].weight.mul_(2)

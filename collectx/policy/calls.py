@@ -1,0 +1,238 @@
+"""How a user's policy is called: a function from observation tensors to outputs by key, in the cheapest form.
+
+    policy                                    call
+    TensorDictModule, plain inner module      the inner module, with the observation's tensors
+    TensorDictSequential of such              the inner modules in turn
+    any other module of tensordict's,         the policy, with a TensorDict of the observation's tensors and of its
+      forward(td), forward(tensordict)          outputs of the frame before
+    anything else                             the policy, with the observation's tensors; it returns the action, or a
+                                                tuple of the action and further outputs
+
+Used by the actor over it (`collectx.policy.user_actor`), in the worker's process.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from tensordict import TensorDict
+from tensordict.nn import TensorDictModule, TensorDictModuleBase, TensorDictSequential
+from torch import nn
+
+from collectx.batch import Key, as_key, nest
+from collectx.env.base import EnvSpec
+from collectx.errors import ConfigError, ShapeError
+from collectx.policy.acceleration import Acceleration
+from collectx.policy.exploration import ExplorationType, exploration
+from collectx.policy.spaces import observation_leaves
+
+Outputs = dict[Key, torch.Tensor]
+Call = Callable[[Sequence[torch.Tensor]], Outputs]
+
+
+def make_call(
+    policy: Callable,
+    spec: EnvSpec,
+    device: torch.device,
+    exploration_type: ExplorationType,
+    acceleration: Acceleration,
+    is_trusted: bool,
+) -> Call:
+    """The call of `policy`, with one tensor `[*spec.policy_shape, *shape]` per leaf of `spec.observation`.
+
+    Args:
+        is_trusted: the policy is called with a TensorDict, whatever its signature and its keys.
+
+    Raises:
+        ConfigError: the policy reads keys that the env does not write.
+    """
+    index = {leaf.key: i for i, leaf in enumerate(spec.observation)}
+    if not is_trusted and not takes_tensordict(policy):
+        return call_with_tensors(policy, spec, acceleration)
+    reads = [] if is_trusted else [as_key(key) for key in getattr(policy, "in_keys", ())]
+    unknown = [key for key in reads if key not in index and not any(seen[: len(key)] == key for seen in index)]
+    if unknown:
+        raise ConfigError(
+            [f"the policy reads {key_names(unknown)}, but the env writes {key_names(index)}: change its in_keys."]
+        )
+    modules = _tensor_modules(policy, acceleration)
+    if modules is not None and _reads_only_tensors(modules, set(index)):
+        return call_modules(modules, index)
+    compiled = policy if acceleration.compile is None else acceleration.compile_call(policy)
+    keeps_outputs = acceleration.cudagraph is None
+    return call_with_tensordict(compiled, index, spec.policy_shape, device, exploration_type, keeps_outputs)
+
+
+def takes_tensordict(policy: Callable) -> bool:
+    """Whether `policy` is called with a TensorDict: it is a module of tensordict's, or its only argument is named
+    `tensordict` or `td`, or is annotated as a TensorDict."""
+    if isinstance(policy, TensorDictModuleBase):
+        return True
+    parameters = _parameters(policy)
+    if len(parameters) != 1:
+        return False
+    annotation = parameters[0].annotation
+    type_name = annotation if isinstance(annotation, str) else getattr(annotation, "__name__", "")
+    return parameters[0].name in ("tensordict", "td") or "TensorDict" in type_name
+
+
+def call_with_tensors(policy: Callable, spec: EnvSpec, acceleration: Acceleration) -> Call:
+    """A policy from observation tensors to the action: one argument per observation leaf, or a nested dict of them for
+    a policy with one argument and an env with several leaves. Outputs after the action are `output1`, ..."""
+    leaves = observation_leaves(spec)
+    indices = [spec.observation.index(leaf) for leaf in leaves]
+    forward = acceleration.compile_call(policy)
+    keys = names = [leaf.key for leaf in spec.action]
+    takes_dict = len(leaves) > 1 and len(_parameters(policy)) == 1
+
+    def call(observation: Sequence[torch.Tensor]) -> Outputs:
+        nonlocal names
+        tensors = [observation[i] for i in indices]
+        if takes_dict:
+            result = forward(nest({leaf.key[1:]: tensor for leaf, tensor in zip(leaves, tensors, strict=True)}))
+        else:
+            result = forward(*tensors)
+        if isinstance(result, torch.Tensor):
+            result = (result,)
+        if not isinstance(result, tuple | list) or len(result) < len(keys):
+            raise ShapeError(
+                f"a policy without out_keys has to return the env's action ({key_names(keys)}) as "
+                f"{'a tensor' if len(keys) == 1 else f'a tuple of {len(keys)} tensors'}, got a {type(result).__name__}"
+            )
+        if len(result) != len(names):
+            # TorchRL's names for further outputs.
+            names = [*keys, *((f"output{i}",) for i in range(1, len(result) - len(keys) + 1))]
+        return dict(zip(names, result, strict=True))
+
+    return call
+
+
+# A function of tensors, with the keys that it reads and writes.
+_TensorModule = tuple[Callable, list[Key], list[Key]]
+
+
+def _tensor_modules(module: Any, acceleration: Acceleration) -> list[_TensorModule] | None:
+    """The functions that `module` consists of; None where it does more than call them."""
+    if not hasattr(module, "_forward_hooks"):  # no nn.Module
+        return None
+    hooked = module._forward_hooks or module._forward_pre_hooks or "forward" in module.__dict__
+    if hooked or getattr(module, "_kwargs", None) or getattr(module, "method", None):
+        return None
+    if type(module) is TensorDictModule and not getattr(module, "_get_kwargs", None):
+        keys = [as_key(k) for k in module.in_keys], [as_key(k) for k in module.out_keys]
+        return [(acceleration.compile_call(module.module), *keys)]
+    if type(module) is TensorDictSequential and not (module.partial_tolerant or module._select_before_return):
+        modules: list[_TensorModule] = []
+        for child in module.module:
+            inner = _tensor_modules(child, acceleration)
+            if inner is None:
+                return None
+            modules += inner
+        return modules
+    return None
+
+
+def _reads_only_tensors(modules: list[_TensorModule], known: set[Key]) -> bool:
+    """False where a module reads a whole nested TensorDict."""
+    for _, reads, writes in modules:
+        if not known.issuperset(reads):
+            return False
+        known.update(writes)
+    return True
+
+
+def call_modules(modules: list[_TensorModule], index: dict[Key, int]) -> Call:
+    """Calls functions of tensors in turn, without a TensorDict.
+
+    Args:
+        index: of each leaf in the observation.
+    """
+    if len(modules) == 1:
+        forward, reads, writes = modules[0]
+        indices = [index[key] for key in reads]
+        if len(writes) == 1:
+            key = writes[0]
+            if len(indices) == 1:
+                only = indices[0]
+                return lambda observation: {key: forward(observation[only])}
+            return lambda observation: {key: forward(*[observation[i] for i in indices])}
+
+    def call(observation: Sequence[torch.Tensor]) -> Outputs:
+        values = {key: observation[i] for key, i in index.items()}
+        outputs: Outputs = {}
+        for forward, reads, writes in modules:
+            result = forward(*[values[key] for key in reads])
+            if isinstance(result, torch.Tensor):
+                result = (result,)
+            outputs.update(zip(writes, result, strict=True))
+            values.update(outputs)
+        return {key: value for key, value in outputs.items() if not _is_private(key)}
+
+    return call
+
+
+def call_with_tensordict(
+    policy: Callable,
+    index: dict[Key, int],
+    size: tuple[int, ...],
+    device: torch.device,
+    exploration_type: ExplorationType,
+    keeps_outputs: bool,
+) -> Call:
+    """
+    Args:
+        index: of each leaf in the observation.
+        size: batch size of the TensorDict.
+        keeps_outputs: whether the policy finds its outputs of the call before in the TensorDict. A CUDA graph cannot
+            pass them on.
+    """
+    keys = [key[0] if len(key) == 1 else key for key in index]
+    data: TensorDict | None = None
+
+    def call(observation: Sequence[torch.Tensor]) -> Outputs:
+        # One TensorDict for all frames: some policies keep values in it (`_ou_prev_noise`), and setting its observation
+        # takes half the time of making a new one.
+        nonlocal data
+        if data is None or not keeps_outputs:
+            data = TensorDict({}, batch_size=size, device=device)
+        for key, tensor in zip(keys, observation, strict=True):
+            data.set(key, tensor)
+        with exploration(exploration_type):
+            result = policy(data)
+        if result is not None and result is not data:
+            data.update(result)
+        outputs = {}
+        for name, value in data.items(include_nested=True, leaves_only=True):
+            output_key = as_key(name)
+            if not isinstance(value, torch.Tensor) or _is_private(output_key):
+                continue
+            # An observation is an output where the policy replaced its tensor.
+            if output_key not in index or value is not observation[index[output_key]]:
+                outputs[output_key] = value
+        return outputs
+
+    return call
+
+
+def key_names(keys: Iterable[Key]) -> str:
+    """Keys as text for messages."""
+    return ", ".join(".".join(key) for key in keys) or "nothing"
+
+
+def _is_private(key: Key) -> bool:
+    """Whether the key is omitted from batches, as in TorchRL."""
+    return any(part.startswith("_") for part in key)
+
+
+def _parameters(policy: Callable) -> list[inspect.Parameter]:
+    """The positional parameters without defaults; the first one where all have defaults."""
+    try:
+        signature = inspect.signature(policy.forward if isinstance(policy, nn.Module) else policy)
+    except (ValueError, TypeError):
+        return []
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    positional = [p for p in signature.parameters.values() if p.kind in kinds]
+    return [p for p in positional if p.default is inspect.Parameter.empty] or positional[:1]

@@ -13,10 +13,10 @@ from collectx.config import GymEnvConfig, GymVectorEnvConfig
 from collectx.env.base import Env
 from collectx.env.torchrl_specs import is_torchrl_env
 from collectx.errors import ConfigError
-from collectx.user_objects import GivenEnvConfig
+from collectx.user_objects import UserEnvConfig
 
 
-def make_user_env(cfg: GivenEnvConfig) -> Env:
+def make_user_env(cfg: UserEnvConfig) -> Env:
     """The group of envs that `cfg.create` makes: a VectorEnv's envs, those of a batched env of TorchRL, or
     `cfg.num_envs` plain ones, each by a call of its own (one, where that is 0). An env of TorchRL may be given itself,
     and then is the caller's to close.
@@ -33,15 +33,35 @@ def make_user_env(cfg: GivenEnvConfig) -> Env:
         from collectx.env.gym_vector import GymVectorEnv
 
         _check_count(cfg, made.num_envs, f"a vector env of {made.num_envs}")
-        how = ("vector_entry_point", None, cfg.exclude_keys)
         return GymVectorEnv(
-            GymVectorEnvConfig("gym_vector", made.num_envs, None, None, {}, [], cfg.info_keys, *how), made
+            GymVectorEnvConfig(
+                kind="gym_vector",
+                num_envs=made.num_envs,
+                id=None,
+                entry_point=None,
+                kwargs={},
+                wrappers=[],
+                info_keys=cfg.info_keys,
+                vectorization_mode="vector_entry_point",
+                autoreset_mode=None,
+                exclude_keys=cfg.exclude_keys,
+            ),
+            made,
         )
     if isinstance(made, gymnasium.Env):
         from collectx.env.gym import GymEnv
 
         size = cfg.num_envs or 1
-        plain = GymEnvConfig("gym", size, None, None, {}, [], cfg.info_keys, cfg.exclude_keys)
+        plain = GymEnvConfig(
+            kind="gym",
+            num_envs=size,
+            id=None,
+            entry_point=None,
+            kwargs={},
+            wrappers=[],
+            info_keys=cfg.info_keys,
+            exclude_keys=cfg.exclude_keys,
+        )
         group = GymEnv(plain, iter(_several(cfg, made, size)).__next__)
         return _single(group) if size == 1 else group
     raise ConfigError(
@@ -52,7 +72,7 @@ def make_user_env(cfg: GivenEnvConfig) -> Env:
     )
 
 
-def _torchrl(cfg: GivenEnvConfig, made: Any, itself: bool) -> Env:
+def _torchrl(cfg: UserEnvConfig, made: Any, itself: bool) -> Env:
     from collectx.env.torchrl import TorchrlEnv, split
 
     if cfg.info_keys:
@@ -75,7 +95,7 @@ def _torchrl(cfg: GivenEnvConfig, made: Any, itself: bool) -> Env:
     return group if made.batch_size or len(envs) > 1 else _single(group)
 
 
-def _several(cfg: GivenEnvConfig, first: Any, count: int) -> list[Any]:
+def _several(cfg: UserEnvConfig, first: Any, count: int) -> list[Any]:
     """So many plain envs, the first of which is made."""
     envs = [first, *(cfg.create(**cfg.kwargs) for _ in range(count - 1))]
     if len(set(map(id, envs))) < count:
@@ -88,7 +108,7 @@ def _several(cfg: GivenEnvConfig, first: Any, count: int) -> list[Any]:
     return envs
 
 
-def _check_count(cfg: GivenEnvConfig, count: int, what: str) -> None:
+def _check_count(cfg: UserEnvConfig, count: int, what: str) -> None:
     if cfg.num_envs not in (0, count):
         raise ConfigError(
             [f"num_envs={cfg.num_envs}: create_env_fn makes {what}: use num_envs={count}, or leave it out."]

@@ -56,8 +56,8 @@ class Sampler:
         """Recomputes the shared memory after a process died in a change, or the ring was restored."""
 
     def draw(self, size: int) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-        """Returns the indices of `size` frames, int64 of any shape, and additional leaves of the sample. The ring is not
-        empty.
+        """Returns the indices of `size` frames, int64 of any shape, and additional leaves of the sample. The ring has
+        frames.
 
         Raises:
             ValueError: `size` frames cannot be sampled.

@@ -169,9 +169,9 @@ def _differences(expected: Mapping[Key, Leaf], actual: Mapping[Key, Leaf]) -> li
     if expected == actual:
         return []
     differences = [f"{'.'.join(key)} is missing" for key in expected if key not in actual]
-    differences += [f"{'.'.join(key)} is not among its leaves" for key in actual if key not in expected]
+    differences += [f"{'.'.join(key)} is not a leaf of the buffer" for key in actual if key not in expected]
     for key, leaf in actual.items():
         if key in expected and expected[key] != leaf:
             other = expected[key]
-            differences.append(f"{'.'.join(key)} is {leaf.shape} {leaf.dtype}, there it is {other.shape} {other.dtype}")
+            differences.append(f"{'.'.join(key)} is {leaf.shape} {leaf.dtype}, in the buffer {other.shape} {other.dtype}")
     return differences

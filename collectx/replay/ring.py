@@ -173,5 +173,7 @@ def _differences(expected: Mapping[Key, Leaf], actual: Mapping[Key, Leaf]) -> li
     for key, leaf in actual.items():
         if key in expected and expected[key] != leaf:
             other = expected[key]
-            differences.append(f"{'.'.join(key)} is {leaf.shape} {leaf.dtype}, in the buffer {other.shape} {other.dtype}")
+            differences.append(
+                f"{'.'.join(key)} is {leaf.shape} {leaf.dtype}, in the buffer {other.shape} {other.dtype}"
+            )
     return differences

@@ -1,6 +1,6 @@
 """Where workers come up that are not processes of the trainer's own machine: what a collector is told of such a place.
 
-Made by the run (`collectx/run/role.py`), used by the collector. Must not know schedulers.
+Made by the run (`collectx/run/entry.py`), used by the collector. Must not know schedulers.
 """
 
 from __future__ import annotations

@@ -20,9 +20,8 @@ from collectx.errors import ConfigError, LauncherError
 from collectx.launcher.slurm import commands, job
 from collectx.launcher.slurm.array import JobArray, slurm_resources
 from collectx.launcher.slurm.job_watcher import JobState
-from collectx.run import worker
 from collectx.run.folder import RunFolder, new_folder
-from collectx.run.submitted_workers import PresubmittedJobs, task_of
+from collectx.run.submitted_workers import PresubmittedJobs, worker_command
 
 _FIRST_PAUSE_S = 1.0
 _LAST_PAUSE_S = 10.0
@@ -87,7 +86,7 @@ def _submit_and_follow(
     files.jobs.mkdir(exist_ok=True)
     script = files.jobs / "trainer.sh"
     script.write_text(_script(trainer, files, told))
-    command = [sys.executable, "-u", "-m", worker.__name__, "--wait", f"{told.queue_timeout_s:g}", str(task_of(files))]
+    command = worker_command(files, wait_s=told.queue_timeout_s)
     array = JobArray(workers, files.jobs / "worker.sh", files.logs, command, files.worker_jobs)
     jobs: list[str] = []
     try:

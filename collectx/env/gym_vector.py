@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import gymnasium
@@ -23,11 +24,14 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, Vecto
 from collectx.batch import Leaf
 from collectx.config import GymVectorEnvConfig
 from collectx.env.base import EnvSpec, StepRows
+from collectx.env.checked import CheckedEnv
 from collectx.env.gym_factory import given, resolve_source, wrapper
 from collectx.env.infos import PROBED_STEPS, InfoKeys, of_each_env
 from collectx.env.spaces import Structure, checked_rows, without, write_row
 from collectx.errors import CollectxError, ConfigError, ShapeError
 
+# How long the processes of an async env may take to finish a step before they are killed, in seconds.
+_CLOSE_S = 2.0
 _BUILT_BY_US = ("sync", "async")
 
 
@@ -145,7 +149,9 @@ class GymVectorEnv:
                 array[due] = fresh[taken]
 
     def close(self) -> None:
-        self._env.close()
+        # Without a timeout Gymnasium waits for ever for the results of a step that an error has interrupted.
+        is_async = isinstance(self._env.unwrapped, AsyncVectorEnv)
+        self._env.close(**({"timeout": _CLOSE_S} if is_async else {}))
 
     def _values(self, observation: Any, info: Mapping) -> list[np.ndarray]:
         """One `[E, *shape]` array per leaf."""
@@ -201,6 +207,8 @@ def _make(cfg: GymVectorEnvConfig) -> VectorEnv:
         # The observations are copied into the caller's memory at once, so the env need not copy them as well.
         vector_kwargs = {"autoreset_mode": mode, "copy": False}
     wrappers: list[Callable] = [wrapper(item, f"env.wrappers[{i}]") for i, item in enumerate(cfg.wrappers)]
+    if how == "async":
+        wrappers.append(partial(CheckedEnv, exclude_keys=cfg.exclude_keys))
     return gymnasium.make_vec(
         str(cfg.id),
         cfg.num_envs,

@@ -32,7 +32,7 @@ def measure(num_workers: int, num_active: int, seconds: float, **_: Any) -> dict
     from collectx import policy as policies
     from collectx.collector import build
     from collectx.config import CountingEnvConfig, CustomPolicyConfig
-    from collectx.launcher.base import Place
+    from collectx.launcher.base import Launcher
 
     torch.set_num_threads(1)
     env = CountingEnvConfig(kind="counting", num_envs=1, episode_length=10, observation_size=4, step_s=0.0)
@@ -50,9 +50,9 @@ def measure(num_workers: int, num_active: int, seconds: float, **_: Any) -> dict
     )
     joined = _Count()
     endpoints: list[Any] = []
-    place = Place(endpoints.append, lambda worker, life: None, lambda worker: f"worker {worker}")
+    place = Launcher(endpoints.append, lambda worker, life: None, lambda worker: f"worker {worker}")
     before_bytes, before_threads = _resident_bytes(), _num_threads()
-    with build(cfg, module, spec, joined, place=place) as collector:
+    with build(cfg, module, spec, joined, launcher=place) as collector:
         crowd = multiprocessing.get_context("spawn").Process(
             target=_crowd, args=(endpoints[0], num_workers, num_active), daemon=True
         )

@@ -21,7 +21,7 @@ from collectx.config import SlurmLauncherConfig, num_tasks_of
 from collectx.errors import ConfigError
 from collectx.launcher.slurm import commands
 from collectx.launcher.slurm.job_watcher import JobState
-from collectx.launcher.slurm.log_watcher import role_words
+from collectx.launcher.slurm.log_watcher import role_command
 from collectx.run import snapshot
 from collectx.run import task as role
 from collectx.run.cores import per_node
@@ -87,7 +87,7 @@ class Step:
             "kill_on_bad_exit": 0,
             "no_kill": run.cfg.collector.on_worker_failure != "raise",
         }
-        words = role_words(launcher.python or sys.executable, str(files.path))
+        words = role_command(launcher.python or sys.executable, str(files.path))
         script = files.jobs / "step.sh"
         script.write_text("\n".join(["#!/bin/bash", *commands.body(launcher, words, **options), ""]))
         with open(files.log("job"), "wb") as log:

@@ -1,6 +1,6 @@
 """collectx: reinforcement-learning experience collection from one YAML-driven command, and as a Python library.
 
-What is here is imported when it is first asked for, as that imports torch.
+Names are imported on first access, because they import torch.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-# Whether worker processes of this machine leave out Python's warnings, as the trainer's process prints the same ones.
-# Looked at when a worker is started.
+# Whether worker processes of this machine suppress Python's warnings, which the trainer's process prints as well. Read
+# when a worker is started.
 filter_warnings_subprocess = True
 
-# Where each name is.
+# The module of each public name.
 _MODULES = {
     "Collector": "library.collectors",
     "DistributedCollector": "library.collectors",

@@ -38,11 +38,11 @@ class _ByValue:
 
 # What the library's keywords are called.
 _KEYWORDS = {
-    ("GivenEnvConfig", "create"): "create_env_fn",
-    ("GivenEnvConfig", "kwargs"): "create_env_kwargs",
-    ("GivenPolicyConfig", "factory"): "policy_factory",
-    ("GivenCollector", "create"): "collector_class",
-    ("GivenCollector", "kwargs"): "collector_kwargs",
+    ("UserEnvConfig", "create"): "create_env_fn",
+    ("UserEnvConfig", "kwargs"): "create_env_kwargs",
+    ("UserPolicyConfig", "factory"): "policy_factory",
+    ("UserCollector", "create"): "collector_class",
+    ("UserCollector", "kwargs"): "collector_kwargs",
 }
 
 
@@ -62,8 +62,8 @@ def _rebuild(cls: type, content: bytes) -> Any:
     return cls(**pickle.loads(content))
 
 
-@dataclass
-class GivenEnvConfig(_ByValue, EnvConfig):
+@dataclass(kw_only=True)
+class UserEnvConfig(_ByValue, EnvConfig):
     """An env as a callable.
 
     Attributes:
@@ -72,14 +72,14 @@ class GivenEnvConfig(_ByValue, EnvConfig):
         info_keys, exclude_keys: as of the other kinds.
     """
 
-    create: Callable[..., Any] = field(default=None)  # type: ignore[assignment]
+    create: Callable[..., Any]
     kwargs: dict[str, Any] = field(default_factory=dict)
     info_keys: list[str] = field(default_factory=list)
     exclude_keys: list[str] = field(default_factory=list)
 
 
-@dataclass
-class GivenPolicyConfig(_ByValue, PolicyConfig):
+@dataclass(kw_only=True)
+class UserPolicyConfig(_ByValue, PolicyConfig):
     """A policy as an object, or as a callable that makes one.
 
     Attributes:
@@ -98,7 +98,7 @@ class GivenPolicyConfig(_ByValue, PolicyConfig):
 
 def is_object(policy: PolicyConfig) -> bool:
     """Whether the policy is one object, the same wherever it is built in this process."""
-    return isinstance(policy, GivenPolicyConfig) and policy.factory is None
+    return isinstance(policy, UserPolicyConfig) and policy.factory is None
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,7 @@ class Hooks(_ByValue):
 
 
 @dataclass(frozen=True)
-class GivenCollector(_ByValue):
+class UserCollector(_ByValue):
     """A collector of the user's own, which a worker runs.
 
     Attributes:
@@ -147,22 +147,26 @@ class GivenCollector(_ByValue):
 
 
 @dataclass
-class Given:
+class UserObjects:
     """What a worker cannot be told as plain data; None where it can, or where there is none."""
 
-    env: GivenEnvConfig | None = None
-    policy: GivenPolicyConfig | None = None
+    env: UserEnvConfig | None = None
+    policy: UserPolicyConfig | None = None
     hooks: Hooks = field(default_factory=Hooks)
-    custom: GivenCollector | None = None
+    user_collector: UserCollector | None = None
 
     @classmethod
     def of(
-        cls, env: EnvConfig, policy: PolicyConfig, hooks: Hooks | None = None, custom: GivenCollector | None = None
-    ) -> Given:
+        cls,
+        env: EnvConfig,
+        policy: PolicyConfig,
+        hooks: Hooks | None = None,
+        user_collector: UserCollector | None = None,
+    ) -> UserObjects:
         """The parts of a configuration that are objects."""
         return cls(
-            env if isinstance(env, GivenEnvConfig) else None,
-            policy if isinstance(policy, GivenPolicyConfig) else None,
+            env if isinstance(env, UserEnvConfig) else None,
+            policy if isinstance(policy, UserPolicyConfig) else None,
             hooks or Hooks(),
-            custom,
+            user_collector,
         )

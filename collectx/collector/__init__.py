@@ -3,4 +3,4 @@
 from collectx.collector.batch_info import Delivery as Delivery
 from collectx.collector.collector import Collector as Collector
 from collectx.collector.compose import build as build
-from collectx.schedule.replay import Recorded as Recorded
+from collectx.schedule.replay import RecordedBatch as RecordedBatch

@@ -9,17 +9,17 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from collectx.config import RayLauncherConfig
-from collectx.launcher.base import Place
+from collectx.launcher.base import Launcher
 from collectx.transport.network.handshake import Endpoint
-from collectx.user_objects import Given
+from collectx.user_objects import UserObjects
 
 if TYPE_CHECKING:
     from collectx.transport.network.ray import ActorHandle
 
 
 def placing(
-    launcher: RayLauncherConfig, num_workers: int, start_timeout_s: float, given: Callable[[int, int], Given]
-) -> Place:
+    launcher: RayLauncherConfig, num_workers: int, start_timeout_s: float, given: Callable[[int, int], UserObjects]
+) -> Launcher:
     """A place whose workers are actors, wherever Ray finds the resources that they ask for. Connects this process to
     Ray.
 
@@ -63,7 +63,7 @@ def placing(
             return "launcher.queue_timeout_s", launcher.queue_timeout_s
         return "collector.start_timeout_s", start_timeout_s
 
-    return Place(endpoints.append, start, describe, join_timeout)
+    return Launcher(endpoints.append, start, describe, join_timeout)
 
 
 def are_here(launcher: RayLauncherConfig) -> bool:
@@ -83,14 +83,14 @@ def remote_config(configs: dict[str, Any] | Sequence[dict[str, Any]], worker: in
     return configs if isinstance(configs, dict) else configs[worker]
 
 
-def serve_actor(num_threads: int, endpoint: Endpoint, worker: int, start_timeout_s: float, given: Given) -> None:
+def serve_actor(num_threads: int, endpoint: Endpoint, worker: int, start_timeout_s: float, given: UserObjects) -> None:
     """Works until the trainer says stop."""
     import torch
 
-    from collectx.collector.worker_entry import serve_remote
+    from collectx.collector.worker_entry import run_remote_worker
 
     torch.set_num_threads(num_threads)
-    serve_remote(endpoint, worker, start_timeout_s, given)
+    run_remote_worker(endpoint, worker, start_timeout_s, given)
 
 
 def leave_ray() -> None:

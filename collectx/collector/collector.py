@@ -19,7 +19,7 @@ from torch import nn
 
 from collectx.batch import Layout, to_tensordict
 from collectx.collector.batch_info import Delivery, DeliverySpec, Part, Timings
-from collectx.collector.failure_policy import Replacements
+from collectx.collector.failure_policy import FailurePolicy
 from collectx.errors import text_of
 from collectx.policy.weights import FlatWeights
 from collectx.schedule.base import Grant, Schedule
@@ -73,7 +73,7 @@ class Collector:
         schedule: Schedule,
         spec: DeliverySpec,
         num_workers: int,
-        replacements: Replacements,
+        failure_policy: FailurePolicy,
         events: Callable[..., None],
     ):
         self._transport = transport
@@ -82,25 +82,25 @@ class Collector:
         self._spec = spec
         self._workers = set(range(num_workers))
         self._next_worker = num_workers
-        self._replacements = replacements
+        self._failure_policy = failure_policy
         self._events = events
         self._num_delivered = 0
-        self._hurried = self._is_interrupted = False
+        self._is_preempting = self._is_interrupted = False
         self.num_frames = 0
         self.frames_by_worker: Counter[int] = Counter()
         self._failure: Exception | None = None
-        self._orders: dict[int, int] = {}
+        self._reset_requests: dict[int, int] = {}
         self._layouts: dict[int, Layout] = {}
         # The parts of the next batch, where `next` was interrupted before it was delivered.
-        self._due: tuple[Arrival, ...] | None = None
+        self._next_parts: tuple[Arrival, ...] | None = None
         # Parts of what was delivered, whose slots are not free yet.
-        self._lent: tuple[Arrival, ...] = ()
+        self._borrowed: tuple[Arrival, ...] = ()
         # What came while an answer was waited for.
-        self._kept: deque[Arrival | Departure | Joined] = deque()
+        self._deferred: deque[Arrival | Departure | Joined] = deque()
         # How many answers of each worker are still to come.
         self._unanswered: Counter[int] = Counter()
         # How many slots of each worker are granted and not back.
-        self._out: Counter[int] = Counter()
+        self._granted: Counter[int] = Counter()
         self.policy_version = -1
         self.total_frames = spec.total_frames
         # Also runs at exit, before multiprocessing waits for its processes there, so that a forgotten collector neither
@@ -124,13 +124,13 @@ class Collector:
 
     def _next(self) -> TensorDict:
         spec = self._spec
-        parts, waited_s = self._await()
+        parts, waited_s = self._wait_for_parts()
         memory = self._transport.gather(parts, copy=not spec.zero_copy and spec.storing_device is None)
         if spec.storing_device is not None and not spec.zero_copy:
             memory = memory.to(spec.storing_device, copy=True)
-        self._count(parts, waited_s)
+        self._record_delivery(parts, waited_s)
         if not spec.zero_copy:
-            self._release()
+            self._release_slots()
         batch_size = spec.batch_size(len(parts))
         tensors = self._layout(len(parts)).tensors(memory, batch_size)
         return to_tensordict(tensors, batch_size, spec.storing_device)
@@ -138,11 +138,11 @@ class Collector:
     def advance(self) -> None:
         """As `next`, but does not look at the batch's bytes, which its workers have put elsewhere."""
         with self._one_thread:
-            parts, waited_s = self._await()
-            self._count(parts, waited_s)
-            self._release()
+            parts, waited_s = self._wait_for_parts()
+            self._record_delivery(parts, waited_s)
+            self._release_slots()
 
-    def settle(self) -> None:
+    def wait_until_idle(self) -> None:
         """Waits, after `advance`, until the workers have filled what they were granted, and rest. What comes counts as
         delivered. The next `advance` lets them go on.
 
@@ -150,13 +150,13 @@ class Collector:
             Exception: as `next`.
         """
         with self._one_thread:
-            while (parts := self._complete()) or any(self._out.values()):
+            while (parts := self._complete_parts()) or any(self._granted.values()):
                 if parts:
-                    self._count(parts, 0.0)
+                    self._record_delivery(parts, 0.0)
                 else:
-                    self._take_in()
+                    self._handle_event()
 
-    def _await(self) -> tuple[tuple[Arrival, ...], float]:
+    def _wait_for_parts(self) -> tuple[tuple[Arrival, ...], float]:
         """Blocks until the parts of a batch are there; they, and for how long."""
         if 0 <= self._spec.total_frames <= self.num_frames:
             raise StopIteration
@@ -165,57 +165,57 @@ class Collector:
         if self._failure is not None:
             raise self._failure
         began = perf_counter()
-        self._release()
-        while (parts := self._complete()) is None:
+        self._release_slots()
+        while (parts := self._complete_parts()) is None:
             self._grant(self._schedule.begin())
-            self._take_in()
-        self._hurry(False)
+            self._handle_event()
+        self._preempt(False)
         return parts, perf_counter() - began
 
-    def _complete(self) -> tuple[Arrival, ...] | None:
+    def _complete_parts(self) -> tuple[Arrival, ...] | None:
         """The parts of the next batch, if they are there: the same ones until they are counted, also where that was
         interrupted."""
-        if self._due is None:
-            self._due = self._schedule.take()
-        return self._due
+        if self._next_parts is None:
+            self._next_parts = self._schedule.take()
+        return self._next_parts
 
-    def _count(self, parts: tuple[Arrival, ...], waited_s: float) -> None:
-        """Notes that a batch is delivered; its slots are not free before `_release`."""
-        self._due, self._lent = None, self._lent + parts
+    def _record_delivery(self, parts: tuple[Arrival, ...], waited_s: float) -> None:
+        """Notes that a batch is delivered; its slots are not free before `_release_slots`."""
+        self._next_parts, self._borrowed = None, self._borrowed + parts
         self.delivery = self._describe(parts, waited_s)
         self._num_delivered += 1
         self.num_frames += self.delivery.frames
         for part in self.delivery.parts:
             self.frames_by_worker[part.worker] += part.frames
 
-    def _take_in(self) -> None:
+    def _handle_event(self) -> None:
         """Blocks until one thing has happened."""
-        event = self._kept.popleft() if self._kept else self._transport.receive()
+        event = self._deferred.popleft() if self._deferred else self._transport.receive()
         if isinstance(event, Reply):
             self._answered(event.worker)  # to a question whose asker was interrupted
         elif isinstance(event, Arrival):
-            self._out[event.worker] -= 1
+            self._granted[event.worker] -= 1
             self._schedule.arrived(event)
-            if self._schedule.hurries:
-                self._hurry(True)
+            if self._schedule.should_preempt:
+                self._preempt(True)
         elif isinstance(event, Joined):
             self._events("worker_joined", worker=event.worker, **event.info)
         elif isinstance(event, Departure):
-            self._lost(event.worker, event.error)
+            self._handle_departure(event.worker, event.error)
 
-    def _hurry(self, wanted: bool) -> None:
-        if wanted != self._hurried:
-            self._hurried = wanted
+    def _preempt(self, wanted: bool) -> None:
+        if wanted != self._is_preempting:
+            self._is_preempting = wanted
             self._transport.preempt(wanted)
 
-    def _lost(self, worker: int, error: Exception) -> None:
+    def _handle_departure(self, worker: int, error: Exception) -> None:
         self._events("worker_failed", worker=worker, type=type(error).__name__, message=text_of(error))
-        self._out.pop(worker, None)
+        self._granted.pop(worker, None)
         self._unanswered.pop(worker, None)
-        mode = "raise" if self._is_interrupted else self._replacements.mode
+        mode = "raise" if self._is_interrupted else self._failure_policy.mode
         if mode == "restart":
             try:
-                life = self._replacements.restart(worker, error)
+                life = self._failure_policy.restart(worker, error)
             except Exception as refusal:
                 self._failure = refusal
                 raise
@@ -231,11 +231,11 @@ class Collector:
 
     def _grant(self, grants: Iterable[Grant]) -> None:
         for grant in grants:
-            self._out[grant[0]] += 1
-            self._transport.grant(*grant, self._orders.pop(grant[0], NO_RESET))
+            self._granted[grant[0]] += 1
+            self._transport.grant(*grant, self._reset_requests.pop(grant[0], NO_RESET))
 
-    def _release(self) -> None:
-        parts, self._lent = self._lent, ()
+    def _release_slots(self) -> None:
+        parts, self._borrowed = self._borrowed, ()
         if parts:
             self._grant(self._schedule.released(parts))
 
@@ -273,18 +273,18 @@ class Collector:
 
         Blocks only where another run is done again, until all is there that acts with the weights before; raises what
         `next` raises then."""
-        self._let_go_on()
+        self._wait_to_publish()
         return self._published(self._transport.publish(FlatWeights(policy).write))
 
     def publish_to(self, writes: Mapping[int, Write]) -> int:
         """As `publish`, for some workers, each with individual weights; see `Transport.publish_to`."""
-        self._let_go_on()
+        self._wait_to_publish()
         return self._published(self._transport.publish_to(writes))
 
-    def _let_go_on(self) -> None:
-        while self._schedule.holds_back:
+    def _wait_to_publish(self) -> None:
+        while self._schedule.must_wait_to_publish:
             self._grant(self._schedule.begin())
-            self._take_in()
+            self._handle_event()
 
     def _published(self, version: int) -> int:
         self.policy_version = version
@@ -302,7 +302,7 @@ class Collector:
         return self._num_delivered
 
     @property
-    def can_be_asked(self) -> bool:
+    def can_ask(self) -> bool:
         """Whether `ask` has anybody to ask."""
         return isinstance(self._transport, RequestTransport)
 
@@ -318,12 +318,12 @@ class Collector:
         self._schedule.skip(num_batches - self._num_delivered)
         self.num_frames, self._num_delivered = num_frames, num_batches
 
-    def ask(self, name: str, *arguments: Any, own: Mapping[int, tuple] | None = None) -> dict[int, Any]:
-        """What the workers answer, by their indices; see `collectx.worker.requests.Answers`. Blocks until they have
-        filled the slots that they were granted before.
+    def ask(self, name: str, *arguments: Any, per_worker: Mapping[int, tuple] | None = None) -> dict[int, Any]:
+        """Returns the answers by worker; `name` is a method of `collectx.worker.requests.RequestHandler`. Blocks until
+        the workers have filled the slots that were granted before.
 
         Args:
-            own: for each worker, arguments of its own; those that are not in it are not asked.
+            per_worker: for each worker, its arguments; those that are not in it are not asked.
 
         Raises:
             NotImplementedError: the workers are on other hosts, or as good as.
@@ -333,24 +333,24 @@ class Collector:
             raise NotImplementedError(f"{name}: only workers in processes of this machine can be asked")
         if not self._finalizer.still_active():
             raise RuntimeError("this collector is closed")
-        for kept in self._kept:
+        for kept in self._deferred:
             if isinstance(kept, Departure):
                 raise kept.error
         with self._one_thread:
-            return self._ask(name, arguments, own)
+            return self._ask(name, arguments, per_worker)
 
-    def _ask(self, name: str, arguments: tuple, own: Mapping[int, tuple] | None) -> dict[int, Any]:
+    def _ask(self, name: str, arguments: tuple, per_worker: Mapping[int, tuple] | None) -> dict[int, Any]:
         assert isinstance(self._transport, RequestTransport)
-        asked = self._workers & set(self._workers if own is None else own)
+        asked = self._workers & set(self._workers if per_worker is None else per_worker)
         for worker in asked:
-            self._transport.send_request(worker, (name, arguments if own is None else own[worker]))
+            self._transport.send_request(worker, (name, arguments if per_worker is None else per_worker[worker]))
             self._unanswered[worker] += 1
         answers: dict[int, Any] = {}
         errors: list[Exception] = []
         while asked:
             event = self._transport.receive()
             if not isinstance(event, Reply):
-                self._kept.append(event)
+                self._deferred.append(event)
             elif self._answered(event.worker):
                 continue  # to an earlier question, whose asker was interrupted
             if isinstance(event, Reply | Departure):
@@ -368,20 +368,20 @@ class Collector:
         self._unanswered[worker] = max(0, self._unanswered[worker] - 1)
         return self._unanswered[worker] > 0
 
-    def order(self, order: int, workers: Iterable[int] | None = None) -> None:
+    def request_reset(self, order: int, workers: Iterable[int] | None = None) -> None:
         """Has every worker, or some, do what `order` says (`collectx.transport.base`) before the next slot that it is
         granted; slots that are granted already come before, `collector.num_slots` of each async worker at most. Does
         not wait. A worker that is started again before it has heard of it does without: its envs are new."""
         for worker in self._workers if workers is None else workers:
             # Who is seeded begins anew.
-            if order != RESET or self._orders.get(worker, NO_RESET) == NO_RESET:
-                self._orders[worker] = order
+            if order != RESET or self._reset_requests.get(worker, NO_RESET) == NO_RESET:
+                self._reset_requests[worker] = order
 
     def add(self) -> None:
         """Starts one more worker, of the next index; a sync batch grows by its part. Does not wait for it. Not over
         inline transport and shared memory, whose slots are allocated once."""
         worker = self._next_worker
-        self._replacements.begin(worker)
+        self._failure_policy.begin(worker)
         self._next_worker += 1
         self._workers.add(worker)
         self._events("worker_added", worker=worker, num_workers=len(self._workers))

@@ -14,7 +14,7 @@ from collectx import policy as policies
 from collectx.batch import batch_leaves
 from collectx.collector.batch_info import DeliverySpec
 from collectx.collector.collector import Collector
-from collectx.collector.failure_policy import Replacements
+from collectx.collector.failure_policy import FailurePolicy
 from collectx.config import (
     CollectorConfig,
     DevicesConfig,
@@ -29,14 +29,14 @@ from collectx.config import (
     rows_per_env,
 )
 from collectx.env.base import EnvSpec
-from collectx.launcher.base import Place
+from collectx.launcher.base import Launcher
 from collectx.policy.recurrent import spec_with_states
 from collectx.policy.weights import FlatWeights
 from collectx.rollout.options import RolloutOptions
 from collectx.schedule.base import AsyncSchedule, Schedule, SyncSchedule
-from collectx.schedule.replay import AgainSchedule, Recorded
+from collectx.schedule.replay import RecordedBatch, ReplaySchedule
 from collectx.transport.base import SlabSpec, Transport
-from collectx.worker.spec import Inner, WorkerTask
+from collectx.worker.spec import NestedSpec, WorkerSpec
 
 if TYPE_CHECKING:
     from collectx.launcher.local import LocalLauncher
@@ -64,10 +64,10 @@ def build(
     spec: EnvSpec,
     events: Callable[..., None] = lambda name, **fields: None,
     log_dir: Path | None = None,
-    place: Place | None = None,
-    own: Sequence[Mapping[str, Any]] | None = None,
+    launcher: Launcher | None = None,
+    overrides: Sequence[Mapping[str, Any]] | None = None,
     share: Share | None = None,
-    again: Sequence[Recorded] | None = None,
+    recorded: Sequence[RecordedBatch] | None = None,
 ) -> Collector:
     """Starts the workers and returns the collector over them. Does not wait for them.
 
@@ -76,26 +76,26 @@ def build(
         spec: of one worker's group of envs.
         events: called as `events(name, **fields)` when workers have started, joined, or failed.
         log_dir: where worker processes write their logs; None leaves their output on the terminal.
-        place: where workers come up that `cfg.launcher` does not start on this machine.
-        own: for each worker, the fields of its `WorkerTask` that are not as `cfg` has them. All must make equally many
-            envs, of the same spaces.
+        launcher: where workers come up that `cfg.launcher` does not start on this machine.
+        overrides: for each worker, the fields of its `WorkerSpec` that differ from `cfg`. All workers must make equally
+            many envs, of the same spaces.
         share: where these are only some of the run's workers.
-        again: what another run has delivered, for an async collector that is to deliver the same.
+        recorded: what another run has delivered, for an async collector that is to deliver the same.
 
     Raises:
         ConfigError, ShapeError: the policy does not fit the env, or the env cannot be reset as `cfg.collector` wants.
     """
     want = cfg.collector
     num_workers = num_workers_of(cfg)
-    may_end_early = want.preemptive_threshold is not None or any("asked" in each for each in own or ())
-    rollout = dataclasses.replace(rollout_spec(want, num_workers), may_end_early=may_end_early)
+    may_end_early = want.preemptive_threshold is not None or any("should_end" in each for each in overrides or ())
+    rollout = dataclasses.replace(rollout_options(want, num_workers), may_end_early=may_end_early)
     spec = rollout.env_spec(spec)
     # Only asked what it writes; it stays where the trainer keeps it.
     exploration, is_trusted = policies.ExplorationType(want.exploration_type), policies.is_trusted(cfg.policy)
     actor = policies.make_actor(policy, spec, _device_of(policy), exploration, is_trusted)
     # What a worker has written itself is written: nobody else may do it in its place.
-    exact = any("replay" in each for each in own or ())
-    schedule = make_schedule(want, num_workers, again, exact)
+    exact = any("replay" in each for each in overrides or ())
+    schedule = make_schedule(want, num_workers, recorded, exact)
     rows = spec.num_envs * rows_per_env(want)
     slab = SlabSpec(
         leaves=batch_leaves(
@@ -106,12 +106,12 @@ def build(
         num_workers=num_workers,
         num_slots=schedule.num_slots,
         stacked=schedule.joined,
-        require_latest=schedule.newest,
+        require_latest=schedule.require_latest,
         weights_nbytes=FlatWeights(actor.module).nbytes,
     )
     devices = resolve_devices(cfg.devices)
     share = share or Share(0, num_workers * want.num_workers_per_collector, 0)
-    task = WorkerTask(
+    task = WorkerSpec(
         0,
         share.num_workers,
         spec.num_envs,
@@ -133,7 +133,7 @@ def build(
         # A worker that is added has the envs of one of the first `num_workers`, in lives that no other worker has.
         return share.life + worker // num_workers * (want.max_restarts + 1) + restarts
 
-    def task_of(worker: int, life: int) -> WorkerTask:
+    def task_of(worker: int, life: int) -> WorkerSpec:
         index = worker % num_workers
         begun = dataclasses.replace(rollout, num_random_batches=0) if life else rollout
         first = share.first_worker + index - worker
@@ -143,11 +143,11 @@ def build(
             "life": life,
             "rollout": begun,
             "visible_device": visible[index] if visible else None,
-            **(own[worker] if own else {}),
+            **(overrides[worker] if overrides else {}),
         }
         return dataclasses.replace(task, **changed)
 
-    transport, start = _connect(cfg, slab, task_of, events, log_dir, place)
+    transport, start = _connect(cfg, slab, task_of, events, log_dir, launcher)
     delivery = DeliverySpec(
         leaves=slab.leaves,
         rows=rows,
@@ -158,7 +158,7 @@ def build(
         zero_copy=want.zero_copy,
         storing_device=None if devices.storing_device is None else torch.device(devices.storing_device),
     )
-    replacements = Replacements(
+    replacements = FailurePolicy(
         want.on_worker_failure,
         want.max_restarts,
         lambda worker, restarts: start([task_of(worker, life_of(worker, restarts))]),
@@ -174,16 +174,16 @@ def build(
     return collector
 
 
-Start = Callable[[Sequence[WorkerTask]], None]
+Start = Callable[[Sequence[WorkerSpec]], None]
 
 
 def _connect(
     cfg: RunConfig,
     slab: SlabSpec,
-    task_of: Callable[[int, int], WorkerTask],
+    task_of: Callable[[int, int], WorkerSpec],
     events: Callable[..., None],
     log_dir: Path | None,
-    place: Place | None,
+    launcher: Launcher | None,
 ) -> tuple[Transport, Start]:
     """The transport, and what starts workers for it."""
     backend = backend_of(cfg)
@@ -194,44 +194,44 @@ def _connect(
 
     want = cfg.collector
     allow_descriptors(want.num_workers)
-    launcher = LocalLauncher(cfg.launcher.num_threads, cfg.launcher.pin_cores, log_dir)
+    local = LocalLauncher(cfg.launcher.num_threads, cfg.launcher.pin_cores, log_dir)
     if isinstance(cfg.launcher, RayLauncherConfig):
-        place = _actors(cfg, task_of)
+        launcher = _actors(cfg, task_of)
     supervisor = Supervisor(
         want.start_timeout_s,
         want.worker_timeout_s,
         want.close_timeout_s,
-        launcher.describe if place is None else place.describe,
-        None if place is None else place.join_timeout,
+        local.describe if launcher is None else launcher.describe,
+        None if launcher is None else launcher.join_timeout,
     )
     if backend == "shared_memory":
-        return _shared_memory(slab, supervisor, launcher)
-    return _distributed(cfg, slab, task_of, supervisor, launcher if place is None else place, events)
+        return _shared_memory(slab, supervisor, local)
+    return _distributed(cfg, slab, task_of, supervisor, local if launcher is None else launcher, events)
 
 
 def _inline(slab: SlabSpec) -> tuple[Transport, Start]:
     from collectx.transport.inline import InlineTransport
-    from collectx.worker.rollout_source import work
+    from collectx.worker.rollout_source import rollout_worker
 
     transport = InlineTransport(slab)
 
-    def start(tasks: Sequence[WorkerTask]) -> None:
+    def start(tasks: Sequence[WorkerSpec]) -> None:
         for task in tasks:
-            transport.attach(task.worker, work(task, transport.link(task.worker), True))
+            transport.attach(task.worker, rollout_worker(task, transport.link(task.worker), True))
 
     return transport, start
 
 
 def _shared_memory(slab: SlabSpec, supervisor: Supervisor, launcher: LocalLauncher) -> tuple[Transport, Start]:
     from collectx.transport.shared_memory import SharedMemoryTransport
-    from collectx.worker.rollout_source import serve
+    from collectx.worker.rollout_source import run_worker
 
     transport = SharedMemoryTransport(slab, supervisor)
 
-    def start(tasks: Sequence[WorkerTask]) -> None:
+    def start(tasks: Sequence[WorkerSpec]) -> None:
         for task in tasks:
             link = transport.link(task.worker)
-            transport.attach(task.worker, launcher.start(serve, (task, link), task.worker))
+            transport.attach(task.worker, launcher.start(run_worker, (task, link), task.worker))
 
     return transport, start
 
@@ -239,18 +239,18 @@ def _shared_memory(slab: SlabSpec, supervisor: Supervisor, launcher: LocalLaunch
 def _distributed(
     cfg: RunConfig,
     slab: SlabSpec,
-    task_of: Callable[[int, int], WorkerTask],
+    task_of: Callable[[int, int], WorkerSpec],
     supervisor: Supervisor,
-    launcher: LocalLauncher | Place,
+    launcher: LocalLauncher | Launcher,
     events: Callable[..., None],
 ) -> tuple[Transport, Start]:
-    from collectx.collector.worker_entry import serve_remote
+    from collectx.collector.worker_entry import run_remote_worker
     from collectx.transport.network.handshake import local_addresses, new_secret
     from collectx.transport.network.trainer import NetworkTransport
 
     backend, devices = backend_of(cfg), resolve_devices(cfg.devices)
-    is_local = not isinstance(launcher, Place) and cfg.backend.interface is None
-    if backend == "mpi" and not isinstance(launcher, Place):
+    is_local = not isinstance(launcher, Launcher) and cfg.backend.interface is None
+    if backend == "mpi" and not isinstance(launcher, Launcher):
         from collectx.collector.spawned import spawning
 
         launcher = spawning(launcher, cfg.collector.start_timeout_s, lambda worker, life: task_of(worker, life).given)
@@ -270,24 +270,24 @@ def _distributed(
         cfg.backend.tensorpipe if isinstance(cfg.backend, RpcBackendConfig) else None,
         cfg.backend.interface,
     )
-    if isinstance(launcher, Place):
+    if isinstance(launcher, Launcher):
         launcher.announce(transport.endpoint)
 
-    def start(tasks: Sequence[WorkerTask]) -> None:
+    def start(tasks: Sequence[WorkerSpec]) -> None:
         for each in tasks:
             transport.expect(each.worker, each.life)
-            if isinstance(launcher, Place):
+            if isinstance(launcher, Launcher):
                 handle = launcher.start(each.worker, each.life)
             else:
                 arguments = (transport.endpoint, each.worker, cfg.collector.start_timeout_s, each.given)
-                handle = launcher.start(serve_remote, arguments, each.worker)
+                handle = launcher.start(run_remote_worker, arguments, each.worker)
             if handle is not None:
                 transport.attach(each.worker, handle)
 
     return transport, start
 
 
-def _actors(cfg: RunConfig, task_of: Callable[[int, int], WorkerTask]) -> Place:
+def _actors(cfg: RunConfig, task_of: Callable[[int, int], WorkerSpec]) -> Launcher:
     from collectx.collector.actors import placing
 
     assert isinstance(cfg.launcher, RayLauncherConfig)
@@ -299,7 +299,7 @@ def _actors(cfg: RunConfig, task_of: Callable[[int, int], WorkerTask]) -> Place:
     )
 
 
-def _inner(cfg: RunConfig) -> Inner | None:
+def _inner(cfg: RunConfig) -> NestedSpec | None:
     """What a worker is told that is itself a collector."""
     want = cfg.collector
     if want.num_workers_per_collector == 1:
@@ -316,7 +316,12 @@ def _inner(cfg: RunConfig) -> Inner | None:
         num_workers_per_collector=1,
         init_random_frames=-(-(want.init_random_frames or 0) // want.num_workers),
     )
-    return Inner(inner, LauncherConfig("local", None, cfg.launcher.num_threads, cfg.launcher.pin_cores))
+    return NestedSpec(
+        inner,
+        LauncherConfig(
+            kind="local", hydra_mode=None, num_threads=cfg.launcher.num_threads, pin_cores=cfg.launcher.pin_cores
+        ),
+    )
 
 
 def _device_of(policy: Callable | None) -> torch.device:
@@ -324,7 +329,7 @@ def _device_of(policy: Callable | None) -> torch.device:
     return next((parameter.device for parameter in parameters), torch.device("cpu"))
 
 
-def rollout_spec(want: CollectorConfig, num_workers: int) -> RolloutOptions:
+def rollout_options(want: CollectorConfig, num_workers: int) -> RolloutOptions:
     """What each of so many workers is told in its first life."""
     frames_per_part = want.frames_per_batch // (num_workers if is_stacked(want) else 1)
     return RolloutOptions(
@@ -338,14 +343,14 @@ def rollout_spec(want: CollectorConfig, num_workers: int) -> RolloutOptions:
 
 
 def make_schedule(
-    want: CollectorConfig, num_workers: int, again: Sequence[Recorded] | None = None, exact: bool = False
+    want: CollectorConfig, num_workers: int, recorded: Sequence[RecordedBatch] | None = None, exact: bool = False
 ) -> Schedule:
     """The order of its batches."""
     if not is_async(want):
         return SyncSchedule(num_workers, want.preemptive_threshold)
     num_batches = None if want.total_frames < 0 else -(-want.total_frames // want.frames_per_batch)
-    if again is not None:
-        return AgainSchedule(num_workers, want.num_slots, num_batches, again, want.zero_copy)
+    if recorded is not None:
+        return ReplaySchedule(num_workers, want.num_slots, num_batches, recorded, want.zero_copy)
     return AsyncSchedule(num_workers, want.num_slots, num_batches, exact)
 
 
@@ -354,4 +359,9 @@ def resolve_devices(devices: DevicesConfig) -> DevicesConfig:
     and the envs are."""
     device = devices.device
     policy, env = devices.policy_device or device, devices.env_device or device
-    return DevicesConfig(device, devices.storing_device or device or (policy if policy == env else None), policy, env)
+    return DevicesConfig(
+        device=device,
+        storing_device=devices.storing_device or device or (policy if policy == env else None),
+        policy_device=policy,
+        env_device=env,
+    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 
-class Replacements:
+class FailurePolicy:
     """What to do about workers that are gone.
 
     Args:

@@ -4,8 +4,8 @@ copy of the weights, and sends one message for a batch of all of them.
     trainer --network-- relay --shared memory-- worker 0
                               \\--------------- worker 1 ...
 
-Runs in the worker's process, in place of `work` of `collectx/worker/rollout_source.py`. Each of its workers acts as a
-worker of the run: the same seeds, the same trajectory ids.
+Runs in the worker's process, in place of `rollout_worker` of `collectx/worker/rollout_source.py`. Each of its workers
+acts as a worker of the run: the same seeds, the same trajectory ids.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from collectx import policy as policies
 from collectx.batch import POLICY_VERSION
 from collectx.collector.batch_info import Part
 from collectx.collector.collector import Collector
-from collectx.collector.compose import Share, build, rollout_spec
+from collectx.collector.compose import Share, build, rollout_options
 from collectx.config import BackendConfig, DevicesConfig, MeterTrainerConfig, RunConfig
 from collectx.errors import WorkerError
 from collectx.launcher.local import warm_up
@@ -30,23 +30,23 @@ from collectx.policy.weights import FlatWeights
 from collectx.rollout.loop import Stopped
 from collectx.transport.base import NO_RESET
 from collectx.transport.network.worker import NetworkLink
-from collectx.worker.loop import Filled, fill_slots
-from collectx.worker.spec import Inner, WorkerTask
+from collectx.worker.loop import BatchStats, run_worker_loop
+from collectx.worker.spec import NestedSpec, WorkerSpec
 
 
-def relay(task: WorkerTask, inner: Inner, link: NetworkLink) -> Generator[None]:
+def run_nested(task: WorkerSpec, inner: NestedSpec, link: NetworkLink) -> Generator[None]:
     """Fills granted slots with the batches of a collector of its own; yields after each that it has sent.
 
     When one of its workers fails, this one has failed.
     """
     warm_up()
-    yield from fill_slots(link, _Relay(task, inner, link))
+    yield from run_worker_loop(link, NestedSource(task, inner, link))
 
 
-class _Relay:
-    """Batches of a collector of this package (`collectx.worker.loop.Source`)."""
+class NestedSource:
+    """Batches of a collector of this package (`collectx.worker.loop.BatchSource`)."""
 
-    def __init__(self, task: WorkerTask, inner: Inner, link: NetworkLink):
+    def __init__(self, task: WorkerSpec, inner: NestedSpec, link: NetworkLink):
         self._link = link
         self._collector, self._policy = _collector(task, inner)
         link.on_disconnect(self._collector.interrupt)
@@ -61,10 +61,10 @@ class _Relay:
             self._version = newest
             self._versions.add(self._collector.publish(self._policy), newest)
 
-    def fill(self, slot: int, order: int) -> Filled:
+    def fill(self, slot: int, order: int) -> BatchStats:
         collector, tensors = self._collector, self._slots[slot]
         if order != NO_RESET:
-            collector.order(order)
+            collector.request_reset(order)
         try:
             batch = next(collector)
         except WorkerError:
@@ -76,7 +76,7 @@ class _Relay:
         parts = collector.delivery.parts
         acted = self._versions.of(parts)
         tensors[POLICY_VERSION].fill_(acted)
-        return Filled(
+        return BatchStats(
             acted,
             float(np.mean([part.timings.env_s for part in parts])),
             float(np.mean([part.timings.policy_s for part in parts])),
@@ -112,23 +112,23 @@ class _Versions:
         return self._theirs[parts[0].policy_version]
 
 
-def _collector(task: WorkerTask, inner: Inner) -> tuple[Collector, nn.Module | None]:
+def _collector(task: WorkerSpec, inner: NestedSpec) -> tuple[Collector, nn.Module | None]:
     """The collector within, and the module that holds the newest weights for it."""
     cfg = RunConfig(
         env=task.env,
         policy=task.policy,
         collector=dataclasses.replace(inner.collector, exploration_type=task.exploration_type),
-        backend=BackendConfig("shared_memory", None, None),
+        backend=BackendConfig(kind="shared_memory", interface=None, port=None),
         launcher=inner.launcher,
-        devices=DevicesConfig(None, None, task.policy_device, None),
-        trainer=MeterTrainerConfig("meter", False),
+        devices=DevicesConfig(device=None, storing_device=None, policy_device=task.policy_device, env_device=None),
+        trainer=MeterTrainerConfig(kind="meter", digest=False),
         seed=task.seed,
     )
     spec = envs.read_spec(cfg.env, policies.is_user_policy(cfg.policy))
     policy = policies.build(cfg.policy, spec, cfg.seed)
     share = Share(task.worker * inner.collector.num_workers, task.num_workers, task.life)
-    collector = build(cfg, policy, spec, own=[{"hooks": task.hooks}] * inner.collector.num_workers, share=share)
-    seen = rollout_spec(inner.collector, inner.collector.num_workers).env_spec(spec)
+    collector = build(cfg, policy, spec, overrides=[{"hooks": task.hooks}] * inner.collector.num_workers, share=share)
+    seen = rollout_options(inner.collector, inner.collector.num_workers).env_spec(spec)
     exploration, is_trusted = policies.ExplorationType(task.exploration_type), policies.is_trusted(cfg.policy)
     actor = policies.make_actor(policy, seen, torch.device("cpu"), exploration, is_trusted)
     return collector, actor.module

@@ -10,13 +10,13 @@ import pickle
 from collections.abc import Callable
 from typing import Any
 
-from collectx.launcher.base import Place
-from collectx.launcher.local import LocalLauncher, settle
+from collectx.launcher.base import Launcher
+from collectx.launcher.local import LocalLauncher, set_up_process
 from collectx.transport.network.handshake import Endpoint
-from collectx.user_objects import Given
+from collectx.user_objects import UserObjects
 
 
-def spawning(launcher: LocalLauncher, start_timeout_s: float, given: Callable[[int, int], Given]) -> Place:
+def spawning(launcher: LocalLauncher, start_timeout_s: float, given: Callable[[int, int], UserObjects]) -> Launcher:
     """A place whose workers are started by MPI, on this machine, one after the other; they have no handle, as they are
     no children of this process. What hangs is ended when the trainer's process ends.
 
@@ -30,7 +30,7 @@ def spawning(launcher: LocalLauncher, start_timeout_s: float, given: Callable[[i
     def start(worker: int, life: int) -> None:
         endpoint = endpoints[0]
         words = {
-            "habits": launcher.habits(worker),
+            "process_setup": launcher.process_setup(worker),
             "addresses": endpoint.addresses,
             "port": endpoint.port,
             "secret": endpoint.secret.hex(),
@@ -41,11 +41,11 @@ def spawning(launcher: LocalLauncher, start_timeout_s: float, given: Callable[[i
         }
         spawn(f"{__name__}:serve_spawned", words)
 
-    return Place(announce=endpoints.append, start=start, describe=launcher.describe)
+    return Launcher(announce=endpoints.append, start=start, describe=launcher.describe)
 
 
 def serve_spawned(
-    habits: dict[str, Any],
+    process_setup: dict[str, Any],
     addresses: list[str],
     port: int,
     secret: str,
@@ -54,8 +54,8 @@ def serve_spawned(
     given: str,
 ) -> None:
     """Works until the trainer says stop."""
-    settle(**habits)
-    from collectx.collector.worker_entry import serve_remote
+    set_up_process(**process_setup)
+    from collectx.collector.worker_entry import run_remote_worker
 
     endpoint = Endpoint(tuple(addresses), port, bytes.fromhex(secret))
-    serve_remote(endpoint, worker, start_timeout_s, pickle.loads(bytes.fromhex(given)))
+    run_remote_worker(endpoint, worker, start_timeout_s, pickle.loads(bytes.fromhex(given)))

@@ -12,18 +12,20 @@ import socket
 from typing import Any
 
 from collectx.batch import Layout
-from collectx.collector.nested import relay
+from collectx.collector.nested import run_nested
 from collectx.errors import RendezvousError
 from collectx.transport.network.handshake import Endpoint
 from collectx.transport.network.worker import NetworkLink, join_trainer
-from collectx.user_objects import Given
-from collectx.worker.loop import until_stopped
-from collectx.worker.rollout_source import serve
-from collectx.worker.spec import WorkerTask
-from collectx.worker.user_collector import custom
+from collectx.user_objects import UserObjects
+from collectx.worker.loop import run_until_stopped
+from collectx.worker.rollout_source import run_worker
+from collectx.worker.spec import WorkerSpec
+from collectx.worker.user_collector import run_user_collector
 
 
-def serve_remote(endpoint: Endpoint, worker: int, start_timeout_s: float, given: Given | None = None) -> None:
+def run_remote_worker(
+    endpoint: Endpoint, worker: int, start_timeout_s: float, given: UserObjects | None = None
+) -> None:
     """Works as the worker of an index until the trainer says stop.
 
     Args:
@@ -40,18 +42,18 @@ def serve_remote(endpoint: Endpoint, worker: int, start_timeout_s: float, given:
     elif "SLURM_JOB_ID" in os.environ:
         hello["job"] = os.environ["SLURM_JOB_ID"]
     message, config, connection, pair = join_trainer(endpoint, worker, hello, start_timeout_s, _see)
-    task = WorkerTask.from_json(message, given or Given())
+    task = WorkerSpec.from_json(message, given or UserObjects())
     if task.visible_device not in (None, "cpu") and task.policy_device != "cpu":
         # It is the first of those that this process sees.
         task = dataclasses.replace(task, policy_device="cuda:0")
     layout = Layout(task.leaves, config.rows, config.steps)
     link = NetworkLink(worker, connection, pair, layout, config)
-    if task.custom is not None:
-        until_stopped(custom(task, task.custom, link), link)
-    elif task.inner is None:
-        serve(task, link)
+    if task.user_collector is not None:
+        run_until_stopped(run_user_collector(task, task.user_collector, link), link)
+    elif task.nested is None:
+        run_worker(task, link)
     else:
-        until_stopped(relay(task, task.inner, link), link)
+        run_until_stopped(run_nested(task, task.nested, link), link)
 
 
 def _see(task: dict[str, Any]) -> None:

@@ -13,7 +13,7 @@ from collectx.config import KINDS, EnvConfig, GymEnvConfig
 from collectx.env.base import Env, EnvSpec, first_observations
 from collectx.errors import ConfigError
 from collectx.random_state import preserve_random_state
-from collectx.user_objects import GivenEnvConfig
+from collectx.user_objects import UserEnvConfig
 
 
 def build(cfg: EnvConfig, first_index: int = 0, incarnation: int = 0) -> Env:
@@ -27,7 +27,7 @@ def build(cfg: EnvConfig, first_index: int = 0, incarnation: int = 0) -> Env:
         ConfigError: the configuration is wrong, or a package that it needs is not installed.
         SpaceError: a space that cannot be stored as tensors.
     """
-    if isinstance(cfg, GivenEnvConfig):
+    if isinstance(cfg, UserEnvConfig):
         from collectx.env.user_env import make_user_env
 
         return make_user_env(cfg)

@@ -11,7 +11,7 @@ from typing import Any
 
 
 @dataclass(frozen=True)
-class Place:
+class Launcher:
     """A place whose workers find the trainer by themselves.
 
     Attributes:

@@ -96,8 +96,8 @@ class LocalLauncher:
         cores = sorted(os.sched_getaffinity(0))
         return cores[worker % len(cores)]
 
-    def habits(self, worker: int) -> dict[str, Any]:
-        """What a worker's process gives `settle`, as plain data."""
+    def process_setup(self, worker: int) -> dict[str, Any]:
+        """What a worker's process gives `set_up_process`, as plain data."""
         log = self._log(worker)
         return {
             "num_threads": self._num_threads,
@@ -114,16 +114,16 @@ class LocalLauncher:
         warm_up()
         process = multiprocessing.get_context("forkserver").Process(
             target=_enter,
-            args=(entry, arguments, self.habits(worker)),
+            args=(entry, arguments, self.process_setup(worker)),
             name=f"collectx-worker-{worker}",
         )
         process.start()
         return process
 
 
-def _enter(entry: Callable[..., None], arguments: tuple[Any, ...], habits: dict[str, Any]) -> None:
+def _enter(entry: Callable[..., None], arguments: tuple[Any, ...], process_setup: dict[str, Any]) -> None:
     _die_with_parent()
-    settle(**habits)
+    set_up_process(**process_setup)
     try:
         entry(*arguments)
     finally:
@@ -131,7 +131,7 @@ def _enter(entry: Callable[..., None], arguments: tuple[Any, ...], habits: dict[
         sys.stderr.flush()
 
 
-def settle(num_threads: int, core: int | None, log: str | None, quiet: bool) -> None:
+def set_up_process(num_threads: int, core: int | None, log: str | None, quiet: bool) -> None:
     """What every worker's process does first. See `LocalLauncher` for the arguments, and
     `collectx.filter_warnings_subprocess`."""
     if quiet:

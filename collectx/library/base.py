@@ -45,7 +45,7 @@ from collectx.library.slurm import choose_launcher, start_workers
 from collectx.library.trajectories import Assembly
 from collectx.library.weights import WeightsLike, apply_weight_updater, load_weights, weight_writers, weights_by_worker
 from collectx.transport.base import RESET, encode_reset
-from collectx.user_objects import Given, Hooks
+from collectx.user_objects import Hooks, UserObjects
 from collectx.worker.spec import env_seed
 
 # The fields of a request that are parsed from keywords.
@@ -92,7 +92,8 @@ class DataCollector(CollectorProperties):
         request.check(parser.problems + problems)
         cfg, overrides = request.config()
         objects = [
-            Given.of(each["env"], each.get("policy", cfg.policy), custom=each.get("custom")) for each in overrides
+            UserObjects.of(each["env"], each.get("policy", cfg.policy), user_collector=each.get("user_collector"))
+            for each in overrides
         ]
         if kind in REMOTE:
             choose_launcher(cfg, request.remote)
@@ -105,7 +106,7 @@ class DataCollector(CollectorProperties):
         self.policy: Any = policies.build(cfg.policy, spec, cfg.seed)
         with contextlib.ExitStack() as stack:
             place, events = start_workers(stack, cfg, objects, request.remote)
-            self._collector: Collector = build(cfg, self.policy, spec, events, place=place, own=overrides)
+            self._collector: Collector = build(cfg, self.policy, spec, events, launcher=place, overrides=overrides)
             stack.callback(self._collector.close)
             self._exit_stack = stack.pop_all()
         if request.workers.num_threads is not None:
@@ -234,7 +235,7 @@ class DataCollector(CollectorProperties):
             raise ValueError("resume=False: a pause ends with its block; use shutdown() to end the collecting")
         with self._exclusive(timeout):
             if self._request.workers_write:
-                self._collector.settle()
+                self._collector.wait_until_idle()
             yield
 
     def _exclusive(self, timeout_s: float | None = None) -> contextlib.AbstractContextManager[None]:
@@ -378,12 +379,14 @@ class DataCollector(CollectorProperties):
         """
         if reset_idx is None:
             with self._exclusive():
-                self._collector.order(RESET)
+                self._collector.request_reset(RESET)
                 self._assembler.forget()
             return
         self._check_selection("reset_idx", reset_idx, self.num_workers, "workers")
         with self._exclusive():
-            self._collector.order(RESET, [worker for worker, is_selected in enumerate(reset_idx) if is_selected])
+            self._collector.request_reset(
+                RESET, [worker for worker, is_selected in enumerate(reset_idx) if is_selected]
+            )
 
     def _check_selection(self, name: str, selection: Sequence[bool], count: int, what: str) -> None:
         """Raises ValueError unless `selection` says for each of `count` whether it is to be reset."""
@@ -405,7 +408,7 @@ class DataCollector(CollectorProperties):
         if not isinstance(seed, numbers.Integral) or not 0 <= seed < 2**61:
             raise ValueError(f"seed={seed!r}: must be at least 0, below 2**61 and a whole number")
         with self._exclusive():
-            self._collector.order(encode_reset(seed, static_seed))
+            self._collector.request_reset(encode_reset(seed, static_seed))
             self._assembler.forget()
         return seed if static_seed else env_seed(seed, 0)
 

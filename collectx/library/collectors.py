@@ -1,4 +1,4 @@
-"""The classes, with TorchRL's names and keywords. What they share is in `collectx/library/base.py`."""
+"""The collector classes, with TorchRL's names and keywords. Their base classes are in `base.py` and `inspection.py`."""
 
 from __future__ import annotations
 
@@ -32,45 +32,45 @@ from collectx.user_objects import Hooks
 
 @described(Work, Frames, Devices, BatchOutput, Weights, Hooks, Assembly, Interrupted)
 class Collector(InspectableCollector):
-    """One rollout in this process (TorchRL's `Collector`, formerly `SyncDataCollector`). Acts with the policy itself,
-    so that no publishing is needed."""
+    """Collects in this process, without workers (TorchRL's `Collector` or `SyncDataCollector`). Acts with the policy
+    object itself, so its weights need not be published."""
 
     def __init__(self, create_env_fn: CreateEnv, policy: Any = None, **keywords: Any):
         super().__init__("single", create_env_fn, policy, keywords)
 
     def reset(self, index: Any = None, **keywords: Any) -> None:  # type: ignore[override]
-        """New trajectories from the next batch on.
+        """Resets envs before the next batch.
 
         Args:
-            index: which of the env's own: a mask, indices or a slice; None: all.
-            keywords: none: resets take no other arguments than seeds.
+            index: which of the vector env's envs: a mask, indices or a slice; None: all.
+            keywords: not supported.
 
         Raises:
-            ValueError: keywords are given, the envs reset themselves, or only some are meant where batches are of whole
-                trajectories.
-            IndexError: there is no such env.
+            ValueError: keywords were passed; or only some envs are selected, and the env resets its envs by itself or
+                batches consist of whole trajectories.
+            IndexError: an env does not exist.
         """
         if keywords:
             raise ValueError(
-                f"{', '.join(keywords)}: resets take no such arguments; set them on the env, or in its maker"
+                f"{', '.join(keywords)}: resets take no such arguments; set them on the env, or in its factory"
             )
         if index is None:
             super().reset()
             return
-        chosen = torch.zeros(self._num_envs, dtype=torch.bool)
-        chosen[index] = True
-        self._check_selection("index", chosen.tolist(), self._num_envs, "envs")
+        mask = torch.zeros(self._num_envs, dtype=torch.bool)
+        mask[index] = True
+        self._check_selection("index", mask.tolist(), self._num_envs, "envs")
         if not self._is_cuttable:
-            raise ValueError(f"index={index!r}: this vector env resets its envs by itself, and none before its end")
-        self._ask("restart", chosen.tolist())
+            raise ValueError(f"index={index!r}: this vector env resets its envs by itself, at the ends of episodes")
+        self._ask("restart", mask.tolist())
 
 
 @described(Work, Frames, Devices, BatchOutput, Workers, Weights, Hooks, Assembly, Preempted)
 class MultiCollector(InspectableCollector):
-    """Workers in processes of this machine, over shared memory. The policy is copied to them.
+    """Collects in worker processes of this machine, over shared memory. Every worker has a copy of the policy.
 
-    `sync=True`: a batch is one equal part of each worker, `[workers, ...]`, all with the newest weights. `sync=False`:
-    every batch comes whole from the worker that is ready first.
+    `sync=True`: a batch stacks one part of equal size per worker, `[workers, ...]`, collected with the newest weights.
+    `sync=False`: a batch comes from a single worker, the first that is ready.
     """
 
     def __init__(self, create_env_fn: CreateEnv, policy: Any = None, *, sync: bool, **keywords: Any):
@@ -95,7 +95,7 @@ class MultiAsyncCollector(MultiCollector):
 
 @described(Work, Frames, Devices, BatchOutput, Workers, Weights, Remote, Assembly)
 class DistributedCollector(InspectableCollector):
-    """Workers over torch.distributed; `sync` as in `MultiCollector`."""
+    """Collects in workers on any host, over torch.distributed; `sync` as in `MultiCollector`."""
 
     def __init__(self, create_env_fn: CreateEnv, policy: Any = None, *, sync: bool = False, **keywords: Any):
         super().__init__("distributed_sync" if sync else "distributed", create_env_fn, policy, keywords)
@@ -103,7 +103,7 @@ class DistributedCollector(InspectableCollector):
 
 @described(Work, Frames, Devices, BatchOutput, Workers, EachBatchWeights, Remote, Assembly)
 class DistributedSyncCollector(DistributedCollector):
-    """`DistributedCollector(sync=True)`; publishes the policy's weights after every batch if nothing else is said."""
+    """`DistributedCollector(sync=True)`; by default publishes the policy's weights after every batch."""
 
     def __init__(self, create_env_fn: CreateEnv, policy: Any = None, **keywords: Any):
         super().__init__(create_env_fn, policy, sync=True, **keywords)
@@ -111,8 +111,10 @@ class DistributedSyncCollector(DistributedCollector):
 
 @described(Work, Frames, Devices, BatchOutput, Workers, Weights, RpcRemote, Assembly)
 class RPCCollector(InspectableCollector):
-    """Workers over torch RPC, which pickles between them and this process: whoever reaches the ports that it opens can
-    run code there, without the run's secret; `sync` as in `MultiCollector`."""
+    """Collects in workers on any host, over torch RPC; `sync` as in `MultiCollector`.
+
+    Torch RPC exchanges pickles and does not check the run's secret: a peer that can reach its ports can run code.
+    """
 
     def __init__(self, create_env_fn: CreateEnv, policy: Any = None, *, sync: bool = False, **keywords: Any):
         super().__init__("rpc", create_env_fn, policy, keywords, sync)
@@ -120,9 +122,8 @@ class RPCCollector(InspectableCollector):
 
 @described(Work, Frames, Devices, BatchOutput, Workers, Weights, RayRemote, Hooks, Assembly)
 class RayCollector(InspectableCollector):
-    """Workers that are actors of a Ray cluster, over its object store; `sync` as in `MultiCollector`. This process is
-    connected to Ray by the first, and stays so until it ends, or `ray.shutdown()` is called. Ray pickles what its
-    processes tell each other."""
+    """Collects in actors of a Ray cluster, over its object store; `sync` as in `MultiCollector`. The first collector
+    connects this process to Ray, until the process ends or calls `ray.shutdown()`. Ray exchanges pickles."""
 
     def __init__(self, create_env_fn: CreateEnv, policy: Any = None, *, sync: bool = False, **keywords: Any):
         super().__init__("ray", create_env_fn, policy, keywords, sync)
@@ -135,42 +136,42 @@ class RayCollector(InspectableCollector):
         collector_kwargs: dict[str, Any] | None = None,
         remote_configs: dict[str, Any] | None = None,
     ) -> None:
-        """Starts more workers, with envs' seeds and trajectory ids of their own. Does not wait for them. The batches of
-        a sync collector grow by their parts, and wait for them.
+        """Starts more workers, with new seeds and trajectory ids; does not wait for them. The batches of a sync
+        collector grow by their parts, so the next batch waits for them.
 
         Args:
-            create_env_fn: one callable for each new worker; all must make as many envs, of the same spaces, as the
-                others do.
-            num_envs, policy: are not looked at: what `create_env_fn` makes, and the policy that the others have.
-            collector_kwargs, remote_configs: as the constructor's, for each of the new ones; None: `remote_configs` of
-                the first worker.
+            create_env_fn: one callable per new worker; all must create as many envs, with the same spaces, as those of
+                the other workers.
+            num_envs, policy: ignored (accepted for TorchRL compatibility); new workers use the collector's policy.
+            collector_kwargs, remote_configs: as for the constructor, for every new worker; None: `remote_configs`
+                of the first worker.
 
         Raises:
-            ConfigError: what is wrong with `collector_kwargs`.
-            LauncherError: the cluster has no room for them, even if nobody else uses it.
+            ConfigError: `collector_kwargs` are wrong.
+            LauncherError: the cluster has not the resources for them, even when idle.
         """
         from collectx.transport.network.ray_cluster import check_resources
 
         launcher = self._cfg.launcher
         assert isinstance(launcher, RayLauncherConfig)
         creates = [create_env_fn] if callable(create_env_fn) else list(create_env_fn)
-        asked = dict(remote_configs or launcher.remote_configs[0])
-        own = [own_of(self._request, create, collector_kwargs) for create in creates]
+        resources = dict(remote_configs or launcher.remote_configs[0])
+        overrides = [own_of(self._request, create, collector_kwargs) for create in creates]
         if not launcher.autoscaling:
-            check_resources("remote_configs", [asked] * len(creates))
+            check_resources("remote_configs", [resources] * len(creates))
         with self.pause():
-            for each in own:
+            for each in overrides:
                 self._overrides.append(each)
-                launcher.remote_configs.append(dict(asked))
+                launcher.remote_configs.append(dict(resources))
                 self._collector.add()
 
     @property
     def remote_collectors(self) -> list[Any]:
-        """Ray's handles of the workers' actors."""
+        """The actor handles of the workers."""
         return [handle.actor for _, handle in sorted(self._collector.handles().items())]
 
     def local_policy(self) -> Any:
-        """This process's policy."""
+        """Returns `collector.policy`."""
         return self.policy
 
     def shutdown(
@@ -180,21 +181,21 @@ class RayCollector(InspectableCollector):
         raise_on_error: bool = True,
         shutdown_ray: bool = False,
     ) -> None:
-        """As any collector's.
+        """See `DataCollector.shutdown`.
 
         Args:
-            shutdown_ray: whether this process leaves Ray too, which ends a cluster that it has begun.
+            shutdown_ray: whether to disconnect this process from Ray, which ends a cluster that it has started.
         """
         super().shutdown(timeout, close_env, raise_on_error)
         if shutdown_ray:
             leave_ray()
 
     def async_shutdown(self, timeout: float | None = None, close_env: bool = True, shutdown_ray: bool = False) -> None:
-        """`shutdown`, after `start()`."""
+        """The same as `shutdown`."""
         self.shutdown(timeout, close_env, shutdown_ray=shutdown_ray)
 
     def stop_remote_collectors(self) -> None:
-        """`shutdown`."""
+        """The same as `shutdown()`."""
         self.shutdown()
 
     stop = stop_remote_collectors

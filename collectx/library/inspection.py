@@ -25,13 +25,13 @@ class InspectableCollector(DataCollector):
     _profile_config: ProfileConfig | None = None
 
     def _ask(self, name: str, *arguments: Any, per_worker: dict[int, tuple] | None = None) -> dict[int, Any]:
-        """Calls the method `name` of `collectx.worker.requests.Answers` in workers; returns the results by index.
+        """Calls the method `name` of `worker.requests.RequestHandler` in workers; returns the results by index.
 
         Args:
             per_worker: arguments by worker index; None: `arguments` for all workers.
         """
         with self._exclusive():
-            return self._collector.ask(name, *arguments, own=per_worker)
+            return self._collector.ask(name, *arguments, per_worker=per_worker)
 
     def getattr_env(self, attr: str) -> Any:
         """Returns a copy of an attribute of the first worker's env; a list if that worker has several envs.
@@ -211,7 +211,7 @@ class InspectableCollector(DataCollector):
             "frames": self._collector.num_frames,
             "iter": self._collector.num_batches,
         }
-        if self._collector.can_be_asked:
+        if self._collector.can_ask:
             state |= {f"worker{index}": saved for index, saved in self._ask("state").items()}
             per_worker = dict.fromkeys(self._individual.intersection(self._collector.workers), ())
             for index, individual in self._ask("weights", per_worker=per_worker).items():
@@ -246,8 +246,10 @@ class InspectableCollector(DataCollector):
                     self.update_policy_weights_(by_worker)
                 self._individual.difference_update(shared)
         states = {index: (state_dict[f"worker{index}"],) for index in workers if f"worker{index}" in state_dict}
-        is_resumed = self._ask("load", per_worker=states) if self._collector.can_be_asked else {}
+        is_resumed = self._ask("load", per_worker=states) if self._collector.can_ask else {}
         with self._exclusive():
             self._collector.count_from(state_dict["frames"], state_dict.get("iter", 0))
             others = [index for index in workers if not is_resumed.get(index)]
-            self._collector.order(encode_reset(env_seed(self._cfg.seed, state_dict["frames"], 1), False), others)
+            self._collector.request_reset(
+                encode_reset(env_seed(self._cfg.seed, state_dict["frames"], 1), False), others
+            )

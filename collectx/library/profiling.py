@@ -38,7 +38,7 @@ class ProfileConfig:
 
     @property
     def arguments(self) -> tuple:
-        """The arguments of `collectx.worker.requests.Answers.profile`."""
+        """The arguments of `collectx.worker.requests.RequestHandler.profile`."""
         names = ("record_shapes", "profile_memory", "with_stack", "with_flops")
         options = {name: getattr(self, name) for name in names}
         schedule = (self.num_rollouts, self.warmup_rollouts, self.save_path, self.activities)

@@ -37,7 +37,7 @@ from collectx.library.keywords.specs import Devices, Frames, Weights, Workers
 from collectx.library.output import BatchOutput
 from collectx.library.trajectories import Assembly
 from collectx.transport.network.availability import gpu_problems, visible_problems
-from collectx.user_objects import GivenEnvConfig, Hooks
+from collectx.user_objects import Hooks, UserEnvConfig
 
 
 @dataclass(frozen=True)
@@ -230,7 +230,7 @@ class Order:
 
     def config(self) -> tuple[RunConfig, list[dict[str, Any]]]:
         """The configuration, of workers on this machine, and for each worker the fields of its
-        `collectx.worker.spec.WorkerTask` that are its own. For an order that is right."""
+        `collectx.worker.spec.WorkerSpec` that are its own. For an order that is right."""
         num_workers, workers, remote = self.num_workers, self.workers, self.remote
         envs, (devices, _), acting = self.work.envs(num_workers), self.devices.resolve(num_workers), self._acting()
         each = for_each(remote.collector_kwargs, num_workers)
@@ -242,7 +242,7 @@ class Order:
         if self.hooks != Hooks():
             own = [each | {"hooks": self.hooks} for each in own]
         for own_fields, custom in zip(own, given_collectors(self), strict=False):
-            own_fields["custom"] = custom
+            own_fields["user_collector"] = custom
         if self.workers_write:
             own = [each | {"replay": self.output.shared_buffer} for each in own]
         collector = (CollectorConfig if self.sync is None else partial(EitherCollectorConfig, sync=self.sync))(
@@ -273,15 +273,17 @@ class Order:
             order_of=None,
         )
         if self.early.asked is not None:
-            own[0]["asked"] = self.early.asked
+            own[0]["should_end"] = self.early.asked
         cfg = RunConfig(
             env=own[0]["env"],
             policy=policies[0],
             collector=collector,
             backend=remote.backend_config(),
-            launcher=LauncherConfig("local", None, workers.num_sub_threads, False),
+            launcher=LauncherConfig(
+                kind="local", hydra_mode=None, num_threads=workers.num_sub_threads, pin_cores=False
+            ),
             devices=devices,
-            trainer=MeterTrainerConfig("meter", False),
+            trainer=MeterTrainerConfig(kind="meter", digest=False),
             seed=self.work.seed,
         )
         return cfg, own
@@ -301,11 +303,11 @@ def own_of(order: Order, create: Callable[..., Any], kwargs: dict[str, Any] | No
     if order.hooks != Hooks():
         own["hooks"] = order.hooks
     if custom is not None:
-        own["custom"] = custom
+        own["user_collector"] = custom
     return own
 
 
-def _own(env: GivenEnvConfig, device: str, kwargs: dict[str, Any]) -> dict[str, Any]:
+def _own(env: UserEnvConfig, device: str, kwargs: dict[str, Any]) -> dict[str, Any]:
     env = dataclasses.replace(env, kwargs=env.kwargs | (kwargs.get("create_env_kwargs") or {}))
     own: dict[str, Any] = {"env": env, "policy_device": device}
     if "exploration_type" in kwargs:

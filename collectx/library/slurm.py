@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 from collectx.config import RunConfig, SubmititLauncherConfig
 from collectx.errors import ConfigError
-from collectx.launcher.base import Place
+from collectx.launcher.base import Launcher
 from collectx.launcher.slurm.array import slurm_resources
 from collectx.library.keywords import Nested, RayRemote, Remote
 from collectx.run import RunFolder, preflight
@@ -18,7 +18,7 @@ from collectx.run.events import EventLog
 from collectx.run.folder import new_folder
 from collectx.run.lock import locked
 from collectx.run.submitted_workers import Beforehand, submitted_workers, waiting_workers
-from collectx.user_objects import Given
+from collectx.user_objects import UserObjects
 
 
 def choose_launcher(cfg: RunConfig, remote: Nested) -> None:
@@ -74,8 +74,8 @@ def _check_presubmitted(cfg: RunConfig, tcp_port: int | None) -> int | None:
 
 
 def start_workers(
-    stack: contextlib.ExitStack, cfg: RunConfig, given: Sequence[Given], remote: Nested
-) -> tuple[Place | None, Callable[..., None]]:
+    stack: contextlib.ExitStack, cfg: RunConfig, given: Sequence[UserObjects], remote: Nested
+) -> tuple[Launcher | None, Callable[..., None]]:
     """Where the workers come up that are SLURM jobs, until `stack` is closed; and what writes events down.
 
     Args:

@@ -18,7 +18,7 @@ from typing import Any
 from collectx.config import SubmititLauncherConfig
 from collectx.errors import ConfigError, LauncherError
 from collectx.launcher.slurm import commands, job
-from collectx.launcher.slurm.array import WorkerArray, slurm_resources
+from collectx.launcher.slurm.array import JobArray, slurm_resources
 from collectx.launcher.slurm.job_watcher import JobState
 from collectx.run import worker
 from collectx.run.folder import RunFolder, new_folder
@@ -88,7 +88,7 @@ def _submit_and_follow(
     script = files.jobs / "trainer.sh"
     script.write_text(_script(trainer, files, told))
     command = [sys.executable, "-u", "-m", worker.__name__, "--wait", f"{told.queue_timeout_s:g}", str(task_of(files))]
-    array = WorkerArray(workers, files.jobs / "worker.sh", files.logs, command, files.worker_jobs)
+    array = JobArray(workers, files.jobs / "worker.sh", files.logs, command, files.worker_jobs)
     jobs: list[str] = []
     try:
         jobs.append(commands.submit([str(script)]))

@@ -1,5 +1,5 @@
-"""What `update_policy_weights_` is given, in all the forms that TorchRL's collectors take, and what a weight updater
-gives. Called in the trainer's process.
+"""The forms of weights that `update_policy_weights_` accepts, and TorchRL's weight updaters. Runs in the trainer's
+process.
 """
 
 from __future__ import annotations
@@ -17,107 +17,116 @@ from torch import nn
 from collectx.policy.weights import FlatWeights
 from collectx.transport.base import Write
 
+# None stands for the weights of `collector.policy`.
 WeightsLike: TypeAlias = nn.Module | TensorDictBase | Mapping[str, Any] | None
 
 
 def weights_by_worker(
-    all_given: Sequence[WeightsLike | Mapping[int, WeightsLike]],
+    alternatives: Sequence[WeightsLike | Mapping[int, WeightsLike]],
     models: Mapping[str, Any] | None,
     model: str | None,
     worker_ids: int | Sequence[int] | None,
     num_workers: int,
 ) -> dict[int | None, WeightsLike]:
-    """The one that was given, of `all_given` and what `models` has for the policy, by the worker that it is for; None:
-    for all.
+    """Returns the weights by worker index; the key None stands for all workers.
+
+    Args:
+        alternatives: arguments of which at most one may be set.
+        models: weights by model name; an alternative to `alternatives`.
+        model: name of the model.
+        worker_ids: the workers that get the weights; None: all.
 
     Raises:
-        TypeError: several are given.
-        ValueError: weights of another model than "policy", or for workers that do not exist.
+        TypeError: several arguments have weights.
+        ValueError: the weights are for another model than "policy", or for workers that do not exist.
     """
     if unknown := sorted({"policy" if model is None else model, *(models or ())} - {"policy"}):
         raise ValueError(f"weights of {', '.join(unknown)}: the only model here is 'policy'")
-    given: list[Any] = [one for one in (*all_given, (models or {}).get("policy")) if one is not None]
-    if len(given) > 1:
+    passed: list[Any] = [each for each in (*alternatives, (models or {}).get("policy")) if each is not None]
+    if len(passed) > 1:
         raise TypeError(
-            "the weights were given more than once, of policy_or_weights, weights, policy_weights, policy, weights_dict"
+            "weights were passed more than once, by policy_or_weights, weights, policy_weights, policy, weights_dict"
         )
-    one = given[0] if given else None
-    # TensorDicts count as mappings, but are iterated over by rows.
-    if isinstance(one, dict) and any(isinstance(key, int | np.integer) for key in one):
+    weights = passed[0] if passed else None
+    # Not every Mapping: a TensorDict is one, but iterating over it yields rows.
+    if isinstance(weights, dict) and any(isinstance(key, int | np.integer) for key in weights):
         if worker_ids is not None:
-            raise ValueError(f"weights by worker, and worker_ids={worker_ids!r}: give one of them")
-        by_worker = {int(key) if isinstance(key, int | np.integer) else key: value for key, value in one.items()}
+            raise ValueError(f"weights by worker and worker_ids={worker_ids!r}: pass one of them")
+        by_worker = {int(key) if isinstance(key, int | np.integer) else key: value for key, value in weights.items()}
     elif worker_ids is None:
-        return {None: one}
+        return {None: weights}
     else:
         indices = [worker_ids] if isinstance(worker_ids, int | np.integer) else worker_ids
-        by_worker = dict.fromkeys(map(int, indices), one)
+        by_worker = dict.fromkeys(map(int, indices), weights)
     if not by_worker or not set(by_worker) <= set(range(num_workers)):
-        raise ValueError(f"weights for the workers {list(by_worker)}: give one or more, from 0 to {num_workers - 1}")
+        raise ValueError(f"weights for the workers {list(by_worker)}: pass one or more, from 0 to {num_workers - 1}")
     return by_worker
 
 
-def apply_weight_updater(updater: Callable[[], Any] | None, given: WeightsLike) -> WeightsLike:
-    """What is to be published, where `given` was given: what a weight updater makes of it, or gives where it is None.
+def apply_weight_updater(updater: Callable[[], Any] | None, weights: WeightsLike) -> WeightsLike:
+    """Returns the weights to publish: `weights` as the updater maps them, or the updater's weights if None.
 
     Args:
-        updater: returns the weights when it is called; or one of TorchRL's (or a callable that makes one), of which the
-            weights and their mapping are taken, while their way to the workers is the collector's own.
+        updater: a callable that returns the weights; or one of TorchRL's weight updaters, or a callable that creates
+            one. Of those, the weights and their mapping are used; the collector's transport sends the weights.
     """
     if updater is None:
-        return given
-    made: Any = updater if _is_torchrl(updater) else None
-    if made is None and (given is None or isinstance(updater, type)):
+        return weights
+    torchrl_updater: Any = updater if _is_torchrl(updater) else None
+    if torchrl_updater is None and (weights is None or isinstance(updater, type)):
         result = updater()
         if not _is_torchrl(result):
             return result
-        made = result
-    if made is None:
-        return given
-    if isinstance(given, nn.Module):
-        given = TensorDict.from_module(given).data
-    return made._maybe_map_weights(made._get_server_weights() if given is None else given)
+        torchrl_updater = result
+    if torchrl_updater is None:
+        return weights
+    if isinstance(weights, nn.Module):
+        weights = TensorDict.from_module(weights).data
+    return torchrl_updater._maybe_map_weights(torchrl_updater._get_server_weights() if weights is None else weights)
 
 
 def load_weights(policy: Any, weights: nn.Module | TensorDictBase | Mapping[str, Any]) -> None:
-    """Copies the weights of a module that is built as `policy`, or weights by name (a state dict, or a TensorDict of
-    parameters), into `policy`, whatever their device and dtype.
+    """Copies weights into `policy`, from any device and dtype.
+
+    Args:
+        weights: a module with the architecture of `policy`, or weights by name: a state dict, or a TensorDict of
+            parameters.
 
     Raises:
-        KeyError: one of the policy's is lacking.
-        TypeError: they are no weights, or the policy can have none.
-        ValueError: one has another shape than the policy's, or the module has more or fewer.
+        KeyError: one of the policy's weights is missing.
+        TypeError: `weights` are none, or the policy is not a module.
+        ValueError: shapes differ, or the module has another number of weights.
     """
     if not isinstance(policy, nn.Module):
-        raise TypeError(f"the policy is {policy!r}, no module, which has no weights: call without any")
+        raise TypeError(f"the policy is {policy!r}, no module, and has no weights: call without arguments")
     if weights is policy:
         return
     if isinstance(weights, nn.Module):
-        own, given = _tensors_of(policy), [*_tensors_of(weights).values()]
-        if len(own) != len(given):
-            raise ValueError(f"the module has {len(given)} weights, the policy has {len(own)}: {_ALIKE}")
+        targets, sources = _tensors_of(policy), [*_tensors_of(weights).values()]
+        if len(targets) != len(sources):
+            raise ValueError(f"the module has {len(sources)} weights, the policy has {len(targets)}: {_ADVICE}")
     else:
-        own, given = policy.state_dict(), _by_name(policy, weights)
-    _check_shapes(own, given)
+        targets, sources = policy.state_dict(), _by_name(policy, weights)
+    _check_shapes(targets, sources)
     with torch.no_grad():
-        for value, other in zip(own.values(), given, strict=True):
-            value.copy_(other)
+        for target, source in zip(targets.values(), sources, strict=True):
+            target.copy_(source)
 
 
-def weight_writers(policy: Any, given: Mapping[int, WeightsLike]) -> dict[int, Write]:
-    """What writes the weights for each worker, each in any form that `load_weights` takes; None: `policy`'s. The policy
-    is left as it is. A write raises what `load_weights` does."""
-    other = copy.deepcopy(policy)
+def weight_writers(policy: Any, by_worker: Mapping[int, WeightsLike]) -> dict[int, Write]:
+    """Returns for each worker a function that writes its weights into a flat buffer; None stands for the weights of
+    `policy`, which is not changed. A writer raises what `load_weights` raises."""
+    scratch = copy.deepcopy(policy)
 
     def write(weights: WeightsLike, buffer: torch.Tensor) -> None:
-        load_weights(other, policy if weights is None else weights)
-        FlatWeights(other).write(buffer)
+        load_weights(scratch, policy if weights is None else weights)
+        FlatWeights(scratch).write(buffer)
 
-    return {worker: partial(write, weights) for worker, weights in given.items()}
+    return {worker: partial(write, weights) for worker, weights in by_worker.items()}
 
 
 def _tensors_of(module: nn.Module) -> dict[str, torch.Tensor]:
-    """Also those that are in no state dict."""
+    """All parameters and buffers, including those that are not in the state dict."""
     return {**dict(module.named_parameters()), **dict(module.named_buffers())}
 
 
@@ -125,21 +134,21 @@ def _by_name(policy: nn.Module, weights: TensorDictBase | Mapping[str, Any]) -> 
     if isinstance(weights, TensorDictBase):
         weights = weights.flatten_keys(".").to_dict()
     if not isinstance(weights, Mapping):
-        raise TypeError(f"weights={weights!r}: give a module, a state dict or a TensorDict of parameters")
-    own = policy.state_dict()
-    if missing := sorted(set(own) - set(weights)):
+        raise TypeError(f"weights={weights!r}: pass a module, a state dict or a TensorDict of parameters")
+    names = policy.state_dict().keys()
+    if missing := sorted(names - set(weights)):
         raise KeyError(f"the weights lack {', '.join(missing)}")
-    return [weights[name] for name in own]
+    return [weights[name] for name in names]
 
 
-_ALIKE = "give those of a module that is built as the policy"
+_ADVICE = "pass those of a module with the policy's architecture"
 
 
-def _check_shapes(own: Mapping[str, torch.Tensor], given: Sequence[Any]) -> None:
-    for (name, value), other in zip(own.items(), given, strict=True):
-        shape, wanted = list(getattr(other, "shape", ())), list(getattr(value, "shape", ()))
-        if shape != wanted:
-            raise ValueError(f"the weights for {name} have the shape {shape}, the policy's have {wanted}: {_ALIKE}")
+def _check_shapes(targets: Mapping[str, torch.Tensor], sources: Sequence[Any]) -> None:
+    for (name, target), source in zip(targets.items(), sources, strict=True):
+        shape, expected = list(getattr(source, "shape", ())), list(getattr(target, "shape", ()))
+        if shape != expected:
+            raise ValueError(f"the weights for {name} have the shape {shape}, the policy's have {expected}: {_ADVICE}")
 
 
 def _is_torchrl(updater: Any) -> bool:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from collectx.policy.exploration import ExplorationType, exploration
 from collectx.policy.initial import single_threaded
-from collectx.user_objects import GivenPolicyConfig
+from collectx.user_objects import UserPolicyConfig
 
 if TYPE_CHECKING:
     import torch
@@ -35,7 +35,7 @@ def build(cfg: PolicyConfig, spec: EnvSpec, seed: int) -> Callable | None:
     """
     if cfg.kind == "random":
         return None
-    if isinstance(cfg, GivenPolicyConfig):
+    if isinstance(cfg, UserPolicyConfig):
         if cfg.factory is None:
             return cfg.policy
         with single_threaded():
@@ -63,17 +63,17 @@ def build(cfg: PolicyConfig, spec: EnvSpec, seed: int) -> Callable | None:
 
 def is_user_policy(cfg: PolicyConfig) -> bool:
     """Whether `make_actor` calls the policy of `cfg` once, with `EnvSpec.first`, to find out what it writes."""
-    return cfg.kind == "custom" or isinstance(cfg, GivenPolicyConfig)
+    return cfg.kind == "custom" or isinstance(cfg, UserPolicyConfig)
 
 
 def is_trusted(cfg: PolicyConfig) -> bool:
     """Whether the policy of `cfg` is to be called with a TensorDict, whatever its signature and its keys."""
-    return isinstance(cfg, GivenPolicyConfig) and cfg.is_trusted
+    return isinstance(cfg, UserPolicyConfig) and cfg.is_trusted
 
 
 def accelerate(actor: Actor, cfg: PolicyConfig) -> None:
     """Makes `actor` faster, as `cfg` wants; to be called once its module's tensors lie where they will stay."""
-    if isinstance(cfg, GivenPolicyConfig) and (cfg.compile is not None or cfg.cudagraph is not None):
+    if isinstance(cfg, UserPolicyConfig) and (cfg.compile is not None or cfg.cudagraph is not None):
         from collectx.policy.acceleration import Acceleration
 
         actor.accelerate(Acceleration(cfg.compile, cfg.cudagraph))

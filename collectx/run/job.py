@@ -26,11 +26,11 @@ from collectx.run.result import Result
 from collectx.run.signals import Signals
 
 if TYPE_CHECKING:
-    from collectx.launcher.base import Place
+    from collectx.launcher.base import Launcher
     from collectx.trainer.base import Trainer
 
 
-def execute(cfg: RunConfig, folder: Path, argv: list[str], place: Place | None = None) -> Result:
+def execute(cfg: RunConfig, folder: Path, argv: list[str], place: Launcher | None = None) -> Result:
     """Runs `cfg`, blocking until the run has ended, and leaves everything about it in `folder`.
 
     A run that fails or is interrupted (SIGINT, SIGTERM, SIGHUP) does not raise: it says so on standard error and in the
@@ -51,7 +51,7 @@ def execute(cfg: RunConfig, folder: Path, argv: list[str], place: Place | None =
         return _execute(cfg, files, argv, place)
 
 
-def _execute(cfg: RunConfig, files: RunFolder, argv: list[str], place: Place | None) -> Result:
+def _execute(cfg: RunConfig, files: RunFolder, argv: list[str], place: Launcher | None) -> Result:
     files.begin(keep_logs=place is not None)
     with Signals() as signals:
         record = Record(cfg, signals)
@@ -77,7 +77,7 @@ def _execute(cfg: RunConfig, files: RunFolder, argv: list[str], place: Place | N
 
 
 def _run(
-    cfg: RunConfig, files: RunFolder, argv: list[str], place: Place | None, record: Record, signals: Signals
+    cfg: RunConfig, files: RunFolder, argv: list[str], place: Launcher | None, record: Record, signals: Signals
 ) -> None:
     """From the snapshot to the closed collector. What training raises goes to `record`, the rest is raised."""
     if cfg.launcher.kind == "local" and cfg.collector.kind != "single":
@@ -103,7 +103,7 @@ def _run(
 
 
 @contextmanager
-def _place(cfg: RunConfig, files: RunFolder, place: Place | None, events: EventLog) -> Iterator[Place | None]:
+def _place(cfg: RunConfig, files: RunFolder, place: Launcher | None, events: EventLog) -> Iterator[Launcher | None]:
     """Where workers come up: as given, or as jobs that this process submits, and ends with the block."""
     if place is not None or cfg.launcher.kind != "submitit":
         yield place
@@ -115,7 +115,12 @@ def _place(cfg: RunConfig, files: RunFolder, place: Place | None, events: EventL
 
 
 def _collect(
-    cfg: RunConfig, files: RunFolder, place: Place | None, record: Record, signals: Signals, events: Callable[..., None]
+    cfg: RunConfig,
+    files: RunFolder,
+    place: Launcher | None,
+    record: Record,
+    signals: Signals,
+    events: Callable[..., None],
 ) -> None:
     try:
         import torch
@@ -140,8 +145,8 @@ def _collect(
             record.digest = None
         own = None if replay is None else [{"replay": replay}] * cfg.collector.num_workers
         folder = cfg.collector.order_of
-        again = None if folder is None else [collectors.Recorded(*batch) for batch in delivery_log.read(folder)]
-        workers = collectors.build(cfg, module, spec, events, files.logs, place, own, again=again)
+        again = None if folder is None else [collectors.RecordedBatch(*batch) for batch in delivery_log.read(folder)]
+        workers = collectors.build(cfg, module, spec, events, files.logs, place, own, recorded=again)
     except (ConfigError, LauncherError, SpaceError) as error:
         raise record.misconfigured(error) from error
     with workers as collector:

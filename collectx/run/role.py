@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from collectx.config import RunConfig, backend_of
 from collectx.errors import ConfigError, RendezvousError
-from collectx.launcher.base import Place
+from collectx.launcher.base import Launcher
 from collectx.run.folder import RunFolder, read_private, write_json, write_private
-from collectx.user_objects import Given
+from collectx.user_objects import UserObjects
 
 if TYPE_CHECKING:
     from collectx.transport.network.handshake import Endpoint
@@ -29,7 +29,7 @@ _PAUSE_S = 0.1
 
 
 class Workers(Protocol):
-    """Workers that come by themselves, as their launcher knows them: see `Place`."""
+    """Workers that come by themselves, as their launcher knows them: see `Launcher`."""
 
     def start(self, worker: int, life: int) -> Any: ...
     def describe(self, worker: int) -> str: ...
@@ -57,7 +57,7 @@ def play(
 
         _begin_mpi(cfg)
         files = RunFolder(folder)
-        place = Place(lambda endpoint: announce(files, endpoint, token), workers.start, workers.describe)
+        place = Launcher(lambda endpoint: announce(files, endpoint, token), workers.start, workers.describe)
         try:
             return execute(cfg, folder, argv, place=place).exit_status
         except ConfigError as error:
@@ -72,7 +72,7 @@ def work(
     worker: int,
     token: str,
     trainer_timeout: tuple[str, float] | None = None,
-    given: Given | None = None,
+    given: UserObjects | None = None,
 ) -> int:
     """Works as the worker of an index for the trainer of the run in `folder`; returns the exit status of the process.
 
@@ -88,14 +88,14 @@ def work(
     import torch
 
     torch.set_num_threads(cfg.launcher.num_threads)
-    from collectx.collector.worker_entry import serve_remote
+    from collectx.collector.worker_entry import run_remote_worker
 
     try:
         _begin_mpi(cfg)
         endpoint = find(
             files, token, *(trainer_timeout or ("collector.start_timeout_s", cfg.collector.start_timeout_s))
         )
-        serve_remote(endpoint, worker, cfg.collector.start_timeout_s, given)
+        run_remote_worker(endpoint, worker, cfg.collector.start_timeout_s, given)
     except BaseException:
         import traceback
 

@@ -16,17 +16,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from collectx.config import RunConfig, SubmititLauncherConfig, num_workers_of
-from collectx.launcher.base import Place
+from collectx.launcher.base import Launcher
 from collectx.run import worker
 from collectx.run.folder import RunFolder
 from collectx.run.role import announce
-from collectx.user_objects import Given
+from collectx.user_objects import UserObjects
 
 
 @contextmanager
 def submitted_workers(
-    cfg: RunConfig, files: RunFolder, say: Callable[[str], None], given: Sequence[Given] | None = None
-) -> Iterator[Place]:
+    cfg: RunConfig, files: RunFolder, say: Callable[[str], None], given: Sequence[UserObjects] | None = None
+) -> Iterator[Launcher]:
     """The place of workers that are jobs of their own. At the end of the block all of these jobs have ended, or are
     cancelled; that may take `collector.close_timeout_s`.
 
@@ -34,8 +34,8 @@ def submitted_workers(
         say: called with lines for the user, from any thread.
         given: what each worker cannot be told as plain data; None: nothing.
     """
-    from collectx.launcher.slurm.array import WorkerArray
-    from collectx.launcher.slurm.job_watcher import WorkerJobs
+    from collectx.launcher.slurm.array import JobArray
+    from collectx.launcher.slurm.job_watcher import JobWatcher
 
     launcher = cfg.launcher
     assert isinstance(launcher, SubmititLauncherConfig)
@@ -44,15 +44,15 @@ def submitted_workers(
     files.jobs.mkdir(exist_ok=True)
     worker.write(task, cfg, files, token, given)
     command = [launcher.python or sys.executable, "-u", "-m", worker.__name__, str(task)]
-    scheduler = WorkerArray(launcher, script, files.logs, command, files.worker_jobs)
-    with WorkerJobs(
+    scheduler = JobArray(launcher, script, files.logs, command, files.worker_jobs)
+    with JobWatcher(
         scheduler,
         num_workers_of(cfg),
         lambda index: files.log(f"worker-{index}"),
         cfg.collector.close_timeout_s,
         say,
     ) as jobs:
-        yield Place(
+        yield Launcher(
             announce=lambda endpoint: announce(files, endpoint, token),
             start=jobs.start,
             describe=jobs.describe,
@@ -92,7 +92,7 @@ class Beforehand:
         return RunFolder(self.folder)
 
 
-def waiting_workers(cfg: RunConfig, beforehand: Beforehand, given: Sequence[Given]) -> Place:
+def waiting_workers(cfg: RunConfig, beforehand: Beforehand, given: Sequence[UserObjects]) -> Launcher:
     """The place of workers whose jobs wait already: tells them their task. They are not replaced.
 
     Args:
@@ -100,7 +100,7 @@ def waiting_workers(cfg: RunConfig, beforehand: Beforehand, given: Sequence[Give
     """
     files, token = beforehand.files(), secrets.token_hex(8)
     worker.write(task_of(files), cfg, files, token, given)
-    return Place(
+    return Launcher(
         announce=lambda endpoint: announce(files, endpoint, token),
         start=lambda index, life: None,
         describe=lambda index: f"worker {index} (log: {files.log(f'worker-{index}')})",

@@ -25,12 +25,12 @@ from collectx.config import EnvConfig, PolicyConfig, RunConfig, as_dict, from_di
 from collectx.errors import LauncherError
 from collectx.run.folder import RunFolder, read_private, write_json, write_private
 from collectx.run.role import work
-from collectx.user_objects import Given
+from collectx.user_objects import UserObjects
 
 _PAUSE_S = 0.25
 
 
-def write(path: Path, cfg: RunConfig, files: RunFolder, token: str, given: Sequence[Given] | None = None) -> None:
+def write(path: Path, cfg: RunConfig, files: RunFolder, token: str, given: Sequence[UserObjects] | None = None) -> None:
     """Writes TASK.
 
     Args:
@@ -39,7 +39,11 @@ def write(path: Path, cfg: RunConfig, files: RunFolder, token: str, given: Seque
     """
     if given is not None:
         write_private(_objects(path), pickle.dumps(given))
-    plain = cfg if given is None else dataclasses.replace(cfg, env=EnvConfig("given", 0), policy=PolicyConfig("given"))
+    plain = (
+        cfg
+        if given is None
+        else dataclasses.replace(cfg, env=EnvConfig(kind="given", num_envs=0), policy=PolicyConfig(kind="given"))
+    )
     write_json(path, {"folder": str(files.path), "token": token, "cfg": as_dict(plain)})
 
 

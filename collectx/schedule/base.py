@@ -7,10 +7,10 @@ A schedule speaks of grants `(worker, slot)`, which the collector passes to the 
     take()             the arrivals that make the next batch, or None while it is incomplete
     released(arrivals) a batch's memory was read; which slots may be filled again
     replaced(worker)   another worker has taken the place of one that is gone; which slots it may fill
-    hurries            whether the parts that are still missing are to end with the frames that they have
+    should_preempt            whether the parts that are still missing are to end with the frames that they have
     dropped(worker)    nobody takes its place
     published(version) these are the newest weights now
-    holds_back         whether newer weights have to wait: parts that are to act with the present ones are not there yet
+    must_wait_to_publish  whether newer weights have to wait: parts that must act with the current ones are missing
     skip(batches)      so many fewer batches are left to be delivered
 
     sync:   next() -> grant all -> wait for all -> one joined batch          workers rest while the trainer learns
@@ -34,18 +34,19 @@ class Schedule(Protocol):
 
     Attributes:
         joined: whether a batch is a part of each worker.
-        newest: whether a slot must be filled with the weights that were the newest when it was granted, or newer ones.
+        require_latest: whether a slot must be filled with the weights that were the newest when it was granted, or with
+            newer ones.
         num_slots: of each worker.
     """
 
     joined: bool
-    newest: bool
+    require_latest: bool
     num_slots: int
 
     @property
-    def hurries(self) -> bool: ...
+    def should_preempt(self) -> bool: ...
     @property
-    def holds_back(self) -> bool: ...
+    def must_wait_to_publish(self) -> bool: ...
     def begin(self) -> Iterable[Grant]: ...
     def arrived(self, arrival: Arrival) -> None: ...
     def take(self) -> tuple[Arrival, ...] | None: ...
@@ -61,12 +62,12 @@ class SyncSchedule:
     """One part of every worker, joined in order of worker index. One slot each, as nobody runs ahead.
 
     Args:
-        threshold: the share of the workers, of which at least one, for which a batch waits before it hurries the
+        threshold: the share of the workers, of which at least one, for which a batch waits before it should_preempt the
             others. None: it waits for all.
     """
 
-    joined = newest = True
-    holds_back = False
+    joined = require_latest = True
+    must_wait_to_publish = False
     num_slots = 1
 
     def __init__(self, num_workers: int, threshold: float | None = None):
@@ -76,7 +77,7 @@ class SyncSchedule:
         self._parts: dict[int, Arrival] = {}
 
     @property
-    def hurries(self) -> bool:
+    def should_preempt(self) -> bool:
         if self._threshold is None or self._is_complete:
             return False
         return len(self._parts) >= max(1, self._threshold * len(self._workers))
@@ -134,8 +135,8 @@ class AsyncSchedule:
         exact: the end waits for those workers too, and no batch more is granted.
     """
 
-    joined = newest = False
-    hurries = False
+    joined = require_latest = False
+    should_preempt = False
 
     def __init__(self, num_workers: int, num_slots: int, num_batches: int | None, exact: bool = False):
         self.num_slots = num_slots
@@ -152,7 +153,7 @@ class AsyncSchedule:
         return self._affordable() or self._taken_over()
 
     @property
-    def holds_back(self) -> bool:
+    def must_wait_to_publish(self) -> bool:
         return False
 
     def arrived(self, arrival: Arrival) -> None:

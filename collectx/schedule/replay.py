@@ -16,7 +16,7 @@ from collectx.transport.base import Arrival
 
 
 @dataclass(frozen=True)
-class Recorded:
+class RecordedBatch:
     """A batch of the other run.
 
     Attributes:
@@ -30,7 +30,7 @@ class Recorded:
     newest: int
 
 
-class AgainSchedule(AsyncSchedule):
+class ReplaySchedule(AsyncSchedule):
     """After the record's end it goes on as any async one.
 
     Args:
@@ -38,10 +38,10 @@ class AgainSchedule(AsyncSchedule):
         lent: whether a delivered batch keeps its slot until the next is asked for.
     """
 
-    newest = True
+    require_latest = True
 
     def __init__(
-        self, num_workers: int, num_slots: int, num_batches: int | None, record: Sequence[Recorded], lent: bool
+        self, num_workers: int, num_slots: int, num_batches: int | None, record: Sequence[RecordedBatch], lent: bool
     ):
         super().__init__(num_workers, max(num_slots, slots_needed(record) + lent), num_batches)
         self._version = -1
@@ -52,7 +52,7 @@ class AgainSchedule(AsyncSchedule):
             self._ahead[batch.worker].append(batch.acted)
 
     @property
-    def holds_back(self) -> bool:
+    def must_wait_to_publish(self) -> bool:
         return bool(self._order) and (any(self._out.values()) or any(map(self._is_due, self._ahead)))
 
     def begin(self) -> Iterable[Grant]:
@@ -102,7 +102,7 @@ class AgainSchedule(AsyncSchedule):
         return grants
 
 
-def slots_needed(record: Sequence[Recorded]) -> int:
+def slots_needed(record: Sequence[RecordedBatch]) -> int:
     """How many batches of one worker act with weights that are there, and are not delivered, at most."""
     most, out = 1, Counter[int]()
     ahead = deque(sorted(record, key=lambda batch: batch.acted))

@@ -101,7 +101,7 @@ class Departure:
     error: Exception
 
 
-# What a worker is asked: the name of a method of `collectx.worker.requests.Answers`, and its arguments.
+# What a worker is asked: the name of a method of `collectx.worker.requests.RequestHandler`, and its arguments.
 Request = tuple[str, tuple]
 
 

@@ -1,7 +1,7 @@
 """How a worker fills the slots that it is granted, wherever its batches come from: takes the newest weights before
 each, and tells the trainer where the time went.
 
-    acquire --slot--> refresh --> fill --Filled--> send --> acquire ...
+    acquire --slot--> refresh --> fill --BatchStats--> send --> acquire ...
 
 Runs in the worker's process, or in the trainer's for inline workers. Must not know where batches come from.
 """
@@ -21,7 +21,7 @@ from collectx.transport.base import REQUEST_PENDING, BatchReport, Link
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Filled:
+class BatchStats:
     """What a source says of the batch that it has put into a slot; the fields are those of
     `collectx.transport.base.BatchReport`."""
 
@@ -33,13 +33,13 @@ class Filled:
     steps: int | None = None
 
 
-class Source(Protocol):
+class BatchSource(Protocol):
     """What batches come from."""
 
     def refresh(self) -> None:
         """Takes the newest weights."""
 
-    def fill(self, slot: int, order: int) -> Filled:
+    def fill(self, slot: int, order: int) -> BatchStats:
         """Does what `order` says, then fills the slot.
 
         Raises:
@@ -47,13 +47,13 @@ class Source(Protocol):
         """
 
     def reply(self) -> None:
-        """Answers the link's request, where it is an `RequestLink`."""
+        """RequestHandler the link's question, where it is an `RequestLink`."""
 
     def close(self) -> None:
         """Releases what it holds."""
 
 
-def fill_slots(link: Link, source: Source) -> Generator[None]:
+def run_worker_loop(link: Link, source: BatchSource) -> Generator[None]:
     """Fills granted slots; yields after each batch it has sent, and after each answer. At its end the source is closed.
     An error is reported before that, as closing may hang or fail as well."""
     try:
@@ -68,7 +68,7 @@ def fill_slots(link: Link, source: Source) -> Generator[None]:
     source.close()
 
 
-def _fill(link: Link, source: Source) -> Generator[None]:
+def _fill(link: Link, source: BatchSource) -> Generator[None]:
     send_s = 0.0
     while True:
         asked = perf_counter()
@@ -99,7 +99,7 @@ def _fill(link: Link, source: Source) -> Generator[None]:
         yield
 
 
-def _close_after(source: Source, error: BaseException) -> None:
+def _close_after(source: BatchSource, error: BaseException) -> None:
     """Closes the source; what that raises is a note of `error`."""
     try:
         source.close()
@@ -107,7 +107,7 @@ def _close_after(source: Source, error: BaseException) -> None:
         error.add_note(f"closing failed afterwards: {type(another).__name__}: {text_of(another)}")
 
 
-def until_stopped(filling: Iterator[None], link: Link) -> None:
+def run_until_stopped(filling: Iterator[None], link: Link) -> None:
     """Goes on with `filling` until the trainer says stop; an error is reported to it, then raised."""
     try:
         for _ in filling:

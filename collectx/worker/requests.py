@@ -21,7 +21,7 @@ from collectx.transport.base import Request
 from collectx.user_objects import Hooks
 
 
-class Answers:
+class RequestHandler:
     """
     Args:
         worker: its index.

@@ -1,6 +1,7 @@
 """What a worker does, from its start to its end: builds its envs and its policy, then fills every slot it is granted.
 
-Runs in the worker's process (`serve`), or in the trainer's for inline workers (`work`, advanced by the transport).
+Runs in the worker's process (`run_worker`), or in the trainer's for inline workers (`rollout_worker`, advanced by the
+transport).
 Must not know the schedule, nor what becomes of a batch.
 """
 
@@ -31,17 +32,17 @@ from collectx.rollout.segments import rollout_class
 from collectx.rollout.time_limit import with_time_limit
 from collectx.transport.base import NO_RESET, Link, RequestLink, decode_reset
 from collectx.user_objects import is_object
-from collectx.worker.loop import Filled, fill_slots, until_stopped
-from collectx.worker.requests import Answers
-from collectx.worker.spec import WorkerTask, env_seeds, seed_policy
+from collectx.worker.loop import BatchStats, run_until_stopped, run_worker_loop
+from collectx.worker.requests import RequestHandler
+from collectx.worker.spec import WorkerSpec, env_seeds, seed_policy
 
 
-def serve(task: WorkerTask, link: Link) -> None:
+def run_worker(task: WorkerSpec, link: Link) -> None:
     """The entry of a worker process. Returns when the trainer says stop; an error is reported to it, then raised."""
-    until_stopped(work(task, link), link)
+    run_until_stopped(rollout_worker(task, link), link)
 
 
-def work(task: WorkerTask, link: Link, own_random_state: bool = False) -> Generator[None]:
+def rollout_worker(task: WorkerSpec, link: Link, own_random_state: bool = False) -> Generator[None]:
     """Fills granted slots; yields after each batch it has sent.
 
     Args:
@@ -49,13 +50,13 @@ def work(task: WorkerTask, link: Link, own_random_state: bool = False) -> Genera
             is a guest, so that inline workers give the same batches as processes do. Python's and numpy's generators
             stay the host's.
     """
-    yield from fill_slots(link, _Rollouts(task, link, own_random_state))
+    yield from run_worker_loop(link, RolloutSource(task, link, own_random_state))
 
 
-class _Rollouts:
-    """Batches of envs and a policy of the worker's own (`collectx.worker.loop.Source`)."""
+class RolloutSource:
+    """Batches of envs and a policy of the worker's own (`collectx.worker.loop.BatchSource`)."""
 
-    def __init__(self, task: WorkerTask, link: Link, own_random_state: bool):
+    def __init__(self, task: WorkerSpec, link: Link, own_random_state: bool):
         self._task = task
         self._link = link
         self._guest = _RandomState() if own_random_state else None
@@ -115,12 +116,12 @@ class _Rollouts:
 
         self._frames = _Frames(slots)
         is_plain = is_plain and not actor.states
-        self._answers = Answers(task.index, group, is_plain, rollout, task.hooks, self._frames, weights)
+        self._answers = RequestHandler(task.index, group, is_plain, rollout, task.hooks, self._frames, weights)
 
     def refresh(self) -> None:
         self._newest()
 
-    def fill(self, slot: int, order: int) -> Filled:
+    def fill(self, slot: int, order: int) -> BatchStats:
         task = self._task
         with _installed(self._guest), policies.exploration(self._exploration):
             if order != NO_RESET:
@@ -133,7 +134,7 @@ class _Rollouts:
             self._answers.after(slot, stats.steps)
         if task.replay is not None:
             task.replay.extend(self._frames(slot, stats.steps, whole=True))
-        return Filled(version, stats.env_s, stats.policy_s, *stats.episodes, stats.steps)
+        return BatchStats(version, stats.env_s, stats.policy_s, *stats.episodes, stats.steps)
 
     def reply(self) -> None:
         link = cast(RequestLink, self._link)
@@ -147,15 +148,15 @@ class _Rollouts:
         self._rollout.close()
 
 
-def _asked(task: WorkerTask, link: Link) -> EndsEarly | None:
+def _asked(task: WorkerSpec, link: Link) -> EndsEarly | None:
     """What says whether a batch is to end early; None: nothing does."""
     if not task.rollout.may_end_early:
         return None
-    hurried = link.preempted
-    return task.asked or (lambda: hurried[0])
+    preempted = link.preempted
+    return task.should_end or (lambda: preempted[0] != 0)
 
 
-def _policy(task: WorkerTask, spec: EnvSpec, is_guest: bool) -> tuple[Callable | None, bool]:
+def _policy(task: WorkerSpec, spec: EnvSpec, is_guest: bool) -> tuple[Callable | None, bool]:
     """The policy, and whether it is the trainer's own object; where that lies on another device, it is a copy."""
     policy = policies.build(task.policy, spec, task.seed)
     if not is_guest or not is_object(task.policy):
@@ -210,7 +211,7 @@ class _Frames:
         return frames if whole or frames.shape[0] > 1 else frames[0]
 
 
-def _begin_anew(task: WorkerTask, rollout: Rollout, order: int, guest: bool) -> None:
+def _begin_anew(task: WorkerSpec, rollout: Rollout, order: int, guest: bool) -> None:
     """Does what came with a grant."""
     given = decode_reset(order)
     if given is None:
@@ -221,7 +222,7 @@ def _begin_anew(task: WorkerTask, rollout: Rollout, order: int, guest: bool) -> 
     rollout.reset([seed] * task.num_envs if static else env_seeds(task, seed))
 
 
-def _check_leaves(task: WorkerTask, mine: tuple[Leaf, ...]) -> None:
+def _check_leaves(task: WorkerSpec, mine: tuple[Leaf, ...]) -> None:
     theirs = {leaf.key: leaf for leaf in task.leaves}
     for leaf in mine:
         if theirs.get(leaf.key) != leaf:

@@ -23,7 +23,7 @@ from collectx.config import (
     group_from_dict,
 )
 from collectx.rollout.options import RolloutOptions
-from collectx.user_objects import Given, GivenCollector, Hooks
+from collectx.user_objects import Hooks, UserCollector, UserObjects
 
 
 class Extended(Protocol):
@@ -33,7 +33,7 @@ class Extended(Protocol):
 
 
 @dataclass(frozen=True)
-class Inner:
+class NestedSpec:
     """The collector that a worker is itself (`collectx/collector/nested.py`): schedule and size, and where its own
     workers come up."""
 
@@ -45,13 +45,13 @@ class Inner:
         return {"collector": as_dict(self.collector), "launcher": as_dict(self.launcher)}
 
     @classmethod
-    def from_json(cls, fields: dict[str, Any]) -> Inner:
+    def from_json(cls, fields: dict[str, Any]) -> NestedSpec:
         """What `to_json` made."""
         return cls(**{group: group_from_dict(group, values) for group, values in fields.items()})
 
 
 @dataclass(frozen=True)
-class WorkerTask:
+class WorkerSpec:
     """All that a worker is told. Picklable.
 
     Attributes:
@@ -67,14 +67,14 @@ class WorkerTask:
             its own, so that nothing is repeated.
         leaves: what the trainer's slots hold; the worker's own env and policy must give the same.
         first_worker: how many workers of the run come before those of its collector.
-        inner: where the worker is itself a collector; `num_workers` then counts the processes of all, and `num_envs` is
-            one process's.
+        nested: the collector that the worker runs; `num_workers` then counts the processes of all workers, and
+            `num_envs` is of one process.
         steps: of its batches, where they are fewer than its slots have.
         rollout: how its batches and trajectories begin and end.
-        asked: of a worker in the trainer's process: called after every step, whether a batch is to end.
+        should_end: of a worker in the trainer's process: called after every step, whether a batch is to end.
         replay: of a process of the trainer's machine: where it writes its batches itself.
         hooks: what is called around its batches.
-        custom: the collector of the user's own that it runs, see `collectx/worker/user_collector.py`.
+        user_collector: the collector of the user's own that it runs, see `collectx/worker/user_collector.py`.
         visible_device: of a process of its own: the only GPU that it sees, or "cpu". None: all that there are.
     """
 
@@ -90,12 +90,12 @@ class WorkerTask:
     rollout: RolloutOptions
     life: int = 0
     first_worker: int = 0
-    inner: Inner | None = None
+    nested: NestedSpec | None = None
     steps: int | None = None
-    asked: Callable[[], bool] | None = None
+    should_end: Callable[[], bool] | None = None
     replay: Extended | None = None
     hooks: Hooks = field(default_factory=Hooks)
-    custom: GivenCollector | None = None
+    user_collector: UserCollector | None = None
     visible_device: str | None = None
     keeps_weights: bool = False
 
@@ -110,9 +110,9 @@ class WorkerTask:
         return self.first_worker + self.worker
 
     @property
-    def given(self) -> Given:
+    def given(self) -> UserObjects:
         """What `to_json` cannot tell."""
-        return Given.of(self.env, self.policy, self.hooks, self.custom)
+        return UserObjects.of(self.env, self.policy, self.hooks, self.user_collector)
 
     def to_json(self) -> dict[str, Any]:
         """As plain data, for workers on other hosts; what is `given` they must have already."""
@@ -120,35 +120,35 @@ class WorkerTask:
         given = self.given
         env = as_dict(self.env) if given.env is None else None
         policy = as_dict(self.policy) if given.policy is None else None
-        inner = None if self.inner is None else self.inner.to_json()
+        nested = None if self.nested is None else self.nested.to_json()
         rollout = asdict(self.rollout)
         return {
             **vars(self),
             "env": env,
             "policy": policy,
             "leaves": leaves,
-            "inner": inner,
+            "nested": nested,
             "rollout": rollout,
             "hooks": None,
-            "custom": None,
+            "user_collector": None,
         }
 
     @classmethod
-    def from_json(cls, fields: dict[str, Any], given: Given) -> WorkerTask:
+    def from_json(cls, fields: dict[str, Any], given: UserObjects) -> WorkerSpec:
         """What `to_json` made, with what it could not tell."""
         leaves = tuple(Leaf(tuple(key), tuple(shape), getattr(torch, dtype)) for key, shape, dtype in fields["leaves"])
         env = given.env or group_from_dict("env", fields["env"])
         policy = given.policy or group_from_dict("policy", fields["policy"])
-        inner = None if fields["inner"] is None else Inner.from_json(fields["inner"])
+        nested = None if fields["nested"] is None else NestedSpec.from_json(fields["nested"])
         rollout = RolloutOptions(**fields["rollout"])
         told = {
             "env": env,
             "policy": policy,
             "leaves": leaves,
-            "inner": inner,
+            "nested": nested,
             "rollout": rollout,
             "hooks": given.hooks,
-            "custom": given.custom,
+            "user_collector": given.user_collector,
         }
         return cls(**(fields | told))
 
@@ -159,12 +159,12 @@ def env_seed(seed: int, index: int, life: int = 0) -> int:
     return int(np.random.SeedSequence(words).generate_state(1)[0] >> 1)
 
 
-def env_seeds(task: WorkerTask, seed: int) -> list[int]:
+def env_seeds(task: WorkerSpec, seed: int) -> list[int]:
     first = task.index * task.num_envs
     return [env_seed(seed, first + index, task.life) for index in range(task.num_envs)]
 
 
-def seed_policy(task: WorkerTask, guest: bool) -> None:
+def seed_policy(task: WorkerSpec, guest: bool) -> None:
     # Apart from the env's seeds: those are SeedSequence((seed, index)) with an index >= 0 and two words.
     words = (task.seed, task.index, 1, task.life) if task.life else (task.seed, task.index, 1)
     seed = int(np.random.SeedSequence(words).generate_state(1)[0])

@@ -3,7 +3,7 @@ batches are handed over as they come.
 
     trainer --weights--> policy --update_policy_weights_--> the collector --batch--> slot --network--> trainer
 
-Runs in the worker's process, in place of `collectx/worker/rollout_source.py`'s `work`.
+Runs in the worker's process, in place of `collectx/worker/rollout_source.py`'s `rollout_worker`.
 """
 
 from __future__ import annotations
@@ -23,30 +23,30 @@ from collectx.batch import DONE_KEYS, POLICY_VERSION, TRAJ_IDS, Key, Slot, as_ke
 from collectx.errors import ShapeError, WorkerError
 from collectx.policy.weights import FlatWeights
 from collectx.transport.base import NO_RESET, Link, decode_reset
-from collectx.user_objects import GivenCollector, GivenEnvConfig, GivenPolicyConfig
-from collectx.worker.loop import Filled, fill_slots
-from collectx.worker.spec import WorkerTask, env_seed, seed_policy
+from collectx.user_objects import UserCollector, UserEnvConfig, UserPolicyConfig
+from collectx.worker.loop import BatchStats, run_worker_loop
+from collectx.worker.spec import WorkerSpec, env_seed, seed_policy
 
 _REWARD: Key = ("next", "reward")
 _DONE, _TERMINATED, _TRUNCATED = (("next", *key) for key in DONE_KEYS)
 
 
-def custom(task: WorkerTask, given: GivenCollector, link: Link) -> Generator[None]:
+def run_user_collector(task: WorkerSpec, given: UserCollector, link: Link) -> Generator[None]:
     """Fills granted slots with the batches of the user's collector; yields after each that it has sent."""
     seed_policy(task, guest=False)
     if task.hooks.init_fn is not None:
         task.hooks.init_fn()
-    yield from fill_slots(link, _Custom(task, given, link))
+    yield from run_worker_loop(link, UserCollectorSource(task, given, link))
 
 
-class _Custom:
-    """Batches of the user's collector (`collectx.worker.loop.Source`).
+class UserCollectorSource:
+    """Batches of the user's collector (`collectx.worker.loop.BatchSource`).
 
     Of what the trainer asks, `reset` and `set_seed` are called where it has them; newer weights are copied into its
     policy's tensors, then given to its `update_policy_weights_`, if it has one.
     """
 
-    def __init__(self, task: WorkerTask, given: GivenCollector, link: Link):
+    def __init__(self, task: WorkerSpec, given: UserCollector, link: Link):
         self._task = task
         self._link = link
         self._name = given.name
@@ -75,7 +75,7 @@ class _Custom:
             self._collector.update_policy_weights_(TensorDict.from_module(self._policy).data)
         self._versions[self._own_version()] = newest
 
-    def fill(self, slot: int, order: int) -> Filled:
+    def fill(self, slot: int, order: int) -> BatchStats:
         hooks, tensors = self._task.hooks, self._link.slots[slot].tensors
         if order != NO_RESET:
             self._begin_anew(order)
@@ -97,7 +97,7 @@ class _Custom:
         version = self._acted(tensors[POLICY_VERSION], POLICY_VERSION in leaves)
         returns, lengths = self._trajectories.take(tensors, TRAJ_IDS in leaves)
         # How its time was spent it does not tell: all of it counts as the env's.
-        return Filled(version, seconds, 0.0, returns, lengths)
+        return BatchStats(version, seconds, 0.0, returns, lengths)
 
     def _acted(self, versions: torch.Tensor, is_told: bool) -> int:
         """Writes the versions of the weights that acted, as the trainer numbers them; returns the first frame's."""
@@ -147,15 +147,15 @@ class _Custom:
                 return
 
 
-def _policy(task: WorkerTask) -> Any:
-    if not isinstance(task.policy, GivenPolicyConfig):
+def _policy(task: WorkerSpec) -> Any:
+    if not isinstance(task.policy, UserPolicyConfig):
         return None  # random actions
     return task.policy.policy if task.policy.factory is None else task.policy.factory()
 
 
-def _create_env(task: WorkerTask) -> Any:
+def _create_env(task: WorkerSpec) -> Any:
     env = task.env
-    assert isinstance(env, GivenEnvConfig)
+    assert isinstance(env, UserEnvConfig)
     return functools.partial(env.create, **env.kwargs) if env.kwargs else env.create
 
 
@@ -235,7 +235,7 @@ class _Trajectories:
     """Trajectory ids that are unique over the run, and how episodes went. Where a collector gives no ids of its own,
     row e of its batches is env e: frames of it one after the other, from batch to batch."""
 
-    def __init__(self, rows: int, task: WorkerTask):
+    def __init__(self, rows: int, task: WorkerSpec):
         self._next = np.arange(rows, dtype=np.int64)
         self._stride = task.num_workers
         self._offset = task.index + task.life * 2**32 * task.num_workers

@@ -19,7 +19,8 @@ from worlds.streams import StreamChecker
 
 from collectx import env as envs
 from collectx import policy as policies
-from collectx.collector import Recorded, build
+from collectx.collector import RecordedBatch, build
+from collectx.env.counting import StreamChecker
 from collectx.run.digest import digest_of
 
 # What does not depend on how bytes travel between hosts is shown without RPC and Ray, whose workers start slowly.
@@ -231,12 +232,12 @@ def record(cfg, again=None):
     spec = envs.read_spec(cfg.env)
     policy = policies.build(cfg.policy, spec, cfg.seed)
     digests, order = [], []
-    with build(cfg, policy, spec, again=again) as collector:
+    with build(cfg, policy, spec, recorded=again) as collector:
         while len(order) < len(again) if again else not is_enough():
             batch = next(collector)
             delivery = collector.delivery
             digests.append(digest_of(batch))
-            order.append(Recorded(delivery.parts[0].worker, delivery.parts[0].policy_version, delivery.version))
+            order.append(RecordedBatch(delivery.parts[0].worker, delivery.parts[0].policy_version, delivery.version))
             with torch.no_grad():
                 for parameter in policy.parameters():
                     parameter += 0.1 * batch["observation"].mean()

@@ -20,7 +20,7 @@ from collectx.config import SlurmLauncherConfig
 from collectx.errors import ConfigError, LauncherError
 from collectx.launcher.slurm import array, commands, job, log_watcher
 from collectx.launcher.slurm.job_watcher import JobState
-from collectx.launcher.slurm.log_watcher import role
+from collectx.launcher.slurm.log_watcher import role_shell
 
 
 def is_readable(handle, timeout_s=100.0):
@@ -51,7 +51,7 @@ def test_a_workers_script_has_the_options_of_the_configuration_and_runs_the_set_
     launcher.setup.extend(["export GREETING='good day'", 'echo "$GREETING"'])
     launcher.srun["container-image"] = "a b"
     launcher.sbatch.update({"mail_type": "FAIL", "constraint": "intel&ib", "job-name": "mine", "qos": None})
-    workers = array.WorkerArray(launcher, script, tmp_path / "50%", ["work"], tmp_path / "jobs" / "workers.txt")
+    workers = array.JobArray(launcher, script, tmp_path / "50%", ["work"], tmp_path / "jobs" / "workers.txt")
     assert workers.submit([0, 2]) == {0: "17_0", 2: "17_2"}
     assert (tmp_path / "jobs" / "workers.txt").read_text().split() == ["17_0", "17_2"]
     assert {line for line in script.read_text().splitlines() if line.startswith("#SBATCH")} == {
@@ -133,7 +133,7 @@ def play(folder, rank, python):
     """Runs a task of the job; its output goes to the job's log. Returns its exit status."""
     environment = os.environ | {"SLURM_PROCID": str(rank), "SLURM_JOB_ID": "100", "run": str(folder)}
     with open(folder / "logs" / "job.log", "ab") as log:
-        return subprocess.run(["bash", "-c", role(python)], env=environment, stdout=log, stderr=log).returncode
+        return subprocess.run(["bash", "-c", role_shell(python)], env=environment, stdout=log, stderr=log).returncode
 
 
 @pytest.fixture
@@ -142,7 +142,7 @@ def workers(folder, monkeypatch):
     monkeypatch.setattr(commands, "hostnames", lambda nodes: nodes.split(","))
     environment = {"SLURM_JOB_ID": "100", "SLURM_JOB_NODELIST": "n1,n2,n3", "SLURM_TASKS_PER_NODE": "2,1(x2)"}
     cfg, logs = SlurmLauncherConfig(srun={"mpi": "none"}, container=None), folder / "logs"
-    return job.Workers(
+    return job.JobTasksLauncher(
         cfg, ["work"], environment, logs / "job.log", 0, lambda worker: logs / f"worker-{worker}.log", str(folder)
     )
 
@@ -191,7 +191,7 @@ def test_whole_lines_of_srun_and_of_tasks_in_the_jobs_log(folder, line, first, w
     monkeypatch.setattr(log_watcher, "_POLL_S", 0.001)
     log = folder / "logs" / "job.log"
     log.write_text("collectx: task 1 on n0: status 1\n")
-    watcher = log_watcher.Tasks(log, log.stat().st_size, lambda: ["n0", "n2", "n3", "n3", "n0"], first)
+    watcher = log_watcher.LogWatcher(log, log.stat().st_size, lambda: ["n0", "n2", "n3", "n3", "n0"], first)
     handles = [watcher.watch(worker) for worker in range(5)]
     with open(log, "a") as file:
         # The last line is understood after the first, and not before its end.
@@ -208,7 +208,7 @@ def test_whole_lines_of_srun_and_of_tasks_in_the_jobs_log(folder, line, first, w
 @pytest.mark.parametrize(("down", "nodes"), [(None, ["n2", "n3", "n1", "n2"]), ("n2", ["n3", "n3", "n1", "n3"])])
 def test_a_worker_is_restarted_on_its_node_or_on_the_next_that_is_up(workers, monkeypatch, down, nodes):
     monkeypatch.setattr(job, "is_up", lambda host: host != down)
-    monkeypatch.setattr(job, "Step", lambda command, log: command())
+    monkeypatch.setattr(job, "StepHandle", lambda command, log: command())
     for life, node in enumerate(nodes, 1):
         assert {f"--nodelist={node}", "--mpi=none"} <= set(workers.start(1, life))
 
@@ -238,7 +238,7 @@ def test_the_sentinel_of_a_step_tells_its_end(tmp_path):
         raise LauncherError("scontrol does not answer")
 
     commands = (lambda: ["sh", "-c", "exit 3"], refuse, lambda: ["sleep", "100"])
-    ended, refused, endless = (job.Step(command, tmp_path / "log") for command in commands)
+    ended, refused, endless = (job.StepHandle(command, tmp_path / "log") for command in commands)
     assert not is_readable(endless, 0.05)
     endless.terminate()
     for step in (ended, refused, endless):

@@ -16,7 +16,7 @@ from worlds.customcollectors import Doubling, Handmade, refuse
 
 import collectx.worker.rollout_source
 from collectx.errors import ConfigError, ShapeError, WorkerError
-from collectx.worker.user_collector import custom
+from collectx.worker.user_collector import run_user_collector
 
 TRAJ_IDS, VERSION = ("collector", "traj_ids"), ("collector", "policy_version")
 # The same worker code within this process.
@@ -27,7 +27,11 @@ ASYNC = replace(ways.GLOO_ASYNC, name="inline_async", place="inline", tier="test
 @pytest.fixture(autouse=True)
 def custom_inline(monkeypatch):
     """Inline workers run the user's collector too, as those of other processes do."""
-    monkeypatch.setattr(collectx.worker.rollout_source, "work", lambda task, link, _: custom(task, task.custom, link))
+    monkeypatch.setattr(
+        collectx.worker.rollout_source,
+        "rollout_worker",
+        lambda task, link, _: run_user_collector(task, task.user_collector, link),
+    )
 
 
 def start(cls, way=SYNC, create=cartpole, policy=None, **keywords):

@@ -87,7 +87,7 @@ class Toys:
         else:
             transport.expect(worker, life)
             arguments = (transport.endpoint, worker, self.spec, fails_at)
-            handle = self._launcher.start(serve_remote, arguments, worker)
+            handle = self._launcher.start(run_remote_worker, arguments, worker)
         if is_attached:
             transport.attach(worker, handle)
         return handle
@@ -150,7 +150,7 @@ def serve(worker, link, fails_at):
         raise
 
 
-def serve_remote(endpoint, worker, spec, fails_at):
+def run_remote_worker(endpoint, worker, spec, fails_at):
     socket.setdefaulttimeout(60.0)
     _, config, connection, pair = join_trainer(endpoint, worker, {"pid": os.getpid()}, 60.0)
     layout = Layout(spec.leaves, spec.rows, spec.steps)

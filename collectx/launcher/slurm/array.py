@@ -21,7 +21,7 @@ from collectx.launcher.slurm import commands, job
 from collectx.launcher.slurm.job_watcher import JobState
 
 
-class WorkerArray:
+class JobArray:
     """The workers of one run as tasks of job arrays (`collectx.launcher.slurm.job_watcher.Scheduler`). Creating it
     writes the script.
 

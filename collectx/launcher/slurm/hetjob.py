@@ -17,7 +17,7 @@ from typing import Any
 
 from collectx.config import PartResources, SubmititDelayedLauncherConfig
 from collectx.launcher.slurm import commands, job
-from collectx.launcher.slurm.log_watcher import role
+from collectx.launcher.slurm.log_watcher import role_shell
 
 # The part of the job that the workers are.
 WORKERS = 1
@@ -66,4 +66,4 @@ def _call(resources: SubmititDelayedLauncherConfig, group: int, survives_nodes: 
             "het-group": group,
         }
     )
-    return f"{shlex.join(words)} {role(resources.python or sys.executable)}"
+    return f"{shlex.join(words)} {role_shell(resources.python or sys.executable)}"

@@ -33,7 +33,7 @@ from collectx.config import SlurmLauncherConfig
 from collectx.errors import LauncherError
 from collectx.launcher.slurm import commands
 from collectx.launcher.slurm.job_watcher import JobState, ending
-from collectx.launcher.slurm.log_watcher import Task, Tasks, kill_words, role
+from collectx.launcher.slurm.log_watcher import LogWatcher, TaskHandle, kill_command, role_shell
 
 # A host that is up answers at once, if only with a refusal.
 _ANSWER_S = 2.0
@@ -85,7 +85,7 @@ def script(
         f'  srun --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 {SEES_FOLDER} || exit 1',
         "fi",
     ]
-    roles = f"srun {SRUN} {shlex.join(words)} {role(launcher.python or sys.executable)}"
+    roles = f"srun {SRUN} {shlex.join(words)} {role_shell(launcher.python or sys.executable)}"
     return batch(runs, header, launcher.setup, look, roles, grace_s)
 
 
@@ -161,7 +161,7 @@ def states(jobs: Sequence[str]) -> dict[str, JobState]:
     return found | (commands.accounted(forgotten) if forgotten else {})
 
 
-class Workers:
+class JobTasksLauncher:
     """The workers of the SLURM job that this process is the trainer of: the first lives are tasks of the job, those
     that take another's place further steps of it.
 
@@ -170,7 +170,7 @@ class Workers:
         command: what a worker runs, its index to be appended.
         environment: of this task, as SLURM made it.
         job_log: the job's log.
-        log_begin: see `Tasks`.
+        log_begin: see `LogWatcher`.
         log: the log file of a worker.
         run: the run folder, by the name that the script has passed to `role`.
         group: which part of a heterogeneous job the workers are; None where it has no parts.
@@ -195,18 +195,18 @@ class Workers:
         self._log = log
         # Without parts, the first task is the trainer's.
         self._first = 1 if group is None else 0
-        self._tasks = Tasks(job_log, log_begin, lambda: self._nodes()[self._first :], self._first)
-        self._newest: dict[int, Task | Step] = {}
-        self._kills: list[Step] = []
+        self._tasks = LogWatcher(job_log, log_begin, lambda: self._nodes()[self._first :], self._first)
+        self._newest: dict[int, TaskHandle | StepHandle] = {}
+        self._kills: list[StepHandle] = []
 
-    def start(self, worker: int, life: int) -> Task | Step:
+    def start(self, worker: int, life: int) -> TaskHandle | StepHandle:
         """The task, or a new step, for a worker of that index. Does not block. A task that is replaced and may hang is
         killed."""
         previous = self._newest.get(worker)
-        if isinstance(previous, Task) and previous.exitcode is None:
-            self._kills.append(Step(lambda: self._kill(worker), self._log(worker)))
+        if isinstance(previous, TaskHandle) and previous.exitcode is None:
+            self._kills.append(StepHandle(lambda: self._kill(worker), self._log(worker)))
         handle = self._newest[worker] = (
-            Step(lambda: self._step(worker, life), self._log(worker)) if life else self._tasks.watch(worker)
+            StepHandle(lambda: self._step(worker, life), self._log(worker)) if life else self._tasks.watch(worker)
         )
         return handle
 
@@ -244,7 +244,7 @@ class Workers:
         home = nodes[min(worker + self._first, len(nodes) - 1)]
         if not is_up(home):
             raise LauncherError(f"worker {worker} may still be running on {home}, which does not answer")
-        return self._srun(home, kill_words(worker, self._run))
+        return self._srun(home, kill_command(worker, self._run))
 
     def _srun(self, node: str, words: Sequence[str], **more: str | None) -> list[str]:
         wanted = {
@@ -260,7 +260,7 @@ class Workers:
         return ["srun", *options(wanted), *words]
 
 
-class Step:
+class StepHandle:
     """A started step (`collectx.transport.supervisor.Handle`). Nothing but `join` blocks: a thread calls srun.
 
     Attributes:

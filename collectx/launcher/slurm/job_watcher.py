@@ -1,6 +1,6 @@
 """Workers that are jobs of a scheduler: submitted, watched until they end, cancelled when nobody wants them any more.
 
-    start(worker, life) -> WorkerJob     the trainer's thread; only the first start of all waits for the scheduler
+    start(worker, life) -> JobHandle     the trainer's thread; only the first start of all waits for the scheduler
     watcher thread                       submits replacements, asks what became of every job, cancels
 
 Runs in the trainer's process. All that takes time is the watcher's, so that a batch never waits for a scheduler. Must
@@ -70,7 +70,7 @@ class Scheduler(Protocol):
         """Ends the jobs; those that have ended are left alone. Raises LauncherError: it does not answer."""
 
 
-class WorkerJob:
+class JobHandle:
     """One life of one worker: the handle that the collector holds (`collectx.transport.supervisor.Handle`). Nothing
     here blocks; `join` does not wait, as an end is only known when the scheduler tells.
 
@@ -84,7 +84,7 @@ class WorkerJob:
 
     pid = None
 
-    def __init__(self, worker: int, release: Callable[[WorkerJob], None]):
+    def __init__(self, worker: int, release: Callable[[JobHandle], None]):
         self.worker = worker
         self.id: str | None = None
         self.state = JobState("NOT SUBMITTED", False, False)
@@ -130,7 +130,7 @@ class WorkerJob:
         os.close(self.sentinel)
 
 
-class WorkerJobs:
+class JobWatcher:
     """The jobs of all workers of one run. A context manager: all of them have been cancelled, or are over, at its end.
 
     Args:
@@ -155,8 +155,8 @@ class WorkerJobs:
         self._grace_s = grace_s
         self._say = say
         # The newest job of each worker, and all there ever were.
-        self._current: dict[int, WorkerJob] = {}
-        self._jobs: list[WorkerJob] = []
+        self._current: dict[int, JobHandle] = {}
+        self._jobs: list[JobHandle] = []
         self._changed = threading.Condition()
         self._has_news = False
         self._is_closing = False
@@ -168,9 +168,9 @@ class WorkerJobs:
 
     # --- in the trainer's thread ---
 
-    def start(self, worker: int, life: int) -> WorkerJob:
-        """Sees to it that a job runs the worker of that index; see `collectx.launcher.base.Place`. The first lives of
-        all workers are submitted together, and waited for; a replacement is the watcher's.
+    def start(self, worker: int, life: int) -> JobHandle:
+        """Returns the handle of a job that runs the worker; see `collectx.launcher.base.Launcher`. The first lives
+        of all workers are submitted together, which blocks; the watcher submits replacements.
 
         Raises:
             LauncherError: the scheduler refused the first jobs.
@@ -179,7 +179,7 @@ class WorkerJobs:
             if not self._current:
                 self._submit_all()
             return self._current[worker]
-        job = WorkerJob(worker, self._release)
+        job = JobHandle(worker, self._release)
         with self._changed:
             self._current[worker] = job
             self._jobs.append(job)
@@ -189,7 +189,7 @@ class WorkerJobs:
     def _submit_all(self) -> None:
         ids = self._scheduler.submit(range(self._num_workers))
         for worker, job_id in ids.items():
-            job = self._current[worker] = WorkerJob(worker, self._release)
+            job = self._current[worker] = JobHandle(worker, self._release)
             job.id = job_id
             self._jobs.append(job)
         first, last = ids[0], ids[self._num_workers - 1]
@@ -204,7 +204,7 @@ class WorkerJobs:
         end = ending(log, job.state.word == "FAILED") if job.exitcode else ""
         return f"worker {worker} ({job}; log: {log}{end})"
 
-    def _release(self, job: WorkerJob) -> None:
+    def _release(self, job: JobHandle) -> None:
         with self._changed:
             if job.released_until_s is None:
                 job.released_until_s = time.monotonic() + self._grace_s
@@ -261,7 +261,7 @@ class WorkerJobs:
                 self._tell_queue()
             pause_s = _FIRST_POLL_S if is_news else min(1.5 * pause_s, _LAST_POLL_S)
 
-    def _submit(self, jobs: Sequence[WorkerJob]) -> bool:
+    def _submit(self, jobs: Sequence[JobHandle]) -> bool:
         for job in jobs:
             if job.released_until_s is not None or time.monotonic() < job.submit_at_s:
                 continue
@@ -274,7 +274,7 @@ class WorkerJobs:
                 self._complain("submit", error)
         return any(job.id is not None for job in jobs)
 
-    def _poll(self, jobs: Sequence[WorkerJob]) -> bool:
+    def _poll(self, jobs: Sequence[JobHandle]) -> bool:
         if not jobs:
             return False
         try:
@@ -287,7 +287,7 @@ class WorkerJobs:
         news = [job.become(states.get(str(job.id), gone)) for job in jobs]
         return any(news)
 
-    def _cancel(self, jobs: Sequence[WorkerJob]) -> None:
+    def _cancel(self, jobs: Sequence[JobHandle]) -> None:
         """Cancels those of whom nothing can be waited for, and those whose time is over."""
         now_s = time.monotonic()
         due = [job for job in jobs if not job.state.has_started or now_s >= (job.released_until_s or 0.0)]

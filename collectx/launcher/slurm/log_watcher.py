@@ -63,22 +63,22 @@ done
 """
 
 
-def kill_words(worker: int, run: str) -> list[str]:
+def kill_command(worker: int, run: str) -> list[str]:
     """Kills the processes of a worker's first life, where run on their node; their shell reports it."""
     return ["bash", "-c", _KILL, str(worker), run]
 
 
-def role_words(python: str, run: str) -> list[str]:
+def role_command(python: str, run: str) -> list[str]:
     """What srun runs for each task, as words; `run` is the run folder."""
     return ["bash", "-c", _ROLE, python, run]
 
 
-def role(python: str) -> str:
+def role_shell(python: str) -> str:
     """What srun runs for each task, as words of shell; `$run` is the run folder."""
     return f'bash -c {shlex.quote(_ROLE)} {shlex.quote(python)} "$run"'
 
 
-class Task:
+class TaskHandle:
     """The first life of a worker (`collectx.transport.supervisor.Handle`). Nothing here blocks; srun ends it.
 
     Attributes:
@@ -116,7 +116,7 @@ class Task:
     kill = terminate
 
 
-class Tasks:
+class LogWatcher:
     """The tasks of one start of a job, its trainer's aside.
 
     Args:
@@ -131,18 +131,18 @@ class Tasks:
         self._begin = begin
         self._nodes = functools.cache(nodes)
         self._first = first
-        self._tasks: dict[int, Task] = {}
+        self._tasks: dict[int, TaskHandle] = {}
         self._watcher = threading.Thread(target=self._watch, name="collectx-tasks", daemon=True)
 
-    def watch(self, worker: int) -> Task:
+    def watch(self, worker: int) -> TaskHandle:
         """The handle of a worker's task."""
         if self._watcher.ident is None:
             self._watcher.start()
         return self._task(worker)
 
-    def _task(self, worker: int) -> Task:
+    def _task(self, worker: int) -> TaskHandle:
         # Made by who comes first, this thread or the other.
-        return self._tasks.setdefault(worker, Task(worker + 1))
+        return self._tasks.setdefault(worker, TaskHandle(worker + 1))
 
     def _watch(self) -> None:
         # The script has written to it before any task began.

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from collectx.library.keywords.coerce import for_each, kwargs_of, positive
 from collectx.policy.exploration import ExplorationType
-from collectx.user_objects import GivenCollector
+from collectx.user_objects import UserCollector
 
 if TYPE_CHECKING:
     from collectx.library.request import Order
@@ -35,14 +35,14 @@ def meaning(given: Callable[..., Any]) -> str | None:
     return next((MEANINGS[name] for name in known if name in MEANINGS), None)
 
 
-def given_collectors(order: Order) -> list[GivenCollector]:
+def given_collectors(order: Order) -> list[UserCollector]:
     """For each worker, what it calls; none where `collector_class` is no class of the user's own."""
     each = enumerate(for_each(order.remote.collector_kwargs, order.num_workers))
     made = [given_collector(order, worker, own or {}) for worker, own in each]
     return [given for given in made if given is not None]
 
 
-def given_collector(order: Order, worker: int, own: Mapping[str, Any]) -> GivenCollector | None:
+def given_collector(order: Order, worker: int, own: Mapping[str, Any]) -> UserCollector | None:
     """What a worker with these `collector_kwargs` calls; None: `collector_class` is no class of the user's own."""
     remote = order.remote
     create = custom_class(remote.collector_class)
@@ -52,7 +52,7 @@ def given_collector(order: Order, worker: int, own: Mapping[str, Any]) -> GivenC
     kwargs = _asked(order, worker) | dict(own)
     # The env is made with them already.
     kwargs.pop("create_env_kwargs", None)
-    return GivenCollector(create, kwargs, count)
+    return UserCollector(create, kwargs, count)
 
 
 def custom_problems(order: Order) -> list[str]:
@@ -73,7 +73,7 @@ def custom_problems(order: Order) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def call_problems(given: GivenCollector) -> list[str]:
+def call_problems(given: UserCollector) -> list[str]:
     """Why a class cannot be called with what a worker would call it with."""
     try:
         signature = inspect.signature(given.create)

@@ -13,7 +13,7 @@ from tensordict.nn import CudaGraphModule
 from collectx.config import PolicyConfig, RandomPolicyConfig
 from collectx.library.keywords.coerce import exploration_of, exploration_problems, for_each, kwargs_of
 from collectx.policy.exploration import ExplorationType
-from collectx.user_objects import GivenEnvConfig, GivenPolicyConfig
+from collectx.user_objects import UserEnvConfig, UserPolicyConfig
 
 CreateEnv = Callable[..., Any] | Sequence[Callable[..., Any]]
 
@@ -146,22 +146,35 @@ class Work:
         factories = self.policy_factory
         return isinstance(factories, list | tuple) and any(factory is not factories[0] for factory in factories)
 
-    def envs(self, num_workers: int) -> list[GivenEnvConfig]:
+    def envs(self, num_workers: int) -> list[UserEnvConfig]:
         """One for each worker."""
         creates, kwargs = for_each(self.create_env_fn, num_workers), for_each(self.create_env_kwargs, num_workers)
         return [self.env(make, own) for make, own in zip(creates, kwargs, strict=True)]
 
-    def env(self, create: Callable[..., Any], kwargs: Mapping[str, Any] | None = None) -> GivenEnvConfig:
+    def env(self, create: Callable[..., Any], kwargs: Mapping[str, Any] | None = None) -> UserEnvConfig:
         """The envs of a worker for which `create` makes them."""
-        kept = list(self.info_keys), list(self.exclude_keys)
-        return GivenEnvConfig("given", self.num_envs or 0, create, dict(kwargs or {}), *kept)
+        return UserEnvConfig(
+            kind="given",
+            num_envs=self.num_envs or 0,
+            create=create,
+            kwargs=dict(kwargs or {}),
+            info_keys=list(self.info_keys),
+            exclude_keys=list(self.exclude_keys),
+        )
 
     def policies(self, num_workers: int) -> list[PolicyConfig]:
         """Each worker's policy, as a choice of the group."""
         compiling, recording = kwargs_of(self.compile_policy), kwargs_of(self.cudagraph_policy)
         return [
-            RandomPolicyConfig("random")
+            RandomPolicyConfig(kind="random")
             if self.policy is None and factory is None
-            else GivenPolicyConfig("given", self.policy, factory, compiling, recording, bool(self.trust_policy))
+            else UserPolicyConfig(
+                kind="given",
+                policy=self.policy,
+                factory=factory,
+                compile=compiling,
+                cudagraph=recording,
+                is_trusted=bool(self.trust_policy),
+            )
             for factory in for_each(self.policy_factory, num_workers)
         ]

@@ -20,7 +20,7 @@ RAY = {"kind": "ray", "place": "ray"}
 
 def rpc(visible, **knobs):
     cfg = config("rpc", **knobs)
-    cfg.backend = RpcBackendConfig("rpc", None, None, {}, visible)
+    cfg.backend = RpcBackendConfig(kind="rpc", interface=None, port=None, tensorpipe={}, visible_devices=visible)
     return cfg
 
 

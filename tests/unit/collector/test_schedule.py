@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from collectx.collector import Recorded
+from collectx.collector import RecordedBatch
 from collectx.schedule.base import AsyncSchedule, SyncSchedule
-from collectx.schedule.replay import AgainSchedule, slots_needed
+from collectx.schedule.replay import ReplaySchedule, slots_needed
 from collectx.transport.base import Arrival, BatchReport
 
 TALLY = BatchReport(0, 0.0, 0.0, 0.0, 0.0, np.zeros(0), np.zeros(0, int))
@@ -127,7 +127,7 @@ def test_a_worker_that_is_added_is_granted_its_slots():
 
 def record(text):
     """Of "worker:acted/newest" for each batch."""
-    return [Recorded(*map(int, word.replace(":", "/").split("/"))) for word in text.split()]
+    return [RecordedBatch(*map(int, word.replace(":", "/").split("/"))) for word in text.split()]
 
 
 @pytest.mark.parametrize(
@@ -146,7 +146,7 @@ def test_slots_are_as_many_as_batches_may_be_ahead(text, slots):
 
 
 def test_batches_of_a_worker_that_is_dropped_are_not_waited_for():
-    again = AgainSchedule(2, 1, None, record("0:0/0 1:0/0 0:0/0 1:0/0"), lent=False)
+    again = ReplaySchedule(2, 1, None, record("0:0/0 1:0/0 0:0/0 1:0/0"), lent=False)
     again.published(0)
     again.begin()
     assert arrive(again, 1) is None  # the other one's turn
@@ -154,7 +154,7 @@ def test_batches_of_a_worker_that_is_dropped_are_not_waited_for():
     assert again.take() is None
     assert arrive(again, 0) == (arrival(0),)
     assert again.take() == (arrival(1),)
-    assert again.holds_back
+    assert again.must_wait_to_publish
     assert arrive(again, 0, 1) == (arrival(0, 1),)
-    assert not again.holds_back
+    assert not again.must_wait_to_publish
     assert list(again.released((arrival(0), arrival(0, 1)))) == [(0, 0), (0, 1)]  # as in any other run

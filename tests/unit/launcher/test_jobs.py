@@ -8,7 +8,7 @@ import pytest
 
 from collectx.errors import LauncherError
 from collectx.launcher.slurm import job_watcher
-from collectx.launcher.slurm.job_watcher import JobState, WorkerJobs
+from collectx.launcher.slurm.job_watcher import JobState, JobWatcher
 
 PENDING = JobState("PENDING", False, False, "Resources")
 RUNNING = JobState("RUNNING", False, True, "", "n1")
@@ -42,7 +42,7 @@ class Scripted:
         self.now |= dict.fromkeys(ids, JobState("CANCELLED", True, False))
 
 
-class Jobs(WorkerJobs):
+class Jobs(JobWatcher):
     """Of three workers. `lines` is what they say."""
 
     def __init__(self, folder, grace_s=0.2):

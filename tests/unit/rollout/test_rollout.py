@@ -26,8 +26,8 @@ from collectx.rollout.episodes import Episodes
 from collectx.rollout.loop import Stopped
 from collectx.rollout.options import RolloutOptions
 from collectx.rollout.segments import RaggedRollout, rollout_class
-from collectx.user_objects import Given
-from collectx.worker.spec import WorkerTask
+from collectx.user_objects import UserObjects
+from collectx.worker.spec import WorkerSpec
 
 PLAIN = RolloutOptions(check_finite=False)
 
@@ -130,7 +130,7 @@ def test_the_step_loop_keeps_no_object(cfg):
 
 @pytest.mark.parametrize("spec", [PLAIN, RolloutOptions(True, 3, 2, True, True)])
 def test_a_task_travels_as_plain_json(spec):
-    task = WorkerTask(1, 4, 2, counting(2), mlp(), "cpu", "random", 7, (), rollout=spec)
+    task = WorkerSpec(1, 4, 2, counting(2), mlp(), "cpu", "random", 7, (), rollout=spec)
     message = json.loads(json.dumps(task.to_json()))
     assert message["rollout"] == as_dict(spec)
-    assert WorkerTask.from_json(message, Given()) == task
+    assert WorkerSpec.from_json(message, UserObjects()) == task

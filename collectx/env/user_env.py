@@ -17,9 +17,8 @@ from collectx.user_objects import UserEnvConfig
 
 
 def make_user_env(cfg: UserEnvConfig) -> Env:
-    """The group of envs that `cfg.create` makes: a VectorEnv's envs, those of a batched env of TorchRL, or
-    `cfg.num_envs` plain ones, each by a call of its own (one, where that is 0). An env of TorchRL may be given itself,
-    and then is the caller's to close.
+    """The group of envs that `cfg.create` makes: those of a VectorEnv or of a batched env of TorchRL, or `cfg.num_envs`
+    single ones (0: one), each made by one call. `cfg.create` may also be an env of TorchRL; it is not closed then.
 
     Raises:
         ConfigError: it made something else, or another number of envs, or the env has no infos to keep.
@@ -32,21 +31,18 @@ def make_user_env(cfg: UserEnvConfig) -> Env:
     if isinstance(env, VectorEnv):
         from collectx.env.gym_vector import GymVectorEnv
 
-        _check_count(cfg, made.num_envs, f"a vector env of {made.num_envs}")
-        return GymVectorEnv(
-            GymVectorEnvConfig(
-                kind="gym_vector",
-                num_envs=made.num_envs,
-                id=None,
-                entry_point=None,
-                kwargs={},
-                wrappers=[],
-                info_keys=cfg.info_keys,
-                vectorization_mode="vector_entry_point",
-                autoreset_mode=None,
-                exclude_keys=cfg.exclude_keys,
-            ),
-            made,
+        _check_count(cfg, env.num_envs, f"a vector env of {env.num_envs}")
+        vector = GymVectorEnvConfig(
+            kind="gym_vector",
+            num_envs=env.num_envs,
+            id=None,
+            entry_point=None,
+            kwargs={},
+            wrappers=[],
+            info_keys=cfg.info_keys,
+            vectorization_mode="vector_entry_point",
+            autoreset_mode=None,
+            exclude_keys=cfg.exclude_keys,
         )
         return GymVectorEnv(vector, env)
     if isinstance(env, gymnasium.Env):
@@ -63,8 +59,8 @@ def make_user_env(cfg: UserEnvConfig) -> Env:
             info_keys=cfg.info_keys,
             exclude_keys=cfg.exclude_keys,
         )
-        group = GymEnv(plain, iter(_several(cfg, made, size)).__next__)
-        return _single(group) if size == 1 else group
+        group = GymEnv(plain, iter(_make_envs(cfg, env, size)).__next__)
+        return _as_single(group) if size == 1 else group
     raise ConfigError(
         [
             f"create_env_fn: {cfg.create!r} returned a {type(env).__module__}.{type(env).__qualname__}: expected a "
@@ -73,7 +69,11 @@ def make_user_env(cfg: UserEnvConfig) -> Env:
     )
 
 
-def _torchrl(cfg: UserEnvConfig, made: Any, itself: bool) -> Env:
+def _torchrl_group(cfg: UserEnvConfig, env: Any, is_users: bool) -> Env:
+    """
+    Args:
+        is_users: `env` is `cfg.create` itself, so the user closes it.
+    """
     from collectx.env.torchrl import TorchrlEnv, split
 
     if cfg.info_keys:
@@ -95,8 +95,8 @@ def _torchrl(cfg: UserEnvConfig, made: Any, itself: bool) -> Env:
     return group if env.batch_size or len(envs) > 1 else _as_single(group)
 
 
-def _several(cfg: UserEnvConfig, first: Any, count: int) -> list[Any]:
-    """So many plain envs, the first of which is made."""
+def _make_envs(cfg: UserEnvConfig, first: Any, count: int) -> list[Any]:
+    """`first`, and `count - 1` more envs."""
     envs = [first, *(cfg.create(**cfg.kwargs) for _ in range(count - 1))]
     if len(set(map(id, envs))) < count:
         raise ConfigError(
@@ -108,7 +108,7 @@ def _several(cfg: UserEnvConfig, first: Any, count: int) -> list[Any]:
     return envs
 
 
-def _check_count(cfg: UserEnvConfig, count: int, what: str) -> None:
+def _check_count(cfg: UserEnvConfig, count: int, description: str) -> None:
     if cfg.num_envs not in (0, count):
         raise ConfigError(
             [f"num_envs={cfg.num_envs}: create_env_fn makes {description}: use num_envs={count}, or leave it out."]

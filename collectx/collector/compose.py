@@ -197,7 +197,7 @@ def _connect(
     local = LocalLauncher(cfg.launcher.num_threads, cfg.launcher.pin_cores, log_dir)
     if isinstance(cfg.launcher, RayLauncherConfig):
         launcher = _actors(cfg, task_of)
-    supervisor = Supervisor(
+    supervisor: Supervisor = Supervisor(
         want.start_timeout_s,
         want.worker_timeout_s,
         want.close_timeout_s,
@@ -245,7 +245,8 @@ def _distributed(
     events: Callable[..., None],
 ) -> tuple[Transport, Start]:
     from collectx.collector.worker_entry import run_remote_worker
-    from collectx.transport.network.handshake import local_addresses, new_secret
+    from collectx.transport.network.addresses import local_addresses
+    from collectx.transport.network.handshake import new_secret
     from collectx.transport.network.trainer import NetworkTransport
 
     backend, devices = backend_of(cfg), resolve_devices(cfg.devices)

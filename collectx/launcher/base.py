@@ -17,7 +17,7 @@ class Launcher:
     Attributes:
         announce: called with the trainer\'s `collectx.transport.network.handshake.Endpoint`, once, before `start`.
         start: `start(worker, life)` sees to it that a worker of that index comes, life 0 being the first; returns its
-            handle (`collectx.transport.supervisor.Handle`), or None where nobody can say what becomes of it.
+            handle (`collectx.transport.processes.Handle`), or None where nobody can say what becomes of it.
         describe: names a worker in messages.
         join_timeout: `join_timeout(worker)` is the knob that limits how long a worker may take to come, and its value
             in seconds; None where `collector.start_timeout_s` covers that too.

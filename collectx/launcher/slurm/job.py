@@ -261,7 +261,7 @@ class JobTasksLauncher:
 
 
 class StepHandle:
-    """A started step (`collectx.transport.supervisor.Handle`). Nothing but `join` blocks: a thread calls srun.
+    """A started step (`collectx.transport.processes.Handle`). Nothing but `join` blocks: a thread calls srun.
 
     Attributes:
         sentinel: a descriptor that becomes readable when the step has ended.

@@ -71,7 +71,7 @@ class Scheduler(Protocol):
 
 
 class JobHandle:
-    """One life of one worker: the handle that the collector holds (`collectx.transport.supervisor.Handle`). Nothing
+    """One life of one worker: the handle that the collector holds (`collectx.transport.processes.Handle`). Nothing
     here blocks; `join` does not wait, as an end is only known when the scheduler tells.
 
     Attributes:

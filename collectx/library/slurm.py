@@ -17,7 +17,7 @@ from collectx.run import RunFolder, preflight
 from collectx.run.events import EventLog
 from collectx.run.folder import new_folder
 from collectx.run.lock import locked
-from collectx.run.submitted_workers import Beforehand, submitted_workers, waiting_workers
+from collectx.run.submitted_workers import PresubmittedJobs, presubmitted_workers, submitted_workers
 from collectx.user_objects import UserObjects
 
 
@@ -35,7 +35,7 @@ def choose_launcher(cfg: RunConfig, remote: Nested) -> None:
 
 
 class _Presubmitted(SubmititLauncherConfig):
-    """Jobs that wait already, see `collectx.run.submitted_workers.Beforehand`."""
+    """Jobs that wait already, see `collectx.run.submitted_workers.PresubmittedJobs`."""
 
 
 def _check_presubmitted(cfg: RunConfig, tcp_port: int | None) -> int | None:
@@ -44,7 +44,7 @@ def _check_presubmitted(cfg: RunConfig, tcp_port: int | None) -> int | None:
     Raises:
         ConfigError: it is not, or nothing was submitted.
     """
-    there = Beforehand.from_environment()
+    there = PresubmittedJobs.from_environment()
     if there is None:
         raise ConfigError(
             [
@@ -82,11 +82,11 @@ def start_workers(
         given: what each worker cannot be told as plain data.
     """
     if isinstance(cfg.launcher, _Presubmitted):
-        beforehand = Beforehand.from_environment()
-        assert beforehand is not None
-        events = EventLog(beforehand.files())
+        presubmitted = PresubmittedJobs.from_environment()
+        assert presubmitted is not None
+        events = EventLog(presubmitted.files())
         stack.callback(events.close)
-        return waiting_workers(cfg, beforehand, given), events
+        return presubmitted_workers(cfg, presubmitted, given), events
     if cfg.launcher.kind != "submitit":
         return None, lambda name, **fields: None
     if problems := preflight.launcher_problems(cfg):

@@ -22,7 +22,7 @@ from collectx.launcher.slurm.array import JobArray, slurm_resources
 from collectx.launcher.slurm.job_watcher import JobState
 from collectx.run import worker
 from collectx.run.folder import RunFolder, new_folder
-from collectx.run.submitted_workers import Beforehand, task_of
+from collectx.run.submitted_workers import PresubmittedJobs, task_of
 
 _FIRST_PAUSE_S = 1.0
 _LAST_PAUSE_S = 10.0
@@ -62,13 +62,13 @@ def submitit_delayed_launcher(
     def decorate(main: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(main)
         def launch(*args: Any, **kwargs: Any) -> Any:
-            if Beforehand.from_environment() is not None:
+            if PresubmittedJobs.from_environment() is not None:
                 return main(*args, **kwargs)
             if not commands.is_here():
                 raise ConfigError(["submitit_delayed_launcher: this machine has no sbatch on its PATH."])
             files = new_folder()
             way = backend if framework == "distributed" else framework
-            told = Beforehand(str(files.path), num_jobs, way, tcpport, queue_timeout_s)
+            told = PresubmittedJobs(str(files.path), num_jobs, way, tcpport, queue_timeout_s)
             trainer, workers = (
                 slurm_resources(conf or {}, 1) for conf in (submitit_main_conf, submitit_collection_conf)
             )
@@ -81,7 +81,7 @@ def submitit_delayed_launcher(
 
 
 def _submit_and_follow(
-    files: RunFolder, told: Beforehand, trainer: SubmititLauncherConfig, workers: SubmititLauncherConfig
+    files: RunFolder, told: PresubmittedJobs, trainer: SubmititLauncherConfig, workers: SubmititLauncherConfig
 ) -> None:
     files.begin()
     files.jobs.mkdir(exist_ok=True)
@@ -100,7 +100,7 @@ def _submit_and_follow(
             commands.cancel(jobs)
 
 
-def _script(resources: SubmititLauncherConfig, files: RunFolder, told: Beforehand) -> str:
+def _script(resources: SubmititLauncherConfig, files: RunFolder, told: PresubmittedJobs) -> str:
     log = str(files.log("trainer")).replace("%", "%%")
     header = commands.header(resources, job_name="collectx", output=log, open_mode="append", ntasks=1, no_requeue=True)
     name, value = told.as_environment()

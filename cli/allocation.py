@@ -22,7 +22,7 @@ from collectx.errors import ConfigError
 from collectx.launcher.slurm import commands
 from collectx.launcher.slurm.job_watcher import JobState
 from collectx.launcher.slurm.log_watcher import role_command
-from collectx.run import snapshot
+from collectx.run import Status, snapshot
 from collectx.run.cores import per_node
 from collectx.run.folder import RunFolder
 from collectx.run.rendezvous import TaskFile
@@ -55,7 +55,7 @@ def run_steps(task: Task, runs: Sequence[JobRun], job: str, grace_s: float) -> N
         watcher = watch.Watcher([(run.name, RunFolder(run.folder), run.cfg, job)], step)
         task.results += watcher.watch()
         step.join()
-        if task.results[-1].status == "interrupted":
+        if task.results[-1].status is Status.INTERRUPTED:
             break
 
 

@@ -109,7 +109,10 @@ def _unfinished(runs: Sequence[JobRun]) -> dict[Path, str]:
             continue
         if not _has_same_config(files, run.cfg):
             raise ConfigError(
-                [f"job {job} has not ended and writes to {run.folder} with another configuration: choose another folder."]
+                [
+                    f"job {job} has not ended and writes to {run.folder} with another configuration: "
+                    "choose another folder."
+                ]
             )
         unfinished[run.folder] = job
         print(f"{run.name}: job {job} of an earlier start is {status.status}")
@@ -202,7 +205,12 @@ def _arrays(runs: Sequence[JobRun]) -> Iterator[list[JobRun]]:
     equal: dict[str, list[JobRun]] = {}
     for run in runs:
         collector = run.cfg.collector
-        request = as_dict(run.cfg.launcher), num_tasks_of(run.cfg), collector.on_worker_failure, collector.close_timeout_s
+        request = (
+            as_dict(run.cfg.launcher),
+            num_tasks_of(run.cfg),
+            collector.on_worker_failure,
+            collector.close_timeout_s,
+        )
         equal.setdefault(json.dumps(request, sort_keys=True), []).append(run)
     for group in equal.values():
         largest = 1 if isinstance(_launcher(group[0]), SubmititDelayedLauncherConfig) else _LARGEST_ARRAY

@@ -70,7 +70,7 @@ def _wait_for_task(files: RunFolder, timeout_s: float) -> bool:
 
 
 def _run_trainer(task: TaskFile, files: RunFolder, token: str, folder: str) -> int:
-    """Runs the trainer of a job whose other tasks are the workers; `folder` is the run folder as the script names it."""
+    """Runs the trainer of a job whose other tasks are workers; `folder` is the run folder as the script names it."""
     from collectx.run.job import execute
 
     cfg = task.cfg
@@ -94,9 +94,7 @@ def _run_trainer(task: TaskFile, files: RunFolder, token: str, folder: str) -> i
         return 2
 
 
-def _run_worker(
-    cfg: RunConfig, files: RunFolder, worker: int, token: str, objects: UserObjects | None = None
-) -> int:
+def _run_worker(cfg: RunConfig, files: RunFolder, worker: int, token: str, objects: UserObjects | None = None) -> int:
     """Runs a worker until the trainer closes it; its output goes to its log in the run folder."""
     _redirect_output(files.log(f"worker-{worker}"))
     import torch
@@ -118,9 +116,9 @@ def _run_worker(
 def _begin_mpi(cfg: RunConfig) -> None:
     """Initialises MPI where srun made the tasks ranks of one MPI job. The preflight check reports what is missing."""
     if backend_of(cfg) == "mpi" and "PMIX_NAMESPACE" in os.environ and find_spec("mpi4py") is not None:
-        from collectx.transport.network.mpi import begin_together
+        from collectx.transport.network.mpi import initialize_ranks
 
-        begin_together(cfg.collector.start_timeout_s, "collector.start_timeout_s")
+        initialize_ranks(cfg.collector.start_timeout_s, "collector.start_timeout_s")
 
 
 def _redirect_output(log: Path) -> None:

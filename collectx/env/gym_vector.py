@@ -208,7 +208,7 @@ def _make(cfg: GymVectorEnvConfig) -> VectorEnv:
         # Observations are copied into the caller's arrays at once, so the env need not copy them.
         vector_kwargs = {"autoreset_mode": mode, "copy": False}
     wrappers: list[Callable] = [wrapper(item, f"env.wrappers[{i}]") for i, item in enumerate(cfg.wrappers)]
-    if how == "async":
+    if vectorization == "async":
         wrappers.append(partial(CheckedEnv, exclude_keys=cfg.exclude_keys))
     return gymnasium.make_vec(
         str(cfg.id),

@@ -107,7 +107,7 @@ def exit_status(statuses: Sequence[Status]) -> int:
     """One exit status for all runs: 130 if one was interrupted, otherwise 1 if one failed, otherwise 0."""
     if Status.INTERRUPTED in statuses:
         return 130
-    return 1 if any(status is not Status.COMPLETED for status in statuses) else 0
+    return 1 if any(status != Status.COMPLETED for status in statuses) else 0
 
 
 def _check_folder(composer: Composer, checked: Checked, arguments: Arguments) -> None:

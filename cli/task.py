@@ -9,8 +9,8 @@ from typing import Any, Protocol
 
 from omegaconf import DictConfig
 
-from collectx.config import ELSEWHERE, RunConfig
 from collectx.cli.typed import typed
+from collectx.config import ELSEWHERE, RunConfig
 from collectx.errors import ConfigError
 from collectx.run import Status
 

@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 
-from collectx.collector.actors import leave_ray
 from collectx.config import RayLauncherConfig
 from collectx.library.early_stop import Interrupted, Preempted
 from collectx.library.inspection import InspectableCollector
@@ -150,7 +149,7 @@ class RayCollector(InspectableCollector):
             ConfigError: `collector_kwargs` are wrong.
             LauncherError: the cluster has not the resources for them, even when idle.
         """
-        from collectx.transport.network.ray_cluster import check_resources
+        from collectx.launcher.ray_cluster import check_resources
 
         launcher = self._cfg.launcher
         assert isinstance(launcher, RayLauncherConfig)
@@ -188,7 +187,9 @@ class RayCollector(InspectableCollector):
         """
         super().shutdown(timeout, close_env, raise_on_error)
         if shutdown_ray:
-            leave_ray()
+            from collectx.launcher import ray_cluster
+
+            ray_cluster.disconnect()
 
     def async_shutdown(self, timeout: float | None = None, close_env: bool = True, shutdown_ray: bool = False) -> None:
         """The same as `shutdown`."""

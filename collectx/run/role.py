@@ -88,14 +88,15 @@ def work(
     import torch
 
     torch.set_num_threads(cfg.launcher.num_threads)
-    from collectx.collector.worker_entry import run_remote_worker
+    from collectx.collector import build
+    from collectx.worker.entry import run_remote_worker
 
     try:
         _begin_mpi(cfg)
         endpoint = find(
             files, token, *(trainer_timeout or ("collector.start_timeout_s", cfg.collector.start_timeout_s))
         )
-        run_remote_worker(endpoint, worker, cfg.collector.start_timeout_s, given)
+        run_remote_worker(endpoint, worker, cfg.collector.start_timeout_s, given, build)
     except BaseException:
         import traceback
 

@@ -105,7 +105,9 @@ def env_config(case: Case) -> Any:
     from collectx.config import EnvPoolEnvConfig, GymEnvConfig, TorchrlEnvConfig
 
     if case.torchrl:
-        return TorchrlEnvConfig("torchrl", case.num_envs, "benchmarks.peer:make_env", {"case": case})
+        return TorchrlEnvConfig(
+            kind="torchrl", num_envs=case.num_envs, target="benchmarks.peer:make_env", kwargs={"case": case}
+        )
     if case.envpool:
         return EnvPoolEnvConfig(kind="envpool", num_envs=case.num_envs, id=case.env_id, kwargs={}, num_threads=1)
     return GymEnvConfig(
@@ -167,9 +169,18 @@ def run_config(env: Any, policy: Any, kind: str, num_workers: int, frames_per_ba
         make = config.EitherCollectorConfig
         values |= {"kind": either, "sync": kind != either}
     # EnvPool's threads belong on the core of their worker, as the bare loop's are.
-    launcher = config.LauncherConfig("local", None, 1, env.kind == "envpool")
+    launcher = config.LauncherConfig(kind="local", hydra_mode=None, num_threads=1, pin_cores=env.kind == "envpool")
     if kind in RAY_KINDS:
-        launcher = config.RayLauncherConfig("ray", None, 1, False, RAY, {"num_cpus": 1}, 120.0, False)
+        launcher = config.RayLauncherConfig(
+            kind="ray",
+            hydra_mode=None,
+            num_threads=1,
+            pin_cores=False,
+            ray_init_config=RAY,
+            remote_configs={"num_cpus": 1},
+            queue_timeout_s=120.0,
+            autoscaling=False,
+        )
     return config.RunConfig(
         env=env,
         policy=policy,

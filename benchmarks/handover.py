@@ -64,7 +64,8 @@ class _Raw:
     def __init__(self, num_bytes: int):
         import torch
 
-        from collectx.transport.network.p2p import TRAINER, GlooPair
+        from collectx.transport.network.gloo import GlooPair
+        from collectx.transport.network.p2p import TRAINER
 
         self._connection, theirs = multiprocessing.Pipe()
         self._process = multiprocessing.get_context("spawn").Process(
@@ -91,7 +92,8 @@ class _Raw:
 def _receive(connection: Connection, num_bytes: int) -> None:
     import torch
 
-    from collectx.transport.network.p2p import WORKER, GlooPair
+    from collectx.transport.network.gloo import GlooPair
+    from collectx.transport.network.p2p import WORKER
 
     torch.set_num_threads(1)
     pair = GlooPair(connection, WORKER, "127.0.0.1", 60.0)

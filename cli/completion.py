@@ -14,6 +14,7 @@ from collections.abc import Sequence
 
 from collectx.cli import arguments
 from collectx.cli.main import SUBCOMMANDS
+from collectx.config import GROUPS
 
 
 def main(argv: Sequence[str]) -> int:
@@ -30,6 +31,9 @@ def _query(line: str) -> int:
     if len(words) + starts_new <= 2:
         begun = words[1] if len(words) > 1 else ""
         print(" ".join(name for name in SUBCOMMANDS if name.startswith(begun)))
+        return 0
+    if words[1] == "schema":
+        print(" ".join(GROUPS))
         return 0
     if words[1] == "list":
         from collectx.cli.compose import Composer

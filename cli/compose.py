@@ -27,8 +27,9 @@ from omegaconf.errors import OmegaConfBaseException
 
 from collectx.cli import experiment, signatures
 from collectx.cli.overrides import Checked, check
+from collectx.cli.typed import typed
 from collectx.config import GROUPS, RunConfig, as_dict
-from collectx.config.check import typed
+from collectx.config.schema.fields import incomplete
 from collectx.errors import ConfigError
 from collectx.run import rules
 
@@ -112,7 +113,7 @@ class Composer:
         try:
             node = self.load([*words, *self.deletions(words)])
         except ConfigError as error:
-            return RunConfig(), [*checked.problems, *error.problems]
+            return incomplete(RunConfig), [*checked.problems, *error.problems]
         cfg, problems = typed(without_hydra(node), ignore=checked.broken)
         return cfg, [*checked.problems, *problems, *rules.problems(cfg), *signatures.problems(cfg)]
 

@@ -17,6 +17,7 @@ SUBCOMMANDS = {
     "reproduce": "run again from a run folder and compare: collectx reproduce RUN_DIR [overrides]",
     "status": "what became of a run or a sweep, asking SLURM too: collectx status DIR",
     "list": "what can be chosen: collectx list [GROUP]",
+    "schema": "a JSON schema for editors: collectx schema [GROUP]",
 }
 
 _HELP = """\

@@ -20,8 +20,8 @@ from collectx.cli.arguments import Arguments, split
 from collectx.cli.compose import SEARCH_PATH, Composer, parsed, points, without_hydra
 from collectx.cli.overrides import Checked
 from collectx.cli.task import Task
+from collectx.cli.typed import typed
 from collectx.config import ELSEWHERE, RunConfig
-from collectx.config.check import typed
 from collectx.config.warnings import advice
 from collectx.errors import CollectxError, ConfigError
 from collectx.run import RunFolder, preflight

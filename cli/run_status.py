@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from collectx.errors import LauncherError
-from collectx.launcher.slurm.job_watcher import JobState
+from collectx.launcher.slurm.worker_job import JobState
 from collectx.run.folder import RunFolder, write_json
 
 _LAST_LINES = 40
@@ -61,10 +61,10 @@ def job_of(files: RunFolder) -> str | None:
 
 def ask(jobs: Iterable[str]) -> Mapping[str, JobState] | LauncherError:
     """What SLURM says of jobs, or that it does not."""
-    from collectx.launcher.slurm import job
+    from collectx.launcher.slurm import commands
 
     try:
-        return job.states(list(jobs))
+        return commands.states(list(jobs))
     except LauncherError as error:
         return error
 

@@ -9,6 +9,7 @@ Called when a configuration is composed. Must not know how envs, policies or tra
 from __future__ import annotations
 
 import ast
+import contextlib
 import functools
 from collections.abc import Iterator, Mapping
 from importlib.machinery import PathFinder
@@ -24,8 +25,10 @@ from collectx.config import (
     RunConfig,
     TorchrlEnvConfig,
 )
+from collectx.config.schema.fields import Unset
 from collectx.config.suggest import did_you_mean
 
+_Call = tuple[str, str, Mapping[str, Any], tuple[str, ...]]
 # What `gymnasium.make` takes itself.
 _MAKE = ("max_episode_steps", "disable_env_checker")
 
@@ -33,7 +36,10 @@ _MAKE = ("max_episode_steps", "disable_env_checker")
 def problems(cfg: RunConfig) -> list[str]:
     """One text for each argument that its target does not have."""
     found = []
-    for path, target, kwargs, extra in _calls(cfg):
+    calls: list[_Call] = []
+    with contextlib.suppress(Unset):
+        calls.extend(_calls(cfg))
+    for path, target, kwargs, extra in calls:
         names = parameters(target)
         for key in kwargs:
             if names is not None and key not in (*names, *extra):
@@ -42,7 +48,7 @@ def problems(cfg: RunConfig) -> list[str]:
     return found
 
 
-def _calls(cfg: RunConfig) -> Iterator[tuple[str, str, Mapping[str, Any], tuple[str, ...]]]:
+def _calls(cfg: RunConfig) -> Iterator[_Call]:
     """Path of the keyword arguments, import path of what is called, the arguments, and names that are valid besides."""
     env = cfg.env
     if isinstance(env, GymEnvConfig | GymVectorEnvConfig):
@@ -79,7 +85,7 @@ def _env_target(env: GymEnvConfig | GymVectorEnvConfig) -> str | None:
     return target if isinstance(target, str) else None
 
 
-def _wrapper(path: str, item: Mapping[Any, Any]) -> Iterator[tuple[str, str, Mapping[str, Any], tuple[str, ...]]]:
+def _wrapper(path: str, item: Mapping[Any, Any]) -> Iterator[_Call]:
     """The two forms of a wrapper with arguments; see `collectx/env/gym_factory.py`."""
     name, arguments = next(iter(item.items()), ("", None))
     if "_target_" in item:

@@ -20,7 +20,7 @@ from collectx.cli.task import Task, Wanted
 from collectx.config import SlurmLauncherConfig, SubmititDelayedLauncherConfig, as_dict, num_tasks_of
 from collectx.errors import ConfigError, LauncherError
 from collectx.launcher.slurm import commands, hetjob
-from collectx.launcher.slurm import job as slurm_job
+from collectx.launcher.slurm import script as slurm_script
 from collectx.run import snapshot
 from collectx.run import task as role
 from collectx.run.folder import RunFolder
@@ -142,7 +142,7 @@ def _submit(
             role.write(folder, run.cfg, ["collectx", *argv])
         text = _text(equal, lane.before(len(equal)))
         try:
-            submitted = slurm_job.submit(_script(equal), text, len(equal))
+            submitted = slurm_script.submit(_script(equal), text, len(equal))
         except LauncherError as error:
             refusals |= {run.folder: str(error) for run in equal}
             continue
@@ -188,7 +188,9 @@ def _text(equal: Sequence[Wanted], after: Collection[str]) -> str:
     if isinstance(launcher, SubmititDelayedLauncherConfig):
         (run,) = equal
         return hetjob.script(run.folder, launcher, cfg.collector.num_workers, survives_nodes, grace_s)
-    return slurm_job.script([run.folder for run in equal], launcher, num_tasks_of(cfg), survives_nodes, grace_s, after)
+    return slurm_script.script(
+        [run.folder for run in equal], launcher, num_tasks_of(cfg), survives_nodes, grace_s, after
+    )
 
 
 def _arrays(runs: Sequence[Wanted]) -> Iterator[list[Wanted]]:

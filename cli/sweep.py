@@ -26,8 +26,8 @@ from omegaconf.errors import OmegaConfBaseException
 from collectx.cli import experiment, signatures, sweeper
 from collectx.cli.compose import config_text, names, without_hydra
 from collectx.cli.task import Task
+from collectx.cli.typed import typed
 from collectx.config import ELSEWHERE
-from collectx.config.check import typed
 from collectx.errors import ConfigError, DamagedFile
 from collectx.run import RunFolder, rules
 
@@ -127,7 +127,7 @@ class PointLauncher(Launcher):
                 node = loader.load_sweep_config(self.config, [*overrides, *(f"~{path}" for path in surplus)])
             cfg, problems = typed(without_hydra(node))
             problems += [f"{problem} [{name}]" for problem in (*rules.problems(cfg), *signatures.problems(cfg))]
-            text = config_text(cfg)
+            text = "" if problems else config_text(cfg)
             with open_dict(node):
                 node.hydra.job.id = node.hydra.job.num = first + offset
             folder = done.get(text)

@@ -9,8 +9,8 @@ from typing import Any, Protocol
 
 from omegaconf import DictConfig
 
+from collectx.cli.typed import typed
 from collectx.config import ELSEWHERE, RunConfig
-from collectx.config.check import typed
 from collectx.errors import ConfigError
 
 

@@ -62,7 +62,7 @@ def _rebuild(cls: type, content: bytes) -> Any:
     return cls(**pickle.loads(content))
 
 
-@dataclass
+@dataclass(kw_only=True)
 class UserEnvConfig(_ByValue, EnvConfig):
     """An env as a callable.
 
@@ -72,13 +72,13 @@ class UserEnvConfig(_ByValue, EnvConfig):
         info_keys, exclude_keys: as of the other kinds.
     """
 
-    create: Callable[..., Any] = field(default=None)  # type: ignore[assignment]
+    create: Callable[..., Any]
     kwargs: dict[str, Any] = field(default_factory=dict)
     info_keys: list[str] = field(default_factory=list)
     exclude_keys: list[str] = field(default_factory=list)
 
 
-@dataclass
+@dataclass(kw_only=True)
 class UserPolicyConfig(_ByValue, PolicyConfig):
     """A policy as an object, or as a callable that makes one.
 

@@ -75,11 +75,25 @@ DEVICES = DevicesConfig(device=None, storing_device=None, policy_device=None, en
 
 
 def counting(num_envs=1, episode_length=7, observation_size=5, step_s=0.0):
-    return CountingEnvConfig("counting", num_envs, episode_length, observation_size, step_s)
+    return CountingEnvConfig(
+        kind="counting",
+        num_envs=num_envs,
+        episode_length=episode_length,
+        observation_size=observation_size,
+        step_s=step_s,
+    )
 
 
 def gym(num_envs=1, id="CartPole-v1", entry_point=None, **kwargs):
-    return GymEnvConfig("gym", num_envs, id if entry_point is None else None, entry_point, kwargs, [], [])
+    return GymEnvConfig(
+        kind="gym",
+        num_envs=num_envs,
+        id=id if entry_point is None else None,
+        entry_point=entry_point,
+        kwargs=kwargs,
+        wrappers=[],
+        info_keys=[],
+    )
 
 
 def faulty(fault, at_step=5, num_envs=1, **kwargs):
@@ -87,15 +101,25 @@ def faulty(fault, at_step=5, num_envs=1, **kwargs):
 
 
 def gym_vector(num_envs, mode=None, vectorization="vector_entry_point", id="CartPole-v1"):
-    return GymVectorEnvConfig("gym_vector", num_envs, id, None, {}, [], [], vectorization, mode)
+    return GymVectorEnvConfig(
+        kind="gym_vector",
+        num_envs=num_envs,
+        id=id,
+        entry_point=None,
+        kwargs={},
+        wrappers=[],
+        info_keys=[],
+        vectorization_mode=vectorization,
+        autoreset_mode=mode,
+    )
 
 
 def mlp():
-    return MlpPolicyConfig("mlp", [8], "tanh")
+    return MlpPolicyConfig(kind="mlp", hidden_sizes=[8], activation="tanh")
 
 
 def custom(target, **kwargs):
-    return CustomPolicyConfig("custom", target, kwargs)
+    return CustomPolicyConfig(kind="custom", target=target, kwargs=kwargs)
 
 
 class Log:
@@ -125,12 +149,12 @@ def config(kind="multi_sync", place="local", env=None, policy=None, *, backend="
         collector = _as(CollectorConfig, replace(COLLECTOR, kind=kind, **knobs))
     return RunConfig(
         env=env or counting(),
-        policy=policy or RandomPolicyConfig("random"),
+        policy=policy or RandomPolicyConfig(kind="random"),
         collector=collector,
-        backend=BackendConfig(backend, interface=None, port=None),
+        backend=BackendConfig(kind=backend, interface=None, port=None),
         launcher=launcher if place == "ray" else _as(LauncherConfig, launcher),
         devices=devices,
-        trainer=MeterTrainerConfig("meter", digest=False),
+        trainer=MeterTrainerConfig(kind="meter", digest=False),
         seed=seed,
     )
 

@@ -10,8 +10,8 @@ import functools
 from omegaconf import OmegaConf
 
 from collectx.cli.compose import Composer, parsed, without_hydra
+from collectx.cli.typed import typed
 from collectx.config import RunConfig
-from collectx.config.check import typed
 from collectx.run import rules
 
 

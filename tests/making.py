@@ -53,8 +53,8 @@ def make(way, create=cartpole, policy: Any = None, *, num_workers=2, **keywords:
 _launcher_config = request.LauncherConfig
 
 
-def _inline(kind, *rest):
-    return _launcher_config("inline", *rest)
+def _inline(**options):
+    return _launcher_config(**options | {"kind": "inline"})
 
 
 def by_worker(way, batch):

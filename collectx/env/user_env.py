@@ -33,15 +33,35 @@ def make_user_env(cfg: UserEnvConfig) -> Env:
         from collectx.env.gym_vector import GymVectorEnv
 
         _check_count(cfg, made.num_envs, f"a vector env of {made.num_envs}")
-        how = ("vector_entry_point", None, cfg.exclude_keys)
         return GymVectorEnv(
-            GymVectorEnvConfig("gym_vector", made.num_envs, None, None, {}, [], cfg.info_keys, *how), made
+            GymVectorEnvConfig(
+                kind="gym_vector",
+                num_envs=made.num_envs,
+                id=None,
+                entry_point=None,
+                kwargs={},
+                wrappers=[],
+                info_keys=cfg.info_keys,
+                vectorization_mode="vector_entry_point",
+                autoreset_mode=None,
+                exclude_keys=cfg.exclude_keys,
+            ),
+            made,
         )
     if isinstance(made, gymnasium.Env):
         from collectx.env.gym import GymEnv
 
         size = cfg.num_envs or 1
-        plain = GymEnvConfig("gym", size, None, None, {}, [], cfg.info_keys, cfg.exclude_keys)
+        plain = GymEnvConfig(
+            kind="gym",
+            num_envs=size,
+            id=None,
+            entry_point=None,
+            kwargs={},
+            wrappers=[],
+            info_keys=cfg.info_keys,
+            exclude_keys=cfg.exclude_keys,
+        )
         group = GymEnv(plain, iter(_several(cfg, made, size)).__next__)
         return _single(group) if size == 1 else group
     raise ConfigError(

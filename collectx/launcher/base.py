@@ -7,14 +7,14 @@ does.
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeAlias
 
+from collectx.transport.batch_timers import Limit
 from collectx.transport.network.handshake import Endpoint
 
 # `entry(worker, life)` returns the function that a worker calls, and its arguments.
 Entry: TypeAlias = Callable[[int, int], tuple[Callable[..., Any], tuple[Any, ...]]]
-# A configuration key and its value in seconds.
-Limit: TypeAlias = tuple[str, float]
 
 
 class Launcher:
@@ -22,9 +22,9 @@ class Launcher:
 
     Args:
         announce: writes down where the trainer listens, for workers that other programs start; called before the first
-            worker is started. None: workers are started with that knowledge.
-        join_limit: how long a worker may take to connect, apart from its first batch; None: `collector.start_timeout_s`
-            covers both.
+            worker is started. None: the arguments of workers contain it.
+        join_timeout: how long a worker may take to connect, before the time for its first batch begins; None:
+            `collector.start_timeout_s` covers both.
 
     Attributes:
         is_local: whether every worker runs on this machine.
@@ -32,9 +32,9 @@ class Launcher:
 
     is_local = False
 
-    def __init__(self, announce: Callable[[Endpoint], None] | None = None, join_limit: Limit | None = None):
+    def __init__(self, announce: Callable[[Endpoint], None] | None = None, join_timeout: Limit | None = None):
         self._announce = announce
-        self._join_limit = join_limit
+        self._join_timeout = join_timeout
 
     def prepare(self, entry: Entry, endpoint: Endpoint | None = None) -> None:
         """Called once, before the first `start`.
@@ -49,13 +49,32 @@ class Launcher:
 
     def start(self, worker: int, life: int) -> Any:
         """Starts a worker; `life` is 0 for its first process. Returns its handle
-        (`collectx.transport.supervisor.Handle`), or None if its end cannot be observed."""
+        (`collectx.transport.processes.Handle`), or None if its end cannot be observed."""
         raise NotImplementedError
 
     def describe(self, worker: int) -> str:
         """Names a worker in messages."""
         return f"worker {worker}"
 
-    def join_limit(self, worker: int) -> Limit | None:
+    def join_timeout(self, worker: int) -> Limit | None:
         """How long `worker` may take to connect; see `Launcher`."""
-        return self._join_limit
+        return self._join_timeout
+
+
+class WaitingWorkers(Launcher):
+    """Workers that were started before the trainer, and wait for its announcement. They are not replaced.
+
+    Args:
+        log: the log file of a worker.
+        announce, join_timeout: see `Launcher`.
+    """
+
+    def __init__(self, log: Callable[[int], Path], announce: Callable[[Endpoint], None], join_timeout: Limit):
+        super().__init__(announce, join_timeout)
+        self._log = log
+
+    def start(self, worker: int, life: int) -> None:
+        """Nothing: the worker is running, or in a scheduler's queue."""
+
+    def describe(self, worker: int) -> str:
+        return f"worker {worker} (log: {self._log(worker)})"

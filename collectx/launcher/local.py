@@ -105,7 +105,7 @@ class LocalLauncher(Launcher):
             "core": self._core(worker),
             "log": None if log is None else str(log),
             # Set by users in the package itself.
-            "ignore_warnings": sys.modules["collectx"].filter_warnings_subprocess,  # type: ignore[attr-defined]
+            "ignore_warnings": sys.modules["collectx"].filter_warnings_subprocess,
         }
 
     def start(self, worker: int, life: int) -> Any:

@@ -1,5 +1,5 @@
-"""Starts workers through MPI, for `backend=mpi` with `launcher=local`: a process that the trainer has forked cannot join
-its MPI universe.
+"""Starts workers through MPI, for `backend=mpi` with `launcher=local`: a forked process cannot join the trainer's MPI
+universe.
 
 `MpiLauncher` is used in the trainer's process, `run_spawned` in the worker's.
 """
@@ -13,8 +13,8 @@ from collectx.launcher.local import LocalLauncher, set_up_process
 
 
 class MpiLauncher(LocalLauncher):
-    """Starts workers on this machine, one after the other. They have no handle, as they are no children of this process;
-    a worker that hangs ends with the trainer's process."""
+    """Starts workers on this machine, one after the other. They have no handle, as they are not children of this
+    process; a worker that hangs ends with the trainer's process."""
 
     def start(self, worker: int, life: int) -> None:
         from collectx.transport.network.mpi import spawn

@@ -18,7 +18,8 @@ import ray
 
 from collectx.config import RayLauncherConfig
 from collectx.launcher import ray_cluster
-from collectx.launcher.base import Launcher, Limit
+from collectx.launcher.base import Launcher
+from collectx.transport.batch_timers import Limit
 from collectx.transport.network.ray import actor_class, actors
 
 
@@ -57,7 +58,7 @@ class RayLauncher(Launcher):
         resources = ray_cluster.describe_request(self._remote_config(worker))
         return f"worker {worker} (Ray has not started it: it asks for {resources}. {ray_cluster.describe_resources()})"
 
-    def join_limit(self, worker: int) -> Limit:
+    def join_timeout(self, worker: int) -> Limit:
         if worker in self._handles and not self._handles[worker].is_placed:
             return "launcher.queue_timeout_s", self._cfg.queue_timeout_s
         return "collector.start_timeout_s", self._start_timeout_s
@@ -76,7 +77,9 @@ def run_actor(num_threads: int, function: Callable[..., None], arguments: tuple[
     function(*arguments)
 
 
-def start_actor(remote_config: dict[str, Any], function: Callable[..., None], arguments: tuple[Any, ...]) -> ActorHandle:
+def start_actor(
+    remote_config: dict[str, Any], function: Callable[..., None], arguments: tuple[Any, ...]
+) -> ActorHandle:
     """Starts an actor that calls `function(*arguments)`, which are pickled. Does not block."""
     actor = actor_class(remote_config).remote()
     actors[actor._actor_id.hex()] = actor
@@ -85,7 +88,7 @@ def start_actor(remote_config: dict[str, Any], function: Callable[..., None], ar
 
 
 class ActorHandle:
-    """A worker's actor (`collectx.transport.supervisor.Handle`).
+    """A worker's actor (`collectx.transport.processes.Handle`).
 
     Attributes:
         actor: Ray's handle.

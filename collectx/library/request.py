@@ -279,9 +279,11 @@ class Order:
             policy=policies[0],
             collector=collector,
             backend=remote.backend_config(),
-            launcher=LauncherConfig("local", None, workers.num_sub_threads, False),
+            launcher=LauncherConfig(
+                kind="local", hydra_mode=None, num_threads=workers.num_sub_threads, pin_cores=False
+            ),
             devices=devices,
-            trainer=MeterTrainerConfig("meter", False),
+            trainer=MeterTrainerConfig(kind="meter", digest=False),
             seed=self.work.seed,
         )
         return cfg, own

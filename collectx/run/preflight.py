@@ -51,7 +51,7 @@ def backend_problems(cfg: RunConfig) -> list[str]:
     backend = backend_of(cfg)
     if backend not in NETWORK_BACKENDS:
         return []
-    from collectx.transport.network.handshake import local_addresses
+    from collectx.transport.network.addresses import local_addresses
 
     found = [why] if (why := why_not(backend)) else []
     if backend == "mpi" and cfg.launcher.kind in ELSEWHERE and "PMIX_NAMESPACE" not in os.environ:

@@ -39,7 +39,11 @@ def write(path: Path, cfg: RunConfig, files: RunFolder, token: str, given: Seque
     """
     if given is not None:
         write_private(_objects(path), pickle.dumps(given))
-    plain = cfg if given is None else dataclasses.replace(cfg, env=EnvConfig("given", 0), policy=PolicyConfig("given"))
+    plain = (
+        cfg
+        if given is None
+        else dataclasses.replace(cfg, env=EnvConfig(kind="given", num_envs=0), policy=PolicyConfig(kind="given"))
+    )
     write_json(path, {"folder": str(files.path), "token": token, "cfg": as_dict(plain)})
 
 

@@ -10,13 +10,13 @@ from collectx.transport.base import Arrival
 
 
 class AsyncSchedule(Schedule):
-    """First ready, first served. Grants no more batches than will be delivered; an exception at the end of a run keeps it
-    from waiting for workers that have never delivered.
+    """First ready, first served. Grants no more batches than will be delivered, except that the end of a run does not
+    wait for workers that have never delivered.
 
     Args:
         num_slots: slots of each worker; one is being filled while the others are full or free.
         num_batches: how many batches will be delivered; None: without end.
-        exact: no exception: the end of a run waits for those workers too.
+        exact: the end of a run waits for those workers too.
     """
 
     stacked = require_latest = False

@@ -1,5 +1,5 @@
-"""The schedule interface: which slots workers may fill, and which filled slots make a batch. Decisions only: no processes,
-no clocks, no memory.
+"""The schedule interface: which slots workers may fill, and which filled slots make a batch. Decisions only: no
+processes, no clocks, no memory.
 
 A schedule returns grants `(worker, slot)`, which the collector passes to the transport:
 

@@ -1,8 +1,8 @@
-"""The schedule that reproduces an async run: every batch is of the worker, and acted with the weights, that it had in the
-recorded run.
+"""The schedule that reproduces an async run: every batch has the worker, and the weights, that it had in the recorded
+run.
 
-A worker is granted its next batch when the weights that acted in it are published; newer weights are not published until
-all batches of the current ones have arrived. So the same seeds give the same batches, as in a sync run.
+A worker is granted its next batch when the weights that acted in it are published; newer weights are not published
+until all batches of the current ones have arrived. So the same seeds give the same batches, as in a sync run.
 """
 
 from __future__ import annotations
@@ -42,7 +42,12 @@ class ReplaySchedule(AsyncSchedule):
     require_latest = True
 
     def __init__(
-        self, num_workers: int, num_slots: int, num_batches: int | None, record: Sequence[RecordedBatch], zero_copy: bool
+        self,
+        num_workers: int,
+        num_slots: int,
+        num_batches: int | None,
+        record: Sequence[RecordedBatch],
+        zero_copy: bool,
     ):
         super().__init__(num_workers, max(num_slots, slots_needed(record) + zero_copy), num_batches)
         self._version = -1

@@ -14,6 +14,8 @@ from collections.abc import Iterator
 from multiprocessing.connection import Connection
 
 _LONGEST_S = 86400.0
+# Linux takes no more: seconds between two questions whether the other host is there, milliseconds until it is not.
+_MOST_KEEPALIVE_S, _MOST_USER_TIMEOUT_MS = 32767, 2**31 - 1
 # How much is read at once: the next messages, or more of a long one.
 _FEW_BYTES, _MANY_BYTES = 2**16, 2**20
 # The length before a message, and, where that is `_LONG`, before a longer one.
@@ -44,6 +46,22 @@ def _set_timeout(connection: Connection, option: int, seconds: float | None) -> 
     whole_s = 0 if seconds is None else max(1, int(min(seconds, _LONGEST_S)))
     with socket_of(connection) as view:
         view.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", whole_s, 0))
+
+
+def enable_keepalive(connection: Connection, notice_s: float) -> None:
+    """Lets the operating system ask the other host whether it is still there, so that a connection over a pulled cable
+    breaks within about `notice_s` seconds, or within two days where that is longer, without a message of ours."""
+    with socket_of(connection) as peer:
+        interval = int(min(max(1.0, notice_s / 5), _MOST_KEEPALIVE_S))
+        peer.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for name, value in (
+            ("TCP_KEEPIDLE", interval),
+            ("TCP_KEEPINTVL", interval),
+            ("TCP_KEEPCNT", 4),
+            ("TCP_USER_TIMEOUT", int(min(1000 * notice_s, _MOST_USER_TIMEOUT_MS))),
+        ):
+            if hasattr(socket, name):
+                peer.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
 class MessageReader:

@@ -8,6 +8,7 @@ import contextlib
 import pickle
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from typing import Any
@@ -18,8 +19,16 @@ import torch
 from collectx.errors import RemoteFailure
 from collectx.transport import messages
 from collectx.transport.base import NO_RESET, REQUEST_PENDING, Arrival, BatchReport, Departure, Reply, Request, SlabSpec
+from collectx.transport.processes import Handle
 from collectx.transport.slab import Slab, SlabTransport
-from collectx.transport.supervisor import Handle, Supervisor
+from collectx.transport.supervisor import State, Supervisor, Worker
+
+
+@dataclass(eq=False)
+class _LocalWorker(Worker):
+    """See `Worker`. `remote_end` is the worker's end of the connection, until its process has inherited it."""
+
+    remote_end: Connection | None = None
 
 
 class SharedMemoryTransport(SlabTransport):
@@ -27,42 +36,47 @@ class SharedMemoryTransport(SlabTransport):
 
     Args:
         spec: the slab.
-        supervisor: where workers are plugged in; closed with the transport.
+        supervisor: watches the workers; closed with the transport.
     """
 
-    def __init__(self, spec: SlabSpec, supervisor: Supervisor):
+    def __init__(self, spec: SlabSpec, supervisor: Supervisor[_LocalWorker]):
         super().__init__(spec, shared=True)
         self._supervisor = supervisor
-        self._remote_ends: dict[int, Connection] = {}
+        self._workers = supervisor.workers
         self._events: deque[Arrival | Departure | Reply] = deque()
         self._closed = False
 
     def link(self, worker: int) -> SharedMemoryLink:
         """The worker's end, to be pickled as an argument of the worker's process. Once for each process."""
         ours, theirs = Pipe(duplex=True)
-        self._supervisor.add_connection(worker, ours)
-        self._remote_ends[worker] = theirs
+        self._supervisor.connect(self._supervisor.add(_LocalWorker(worker, remote_end=theirs)), ours)
         return SharedMemoryLink(self.slab, worker, theirs)
 
     @property
     def handles(self) -> dict[int, Any]:
-        """The processes of the present workers, by worker."""
+        """The attached processes, by worker."""
         return self._supervisor.handles
 
     def attach(self, worker: int, handle: Handle) -> None:
-        """Takes the started process, and drops what only it needs."""
-        self._remote_ends.pop(worker).close()
-        self._supervisor.attach(worker, handle)
+        """Watches the started process of a worker, which has inherited its end of the connection."""
+        record = self._workers[worker]
+        self._close_remote_end(record)
+        self._supervisor.attach(record, handle)
+
+    def _close_remote_end(self, worker: _LocalWorker) -> None:
+        if worker.remote_end is not None:
+            worker.remote_end.close()
+            worker.remote_end = None
 
     def grant(self, worker: int, slot: int, reset: int = NO_RESET) -> None:
-        if not self._supervisor.is_connected(worker):
-            return  # it is gone, as `receive` is about to say
-        self._supervisor.granted(worker)
-        self._supervisor.send(worker, messages.pack_grant(slot, reset))
+        self._send(worker, messages.pack_grant(slot, reset))
 
     def send_request(self, worker: int, request: Request) -> None:
-        message = messages.REQUEST + cloudpickle.dumps(request)
-        if self._supervisor.is_connected(worker):
+        self._send(worker, messages.REQUEST + cloudpickle.dumps(request))
+
+    def _send(self, index: int, message: bytes) -> None:
+        worker = self._workers.get(index)
+        if worker is not None and worker.state is State.JOINED:  # otherwise `receive` is about to return its departure
             self._supervisor.granted(worker)
             self._supervisor.send(worker, message)
 
@@ -74,38 +88,38 @@ class SharedMemoryTransport(SlabTransport):
                 self._handle_message(worker, message)
         return self._events.popleft()
 
-    def _handle_message(self, worker: int, message: bytes | Exception | None) -> None:
+    def _handle_message(self, worker: _LocalWorker, message: bytes | Exception) -> None:
+        event: Arrival | Reply
         if isinstance(message, bytes) and message[:1] == messages.FULL:
-            slot, report = messages.unpack_full(message)
-            self._supervisor.delivered(worker)
-            self._events.append(Arrival(worker, slot, report))
+            event = Arrival(worker.index, *messages.unpack_full(message))
+        elif isinstance(message, bytes) and message[:1] == messages.REPLY:
+            event = self._unpack_reply(worker, message[1:])
+        else:
+            if isinstance(message, bytes):
+                message = pickle.loads(message[1:]).rebuild(self._supervisor.describe(worker))
+            assert isinstance(message, Exception)
+            self._supervisor.remove(worker)
+            self._events.append(Departure(worker.index, message))
             return
-        if isinstance(message, bytes) and message[:1] == messages.REPLY:
-            self._supervisor.delivered(worker)
-            self._events.append(self._unpack_reply(worker, message[1:]))
-            return
-        if isinstance(message, bytes):
-            message = pickle.loads(message[1:]).rebuild(self._supervisor.describe(worker))
-        assert isinstance(message, Exception)
-        self._supervisor.remove(worker)
-        self._events.append(Departure(worker, message))
+        self._supervisor.delivered(worker)
+        self._events.append(event)
 
-    def _unpack_reply(self, worker: int, pickled: bytes) -> Reply:
+    def _unpack_reply(self, worker: _LocalWorker, pickled: bytes) -> Reply:
         try:
             value, failure = pickle.loads(pickled)
         except Exception as refusal:
             refusal.add_note("the answer cannot be read in the trainer's process")
-            return Reply(worker, None, refusal)
+            return Reply(worker.index, None, refusal)
         error = None if failure is None else failure.rebuild(self._supervisor.describe(worker))
-        return Reply(worker, value, error)
+        return Reply(worker.index, value, error)
 
     def close(self) -> None:
         if self._closed:
             return
         self._closed = True
         self.interrupt()
-        for end in self._remote_ends.values():
-            end.close()
+        for worker in self._workers.values():
+            self._close_remote_end(worker)
         self._supervisor.close()
         self.slab.close_descriptor()
 

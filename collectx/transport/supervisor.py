@@ -1,5 +1,5 @@
-"""The trainer's connections to its workers: one socket each for control messages, one epoll over all of them, so that
-an idle worker costs nothing. Knows who owes a batch since when, and who is gone.
+"""The trainer's record of each worker, and its epoll loop over all connections and processes: it reads messages and
+detects deaths and timeouts. An idle worker costs nothing.
 
 Used by the transports between processes. Must not know what the messages mean.
 """
@@ -9,52 +9,82 @@ from __future__ import annotations
 import contextlib
 import selectors
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import Enum
 from multiprocessing.connection import Connection
-from typing import Any, Protocol
+from typing import Any, Generic, TypeVar
 
-from collectx.errors import WorkerDied, WorkerTimeout
+from collectx.transport.batch_timers import BatchTimers, Limit
 from collectx.transport.connections import MessageReader, set_send_timeout
+from collectx.transport.processes import Handle, end_processes
+from collectx.transport.worker_errors import death_error, timeout_error
 
-# epoll takes milliseconds in 32 bits; a longer wait is several.
+# epoll takes milliseconds in 32 bits; a longer wait is split.
 _LONGEST_SELECT_S = 86400.0
-# How long a worker that has failed may take to end by itself.
+# How long a failed worker may take to end by itself.
 _GRACE_S = 0.2
-# The part of the shorter timeout that the time between two looks counts for at most.
+# The time between two calls of `events` counts at most this share of the shorter timeout.
 _LONGEST_GAP = 0.25
-# A knob and its value in seconds.
-_Limit = tuple[str, float]
 
 
-class Handle(Protocol):
-    """What is needed of a started worker process: `multiprocessing.Process` has it. `sentinel` is a descriptor that
-    becomes readable when the process ends, or -1 where there is none. `pid` is None where it is no process of this
-    machine; its end is then known late, and waiting for it is not worth while."""
+class State(Enum):
+    """The state of one life of a worker. Any state may change to GONE.
 
-    @property
-    def sentinel(self) -> int: ...
-    @property
-    def pid(self) -> int | None: ...
-    @property
-    def exitcode(self) -> int | None: ...
-    def join(self, timeout: float | None = None) -> None: ...
-    def terminate(self) -> None: ...
-    def kill(self) -> None: ...
+    EXPECTED --knows the secret--> PAIRING --both connections are made--> JOINED ----> GONE
+             <------it failed-----
+    """
+
+    EXPECTED = "expected"
+    PAIRING = "pairing"
+    JOINED = "joined"
+    GONE = "gone"
 
 
-class Supervisor:
+@dataclass(eq=False)
+class Worker:
+    """One life of one worker; its replacement is another record.
+
+    Attributes:
+        index, life: which worker, and how often it was replaced.
+        connection, reader: for control messages; None until it has joined.
+        handle: its process, if the trainer has started it.
+        host: where it runs, unless on the trainer's host.
+        num_outstanding: batches that were granted and not delivered yet.
+        has_delivered: whether it has ever delivered a batch.
+        limit: the timeout that applies while batches are outstanding.
+    """
+
+    index: int
+    life: int = 0
+    state: State = State.EXPECTED
+    connection: Connection | None = None
+    reader: MessageReader | None = None
+    handle: Handle | None = None
+    host: str | None = None
+    num_outstanding: int = 0
+    has_delivered: bool = False
+    limit: Limit | None = None
+
+
+AnyWorker = TypeVar("AnyWorker", bound=Worker)
+
+
+class Supervisor(Generic[AnyWorker]):
     """Used from one thread.
 
     Args:
         start_timeout_s: how long a worker may take from its start to its first batch.
         worker_timeout_s: how long a worker may take for any later batch.
         close_timeout_s: how long workers may take to stop before they are killed.
-        describe: names a worker's log in error messages.
-        join_timeout: `join_timeout(worker)` is the knob and the seconds that limit how long a worker may take to come;
-            its start then begins when it has. None: `start_timeout_s` covers both.
-        clock: the time in seconds. What passes between two looks of the trainer counts for a quarter of the shorter
-            timeout at most: it may have been stopped meanwhile (Ctrl-Z, a suspended machine), and its workers with it.
+        describe: `describe(index)` names a worker and its log in error messages.
+        join_timeout: `join_timeout(index)` is the option, and its value in seconds, that limits how long a worker may
+            take to connect; `start_timeout_s` then counts from its connection. None: `start_timeout_s` covers both.
+        clock: the time in seconds. The time between two calls of `events` counts at most a quarter of the shorter
+            timeout: the trainer may have been stopped meanwhile (Ctrl-Z, a suspended machine), and its workers with it.
+
+    Attributes:
+        workers: the newest life of each worker, by index.
     """
 
     def __init__(
@@ -63,280 +93,207 @@ class Supervisor:
         worker_timeout_s: float,
         close_timeout_s: float,
         describe: Callable[[int], str],
-        join_timeout: Callable[[int], _Limit] | None = None,
+        join_timeout: Callable[[int], Limit | None] = lambda index: None,
         clock: Callable[[], float] = time.monotonic,
     ):
+        self.workers: dict[int, AnyWorker] = {}
         self._start_timeout_s = start_timeout_s
         self._worker_timeout_s = worker_timeout_s
         self._close_timeout_s = close_timeout_s
         self._describe = describe
-        self._hosts: dict[int, str] = {}
         self._join_timeout = join_timeout
-        self._clock = clock
         self._longest_gap_s = _LONGEST_GAP * min(start_timeout_s, worker_timeout_s)
-        # When the trainer looked last, and the seconds of looking by which batches are late.
-        self._checked_s, self._now_s = clock(), 0.0
+        self._timers = BatchTimers(self._longest_gap_s, clock)
         self._selector = selectors.DefaultSelector()
-        self._connections: dict[int, Connection] = {}
-        self._readers: dict[int, MessageReader] = {}
-        self._handles: dict[int, Handle] = {}
-        self._watched: set[Any] = set()
-        self._num_outstanding: dict[int, int] = {}
-        self._has_delivered: set[int] = set()
-        # Workers that owe a batch, with what limits their time; for each such limit, since when they do, the oldest
-        # first: who may take long must not hide who may not.
-        self._waiting: dict[int, _Limit] = {}
-        self._since: dict[_Limit, OrderedDict[int, float]] = {}
 
-    def describe(self, worker: int) -> str:
-        """Names a worker in error messages, with its host where it is known to be on another."""
-        text, host = self._describe(worker), self._hosts.get(worker)
-        return text if host is None or f"on {host}" in text else f"{text} on {host}"
+    def describe(self, worker: Worker) -> str:
+        """Names a worker in error messages, with its host if that is another one."""
+        text = self._describe(worker.index)
+        return text if worker.host is None or f"on {worker.host}" in text else f"{text} on {worker.host}"
 
     @property
     def handles(self) -> dict[int, Any]:
-        """The processes that are watched, by worker."""
-        return dict(self._handles)
+        """The attached processes, by worker index."""
+        return {index: worker.handle for index, worker in self.workers.items() if worker.handle is not None}
 
-    def add_connection(self, worker: int, connection: Connection, host: str | None = None) -> None:
-        """Listens to a worker's connection, which becomes the supervisor's. `host` is where it is, if not here."""
+    def add(self, worker: AnyWorker) -> AnyWorker:
+        """Adds the record of a worker that is expected, in place of the one that is gone."""
+        self.workers[worker.index] = worker
+        return worker
+
+    def connect(self, worker: Worker, connection: Connection) -> None:
+        """Takes the connection of a worker, which has joined; the supervisor closes it."""
         set_send_timeout(connection, self._start_timeout_s)
-        self._connections[worker] = connection
-        self._readers[worker] = MessageReader(connection)
-        if host is not None:
-            self._hosts[worker] = host
+        worker.connection, worker.reader = connection, MessageReader(connection)
+        worker.state = State.JOINED
         self._selector.register(connection, selectors.EVENT_READ, worker)
 
-    def attach(self, worker: int, handle: Handle) -> None:
+    def attach(self, worker: Worker, handle: Handle) -> None:
         """Watches a worker's process."""
-        self._handles[worker] = handle
+        worker.handle = handle
         if handle.sentinel >= 0:
             self._selector.register(handle.sentinel, selectors.EVENT_READ, worker)
 
-    def watch(self, descriptor: Any, key: object) -> None:
-        """Lets `events` yield `(key, None)` whenever `descriptor` is readable."""
-        self._selector.register(descriptor, selectors.EVENT_READ, key)
-        self._watched.add(key)
+    def watch(self, descriptor: int, callback: Callable[[], object]) -> None:
+        """Lets `events` call `callback` whenever `descriptor` is readable."""
+        self._selector.register(descriptor, selectors.EVENT_READ, callback)
 
     @property
     def has_outstanding(self) -> bool:
-        """Whether any worker owes a batch."""
-        return bool(self._waiting)
+        """Whether any worker has yet to deliver a batch."""
+        return self._timers.are_running
 
-    def is_connected(self, worker: int) -> bool:
-        """Whether a worker's connection is there."""
-        return worker in self._connections
+    def has_message(self, worker: Worker) -> bool:
+        """Whether `events` will yield a message or the end of a worker whose bytes have stopped. Blocks for a moment,
+        as the bytes may stop before the connection does."""
+        assert worker.connection is not None
+        return worker.connection.poll(min(_GRACE_S, self._close_timeout_s))
 
-    def has_message(self, worker: int) -> bool:
-        """Whether `events` has something to say of a worker whose bytes have stopped: mostly why. Blocks for a moment,
-        as the bytes may stop before its connection does."""
-        return self._connections[worker].poll(min(_GRACE_S, self._close_timeout_s))
-
-    def send(self, worker: int, message: bytes) -> None:
-        """Sends to a worker. Where it is dead or dying, `events` will find its last words, if there are any; where it
-        reads nothing for as long as it has for a batch, `events` will tell that it is late."""
+    def send(self, worker: Worker, message: bytes) -> None:
+        """Sends to a worker that has joined. Never fails: if the worker is dead, `events` yields its error; if it reads
+        nothing for its whole timeout, `events` reports that it is late."""
+        assert worker.connection is not None
         with contextlib.suppress(OSError):
-            self._connections[worker].send_bytes(message)
+            worker.connection.send_bytes(message)
 
-    def granted(self, worker: int) -> None:
-        """Notes that a worker was granted a slot: its time runs."""
-        self._num_outstanding[worker] = self._num_outstanding.get(worker, 0) + 1
-        if worker not in self._waiting:
-            self._start_clock(worker)
+    def granted(self, worker: Worker) -> None:
+        """Notes that a worker was granted a slot, and starts its timer."""
+        worker.num_outstanding += 1
+        if worker.limit is None:
+            self._timers.start(worker, self._limit(worker))
 
-    def delivered(self, worker: int) -> None:
-        """Notes that a worker has delivered one of the batches that it owes."""
-        if worker not in self._has_delivered:
-            self._has_delivered.add(worker)
-            set_send_timeout(self._connections[worker], self._worker_timeout_s)
-        self._num_outstanding[worker] -= 1
-        self._stop_clock(worker)
-        if self._num_outstanding[worker]:
-            self._start_clock(worker)
+    def delivered(self, worker: Worker) -> None:
+        """Notes that a worker has delivered one of its outstanding batches."""
+        if not worker.has_delivered:
+            worker.has_delivered = True
+            assert worker.connection is not None
+            set_send_timeout(worker.connection, self._worker_timeout_s)
+        worker.num_outstanding -= 1
+        self._timers.stop(worker)
+        if worker.num_outstanding:
+            self._timers.start(worker, self._limit(worker))
 
-    def restart_clock(self, worker: int) -> None:
-        """Gives a worker the whole of its time again, from now."""
-        if worker in self._waiting:
-            self._stop_clock(worker)
-            self._start_clock(worker)
+    def restart_timer(self, worker: Worker) -> None:
+        """Lets a worker's full timeout begin at this moment."""
+        if worker.limit is not None:
+            self._timers.stop(worker)
+            self._timers.start(worker, self._limit(worker))
 
-    def _start_clock(self, worker: int) -> None:
-        self._advance_clock()
-        limit = self._waiting[worker] = self._limit(worker)
-        self._since.setdefault(limit, OrderedDict())[worker] = self._now_s
-
-    def _stop_clock(self, worker: int) -> None:
-        limit = self._waiting.pop(worker, None)
-        if limit is not None:
-            del self._since[limit][worker]
-
-    def _advance_clock(self) -> None:
-        """Lets the time go on by which batches are late."""
-        before_s, self._checked_s = self._checked_s, self._clock()
-        self._now_s += min(self._checked_s - before_s, self._longest_gap_s)
-
-    def events(self, timeout_s: float | None = None) -> Iterator[tuple[Any, bytes | Exception | None]]:
-        """Blocks until a worker says something, is gone, or is too late, or a part of the timeouts has passed; then
-        yields `(worker, message)`, or `(worker, error)` for one that is gone, or `(key, None)` for what is watched.
+    def events(self, timeout_s: float | None = None) -> Iterator[tuple[AnyWorker, bytes | Exception]]:
+        """Blocks until a worker has sent a message, is gone or is late, or a share of the timeouts has passed; yields
+        `(worker, message)`, or `(worker, error)` for a worker that is gone or late.
 
         Args:
-            timeout_s: how long to block.
+            timeout_s: how long to block at most.
         """
-        self._advance_clock()
-        limit_s, late = self._next_timeout()
-        if timeout_s is not None:
-            limit_s = min(limit_s, timeout_s)
-        ready = self._selector.select(limit_s)
-        self._advance_clock()
+        self._timers.advance()
+        expiring = self._timers.next()
+        ready = self._selector.select(self._select_timeout(expiring, timeout_s))
+        self._timers.advance()
         active: set[Any] = set()
         gone: set[Any] = set()
+        was_called = False
         for key, _ in ready:
-            for message in self._messages(key):
-                if key.data in gone:
+            if not isinstance(key.data, Worker):
+                key.data()
+                was_called = True
+                continue
+            worker: Any = key.data
+            for message in self._messages(worker, key.fileobj):
+                if worker in gone:
                     break
-                active.add(key.data)
+                active.add(worker)
                 if isinstance(message, Exception):
-                    gone.add(key.data)
-                yield key.data, message
-        # A late worker is late also where others always have something ready; but what is watched may bring it.
-        if late is None or self._now_s < late[1] or late[0] in active or not active.isdisjoint(self._watched):
+                    gone.add(worker)
+                yield worker, message
+        if expiring is not None:
+            deadline_s, late = expiring
+            # A watched descriptor may be a sign of the late worker. Messages of other workers are not.
+            if self._timers.now_s >= deadline_s and late not in active and not was_called:
+                yield from self._check_late(late)
+
+    def _select_timeout(self, expiring: tuple[float, Any] | None, timeout_s: float | None) -> float:
+        limits = [_LONGEST_SELECT_S]
+        if expiring is not None:
+            limits += [max(0.0, expiring[0] - self._timers.now_s), self._longest_gap_s]
+        return min(limits if timeout_s is None else [*limits, timeout_s])
+
+    def _messages(self, worker: Worker, source: Any) -> Iterator[bytes | Exception]:
+        """The messages that a ready descriptor brings, or the error of a worker that is gone; nothing of a worker that
+        was removed meanwhile."""
+        if worker.state is State.GONE:
             return
-        worker = late[0]
-        if worker in self._waiting and self._limit(worker) == self._waiting[worker]:
-            yield worker, self._timeout_error(worker)
-        else:
-            self.restart_clock(worker)  # it has got further since, and has another limit
-
-    def _messages(self, key: selectors.SelectorKey) -> Iterator[bytes | Exception | None]:
-        """What a ready descriptor says: whole messages, the error of a worker that is gone, None of what is watched;
-        nothing of a worker that was forgotten meanwhile."""
-        worker = key.data
-        connection = self._connections.get(worker)
-        if key.fileobj is connection:
+        if source is worker.connection:
+            yield from self._read(worker)
+            return
+        # The process ended; its last messages may still be in the socket.
+        while worker.connection is not None and worker.connection.poll():
             for message in self._read(worker):
-                if self._connections.get(worker) is not connection:
-                    return
                 yield message
-        elif isinstance(key.fileobj, int) and worker in self._handles:
-            # The process ended; its last words may still be in the socket.
-            while worker in self._connections and self._connections[worker].poll():
-                for message in self._read(worker):
-                    if worker not in self._connections:
-                        return
-                    yield message
-                    if isinstance(message, Exception):
-                        return
-            if worker in self._handles:
-                yield self._death_error(worker)
-        elif worker in self._watched:
-            yield None
+                if isinstance(message, Exception):
+                    return
+        if worker.state is not State.GONE:
+            yield self._death_error(worker)
 
-    def _next_timeout(self) -> tuple[float, tuple[int, float] | None]:
-        """How long to sleep at most, and who is late next, with the time when it is."""
-        oldest = [(*next(iter(clock.items())), limit_s) for (_, limit_s), clock in self._since.items() if clock]
-        if not oldest:
-            return _LONGEST_SELECT_S, None
-        deadline, worker = min((since + limit_s, worker) for worker, since, limit_s in oldest)
-        rest_s = max(0.0, deadline - self._now_s)
-        return min(rest_s, self._longest_gap_s, _LONGEST_SELECT_S), (worker, deadline)
-
-    def _limit(self, worker: int) -> _Limit:
-        if worker in self._has_delivered:
-            return "collector.worker_timeout_s", self._worker_timeout_s
-        if worker not in self._connections and self._join_timeout is not None:
-            return self._join_timeout(worker)
-        return "collector.start_timeout_s", self._start_timeout_s
-
-    def _timeout_error(self, worker: int) -> WorkerTimeout:
-        knob, limit_s = self._waiting[worker]
-        if worker not in self._connections:
-            what = "has not joined"
-            why = (
-                "it waits in a queue, starts slowly, or cannot reach the trainer, as its log then says (choose another "
-                "network with backend.interface; a firewall must let all TCP ports between the hosts through)"
-            )
-        else:
-            what = "delivered nothing"
-            why = "its env or policy hangs, its host is out of reach, or a batch takes longer than that"
-        return WorkerTimeout(
-            f"{self.describe(worker)} {what} for {limit_s:g} s ({knob}={limit_s:g}): {why}; "
-            f"to wait longer, raise {knob}."
-        )
-
-    def _read(self, worker: int) -> Sequence[bytes | Exception]:
+    def _read(self, worker: Worker) -> Iterator[bytes | Exception]:
+        assert worker.reader is not None
         try:
-            return self._readers[worker].read()
+            messages: Sequence[bytes | Exception] = worker.reader.read()
         except (EOFError, OSError) as error:
-            return [self._death_error(worker, error)]
+            messages = [self._death_error(worker, error)]
+        for message in messages:
+            if worker.state is not State.GONE:
+                yield message
 
-    def _death_error(self, worker: int, error: Exception | None = None) -> WorkerDied:
-        handle = self._handles.get(worker)
-        if handle is None or handle.pid is None:
-            if worker not in self._connections:
-                return WorkerDied(f"{self.describe(worker)} ended before it had joined the trainer.")
-            cause = "" if error is None or isinstance(error, EOFError) else f" ({error})"
-            return WorkerDied(
-                f"{self.describe(worker)} is gone{cause}: its connection broke without an error being reported: killed "
-                "from outside, out of memory, a crash in native code of the env, or its host is gone."
-            )
-        handle.join(self._close_timeout_s)
-        code = handle.exitcode
-        how = "is still running but closed its connection" if code is None else f"ended with exit code {code}"
-        if code is not None and code < 0:
-            how = f"was killed by signal {-code}"
-        return WorkerDied(
-            f"{self.describe(worker)} (pid {handle.pid}) {how} without reporting an error: killed from outside, "
-            "out of memory, or a crash in native code of the env."
-        )
+    def _check_late(self, worker: Any) -> Iterator[tuple[AnyWorker, Exception]]:
+        if worker.limit is not None and worker.limit == self._limit(worker):
+            yield worker, timeout_error(self.describe(worker), worker.state is State.JOINED, worker.limit)
+        else:
+            self.restart_timer(worker)  # it has joined or delivered meanwhile, and has another limit
 
-    def remove(self, worker: int) -> None:
-        """Closes a worker's connection, ends its process, if it has one still, and forgets what it owes, so that
-        another can take its index."""
-        connection = self._connections.pop(worker, None)
+    def _death_error(self, worker: Worker, error: Exception | None = None) -> Exception:
+        has_joined = worker.state is State.JOINED
+        return death_error(self.describe(worker), has_joined, worker.handle, self._close_timeout_s, error)
+
+    def _limit(self, worker: Worker) -> Limit:
+        if worker.has_delivered:
+            return "collector.worker_timeout_s", self._worker_timeout_s
+        limit = None if worker.state is State.JOINED else self._join_timeout(worker.index)
+        return limit or ("collector.start_timeout_s", self._start_timeout_s)
+
+    def remove(self, worker: Worker) -> None:
+        """Closes a worker's connection and ends its process; its record stays until another is added for its index."""
+        worker.state = State.GONE
+        self._timers.stop(worker)
+        connection, worker.connection, worker.reader = worker.connection, None, None
         if connection is not None:
-            del self._readers[worker]
             self._selector.unregister(connection)
             connection.close()
-        handle = self._handles.pop(worker, None)
+        handle, worker.handle = worker.handle, None
         if handle is not None:
             if handle.sentinel >= 0:
                 self._selector.unregister(handle.sentinel)
-            # Not long: the other workers must not run out of slots meanwhile.
-            self._stop_processes([handle], min(_GRACE_S, self._close_timeout_s))
-        self._num_outstanding.pop(worker, None)
-        self._stop_clock(worker)
-        self._has_delivered.discard(worker)
-        self._hosts.pop(worker, None)
+            # Briefly, as the other workers must not run out of slots meanwhile.
+            end_processes([handle], min(_GRACE_S, self._close_timeout_s))
 
     def terminate_unconnected(self) -> None:
-        """Ends the processes of workers that have no connection yet: nobody will tell them to stop, and they would look
-        for a trainer that is gone."""
-        for worker, handle in self._handles.items():
-            if worker not in self._connections and handle.exitcode is None:
-                handle.terminate()
+        """Ends the processes of workers that have not joined: they would look for a trainer that is gone."""
+        for worker in self.workers.values():
+            if worker.connection is None and worker.handle is not None and worker.handle.exitcode is None:
+                worker.handle.terminate()
 
     def close(self) -> None:
-        """Closes all connections, by which workers know that they shall stop; ends their processes."""
-        for connection in self._connections.values():
-            connection.close()
-        self._connections.clear()
-        handles = list(self._handles.values())
+        """Closes all connections, which tells the workers to stop, and ends their processes."""
+        for worker in self.workers.values():
+            if worker.connection is not None:
+                worker.connection.close()
+        handles = list(self.handles.values())
         try:
-            self._stop_processes(handles, self._close_timeout_s)
+            end_processes(handles, self._close_timeout_s)
         except BaseException:
-            # Nobody closes again: who hangs would keep this process from ending.
+            # `close` is not called again: a process that hangs would keep this one from ending.
             for handle in handles:
                 handle.kill()
             raise
         finally:
             self._selector.close()
-
-    def _stop_processes(self, handles: Sequence[Handle], timeout_s: float) -> None:
-        deadline = time.monotonic() + timeout_s
-        for method in (None, "terminate", "kill"):
-            for handle in handles:
-                if method is not None and handle.exitcode is None:
-                    getattr(handle, method)()
-            for handle in handles:
-                handle.join(max(0.0, deadline - time.monotonic()))
-            deadline = time.monotonic() + 1.0

@@ -31,11 +31,9 @@ from collectx.worker.loop import BatchStats, run_worker_loop
 from collectx.worker.spec import NestedSpec, Share, WorkerSpec, rollout_options
 
 
-def run_nested(
-    spec: WorkerSpec, nested: NestedSpec, link: NetworkLink, build: Callable[..., Any]
-) -> Generator[None]:
-    """Fills granted slots with the batches of a collector that `build` makes; yields after each batch it has sent. Fails
-    when one of the collector's workers fails."""
+def run_nested(spec: WorkerSpec, nested: NestedSpec, link: NetworkLink, build: Callable[..., Any]) -> Generator[None]:
+    """Fills granted slots with the batches of a collector that `build` makes; yields after each batch that was sent.
+    Fails when one of the collector's workers fails."""
     warm_up()
     yield from run_worker_loop(link, NestedSource(spec, nested, link, build))
 
@@ -59,13 +57,13 @@ class NestedSource:
             env=spec.env,
             policy=spec.policy,
             collector=dataclasses.replace(nested.collector, exploration_type=spec.exploration_type),
-            backend=BackendConfig("shared_memory", None, None),
+            backend=BackendConfig(kind="shared_memory", interface=None, port=None),
             launcher=nested.launcher,
-            devices=DevicesConfig(None, None, spec.policy_device, None),
-            trainer=MeterTrainerConfig("meter", False),
+            devices=DevicesConfig(device=None, storing_device=None, policy_device=spec.policy_device, env_device=None),
+            trainer=MeterTrainerConfig(kind="meter", digest=False),
             seed=spec.seed,
         )
-        env_spec = envs.read_spec(cfg.env, policies.is_users_own(cfg.policy))
+        env_spec = envs.read_spec(cfg.env, policies.is_user_policy(cfg.policy))
         policy = policies.build(cfg.policy, env_spec, cfg.seed)
         share = Share(spec.worker * num_workers, spec.num_workers, spec.life)
         self._collector = build(cfg, policy, env_spec, overrides=[{"hooks": spec.hooks}] * num_workers, share=share)

@@ -136,7 +136,9 @@ class WorkerSpec:
             **vars(self),
             "env": as_dict(self.env) if objects.env is None else None,
             "policy": as_dict(self.policy) if objects.policy is None else None,
-            "leaves": [[list(each.key), list(each.shape), str(each.dtype).removeprefix("torch.")] for each in self.leaves],
+            "leaves": [
+                [list(each.key), list(each.shape), str(each.dtype).removeprefix("torch.")] for each in self.leaves
+            ],
             "nested": None if self.nested is None else self.nested.to_json(),
             "rollout": asdict(self.rollout),
             "hooks": None,

@@ -34,9 +34,12 @@ CONFIGS = CARTPOLES | {
     "pong-raw": replace(PONG, info_keys=["lives"]),
     "pong-stacked": replace(PONG, wrappers=ATARI_WRAPPERS, kwargs={"max_episode_steps": 120, "frameskip": 1}),
     "vector-entry-point": gym_vector(3),
-    "envpool": EnvPoolEnvConfig("envpool", 9, "CartPole-v1", {}, num_threads=2),
+    "envpool": EnvPoolEnvConfig(kind="envpool", num_envs=9, id="CartPole-v1", kwargs={}, num_threads=2),
     "counting": counting(3, 4),
-    **{f"torchrl-{n}": TorchrlEnvConfig("torchrl", e, f"worlds.torchrlenvs:{n}") for n, e in TORCHRL.items()},
+    **{
+        f"torchrl-{n}": TorchrlEnvConfig(kind="torchrl", num_envs=e, target=f"worlds.torchrlenvs:{n}")
+        for n, e in TORCHRL.items()
+    },
 }
 # Their processes, and the ROM that every seeded reset loads, take seconds.
 SLOW = ("async-None", "async-next_step", "async-SAME_STEP", "pong-raw", "pong-stacked", "torchrl-parallel")
@@ -135,7 +138,7 @@ def torchrls_echo():
 ECHOES = {
     "gym": gym(3, entry_point=Echo),
     "gym_vector": replace(gym_vector(3), id=None, entry_point=lambda num_envs: SyncVectorEnv([Echo] * num_envs)),
-    "torchrl": TorchrlEnvConfig("torchrl", 3, torchrls_echo),
+    "torchrl": TorchrlEnvConfig(kind="torchrl", num_envs=3, target=torchrls_echo),
 }
 
 

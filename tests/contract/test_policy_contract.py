@@ -48,11 +48,15 @@ OBSERVATIONS = {
     "colour": spaces.Box(0, 255, (20, 24, 3), np.uint8),
 }
 POLICIES = {
-    "random": PolicyConfig("random"),
-    "mlp": MlpPolicyConfig("mlp", [16, 16], "tanh"),
-    "cnn": CnnPolicyConfig("cnn", [4, 8], [4, 3], [2, 2], 16, 255.0),
-    "q_mlp": QMlpPolicyConfig("q_mlp", [16, 16], "relu"),
-    "q_cnn": QCnnPolicyConfig("q_cnn", [4, 8], [4, 3], [2, 2], 16, 255.0),
+    "random": PolicyConfig(kind="random"),
+    "mlp": MlpPolicyConfig(kind="mlp", hidden_sizes=[16, 16], activation="tanh"),
+    "cnn": CnnPolicyConfig(
+        kind="cnn", channels=[4, 8], kernel_sizes=[4, 3], strides=[2, 2], hidden_size=16, scale=255.0
+    ),
+    "q_mlp": QMlpPolicyConfig(kind="q_mlp", hidden_sizes=[16, 16], activation="relu"),
+    "q_cnn": QCnnPolicyConfig(
+        kind="q_cnn", channels=[4, 8], kernel_sizes=[4, 3], strides=[2, 2], hidden_size=16, scale=255.0
+    ),
 }
 RANDOM = ExplorationType.RANDOM
 
@@ -358,7 +362,7 @@ def test_a_policy_that_does_not_fit_is_refused(policy, error, message):
         (POLICIES["mlp"], TWO_ACTIONS, SpaceError, "policy=custom"),
         (POLICIES["q_mlp"], "box", SpaceError, "policy=q_mlp"),
         (POLICIES["cnn"], "discrete", ConfigError, "needs an image"),
-        (MlpPolicyConfig("mlp", [4], "tanhh"), "discrete", ConfigError, "unknown"),
+        (MlpPolicyConfig(kind="mlp", hidden_sizes=[4], activation="tanhh"), "discrete", ConfigError, "unknown"),
     ],
 )
 def test_a_configuration_that_does_not_fit_is_refused(cfg, action, error, message):

@@ -19,8 +19,8 @@ from collectx.cli.task import Task, Wanted
 from collectx.config import SlurmLauncherConfig
 from collectx.errors import ConfigError, LauncherError
 from collectx.launcher.slurm import array, commands, job, log_watcher
-from collectx.launcher.slurm.job_watcher import JobState
 from collectx.launcher.slurm.log_watcher import role_shell
+from collectx.launcher.slurm.worker_job import JobState
 
 
 def is_readable(handle, timeout_s=100.0):
@@ -91,14 +91,14 @@ def test_states_are_of_the_jobs_in_the_argument_that_slurm_knows(command):
         "18+1|RUNNING|None|n2": None,
     }
     command("squeue", "cat <<END\n" + "\n".join(lines) + "\nEND")
-    found = commands.states(["17_0", "17_1", "17_2", "17_3", "18", "19"])
+    found = commands.queued(["17_0", "17_1", "17_2", "17_3", "18", "19"])
     assert list(found) == ["17_0", "17_1", "17_2", "17_3", "18"]
     assert [str(state) for state in found.values()] == [text for text in lines.values() if text is not None]
     assert [state.is_over for state in found.values()] == [False, False, True, False, True]
     assert [state.has_started for state in found.values()] == [True, False, True, True, True]
     command("squeue", 'echo "slurm_load_jobs error: Unable to contact slurm controller" >&2; exit 1')
     with pytest.raises(LauncherError, match="Unable to contact"):
-        commands.states(["17"])
+        commands.queued(["17"])
 
 
 def test_a_command_that_hangs_is_given_up(command, monkeypatch):
@@ -251,9 +251,9 @@ def test_the_sentinel_of_a_step_tells_its_end(tmp_path):
 def test_a_job_that_slurm_has_forgotten_is_looked_up_in_its_accounting(command):
     command("squeue", "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1")
     command("sacct", "echo 'Slurm accounting storage is disabled' >&2; exit 1")
-    assert job.states(["17", "18"]) == {}
+    assert commands.states(["17", "18"]) == {}
     command("sacct", "echo '17|CANCELLED by 0|n1'; echo '18+0|FAILED|None assigned'; echo '18+1|COMPLETED|n2'")
-    states = job.states(["17", "18", "19"])
+    states = commands.states(["17", "18", "19"])
     assert states == {"17": JobState("CANCELLED", True, True, "", "n1"), "18": JobState("FAILED", True, True)}
 
 

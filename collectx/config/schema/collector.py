@@ -4,20 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from omegaconf import MISSING
-
-from collectx.config.schema.fields import above, at_least, count_or_endless, one_of, within
+from collectx.config.schema.fields import Section, above, at_least, count_or_endless, one_of, within
 
 
-@dataclass
-class CollectorConfig:
-    kind: str = MISSING
+@dataclass(kw_only=True)
+class CollectorConfig(Section):
+    kind: str
     num_workers: int = at_least(1)
     frames_per_batch: int = at_least(1)
     total_frames: int = count_or_endless()
     exploration_type: str = one_of("random", "mode", "mean", "median", "deterministic")
     num_slots: int = at_least(1)
-    zero_copy: bool = MISSING
+    zero_copy: bool
     on_worker_failure: str = one_of("raise", "restart", "drop")
     max_restarts: int = at_least(0)
     start_timeout_s: float = above(0)
@@ -27,19 +25,19 @@ class CollectorConfig:
     inner: str = one_of("sync", "async", "single")
     max_frames_per_traj: int | None = at_least(1)
     init_random_frames: int | None = at_least(0)
-    reset_at_each_iter: bool = MISSING
-    set_truncated: bool = MISSING
+    reset_at_each_iter: bool
+    set_truncated: bool
     refresh: str = one_of("batch", "step")
     preemptive_threshold: float | None = within(0, 1)
     trajs_per_batch: int | None = at_least(1)
     traj_format: str = one_of("padded", "cat")
-    compact_obs: bool = MISSING
-    check_finite: bool = MISSING
-    order_of: str | None = MISSING
+    compact_obs: bool
+    check_finite: bool
+    order_of: str | None
 
 
-@dataclass
+@dataclass(kw_only=True)
 class EitherCollectorConfig(CollectorConfig):
     """Of a kind that can be both."""
 
-    sync: bool = MISSING
+    sync: bool

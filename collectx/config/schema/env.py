@@ -5,31 +5,29 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from omegaconf import MISSING
-
-from collectx.config.schema.fields import at_least, one_of
+from collectx.config.schema.fields import Section, at_least, one_of
 
 
-@dataclass
-class EnvConfig:
-    kind: str = MISSING
+@dataclass(kw_only=True)
+class EnvConfig(Section):
+    kind: str
     num_envs: int = at_least(1)
 
 
-@dataclass
+@dataclass(kw_only=True)
 class GymEnvConfig(EnvConfig):
-    id: str | None = MISSING
-    entry_point: str | None = MISSING
+    id: str | None
+    entry_point: str | None
     kwargs: dict[str, Any] = field(default_factory=dict)
     wrappers: list[Any] = field(default_factory=list)
     info_keys: list[str] = field(default_factory=list)
     exclude_keys: list[str] = field(default_factory=list)
 
 
-@dataclass
+@dataclass(kw_only=True)
 class GymVectorEnvConfig(EnvConfig):
-    id: str | None = MISSING
-    entry_point: str | None = MISSING
+    id: str | None
+    entry_point: str | None
     kwargs: dict[str, Any] = field(default_factory=dict)
     wrappers: list[Any] = field(default_factory=list)
     info_keys: list[str] = field(default_factory=list)
@@ -38,22 +36,22 @@ class GymVectorEnvConfig(EnvConfig):
     exclude_keys: list[str] = field(default_factory=list)
 
 
-@dataclass
+@dataclass(kw_only=True)
 class EnvPoolEnvConfig(EnvConfig):
-    id: str = MISSING
+    id: str
     kwargs: dict[str, Any] = field(default_factory=dict)
     num_threads: int = at_least(0)
     exclude_keys: list[str] = field(default_factory=list)
 
 
-@dataclass
+@dataclass(kw_only=True)
 class TorchrlEnvConfig(EnvConfig):
-    target: str = MISSING
+    target: str
     kwargs: dict[str, Any] = field(default_factory=dict)
     exclude_keys: list[str] = field(default_factory=list)
 
 
-@dataclass
+@dataclass(kw_only=True)
 class CountingEnvConfig(EnvConfig):
     episode_length: int = at_least(1)
     observation_size: int = at_least(3)

@@ -1,33 +1,63 @@
-"""The range or the words of one option, as metadata of its dataclass field. Read by `collectx.config.check`."""
+"""Base class of all sections of a configuration, and the range or the words of an option as metadata of its field.
+
+Read by `collectx.config.check`. Every option has to be given: values and their documentation are YAML.
+"""
 
 from __future__ import annotations
 
-from dataclasses import field
-from typing import Any
+from dataclasses import field, fields
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from omegaconf import MISSING
+
+class Unset(AttributeError):
+    """An option was read that failed its check; see `incomplete`."""
+
+
+class Section:
+    """Base class of the configuration's dataclasses."""
+
+    if not TYPE_CHECKING:  # mypy would take any attribute for one
+
+        def __getattr__(self, name: str) -> Any:
+            is_option = any(each.name == name for each in fields(self))
+            raise (Unset if is_option else AttributeError)(f"{type(self).__name__} has no {name}")
+
+
+AnySection = TypeVar("AnySection", bound=Section)
+
+
+def incomplete(cls: type[AnySection], **values: Any) -> AnySection:
+    """A section with these options alone: reading another one raises `Unset`."""
+    section = cls.__new__(cls)
+    vars(section).update(values)
+    return section
 
 
 def at_least(minimum: float) -> Any:
     """A number, or a list of numbers, none below `minimum`."""
-    return field(default=MISSING, metadata={"minimum": minimum})
+    return field(metadata={"minimum": minimum})
 
 
 def above(bound: float) -> Any:
     """A number greater than `bound`."""
-    return field(default=MISSING, metadata={"above": bound})
+    return field(metadata={"above": bound})
 
 
 def within(minimum: float, maximum: float) -> Any:
     """A number from `minimum` to `maximum`, both included."""
-    return field(default=MISSING, metadata={"minimum": minimum, "maximum": maximum})
+    return field(metadata={"minimum": minimum, "maximum": maximum})
 
 
 def count_or_endless() -> Any:
     """A positive count, or -1 for no end."""
-    return field(default=MISSING, metadata={"minimum": 1, "also": (-1,)})
+    return field(metadata={"minimum": 1, "also": (-1,)})
+
+
+def unsigned(bits: int) -> Any:
+    """An integer from 0, below 2**bits."""
+    return field(metadata={"minimum": 0, "bits": bits})
 
 
 def one_of(*names: str) -> Any:
     """One of these words."""
-    return field(default=MISSING, metadata={"choices": names})
+    return field(metadata={"choices": names})

@@ -5,99 +5,97 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from omegaconf import MISSING
-
-from collectx.config.schema.fields import above, at_least, one_of
+from collectx.config.schema.fields import Section, above, at_least, one_of
 
 
-@dataclass
-class BackendConfig:
-    kind: str = MISSING
-    interface: str | None = MISSING
-    port: int | None = MISSING
+@dataclass(kw_only=True)
+class BackendConfig(Section):
+    kind: str
+    interface: str | None
+    port: int | None
 
 
-@dataclass
+@dataclass(kw_only=True)
 class RpcBackendConfig(BackendConfig):
     tensorpipe: dict[str, Any] = field(default_factory=dict)
-    visible_devices: list[str] | None = MISSING
+    visible_devices: list[str] | None
 
 
-@dataclass
-class LauncherConfig:
-    kind: str = MISSING
+@dataclass(kw_only=True)
+class LauncherConfig(Section):
+    kind: str
     hydra_mode: str | None = one_of("RUN", "MULTIRUN")
     num_threads: int = at_least(1)
-    pin_cores: bool = MISSING
+    pin_cores: bool
 
 
-@dataclass
-class SlurmResources:
+@dataclass(kw_only=True)
+class SlurmResources(Section):
     """What a job asks SLURM for. None: nothing is asked for, and the cluster's own default holds."""
 
-    partition: str | None = MISSING
-    account: str | None = MISSING
-    qos: str | None = MISSING
-    time: str | None = MISSING
-    mem: str | None = MISSING
+    partition: str | None
+    account: str | None
+    qos: str | None
+    time: str | None
+    mem: str | None
     cpus_per_task: int | None = at_least(1)
     gpus: int | None = at_least(0)
-    constraint: str | None = MISSING
-    exclusive: bool = MISSING
-    container: str | None = MISSING
+    constraint: str | None
+    exclusive: bool
+    container: str | None
     setup: list[str] = field(default_factory=list)
     sbatch: dict[str, Any] = field(default_factory=dict)
 
 
-@dataclass
+@dataclass(kw_only=True)
 class SubmititLauncherConfig(SlurmResources, LauncherConfig):
-    python: str | None = MISSING
+    python: str | None
     srun: dict[str, Any] = field(default_factory=dict)
     queue_timeout_s: float = above(0)
 
 
-@dataclass
+@dataclass(kw_only=True)
 class SlurmLauncherConfig(SlurmResources, LauncherConfig):
-    python: str | None = MISSING
+    python: str | None
     nodes: int | None = at_least(1)
     srun: dict[str, Any] = field(default_factory=dict)
-    requeue: bool = MISSING
+    requeue: bool
     max_parallel: int | None = at_least(1)
-    wait: bool = MISSING
+    wait: bool
 
 
-@dataclass
-class PartResources:
+@dataclass(kw_only=True)
+class PartResources(Section):
     """What one part of a job asks for in the place of what the whole job does. None: the same."""
 
-    partition: str | None = MISSING
-    mem: str | None = MISSING
+    partition: str | None
+    mem: str | None
     cpus_per_task: int | None = at_least(1)
     gpus: int | None = at_least(0)
-    constraint: str | None = MISSING
-    exclusive: bool | None = MISSING
-    container: str | None = MISSING
+    constraint: str | None
+    exclusive: bool | None
+    container: str | None
     sbatch: dict[str, Any] = field(default_factory=dict)
 
 
-@dataclass
+@dataclass(kw_only=True)
 class SubmititDelayedLauncherConfig(SlurmLauncherConfig):
-    trainer: PartResources = MISSING
-    worker: PartResources = MISSING
+    trainer: PartResources
+    worker: PartResources
 
 
-@dataclass
+@dataclass(kw_only=True)
 class RayLauncherConfig(LauncherConfig):
     ray_init_config: dict[str, Any] = field(default_factory=dict)
     # A mapping, or a list with one for each worker.
     remote_configs: Any = field(default_factory=dict)
     queue_timeout_s: float = above(0)
-    autoscaling: bool = MISSING
+    autoscaling: bool
 
 
-@dataclass
-class DevicesConfig:
-    device: str | None = MISSING
-    storing_device: str | None = MISSING
-    policy_device: str | None = MISSING
-    env_device: str | None = MISSING
+@dataclass(kw_only=True)
+class DevicesConfig(Section):
+    device: str | None
+    storing_device: str | None
+    policy_device: str | None
+    env_device: str | None

@@ -6,28 +6,26 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from omegaconf import MISSING
-
-from collectx.config.schema.fields import above, at_least, one_of
+from collectx.config.schema.fields import Section, above, at_least, one_of
 
 
-@dataclass
-class PolicyConfig:
-    kind: str = MISSING
+@dataclass(kw_only=True)
+class PolicyConfig(Section):
+    kind: str
 
 
-@dataclass
+@dataclass(kw_only=True)
 class RandomPolicyConfig(PolicyConfig):
     pass
 
 
-@dataclass
+@dataclass(kw_only=True)
 class MlpPolicyConfig(PolicyConfig):
     hidden_sizes: list[int] = at_least(1)
     activation: str = one_of("tanh", "relu", "silu", "gelu", "elu")
 
 
-@dataclass
+@dataclass(kw_only=True)
 class CnnPolicyConfig(PolicyConfig):
     channels: list[int] = at_least(1)
     kernel_sizes: list[int] = at_least(1)
@@ -36,17 +34,17 @@ class CnnPolicyConfig(PolicyConfig):
     scale: float = above(0)
 
 
-@dataclass
+@dataclass(kw_only=True)
 class QMlpPolicyConfig(MlpPolicyConfig):
     pass
 
 
-@dataclass
+@dataclass(kw_only=True)
 class QCnnPolicyConfig(CnnPolicyConfig):
     pass
 
 
-@dataclass
+@dataclass(kw_only=True)
 class CustomPolicyConfig(PolicyConfig):
-    target: str = MISSING
+    target: str
     kwargs: dict[str, Any] = field(default_factory=dict)

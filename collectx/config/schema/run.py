@@ -5,39 +5,37 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from omegaconf import MISSING
-
 from collectx.config.schema.collector import CollectorConfig
 from collectx.config.schema.env import EnvConfig
-from collectx.config.schema.fields import at_least, one_of
+from collectx.config.schema.fields import Section, one_of, unsigned
 from collectx.config.schema.launcher import BackendConfig, DevicesConfig, LauncherConfig
 from collectx.config.schema.policy import PolicyConfig
 from collectx.config.schema.trainer import TrainerConfig
 
 
-@dataclass
-class RunOptions:
+@dataclass(kw_only=True)
+class RunOptions(Section):
     """Of the run as a whole. These defaults hold where a configuration has no section `run`."""
 
     overwrite: bool = False
     max_batches: int | None = field(default=None, metadata={"minimum": 1})
 
 
-@dataclass
-class RunConfig:
-    env: EnvConfig = MISSING
-    policy: PolicyConfig = MISSING
-    collector: CollectorConfig = MISSING
-    backend: BackendConfig = MISSING
-    launcher: LauncherConfig = MISSING
-    devices: DevicesConfig = MISSING
-    trainer: TrainerConfig = MISSING
-    seed: int = at_least(0)
+@dataclass(kw_only=True)
+class RunConfig(Section):
+    env: EnvConfig
+    policy: PolicyConfig
+    collector: CollectorConfig
+    backend: BackendConfig
+    launcher: LauncherConfig
+    devices: DevicesConfig
+    trainer: TrainerConfig
+    seed: int = unsigned(61)
     run: RunOptions = field(default_factory=RunOptions)
 
 
-@dataclass
-class SweepConfig:
+@dataclass(kw_only=True)
+class SweepConfig(Section):
     """What a sweeper learns of each run. No part of a run's configuration, as it does not change the run."""
 
     objective: str = one_of("mean_return", "frames_per_s", "num_episodes", "frames", "batches", "wall_s", "start_s")

@@ -5,26 +5,24 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from omegaconf import MISSING
-
-from collectx.config.schema.fields import above, at_least, within
+from collectx.config.schema.fields import Section, above, at_least, within
 
 
-@dataclass
-class TrainerConfig:
-    kind: str = MISSING
+@dataclass(kw_only=True)
+class TrainerConfig(Section):
+    kind: str
 
 
-@dataclass
+@dataclass(kw_only=True)
 class MeterTrainerConfig(TrainerConfig):
-    digest: bool = MISSING
+    digest: bool
 
 
-@dataclass
+@dataclass(kw_only=True)
 class PpoTrainerConfig(TrainerConfig):
-    digest: bool = MISSING
+    digest: bool
     learning_rate: float = above(0)
-    anneal: bool = MISSING
+    anneal: bool
     gamma: float = within(0, 1)
     gae_lambda: float = within(0, 1)
     num_epochs: int = at_least(1)
@@ -33,29 +31,29 @@ class PpoTrainerConfig(TrainerConfig):
     entropy_coeff: float = at_least(0)
     critic_coeff: float = at_least(0)
     max_grad_norm: float = above(0)
-    normalize_advantage: bool = MISSING
-    target_return: float | None = MISSING
+    normalize_advantage: bool
+    target_return: float | None
 
 
-@dataclass
+@dataclass(kw_only=True)
 class ImpalaTrainerConfig(TrainerConfig):
-    digest: bool = MISSING
+    digest: bool
     learning_rate: float = above(0)
-    anneal: bool = MISSING
+    anneal: bool
     gamma: float = within(0, 1)
     rho_clip: float = above(0)
     c_clip: float = above(0)
     entropy_coeff: float = at_least(0)
     critic_coeff: float = at_least(0)
     max_grad_norm: float = above(0)
-    target_return: float | None = MISSING
+    target_return: float | None
 
 
-@dataclass
+@dataclass(kw_only=True)
 class DqnTrainerConfig(TrainerConfig):
-    digest: bool | None = MISSING
+    digest: bool | None
     learning_rate: float = above(0)
-    anneal: bool = MISSING
+    anneal: bool
     gamma: float = within(0, 1)
     num_steps: int = at_least(1)
     buffer_frames: int = at_least(1)
@@ -69,11 +67,11 @@ class DqnTrainerConfig(TrainerConfig):
     priority_alpha: float | None = at_least(0)
     priority_beta: float = at_least(0)
     max_grad_norm: float = above(0)
-    target_return: float | None = MISSING
+    target_return: float | None
 
 
-@dataclass
+@dataclass(kw_only=True)
 class CustomTrainerConfig(TrainerConfig):
-    digest: bool | None = MISSING
-    target: str = MISSING
+    digest: bool | None
+    target: str
     kwargs: dict[str, Any] = field(default_factory=dict)

@@ -79,7 +79,7 @@ def role_shell(python: str) -> str:
 
 
 class TaskHandle:
-    """The first life of a worker (`collectx.transport.supervisor.Handle`). Nothing here blocks; srun ends it.
+    """The first life of a worker (`collectx.transport.processes.Handle`). Nothing here blocks; srun ends it.
 
     Attributes:
         sentinel: a descriptor that becomes readable when the task has failed.

@@ -153,15 +153,28 @@ class Work:
 
     def env(self, create: Callable[..., Any], kwargs: Mapping[str, Any] | None = None) -> UserEnvConfig:
         """The envs of a worker for which `create` makes them."""
-        kept = list(self.info_keys), list(self.exclude_keys)
-        return UserEnvConfig("given", self.num_envs or 0, create, dict(kwargs or {}), *kept)
+        return UserEnvConfig(
+            kind="given",
+            num_envs=self.num_envs or 0,
+            create=create,
+            kwargs=dict(kwargs or {}),
+            info_keys=list(self.info_keys),
+            exclude_keys=list(self.exclude_keys),
+        )
 
     def policies(self, num_workers: int) -> list[PolicyConfig]:
         """Each worker's policy, as a choice of the group."""
         compiling, recording = kwargs_of(self.compile_policy), kwargs_of(self.cudagraph_policy)
         return [
-            RandomPolicyConfig("random")
+            RandomPolicyConfig(kind="random")
             if self.policy is None and factory is None
-            else UserPolicyConfig("given", self.policy, factory, compiling, recording, bool(self.trust_policy))
+            else UserPolicyConfig(
+                kind="given",
+                policy=self.policy,
+                factory=factory,
+                compile=compiling,
+                cudagraph=recording,
+                is_trusted=bool(self.trust_policy),
+            )
             for factory in for_each(self.policy_factory, num_workers)
         ]

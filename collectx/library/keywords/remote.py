@@ -82,7 +82,7 @@ class Nested:
 
     def backend_config(self) -> BackendConfig:
         """How bytes travel."""
-        return BackendConfig("auto", None, None)
+        return BackendConfig(kind="auto", interface=None, port=None)
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ class Remote(Nested):
 
     def backend_config(self) -> BackendConfig:
         """See `Nested`."""
-        return BackendConfig(self.backend, None, self.tcp_port)
+        return BackendConfig(kind=self.backend, interface=None, port=self.tcp_port)
 
 
 @dataclass(frozen=True)
@@ -157,7 +157,13 @@ class RpcRemote(Remote):
 
     def backend_config(self) -> BackendConfig:
         """See `Remote`."""
-        return RpcBackendConfig("rpc", None, self.tcp_port, dict(self.tensorpipe_options or {}), self.visible)
+        return RpcBackendConfig(
+            kind="rpc",
+            interface=None,
+            port=self.tcp_port,
+            tensorpipe=dict(self.tensorpipe_options or {}),
+            visible_devices=self.visible,
+        )
 
 
 @dataclass(frozen=True)
@@ -209,7 +215,16 @@ class RayRemote(Nested):
         """Where workers come up."""
         each = [dict(own or {"num_cpus": 1}) for own in for_each(self.remote_configs, num_workers)]
         cluster = dict(self.ray_init_config or {})
-        return RayLauncherConfig("ray", None, num_threads, False, cluster, each, self.queue_timeout_s, self.autoscaling)
+        return RayLauncherConfig(
+            kind="ray",
+            hydra_mode=None,
+            num_threads=num_threads,
+            pin_cores=False,
+            ray_init_config=cluster,
+            remote_configs=each,
+            queue_timeout_s=self.queue_timeout_s,
+            autoscaling=self.autoscaling,
+        )
 
 
 _OWN = ("create_env_kwargs", "device", "policy_device", "exploration_type")

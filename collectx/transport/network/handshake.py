@@ -15,9 +15,7 @@ Must not know what is said afterwards.
 from __future__ import annotations
 
 import contextlib
-import difflib
 import hmac
-import ipaddress
 import json
 import secrets
 import socket
@@ -28,8 +26,9 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import Any
 
-from collectx.errors import ConfigError, RendezvousError
-from collectx.transport.connections import set_receive_timeout, socket_of
+from collectx.errors import RendezvousError
+from collectx.transport.connections import set_receive_timeout
+from collectx.transport.network.addresses import listening_sockets, plain_address
 
 PROTOCOL = b"collectx-1\n"
 _NONCE_BYTES = 32
@@ -41,11 +40,8 @@ _MOST_HANDSHAKES = 64
 # At most so many refusals are reported in so many seconds.
 _MOST_REFUSALS, _REFUSALS_S = 20, 60.0
 _FIRST_WORDS_BYTES = 65536
-_BACKLOG = 1024
 _CONNECT_S = 3.0
 _PAUSE_S = 0.25
-# Linux takes no more: seconds between two questions whether the other host is there, milliseconds until it is not.
-_MOST_KEEPALIVE_S, _MOST_USER_TIMEOUT_MS = 32767, 2**31 - 1
 _REFUSED = (
     "The trainer has ended, or an address is not its host's alone, as that of lo: choose a network that both hosts are "
     "on with backend.interface."
@@ -104,7 +100,7 @@ class Listener:
         self._greet = greet
         self._refused = refused
         self._secret = secret
-        self._servers = _servers(addresses, port, interface)
+        self._servers = listening_sockets(addresses, port, interface)
         self._closed = False
         self._handshakes = threading.Semaphore(_MOST_HANDSHAKES)
         self._lock = threading.Lock()
@@ -157,7 +153,7 @@ class Listener:
             is_reported = self._num_refused <= _MOST_REFUSALS
         if is_reported:
             others = f" (before, {before} more were refused for some reason)" if before else ""
-            self._refused(_plain(address), f"{reason}{others}")
+            self._refused(plain_address(address), f"{reason}{others}")
 
     def close(self) -> None:
         """Listens no longer. Connections stay."""
@@ -229,107 +225,9 @@ def receive_hello(connection: Connection) -> dict[str, Any]:
     return words
 
 
-def enable_keepalive(connection: Connection, notice_s: float) -> None:
-    """Lets the operating system ask the other host whether it is still there, so that a connection over a pulled cable
-    breaks within about `notice_s` seconds, or within two days where that is longer, without a message of ours."""
-    with socket_of(connection) as peer:
-        interval = int(min(max(1.0, notice_s / 5), _MOST_KEEPALIVE_S))
-        peer.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        for name, value in (
-            ("TCP_KEEPIDLE", interval),
-            ("TCP_KEEPINTVL", interval),
-            ("TCP_KEEPCNT", 4),
-            ("TCP_USER_TIMEOUT", int(min(1000 * notice_s, _MOST_USER_TIMEOUT_MS))),
-        ):
-            if hasattr(socket, name):
-                peer.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
-
-
-def local_addresses(interface: str | None) -> tuple[str, ...]:
-    """This host's addresses that others may reach, best first: IPv4 before IPv6, what its name resolves to before the
-    rest. Without any network, loopback.
-
-    Args:
-        interface: only that interface's, as `backend.interface` names it; loopback is allowed then.
-
-    Raises:
-        ConfigError: there is no such interface, or it has no address.
-    """
-    import psutil
-
-    found = {
-        name: [_plain(entry.address) for entry in entries if entry.family in (socket.AF_INET, socket.AF_INET6)]
-        for name, entries in psutil.net_if_addrs().items()
-    }
-    if interface is not None:
-        if not found.get(interface):
-            raise ConfigError([_no_such_interface(interface, sorted(name for name in found if found[name]))])
-        # A link-local address of IPv6 says nothing to another host, which would have to name an interface of its own.
-        local = {
-            address for address in found[interface] if ":" in address and ipaddress.ip_address(address).is_link_local
-        }
-        return tuple(address for address in found[interface] if address not in local) or tuple(found[interface])
-    up = {name for name, stats in psutil.net_if_stats().items() if stats.isup}
-    usable = [
-        address
-        for name, addresses in found.items()
-        if name in up
-        for address in addresses
-        if not (ip := ipaddress.ip_address(address)).is_loopback and not ip.is_link_local
-    ]
-    named = _resolved(socket.gethostname())
-    usable.sort(key=lambda address: (":" in address, address not in named))
-    return tuple(usable) or ("127.0.0.1",)
-
-
-def _no_such_interface(interface: str, names: Sequence[str]) -> str:
-    near = difflib.get_close_matches(interface, names, n=1)
-    suggestion = f"; did you mean {near[0]}?" if near else ";"
-    there = ", ".join(names)
-    return f"backend.interface={interface}: no such network interface with an address{suggestion} (there are {there})."
-
-
 def new_secret() -> bytes:
     """A secret for one run."""
     return secrets.token_bytes(32)
-
-
-def _resolved(name: str) -> set[str]:
-    try:
-        return {str(entry[4][0]) for entry in socket.getaddrinfo(name, None)}
-    except OSError:
-        return set()
-
-
-def _servers(addresses: Sequence[str], port: int, interface: str | None) -> list[socket.socket]:
-    """What listens at one port: on each of these addresses, or one socket on all that the host has."""
-    try:
-        if interface is not None or all(ipaddress.ip_address(address).is_loopback for address in addresses):
-            return _bound(addresses, port, interface)
-        if socket.has_dualstack_ipv6():
-            return [socket.create_server(("", port), family=socket.AF_INET6, backlog=_BACKLOG, dualstack_ipv6=True)]
-        return [socket.create_server(("", port), backlog=_BACKLOG)]
-    except OSError as error:
-        raise ConfigError([f"backend.port={port}: {error}: choose another, or null: the system chooses."]) from error
-
-
-def _bound(addresses: Sequence[str], port: int, interface: str | None, tries: int = 10) -> list[socket.socket]:
-    with contextlib.ExitStack() as stack:
-        servers: list[socket.socket] = []
-        try:
-            for address in addresses:
-                place: tuple[Any, ...] = address, servers[0].getsockname()[1] if servers else port
-                if interface is not None and ipaddress.ip_address(address).is_link_local and ":" in address:
-                    place = *place, 0, socket.if_nametoindex(interface)
-                family = socket.AF_INET6 if ":" in address else socket.AF_INET
-                servers.append(stack.enter_context(socket.create_server(place, family=family, backlog=_BACKLOG)))
-        except OSError:
-            if port or tries == 1:
-                raise
-            # What the system has chosen for one address may be in use at another.
-            return _bound(addresses, port, interface, tries - 1)
-        stack.pop_all()
-        return servers
 
 
 def _prove_to_worker(peer: socket.socket, secret: bytes) -> None:
@@ -383,10 +281,5 @@ def _framed(peer: socket.socket) -> tuple[Connection, str]:
     """The connection for messages, and this host's address on it."""
     peer.settimeout(None)
     peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    address = _plain(peer.getsockname()[0])
+    address = plain_address(peer.getsockname()[0])
     return Connection(peer.detach()), address
-
-
-def _plain(address: str) -> str:
-    """Without the prefix of IPv4 in IPv6, and without a zone."""
-    return address.removeprefix("::ffff:").partition("%")[0]

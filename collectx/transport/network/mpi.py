@@ -20,7 +20,7 @@ import select
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -44,7 +44,9 @@ _LOOK_S = 0.00005
 _spawned: dict[str, Any] = {}
 
 
-def make(connection: Connection, rank: int, timeout_s: float, device: str) -> MpiPair:
+def make(
+    connection: Connection, rank: int, address: str, timeout_s: float, device: str, options: Mapping[str, Any]
+) -> MpiPair:
     """See `make_pair`.
 
     Raises:
@@ -160,7 +162,7 @@ class MpiPair:
     """One end.
 
     Args:
-        connection: see `GlooPair`.
+        connection: see `make_pair`.
         communicator, peer: through which, and as which rank of it, the other end is reached.
         timeout_s: after which a send or a receive that is waited for counts as failed.
     """
@@ -179,7 +181,7 @@ class MpiPair:
             request = self._communicator.Isend([buffer.numpy(), MPI.BYTE], dest=self._peer)
         return self._start(request, buffer)
 
-    def receive(self, buffer: torch.Tensor, stamp: int | None = None) -> MpiTransfer:
+    def receive(self, buffer: torch.Tensor) -> MpiTransfer:
         with _engine.lock:
             request = self._communicator.Irecv([buffer.numpy(), MPI.BYTE], source=self._peer)
         return self._start(request, buffer)

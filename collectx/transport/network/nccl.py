@@ -7,6 +7,7 @@ on its GPU, where the learner wants them.
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from datetime import timedelta
 from multiprocessing.connection import Connection
 from typing import Any
@@ -17,7 +18,9 @@ import torch.distributed as dist
 from collectx.transport.network.p2p import TRAINER, WORKER, ConnectionStore
 
 
-def make(connection: Connection, rank: int, timeout_s: float, device: str) -> NcclPair:
+def make(
+    connection: Connection, rank: int, address: str, timeout_s: float, device: str, options: Mapping[str, Any]
+) -> NcclPair:
     """See `make_pair`."""
     return NcclPair(connection, rank, timeout_s, torch.device(device))
 
@@ -27,7 +30,7 @@ class NcclPair:
     is posted early would hold up every send behind it.
 
     Args:
-        connection, rank, timeout_s: see `GlooPair`.
+        connection, rank, timeout_s: see `make_pair`.
         device: the GPU of this end.
     """
 
@@ -59,7 +62,7 @@ class NcclPair:
             staged = buffer.to(self._device)
             return NcclTransfer(self._outwards.send([staged], self._peer, 0), staged, staged)
 
-    def receive(self, buffer: torch.Tensor, stamp: int | None = None) -> NcclTransfer:
+    def receive(self, buffer: torch.Tensor) -> NcclTransfer:
         with torch.cuda.device(self._device):
             staged = buffer if buffer.is_cuda else torch.empty_like(buffer, device=self._device)
             return NcclTransfer(self._inwards.recv([staged], self._peer, 0), staged, buffer)

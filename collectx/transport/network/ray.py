@@ -112,7 +112,9 @@ _outbox: queue.SimpleQueue[_Sending] = queue.SimpleQueue()
 _inbox = _Inbox()
 
 
-def make(connection: Connection, rank: int, timeout_s: float, device: str) -> TrainerEnd | WorkerEnd:
+def make(
+    connection: Connection, rank: int, address: str, timeout_s: float, device: str, options: Mapping[str, Any]
+) -> TrainerEnd | WorkerEnd:
     """See `make_pair`.
 
     Raises:
@@ -136,7 +138,7 @@ class WorkerEnd:
         _outbox.put(sending)
         return sending
 
-    def receive(self, buffer: torch.Tensor, stamp: int | None = None) -> PendingReceive:
+    def receive(self, buffer: torch.Tensor) -> PendingReceive:
         return self._reorder_buffer.post(buffer)
 
     def close(self) -> None:
@@ -163,7 +165,7 @@ class TrainerEnd:
             raise RuntimeError(str(error)) from error
         return _Sent()
 
-    def receive(self, buffer: torch.Tensor, stamp: int | None = None) -> _Fetched:
+    def receive(self, buffer: torch.Tensor) -> _Fetched:
         return _Fetched(self._stream, self._timeout_s)
 
     def close(self) -> None:

@@ -44,11 +44,18 @@ _INTERFACE = "TP_SOCKET_IFNAME"
 _MOST_IDS = 2**15 - 1
 
 
+def make(
+    connection: Connection, rank: int, address: str, timeout_s: float, device: str, options: Mapping[str, Any]
+) -> RpcPair:
+    """See `make_pair`."""
+    return RpcPair(connection, rank, address, timeout_s, options)
+
+
 class RpcPair:
     """One end.
 
     Args:
-        connection, rank, address, timeout_s: see `GlooPair`.
+        connection, rank, address, timeout_s: see `make_pair`.
         options: of `torch.distributed.rpc.TensorPipeRpcBackendOptions`; while there is a pair, those of the first hold.
 
     Attributes:
@@ -93,7 +100,7 @@ class RpcPair:
         self._outbox[number] = buffer
         return _Handed()
 
-    def receive(self, buffer: torch.Tensor, stamp: int | None = None) -> PendingReceive | _Asked:
+    def receive(self, buffer: torch.Tensor) -> PendingReceive | _Asked:
         if not self._is_trainer:
             return self.reorder_buffer.post(buffer)
         number, self._num_received = self._num_received, self._num_received + 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import timedelta
 from multiprocessing.connection import Connection
 from typing import Any
@@ -12,13 +13,15 @@ import torch.distributed as dist
 from collectx.transport.network.p2p import TRAINER, WORKER, ConnectionStore
 
 
-def make(connection: Connection, rank: int, timeout_s: float, device: str) -> UccPair:
+def make(
+    connection: Connection, rank: int, address: str, timeout_s: float, device: str, options: Mapping[str, Any]
+) -> UccPair:
     """See `make_pair`."""
     return UccPair(connection, rank, timeout_s)
 
 
 class UccPair:
-    """See `GlooPair` for the arguments."""
+    """See `make_pair` for the arguments."""
 
     def __init__(self, connection: Connection, rank: int, timeout_s: float):
         ucc: Any = dist.ProcessGroupUCC
@@ -34,7 +37,7 @@ class UccPair:
     def send(self, buffer: torch.Tensor) -> UccTransfer:
         return UccTransfer(self._group.send([buffer], self._peer, 0), buffer)
 
-    def receive(self, buffer: torch.Tensor, stamp: int | None = None) -> UccTransfer:
+    def receive(self, buffer: torch.Tensor) -> UccTransfer:
         return UccTransfer(self._group.recv([buffer], self._peer, 0), buffer)
 
     def close(self) -> None:

@@ -1,5 +1,6 @@
-"""Weights on their way to workers of other hosts: each is sent the newest, one version at a time, some workers at once.
-In the trainer's process.
+"""Sends weights to remote workers: the newest version only, one transfer per worker at a time, few workers at a time.
+
+Used by the trainer's end of the network transport.
 """
 
 from __future__ import annotations
@@ -7,162 +8,136 @@ from __future__ import annotations
 import contextlib
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-
-import torch
 
 from collectx.transport import messages
 from collectx.transport.base import Write
-from collectx.transport.network.p2p import Outgoing, Pair, set_stamp
-from collectx.transport.network.worker import weights_buffer
+from collectx.transport.network.p2p import message_buffer, set_stamp
+from collectx.transport.network.remote_worker import RemoteWorker, Weights
+from collectx.transport.supervisor import State
 
-# Weights are sent to so many workers at a time, and to more while they are no more bytes than these together.
+# At most so many transfers at a time; more if their bytes together are fewer than `_TRANSFER_BYTES`.
 _LEAST_TRANSFERS = 4
 _TRANSFER_BYTES = 2**28
 
 
-@dataclass(eq=False)
-class _Weights:
-    """One version's bytes, stamped with the version plus one.
-
-    Attributes:
-        num_users: to how many workers they are under way.
-        is_newest: whether they are the newest of some worker.
-    """
-
-    buffer: torch.Tensor
-    version: int = -1
-    num_users: int = 0
-    is_newest: bool = False
-
-
-@dataclass
-class _Receiver:
-    """A worker: the version that is being sent, or was sent last, and what of it is still under way."""
-
-    pair: Pair
-    version: int = -1
-    sending: tuple[Outgoing, _Weights] | None = None
-
-
 class WeightSync:
-    """Which workers have which version.
+    """Knows which worker has which version.
 
     Args:
         nbytes: of the weights.
-        say: `say(worker, message)` sends a control message.
+        workers: the newest life of each worker, by index.
+        send_message: `send_message(worker, message)` sends a control message.
 
     Attributes:
-        version: the newest, whoever it is for; -1 before the first.
+        version: the newest version of any worker; -1 before the first.
     """
 
-    def __init__(self, nbytes: int, say: Callable[[int, bytes], None]):
+    def __init__(
+        self, nbytes: int, workers: dict[int, RemoteWorker], send_message: Callable[[RemoteWorker, bytes], None]
+    ):
         self.version = -1
         self._nbytes = nbytes
-        self._say = say
-        self._receivers: dict[int, _Receiver] = {}
-        self._newest: _Weights | None = None
-        # Newer than those, of single workers, which may not have joined yet.
-        self._individual: dict[int, _Weights] = {}
-        self._spare: list[_Weights] = []
+        self._workers = workers
+        self._send_message = send_message
+        # The weights of all workers, and newer ones of some indices, where no worker may have joined yet.
+        self._shared: Weights | None = None
+        self._individual: dict[int, Weights] = {}
+        self._spare: list[Weights] = []
         # Transfers share the network card: many at a time would all end late.
         self._num_sending = 0
         self._most_sending = max(_LEAST_TRANSFERS, _TRANSFER_BYTES // max(1, nbytes))
-        self._due: OrderedDict[int, None] = OrderedDict()
+        self._queued: OrderedDict[RemoteWorker, None] = OrderedDict()
 
     def publish(self, write: Write) -> int:
-        """Sends a newer version, which `write` fills in, to whom none is under way; returns its number."""
-        before, self._newest = [self._newest, *self._individual.values()], self._fill(write)
+        """Sends a new version, which `write` fills in, to all workers; returns its number."""
+        previous, self._shared = [self._shared, *self._individual.values()], self._fill(write)
         self._individual.clear()
         self.version += 1
-        for weights in before:
-            self._replaced(weights)
-        for worker in self._receivers:
-            self._push(worker)
+        for weights in previous:
+            self._retire(weights)
+        for worker in self._workers.values():
+            self.send(worker)
         return self.version
 
     def publish_to(self, writes: Mapping[int, Write]) -> int:
-        """As `publish`, to some workers, each its own."""
-        filled = {worker: self._fill(write) for worker, write in writes.items()}
+        """Sends a new version to some workers, to each the weights that its `write` fills in."""
+        filled = {index: self._fill(write) for index, write in writes.items()}
         self.version += 1
-        for worker, weights in filled.items():
-            before, self._individual[worker] = self._individual.get(worker), weights
-            self._replaced(before)
-            if worker in self._receivers:
-                self._push(worker)
+        for index, weights in filled.items():
+            previous, self._individual[index] = self._individual.get(index), weights
+            self._retire(previous)
+            if index in self._workers:
+                self.send(self._workers[index])
         return self.version
 
-    def version_of(self, worker: int) -> int:
-        """Of a worker's newest weights; -1 where there are none."""
-        weights = self._newest_of(worker)
+    def newest_version(self, index: int) -> int:
+        """The version of a worker's newest weights; -1 if there are none."""
+        weights = self._newest(index)
         return -1 if weights is None else weights.version
 
-    def _newest_of(self, worker: int) -> _Weights | None:
-        return self._individual.get(worker, self._newest)
+    def _newest(self, index: int) -> Weights | None:
+        return self._individual.get(index, self._shared)
 
-    def _fill(self, write: Write) -> _Weights:
+    def _fill(self, write: Write) -> Weights:
         """Weights of the next version."""
-        weights = self._spare.pop() if self._spare else _Weights(weights_buffer(self._nbytes))
+        weights = self._spare.pop() if self._spare else Weights(message_buffer(self._nbytes))
         write(weights.buffer[: self._nbytes])
         weights.version, weights.is_newest = self.version + 1, True
         set_stamp(weights.buffer, weights.version + 1)
         return weights
 
-    def _replaced(self, weights: _Weights | None) -> None:
-        """There are newer ones."""
+    def _retire(self, weights: Weights | None) -> None:
+        """Notes that there are newer weights."""
         if weights is not None:
             weights.is_newest = False
             self._release(weights)
 
-    def _release(self, weights: _Weights) -> None:
-        """Keeps the buffer for another version once nobody needs these."""
+    def _release(self, weights: Weights) -> None:
+        """Keeps the buffer for another version, unless it is still needed."""
         if not weights.num_users and not weights.is_newest:
             self._spare.append(weights)
 
-    def joined(self, worker: int, pair: Pair) -> None:
-        """Sends the newest weights to a new worker."""
-        self._receivers[worker] = _Receiver(pair)
-        self._push(worker)
-
-    def arrived(self, worker: int) -> None:
-        """The worker has what it was sent: sends what is newer."""
-        receiver = self._receivers[worker]
-        assert receiver.sending is not None
-        work, weights = receiver.sending
-        receiver.sending = None
+    def acknowledge(self, worker: RemoteWorker) -> None:
+        """Notes that a worker has received what it was sent, and sends newer weights, if there are any."""
+        assert worker.sending is not None
+        work, weights = worker.sending
+        worker.sending = None
         self._num_sending -= 1
         with contextlib.suppress(RuntimeError):
             work.wait()
         weights.num_users -= 1
         self._release(weights)
-        self._push_due()
-        self._push(worker)
+        self._send_queued()
+        self.send(worker)
 
-    def left(self, worker: int) -> None:
+    def remove(self, worker: RemoteWorker) -> None:
         """Forgets a worker that is gone."""
-        self._due.pop(worker, None)
-        if self._receivers.pop(worker).sending is not None:
-            # Its bytes may be read until the pair is gone: they are not used again.
+        self._queued.pop(worker, None)
+        if worker.sending is not None:
+            # The buffer may be read until the pair is closed: it is not used for another version.
             self._num_sending -= 1
-            self._push_due()
+            self._send_queued()
 
-    def _push(self, worker: int) -> None:
-        """Sends the newest weights, unless they were sent or others are under way; later, where enough others are."""
-        receiver, weights = self._receivers[worker], self._newest_of(worker)
-        if receiver.sending is not None or weights is None or receiver.version == weights.version:
+    def send(self, worker: RemoteWorker) -> None:
+        """Sends the newest weights to a worker that has joined and has older ones; queues it if enough are sending."""
+        weights = self._newest(worker.index)
+        if worker.state is not State.JOINED or weights is None:
+            return
+        if worker.sending is not None or worker.weights_version == weights.version:
             return
         if self._num_sending >= self._most_sending:
-            self._due[worker] = None
+            self._queued[worker] = None
             return
+        assert worker.pair is not None
         try:
-            receiver.sending = receiver.pair.send(weights.buffer), weights
+            worker.sending = worker.pair.send(weights.buffer), weights
         except RuntimeError:
             return  # the connection is broken as well
         self._num_sending += 1
         weights.num_users += 1
-        receiver.version = weights.version
-        self._say(worker, messages.pack_weights(weights.version))
+        worker.weights_version = weights.version
+        self._send_message(worker, messages.pack_weights(weights.version))
 
-    def _push_due(self) -> None:
-        while self._due and self._num_sending < self._most_sending:
-            self._push(self._due.popitem(last=False)[0])
+    def _send_queued(self) -> None:
+        while self._queued and self._num_sending < self._most_sending:
+            self.send(self._queued.popitem(last=False)[0])

@@ -21,9 +21,9 @@ from collectx.batch import Layout, Slot
 from collectx.errors import RemoteFailure, RendezvousError
 from collectx.transport import messages
 from collectx.transport.base import NO_RESET, BatchReport
-from collectx.transport.connections import set_receive_timeout
-from collectx.transport.network.handshake import Endpoint, connect, enable_keepalive
-from collectx.transport.network.p2p import STAMP_BYTES, WORKER, Incoming, Pair, make_pair, set_stamp, stamp_of
+from collectx.transport.connections import enable_keepalive, set_receive_timeout
+from collectx.transport.network.handshake import Endpoint, connect
+from collectx.transport.network.p2p import WORKER, Incoming, Pair, make_pair, message_buffer, set_stamp, stamp_of
 
 # Bytes whose announcement is here and whose last are still on their way are looked at again after this time.
 POLL_S = 0.0005
@@ -60,11 +60,6 @@ class LinkConfig:
         pair = make_pair(self.backend, connection, rank, address, timeout_s, self.devices, self.options)
         set_receive_timeout(connection, None)
         return pair
-
-
-def weights_buffer(nbytes: int) -> torch.Tensor:
-    """Memory for weights and their stamp, which has to be aligned."""
-    return torch.empty(-(-nbytes // STAMP_BYTES) * STAMP_BYTES + STAMP_BYTES, dtype=torch.uint8)
 
 
 def join_trainer(
@@ -119,12 +114,13 @@ class NetworkLink:
         self.worker = worker
         self._connection = connection
         self._pair = pair
-        self._memory = [torch.zeros(layout.nbytes + STAMP_BYTES, dtype=torch.uint8) for _ in range(config.num_slots)]
+        self._memory = [message_buffer(layout.nbytes) for _ in range(config.num_slots)]
+        for memory in self._memory:
+            set_stamp(memory, 1)
         self.slots: list[Slot] = [layout.slot(memory[: layout.nbytes]) for memory in self._memory]
         self._granted: deque[tuple[int, int, int]] = deque()
         self.reset = NO_RESET
         self._announced_version = -1
-        self._num_sent = 0
         self._is_closed = self._has_failed = False
         self._next_poll_s = 0.0
         self._poller = select.poll()
@@ -133,7 +129,7 @@ class NetworkLink:
         # One holds the newest weights until they are acted with, while the other is filled with newer ones.
         self._receives: deque[tuple[Incoming, torch.Tensor]] = deque()
         for _ in range(2):
-            self._receive_weights(weights_buffer(config.weights_nbytes))
+            self._receive_weights(message_buffer(config.weights_nbytes))
         self._newest: torch.Tensor | None = None
         self._version = -1
         self._least_version = 0
@@ -199,8 +195,6 @@ class NetworkLink:
             self._send_message(messages.pack_have(self._version))
 
     def send(self, slot: int, report: BatchReport) -> None:
-        self._num_sent += 1
-        set_stamp(self._memory[slot], self._num_sent)
         try:
             self._pair.send(self._memory[slot]).wait()
         except RuntimeError:

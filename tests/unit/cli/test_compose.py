@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from collectx.cli.compose import Composer, compose, names, without_hydra
+from collectx.cli.typed import typed
 from collectx.config import GROUPS, KINDS, CountingEnvConfig, GymEnvConfig, PpoTrainerConfig, RunConfig
-from collectx.config.check import typed
 from collectx.errors import ConfigError
 
 CONF = Path(str(resources.files("collectx.conf")))
@@ -84,9 +84,13 @@ def test_own_files_compose_own_and_packaged_choices(tmp_path: Path):
         file = tmp_path / f"{name}.yaml"
         file.parent.mkdir(exist_ok=True)
         file.write_text(text)
-    assert compose(["env=bare"], tmp_path).env == CountingEnvConfig("counting", 2, 10, 3, 0.0)
+    assert compose(["env=bare"], tmp_path).env == CountingEnvConfig(
+        kind="counting", num_envs=2, episode_length=10, observation_size=3, step_s=0.0
+    )
     cfg = compose(["experiment=mine"], str(tmp_path))
-    assert cfg.env == GymEnvConfig("gym", 8, "Mine-v0", None, {}, [], [])
+    assert cfg.env == GymEnvConfig(
+        kind="gym", num_envs=8, id="Mine-v0", entry_point=None, kwargs={}, wrappers=[], info_keys=[]
+    )
     assert (cfg.trainer.kind, cfg.seed) == ("meter", 7)
     with pytest.raises(ConfigError, match="no such folder"):
         compose([], tmp_path / "nowhere")

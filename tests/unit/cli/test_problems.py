@@ -30,7 +30,8 @@ WRONG_VALUES = {
     "policy.hidden_sizes=[64,-1]": "at least 1.",
     "trainer.gamma=1.5": "at least 0 and at most 1.",
     "trainer.learning_rate=0": "greater than 0.",
-    "seed=-1": "at least 0.",
+    "seed=-1": "at least 0 and below 2**61.",
+    "seed=1e30": "at least 0 and below 2**61.",
     "run.overwrite=1": "true or false",
     "env=envpool": "env.id=VALUE",
 }

@@ -10,17 +10,17 @@ from collecting import config
 from worlds.cartpoles import cartpole
 
 from collectx import RayCollector, RPCCollector
-from collectx.worker.entry import set_visible_device
 from collectx.config import RpcBackendConfig
 from collectx.errors import ConfigError, LauncherError, RendezvousError
 from collectx.run import preflight, rules
+from collectx.worker.entry import set_visible_device
 
 RAY = {"kind": "ray", "place": "ray"}
 
 
 def rpc(visible, **knobs):
     cfg = config("rpc", **knobs)
-    cfg.backend = RpcBackendConfig("rpc", None, None, {}, visible)
+    cfg.backend = RpcBackendConfig(kind="rpc", interface=None, port=None, tensorpipe={}, visible_devices=visible)
     return cfg
 
 

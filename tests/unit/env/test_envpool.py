@@ -13,7 +13,9 @@ pytestmark = pytest.mark.xdist_group("envpool")
 
 
 def cartpoles(num_envs, **kwargs) -> Stepper:
-    return Stepper(build(EnvPoolEnvConfig("envpool", num_envs, "CartPole-v1", kwargs, num_threads=2)))
+    return Stepper(
+        build(EnvPoolEnvConfig(kind="envpool", num_envs=num_envs, id="CartPole-v1", kwargs=kwargs, num_threads=2))
+    )
 
 
 @pytest.mark.parametrize(("num_envs", "greedy"), [(1, False), (16, False), (16, True)])

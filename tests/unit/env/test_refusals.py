@@ -17,7 +17,7 @@ from collectx.errors import CollectxError, ConfigError
 
 
 def envpool(id="CartPole-v1", **kwargs):
-    return EnvPoolEnvConfig("envpool", 16, id, kwargs, num_threads=2)
+    return EnvPoolEnvConfig(kind="envpool", num_envs=16, id=id, kwargs=kwargs, num_threads=2)
 
 
 def wrapped(*wrappers):
@@ -36,7 +36,7 @@ def missing(text):
 TORCHRL = pytest.mark.skipif(find_spec("torchrl") is None, reason="needs the torchrl extra")
 IN_ENVPOOL = pytest.mark.xdist_group("envpool")  # it takes two seconds to import
 REFUSED = [
-    (EnvConfig("gim", 1), "kind=gim is not one of gym, gym_vector, envpool, torchrl, counting"),
+    (EnvConfig(kind="gim", num_envs=1), "kind=gim is not one of gym, gym_vector, envpool, torchrl, counting"),
     (counting(episode_length=0, observation_size=2), r"observation_size=2 is below 3[\s\S]*episode_length=0"),
     (gym(0), "num_envs=0 is below 1"),
     (gym(id=None), "id=None and env.entry_point=None: give exactly one"),
@@ -60,8 +60,15 @@ REFUSED = [
     ),
     (missing("opencv-python package not installed, run `pip`"), "opencv-python package not .*: .*collectx.atari.'$"),
     (missing("box2d is not installed, run `pip install swig`"), "box2d is not installed, run `pip install swig`$"),
-    (TorchrlEnvConfig("torchrl", 2, "gymnasium.spaces:Discrete", {"n": 2}), "returned Discrete, expected"),
-    pytest.param(TorchrlEnvConfig("torchrl", 2, "worlds.torchrlenvs:serial"), "use env.num_envs=3", marks=TORCHRL),
+    (
+        TorchrlEnvConfig(kind="torchrl", num_envs=2, target="gymnasium.spaces:Discrete", kwargs={"n": 2}),
+        "returned Discrete, expected",
+    ),
+    pytest.param(
+        TorchrlEnvConfig(kind="torchrl", num_envs=2, target="worlds.torchrlenvs:serial"),
+        "use env.num_envs=3",
+        marks=TORCHRL,
+    ),
     pytest.param(envpool("CartPole-v99"), "CartPole-v99 is not a task of EnvPool", marks=IN_ENVPOOL),
     pytest.param(envpool(batch_size=3, seed=1), r"env\.kwargs has batch_size, seed", marks=IN_ENVPOOL),
 ]

@@ -125,7 +125,7 @@ def test_several_plain_envs_are_those_of_a_serial_env():
 
 
 def test_returns_sum_all_rewards():
-    cfg = TorchrlEnvConfig("torchrl", 1, "worlds.torchrlenvs:Agents")
+    cfg = TorchrlEnvConfig(kind="torchrl", num_envs=1, target="worlds.torchrlenvs:Agents")
     with collectors.build(config("single", "inline", cfg, frames_per_batch=30), None, read_spec(cfg)) as collector:
         batch = next(collector)
     (part,) = collector.delivery.parts

@@ -43,7 +43,7 @@ BROKEN = {
     f"collector=distributed_sync {METER}=0.5": "collector.preemptive_threshold=0.5: over backend=gloo",
     # envs
     "env=gym": "env.id is not set",
-    "env.entry_point=a:B": "env.id=CartPole-v1 and env.entry_point",
+    "env.entry_point=a:B": "env.id=CartPole-v1: env.entry_point",
     f"{NEXT_STEP} collector.max_frames_per_traj=9": "collector.max_frames_per_traj=9: .*disabled or same_step",
     f"{NEXT_STEP} collector.reset_at_each_iter=true": "collector.reset_at_each_iter=true: .*disabled or same_step",
     "env=gym_vector env.id=X env.vectorization_mode=vector_entry_point env.wrappers=[a.B]": "env.wrappers: ",
@@ -51,9 +51,9 @@ BROKEN = {
     "collector.preemptive_threshold=0.5": "collector.preemptive_threshold=0.5: .*collector.traj_format=cat",
     "collector.trajs_per_batch=4": "collector.trajs_per_batch=4: .*collector.traj_format=cat",
     "collector.compact_obs=true": "collector.compact_obs=true: trainer=ppo",
-    "policy=random": "trainer=ppo policy=random: ",
-    "trainer=dqn policy=mlp": "trainer=dqn policy=mlp: .*policy=q_mlp or policy=q_cnn",
-    "trainer=impala policy=q_cnn": "trainer=impala policy=q_cnn: .*policy=cnn, or trainer=dqn",
+    "policy=random": "policy=random: trainer=ppo",
+    "trainer=dqn policy=mlp": "policy=mlp: trainer=dqn .*policy=q_mlp or policy=q_cnn",
+    "trainer=impala policy=q_cnn": "policy=q_cnn: trainer=impala .*policy=cnn, or trainer=dqn",
     "policy=cnn policy.strides=[1]": "policy.channels has 3.*policy.strides has 1",
     "devices.device=gpu": "devices.device=gpu: .*cuda:N",
     # backends

@@ -137,7 +137,9 @@ def test_untrainable_policy(name, module):
 
 def test_custom():
     def build(target):
-        return trainer.build(CustomTrainerConfig("custom", False, target, {}), None, SPEC, 0, CPU)
+        return trainer.build(
+            CustomTrainerConfig(kind="custom", digest=False, target=target, kwargs={}), None, SPEC, 0, CPU
+        )
 
     assert hasattr(build("collectx.trainer.base:MeterTrainer"), "train")
     with pytest.raises(ConfigError, match="no train"):
@@ -148,8 +150,12 @@ def test_initial_weights_do_not_depend_on_the_number_of_threads():
     weights = []
     for threads in (2, 1):
         torch.set_num_threads(threads)
-        actor = policy.build(MlpPolicyConfig("mlp", [64, 64], "tanh"), SPEC, 0)
-        modules = actor, Critic(actor, SPEC, 0), policy.build(UserPolicyConfig("given", None, orthogonal), SPEC, 0)
+        actor = policy.build(MlpPolicyConfig(kind="mlp", hidden_sizes=[64, 64], activation="tanh"), SPEC, 0)
+        modules = (
+            actor,
+            Critic(actor, SPEC, 0),
+            policy.build(UserPolicyConfig(kind="given", policy=None, factory=orthogonal), SPEC, 0),
+        )
         assert torch.get_num_threads() == threads
         weights.append([parameter for module in modules for parameter in module.parameters()])
     assert all(map(torch.equal, *weights))

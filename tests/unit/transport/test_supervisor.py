@@ -11,7 +11,7 @@ from socket import socketpair
 import pytest
 
 from collectx.errors import WorkerDied, WorkerTimeout
-from collectx.transport.supervisor import Supervisor
+from collectx.transport.supervisor import Supervisor, Worker
 
 
 class Job:
@@ -47,12 +47,21 @@ class Board(Supervisor):
         bell, self._ringer = os.pipe()
         for end in (bell, self._ringer):
             stack.callback(os.close, end)
-        self.watch(bell, "bell")
+        self.watch(bell, lambda: None)
 
-    def connect(self, worker):
-        ours, self.ends[worker] = (Connection(end.detach()) for end in socketpair())
-        self._stack.callback(self.ends[worker].close)
-        self.add_connection(worker, ours)
+    def worker(self, index):
+        return self.workers.get(index) or self.add(Worker(index))
+
+    def granted(self, index):
+        super().granted(self.worker(index))
+
+    def delivered(self, index):
+        super().delivered(self.worker(index))
+
+    def connect(self, index):
+        ours, self.ends[index] = (Connection(end.detach()) for end in socketpair())
+        self._stack.callback(self.ends[index].close)
+        super().connect(self.worker(index), ours)
 
     def say(self, worker):
         self.ends[worker].send_bytes(b"word")
@@ -69,12 +78,12 @@ class Board(Supervisor):
         job = Job()
         self._stack.callback(os.close, job.sentinel)
         self._stack.callback(job.end)
-        self.attach(worker, job)
+        self.attach(self.worker(worker), job)
         return job
 
     def hear(self):
         """What `events` yields, without blocking."""
-        return list(self.events(0.0))
+        return [(worker.index, message) for worker, message in self.events(0.0)]
 
 
 @pytest.fixture
@@ -163,7 +172,7 @@ def test_the_end_of_a_job_is_noticed_at_once(board, has_joined, message, num_sig
     ((worker, error),) = board.hear()
     assert isinstance(error, WorkerDied)
     assert str(error).startswith(message)
-    board.remove(worker)
+    board.remove(board.worker(worker))
     assert job.num_signals == num_signals
 
 

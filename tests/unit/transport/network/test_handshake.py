@@ -19,15 +19,10 @@ from hypothesis import strategies as st
 from worlds.toyworker import SECRET, Toys, slab_spec
 
 from collectx.errors import ConfigError, RendezvousError
+from collectx.transport.connections import enable_keepalive
 from collectx.transport.network import handshake
-from collectx.transport.network.handshake import (
-    PROTOCOL,
-    Endpoint,
-    Listener,
-    connect,
-    enable_keepalive,
-    local_addresses,
-)
+from collectx.transport.network.addresses import local_addresses
+from collectx.transport.network.handshake import PROTOCOL, Endpoint, Listener, connect
 from collectx.transport.network.trainer import NetworkTransport
 from collectx.transport.supervisor import Supervisor
 

@@ -1,0 +1,124 @@
+"""The type and the range of one value, written in YAML or given in Python. Used by `collectx.config.check`."""
+
+from __future__ import annotations
+
+import operator
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from collectx.config.problem import PYTHON, YAML, Language
+from collectx.config.suggest import did_you_mean
+
+_SCALARS = (bool, int, float, str)
+_LISTS = (list, Sequence)
+_MAPPINGS = (dict, Mapping)
+_LIMITS = {
+    "minimum": operator.ge,
+    "maximum": operator.le,
+    "above": operator.gt,
+    "bits": lambda number, bits: number < 2**bits,
+}
+
+
+def convert(value: Any, hint: Any, language: Language = YAML) -> Any:
+    """`value` as `hint`. Types beside numbers, bools, texts, lists and mappings are not checked.
+
+    1e6 is an integer; 2.5 is not. In YAML "8" is a number and 3 a text, as environment variables and unquoted names
+    give them. In Python numbers and bools may be numpy's, and 0, 1 and None are bools.
+
+    Raises:
+        ValueError, TypeError, OverflowError: `value` is of another type.
+    """
+    if language is PYTHON and type(value).__module__ == "numpy" and hasattr(value, "item") and not value.shape:
+        value = value.item()
+    members = _members(hint)
+    if not all(_is_checked(member) for member in members):
+        return value
+    if value is None and (type(None) in members or (language is PYTHON and hint is bool)):
+        return None
+    for member in members:
+        try:
+            return _convert(value, member, language)
+        except (TypeError, ValueError):
+            continue
+    raise TypeError
+
+
+def _convert(value: Any, hint: Any, language: Language) -> Any:
+    origin = typing.get_origin(hint) or hint
+    if origin in _LISTS:
+        if not isinstance(value, list | tuple):
+            raise TypeError
+        return [convert(item, typing.get_args(hint)[0], language) for item in value]
+    if origin in _MAPPINGS:
+        if not isinstance(value, Mapping):
+            raise TypeError
+        return value
+    if hint is bool:
+        if language is PYTHON and isinstance(value, int) and value in (0, 1):
+            return bool(value)
+        if not isinstance(value, bool):
+            raise TypeError
+        return value
+    if isinstance(value, bool) or not isinstance(value, (int, float, str)) or hint not in _SCALARS:
+        raise TypeError
+    if not language.reads_text and isinstance(value, str) is not (hint is str):
+        raise TypeError
+    if hint is int and isinstance(value, float) and not value.is_integer():
+        raise ValueError
+    return hint(value)
+
+
+def describe(hint: Any, language: Language = YAML) -> str:
+    """A type in words, as "an integer or null"."""
+    names = dict.fromkeys(_describe(member, language) for member in _members(hint))
+    return " or ".join(names)
+
+
+def _describe(hint: Any, language: Language) -> str:
+    origin = typing.get_origin(hint) or hint
+    if hint is type(None):
+        return language.null
+    if origin in _LISTS:
+        (item,) = typing.get_args(hint)
+        if item is Any:
+            return "a list"
+        return f"a list of {_describe(item, language).split(' ', 1)[-1]}s" + (", such as [1,2]" if item is int else "")
+    return language.types.get(dict if origin in _MAPPINGS else origin, str(hint))
+
+
+def out_of_range(value: Any, limits: Mapping[str, Any]) -> str | None:
+    """What `value` must be, where it is not: "at least 1."; see `collectx.config.schema.fields`."""
+    if value is None or value in limits.get("also", ()):
+        return None
+    choices = limits.get("choices")
+    if choices is not None and value not in choices:
+        return f"one of {', '.join(choices)}{did_you_mean(str(value), choices, listed=False)}"
+    for number in value if isinstance(value, list) else [value]:
+        is_right = all(holds(number, limits[name]) for name, holds in _LIMITS.items() if name in limits)
+        if not is_right:
+            return _range(limits)
+    return None
+
+
+def _range(limits: Mapping[str, Any]) -> str:
+    if "above" in limits:
+        return f"greater than {limits['above']}."
+    text = f"at least {limits['minimum']}"
+    if "maximum" in limits:
+        text += f" and at most {limits['maximum']}"
+    if "bits" in limits:
+        text += f" and below 2**{limits['bits']}"
+    return text + "".join(f", or {other}" for other in limits.get("also", ())) + "."
+
+
+def _members(hint: Any) -> tuple[Any, ...]:
+    """The types of a union, or the type alone."""
+    is_union = typing.get_origin(hint) in (types.UnionType, typing.Union)
+    return typing.get_args(hint) if is_union else (hint,)
+
+
+def _is_checked(hint: Any) -> bool:
+    return hint is type(None) or (typing.get_origin(hint) or hint) in (*_SCALARS, *_LISTS, *_MAPPINGS)

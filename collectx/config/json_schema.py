@@ -1,0 +1,124 @@
+"""A JSON schema of the configuration, for editors that complete and check YAML.
+
+Called by `collectx schema`. Types and ranges are those of the dataclasses; defaults and descriptions are the values and
+the comments of the packaged YAML files.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+import typing
+from importlib import resources
+from typing import Any
+
+from collectx.config.packaged import packaged_values
+from collectx.config.registry import GROUPS, KINDS
+from collectx.config.schema.launcher import DevicesConfig
+from collectx.config.schema.run import RunConfig, RunOptions, SweepConfig
+
+_DRAFT = "http://json-schema.org/draft-07/schema#"
+# What stands for a value in a file that others complete.
+_OPEN = {"type": "string", "pattern": r"^(\?\?\?$|\$\{)"}
+_SCALARS = {int: "integer", float: "number", bool: "boolean", str: "string"}
+_LIMITS = {"minimum": "minimum", "maximum": "maximum", "above": "exclusiveMinimum"}
+
+
+def run_schema() -> dict[str, Any]:
+    """Of a file that is a whole run, such as an experiment: every group, and every key, may be left out."""
+    sections = {group: group_schema(group) for group in GROUPS}
+    for section in sections.values():
+        del section["$schema"]
+    comments = _comments("config")
+    seed = next(field for field in dataclasses.fields(RunConfig) if field.name == "seed")
+    properties = {
+        "defaults": {"type": "array", "description": "choices of groups, as `- override /env: pendulum`"},
+        **sections,
+        "seed": _option(int, seed.metadata) | _described(comments, "seed"),
+        "run": _section(RunOptions, {}, comments),
+        "sweep": _section(SweepConfig, {}, comments),
+    }
+    return {"$schema": _DRAFT, "title": "a collectx run", "type": "object", "properties": properties}
+
+
+def group_schema(group: str) -> dict[str, Any]:
+    """Of a choice of one group, a file `<group>/<name>.yaml`."""
+    kinds = KINDS[group] or {"cpu": DevicesConfig}
+    choices = []
+    for kind, cls in kinds.items():
+        section = _section(cls, packaged_values(group, kind), _comments(f"{group}/{kind}"))
+        section["title"] = f"{group}={kind}"
+        if "kind" in section["properties"]:
+            section["properties"]["kind"] = {"const": kind}
+        choices.append(section)
+    return {"$schema": _DRAFT, "title": group, "anyOf": choices}
+
+
+def _section(cls: Any, defaults: dict[str, Any], comments: dict[str, str]) -> dict[str, Any]:
+    hints = typing.get_type_hints(cls)
+    properties: dict[str, Any] = {"defaults": {"type": "array"}}
+    for field in dataclasses.fields(cls):
+        hint = hints[field.name]
+        if dataclasses.is_dataclass(hint):
+            option = _section(hint, {}, comments)
+        else:
+            option = _option(hint, field.metadata)
+        if defaults.get(field.name, "???") != "???":
+            option["default"] = defaults[field.name]
+        properties[field.name] = option | _described(comments, field.name)
+    return {"type": "object", "additionalProperties": False, "properties": properties}
+
+
+def _option(hint: Any, limits: typing.Mapping[str, Any]) -> dict[str, Any]:
+    """Of one option: a value of its type within its limits, or an interpolation."""
+    if hint is Any:
+        return {}
+    is_union = typing.get_origin(hint) in (types.UnionType, typing.Union)
+    members = [_typed(each, limits) for each in (typing.get_args(hint) if is_union else (hint,))]
+    also = [{"const": value} for value in limits.get("also", ())]
+    return {"anyOf": [*members, *also, _OPEN]}
+
+
+def _typed(hint: Any, limits: typing.Mapping[str, Any]) -> dict[str, Any]:
+    origin = typing.get_origin(hint) or hint
+    if hint is type(None):
+        return {"type": "null"}
+    if origin is list:
+        (item,) = typing.get_args(hint)
+        return {"type": "array"} if item is Any else {"type": "array", "items": _typed(item, limits)}
+    if origin is dict:
+        return {"type": "object"}
+    if "choices" in limits:
+        return {"enum": list(limits["choices"])}
+    # A text may be written without quotes, such as 30 for a time.
+    kind: Any = ["string", "number"] if hint is str else _SCALARS[hint]
+    ranges: dict[str, Any] = {name: limits[key] for key, name in _LIMITS.items() if key in limits}
+    if "bits" in limits:
+        ranges["exclusiveMaximum"] = 2 ** limits["bits"]
+    return {"type": kind} | ranges
+
+
+def _described(comments: dict[str, str], key: str) -> dict[str, str]:
+    return {"description": comments[key]} if key in comments else {}
+
+
+def _comments(path: str) -> dict[str, str]:
+    """The comment above every key of `conf/<path>.yaml`, and of the files that it inherits."""
+    file = resources.files("collectx.conf").joinpath(f"{path}.yaml")
+    if not file.is_file():
+        return {}
+    group = path.rpartition("/")[0]
+    inherited: dict[str, str] = {}
+    comments: dict[str, str] = {}
+    block: list[str] = []
+    for line in file.read_text().splitlines():
+        key, colon, _ = line.strip().partition(":")
+        if line.startswith("  - ") and group and line != "  - _self_":
+            inherited |= _comments(f"{group}/{line.removeprefix('  - ').strip()}")
+        if line.lstrip().startswith("#"):
+            block.append(line.lstrip("# "))
+            continue
+        if colon and block and key.isidentifier():
+            comments[key] = " ".join(block)
+        block = []
+    return inherited | comments

@@ -1,0 +1,68 @@
+"""What is wrong with an option, and how a message says it to users of YAML and of Python."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+ABSENT: Any = object()
+
+
+@dataclass(frozen=True)
+class Language:
+    """How values are written.
+
+    Attributes:
+        types: names of types, as in "must be an integer".
+        null: the word for no value.
+        show: a value as the user wrote it.
+        reads_text: whether a text may stand for a number, as an environment variable gives it.
+    """
+
+    types: Mapping[type, str]
+    null: str
+    show: Callable[[Any], str]
+    reads_text: bool
+
+
+def _yaml_value(value: Any) -> str:
+    text = "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+YAML = Language(
+    {int: "an integer", float: "a number", bool: "true or false", str: "a text", dict: "a mapping"},
+    "null",
+    _yaml_value,
+    reads_text=True,
+)
+PYTHON = Language(
+    {int: "an int", float: "a number", bool: "True or False", str: "a string", dict: "a dict"},
+    "None",
+    repr,
+    reads_text=False,
+)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One problem of a configuration.
+
+    Attributes:
+        path: the option, as `collector.num_slots`, or `collector` where the choice of the group is wrong.
+        rule: what the value must be, with the arithmetic.
+        value: what the option was set to; ABSENT: the message names the option alone.
+        advice: what to do.
+    """
+
+    path: str
+    rule: str
+    value: Any = ABSENT
+    advice: str = ""
+
+    def text(self, language: Language = YAML) -> str:
+        """The message."""
+        subject = self.path if self.value is ABSENT else f"{self.path}={language.show(self.value)}"
+        is_sentence = self.rule.startswith(("is ", "has ", "cannot "))
+        return f"{subject}{' ' if is_sentence else ': '}{self.rule}" + (f": {self.advice}" if self.advice else "")

@@ -1,0 +1,47 @@
+"""Rules between options, each with its arithmetic and what to change.
+
+Called by the command line and by the Python classes, after every option was checked by itself. What this machine can do
+is checked in `collectx/run/rules.py`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
+
+from collectx.config.problem import Problem
+from collectx.config.rules import backends, collection, launchers, training
+from collectx.config.schema.fields import Unset
+from collectx.config.schema.run import RunConfig
+
+Rule = Callable[[RunConfig], Iterator[Problem]]
+
+RULES: tuple[Rule, ...] = (
+    collection.frames_per_batch,
+    collection.resets,
+    collection.preemption,
+    training.learnable_batches,
+    collection.single_collector,
+    backends.backend_fits,
+    backends.tensorpipe,
+    backends.visible_devices,
+    backends.mpi_universe,
+    collection.nested_collectors,
+    launchers.slurm_jobs,
+    launchers.slurm_nodes,
+    launchers.ray_gpus,
+    collection.gym_envs,
+    training.convolutions,
+    training.trainable_policy,
+    backends.device_names,
+)
+
+
+def problems(cfg: RunConfig, rules: Iterable[Rule] = RULES) -> list[Problem]:
+    """The problems that `rules` find. A rule ends where it reads an option that failed its own check."""
+    found = []
+    for rule in rules:
+        with contextlib.suppress(Unset):
+            for problem in rule(cfg):
+                found.append(problem)
+    return found

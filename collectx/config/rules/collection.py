@@ -1,0 +1,107 @@
+"""Rules about envs and batches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from collectx.config.derived import NETWORK_BACKENDS, backend_of, is_async, is_stacked, rows_per_env
+from collectx.config.problem import Problem
+from collectx.config.schema.env import GymEnvConfig, GymVectorEnvConfig
+from collectx.config.schema.run import RunConfig
+
+
+def frames_per_batch(cfg: RunConfig) -> Iterator[Problem]:
+    """Every env contributes the same number of steps to a batch."""
+    frames, unit = cfg.collector.frames_per_batch, cfg.env.num_envs
+    product = f"env.num_envs={unit}"
+    if (inner := rows_per_env(cfg.collector)) > 1:
+        unit, product = inner * unit, f"collector.num_workers_per_collector={inner} x {product}"
+    if is_stacked(cfg.collector):
+        workers = cfg.collector.num_workers
+        unit, product = workers * unit, f"collector.num_workers={workers} x {product}"
+    if frames % unit:
+        below = frames // unit * unit
+        yield Problem(
+            "collector.frames_per_batch",
+            f"is not a multiple of {product} ({frames} / {unit} = {frames / unit:.2f})",
+            frames,
+            f"use {below} or {below + unit}." if below else f"use {unit}.",
+        )
+
+
+def resets(cfg: RunConfig) -> Iterator[Problem]:
+    """Envs that spend a step on a reset cannot be reset before their episodes end. An env that chooses this mode itself
+    is checked when it is made."""
+    if not isinstance(cfg.env, GymVectorEnvConfig) or cfg.env.autoreset_mode != "next_step":
+        return
+    for name in ("max_frames_per_traj", "reset_at_each_iter"):
+        if value := getattr(cfg.collector, name, None):
+            yield Problem(
+                f"collector.{name}",
+                "with env.autoreset_mode=next_step no env can be reset before its episode ends",
+                value,
+                "use env.autoreset_mode=disabled or same_step.",
+            )
+
+
+def gym_envs(cfg: RunConfig) -> Iterator[Problem]:
+    """A Gymnasium env has one name, and wrappers only where single envs are made."""
+    env = cfg.env
+    if not isinstance(env, GymEnvConfig | GymVectorEnvConfig):
+        return
+    if env.id is None and env.entry_point is None:
+        advice = "give a Gymnasium id, env.id=CartPole-v1, or env.entry_point=module:Class."
+        yield Problem("env.id", "is not set", advice=advice)
+    if env.id is not None and env.entry_point is not None:
+        rule = f"env.entry_point={env.entry_point} names an env too"
+        yield Problem("env.id", rule, env.id, "set one of them to null.")
+    if not isinstance(env, GymVectorEnvConfig) or not env.wrappers:
+        return
+    if env.vectorization_mode == "vector_entry_point" or env.entry_point is not None:
+        advice = "use env.id with env.vectorization_mode=sync or async, or no wrappers."
+        yield Problem("env.wrappers", "an env that is a vector itself has no single envs to wrap", advice=advice)
+
+
+def single_collector(cfg: RunConfig) -> Iterator[Problem]:
+    """One process is one worker."""
+    if cfg.collector.kind == "single" and cfg.collector.num_workers != 1:
+        yield Problem(
+            "collector.num_workers",
+            "collector=single has one worker, the trainer's own process",
+            cfg.collector.num_workers,
+            "use collector=multi_sync or collector=multi_async, or collector.num_workers=1.",
+        )
+
+
+def preemption(cfg: RunConfig) -> Iterator[Problem]:
+    """The trainer can end the parts of slow workers only through shared memory."""
+    path, threshold = "collector.preemptive_threshold", cfg.collector.preemptive_threshold
+    if threshold is None:
+        return
+    if cfg.collector.kind == "single":
+        rule, advice = "collector=single has one worker and waits for no other", "use collector=multi_sync."
+        yield Problem(path, rule, threshold, advice)
+    elif is_async(cfg.collector):
+        rule = "an async batch comes from one worker and waits for no other"
+        yield Problem(path, rule, threshold, "use collector=multi_sync, or null.")
+    elif (backend := backend_of(cfg)) not in ("inline", "shared_memory"):
+        rule = f"over backend={backend} workers cannot be stopped within a batch"
+        yield Problem(path, rule, threshold, "use collector=multi_sync on one machine, or null.")
+
+
+def nested_collectors(cfg: RunConfig) -> Iterator[Problem]:
+    """A worker that is itself a collector needs a network between it and the trainer."""
+    collector, path = cfg.collector, "collector.num_workers_per_collector"
+    count = collector.num_workers_per_collector
+    if count == 1:
+        return
+    if collector.refresh == "step":
+        rule = "a worker that is itself a collector takes weights between its batches"
+        yield Problem(path, rule, count, "use collector.refresh=batch.")
+    if collector.inner == "single":
+        advice = "use collector.inner=sync or async, or collector.num_workers_per_collector=1."
+        yield Problem(path, "collector.inner=single has one process", count, advice)
+    if (backend := backend_of(cfg)) not in NETWORK_BACKENDS:
+        rule = f"over backend={backend} every process of this machine is a worker itself"
+        advice = f"use collector.num_workers={collector.num_workers * count}, or collector=distributed."
+        yield Problem(path, rule, count, advice)

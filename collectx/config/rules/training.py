@@ -1,0 +1,57 @@
+"""Rules about policies, and about what trainers learn from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from collectx.config.problem import Problem
+from collectx.config.schema.policy import CnnPolicyConfig
+from collectx.config.schema.run import RunConfig
+
+# Built-in trainers that learn from batches.
+_LEARNING = ("ppo", "impala", "dqn")
+
+
+def learnable_batches(cfg: RunConfig) -> Iterator[Problem]:
+    """Trainers that learn read every place of a batch, and the observation after it."""
+    collector, trainer = cfg.collector, cfg.trainer.kind
+    if trainer not in _LEARNING:
+        return
+    if getattr(collector, "compact_obs", False):
+        rule = f"trainer={trainer} learns from the observation below next"
+        yield Problem("collector.compact_obs", rule, True, "use false, or trainer=meter or custom.")
+    threshold, trajectories = collector.preemptive_threshold, collector.trajs_per_batch
+    rule = f"have places without a frame, and trainer={trainer} learns from every place"
+    if trajectories is None and threshold is not None:
+        yield Problem(
+            "collector.preemptive_threshold",
+            f"batches {rule}",
+            threshold,
+            "use null, or whole trajectories one after another, collector.trajs_per_batch=N collector.traj_format=cat.",
+        )
+    elif trajectories is not None and collector.traj_format == "padded":
+        path, advice = "collector.trajs_per_batch", "use collector.traj_format=cat."
+        yield Problem(path, f"padded batches {rule}", trajectories, advice)
+
+
+def convolutions(cfg: RunConfig) -> Iterator[Problem]:
+    """Each convolution has one entry in every list."""
+    if isinstance(cfg.policy, CnnPolicyConfig):
+        lists = {name: len(getattr(cfg.policy, name)) for name in ("channels", "kernel_sizes", "strides")}
+        if len(set(lists.values())) > 1:
+            first, *others = (f"policy.{name} has {count}" for name, count in lists.items())
+            rule = first.removeprefix("policy.channels ")
+            yield Problem("policy.channels", f"{rule}, {', '.join(others)}", advice="give one entry per convolution.")
+
+
+def trainable_policy(cfg: RunConfig) -> Iterator[Problem]:
+    """PPO and IMPALA learn a distribution of actions, DQN the values of actions."""
+    policy, trainer = cfg.policy.kind, cfg.trainer.kind
+    if policy == "random" and trainer in ("ppo", "impala"):
+        rule = f"trainer={trainer} has nothing to train"
+        yield Problem("policy", rule, policy, "use policy=mlp, or trainer=meter.")
+    if trainer == "dqn" and policy in ("random", "mlp", "cnn"):
+        yield Problem("policy", "trainer=dqn learns values of actions", policy, "use policy=q_mlp or policy=q_cnn.")
+    if trainer in ("ppo", "impala") and policy in ("q_mlp", "q_cnn"):
+        rule = f"trainer={trainer} learns probabilities of actions"
+        yield Problem("policy", rule, policy, f"use policy={policy.removeprefix('q_')}, or trainer=dqn.")

@@ -1,0 +1,60 @@
+"""Measures for how long workers have had a batch outstanding. Used by the supervisor; must not know why."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+# An option, and its value in seconds.
+Limit: TypeAlias = tuple[str, float]
+
+
+class BatchTimers:
+    """One timer for each worker with outstanding batches, on a clock that stands still while nobody calls `advance`.
+
+    Args:
+        longest_gap_s: the most that the time between two calls of `advance` counts.
+        clock: the time in seconds.
+
+    Attributes:
+        now_s: the time by which timers expire.
+    """
+
+    def __init__(self, longest_gap_s: float, clock: Callable[[], float]):
+        self.now_s = 0.0
+        self._longest_gap_s = longest_gap_s
+        self._clock = clock
+        self._advanced_s = clock()
+        # For each limit, the workers with their start times, the oldest first: a worker with a long limit must not
+        # hide one with a short limit.
+        self._started: dict[Limit, OrderedDict[Any, float]] = {}
+
+    def advance(self) -> None:
+        """Lets `now_s` follow the clock."""
+        before_s, self._advanced_s = self._advanced_s, self._clock()
+        self.now_s += min(self._advanced_s - before_s, self._longest_gap_s)
+
+    def start(self, worker: Any, limit: Limit) -> None:
+        """Starts a worker's timer (`collectx.transport.supervisor.Worker`), and sets its `limit`."""
+        self.advance()
+        worker.limit = limit
+        self._started.setdefault(limit, OrderedDict())[worker] = self.now_s
+
+    def stop(self, worker: Any) -> None:
+        """Stops a worker's timer, if it is running, and clears its `limit`."""
+        if worker.limit is not None:
+            del self._started[worker.limit][worker]
+            worker.limit = None
+
+    @property
+    def are_running(self) -> bool:
+        """Whether any timer is running."""
+        return any(self._started.values())
+
+    def next(self) -> tuple[float, Any] | None:
+        """When the next timer expires, and whose it is; None if none is running."""
+        oldest = [(*next(iter(started.items())), limit_s) for (_, limit_s), started in self._started.items() if started]
+        if not oldest:
+            return None
+        return min(((start_s + limit_s, worker) for worker, start_s, limit_s in oldest), key=lambda entry: entry[0])

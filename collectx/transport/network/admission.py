@@ -1,0 +1,145 @@
+"""Admits workers: greets those that know the secret and are expected, and makes their pairs, in the listener's threads.
+
+Used by the network transport, whose thread takes the admitted workers.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from multiprocessing.connection import Connection
+from typing import Any
+
+from collectx.errors import RendezvousError
+from collectx.transport.connections import enable_keepalive
+from collectx.transport.network.handshake import Listener, receive_hello
+from collectx.transport.network.p2p import TRAINER, Pair
+from collectx.transport.network.remote_worker import RemoteWorker
+from collectx.transport.network.worker import LinkConfig
+from collectx.transport.supervisor import State
+
+
+class Admission:
+    """Listens for workers.
+
+    Args:
+        workers: the newest life of each worker, by index.
+        config: sent to each worker.
+        task: `task(index, life)` is the task of a worker, as JSON-compatible data.
+        events: called as `events(name, **fields)` from any thread when a peer is refused.
+        addresses, port, secret, interface: see `Listener`.
+
+    Attributes:
+        endpoint: where the trainer listens.
+        readable: a descriptor that becomes readable when a worker can be taken.
+    """
+
+    def __init__(
+        self,
+        workers: dict[int, RemoteWorker],
+        config: LinkConfig,
+        task: Callable[[int, int], dict[str, Any]],
+        events: Callable[..., None],
+        addresses: Sequence[str],
+        port: int,
+        secret: bytes,
+        interface: str | None,
+    ):
+        self._workers = workers
+        self._config = config
+        self._task = task
+        self._events = events
+        # Guards the states of workers until they have joined.
+        self._lock = threading.Lock()
+        self._is_closed = False
+        self._admitted: queue.SimpleQueue[tuple[RemoteWorker, Connection, Pair]] = queue.SimpleQueue()
+        self.readable, self._wakeup = os.pipe()
+        try:
+            self._listener = Listener(addresses, port, secret, self._admit, self._refuse, interface)
+        except BaseException:
+            self._close_pipe()
+            raise
+        self.endpoint = self._listener.endpoint
+
+    def expect(self, index: int, life: int) -> None:
+        """Lets a worker of this index join."""
+        with self._lock:
+            worker = self._workers.get(index)
+            if worker is None or worker.state is State.GONE:
+                self._workers[index] = RemoteWorker(index, life)
+            else:
+                worker.life = life
+
+    def withdraw(self, worker: RemoteWorker) -> None:
+        """Lets this life of a worker join no longer."""
+        with self._lock:
+            worker.state = State.GONE
+
+    def take(self) -> tuple[RemoteWorker, Connection, Pair] | None:
+        """The next admitted worker with its connection and its pair; None if it came too late. Blocks until
+        `readable` is."""
+        os.read(self.readable, 1)
+        worker, connection, pair = self._admitted.get()
+        if worker.state is State.PAIRING:
+            return worker, connection, pair
+        _reject(connection, pair)
+        return None
+
+    def _admit(self, connection: Connection, address: str) -> None:
+        """Pairs with a peer that knows the secret, if it is an expected worker."""
+        enable_keepalive(connection, self._config.timeout_s)
+        hello = receive_hello(connection)
+        worker = self._begin_pairing(hello.pop("worker", None), connection)
+        worker.info = hello
+        try:
+            reply = {"task": self._task(worker.index, worker.life), "link": vars(self._config)}
+            connection.send_bytes(json.dumps(reply).encode())
+            pair = self._config.make_pair(connection, TRAINER, address)
+        except Exception as error:
+            with self._lock:
+                if worker.state is State.PAIRING:
+                    worker.state = State.EXPECTED
+            raise RendezvousError(f"worker {worker.index}: {error!r}") from error
+        with self._lock:
+            if not self._is_closed:
+                self._admitted.put((worker, connection, pair))
+                os.write(self._wakeup, b"\0")
+                return
+        _reject(connection, pair)
+
+    def _begin_pairing(self, index: Any, connection: Connection) -> RemoteWorker:
+        with self._lock:
+            # In Python, JSON's `true` is an int.
+            worker = self._workers.get(index) if type(index) is int else None
+            if worker is not None and worker.state is State.EXPECTED:
+                worker.state = State.PAIRING
+                return worker
+        reason = f"worker {index} is not expected: it has joined already, or is above the number of workers"
+        connection.send_bytes(json.dumps({"refused": reason}).encode())
+        raise RendezvousError(reason)
+
+    def _refuse(self, address: str, reason: str) -> None:
+        if not self._is_closed:
+            self._events("peer_refused", address=address, reason=reason)
+
+    def close(self) -> None:
+        """Stops listening, and rejects the workers that were not taken."""
+        with self._lock:
+            self._is_closed = True
+        self._listener.close()
+        while not self._admitted.empty():
+            _reject(*self._admitted.get()[1:])
+        self._close_pipe()
+
+    def _close_pipe(self) -> None:
+        os.close(self.readable)
+        os.close(self._wakeup)
+
+
+def _reject(connection: Connection, pair: Pair) -> None:
+    """Closes both connections, which tells the worker to end."""
+    connection.close()
+    pair.close()

@@ -1,0 +1,50 @@
+"""The trainer's record of a worker that it reaches over a network.
+
+Used by the network transport, admission and weight synchronisation.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from collectx.transport.network.p2p import Incoming, Outgoing, Pair
+from collectx.transport.supervisor import Worker
+
+
+@dataclass(eq=False)
+class Weights:
+    """One version's bytes, stamped with the version plus one.
+
+    Attributes:
+        num_users: the number of workers to which they are being sent.
+        is_newest: whether they are the newest weights of any worker.
+    """
+
+    buffer: torch.Tensor
+    version: int = -1
+    num_users: int = 0
+    is_newest: bool = False
+
+
+@dataclass(eq=False)
+class RemoteWorker(Worker):
+    """See `Worker`.
+
+    Attributes:
+        info: what the worker said of itself when it connected: host, pid, job.
+        pair: for slots and weights; None until it has been made.
+        early_grants: slots and resets that were granted before it joined.
+        incoming: receives that were posted, by slot.
+        weights_version: the version that is being sent, or was sent last.
+        sending: the transfer of weights in progress.
+    """
+
+    info: dict[str, Any] = field(default_factory=dict)
+    pair: Pair | None = None
+    early_grants: list[tuple[int, int]] = field(default_factory=list)
+    incoming: dict[int, Incoming] = field(default_factory=dict)
+    weights_version: int = -1
+    sending: tuple[Outgoing, Weights] | None = None

@@ -1,0 +1,51 @@
+"""`collectx schema`: every packaged file is valid, and wrong values are not."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from collectx.cli import schema
+from collectx.config import GROUPS
+
+jsonschema = pytest.importorskip("jsonschema")
+CONF = Path(schema.__file__).parents[1] / "conf"
+
+
+def validator(capsys, *words):
+    assert schema.main(words) == 0
+    return jsonschema.Draft7Validator(json.loads(capsys.readouterr().out))
+
+
+@pytest.mark.parametrize("group", [*GROUPS, "experiment"])
+def test_packaged_files_are_valid(group, capsys):
+    checks = validator(capsys, *([] if group == "experiment" else [group]))
+    files = {path: yaml.safe_load(path.read_text()) for path in CONF.glob(f"{group}/*.yaml")}
+    assert files
+    assert [path for path, content in files.items() if not checks.is_valid(content)] == []
+
+
+def test_wrong_values_and_keys_are_invalid_and_interpolations_are_not(capsys):
+    checks = validator(capsys)
+    wrong = ({"num_slots": 0}, {"num_slot": 1}, {"refresh": "never"}, {"zero_copy": 1}, {"preemptive_threshold": 2})
+    assert [section for section in wrong if checks.is_valid({"collector": section})] == []
+    right = (
+        {"num_slots": "${seed}"},
+        {"total_frames": -1},
+        {"preemptive_threshold": None},
+        {"kind": "ray", "sync": True},
+    )
+    assert [section for section in right if not checks.is_valid({"collector": section})] == []
+    option = next(
+        each for each in checks.schema["properties"]["collector"]["anyOf"] if each["title"].endswith("single")
+    )
+    assert option["properties"]["num_workers"]["default"] == 1
+    assert "Seconds that a worker" in option["properties"]["worker_timeout_s"]["description"]
+
+
+def test_an_unknown_group_is_refused(capsys):
+    assert schema.main(["colector"]) == 2
+    assert "did you mean collector?" in capsys.readouterr().err

@@ -15,13 +15,13 @@ import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
 
-from collectx.cli import report, watch
-from collectx.cli.task import Task, Wanted
+from collectx.cli import output, watch
+from collectx.cli.task import JobRun, Task
 from collectx.config import SlurmLauncherConfig, num_tasks_of
 from collectx.errors import ConfigError
 from collectx.launcher.slurm import commands
-from collectx.launcher.slurm.job_watcher import JobState
 from collectx.launcher.slurm.log_watcher import role_command
+from collectx.launcher.slurm.worker_job import JobState
 from collectx.run import snapshot
 from collectx.run import task as role
 from collectx.run.cores import per_node
@@ -35,7 +35,7 @@ def job() -> str | None:
     return os.environ.get("SLURM_JOB_ID")
 
 
-def carry_out(task: Task, runs: Sequence[Wanted], job: str, grace_s: float) -> None:
+def run_steps(task: Task, runs: Sequence[JobRun], job: str, grace_s: float) -> None:
     """Runs them, and blocks until all have ended or one was interrupted; adds to `task.results`.
 
     Args:
@@ -44,16 +44,16 @@ def carry_out(task: Task, runs: Sequence[Wanted], job: str, grace_s: float) -> N
     Raises:
         ConfigError: the allocation is too small; nothing was started.
     """
-    if problems := [problem for run in runs for problem in _too_small(run, job)]:
+    if problems := [problem for run in runs for problem in _size_problems(run, job)]:
         raise ConfigError(list(dict.fromkeys(problems)))
-    report.note(
+    output.note(
         f"launcher=slurm inside the allocation of job {job}: runs are steps of that job, with its partition, time and "
         "nodes, and no job is submitted. To submit one: env -u SLURM_JOB_ID collectx run ..."
     )
     for run in runs:
         step = Step(run, job, ["collectx", *task.argv], grace_s)
-        pursuit = watch.Pursuit([(run.name, RunFolder(run.folder), run.cfg, job)], step)
-        task.results += pursuit.to_the_end()
+        watcher = watch.Watcher([(run.name, RunFolder(run.folder), run.cfg, job)], step)
+        task.results += watcher.watch()
         step.join()
         if task.results[-1].status == "interrupted":
             break
@@ -62,18 +62,18 @@ def carry_out(task: Task, runs: Sequence[Wanted], job: str, grace_s: float) -> N
 class Step:
     """One run as a step (`follow.Scheduler`), begun when it is created."""
 
-    def __init__(self, run: Wanted, job: str, argv: list[str], grace_s: float):
+    def __init__(self, run: JobRun, job: str, argv: list[str], grace_s: float):
         launcher, files = run.cfg.launcher, RunFolder(run.folder)
         assert isinstance(launcher, SlurmLauncherConfig)
         self._job = job
         self._grace_s = run.cfg.collector.close_timeout_s + grace_s
-        self._ended = files.jobs / f"exit_status.{job}"
-        self._over_s: float | None = None
+        self._exit_status = files.jobs / f"exit_status.{job}"
+        self._ended_s: float | None = None
         self._is_cancelled = False
         files.begin()
         snapshot.write(run.cfg, files, argv)
         role.write(files, run.cfg, argv)
-        self._ended.unlink(missing_ok=True)
+        self._exit_status.unlink(missing_ok=True)
         (files.jobs / "log_begin").write_text("0\n")
         options = {
             **launcher.srun,
@@ -106,16 +106,16 @@ class Step:
         if code is not None:
             word = "CANCELLED" if self._is_cancelled else "FAILED" if code else "COMPLETED"
             return {self._job: JobState(word, True, True)}
-        if self._is_cancelled or self._ended.exists():
-            self._over_s = self._over_s or time.monotonic()
-        if self._over_s is not None and time.monotonic() > self._over_s + self._grace_s:
+        if self._is_cancelled or self._exit_status.exists():
+            self._ended_s = self._ended_s or time.monotonic()
+        if self._ended_s is not None and time.monotonic() > self._ended_s + self._grace_s:
             self._process.kill()
         return {self._job: JobState("RUNNING", False, True)}
 
     def join(self) -> None:
         """Waits until all tasks of a run that is over have ended, for at most the grace time: an allocation that ends
         before kills them."""
-        self._over_s = self._over_s or time.monotonic()
+        self._ended_s = self._ended_s or time.monotonic()
         while not self.ask(())[self._job].is_over:
             time.sleep(_POLL_S)
 
@@ -125,7 +125,7 @@ class Step:
         self._process.terminate()
 
 
-def _too_small(run: Wanted, job: str) -> list[str]:
+def _size_problems(run: JobRun, job: str) -> list[str]:
     launcher, text = run.cfg.launcher, os.environ.get("SLURM_JOB_CPUS_PER_NODE", "")
     assert isinstance(launcher, SlurmLauncherConfig)
     cores = sum(per_node(text))

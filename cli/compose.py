@@ -82,7 +82,7 @@ class Composer:
             if group != "hydra"
         }
         # Groups whose choices are whole runs.
-        self._wholes = {group for group in self.groups if group not in GROUPS}
+        self._preset_groups = {group for group in self.groups if group not in GROUPS}
 
     def check(self, overrides: Sequence[str]) -> Checked:
         """Reads the overrides one by one; see `collectx/cli/overrides.py`."""
@@ -118,13 +118,13 @@ class Composer:
         return cfg, [*checked.problems, *problems, *rules.problems(cfg), *signatures.problems(cfg)]
 
     def deletions(self, overrides: Sequence[str], say: Callable[[str], object] | None = None) -> list[str]:
-        """The overrides that leave out what `experiment.surplus` finds; `say` is called with a sentence about it."""
-        if not any(text.lstrip("+").partition("=")[0] in self._wholes for text in overrides):
+        """The overrides that remove `experiment.unused_keys`; `say` is called with a sentence about them."""
+        if not any(text.lstrip("+").partition("=")[0] in self._preset_groups for text in overrides):
             return []
         node = self.load(overrides)
-        found = experiment.surplus(node, self._loader)
+        found = experiment.unused_keys(node, self._loader)
         if found and say is not None:
-            say(experiment.note(node, found))
+            say(experiment.describe(node, found))
         return [f"~{path}" for path in found]
 
 

@@ -8,13 +8,13 @@ from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from typing import Any
 
-from collectx.cli import report
+from collectx.cli import output
 from collectx.config import GymEnvConfig, GymVectorEnvConfig, RunConfig
 from collectx.errors import ConfigError
 from collectx.run import RunFolder
 
 # What of a launcher's section names code, or may.
-_LAUNCHER = {
+_EXECUTED_BY_LAUNCHER = {
     **dict.fromkeys(("python", "setup"), "is executed"),
     **dict.fromkeys(("srun", "sbatch", "container"), "is passed to SLURM, and may name what is executed"),
     **dict.fromkeys(("ray_init_config", "remote_configs"), "is passed to Ray, and may name what is executed"),
@@ -27,8 +27,8 @@ def check(files: RunFolder, cfg: RunConfig, trusted: bool) -> None:
     Raises:
         ConfigError: the folder is another user's, and not `trusted`.
     """
-    for key, value, origin in named(cfg):
-        report.note(f"{key}={value} {origin}")
+    for key, value, origin in references(cfg):
+        output.note(f"{key}={value} {origin}")
     owner = _other_owner(files)
     if owner is not None and not trusted:
         raise ConfigError(
@@ -39,7 +39,7 @@ def check(files: RunFolder, cfg: RunConfig, trusted: bool) -> None:
         )
 
 
-def named(cfg: RunConfig) -> Iterator[tuple[str, Any, str]]:
+def references(cfg: RunConfig) -> Iterator[tuple[str, Any, str]]:
     """Key, value and origin of everything in a configuration that names code."""
     for group in ("env", "policy", "trainer"):
         section = getattr(cfg, group)
@@ -54,7 +54,7 @@ def named(cfg: RunConfig) -> Iterator[tuple[str, Any, str]]:
             yield f"env.wrappers[{index}]", target, _origin(str(target))
     parts = {f"launcher.{name}": getattr(cfg.launcher, name, None) for name in ("trainer", "worker")}
     for path, part in {"launcher": cfg.launcher, **parts}.items():
-        for name, origin in _LAUNCHER.items():
+        for name, origin in _EXECUTED_BY_LAUNCHER.items():
             if value := getattr(part, name, None):
                 yield f"{path}.{name}", value, origin
 

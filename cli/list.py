@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
 
-from collectx.cli import report
+from collectx.cli import output
 from collectx.cli.arguments import split
 from collectx.config import GROUPS
 from collectx.config.suggest import did_you_mean
@@ -21,14 +21,14 @@ def main(argv: Sequence[str]) -> int:
         arguments = split(argv)
         choices = find(arguments.config_dir)
     except ConfigError as error:
-        return report.wrong_usage(" ".join(error.problems))
+        return output.usage_error(" ".join(error.problems))
     if "help" in arguments.flags:
         print("collectx list [GROUP] [--config-dir DIR]: every choice of each group, or of one, with a line about it.")
         return 0
     unknown = [name for name in arguments.words if name not in choices]
     if unknown or len(arguments.words) > 1:
         name = unknown[0] if unknown else arguments.words[1]
-        return report.wrong_usage(f"list: {name}: no such group{did_you_mean(name, choices)}")
+        return output.usage_error(f"list: {name}: no such group{did_you_mean(name, choices)}")
     for group in arguments.words or choices:
         _print(group, choices[group])
     return 0

@@ -15,7 +15,7 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from collectx.cli import foreign_code, report
+from collectx.cli import foreign_code, output
 from collectx.cli.arguments import Arguments, split
 from collectx.cli.compose import Composer, parsed
 from collectx.cli.run import launch
@@ -47,7 +47,7 @@ def main(argv: Sequence[str]) -> int:
             return 0
         return _reproduce(arguments, ["reproduce", *argv])
     except ConfigError as error:
-        return report.wrong_configuration(error.problems)
+        return output.config_errors(error.problems)
 
 
 def _reproduce(arguments: Arguments, argv: Sequence[str]) -> int:
@@ -55,9 +55,9 @@ def _reproduce(arguments: Arguments, argv: Sequence[str]) -> int:
     folders = [word for word in arguments.words if Path(word).is_dir() or not ("=" in word or word.startswith("~"))]
     overrides = tuple(word for word in arguments.words if word not in folders)
     if len(folders) != 1:
-        return report.wrong_usage(f"reproduce needs one run folder, got {len(folders)}.\n{_USAGE}")
+        return output.usage_error(f"reproduce needs one run folder, got {len(folders)}.\n{_USAGE}")
     if "multirun" in arguments.flags:
-        return report.wrong_usage("reproduce runs one configuration; sweeps are `collectx run -m`.")
+        return output.usage_error("reproduce runs one configuration; sweeps are `collectx run -m`.")
     old = RunFolder(folders[0])
     saved = _saved(old)
     # A damaged file is reported before the run, not after it.
@@ -77,7 +77,7 @@ def _reproduce(arguments: Arguments, argv: Sequence[str]) -> int:
         if override.key_or_group == "hydra.run.dir" and Path(str(override.value())).resolve() == old.path.resolve():
             raise ConfigError([f"{override.input_line}: this is the run to be reproduced: choose another folder."])
     if not had_digest:
-        report.note(f"{old.path} has no digest of its batches; runs again without comparing.")
+        output.note(f"{old.path} has no digest of its batches; runs again without comparing.")
     elif not any(text.lstrip("+").startswith("trainer.digest=") for text in overrides):
         overrides = (*overrides, "trainer.digest=true")
     collector = saved.get("collector") or {}

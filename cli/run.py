@@ -15,7 +15,7 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from collectx.cli import report, run_status, submitit_slurm, sweeper, table
+from collectx.cli import output, run_status, submitit_slurm, sweeper
 from collectx.cli.arguments import Arguments, split
 from collectx.cli.compose import SEARCH_PATH, Composer, parsed, points, without_hydra
 from collectx.cli.overrides import Checked
@@ -28,7 +28,7 @@ from collectx.run import RunFolder, preflight
 from collectx.run.lock import locked
 
 # Flags with which Hydra explains instead of running: the configuration need not be complete.
-_EXPLAINING = ("help", "hydra-help", "cfg", "info", "version")
+_INFORMATIVE_FLAGS = ("help", "hydra-help", "cfg", "info", "version")
 
 
 def main(argv: Sequence[str]) -> int:
@@ -38,7 +38,7 @@ def main(argv: Sequence[str]) -> int:
         composer = Composer(arguments.config_dir, arguments.config_name)
         return launch(composer, arguments, ["run", *argv])
     except ConfigError as error:
-        return report.wrong_configuration(error.problems)
+        return output.config_errors(error.problems)
 
 
 def launch(composer: Composer, arguments: Arguments, argv: Sequence[str], outcome: list[Any] | None = None) -> int:
@@ -57,20 +57,20 @@ def launch(composer: Composer, arguments: Arguments, argv: Sequence[str], outcom
     if foreign:
         raise ConfigError(foreign)
     if words != list(arguments.words):
-        told = " ".join(word for word in words if word not in arguments.words)
-        report.note(f"hydra/launcher=submitit_slurm: as {told}.")
+        text = " ".join(word for word in words if word not in arguments.words)
+        output.note(f"hydra/launcher=submitit_slurm: as {text}.")
     checked = composer.check(words)
-    explaining = any(flag in arguments.flags for flag in _EXPLAINING)
-    problems = checked.problems if explaining else _problems(composer, checked, arguments)
+    is_informative = any(flag in arguments.flags for flag in _INFORMATIVE_FLAGS)
+    problems = checked.problems if is_informative else _problems(composer, checked, arguments)
     if problems:
         raise ConfigError(problems)
     task = Task(argv)
     is_failed = False
     try:
         try:
-            if not explaining:
-                _look_into_folder(composer, checked, arguments)
-            _hand_over(composer, checked, arguments, task)
+            if not is_informative:
+                _check_folder(composer, checked, arguments)
+            _run_hydra(composer, checked, arguments, task)
         except BrokenPipeError:
             raise
         except (OSError, OmegaConfBaseException) as error:
@@ -88,16 +88,16 @@ def launch(composer: Composer, arguments: Arguments, argv: Sequence[str], outcom
             if task.sweeper is None or not task.points:
                 raise error if isinstance(error, ConfigError) else ConfigError([text]) from error
             is_failed = True
-            report.failure(text)
-        if task.refused:
-            raise ConfigError(list(dict.fromkeys(task.refused)))
-        if task.wanted:
+            output.error(text)
+        if task.problems:
+            raise ConfigError(list(dict.fromkeys(task.problems)))
+        if task.job_runs:
             from collectx.cli import slurm
 
-            slurm.carry_out(task)
+            slurm.run_jobs(task)
     finally:
-        if task.sweep is not None and not task.left:
-            table.show(task.sweep, task.points, {ended.folder: str(ended.status) for ended in task.results})
+        if task.sweep is not None and not task.is_detached:
+            output.print_sweep(task.sweep, task.points, {ended.folder: str(ended.status) for ended in task.results})
     if outcome is not None:
         outcome += task.results
     return exit_status([*(ended.status for ended in task.results), *(["failed"] if is_failed else [])])
@@ -110,7 +110,7 @@ def exit_status(statuses: Sequence[str]) -> int:
     return 1 if any(status != "completed" for status in statuses) else 0
 
 
-def _look_into_folder(composer: Composer, checked: Checked, arguments: Arguments) -> None:
+def _check_folder(composer: Composer, checked: Checked, arguments: Arguments) -> None:
     """Refuses the folder of a run here that has a run in it before Hydra writes to it. Folders of jobs, which may go on
     from an earlier start, and of sweeps are looked into later.
 
@@ -123,16 +123,16 @@ def _look_into_folder(composer: Composer, checked: Checked, arguments: Arguments
     node = composer.load(checked.overrides)
     files = RunFolder(node.hydra.run.dir)
     if "MULTIRUN" not in str(node.hydra.mode) and node.launcher.kind not in ELSEWHERE and files.path.is_dir():
-        _look_for_job(files)
+        _check_job(files)
         with locked(files, bool(OmegaConf.select(node, "run.overwrite"))):
             pass
 
 
-def _look_for_job(files: RunFolder) -> None:
+def _check_job(files: RunFolder) -> None:
     """Refuses a folder whose job has not ended: a job in the queue holds no lock."""
-    if (job := run_status.job_of(files)) is None:
+    if (job := run_status.read_job(files)) is None:
         return
-    found = run_status.fate(files, job, run_status.ask([job]))
+    found = run_status.status_of(files, job, run_status.query_slurm([job]))
     if not found.is_over:
         known = f", as far as is known ({found.detail})" if found.word == "unknown" else ""
         raise ConfigError(
@@ -145,7 +145,7 @@ def _is_sweep(checked: Checked, arguments: Arguments) -> bool:
     return "multirun" in arguments.flags or any(each.is_sweep_override() for each in parsed(checked.overrides))
 
 
-def _hand_over(composer: Composer, checked: Checked, arguments: Arguments, task: Task) -> None:
+def _run_hydra(composer: Composer, checked: Checked, arguments: Arguments, task: Task) -> None:
     """Calls Hydra with a command line that it reads."""
     import hydra
 
@@ -172,13 +172,13 @@ def _problems(composer: Composer, checked: Checked, arguments: Arguments) -> Seq
     if not swept and not is_multirun:
         cfg, problems = composer.examine(checked)
         if not problems:
-            composer.deletions(checked.overrides, say=report.note)
-        return problems or _last_look(cfg)
+            composer.deletions(checked.overrides, say=output.note)
+        return problems or _machine_problems(cfg)
     try:
         sampled = sweeper.sample(overrides)
         node = composer.load(sampled)
         if not sweeper.is_basic(node):
-            node = composer.load([*sampled, *composer.deletions(sampled, say=report.note)])
+            node = composer.load([*sampled, *composer.deletions(sampled, say=output.note)])
     except ConfigError as error:
         return [*checked.problems, *error.problems]
     # The chosen launcher may turn every run into a sweep of one or more points.
@@ -189,7 +189,7 @@ def _problems(composer: Composer, checked: Checked, arguments: Arguments) -> Seq
         # Which points there will be is known only to the sweeper.
         cfg, problems = typed(without_hydra(node), ignore=checked.broken)
         problems = [*checked.problems, *problems]
-        return problems or sweeper.problems(node, cfg) or _last_look(cfg)
+        return problems or sweeper.problems(node, cfg) or _machine_problems(cfg)
     if continuous := [str(override.input_line).lstrip("+") for override in swept if not override.is_discrete_sweep()]:
         return [
             *checked.problems,
@@ -204,10 +204,10 @@ def _problems(composer: Composer, checked: Checked, arguments: Arguments) -> Seq
         cfg, problems = composer.examine(checked, point.overrides)
         if not problems:
             composer.deletions(point.overrides, say=notes.append)
-        for problem in problems or _last_look(cfg, quiet=point is not all_points[0]):
+        for problem in problems or _machine_problems(cfg, quiet=point is not all_points[0]):
             found.setdefault(problem, []).append(point.name)
     for text in dict.fromkeys(notes):
-        report.note(text)
+        output.note(text)
     everywhere = len(all_points)
     return [
         problem if len(where) == everywhere or problem in checked.problems else f"{problem} [{'; '.join(where)}]"
@@ -215,12 +215,12 @@ def _problems(composer: Composer, checked: Checked, arguments: Arguments) -> Seq
     ]
 
 
-def _last_look(cfg: RunConfig, quiet: bool = False) -> list[str]:
+def _machine_problems(cfg: RunConfig, quiet: bool = False) -> list[str]:
     """What is checked of a valid configuration: whether this machine has what it needs. Prints notes on the way."""
     problems = preflight.launcher_problems(cfg)
     if cfg.launcher.kind not in ELSEWHERE:
         problems += preflight.device_problems(cfg) + preflight.backend_problems(cfg)
     if not problems and not quiet:
         for text in advice(cfg):
-            report.note(text)
+            output.note(text)
     return problems

@@ -1,4 +1,4 @@
-"""Runs that are SLURM jobs: submits what is wanted, equal runs as one job array, then follows or leaves.
+"""Runs that are SLURM jobs: submits runs, equal ones as one job array, then follows or leaves.
 
 A run whose job is still queued or running is not submitted again, only followed. Called when Hydra has composed all
 points of a sweep, or one run.
@@ -14,9 +14,9 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from collectx.cli import allocation, report, run_status, watch
+from collectx.cli import allocation, output, run_status, watch
 from collectx.cli.compose import config_text
-from collectx.cli.task import Task, Wanted
+from collectx.cli.task import JobRun, Task
 from collectx.config import SlurmLauncherConfig, SubmititDelayedLauncherConfig, as_dict, num_tasks_of
 from collectx.errors import ConfigError, LauncherError
 from collectx.launcher.slurm import commands, hetjob
@@ -40,9 +40,9 @@ class Failed:
     status: str = "failed"
 
 
-def carry_out(wanted: Task) -> None:
-    """Submits `wanted.wanted`; follows all of them to their end, unless `launcher.wait=false`; adds to
-    `wanted.results`.
+def run_jobs(task: Task) -> None:
+    """Submits `task.job_runs`; follows all of them to their end, unless `launcher.wait=false`; adds to
+    `task.results`.
 
     Raises:
         ConfigError: SLURM refused all of it, with its words, or a run's folder has a run in it; nothing was started.
@@ -51,73 +51,73 @@ def carry_out(wanted: Task) -> None:
     submitted: dict[Path, str] = {}
     with watch.terminable():
         try:
-            _carry_out(wanted, submitted)
+            _submit_and_watch(task, submitted)
         except KeyboardInterrupt:
             if submitted:
                 commands.cancel(list(submitted.values()))
             raise
 
 
-def _carry_out(wanted: Task, submitted: dict[Path, str]) -> None:
-    living = _living(wanted.wanted)
-    missing = [run for run in wanted.wanted if run.folder not in living]
-    if taken := [problem for run in missing for problem in _taken(run)]:
-        raise ConfigError(taken)
+def _submit_and_watch(task: Task, submitted: dict[Path, str]) -> None:
+    unfinished = _unfinished(task.job_runs)
+    missing = [run for run in task.job_runs if run.folder not in unfinished]
+    if problems := [problem for run in missing for problem in _folder_problems(run)]:
+        raise ConfigError(problems)
     inside = [run for run in missing if run.cfg.launcher.kind == "slurm"] if allocation.job() else []
     if inside:
-        allocation.carry_out(wanted, inside, str(allocation.job()), _GRACE_S)
-        if len(inside) == len(wanted.wanted):
+        allocation.run_steps(task, inside, str(allocation.job()), _GRACE_S)
+        if len(inside) == len(task.job_runs):
             return
     try:
-        refusals = _submit([run for run in missing if run not in inside], wanted.argv, submitted, living.values())
+        refusals = _submit([run for run in missing if run not in inside], task.argv, submitted, unfinished.values())
     except Exception:
         if submitted:
             commands.cancel(list(submitted.values()))
         raise
-    jobs = living | submitted
+    jobs = unfinished | submitted
     if refusals and not jobs:
         raise ConfigError(list(dict.fromkeys(refusals.values())))
     for text in dict.fromkeys(refusals.values()):
-        report.note(f"not submitted: {text}")
-    wanted.results += [Failed(run.folder) for run in wanted.wanted if run.folder in refusals]
-    there = [run for run in wanted.wanted if run.folder in jobs]
-    root = wanted.sweep.absolute() if wanted.sweep is not None else there[0].folder
-    followed = [run for run in there if _launcher(run).wait]
+        output.note(f"not submitted: {text}")
+    task.results += [Failed(run.folder) for run in task.job_runs if run.folder in refusals]
+    watched = [run for run in task.job_runs if run.folder in jobs]
+    root = task.sweep.absolute() if task.sweep is not None else watched[0].folder
+    followed = [run for run in watched if _launcher(run).wait]
     if followed:
-        pursuit = watch.Pursuit([(run.name, RunFolder(run.folder), run.cfg, jobs[run.folder]) for run in followed])
-        wanted.results += pursuit.to_the_end()
-        wanted.left = pursuit.was_left
-    if len(followed) < len(there) or wanted.left:
-        wanted.left = True
+        watcher = watch.Watcher([(run.name, RunFolder(run.folder), run.cfg, jobs[run.folder]) for run in followed])
+        task.results += watcher.watch()
+        task.is_detached = watcher.is_detached
+    if len(followed) < len(watched) or task.is_detached:
+        task.is_detached = True
         print(f"look in later: collectx status {shlex.quote(str(root))}", flush=True)
 
 
-def _living(runs: Sequence[Wanted]) -> dict[Path, str]:
+def _unfinished(runs: Sequence[JobRun]) -> dict[Path, str]:
     """The jobs of those that were submitted before and have not ended.
 
     Raises:
-        ConfigError: such a job has another configuration, so its folder is taken, or SLURM cannot say.
+        ConfigError: such a job has another configuration, so its folder is in use, or SLURM cannot say.
     """
-    before = {run.folder: job for run in runs if (job := run_status.job_of(RunFolder(run.folder))) is not None}
-    said = run_status.ask(before.values()) if before else {}
-    if isinstance(said, LauncherError):
-        raise ConfigError([f"whether jobs of an earlier start go on is not known: {said}"])
-    living = {}
+    before = {run.folder: job for run in runs if (job := run_status.read_job(RunFolder(run.folder))) is not None}
+    states = run_status.query_slurm(before.values()) if before else {}
+    if isinstance(states, LauncherError):
+        raise ConfigError([f"whether jobs of an earlier start go on is not known: {states}"])
+    unfinished = {}
     for run in runs:
-        job = before.get(run.folder)
-        if job is None or run_status.fate(RunFolder(run.folder), job, said).is_over:
+        job, files = before.get(run.folder), RunFolder(run.folder)
+        if job is None or (status := run_status.status_of(files, job, states)).is_over:
             continue
-        filled = role.read(RunFolder(run.folder))
+        filled = role.read(files)
         if filled is None or config_text(filled) != config_text(run.cfg):
             raise ConfigError(
                 [f"job {job} has not ended and fills {run.folder} by another configuration: choose another folder."]
             )
-        living[run.folder] = job
-        print(f"{run.name}: job {job} of an earlier start is {run_status.fate(RunFolder(run.folder), job, said).word}")
-    return living
+        unfinished[run.folder] = job
+        print(f"{run.name}: job {job} of an earlier start is {status.word}")
+    return unfinished
 
 
-def _taken(run: Wanted) -> Sequence[str]:
+def _folder_problems(run: JobRun) -> Sequence[str]:
     """Why nothing may be written to the run's folder."""
     try:
         with locked(RunFolder(run.folder), run.cfg.run.overwrite):
@@ -127,29 +127,29 @@ def _taken(run: Wanted) -> Sequence[str]:
 
 
 def _submit(
-    runs: Sequence[Wanted], argv: Sequence[str], jobs: dict[Path, str], living: Collection[str]
+    runs: Sequence[JobRun], argv: Sequence[str], jobs: dict[Path, str], unfinished: Collection[str]
 ) -> dict[Path, str]:
-    """Submits all; adds to `jobs`. Returns why, for those that SLURM refused. `living` are jobs of the same sweep."""
+    """Submits all; adds to `jobs`. Returns the refusals by run folder. `unfinished` are jobs of the same sweep."""
     refusals: dict[Path, str] = {}
     lanes: dict[int | None, Lanes] = {}
-    for equal in _arrays(runs):
-        limit = _launcher(equal[0]).max_parallel
-        lane = lanes.setdefault(limit, Lanes(limit, living))
-        files = [RunFolder(run.folder) for run in equal]
-        for run, folder in zip(equal, files, strict=True):
+    for group in _arrays(runs):
+        limit = _launcher(group[0]).max_parallel
+        lane = lanes.setdefault(limit, Lanes(limit, unfinished))
+        files = [RunFolder(run.folder) for run in group]
+        for run, folder in zip(group, files, strict=True):
             folder.begin()
             snapshot.write(run.cfg, folder, ["collectx", *argv])
             role.write(folder, run.cfg, ["collectx", *argv])
-        text = _text(equal, lane.before(len(equal)))
+        text = _text(group, lane.before(len(group)))
         try:
-            submitted = slurm_script.submit(_script(equal), text, len(equal))
+            submitted = slurm_script.submit(_script(group), text, len(group))
         except LauncherError as error:
-            refusals |= {run.folder: str(error) for run in equal}
+            refusals |= {run.folder: str(error) for run in group}
             continue
-        lane.take(len(equal), submitted[0].partition("_")[0])
-        for run, folder, job in zip(equal, files, submitted, strict=True):
+        lane.take(len(group), submitted[0].partition("_")[0])
+        for run, folder, job in zip(group, files, submitted, strict=True):
             jobs[run.folder] = job
-            run_status.note_job(folder, job)
+            run_status.write_job(folder, job)
             print(f"{run.name}: job {job}, {num_tasks_of(run.cfg)} tasks", flush=True)
     return refusals
 
@@ -161,12 +161,12 @@ class Lanes:
 
     Args:
         limit: how many lanes; None: as many as are wanted.
-        living: jobs of an earlier start of the sweep.
+        unfinished: jobs of an earlier start of the sweep.
     """
 
-    def __init__(self, limit: int | None, living: Collection[str]):
+    def __init__(self, limit: int | None, unfinished: Collection[str]):
         self._lanes: deque[frozenset[str]] = deque([frozenset()] * (limit or 0))
-        for job in living if limit else ():
+        for job in unfinished if limit else ():
             self._lanes.append(self._lanes.popleft() | {job})
 
     def before(self, num_runs: int) -> frozenset[str]:
@@ -180,22 +180,22 @@ class Lanes:
             self._lanes.append(frozenset({job}))
 
 
-def _text(equal: Sequence[Wanted], after: Collection[str]) -> str:
+def _text(group: Sequence[JobRun], after: Collection[str]) -> str:
     """The script of runs that ask SLURM for the same; `after` are jobs that must have ended before."""
-    cfg, launcher = equal[0].cfg, _launcher(equal[0])
+    cfg, launcher = group[0].cfg, _launcher(group[0])
     survives_nodes = cfg.collector.on_worker_failure != "raise"
     grace_s = cfg.collector.close_timeout_s + _GRACE_S
     if isinstance(launcher, SubmititDelayedLauncherConfig):
-        (run,) = equal
+        (run,) = group
         return hetjob.script(run.folder, launcher, cfg.collector.num_workers, survives_nodes, grace_s)
     return slurm_script.script(
-        [run.folder for run in equal], launcher, num_tasks_of(cfg), survives_nodes, grace_s, after
+        [run.folder for run in group], launcher, num_tasks_of(cfg), survives_nodes, grace_s, after
     )
 
 
-def _arrays(runs: Sequence[Wanted]) -> Iterator[list[Wanted]]:
+def _arrays(runs: Sequence[JobRun]) -> Iterator[list[JobRun]]:
     """Those that ask SLURM for the same."""
-    equal: dict[str, list[Wanted]] = {}
+    equal: dict[str, list[JobRun]] = {}
     for run in runs:
         collector = run.cfg.collector
         asked = as_dict(run.cfg.launcher), num_tasks_of(run.cfg), collector.on_worker_failure, collector.close_timeout_s
@@ -206,7 +206,7 @@ def _arrays(runs: Sequence[Wanted]) -> Iterator[list[Wanted]]:
             yield group[start : start + largest]
 
 
-def _script(runs: Sequence[Wanted]) -> Path:
+def _script(runs: Sequence[JobRun]) -> Path:
     """Where their script goes; those of earlier starts stay."""
     if len(runs) == 1:
         return RunFolder(runs[0].folder).jobs / "run.sh"
@@ -217,6 +217,6 @@ def _script(runs: Sequence[Wanted]) -> Path:
     return path
 
 
-def _launcher(run: Wanted) -> SlurmLauncherConfig:
+def _launcher(run: JobRun) -> SlurmLauncherConfig:
     assert isinstance(run.cfg.launcher, SlurmLauncherConfig)
     return run.cfg.launcher

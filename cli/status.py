@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from collectx.cli import report
+from collectx.cli import output
 from collectx.cli.arguments import split
 from collectx.errors import ConfigError, DamagedFile, LauncherError
 
@@ -31,17 +31,17 @@ def main(argv: Sequence[str]) -> int:
     try:
         arguments = split(argv)
     except ConfigError as error:
-        return report.wrong_usage(" ".join(error.problems))
+        return output.usage_error(" ".join(error.problems))
     if "help" in arguments.flags:
         print(_USAGE)
         return 0
     if len(arguments.words) != 1:
-        return report.wrong_usage(f"status needs one folder, got {len(arguments.words)}.\n{_USAGE}")
+        return output.usage_error(f"status needs one folder, got {len(arguments.words)}.\n{_USAGE}")
     root = Path(arguments.words[0])
     folders = runs_in(root)
     if not folders:
         there = "holds neither a run nor runs" if root.is_dir() else "is no folder"
-        return report.wrong_usage(f"status: {root} {there}.")
+        return output.usage_error(f"status: {root} {there}.")
     return _show(root, folders)
 
 
@@ -54,38 +54,42 @@ def runs_in(root: Path) -> list[Path]:
 
 def _show(root: Path, folders: Sequence[Path]) -> int:
     """Prints what became of each; returns the exit status."""
-    from collectx.cli import run_status, table
+    from collectx.cli import run_status
     from collectx.run.folder import RunFolder
 
     runs = [RunFolder(folder) for folder in folders]
-    jobs = {run.path: run_status.job_of(run) for run in runs}
+    jobs = {run.path: run_status.read_job(run) for run in runs}
     named = [job for job in jobs.values() if job is not None]
-    said = run_status.ask(named) if named and shutil.which("squeue") is not None else LauncherError("it has no squeue")
+    said = (
+        run_status.query_slurm(named)
+        if named and shutil.which("squeue") is not None
+        else LauncherError("it has no squeue")
+    )
     if named and isinstance(said, LauncherError):
-        report.note(f"SLURM cannot be asked on this machine ({said}): only what the folders say.")
+        output.note(f"SLURM cannot be asked on this machine ({said}): only what the folders say.")
     rows, details = [], []
     for run in runs:
         job = jobs[run.path]
         try:
-            found = run_status.fate_here(run) if job is None else run_status.fate(run, job, said)
-            cells = table.row(run.path.name, run.read_result() or _so_far(run), found.word)
+            found = run_status.status_here(run) if job is None else run_status.status_of(run, job, said)
+            cells = output.cells(run.path.name, run.read_result() or _so_far(run), found.word)
         except DamagedFile as error:
             if run.path == root.absolute():
-                return report.wrong_usage(f"status: {error}")
-            found, cells = run_status.Fate("damaged", str(error)), table.row(run.path.name, None, "damaged")
+                return output.usage_error(f"status: {error}")
+            found, cells = run_status.RunStatus("damaged", str(error)), output.cells(run.path.name, None, "damaged")
         rows.append((cells[0], found.word, *cells[2:], job or ""))
         if found.detail:
             details.append(f"{run.path.name}: {found.detail}\n")
-    table.draw(rows, (*table.HEAD, "job"))
+    output.print_table(rows, (*output.COLUMNS, "job"))
     print("".join(details) + f"folder: {root}", flush=True)
     return 0
 
 
 def _so_far(run: RunFolder) -> dict[str, Any] | None:
     """What a run without a result has delivered."""
-    from collectx.run.metrics_tail import Replay
+    from collectx.run.statistics import MetricsTail
 
-    numbers = Replay(run, -1)
+    numbers = MetricsTail(run.metrics, -1)
     if not numbers.update():
         return None
     return {"frames": numbers.frames, "frames_per_s": numbers.frames_per_s, "mean_return": numbers.mean_return}

@@ -42,7 +42,7 @@ def register() -> None:
 
 
 @dataclass(frozen=True)
-class Planned:
+class PlannedPoint:
     """One point and where it goes.
 
     Attributes:
@@ -86,21 +86,23 @@ class PointLauncher(Launcher):
         task.sweep = Path(self.config.hydra.sweep.dir)
         task.points += [(point.name, point.folder) for point in points]
         print(f"sweep: {len(points)} points, {sum(point.is_done for point in points)} of them done already")
-        jobs = [self._ended(point, f"{index + 1} of {len(points)}") for index, point in enumerate(points)]
-        if task.wanted:
+        jobs = [self._run_if_missing(point, f"{index + 1} of {len(points)}") for index, point in enumerate(points)]
+        if task.job_runs:
             from collectx.cli import slurm
 
-            slurm.carry_out(task)
-            task.wanted.clear()
+            slurm.run_jobs(task)
+            task.job_runs.clear()
         sys.stdout.flush()
         if not sweeper.is_basic(self.config):
-            if task.left or any(str(ended.status) == "interrupted" for ended in task.results):
+            if task.is_detached or any(str(ended.status) == "interrupted" for ended in task.results):
                 raise sweeper.Stopped
             for point, job in zip(points, jobs, strict=True):
-                sweeper.answer(job, point.name, RunFolder(point.folder), str(sweeper.objective_of(self.config)))
+                sweeper.set_return_value(
+                    job, point.name, RunFolder(point.folder), str(sweeper.objective_of(self.config))
+                )
         return jobs
 
-    def _ended(self, point: Planned, which: str) -> JobReturn:
+    def _run_if_missing(self, point: PlannedPoint, which: str) -> JobReturn:
         """Runs a point, unless it was completed before or cannot run."""
         if point.problems:
             return JobReturn(status=JobStatus.FAILED, _return_value=ConfigError(point.problems))
@@ -113,18 +115,18 @@ class PointLauncher(Launcher):
             raise sweeper.Stopped
         return job
 
-    def _plan(self, job_overrides: Sequence[Sequence[str]], first: int) -> list[Planned]:
+    def _plan(self, job_overrides: Sequence[Sequence[str]], first: int) -> list[PlannedPoint]:
         root = Path(self.config.hydra.sweep.dir).absolute()
         done = completed(root)
         chosen = _is_chosen(self.config, "hydra.sweep.subdir")
         # Points that come a few at a time are told apart from the other points of the sweep, not only from each other.
         fixed = None if sweeper.is_basic(self.config) else set(self.config.hydra.overrides.task)
-        planned: list[Planned] = []
+        planned: list[PlannedPoint] = []
         for offset, (overrides, name) in enumerate(zip(job_overrides, names(job_overrides, fixed), strict=True)):
             loader = self.context.config_loader
             node = loader.load_sweep_config(self.config, list(overrides))
-            if surplus := experiment.surplus(node, loader):
-                node = loader.load_sweep_config(self.config, [*overrides, *(f"~{path}" for path in surplus)])
+            if unused := experiment.unused_keys(node, loader):
+                node = loader.load_sweep_config(self.config, [*overrides, *(f"~{path}" for path in unused)])
             cfg, problems = typed(without_hydra(node))
             problems += [f"{problem} [{name}]" for problem in (*rules.problems(cfg), *signatures.problems(cfg))]
             text = "" if problems else config_text(cfg)
@@ -137,10 +139,10 @@ class PointLauncher(Launcher):
             with open_dict(node):
                 node.hydra.sweep.subdir = str(folder.relative_to(root))
             is_job = node.launcher.kind in ELSEWHERE
-            planned.append(Planned(name, folder, node, text in done, is_job, tuple(problems)))
+            planned.append(PlannedPoint(name, folder, node, text in done, is_job, tuple(problems)))
         return planned
 
-    def _run(self, point: Planned) -> JobReturn:
+    def _run(self, point: PlannedPoint) -> JobReturn:
         return run_job(
             hydra_context=self.context,
             task_function=self.task,

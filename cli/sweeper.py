@@ -56,7 +56,7 @@ def problems(node: DictConfig, cfg: RunConfig) -> list[str]:
     return found
 
 
-def answer(job: JobReturn, name: str, folder: RunFolder, objective: str) -> None:
+def set_return_value(job: JobReturn, name: str, folder: RunFolder, objective: str) -> None:
     """Gives a job the return value that the sweeper reads: the objective, or a failure."""
     if job.status is JobStatus.FAILED:
         return

@@ -24,7 +24,7 @@ class Ended(Protocol):
 
 
 @dataclass(frozen=True)
-class Wanted:
+class JobRun:
     """A run that is a job as a whole.
 
     Attributes:
@@ -55,11 +55,11 @@ class Task:
 
     argv: Sequence[str]
     results: list[Any] = field(default_factory=list)
-    refused: list[str] = field(default_factory=list)
-    wanted: list[Wanted] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+    job_runs: list[JobRun] = field(default_factory=list)
     sweep: Path | None = None
     points: list[tuple[str, Path]] = field(default_factory=list)
-    left: bool = False
+    is_detached: bool = False
     sweeper: str | None = None
 
     def __call__(self, node: DictConfig) -> str:
@@ -73,14 +73,14 @@ class Task:
         folder = Path(HydraConfig.get().runtime.output_dir)
         if cfg.launcher.kind in ELSEWHERE:
             name = next((name for name, path in self.points if path == folder), folder.name)
-            self.wanted.append(Wanted(name, folder, cfg))
+            self.job_runs.append(JobRun(name, folder, cfg))
             return "wanted"
         from collectx.run import execute
 
         try:
             result = execute(cfg, folder, ["collectx", *self.argv])
         except ConfigError as error:
-            self.refused.extend(error.problems)
+            self.problems.extend(error.problems)
             return "failed"
         self.results.append(result)
         return str(result.status.value)

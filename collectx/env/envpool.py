@@ -1,17 +1,17 @@
-"""Kind `envpool`: EnvPool's C++ envs, all stepped at once by its own threads.
+"""Kind `envpool`: EnvPool's C++ envs, all stepped at once by EnvPool's threads.
 
 Called by the rollout, in the worker's process; the only module that imports `envpool`. Must not know slots,
 trajectories or policies.
 
-Left alone, EnvPool resets an ended env in the following step, which is then no transition; a reset call of its own
-between two steps costs half a step. So the pool has some spare members, and resets ride along with the steps of others:
+EnvPool resets an ended env in the following step, which is then no transition; a separate reset call costs half a step.
+So the pool has spare members, and ended members are reset in the steps of the others:
 
-    env 5 ends at step t            restart: a spare that waits at its first observation becomes env 5
-    step t + 1                      the ended member is sent along, behind the group; its step is the reset
-    after step t + 1                it waits, at a first observation, as the newest spare
+    env 5 ends at step t            restart: a spare, which is at its first observation, becomes env 5
+    step t + 1                      the ended member is stepped after the group's members; its step is the reset
+    after step t + 1                it is at its first observation, and becomes the newest spare
 
-Which member plays an env thus depends on when others ended: the streams are reproducible for the group as a whole, from
-the same seeds and actions, but those of one env are not independent of the others.
+The member that represents an env depends on when the others ended. The same seeds and actions give the same frames for
+the group, but the frames of one env are not independent of the others.
 """
 
 from __future__ import annotations
@@ -25,39 +25,46 @@ import numpy as np
 
 from collectx.config import EnvPoolEnvConfig
 from collectx.env.base import EnvSpec, StepRows
-from collectx.env.gym_factory import given
+from collectx.env.gym_factory import unset_to_none
 from collectx.env.spaces import Structure, checked_rows, numpy_dtype, without
 from collectx.errors import CollectxError, ConfigError, SpaceError
 
-# What the adapter itself decides: a batch_size below num_envs would make steps asynchronous.
-_OWN_ARGUMENTS = ("num_envs", "batch_size", "num_threads", "seed", "env_seed", "env_type")
+# Arguments that the adapter sets: a batch_size below num_envs would make steps asynchronous.
+_RESERVED_ARGUMENTS = ("num_envs", "batch_size", "num_threads", "seed", "env_seed", "env_type")
 _LARGEST_SEED = 2**31
+
+
+def build(cfg: EnvPoolEnvConfig, first_index: int, incarnation: int) -> EnvPoolEnv:
+    """See `collectx.env.build`."""
+    return EnvPoolEnv(cfg)
 
 
 class EnvPoolEnv:
     """`cfg.num_envs` envs of one EnvPool, in its synchronous mode.
 
     EnvPool takes seeds only when it is made, so `reset(seeds)` makes a new pool: its first members get `seeds`, modulo
-    2**31, the spares seeds derived from these.
+    2**31; the spares get seeds derived from these.
 
     Raises:
-        ConfigError: `envpool` is not installed, has no such task, or an argument is not the user's to give.
+        ConfigError: `envpool` is not installed, has no such task, or `kwargs` has an argument that the adapter sets.
         SpaceError: a space that cannot be stored as tensors, or an action of several parts.
     """
 
     def __init__(self, cfg: EnvPoolEnvConfig):
         self._envpool = _import_envpool(cfg.id)
-        taken = sorted(set(cfg.kwargs) & set(_OWN_ARGUMENTS))
-        if taken:
-            raise ConfigError([f"env.kwargs has {', '.join(taken)}: collectx sets these of EnvPool's arguments itself"])
+        reserved = sorted(set(cfg.kwargs) & set(_RESERVED_ARGUMENTS))
+        if reserved:
+            raise ConfigError(
+                [f"env.kwargs has {', '.join(reserved)}: collectx sets these of EnvPool's arguments itself"]
+            )
         if cfg.id not in self._envpool.list_all_envs():
             raise ConfigError([f"env.id={cfg.id} is not a task of EnvPool: envpool.list_all_envs() lists them"])
         self._id = cfg.id
         # One env in eight is enough for a random policy's short CartPole episodes; beyond that, see `_reset_now`.
         num_members = cfg.num_envs + max(1, cfg.num_envs // 8)
-        self._arguments = {**cfg.kwargs, "num_envs": num_members, "num_threads": given(cfg.num_threads) or 0}
+        self._arguments = {**cfg.kwargs, "num_envs": num_members, "num_threads": unset_to_none(cfg.num_threads) or 0}
         with warnings.catch_warnings():
-            # Gymnasium warns that EnvPool's float64 bounds become float32: nothing a user could change.
+            # Gymnasium warns that EnvPool's float64 bounds become float32; users cannot change that.
             warnings.filterwarnings("ignore", message=".*precision lowered by casting.*")
             spec = self._envpool.make_spec(cfg.id, **self._arguments)
             observation_space, action_space = spec.gymnasium_observation_space, spec.gymnasium_action_space
@@ -74,9 +81,9 @@ class EnvPoolEnv:
         # The first observations of the spares, by member; the spares in the order in which they became ready.
         self._first = [np.empty((num_members, *leaf.shape), numpy_dtype(leaf)) for leaf in self._observation.leaves]
         self._ready: deque[int] = deque()
-        # Members that ended and are replaced already: they are reset by the next step.
+        # Members that ended and were replaced; the next step resets them.
         self._retired: list[int] = []
-        # Which member plays which env, and whether its episode has ended.
+        # The member of each env, and whether its episode has ended.
         self._member = np.arange(cfg.num_envs, dtype=np.int32)
         self._ended = np.zeros(cfg.num_envs, bool)
 
@@ -85,15 +92,13 @@ class EnvPoolEnv:
             self._pool = None  # the old pool's threads end before the new ones start
             entropy = np.random.SeedSequence([int(s) for s in seeds] if seeds is not None else None)
             derived = entropy.generate_state(len(self._first[0])).tolist()
-            own = derived[: self._num_envs] if seeds is None else [int(s) for s in seeds]
-            self._make([s % _LARGEST_SEED for s in (*own, *derived[self._num_envs :])])
-        everyone = np.arange(len(self._first[0]), dtype=np.int32)
-        for leaf, first, value in zip(
-            self._observation.leaves, self._first, self._reset_members(everyone), strict=True
-        ):
+            firsts = derived[: self._num_envs] if seeds is None else [int(s) for s in seeds]
+            self._make([s % _LARGEST_SEED for s in (*firsts, *derived[self._num_envs :])])
+        members = np.arange(len(self._first[0]), dtype=np.int32)
+        for leaf, first, value in zip(self._observation.leaves, self._first, self._reset_members(members), strict=True):
             first[:] = checked_rows(leaf, value, first)
-        self._member = everyone[: self._num_envs].copy()
-        self._ready = deque(everyone[self._num_envs :].tolist())
+        self._member = members[: self._num_envs].copy()
+        self._ready = deque(members[self._num_envs :].tolist())
         self._retired = []
         self._ended[:] = False
         for array, first in zip(out, self._first, strict=True):
@@ -103,7 +108,7 @@ class EnvPoolEnv:
         actions = action[0].astype(self._action_dtype)
         members = self._member
         if self._retired:
-            # A member that is reset by this step ignores its action: any valid ones do.
+            # A member that this step resets ignores its action: any valid action will do.
             filler = actions[np.arange(len(self._retired)) % self._num_envs]
             actions = np.concatenate([actions, filler])
             members = np.concatenate([members, np.array(self._retired, np.int32)])
@@ -121,7 +126,7 @@ class EnvPoolEnv:
         truncated = state[self._truncated_at][: self._num_envs]
         ended = state[self._done_at][: self._num_envs]
         out.truncated[:] = truncated
-        # EnvPool's `done` includes truncation, and has no word for an episode that ends both ways at once.
+        # EnvPool's `done` includes truncation, and cannot mark an episode as both terminated and truncated.
         np.greater(ended, truncated, out=out.terminated)
         self._ended = ended
         return bool(ended.any())
@@ -129,7 +134,7 @@ class EnvPoolEnv:
     def restart(self, ended: np.ndarray, out: Sequence[np.ndarray]) -> None:
         late = []
         for e in np.flatnonzero(ended).tolist():
-            # Only an ended member is reset by its next step; one whose episode is cut short must be reset by a call.
+            # A step resets only members that have ended; a truncated one needs a reset call.
             if self._ready and self._ended[e]:
                 self._retired.append(int(self._member[e]))
                 member = self._ready.popleft()
@@ -149,9 +154,9 @@ class EnvPoolEnv:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=".*precision lowered by casting.*")
             pool = self._envpool.make(self._id, env_type="gymnasium", seed=seeds, **self._arguments)
-            # EnvPool builds this space at the first use and keeps it: use it here, where its warning is filtered.
+            # EnvPool makes this space at its first use: here, where its warning is filtered.
             _ = pool.observation_space
-        # EnvPool's own `send` and `recv` spend a tenth of a CartPole step on names that are resolved here, once.
+        # EnvPool's `send` and `recv` spend a tenth of a CartPole step on looking up names, which is done here, once.
         keys = list(pool._state_keys)
         self._member_at, self._reward_at = keys.index("info:env_id"), keys.index("reward")
         self._done_at, self._truncated_at = keys.index("done"), keys.index("trunc")
@@ -162,7 +167,7 @@ class EnvPoolEnv:
         self._pool = pool
 
     def _reset_now(self, envs: list[int], out: Sequence[np.ndarray]) -> None:
-        """Resets envs by a call of its own: when more ended at once than there are spares."""
+        """Resets envs by a reset call: truncated ones, and those for which there is no spare."""
         for array, value in zip(out, self._reset_members(self._member[envs]), strict=True):
             array[envs] = value
 
@@ -174,8 +179,8 @@ class EnvPoolEnv:
         state = self._pool._recv()
         if not np.array_equal(state[self._member_at], members):
             raise CollectxError(
-                f"EnvPool answered for the members {state[self._member_at].tolist()} where {members.tolist()} were "
-                "sent: is its version one that keeps the order in synchronous mode?"
+                f"EnvPool returned the members {state[self._member_at].tolist()} after {members.tolist()} were sent: "
+                "this version does not keep their order in synchronous mode: use another one"
             )
         return state
 

@@ -1,13 +1,11 @@
 """Kind `gym`: a group of Gymnasium envs, stepped one after the other in a plain Python loop.
 
-Called by the rollout, in the worker's process. Everything that can be resolved once is resolved in the constructor:
-what is left per env and step is the env's own `step` and two list appends. Must not know slots,
-trajectories or policies.
+Called by the rollout, in the worker's process. The constructor resolves everything that does not change: a step costs
+each env's `step` and two list appends. Must not know slots, trajectories or policies.
 """
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -16,20 +14,26 @@ import numpy as np
 
 from collectx.batch import REWARD, Leaf
 from collectx.config import GymEnvConfig
-from collectx.env.base import EnvSpec, StepRows
-from collectx.env.gym_factory import env_factory
+from collectx.env.base import EnvSpec, StepRows, closed_on_error
+from collectx.env.gym_factory import env_factory, explain_missing_package
 from collectx.env.infos import PROBED_STEPS, InfoKeys
 from collectx.env.spaces import Structure, check, checked_rows, without, write_row
 
-# As an env returns it.
+# The reward of one env, without the batch's last dimension.
 _REWARD = Leaf(REWARD.key, (), REWARD.dtype)
+
+
+def build(cfg: GymEnvConfig, first_index: int, incarnation: int) -> GymEnv:
+    """See `collectx.env.build`."""
+    with explain_missing_package(cfg):
+        return GymEnv(cfg)
 
 
 class GymEnv:
     """`cfg.num_envs` Gymnasium envs, each with its own seed.
 
-    Discrete actions reach the envs as Python integers; all others as rows of a copy made for this one step, so an env
-    may keep or change its action. Nothing is clipped.
+    Discrete actions are passed as Python integers, all others as rows of a copy, so that an env may keep or change its
+    action. Actions are not clipped.
 
     Raises:
         ConfigError: neither or both of `id` and `entry_point`, or a name that cannot be imported.
@@ -39,21 +43,17 @@ class GymEnv:
     def __init__(self, cfg: GymEnvConfig, make: Callable[[], gymnasium.Env] | None = None):
         """
         Args:
-            make: makes one env, instead of what `cfg` names.
+            make: makes one env; replaces `id` and `entry_point` of `cfg`.
         """
         make = make or env_factory(cfg)
         self._envs: list[gymnasium.Env] = []
-        try:
+        with closed_on_error(self):
             for _ in range(cfg.num_envs):
                 self._envs.append(make())
             first = self._envs[0]
             self._observation = Structure(without(first.observation_space, cfg.exclude_keys), ("observation",))
             action = Structure(first.action_space, ("action",))
-            self._infos = InfoKeys(cfg.info_keys, _infos_of(first)) if cfg.info_keys else None
-        except BaseException:
-            with contextlib.suppress(Exception):  # which would hide the first error
-                self.close()
-            raise
+            self._infos = InfoKeys(cfg.info_keys, _probe_infos(first)) if cfg.info_keys else None
         infos = self._infos.leaves if self._infos else ()
         self._leaves: tuple[Leaf, ...] = (*self._observation.leaves, *infos)
         self.spec = EnvSpec(cfg.num_envs, self._leaves, action.leaves, self._observation.space, first.action_space)
@@ -64,7 +64,7 @@ class GymEnv:
 
     @property
     def user_envs(self) -> list[Any]:
-        """What the user has made."""
+        """The user's env objects."""
         return list(self._envs)
 
     def reset(self, seeds: Sequence[int] | None, out: Sequence[np.ndarray]) -> None:
@@ -98,7 +98,7 @@ class GymEnv:
             error.add_note(f"in env {len(rewards)} of this group of {self.spec.num_envs}, while stepping")
             raise
         if len(values) == 1:
-            # Checking one value costs half of making a row of it.
+            # For one env, `write_row` costs half of `checked_rows`.
             write_row(self._leaves, out.observation, 0, values if plain else values[0])
         elif plain:
             array = out.observation[0]
@@ -133,8 +133,8 @@ class GymEnv:
         return [*values, *self._infos.values(info)] if self._infos else values
 
 
-def _infos_of(env: gymnasium.Env) -> Iterator[dict]:
-    """The infos of one episode with random actions, that of its reset last."""
+def _probe_infos(env: gymnasium.Env) -> Iterator[dict]:
+    """The infos of one episode with random actions, then that of its reset."""
     _, at_reset = env.reset(seed=0)
     env.action_space.seed(0)
     for _ in range(PROBED_STEPS):

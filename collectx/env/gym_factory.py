@@ -1,4 +1,4 @@
-"""From the names in a config to Gymnasium envs: ids, entry points, wrappers.
+"""Gymnasium envs from the names in a configuration: ids, entry points, wrappers.
 
 Called by the Gymnasium adapters' constructors. Must not know how envs are stepped.
 """
@@ -20,12 +20,12 @@ from omegaconf import MISSING
 from collectx.config import GymEnvConfig, GymVectorEnvConfig
 from collectx.errors import ConfigError
 
-# Extras by the packages whose absence is noticed when an env is made.
+# Extras of collectx, by the packages that making an env may lack.
 _EXTRAS = {"mujoco": "mujoco", "opencv": "atari", "torchrl": "torchrl"}
 
 
-def given(value: Any) -> Any:
-    """`value`, or None where it was left out of a config built in Python."""
+def unset_to_none(value: Any) -> Any:
+    """`value`, or None where a configuration made in Python does not set it."""
     return None if value == MISSING else value
 
 
@@ -50,8 +50,8 @@ def env_factory(cfg: GymEnvConfig) -> Callable[[], gymnasium.Env]:
 
 
 def resolve_source(cfg: GymEnvConfig | GymVectorEnvConfig) -> Callable[..., Any] | None:
-    """The callable of `cfg.entry_point`, or None where `cfg.id` is to be made; registers the ids of ALE."""
-    env_id, entry_point = given(cfg.id), given(cfg.entry_point)
+    """The callable of `cfg.entry_point`, or None for `cfg.id`; registers the ids of ALE."""
+    env_id, entry_point = unset_to_none(cfg.id), unset_to_none(cfg.entry_point)
     if (env_id is None) == (entry_point is None):
         raise ConfigError([f"env.id={env_id} and env.entry_point={entry_point}: give exactly one of the two"])
     if entry_point is not None:
@@ -63,8 +63,13 @@ def resolve_source(cfg: GymEnvConfig | GymVectorEnvConfig) -> Callable[..., Any]
 
 
 def wrapper(item: Any, where: str) -> Callable[[gymnasium.Env], gymnasium.Env]:
-    """A function of an env: from a name, from `{name: {argument: value}}` or `{_target_: name, argument: value}`, or
-    from a callable. A name without a dot or colon is one of gymnasium.wrappers."""
+    """A function that wraps an env.
+
+    Args:
+        item: a name, `{name: {argument: value}}`, `{_target_: name, argument: value}`, or a callable. A name without a
+            dot or colon is one of gymnasium.wrappers.
+        where: the configuration key, for messages.
+    """
     if not isinstance(item, Mapping):
         return resolve(_wrapper_name(item), where)
     if "_target_" in item:
@@ -84,33 +89,33 @@ def _wrapper_name(name: Any) -> Any:
 
 
 def resolve(name: Any, where: str) -> Callable[..., Any]:
-    """The object called `name` ("package.module:object" or with dots only); a callable is returned as it is."""
+    """The callable at the import path `name` ("package.module:object", or with dots only), or `name` if callable."""
     if callable(name):
         return name
     try:
-        found = pkgutil.resolve_name(name)
+        target = pkgutil.resolve_name(name)
     except (ImportError, AttributeError, ValueError, TypeError) as error:
         advice = _extra(error) if isinstance(error, ModuleNotFoundError) else ""
         raise ConfigError([f"{where}={name}: cannot be imported: {error}{advice}"]) from error
-    if not callable(found):
-        raise ConfigError([f"{where}={name}: is {type(found).__name__}, expected something to call"])
-    return found
+    if not callable(target):
+        raise ConfigError([f"{where}={name}: is {type(target).__name__}, expected something to call"])
+    return target
 
 
 @contextlib.contextmanager
-def installed(cfg: GymEnvConfig | GymVectorEnvConfig) -> Iterator[None]:
-    """Raises a `ConfigError` where Gymnasium lacks a package for the envs that are made in the block."""
+def explain_missing_package(cfg: GymEnvConfig | GymVectorEnvConfig) -> Iterator[None]:
+    """Raises a `ConfigError` with the extra to install where the block lacks a package to make envs."""
     try:
         yield
     except gymnasium.error.DependencyNotInstalled as error:
-        # Gymnasium's own advice names its extra, not ours.
+        # Without Gymnasium's advice, which names an extra of Gymnasium.
         text = str(error).partition(", run ")[0] if _extra(error) else str(error)
-        source = f"env.id={cfg.id}" if given(cfg.id) is not None else f"env.entry_point={cfg.entry_point}"
+        source = f"env.id={cfg.id}" if unset_to_none(cfg.id) is not None else f"env.entry_point={cfg.entry_point}"
         raise ConfigError([f"{source}: {text}{_extra(error)}"]) from error
 
 
 def _extra(error: Exception) -> str:
-    """How to install a package that is missing, where it is one of an extra."""
+    """The command that installs a missing package, if an extra has it."""
     package = re.search(rf"\b({'|'.join(_EXTRAS)})\b", str(error), re.IGNORECASE)
     return f": pip install 'collectx[{_EXTRAS[package[0].lower()]}]'" if package else ""
 

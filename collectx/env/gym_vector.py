@@ -1,10 +1,10 @@
-"""Kind `gym_vector`: a Gymnasium VectorEnv, with any of its three ways of resetting, as one and the same stream.
+"""Kind `gym_vector`: a Gymnasium VectorEnv with any autoreset mode; the resulting frames are the same.
 
 Called by the rollout, in the worker's process. Must not know slots, trajectories or policies.
 
-    AutoresetMode   what an episode's end gives               what this adapter does
+    AutoresetMode   an episode's last step returns            this adapter
     DISABLED        the final observation                     restart: reset(options={"reset_mask": ...})
-    SAME_STEP       the reset observation; the final one      puts the final one into the step, keeps the reset one
+    SAME_STEP       the reset observation; the final one      writes the final one into the step, keeps the reset one
                     in info["final_obs"]                      for restart
     NEXT_STEP       the final observation; the next step      ragged: marks that next step as no frame
                     ignores the action and resets
@@ -12,7 +12,6 @@ Called by the rollout, in the worker's process. Must not know slots, trajectorie
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -22,20 +21,26 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, Vecto
 
 from collectx.batch import Leaf
 from collectx.config import GymVectorEnvConfig
-from collectx.env.base import EnvSpec, StepRows
-from collectx.env.gym_factory import given, resolve_source, wrapper
+from collectx.env.base import EnvSpec, StepRows, closed_on_error
+from collectx.env.gym_factory import explain_missing_package, resolve_source, unset_to_none, wrapper
 from collectx.env.infos import PROBED_STEPS, InfoKeys, of_each_env
 from collectx.env.spaces import Structure, checked_rows, without, write_row
 from collectx.errors import CollectxError, ConfigError, ShapeError
 
-_BUILT_BY_US = ("sync", "async")
+_GYMNASIUMS_MODES = ("sync", "async")
+
+
+def build(cfg: GymVectorEnvConfig, first_index: int, incarnation: int) -> GymVectorEnv:
+    """See `collectx.env.build`."""
+    with explain_missing_package(cfg):
+        return GymVectorEnv(cfg)
 
 
 class GymVectorEnv:
     """A VectorEnv of `cfg.num_envs` envs.
 
-    `reset(seeds)` seeds every env by itself where the VectorEnv is Gymnasium's own (sync, async); any other is given
-    `seeds[0]`, as its `reset` takes one integer.
+    `reset(seeds)` seeds each env of Gymnasium's VectorEnvs (sync, async); the `reset` of any other VectorEnv takes one
+    integer, `seeds[0]`.
 
     Raises:
         ConfigError: neither or both of `id` and `entry_point`, an unknown mode, or a mode that the env does not have.
@@ -45,22 +50,18 @@ class GymVectorEnv:
     def __init__(self, cfg: GymVectorEnvConfig, env: VectorEnv | None = None):
         """
         Args:
-            env: the vector env, instead of what `cfg` names.
+            env: the vector env; replaces `id` and `entry_point` of `cfg`.
         """
         self._env = _make(cfg) if env is None else env
-        try:
+        with closed_on_error(self):
             self._mode = _autoreset_mode(self._env, cfg)
             observation_space = without(self._env.single_observation_space, cfg.exclude_keys)
             self._observation = Structure(observation_space, ("observation",))
             self._action = Structure(self._env.single_action_space, ("action",))
-            self._infos = InfoKeys(cfg.info_keys, self._infos_of_each()) if cfg.info_keys else None
-        except BaseException:
-            with contextlib.suppress(Exception):  # which would hide the first error
-                self.close()
-            raise
+            self._infos = InfoKeys(cfg.info_keys, self._probe_infos()) if cfg.info_keys else None
         infos = self._infos.leaves if self._infos else ()
         self._leaves: tuple[Leaf, ...] = (*self._observation.leaves, *infos)
-        gymnasiums_own = isinstance(self._env.unwrapped, SyncVectorEnv | AsyncVectorEnv)
+        is_gymnasiums = isinstance(self._env.unwrapped, SyncVectorEnv | AsyncVectorEnv)
         self.spec = EnvSpec(
             self._env.num_envs,
             self._leaves,
@@ -68,18 +69,18 @@ class GymVectorEnv:
             observation_space,
             self._env.single_action_space,
             ragged=self._mode is AutoresetMode.NEXT_STEP,
-            # Only Gymnasium's own are known to take a mask of envs to reset while they also reset by themselves.
-            cuttable=self._mode is AutoresetMode.DISABLED or (self._mode is AutoresetMode.SAME_STEP and gymnasiums_own),
+            # In SAME_STEP mode, only Gymnasium's VectorEnvs are known to accept a reset mask.
+            cuttable=self._mode is AutoresetMode.DISABLED or (self._mode is AutoresetMode.SAME_STEP and is_gymnasiums),
         )
-        self._seeds_each = gymnasiums_own
-        # NEXT_STEP: the envs whose next step is a reset. SAME_STEP: those whose reset observation waits in `_fresh`.
+        self._seeds_each = is_gymnasiums
+        # NEXT_STEP: the envs whose next step is a reset. SAME_STEP: the envs with a reset observation in `_fresh`.
         self._ended = np.zeros(self._env.num_envs, bool)
         self._any_ended = False
         self._fresh: list[np.ndarray] = []
 
     @property
     def user_envs(self) -> list[Any]:
-        """What the user has made."""
+        """The user's env object."""
         return [self._env]
 
     def reset(self, seeds: Sequence[int] | None, out: Sequence[np.ndarray]) -> None:
@@ -92,7 +93,7 @@ class GymVectorEnv:
         self._write(out, self._values(observation, info))
 
     def step(self, action: Sequence[np.ndarray], out: StepRows) -> bool:
-        # A copy, as the env may keep its actions while these arrays are the caller's and will be written again.
+        # A copy, as the env may keep its actions and the caller overwrites its arrays.
         actions = self._action.nest([array.copy() for array in action])
         observation, reward, terminated, truncated, info = self._env.step(actions)
         for name, array, value in (
@@ -103,7 +104,7 @@ class GymVectorEnv:
             if np.shape(value) != array.shape:
                 raise ShapeError(
                     f"{name}: expected shape {array.shape}, one value for each env, got shape {np.shape(value)}: the "
-                    "vector env must return one of each env"
+                    "vector env must return one value for each env"
                 )
             array[:] = value
         ended = np.logical_or(terminated, truncated)
@@ -119,11 +120,11 @@ class GymVectorEnv:
         return any_ended
 
     def restart(self, ended: np.ndarray, out: Sequence[np.ndarray]) -> None:
-        """As in the contract.
+        """See `Env.restart`.
 
         Raises:
-            CollectxError: an env that cannot be restarted now: any in NEXT_STEP mode; in SAME_STEP mode one whose
-                episode did not end in the last step, unless the group is `cuttable`.
+            CollectxError: an env cannot be restarted: any in NEXT_STEP mode; in SAME_STEP mode, an env whose episode
+                did not end in the last step, unless the group is `cuttable`.
         """
         due = ended & self._ended if self._mode is AutoresetMode.SAME_STEP else np.zeros_like(ended)
         early = ended & ~due
@@ -132,17 +133,17 @@ class GymVectorEnv:
                 raise CollectxError(
                     f"this vector env resets by itself (autoreset mode {self._mode.value}), so an env cannot be "
                     "restarted before its episode ends: set env.autoreset_mode=disabled if the env supports it, or do "
-                    "not cut trajectories short"
+                    "not truncate trajectories"
                 )
-            # `reset` may change its options, and a vector env may keep the mask.
+            # A copy, as a vector env may change or keep the mask.
             observation, info = self._env.reset(options={"reset_mask": early.copy()})
             values = self._values(observation, info)
             for leaf, array, value in zip(self._leaves, out, values, strict=True):
                 array[early] = checked_rows(leaf, value, array)[early]
         if due.any():
-            taken = due[self._ended]
+            rows = due[self._ended]
             for array, fresh in zip(out, self._fresh, strict=True):
-                array[due] = fresh[taken]
+                array[due] = fresh[rows]
 
     def close(self) -> None:
         self._env.close()
@@ -157,7 +158,7 @@ class GymVectorEnv:
             array[...] = checked_rows(leaf, value, array)
 
     def _write_both(self, out: Sequence[np.ndarray], observation: Any, info: Mapping, ended: np.ndarray) -> None:
-        """Writes a step in which envs ended and were reset: keeps the first observations, writes the final ones."""
+        """Writes the final observations of a step in which envs were reset; keeps their first observations."""
         if "final_obs" not in info:
             raise CollectxError(
                 'a vector env with autoreset mode SameStep must put the final observations into info["final_obs"], '
@@ -173,8 +174,8 @@ class GymVectorEnv:
             values = self._observation.flatten(final[e]) if batched is None else [value[e] for value in batched]
             write_row(self._leaves, out, e, [*values, *(rows[e] for rows in final_infos)])
 
-    def _infos_of_each(self) -> Iterator[Mapping]:
-        """The infos of each env until one has ended, by random actions; those of the reset last."""
+    def _probe_infos(self) -> Iterator[Mapping]:
+        """The infos of each env, with random actions, until an episode ends; then those of the reset."""
         size = self._env.num_envs
         _, at_reset = self._env.reset(seed=0)
         self._env.action_space.seed(0)
@@ -191,20 +192,20 @@ def _make(cfg: GymVectorEnvConfig) -> VectorEnv:
     entry_point = resolve_source(cfg)
     if entry_point is not None:
         return entry_point(num_envs=cfg.num_envs, **cfg.kwargs)
-    how = given(cfg.vectorization_mode)
+    vectorization = unset_to_none(cfg.vectorization_mode)
     known = [mode.value for mode in gymnasium.VectorizeMode]
-    if how not in known:
-        raise ConfigError([f"env.vectorization_mode={how} is not one of {', '.join(known)}"])
+    if vectorization not in known:
+        raise ConfigError([f"env.vectorization_mode={vectorization} is not one of {', '.join(known)}"])
     vector_kwargs: dict[str, Any] = {}
-    if how in _BUILT_BY_US:
+    if vectorization in _GYMNASIUMS_MODES:
         mode = _parse_mode(cfg.autoreset_mode) or AutoresetMode.DISABLED
-        # The observations are copied into the caller's memory at once, so the env need not copy them as well.
+        # Observations are copied into the caller's arrays at once, so the env need not copy them.
         vector_kwargs = {"autoreset_mode": mode, "copy": False}
     wrappers: list[Callable] = [wrapper(item, f"env.wrappers[{i}]") for i, item in enumerate(cfg.wrappers)]
     return gymnasium.make_vec(
         str(cfg.id),
         cfg.num_envs,
-        vectorization_mode=how,
+        vectorization_mode=vectorization,
         vector_kwargs=vector_kwargs,
         wrappers=wrappers,
         **cfg.kwargs,
@@ -212,33 +213,33 @@ def _make(cfg: GymVectorEnvConfig) -> VectorEnv:
 
 
 def _autoreset_mode(env: VectorEnv, cfg: GymVectorEnvConfig) -> AutoresetMode:
-    wanted = _parse_mode(cfg.autoreset_mode)
+    configured = _parse_mode(cfg.autoreset_mode)
     stated = _parse_mode(env.metadata.get("autoreset_mode"))
-    if stated is None and wanted is None:
+    if stated is None and configured is None:
         raise ConfigError(
-            [f"{env} does not say how it resets (metadata has no autoreset_mode): set env.autoreset_mode, {_legal()}"]
+            [f"{env} does not say how it resets (metadata has no autoreset_mode): set env.autoreset_mode, {_modes()}"]
         )
-    if stated is not None and wanted is not None and stated is not wanted:
+    if stated is not None and configured is not None and stated is not configured:
         raise ConfigError(
             [
                 f"env.autoreset_mode={cfg.autoreset_mode}, but {env} resets by {stated.value} and its vectorization "
                 "mode gives no choice: leave it null, or use env.vectorization_mode=sync or async"
             ]
         )
-    mode = stated or wanted
+    mode = stated or configured
     assert mode is not None
     return mode
 
 
 def _parse_mode(value: Any) -> AutoresetMode | None:
-    value = given(value)
+    value = unset_to_none(value)
     if value is None or isinstance(value, AutoresetMode):
         return value
     for mode in AutoresetMode:
         if str(value).replace("_", "").lower() == mode.value.lower():
             return mode
-    raise ConfigError([f"env.autoreset_mode={value}: {_legal()}"])
+    raise ConfigError([f"env.autoreset_mode={value}: {_modes()}"])
 
 
-def _legal() -> str:
+def _modes() -> str:
     return f"one of {', '.join(mode.name.lower() for mode in AutoresetMode)}"

@@ -1,7 +1,7 @@
-"""The entries of `info` that a user wants to keep, as leaves `("info", name)`, each with a mask `("info", "_name")` of
-where the env gave it, as Gymnasium's vector envs have.
+"""The kept entries of `info`, as leaves `("info", name)`. A mask `("info", "_name")` says where `info` had the entry,
+as in Gymnasium's vector envs.
 
-Called by the Gymnasium adapters, in the worker's process. Shapes and dtypes are learnt from the infos of one episode at
+Called by the Gymnasium adapters, in the worker's process. Shapes and dtypes are taken from the infos of one episode at
 most, as Gymnasium declares no space for infos. Must not know how envs are stepped.
 """
 
@@ -18,13 +18,13 @@ from collectx.batch import Leaf
 from collectx.env.spaces import numpy_dtype, torch_dtype
 from collectx.errors import ShapeError, SpaceError
 
-# Steps in which an entry is looked for where the episode does not end before.
+# Steps of a longer episode in which the entries are searched.
 PROBED_STEPS = 10_000
 
 
 @dataclass(frozen=True)
 class _Entry:
-    """An entry of `info`: its leaves, where their values are in it, and its mask."""
+    """An entry of `info`: its leaves, the paths of their values within it, and its mask."""
 
     name: str
     leaves: tuple[Leaf, ...]
@@ -48,12 +48,12 @@ class _Entry:
 class InfoKeys:
     """The kept info entries of one env, or of a vector of envs.
 
-    An entry is a number, an array, or a dict of these. Where an env does not give it, as most do at a reset and some in
-    all steps but an episode's last, zeros are stored and its mask is False.
+    An entry is a number, an array, or a dict of these. Where `info` does not have it (mostly at a reset, or before an
+    episode's last step), zeros are stored and its mask is False.
 
     Args:
         names: top-level keys of `info`.
-        infos: those of one env, in which the entries are looked for; read only until all are found.
+        infos: infos of one env; read until each entry has occurred.
 
     Attributes:
         leaves: for each name `("info", name)`, or `("info", name, part)` for each part of a dict, then
@@ -64,20 +64,20 @@ class InfoKeys:
     """
 
     def __init__(self, names: Sequence[str], infos: Iterable[Mapping]):
-        found: dict[str, Any] = {}
+        examples: dict[str, Any] = {}
         known: dict[str, None] = {}
         for info in infos:
             known |= dict.fromkeys(map(str, info))
-            found |= {name: info[name] for name in names if name in info and name not in found}
-            if len(found) == len(set(names)):
+            examples |= {name: info[name] for name in names if name in info and name not in examples}
+            if len(examples) == len(set(names)):
                 break
         for name in names:
-            if name not in found:
+            if name not in examples:
                 raise SpaceError(
                     f"env.info_keys: the infos of one episode (or its first {PROBED_STEPS} steps) have no {name!r}; "
                     f"they have {', '.join(sorted(known)) or 'nothing'}"
                 )
-        self._entries = [_entry(name, found[name]) for name in names]
+        self._entries = [_entry(name, examples[name]) for name in names]
         self.leaves = tuple(leaf for entry in self._entries for leaf in (*entry.leaves, entry.mask))
 
     def values(self, info: Mapping) -> list[Any]:
@@ -88,9 +88,9 @@ class InfoKeys:
         """
         values: list[Any] = []
         for entry in self._entries:
-            is_there = entry.name in info
-            values += entry.values(info) if is_there else [np.zeros(leaf.shape, bool) for leaf in entry.leaves]
-            values.append(is_there)
+            is_present = entry.name in info
+            values += entry.values(info) if is_present else [np.zeros(leaf.shape, bool) for leaf in entry.leaves]
+            values.append(is_present)
         return values
 
     def rows(self, info: Mapping, num_envs: int) -> list[np.ndarray]:
@@ -101,22 +101,22 @@ class InfoKeys:
         """
         rows: list[np.ndarray] = []
         for entry in self._entries:
-            is_there = np.full(num_envs, entry.name in info)
+            is_present = np.full(num_envs, entry.name in info)
             if entry.name in info:
-                is_there &= np.asarray(info.get(f"_{entry.name}", True), bool)
+                is_present &= np.asarray(info.get(f"_{entry.name}", True), bool)
                 values = [np.array(value) for value in entry.values(info)]
                 for value in values:
                     if value.shape[:1] == (num_envs,):
-                        value[~is_there] = 0
+                        value[~is_present] = 0
             else:
                 values = [np.zeros((num_envs, *leaf.shape), numpy_dtype(leaf)) for leaf in entry.leaves]
-            rows += [*values, is_there]
+            rows += [*values, is_present]
         return rows
 
     def last_rows(self, info: Mapping, ended: np.ndarray) -> tuple[list[np.ndarray], list[np.ndarray]]:
-        """Of a vector env that resets its envs in the step in which they end: the entries of the first infos, and of
-        the final ones, both as `rows`. What is not in `info["final_info"]` of an env that ended, but beside it, was
-        added by a wrapper of the vector, and is of the final info too."""
+        """The entries of the first and of the final infos, as from `rows`, of a vector env in SAME_STEP mode. An entry
+        of an ended env that is in `info` but not in `info["final_info"]` was added by a wrapper of the vector env, and
+        belongs to the final info."""
         first = self.rows(info, len(ended))
         final = self.rows(info.get("final_info", {}), len(ended))
         start = 0
@@ -131,7 +131,7 @@ class InfoKeys:
 
 
 def of_each_env(info: Mapping, num_envs: int) -> Iterator[dict[str, Any]]:
-    """A vector env's info, env by env."""
+    """The info of each env, from a vector env's info."""
     for e in range(num_envs):
         yield _of_env(info, e)
 
@@ -150,10 +150,10 @@ def _of_env(info: Mapping, e: int) -> dict[str, Any]:
 
 
 def _entry(name: str, value: Any) -> _Entry:
-    found = list(_walk(name, value, ()))
-    if not found:
+    parts = list(_walk(name, value, ()))
+    if not parts:
         raise SpaceError(f"env.info_keys: {name!r} is an empty dict: only numbers and arrays can be kept")
-    return _Entry(name, tuple(leaf for leaf, _ in found), tuple(path for _, path in found))
+    return _Entry(name, tuple(leaf for leaf, _ in parts), tuple(path for _, path in parts))
 
 
 def _walk(name: str, value: Any, path: tuple[Any, ...]) -> Iterator[tuple[Leaf, tuple[Any, ...]]]:

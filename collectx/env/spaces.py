@@ -1,4 +1,4 @@
-"""Gymnasium spaces as leaves of a batch, and nested values to and from those leaves.
+"""Converts Gymnasium spaces to leaves of a batch, and nested values to and from those leaves.
 
 Called by the env adapters, in the worker's process. Must not know envs, batches' memory or policies.
 
@@ -26,24 +26,24 @@ Path = tuple[Any, ...]
 
 
 class Structure:
-    """How one space's nested values lie in leaves.
+    """The leaves of a space, and the conversion of its nested values.
 
     Attributes:
         space: the space.
-        leaves: its leaves, in a fixed order that every method here follows.
-        single: whether a value of the space is itself the value of the only leaf.
+        leaves: its leaves, in the order that every method uses.
+        single: whether the space is no Dict or Tuple, so that its value is that of its only leaf.
 
     Raises:
-        SpaceError: the space holds something without a fixed shape and numeric dtype.
+        SpaceError: a part of the space has no fixed shape and numeric dtype.
     """
 
     def __init__(self, space: Space, root: Key):
         self.space = space
-        found = list(_walk(space, root, ()))
-        if not found:
+        parts = list(_walk(space, root, ()))
+        if not parts:
             raise SpaceError(f"{'.'.join(root)}: {space} is empty, so there is nothing to store: give it a Box")
-        self.leaves = tuple(leaf for leaf, _ in found)
-        self._paths = tuple(path for _, path in found)
+        self.leaves = tuple(leaf for leaf, _ in parts)
+        self._paths = tuple(path for _, path in parts)
         self.single = self._paths == ((),)
         _refuse_clashes(self.leaves, space)
 
@@ -73,8 +73,8 @@ class Structure:
     def element_splitter(self) -> Callable[[Sequence[np.ndarray]], list[Any]]:
         """A function from batched leaf arrays `[E, *shape]` to a list of E nested values.
 
-        The values are Python integers for Discrete, otherwise views of one fresh copy: an env may keep or change
-        them, while the arrays passed in belong to the caller and are written again.
+        The values are Python integers for Discrete, otherwise views of one copy, so that an env may keep or change
+        them.
         """
         if not self.single:
             return self._split_nested
@@ -87,10 +87,10 @@ class Structure:
 
 
 def without(space: Space, names: Sequence[str]) -> Space:
-    """`space` without some of its parts. In a Tuple an empty Dict takes a part's place, so that the others keep theirs.
+    """`space` without some of its parts. In a Tuple an empty Dict replaces a part, so that the others keep their index.
 
     Args:
-        names: of the parts, from the outside in, joined by dots: `mission`, `inner.text`.
+        names: paths of the parts, joined by dots: `mission`, `inner.text`.
 
     Raises:
         ConfigError: no part has one of the names.
@@ -112,10 +112,10 @@ def without(space: Space, names: Sequence[str]) -> Space:
 def _without(space: Space, prefix: str, names: frozenset[str], known: list[str]) -> Space:
     if not isinstance(space, spaces.Dict | spaces.Tuple):
         return space
-    each: Iterable[tuple[Any, Space]]
-    each = space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces)
+    items: Iterable[tuple[Any, Space]]
+    items = space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces)
     parts: dict[Any, Space] = OrderedDict()
-    for name, part in each:
+    for name, part in items:
         path = f"{prefix}{name}"
         known.append(path)
         if path not in names:
@@ -129,7 +129,7 @@ def write_row(leaves: Sequence[Leaf], rows: Sequence[np.ndarray], e: int, values
     """Copies one env's leaf values into row `e` of each of `rows`, after checking their shape and dtype.
 
     Raises:
-        ShapeError: names the leaf, what its space allows and what came.
+        ShapeError: names the leaf, its shape and dtype, and those of the value.
     """
     for leaf, array, value in zip(leaves, rows, values, strict=True):
         if type(value) is not np.ndarray or value.shape != leaf.shape or value.dtype is not array.dtype:
@@ -140,14 +140,14 @@ def write_row(leaves: Sequence[Leaf], rows: Sequence[np.ndarray], e: int, values
 def checked_rows(leaf: Leaf, values: Any, array: np.ndarray) -> np.ndarray:
     """The values of a group's envs as an array that can be assigned to `array` without changing a value.
 
-    Called in every step: where shapes and dtypes are those of `array`, two comparisons are all that is done.
+    Called in every step; it costs two comparisons where shape and dtype are those of `array`.
 
     Args:
         values: an array `[E, *shape]`, or a sequence of one value for each env. The result may share its memory.
         array: `[E, *shape]`; not written.
 
     Raises:
-        ShapeError: names the leaf, the first env whose value does not fit, what its space allows and what came.
+        ShapeError: names the leaf, the first env whose value does not fit, and both shapes and dtypes.
     """
     try:
         rows = np.asarray(values)
@@ -155,24 +155,24 @@ def checked_rows(leaf: Leaf, values: Any, array: np.ndarray) -> np.ndarray:
             return rows
     except ValueError:
         pass  # of unequal shapes
-    each = list(values) if np.iterable(values) else []
-    if len(each) != len(array):
+    items = list(values) if np.iterable(values) else []
+    if len(items) != len(array):
         raise ShapeError(
             f"{'.'.join(leaf.key)}: expected {len(array)} values, one for each env, of shape {leaf.shape}, got "
-            f"{len(each) or type(values).__name__}: the vector env must return what its space says"
+            f"{len(items) or type(values).__name__}: the vector env must return what its space says"
         )
     rows = np.empty(array.shape, array.dtype)
-    for e, value in enumerate(each):
+    for e, value in enumerate(items):
         check(leaf, value, array.dtype, e)
         rows[e] = value
     return rows
 
 
 def check(leaf: Leaf, value: Any, dtype: np.dtype, e: int | None = None) -> None:
-    """Raises ShapeError where `value` is not of the leaf's shape, or cannot be stored as `dtype` without changing it.
+    """Raises ShapeError where `value` does not have the leaf's shape, or `dtype` cannot represent it.
 
-    Floats may lose precision; integers must be in the range of an integer `dtype`, whatever their own type, and are
-    not made from floats.
+    Floats may lose precision. Integers must be in the range of an integer `dtype`, whatever their type; floats are not
+    converted to integers.
     """
     try:
         array = np.asarray(value)
@@ -196,17 +196,17 @@ def _misfit(leaf: Leaf, got: str, e: int | None) -> ShapeError:
 
 
 def _fits(values: np.ndarray, dtype: np.dtype) -> bool:
-    """Whether `values` can be stored as `dtype`; see `check`."""
-    may = _may_store(values.dtype, dtype)
-    return np.array_equal(values.astype(dtype), values) if may is None else may
+    """Whether `dtype` can represent `values`; see `check`."""
+    fits = _dtype_fits(values.dtype, dtype)
+    return np.array_equal(values.astype(dtype), values) if fits is None else fits
 
 
 @lru_cache(maxsize=256)
-def _may_store(given: np.dtype, stored: np.dtype) -> bool | None:
-    """Whether values of dtype `given` can be stored as `stored`; None where that depends on the values."""
-    if given.kind in "iu" and stored.kind in "iu" and not np.can_cast(given, stored):
+def _dtype_fits(source: np.dtype, stored: np.dtype) -> bool | None:
+    """Whether `stored` can represent values of dtype `source`; None where that depends on the values."""
+    if source.kind in "iu" and stored.kind in "iu" and not np.can_cast(source, stored):
         return None
-    return np.can_cast(given, stored, "same_kind")
+    return np.can_cast(source, stored, "same_kind")
 
 
 def numpy_dtype(leaf: Leaf) -> np.dtype:
@@ -247,7 +247,7 @@ def _unstorable(space: Space, key: Key, why: str) -> SpaceError:
 
 
 def leave_out(name: str) -> str:
-    """How a user leaves out a part of the observation."""
+    """The advice to omit a part of the observation."""
     return f"leave it out with env.exclude_keys=[{name}], in Python exclude_keys=['{name}']"
 
 

@@ -1,5 +1,5 @@
-"""TorchRL's specs as leaves of a batch, as Gymnasium spaces, and as random actions. torchrl itself is not imported: its
-objects are known by the names of their classes.
+"""Converts TorchRL's specs to leaves of a batch and to Gymnasium spaces, and draws random actions from them. torchrl
+itself is not imported: its objects are recognised by the names of their classes.
 
 Called by the adapter of TorchRL's envs, in the worker's process. Must not know how envs are stepped.
 """
@@ -28,34 +28,34 @@ def is_torchrl_env(value: Any) -> bool:
 
 
 def observation_specs(env: Any, exclude: Sequence[str] = ()) -> dict[Key, Any]:
-    """The specs of the leaves that `env` observes, in its order, then of those of its state that are not observed.
+    """The specs of the env's observation leaves, then those of its state that are not observed.
 
     Args:
-        exclude: keys that are left out, or what all keys to leave out begin with; parts joined by dots.
+        exclude: keys to omit, or their first parts; parts joined by dots.
 
     Raises:
         ConfigError: no key begins with one of `exclude`.
-        SpaceError: the env as a whole has an end of another shape than a batch's.
+        SpaceError: the shape of a root end is not `[1]`.
     """
     observed = _by_key(env.full_observation_spec)
     observed |= {key: spec for key, spec in _by_key(env.full_state_spec).items() if key not in observed}
-    beginnings = {key: {".".join(key[: end + 1]) for end in range(len(key))} for key in observed}
-    if unknown := sorted(set(exclude).difference(*beginnings.values())):
+    prefixes = {key: {".".join(key[: end + 1]) for end in range(len(key))} for key in observed}
+    if unknown := sorted(set(exclude).difference(*prefixes.values())):
         raise ConfigError(
             [
                 f"env.exclude_keys names {', '.join(unknown)}, which {type(env).__name__} does not observe: it has "
                 f"{', '.join(map('.'.join, observed))}."
             ]
         )
-    observed = {key: spec for key, spec in observed.items() if beginnings[key].isdisjoint(exclude)}
+    observed = {key: spec for key, spec in observed.items() if prefixes[key].isdisjoint(exclude)}
     return observed | _agents_ends(env)
 
 
 def reward_leaves(env: Any) -> tuple[Leaf, ...]:
-    """What a step of one env gives.
+    """The leaves of one env's rewards.
 
     Raises:
-        SpaceError: nothing.
+        SpaceError: the env has no reward.
     """
     rewards = leaves_of(_by_key(env.full_reward_spec), env)
     if not rewards:
@@ -74,33 +74,32 @@ def leaves_of(specs: dict[Key, Any], env: Any) -> tuple[Leaf, ...]:
     Raises:
         SpaceError: a leaf without a fixed shape and a dtype that numpy has.
     """
-    found = tuple(Leaf(key, tuple(spec.shape[len(env.batch_size) :]), spec.dtype) for key, spec in specs.items())
-    for leaf in found:
+    leaves = tuple(Leaf(key, tuple(spec.shape[len(env.batch_size) :]), spec.dtype) for key, spec in specs.items())
+    for leaf in leaves:
         if not _is_storable(leaf):
             raise SpaceError(
                 f"{'.'.join(leaf.key)}: the spec {type(specs[leaf.key]).__name__} of {type(env).__name__} has shape "
                 f"{leaf.shape} and dtype {leaf.dtype}: a batch holds tensors of a fixed shape and a dtype that numpy "
                 f"has: transform it, or, if it is observed, {leave_out('.'.join(leaf.key))}"
             )
-    return found
+    return leaves
 
 
 def space_of(specs: dict[Key, Any], leaves: Sequence[Leaf], num_batch_dims: int) -> Space:
-    """The Gymnasium space of one env's leaves: the leaf's own where there is one of a plain key, otherwise a Dict,
-    below the first part of the keys where they share it. One-hot leaves have no counterpart: theirs is a bare `Space`
-    with shape and dtype."""
-    found = {leaf.key: _space(specs[leaf.key], leaf, num_batch_dims) for leaf in leaves}
-    if len({key[0] for key in found}) == 1:
-        found = {key[1:]: space for key, space in found.items()}
-    return found[()] if () in found else _nested(found)
+    """The Gymnasium space of one env's leaves: that of the leaf where there is only one with a plain key, otherwise a
+    Dict, without the first part of the keys where all share it. One-hot leaves have no counterpart: their space is a
+    bare `Space` with shape and dtype."""
+    by_key = {leaf.key: _space(specs[leaf.key], leaf, num_batch_dims) for leaf in leaves}
+    if len({key[0] for key in by_key}) == 1:
+        by_key = {key[1:]: space for key, space in by_key.items()}
+    return by_key[()] if () in by_key else _nest(by_key)
 
 
-def draws(envs: Sequence[Any], leaves: Sequence[Leaf]) -> Iterator[tuple[torch.Tensor, ...]]:
-    """Endless random actions from torch's generator: one `[E, *shape]` tensor per leaf, of the envs of `envs`, each of
-    them one env or several, one after another.
+def random_actions(envs: Sequence[Any], leaves: Sequence[Leaf]) -> Iterator[tuple[torch.Tensor, ...]]:
+    """Endless random actions of `envs`, batched or not, from torch's generator: one `[E, *shape]` tensor per leaf.
 
-    As a mask of legal actions (TorchRL's `ActionMask`) belongs to one step, a spec with one is asked in every step; all
-    others for many steps at once.
+    A mask of legal actions (TorchRL's `ActionMask`) holds for one step: a spec with a mask is sampled in every step,
+    all others for many steps at once.
     """
     while True:
         specs = [env.full_action_spec for env in envs]
@@ -120,7 +119,7 @@ def _by_key(composite: Any) -> dict[Key, Any]:
 
 
 def _is_storable(leaf: Leaf) -> bool:
-    # That of a NonTensor spec is None.
+    # The dtype of a NonTensor spec is None.
     if not isinstance(leaf.dtype, torch.dtype):
         return False
     try:
@@ -131,18 +130,18 @@ def _is_storable(leaf: Leaf) -> bool:
 
 
 def has_root_end(env: Any) -> bool:
-    """Whether the env as a whole has an end. Otherwise its groups of agents have, and each is reset when it ends."""
+    """Whether the env has a root end. Otherwise only its agents have ends, and each agent is reset when it ends."""
     return any(key in DONE_KEYS for key in _by_key(env.full_done_spec))
 
 
 def _agents_ends(env: Any) -> dict[Key, Any]:
-    """The specs of the ends of groups of agents, which are observed."""
+    """The specs of the agents' ends, which are observed."""
     specs = _by_key(env.full_done_spec)
     ends = leaves_of(specs, env)
     if any(leaf.shape != (1,) for leaf in ends if leaf.key in DONE_KEYS):
-        told = ", ".join(f"{'.'.join(leaf.key)} {list(leaf.shape)}" for leaf in ends)
+        names = ", ".join(f"{'.'.join(leaf.key)} {list(leaf.shape)}" for leaf in ends)
         raise SpaceError(
-            f"{type(env).__name__} gives the ends {told}: done, terminated and truncated at the root are each [1]: "
+            f"{type(env).__name__} gives the ends {names}: done, terminated and truncated at the root are each [1]: "
             "give the ends of several agents below the name of their group, as agents.done"
         )
     return {key: spec for key, spec in specs.items() if key not in DONE_KEYS}
@@ -163,9 +162,9 @@ def _space(spec: Any, leaf: Leaf, num_batch_dims: int) -> Space:
     return Space(leaf.shape, dtype)
 
 
-def _nested(found: dict[Key, Space]) -> spaces.Dict:
+def _nest(by_key: dict[Key, Space]) -> spaces.Dict:
     parts: dict[str, Any] = {}
-    for name in dict.fromkeys(key[0] for key in found):
-        below = {key[1:]: space for key, space in found.items() if key[0] == name}
-        parts[name] = below[()] if () in below else _nested(below)
+    for name in dict.fromkeys(key[0] for key in by_key):
+        below = {key[1:]: space for key, space in by_key.items() if key[0] == name}
+        parts[name] = below[()] if () in below else _nest(below)
     return spaces.Dict(parts)

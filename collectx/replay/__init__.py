@@ -1,4 +1,4 @@
-"""A replay buffer that any number of processes write and read: frames in a ring, and how they are drawn from it."""
+"""A replay buffer in shared memory that several processes write and sample, and its samplers."""
 
 from collectx.replay.buffer import ReplayBuffer
 from collectx.replay.prioritized import PrioritizedSampler

@@ -1,13 +1,12 @@
-"""A buffer's state in a folder: plain data as JSON, tensors as raw bytes. Nothing is pickled, and nothing unpickled.
+"""Saves the state of a buffer to a folder: plain data as JSON, tensors as raw bytes. Never pickles or unpickles.
 
-    PATH/state.json                counts, generator, and of every tensor: key, dtype, shape, checksum
-    PATH/collectx-data-<id>/0.bin  the bytes of a tensor, in the order of state.json, which names the folder
+    PATH/state.json                counts, generator, data folder; key, dtype, shape and checksum of every tensor
+    PATH/collectx-data-<id>/0.bin  the bytes of a tensor; files are numbered in the order of state.json
 
-A save writes a data folder of its own and then replaces state.json in one step, so that a crash at any point leaves
-either the state that was saved before or the new one. Other data folders that a save has made are removed.
+A save writes a new data folder and then replaces state.json atomically, so that after a crash at any point the folder
+has either the previous state or the new one. Then it removes the data folders of earlier saves.
 
-Checksums find files that were cut short or changed by accident; they are no protection against somebody who may write
-to the folder.
+Checksums detect files that were truncated or changed by accident, not on purpose.
 """
 
 from __future__ import annotations
@@ -21,33 +20,33 @@ import shutil
 import stat
 import tempfile
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from tensordict import TensorDictBase
 
-from collectx.replay.ring import as_array
+from collectx.batch import nest
+from collectx.replay.leaves import as_array, iter_leaves
 
 _TENSORS = ("frames", "sampler")
 _DATA = "collectx-data-"
 
 
 def save(state: dict[str, Any], path: Path) -> None:
-    """Writes `state`, of which "frames" and "sampler" are TensorDicts, to the folder `path`; returns when it is on the
-    disk.
+    """Writes `state`, whose items "frames" and "sampler" are TensorDicts, to the folder `path`; returns after the data
+    is synced to the disk.
 
     Raises:
-        OSError: it cannot be written there, or the disk has too little space. What was in `path` is still there.
+        OSError: writing failed, for example for lack of space. The previous state is still there.
     """
     path.mkdir(parents=True, exist_ok=True)
     try:
         data = Path(tempfile.mkdtemp(prefix=_DATA, dir=path))
-        # As open to others as the folder is, unlike a temporary one.
+        # mkdtemp makes a private folder: use the permissions of `path`.
         data.chmod(stat.S_IMODE(path.stat().st_mode))
         tensors: list[dict[str, Any]] = []
-        for key, tensor in _leaves({name: state[name] for name in _TENSORS}):
+        for key, tensor in iter_leaves({name: state[name] for name in _TENSORS}):
             array = as_array(tensor)
             content = array.reshape(-1).view("uint8").data
             _write(data / f"{len(tensors)}.bin", content)
@@ -61,15 +60,15 @@ def save(state: dict[str, Any], path: Path) -> None:
         _sync(path)
         _sync(path.parent)
     finally:
-        _tidy(path)
+        _remove_unused(path)
 
 
 def load(path: Path) -> dict[str, Any]:
-    """The state in `path`. Its tensors are private mappings of the files: writing to them changes no file.
+    """Returns the state saved in `path`. Tensors are private mappings of the files: writing to them changes no file.
 
     Raises:
-        FileNotFoundError: no buffer was ever saved there whole.
-        ValueError: a file is damaged: its size or its checksum is not that of what was saved.
+        FileNotFoundError: `path` has no complete state.
+        ValueError: a file is damaged: its size or checksum differs from that in state.json.
     """
     file = path / "state.json"
     if not file.exists():
@@ -82,26 +81,11 @@ def load(path: Path) -> dict[str, Any]:
         state, data, tensors = body["state"], body["data"], body["tensors"]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{file} is damaged ({error!r}): {_ADVICE}") from error
-    for name in _TENSORS:
-        state[name] = {}
-    for index, one in enumerate(tensors):
-        *parents, name = one["key"]
-        node = state
-        for parent in parents:
-            node = node.setdefault(parent, {})
-        node[name] = _read(path / data / f"{index}.bin", one)
-    return state
+    arrays = {tuple(entry["key"]): _read(path / data / f"{index}.bin", entry) for index, entry in enumerate(tensors)}
+    return {**state, **{name: {} for name in _TENSORS}, **nest(arrays)}
 
 
-_ADVICE = "restore the folder from a copy, or save the buffer anew."
-
-
-def _leaves(nested: Mapping[str, Any] | TensorDictBase) -> Iterator[tuple[list[str], torch.Tensor]]:
-    for name, value in nested.items():
-        if isinstance(value, torch.Tensor):
-            yield [name], value
-        else:
-            yield from (([name, *key], tensor) for key, tensor in _leaves(value))
+_ADVICE = "restore the folder from a copy, or save the buffer."
 
 
 def _checksum(body: dict[str, Any]) -> int:
@@ -109,7 +93,7 @@ def _checksum(body: dict[str, Any]) -> int:
 
 
 def _read(file: Path, saved: Mapping[str, Any]) -> torch.Tensor:
-    """The tensor in `file`, which is as `saved` describes it."""
+    """Maps the tensor in `file`; `saved` is its entry in state.json."""
     dtype, shape = getattr(torch, saved["dtype"]), saved["shape"]
     nbytes = math.prod(shape) * dtype.itemsize
     with open(file, "rb") as opened:
@@ -135,7 +119,7 @@ def _write(file: Path, content: Any) -> None:
 
 
 def _sync(folder: Path) -> None:
-    """Brings the names in a folder to the disk."""
+    """Syncs the directory entries of a folder to the disk."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -143,8 +127,8 @@ def _sync(folder: Path) -> None:
         os.close(descriptor)
 
 
-def _tidy(path: Path) -> None:
-    """Removes what `state.json` does not name; nothing where it cannot be read."""
+def _remove_unused(path: Path) -> None:
+    """Removes files that state.json does not refer to; nothing if state.json cannot be read."""
     (path / "state.json.new").unlink(missing_ok=True)
     current = None
     with contextlib.suppress(FileNotFoundError):

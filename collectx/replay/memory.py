@@ -1,7 +1,7 @@
-"""What the processes of one buffer share: bytes without a name, and a lock that nobody can take to the grave.
+"""Shared memory, and an inter-process lock that the kernel releases when its holder dies.
 
-Both are anonymous files whose descriptors travel in a pickle to the processes that need them, so nothing is left in
-/dev/shm or on a disk, whoever is killed. Must not know frames.
+Both are anonymous files whose descriptors are sent to other processes in pickles, so killed processes leave nothing in
+/dev/shm or on a disk. Must not know frames.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ import torch
 
 
 class Memory:
-    """A file without a name, of which every process maps as much as it needs.
+    """An anonymous file that processes map as shared memory.
 
     Args:
-        directory: where the bytes lie, on a disk: then they may be more than fit in memory. None: in memory.
+        directory: a folder on a disk, for data that does not fit in memory. None: in memory.
     """
 
     def __init__(self, directory: Path | None = None):
@@ -38,25 +38,25 @@ class Memory:
         weakref.finalize(self, os.close, self._descriptor)
 
     def map(self, nbytes: int) -> torch.Tensor:
-        """The first `nbytes`, as `[nbytes]` uint8, zero where nobody has written; the file grows to them if it has
-        less. The mapping ends with the last tensor over it."""
+        """Maps the first `nbytes` bytes as `[nbytes]` uint8; grows the file, with zeros, if it is shorter. The mapping
+        ends when the last tensor that views it is freed."""
         if os.fstat(self._descriptor).st_size < nbytes:
             os.ftruncate(self._descriptor, nbytes)
         return torch.frombuffer(mmap.mmap(self._descriptor, nbytes), dtype=torch.uint8)
 
 
 class Lock:
-    """A lock between processes, and between the threads of each. The kernel takes it from a process that dies.
+    """A lock between processes, and between the threads of each. The kernel releases it when its holder dies.
 
-    It is a POSIX record lock, the one kind that neither a copy of the descriptor in another process nor a fork shares.
-    A process loses it when it closes any descriptor of the file: hence a file that is for nothing else, and one `Lock`
-    in a process, however often one arrives there.
+    It is a POSIX record lock: other kinds are shared with duplicated descriptors and forked processes. A process
+    releases it by closing any descriptor of the file; so the file has no other use, and a process has only one `Lock`
+    per file, however often the lock is unpickled.
     """
 
     def __init__(self) -> None:
-        self._take(_anonymous_file(None))
+        self._init(_anonymous_file(None))
 
-    def _take(self, descriptor: int) -> None:
+    def _init(self, descriptor: int) -> None:
         self._descriptor = descriptor
         self._threads = threading.Lock()
         weakref.finalize(self, os.close, descriptor)
@@ -64,7 +64,7 @@ class Lock:
             _locks[_identity(descriptor)] = self
 
     def __reduce__(self) -> Any:
-        return _arrive, (reduction.DupFd(self._descriptor),)
+        return _unpickle_lock, (reduction.DupFd(self._descriptor),)
 
     def __enter__(self) -> None:
         self._threads.acquire()
@@ -82,7 +82,7 @@ class Lock:
 
 
 def barrier() -> None:
-    """Keeps the processor from moving memory accesses over this point, as releasing and taking a lock does."""
+    """A memory barrier: acquiring and releasing a lock orders the memory accesses before and after it."""
     for _ in range(2):
         with _fence:
             pass
@@ -90,22 +90,22 @@ def barrier() -> None:
 
 _fence = threading.Lock()
 
-# The locks of this process, by their files.
+# The locks of this process, by device and inode.
 _locks: weakref.WeakValueDictionary[tuple[int, int], Lock] = weakref.WeakValueDictionary()
 _guard = threading.Lock()
 
 
-def _arrive(sent: Any) -> Lock:
+def _unpickle_lock(sent: Any) -> Lock:
     descriptor = sent.detach()
     with _guard:
-        found = _locks.get(_identity(descriptor))
-    if found is None:
-        found = Lock.__new__(Lock)
-        found._take(descriptor)
+        lock = _locks.get(_identity(descriptor))
+    if lock is None:
+        lock = Lock.__new__(Lock)
+        lock._init(descriptor)
     else:
-        with found._threads:  # not while this process holds it
+        with lock._threads:  # closing the descriptor would release the lock
             os.close(descriptor)
-    return found
+    return lock
 
 
 def _identity(descriptor: int) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""Frames in proportion to how much they surprised: Schaul et al. 2016, "Prioritized Experience Replay"."""
+"""Prioritised sampling (Schaul et al. 2016, "Prioritized Experience Replay")."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ _HEAD_BYTES = 64
 class PrioritizedSampler(Sampler):
     """Frame i with probability `p_i**alpha / sum_k p_k**alpha`, in `size` strata of equal mass, with replacement.
 
-    A new frame has the largest priority that was ever given, 1 before the first. A sample has the key
-    "priority_weight", float32: `(N P(i))**-beta`, divided by the largest of the sample (TorchRL divides by the largest
-    of the whole buffer, which one frame of a tiny priority decides for all).
+    A new frame gets the largest priority set so far, initially 1. A sample has the key "priority_weight", float32, the
+    importance weight `(N P(i))**-beta` divided by the largest weight in the sample. (TorchRL divides by the largest
+    weight in the buffer, which a single frame of low priority determines.)
 
     Args:
-        alpha: 0 draws uniformly, 1 in proportion to the priority.
-        beta: 0 corrects nothing, 1 for all of what drawing in proportion distorts. May be set between samples; that
-            of one copy is not that of another.
-        eps: added to every priority, so that no frame is lost.
+        alpha: exponent of the priorities: 0 samples uniformly, 1 in proportion to the priority.
+        beta: exponent of the importance weights: 0 no correction of the sampling bias, 1 full correction. May be set
+            between samples, in each process separately.
+        eps: added to every priority, so that no frame has probability 0.
         seed: see `Sampler`.
 
     Raises:
-        ConfigError: an argument is out of its range.
+        ConfigError: an argument is out of range.
     """
 
     def __init__(self, alpha: float = 0.6, beta: float = 0.4, eps: float = 1e-6, seed: int | None = None):
-        given = {"alpha": alpha, "beta": beta}
-        problems = [f"{name}={value} is negative: use 0 or more." for name, value in given.items() if value < 0]
+        exponents = {"alpha": alpha, "beta": beta}
+        problems = [f"{name}={value} is negative: use 0 or more." for name, value in exponents.items() if value < 0]
         if eps <= 0:
-            problems.append(f"eps={eps} is not above 0: a frame of priority 0 could never be drawn again.")
+            problems.append(f"eps={eps} is not above 0: a frame of priority 0 would never be sampled.")
         if problems:
             raise ConfigError(problems)
         super().__init__(seed)
@@ -45,7 +45,7 @@ class PrioritizedSampler(Sampler):
 
     def attach(self, ring: Ring, memory: np.ndarray) -> None:
         super().attach(ring, memory)
-        # The largest weight so far; 0 before the first.
+        # The largest weight set so far; 0 initially.
         self._largest = memory[:8].view(np.float64)
         self._tree = SumTree(ring.capacity, memory[_HEAD_BYTES:])
 
@@ -57,10 +57,10 @@ class PrioritizedSampler(Sampler):
 
     def rebuild(self) -> None:
         ring, weights = self._ring, self._tree.weights
-        there = np.arange(ring.first, ring.end) % ring.capacity
-        kept = weights[there]
+        positions = np.arange(ring.first, ring.end) % ring.capacity
+        kept = weights[positions]
         weights[:] = 0.0
-        weights[there] = np.where(kept > 0, kept, self._largest[0] or 1.0)
+        weights[positions] = np.where(kept > 0, kept, self._largest[0] or 1.0)
         self._tree.rebuild()
 
     def draw(self, size: int) -> tuple[np.ndarray, dict[str, np.ndarray]]:
@@ -74,7 +74,7 @@ class PrioritizedSampler(Sampler):
 
     def update(self, index: np.ndarray, priority: np.ndarray) -> None:
         if not (np.isfinite(priority) & (priority >= 0)).all():
-            raise ValueError("priorities must be finite and not negative: give absolute errors")
+            raise ValueError("priorities must be finite and not negative: pass absolute errors")
         weight = (priority + self.eps) ** self.alpha
         self._largest[0] = max(self._largest[0], weight.max(initial=0.0))
         self._tree.set(index % self._ring.capacity, weight)

@@ -1,4 +1,4 @@
-"""What a sampler is, and the simplest one."""
+"""The base class of samplers, and the uniform sampler."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from collectx.replay.ring import Ring
 
 
 class Sampler:
-    """Chooses frames of a ring, with numbers from a seeded generator.
+    """Chooses frames of a ring with a seeded random generator.
 
-    Every process has a copy of its own, which draws other numbers: a pickled one takes a stream that is split off. What
-    the copies have to agree on lies in memory that they share. Attributes without an underscore are settings and travel
-    with the copy, the others come with `attach`.
+    Every process has a copy with a separate random stream: pickling spawns a new one. State that the copies have in
+    common is in shared memory. Attributes without a leading underscore are settings and are pickled; the others are set
+    by `attach`.
 
-    All but `nbytes` is called by the buffer, with its lock held.
+    The buffer calls all methods except `nbytes` with its lock held.
     """
 
     def __init__(self, seed: int | None = None):
         """
         Args:
-            seed: None draws other numbers in every run.
+            seed: seed of the generator; None: another one in every run.
         """
         self.random = np.random.default_rng(seed)
 
@@ -33,44 +33,44 @@ class Sampler:
         return {**settings, "random": self.random.spawn(1)[0]}
 
     def nbytes(self, capacity: int) -> int:
-        """Shared memory that it needs for a ring of so many frames."""
+        """Size of the sampler's shared memory for a ring of `capacity` frames."""
         return 0
 
     def check(self, leaves: Mapping[Key, Leaf]) -> None:
         """
         Raises:
-            ShapeError: it cannot choose among frames of these leaves.
+            ShapeError: the sampler cannot sample frames with these leaves.
         """
 
     def attach(self, ring: Ring, memory: np.ndarray) -> None:
-        """Called once in each process, with `[nbytes]` uint8 that are zero in the first of them."""
+        """Called once in each process with the shared memory, `[nbytes]` uint8, initially zero."""
         self._ring = ring
 
     def dropped(self, first: int, count: int) -> None:
-        """Frames `first` to `first + count`, the latter not included, are no longer in the ring."""
+        """Called after frames `first` to `first + count` (exclusive) were removed from the ring."""
 
     def written(self, first: int, count: int) -> None:
-        """Frames `first` to `first + count`, the latter not included and at most the ring's capacity, are new in it."""
+        """Called after frames `first` to `first + count` (exclusive; at most `capacity`) were added."""
 
     def rebuild(self) -> None:
-        """A process died in the midst of a change, or the ring has other frames: makes the shared memory right."""
+        """Recomputes the shared memory after a process died in a change, or the ring was restored."""
 
     def draw(self, size: int) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-        """Numbers of `size` frames of a ring that has some, int64 of any shape, and what else a sample says of each
-        frame, by key.
+        """Returns the indices of `size` frames, int64 of any shape, and additional leaves of the sample. The ring has
+        frames.
 
         Raises:
-            ValueError: so many cannot be drawn.
+            ValueError: `size` frames cannot be sampled.
         """
         raise NotImplementedError
 
     def update(self, index: np.ndarray, priority: np.ndarray) -> None:
-        """New priorities `[N]` of the frames `index` `[N]`, all of which are in the ring."""
-        raise ValueError(f"{type(self).__name__} has no priorities: give the buffer a PrioritizedSampler")
+        """Sets the priorities `[N]` of the frames `index` `[N]`, which are in the ring."""
+        raise ValueError(f"{type(self).__name__} has no priorities: construct the buffer with a PrioritizedSampler")
 
 
 class UniformSampler(Sampler):
-    """Every frame with equal probability, with replacement."""
+    """Samples every frame with equal probability, with replacement."""
 
     def draw(self, size: int) -> tuple[np.ndarray, dict[str, np.ndarray]]:
         return self.random.integers(self._ring.first, self._ring.end, size), {}

@@ -1,4 +1,4 @@
-"""Successive frames of one trajectory."""
+"""Sampling of consecutive frames of one trajectory."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ _ROUNDS = 8
 
 
 class SliceSampler(Sampler):
-    """Slices of `slice_len` frames, every one that there is with equal probability, with replacement.
+    """Samples slices of `slice_len` frames, each possible slice with equal probability, with replacement.
 
-    A sample of `size` frames is `[size // slice_len, slice_len]`, the second dimension named "time": what a recurrent
-    network or an n-step target takes. `sample.reshape(-1)` is the flat form that TorchRL's gives.
+    A sample of `size` frames is `[size // slice_len, slice_len]`, with the second dimension named "time", as recurrent
+    networks and n-step targets need it. `sample.reshape(-1)` is the form of TorchRL's `SliceSampler`.
 
-    Frames that stand next to each other in the ring and have one `("collector", "traj_ids")` are successive, up to one
-    whose `("next", "done")` is true: write what was collected in the order in which it was collected, and leave out
-    nothing within a trajectory. In a batch of several envs that is one row; where a worker has a single env, and no
-    other worker's batch comes between, slices reach from one of its batches into its next. An episode shorter than
-    `slice_len` is in no slice.
+    A slice consists of adjacent frames of the ring with the same `("collector", "traj_ids")`; only the last may have
+    a true `("next", "done")`. So write frames in the order of collection, without gaps within a trajectory. In a
+    batch of several envs, a slice is within one row. If a worker has a single env, and no batch of another worker is
+    written in between, slices extend from one of its batches into the next. Episodes shorter than `slice_len` are never
+    sampled.
 
     Args:
-        slice_len: frames of each slice.
+        slice_len: number of frames of a slice.
         seed: see `Sampler`.
 
     Raises:
@@ -47,14 +47,14 @@ class SliceSampler(Sampler):
 
     def check(self, leaves: Mapping[Key, Leaf]) -> None:
         if missing := [".".join(key) for key in (TRAJ_IDS, _DONE) if key not in leaves]:
-            raise ShapeError(f"slices need {' and '.join(missing)}, which the frames do not have")
+            raise ShapeError(f"slices need {' and '.join(missing)}, which the frames lack")
         for key in (TRAJ_IDS, _DONE):
             if math.prod(leaves[key].shape) != 1:
-                raise ShapeError(f"slices need one {'.'.join(key)} in a frame, there it is {leaves[key].shape}")
+                raise ShapeError(f"slices need one {'.'.join(key)} per frame, but its shape is {leaves[key].shape}")
 
     def attach(self, ring: Ring, memory: np.ndarray) -> None:
         super().attach(ring, memory)
-        # For each position, how many successive frames of its trajectory end with it.
+        # For each position, the number of consecutive frames of its trajectory up to and including it.
         self._run = memory.view(np.int64)
 
     def written(self, first: int, count: int) -> None:
@@ -67,9 +67,9 @@ class SliceSampler(Sampler):
         places = np.arange(len(index))
         run = places - np.maximum.accumulate(np.where(begins, places, 0)) + 1
         if has_before:
-            goes_on = ~np.logical_or.accumulate(begins[1:])
+            continues = ~np.logical_or.accumulate(begins[1:])
             run = run[1:]
-            run[goes_on] += self._run[index[0] % ring.capacity] - 1
+            run[continues] += self._run[index[0] % ring.capacity] - 1
         self._run[index[has_before:] % ring.capacity] = run
 
     def rebuild(self) -> None:
@@ -87,22 +87,22 @@ class SliceSampler(Sampler):
         return last[:, None] + np.arange(1 - self.slice_len, 1), {}
 
     def _ends(self, count: int) -> np.ndarray:
-        """Last frames of `count` slices. By trial and error, which is quick unless few frames end a slice."""
+        """Returns the last frames of `count` slices, by rejection sampling: fast unless few frames end a slice."""
         first, end = self._ring.first + self.slice_len - 1, self._ring.end
         if first < end:
-            found = np.zeros(0, np.int64)
+            ends = np.zeros(0, np.int64)
             for _ in range(_ROUNDS):
                 tried = self.random.integers(first, end, 2 * count)
-                found = np.concatenate([found, tried[self._ends_slice(tried)]])
-                if len(found) >= count:
-                    return found[:count]
-            every = np.arange(first, end)
-            every = every[self._ends_slice(every)]
-            if len(every):
-                return self.random.choice(every, count)
+                ends = np.concatenate([ends, tried[self._ends_slice(tried)]])
+                if len(ends) >= count:
+                    return ends[:count]
+            candidates = np.arange(first, end)
+            candidates = candidates[self._ends_slice(candidates)]
+            if len(candidates):
+                return self.random.choice(candidates, count)
         raise ValueError(
             f"none of the {self._ring.end - self._ring.first} frames in the buffer ends slice_len={self.slice_len} "
-            "successive ones of one trajectory: wait for more, use shorter slices, or write longer batches."
+            "consecutive frames of one trajectory: wait for more, use shorter slices, or write longer batches."
         )
 
     def _ends_slice(self, index: np.ndarray) -> np.ndarray:

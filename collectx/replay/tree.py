@@ -1,11 +1,11 @@
-"""Sums of weights, and which weight lies where on their total: a sum tree with 16 branches at every node.
+"""A sum tree with 16 branches per node, for sampling in proportion to weights.
 
     top       | sum of block 0 | sum of block 1 | ...     16 entries
     ...
     weights   | 0  1  2 ... 15 | 16 ... 31      | ...
 
-A million weights are five levels. Each step of a search is a handful of numpy calls for all searches at once; a binary
-tree, in Python, would take twenty. A node is summed anew from those below, so no rounding error stays.
+A million weights have five levels. Each level of a search takes a few numpy calls for all searches together; a binary
+tree would have twenty levels. A node is recomputed from its children, so rounding errors do not accumulate.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ _WIDTH = 16
 
 
 class SumTree:
-    """`size` non-negative float64 weights over memory that somebody else owns, zero at first.
+    """`size` non-negative float64 weights in memory that the caller owns and has set to zero.
 
     Args:
         memory: `[SumTree.nbytes(size)]` uint8.
 
     Attributes:
-        weights: `[size]`, for reading, or for writing before `rebuild`.
+        weights: `[size]`; after writing to it, call `rebuild`.
     """
 
     def __init__(self, size: int, memory: np.ndarray):
@@ -35,7 +35,7 @@ class SumTree:
 
     @staticmethod
     def nbytes(size: int) -> int:
-        """Memory for so many weights."""
+        """Size of the memory for `size` weights."""
         return 8 * sum(_lengths(size))
 
     @property
@@ -44,29 +44,29 @@ class SumTree:
         return float(self._levels[-1].sum())
 
     def set(self, index: np.ndarray, weights: np.ndarray) -> None:
-        """Sets the weights at `index`, both `[N]`; of those at one index the last stays."""
+        """Sets the weights at `index`, both `[N]`; for duplicate indices the last one counts."""
         self.weights[index] = weights
         for lower, upper in zip(self._levels, self._levels[1:], strict=False):
             index = index // _WIDTH
             upper.reshape(-1)[index] = lower[index].sum(1)
 
     def fill(self, start: int, stop: int, weight: float) -> None:
-        """Sets all weights from `start` to `stop`, the latter not included."""
+        """Sets all weights from `start` to `stop`, exclusive."""
         self.weights[start:stop] = weight
         self._sum(start, stop)
 
     def rebuild(self) -> None:
-        """Sums everything anew, after `weights` was written."""
+        """Recomputes all sums, after `weights` was written."""
         self._sum(0, len(self.weights))
 
     def find(self, mass: np.ndarray) -> np.ndarray:
-        """For each of `mass`, `[N]` from 0 to below `total`, the index of the weight that covers it when all weights
-        lie side by side. None of weight 0 is ever found. `total` must not be 0."""
+        """Inverts the cumulative sum: for each `mass`, `[N]` in [0, `total`), returns the index of the weight whose
+        interval contains it. Never returns the index of a weight of 0. `total` must not be 0."""
         block = np.zeros(len(mass), np.int64)
         rows = np.arange(len(mass))
         for level in reversed(self._levels):
             ends = level.take(block, axis=0).cumsum(1)
-            # A block's own sum, and the one in the level above, may differ in their last bit.
+            # The sum of a block and that in the level above may differ in the last bit.
             mass = np.minimum(mass, np.nextafter(ends[:, -1], 0))
             within = (ends > mass[:, None]).argmax(1)
             mass = mass - np.where(within > 0, ends[rows, within - 1], 0)
@@ -80,7 +80,7 @@ class SumTree:
 
 
 def _lengths(size: int) -> list[int]:
-    """Entries of each level, padded to whole blocks."""
+    """Number of entries of each level, padded to multiples of the block size."""
     lengths = [-(-size // _WIDTH) * _WIDTH]
     while lengths[-1] > _WIDTH:
         lengths.append(-(-lengths[-1] // _WIDTH // _WIDTH) * _WIDTH)

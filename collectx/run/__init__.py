@@ -2,7 +2,7 @@
 
     execute(cfg, folder, argv)   the trainer's whole life -> Result        (job.py)
     RunFolder(path)              every file name of a run folder            (folder.py)
-    compare(old, new)            did two runs deliver the same batches?     (digest.py)
+    compare(old, new)            did two runs deliver the same batches?     (reproduce.py)
 
 Called by the command line. Importing this package imports neither torch nor rich: names are looked up on first use, so
 that `collectx.run.rules` can check a configuration within the time of a key press.
@@ -14,18 +14,18 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collectx.run.digest import Comparison, Verdict, compare
     from collectx.run.folder import RunFolder
     from collectx.run.job import execute
+    from collectx.run.reproduce import Comparison, Verdict, compare
     from collectx.run.result import Result, Status
 
 _HOMES = {
-    "Comparison": "digest",
+    "Comparison": "reproduce",
     "Result": "result",
     "RunFolder": "folder",
     "Status": "result",
-    "Verdict": "digest",
-    "compare": "digest",
+    "Verdict": "reproduce",
+    "compare": "reproduce",
     "execute": "job",
 }
 

@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from collectx.collector.trajectories import Assembler, mask
-from collectx.run.folder import JsonLines, RunFolder
+from collectx.run.files import JsonLines
+from collectx.run.folder import RunFolder
 from collectx.run.statistics import Statistics
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ import time
 from collections.abc import Callable, Collection
 from typing import Any
 
-from collectx.run.event_messages import sentence
-from collectx.run.folder import JsonLines, RunFolder
+from collectx.run.files import JsonLines
+from collectx.run.folder import RunFolder
 
 
 class EventLog:
@@ -20,15 +20,15 @@ class EventLog:
     user should hear of goes to `logs/trainer.log` as well, and to `tell`.
 
     Args:
-        untold: names of events that are not for `tell`.
+        hidden: names of events that are not for `tell`.
 
     Attributes:
         tell: called with a sentence, from the thread of the event.
     """
 
-    def __init__(self, folder: RunFolder, untold: Collection[str] = ()):
-        self._untold = frozenset(untold)
-        self.tell: Callable[[str], None] = lambda text: None
+    def __init__(self, folder: RunFolder, hidden: Collection[str] = ()):
+        self._hidden = frozenset(hidden)
+        self.show: Callable[[str], None] = lambda text: None
         self._log = folder.log("trainer")
         self._lines = JsonLines(folder.events)
         self._lock = threading.Lock()
@@ -37,7 +37,7 @@ class EventLog:
 
     def __call__(self, name: str, **fields: Any) -> None:
         line = {"time": round(time.time(), 6), "event": name} | fields
-        text, failure = sentence(name, fields), None
+        text, failure = format_event(name, fields), None
         with self._lock:
             # A watcher thread may still report an end while the run is being closed.
             if self._closed:
@@ -49,9 +49,9 @@ class EventLog:
                     # Not raised: events come from threads that must go on, and a run is worth more than its log.
                     self._has_failed, failure = True, error
         if failure is not None:
-            self.tell(f"events are not written any more: {failure}")
-        if text is not None and name not in self._untold:
-            self.tell(text)
+            self.show(f"events are not written any more: {failure}")
+        if text is not None and name not in self._hidden:
+            self.show(text)
 
     def _write(self, line: dict[str, Any], text: str | None) -> None:
         self._lines.append(line)
@@ -64,3 +64,26 @@ class EventLog:
         with self._lock:
             self._closed = True
             self._lines.close()
+
+
+def format_event(name: str, fields: dict[str, Any]) -> str | None:
+    """What to say of an event of `events.jsonl`; None where it is nothing to speak of."""
+    worker = fields.get("worker")
+    if name == "worker_failed":
+        return f"worker {worker} failed: {fields['type']}: {fields['message']}"
+    if name == "worker_restarted":
+        time = _nth(fields["life"])
+        return f"worker {worker} is started again (collector.on_worker_failure=restart), for the {time} time"
+    if name == "worker_dropped":
+        left = fields["num_workers"]
+        return f"the run goes on without worker {worker} (collector.on_worker_failure=drop): {left} left"
+    if name == "jobs":
+        return str(fields["message"])
+    if name == "peer_refused":
+        return f"refused a connection from {fields['address']}: {fields['reason']}"
+    return None
+
+
+def _nth(number: int) -> str:
+    suffix = "th" if number % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
+    return f"{number}{suffix}"

@@ -16,13 +16,12 @@ from typing import TYPE_CHECKING, Any
 
 from collectx.config import RunConfig, backend_of, is_async
 from collectx.errors import ConfigError, LauncherError, SpaceError
-from collectx.run import cores, delivery_log, preflight, report, snapshot
+from collectx.run import cores, delivery_log, display, preflight, snapshot
 from collectx.run.events import EventLog
-from collectx.run.folder import RunFolder, write_atomically, write_json
+from collectx.run.files import write_atomically, write_json
+from collectx.run.folder import RunFolder
 from collectx.run.lock import locked
-from collectx.run.progress import Progress
-from collectx.run.record import Record
-from collectx.run.result import Result
+from collectx.run.result import Record, Result
 from collectx.run.signals import Signals
 
 if TYPE_CHECKING:
@@ -64,15 +63,15 @@ def _execute(cfg: RunConfig, files: RunFolder, argv: list[str], place: Launcher 
         files.secret.unlink(missing_ok=True)
         signals.seal()
         result = record.result(files.path)
-        report.log_errors(record.errors, files.log("trainer"))
+        display.log_errors(record.errors, files.log("trainer"))
         try:
             write_json(files.result, result.as_json())
         except OSError as error:
-            report.say(f"{files.result} could not be written: {error.strerror or error}")
-        if record.wrong is None:
-            report.show(result, record.errors, files.log("trainer"))
-    if record.wrong is not None:
-        raise record.wrong
+            display.print_message(f"{files.result} could not be written: {error.strerror or error}")
+        if record.config_error is None:
+            display.print_result(result, record.errors, files.log("trainer"))
+    if record.config_error is not None:
+        raise record.config_error
     return result
 
 
@@ -83,17 +82,17 @@ def _run(
     if cfg.launcher.kind == "local" and cfg.collector.kind != "single":
         from collectx.launcher.local import warm_up
 
-        with signals.kept_from_children():
+        with signals.ignored_by_children():
             warm_up()
     snapshot.write(cfg, files, argv)
     # A failure that ends the run is shown at its end.
-    events = EventLog(files, untold=("worker_failed",) if cfg.collector.on_worker_failure == "raise" else ())
+    events = EventLog(files, hidden=("worker_failed",) if cfg.collector.on_worker_failure == "raise" else ())
     try:
-        progress = Progress(record.statistics, start_s=record.start_s)
-        events.tell = progress.say
+        progress = display.Progress(record.statistics, start_s=record.start_s)
+        events.show = progress.say
 
         def note(name: str, **fields: Any) -> None:
-            record.note(name, fields)
+            record.add_event(name, fields)
             events(name, **fields)
 
         with progress, _place(cfg, files, place, events) as place:

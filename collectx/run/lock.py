@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from collectx.errors import ConfigError
-from collectx.run.folder import RunFolder, making
+from collectx.run.folder import RunFolder, folder_errors
 
 _HELD = (errno.EACCES, errno.EAGAIN)
 
@@ -35,7 +35,7 @@ def locked(files: RunFolder, replace: bool, force: bool = False) -> Iterator[Non
         ConfigError: another process holds the lock, a run is there that may not be replaced, or the folder cannot be
             made.
     """
-    with making(files.path):
+    with folder_errors(files.path):
         files.path.mkdir(parents=True, exist_ok=True)
         handle = os.open(files.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     try:
@@ -54,7 +54,7 @@ def locked(files: RunFolder, replace: bool, force: bool = False) -> Iterator[Non
                     "run with run.overwrite=true."
                 ]
             )
-        with making(files.path):
+        with folder_errors(files.path):
             os.ftruncate(handle, 0)
             os.write(handle, f"process {os.getpid()} on {socket.gethostname()}\n".encode())
         yield

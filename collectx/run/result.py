@@ -1,22 +1,45 @@
-"""How a run ended, as plain data: what `result.json` says and what the command line turns into an exit status.
+"""The result of a run as plain data, and the record from which it is made.
 
-Made by job.py in the trainer's process. Must not know how the run was done.
+Used by job.py in the trainer's process, and by the command line. Must not know how the run was done.
 """
 
 from __future__ import annotations
 
+import math
+import os
+import re
+import signal
+import time
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from collectx.config import RunConfig
+from collectx.errors import ConfigError, text_of
+from collectx.run.digest import Digest
+from collectx.run.signals import Signals
+from collectx.run.statistics import Statistics
+
 
 class Status(StrEnum):
-    """How a run ended; the value is the word in `result.json`."""
+    """The state of a run. `result.json` has one of the first three."""
 
     COMPLETED = "completed"
     FAILED = "failed"
     INTERRUPTED = "interrupted"
+    QUEUED = "queued"
+    RUNNING = "running"
+    UNKNOWN = "unknown"
+    DAMAGED = "damaged"
+
+    @property
+    def has_ended(self) -> bool:
+        return self in ENDED
+
+
+ENDED = (Status.COMPLETED, Status.FAILED, Status.INTERRUPTED)
 
 
 @dataclass(frozen=True)
@@ -81,3 +104,118 @@ class Result:
             {key: value for key, value in asdict(failure).items() if value is not None} for failure in self.failures
         ]
         return content
+
+
+class Record:
+    """One run's memory.
+
+    Attributes:
+        start_s: when the command was started, on the clock of `time.monotonic`.
+        statistics, digest: of the delivered batches; `digest` is None where they are not hashed.
+        errors: what was raised, in order.
+        wrong: the configuration error that ended the run before any worker started.
+    """
+
+    def __init__(self, cfg: RunConfig, signals: Signals):
+        self.start_s = _command_start_s()
+        self.statistics = Statistics(cfg.collector.total_frames)
+        self.digest = None if getattr(cfg.trainer, "digest", False) is False else Digest()
+        self.errors: list[BaseException] = []
+        self.config_error: ConfigError | None = None
+        self._last_loss: Failure | None = None
+        self._recovered: list[Failure] = []
+        self._max_batches = cfg.run.max_batches
+        self._signals = signals
+        self._status: Status | None = None
+        self._reason = ""
+
+    def end(self, error: BaseException | None) -> None:
+        """Notes that training returned (None) or raised. The first word says how the run ended, except that a run whose
+        close failed has not completed. What is raised after a signal is taken for its consequence: a torn import, say,
+        may turn the interruption into an error of its own."""
+        signum = self._signals.last
+        if isinstance(error, KeyboardInterrupt) or (self._status is None and error is not None and signum is not None):
+            if self._status is None:
+                self._status = Status.INTERRUPTED
+                self._reason = f"interrupted by {signal.Signals(signum or signal.SIGINT).name}"
+            return
+        if error is not None:
+            self.errors.append(error)
+            if self._status in (None, Status.COMPLETED):
+                self._status = Status.FAILED
+                self._reason = f"{type_name(error)}: {text_of(error)}"
+            return
+        if self._status is None:
+            self._status = Status.COMPLETED
+            frames, total = self.statistics.frames, self.statistics.total_frames
+            whole = frames >= total >= 0
+            self._reason = "all frames delivered" if whole else f"the trainer ended the run after {frames} frames"
+            if not whole and self.statistics.batches == self._max_batches:
+                self._reason = f"{self._max_batches} batches delivered (run.max_batches={self._max_batches})"
+
+    def add_event(self, name: str, fields: Mapping[str, Any]) -> None:
+        """Takes in an event of `events.jsonl`. What a worker failed of is a failure of its own where the run goes on;
+        otherwise it is raised."""
+        if name == "worker_failed":
+            self._last_loss = Failure(fields["type"], fields["message"], fields["worker"])
+        elif name in ("worker_restarted", "worker_dropped") and self._last_loss is not None:
+            self._recovered.append(self._last_loss)
+
+    def misconfigured(self, error: Exception) -> ConfigError:
+        """Notes `error` as a mistake in the configuration and returns it as such."""
+        self.config_error = error if isinstance(error, ConfigError) else ConfigError([str(error)])
+        return self.config_error
+
+    def result(self, folder: Path) -> Result:
+        """The result as of now."""
+        statistics = self.statistics
+        first_s = statistics.first_s
+        return Result(
+            status=self._status or Status.FAILED,
+            exit_reason=self._reason,
+            frames=statistics.frames,
+            batches=statistics.batches,
+            wall_s=round(time.monotonic() - self.start_s, 3),
+            start_s=None if first_s is None else round(first_s - self.start_s, 3),
+            frames_per_s=None if statistics.frames_per_s is None else round(statistics.frames_per_s, 3),
+            mean_return=None if math.isnan(statistics.mean_return) else statistics.mean_return,
+            num_episodes=statistics.num_episodes,
+            digest=self.digest.total if self.digest is not None and statistics.batches else None,
+            failures=(*map(failure_of, self.errors), *self._recovered),
+            folder=folder,
+        )
+
+
+def failure_of(error: BaseException) -> Failure:
+    """`error` as data. Which worker it came from stands in its first note (see `RemoteFailure.rebuild`), or in the
+    message of a `WorkerError`."""
+    notes = [note.partition("\n")[0] for note in getattr(error, "__notes__", ())]
+    message = text_of(error)
+    match = next((found for text in (*notes, message) if (found := re.search(r"\bworker[ =](\d+)", text))), None)
+    return Failure(type_name(error), message, int(match[1]) if match else None)
+
+
+def type_name(error: BaseException) -> str:
+    """The exception's type as a traceback names it."""
+    kind = type(error)
+    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+
+
+_has_started_a_run = False
+
+
+def _command_start_s() -> float:
+    """When the command started: the start of this process for its first run, now for every later one (a local sweep).
+    Now as well where the operating system does not tell (resolution 10 ms)."""
+    global _has_started_a_run
+    now_s = time.monotonic()
+    first, _has_started_a_run = not _has_started_a_run, True
+    if not first or not hasattr(time, "CLOCK_BOOTTIME"):
+        return now_s
+    try:
+        fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return now_s
+    # Field 22 of proc(5), the third one being the first after the command's name.
+    started_s = int(fields[19]) / os.sysconf("SC_CLK_TCK")
+    return now_s - max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - started_s)

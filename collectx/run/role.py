@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any
 from collectx.config import RunConfig, backend_of
 from collectx.errors import ConfigError, RendezvousError
 from collectx.launcher.base import Launcher
-from collectx.run.folder import RunFolder, read_private, write_json, write_private
+from collectx.run.files import read_private, write_json, write_private
+from collectx.run.folder import RunFolder
 from collectx.user_objects import UserObjects
 
 if TYPE_CHECKING:

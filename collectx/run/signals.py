@@ -45,41 +45,41 @@ class Signals:
     """
 
     def __init__(self) -> None:
-        self._before: dict[int, Any] = {}
+        self._old_handlers: dict[int, Any] = {}
         self._count = 0
         self.last: int | None = None
         self._raise_at = 1
         self._shielded = False
         self._sealed = False
-        self._held = self._is_due = False
+        self._held = self._is_pending = False
         self._terminals = [descriptor for descriptor in (1, 2) if os.isatty(descriptor)]
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
             for signum in _SIGNALS:
                 if signal.getsignal(signum) is not signal.SIG_IGN:
-                    self._before[signum] = signal.signal(signum, self._handle)
+                    self._old_handlers[signum] = signal.signal(signum, self._handle)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for signum, handler in self._before.items():
+        for signum, handler in self._old_handlers.items():
             signal.signal(signum, handler)
-        self._before.clear()
+        self._old_handlers.clear()
 
     @contextmanager
-    def kept_from_children(self) -> Iterator[None]:
+    def ignored_by_children(self) -> Iterator[None]:
         """Processes started in the block ignore what a terminal sends to all of its processes, Ctrl-C and SIGHUP, from
         their first moment on, as stopping them is the trainer's to order: otherwise one that is still importing dies of
         it with a traceback. Such a signal in the block is lost."""
-        kept = [signum for signum in (signal.SIGINT, signal.SIGHUP) if signum in self._before]
-        for signum in kept:
+        ignored = [signum for signum in (signal.SIGINT, signal.SIGHUP) if signum in self._old_handlers]
+        for signum in ignored:
             signal.signal(signum, signal.SIG_IGN)
         try:
             yield
         finally:
-            for signum in kept:
+            for signum in ignored:
                 signal.signal(signum, self._handle)
 
     @contextmanager
@@ -90,8 +90,8 @@ class Signals:
             yield
         finally:
             self._held = False
-        if self._is_due and self.last is not None:
-            self._is_due = False
+        if self._is_pending and self.last is not None:
+            self._is_pending = False
             raise Stopped(self.last)
 
     def check(self) -> None:
@@ -117,7 +117,7 @@ class Signals:
             # The next one, of an impatient user, must not tear what this one sets going.
             self._raise_at = self._count + PATIENCE - 1
             if self._held:
-                self._is_due = True
+                self._is_pending = True
                 return
             raise Stopped(signum)
 

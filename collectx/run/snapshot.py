@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Any
 
 from collectx.config import RunConfig
 from collectx.run.cores import num_cores
-from collectx.run.folder import RunFolder, write_atomically, write_json
+from collectx.run.files import write_atomically, write_json
+from collectx.run.folder import RunFolder
 
 if TYPE_CHECKING:
     import torch

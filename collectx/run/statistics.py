@@ -7,9 +7,14 @@ every attribute is replaced or grows, so a reader sees at worst the numbers of t
 from __future__ import annotations
 
 import math
+import os
 from collections import deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from collectx.errors import DamagedFile
+from collectx.run.files import decode
 
 if TYPE_CHECKING:
     from collectx.collector.batch_info import Delivery, Timings
@@ -25,7 +30,7 @@ class WorkerTotals:
     Attributes:
         env_s, policy_s, wait_s, send_s: as in `Timings`.
         frames: frames delivered from it.
-        lag: versions its last part was behind the newest.
+        lag: versions its last part was total_lag the newest.
     """
 
     env_s: float = 0.0
@@ -104,18 +109,18 @@ class Statistics:
         self.batches += 1
         self.waited_s += delivery.waited_s
         self.version = delivery.version
-        behind = 0
+        total_lag = 0
         episodes = self.num_episodes
         for part in delivery.parts:
             lag = delivery.version - part.policy_version
-            behind += lag * part.frames
+            total_lag += lag * part.frames
             if part.worker not in self.workers:
                 # A new dict, not a new entry: the display may be going through the old one.
                 self.workers = self.workers | {part.worker: WorkerTotals()}
             self.workers[part.worker].add(part.timings, part.frames, lag)
             self.num_episodes += len(part.returns)
             self._returns.extend(part.returns[-RETURN_WINDOW:].tolist())
-        self.lag = behind / delivery.frames if delivery.frames else 0.0
+        self.lag = total_lag / delivery.frames if delivery.frames else 0.0
         if self.num_episodes > episodes:
             self.mean_return = math.fsum(self._returns) / len(self._returns)
 
@@ -125,3 +130,86 @@ class Statistics:
         if self.first_s is None or self.last_s is None or self.last_s <= self.first_s:
             return None
         return (self.frames - self._first_frames) / (self.last_s - self.first_s)
+
+
+class JsonLinesTail:
+    """The objects of a JSON lines file that grows."""
+
+    def __init__(self, path: Path):
+        """Reads nothing yet."""
+        self.path = path
+        self._position = self._number = 0
+        self._file: int | None = None
+
+    def read(self) -> tuple[list[dict[str, Any]], bool]:
+        """Returns the complete lines added since the last call, and whether a restart of the job has replaced the file
+        before them. Blocks for the disk only.
+
+        Raises:
+            DamagedFile: a line cannot be read.
+        """
+        restarted = False
+        try:
+            with open(self.path, "rb") as file:
+                status = os.fstat(file.fileno())
+                if self._file is not None and (status.st_ino != self._file or status.st_size < self._position):
+                    restarted, self._position, self._number = True, 0, 0
+                self._file = status.st_ino
+                file.seek(self._position)
+                text = file.read()
+        except FileNotFoundError:
+            return [], False
+        text = text[: text.rfind(b"\n") + 1]
+        lines = text.splitlines()
+        objects = [decode(self.path, f"line {number}", line) for number, line in enumerate(lines, self._number + 1)]
+        self._position += len(text)
+        self._number += len(lines)
+        return objects, restarted
+
+
+class MetricsTail(Statistics):
+    """`Statistics` that reads `metrics.jsonl`; times are those of its lines, in unix seconds."""
+
+    def __init__(self, metrics: Path, total_frames: int):
+        """Reads nothing yet."""
+        super().__init__(total_frames)
+        self._lines = JsonLinesTail(metrics)
+
+    def update(self) -> bool:
+        """Takes in the lines that were added since the last call; whether there were any. Blocks for the disk only. A
+        file that was begun restarted is read from its beginning.
+
+        Raises:
+            DamagedFile: a line cannot be read, or is of another kind.
+        """
+        lines, restarted = self._lines.read()
+        if restarted:
+            super().__init__(self.total_frames)
+        try:
+            for line in lines:
+                self._add_line(line)
+        except (KeyError, TypeError) as error:
+            raise DamagedFile([f"{self._lines.path}: a line is not of a batch: {error!r}"]) from error
+        return bool(lines)
+
+    def _add_line(self, line: dict[str, Any]) -> None:
+        if self.first_s is None:
+            self.first_s = line["time"]
+            self._first_frames = line["batch_frames"]
+        self.last_s = line["time"]
+        self.rate = line["frames_per_s"]
+        self.frames = line["frames"]
+        self.batches = line["batch"] + 1
+        self.waited_s += line["waited_s"]
+        self.version = line["version"]
+        self.lag = line["lag"]
+        self.num_episodes += line["episodes"]
+        self.mean_return = math.nan if line["mean_return"] is None else line["mean_return"]
+        self.scalars = self.scalars | line.get("scalars", {})
+        for part in line["workers"]:
+            if part["worker"] not in self.workers:
+                self.workers = self.workers | {part["worker"]: WorkerTotals()}
+            totals = self.workers[part["worker"]]
+            for name in ("env_s", "policy_s", "wait_s", "send_s", "frames"):
+                setattr(totals, name, getattr(totals, name) + part[name])
+            totals.lag = part["lag"]

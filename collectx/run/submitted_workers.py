@@ -58,7 +58,7 @@ def submitted_workers(
 
 
 @dataclass(frozen=True)
-class Beforehand:
+class PresubmittedJobs:
     """What the job of a trainer is told about workers whose jobs were submitted along with it.
 
     Attributes:
@@ -76,12 +76,12 @@ class Beforehand:
 
     def as_environment(self) -> tuple[str, str]:
         """The variable that tells the trainer's job."""
-        return _BEFOREHAND, json.dumps(vars(self))
+        return _VARIABLE, json.dumps(vars(self))
 
     @classmethod
-    def from_environment(cls) -> Beforehand | None:
-        """What this process is told; None where nothing was submitted beforehand."""
-        text = os.environ.get(_BEFOREHAND)
+    def from_environment(cls) -> PresubmittedJobs | None:
+        """What this process is told; None where nothing was submitted presubmitted."""
+        text = os.environ.get(_VARIABLE)
         return None if text is None else cls(**json.loads(text))
 
     def files(self) -> RunFolder:
@@ -89,18 +89,18 @@ class Beforehand:
         return RunFolder(self.folder)
 
 
-def waiting_workers(cfg: RunConfig, beforehand: Beforehand, given: Sequence[UserObjects]) -> Launcher:
+def presubmitted_workers(cfg: RunConfig, presubmitted: PresubmittedJobs, given: Sequence[UserObjects]) -> Launcher:
     """The place of workers whose jobs wait already: tells them their task. They are not replaced.
 
     Args:
         given: see `submitted_workers`.
     """
-    files, token = beforehand.files(), secrets.token_hex(8)
+    files, token = presubmitted.files(), secrets.token_hex(8)
     worker.write(task_of(files), cfg, files, token, given)
     return WaitingWorkers(
         lambda worker: files.log(f"worker-{worker}"),
         lambda endpoint: announce(files, endpoint, token),
-        ("queue_timeout_s", beforehand.queue_timeout_s),
+        ("queue_timeout_s", presubmitted.queue_timeout_s),
     )
 
 
@@ -109,4 +109,4 @@ def task_of(files: RunFolder) -> Path:
     return files.jobs / "worker.json"
 
 
-_BEFOREHAND = "COLLECTX_BEFOREHAND"
+_VARIABLE = "COLLECTX_PRESUBMITTED_JOBS"

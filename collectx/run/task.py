@@ -16,7 +16,8 @@ from pathlib import Path
 from collectx.config import RunConfig, SlurmLauncherConfig, as_dict, from_dict
 from collectx.launcher.slurm import hetjob
 from collectx.launcher.slurm.job import JobTasksLauncher
-from collectx.run.folder import RunFolder, write_json
+from collectx.run.files import write_json
+from collectx.run.folder import RunFolder
 from collectx.run.role import announce, play, work
 
 

@@ -6,19 +6,12 @@ Used by progress.py in the trainer's process. Must not know collectors or traine
 from __future__ import annotations
 
 import copy
-import math
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from rich.console import Group, RenderableType
-from rich.progress_bar import ProgressBar
-from rich.table import Table
-from rich.text import Text
-
 from collectx.run.statistics import Statistics, WorkerTotals
 
-NUM_WORKERS_SHOWN = 8
 NOW_S = 5.0
 """How far back "now" looks, in seconds."""
 
@@ -126,81 +119,3 @@ class Sampler:
             rate = frames / passed_s if before and passed_s > 0 else 0.0
             views.append(WorkerView(worker, rate, totals.shares(before), totals.lag))
         return views
-
-
-def line(view: View) -> str:
-    """One line for logs and pipes."""
-    if not view.batches:
-        return f"[{clock(view.elapsed_s)}] waiting for the first batch"
-    total = f"/{view.total_frames:,}" if view.total_frames >= 0 else ""
-    parts = [
-        f"[{clock(view.elapsed_s)}] {view.frames:,}{total} frames",
-        f"{number(view.now_per_s)}/s now, {number(view.overall_per_s)}/s overall",
-        f"return {number(view.mean_return)} ({view.num_episodes:,} episodes)",
-        f"version {view.version}, lag {view.lag:.1f}",
-    ]
-    if view.workers:
-        names = ("env", "policy", "wait", "send")
-        means = (sum(column) / len(view.workers) for column in zip(*(w.shares for w in view.workers), strict=True))
-        parts.append(" ".join(f"{name} {mean:.0%}" for name, mean in zip(names, means, strict=True)))
-    if view.left_s is not None:
-        parts.append(f"{clock(view.left_s)} left")
-    parts.extend(f"{name} {number(value)}" for name, value in view.scalars.items())
-    return " | ".join(parts)
-
-
-def panel(view: View) -> RenderableType:
-    """The live display: a bar, the sums, one line per worker, the trainer's scalars."""
-    if not view.batches:
-        return Text(f"waiting for the first batch, {clock(view.elapsed_s)}", style="dim")
-    head = Table.grid(padding=(0, 2))
-    total = f" / {view.total_frames:,}" if view.total_frames >= 0 else ""
-    bar = ProgressBar(total=max(1, view.total_frames), completed=view.frames, width=24)
-    head.add_row(
-        *([bar] if view.total_frames >= 0 else []),
-        f"[bold]{view.frames:,}[/]{total} frames",
-        f"[bold]{number(view.now_per_s)}[/]/s now",
-        f"{number(view.overall_per_s)}/s overall",
-        clock(view.elapsed_s),
-        f"{clock(view.left_s)} left" if view.left_s is not None else "",
-    )
-    learning = Text.assemble(
-        "return ",
-        (number(view.mean_return), "bold green"),
-        f" ({view.num_episodes:,} episodes)   version {view.version}   lag {view.lag:.1f}",
-    )
-    rows: list[RenderableType] = [head, learning]
-    if view.workers:
-        rows.append(_worker_table(view.workers))
-    if view.scalars:
-        rows.append(Text("   ".join(f"{name} {number(value)}" for name, value in view.scalars.items()), style="cyan"))
-    return Group(*rows)
-
-
-def _worker_table(workers: tuple[WorkerView, ...]) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    table.add_column("worker", justify="right")
-    for name in ("frames/s", "env", "policy", "wait", "send", "lag"):
-        table.add_column(name, justify="right", min_width=6)
-    for view in workers[:NUM_WORKERS_SHOWN]:
-        shares = (f"{share:.0%}" for share in view.shares)
-        table.add_row(str(view.worker), number(view.frames_per_s), *shares, str(view.lag))
-    if len(workers) > NUM_WORKERS_SHOWN:
-        table.add_row(f"+ {len(workers) - NUM_WORKERS_SHOWN} more", style="dim")
-    return table
-
-
-def clock(seconds: float) -> str:
-    """`75.2` as `1:15`, `3675` as `1:01:15`."""
-    minutes, rest = divmod(int(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
-
-
-def number(value: float | None) -> str:
-    """A number short enough for a display: `12,345`, `3.14`, `0.00021`; `-` for unknown."""
-    if value is None or math.isnan(value):
-        return "-"
-    if abs(value) >= 1000:
-        return f"{value:,.0f}"
-    return f"{value:.3g}"

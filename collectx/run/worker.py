@@ -23,7 +23,8 @@ from pathlib import Path
 
 from collectx.config import EnvConfig, PolicyConfig, RunConfig, as_dict, from_dict
 from collectx.errors import LauncherError
-from collectx.run.folder import RunFolder, read_private, write_json, write_private
+from collectx.run.files import read_private, write_json, write_private
+from collectx.run.folder import RunFolder
 from collectx.run.role import work
 from collectx.user_objects import UserObjects
 

@@ -93,7 +93,7 @@ class Supervisor(Generic[AnyWorker]):
         worker_timeout_s: float,
         close_timeout_s: float,
         describe: Callable[[int], str],
-        join_timeout: Callable[[int], Limit | None] = lambda index: None,
+        join_timeout: Callable[[int], Limit | None] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ):
         self.workers: dict[int, AnyWorker] = {}
@@ -258,7 +258,9 @@ class Supervisor(Generic[AnyWorker]):
     def _limit(self, worker: Worker) -> Limit:
         if worker.has_delivered:
             return "collector.worker_timeout_s", self._worker_timeout_s
-        limit = None if worker.state is State.JOINED else self._join_timeout(worker.index)
+        limit = None
+        if worker.state is not State.JOINED and self._join_timeout is not None:
+            limit = self._join_timeout(worker.index)
         return limit or ("collector.start_timeout_s", self._start_timeout_s)
 
     def remove(self, worker: Worker) -> None:

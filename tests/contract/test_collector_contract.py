@@ -15,11 +15,11 @@ import ways
 from collecting import batches, config, counting, custom, gym, gym_vector, mlp, start
 from ways import case, over
 from worlds import faulty
+from worlds.streams import StreamChecker
 
 from collectx import env as envs
 from collectx import policy as policies
 from collectx.collector import RecordedBatch, build
-from collectx.env.counting import StreamChecker
 from collectx.run.digest import digest_of
 
 # What does not depend on how bytes travel between hosts is shown without RPC and Ray, whose workers start slowly.

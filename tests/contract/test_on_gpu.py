@@ -10,11 +10,11 @@ from tensordict.nn import TensorDictModule
 from torch import nn
 from ways import SHARED, SHARED_SYNC, SINGLE, over
 from worlds.cartpoles import Argmax
+from worlds.streams import StreamChecker
 from worlds.tracing import batches_of_each_version, by_tensordict, by_tensors
 
 from collectx import policy as policies
 from collectx.env import build
-from collectx.env.counting import StreamChecker
 from collectx.policy import ExplorationType, make_actor
 from collectx.policy.weights import FlatWeights
 

@@ -15,7 +15,7 @@ from composing import composed
 
 from collectx.cli import slurm as cli_slurm
 from collectx.cli import watch
-from collectx.cli.task import Task, Wanted
+from collectx.cli.task import JobRun, Task
 from collectx.config import SlurmLauncherConfig
 from collectx.errors import ConfigError, LauncherError
 from collectx.launcher.slurm import array, commands, job, log_watcher
@@ -289,16 +289,16 @@ def test_inside_an_allocation_a_run_is_a_step_of_it(tmp_path, command, monkeypat
     )
     for name, value in {"JOB_ID": "17", "JOB_CPUS_PER_NODE": "4(x2),1", "NTASKS": "1", "STEP_ID": "0"}.items():
         monkeypatch.setenv(f"SLURM_{name}", value)
-    for name in ("REFRESH_S", "_FIRST_ASK_S", "_SETTLE_S"):
+    for name in ("REFRESH_S", "_MIN_QUERY_S", "_SETTLE_S"):
         monkeypatch.setattr(watch, name, 0.01)
     cfg = composed("launcher=slurm collector=multi_async collector.num_workers=8 launcher.srun={mpi:none}")
-    done = Task(["run"], wanted=[Wanted("run", tmp_path / "run", cfg)])
-    cli_slurm.carry_out(done)
-    assert ([each.status for each in done.results], done.left) == (["completed"], False)
+    done = Task(["run"], job_runs=[JobRun("run", tmp_path / "run", cfg)])
+    cli_slurm.run_jobs(done)
+    assert ([each.status for each in done.results], done.is_detached) == (["completed"], False)
     assert "launcher=slurm inside the allocation of job 17: runs are steps of that job" in capsys.readouterr().err
     count, words, *_ = (tmp_path / "run" / "logs" / "job.log").read_text().splitlines()
     assert count == "0"
     assert {"--jobid=17", "--overlap", "--ntasks=9", "--mpi=none"} <= {*words.split()}
     cfg.collector.num_workers = 9
     with pytest.raises(ConfigError, match=r"10 tasks of 1 cores \(10\), and the allocation of job 17 has 9"):
-        cli_slurm.carry_out(Task(["run"], wanted=[Wanted("run", tmp_path / "other", cfg)]))
+        cli_slurm.run_jobs(Task(["run"], job_runs=[JobRun("run", tmp_path / "other", cfg)]))

@@ -16,9 +16,9 @@ import ways
 from collecting import Log, counting, custom, faulty, start, worker_pids
 from surviving import RELAY, collector, survive
 from worlds.faulty import BrokenLever
+from worlds.streams import StreamChecker
 
 import collectx
-from collectx.env.counting import StreamChecker
 from collectx.errors import WorkerDied, WorkerError, WorkerTimeout
 
 # What the policy of one worker does, and the error that the trainer gets.

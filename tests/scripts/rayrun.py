@@ -7,8 +7,7 @@ import psutil
 import ray
 from collecting import Log, counting, start
 from ray.cluster_utils import Cluster
-
-from collectx.env.counting import StreamChecker
+from worlds.streams import StreamChecker
 
 cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "resources": {"place": 0}})
 nodes = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -40,7 +41,7 @@ LAUNCHERS = {
 
 _WATCHER = """
 from pathlib import Path
-from collectx.env.counting import StreamChecker
+from streams import StreamChecker
 
 class Watcher:
     def train(self, collection):
@@ -62,6 +63,7 @@ class Run:
 
     def __init__(self, cluster: Cluster, cwd: Path, overrides: Sequence[str], inside: Sequence[str] = ()):
         (cwd / "watcher.py").write_text(_WATCHER)
+        shutil.copy(Path(__file__).parents[1] / "worlds" / "streams.py", cwd)
         self.cluster = cluster
         self.cwd = cwd
         self.files = RunFolder(cwd / "run")

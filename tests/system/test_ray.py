@@ -14,8 +14,8 @@ from making import make
 from ways import RAY_SYNC
 from worlds.cartpoles import Argmax, cartpole
 from worlds.customcollectors import Doubling
+from worlds.streams import StreamChecker
 
-from collectx.env.counting import StreamChecker
 from collectx.errors import ConfigError, LauncherError, WorkerTimeout
 
 pytest.importorskip("ray")

@@ -119,7 +119,7 @@ def queue(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Queue:
     queue = Queue()
     monkeypatch.setattr(commands, "_run", queue.run)
     monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}")
-    for name in ("REFRESH_S", "_FIRST_ASK_S", "_SETTLE_S"):
+    for name in ("REFRESH_S", "_MIN_QUERY_S", "_SETTLE_S"):
         monkeypatch.setattr(watch, name, 0)
     monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
     monkeypatch.chdir(tmp_path)

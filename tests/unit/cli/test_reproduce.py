@@ -97,8 +97,8 @@ def test_a_run_without_a_batch_is_refused_and_one_that_goes_on_grows_meanwhile(s
 
 def test_what_a_launcher_executes_is_shown():
     words = "launcher=submitit_delayed launcher.setup=[a] launcher.srun={b:1} launcher.trainer.container=/c"
-    shown = {key for key, *_ in foreign_code.named(composed(f"{words} launcher.worker.sbatch={{d:1}}"))}
-    ray = {key for key, *_ in foreign_code.named(composed("launcher=ray launcher.ray_init_config={address:e}"))}
+    shown = {key for key, *_ in foreign_code.references(composed(f"{words} launcher.worker.sbatch={{d:1}}"))}
+    ray = {key for key, *_ in foreign_code.references(composed("launcher=ray launcher.ray_init_config={address:e}"))}
     assert shown >= {"launcher.setup", "launcher.srun", "launcher.trainer.container", "launcher.worker.sbatch"}
     assert "launcher.ray_init_config" in ray
 

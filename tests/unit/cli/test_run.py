@@ -121,7 +121,7 @@ def test_a_reader_that_is_gone_ends_a_run_as_failed_and_a_list_well(stub, monkey
     def gone(*arguments, **keywords):
         raise BrokenPipeError
 
-    monkeypatch.setattr(run, "_hand_over", gone)
+    monkeypatch.setattr(run, "_run_hydra", gone)
     monkeypatch.setattr(listing, "main", gone)
     monkeypatch.setattr(sys, "stdout", sys.stdout)
     assert [main._status(words.split()) for words in ("run -m seed=0,1", "list")] == [1, 0]
@@ -132,7 +132,7 @@ def test_an_error_without_a_text_is_named(stub, monkeypatch, capsys):
     def fail(*arguments):
         raise PermissionError
 
-    monkeypatch.setattr(run, "_hand_over", fail)
+    monkeypatch.setattr(run, "_run_hydra", fail)
     assert run.main([]) == 2
     assert "the run folder cannot be made: PermissionError: choose" in capsys.readouterr().err
 
@@ -140,7 +140,7 @@ def test_an_error_without_a_text_is_named(stub, monkeypatch, capsys):
 def test_a_folder_whose_job_has_not_ended_is_refused(queue, stub, capsys):
     words, files = ["hydra.run.dir=here", "run.overwrite=true"], RunFolder("here")
     files.jobs.mkdir(parents=True)
-    run_status.note_job(files, "7")
+    run_status.write_job(files, "7")
     queue.states = {"7": "PENDING"}
     assert run.main(words) == 2
     assert "job 7 has not ended: cancel it with scancel 7, or choose another folder" in capsys.readouterr().err
@@ -149,7 +149,7 @@ def test_a_folder_whose_job_has_not_ended_is_refused(queue, stub, capsys):
     assert "job 7 has not ended, as far as is known (" in capsys.readouterr().err
     queue.error, queue.states = "", {"7": "CANCELLED"}
     assert run.main(words) == 0
-    assert run_status.job_of(files) is None  # it tells nothing of the new run
+    assert run_status.read_job(files) is None  # it tells nothing of the new run
 
 
 @pytest.mark.parametrize(("command", "offered"), [("reproduce", "--trust\n"), ("run", "\n")])

@@ -16,7 +16,7 @@ from composing import composed
 from collectx import DistributedCollector
 from collectx.cli import run, slurm, status, watch
 from collectx.cli.submitit_slurm import translated
-from collectx.cli.task import Task, Wanted
+from collectx.cli.task import JobRun, Task
 from collectx.errors import ConfigError
 from collectx.run import RunFolder, preflight, task
 
@@ -52,11 +52,11 @@ def test_a_run_is_one_job_with_what_the_launcher_asks_for(queue, capsys):
 
 def start(*lines: str) -> Task:
     """Submits runs of these configurations as those of a sweep, and follows those that are not to be left."""
-    done = Task(["run"], wanted=[], sweep=Path.cwd())
+    done = Task(["run"], job_runs=[], sweep=Path.cwd())
     for index, line in enumerate(lines):
         name = f"point{index}"
-        done.wanted.append(Wanted(name, Path(name).absolute(), composed(f"launcher=slurm run.overwrite=true {line}")))
-    slurm.carry_out(done)
+        done.job_runs.append(JobRun(name, Path(name).absolute(), composed(f"launcher=slurm run.overwrite=true {line}")))
+    slurm.run_jobs(done)
     return done
 
 
@@ -110,7 +110,7 @@ def test_an_old_result_of_a_requeued_job_is_no_reason_to_ask_at_every_refresh(qu
     squeue = queue.squeue
     monkeypatch.setattr(queue, "squeue", lambda command: asked.append(command) or squeue(command))
     monkeypatch.setattr(watch, "time", SimpleNamespace(monotonic=time.monotonic, sleep=look_on))
-    monkeypatch.setattr(watch, "_FIRST_ASK_S", 3600.0)
+    monkeypatch.setattr(watch, "_MIN_QUERY_S", 3600.0)
     queue.is_held = True
     assert [ended.status for ended in start("launcher.requeue=true").results] == ["completed"]
     assert len(asked) == 3
@@ -118,11 +118,11 @@ def test_an_old_result_of_a_requeued_job_is_no_reason_to_ask_at_every_refresh(qu
 
 def test_a_second_start_submits_no_job_twice_and_gives_its_folder_to_no_other(queue, capsys):
     queue.is_held = True
-    assert start("launcher.wait=false", "launcher.wait=false seed=4").left
+    assert start("launcher.wait=false", "launcher.wait=false seed=4").is_detached
     out = capsys.readouterr().out
     assert f"look in later: collectx status {Path.cwd()}" in out
     queue.states["100_1"] = "FAILED"
-    assert start("launcher.wait=false", "launcher.wait=false seed=4").left
+    assert start("launcher.wait=false", "launcher.wait=false seed=4").is_detached
     with pytest.raises(ConfigError, match="job 100_0 has not ended"):
         start("launcher.wait=false seed=5")
     assert queue.states == {"100_0": "PENDING", "100_1": "FAILED", "101": "PENDING"}
@@ -156,7 +156,7 @@ def test_an_interruption_cancels_unless_the_user_says_no(queue, monkeypatch, num
     done = start("seed=2")
     assert [ended.status for ended in done.results] == ["interrupted"]
     assert queue.states == {"100": state}
-    assert done.left == (state == "RUNNING")
+    assert done.is_detached == (state == "RUNNING")
     assert len(questions) == (number == signal.SIGINT)
 
 
@@ -165,7 +165,7 @@ def test_an_interruption_before_jobs_are_followed_leaves_no_job(queue, monkeypat
         raise watch.Terminated
 
     queue.is_held = True
-    monkeypatch.setattr(watch, "Pursuit", interrupted)
+    monkeypatch.setattr(watch, "Watcher", interrupted)
     with pytest.raises(KeyboardInterrupt):
         start("seed=0", "seed=1")
     assert queue.states == {"100_0": "CANCELLED", "100_1": "CANCELLED"}

@@ -13,7 +13,7 @@ from collectx.cli import run_status, status
 from collectx.errors import LauncherError
 from collectx.launcher.slurm.worker_job import JobState
 from collectx.run import RunFolder
-from collectx.run.folder import write_json
+from collectx.run.files import write_json
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ def folder(tmp_path):
     files = RunFolder(tmp_path / "run")
     files.begin()
     files.jobs.mkdir()
-    run_status.note_job(files, "7")
+    run_status.write_job(files, "7")
     return files
 
 
@@ -47,11 +47,11 @@ def said(capsys, files: RunFolder) -> tuple[str, str]:
     ],
 )
 def test_a_job_without_a_result_is_what_slurm_says(folder, said, word, part):
-    found = run_status.fate(folder, "7", said)
+    found = run_status.status_of(folder, "7", said)
     assert found.word == word
     assert part in found.detail
     folder.log("job").write_text("Killed\n")
-    forgotten = run_status.fate(folder, "7", {})
+    forgotten = run_status.status_of(folder, "7", {})
     assert forgotten.word == "failed"
     assert re.match(r"SLURM knows no job 7 any more(?s:.*)job.log ends:\n  Killed", forgotten.detail)
 
@@ -60,7 +60,7 @@ def test_a_job_without_a_result_is_what_slurm_says(folder, said, word, part):
 def test_a_run_that_slurm_has_interrupted_says_why(folder, state, advice):
     write_json(folder.result, {"status": "interrupted", "exit_reason": "interrupted by SIGTERM"})
     ended, cancelled = (
-        run_status.fate(folder, "7", {"7": JobState(each, True, True)}) for each in (state, "CANCELLED")
+        run_status.status_of(folder, "7", {"7": JobState(each, True, True)}) for each in (state, "CANCELLED")
     )
     assert ended.word == cancelled.word == "interrupted"
     assert ended.detail.startswith(f"interrupted by SIGTERM: job 7 ended as {state}: ")

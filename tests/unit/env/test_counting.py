@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from worlds.countedframes import Stream
+from worlds.streams import check_stream
 
-from collectx.env.counting import check_stream, frame
+from collectx.env.counting import frame
 
 STEPS = 11
 

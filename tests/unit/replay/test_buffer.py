@@ -142,7 +142,7 @@ def test_what_the_buffer_cannot_do_changes_nothing():
     buffer, frames = ReplayBuffer(10), numbered(0, [2])
     other = frames.select("observation", "next").set("more", torch.zeros(2))
     other["observation"] = other["observation"].float()
-    unlike = r"collector.traj_ids is missing; more is not among.*observation is .*float32"
+    unlike = r"collector.traj_ids is missing; more is not a leaf.*observation is .*float32"
     with pytest.raises(ValueError, match="empty"):
         buffer.sample(1)
     with pytest.raises(ShapeError, match="no tensors"):

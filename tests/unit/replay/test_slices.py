@@ -42,7 +42,7 @@ def test_every_slice_and_no_other(capacity, length, writes, envs):
         first = max(0, len(frames) - capacity)
         expected = places(frames[first:], first, length)
         if not expected:
-            with pytest.raises(ValueError, match=f"ends slice_len={length} successive"):
+            with pytest.raises(ValueError, match=f"ends slice_len={length} consecutive"):
                 buffer.sample(length)
             continue
         sample = buffer.sample(200 * length)
@@ -76,7 +76,7 @@ def test_mistakes_are_named():
         buffer.extend(TensorDict({"observation": batch["observation"]}, batch.batch_size))
     twice = batch.clone()
     twice["next", "done"] = batch["next", "done"].expand(-1, -1, 2)
-    with pytest.raises(ShapeError, match=r"one next\.done in a frame, there it is \(2,\)"):
+    with pytest.raises(ShapeError, match=r"one next\.done per frame, but its shape is \(2,\)"):
         buffer.extend(twice)
     # What was refused has not settled what frames are.
     buffer.extend(batch)

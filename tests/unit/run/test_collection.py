@@ -14,8 +14,7 @@ from collectx.run import RunFolder, execute
 from collectx.run.collection import RunCollection
 from collectx.run.digest import Digest
 from collectx.run.events import EventLog
-from collectx.run.metrics_tail import Replay
-from collectx.run.statistics import Statistics
+from collectx.run.statistics import MetricsTail, Statistics
 
 
 class FakeCollector:
@@ -69,7 +68,7 @@ def test_batches_lines_and_sums(folder, delivery):
     published = [("publish", 1, 20), ("publish", 2, 60)]
     assert [(line["event"], line["version"], line["frames"]) for line in folder.read_events()] == published
     # Who reads the folder has the same numbers.
-    replay = Replay(folder, 60)
+    replay = MetricsTail(folder.metrics, 60)
     assert replay.update()
     same = "frames batches num_episodes waited_s rate mean_return version lag scalars workers"
     for name in same.split():
@@ -104,7 +103,7 @@ def test_lines_are_taken_in_as_they_come_and_a_run_begun_anew_from_its_beginning
     execute(cfg, folder.path, [])
     first, second, third, *_ = folder.metrics.read_bytes().splitlines(keepends=True)
     folder.metrics.unlink()
-    replay, seen = Replay(folder, 100), []
+    replay, seen = MetricsTail(folder.metrics, 100), []
     assert not replay.update()
     for text in (first, second + third[:9], b"", third[9:]):
         with open(folder.metrics, "ab") as file:

@@ -7,8 +7,8 @@ from collectx.run.events import EventLog
 
 def test_events_are_lines_in_order_and_some_are_told(folder):
     # What is shown elsewhere is written down and not told.
-    events, told = EventLog(folder, untold=("worker_failed",)), []
-    events.tell = told.append
+    events, told = EventLog(folder, hidden=("worker_failed",)), []
+    events.show = told.append
     events("workers_started", num_workers=2)
     events("worker_failed", worker=1, type="WorkerDied", message="killed")
     events("jobs", message="workers are submitted: job 12")

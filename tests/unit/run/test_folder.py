@@ -8,7 +8,8 @@ import pytest
 
 from collectx.errors import DamagedFile, RendezvousError
 from collectx.run import role, worker
-from collectx.run.folder import JsonLines, RunFolder, read_lines, write_atomically, write_json
+from collectx.run.files import JsonLines, read_lines, write_atomically, write_json
+from collectx.run.folder import RunFolder
 from collectx.transport.network.handshake import Endpoint
 
 

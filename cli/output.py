@@ -1,4 +1,4 @@
-"""The table of a sweep's points: what `result.json` of each says. Also of points that failed or never ran."""
+"""Messages and tables of the command line: problems and notes on standard error, tables of runs on standard output."""
 
 from __future__ import annotations
 
@@ -10,10 +10,50 @@ from typing import Any
 from collectx.errors import DamagedFile
 from collectx.run import RunFolder
 
-HEAD = ("point", "status", "frames", "frames/s", "return", "wall_s")
+COLUMNS = ("point", "status", "frames", "frames/s", "return", "wall_s")
 
 
-def show(root: Path, points: Sequence[tuple[str, Path]], statuses: Mapping[Path, str] | None = None) -> None:
+def usage_error(text: str) -> int:
+    """Prints one sentence about the command line itself; returns the exit status."""
+    print(f"collectx: {text}", file=sys.stderr)
+    return 2
+
+
+def config_errors(problems: Sequence[str]) -> int:
+    """Prints every problem; returns the exit status."""
+    count = len(problems)
+    head = f"{count} problems in the configuration, no worker was started:"
+    if count == 1:
+        head = "A problem in the configuration, no worker was started:"
+    _print(head, "bold red")
+    for problem in problems:
+        first, *more = problem.splitlines()
+        _print(f"  - {first}")
+        for line in more:
+            _print(f"    {line}")
+    return 2
+
+
+def error(text: str) -> None:
+    """Prints why the command fails after runs have ended."""
+    _print(f"collectx: {text}", "bold red")
+
+
+def note(text: str) -> None:
+    """Prints something worth knowing that stops nothing."""
+    _print(f"note: {text}", "yellow")
+
+
+def _print(text: str, style: str = "") -> None:
+    if sys.stderr.isatty():
+        from rich.console import Console
+
+        Console(stderr=True, highlight=False, markup=False, soft_wrap=True).print(text, style=style)
+    else:
+        print(text, file=sys.stderr)
+
+
+def print_sweep(root: Path, points: Sequence[tuple[str, Path]], statuses: Mapping[Path, str] | None = None) -> None:
     """Prints the table of the points, each a name and a run folder, and the sweep's folder; plain where the output is
     no terminal.
 
@@ -21,11 +61,11 @@ def show(root: Path, points: Sequence[tuple[str, Path]], statuses: Mapping[Path,
         statuses: of run folders without a result; by default they did not run.
     """
     print()
-    draw([_row(name, RunFolder(folder), (statuses or {}).get(folder)) for name, folder in points])
+    print_table([_row(name, RunFolder(folder), (statuses or {}).get(folder)) for name, folder in points])
     print(f"sweep folder: {root}", flush=True)
 
 
-def draw(rows: Sequence[tuple[str, ...]], head: Sequence[str] = HEAD) -> None:
+def print_table(rows: Sequence[tuple[str, ...]], head: Sequence[str] = COLUMNS) -> None:
     """Prints a table; plain where the output is no terminal."""
     if sys.stdout.isatty():
         _rich(rows, head)
@@ -35,12 +75,12 @@ def draw(rows: Sequence[tuple[str, ...]], head: Sequence[str] = HEAD) -> None:
 
 def _row(name: str, files: RunFolder, status: str | None) -> tuple[str, ...]:
     try:
-        return row(name, files.read_result(), status)
+        return cells(name, files.read_result(), status)
     except DamagedFile:
-        return row(name, None, "damaged")
+        return cells(name, None, "damaged")
 
 
-def row(name: str, result: Mapping[str, Any] | None, status: str | None = None) -> tuple[str, ...]:
+def cells(name: str, result: Mapping[str, Any] | None, status: str | None = None) -> tuple[str, ...]:
     """The cells of a run: its result, or `status` where it has none."""
     if result is None:
         return (name, status or "not run", "", "", "", "")

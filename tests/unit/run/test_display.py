@@ -5,18 +5,18 @@ import io
 import pytest
 from rich.console import Console
 
-from collectx.run import progress
-from collectx.run.progress import Progress
+from collectx.run import display
+from collectx.run.display import NUM_WORKERS_SHOWN, Progress, format_line, render_panel
 from collectx.run.statistics import Statistics
-from collectx.run.view import NUM_WORKERS_SHOWN, Sampler, line, panel
+from collectx.run.view import Sampler
 
 SHOW_CURSOR, HIDE_CURSOR = "\x1b[?25h", "\x1b[?25l"
 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    monkeypatch.setattr(progress, "REFRESH_S", 0.01)
-    monkeypatch.setattr(progress, "PLAIN_S", 0.01)
+    monkeypatch.setattr(display, "REFRESH_S", 0.01)
+    monkeypatch.setattr(display, "PLAIN_S", 0.01)
 
 
 @pytest.fixture
@@ -60,8 +60,8 @@ def test_the_rate_falls_while_no_batch_comes(statistics, delivery):
 def drawn(statistics, now_s):
     """The line and the panel."""
     view, console = Sampler(statistics, start_s=0.0).view(now_s), Console(file=io.StringIO(), width=120)
-    console.print(panel(view))
-    return line(view), console.file.getvalue()
+    console.print(render_panel(view))
+    return format_line(view), console.file.getvalue()
 
 
 def test_the_line_and_the_panel_have_all_of_it(statistics, delivery):

@@ -1,0 +1,231 @@
+"""One TorchRL env (`EnvBase`, batched or not) of a group: its steps, resets and ends, copied to its rows of the arrays.
+
+    data --_step--> after: next.*          data: what TorchRL calls the root
+     ^                |
+     '--- without ----'  the reward, with the keys that only the root has
+     '--- maybe_reset, where an episode ended
+
+`_step` is what TorchRL's env classes implement. `step` around it accepts partial steps and looks up every spec,
+which costs half as much as the step of a small env: here shapes and dtypes are checked once, in the first step.
+
+Called by the adapter (`collectx.env.torchrl`), in the worker's process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from tensordict import TensorDictBase
+
+from collectx.batch import DONE_KEYS, REWARD, Leaf, is_agents_end
+from collectx.env.base import EnvSpec, StepRows
+from collectx.env.spaces import check, checked_rows
+from collectx.env.torchrl_specs import has_root_end
+from collectx.errors import ShapeError
+
+
+class TorchrlMember:
+    """See the module's docstring.
+
+    Args:
+        spec: of the group.
+        rows: the env's rows in the group's arrays.
+    """
+
+    def __init__(self, env: Any, spec: EnvSpec, rows: slice):
+        self.rows = rows
+        self._env = env
+        # An overridden `step` does more than `_step`; `step` also adds the ends that agents omit.
+        is_plain = type(env).step.__module__.startswith("torchrl.") and not any(map(is_agents_end, spec.observation))
+        self._step: Callable[[Any], Any] = env._step if is_plain else lambda data: env.step(data).get("next")
+        self._at = (rows if env.batch_size else rows.start, ...)
+        self._leaves = spec.observation
+        self._keys = [_plain(leaf.key) for leaf in spec.observation]
+        self._actions = [_plain(leaf.key) for leaf in spec.action]
+        self._reward_leaves = spec.rewards
+        self._rewards = [_plain(leaf.key) for leaf in spec.rewards]
+        self._write_reward = self._write_reward_number if spec.rewards == (REWARD,) else self._write_reward_leaves
+        # Without a root end: the keys of the agents' ends, by their last parts.
+        self._agents_ends: dict[str, list[Any]] = {}
+        if not has_root_end(env):
+            ends = [leaf.key for leaf in spec.observation if is_agents_end(leaf)]
+            self._agents_ends = {name: [key for key in ends if key[-1:] == (name,)] for (name,) in DONE_KEYS}
+        # Several batch dimensions, which are flattened here.
+        self._size = tuple(env.batch_size) if len(env.batch_size) > 1 else None
+        self._numpy = _numpy if self._size is None else self._flat
+        self._device = None if env.device is None or env.device.type == "cpu" else env.device
+        # `maybe_reset` resets only what is done, at twice the cost of `reset`; transforms may use its argument.
+        is_transformed = any(cls.__name__ == "TransformedEnv" for cls in type(env).__mro__)
+        self._resets_all = not (env.batch_size or is_transformed or self._agents_ends)
+        self._data: Any = None
+        # Keys at the root that `_step` does not write; known after the first step.
+        self._kept: list[Any] | None = None
+
+    def reset(self, seed: int | None, out: Sequence[np.ndarray]) -> None:
+        if seed is not None:
+            self._env.set_seed(seed)
+        self._data = self._env.reset()
+        for key, leaf, array in zip(self._keys, self._leaves, out, strict=True):
+            value = self._data.get(key, None)
+            if value is None:
+                array[self._at] = 0
+            else:
+                self._write(leaf, value, array)
+
+    def step(self, action: Sequence[np.ndarray], out: StepRows) -> bool:
+        """Writes its rows of `out`. Returns whether any env ended."""
+        data = self._data
+        for key, array in zip(self._actions, action, strict=True):
+            # A copy, as the env may keep its action and the caller overwrites the array.
+            value = torch.from_numpy(array[self._at].copy())
+            if self._size is not None:
+                value = value.reshape(*self._size, *value.shape[1:])
+            data.set(key, value if self._device is None else value.to(self._device))
+        after = self._step(data)
+        if self._kept is None:
+            self._kept = self._check_first_step(after)
+        # A new TensorDict: the env may keep the one that it returned.
+        following = after.exclude(*self._rewards)
+        for key in self._kept:
+            following.set(key, data.get(key))
+        self._data = following
+        for key, leaf, array in zip(self._keys, self._leaves, out.observation, strict=True):
+            self._write(leaf, following.get(key, None), array)
+        self._write_reward(after, out)
+        return self._write_ends(after, out)
+
+    def _write_reward_number(self, after: Any, out: StepRows) -> None:
+        reward, target = after.get("reward", None), out.reward[self.rows]
+        rows = np.empty(0) if reward is None else _numpy(reward).reshape(-1)
+        if rows.shape != target.shape:
+            raise ShapeError(f"reward: expected {len(target)} numbers, one for each env, got {len(rows)}")
+        target[:] = rows
+
+    def _write_reward_leaves(self, after: Any, out: StepRows) -> None:
+        num_envs = self.rows.stop - self.rows.start
+        total = np.zeros(num_envs)
+        for key, leaf, array in zip(self._rewards, self._reward_leaves, out.rewards, strict=True):
+            value = after.get(key, None)
+            self._write(leaf, value, array)
+            total += _numpy(value).reshape(num_envs, -1).sum(1)
+        out.reward[self.rows] = total
+
+    def restart(self, ended: np.ndarray, out: Sequence[np.ndarray]) -> None:
+        """Resets the envs with `ended`, and writes their rows."""
+        self._data = self._reset_ended(ended)
+        for key, leaf, array in zip(self._keys, self._leaves, out, strict=True):
+            value = self._data.get(key, None)
+            target = array[self.rows]
+            if value is None:
+                target[ended] = 0
+            else:
+                rows = self._numpy(value if self._env.batch_size else value[None])
+                target[ended] = checked_rows(leaf, rows, target)[ended]
+
+    def _reset_ended(self, ended: np.ndarray) -> Any:
+        """Returns the data after a reset of the envs with `ended`."""
+        if self._resets_all:
+            fresh = self._env.reset()
+            for key in self._kept or ():
+                if fresh.get(key, None) is None:
+                    fresh.set(key, self._data.get(key))
+            return fresh
+        if self._agents_ends:
+            self._end_agents(ended & ~self._any_agent(self._data, *self._agents_ends))
+        else:
+            self._data.set("done", self._mask(ended, 1))
+        return self._env.maybe_reset(self._data)
+
+    def _end_agents(self, envs: np.ndarray) -> None:
+        """Marks every agent of some envs as done, so that all of them are reset."""
+        for key in self._agents_ends["done"] if envs.any() else ():
+            done = self._data.get(key)
+            self._data.set(key, done | self._mask(envs, done.ndim - len(self._env.batch_size)))
+
+    def _any_agent(self, data: Any, *names: str) -> np.ndarray:
+        """Whether any agent of an env has one of these ends, `[E]`."""
+        num_envs = self.rows.stop - self.rows.start
+        ended = np.zeros(num_envs, bool)
+        for name in names:
+            for key in self._agents_ends[name]:
+                ended |= _numpy(data.get(key)).reshape(num_envs, -1).any(1)
+        return ended
+
+    def _mask(self, envs: np.ndarray, num_dims: int) -> torch.Tensor:
+        """`envs`, `[E]`, in the env's batch size, with `num_dims` more dimensions of size 1."""
+        mask = torch.from_numpy(envs.reshape(*self._env.batch_size, *[1] * num_dims).copy())
+        return mask if self._device is None else mask.to(self._device)
+
+    def _write_ends(self, after: Any, out: StepRows) -> bool:
+        """Writes the ends. An env may omit `done`, and `terminated` where it equals `done`."""
+        if self._agents_ends:
+            done, terminated, truncated = (self._any_agent(after, name) for name in self._agents_ends)
+            out.terminated[self.rows] = terminated
+            # Done, but not terminated: truncated.
+            out.truncated[self.rows] = truncated | (done & ~terminated)
+            return bool((done | terminated | truncated).any())
+        done = after.get("done", None)
+        if done is not None and not done.any():
+            return False
+        terminated, truncated = after.get("terminated", None), after.get("truncated", None)
+        if done is None:
+            done = terminated if truncated is None else terminated | truncated
+        rows = self.rows
+        done = _numpy(done).reshape(-1)
+        out.terminated[rows] = done if terminated is None else _numpy(terminated).reshape(-1)
+        if truncated is not None:
+            out.truncated[rows] = _numpy(truncated).reshape(-1)
+        # Done, but not terminated: truncated.
+        out.truncated[rows] |= done & ~out.terminated[rows]
+        return bool(done.any())
+
+    def _check_first_step(self, after: Any) -> list[Any]:
+        """Checks the keys of the first step. Returns the keys that only the root has."""
+        for key, leaf in zip(self._keys, self._leaves, strict=True):
+            if after.get(key, None) is None and self._data.get(key, None) is None:
+                raise ShapeError(f"{'.'.join(leaf.key)}: is in the specs, but neither reset nor step writes it")
+        if not self._agents_ends and after.get("done", None) is None and after.get("terminated", None) is None:
+            raise ShapeError("the env's step writes neither done nor terminated, so that no episode would end")
+        written = {*self._actions, *_leaf_keys(after)}
+        # `step` puts `after` below "next" of its argument.
+        return [key for key in _leaf_keys(self._data) if key not in written and key[0] != "next"]
+
+    def _write(self, leaf: Leaf, value: torch.Tensor | None, array: np.ndarray) -> None:
+        """Writes a value into the rows of `array`, after checking its shape and dtype."""
+        if value is None:
+            raise ShapeError(
+                f"{'.'.join(leaf.key)}: this step of the env does not write it, although its first step did"
+            )
+        rows = self._numpy(value)
+        target = array[self._at]
+        if rows.shape != target.shape or rows.dtype != target.dtype:
+            if self._env.batch_size:
+                rows = checked_rows(leaf, rows, target)
+            else:
+                check(leaf, rows, target.dtype, self.rows.start)
+        target[...] = rows
+
+    def _flat(self, value: torch.Tensor) -> np.ndarray:
+        """The array of a value with several batch dimensions, which are flattened."""
+        assert self._size is not None
+        return _numpy(value).reshape(-1, *value.shape[len(self._size) :])
+
+
+def _leaf_keys(data: TensorDictBase) -> list[Any]:
+    """The keys of its leaves, including those that are no tensors, as text."""
+    return [_plain(key) for key in data.keys(True) if not _is_node(data.get(key))]
+
+
+def _is_node(value: Any) -> bool:
+    return isinstance(value, TensorDictBase) and not type(value).__name__.startswith("NonTensor")
+
+
+def _plain(key: Any) -> Any:
+    return key[0] if isinstance(key, tuple) and len(key) == 1 else key
+
+
+def _numpy(value: torch.Tensor) -> np.ndarray:
+    return value.numpy(force=True)

@@ -1,0 +1,240 @@
+"""What a user sees of a run: live progress, a rich display on a terminal and a plain line every few seconds elsewhere;
+the errors, a short table and the path of the run folder when it is over.
+
+The progress is drawn by a thread of the trainer's process that reads `Statistics`; deliveries never wait for it. As the
+thread shares the interpreter with the trainer, it draws at most 4 times a second and spends at most 2 % of its time
+drawing. Must not know collectors or trainers.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from rich import box
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from collectx.errors import CollectxError, text_of, traceback_of
+from collectx.run.result import Result, Status, type_name
+from collectx.run.statistics import Statistics
+from collectx.run.view import Sampler, View, WorkerView
+
+NUM_WORKERS_SHOWN = 8
+REFRESH_S = 0.25
+PLAIN_S = 5.0
+DRAWING_SHARE = 0.02
+
+
+class Progress:
+    """Shows a run while the `with` block lasts; afterwards the cursor is back and the last state stays on screen."""
+
+    def __init__(
+        self,
+        statistics: Statistics,
+        console: Console | None = None,
+        start_s: float | None = None,
+    ):
+        """
+        Args:
+            console: where to draw; standard output unless given.
+            start_s: start of the elapsed time by `time.monotonic`; now unless given.
+        """
+        self._console = console or Console()
+        self._sampler = Sampler(statistics, time.monotonic() if start_s is None else start_s)
+        self._statistics = statistics
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="collectx-progress", daemon=True)
+        self._live: Live | None = None
+        if self._console.is_terminal and not self._console.is_dumb_terminal:
+            self._live = Live(console=self._console, auto_refresh=False)
+
+    def __enter__(self) -> Self:
+        if self._live is not None:
+            self._live.start()
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stop.set()
+        self._thread.join(timeout=2.0)
+        if self._live is not None:
+            # A run that ended before its first batch leaves nothing to look at.
+            self._live.transient = not self._statistics.batches
+            self._live.stop()
+
+    def say(self, text: str) -> None:
+        """Prints a line above the display. From any thread."""
+        self._console.print(f"collectx: {text}", soft_wrap=True, markup=False, highlight=False)
+
+    def _run(self) -> None:
+        try:
+            least_s = interval_s = REFRESH_S if self._live is not None else PLAIN_S
+            while not self._stop.wait(interval_s):
+                started_s = time.thread_time()
+                self._draw()
+                interval_s = max(least_s, (time.thread_time() - started_s) / DRAWING_SHARE)
+            if self._statistics.batches:
+                self._draw()
+        except Exception as error:  # a display that cannot be drawn (a closed pipe) is no reason to end a run
+            print(f"collectx: progress display stopped: {type(error).__name__}: {error}", file=sys.stderr)
+
+    def _draw(self) -> None:
+        view = self._sampler.view(time.monotonic())
+        if self._live is not None:
+            self._live.update(render_panel(view), refresh=True)
+        else:
+            self._console.print(format_line(view), soft_wrap=True, markup=False, highlight=False)
+
+
+def format_line(view: View) -> str:
+    """One line for logs and pipes."""
+    if not view.batches:
+        return f"[{clock(view.elapsed_s)}] waiting for the first batch"
+    total = f"/{view.total_frames:,}" if view.total_frames >= 0 else ""
+    parts = [
+        f"[{clock(view.elapsed_s)}] {view.frames:,}{total} frames",
+        f"{number(view.now_per_s)}/s now, {number(view.overall_per_s)}/s overall",
+        f"return {number(view.mean_return)} ({view.num_episodes:,} episodes)",
+        f"version {view.version}, lag {view.lag:.1f}",
+    ]
+    if view.workers:
+        names = ("env", "policy", "wait", "send")
+        means = (sum(column) / len(view.workers) for column in zip(*(w.shares for w in view.workers), strict=True))
+        parts.append(" ".join(f"{name} {mean:.0%}" for name, mean in zip(names, means, strict=True)))
+    if view.left_s is not None:
+        parts.append(f"{clock(view.left_s)} left")
+    parts.extend(f"{name} {number(value)}" for name, value in view.scalars.items())
+    return " | ".join(parts)
+
+
+def render_panel(view: View) -> RenderableType:
+    """The live display: a bar, the sums, one line per worker, the trainer's scalars."""
+    if not view.batches:
+        return Text(f"waiting for the first batch, {clock(view.elapsed_s)}", style="dim")
+    head = Table.grid(padding=(0, 2))
+    total = f" / {view.total_frames:,}" if view.total_frames >= 0 else ""
+    bar = ProgressBar(total=max(1, view.total_frames), completed=view.frames, width=24)
+    head.add_row(
+        *([bar] if view.total_frames >= 0 else []),
+        f"[bold]{view.frames:,}[/]{total} frames",
+        f"[bold]{number(view.now_per_s)}[/]/s now",
+        f"{number(view.overall_per_s)}/s overall",
+        clock(view.elapsed_s),
+        f"{clock(view.left_s)} left" if view.left_s is not None else "",
+    )
+    learning = Text.assemble(
+        "return ",
+        (number(view.mean_return), "bold green"),
+        f" ({view.num_episodes:,} episodes)   version {view.version}   lag {view.lag:.1f}",
+    )
+    rows: list[RenderableType] = [head, learning]
+    if view.workers:
+        rows.append(_worker_table(view.workers))
+    if view.scalars:
+        rows.append(Text("   ".join(f"{name} {number(value)}" for name, value in view.scalars.items()), style="cyan"))
+    return Group(*rows)
+
+
+def _worker_table(workers: tuple[WorkerView, ...]) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    table.add_column("worker", justify="right")
+    for name in ("frames/s", "env", "policy", "wait", "send", "lag"):
+        table.add_column(name, justify="right", min_width=6)
+    for view in workers[:NUM_WORKERS_SHOWN]:
+        shares = (f"{share:.0%}" for share in view.shares)
+        table.add_row(str(view.worker), number(view.frames_per_s), *shares, str(view.lag))
+    if len(workers) > NUM_WORKERS_SHOWN:
+        table.add_row(f"+ {len(workers) - NUM_WORKERS_SHOWN} more", style="dim")
+    return table
+
+
+def clock(seconds: float) -> str:
+    """`75.2` as `1:15`, `3675` as `1:01:15`."""
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def number(value: float | None) -> str:
+    """A number short enough for a display: `12,345`, `3.14`, `0.00021`; `-` for unknown."""
+    if value is None or math.isnan(value):
+        return "-"
+    if abs(value) >= 1000:
+        return f"{value:,.0f}"
+    return f"{value:.3g}"
+
+
+_STYLES = {Status.COMPLETED: "green", Status.FAILED: "red", Status.INTERRUPTED: "yellow"}
+
+
+def log_errors(errors: Sequence[BaseException], log: Path) -> None:
+    """Appends the full tracebacks to `log`."""
+    if not errors:
+        return
+    try:
+        with open(log, "a") as file:
+            for error in errors:
+                file.write(traceback_of(error))
+    except OSError as error:
+        print_message(f"{log} could not be written: {error}")
+
+
+def print_result(result: Result, errors: Sequence[BaseException], log: Path) -> None:
+    """Prints the errors to standard error, then the table and the run folder to standard output."""
+    for error in errors:
+        print_message(format_error(error))
+    if errors:
+        print_message(f"full traceback: {log}")
+    elif result.status is Status.INTERRUPTED:
+        print_message(result.exit_reason)
+    console = Console(highlight=False)
+    console.print()
+    console.print(result_table(result))
+    # Never wrapped: a path is there to be copied.
+    console.print(str(result.folder), soft_wrap=True, markup=False)
+
+
+def result_table(result: Result) -> Table:
+    """One row: frames, frames/s, mean return, wall time, status."""
+    drawn = Table(box=box.SIMPLE, show_edge=False)
+    for name in ("frames", "frames/s", "mean return", "wall", "status"):
+        drawn.add_column(name, justify="right", no_wrap=True)
+    drawn.add_row(
+        f"{result.frames:,}",
+        number(result.frames_per_s),
+        number(result.mean_return),
+        clock(result.wall_s),
+        result.status.value,
+        style=_STYLES[result.status],
+    )
+    return drawn
+
+
+def format_error(error: BaseException) -> str:
+    """The error as the user should read it: type, message, then where it was raised, with the remote traceback if it
+    comes from a worker."""
+    text = f"{type_name(error)}: {text_of(error)}"
+    notes = list(getattr(error, "__notes__", ()))
+    if not notes and not isinstance(error, CollectxError):
+        frames = traceback.extract_tb(error.__traceback__)
+        notes = [f"raised in {frames[-1].filename}:{frames[-1].lineno}, in {frames[-1].name}"] if frames else []
+    lines = [line for note in notes for line in note.rstrip().splitlines()]
+    return "\n".join([text, *(f"  {line}" for line in lines)])
+
+
+def print_message(text: str) -> None:
+    """One message to the user on standard error."""
+    print(f"collectx: {text}", file=sys.stderr, flush=True)

@@ -1,0 +1,157 @@
+"""Reading and writing the files of a run folder: atomic, private, and JSON lines. Must not know their content."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import stat
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from collectx.errors import DamagedFile
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Writes `value` so that a reader, or a crash at any moment, sees the old file or the whole new one."""
+    text = json.dumps(plain(value), indent=2, allow_nan=False) + "\n"
+    write_atomically(path, lambda file: file.write(text.encode()))
+
+
+def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
+    """Calls `write(file)` on a new file beside `path`, brings it to the disk, and renames it to `path`."""
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "w+b") as file:
+            write(file)
+            file.flush()
+            os.fsync(file.fileno())
+        # mkstemp is for secrets; a result is as readable as every other file of the folder.
+        os.chmod(temporary, 0o666 & ~_umask())
+        os.replace(temporary, path)
+    except BaseException as error:
+        Path(temporary).unlink(missing_ok=True)
+        # torch.save raises an error of its own, which does not say what the file's was.
+        cause = error.__context__ if isinstance(error, RuntimeError) else error
+        if isinstance(cause, OSError):
+            raise _with_filename(cause, path) from None
+        raise
+
+
+def write_private(path: Path, content: bytes) -> None:
+    """Writes a new file for this user alone; a file or link of that name is removed before."""
+    path.unlink(missing_ok=True)
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+    with os.fdopen(handle, "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(handle)
+
+
+def read_private(path: Path) -> bytes:
+    """What `write_private` wrote.
+
+    Raises:
+        PermissionError: another user has written the file, or can read or write it.
+    """
+    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW), "rb") as file:
+        status = os.fstat(file.fileno())
+        mode = stat.S_IMODE(status.st_mode)
+        if status.st_uid != os.geteuid() or mode & 0o077:
+            raise PermissionError(
+                f"{path} belongs to user {status.st_uid} and has mode {mode:o}: it must be user {os.geteuid()}'s, who "
+                "reads it, and of mode 600. Another user may have put it there; or its file system keeps no modes: "
+                "choose another for the run folder (hydra.run.dir)."
+            )
+        return file.read()
+
+
+class JsonLines:
+    """Appends one JSON object per line. Every line reaches the file in one write, so that a reader of a living run and
+    a killed one see whole lines only; nothing is brought to the disk before the operating system wants to."""
+
+    def __init__(self, path: Path):
+        self._path = path
+        self._file = open(path, "ab", buffering=0)  # noqa: SIM115, closed by close()
+
+    def append(self, line: dict[str, Any]) -> None:
+        """Adds `line`. Numbers that JSON lacks (nan, inf) become null."""
+        try:
+            text = _encode(line)
+        except (ValueError, TypeError):
+            text = _encode(plain(line))
+        rest = memoryview(text.encode() + b"\n")
+        try:
+            while rest:  # a disk that is nearly full takes a part, and refuses the next
+                rest = rest[self._file.write(rest) :]
+        except OSError as error:
+            raise _with_filename(error, self._path) from None
+
+    def close(self) -> None:
+        """Idempotent."""
+        self._file.close()
+
+
+def read_lines(path: Path) -> Iterator[dict[str, Any]]:
+    """The objects of a JSON lines file, one by one; nothing where there is no such file. A last line cut short by a
+    crash is left out.
+
+    Raises:
+        DamagedFile: the file, or a line of it, cannot be read.
+    """
+    try:
+        with open(path, "rb") as file:
+            for number, line in enumerate(file, start=1):
+                if line.endswith(b"\n"):
+                    yield decode(path, f"line {number}", line)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise DamagedFile([f"{path}: cannot be read: {error.strerror}"]) from error
+
+
+def decode(path: Path, part: str, text: bytes) -> dict[str, Any]:
+    """A JSON object; `path` and `part` are where it was read.
+
+    Raises:
+        DamagedFile: it is none.
+    """
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise DamagedFile([f"{path}: {part} is not JSON: {error}"]) from error
+    if not isinstance(value, dict):
+        raise DamagedFile([f"{path}: {part} is not a JSON object"])
+    return value
+
+
+def plain(value: Any) -> Any:
+    """`value` as JSON can hold it: nan and inf become None, keys and unknown objects become strings."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if value is None or isinstance(value, (bool, int, str)):
+        return value
+    if isinstance(value, dict):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    return str(value)
+
+
+# One encoder for all lines: json.dumps with non-default arguments would build a new one for each.
+_encode = json.JSONEncoder(allow_nan=False, check_circular=False, separators=(",", ":")).encode
+
+
+def _with_filename(error: OSError, path: Path) -> OSError:
+    """`error` with the name of the file, which those of `write` and `fsync` lack."""
+    if error.filename is None:
+        error.filename = str(path)
+    return error
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask

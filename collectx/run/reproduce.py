@@ -1,0 +1,79 @@
+"""Compares the batches of two run folders by their digests. Used by `collectx reproduce`. Imports nothing heavy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import islice, zip_longest
+from pathlib import Path
+
+from collectx.run.folder import RunFolder
+
+
+class Verdict(StrEnum):
+    """What a comparison found."""
+
+    IDENTICAL = "identical"
+    DIFFERENT = "different"
+    NOT_COMPARABLE = "not comparable"
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two runs' batches, compared.
+
+    Attributes:
+        verdict: see `Verdict`.
+        message: one sentence for the user, with the batch or the reason.
+        first_different: index of the first batch that differs or that only one run has; None unless different.
+    """
+
+    verdict: Verdict
+    message: str
+    first_different: int | None = None
+
+    @property
+    def identical(self) -> bool:
+        return self.verdict is Verdict.IDENTICAL
+
+
+def compare(old: str | Path, new: str | Path, limit: int | None = None) -> Comparison:
+    """Compares the batches of two run folders by their digests; reads `metrics.jsonl` of both, never a tensor.
+
+    Args:
+        limit: how many batches of `old` count, from the first one on. None: all.
+    """
+    count = 0
+    for index, (before, after) in enumerate(zip_longest(islice(_digests(old), limit), _digests(new))):
+        if before is None or after is None:
+            shorter = old if before is None else new
+            what = f"batch {index} is missing in {shorter}; the {index} before it are identical"
+            return Comparison(Verdict.DIFFERENT, what, index) if index else _nothing(shorter)
+        for folder, digest in ((old, before), (new, after)):
+            if not digest:
+                reason = f"{folder} has no digest of batch {index}: run it with trainer.digest=true"
+                return Comparison(Verdict.NOT_COMPARABLE, reason)
+        if _kind(before) != _kind(after):
+            reason = f"batch {index} has the digest {before} in {old}, and {after}, of another kind, in {new}"
+            return Comparison(Verdict.NOT_COMPARABLE, reason)
+        if before != after:
+            what = f"batch {index} is the first that differs ({before} in {old}, {after} in {new})"
+            return Comparison(Verdict.DIFFERENT, what, index)
+        count = index + 1
+    if not count:
+        return _nothing(old)
+    return Comparison(Verdict.IDENTICAL, f"all {count} batches are identical")
+
+
+def _kind(digest: str) -> str:
+    return digest.rpartition("-")[0]
+
+
+def _nothing(folder: str | Path) -> Comparison:
+    return Comparison(Verdict.NOT_COMPARABLE, f"{folder} has no delivered batch to compare")
+
+
+def _digests(folder: str | Path) -> Iterator[str]:
+    for line in RunFolder(folder).read_metrics():
+        yield line.get("digest", "")

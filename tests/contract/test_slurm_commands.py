@@ -16,7 +16,6 @@ from composing import composed
 from collectx.cli import slurm as cli_slurm
 from collectx.cli import watch
 from collectx.cli.task import JobRun, Task
-from collectx.config import SlurmLauncherConfig
 from collectx.errors import ConfigError, LauncherError
 from collectx.launcher.slurm import array, commands, job, log_watcher
 from collectx.launcher.slurm.log_watcher import role_shell
@@ -141,7 +140,7 @@ def workers(folder, monkeypatch):
     """Of a job on three nodes."""
     monkeypatch.setattr(commands, "hostnames", lambda nodes: nodes.split(","))
     environment = {"SLURM_JOB_ID": "100", "SLURM_JOB_NODELIST": "n1,n2,n3", "SLURM_TASKS_PER_NODE": "2,1(x2)"}
-    cfg, logs = SlurmLauncherConfig(srun={"mpi": "none"}, container=None), folder / "logs"
+    cfg, logs = array.slurm_resources({"slurm_srun_args": ["--mpi=none"]}, 1), folder / "logs"
     return job.JobTasksLauncher(
         cfg, ["work"], environment, logs / "job.log", 0, lambda worker: logs / f"worker-{worker}.log", str(folder)
     )
@@ -272,7 +271,7 @@ def test_a_job_that_slurm_has_forgotten_is_looked_up_in_its_accounting(command):
 def test_a_failing_line_of_the_set_up_stops_the_job(tmp_path, command, lines, status, printed):
     command("srun", 'echo "srun: $*"')
     (tmp_path / "sourced").write_text("false\ntrue\n")
-    launcher = SlurmLauncherConfig(setup=lines, container=None)
+    launcher = array.slurm_resources({"slurm_setup": lines}, 1)
     (tmp_path / "script").write_text("\n".join(commands.body(launcher, ["work"])))
     done = subprocess.run(["bash", "script"], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == status

@@ -43,7 +43,7 @@ from collectx.library.keywords import (
 )
 from collectx.library.output import BatchOutput
 from collectx.library.request import CollectorRequest
-from collectx.library.slurm import choose_launcher, start_workers
+from collectx.library.slurm import choose_launcher, open_launcher
 from collectx.library.trajectories import Assembly
 from collectx.library.weights import WeightsLike, apply_weight_updater, load_weights, weight_writers, weights_by_worker
 from collectx.transport.base import RESET, encode_reset
@@ -107,7 +107,7 @@ class DataCollector(CollectorProperties):
         self._max_steps = [each.get("steps") for each in overrides]
         self.policy: Any = policies.build(cfg.policy, spec, cfg.seed)
         with contextlib.ExitStack() as stack:
-            place, events = start_workers(stack, cfg, objects, request.remote)
+            place, events = open_launcher(stack, cfg, objects, request.remote)
             self._collector: Collector = build(cfg, self.policy, spec, events, launcher=place, overrides=overrides)
             stack.callback(self._collector.close)
             self._exit_stack = stack.pop_all()

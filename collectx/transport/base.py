@@ -1,19 +1,19 @@
-"""What every transport promises: slots go up, grants and weights come down. Its two ends:
+"""The interface of a transport: slots travel to the trainer, grants and weights to the workers. It has two ends:
 
       trainer's process (Transport)                        worker's process (Link)
-      grant(worker, slot)  ------- "you may fill it" ---->  acquire() -> slot
-      receive() -> Arrival <------ "it is full" ----------  send(slot, report)
-      publish(write)       ------- newest weights --------> refresh(read, version)
-      publish_to(writes)   ------- of some workers alone ->
-      close()              ------- "stop" ----------------> acquire() -> None, and `stop` becomes true
+      grant(worker, slot)  -------- may be filled -------->  acquire() -> slot
+      receive() -> Arrival <-------- is filled ------------  send(slot, report)
+      publish(write)       ------- newest weights --------->  refresh(read, version)
+      publish_to(writes)   ---- weights of some workers --->
+      close()              ------------ stop ------------->  acquire() -> None, and `stop` becomes true
 
-Backpressure is by slots: a worker fills only what was granted, and each grant is given again after its slot was read.
+Backpressure is by slots: a worker fills only granted slots, and a slot is granted again after it was read.
 
             granted            filled             read
     [free] --------> [worker] --------> [trainer] ------> [free]
 
-A worker that is gone is told of once, as a `Departure`; what it had not delivered is lost, and the others go on.
-Another may be attached in its place. Must not know envs, policies, schedules or launchers.
+When a worker is gone, `receive` returns one `Departure`. Its undelivered slots are lost; the other workers continue,
+and a replacement may be attached. Must not know envs, policies, schedules or launchers.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import torch
 
 from collectx.batch import Leaf, Slot
 
-# Fills a flat uint8 buffer of `SlabSpec.weights_nbytes` with weights.
+# Fills a flat uint8 buffer of `SlabSpec.weights_nbytes` bytes with weights.
 Write: TypeAlias = Callable[[torch.Tensor], None]
 
 
@@ -36,14 +36,14 @@ class SlabSpec:
     """The memory of all slots.
 
     Attributes:
-        leaves: of one frame.
-        rows, steps: of one worker's slot.
-        num_workers: how many workers there are.
-        num_slots: slots of each worker.
-        stacked: a batch is slot k of all workers. Where they share memory it then lies in one region of
-            `num_workers * rows` rows, so that nothing needs joining; otherwise every slot is a region of its own.
-        require_latest: a slot is filled with the weights that were the newest when it was granted, or newer ones.
-        weights_nbytes: size of one flat copy of the policy's weights.
+        leaves: the tensors of one frame.
+        rows, steps: the size of one slot.
+        num_workers: the number of workers.
+        num_slots: the number of slots of each worker.
+        stacked: a batch consists of slot k of all workers. In shared memory these slots are one region of
+            `num_workers * rows` rows, so that nothing is copied; otherwise each slot is a separate region.
+        require_latest: a slot is filled with the weights that are the newest when it is granted, or newer ones.
+        weights_nbytes: the size of one flat copy of the policy's weights.
     """
 
     leaves: tuple[Leaf, ...]
@@ -58,15 +58,15 @@ class SlabSpec:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BatchReport:
-    """What a worker says about the batch it has just filled.
+    """What a worker reports about a batch that it has filled.
 
     Attributes:
-        policy_version: of the weights that acted first.
-        env_s, policy_s, wait_s, send_s: seconds for stepping envs, calling the policy, waiting for a grant, handing
-            over (and taking new weights).
-        returns, lengths: float64 and int64, `[episodes]`: undiscounted return and frames of each episode that ended in
-            this batch, in order of time.
-        steps: how many of the slot's steps are filled, from the first on; None: all.
+        policy_version: the version of the weights that acted first.
+        env_s, policy_s, wait_s, send_s: seconds spent on stepping envs, calling the policy, waiting for a grant, and
+            sending (with taking new weights).
+        returns, lengths: float64 and int64, `[episodes]`: undiscounted return and number of frames of each episode that
+            ended in this batch, in order of time.
+        steps: the number of steps that are filled, from the first; None: all.
     """
 
     policy_version: int
@@ -90,28 +90,29 @@ class Arrival:
 
 @dataclass(frozen=True, slots=True)
 class Departure:
-    """A worker is gone: its code raised, its process or its connection ended, or it let a timeout pass.
+    """A worker is gone: its code raised, its process or its connection ended, or it exceeded a timeout.
 
     Attributes:
-        worker: its index. What it was granted and has not delivered is lost.
-        error: what user code raised in it (original type, remote traceback as a note), `WorkerDied` or `WorkerTimeout`.
+        worker: its index. The slots that it was granted and has not delivered are lost.
+        error: the error of user code (original type, remote traceback as a note), `WorkerDied` or `WorkerTimeout`.
     """
 
     worker: int
     error: Exception
 
 
-# What a worker is asked: the name of a method of `collectx.worker.requests.RequestHandler`, and its arguments.
+# The name of a method of `collectx.worker.requests`, and its arguments.
 Request = tuple[str, tuple]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Reply:
-    """What a worker answers.
+    """The result of a request.
 
     Attributes:
         worker: its index.
-        value: the answer; or `error`, what answering has raised.
+        value: the value that the method has returned.
+        error: what it has raised.
     """
 
     worker: int
@@ -121,36 +122,36 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """A worker of another process has connected; what it was granted before reaches it now.
+    """A worker on a network has connected. Its earlier grants are sent now.
 
     Attributes:
         worker: its index.
-        info: host and pid, for the event log.
+        info: host, pid and job, for the event log.
     """
 
     worker: int
     info: dict[str, Any]
 
 
-# What `Link.acquire` returns in place of a slot: there is a request (`RequestLink`).
+# Returned by `Link.acquire` in place of a slot: there is a request (`RequestLink`).
 REQUEST_PENDING = -1
 
-# What goes with a grant, an int64: to be done before the slot is filled.
+# Sent with a grant as an int64: whether the envs are reset before the slot is filled. Other codes: `encode_reset`.
 NO_RESET, RESET = 0, 1
 
 
 def encode_reset(seed: int, static: bool) -> int:
-    """The order to reset all envs with seeds that are derived from `seed`, or, `static`, with `seed` itself."""
+    """The code for a reset of all envs, with seeds derived from `seed`, or, if `static`, with `seed` itself."""
     return 2 + 2 * seed + static
 
 
 def decode_reset(code: int) -> tuple[int, bool] | None:
-    """What `encode_reset` was told; None for `RESET`, after which envs go on with the seeds that they have."""
+    """The seed and `static` of a code from `encode_reset`; None for `RESET`, which keeps the envs' random state."""
     return None if code == RESET else ((code - 2) // 2, bool(code % 2))
 
 
 class Transport(Protocol):
-    """The trainer's end. Used from one thread."""
+    """The trainer's end. Used from one thread, except `interrupt`."""
 
     def grant(self, worker: int, slot: int, reset: int = NO_RESET) -> None:
         """Allows `worker` to fill `slot`, after the reset that `reset` encodes. With `SlabSpec.require_latest`, the
@@ -158,16 +159,16 @@ class Transport(Protocol):
         that is gone and whose `Departure` was not received yet."""
 
     def receive(self) -> Arrival | Departure | Joined | Reply:
-        """Blocks until something has happened: a granted slot is full, or a worker has come or gone.
+        """Blocks until a granted slot is full, a request was answered, or a worker has joined or is gone.
 
-        A worker is gone with `WorkerTimeout` where it let `collector.start_timeout_s` (its first batch) or
-        `collector.worker_timeout_s` (any other) pass since its grant.
+        A worker is gone with `WorkerTimeout` if it has delivered nothing for `collector.start_timeout_s` (first batch)
+        or `collector.worker_timeout_s` (any other) since its grant.
         """
 
     def gather(self, parts: Sequence[Arrival], copy: bool) -> torch.Tensor:
-        """The bytes of filled slots of one index or of one worker, joined row after row in the order given: flat uint8,
-        laid out as `Layout(leaves, rows * len(parts), steps)`. To be called between the arrivals and the next grant of
-        any of these slots.
+        """Returns the bytes of filled slots, which are of one index or of one worker, concatenated along the rows: flat
+        uint8, laid out as `Layout(leaves, rows * len(parts), steps)`. Must be called before any of these slots is
+        granted again.
 
         Args:
             copy: whether the result is the caller's memory. Otherwise it may be the transport's, valid until one of
@@ -175,38 +176,38 @@ class Transport(Protocol):
         """
 
     def publish(self, write: Write) -> int:
-        """Calls `write`, makes what it wrote the newest weights of all workers, and returns their version: 0 for the
-        first call, then one more each time. Does not wait for workers."""
+        """Makes the weights that `write` writes the newest of all workers, and returns their version: 0 for the first
+        call, then one more each time. Does not wait for workers."""
 
     def publish_to(self, writes: Mapping[int, Write]) -> int:
-        """As `publish`, for some workers: each acts with the individual weights that its `write` wrote, all of one
-        version, until newer ones are published for it or for all. The others keep their weights and their version.
-        Where a `write` raises, nothing is published."""
+        """As `publish`, for some workers: each acts with the weights that its `write` writes, all of one version,
+        until newer ones are published for it or for all. The other workers keep their weights and version. If a
+        `write` raises, nothing is published."""
 
     def preempt(self, requested: bool) -> None:
-        """Sets what workers see as `Link.preempted`; where they share no memory with the trainer, they see nothing."""
+        """Sets the workers' `Link.preempted`. No effect over a network."""
 
     def interrupt(self) -> None:
-        """Tells the workers to stop, between two of their steps, and waits for nothing; they count as gone afterwards.
-        May be called from any thread."""
+        """Stops the workers between two of their steps, without waiting; afterwards they count as gone. May be called
+        from any thread."""
 
     def close(self) -> None:
-        """Stops the workers and releases everything; kills those that have not stopped within
+        """Stops the workers and releases all resources; kills workers that have not stopped within
         `collector.close_timeout_s`. Idempotent."""
 
 
 @runtime_checkable
 class RequestTransport(Protocol):
-    """The trainer's end of a transport over which workers can be asked something: their processes belong to one user
-    and one machine, so that questions and answers may be pickled."""
+    """A transport that also carries requests. All processes belong to one user on one machine, so that requests and
+    replies may be pickled."""
 
     def send_request(self, worker: int, request: Request) -> None:
-        """Asks a worker, which answers after what it was granted before; `receive` gives its `Reply`. Does not
+        """Sends a request, which the worker answers after its earlier grants; `receive` returns the `Reply`. Does not
         block."""
 
 
 class Stop(Protocol):
-    """What the step loop looks at between two steps: `stop[0]` is nonzero once the trainer wants the worker to stop."""
+    """A flag that the step loop reads between two steps: `stop[0]` is nonzero once the worker should stop."""
 
     def __getitem__(self, index: int, /) -> int: ...
 
@@ -216,9 +217,9 @@ class Link(Protocol):
 
     Attributes:
         slots: this worker's slots, as views of the transport's memory.
-        stop: see `Stop`; cheap enough for every step.
-        preempted: as cheap; nonzero while a batch under way is to end with the frames that it has.
-        reset: what came with the grant that was acquired last.
+        stop: whether the worker should stop; cheap enough for every step.
+        preempted: whether the current batch should end with the frames that it has; as cheap.
+        reset: the reset code of the last acquired grant.
     """
 
     reset: int
@@ -231,24 +232,24 @@ class Link(Protocol):
     def preempted(self) -> Stop: ...
 
     def acquire(self) -> int | None:
-        """Blocks until the trainer grants a slot, for as long as the trainer lives; None means stop."""
+        """Blocks until the trainer grants a slot; returns None if the worker should stop, or the trainer is gone."""
 
     def refresh(self, read: Callable[[torch.Tensor], None], version: int) -> int:
-        """Calls `read` with this worker's newest weights if their version differs from `version`; returns the newest
-        version. Never shows a mixture of two versions."""
+        """Calls `read` with this worker's newest weights if their version is not `version`; returns their version. The
+        weights are never a mixture of two versions."""
 
     def send(self, slot: int, report: BatchReport) -> None:
-        """Hands the filled slot over. The worker must not touch it before it is granted again."""
+        """Delivers a filled slot. The worker must not touch it before it is granted again."""
 
     def fail(self, error: BaseException) -> None:
-        """Reports what ends this worker, without waiting; the first report counts."""
+        """Reports the error that ends this worker, without waiting. Only the first call has an effect."""
 
 
 class RequestLink(Link, Protocol):
-    """The worker's end of a transport that is `RequestTransport`.
+    """The worker's end of a `RequestTransport`.
 
     Attributes:
-        request: where `acquire` has returned `REQUEST_PENDING`.
+        request: valid after `acquire` has returned `REQUEST_PENDING`.
     """
 
     request: Request

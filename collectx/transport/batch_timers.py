@@ -11,7 +11,7 @@ Limit: TypeAlias = tuple[str, float]
 
 
 class BatchTimers:
-    """One timer for each worker with outstanding batches, on a clock that stands still while nobody calls `advance`.
+    """One timer for each worker with outstanding batches, by a clock that advances only with `advance`.
 
     Args:
         longest_gap_s: the most that the time between two calls of `advance` counts.

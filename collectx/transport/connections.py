@@ -1,7 +1,7 @@
-"""What `multiprocessing.connection.Connection` lacks: a receiving end that never waits for the rest of a message, as a
-sender that is stopped in the midst of one must not stop its receiver as well; and the options of its socket.
+"""Additions to `multiprocessing.connection.Connection`: a reader that never waits for the rest of a message, so that a
+sender that is stopped in the middle of one does not stop the receiver; and socket options.
 
-Used by the transports between processes. Must not know what messages mean.
+Used by the transports between processes. Must not know what the messages mean.
 """
 
 from __future__ import annotations
@@ -14,43 +14,43 @@ from collections.abc import Iterator
 from multiprocessing.connection import Connection
 
 _LONGEST_S = 86400.0
-# Linux takes no more: seconds between two questions whether the other host is there, milliseconds until it is not.
+# The largest values that Linux takes: seconds between keepalive probes, and milliseconds until the connection breaks.
 _MOST_KEEPALIVE_S, _MOST_USER_TIMEOUT_MS = 32767, 2**31 - 1
-# How much is read at once: the next messages, or more of a long one.
+# The most bytes that are read at once: of short messages, and of the rest of a long one.
 _FEW_BYTES, _MANY_BYTES = 2**16, 2**20
-# The length before a message, and, where that is `_LONG`, before a longer one.
+# The length before a message; if it is `_LONG`, a second length follows.
 _LENGTH, _LONG_LENGTH, _LONG = struct.Struct("!i"), struct.Struct("!Q"), -1
 
 
 @contextlib.contextmanager
 def socket_of(connection: Connection) -> Iterator[socket.socket]:
-    """The socket below a connection, for its options."""
+    """The socket of a connection, to set its options."""
     with socket.socket(fileno=os.dup(connection.fileno())) as view:
-        # Under `socket.setdefaulttimeout` the new object has made it non-blocking, for the connection as well.
+        # After `socket.setdefaulttimeout`, making this object has set the connection to non-blocking.
         view.settimeout(None)
         yield view
 
 
 def set_send_timeout(connection: Connection, seconds: float) -> None:
-    """Has a message that is longer than the socket's buffer fail, instead of block, where nobody reads it."""
+    """Lets sending fail if the other end reads nothing for so long."""
     _set_timeout(connection, socket.SO_SNDTIMEO, seconds)
 
 
 def set_receive_timeout(connection: Connection, seconds: float | None) -> None:
-    """Has `recv_bytes` fail with `BlockingIOError` where nothing comes for so long; None: it waits for ever."""
+    """Lets `recv_bytes` raise `BlockingIOError` if nothing arrives for so long; None: it waits without limit."""
     _set_timeout(connection, socket.SO_RCVTIMEO, seconds)
 
 
 def _set_timeout(connection: Connection, option: int, seconds: float | None) -> None:
-    # A C struct timeval; of no time at all, the kernel waits for ever.
-    whole_s = 0 if seconds is None else max(1, int(min(seconds, _LONGEST_S)))
+    # A C struct timeval; with zero, the kernel waits without limit.
+    timeout_s = 0 if seconds is None else max(1, int(min(seconds, _LONGEST_S)))
     with socket_of(connection) as view:
-        view.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", whole_s, 0))
+        view.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", timeout_s, 0))
 
 
 def enable_keepalive(connection: Connection, notice_s: float) -> None:
-    """Lets the operating system ask the other host whether it is still there, so that a connection over a pulled cable
-    breaks within about `notice_s` seconds, or within two days where that is longer, without a message of ours."""
+    """Turns on TCP keepalive, so that a connection over a cut cable breaks within about `notice_s` seconds, or two days
+    if that is less, although nothing is sent."""
     with socket_of(connection) as peer:
         interval = int(min(max(1.0, notice_s / 5), _MOST_KEEPALIVE_S))
         peer.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -65,18 +65,18 @@ def enable_keepalive(connection: Connection, notice_s: float) -> None:
 
 
 class MessageReader:
-    """Collects received bytes and returns whole messages. Nothing else may read from the connection."""
+    """Collects received bytes and returns complete messages. Nothing else may read from the connection."""
 
     def __init__(self, connection: Connection):
         self._descriptor = connection.fileno()
         self._bytes = bytearray()
 
     def read(self) -> list[bytes]:
-        """Reads once; the messages that are whole now. Does not block where the connection is readable.
+        """Reads once, and returns the messages that are complete. Does not block if the connection is readable.
 
         Raises:
             EOFError: the other end is closed.
-            OSError: the connection broke, or what comes is no message.
+            OSError: the connection broke, or the bytes are no message.
         """
         more = os.read(self._descriptor, _MANY_BYTES if self._bytes else _FEW_BYTES)
         if not more:
@@ -88,7 +88,7 @@ class MessageReader:
         return messages
 
     def _next_message(self) -> bytes | None:
-        """The first message, if it is whole."""
+        """The first message, if it is complete."""
         buffer, start = self._bytes, _LENGTH.size
         if len(buffer) < start:
             return None

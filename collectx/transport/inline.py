@@ -1,7 +1,7 @@
 """Transport within one process: `receive` runs the worker until it has filled a slot. For `collector=single`, and for
 debugging any other collector with `launcher=inline`.
 
-A worker is a generator that does one batch each time it is advanced (see `collectx/worker/rollout_source.py`).
+A worker is a generator that fills one slot each time it is advanced (`collectx/worker/rollout_source.py`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _ENDED = object()
 
 
 class InlineTransport(SlabTransport):
-    """Both ends in the trainer's process. Waits for nothing, so nothing can time out."""
+    """The trainer's end. No method blocks on another process, so nothing can time out."""
 
     def __init__(self, spec: SlabSpec):
         super().__init__(spec, shared=False)
@@ -31,12 +31,12 @@ class InlineTransport(SlabTransport):
         self._workers: dict[int, Iterator[None]] = {}
 
     def link(self, worker: int) -> InlineLink:
-        """The worker's end."""
+        """Makes the worker's end."""
         self._links[worker] = InlineLink(self.slab, worker, self._arrivals, self._answers)
         return self._links[worker]
 
     def attach(self, worker: int, handle: Iterator[None]) -> None:
-        """Takes the worker's generator."""
+        """Adds the worker's generator."""
         self._workers[worker] = handle
 
     def grant(self, worker: int, slot: int, reset: int = NO_RESET) -> None:
@@ -106,4 +106,4 @@ class InlineLink:
         self._answers.append(Reply(self.worker, value, error))
 
     def fail(self, error: BaseException) -> None:
-        """Nothing: the transport, which advances the worker, gets what it raises."""
+        """Does nothing: the transport catches the error when it advances the worker."""

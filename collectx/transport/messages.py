@@ -1,11 +1,10 @@
-"""Control messages as plain bytes: what travels beside the frames. Nothing is unpickled that
-comes over a network.
+"""Control messages, as plain bytes. Nothing that arrives over a network is unpickled.
 
 trainer -> worker    GRANT   | slot, reset, least version to act with (int64)
                      WEIGHTS | version (int64)
 worker -> trainer    FULL    | slot, version, steps, seconds (4 float64) | returns (float64) | lengths (int64)
                      HAVE    | version (int64)
-                     FAILED  | what the transport makes of an error
+                     FAILED  | the error, encoded by the transport
 between processes of one machine    REQUEST | pickled request        REPLY | pickled answer
 """
 
@@ -18,7 +17,7 @@ import numpy as np
 from collectx.transport.base import BatchReport
 
 FULL, FAILED, GRANT, WEIGHTS, HAVE, REQUEST, REPLY = (bytes([number]) for number in range(7))
-# In the place of a number of steps.
+# The number of steps of a whole slot.
 _ALL = -1
 _NUMBERS = struct.Struct("<cqqq")
 _FULL = struct.Struct("<cqqqdddd")
@@ -30,23 +29,23 @@ def pack_grant(slot: int, reset: int, least_version: int = 0) -> bytes:
 
 
 def pack_weights(version: int) -> bytes:
-    """The weights of `version` are on their way."""
+    """The weights of `version` are being sent."""
     return _NUMBERS.pack(WEIGHTS, version, 0, 0)
 
 
 def pack_have(version: int) -> bytes:
-    """The weights of `version` are here, whole."""
+    """The weights of `version` have been received."""
     return _NUMBERS.pack(HAVE, version, 0, 0)
 
 
 def unpack(message: bytes) -> tuple[bytes, int, int, int]:
-    """Kind and numbers of a message that has no more than these; all but the first number are those of a grant."""
+    """The kind and the numbers of a GRANT, WEIGHTS or HAVE message; only a grant has more than one number."""
     kind, number, reset, least_version = _NUMBERS.unpack(message)
     return kind, number, reset, least_version
 
 
 def pack_full(slot: int, report: BatchReport) -> bytes:
-    """What a worker says when it has filled `slot`."""
+    """`slot` is filled."""
     times = (report.env_s, report.policy_s, report.wait_s, report.send_s)
     steps = _ALL if report.steps is None else report.steps
     head = _FULL.pack(FULL, slot, report.policy_version, steps, *times)

@@ -1,5 +1,5 @@
-"""Transport between processes of one machine: bytes lie in one slab, only slot numbers travel, over one socket pair per
-worker.
+"""Transport between processes of one machine: slots and weights lie in one slab; control messages, with slot numbers,
+travel over one socket pair per worker.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class SharedMemoryTransport(SlabTransport):
     """The trainer's end.
 
     Args:
-        spec: the slab.
+        spec: the sizes in the slab.
         supervisor: watches the workers; closed with the transport.
     """
 
@@ -47,7 +47,7 @@ class SharedMemoryTransport(SlabTransport):
         self._closed = False
 
     def link(self, worker: int) -> SharedMemoryLink:
-        """The worker's end, to be pickled as an argument of the worker's process. Once for each process."""
+        """Makes the worker's end, to be pickled as an argument of the worker's process. Once for each process."""
         ours, theirs = Pipe(duplex=True)
         self._supervisor.connect(self._supervisor.add(_LocalWorker(worker, remote_end=theirs)), ours)
         return SharedMemoryLink(self.slab, worker, theirs)
@@ -142,12 +142,11 @@ class SharedMemoryLink:
 
     @property
     def stop(self) -> memoryview:
-        """Nonzero once the trainer closes."""
+        """See `Link`, as for `preempted`."""
         return self._slab.stop
 
     @property
     def preempted(self) -> memoryview:
-        """Nonzero while a batch under way is to end early."""
         return self._slab.preempted
 
     def acquire(self) -> int | None:
@@ -174,7 +173,7 @@ class SharedMemoryLink:
         return self._slab.refresh(read, version, self.worker)
 
     def send(self, slot: int, report: BatchReport) -> None:
-        # Where the trainer closed meanwhile, or is gone, the next `acquire` says so.
+        # If the trainer has closed or is gone, the next `acquire` returns None.
         with contextlib.suppress(OSError):
             self._connection.send_bytes(messages.pack_full(slot, report))
 

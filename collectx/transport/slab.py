@@ -1,14 +1,14 @@
-"""One run of memory for all slots and weights, shared between processes or private to one.
+"""One block of memory for all slots and weights, shared between processes or private to one.
 
-    | header: newest versions, stop and preempt | shared weights | individual weights of worker 0 | ... | region 0 | ...
+    | header: newest versions, stop, preempted | shared weights | weights of worker 0 alone | ... | region 0 | ... |
 
-Shared memory has no name in the file system: it is an anonymous file whose descriptor travels to the workers when they
-start, so nothing can be left behind, whoever is killed, and no limit on /dev/shm applies.
+Shared memory is an anonymous file without a name in the file system, whose descriptor the workers inherit. So nothing
+is left behind when a process is killed, and no limit on /dev/shm applies.
 
-Weights have two buffers, and a number: twice the version, plus the buffer that it lies in. The trainer writes a newer
-version into the other buffer and then stores the number; a reader that finds the number unchanged after its copy has
-read one version only. A worker acts with whichever is newer: the weights that all workers share, or its individual
-ones. Pages of weights that were never written take no memory.
+There are two buffers for weights, and a number: twice the version, plus the index of the buffer that holds it. The
+trainer writes a newer version into the other buffer and then stores the number; a reader that finds the number
+unchanged after its copy has read a single version. A worker acts with whichever is newer, the shared weights or its
+individual ones. Pages of weights that were never written take no memory.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from collectx.batch import ALIGNMENT_BYTES, Layout, Slot
 from collectx.transport.base import Arrival, SlabSpec, Write
 
 _NUMBER_BYTES = 8
-# The number of weights that were never published: version -1.
+# The number of weights that were never published (version -1).
 _NOTHING = -2
 
 
 class Slab:
-    """The memory and the places of things in it.
+    """The memory and its layout.
 
     Args:
-        spec: what has to fit in.
-        shared: whether workers in other processes will map it: such a slab can be pickled, but only as an argument of a
+        spec: the sizes.
+        shared: whether workers in other processes map it. Such a slab can be pickled, but only as an argument of a
             process that is being started.
     """
 
@@ -59,7 +59,7 @@ class Slab:
         num_regions = spec.num_slots if spec.stacked else spec.num_slots * spec.num_workers
         nbytes = self._regions_start + num_regions * layout.nbytes
         if descriptor is None:
-            # Memory of which a page is taken when it is first written: individual weights are rare.
+            # A page takes no memory until it is written: individual weights are rare.
             self._memory = torch.frombuffer(
                 mmap.mmap(-1, nbytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), dtype=torch.uint8
             )
@@ -67,7 +67,7 @@ class Slab:
             os.ftruncate(descriptor, nbytes)
             self._memory = torch.frombuffer(mmap.mmap(descriptor, nbytes), dtype=torch.uint8)
         header = self._memory[: self._weights_start].numpy()
-        # Of the shared weights, then of each worker's individual ones.
+        # One for the shared weights, then one for the individual weights of each worker.
         self._numbers: memoryview = header[: (1 + spec.num_workers) * _NUMBER_BYTES].view(np.int64).data
         self.stop: memoryview = header[numbers_nbytes : numbers_nbytes + 1].data
         self.preempted: memoryview = header[numbers_nbytes + 1 : numbers_nbytes + 2].data
@@ -98,12 +98,12 @@ class Slab:
 
     def gather(self, places: Sequence[tuple[int, int]], copy: bool) -> torch.Tensor:
         """See `Transport.gather`; `places` are (worker, slot)."""
-        whole = len(places) == self.spec.num_workers if self.spec.stacked else len(places) == 1
-        if whole:
+        is_region = len(places) == self.spec.num_workers if self.spec.stacked else len(places) == 1
+        if is_region:
             region = self.region(*places[0])
             return region.clone() if copy else region
         rows = self.spec.rows
-        return join(
+        return concatenate(
             self.spec,
             [
                 (self.region(*place), self.region_layout.runs(place[0] * rows if self.spec.stacked else 0, rows))
@@ -118,7 +118,7 @@ class Slab:
 
     @property
     def version(self) -> int:
-        """The newest published version, whoever it is for; -1 before the first."""
+        """The newest published version of any weights; -1 before the first."""
         return max(self._numbers) >> 1
 
     def publish(self, write: Write) -> int:
@@ -130,7 +130,7 @@ class Slab:
         return self._publish({1 + worker: write for worker, write in writes.items()})
 
     def _publish(self, writes: Mapping[int, Write]) -> int:
-        """Writes to places of weights: 0 is that of the shared ones, 1 + w that of worker w's."""
+        """Publishes weights by place: 0 for the shared weights, 1 + w for the individual ones of worker w."""
         version = self.version + 1
         numbers = {place: 2 * version + 1 - self._numbers[place] % 2 for place in writes}
         for place, write in writes.items():
@@ -153,7 +153,7 @@ class Slab:
             version = newest >> 1
 
     def _barrier(self) -> None:
-        """Keeps the processor from moving memory accesses over this point, as releasing and taking a lock does."""
+        """A memory barrier: releasing and taking a lock keeps the processor from reordering memory accesses."""
         for _ in range(2):
             with self._fence:
                 pass
@@ -164,14 +164,13 @@ class Slab:
 
 
 class SlabTransport:
-    """What transports have in common whose slots and weights lie in a slab: the bytes need not travel."""
+    """Base of the transports whose slots and weights lie in a slab."""
 
     def __init__(self, spec: SlabSpec, shared: bool):
         self.spec = spec
         self.slab = Slab(spec, shared)
 
     def gather(self, parts: Sequence[Arrival], copy: bool) -> torch.Tensor:
-        """See `collectx.transport.base.Transport`, as for all of these."""
         return self.slab.gather([(part.worker, part.slot) for part in parts], copy)
 
     def publish(self, write: Write) -> int:
@@ -187,11 +186,11 @@ class SlabTransport:
         self.slab.stop[0] = 1
 
 
-def join(spec: SlabSpec, parts: Sequence[tuple[torch.Tensor, Sequence[slice]]]) -> torch.Tensor:
-    """New memory laid out as `Layout(leaves, rows * len(parts), steps)`.
+def concatenate(spec: SlabSpec, parts: Sequence[tuple[torch.Tensor, Sequence[slice]]]) -> torch.Tensor:
+    """Copies slots into new memory, laid out as `Layout(leaves, rows * len(parts), steps)`.
 
     Args:
-        parts: the memory of each part's slot, and where its rows lie in there (`Layout.runs`).
+        parts: for each part the memory of its region, and the slices of its rows (`Layout.runs`).
     """
     layout = _layout(spec, len(parts))
     memory = torch.empty(layout.nbytes, dtype=torch.uint8, device=parts[0][0].device)
@@ -209,7 +208,7 @@ def _layout(spec: SlabSpec, num_parts: int) -> Layout:
 
 
 def _bytes(memory: torch.Tensor) -> Any:
-    # numpy copies a run of bytes in a fifth of the time that torch needs to begin.
+    # For short runs of bytes, numpy is five times as fast as torch.
     return memory if memory.is_cuda else memory.numpy()
 
 

@@ -1,5 +1,5 @@
-"""This host's network addresses, and sockets that listen on them. Used by the handshake, and by whoever has to name the
-trainer's addresses before it listens.
+"""This host's network addresses, and sockets that listen on them. Used by the handshake, and wherever the trainer's
+addresses are chosen.
 """
 
 from __future__ import annotations
@@ -17,33 +17,31 @@ _BACKLOG = 1024
 
 
 def local_addresses(interface: str | None) -> tuple[str, ...]:
-    """This host's addresses that others may reach, best first: IPv4 before IPv6, what its name resolves to before the
-    rest. Without any network, loopback.
+    """This host's addresses that other hosts may reach, best first: IPv4 before IPv6, addresses of its host name before
+    others. Without any network, loopback.
 
     Args:
-        interface: only that interface's, as `backend.interface` names it; loopback is allowed then.
+        interface: only the addresses of this interface (`backend.interface`), which may be loopback.
 
     Raises:
         ConfigError: there is no such interface, or it has no address.
     """
     import psutil
 
-    found = {
+    by_interface = {
         name: [plain_address(entry.address) for entry in entries if entry.family in (socket.AF_INET, socket.AF_INET6)]
         for name, entries in psutil.net_if_addrs().items()
     }
     if interface is not None:
-        if not found.get(interface):
-            raise ConfigError([_no_such_interface(interface, sorted(name for name in found if found[name]))])
-        # A link-local address of IPv6 says nothing to another host, which would have to name an interface of its own.
-        local = {
-            address for address in found[interface] if ":" in address and ipaddress.ip_address(address).is_link_local
-        }
-        return tuple(address for address in found[interface] if address not in local) or tuple(found[interface])
+        addresses = by_interface.get(interface)
+        if not addresses:
+            raise ConfigError([_no_such_interface(interface, sorted(filter(by_interface.get, by_interface)))])
+        # A link-local address of IPv6 is only valid together with the name of an interface of the other host.
+        return tuple(address for address in addresses if not _is_link_local(address)) or tuple(addresses)
     up = {name for name, stats in psutil.net_if_stats().items() if stats.isup}
     usable = [
         address
-        for name, addresses in found.items()
+        for name, addresses in by_interface.items()
         if name in up
         for address in addresses
         if not (ip := ipaddress.ip_address(address)).is_loopback and not ip.is_link_local
@@ -54,10 +52,14 @@ def local_addresses(interface: str | None) -> tuple[str, ...]:
 
 
 def _no_such_interface(interface: str, names: Sequence[str]) -> str:
-    near = difflib.get_close_matches(interface, names, n=1)
-    suggestion = f"; did you mean {near[0]}?" if near else ";"
-    there = ", ".join(names)
-    return f"backend.interface={interface}: no such network interface with an address{suggestion} (there are {there})."
+    match = difflib.get_close_matches(interface, names, n=1)
+    suggestion = f"; did you mean {match[0]}?" if match else ";"
+    known = ", ".join(names)
+    return f"backend.interface={interface}: no such network interface with an address{suggestion} (there are {known})."
+
+
+def _is_link_local(address: str) -> bool:
+    return ":" in address and ipaddress.ip_address(address).is_link_local
 
 
 def _resolved(name: str) -> set[str]:
@@ -68,10 +70,10 @@ def _resolved(name: str) -> set[str]:
 
 
 def listening_sockets(addresses: Sequence[str], port: int, interface: str | None) -> list[socket.socket]:
-    """What listens at one port: on each of these addresses, or one socket on all that the host has."""
+    """Sockets that listen at one port: one for each address, or one for all addresses of the host (see `Listener`)."""
     try:
         if interface is not None or all(ipaddress.ip_address(address).is_loopback for address in addresses):
-            return _bound(addresses, port, interface)
+            return _bind(addresses, port, interface)
         if socket.has_dualstack_ipv6():
             return [socket.create_server(("", port), family=socket.AF_INET6, backlog=_BACKLOG, dualstack_ipv6=True)]
         return [socket.create_server(("", port), backlog=_BACKLOG)]
@@ -79,25 +81,25 @@ def listening_sockets(addresses: Sequence[str], port: int, interface: str | None
         raise ConfigError([f"backend.port={port}: {error}: choose another, or null: the system chooses."]) from error
 
 
-def _bound(addresses: Sequence[str], port: int, interface: str | None, tries: int = 10) -> list[socket.socket]:
+def _bind(addresses: Sequence[str], port: int, interface: str | None, attempts: int = 10) -> list[socket.socket]:
     with contextlib.ExitStack() as stack:
         servers: list[socket.socket] = []
         try:
             for address in addresses:
-                place: tuple[Any, ...] = address, servers[0].getsockname()[1] if servers else port
-                if interface is not None and ipaddress.ip_address(address).is_link_local and ":" in address:
-                    place = *place, 0, socket.if_nametoindex(interface)
+                target: tuple[Any, ...] = address, servers[0].getsockname()[1] if servers else port
+                if interface is not None and _is_link_local(address):
+                    target = *target, 0, socket.if_nametoindex(interface)
                 family = socket.AF_INET6 if ":" in address else socket.AF_INET
-                servers.append(stack.enter_context(socket.create_server(place, family=family, backlog=_BACKLOG)))
+                servers.append(stack.enter_context(socket.create_server(target, family=family, backlog=_BACKLOG)))
         except OSError:
-            if port or tries == 1:
+            if port or attempts == 1:
                 raise
-            # What the system has chosen for one address may be in use at another.
-            return _bound(addresses, port, interface, tries - 1)
+            # The port that the system chose for one address is in use at another.
+            return _bind(addresses, port, interface, attempts - 1)
         stack.pop_all()
         return servers
 
 
 def plain_address(address: str) -> str:
-    """Without the prefix of IPv4 in IPv6, and without a zone."""
+    """The address without the prefix of IPv4 in IPv6, and without a zone."""
     return address.removeprefix("::ffff:").partition("%")[0]

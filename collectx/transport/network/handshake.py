@@ -1,15 +1,15 @@
-"""How a worker on another host finds the trainer, and how both make sure of each other: one TCP connection, opened by
-the worker, on which each proves that it knows the run's secret before anything else is read.
+"""The authenticated control connection: a worker connects to the trainer by TCP, and each proves that it knows the
+run's secret before anything else is read.
 
     trainer                                         worker
     PROTOCOL, nonce a        ---------------------->
                              <----------------------  nonce b, HMAC(secret, "worker" a b)
     HMAC(secret, "trainer" b a) ------------------->
-    afterwards: messages with a length before each
+    afterwards: messages, each after its length
 
-The proofs are HMAC-SHA256 (RFC 2104) over fresh nonces, so neither the secret nor anything that could be said again is
-ever sent. What follows is neither encrypted nor signed: the secret keeps strangers out, it does not hide frames.
-Must not know what is said afterwards.
+The proofs are HMAC-SHA256 (RFC 2104) over fresh nonces, so neither the secret nor anything that could be replayed is
+sent. Later messages are neither encrypted nor signed: the secret keeps strangers out, it does not hide frames. Must not
+know what the later messages mean, except the first (`receive_hello`).
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from collectx.transport.network.addresses import listening_sockets, plain_addres
 PROTOCOL = b"collectx-1\n"
 _NONCE_BYTES = 32
 _PROOF_BYTES = 32
-# A peer that says nothing must not hold a thread for ever: how long all of the proofs may take, and the first words
-# after them; and how many peers may be about to prove themselves.
+# How long the proofs may take, and the first message after them; and how many peers may be proving themselves at a
+# time. So silent peers exhaust neither threads nor descriptors.
 _HANDSHAKE_S = 10.0
 _MOST_HANDSHAKES = 64
-# At most so many refusals are reported in so many seconds.
+# At most this many refusals are reported in this many seconds.
 _MOST_REFUSALS, _REFUSALS_S = 20, 60.0
-_FIRST_WORDS_BYTES = 65536
+_HELLO_BYTES = 65536
 _CONNECT_S = 3.0
 _PAUSE_S = 0.25
 _REFUSED = (
@@ -71,18 +71,18 @@ class Listener:
     """The trainer's listening sockets: one thread accepts at each, another one handles each connection.
 
     Args:
-        addresses: of this host. Loopback addresses alone: nobody else can connect. Otherwise every interface listens,
-            unless `interface` says which, as a worker's way to this host is not known before it comes.
+        addresses: of this host. If all are loopback addresses, only these listen, and other hosts cannot connect.
+            Otherwise every interface listens, unless `interface` is set, as the network of a worker is not known.
         port: the TCP port; 0 lets the system choose.
         secret: see `Endpoint`.
-        greet: called in the greeting thread with the connection of a peer that knows the secret, and this host's
-            address as the peer sees it. What it raises ends the connection, and is a reason for `refused`.
-        refused: called in the greeting thread with the address of a peer that was not let in, and why; of many peers
-            with those of some, and with the number of the others.
-        interface: the only one to listen on, whose addresses `addresses` are.
+        on_connect: called in the peer's thread with the connection of a peer that knows the secret, and this host's
+            address as the peer sees it. If it raises, the connection is closed and the peer refused.
+        on_refuse: called in the peer's thread with the address of a refused peer, and the reason; for many peers, only
+            with some of them, and the number of the others.
+        interface: listen only on this interface, which has these `addresses`.
 
     Attributes:
-        endpoint: what workers need.
+        endpoint: passed to the workers.
 
     Raises:
         ConfigError: the port is taken.
@@ -93,12 +93,12 @@ class Listener:
         addresses: Sequence[str],
         port: int,
         secret: bytes,
-        greet: Callable[[Connection, str], None],
-        refused: Callable[[str, str], None],
+        on_connect: Callable[[Connection, str], None],
+        on_refuse: Callable[[str, str], None],
         interface: str | None = None,
     ):
-        self._greet = greet
-        self._refused = refused
+        self._on_connect = on_connect
+        self._on_refuse = on_refuse
         self._secret = secret
         self._servers = listening_sockets(addresses, port, interface)
         self._closed = False
@@ -107,7 +107,7 @@ class Listener:
         self._refused_since_s, self._num_refused = time.monotonic(), 0
         self.endpoint = Endpoint(tuple(addresses), self._servers[0].getsockname()[1], secret)
         for server in self._servers:
-            server.settimeout(None)  # whatever `socket.setdefaulttimeout` says
+            server.settimeout(None)  # regardless of `socket.setdefaulttimeout`
             threading.Thread(target=self._accept, args=(server,), name="collectx-listener", daemon=True).start()
 
     def _accept(self, server: socket.socket) -> None:
@@ -117,16 +117,16 @@ class Listener:
             except OSError:
                 if self._closed:
                     return
-                # Too many open files, perhaps those of strangers, who are not kept for long.
+                # Too many open files, perhaps those of strangers, which are closed soon.
                 time.sleep(_PAUSE_S)
                 continue
-            # The others wait in the system's queue.
+            # Other peers wait in the queue of the system.
             self._handshakes.acquire()
             threading.Thread(
-                target=self._receive, args=(peer, address[0]), name="collectx-greeting", daemon=True
+                target=self._handshake, args=(peer, address[0]), name="collectx-handshake", daemon=True
             ).start()
 
-    def _receive(self, peer: socket.socket, address: str) -> None:
+    def _handshake(self, peer: socket.socket, address: str) -> None:
         try:
             _prove_to_worker(peer, self._secret)
         except (OSError, RendezvousError) as error:
@@ -135,46 +135,46 @@ class Listener:
             return
         finally:
             self._handshakes.release()
-        connection, here = _framed(peer)
+        connection, here = _message_connection(peer)
         try:
-            self._greet(connection, here)
+            self._on_connect(connection, here)
         except Exception as error:
-            # Whatever it says, the others' run goes on.
+            # A peer's messages must not end the run of the others.
             connection.close()
             self._refuse(address, str(error) or type(error).__name__)
 
     def _refuse(self, address: str, reason: str) -> None:
         with self._lock:
-            now_s, before = time.monotonic(), 0
+            now_s, num_skipped = time.monotonic(), 0
             if now_s >= self._refused_since_s + _REFUSALS_S:
-                before = max(0, self._num_refused - _MOST_REFUSALS)
+                num_skipped = max(0, self._num_refused - _MOST_REFUSALS)
                 self._refused_since_s, self._num_refused = now_s, 0
             self._num_refused += 1
             is_reported = self._num_refused <= _MOST_REFUSALS
         if is_reported:
-            others = f" (before, {before} more were refused for some reason)" if before else ""
-            self._refused(plain_address(address), f"{reason}{others}")
+            others = f" (before, {num_skipped} more were refused)" if num_skipped else ""
+            self._on_refuse(plain_address(address), f"{reason}{others}")
 
     def close(self) -> None:
-        """Listens no longer. Connections stay."""
+        """Stops listening. Connections stay open."""
         self._closed = True
         for server in self._servers:
-            # Closing alone would leave the thread in `accept`.
+            # `close` alone would leave the thread in `accept`.
             with contextlib.suppress(OSError):
                 server.shutdown(socket.SHUT_RDWR)
             server.close()
 
 
 def connect(endpoint: Endpoint, timeout_s: float, limit: str) -> tuple[Connection, str]:
-    """The worker's way to the trainer: tries each address in turn until one answers and knows the secret. Where every
-    one refuses, nobody listens any more, and waiting would not help.
+    """Connects to the trainer: tries each address in turn until one of them answers and knows the secret. Gives up at
+    once if every address refuses, as then no trainer is listening.
 
     Returns:
-        The connection, and this host's address on that way.
+        The connection, and this host's address on it.
 
     Raises:
-        RendezvousError: nobody answered within `timeout_s`, the reason for which `limit` is; says what each address
-            answered.
+        RendezvousError: no address answered within `timeout_s`, which the text `limit` explains; the message has the
+            answer of each address.
     """
     deadline = time.monotonic() + timeout_s
     answers: dict[str, str] = {}
@@ -193,36 +193,36 @@ def connect(endpoint: Endpoint, timeout_s: float, limit: str) -> tuple[Connectio
                 answers[address] = str(error)
                 peer.close()
                 continue
-            return _framed(peer)
+            return _message_connection(peer)
         is_refused = refusals == len(endpoint.addresses)
         if is_refused or time.monotonic() > deadline:
             tried = "" if is_refused else f" within {timeout_s:g} s ({limit})"
-            said = "; ".join(f"{address} port {endpoint.port}: {answer}" for address, answer in answers.items())
+            results = "; ".join(f"{address} port {endpoint.port}: {answer}" for address, answer in answers.items())
             advice = _REFUSED if is_refused else _SILENT
-            raise RendezvousError(f"{socket.gethostname()} could not reach the trainer{tried}: {said}. {advice}")
+            raise RendezvousError(f"{socket.gethostname()} could not reach the trainer{tried}: {results}. {advice}")
         time.sleep(_PAUSE_S)
 
 
 def receive_hello(connection: Connection) -> dict[str, Any]:
-    """What a peer says first, as soon as it is greeted.
+    """The first message of a peer.
 
     Raises:
-        RendezvousError: it says nothing, or something else than a JSON object.
+        RendezvousError: there was none in time, or it is no JSON object.
     """
     set_receive_timeout(connection, _HANDSHAKE_S)
     if not connection.poll(_HANDSHAKE_S):
         raise RendezvousError(f"it knows the secret, and then said nothing for {_HANDSHAKE_S:g} s")
     try:
-        words = json.loads(connection.recv_bytes(_FIRST_WORDS_BYTES))
+        hello = json.loads(connection.recv_bytes(_HELLO_BYTES))
     except BlockingIOError as error:
         raise RendezvousError(
             f"it knows the secret, but its first message was not complete after {_HANDSHAKE_S:g} s"
         ) from error
     except (ValueError, RecursionError, EOFError, OSError) as error:
         raise RendezvousError(f"it knows the secret, and is no worker of collectx ({error!r})") from error
-    if not isinstance(words, dict):
+    if not isinstance(hello, dict):
         raise RendezvousError("it knows the secret, and is no worker of collectx")
-    return words
+    return hello
 
 
 def new_secret() -> bytes:
@@ -231,23 +231,27 @@ def new_secret() -> bytes:
 
 
 def _prove_to_worker(peer: socket.socket, secret: bytes) -> None:
-    deadline_s = _begin(peer)
+    deadline_s = _start_deadline(peer)
     mine = secrets.token_bytes(_NONCE_BYTES)
     peer.sendall(PROTOCOL + mine)
-    theirs = _exactly(peer, _NONCE_BYTES, deadline_s)
-    if not hmac.compare_digest(_exactly(peer, _PROOF_BYTES, deadline_s), _proof(secret, b"worker", mine, theirs)):
+    theirs = _receive_exactly(peer, _NONCE_BYTES, deadline_s)
+    if not hmac.compare_digest(
+        _receive_exactly(peer, _PROOF_BYTES, deadline_s), _proof(secret, b"worker", mine, theirs)
+    ):
         raise RendezvousError("it does not know the secret of this run")
     peer.sendall(_proof(secret, b"trainer", theirs, mine))
 
 
 def _prove_to_trainer(peer: socket.socket, secret: bytes) -> None:
-    deadline_s = _begin(peer)
-    if _exactly(peer, len(PROTOCOL), deadline_s) != PROTOCOL:
+    deadline_s = _start_deadline(peer)
+    if _receive_exactly(peer, len(PROTOCOL), deadline_s) != PROTOCOL:
         raise RendezvousError("who listens there is no trainer of this version of collectx")
-    theirs = _exactly(peer, _NONCE_BYTES, deadline_s)
+    theirs = _receive_exactly(peer, _NONCE_BYTES, deadline_s)
     mine = secrets.token_bytes(_NONCE_BYTES)
     peer.sendall(mine + _proof(secret, b"worker", theirs, mine))
-    if not hmac.compare_digest(_exactly(peer, _PROOF_BYTES, deadline_s), _proof(secret, b"trainer", mine, theirs)):
+    if not hmac.compare_digest(
+        _receive_exactly(peer, _PROOF_BYTES, deadline_s), _proof(secret, b"trainer", mine, theirs)
+    ):
         raise RendezvousError("who listens there is the trainer of another run")
 
 
@@ -255,13 +259,13 @@ def _proof(secret: bytes, role: bytes, first: bytes, second: bytes) -> bytes:
     return hmac.digest(secret, role + first + second, "sha256")
 
 
-def _begin(peer: socket.socket) -> float:
-    """Until when the handshake may go on."""
+def _start_deadline(peer: socket.socket) -> float:
+    """The deadline of the handshake."""
     peer.settimeout(_HANDSHAKE_S)
     return time.monotonic() + _HANDSHAKE_S
 
 
-def _exactly(peer: socket.socket, count: int, deadline_s: float) -> bytes:
+def _receive_exactly(peer: socket.socket, count: int, deadline_s: float) -> bytes:
     data = b""
     while len(data) < count:
         rest_s = deadline_s - time.monotonic()
@@ -277,7 +281,7 @@ def _exactly(peer: socket.socket, count: int, deadline_s: float) -> bytes:
     return data
 
 
-def _framed(peer: socket.socket) -> tuple[Connection, str]:
+def _message_connection(peer: socket.socket) -> tuple[Connection, str]:
     """The connection for messages, and this host's address on it."""
     peer.settimeout(None)
     peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -1,7 +1,7 @@
-"""The pair over NCCL: from GPU to GPU. Each end needs a GPU of its own, as NCCL refuses two ranks on one.
+"""The pair over NCCL: from GPU to GPU. Each end needs its own GPU, as NCCL refuses two ranks on one.
 
-A worker's slots are memory of the CPU, which envs write to; they are staged on its GPU on their way. The trainer's lie
-on its GPU, where the learner wants them.
+Envs write a worker's slots in CPU memory; they are staged on the worker's GPU when they are sent. The trainer's slots
+lie on its GPU, where the learner uses them.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ def make(
 
 
 class NcclPair:
-    """Two groups, one for each direction: the operations of one group run one after the other, so that a receive that
-    is posted early would hold up every send behind it.
+    """Two groups, one for each direction: the operations of one group run one after the other, so a receive that is
+    posted early would delay every later send.
 
     Args:
         connection, rank, timeout_s: see `make_pair`.
@@ -35,7 +35,7 @@ class NcclPair:
     """
 
     def __init__(self, connection: Connection, rank: int, timeout_s: float, device: torch.device):
-        # A broken pair must not end the process, as it does by default: the others go on.
+        # By default a broken pair ends the process, and with it all other pairs.
         os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "2")
         self._device = device
         self._peer = 1 - rank
@@ -48,7 +48,7 @@ class NcclPair:
                 options = nccl.Options()
                 options._timeout = timedelta(seconds=timeout_s)
                 group = nccl(dist.PrefixStore(str(sender), exchange), rank, 2, options)
-                # The first operation is what connects.
+                # The first operation connects.
                 byte = torch.zeros(1, dtype=torch.uint8, device=device)
                 (group.send if rank == sender else group.recv)([byte], self._peer, 0).wait()
                 groups.append(group)
@@ -75,7 +75,7 @@ class NcclPair:
 
 
 class NcclTransfer:
-    """A message under way by way of `staged`."""
+    """A transfer in progress, through the GPU buffer `staged`."""
 
     def __init__(self, work: dist.Work, staged: torch.Tensor, buffer: torch.Tensor):
         self._work = work

@@ -1,6 +1,7 @@
-"""Messages that another thread brings, of which one may overtake another: by number to the buffers that wait for them.
+"""A reorder buffer: another thread delivers numbered messages, possibly out of order, and receivers wait for them by
+number.
 
-Of the pairs whose library calls a function where a message has come.
+Used by the pairs over RPC and Ray, whose library calls a function when a message has arrived.
 """
 
 from __future__ import annotations
@@ -12,21 +13,21 @@ from multiprocessing.connection import Connection
 
 import torch
 
-# How often who waits for a message looks whether the connection is still there.
-_LOOK_S = 0.05
+# How often a waiting receiver checks that the connection still exists.
+_CHECK_S = 0.05
 
 
 class ReorderBuffer:
-    """Numbers count from 0, in the order in which buffers are posted.
+    """Messages are numbered from 0, in the order in which their buffers are posted.
 
     Args:
-        connection: to the sender; when it breaks, nothing more is awaited.
-        timeout_s: how long a message may be awaited.
+        connection: to the sender; when it breaks, waiting receivers fail.
+        timeout_s: how long a receiver may wait.
     """
 
     def __init__(self, connection: Connection, timeout_s: float):
         self._broken = select.poll()
-        # Also after messages that nobody has read yet.
+        # Unlike POLLIN, it is not raised by unread messages.
         self._broken.register(connection.fileno(), getattr(select, "POLLRDHUP", 0))
         self._timeout_s = timeout_s
         self._changed = threading.Condition()
@@ -35,7 +36,7 @@ class ReorderBuffer:
         self._num_posted = 0
 
     def post(self, buffer: torch.Tensor) -> PendingReceive:
-        """Lets the next message be copied into `buffer`."""
+        """Receives the next message into `buffer`."""
         posted = PendingReceive(self, buffer)
         with self._changed:
             number, self._num_posted = self._num_posted, self._num_posted + 1
@@ -46,7 +47,7 @@ class ReorderBuffer:
         return posted
 
     def put(self, number: int, message: torch.Tensor) -> None:
-        """Brings a message; from any thread. It is copied before this returns, where a buffer waits for it."""
+        """Delivers a message, from any thread. If its buffer was posted, the message is copied before this returns."""
         with self._changed:
             posted = self._posted.pop(number, None)
             if posted is None:
@@ -56,11 +57,11 @@ class ReorderBuffer:
             self._changed.notify_all()
 
     def wait(self, posted: PendingReceive) -> None:
-        """Blocks until a message is there. Raises RuntimeError: the connection broke, or the timeout passed."""
+        """Blocks until a message has arrived. Raises RuntimeError: the connection broke, or the timeout passed."""
         deadline = time.monotonic() + self._timeout_s
         with self._changed:
             while not posted.done():
-                self._changed.wait(_LOOK_S)
+                self._changed.wait(_CHECK_S)
                 if not posted.done() and self._broken.poll(0):
                     raise RuntimeError("the connection broke while a message was awaited")
                 if time.monotonic() > deadline:
@@ -68,7 +69,7 @@ class ReorderBuffer:
 
 
 class PendingReceive:
-    """A buffer that awaits its message (`collectx.transport.network.p2p.Incoming`)."""
+    """A receive in progress (`collectx.transport.network.p2p.Incoming`)."""
 
     def __init__(self, reorder_buffer: ReorderBuffer, buffer: torch.Tensor):
         self._reorder_buffer = reorder_buffer
@@ -76,7 +77,7 @@ class PendingReceive:
         self._is_done = False
 
     def fill(self, message: torch.Tensor) -> None:
-        """Takes the message."""
+        """Copies the message into the buffer."""
         self._buffer.copy_(message)
         self._is_done = True
 

@@ -42,7 +42,7 @@ from collectx.transport.network.remote_worker import RemoteWorker
 from collectx.transport.network.weight_sync import WeightSync
 from collectx.transport.network.worker import POLL_S, LinkConfig
 from collectx.transport.processes import Handle
-from collectx.transport.slab import join
+from collectx.transport.slab import concatenate
 from collectx.transport.supervisor import State, Supervisor
 
 
@@ -234,7 +234,7 @@ class NetworkTransport:
         memories = [self._memory[part.worker, part.slot][: self._layout.nbytes] for part in parts]
         if len(memories) > 1:
             runs = self._layout.runs(0, self.spec.rows)
-            return join(self.spec, [(memory, runs) for memory in memories])
+            return concatenate(self.spec, [(memory, runs) for memory in memories])
         return memories[0].clone() if copy else memories[0]
 
     def publish(self, write: Write) -> int:

@@ -1,4 +1,4 @@
-"""The pair over UCC, where torch was built with it: over whatever UCX finds between the hosts."""
+"""The pair over UCC, which torch must be built with: over any network that UCX supports."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class UccPair:
         exchange = ConnectionStore(connection)
         self._group: Any = ucc(exchange, rank, 2, timedelta(seconds=timeout_s))
         self._peer = 1 - rank
-        # The first operation is what connects.
+        # The first operation connects.
         byte = torch.zeros(1, dtype=torch.uint8)
         for sender in (WORKER, TRAINER):
             (self._group.send if rank == sender else self._group.recv)([byte], self._peer, 0).wait()
@@ -45,7 +45,7 @@ class UccPair:
 
 
 class UccTransfer:
-    """A message under way."""
+    """A transfer in progress."""
 
     def __init__(self, work: dist.Work, buffer: torch.Tensor):
         self._work = work

@@ -1,4 +1,4 @@
-"""The worker's end of the transport between hosts. Runs in the worker's process; the trainer's end is
+"""The worker's end of the network transport. Runs in the worker's process; the trainer's end is
 `collectx/transport/network/trainer.py`.
 """
 
@@ -25,11 +25,11 @@ from collectx.transport.connections import enable_keepalive, set_receive_timeout
 from collectx.transport.network.handshake import Endpoint, connect
 from collectx.transport.network.p2p import WORKER, Incoming, Pair, make_pair, message_buffer, set_stamp, stamp_of
 
-# Bytes whose announcement is here and whose last are still on their way are looked at again after this time.
+# The poll interval for a message that was announced and has not arrived completely.
 POLL_S = 0.0005
-# Both ends are there when a pair is made: only a busy host takes long, however soon a batch is asked for.
+# The least timeout of a pair. Both ends exist when it is made, but a busy host may take long.
 _PAIR_S = 30.0
-# How often a worker looks between two steps whether it shall stop, and whether newer weights are here.
+# How often a worker checks between two steps for a stop and for newer weights.
 _STOP_POLL_S = 0.005
 
 
@@ -39,8 +39,8 @@ class LinkConfig:
 
     Attributes:
         rows, steps, num_slots, weights_nbytes: see `SlabSpec`.
-        timeout_s: a connection over a cut cable breaks within about this time; so long, and not less than `_PAIR_S`,
-            may making the pair, a send and a receive take.
+        timeout_s: a connection over a cut cable breaks within about this time. Making the pair, a send and a receive
+            may take as long, and at least `_PAIR_S`.
         backend, devices, options: see `make_pair`.
     """
 
@@ -54,7 +54,7 @@ class LinkConfig:
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def make_pair(self, connection: Connection, rank: int, address: str) -> Pair:
-        """This process's end of a pair by these config."""
+        """Makes this process's end of the pair."""
         timeout_s = max(self.timeout_s, _PAIR_S)
         set_receive_timeout(connection, timeout_s)
         pair = make_pair(self.backend, connection, rank, address, timeout_s, self.devices, self.options)
@@ -72,7 +72,7 @@ def join_trainer(
     """Connects to the trainer as the worker of an index.
 
     Args:
-        hello: what the trainer writes down about this worker, as JSON can hold it.
+        hello: information about this worker for the event log, as JSON-compatible data.
         timeout_s: `collector.start_timeout_s`.
         prepare: called with the task, before the pair is made.
 
@@ -80,10 +80,10 @@ def join_trainer(
         The task, the configuration of the link, the connection, and the pair.
 
     Raises:
-        RendezvousError: the trainer was not found, or does not want this worker.
+        RendezvousError: the trainer was not found, or has refused this worker.
     """
     deadline = time.monotonic() + timeout_s
-    # It gives up before the trainer does, which then tells the user what this worker has met.
+    # It gives up before the trainer does, so that the trainer can report the reason.
     limit = f"three quarters of collector.start_timeout_s={timeout_s:g}"
     connection, address = connect(endpoint, 0.75 * timeout_s, limit)
     enable_keepalive(connection, max(5.0, deadline - time.monotonic()))
@@ -102,12 +102,26 @@ def join_trainer(
         raise RendezvousError(f"the trainer ended while worker {worker} was joining ({error})") from error
 
 
+class _StopFlag:
+    """See `Stop`; calls `poll` whenever it is read."""
+
+    def __init__(self, poll: Callable[[], bool]):
+        self._poll = poll
+
+    def __getitem__(self, index: int) -> int:
+        return self._poll()
+
+
 class NetworkLink:
-    """The worker's end. Its slots and the weights under way are this process's own memory.
+    """The worker's end. Slots and weights lie in memory of this process.
 
     Args:
-        layout: of one slot.
-        config: as the trainer has sent it.
+        connection, pair, config: from `join_trainer`.
+        layout: the layout of one slot.
+
+    Attributes:
+        stop: becomes nonzero once the trainer has closed or is gone. Reading it polls the trainer every few
+            milliseconds, and takes weights that have arrived.
     """
 
     def __init__(self, worker: int, connection: Connection, pair: Pair, layout: Layout, config: LinkConfig):
@@ -117,6 +131,7 @@ class NetworkLink:
         self._memory = [message_buffer(layout.nbytes) for _ in range(config.num_slots)]
         for memory in self._memory:
             set_stamp(memory, 1)
+        self.stop = _StopFlag(self._poll)
         self.slots: list[Slot] = [layout.slot(memory[: layout.nbytes]) for memory in self._memory]
         self._granted: deque[tuple[int, int, int]] = deque()
         self.reset = NO_RESET
@@ -126,7 +141,7 @@ class NetworkLink:
         self._poller = select.poll()
         self._poller.register(connection.fileno(), select.POLLIN)
         self._nbytes = config.weights_nbytes
-        # One holds the newest weights until they are acted with, while the other is filled with newer ones.
+        # Two buffers: one holds the newest weights until `refresh`, the other receives newer ones.
         self._receives: deque[tuple[Incoming, torch.Tensor]] = deque()
         for _ in range(2):
             self._receive_weights(message_buffer(config.weights_nbytes))
@@ -136,26 +151,20 @@ class NetworkLink:
 
     @property
     def preempted(self) -> bytes:
-        """Never: nobody tells."""
+        """Never: a batch over a network is not preempted."""
         return b"\0"
 
-    @property
-    def stop(self) -> NetworkLink:
-        """See `__getitem__`."""
-        return self
-
-    def __getitem__(self, index: int) -> int:
-        """1 once the trainer has closed, or is gone; looked for every few milliseconds."""
+    def _poll(self) -> bool:
         now_s = time.monotonic()
         if now_s >= self._next_poll_s:
             self._next_poll_s = now_s + _STOP_POLL_S
             self._receive_messages(0.0)
             self._take_weights()
-        return int(self._is_closed)
+        return self._is_closed
 
     def acquire(self) -> int | None:
         while not self._granted and not self._is_closed:
-            # Bytes that are under way give no other sign of their arrival.
+            # Weights give no sign of their complete arrival, so they are polled for.
             self._receive_messages(POLL_S if self._announced_version > self._version else None)
             self._take_weights()
         if self._is_closed:
@@ -184,7 +193,7 @@ class NetworkLink:
         self._receives.append((self._pair.receive(buffer), buffer))
 
     def _take_weights(self) -> None:
-        """Takes weights that have arrived, and says so."""
+        """Takes weights that have arrived, and acknowledges them."""
         while self._receives and self._announced_version > self._version and self._receives[0][0].done():
             incoming, buffer = self._receives.popleft()
             incoming.wait()
@@ -198,7 +207,7 @@ class NetworkLink:
         try:
             self._pair.send(self._memory[slot]).wait()
         except RuntimeError:
-            # Where the trainer closed, or is gone, the connection says so; anything else is a failure.
+            # If the trainer has closed or is gone, the connection is closed too; otherwise this is an error.
             self._receive_messages(1.0)
             if not self._is_closed:
                 raise
@@ -210,36 +219,36 @@ class NetworkLink:
             self._has_failed = True
             self._send_message(messages.FAILED + RemoteFailure.of(error).to_json())
 
-    def on_disconnect(self, call: Callable[[], None]) -> None:
-        """Calls `call` from another thread as soon as the trainer has closed, or is gone: for a worker that does not
-        look at `stop` while it works. Where the system cannot tell (it needs Linux), never."""
+    def on_disconnect(self, callback: Callable[[], None]) -> None:
+        """Calls `callback` from another thread as soon as the trainer has closed or is gone: for a worker that does not
+        read `stop` while it works. Linux only; elsewhere `callback` is never called."""
         if not hasattr(select, "POLLRDHUP"):
             return
         poller = select.poll()
-        # Also while there are messages that nobody has read yet.
+        # Unlike POLLIN, it is not raised by unread messages.
         poller.register(self._connection.fileno(), select.POLLRDHUP)
 
         def wait() -> None:
             poller.poll()
-            call()
+            callback()
 
-        threading.Thread(target=wait, name="collectx-over", daemon=True).start()
+        threading.Thread(target=wait, name="collectx-disconnect", daemon=True).start()
 
     def _send_message(self, message: bytes) -> None:
-        # Where the trainer is gone, the next `acquire` says so.
+        # If the trainer is gone, the next `acquire` returns None.
         with contextlib.suppress(OSError):
             self._connection.send_bytes(message)
 
-    def _receive_messages(self, at_most_s: float | None) -> None:
-        """Takes in what the trainer has said; blocks until it says something, or for `at_most_s`."""
+    def _receive_messages(self, timeout_s: float | None) -> None:
+        """Handles the trainer's messages; blocks until there is one, for at most `timeout_s`."""
         try:
             # `Connection.poll` would make a new selector each time.
-            while not self._is_closed and self._poller.poll(None if at_most_s is None else 1000.0 * at_most_s):
+            while not self._is_closed and self._poller.poll(None if timeout_s is None else 1000.0 * timeout_s):
                 kind, number, reset, least_version = messages.unpack(self._connection.recv_bytes())
                 if kind == messages.GRANT:
                     self._granted.append((number, reset, least_version))
                 else:
                     self._announced_version = number
-                at_most_s = 0.0
+                timeout_s = 0.0
         except (EOFError, OSError):
             self._is_closed = True

@@ -22,7 +22,6 @@ from pathlib import Path
 
 from collectx.config import RunConfig, SlurmLauncherConfig, backend_of
 from collectx.errors import ConfigError, LauncherError
-from collectx.launcher.base import Launcher
 from collectx.launcher.slurm import hetjob
 from collectx.launcher.slurm.job import JobTasksLauncher
 from collectx.run.folder import RunFolder
@@ -76,7 +75,7 @@ def _run_trainer(task: TaskFile, files: RunFolder, token: str, folder: str) -> i
     cfg = task.cfg
     assert isinstance(cfg.launcher, SlurmLauncherConfig)
     _begin_mpi(cfg)
-    workers = JobTasksLauncher(
+    launcher = JobTasksLauncher(
         cfg.launcher,
         [cfg.launcher.python or sys.executable, "-u", "-m", "collectx.run.entry", str(files.path), "--worker"],
         os.environ,
@@ -85,8 +84,8 @@ def _run_trainer(task: TaskFile, files: RunFolder, token: str, folder: str) -> i
         lambda worker: files.log(f"worker-{worker}"),
         folder,
         hetjob.WORKERS if cfg.launcher.kind == "submitit_delayed" else None,
+        lambda endpoint: announce_trainer(files, endpoint, token),
     )
-    launcher = Launcher(lambda endpoint: announce_trainer(files, endpoint, token), workers.start, workers.describe)
     try:
         return execute(cfg, files.path, list(task.argv), launcher).exit_status
     except ConfigError as error:
@@ -100,13 +99,14 @@ def _run_worker(cfg: RunConfig, files: RunFolder, worker: int, token: str, objec
     import torch
 
     torch.set_num_threads(cfg.launcher.num_threads)
-    from collectx.collector.worker_entry import run_remote_worker
+    from collectx.collector import build
+    from collectx.worker.entry import run_remote_worker
 
     timeout_s = cfg.collector.start_timeout_s
     try:
         _begin_mpi(cfg)
         endpoint = find_trainer(files, token, "collector.start_timeout_s", timeout_s)
-        run_remote_worker(endpoint, worker, timeout_s, objects)
+        run_remote_worker(endpoint, worker, timeout_s, objects, build)
     except BaseException:
         traceback.print_exc()
         return 1

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from collectx.config import RunConfig, SubmititLauncherConfig, num_workers_of
-from collectx.launcher.base import Launcher
+from collectx.launcher.base import Launcher, WaitingWorkers
 from collectx.run.folder import RunFolder
 from collectx.run.rendezvous import TaskFile, announce_trainer
 from collectx.user_objects import UserObjects
@@ -55,13 +55,10 @@ def submitted_workers(
         lambda worker: files.log(f"worker-{worker}"),
         cfg.collector.close_timeout_s,
         show,
+        lambda endpoint: announce_trainer(files, endpoint, token),
+        ("launcher.queue_timeout_s", launcher.queue_timeout_s),
     ) as jobs:
-        yield Launcher(
-            announce=lambda endpoint: announce_trainer(files, endpoint, token),
-            start=jobs.start,
-            describe=jobs.describe,
-            join_timeout=lambda worker: ("launcher.queue_timeout_s", launcher.queue_timeout_s),
-        )
+        yield jobs
 
 
 @dataclass(frozen=True)
@@ -102,9 +99,8 @@ def presubmitted_workers(cfg: RunConfig, jobs: PresubmittedJobs, objects: Sequen
     """
     files, token = jobs.files(), secrets.token_hex(8)
     TaskFile(cfg, token=token).write(files, objects)
-    return Launcher(
-        announce=lambda endpoint: announce_trainer(files, endpoint, token),
-        start=lambda worker, life: None,
-        describe=lambda worker: f"worker {worker} (log: {files.log(f'worker-{worker}')})",
-        join_timeout=lambda worker: ("queue_timeout_s", jobs.queue_timeout_s),
+    return WaitingWorkers(
+        lambda worker: files.log(f"worker-{worker}"),
+        lambda endpoint: announce_trainer(files, endpoint, token),
+        ("queue_timeout_s", jobs.queue_timeout_s),
     )

@@ -13,6 +13,7 @@ Called by the rollout, in the worker's process. Must not know slots, trajectorie
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import gymnasium
@@ -22,11 +23,14 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, Vecto
 from collectx.batch import Leaf
 from collectx.config import GymVectorEnvConfig
 from collectx.env.base import EnvSpec, StepRows, closed_on_error
+from collectx.env.checked import CheckedEnv
 from collectx.env.gym_factory import explain_missing_package, resolve_source, unset_to_none, wrapper
 from collectx.env.infos import PROBED_STEPS, InfoKeys, of_each_env
 from collectx.env.spaces import SpaceLeaves, checked_rows, exclude_parts, write_row
 from collectx.errors import CollectxError, ConfigError, ShapeError
 
+# How long the processes of an async env may take to finish a step before they are killed, in seconds.
+_CLOSE_S = 2.0
 _GYMNASIUMS_MODES = ("sync", "async")
 
 
@@ -147,7 +151,9 @@ class GymVectorEnv:
                 array[due] = fresh[rows]
 
     def close(self) -> None:
-        self._env.close()
+        # Without a timeout Gymnasium waits for ever for the results of a step that an error has interrupted.
+        is_async = isinstance(self._env.unwrapped, AsyncVectorEnv)
+        self._env.close(**({"timeout": _CLOSE_S} if is_async else {}))
 
     def _values(self, observation: Any, info: Mapping) -> list[np.ndarray]:
         """One `[E, *shape]` array per leaf."""
@@ -203,6 +209,8 @@ def _make(cfg: GymVectorEnvConfig) -> VectorEnv:
         # Observations are copied into the caller's arrays at once, so the env need not copy them.
         vector_kwargs = {"autoreset_mode": mode, "copy": False}
     wrappers: list[Callable] = [wrapper(item, f"env.wrappers[{i}]") for i, item in enumerate(cfg.wrappers)]
+    if vectorization == "async":
+        wrappers.append(partial(CheckedEnv, exclude_keys=cfg.exclude_keys))
     return gymnasium.make_vec(
         str(cfg.id),
         cfg.num_envs,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import sys
 
 import numpy as np
@@ -295,6 +296,34 @@ def test_a_custom_policy(make, extra, monkeypatch):
             assert [value.unique().tolist() for value in act(actor, seen)] == [[count], [10 * count]]
     elif not state:
         assert torch.equal(values[0], positive(seen[0]).long())
+
+
+def test_a_scalar_observation_of_a_single_env_is_changed_in_place():
+    spec = dataclasses.replace(make_spec("discrete", "discrete", 1), is_single=True)
+    actor = actor_of(lambda observation: observation.add_(1), spec)
+    assert [value.flatten().tolist() for value in act(actor, [torch.tensor([1])])] == [[2], [2]]
+
+
+@pytest.mark.parametrize(
+    ("later", "match"),
+    [
+        ({"action": torch.tensor([1.5, 0, 1])}, r"with the value 1\.5"),
+        ({"action": torch.tensor([[0], [1], [0]])}, r"action of shape \[3, 1\], .* but of shape \[3\]"),
+        ({"extra": torch.zeros(3, 2)}, r"extra of shape \[3, 2\]"),
+        ({"extra": torch.zeros(3, dtype=torch.complex64)}, r"extra of .* torch\.complex64"),
+        ({"observation": torch.zeros(3, 5)}, "overwrites observation, which it did not"),
+    ],
+)
+def test_what_a_policy_returns_in_a_later_call_is_checked(later, match):
+    calls = []
+
+    def policy(td):
+        calls.append(td.update({"action": torch.zeros(3).long(), "extra": torch.zeros(3)} | (later if calls else {})))
+        return td
+
+    actor = actor_of(policy)
+    with pytest.raises(ShapeError, match=match):
+        act(actor, observe(SPEC))
 
 
 def test_lazy_layers_can_be_trained():

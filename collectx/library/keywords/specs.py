@@ -123,7 +123,7 @@ class Workers:
         num_threads: of torch, in this process; None: as they are.
         num_sub_threads: of torch, in each worker.
         num_slots: batches that an async worker may have filled or under way at once.
-        on_worker_failure: "raise", "restart" or "drop"; see README, "When a worker is gone".
+        on_worker_failure: "raise", "restart" or "drop"; see README, "Worker failures".
         max_restarts: how many may be started again, of all workers together.
         start_timeout_s, worker_timeout_s, close_timeout_s: how long a worker may take to start, may be silent, and may
             take to stop.

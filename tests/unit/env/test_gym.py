@@ -11,6 +11,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from stepping import Stepper
 
 from collectx.env import build, read_spec
+from collectx.env.checked import CheckedEnv
 from collectx.env.spaces import SpaceLeaves, numpy_dtype
 from collectx.errors import ShapeError, SpaceError
 
@@ -75,6 +76,10 @@ def test_an_observation_that_does_not_fit_is_refused_in_any_step(misfit, at):
         stepper.step()
     with pytest.raises(ShapeError, match=rf"^observation: expected .*{got}.* from env 0 of the group"):
         stepper.step()
+    checked = CheckedEnv(Toy(space, value))
+    checked.reset()
+    with pytest.raises(ShapeError, match=got):
+        checked.step(None)
 
 
 def test_values_of_another_dtype_are_stored_where_they_fit():

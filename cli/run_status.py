@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from collectx.errors import LauncherError
-from collectx.launcher.slurm.job_watcher import JobState
+from collectx.launcher.slurm.worker_job import JobState
 from collectx.run.files import write_json
 from collectx.run.folder import RunFolder
 
@@ -62,10 +62,10 @@ def read_job(files: RunFolder) -> str | None:
 
 def query_slurm(jobs: Iterable[str]) -> Mapping[str, JobState] | LauncherError:
     """What SLURM says of jobs, or that it does not."""
-    from collectx.launcher.slurm import job
+    from collectx.launcher.slurm import commands
 
     try:
-        return job.states(list(jobs))
+        return commands.states(list(jobs))
     except LauncherError as error:
         return error
 

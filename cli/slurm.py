@@ -20,7 +20,7 @@ from collectx.cli.task import JobRun, Task
 from collectx.config import SlurmLauncherConfig, SubmititDelayedLauncherConfig, as_dict, num_tasks_of
 from collectx.errors import ConfigError, LauncherError
 from collectx.launcher.slurm import commands, hetjob
-from collectx.launcher.slurm import job as slurm_job
+from collectx.launcher.slurm import script as slurm_script
 from collectx.run import snapshot
 from collectx.run import task as role
 from collectx.run.folder import RunFolder
@@ -142,7 +142,7 @@ def _submit(
             role.write(folder, run.cfg, ["collectx", *argv])
         text = _text(group, lane.before(len(group)))
         try:
-            submitted = slurm_job.submit(_script(group), text, len(group))
+            submitted = slurm_script.submit(_script(group), text, len(group))
         except LauncherError as error:
             refusals |= {run.folder: str(error) for run in group}
             continue
@@ -188,7 +188,9 @@ def _text(group: Sequence[JobRun], after: Collection[str]) -> str:
     if isinstance(launcher, SubmititDelayedLauncherConfig):
         (run,) = group
         return hetjob.script(run.folder, launcher, cfg.collector.num_workers, survives_nodes, grace_s)
-    return slurm_job.script([run.folder for run in group], launcher, num_tasks_of(cfg), survives_nodes, grace_s, after)
+    return slurm_script.script(
+        [run.folder for run in group], launcher, num_tasks_of(cfg), survives_nodes, grace_s, after
+    )
 
 
 def _arrays(runs: Sequence[JobRun]) -> Iterator[list[JobRun]]:

@@ -25,7 +25,7 @@ from collectx.cli.run_status import RunStatus, query_slurm, status_of
 from collectx.config import RunConfig
 from collectx.errors import LauncherError
 from collectx.launcher.slurm import commands
-from collectx.launcher.slurm.job_watcher import JobState
+from collectx.launcher.slurm.worker_job import JobState
 from collectx.run import display
 from collectx.run.display import PLAIN_S, REFRESH_S, Progress, clock, number
 from collectx.run.events import format_event

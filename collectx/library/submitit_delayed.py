@@ -17,9 +17,9 @@ from typing import Any
 
 from collectx.config import SubmititLauncherConfig
 from collectx.errors import ConfigError, LauncherError
-from collectx.launcher.slurm import commands, job
+from collectx.launcher.slurm import commands
 from collectx.launcher.slurm.array import JobArray, slurm_resources
-from collectx.launcher.slurm.job_watcher import JobState
+from collectx.launcher.slurm.worker_job import JobState
 from collectx.run import worker
 from collectx.run.folder import RunFolder, new_folder
 from collectx.run.submitted_workers import PresubmittedJobs, task_of
@@ -123,7 +123,7 @@ def _follow(jobs: Sequence[str], files: RunFolder) -> None:
     num_printed, pause_s = 0, _MIN_PAUSE_S
     gone = JobState("GONE", True, True)
     while True:
-        states = job.states(jobs)
+        states = commands.states(jobs)
         trainer, *others = [states.get(job, gone) for job in jobs]
         text = files.log("trainer").read_bytes() if files.log("trainer").exists() else b""
         sys.stdout.write(text[num_printed:].decode(errors="replace"))

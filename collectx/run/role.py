@@ -14,7 +14,7 @@ import sys
 import time
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from collectx.config import RunConfig, backend_of
 from collectx.errors import ConfigError, RendezvousError
@@ -29,20 +29,13 @@ if TYPE_CHECKING:
 _PAUSE_S = 0.1
 
 
-class Workers(Protocol):
-    """Workers that come by themselves, as their launcher knows them: see `Launcher`."""
-
-    def start(self, worker: int, life: int) -> Any: ...
-    def describe(self, worker: int) -> str: ...
-
-
 def play(
     cfg: RunConfig,
     folder: Path,
     argv: list[str],
     rank: int,
     token: str,
-    workers: Workers,
+    launcher: Launcher,
 ) -> int:
     """Plays the role of `rank` to its end; returns the exit status of the process.
 
@@ -51,16 +44,14 @@ def play(
         argv: what the user typed, for the snapshot.
         token: the same word for all ranks of this start of the job, and another one for any other start: what an
             earlier start has left in the run folder must not be taken for this one's.
-        workers: what the trainer knows of them.
+        launcher: of the workers.
     """
     if rank == 0:
         from collectx.run.job import execute
 
         _begin_mpi(cfg)
-        files = RunFolder(folder)
-        place = Launcher(lambda endpoint: announce(files, endpoint, token), workers.start, workers.describe)
         try:
-            return execute(cfg, folder, argv, place=place).exit_status
+            return execute(cfg, folder, argv, place=launcher).exit_status
         except ConfigError as error:
             print("\n".join(error.problems), file=sys.stderr)
             return 2
@@ -89,14 +80,15 @@ def work(
     import torch
 
     torch.set_num_threads(cfg.launcher.num_threads)
-    from collectx.collector.worker_entry import run_remote_worker
+    from collectx.collector import build
+    from collectx.worker.entry import run_remote_worker
 
     try:
         _begin_mpi(cfg)
         endpoint = find(
             files, token, *(trainer_timeout or ("collector.start_timeout_s", cfg.collector.start_timeout_s))
         )
-        run_remote_worker(endpoint, worker, cfg.collector.start_timeout_s, given)
+        run_remote_worker(endpoint, worker, cfg.collector.start_timeout_s, given, build)
     except BaseException:
         import traceback
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from collectx.config import RunConfig, SubmititLauncherConfig, num_workers_of
-from collectx.launcher.base import Launcher
+from collectx.launcher.base import Launcher, WaitingWorkers
 from collectx.run import worker
 from collectx.run.folder import RunFolder
 from collectx.run.role import announce
@@ -51,13 +51,10 @@ def submitted_workers(
         lambda index: files.log(f"worker-{index}"),
         cfg.collector.close_timeout_s,
         say,
+        lambda endpoint: announce(files, endpoint, token),
+        ("launcher.queue_timeout_s", launcher.queue_timeout_s),
     ) as jobs:
-        yield Launcher(
-            announce=lambda endpoint: announce(files, endpoint, token),
-            start=jobs.start,
-            describe=jobs.describe,
-            join_timeout=lambda worker: ("launcher.queue_timeout_s", launcher.queue_timeout_s),
-        )
+        yield jobs
 
 
 @dataclass(frozen=True)
@@ -100,11 +97,10 @@ def presubmitted_workers(cfg: RunConfig, presubmitted: PresubmittedJobs, given: 
     """
     files, token = presubmitted.files(), secrets.token_hex(8)
     worker.write(task_of(files), cfg, files, token, given)
-    return Launcher(
-        announce=lambda endpoint: announce(files, endpoint, token),
-        start=lambda index, life: None,
-        describe=lambda index: f"worker {index} (log: {files.log(f'worker-{index}')})",
-        join_timeout=lambda worker: ("queue_timeout_s", presubmitted.queue_timeout_s),
+    return WaitingWorkers(
+        lambda worker: files.log(f"worker-{worker}"),
+        lambda endpoint: announce(files, endpoint, token),
+        ("queue_timeout_s", presubmitted.queue_timeout_s),
     )
 
 

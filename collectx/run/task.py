@@ -18,7 +18,7 @@ from collectx.launcher.slurm import hetjob
 from collectx.launcher.slurm.job import JobTasksLauncher
 from collectx.run.files import write_json
 from collectx.run.folder import RunFolder
-from collectx.run.role import play, work
+from collectx.run.role import announce, play, work
 
 
 def write(files: RunFolder, cfg: RunConfig, argv: Sequence[str]) -> None:
@@ -57,7 +57,17 @@ def main(argv: Sequence[str]) -> int:
 
     group = hetjob.WORKERS if launcher.kind == "submitit_delayed" else None
     begin = int((files.jobs / "log_begin").read_text())
-    workers = JobTasksLauncher(launcher, command, os.environ, files.log("job"), begin, log, argv[0], group)
+    workers = JobTasksLauncher(
+        launcher,
+        command,
+        os.environ,
+        files.log("job"),
+        begin,
+        log,
+        argv[0],
+        group,
+        lambda endpoint: announce(files, endpoint, token),
+    )
     return play(cfg, files.path, told["argv"], rank, token, workers)
 
 

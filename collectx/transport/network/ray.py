@@ -11,8 +11,6 @@ lies. Ray pickles what its processes tell each other, and asks them for its own 
 
 from __future__ import annotations
 
-import contextlib
-import os
 import pickle
 import queue
 import sys
@@ -20,7 +18,6 @@ import threading
 import warnings
 import weakref
 from collections.abc import Callable, Mapping
-from importlib import import_module
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -40,39 +37,31 @@ def problems(name: str, configs: Any) -> list[str]:
     found = []
     for config in configs if isinstance(configs, (list, tuple)) else [configs]:
         try:
-            _remote(config)
+            actor_class(config)
         except (TypeError, ValueError) as error:
             found.append(f"{name}: {error}")
     return list(dict.fromkeys(found))
 
 
-def _remote(config: Mapping[str, Any] | None) -> Any:
+def actor_class(config: Mapping[str, Any] | None) -> Any:
+    """The class of workers' actors, with `config` as arguments of `ray.remote`."""
     make: Any = ray.remote(**{"max_restarts": 0, **(config or {}), "max_concurrency": _NUM_THREADS})
     return make(Actor)
 
 
-def start(remote: Mapping[str, Any], entry: str, words: Mapping[str, Any]) -> ActorHandle:
-    """Starts an actor, with `remote` as arguments of `ray.remote`, that calls `entry` ("module:function") with `words`
-    as keyword arguments. Does not wait."""
-    actor = _remote(remote).remote()
-    _actors[actor._actor_id.hex()] = actor
-    there = actor.is_there.remote()
-    return ActorHandle(actor, there, actor.work.remote(sys.path, entry, pickle.dumps(words)))
-
-
 # The actors that this process has started and that live, by their ids.
-_actors: dict[str, Any] = {}
+actors: dict[str, Any] = {}
 
 
 class Actor:
     """What runs in a worker's process. Ray calls each of these in a thread of its own."""
 
-    def work(self, path: list[str], entry: str, words: bytes) -> None:
-        """Works to its end."""
-        # What it is told may be of modules that are found by it.
+    def work(self, path: list[str], call: bytes) -> None:
+        """Calls a function: `call` is a pickle of it and of its arguments."""
+        # The pickle may refer to modules that are found by this path.
         sys.path[:] = path
-        module, _, name = entry.partition(":")
-        getattr(import_module(module), name)(**pickle.loads(words))
+        function, arguments = pickle.loads(call)
+        function(*arguments)
 
     def is_there(self) -> None:
         """Says so."""
@@ -161,9 +150,9 @@ class TrainerEnd:
 
     def __init__(self, connection: Connection, timeout_s: float):
         name = connection.recv_bytes().decode()
-        if name not in _actors:
+        if name not in actors:
             raise RuntimeError("backend=ray: this worker is no Ray actor of this trainer: use launcher=ray")
-        self._actor = _actors[name]
+        self._actor = actors[name]
         self._timeout_s = timeout_s
         self._stream = self._actor.messages.remote()
         self._num_sent = 0
@@ -246,60 +235,3 @@ def _tensor(message: np.ndarray) -> torch.Tensor:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return torch.from_numpy(message)
-
-
-class ActorHandle:
-    """An actor (`collectx.transport.processes.Handle`).
-
-    Attributes:
-        actor: Ray's handle.
-        sentinel: a descriptor that becomes readable when the actor's work has ended.
-        exitcode: None while it may live.
-    """
-
-    pid = None
-
-    def __init__(self, actor: Any, there: Any, work: Any):
-        self.actor = actor
-        self._there = there
-        self._over = threading.Event()
-        self.exitcode: int | None = None
-        self._error = ""
-        self.sentinel, self._end = os.pipe()
-        weakref.finalize(self, os.close, self.sentinel)
-        work.future().add_done_callback(self._ended)
-
-    def _ended(self, work: Any) -> None:
-        error = work.exception()
-        self.exitcode = 0 if error is None else 1
-        if error is not None:
-            # Between its first line and the cause are lines of fields.
-            lines = [line for line in str(error).splitlines() if line and not line.startswith(("\t", " "))]
-            self._error = " ".join(lines[:1] + lines[1:][-1:])
-        self._over.set()
-        os.close(self._end)
-
-    @property
-    def is_placed(self) -> bool:
-        """Whether its process has begun, or never will."""
-        # Asked without a cluster, Ray would start one.
-        return not ray.is_initialized() or bool(ray.wait([self._there], timeout=0)[0])
-
-    def __str__(self) -> str:
-        """What became of it."""
-        return f"Ray actor {self.actor._actor_id.hex()}" + (f": {self._error}" if self._error else "")
-
-    def join(self, timeout: float | None = None) -> None:
-        """Waits until its work has ended; the actor then ends too."""
-        if not self.is_placed:
-            self.kill()  # it has nothing to end
-        if self._over.wait(timeout):
-            self.kill()
-
-    def terminate(self) -> None:
-        self.kill()
-
-    def kill(self) -> None:
-        if _actors.pop(self.actor._actor_id.hex(), None) is not None and ray.is_initialized():
-            with contextlib.suppress(Exception):
-                ray.kill(self.actor)

@@ -23,7 +23,7 @@ _TOKEN = f"One that is there may ask for a token: set {_AUTH_MODE}=token, with i
 _PREFIXES = ("node:", "object_store_memory")
 
 
-def begin(options: Mapping[str, Any]) -> None:
+def connect(options: Mapping[str, Any]) -> None:
     """Connects this process to a Ray cluster, by the arguments of `ray.init`, unless it is; it stays so until it ends.
     Without an address, from them or from the environment's RAY_ADDRESS, the cluster is one of this process alone.
 
@@ -53,8 +53,8 @@ def _nobody_elses(options: Mapping[str, Any]) -> dict[str, str]:
     return {} if is_told else {"address": "local"}
 
 
-def leave() -> None:
-    """Ends the connection, and a cluster that `begin` has started. Idempotent."""
+def disconnect() -> None:
+    """Ends the connection, and a cluster that `connect` has started. Idempotent."""
     ray.shutdown()
 
 

@@ -103,7 +103,7 @@ class DataCollector(CollectorProperties):
         super().__init__(request, cfg, overrides, fit_frames(request, cfg, overrides, spec))
         if request.frames.has_surplus and (note := surplus_note(self.total_frames, self._frames_per_batch)):
             warnings.warn(note, stacklevel=3)
-        self._num_envs, self._is_cuttable = spec.num_envs, spec.cuttable
+        self._num_envs, self._is_cuttable = spec.num_envs, spec.can_restart_early
         self._max_steps = [each.get("steps") for each in overrides]
         self.policy: Any = policies.build(cfg.policy, spec, cfg.seed)
         with contextlib.ExitStack() as stack:

@@ -1,8 +1,9 @@
 """The trainer's cost for many workers over gloo, on a machine without room for many processes.
 
 The trainer is real: collector, schedule, transport, connections and gloo pairs. So are the workers' ends, but they are
-threads of one other process and step no env: an active worker returns its slot unchanged, an idle one receives
-grants and never delivers, like a very slow env. Not included: the time of a real network, and the load of a thousand processes.
+threads of one other process and step no env: an active worker returns its slot unchanged, an idle one receives grants
+and never delivers, like a very slow env. Not included: the time of a real network, and the load of a thousand
+processes.
 """
 
 from __future__ import annotations

@@ -4,7 +4,8 @@ Strategies:
 
     queue     the trainer sends every version to every worker (for comparison)
     direct    the trainer sends to each worker, one transfer at a time; the next one starts when the worker has loaded
-              the last, with the version that is then the newest; a worker whose batch would begin during a transfer waits
+              the last, with the version that is then the newest; a worker whose batch would begin during a transfer
+              waits
     direct-4  at most four transfers at a time, the others are queued; the next transfer to a worker may start when the
               last has arrived, and the worker continues with its current weights
     tree-2    every host forwards to two other hosts; shared memory within a host
@@ -12,10 +13,10 @@ Strategies:
     node-4    as direct-4, to the relays
 
 The model: the trainer and every host have one network card each. Simultaneous transfers share the rate of the sending
-card evenly; the receiving card is never the bottleneck, because each host has one sender. Every worker loads new weights
-between two batches only; batches are equally long and not synchronised. A host's relay does the same before its workers
-see the weights. The tree's relays forward messages as they arrive, in a thread without cost. Not included: processor
-time, copies in memory, latency (0.1 ms; transfers take 0.08 ms or more) and lost packets.
+card evenly; the receiving card is never the bottleneck, because each host has one sender. Every worker loads new
+weights between two batches only; batches are equally long and not synchronised. A host's relay does the same before its
+workers see the weights. The tree's relays forward messages as they arrive, in a thread without cost. Not included:
+processor time, copies in memory, latency (0.1 ms; transfers take 0.08 ms or more) and lost packets.
 """
 
 from __future__ import annotations

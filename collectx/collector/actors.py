@@ -31,7 +31,7 @@ def placing(
     """
     from collectx.transport.network import ray, ray_cluster
 
-    ray_cluster.begin(launcher.ray_init_config)
+    ray_cluster.connect(launcher.ray_init_config)
     if not launcher.autoscaling:
         configs = [remote_config(launcher.remote_configs, worker) for worker in range(num_workers)]
         ray_cluster.check_resources("launcher.remote_configs", configs)
@@ -74,7 +74,7 @@ def are_here(launcher: RayLauncherConfig) -> bool:
     """
     from collectx.transport.network import ray_cluster
 
-    ray_cluster.begin(launcher.ray_init_config)
+    ray_cluster.connect(launcher.ray_init_config)
     return ray_cluster.is_single_host()
 
 
@@ -97,4 +97,4 @@ def leave_ray() -> None:
     """Ends this process's connection to Ray, and a cluster that it has begun."""
     from collectx.transport.network import ray_cluster
 
-    ray_cluster.leave()
+    ray_cluster.disconnect()

@@ -1,18 +1,18 @@
-"""Every exception collectx raises for a reason of its own.
+"""The exceptions of collectx.
 
     CollectxError
-    |-- ConfigError           the configuration is wrong; carries every problem found (exit status 2); a ValueError
+    |-- ConfigError           the configuration is wrong; carries all its problems (exit status 2); a ValueError
     |   `-- DamagedFile       a file of a run folder cannot be read
     |-- SpaceError            a Gymnasium space that cannot be stored as tensors
-    |-- RendezvousError       trainer and worker did not find each other, or did not know each other
+    |-- RendezvousError       trainer and worker did not connect, or could not authenticate
     |-- LauncherError         a scheduler refused or ended a job, or does not answer
     |-- WorkerError           a worker is gone, or did not answer in time
-    |   |-- WorkerDied        the process ended without a word (killed, out of memory, segfault)
+    |   |-- WorkerDied        the process ended without reporting an error (killed, out of memory, segfault)
     |   `-- WorkerTimeout     nothing arrived within the named timeout
     `-- ShapeError            an env or a policy returned what its spec does not allow; a ValueError
 
-An exception raised by user code in a worker keeps its own type: the trainer raises the original exception with
-the remote traceback attached as a note (`RemoteFailure`).
+An exception raised by user code in a worker keeps its type: the trainer raises the original exception with the remote
+traceback as a note (`RemoteFailure`).
 """
 
 from __future__ import annotations
@@ -26,39 +26,39 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-# How many characters of an exception's text, and of its traceback, are kept; and how many bytes of it are pickled.
-_MOST_TEXT, _MOST_TRACEBACK, _MOST_BYTES = 10_000, 50_000, 2**20
+# Limits of an exception's text and traceback, in characters, and of its pickle, in bytes.
+_MAX_TEXT, _MAX_TRACEBACK, _MAX_BYTES = 10_000, 50_000, 2**20
 
 
 def text_of(error: BaseException) -> str:
-    """`str(error)` as it can be kept and written anywhere: without its middle where it is long, surrogates escaped.
-    Never raises, also where `error.__str__` does."""
+    """`str(error)`, without its middle where it is long, and with surrogates escaped, so that it can be written to any
+    file. Never raises, even if `error.__str__` does."""
     try:
-        return _fit(str(error), _MOST_TEXT)
+        return _shorten(str(error), _MAX_TEXT)
     except Exception as refusal:
         return f"(its text cannot be made: {type(refusal).__name__})"
 
 
 def traceback_of(error: BaseException) -> str:
-    """The formatted traceback of `error`, likewise."""
-    return _fit("".join(traceback.format_exception(error)), _MOST_TRACEBACK)
+    """The formatted traceback of `error`, shortened and escaped like `text_of`."""
+    return _shorten("".join(traceback.format_exception(error)), _MAX_TRACEBACK)
 
 
-def _fit(text: str, most: int) -> str:
-    if len(text) > most:
-        text = f"{text[: most // 2]} ... ({len(text) - most} characters left out) ... {text[-(most // 2) :]}"
+def _shorten(text: str, limit: int) -> str:
+    if len(text) > limit:
+        text = f"{text[: limit // 2]} ... ({len(text) - limit} characters left out) ... {text[-(limit // 2) :]}"
     return text.encode(errors="backslashreplace").decode()
 
 
 class CollectxError(Exception):
-    """Base of all errors raised on purpose by collectx."""
+    """Base of all exceptions of collectx."""
 
 
 class ConfigError(CollectxError, ValueError):
     """All problems of one configuration. A `ValueError`, as wrong arguments are one in TorchRL and PyTorch.
 
     Attributes:
-        problems: one sentence or short paragraph each: what was given, the rule, what to do.
+        problems: a sentence or short paragraph each: the value, the rule, what to do.
     """
 
     def __init__(self, problems: Sequence[str]):
@@ -67,7 +67,7 @@ class ConfigError(CollectxError, ValueError):
 
 
 class DamagedFile(ConfigError):
-    """A file of a run folder is not what collectx writes. The message names the file, and the line."""
+    """A file of a run folder was not written by collectx, or was changed. The message names the file and the line."""
 
 
 class SpaceError(CollectxError):
@@ -75,20 +75,20 @@ class SpaceError(CollectxError):
 
 
 class ShapeError(CollectxError, ValueError):
-    """An env or a policy returned a value whose shape or dtype differs from its spec, that its dtype cannot hold, or
-    that is not finite. A `ValueError`."""
+    """An env or a policy returned a value that is not finite, or whose shape or dtype does not fit its spec. A
+    `ValueError`."""
 
 
 class RendezvousError(CollectxError):
-    """Trainer and worker did not come together. The message says where each was looked for and what answered."""
+    """Trainer and worker did not connect. The message has the addresses that were tried and their answers."""
 
 
 class LauncherError(CollectxError):
-    """A scheduler refused or ended a job, or does not answer. The message has the scheduler's own words."""
+    """A scheduler refused or ended a job, or does not answer. The message quotes the scheduler."""
 
 
 class WorkerError(CollectxError):
-    """A worker cannot go on. The message names the worker, its pid and its log."""
+    """A worker failed. The message names the worker, its pid and its log."""
 
 
 class WorkerDied(WorkerError):
@@ -96,12 +96,12 @@ class WorkerDied(WorkerError):
 
 
 class WorkerTimeout(WorkerError):
-    """A wait for a worker ran out. The message names the timeout's knob, its value and what was awaited."""
+    """A wait for a worker timed out. The message names the option, its value and what was awaited."""
 
 
 @dataclass(frozen=True)
 class _Bare:
-    """An exception's type, arguments and attributes, to be put together without its constructor."""
+    """An exception's type, arguments and attributes, from which it is rebuilt without its constructor."""
 
     kind: type[BaseException]
     args: tuple
@@ -109,46 +109,46 @@ class _Bare:
 
 
 def _is_plain(value: object) -> bool:
-    return value is None or isinstance(value, (int, float)) or (isinstance(value, str) and len(value) <= _MOST_TEXT)
+    return value is None or isinstance(value, (int, float)) or (isinstance(value, str) and len(value) <= _MAX_TEXT)
 
 
 def _arguments(error: BaseException) -> tuple:
-    # Of an `OSError`, the file's name is not among its `args`.
+    # `args` of an `OSError` lacks the file's name.
     reduced = error.__reduce__() if type(error).__reduce__ is OSError.__reduce__ else ()
     return reduced[1] if isinstance(reduced, tuple) and reduced else error.args
 
 
-def _found(name: str) -> object:
-    """What is called so, as in "module.Outer.Inner", in a module that is imported already."""
+def _lookup(name: str) -> object:
+    """The object "module.Outer.Inner" of a module that is already imported, or None."""
     parts = name.split(".")
     for end in range(len(parts) - 1, -1, -1):
-        found: object = sys.modules.get(".".join(parts[:end]) or "builtins")
-        if found is not None:
+        value: object = sys.modules.get(".".join(parts[:end]) or "builtins")
+        if value is not None:
             for part in parts[end:]:
-                found = getattr(found, part, None)
-            return found
+                value = getattr(value, part, None)
+            return value
     return None
 
 
 def _pickled(error: object) -> bytes | None:
-    """By name where that can be; by value what this process has by value itself, such as a class of the trainer's main
-    module, which the trainer then knows again. None where what was pickled cannot be read, or is very long."""
+    """A pickle of `error`, with classes by reference; by value where that fails, as for a class of the trainer's main
+    module, which the worker has by value. None where neither can be loaded, or the pickle is too long."""
     with contextlib.suppress(Exception):
         pickled = pickle.dumps(error)
         pickle.loads(pickled)
-        return pickled if len(pickled) <= _MOST_BYTES else None
+        return pickled if len(pickled) <= _MAX_BYTES else None
     with contextlib.suppress(Exception):
         import cloudpickle
 
         pickled = cloudpickle.dumps(error)
         pickle.loads(pickled)
-        return pickled if len(pickled) <= _MOST_BYTES else None
+        return pickled if len(pickled) <= _MAX_BYTES else None
     return None
 
 
 @dataclass(frozen=True)
 class RemoteFailure:
-    """An exception as it travels from a worker to the trainer: always picklable.
+    """An exception on its way from a worker to the trainer; always picklable.
 
     Attributes:
         pickled: the exception, or its type, arguments and attributes; None where neither survives pickling.
@@ -168,29 +168,30 @@ class RemoteFailure:
 
     @classmethod
     def of(cls, error: BaseException) -> RemoteFailure:
-        """Packs `error`: whole, or its type, arguments and plain attributes, or as text only, whichever survives
-        pickling first."""
+        """Packs `error`: as it is, or its type, arguments and plain attributes, or only its text; the first of these
+        that can be pickled."""
         attributes = {key: value for key, value in vars(error).items() if key[:1] != "_" and _is_plain(value)}
         kind, message = type(error), text_of(error)
-        # An exception with a constructor of its own, or with a lock in it, survives only without; a long one is cut.
+        # The second form is for exceptions with another constructor or with a lock; the third for long ones.
         forms = error, _Bare(kind, error.args, attributes), _Bare(kind, (message,), attributes)
         pickled = next((pickled for form in forms if (pickled := _pickled(form))), None)
         name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
-        given = _arguments(error)
-        arguments = given if all(map(_is_plain, given)) else (message,)
+        arguments = _arguments(error)
+        if not all(map(_is_plain, arguments)):
+            arguments = (message,)
         return cls(pickled, name, message, traceback_of(error), arguments, attributes)
 
     def to_json(self) -> bytes:
-        """As plain data, for peers from whom nothing is unpickled."""
+        """As plain data, for connections on which nothing is unpickled."""
         names = ("type_name", "message", "traceback", "arguments", "attributes")
         return json.dumps({name: getattr(self, name) for name in names}).encode()
 
     @classmethod
     def from_json(cls, text: bytes) -> RemoteFailure:
-        """What `to_json` made. The type is looked up by its name among the modules that this process has imported;
-        nothing is imported or called for it."""
+        """Reads the result of `to_json`. The type is looked up by its name in imported modules; nothing is imported or
+        called."""
         fields = json.loads(text)
-        kind = _found(fields["type_name"])
+        kind = _lookup(fields["type_name"])
         pickled = None
         if isinstance(kind, type) and issubclass(kind, Exception):
             with contextlib.suppress(Exception):
@@ -198,14 +199,14 @@ class RemoteFailure:
         return cls(pickled, **(fields | {"arguments": tuple(fields["arguments"])}))
 
     def rebuild(self, where: str) -> Exception:
-        """The original exception with a note that says where it was raised and shows the remote traceback.
+        """The original exception, with a note of where it was raised and the remote traceback.
 
-        An exception that cannot be pickled, or that is none (a worker's `SystemExit` must not end the trainer), comes
-        back as a `WorkerError` that names the original type.
+        An exception that cannot be pickled, or is no `Exception` (a worker's `SystemExit` must not end the trainer), is
+        replaced by a `WorkerError` that names the original type.
         """
         error: object = None
         if self.pickled is not None:
-            # What the worker could import, the trainer perhaps cannot.
+            # The trainer may lack a module that the worker has imported.
             with contextlib.suppress(Exception):
                 error = pickle.loads(self.pickled)
                 if isinstance(error, _Bare):

@@ -13,6 +13,7 @@ Called by the rollout, in the worker's process. Must not know slots, trajectorie
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import gymnasium
@@ -22,11 +23,14 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, Vecto
 from collectx.batch import Leaf
 from collectx.config import GymVectorEnvConfig
 from collectx.env.base import EnvSpec, StepRows, closed_on_error
+from collectx.env.checked import CheckedEnv
 from collectx.env.gym_factory import explain_missing_package, resolve_source, unset_to_none, wrapper
 from collectx.env.infos import PROBED_STEPS, InfoKeys, of_each_env
-from collectx.env.spaces import Structure, checked_rows, without, write_row
+from collectx.env.spaces import SpaceLeaves, checked_rows, exclude_parts, write_row
 from collectx.errors import CollectxError, ConfigError, ShapeError
 
+# How long the processes of an async env may take to finish a step before they are killed, in seconds.
+_CLOSE_S = 2.0
 _GYMNASIUMS_MODES = ("sync", "async")
 
 
@@ -55,9 +59,9 @@ class GymVectorEnv:
         self._env = _make(cfg) if env is None else env
         with closed_on_error(self):
             self._mode = _autoreset_mode(self._env, cfg)
-            observation_space = without(self._env.single_observation_space, cfg.exclude_keys)
-            self._observation = Structure(observation_space, ("observation",))
-            self._action = Structure(self._env.single_action_space, ("action",))
+            observation_space = exclude_parts(self._env.single_observation_space, cfg.exclude_keys)
+            self._observation = SpaceLeaves(observation_space, ("observation",))
+            self._action = SpaceLeaves(self._env.single_action_space, ("action",))
             self._infos = InfoKeys(cfg.info_keys, self._probe_infos()) if cfg.info_keys else None
         infos = self._infos.leaves if self._infos else ()
         self._leaves: tuple[Leaf, ...] = (*self._observation.leaves, *infos)
@@ -70,7 +74,8 @@ class GymVectorEnv:
             self._env.single_action_space,
             ragged=self._mode is AutoresetMode.NEXT_STEP,
             # In SAME_STEP mode, only Gymnasium's VectorEnvs are known to accept a reset mask.
-            cuttable=self._mode is AutoresetMode.DISABLED or (self._mode is AutoresetMode.SAME_STEP and is_gymnasiums),
+            can_restart_early=self._mode is AutoresetMode.DISABLED
+            or (self._mode is AutoresetMode.SAME_STEP and is_gymnasiums),
         )
         self._seeds_each = is_gymnasiums
         # NEXT_STEP: the envs whose next step is a reset. SAME_STEP: the envs with a reset observation in `_fresh`.
@@ -124,12 +129,12 @@ class GymVectorEnv:
 
         Raises:
             CollectxError: an env cannot be restarted: any in NEXT_STEP mode; in SAME_STEP mode, an env whose episode
-                did not end in the last step, unless the group is `cuttable`.
+                did not end in the last step, unless `can_restart_early`.
         """
         due = ended & self._ended if self._mode is AutoresetMode.SAME_STEP else np.zeros_like(ended)
         early = ended & ~due
         if early.any():
-            if not self.spec.cuttable:
+            if not self.spec.can_restart_early:
                 raise CollectxError(
                     f"this vector env resets by itself (autoreset mode {self._mode.value}), so an env cannot be "
                     "restarted before its episode ends: set env.autoreset_mode=disabled if the env supports it, or do "
@@ -146,7 +151,9 @@ class GymVectorEnv:
                 array[due] = fresh[rows]
 
     def close(self) -> None:
-        self._env.close()
+        # Without a timeout Gymnasium waits for ever for the results of a step that an error has interrupted.
+        is_async = isinstance(self._env.unwrapped, AsyncVectorEnv)
+        self._env.close(**({"timeout": _CLOSE_S} if is_async else {}))
 
     def _values(self, observation: Any, info: Mapping) -> list[np.ndarray]:
         """One `[E, *shape]` array per leaf."""
@@ -202,6 +209,8 @@ def _make(cfg: GymVectorEnvConfig) -> VectorEnv:
         # Observations are copied into the caller's arrays at once, so the env need not copy them.
         vector_kwargs = {"autoreset_mode": mode, "copy": False}
     wrappers: list[Callable] = [wrapper(item, f"env.wrappers[{i}]") for i, item in enumerate(cfg.wrappers)]
+    if vectorization == "async":
+        wrappers.append(partial(CheckedEnv, exclude_keys=cfg.exclude_keys))
     return gymnasium.make_vec(
         str(cfg.id),
         cfg.num_envs,

@@ -5,8 +5,8 @@
      '--- without ----'  the reward, with the keys that only the root has
      '--- maybe_reset, where an episode ended
 
-`_step` is what TorchRL's env classes implement. `step` around it accepts partial steps and looks up every spec again,
-which for a small env costs half as much again: here shapes and dtypes are checked once, in the first step.
+`_step` is what TorchRL's env classes implement. `step` around it accepts partial steps and looks up every spec,
+which costs half as much as the step of a small env: here shapes and dtypes are checked once, in the first step.
 
 Called by the adapter (`collectx.env.torchrl`), in the worker's process.
 """

@@ -1,7 +1,4 @@
-"""Where a remote collector's workers come up: as processes of this machine, SLURM jobs, actors of Ray.
-
-Called in the trainer's process.
-"""
+"""Launchers of remote collectors: local processes, SLURM jobs or Ray actors. Runs in the trainer's process."""
 
 from __future__ import annotations
 
@@ -22,7 +19,7 @@ from collectx.user_objects import UserObjects
 
 
 def choose_launcher(cfg: RunConfig, remote: Nested) -> None:
-    """Puts the launcher into `cfg`."""
+    """Sets `cfg.launcher` to the launcher that the keywords choose."""
     if isinstance(remote, RayRemote):
         cfg.launcher = remote.launcher_config(cfg.launcher.num_threads, cfg.collector.num_workers)
     if not isinstance(remote, Remote):
@@ -35,17 +32,17 @@ def choose_launcher(cfg: RunConfig, remote: Nested) -> None:
 
 
 class _Presubmitted(SubmititLauncherConfig):
-    """Jobs that wait already, see `collectx.run.submitted_workers.PresubmittedJobs`."""
+    """Workers whose jobs are submitted already, see `collectx.run.submitted_workers.PresubmittedJobs`."""
 
 
 def _check_presubmitted(cfg: RunConfig, tcp_port: int | None) -> int | None:
-    """Whether what was submitted beforehand is what `cfg` wants; returns the port to listen at.
+    """Checks that the submitted jobs match `cfg`; returns the port on which the trainer listens.
 
     Raises:
-        ConfigError: it is not, or nothing was submitted.
+        ConfigError: they do not match, or no jobs were submitted.
     """
-    there = PresubmittedJobs.from_environment()
-    if there is None:
+    jobs = PresubmittedJobs.from_environment()
+    if jobs is None:
         raise ConfigError(
             [
                 "launcher='submitit_delayed': no jobs were submitted for this process: decorate the main function with "
@@ -53,40 +50,41 @@ def _check_presubmitted(cfg: RunConfig, tcp_port: int | None) -> int | None:
             ]
         )
     problems = []
-    if there.num_workers != cfg.collector.num_workers:
+    if jobs.num_workers != cfg.collector.num_workers:
         problems.append(
-            f"{cfg.collector.num_workers} workers, but submitit_delayed_launcher(num_jobs={there.num_workers}): "
-            "give both the same number."
+            f"{cfg.collector.num_workers} workers, but submitit_delayed_launcher(num_jobs={jobs.num_workers}): "
+            "pass the same number to both."
         )
-    if there.backend != cfg.backend.kind:
+    if jobs.backend != cfg.backend.kind:
         problems.append(
-            f"backend={cfg.backend.kind!r}, but submitit_delayed_launcher(backend={there.backend!r}): "
-            "give both the same."
+            f"backend={cfg.backend.kind!r}, but submitit_delayed_launcher(backend={jobs.backend!r}): "
+            "pass the same to both."
         )
     if cfg.collector.on_worker_failure == "restart":
         problems.append(
-            "on_worker_failure='restart': with launcher='submitit_delayed' no job may be submitted in the place of one "
-            "that is gone: use 'raise' or 'drop'."
+            "on_worker_failure='restart': with launcher='submitit_delayed' a lost worker's job cannot be replaced: "
+            "use 'raise' or 'drop'."
         )
     if problems:
         raise ConfigError(problems)
-    return there.tcp_port if tcp_port is None else tcp_port
+    return jobs.tcp_port if tcp_port is None else tcp_port
 
 
-def start_workers(
-    stack: contextlib.ExitStack, cfg: RunConfig, given: Sequence[UserObjects], remote: Nested
+def open_launcher(
+    stack: contextlib.ExitStack, cfg: RunConfig, objects: Sequence[UserObjects], remote: Nested
 ) -> tuple[Launcher | None, Callable[..., None]]:
-    """Where the workers come up that are SLURM jobs, until `stack` is closed; and what writes events down.
+    """Returns the launcher of workers that are SLURM jobs (None for others) and a function that logs events. Both end
+    when `stack` is closed.
 
     Args:
-        given: what each worker cannot be told as plain data.
+        objects: for each worker, the user objects that its configuration does not contain.
     """
     if isinstance(cfg.launcher, _Presubmitted):
         presubmitted = PresubmittedJobs.from_environment()
         assert presubmitted is not None
         events = EventLog(presubmitted.files())
         stack.callback(events.close)
-        return presubmitted_workers(cfg, presubmitted, given), events
+        return presubmitted_workers(cfg, presubmitted, objects), events
     if cfg.launcher.kind != "submitit":
         return None, lambda name, **fields: None
     if problems := preflight.launcher_problems(cfg):
@@ -97,4 +95,6 @@ def start_workers(
     files.begin()
     events = EventLog(files)
     stack.callback(events.close)
-    return stack.enter_context(submitted_workers(cfg, files, lambda text: events("jobs", message=text), given)), events
+    return stack.enter_context(
+        submitted_workers(cfg, files, lambda text: events("jobs", message=text), objects)
+    ), events

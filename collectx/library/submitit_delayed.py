@@ -1,9 +1,9 @@
-"""`submitit_delayed_launcher`: a script's main function as a SLURM job, and its collector's workers as others,
-submitted together, for clusters that allow no job inside a job.
+"""`submitit_delayed_launcher`: submits a script's main function and its collector's workers as SLURM jobs, all at once,
+for clusters where a job cannot submit jobs.
 
-    python script.py                on the login host: submits all, and follows
+    python script.py                on the login host: submits all jobs and follows the first
       job: python script.py         main() runs; its DistributedCollector(launcher="submitit_delayed") ...
-      jobs: one for each worker     ... tells these what to do, and they join
+      jobs: one per worker          ... sends the task to these, and they join
 """
 
 from __future__ import annotations
@@ -17,15 +17,14 @@ from typing import Any
 
 from collectx.config import SubmititLauncherConfig
 from collectx.errors import ConfigError, LauncherError
-from collectx.launcher.slurm import commands, job
+from collectx.launcher.slurm import commands
 from collectx.launcher.slurm.array import JobArray, slurm_resources
-from collectx.launcher.slurm.job_watcher import JobState
-from collectx.run import worker
+from collectx.launcher.slurm.worker_job import JobState
 from collectx.run.folder import RunFolder, new_folder
-from collectx.run.submitted_workers import PresubmittedJobs, task_of
+from collectx.run.submitted_workers import PresubmittedJobs, worker_command
 
-_FIRST_PAUSE_S = 1.0
-_LAST_PAUSE_S = 10.0
+_MIN_PAUSE_S = 1.0
+_MAX_PAUSE_S = 10.0
 
 
 def submitit_delayed_launcher(
@@ -37,24 +36,26 @@ def submitit_delayed_launcher(
     submitit_collection_conf: dict[str, Any] | None = None,
     queue_timeout_s: float = 3600.0,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """A decorator of a script's main function.
+    """Decorator of a script's main function.
 
     Calling the function submits the script itself as a job, and `num_jobs` jobs for the workers of its
-    `DistributedCollector` or `RPCCollector`, made with `launcher="submitit_delayed"`; copies the job's output here, and
-    returns None when it has completed. In the job, the call is the function's own. When the function fails, a worker's
-    job ends before any worker has joined, or this process is interrupted, all jobs are cancelled.
+    `DistributedCollector` or `RPCCollector`, made with `launcher="submitit_delayed"`; copies the job's
+    output to standard output, and returns None when the job has completed. Inside the job, the call runs the function.
+    All jobs are cancelled when the function fails, when a worker's job ends before any worker has joined, or when this
+    process is interrupted.
 
     Args:
-        num_jobs: as many as the collector has workers.
+        num_jobs: number of workers of the collector.
         framework: "distributed", or "rpc" for an `RPCCollector`.
-        backend, tcpport: the collector's `backend`, which is not looked at for "rpc", and `tcp_port`.
-        submitit_main_conf, submitit_collection_conf: what the jobs ask for, as `slurm_kwargs` of
-            `DistributedCollector`.
-        queue_timeout_s: how long the function's job and the workers' may wait for each other.
+        backend: `backend` of the collector; ignored for "rpc".
+        tcpport: `tcp_port` of the collector.
+        submitit_main_conf, submitit_collection_conf: resources of the job of the function and of those of the workers,
+            as `slurm_kwargs` of `DistributedCollector`.
+        queue_timeout_s: seconds that the function's job and the workers' jobs wait for each other.
 
     Raises:
-        ConfigError: by the decorator: another framework; by the call: this machine has no SLURM.
-        LauncherError: by the call: SLURM refused a job, or a job has failed; the message has its log's name.
+        ConfigError: by the decorator: unknown framework; by the call: this machine has no SLURM.
+        LauncherError: by the call: SLURM refused a job, or a job failed; the message names its log.
     """
     if framework not in ("distributed", "rpc"):
         raise ConfigError([f"framework={framework!r}: must be 'distributed' or 'rpc'."])
@@ -67,12 +68,12 @@ def submitit_delayed_launcher(
             if not commands.is_here():
                 raise ConfigError(["submitit_delayed_launcher: this machine has no sbatch on its PATH."])
             files = new_folder()
-            way = backend if framework == "distributed" else framework
-            told = PresubmittedJobs(str(files.path), num_jobs, way, tcpport, queue_timeout_s)
+            transport = backend if framework == "distributed" else framework
+            presubmitted = PresubmittedJobs(str(files.path), num_jobs, transport, tcpport, queue_timeout_s)
             trainer, workers = (
                 slurm_resources(conf or {}, 1) for conf in (submitit_main_conf, submitit_collection_conf)
             )
-            _submit_and_follow(files, told, trainer, workers)
+            _submit_and_follow(files, presubmitted, trainer, workers)
             return None
 
         return launch
@@ -81,18 +82,18 @@ def submitit_delayed_launcher(
 
 
 def _submit_and_follow(
-    files: RunFolder, told: PresubmittedJobs, trainer: SubmititLauncherConfig, workers: SubmititLauncherConfig
+    files: RunFolder, presubmitted: PresubmittedJobs, trainer: SubmititLauncherConfig, workers: SubmititLauncherConfig
 ) -> None:
     files.begin()
     files.jobs.mkdir(exist_ok=True)
     script = files.jobs / "trainer.sh"
-    script.write_text(_script(trainer, files, told))
-    command = [sys.executable, "-u", "-m", worker.__name__, "--wait", f"{told.queue_timeout_s:g}", str(task_of(files))]
+    script.write_text(_script(trainer, files, presubmitted))
+    command = worker_command(files, wait_s=presubmitted.queue_timeout_s)
     array = JobArray(workers, files.jobs / "worker.sh", files.logs, command, files.worker_jobs)
     jobs: list[str] = []
     try:
         jobs.append(commands.submit([str(script)]))
-        jobs += array.submit(range(told.num_workers)).values()
+        jobs += array.submit(range(presubmitted.num_workers)).values()
         print(f"collectx: job {jobs[0]}, its workers {', '.join(jobs[1:])}; log: {files.log('trainer')}", flush=True)
         _follow(jobs, files)
     finally:
@@ -100,34 +101,34 @@ def _submit_and_follow(
             commands.cancel(jobs)
 
 
-def _script(resources: SubmititLauncherConfig, files: RunFolder, told: PresubmittedJobs) -> str:
+def _script(resources: SubmititLauncherConfig, files: RunFolder, presubmitted: PresubmittedJobs) -> str:
     log = str(files.log("trainer")).replace("%", "%%")
     header = commands.header(resources, job_name="collectx", output=log, open_mode="append", ntasks=1, no_requeue=True)
-    name, value = told.as_environment()
+    name, value = presubmitted.as_environment()
     body = commands.body(resources, [sys.executable, "-u", *sys.orig_argv[1:]])
     return "\n".join(["#!/bin/bash", *header, f"export {name}={shlex.quote(value)}", *body, ""])
 
 
 def _follow(jobs: Sequence[str], files: RunFolder) -> None:
-    """Blocks until the first job, the trainer's, has ended; copies its log to standard output meanwhile."""
-    shown, pause_s = 0, _FIRST_PAUSE_S
+    """Copies the log of the first job, the trainer's, to standard output until the job ends."""
+    num_printed, pause_s = 0, _MIN_PAUSE_S
     gone = JobState("GONE", True, True)
     while True:
-        states = job.states(jobs)
+        states = commands.states(jobs)
         trainer, *others = [states.get(job, gone) for job in jobs]
         text = files.log("trainer").read_bytes() if files.log("trainer").exists() else b""
-        sys.stdout.write(text[shown:].decode(errors="replace"))
+        sys.stdout.write(text[num_printed:].decode(errors="replace"))
         sys.stdout.flush()
-        pause_s = _FIRST_PAUSE_S if len(text) > shown else min(1.5 * pause_s, _LAST_PAUSE_S)
-        shown = len(text)
+        pause_s = _MIN_PAUSE_S if len(text) > num_printed else min(1.5 * pause_s, _MAX_PAUSE_S)
+        num_printed = len(text)
         if trainer.is_over:
             if trainer.word != "COMPLETED":
                 raise LauncherError(f"job {jobs[0]} of the trainer: {trainer}; log: {files.log('trainer')}")
             return
-        # Once some have come, what a worker's end means is the trainer's to decide.
-        has_begun = any(event["event"] == "worker_joined" for event in files.read_events())
+        # Once a worker has joined, the trainer handles the loss of workers.
+        has_joined = any(event["event"] == "worker_joined" for event in files.read_events())
         for index, state in enumerate(others):
-            if state.is_over and state.word != "COMPLETED" and not has_begun:
+            if state.is_over and state.word != "COMPLETED" and not has_joined:
                 log = files.log(f"worker-{index}")
                 raise LauncherError(f"job {jobs[1 + index]} of worker {index}: {state}; log: {log}")
         time.sleep(pause_s)

@@ -1,13 +1,17 @@
 """Policies: built from the configuration in every process, made into actors in the workers.
 
-`build` and `make_actor` import what they need when they are called, so that importing this package is cheap.
+The module `collectx.policy.<kind>` implements a kind by its function `build` (`q_mlp` and `q_cnn`: `q`). Modules are
+imported when they are used, so that importing this package is cheap.
 """
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from collectx.config import KINDS
+from collectx.errors import ConfigError
 from collectx.policy.exploration import ExplorationType, exploration
 from collectx.policy.initial import single_threaded
 from collectx.user_objects import UserPolicyConfig
@@ -21,14 +25,15 @@ if TYPE_CHECKING:
 
 __all__ = ["ExplorationType", "accelerate", "build", "exploration", "is_trusted", "is_user_policy", "make_actor"]
 
-# It takes the shape of its actions from one env's spec, and here policies act for groups of envs.
+_MODULES = {"mlp": "mlp", "cnn": "cnn", "q_mlp": "q", "q_cnn": "q", "custom": "custom"}
+# Replaced by `RandomActor`, as its actions have the shape of one env's spec and actors act for groups of envs.
 _TORCHRLS_RANDOM = "RandomPolicy"
 
 
 def build(cfg: PolicyConfig, spec: EnvSpec, seed: int) -> Callable | None:
-    """The policy that `cfg` describes, on the CPU: an `nn.Module`, another callable, or None for random actions.
+    """The policy of `cfg`, on the CPU: an `nn.Module`, another callable, or None for random actions.
 
-    Equal seeds give equal weights, whatever torch's number of threads; torch's generator is left as it was.
+    Equal seeds give equal weights, whatever torch's number of threads; torch's generator is left unchanged.
 
     Raises:
         ConfigError, SpaceError: `cfg` or the env's spaces do not allow it.
@@ -40,39 +45,28 @@ def build(cfg: PolicyConfig, spec: EnvSpec, seed: int) -> Callable | None:
             return cfg.policy
         with single_threaded():
             return cfg.factory()
+    if cfg.kind not in _MODULES:
+        raise ConfigError([f"policy.kind={cfg.kind} is unknown: use one of {', '.join(KINDS['policy'])}."])
     import torch
 
-    module: Any
-    if cfg.kind == "mlp":
-        from collectx.policy import mlp as module
-    elif cfg.kind == "cnn":
-        from collectx.policy import cnn as module
-    elif cfg.kind in ("q_mlp", "q_cnn"):
-        from collectx.policy import q as module
-    elif cfg.kind == "custom":
-        from collectx.policy import custom as module
-    else:
-        from collectx.config import KINDS
-        from collectx.errors import ConfigError
-
-        raise ConfigError([f"policy.kind={cfg.kind} is unknown: use one of {', '.join(KINDS['policy'])}."])
+    module = importlib.import_module(f"collectx.policy.{_MODULES[cfg.kind]}")
     with torch.random.fork_rng(devices=[]), single_threaded():
         torch.random.default_generator.manual_seed(seed)
         return module.build(cfg, spec)
 
 
 def is_user_policy(cfg: PolicyConfig) -> bool:
-    """Whether `make_actor` calls the policy of `cfg` once, with `EnvSpec.first`, to find out what it writes."""
+    """Whether `make_actor` calls the policy of `cfg` once, with `EnvSpec.first`, to learn its outputs."""
     return cfg.kind == "custom" or isinstance(cfg, UserPolicyConfig)
 
 
 def is_trusted(cfg: PolicyConfig) -> bool:
-    """Whether the policy of `cfg` is to be called with a TensorDict, whatever its signature and its keys."""
+    """Whether the policy of `cfg` is called with a TensorDict, whatever its signature and its keys."""
     return isinstance(cfg, UserPolicyConfig) and cfg.is_trusted
 
 
 def accelerate(actor: Actor, cfg: PolicyConfig) -> None:
-    """Makes `actor` faster, as `cfg` wants; to be called once its module's tensors lie where they will stay."""
+    """Applies `compile` and `cudagraph` of `cfg` to `actor`. Its module's tensors must have their final memory."""
     if isinstance(cfg, UserPolicyConfig) and (cfg.compile is not None or cfg.cudagraph is not None):
         from collectx.policy.acceleration import Acceleration
 
@@ -88,10 +82,10 @@ def make_actor(
 ) -> Actor:
     """The actor over `policy` (None, and TorchRL's `RandomPolicy`: random actions), with the module moved to `device`.
 
-    A policy of the user's own is called once, on `spec.first`, to learn what it writes; on zeros where that is empty.
+    A user's policy is called once to learn its outputs, on `spec.first`, or on zeros where that is empty.
 
     Args:
-        is_trusted: a policy of the user's own is called with a TensorDict, whatever its signature and its keys.
+        is_trusted: a user's policy is called with a TensorDict, whatever its signature and its keys.
 
     Raises:
         ConfigError, ShapeError: the policy does not fit the env; see `collectx.policy.user_actor`.

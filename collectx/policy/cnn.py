@@ -15,10 +15,10 @@ from collectx.policy.stochastic import StochasticPolicy
 
 
 class Image(nn.Module):
-    """An image observation of any common layout to float32 `[B, channels, height, width]`, divided by `scale`.
+    """Converts an image of any common layout to float32 `[B, channels, height, width]`, divided by `scale`.
 
         [H, W]                one grey channel
-        [C, H, W], [H, W, C]  whichever end is smaller holds the channels: [4, 84, 84] is a stack of grey frames
+        [C, H, W], [H, W, C]  the smaller end is the channels: [4, 84, 84] is a stack of grey frames
         [S, C, H, W], [S, H, W, C]  a stack of S colour frames: S times C channels
 
     Attributes:
@@ -50,7 +50,7 @@ class Image(nn.Module):
 
 
 def build(cfg: CnnPolicyConfig, spec: EnvSpec, kind: type[StochasticPolicy] = StochasticPolicy) -> StochasticPolicy:
-    """The network `cfg` describes, on the CPU, as a policy of this `kind`.
+    """The network of `cfg`, on the CPU, as a policy of class `kind`.
 
     Raises:
         ConfigError: the observation is not one image, the image is smaller than the convolutions need, or the three
@@ -66,7 +66,7 @@ def build(cfg: CnnPolicyConfig, spec: EnvSpec, kind: type[StochasticPolicy] = St
         raise ConfigError(
             [
                 f"policy.channels={list(cfg.channels)}, policy.kernel_sizes={list(cfg.kernel_sizes)} and "
-                f"policy.strides={list(cfg.strides)} describe one convolution per entry: make them equally long."
+                f"policy.strides={list(cfg.strides)} have one entry per convolution: give them the same length."
             ]
         )
     encode = Image(leaves[0].shape, cfg.scale)

@@ -1,7 +1,7 @@
-"""`policy.kind=custom`: the user's own policy, found by its import path.
+"""`policy.kind=custom`: the user's policy, from its import path.
 
-`target` is "package.module:Name" or "package.module.Name". What it names is called with `kwargs`, and with `spec` (an
-`EnvSpec`) if it takes one, unless it is a policy already: an `nn.Module`, or a function that wants an observation.
+`target` is "package.module:Name" or "package.module.Name". The object is called with `kwargs`, and with `spec` (an
+`EnvSpec`) if it takes one, unless it is a policy: an `nn.Module`, or a function that takes an observation.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ def build(cfg: CustomPolicyConfig, spec: EnvSpec) -> Any:
     """The user's policy: an `nn.Module` or another callable.
 
     Raises:
-        ConfigError: nothing is found at `target`, or it is not callable. What the user's code raises passes through.
+        ConfigError: `target` cannot be imported, or is not callable. Errors of the user's code are not caught.
     """
-    found = locate("policy.target", cfg.target)
-    if isinstance(found, nn.Module):
+    target = locate("policy.target", cfg.target)
+    if isinstance(target, nn.Module):
         # Trainer and inline workers share a process, but must not share weights.
-        found = copy.deepcopy(found)
+        target = copy.deepcopy(target)
     kwargs = dict(cfg.kwargs)
-    policy = _call_factory(found, spec, kwargs)
-    # What a factory returns may be a factory once more (a class, a partial), but never one with the same kwargs.
-    if policy is not found and not isinstance(policy, nn.Module):
+    policy = _call_factory(target, spec, kwargs)
+    # A factory may return another factory (a class, a partial), which takes no kwargs.
+    if policy is not target and not isinstance(policy, nn.Module):
         policy = _call_factory(policy, spec, {})
     if not callable(policy):
         raise ConfigError(
@@ -45,38 +45,38 @@ def locate(key: str, target: str) -> Any:
     """The object at an import path.
 
     Raises:
-        ConfigError: there is none; `key` is the configuration key that the message names.
+        ConfigError: it cannot be imported; the message names the configuration key `key`.
     """
     module_name, _, attributes = target.partition(":")
     if not attributes:
         module_name, _, attributes = target.rpartition(".")
     if not module_name or not attributes:
-        raise ConfigError([f"{key}={target} is no import path: write package.module:Name."])
+        raise ConfigError([f"{key}={target} is no import path: use package.module:Name."])
     try:
-        found: Any = importlib.import_module(module_name)
+        value: Any = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         raise ConfigError([f"{key}={target}: {error}. Is it installed, or on PYTHONPATH?"]) from error
     for name in attributes.split("."):
-        if not hasattr(found, name):
-            names = ", ".join(n for n in dir(found) if not n.startswith("_"))
+        if not hasattr(value, name):
+            names = ", ".join(n for n in dir(value) if not n.startswith("_"))
             raise ConfigError([f"{key}={target}: {module_name} has no {name!r}; it has {names}."])
-        found = getattr(found, name)
-    return found
+        value = getattr(value, name)
+    return value
 
 
-def _call_factory(found: Any, spec: EnvSpec, kwargs: dict[str, Any]) -> Any:
-    """`found(**kwargs)`, with `spec` if it takes one; or `found` with kwargs bound, if arguments are still missing."""
-    if isinstance(found, nn.Module) or not callable(found):
-        return found
+def _call_factory(factory: Any, spec: EnvSpec, kwargs: dict[str, Any]) -> Any:
+    """`factory(**kwargs)`, with `spec` if it takes one; where arguments are missing, `factory` with `kwargs` bound."""
+    if isinstance(factory, nn.Module) or not callable(factory):
+        return factory
     try:
-        signature = inspect.signature(found)
+        signature = inspect.signature(factory)
     except ValueError:  # a builtin without a signature
-        return found(**kwargs)
+        return factory(**kwargs)
     if "spec" in signature.parameters:
         kwargs = {"spec": spec, **kwargs}
-    if not inspect.isclass(found):
+    if not inspect.isclass(factory):
         try:
             signature.bind(**kwargs)
         except TypeError:
-            return functools.partial(found, **kwargs) if kwargs else found
-    return found(**kwargs)
+            return functools.partial(factory, **kwargs) if kwargs else factory
+    return factory(**kwargs)

@@ -1,4 +1,4 @@
-"""How an actor turns a distribution into an action. Used wherever a configuration names an exploration type."""
+"""Exploration types: how an actor turns a distribution into an action."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 
 
 class ExplorationType(enum.Enum):
-    """TorchRL's exploration types; the values are what a configuration says.
+    """TorchRL's exploration types; the values are those of a configuration.
 
-    Only RANDOM samples. The built-in policies answer the other four with the mode: the most likely action of a
+    Only RANDOM samples. For the other four, the built-in policies return the mode: the most likely action of a
     discrete policy, the mean of a Gaussian one.
     """
 
@@ -23,16 +23,16 @@ class ExplorationType(enum.Enum):
 
 
 def exploration(kind: ExplorationType) -> AbstractContextManager:
-    """A context in which tensordict's probabilistic modules (and TorchRL's) see `kind`; entered once per rollout."""
+    """A context that sets the exploration type of tensordict's probabilistic modules (and TorchRL's)."""
     from tensordict.nn import InteractionType, set_interaction_type
 
-    seen = set_interaction_type(InteractionType[kind.name])
-    return _with_medians(seen) if kind is ExplorationType.MEDIAN else seen
+    context = set_interaction_type(InteractionType[kind.name])
+    return _with_medians(context) if kind is ExplorationType.MEDIAN else context
 
 
 @contextmanager
-def _with_medians(seen: AbstractContextManager) -> Iterator[None]:
-    """tensordict asks a distribution for its `median`, which those of torch do not have, though most can tell it."""
+def _with_medians(context: AbstractContextManager) -> Iterator[None]:
+    """Adds `median`, which tensordict reads, to torch's distributions, most of which can compute it."""
     from torch.distributions import Distribution
 
     base: Any = Distribution
@@ -40,7 +40,7 @@ def _with_medians(seen: AbstractContextManager) -> Iterator[None]:
     if is_ours:
         base.median = property(_median)
     try:
-        with seen:
+        with context:
             yield
     finally:
         if is_ours:
@@ -48,10 +48,10 @@ def _with_medians(seen: AbstractContextManager) -> Iterator[None]:
 
 
 def _median(distribution: Any) -> Any:
-    """Of each component by itself: where half of the probability lies below.
+    """The median of each component.
 
     Raises:
-        AttributeError: it cannot be told.
+        AttributeError: the distribution has no inverse distribution function.
     """
     import torch
     from torch.distributions import Independent

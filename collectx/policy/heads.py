@@ -1,6 +1,6 @@
 """The last step of a built-in policy: from a network's output to actions, and back to their log-probability.
 
-A head samples with a handful of kernels, because it runs once per env step: `torch.distributions` costs several times
+A head samples with a few kernels, because it runs once per env step: `torch.distributions` costs several times
 the forward of a small network. `Categorical` serves Discrete, MultiDiscrete and MultiBinary, `Gaussian` serves Box.
 """
 
@@ -18,7 +18,7 @@ from collectx.errors import SpaceError
 
 
 class Head(nn.Module):
-    """What `StochasticPolicy` needs. `raw` is what the network gave, `[..., num_inputs]`; actions are `[..., *shape]`.
+    """The interface of heads. `raw` is the network's output, `[..., num_inputs]`; actions are `[..., *shape]`.
 
     Attributes:
         num_inputs: width of `raw`.
@@ -106,11 +106,10 @@ class Categorical(Head):
 
 
 class Gaussian(Head):
-    """A Gaussian with independent components, whose log standard deviation is a parameter of its own.
+    """A Gaussian with independent components, whose log standard deviation is a parameter, not an output.
 
-    Actions are neither squashed nor clipped: the env receives, and the batch stores, exactly what was sampled, so that
-    the stored log-probability is the true one. An env with hard bounds clips by itself or with a wrapper
-    (`gymnasium.wrappers.ClipAction`).
+    Actions are neither squashed nor clipped: the env receives, and the batch stores, exactly the sample, so that the
+    stored log-probability is the true one. Clipping is left to the env or a wrapper (`gymnasium.wrappers.ClipAction`).
     """
 
     def __init__(self, leaf: Leaf):

@@ -1,7 +1,4 @@
-"""Initial weights that do not depend on the machine.
-
-Called wherever a module of this package makes weights.
-"""
+"""Initial weights that do not depend on the machine. Used where weights are made."""
 
 from __future__ import annotations
 
@@ -11,9 +8,9 @@ from contextlib import contextmanager
 
 @contextmanager
 def single_threaded() -> Iterator[None]:
-    """Inside the block torch computes with one thread: linear algebra with another number of threads, as the QR
-    decomposition of an orthogonal initialisation, may differ in its last bits. A number other than
-    one that is set inside the block stays."""
+    """Inside the block torch computes with one thread, as results of linear algebra (the QR decomposition of an
+    orthogonal initialisation) may depend on the number of threads. If the block sets another number than one, it
+    stays."""
     import torch
 
     before = torch.get_num_threads()

@@ -1,7 +1,7 @@
-"""`policy.kind=q_mlp` and `q_cnn`: the networks of `mlp` and `cnn`, whose outputs are values of actions.
+"""`policy.kind=q_mlp` and `q_cnn`: the networks of `mlp` and `cnn`, whose outputs are action values.
 
-They act epsilon-greedily: what the `dqn` trainer learns and the workers run. Epsilon is a tensor among the weights, so
-that it is published like any of them.
+Trained by the `dqn` trainer, they act epsilon-greedily. Epsilon is a buffer of the module, so that it is published with
+the weights.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from collectx.policy.stochastic import StochasticPolicy
 
 
 class EpsilonGreedy(Categorical):
-    """With probability epsilon any action, all equally likely, otherwise the one of the highest value.
+    """With probability epsilon a uniformly random action, otherwise the action with the highest value.
 
     Attributes:
-        epsilon: float32 without dimensions; 1 at first. Without effect on `mode`.
+        epsilon: float32 scalar; 1 at first. It does not affect `mode`.
     """
 
     epsilon: torch.Tensor
@@ -36,8 +36,8 @@ class EpsilonGreedy(Categorical):
 
     def sample(self, raw: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         best = raw.argmax(-1)
-        any_one = torch.randint_like(best, self.num_inputs)
-        index = torch.where(torch.rand_like(raw[..., 0]) < self.epsilon, any_one, best)
+        uniform = torch.randint_like(best, self.num_inputs)
+        index = torch.where(torch.rand_like(raw[..., 0]) < self.epsilon, uniform, best)
         return self._action(index), self._log_prob(index == best)
 
     def evaluate(self, raw: torch.Tensor, action: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -48,7 +48,7 @@ class EpsilonGreedy(Categorical):
         return log_prob, (-(of_best * of_best.exp()) - others).expand(log_prob.shape)
 
     def index(self, action: torch.Tensor) -> torch.Tensor:
-        """The outputs of the network, int64, that stand for `action`."""
+        """The index of the network's output for each `action`, int64."""
         return action.to(torch.int64) - self._start
 
     def _log_prob(self, is_best: torch.Tensor) -> torch.Tensor:
@@ -56,10 +56,10 @@ class EpsilonGreedy(Categorical):
 
 
 class QPolicy(StochasticPolicy):
-    """Action values, and the epsilon-greedy policy over them. `forward` gives the values, `[B, actions]`.
+    """Action values, and the epsilon-greedy policy over them. `forward` returns the values, `[B, actions]`.
 
-    A user's own module can be trained by `dqn` too if it has `observation_keys`, `forward`, `epsilon` and `index` as
-    here, and acts by them.
+    `dqn` can train a user's module too if it has `observation_keys`, `forward`, `epsilon` and `index` like this class,
+    and acts by them.
     """
 
     def __init__(self, spec: EnvSpec, encode: nn.Module, body: nn.Sequential, num_features: int):
@@ -71,16 +71,16 @@ class QPolicy(StochasticPolicy):
 
     @property
     def epsilon(self) -> torch.Tensor:
-        """The probability of an action by chance, to be written in place."""
+        """The probability of a random action; written in place."""
         return cast(EpsilonGreedy, self.head).epsilon
 
     def index(self, action: torch.Tensor) -> torch.Tensor:
-        """Which column of `forward` each of `action` `[B]` has, int64."""
+        """The column of `forward` for each `action`, `[B]` int64."""
         return cast(EpsilonGreedy, self.head).index(action)
 
 
 def build(cfg: MlpPolicyConfig | CnnPolicyConfig, spec: EnvSpec) -> StochasticPolicy:
-    """The network `cfg` describes, on the CPU. See `collectx.policy.mlp.build` and `collectx.policy.cnn.build`.
+    """The network of `cfg`, on the CPU. See `collectx.policy.mlp.build` and `collectx.policy.cnn.build`.
 
     Raises:
         SpaceError: the action space is not Discrete.

@@ -1,4 +1,4 @@
-"""Finds the space behind a leaf. Used by the policies; must not know how observations become tensors."""
+"""The spaces and leaves that policies read. Must not know how observations become tensors."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def subspace(space: Space, key: Key) -> Space:
 
 
 def observation_leaves(spec: EnvSpec) -> tuple[Leaf, ...]:
-    """The leaves that a policy without keys is given: `("observation", ...)`; where an env of TorchRL has none of that
-    name, all but a step count and its agents' ends. Kept infos are not among them."""
+    """The input leaves of a policy without keys: `("observation", ...)`; for an env of TorchRL without such keys, all
+    leaves but the step count and the agents' ends. Kept infos are never among them."""
     named = tuple(leaf for leaf in spec.observation if leaf.key[0] == "observation")
     return named or tuple(leaf for leaf in spec.observation if leaf.key != STEP_COUNT and not is_agents_end(leaf))

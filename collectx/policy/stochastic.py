@@ -1,4 +1,4 @@
-"""The built-in policies that learn: an encoding of the observation, a network, a head; and the actor over them.
+"""The trainable built-in policies (an encoder of the observation, a network, a head) and their actor.
 
 Built from the configuration in every process: the trainer's copy learns, the workers' copies act. Must not know envs,
 slots or trainers.
@@ -28,18 +28,18 @@ ACTION_LOG_PROB: Key = ("action_log_prob",)
 
 
 class Flatten(nn.Module):
-    """Observation leaves to one float32 row per env: Discrete leaves one-hot, others flattened, all concatenated."""
+    """Converts observation leaves to one float32 row per env: Discrete leaves one-hot, others flattened."""
 
     def __init__(self, leaves: Sequence[Leaf], space: spaces.Space):
         super().__init__()
         self._shapes = [leaf.shape for leaf in leaves]
-        found = [subspace(space, leaf.key) for leaf in leaves]
-        self._choices = [(int(s.n), int(s.start)) if isinstance(s, spaces.Discrete) else None for s in found]
+        parts = [subspace(space, leaf.key) for leaf in leaves]
+        self._choices = [(int(s.n), int(s.start)) if isinstance(s, spaces.Discrete) else None for s in parts]
         self.num_outputs = sum(
             math.prod(shape) if choice is None else choice[0]
             for shape, choice in zip(self._shapes, self._choices, strict=True)
         )
-        # True where the one leaf can be taken as it is.
+        # True where the only leaf is already a float32 row.
         self.is_identity = len(leaves) == 1 and len(leaves[0].shape) == 1 and leaves[0].dtype == torch.float32
 
     def forward(self, observation: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -57,13 +57,13 @@ class Flatten(nn.Module):
 
 
 class StochasticPolicy(nn.Module):
-    """A policy that samples, and can say how likely an action was: what the `ppo` and `impala` trainers need.
+    """A policy that samples actions and computes their log-probability, for the `ppo` and `impala` trainers.
 
-    A user's own module can be trained by them too if it has `evaluate` and `observation_keys` and its actor writes
+    They can train a user's module too if it has `evaluate` and `observation_keys` and its actor writes
     `("action_log_prob",)`.
 
     Attributes:
-        observation_keys: batch keys of the tensors that `evaluate` wants, in order.
+        observation_keys: batch keys of the tensors that `evaluate` takes, in order.
         encode: observation tensors to the network's input.
         body: input to features, `[..., num_features]`.
         head: features to actions, after the linear layer `out`.
@@ -96,7 +96,7 @@ class StochasticPolicy(nn.Module):
 
 
 class StochasticActor:
-    """Acts with a `StochasticPolicy`. It writes a log-probability only where the action is a sample.
+    """Acts with a `StochasticPolicy`. Writes a log-probability only with exploration type RANDOM.
 
     See `collectx.policy.base.Actor` for the attributes.
     """
@@ -110,10 +110,10 @@ class StochasticActor:
         self.leaves: tuple[Leaf, ...] = spec.action
         if self._random:
             self.leaves += (Leaf(ACTION_LOG_PROB, (), torch.float32),)
-        chosen = [spec.observation.index(leaf) for leaf in observation_leaves(spec)]
-        # None where the network takes the first leaf as it is, the case worth a shorter path.
-        taken_as_it_is = getattr(policy.encode, "is_identity", False) and chosen == [0]
-        self._chosen = None if taken_as_it_is else chosen
+        indices = [spec.observation.index(leaf) for leaf in observation_leaves(spec)]
+        # None where the network takes the first leaf unchanged, which needs no call of the encoder.
+        is_identity = getattr(policy.encode, "is_identity", False) and indices == [0]
+        self._indices = None if is_identity else indices
         self._encode: Callable = policy.encode.forward
         self._network = nn.Sequential(*policy.body, policy.out)
         self._forward = fast_callable(self._network)
@@ -121,11 +121,10 @@ class StochasticActor:
         self._mode = policy.head.mode
 
     def act(self, observation: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-        """See `collectx.policy.base.Actor.act`."""
-        if self._chosen is None:
+        if self._indices is None:
             x = observation[0]
         else:
-            x = self._encode([observation[i] for i in self._chosen])
+            x = self._encode([observation[i] for i in self._indices])
         raw = self._forward(x)
         return self._sample(raw) if self._random else (self._mode(raw),)
 

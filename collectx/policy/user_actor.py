@@ -32,7 +32,9 @@ class UserActor:
         ConfigError: the policy reads keys that the env does not write, writes no action, has a state of unknown shape
             (`collectx.policy.recurrent`), or its distribution has no action of that exploration type.
         ShapeError: an action does not have the shape or the kind of dtype of the action space, or an output that
-            overwrites an observation does not have its shape and dtype.
+            overwrites an observation does not have its shape and dtype. `act` raises it for an output that has another
+            shape than in the first call, or whose values its dtype cannot represent, and for an observation that the
+            policy overwrites in a later call only.
     """
 
     leaves: tuple[Leaf, ...]
@@ -58,8 +60,11 @@ class UserActor:
         values = [outputs[key] for key in self._keys]
         for i, shape in self._shapes:
             values[i] = values[i].reshape(shape)
-        for i, leaf in self._casts:
-            values[i] = _cast(values[i], leaf)
+        for i, (shape, dtype) in enumerate(self._expected):
+            if values[i].dtype is not dtype or values[i].shape != shape:
+                values[i] = self._convert(i, values[i])
+        if len(outputs) > len(values):
+            self._check_overwritten(outputs)
         return values
 
     def reset(self) -> None:
@@ -82,7 +87,9 @@ class UserActor:
             for i, (leaf, tensor, version) in enumerate(zip(spec.observation, first, versions, strict=True))
             if tensor._version != version and leaf.key not in outputs
         }
-        outputs |= {key: first[i].view(*spec.policy_shape, *spec.observation[i].shape) for key, i in in_place.items()}
+        outputs |= {
+            key: first[i].reshape((*spec.policy_shape, *spec.observation[i].shape)) for key, i in in_place.items()
+        }
         self.leaves = _output_leaves(outputs, spec)
         self._keys = [leaf.key for leaf in self.leaves]
         self._make_call = partial(self._new_call, spec, in_place)
@@ -94,10 +101,32 @@ class UserActor:
             for i, leaf in enumerate(self.leaves)
             if dims > 1 or outputs[leaf.key].shape[dims:] != leaf.shape
         ]
-        self._casts = [(i, leaf) for i, leaf in enumerate(spec.action) if outputs[leaf.key].dtype != leaf.dtype]
-        for _, leaf in self._casts:
+        reshaped = dict(self._shapes)
+        self._expected = [
+            (reshaped.get(i, (*spec.policy_shape, *leaf.shape)), leaf.dtype) for i, leaf in enumerate(self.leaves)
+        ]
+        self._observed = {leaf.key for leaf in spec.observation}
+        self._num_actions = len(spec.action)
+        for leaf in spec.action:
             _cast(outputs[leaf.key], leaf)
         return self.leaves
+
+    def _convert(self, i: int, value: torch.Tensor) -> torch.Tensor:
+        """Output `i` in the dtype of its leaf. Raises ShapeError where that changes it."""
+        leaf, (shape, dtype) = self.leaves[i], self._expected[i]
+        if value.shape != shape or not (i < self._num_actions or torch.can_cast(value.dtype, dtype)):
+            raise ShapeError(
+                f"the policy returned {key_names([leaf.key])} of shape {list(value.shape)}, {value.dtype}, but of "
+                f"shape {list(shape)}, {dtype} in its first call: an output has one shape and dtype."
+            )
+        return _cast(value, leaf) if i < self._num_actions else value.to(dtype)
+
+    def _check_overwritten(self, outputs: Outputs) -> None:
+        if late := self._observed.intersection(outputs).difference(self._keys):
+            raise ShapeError(
+                f"the policy overwrites {key_names(late)}, which it did not in its first call: overwrite it in every "
+                "call, or write it under another key."
+            )
 
     def _new_call(self, spec: EnvSpec, in_place: dict[Key, int], acceleration: Acceleration) -> Call:
         """A call of the policy with observations of a group, `[E, *shape]`.

@@ -1,6 +1,6 @@
-"""A module's parameters and buffers as one flat run of bytes: what `publish` copies once and every worker reads.
+"""A module's parameters and buffers as one contiguous run of bytes, which `publish` writes and every worker reads.
 
-    | parameter | parameter | ... | buffer | ...      each starts on a 64-byte boundary, tied tensors lie there once
+    | parameter | parameter | ... | buffer | ...      each starts on a 64-byte boundary; tied tensors are stored once
 
 Runs in the trainer (`write`) and in the workers (`adopt`, `read`). Must not know transports: a buffer is any flat uint8
 tensor on the CPU, in shared memory or not.
@@ -18,18 +18,18 @@ from collectx.batch import ALIGNMENT_BYTES
 
 
 def is_on_device(policy: Any, device: torch.device) -> bool:
-    """Whether `device` has all tensors of a policy; one that is no module has none."""
+    """Whether all tensors of a policy are on `device`; a policy that is no module has none."""
     if not isinstance(policy, nn.Module):
         return True
-    there = {tensor.device for tensor in (*policy.parameters(), *policy.buffers())}
+    devices = {tensor.device for tensor in (*policy.parameters(), *policy.buffers())}
     if device.type == "cuda" and device.index is None:
         device = torch.device("cuda", torch.cuda.current_device())
-    return all(one == device or one.type == device.type == "cpu" for one in there)
+    return all(one == device or one.type == device.type == "cpu" for one in devices)
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
-    """Where a tensor lies. It is looked up in `owner` at each use, so one that the user replaces is still found."""
+class _Entry:
+    """A tensor and its place in the run. It is looked up in `owner` at each use, as the user may replace it."""
 
     owner: dict[str, Any]
     name: str
@@ -48,14 +48,14 @@ class _Place:
 
 
 class FlatWeights:
-    """Copies between `module` and flat buffers. Two modules built alike have the same layout.
+    """Copies between `module` and flat buffers. Two modules with the same architecture have the same layout.
 
     Attributes:
-        nbytes: size of the flat run; 0 for a module without tensors, or for None.
+        nbytes: size of the buffer; 0 for a module without tensors, or for None.
     """
 
     def __init__(self, module: nn.Module | None):
-        self._places: list[_Place] = []
+        self._entries: list[_Entry] = []
         self._flat: torch.Tensor | None = None
         self.nbytes = 0
         seen: set[int] = set()
@@ -67,35 +67,35 @@ class FlatWeights:
                 if tensor is None or id(tensor) in seen:
                     continue
                 if nn.parameter.is_lazy(tensor):
-                    raise ValueError(f"the lazy parameter {name} has no shape yet: call the module once before")
+                    raise ValueError(f"the lazy parameter {name} has no shape yet: call the module once first")
                 seen.add(id(tensor))
                 nbytes = tensor.numel() * tensor.dtype.itemsize
-                self._places.append(_Place(tensors, name, self.nbytes, nbytes, tensor.shape, tensor.dtype))
+                self._entries.append(_Entry(tensors, name, self.nbytes, nbytes, tensor.shape, tensor.dtype))
                 self.nbytes += -(-nbytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
 
     def adopt(self) -> None:
-        """Moves the module's tensors into one private flat run, so that `read` and `write` are one memcpy.
+        """Moves the module's tensors into one flat tensor, so that `read` and `write` are one memcpy.
 
-        The Parameter objects stay the same ones; only their storage changes, so optimisers and actors made before keep
-        working. Tensors moved off it later (`module.to(...)`) are noticed, and copied one by one from then on. Does
-        nothing for modules off the CPU.
+        The Parameter objects remain and only their storage changes, so existing optimisers and actors keep working. If
+        tensors are moved later (`module.to(...)`), `read` and `write` copy one tensor at a time. Does nothing for
+        modules that are not on the CPU.
         """
-        tensors = [place.tensor() for place in self._places]
+        tensors = [entry.tensor() for entry in self._entries]
         if not tensors or any(tensor.device.type != "cpu" for tensor in tensors):
             return
-        # Not under inference mode, whose tensors could never be trained again.
+        # Not under inference mode: its tensors cannot be trained.
         with torch.inference_mode(False), torch.no_grad():
             flat = torch.zeros(self.nbytes, dtype=torch.uint8)
-            for place in self._places:
-                view = place.view(flat)
-                view.copy_(place.tensor())
-                target = place.owner[place.name]
+            for entry in self._entries:
+                view = entry.view(flat)
+                view.copy_(entry.tensor())
+                target = entry.owner[entry.name]
                 assert target is not None
                 target.data = view
         self._flat = flat
 
     def write(self, buffer: torch.Tensor) -> None:
-        """Module -> `buffer` (`[nbytes]` uint8 on the CPU). The module may be changed as soon as this returns.
+        """Copies module to `buffer` (`[nbytes]` uint8 on the CPU). The module may be changed when this has returned.
 
         Raises:
             ValueError: the buffer's size or dtype is not that of these weights.
@@ -104,18 +104,18 @@ class FlatWeights:
         if self._flat is not None and self._is_adopted(self._flat):
             buffer.copy_(self._flat)
             return
-        tensors = [place.tensor() for place in self._places]
+        tensors = [entry.tensor() for entry in self._entries]
         device = self._one_accelerator(tensors)
-        # From an accelerator: gathered there, then one transfer instead of one for each tensor.
+        # From an accelerator: joined there, then transferred at once.
         flat = buffer if device is None else torch.empty(self.nbytes, dtype=torch.uint8, device=device)
         with torch.no_grad():
-            for place, tensor in zip(self._places, tensors, strict=True):
-                place.view(flat).copy_(tensor)
+            for entry, tensor in zip(self._entries, tensors, strict=True):
+                entry.view(flat).copy_(tensor)
             if device is not None:
                 buffer.copy_(flat)
 
     def read(self, buffer: torch.Tensor) -> None:
-        """`buffer` -> module, in place.
+        """Copies `buffer` to the module, in place.
 
         Raises:
             ValueError: the buffer's size or dtype is not that of these weights.
@@ -124,12 +124,12 @@ class FlatWeights:
         if self._flat is not None and self._is_adopted(self._flat):
             self._flat.copy_(buffer)
             return
-        tensors = [place.tensor() for place in self._places]
+        tensors = [entry.tensor() for entry in self._entries]
         device = self._one_accelerator(tensors)
         with torch.no_grad():
             flat = buffer if device is None else buffer.to(device)
-            for place, tensor in zip(self._places, tensors, strict=True):
-                tensor.copy_(place.view(flat))
+            for entry, tensor in zip(self._entries, tensors, strict=True):
+                tensor.copy_(entry.view(flat))
 
     def _check(self, buffer: torch.Tensor) -> None:
         if buffer.dtype != torch.uint8 or buffer.numel() != self.nbytes:
@@ -140,15 +140,15 @@ class FlatWeights:
 
     def _is_adopted(self, flat: torch.Tensor) -> bool:
         base = flat.data_ptr()
-        for place in self._places:
-            tensor = place.owner[place.name]
-            if tensor is None or (tensor.data_ptr() != base + place.offset and place.nbytes):
+        for entry in self._entries:
+            tensor = entry.owner[entry.name]
+            if tensor is None or (tensor.data_ptr() != base + entry.offset and entry.nbytes):
                 return False
         return True
 
     @staticmethod
     def _one_accelerator(tensors: list[torch.Tensor]) -> torch.device | None:
-        """The device that holds all tensors; None where that is the CPU or there are several."""
+        """The accelerator that holds all tensors; None for the CPU or several devices."""
         devices = {tensor.device for tensor in tensors}
         if len(devices) != 1:
             return None

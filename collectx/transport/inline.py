@@ -54,6 +54,8 @@ class InlineTransport(SlabTransport):
     def _advance(self, worker: int) -> None:
         if next(self._workers[worker], _ENDED) is _ENDED:
             raise WorkerDied(f"worker {worker} ended before, by an error that was raised then")
+        if (error := self._links[worker].error) is not None:
+            raise error
 
     def receive(self) -> Arrival | Departure | Reply:
         if self._answers:
@@ -88,6 +90,7 @@ class InlineLink:
         self._answers = answers
         self.request: Request = ("", ())
         self.is_asked = False
+        self.error: BaseException | None = None
 
     def acquire(self) -> int | None:
         if self.is_asked:
@@ -106,4 +109,5 @@ class InlineLink:
         self._answers.append(Reply(self.worker, value, error))
 
     def fail(self, error: BaseException) -> None:
-        """Does nothing: the transport catches the error when it advances the worker."""
+        """The transport raises it."""
+        self.error = error

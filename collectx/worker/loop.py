@@ -61,6 +61,13 @@ def run_worker_loop(link: Link, source: BatchSource) -> Generator[None]:
     except (Stopped, GeneratorExit):
         source.close()
         raise
+    except Exception as error:
+        link.fail(error)
+        try:
+            yield  # an inline worker's trainer raises the error before the source is closed
+        finally:
+            _close_after(source, error)
+        raise
     except BaseException as error:
         link.fail(error)
         _close_after(source, error)

@@ -33,7 +33,7 @@ _DONE, _TERMINATED, _TRUNCATED = (("next", *key) for key in DONE_KEYS)
 
 def run_user_collector(task: WorkerSpec, given: UserCollector, link: Link) -> Generator[None]:
     """Fills granted slots with the batches of the user's collector; yields after each that it has sent."""
-    seed_policy(task, guest=False)
+    seed_policy(task, is_guest=False)
     if task.hooks.init_fn is not None:
         task.hooks.init_fn()
     yield from run_worker_loop(link, UserCollectorSource(task, given, link))

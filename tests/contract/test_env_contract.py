@@ -12,12 +12,14 @@ import pytest
 import torch
 from collecting import counting, gym, gym_vector
 from gymnasium import spaces
-from gymnasium.vector import SyncVectorEnv
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from numpy.testing import assert_array_equal, assert_equal
 from stepping import Stepper, memory
 
 from collectx.config import EnvPoolEnvConfig, TorchrlEnvConfig
 from collectx.env import build, read_spec
+from collectx.env.gym_vector import GymVectorEnv
+from collectx.errors import ShapeError
 from collectx.policy.random import RandomActor
 
 ATARI_WRAPPERS = [{"AtariPreprocessing": {"frame_skip": 4}}, {"FrameStackObservation": {"stack_size": 4}}]
@@ -80,13 +82,13 @@ def test_spec_is_read_without_building_the_group(cfg, env):
     spec = read_spec(cfg)
     assert spec.num_envs == cfg.num_envs
     assert (spec.observation, spec.action) == (env.spec.observation, env.spec.action)
-    assert (spec.ragged, spec.cuttable) == (env.spec.ragged, env.spec.cuttable)
-    assert not (spec.ragged and spec.cuttable)
+    assert (spec.ragged, spec.can_restart_early) == (env.spec.ragged, env.spec.can_restart_early)
+    assert not (spec.ragged and spec.can_restart_early)
 
 
 def test_frames_follow_one_another_and_equal_seeds_and_actions_give_the_same(cfg, env):
     """Where envs can be cut, one is restarted before its episode ends."""
-    steps, cut_at = 45, 1 if env.spec.cuttable else None
+    steps, cut_at = 45, 1 if env.spec.can_restart_early else None
     torch.manual_seed(7)
     actor, other = RandomActor(env.spec), build(cfg)
     actions = [[leaf.numpy() for leaf in actor.act([])] for _ in range(steps)]
@@ -194,3 +196,36 @@ def test_every_way_of_resetting_gives_the_frames_of_the_bare_env(name, cut_every
     assert together > 0 or cut_every is None
     for frames, expected in zip(stepper.frames, cartpole_frames(length, cut_every), strict=True):
         assert_equal([tuple(frame) for frame in frames[:length]], expected)
+
+
+class Bytes(gymnasium.Env):
+    """Observes values that are no bytes in its second step."""
+
+    observation_space = spaces.Box(0, 255, (2,), np.uint8)
+    action_space = spaces.Discrete(2)
+    t = 0
+
+    def reset(self, *, seed=None, options=None):
+        return np.zeros(2, np.uint8), {}
+
+    def step(self, action):
+        self.t += 1
+        return np.array([300.7, -1.0]) if self.t == 2 else np.zeros(2, np.uint8), 0.0, False, False, {}
+
+
+@pytest.mark.ci
+@pytest.mark.filterwarnings("ignore::UserWarning")  # Gymnasium logs an env's error by a warning
+def test_an_async_env_stores_no_value_that_was_converted():
+    gymnasium.register("Bytes-v0", Bytes)
+    stepper = Stepper(build(gym_vector(2, None, "async", "Bytes-v0"))).reset()
+    stepper.step()
+    with pytest.raises(ShapeError, match=r"dtype uint8, got shape .* dtype float64 from env 1"):
+        stepper.step()
+    stepper.env.close()
+    # Gymnasium's own error comes before all results are read: closing does not wait for them.
+    env = gymnasium.vector.AsyncVectorEnv([Bytes] * 2, shared_memory=False, autoreset_mode=AutoresetMode.SAME_STEP)
+    stepper = Stepper(GymVectorEnv(gym_vector(2), env)).reset()
+    stepper.step()
+    with pytest.raises(TypeError):
+        stepper.step()
+    stepper.env.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import sys
 
 import numpy as np
@@ -22,7 +23,7 @@ from collectx.config import (
     QMlpPolicyConfig,
 )
 from collectx.env.base import EnvSpec
-from collectx.env.spaces import Structure
+from collectx.env.spaces import SpaceLeaves
 from collectx.errors import ConfigError, ShapeError, SpaceError
 from collectx.policy import ExplorationType, build, make_actor
 from collectx.policy.random import RandomActor
@@ -70,7 +71,7 @@ CHOICES += [("q_mlp", "vector", action, each) for action in ("discrete", "discre
 
 def make_spec(observation: str, action: str | spaces.Space, rows: int = ROWS) -> EnvSpec:
     seen, acted = OBSERVATIONS[observation], ACTIONS[action] if isinstance(action, str) else action
-    leaves = (Structure(space, (name,)).leaves for space, name in ((seen, "observation"), (acted, "action")))
+    leaves = (SpaceLeaves(space, (name,)).leaves for space, name in ((seen, "observation"), (acted, "action")))
     return EnvSpec(rows, *leaves, seen, acted)
 
 
@@ -79,7 +80,7 @@ MANY = make_spec("vector", spaces.Discrete(4, start=5), rows=20_000)
 
 
 def observe(spec: EnvSpec) -> list[torch.Tensor]:
-    structure = Structure(spec.observation_space, ("observation",))
+    structure = SpaceLeaves(spec.observation_space, ("observation",))
     columns = zip(*(structure.flatten(spec.observation_space.sample()) for _ in range(spec.num_envs)), strict=True)
     return [torch.as_tensor(np.stack([np.asarray(value) for value in column])) for column in columns]
 
@@ -295,6 +296,34 @@ def test_a_custom_policy(make, extra, monkeypatch):
             assert [value.unique().tolist() for value in act(actor, seen)] == [[count], [10 * count]]
     elif not state:
         assert torch.equal(values[0], positive(seen[0]).long())
+
+
+def test_a_scalar_observation_of_a_single_env_is_changed_in_place():
+    spec = dataclasses.replace(make_spec("discrete", "discrete", 1), is_single=True)
+    actor = actor_of(lambda observation: observation.add_(1), spec)
+    assert [value.flatten().tolist() for value in act(actor, [torch.tensor([1])])] == [[2], [2]]
+
+
+@pytest.mark.parametrize(
+    ("later", "match"),
+    [
+        ({"action": torch.tensor([1.5, 0, 1])}, r"with the value 1\.5"),
+        ({"action": torch.tensor([[0], [1], [0]])}, r"action of shape \[3, 1\], .* but of shape \[3\]"),
+        ({"extra": torch.zeros(3, 2)}, r"extra of shape \[3, 2\]"),
+        ({"extra": torch.zeros(3, dtype=torch.complex64)}, r"extra of .* torch\.complex64"),
+        ({"observation": torch.zeros(3, 5)}, "overwrites observation, which it did not"),
+    ],
+)
+def test_what_a_policy_returns_in_a_later_call_is_checked(later, match):
+    calls = []
+
+    def policy(td):
+        calls.append(td.update({"action": torch.zeros(3).long(), "extra": torch.zeros(3)} | (later if calls else {})))
+        return td
+
+    actor = actor_of(policy)
+    with pytest.raises(ShapeError, match=match):
+        act(actor, observe(SPEC))
 
 
 def test_lazy_layers_can_be_trained():

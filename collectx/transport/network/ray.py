@@ -10,8 +10,6 @@ without a copy. Ray pickles its messages, and authenticates by its own token, no
 
 from __future__ import annotations
 
-import contextlib
-import os
 import pickle
 import queue
 import sys
@@ -20,7 +18,6 @@ import warnings
 import weakref
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from importlib import import_module
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -40,39 +37,31 @@ def problems(name: str, configs: Any) -> list[str]:
     objections = []
     for config in configs if isinstance(configs, (list, tuple)) else [configs]:
         try:
-            _remote(config)
+            actor_class(config)
         except (TypeError, ValueError) as error:
             objections.append(f"{name}: {error}")
     return list(dict.fromkeys(objections))
 
 
-def _remote(config: Mapping[str, Any] | None) -> Any:
+def actor_class(config: Mapping[str, Any] | None) -> Any:
+    """The class of the workers' actors, with `config` as the arguments of `ray.remote`."""
     make: Any = ray.remote(**{"max_restarts": 0, **(config or {}), "max_concurrency": _NUM_THREADS})
     return make(Actor)
 
 
-def start(remote: Mapping[str, Any], entry: str, arguments: Mapping[str, Any]) -> ActorHandle:
-    """Starts an actor, with `remote` as the arguments of `ray.remote`, that calls `entry` ("module:function") with the
-    keyword `arguments`. Does not block."""
-    actor = _remote(remote).remote()
-    _actors[actor._actor_id.hex()] = actor
-    ready = actor.ready.remote()
-    return ActorHandle(actor, ready, actor.work.remote(sys.path, entry, pickle.dumps(arguments)))
-
-
 # The live actors that this process has started, by id.
-_actors: dict[str, Any] = {}
+actors: dict[str, Any] = {}
 
 
 class Actor:
     """Runs in a worker's process. Ray calls each method in a separate thread."""
 
-    def work(self, path: list[str], entry: str, arguments: bytes) -> None:
-        """Runs the worker until it ends."""
-        # The arguments may refer to modules on the trainer's path.
+    def work(self, path: list[str], call: bytes) -> None:
+        """Runs the worker: calls the pickled function with the pickled arguments in `call`."""
+        # The pickle may refer to modules on the trainer's path.
         sys.path[:] = path
-        module, _, name = entry.partition(":")
-        getattr(import_module(module), name)(**pickle.loads(arguments))
+        function, arguments = pickle.loads(call)
+        function(*arguments)
 
     def ready(self) -> None:
         """Returns once the actor's process has started."""
@@ -146,9 +135,9 @@ class TrainerPair:
 
     def __init__(self, connection: Connection, timeout_s: float):
         name = connection.recv_bytes().decode()
-        if name not in _actors:
+        if name not in actors:
             raise RuntimeError("backend=ray: this worker is no Ray actor of this trainer: use launcher=ray")
-        self._actor = _actors[name]
+        self._actor = actors[name]
         self._timeout_s = timeout_s
         self._stream = self._actor.messages.remote()
         self._num_sent = 0
@@ -231,59 +220,3 @@ def _tensor(message: np.ndarray) -> torch.Tensor:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return torch.from_numpy(message)
-
-
-class ActorHandle:
-    """An actor (`collectx.transport.processes.Handle`).
-
-    Attributes:
-        actor: Ray's handle.
-        sentinel: a descriptor that becomes readable when the actor's work has ended.
-        exitcode: None while the actor may be alive.
-    """
-
-    pid = None
-
-    def __init__(self, actor: Any, ready: Any, work: Any):
-        self.actor = actor
-        self._ready = ready
-        self._over = threading.Event()
-        self.exitcode: int | None = None
-        self._error = ""
-        self.sentinel, self._end = os.pipe()
-        weakref.finalize(self, os.close, self.sentinel)
-        work.future().add_done_callback(self._ended)
-
-    def _ended(self, work: Any) -> None:
-        error = work.exception()
-        self.exitcode = 0 if error is None else 1
-        if error is not None:
-            # The first line, and the last one without indentation, which is the cause.
-            lines = [line for line in str(error).splitlines() if line and not line.startswith(("\t", " "))]
-            self._error = " ".join(lines[:1] + lines[1:][-1:])
-        self._over.set()
-        os.close(self._end)
-
-    @property
-    def is_placed(self) -> bool:
-        """Whether its process has started, or never will."""
-        # Without a cluster, `ray.wait` would start one.
-        return not ray.is_initialized() or bool(ray.wait([self._ready], timeout=0)[0])
-
-    def __str__(self) -> str:
-        """Names the actor, with its error."""
-        return f"Ray actor {self.actor._actor_id.hex()}" + (f": {self._error}" if self._error else "")
-
-    def join(self, timeout: float | None = None) -> None:
-        """Waits until the actor's work has ended, and then ends the actor."""
-        if not self.is_placed:
-            self.kill()  # it has not started
-        if self._over.wait(timeout):
-            self.kill()
-
-    def kill(self) -> None:
-        if _actors.pop(self.actor._actor_id.hex(), None) is not None and ray.is_initialized():
-            with contextlib.suppress(Exception):
-                ray.kill(self.actor)
-
-    terminate = kill

@@ -10,10 +10,10 @@ from collecting import config
 from worlds.cartpoles import cartpole
 
 from collectx import RayCollector, RPCCollector
-from collectx.collector.worker_entry import _see
 from collectx.config import RpcBackendConfig
 from collectx.errors import ConfigError, LauncherError, RendezvousError
 from collectx.run import preflight, rules
+from collectx.worker.entry import set_visible_device
 
 RAY = {"kind": "ray", "place": "ray"}
 
@@ -80,11 +80,11 @@ def test_wrong_keywords_are_refused_all_at_once(cls, keywords, starts):
 
 def test_gpus_are_counted_among_those_that_the_host_of_a_worker_sees(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,3")
-    _see({"visible_device": None})
+    set_visible_device({"visible_device": None})
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "5,3"
     with pytest.raises(RendezvousError, match=r"is to see cuda:2, and its host gives it CUDA_VISIBLE_DEVICES=5,3"):
-        _see({"visible_device": "cuda:2"})
-    _see({"visible_device": "cuda:1"})
+        set_visible_device({"visible_device": "cuda:2"})
+    set_visible_device({"visible_device": "cuda:1"})
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "3"
 
 
@@ -99,7 +99,7 @@ def test_gpus_are_counted_among_those_that_the_host_of_a_worker_sees(monkeypatch
     ],
 )
 def test_which_ray_cluster_a_run_asks_for_and_what_a_refusal_says(monkeypatch, address, environment, asked, message):
-    ray_cluster = pytest.importorskip("collectx.transport.network.ray_cluster")
+    ray_cluster = pytest.importorskip("collectx.launcher.ray_cluster")
     calls = []
 
     def init(**options):

@@ -11,7 +11,8 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from stepping import Stepper
 
 from collectx.env import build, read_spec
-from collectx.env.spaces import Structure, numpy_dtype
+from collectx.env.checked import CheckedEnv
+from collectx.env.spaces import SpaceLeaves, numpy_dtype
 from collectx.errors import ShapeError, SpaceError
 
 NESTED = spaces.Dict({"a": spaces.Discrete(3), "b": spaces.Tuple([spaces.Box(-1, 1, (2,), np.float64)])})
@@ -75,6 +76,10 @@ def test_an_observation_that_does_not_fit_is_refused_in_any_step(misfit, at):
         stepper.step()
     with pytest.raises(ShapeError, match=rf"^observation: expected .*{got}.* from env 0 of the group"):
         stepper.step()
+    checked = CheckedEnv(Toy(space, value))
+    checked.reset()
+    with pytest.raises(ShapeError, match=got):
+        checked.step(None)
 
 
 def test_values_of_another_dtype_are_stored_where_they_fit():
@@ -148,7 +153,7 @@ def test_parts_of_an_observation_are_left_out():
     env = build(replace(cfg, exclude_keys=["inner.mission"]))
     Stepper(env).reset().step()
     keys = [leaf.key for leaf in env.spec.observation]
-    assert keys == [leaf.key for leaf in Structure(env.spec.observation_space, ("observation",)).leaves]
+    assert keys == [leaf.key for leaf in SpaceLeaves(env.spec.observation_space, ("observation",)).leaves]
     assert keys == [("observation", "seen"), ("observation", "inner", "n")]
 
 

@@ -1,88 +1,23 @@
 """Checks whether a backend can work in this process, and explains why not.
 
-Called before workers start. Imports a backend's libraries only when that backend is checked. Must not know the rules
-between options (`collectx/run/rules.py`).
+Called before workers start. Imports a backend's libraries only when that backend is checked. Rules of the configuration
+are in `collectx/config/rules/`.
 """
 
 from __future__ import annotations
 
-import math
 import os
-import re
 import shutil
 import sysconfig
-from collections.abc import Mapping, Sequence
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
-
-_DEVICE = re.compile(r"cpu|cuda:\d+")
 
 
 def why_not(backend: str) -> str | None:
     """Why `backend` cannot work here: one clause, and what to do; None if it can."""
     reason = _REASONS.get(backend)
     return None if reason is None else reason()
-
-
-def tensorpipe_problems(name: str, options: Mapping[str, Any]) -> list[str]:
-    """Problems of options of `torch.distributed.rpc.TensorPipeRpcBackendOptions`, which are the option `name`."""
-    known = ("num_worker_threads", "rpc_timeout", "_transports", "_channels")
-    problems = []
-    for key, value in options.items():
-        if key not in known:
-            problems.append(
-                f"{name} has {key}: may have {', '.join(known)}; agents find each other, and bytes lie on the CPU."
-            )
-        elif key.startswith("_"):
-            if not isinstance(value, (list, tuple)) or not all(isinstance(each, str) for each in value):
-                problems.append(f"{name}: {key}={value!r}: must be a list of TensorPipe's names, as ['uv'].")
-        elif isinstance(value, bool) or not isinstance(value, (int, float)) or value <= 0:
-            problems.append(f"{name}: {key}={value!r}: must be a number above 0.")
-    return problems
-
-
-def visible_problems(name: str, visible: Sequence[Any] | None, acting: Sequence[str]) -> list[str]:
-    """Problems of the devices that are visible to the workers, one for each worker, which are the option `name`.
-
-    Args:
-        acting: the device of each worker's policy.
-    """
-    if visible is None:
-        return []
-    if isinstance(visible, str) or not all(_DEVICE.fullmatch(str(each)) for each in visible):
-        return [
-            f"{name}={visible!r}: must be a list, for each worker cuda:N, the only GPU that it sees, or cpu for none."
-        ]
-    if len(visible) != len(acting):
-        return [f"{name} has {len(visible)} entries for {len(acting)} workers: one for each."]
-    return [
-        f"{name}={visible!r}: the policy of worker {worker} acts on {acts}, and {seen} is all that it sees: give both "
-        "the same."
-        for worker, (seen, acts) in enumerate(zip(visible, acting, strict=True))
-        if acts not in ("cpu", "cuda", seen) or (acts == "cuda" and seen == "cpu")
-    ]
-
-
-def gpu_problems(name: str, configs: Sequence[Mapping[str, Any] | None], acting: Sequence[str]) -> list[str]:
-    """Problems of the GPUs that Ray actors request by arguments of `ray.remote`, which are the option `name`.
-
-    Args:
-        configs, acting: for each worker the arguments, and the device of its policy.
-    """
-    problems = []
-    for config, acts in zip(configs, acting, strict=True):
-        kind, _, index = acts.partition(":")
-        num_gpus = math.ceil((config or {}).get("num_gpus") or 0)
-        if kind != "cuda" or int(index or 0) < num_gpus:
-            continue
-        why = f"it sees {num_gpus}, from cuda:0 on" if num_gpus else "Ray may place it where there is none"
-        problems.append(
-            f"{name}: the policy of a worker acts on {acts}, which asks for num_gpus={num_gpus}: {why}: ask for "
-            f"num_gpus={int(index or 0) + 1}{'' if int(index or 0) else ' or a part of one'}, or let the policy act on "
-            f"{'cuda' if num_gpus else 'the CPU'}."
-        )
-    return list(dict.fromkeys(problems))
 
 
 def actor_problems(name: str, configs: Any) -> list[str]:

@@ -13,6 +13,7 @@ import multiprocessing
 import os
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from time import perf_counter, process_time
 from typing import Any
 
@@ -32,7 +33,7 @@ def measure(num_workers: int, num_active: int, seconds: float, **_: Any) -> dict
     from collectx import policy as policies
     from collectx.collector import build
     from collectx.config import CountingEnvConfig, CustomPolicyConfig
-    from collectx.launcher.base import Launcher
+    from collectx.launcher.base import WaitingWorkers
 
     torch.set_num_threads(1)
     env = CountingEnvConfig(kind="counting", num_envs=1, episode_length=10, observation_size=4, step_s=0.0)
@@ -50,7 +51,7 @@ def measure(num_workers: int, num_active: int, seconds: float, **_: Any) -> dict
     )
     joined = _Count()
     endpoints: list[Any] = []
-    launcher = Launcher(endpoints.append, lambda worker, life: None, lambda worker: f"worker {worker}")
+    launcher = WaitingWorkers(lambda worker: Path(os.devnull), endpoints.append, ("start_timeout_s", 600.0))
     before_bytes, before_threads = _resident_bytes(), _num_threads()
     with build(cfg, module, spec, joined, launcher=launcher) as collector:
         crowd = multiprocessing.get_context("spawn").Process(

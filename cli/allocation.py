@@ -20,12 +20,12 @@ from collectx.cli.task import JobRun, Task
 from collectx.config import SlurmLauncherConfig, num_tasks_of
 from collectx.errors import ConfigError
 from collectx.launcher.slurm import commands
-from collectx.launcher.slurm.job_watcher import JobState
 from collectx.launcher.slurm.log_watcher import role_command
-from collectx.run import snapshot
-from collectx.run import task as role
+from collectx.launcher.slurm.worker_job import JobState
+from collectx.run import Status, snapshot
 from collectx.run.cores import per_node
 from collectx.run.folder import RunFolder
+from collectx.run.rendezvous import TaskFile
 
 _POLL_S = 0.1
 
@@ -55,7 +55,7 @@ def run_steps(task: Task, runs: Sequence[JobRun], job: str, grace_s: float) -> N
         watcher = watch.Watcher([(run.name, RunFolder(run.folder), run.cfg, job)], step)
         task.results += watcher.watch()
         step.join()
-        if task.results[-1].status == "interrupted":
+        if task.results[-1].status is Status.INTERRUPTED:
             break
 
 
@@ -72,7 +72,7 @@ class Step:
         self._is_cancelled = False
         files.begin()
         snapshot.write(run.cfg, files, argv)
-        role.write(files, run.cfg, argv)
+        TaskFile(run.cfg, tuple(argv)).write(files)
         self._exit_status.unlink(missing_ok=True)
         (files.jobs / "log_begin").write_text("0\n")
         options = {
@@ -100,7 +100,7 @@ class Step:
                 start_new_session=True,
             )
 
-    def ask(self, jobs: Iterable[str]) -> Mapping[str, JobState]:
+    def states(self, jobs: Iterable[str]) -> Mapping[str, JobState]:
         """The state of the step, under the job's number. Does not block."""
         code = self._process.poll()
         if code is not None:
@@ -116,7 +116,7 @@ class Step:
         """Waits until all tasks of a run that is over have ended, for at most the grace time: an allocation that ends
         before kills them."""
         self._ended_s = self._ended_s or time.monotonic()
-        while not self.ask(())[self._job].is_over:
+        while not self.states(())[self._job].is_over:
             time.sleep(_POLL_S)
 
     def cancel(self, jobs: Iterable[str]) -> None:

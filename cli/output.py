@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from collectx.errors import DamagedFile
-from collectx.run import RunFolder
+from collectx.run import RunFolder, Status
 
 COLUMNS = ("point", "status", "frames", "frames/s", "return", "wall_s")
 
@@ -53,7 +53,7 @@ def _print(text: str, style: str = "") -> None:
         print(text, file=sys.stderr)
 
 
-def print_sweep(root: Path, points: Sequence[tuple[str, Path]], statuses: Mapping[Path, str] | None = None) -> None:
+def print_sweep(root: Path, points: Sequence[tuple[str, Path]], statuses: Mapping[Path, Status] | None = None) -> None:
     """Prints the table of the points, each a name and a run folder, and the sweep's folder; plain where the output is
     no terminal.
 
@@ -73,14 +73,14 @@ def print_table(rows: Sequence[tuple[str, ...]], head: Sequence[str] = COLUMNS) 
         _plain(rows, head)
 
 
-def _row(name: str, files: RunFolder, status: str | None) -> tuple[str, ...]:
+def _row(name: str, files: RunFolder, status: Status | None) -> tuple[str, ...]:
     try:
         return cells(name, files.read_result(), status)
     except DamagedFile:
-        return cells(name, None, "damaged")
+        return cells(name, None, Status.DAMAGED)
 
 
-def cells(name: str, result: Mapping[str, Any] | None, status: str | None = None) -> tuple[str, ...]:
+def cells(name: str, result: Mapping[str, Any] | None, status: Status | None = None) -> tuple[str, ...]:
     """The cells of a run: its result, or `status` where it has none."""
     if result is None:
         return (name, status or "not run", "", "", "", "")
@@ -116,12 +116,13 @@ def _rich(rows: Sequence[tuple[str, ...]], head: Sequence[str]) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    colours = {"completed": "green", "running": "green", "failed": "red", "interrupted": "yellow"}
+    styles: dict[str, str] = {Status.COMPLETED: "green", Status.RUNNING: "green", Status.FAILED: "red"}
+    styles[Status.INTERRUPTED] = "yellow"
     shown = Table(box=box.SIMPLE)
     for index, title in enumerate(head):
         shown.add_column(title, justify="left" if index < 2 else "right", overflow="fold")
     for cells in rows:
         texts = [Text(cell) for cell in cells]
-        texts[1].stylize(colours.get(cells[1], "dim"))
+        texts[1].stylize(styles.get(cells[1], "dim"))
         shown.add_row(*texts)
     Console().print(shown)

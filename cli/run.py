@@ -22,9 +22,9 @@ from collectx.cli.overrides import Checked
 from collectx.cli.task import Task
 from collectx.cli.typed import typed
 from collectx.config import ELSEWHERE, RunConfig
-from collectx.config.warnings import advice
+from collectx.config.warnings import warnings_of
 from collectx.errors import CollectxError, ConfigError
-from collectx.run import RunFolder, preflight
+from collectx.run import RunFolder, Status, preflight
 from collectx.run.lock import locked
 
 # Flags with which Hydra explains instead of running: the configuration need not be complete.
@@ -97,17 +97,17 @@ def launch(composer: Composer, arguments: Arguments, argv: Sequence[str], outcom
             slurm.run_jobs(task)
     finally:
         if task.sweep is not None and not task.is_detached:
-            output.print_sweep(task.sweep, task.points, {ended.folder: str(ended.status) for ended in task.results})
+            output.print_sweep(task.sweep, task.points, {run.folder: run.status for run in task.results})
     if outcome is not None:
         outcome += task.results
-    return exit_status([*(ended.status for ended in task.results), *(["failed"] if is_failed else [])])
+    return exit_status([*(run.status for run in task.results), *([Status.FAILED] if is_failed else [])])
 
 
-def exit_status(statuses: Sequence[str]) -> int:
-    """One exit status for all runs: an interruption, then a failure, outweighs what completed."""
-    if "interrupted" in statuses:
+def exit_status(statuses: Sequence[Status]) -> int:
+    """One exit status for all runs: 130 if one was interrupted, otherwise 1 if one failed, otherwise 0."""
+    if Status.INTERRUPTED in statuses:
         return 130
-    return 1 if any(status != "completed" for status in statuses) else 0
+    return 1 if any(status != Status.COMPLETED for status in statuses) else 0
 
 
 def _check_folder(composer: Composer, checked: Checked, arguments: Arguments) -> None:
@@ -132,9 +132,9 @@ def _check_job(files: RunFolder) -> None:
     """Refuses a folder whose job has not ended: a job in the queue holds no lock."""
     if (job := run_status.read_job(files)) is None:
         return
-    found = run_status.status_of(files, job, run_status.query_slurm([job]))
-    if not found.is_over:
-        known = f", as far as is known ({found.detail})" if found.word == "unknown" else ""
+    status = run_status.status_of_job(files, job, run_status.query_slurm([job]))
+    if not status.has_ended:
+        known = f", as far as is known ({status.detail})" if status.status is Status.UNKNOWN else ""
         raise ConfigError(
             [f"{files.path}: job {job} has not ended{known}: cancel it with scancel {job}, or choose another folder."]
         )
@@ -221,6 +221,6 @@ def _machine_problems(cfg: RunConfig, quiet: bool = False) -> list[str]:
     if cfg.launcher.kind not in ELSEWHERE:
         problems += preflight.device_problems(cfg) + preflight.backend_problems(cfg)
     if not problems and not quiet:
-        for text in advice(cfg):
+        for text in warnings_of(cfg):
             output.note(text)
     return problems

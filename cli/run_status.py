@@ -1,6 +1,6 @@
-"""What became of a run: by its folder, and by SLURM where it is a job. Nothing that is dead is states to run.
+"""The status of a run, from its folder and, for a job, from SLURM. A run whose process is dead is never "running".
 
-Used by `collectx status` and by a command that follows its jobs.
+Used by `collectx status`, by a command that watches its jobs, and before a folder is written to.
 """
 
 from __future__ import annotations
@@ -12,14 +12,18 @@ import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from collectx.errors import LauncherError
-from collectx.launcher.slurm.job_watcher import JobState
+from collectx.launcher.slurm.worker_job import JobState
+from collectx.run import Status
 from collectx.run.files import write_json
 from collectx.run.folder import RunFolder
 
-_LAST_LINES = 40
+# The states of jobs by their ids, or the error of the command that asks for them.
+JobStates: TypeAlias = Mapping[str, JobState] | LauncherError
+
+_NUM_LOG_LINES = 40
 _END_REASONS = {
     "TIMEOUT": "its time limit was reached: ask for more with launcher.time",
     "OUT_OF_MEMORY": "it had too little memory: ask for more with launcher.mem",
@@ -32,117 +36,111 @@ _END_REASONS = {
 
 @dataclass(frozen=True)
 class RunStatus:
-    """What is known of a run.
+    """The status of a run, with the reason or the place; `detail` may be empty, or have several lines."""
 
-    Attributes:
-        word: completed, failed, interrupted, queued, running, or unknown.
-        detail: why, or where; may be empty, may have several lines.
-    """
-
-    word: str
+    status: Status
     detail: str = ""
 
     @property
-    def is_over(self) -> bool:
-        return self.word in ("completed", "failed", "interrupted")
+    def has_ended(self) -> bool:
+        return self.status.has_ended
 
 
 def write_job(files: RunFolder, job: str) -> None:
-    """Writes down which job runs what is in the folder."""
+    """Records the job that runs in the folder."""
     write_json(files.job_note, {"job": job, "host": socket.gethostname(), "time": time.strftime("%Y-%m-%dT%H:%M:%S%z")})
 
 
 def read_job(files: RunFolder) -> str | None:
-    """The job that runs, or ran, what is in the folder; None where none did."""
+    """The job that runs, or ran, in the folder; None where the run is no job."""
     try:
         return str(json.loads(files.job_note.read_text())["job"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
 
-def query_slurm(jobs: Iterable[str]) -> Mapping[str, JobState] | LauncherError:
-    """What SLURM says of jobs, or that it does not."""
-    from collectx.launcher.slurm import job
+def query_slurm(jobs: Iterable[str]) -> JobStates:
+    """Asks SLURM for the states of jobs."""
+    from collectx.launcher.slurm import commands
 
     try:
-        return job.states(list(jobs))
+        return commands.states(list(jobs))
     except LauncherError as error:
         return error
 
 
-def status_of(files: RunFolder, job: str, states: Mapping[str, JobState] | LauncherError) -> RunStatus:
-    """What became of a run that is a job, by what `ask` returned."""
+def status_of_job(files: RunFolder, job: str, states: JobStates) -> RunStatus:
+    """The status of a run that is a job; `states` are from `query_slurm`."""
     result = files.read_result()
     state = None if isinstance(states, LauncherError) else states.get(job)
     if state is not None and not state.is_over and not state.has_started:
-        return RunStatus("queued", state.reason)
+        return RunStatus(Status.QUEUED, state.reason)
     if result is not None:
-        status = _from_result(result)
-        # A trainer knows only that the run was ended.
-        if status.word == "interrupted" and state is not None and state.word in _END_REASONS:
-            return RunStatus(
-                status.word, f"{status.detail}: job {job} ended as {state.word}: {_END_REASONS[state.word]}"
-            )
-        return status
+        run = _from_result(result)
+        # The trainer knows only which signal ended it.
+        if run.status is Status.INTERRUPTED and state is not None and state.word in _END_REASONS:
+            reason = f"job {job} ended as {state.word}: {_END_REASONS[state.word]}"
+            return RunStatus(run.status, f"{run.detail}: {reason}")
+        return run
     if isinstance(states, LauncherError):
-        return RunStatus("unknown", f"{_last_batch(files)}; SLURM does not say: {states}")
+        return RunStatus(Status.UNKNOWN, f"{_last_batch(files)}; SLURM does not say: {states}")
     if state is None and not files.log("job").exists():
-        # The first thing that a job does is to begin its log.
-        return RunStatus(
-            "interrupted", f"job {job} was cancelled in the queue: SLURM no longer knows it, and it has no log"
-        )
+        # A job opens its log before anything else.
+        reason = f"job {job} was cancelled in the queue: SLURM no longer knows it, and it has no log"
+        return RunStatus(Status.INTERRUPTED, reason)
     if state is None:
-        return RunStatus(
-            "failed", f"SLURM knows no job {job} any more, and it left no result\n{_log_tail(files)}".rstrip()
-        )
+        return _failed(files, f"SLURM knows no job {job} any more, and it left no result")
+    where = f"on {state.node}" if state.node else ""
     if not state.is_over:
-        return RunStatus("running", f"on {state.node}" if state.node else "")
-    word = "interrupted" if state.word == "CANCELLED" else "failed"
-    why = _END_REASONS.get(state.word)
-    where = f" on {state.node}" if state.node else ""
-    first = f"job {job} ended as {state.word}{where}" + (f": {why}" if why else "")
-    return RunStatus(word, first if word == "interrupted" else f"{first}\n{_log_tail(files)}".rstrip())
+        return RunStatus(Status.RUNNING, where)
+    reason = f"job {job} ended as {' '.join(filter(None, (state.word, where)))}"
+    if state.word in _END_REASONS:
+        reason += f": {_END_REASONS[state.word]}"
+    return RunStatus(Status.INTERRUPTED, reason) if state.word == "CANCELLED" else _failed(files, reason)
 
 
-def status_here(files: RunFolder) -> RunStatus:
-    """What became of a run that is no job: whether its process lives can be seen on its own host only."""
+def status_of_process(files: RunFolder) -> RunStatus:
+    """The status of a run that is no job: only its own host can tell whether its process lives."""
     result = files.read_result()
     if result is not None:
         return _from_result(result)
     try:
         host = json.loads(files.meta.read_text())["host"]
     except (OSError, ValueError, KeyError, TypeError):
-        return RunStatus("failed", "it left neither a snapshot nor a result")
+        return RunStatus(Status.FAILED, "it left neither a snapshot nor a result")
     if host != socket.gethostname():
-        return _status_by_workers(files, host)
+        return _status_of_worker_jobs(files, host)
     if _is_open(files.events):
-        return RunStatus("running", f"on {host}")
-    return RunStatus("failed", f"its process has ended without leaving a result\n{_log_tail(files)}".rstrip())
+        return RunStatus(Status.RUNNING, f"on {host}")
+    return _failed(files, "its process has ended without leaving a result")
 
 
-def _status_by_workers(files: RunFolder, host: str) -> RunStatus:
-    """What became of a run whose process is on another host: it lives while jobs of its workers do."""
+def _status_of_worker_jobs(files: RunFolder, host: str) -> RunStatus:
+    """The status of a run whose process is on another host: it is running while jobs of its workers exist."""
     jobs = files.worker_jobs.read_text().split() if files.worker_jobs.exists() else []
     unknown = f"it was started on {host} and has left no result: ask there"
     if not jobs:
-        return RunStatus("unknown", unknown)
+        return RunStatus(Status.UNKNOWN, unknown)
     states = query_slurm(jobs)
     if isinstance(states, LauncherError):
-        return RunStatus("unknown", f"{unknown}; SLURM does not say: {states}")
-    living = [job for job, state in states.items() if not state.is_over]
-    if not living:
-        return RunStatus("unknown", f"{unknown}; none of its workers' jobs waits or runs")
-    return RunStatus("running", f"on {host}, {_last_batch(files)}; of its workers' jobs {len(living)} wait or run")
+        return RunStatus(Status.UNKNOWN, f"{unknown}; SLURM does not say: {states}")
+    num_jobs = sum(not state.is_over for state in states.values())
+    if not num_jobs:
+        return RunStatus(Status.UNKNOWN, f"{unknown}; none of its workers' jobs waits or runs")
+    return RunStatus(Status.RUNNING, f"on {host}, {_last_batch(files)}; of its workers' jobs {num_jobs} wait or run")
 
 
-def _from_result(result: dict[str, Any]) -> RunStatus:
-    """What `result.json` says."""
-    word = str(result.get("status"))
-    return RunStatus(word, "" if word == "completed" else str(result.get("exit_reason", "")))
+def _from_result(result: Mapping[str, Any]) -> RunStatus:
+    status = Status(result["status"])
+    return RunStatus(status, "" if status is Status.COMPLETED else str(result.get("exit_reason", "")))
+
+
+def _failed(files: RunFolder, reason: str) -> RunStatus:
+    return RunStatus(Status.FAILED, f"{reason}\n{_log_tail(files)}".rstrip())
 
 
 def _log_tail(files: RunFolder) -> str:
-    """The end of the trainer's log, or of its job's; or that there is none, and what that means."""
+    """The end of the trainer's log, or of its job's; or the reason why there is none."""
     job = files.log("job")
     for log in (files.log("trainer"), job):
         try:
@@ -150,7 +148,7 @@ def _log_tail(files: RunFolder) -> str:
         except OSError:
             continue
         if lines:
-            return "\n".join([f"{log} ends:", *(f"  {line}" for line in lines[-_LAST_LINES:])])
+            return "\n".join([f"{log} ends:", *(f"  {line}" for line in lines[-_NUM_LOG_LINES:])])
     if read_job(files) is None or job.exists():
         return f"{files.logs} has nothing from it: it was killed (kill -9, or by the kernel for want of memory)"
     return (
@@ -168,7 +166,7 @@ def _last_batch(files: RunFolder) -> str:
 
 
 def _is_open(path: Path) -> bool:
-    """Whether a process of this user and this host has the file open, as a living trainer has its events."""
+    """Whether a process of this user on this host has the file open; the trainer's process has its events open."""
     for process in Path("/proc").glob("[0-9]*"):
         try:
             if any(os.readlink(entry) == str(path) for entry in (process / "fd").iterdir()):

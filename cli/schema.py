@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
-from collectx.cli import report
+from collectx.cli import output
 from collectx.cli.arguments import split
 from collectx.config import GROUPS
 from collectx.config.json_schema import group_schema, run_schema
@@ -22,14 +22,14 @@ def main(argv: Sequence[str]) -> int:
     try:
         arguments = split(argv)
     except ConfigError as error:
-        return report.wrong_usage(" ".join(error.problems))
+        return output.usage_error(" ".join(error.problems))
     if "help" in arguments.flags:
         print(_HELP)
         return 0
     unknown = [name for name in arguments.words if name not in GROUPS]
     if unknown or len(arguments.words) > 1:
         name = unknown[0] if unknown else arguments.words[1]
-        return report.wrong_usage(f"schema: {name}: no such group{did_you_mean(name, GROUPS)}")
+        return output.usage_error(f"schema: {name}: no such group{did_you_mean(name, GROUPS)}")
     schema = group_schema(arguments.words[0]) if arguments.words else run_schema()
     print(json.dumps(schema, indent=2))
     return 0

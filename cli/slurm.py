@@ -1,6 +1,6 @@
-"""Runs that are SLURM jobs: submits runs, equal ones as one job array, then follows or leaves.
+"""Submits runs as SLURM jobs, runs with equal resources as one job array, and watches them.
 
-A run whose job is still queued or running is not submitted again, only followed. Called when Hydra has composed all
+A run whose job is still queued or running is not submitted again, only watched. Called when Hydra has composed all
 points of a sweep, or one run.
 """
 
@@ -17,36 +17,36 @@ from pathlib import Path
 from collectx.cli import allocation, output, run_status, watch
 from collectx.cli.compose import config_text
 from collectx.cli.task import JobRun, Task
-from collectx.config import SlurmLauncherConfig, SubmititDelayedLauncherConfig, as_dict, num_tasks_of
+from collectx.config import RunConfig, SlurmLauncherConfig, SubmititDelayedLauncherConfig, as_dict, num_tasks_of
 from collectx.errors import ConfigError, LauncherError
 from collectx.launcher.slurm import commands, hetjob
-from collectx.launcher.slurm import job as slurm_job
-from collectx.run import snapshot
-from collectx.run import task as role
+from collectx.launcher.slurm import script as slurm_script
+from collectx.run import Status, snapshot
 from collectx.run.folder import RunFolder
 from collectx.run.lock import locked
+from collectx.run.rendezvous import TaskFile
 
-# SLURM's own limit of array tasks (MaxArraySize) is 1001 unless it was changed.
+# SLURM's default limit of array tasks (MaxArraySize) is 1001.
 _LARGEST_ARRAY = 1000
-# Beyond collector.close_timeout_s, what a worker takes to end when its trainer has.
+# How long a worker may take to exit after collector.close_timeout_s.
 _GRACE_S = 5.0
 
 
 @dataclass(frozen=True)
-class Failed:
+class RefusedRun:
     """A run that SLURM refused."""
 
     folder: Path
-    status: str = "failed"
+    status: Status = Status.FAILED
 
 
 def run_jobs(task: Task) -> None:
-    """Submits `task.job_runs`; follows all of them to their end, unless `launcher.wait=false`; adds to
-    `task.results`.
+    """Submits `task.job_runs`, watches them to their end, unless `launcher.wait=false`, and adds to `task.results`.
 
     Raises:
-        ConfigError: SLURM refused all of it, with its words, or a run's folder has a run in it; nothing was started.
-        KeyboardInterrupt: Ctrl-C or SIGTERM came before anything was followed; what was submitted is cancelled.
+        ConfigError: SLURM refused all jobs (the message has its words), or a folder has a run in it; nothing was
+            started.
+        KeyboardInterrupt: Ctrl-C or SIGTERM before the jobs were watched; submitted jobs are cancelled.
     """
     submitted: dict[Path, str] = {}
     with watch.terminable():
@@ -79,46 +79,55 @@ def _submit_and_watch(task: Task, submitted: dict[Path, str]) -> None:
         raise ConfigError(list(dict.fromkeys(refusals.values())))
     for text in dict.fromkeys(refusals.values()):
         output.note(f"not submitted: {text}")
-    task.results += [Failed(run.folder) for run in task.job_runs if run.folder in refusals]
-    watched = [run for run in task.job_runs if run.folder in jobs]
-    root = task.sweep.absolute() if task.sweep is not None else watched[0].folder
-    followed = [run for run in watched if _launcher(run).wait]
-    if followed:
-        watcher = watch.Watcher([(run.name, RunFolder(run.folder), run.cfg, jobs[run.folder]) for run in followed])
+    task.results += [RefusedRun(run.folder) for run in task.job_runs if run.folder in refusals]
+    running = [run for run in task.job_runs if run.folder in jobs]
+    root = task.sweep.absolute() if task.sweep is not None else running[0].folder
+    watched = [run for run in running if _launcher(run).wait]
+    if watched:
+        watcher = watch.Watcher([(run.name, RunFolder(run.folder), run.cfg, jobs[run.folder]) for run in watched])
         task.results += watcher.watch()
         task.is_detached = watcher.is_detached
-    if len(followed) < len(watched) or task.is_detached:
+    if len(watched) < len(running) or task.is_detached:
         task.is_detached = True
         print(f"look in later: collectx status {shlex.quote(str(root))}", flush=True)
 
 
 def _unfinished(runs: Sequence[JobRun]) -> dict[Path, str]:
-    """The jobs of those that were submitted before and have not ended.
+    """Returns the jobs of runs that an earlier start has submitted and that have not ended, by run folder.
 
     Raises:
-        ConfigError: such a job has another configuration, so its folder is in use, or SLURM cannot say.
+        ConfigError: such a job has another configuration, or SLURM does not answer.
     """
-    before = {run.folder: job for run in runs if (job := run_status.read_job(RunFolder(run.folder))) is not None}
-    states = run_status.query_slurm(before.values()) if before else {}
+    submitted = {run.folder: job for run in runs if (job := run_status.read_job(RunFolder(run.folder))) is not None}
+    states = run_status.query_slurm(submitted.values()) if submitted else {}
     if isinstance(states, LauncherError):
-        raise ConfigError([f"whether jobs of an earlier start go on is not known: {states}"])
+        raise ConfigError([f"whether jobs of an earlier start are still running is not known: {states}"])
     unfinished = {}
     for run in runs:
-        job, files = before.get(run.folder), RunFolder(run.folder)
-        if job is None or (status := run_status.status_of(files, job, states)).is_over:
+        job, files = submitted.get(run.folder), RunFolder(run.folder)
+        if job is None or (status := run_status.status_of_job(files, job, states)).has_ended:
             continue
-        filled = role.read(files)
-        if filled is None or config_text(filled) != config_text(run.cfg):
+        if not _has_same_config(files, run.cfg):
             raise ConfigError(
-                [f"job {job} has not ended and fills {run.folder} by another configuration: choose another folder."]
+                [
+                    f"job {job} has not ended and writes to {run.folder} with another configuration: "
+                    "choose another folder."
+                ]
             )
         unfinished[run.folder] = job
-        print(f"{run.name}: job {job} of an earlier start is {status.word}")
+        print(f"{run.name}: job {job} of an earlier start is {status.status}")
     return unfinished
 
 
+def _has_same_config(files: RunFolder, cfg: RunConfig) -> bool:
+    try:
+        return config_text(TaskFile.read(files).cfg) == config_text(cfg)
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+
+
 def _folder_problems(run: JobRun) -> Sequence[str]:
-    """Why nothing may be written to the run's folder."""
+    """Reasons why the run's folder cannot be written to."""
     try:
         with locked(RunFolder(run.folder), run.cfg.run.overwrite):
             return ()
@@ -139,10 +148,10 @@ def _submit(
         for run, folder in zip(group, files, strict=True):
             folder.begin()
             snapshot.write(run.cfg, folder, ["collectx", *argv])
-            role.write(folder, run.cfg, ["collectx", *argv])
-        text = _text(group, lane.before(len(group)))
+            TaskFile(run.cfg, ("collectx", *argv)).write(folder)
+        script = _script_text(group, lane.before(len(group)))
         try:
-            submitted = slurm_job.submit(_script(group), text, len(group))
+            submitted = slurm_script.submit(_script_path(group), script, len(group))
         except LauncherError as error:
             refusals |= {run.folder: str(error) for run in group}
             continue
@@ -155,12 +164,12 @@ def _submit(
 
 
 class Lanes:
-    """Limits the arrays of a sweep to `launcher.max_parallel` runs at the same time, all together; SLURM's own limit is
-    of one array. In each lane one run goes on at a time. An array takes as many lanes as it may run tasks, and waits
-    for what was in them before.
+    """Limits all arrays of a sweep together to `launcher.max_parallel` runs at the same time; SLURM limits each array
+    alone. Each lane runs one run at a time. An array takes as many lanes as it runs tasks at the same time, and depends
+    on the jobs that were in them before.
 
     Args:
-        limit: how many lanes; None: as many as are wanted.
+        limit: number of lanes; None: no limit.
         unfinished: jobs of an earlier start of the sweep.
     """
 
@@ -170,42 +179,49 @@ class Lanes:
             self._lanes.append(self._lanes.popleft() | {job})
 
     def before(self, num_runs: int) -> frozenset[str]:
-        """The jobs that have to end before an array of so many runs starts."""
+        """The jobs that must end before an array of `num_runs` runs starts."""
         return frozenset().union(*itertools.islice(self._lanes, num_runs))
 
     def take(self, num_runs: int, job: str) -> None:
-        """Notes the array that was submitted."""
+        """Adds a submitted array of `num_runs` runs."""
         for _ in range(min(num_runs, len(self._lanes))):
             self._lanes.popleft()
             self._lanes.append(frozenset({job}))
 
 
-def _text(group: Sequence[JobRun], after: Collection[str]) -> str:
-    """The script of runs that ask SLURM for the same; `after` are jobs that must have ended before."""
+def _script_text(group: Sequence[JobRun], after: Collection[str]) -> str:
+    """The script of runs with equal resources; `after` are jobs that must end before."""
     cfg, launcher = group[0].cfg, _launcher(group[0])
     survives_nodes = cfg.collector.on_worker_failure != "raise"
     grace_s = cfg.collector.close_timeout_s + _GRACE_S
     if isinstance(launcher, SubmititDelayedLauncherConfig):
         (run,) = group
         return hetjob.script(run.folder, launcher, cfg.collector.num_workers, survives_nodes, grace_s)
-    return slurm_job.script([run.folder for run in group], launcher, num_tasks_of(cfg), survives_nodes, grace_s, after)
+    return slurm_script.script(
+        [run.folder for run in group], launcher, num_tasks_of(cfg), survives_nodes, grace_s, after
+    )
 
 
 def _arrays(runs: Sequence[JobRun]) -> Iterator[list[JobRun]]:
-    """Those that ask SLURM for the same."""
+    """Groups runs with equal resources."""
     equal: dict[str, list[JobRun]] = {}
     for run in runs:
         collector = run.cfg.collector
-        asked = as_dict(run.cfg.launcher), num_tasks_of(run.cfg), collector.on_worker_failure, collector.close_timeout_s
-        equal.setdefault(json.dumps(asked, sort_keys=True), []).append(run)
+        request = (
+            as_dict(run.cfg.launcher),
+            num_tasks_of(run.cfg),
+            collector.on_worker_failure,
+            collector.close_timeout_s,
+        )
+        equal.setdefault(json.dumps(request, sort_keys=True), []).append(run)
     for group in equal.values():
         largest = 1 if isinstance(_launcher(group[0]), SubmititDelayedLauncherConfig) else _LARGEST_ARRAY
         for start in range(0, len(group), largest):
             yield group[start : start + largest]
 
 
-def _script(runs: Sequence[JobRun]) -> Path:
-    """Where their script goes; those of earlier starts stay."""
+def _script_path(runs: Sequence[JobRun]) -> Path:
+    """The path of a new script; scripts of earlier starts are kept."""
     if len(runs) == 1:
         return RunFolder(runs[0].folder).jobs / "run.sh"
     folder = runs[0].folder.parent / "jobs"

@@ -29,7 +29,7 @@ from collectx.cli.task import Task
 from collectx.cli.typed import typed
 from collectx.config import ELSEWHERE
 from collectx.errors import ConfigError, DamagedFile
-from collectx.run import RunFolder, rules
+from collectx.run import RunFolder, Status, rules
 
 # The address in conf/hydra/launcher/points.yaml. Hydra takes plugins from this package only; an editable install would
 # not find a module in it, so the class is entered by hand.
@@ -94,7 +94,7 @@ class PointLauncher(Launcher):
             task.job_runs.clear()
         sys.stdout.flush()
         if not sweeper.is_basic(self.config):
-            if task.is_detached or any(str(ended.status) == "interrupted" for ended in task.results):
+            if task.is_detached or any(run.status is Status.INTERRUPTED for run in task.results):
                 raise sweeper.Stopped
             for point, job in zip(points, jobs, strict=True):
                 sweeper.set_return_value(
@@ -111,7 +111,7 @@ class PointLauncher(Launcher):
         if not point.is_job:
             print(f"\nsweep: point {which}: {point.name}", flush=True)
         job = self._run(point)
-        if job.status is JobStatus.COMPLETED and job.return_value == "interrupted":
+        if job.status is JobStatus.COMPLETED and job.return_value is Status.INTERRUPTED:
             raise sweeper.Stopped
         return job
 
@@ -159,7 +159,7 @@ def completed(root: Path) -> dict[str, Path]:
         folder = RunFolder(snapshot.parent.parent)
         result = _result(folder)
         text = saved_text(folder)
-        if result is not None and result.get("status") == "completed" and text is not None:
+        if result is not None and result["status"] == Status.COMPLETED and text is not None:
             found[text] = folder.path
     return found
 

@@ -14,7 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from collectx.config import RunConfig, SlurmLauncherConfig
 from collectx.errors import CollectxError
-from collectx.run import RunFolder
+from collectx.run import RunFolder, Status
 
 _BASIC = "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"
 
@@ -60,9 +60,9 @@ def set_return_value(job: JobReturn, name: str, folder: RunFolder, objective: st
     """Gives a job the return value that the sweeper reads: the objective, or a failure."""
     if job.status is JobStatus.FAILED:
         return
-    result = folder.read_result() or {"status": "failed", "exit_reason": "it left no result"}
+    result = folder.read_result() or {"status": Status.FAILED, "exit_reason": "it left no result"}
     value = result.get(objective)
-    is_completed = result["status"] == "completed"
+    is_completed = result["status"] == Status.COMPLETED
     if is_completed and value is not None:
         job.status, job.return_value = JobStatus.COMPLETED, float(value)
         return

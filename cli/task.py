@@ -1,4 +1,4 @@
-"""What Hydra calls once for each run, and what came of all of them."""
+"""The function that Hydra calls once for each run, and the outcomes of all runs of a command."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from omegaconf import DictConfig
 from collectx.cli.typed import typed
 from collectx.config import ELSEWHERE, RunConfig
 from collectx.errors import ConfigError
+from collectx.run import Status
 
 
-class Ended(Protocol):
-    """How a run ended, and where: `collectx.run.Result` has it."""
+class Outcome(Protocol):
+    """How a run ended, and its folder; `collectx.run.Result` is one."""
 
     @property
-    def status(self) -> Any: ...
+    def status(self) -> Status: ...
     @property
     def folder(self) -> Path: ...
 
@@ -28,7 +29,7 @@ class JobRun:
     """A run that is a job as a whole.
 
     Attributes:
-        name: what tells it from the other runs of a sweep.
+        name: distinguishes it from the other runs of a sweep.
         folder: its run folder, absolute.
     """
 
@@ -39,17 +40,16 @@ class JobRun:
 
 @dataclass
 class Task:
-    """A run here is done at once; one that is a job is only noted, so that equal ones become one job array.
+    """Executes a run of this machine at once, and collects runs that are jobs, so that equal ones become one job array.
 
     Attributes:
         argv: the command line as typed, for the snapshot.
-        results: of the runs done here.
-        refused: what only the run itself could find wrong in the configuration; Hydra would add words of its own to an
-            exception.
-        wanted: runs that are jobs.
+        results: outcomes of the runs that have ended.
+        problems: mistakes in the configuration that only the run itself could find.
+        job_runs: runs that are jobs, to be submitted.
         sweep: the folder of a sweep.
-        points: of a sweep, each a name and a run folder, those included that need no run.
-        left: whether jobs go on when the command ends.
+        points: names and run folders of all points of a sweep, including those that are done.
+        is_detached: jobs keep running when the command ends.
         sweeper: the class of the sweeper, where it is not Hydra's basic one.
     """
 
@@ -62,7 +62,8 @@ class Task:
     is_detached: bool = False
     sweeper: str | None = None
 
-    def __call__(self, node: DictConfig) -> str:
+    def __call__(self, node: DictConfig) -> Status:
+        """Returns the status of the run, for the sweeper."""
         from hydra.core.hydra_config import HydraConfig
 
         cfg, problems = typed(node)
@@ -74,13 +75,14 @@ class Task:
         if cfg.launcher.kind in ELSEWHERE:
             name = next((name for name, path in self.points if path == folder), folder.name)
             self.job_runs.append(JobRun(name, folder, cfg))
-            return "wanted"
+            return Status.QUEUED
         from collectx.run import execute
 
         try:
             result = execute(cfg, folder, ["collectx", *self.argv])
         except ConfigError as error:
+            # Not raised: Hydra would add text to it.
             self.problems.extend(error.problems)
-            return "failed"
+            return Status.FAILED
         self.results.append(result)
-        return str(result.status.value)
+        return result.status

@@ -40,7 +40,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 _SHM = Path("/dev/shm")
 # What workers of many tests import beside what workers of runs do.
 PRELOAD = [
-    "collectx.collector.worker_entry",
+    "collectx.worker.entry",
     "collectx.transport.network.worker",
     "torch.distributed.rpc",
     "worlds.cartpoles",

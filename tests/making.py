@@ -18,7 +18,7 @@ from collectx import (
     RayCollector,
     RPCCollector,
 )
-from collectx.library import request
+from collectx.library import configuration
 
 CLASSES = {
     "single": Collector,
@@ -46,11 +46,11 @@ def make(way, create=cartpole, policy: Any = None, *, num_workers=2, **keywords:
         keywords.setdefault("start_timeout_s", 200.0)  # for a busy machine
     with pytest.MonkeyPatch.context() as patch:
         if way.place == "inline":
-            patch.setattr(request, "LauncherConfig", _inline)
+            patch.setattr(configuration, "LauncherConfig", _inline)
         return CLASSES[way.kind](create, policy, **keywords)
 
 
-_launcher_config = request.LauncherConfig
+_launcher_config = configuration.LauncherConfig
 
 
 def _inline(**options):

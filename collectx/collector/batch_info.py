@@ -1,30 +1,33 @@
-"""How batches are handed to the user, and what the trainer's process learns about each besides its tensors. Plain data;
-the latter is made by workers and the collector, read by progress, metrics and the event log.
+"""The form of batches, and the metadata of a delivered batch: worker, policy version, timings, returns.
+
+Made by the collector; read by progress, metrics and the event log.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
+from tensordict import TensorDict
 
-from collectx.batch import Leaf
+from collectx.batch import Layout, Leaf, to_tensordict
+from collectx.transport.base import Arrival
 
 
 @dataclass(frozen=True)
 class DeliverySpec:
-    """How batches are handed to the user.
+    """The form of batches.
 
     Attributes:
         leaves: of one frame.
         rows, steps: of one worker's part.
-        shape: of the rows in a batch: left out where there is one.
-        stacked: whether a batch of several parts is `[parts, *shape, steps]`; otherwise it is one worker's
-            `[*shape, steps]`.
+        shape: of the rows in a batch; empty for one row.
+        stacked: whether a batch of several parts is `[parts, *shape, steps]`; otherwise it is one part, `[*shape,
+            steps]`.
         total_frames: frames of the whole run, or -1.
-        zero_copy: whether batches are views of the transport's memory, valid until the next is asked for.
-        storing_device: where batches go; None leaves them where they are, without a device.
+        zero_copy: whether batches are views of the transport's memory, valid until the next batch is requested.
+        storing_device: the device of batches; None: as the transport's memory, and batches have no device.
     """
 
     leaves: tuple[Leaf, ...]
@@ -35,17 +38,24 @@ class DeliverySpec:
     total_frames: int
     zero_copy: bool
     storing_device: torch.device | None
+    _layouts: dict[int, Layout] = field(default_factory=dict, init=False, repr=False, compare=False)
 
-    def batch_size(self, num_parts: int) -> tuple[int, ...]:
-        """Of a batch of so many parts."""
-        parts = (num_parts,) if self.stacked else ()
-        return (*parts, *self.shape, self.steps)
+    def layout(self, num_parts: int) -> Layout:
+        """The layout of a batch of `num_parts` parts."""
+        if num_parts not in self._layouts:
+            self._layouts[num_parts] = Layout(self.leaves, self.rows * num_parts, self.steps)
+        return self._layouts[num_parts]
+
+    def batch(self, memory: torch.Tensor, num_parts: int) -> TensorDict:
+        """A batch of `num_parts` parts over its bytes."""
+        size = (*((num_parts,) if self.stacked else ()), *self.shape, self.steps)
+        return to_tensordict(self.layout(num_parts).tensors(memory, size), size, self.storing_device)
 
 
 @dataclass(frozen=True, slots=True)
 class Timings:
-    """Where one worker's time for one batch went, in seconds: stepping envs, calling the policy, waiting for a slot to
-    become free, handing over (and taking new weights)."""
+    """The seconds of one worker's batch: stepping envs, calling the policy, waiting for a free slot, sending the batch
+    (and receiving new weights)."""
 
     env_s: float
     policy_s: float
@@ -91,3 +101,22 @@ class Delivery:
     parts: tuple[Part, ...]
     version: int
     waited_s: float
+
+    @classmethod
+    def of(
+        cls, arrivals: tuple[Arrival, ...], spec: DeliverySpec, index: int, version: int, waited_s: float
+    ) -> Delivery:
+        """The metadata of a batch of these parts."""
+        parts = tuple(
+            Part(
+                arrival.worker,
+                report.policy_version,
+                spec.rows * (spec.steps if report.steps is None else report.steps),
+                Timings(report.env_s, report.policy_s, report.wait_s, report.send_s),
+                report.returns,
+                report.lengths,
+            )
+            for arrival in arrivals
+            for report in (arrival.report,)
+        )
+        return cls(index, sum(part.frames for part in parts), parts, version, waited_s)

@@ -1,11 +1,11 @@
-"""Composes a collector from a configuration: schedule, transport and place, chosen one by one."""
+"""Composes a collector from a configuration: a schedule, a transport and a launcher, each chosen by itself."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
@@ -19,7 +19,6 @@ from collectx.config import (
     CollectorConfig,
     DevicesConfig,
     LauncherConfig,
-    RayLauncherConfig,
     RpcBackendConfig,
     RunConfig,
     backend_of,
@@ -29,33 +28,20 @@ from collectx.config import (
     rows_per_env,
 )
 from collectx.env.base import EnvSpec
+from collectx.launcher import make_launcher
 from collectx.launcher.base import Launcher
+from collectx.policy.base import Actor
 from collectx.policy.recurrent import spec_with_states
 from collectx.policy.weights import FlatWeights
-from collectx.rollout.options import RolloutOptions
-from collectx.schedule.base import AsyncSchedule, Schedule, SyncSchedule
+from collectx.schedule.asynchronous import AsyncSchedule
+from collectx.schedule.base import Schedule
 from collectx.schedule.replay import RecordedBatch, ReplaySchedule
+from collectx.schedule.sync import PreemptiveSchedule, SyncSchedule
 from collectx.transport.base import SlabSpec, Transport
-from collectx.worker.spec import NestedSpec, WorkerSpec
+from collectx.worker.spec import NestedSpec, Share, WorkerSpec, rollout_options
 
-if TYPE_CHECKING:
-    from collectx.launcher.local import LocalLauncher
-    from collectx.transport.supervisor import Supervisor
-
-
-@dataclasses.dataclass(frozen=True)
-class Share:
-    """Which part of a run's workers a collector has, where it is not all of them.
-
-    Attributes:
-        first_worker: how many workers of the run come before its own.
-        num_workers: how many the run has.
-        life: of all its workers.
-    """
-
-    first_worker: int
-    num_workers: int
-    life: int
+# `spec_of(worker, life)` is the spec of one life of a worker.
+SpecOf = Callable[[int, int], WorkerSpec]
 
 
 def build(
@@ -69,104 +55,83 @@ def build(
     share: Share | None = None,
     recorded: Sequence[RecordedBatch] | None = None,
 ) -> Collector:
-    """Starts the workers and returns the collector over them. Does not wait for them.
+    """Starts the workers and returns the collector over them. Does not wait for the workers.
 
     Args:
-        policy: the trainer's policy (see `collectx.policy.build`), whose weights become version 0.
+        policy: the trainer's policy (see `collectx.policy.build`); its weights become version 0.
         spec: of one worker's group of envs.
         events: called as `events(name, **fields)` when workers have started, joined, or failed.
         log_dir: where worker processes write their logs; None leaves their output on the terminal.
-        launcher: where workers come up that `cfg.launcher` does not start on this machine.
+        launcher: None: the one of `cfg.launcher`, whose workers this process starts.
         overrides: for each worker, the fields of its `WorkerSpec` that differ from `cfg`. All workers must make equally
             many envs, of the same spaces.
-        share: where these are only some of the run's workers.
-        recorded: what another run has delivered, for an async collector that is to deliver the same.
+        share: the part of the run's workers that this collector has; None: all.
+        recorded: the batches of another run, for an async collector that delivers the same.
 
     Raises:
-        ConfigError, ShapeError: the policy does not fit the env, or the env cannot be reset as `cfg.collector` wants.
+        ConfigError, ShapeError: the policy does not fit the env, or the env cannot be reset as `cfg.collector` asks.
+        LauncherError: the workers cannot be started.
     """
-    want = cfg.collector
-    num_workers = num_workers_of(cfg)
-    may_end_early = want.preemptive_threshold is not None or any("should_end" in each for each in overrides or ())
-    rollout = dataclasses.replace(rollout_options(want, num_workers), may_end_early=may_end_early)
+    options, num_workers = cfg.collector, num_workers_of(cfg)
+    own_fields = {name for fields in overrides or () for name in fields}
+    may_end_early = options.preemptive_threshold is not None or "should_end" in own_fields
+    rollout = dataclasses.replace(rollout_options(options, num_workers), may_end_early=may_end_early)
     spec = rollout.env_spec(spec)
-    # Only asked what it writes; it stays where the trainer keeps it.
-    exploration, is_trusted = policies.ExplorationType(want.exploration_type), policies.is_trusted(cfg.policy)
+    # Only its leaves and the layout of its weights are used; it stays on the trainer's device.
+    exploration, is_trusted = policies.ExplorationType(options.exploration_type), policies.is_trusted(cfg.policy)
     actor = policies.make_actor(policy, spec, _device_of(policy), exploration, is_trusted)
-    # What a worker has written itself is written: nobody else may do it in its place.
-    exact = any("replay" in each for each in overrides or ())
-    schedule = make_schedule(want, num_workers, recorded, exact)
-    rows = spec.num_envs * rows_per_env(want)
-    slab = SlabSpec(
-        leaves=batch_leaves(
-            spec_with_states(spec, actor.states).observation, actor.leaves, want.compact_obs, spec.rewards
-        ),
-        rows=rows,
-        steps=want.frames_per_batch // (rows * (num_workers if schedule.joined else 1)),
-        num_workers=num_workers,
-        num_slots=schedule.num_slots,
-        stacked=schedule.joined,
-        require_latest=schedule.require_latest,
-        weights_nbytes=FlatWeights(actor.module).nbytes,
-    )
+    # A batch that a worker has written to a replay buffer itself must be its own.
+    schedule = make_schedule(options, num_workers, recorded, exact="replay" in own_fields)
+    slab = _slab_spec(options, spec, actor, num_workers, schedule)
     devices = resolve_devices(cfg.devices)
-    share = share or Share(0, num_workers * want.num_workers_per_collector, 0)
-    task = WorkerSpec(
-        0,
-        share.num_workers,
-        spec.num_envs,
-        cfg.env,
-        cfg.policy,
-        devices.policy_device or "cpu",
-        want.exploration_type,
-        cfg.seed,
-        slab.leaves,
-        rollout,
-        share.life,
-        share.first_worker,
-        _inner(cfg),
+    share = share or Share(0, num_workers * options.num_workers_per_collector, 0)
+    worker_spec = WorkerSpec(
+        worker=0,
+        num_workers=share.num_workers,
+        num_envs=spec.num_envs,
+        env=cfg.env,
+        policy=cfg.policy,
+        policy_device=devices.policy_device or "cpu",
+        exploration_type=options.exploration_type,
+        seed=cfg.seed,
+        leaves=slab.leaves,
+        rollout=rollout,
+        nested=_nested_spec(cfg),
     )
+    spec_of = _specs(worker_spec, share, num_workers, overrides, _visible_devices(cfg))
+    launcher = launcher or make_launcher(cfg, log_dir)
+    transport = _connect(cfg, slab, spec_of, launcher, events)
+    if isinstance(schedule, PreemptiveSchedule):
+        schedule.preempt = transport.preempt
 
-    visible = cfg.backend.visible_devices if isinstance(cfg.backend, RpcBackendConfig) else None
+    def start(worker: int, restarts: int) -> None:
+        # An added worker has the envs of one of the first `num_workers`, in lives that no other worker has.
+        life = share.life + worker // num_workers * (options.max_restarts + 1) + restarts
+        transport.expect(worker, life)
+        handle = launcher.start(worker, life)
+        if handle is not None:
+            transport.attach(worker, handle)
 
-    def life_of(worker: int, restarts: int) -> int:
-        # A worker that is added has the envs of one of the first `num_workers`, in lives that no other worker has.
-        return share.life + worker // num_workers * (want.max_restarts + 1) + restarts
-
-    def task_of(worker: int, life: int) -> WorkerSpec:
-        index = worker % num_workers
-        begun = dataclasses.replace(rollout, num_random_batches=0) if life else rollout
-        first = share.first_worker + index - worker
-        changed = {
-            "worker": worker,
-            "first_worker": first,
-            "life": life,
-            "rollout": begun,
-            "visible_device": visible[index] if visible else None,
-            **(overrides[worker] if overrides else {}),
-        }
-        return dataclasses.replace(task, **changed)
-
-    transport, start = _connect(cfg, slab, task_of, events, log_dir, launcher)
     delivery = DeliverySpec(
         leaves=slab.leaves,
-        rows=rows,
-        shape=spec.batch_shape if rows == spec.num_envs and spec.batch_shape else (rows,) if rows > 1 else (),
+        rows=slab.rows,
+        shape=spec.batch_shape
+        if slab.rows == spec.num_envs and spec.batch_shape
+        else (slab.rows,)
+        if slab.rows > 1
+        else (),
         steps=slab.steps,
-        stacked=is_stacked(want),
-        total_frames=want.total_frames,
-        zero_copy=want.zero_copy,
+        stacked=is_stacked(options),
+        total_frames=options.total_frames,
+        zero_copy=options.zero_copy,
         storing_device=None if devices.storing_device is None else torch.device(devices.storing_device),
     )
-    replacements = FailurePolicy(
-        want.on_worker_failure,
-        want.max_restarts,
-        lambda worker, restarts: start([task_of(worker, life_of(worker, restarts))]),
-    )
-    collector = Collector(transport, schedule, delivery, num_workers, replacements, events)
+    failure_policy = FailurePolicy(options.on_worker_failure, options.max_restarts, start)
+    collector = Collector(transport, schedule, delivery, num_workers, failure_policy, events)
     try:
         collector.publish(policy if isinstance(policy, nn.Module) else actor.module)
-        start([task_of(worker, life_of(worker, 0)) for worker in range(num_workers)])
+        for worker in range(num_workers):
+            start(worker, 0)
     except BaseException:
         collector.close()
         raise
@@ -174,155 +139,137 @@ def build(
     return collector
 
 
-Start = Callable[[Sequence[WorkerSpec]], None]
+def _slab_spec(options: CollectorConfig, spec: EnvSpec, actor: Actor, num_workers: int, schedule: Schedule) -> SlabSpec:
+    rows = spec.num_envs * rows_per_env(options)
+    observation = spec_with_states(spec, actor.states).observation
+    return SlabSpec(
+        leaves=batch_leaves(observation, actor.leaves, options.compact_obs, spec.rewards),
+        rows=rows,
+        steps=options.frames_per_batch // (rows * (num_workers if schedule.stacked else 1)),
+        num_workers=num_workers,
+        num_slots=schedule.num_slots,
+        stacked=schedule.stacked,
+        require_latest=schedule.require_latest,
+        weights_nbytes=FlatWeights(actor.module).nbytes,
+    )
+
+
+def _specs(
+    spec: WorkerSpec,
+    share: Share,
+    num_workers: int,
+    overrides: Sequence[Mapping[str, Any]] | None,
+    visible_devices: Sequence[str] | None,
+) -> SpecOf:
+    """The specs of single workers.
+
+    Args:
+        spec: what all workers have in common.
+        num_workers: how many the collector starts with.
+    """
+
+    def spec_of(worker: int, life: int) -> WorkerSpec:
+        index = worker % num_workers
+        rollout = dataclasses.replace(spec.rollout, num_random_batches=0) if life else spec.rollout
+        fields = {
+            "worker": worker,
+            "first_worker": share.first_worker + index - worker,
+            "life": life,
+            "rollout": rollout,
+            "visible_device": visible_devices[index] if visible_devices else None,
+            **(overrides[worker] if overrides else {}),
+        }
+        return dataclasses.replace(spec, **fields)
+
+    return spec_of
 
 
 def _connect(
-    cfg: RunConfig,
-    slab: SlabSpec,
-    task_of: Callable[[int, int], WorkerSpec],
-    events: Callable[..., None],
-    log_dir: Path | None,
-    launcher: Launcher | None,
-) -> tuple[Transport, Start]:
-    """The transport, and what starts workers for it."""
-    backend = backend_of(cfg)
+    cfg: RunConfig, slab: SlabSpec, spec_of: SpecOf, launcher: Launcher, events: Callable[..., None]
+) -> Transport:
+    """Makes the transport, and tells the launcher what its workers call."""
+    backend, options = backend_of(cfg), cfg.collector
     if backend == "inline":
-        return _inline(slab)
-    from collectx.launcher.local import LocalLauncher, allow_descriptors
+        from collectx.transport.inline import InlineTransport
+        from collectx.worker.entry import inline_worker
+
+        inline = InlineTransport(slab)
+        launcher.prepare(lambda worker, life: (inline_worker, (spec_of(worker, life), inline.link(worker))))
+        return inline
+    from collectx.launcher.local import allow_descriptors
     from collectx.transport.supervisor import Supervisor
 
-    want = cfg.collector
-    allow_descriptors(want.num_workers)
-    local = LocalLauncher(cfg.launcher.num_threads, cfg.launcher.pin_cores, log_dir)
-    if isinstance(cfg.launcher, RayLauncherConfig):
-        launcher = _actors(cfg, task_of)
-    supervisor: Supervisor = Supervisor(
-        want.start_timeout_s,
-        want.worker_timeout_s,
-        want.close_timeout_s,
-        local.describe if launcher is None else launcher.describe,
-        None if launcher is None else launcher.join_timeout,
+    allow_descriptors(options.num_workers)
+    supervisor: Supervisor[Any] = Supervisor(
+        options.start_timeout_s,
+        options.worker_timeout_s,
+        options.close_timeout_s,
+        launcher.describe,
+        launcher.join_timeout,
     )
     if backend == "shared_memory":
-        return _shared_memory(slab, supervisor, local)
-    return _distributed(cfg, slab, task_of, supervisor, local if launcher is None else launcher, events)
+        from collectx.transport.shared_memory import SharedMemoryTransport
+        from collectx.worker.entry import run_worker
 
-
-def _inline(slab: SlabSpec) -> tuple[Transport, Start]:
-    from collectx.transport.inline import InlineTransport
-    from collectx.worker.rollout_source import rollout_worker
-
-    transport = InlineTransport(slab)
-
-    def start(tasks: Sequence[WorkerSpec]) -> None:
-        for task in tasks:
-            transport.attach(task.worker, rollout_worker(task, transport.link(task.worker), True))
-
-    return transport, start
-
-
-def _shared_memory(slab: SlabSpec, supervisor: Supervisor, launcher: LocalLauncher) -> tuple[Transport, Start]:
-    from collectx.transport.shared_memory import SharedMemoryTransport
-    from collectx.worker.rollout_source import run_worker
-
-    transport = SharedMemoryTransport(slab, supervisor)
-
-    def start(tasks: Sequence[WorkerSpec]) -> None:
-        for task in tasks:
-            link = transport.link(task.worker)
-            transport.attach(task.worker, launcher.start(run_worker, (task, link), task.worker))
-
-    return transport, start
-
-
-def _distributed(
-    cfg: RunConfig,
-    slab: SlabSpec,
-    task_of: Callable[[int, int], WorkerSpec],
-    supervisor: Supervisor,
-    launcher: LocalLauncher | Launcher,
-    events: Callable[..., None],
-) -> tuple[Transport, Start]:
-    from collectx.collector.worker_entry import run_remote_worker
+        shared = SharedMemoryTransport(slab, supervisor)
+        launcher.prepare(lambda worker, life: (run_worker, (spec_of(worker, life), shared.link(worker))))
+        return shared
     from collectx.transport.network.addresses import local_addresses
     from collectx.transport.network.handshake import new_secret
     from collectx.transport.network.trainer import NetworkTransport
+    from collectx.worker.entry import run_remote_worker
 
-    backend, devices = backend_of(cfg), resolve_devices(cfg.devices)
-    is_local = not isinstance(launcher, Launcher) and cfg.backend.interface is None
-    if backend == "mpi" and not isinstance(launcher, Launcher):
-        from collectx.collector.spawned import spawning
-
-        launcher = spawning(launcher, cfg.collector.start_timeout_s, lambda worker, life: task_of(worker, life).given)
-    # Over the other backends bytes lie on the CPU at both ends.
+    devices, interface = resolve_devices(cfg.devices), cfg.backend.interface
+    # Other backends move bytes between the CPUs of both ends.
     ends = (devices.storing_device or "cpu", devices.policy_device or "cpu") if backend == "nccl" else ("cpu", "cpu")
-    transport = NetworkTransport(
+    network = NetworkTransport(
         slab,
         supervisor,
-        ("127.0.0.1",) if is_local else local_addresses(cfg.backend.interface),
+        ("127.0.0.1",) if launcher.is_local and interface is None else local_addresses(interface),
         cfg.backend.port or 0,
         new_secret(),
-        lambda worker, life: task_of(worker, life).to_json(),
-        cfg.collector.worker_timeout_s,
+        lambda worker, life: spec_of(worker, life).to_json(),
+        options.worker_timeout_s,
         events,
         backend,
         ends,
         cfg.backend.tensorpipe if isinstance(cfg.backend, RpcBackendConfig) else None,
-        cfg.backend.interface,
-    )
-    if isinstance(launcher, Launcher):
-        launcher.announce(transport.endpoint)
-
-    def start(tasks: Sequence[WorkerSpec]) -> None:
-        for each in tasks:
-            transport.expect(each.worker, each.life)
-            if isinstance(launcher, Launcher):
-                handle = launcher.start(each.worker, each.life)
-            else:
-                arguments = (transport.endpoint, each.worker, cfg.collector.start_timeout_s, each.given)
-                handle = launcher.start(run_remote_worker, arguments, each.worker)
-            if handle is not None:
-                transport.attach(each.worker, handle)
-
-    return transport, start
-
-
-def _actors(cfg: RunConfig, task_of: Callable[[int, int], WorkerSpec]) -> Launcher:
-    from collectx.collector.actors import placing
-
-    assert isinstance(cfg.launcher, RayLauncherConfig)
-    return placing(
-        cfg.launcher,
-        cfg.collector.num_workers,
-        cfg.collector.start_timeout_s,
-        lambda worker, life: task_of(worker, life).given,
+        interface,
     )
 
+    def entry(worker: int, life: int) -> tuple[Callable[..., None], tuple[Any, ...]]:
+        objects = spec_of(worker, life).user_objects
+        return run_remote_worker, (network.endpoint, worker, options.start_timeout_s, objects, build)
 
-def _inner(cfg: RunConfig) -> NestedSpec | None:
-    """What a worker is told that is itself a collector."""
-    want = cfg.collector
-    if want.num_workers_per_collector == 1:
+    launcher.prepare(entry, network.endpoint)
+    return network
+
+
+def _nested_spec(cfg: RunConfig) -> NestedSpec | None:
+    """The collector that each worker runs; None if workers are single processes."""
+    options = cfg.collector
+    if options.num_workers_per_collector == 1:
         return None
-    plain = {each.name: getattr(want, each.name) for each in dataclasses.fields(CollectorConfig)}
-    inner = dataclasses.replace(
-        CollectorConfig(**plain),
-        kind=f"multi_{want.inner}",
-        num_workers=want.num_workers_per_collector,
-        frames_per_batch=want.frames_per_batch // (want.num_workers if is_stacked(want) else 1),
+    values = {each.name: getattr(options, each.name) for each in dataclasses.fields(CollectorConfig)}
+    nested = dataclasses.replace(
+        CollectorConfig(**values),
+        kind=f"multi_{options.inner}",
+        num_workers=options.num_workers_per_collector,
+        frames_per_batch=options.frames_per_batch // (options.num_workers if is_stacked(options) else 1),
         total_frames=-1,
         zero_copy=True,
         on_worker_failure="raise",
         num_workers_per_collector=1,
-        init_random_frames=-(-(want.init_random_frames or 0) // want.num_workers),
+        init_random_frames=-(-(options.init_random_frames or 0) // options.num_workers),
     )
-    return NestedSpec(
-        inner,
-        LauncherConfig(
-            kind="local", hydra_mode=None, num_threads=cfg.launcher.num_threads, pin_cores=cfg.launcher.pin_cores
-        ),
+    launcher = LauncherConfig(
+        kind="local", hydra_mode=None, num_threads=cfg.launcher.num_threads, pin_cores=cfg.launcher.pin_cores
     )
+    return NestedSpec(nested, launcher)
+
+
+def _visible_devices(cfg: RunConfig) -> Sequence[str] | None:
+    return cfg.backend.visible_devices if isinstance(cfg.backend, RpcBackendConfig) else None
 
 
 def _device_of(policy: Callable | None) -> torch.device:
@@ -330,34 +277,23 @@ def _device_of(policy: Callable | None) -> torch.device:
     return next((parameter.device for parameter in parameters), torch.device("cpu"))
 
 
-def rollout_options(want: CollectorConfig, num_workers: int) -> RolloutOptions:
-    """What each of so many workers is told in its first life."""
-    frames_per_part = want.frames_per_batch // (num_workers if is_stacked(want) else 1)
-    return RolloutOptions(
-        want.check_finite,
-        want.max_frames_per_traj,
-        -(-(want.init_random_frames or 0) // (num_workers * frames_per_part)),
-        want.reset_at_each_iter,
-        want.set_truncated,
-        want.refresh == "step",
-    )
-
-
 def make_schedule(
-    want: CollectorConfig, num_workers: int, recorded: Sequence[RecordedBatch] | None = None, exact: bool = False
+    options: CollectorConfig, num_workers: int, recorded: Sequence[RecordedBatch] | None = None, exact: bool = False
 ) -> Schedule:
-    """The order of its batches."""
-    if not is_async(want):
-        return SyncSchedule(num_workers, want.preemptive_threshold)
-    num_batches = None if want.total_frames < 0 else -(-want.total_frames // want.frames_per_batch)
+    """The schedule of a collector; see `build` for `recorded`, and `AsyncSchedule` for `exact`."""
+    if not is_async(options):
+        if options.preemptive_threshold is not None:
+            return PreemptiveSchedule(num_workers, options.preemptive_threshold)
+        return SyncSchedule(num_workers)
+    num_batches = None if options.total_frames < 0 else -(-options.total_frames // options.frames_per_batch)
     if recorded is not None:
-        return ReplaySchedule(num_workers, want.num_slots, num_batches, recorded, want.zero_copy)
-    return AsyncSchedule(num_workers, want.num_slots, num_batches, exact)
+        return ReplaySchedule(num_workers, options.num_slots, num_batches, recorded, options.zero_copy)
+    return AsyncSchedule(num_workers, options.num_slots, num_batches, exact)
 
 
 def resolve_devices(devices: DevicesConfig) -> DevicesConfig:
-    """TorchRL's rule: `device` fills whichever of the other three is not given; batches then stay where both the policy
-    and the envs are."""
+    """TorchRL's rule: `device` is the default of the other three; without it, batches stay on the device of both the
+    policy and the envs."""
     device = devices.device
     policy, env = devices.policy_device or device, devices.env_device or device
     return DevicesConfig(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import is_dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import fields, is_dataclass
 from typing import Any, get_type_hints
 
 from collectx.config.derived import GROUP_BACKENDS
@@ -103,7 +104,7 @@ KINDS: dict[str, dict[str, type]] = {
 
 
 def from_dict(values: dict[str, Any]) -> RunConfig:
-    """The configuration of `as_dict`, which is complete and right: nothing is checked."""
+    """The inverse of `as_dict`; checks nothing."""
     groups = {group: group_from_dict(group, values[group]) for group in GROUPS}
     return RunConfig(**groups, seed=values["seed"], run=RunOptions(**values.get("run", {})))
 
@@ -115,3 +116,10 @@ def group_from_dict(group: str, values: dict[str, Any]) -> Any:
     cls = DevicesConfig if group == "devices" else KINDS[group][values["kind"]]
     hints = get_type_hints(cls)
     return cls(**{key: hints[key](**value) if is_dataclass(hints[key]) else value for key, value in values.items()})
+
+
+def limits_of(path: str) -> Mapping[str, Any]:
+    """The range of an option, as `limits_of("collector.num_slots")`; see `collectx.config.schema.fields`."""
+    group, _, name = path.rpartition(".")
+    classes: Iterable[Any] = KINDS[group].values() if KINDS.get(group) else (DevicesConfig, RunConfig)
+    return next(field.metadata for cls in classes for field in fields(cls) if field.name == name)

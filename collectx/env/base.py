@@ -44,7 +44,7 @@ class EnvSpec:
         action: leaves of one env's action, likewise, from `("action",)`.
         observation_space, action_space: the single env's Gymnasium spaces.
         ragged: see the module's docstring.
-        cuttable: whether `restart` accepts envs whose episode did not end.
+        can_restart_early: whether `restart` accepts envs whose episode did not end.
         rewards: leaves of a step's rewards; usually one float32 number, `[1]`.
         batch_shape: the envs' dimensions in a batch, where there are several; (): one dimension, or none for one env.
         draw: returns an endless iterator of random actions of the group, from torch's generator, one `[E, *shape]`
@@ -61,7 +61,7 @@ class EnvSpec:
     observation_space: gymnasium.Space
     action_space: gymnasium.Space
     ragged: bool = False
-    cuttable: bool = True
+    can_restart_early: bool = True
     rewards: tuple[Leaf, ...] = (REWARD,)
     batch_shape: tuple[int, ...] = ()
     draw: Callable[[], Iterator[Sequence[torch.Tensor]]] | None = None
@@ -115,7 +115,7 @@ class Env(Protocol):
     def restart(self, ended: np.ndarray, out: Sequence[np.ndarray]) -> None:
         """Starts a new episode in every env with `ended[e]` (`[E]` bool); writes only those rows of `out`.
 
-        If the group is `EnvSpec.cuttable`, `ended` may include envs whose episode did not end.
+        With `EnvSpec.can_restart_early`, `ended` may include envs whose episode did not end.
         """
 
     def close(self) -> None:

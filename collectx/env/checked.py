@@ -12,7 +12,7 @@ from typing import Any
 
 import gymnasium
 
-from collectx.env.spaces import Structure, check, numpy_dtype, without
+from collectx.env.spaces import SpaceLeaves, check, exclude_parts, numpy_dtype
 from collectx.errors import CollectxError
 
 
@@ -29,13 +29,13 @@ class CheckedEnv(gymnasium.Wrapper):
         index = multiprocessing.current_process().name.rpartition("-")[2]  # of an AsyncVectorEnv's process
         self._index = int(index) if index.isdigit() else None
         try:
-            self._structure: Structure | None = Structure(
-                without(env.observation_space, exclude_keys), ("observation",)
+            self._observation: SpaceLeaves | None = SpaceLeaves(
+                exclude_parts(env.observation_space, exclude_keys), ("observation",)
             )
         except CollectxError:
-            self._structure = None  # the worker raises it, with the name of the option
+            self._observation = None  # the worker raises it, with the name of the option
             return
-        self._leaves = [(leaf, numpy_dtype(leaf)) for leaf in self._structure.leaves]
+        self._leaves = [(leaf, numpy_dtype(leaf)) for leaf in self._observation.leaves]
 
     def reset(self, **kwargs: Any) -> Any:
         observation, info = self.env.reset(**kwargs)
@@ -48,6 +48,6 @@ class CheckedEnv(gymnasium.Wrapper):
         return observation, *rest
 
     def _check(self, observation: Any) -> None:
-        if self._structure is not None:
-            for (leaf, dtype), value in zip(self._leaves, self._structure.flatten(observation), strict=True):
+        if self._observation is not None:
+            for (leaf, dtype), value in zip(self._leaves, self._observation.flatten(observation), strict=True):
                 check(leaf, value, dtype, self._index)

@@ -25,8 +25,7 @@ import numpy as np
 
 from collectx.config import EnvPoolEnvConfig
 from collectx.env.base import EnvSpec, StepRows
-from collectx.env.gym_factory import unset_to_none
-from collectx.env.spaces import Structure, checked_rows, numpy_dtype, without
+from collectx.env.spaces import SpaceLeaves, checked_rows, exclude_parts, numpy_dtype
 from collectx.errors import CollectxError, ConfigError, SpaceError
 
 # Arguments that the adapter sets: a batch_size below num_envs would make steps asynchronous.
@@ -60,17 +59,17 @@ class EnvPoolEnv:
         if cfg.id not in self._envpool.list_all_envs():
             raise ConfigError([f"env.id={cfg.id} is not a task of EnvPool: envpool.list_all_envs() lists them"])
         self._id = cfg.id
-        # One env in eight is enough for a random policy's short CartPole episodes; beyond that, see `_reset_now`.
+        # One spare for eight envs suffices for a random policy's short CartPole episodes. Otherwise: `_reset_now`.
         num_members = cfg.num_envs + max(1, cfg.num_envs // 8)
-        self._arguments = {**cfg.kwargs, "num_envs": num_members, "num_threads": unset_to_none(cfg.num_threads) or 0}
+        self._arguments = {**cfg.kwargs, "num_envs": num_members, "num_threads": cfg.num_threads}
         with warnings.catch_warnings():
             # Gymnasium warns that EnvPool's float64 bounds become float32; users cannot change that.
             warnings.filterwarnings("ignore", message=".*precision lowered by casting.*")
             spec = self._envpool.make_spec(cfg.id, **self._arguments)
             observation_space, action_space = spec.gymnasium_observation_space, spec.gymnasium_action_space
-        observation_space = without(observation_space, cfg.exclude_keys)
-        self._observation = Structure(observation_space, ("observation",))
-        action = Structure(action_space, ("action",))
+        observation_space = exclude_parts(observation_space, cfg.exclude_keys)
+        self._observation = SpaceLeaves(observation_space, ("observation",))
+        action = SpaceLeaves(action_space, ("action",))
         if not action.single:
             raise SpaceError(f"action: {action_space} has several parts, which the envpool kind does not support")
         self.spec = EnvSpec(

@@ -17,7 +17,7 @@ from collectx.config import GymEnvConfig
 from collectx.env.base import EnvSpec, StepRows, closed_on_error
 from collectx.env.gym_factory import env_factory, explain_missing_package
 from collectx.env.infos import PROBED_STEPS, InfoKeys
-from collectx.env.spaces import Structure, check, checked_rows, without, write_row
+from collectx.env.spaces import SpaceLeaves, check, checked_rows, exclude_parts, write_row
 
 # The reward of one env, without the batch's last dimension.
 _REWARD = Leaf(REWARD.key, (), REWARD.dtype)
@@ -51,8 +51,8 @@ class GymEnv:
             for _ in range(cfg.num_envs):
                 self._envs.append(make())
             first = self._envs[0]
-            self._observation = Structure(without(first.observation_space, cfg.exclude_keys), ("observation",))
-            action = Structure(first.action_space, ("action",))
+            self._observation = SpaceLeaves(exclude_parts(first.observation_space, cfg.exclude_keys), ("observation",))
+            action = SpaceLeaves(first.action_space, ("action",))
             self._infos = InfoKeys(cfg.info_keys, _probe_infos(first)) if cfg.info_keys else None
         infos = self._infos.leaves if self._infos else ()
         self._leaves: tuple[Leaf, ...] = (*self._observation.leaves, *infos)

@@ -24,9 +24,9 @@ from collectx.batch import Leaf
 from collectx.config import GymVectorEnvConfig
 from collectx.env.base import EnvSpec, StepRows, closed_on_error
 from collectx.env.checked import CheckedEnv
-from collectx.env.gym_factory import explain_missing_package, resolve_source, unset_to_none, wrapper
+from collectx.env.gym_factory import explain_missing_package, resolve_source, wrapper
 from collectx.env.infos import PROBED_STEPS, InfoKeys, of_each_env
-from collectx.env.spaces import Structure, checked_rows, without, write_row
+from collectx.env.spaces import SpaceLeaves, checked_rows, exclude_parts, write_row
 from collectx.errors import CollectxError, ConfigError, ShapeError
 
 # How long the processes of an async env may take to finish a step before they are killed, in seconds.
@@ -59,9 +59,9 @@ class GymVectorEnv:
         self._env = _make(cfg) if env is None else env
         with closed_on_error(self):
             self._mode = _autoreset_mode(self._env, cfg)
-            observation_space = without(self._env.single_observation_space, cfg.exclude_keys)
-            self._observation = Structure(observation_space, ("observation",))
-            self._action = Structure(self._env.single_action_space, ("action",))
+            observation_space = exclude_parts(self._env.single_observation_space, cfg.exclude_keys)
+            self._observation = SpaceLeaves(observation_space, ("observation",))
+            self._action = SpaceLeaves(self._env.single_action_space, ("action",))
             self._infos = InfoKeys(cfg.info_keys, self._probe_infos()) if cfg.info_keys else None
         infos = self._infos.leaves if self._infos else ()
         self._leaves: tuple[Leaf, ...] = (*self._observation.leaves, *infos)
@@ -74,7 +74,8 @@ class GymVectorEnv:
             self._env.single_action_space,
             ragged=self._mode is AutoresetMode.NEXT_STEP,
             # In SAME_STEP mode, only Gymnasium's VectorEnvs are known to accept a reset mask.
-            cuttable=self._mode is AutoresetMode.DISABLED or (self._mode is AutoresetMode.SAME_STEP and is_gymnasiums),
+            can_restart_early=self._mode is AutoresetMode.DISABLED
+            or (self._mode is AutoresetMode.SAME_STEP and is_gymnasiums),
         )
         self._seeds_each = is_gymnasiums
         # NEXT_STEP: the envs whose next step is a reset. SAME_STEP: the envs with a reset observation in `_fresh`.
@@ -128,12 +129,12 @@ class GymVectorEnv:
 
         Raises:
             CollectxError: an env cannot be restarted: any in NEXT_STEP mode; in SAME_STEP mode, an env whose episode
-                did not end in the last step, unless the group is `cuttable`.
+                did not end in the last step, unless `can_restart_early`.
         """
         due = ended & self._ended if self._mode is AutoresetMode.SAME_STEP else np.zeros_like(ended)
         early = ended & ~due
         if early.any():
-            if not self.spec.cuttable:
+            if not self.spec.can_restart_early:
                 raise CollectxError(
                     f"this vector env resets by itself (autoreset mode {self._mode.value}), so an env cannot be "
                     "restarted before its episode ends: set env.autoreset_mode=disabled if the env supports it, or do "
@@ -198,7 +199,7 @@ def _make(cfg: GymVectorEnvConfig) -> VectorEnv:
     entry_point = resolve_source(cfg)
     if entry_point is not None:
         return entry_point(num_envs=cfg.num_envs, **cfg.kwargs)
-    vectorization = unset_to_none(cfg.vectorization_mode)
+    vectorization = cfg.vectorization_mode
     known = [mode.value for mode in gymnasium.VectorizeMode]
     if vectorization not in known:
         raise ConfigError([f"env.vectorization_mode={vectorization} is not one of {', '.join(known)}"])
@@ -240,7 +241,6 @@ def _autoreset_mode(env: VectorEnv, cfg: GymVectorEnvConfig) -> AutoresetMode:
 
 
 def _parse_mode(value: Any) -> AutoresetMode | None:
-    value = unset_to_none(value)
     if value is None or isinstance(value, AutoresetMode):
         return value
     for mode in AutoresetMode:

@@ -25,7 +25,7 @@ from collectx.errors import ConfigError, ShapeError, SpaceError
 Path = tuple[Any, ...]
 
 
-class Structure:
+class SpaceLeaves:
     """The leaves of a space, and the conversion of its nested values.
 
     Attributes:
@@ -86,7 +86,7 @@ class Structure:
         return [self.nest(row) for row in zip(*columns, strict=True)]
 
 
-def without(space: Space, names: Sequence[str]) -> Space:
+def exclude_parts(space: Space, names: Sequence[str]) -> Space:
     """`space` without some of its parts. In a Tuple an empty Dict replaces a part, so that the others keep their index.
 
     Args:
@@ -98,7 +98,7 @@ def without(space: Space, names: Sequence[str]) -> Space:
     if not names:
         return space
     known: list[str] = []
-    reduced = _without(space, "", frozenset(names), known)
+    reduced = _exclude_parts(space, "", frozenset(names), known)
     if unknown := [name for name in names if name not in known]:
         raise ConfigError(
             [
@@ -109,7 +109,7 @@ def without(space: Space, names: Sequence[str]) -> Space:
     return reduced
 
 
-def _without(space: Space, prefix: str, names: frozenset[str], known: list[str]) -> Space:
+def _exclude_parts(space: Space, prefix: str, names: frozenset[str], known: list[str]) -> Space:
     if not isinstance(space, spaces.Dict | spaces.Tuple):
         return space
     items: Iterable[tuple[Any, Space]]
@@ -119,7 +119,7 @@ def _without(space: Space, prefix: str, names: frozenset[str], known: list[str])
         path = f"{prefix}{name}"
         known.append(path)
         if path not in names:
-            parts[name] = _without(part, f"{path}.", names, known)
+            parts[name] = _exclude_parts(part, f"{path}.", names, known)
         elif isinstance(space, spaces.Tuple):
             parts[name] = spaces.Dict({})
     return spaces.Dict(parts) if isinstance(space, spaces.Dict) else spaces.Tuple(parts.values())

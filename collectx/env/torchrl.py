@@ -38,7 +38,7 @@ def build(cfg: TorchrlEnvConfig, first_index: int, incarnation: int) -> TorchrlE
     if not is_torchrl_env(env):
         raise ConfigError([f"env.target={cfg.target}: returned {type(env).__name__}, expected an EnvBase of TorchRL."])
     if env.batch_size:
-        envs = split(env)
+        envs = split_serial_env(env)
         if env.batch_size.numel() != cfg.num_envs:
             raise ConfigError(
                 [
@@ -126,9 +126,9 @@ class TorchrlEnv:
                 env.close()
 
 
-def split(env: Any) -> list[Any]:
-    """The envs of a `SerialEnv` that is not started, made one by one, which costs about half of its steps; otherwise
-    `env` alone."""
+def split_serial_env(env: Any) -> list[Any]:
+    """The envs that a `SerialEnv` would make, if it has not started: stepping them directly takes about half the time.
+    Otherwise `[env]`."""
     if type(env).__name__ != "SerialEnv" or len(env.batch_size) != 1 or not env.is_closed:
         return [env]
     kwargs_of_each = [env.create_env_kwargs] * env.num_workers

@@ -74,7 +74,7 @@ def _torchrl_group(cfg: UserEnvConfig, env: Any, is_users: bool) -> Env:
     Args:
         is_users: `env` is `cfg.create` itself, so the user closes it.
     """
-    from collectx.env.torchrl import TorchrlEnv, split
+    from collectx.env.torchrl import TorchrlEnv, split_serial_env
 
     if cfg.info_keys:
         raise ConfigError(
@@ -85,7 +85,7 @@ def _torchrl_group(cfg: UserEnvConfig, env: Any, is_users: bool) -> Env:
         )
     if env.batch_size:
         _check_count(cfg, env.batch_size.numel(), f"an env of batch size {list(env.batch_size)}")
-        envs = [env] if is_users else split(env)
+        envs = [env] if is_users else split_serial_env(env)
     elif is_users:
         _check_count(cfg, 1, "one env, as it is an env and no function")
         envs = [env]

@@ -1,29 +1,80 @@
-"""Where workers come up that are not processes of the trainer's own machine: what a collector is told of such a place.
+"""The launcher interface: where the workers of a collector run, and how they are started and named in messages.
 
-Made by the run (`collectx/run/role.py`), used by the collector. Must not know schedulers.
+Implemented by the modules of this package; used by the collector, in the trainer's process. Must not know what a worker
+does.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from collectx.transport.batch_timers import Limit
+from collectx.transport.network.handshake import Endpoint
+
+# `entry(worker, life)` returns the function that a worker calls, and its arguments.
+Entry: TypeAlias = Callable[[int, int], tuple[Callable[..., Any], tuple[Any, ...]]]
 
 
-@dataclass(frozen=True)
 class Launcher:
-    """A place whose workers find the trainer by themselves.
+    """Starts the workers of one collector.
+
+    Args:
+        announce: writes down where the trainer listens, for workers that other programs start; called before the first
+            worker is started. None: the arguments of workers contain it.
+        join_timeout: how long a worker may take to connect, before the time for its first batch begins; None:
+            `collector.start_timeout_s` covers both.
 
     Attributes:
-        announce: called with the trainer\'s `collectx.transport.network.handshake.Endpoint`, once, before `start`.
-        start: `start(worker, life)` sees to it that a worker of that index comes, life 0 being the first; returns its
-            handle (`collectx.transport.processes.Handle`), or None where nobody can say what becomes of it.
-        describe: names a worker in messages.
-        join_timeout: `join_timeout(worker)` is the knob that limits how long a worker may take to come, and its value
-            in seconds; None where `collector.start_timeout_s` covers that too.
+        is_local: whether every worker runs on this machine.
     """
 
-    announce: Callable[[Any], None]
-    start: Callable[[int, int], Any]
-    describe: Callable[[int], str]
-    join_timeout: Callable[[int], tuple[str, float]] | None = None
+    is_local = False
+
+    def __init__(self, announce: Callable[[Endpoint], None] | None = None, join_timeout: Limit | None = None):
+        self._announce = announce
+        self._join_timeout = join_timeout
+
+    def prepare(self, entry: Entry, endpoint: Endpoint | None = None) -> None:
+        """Called once, before the first `start`.
+
+        Args:
+            entry: what workers call that this process starts.
+            endpoint: where the trainer listens; None if workers do not connect over a network.
+        """
+        self._entry = entry
+        if self._announce is not None and endpoint is not None:
+            self._announce(endpoint)
+
+    def start(self, worker: int, life: int) -> Any:
+        """Starts a worker; `life` is 0 for its first process. Returns its handle
+        (`collectx.transport.processes.Handle`), or None if its end cannot be observed."""
+        raise NotImplementedError
+
+    def describe(self, worker: int) -> str:
+        """Names a worker in messages."""
+        return f"worker {worker}"
+
+    def join_timeout(self, worker: int) -> Limit | None:
+        """How long `worker` may take to connect; see `Launcher`."""
+        return self._join_timeout
+
+
+class WaitingWorkers(Launcher):
+    """Workers that were started before the trainer, and wait for its announcement. They are not replaced.
+
+    Args:
+        log: the log file of a worker.
+        announce, join_timeout: see `Launcher`.
+    """
+
+    def __init__(self, log: Callable[[int], Path], announce: Callable[[Endpoint], None], join_timeout: Limit):
+        super().__init__(announce, join_timeout)
+        self._log = log
+
+    def start(self, worker: int, life: int) -> None:
+        """Nothing: the worker is running, or in a scheduler's queue."""
+
+    def describe(self, worker: int) -> str:
+        return f"worker {worker} (log: {self._log(worker)})"

@@ -17,13 +17,12 @@ import sys
 import warnings
 from collections.abc import Callable
 from multiprocessing import forkserver
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
 import psutil
 
-import collectx
+from collectx.launcher.base import Launcher
 
 # Modules that the fork server imports when it starts.
 PRELOAD = ["collectx.worker.preload"]
@@ -68,7 +67,7 @@ def allow_descriptors(num_workers: int) -> None:
             resource.prlimit(server._forkserver_pid, resource.RLIMIT_NOFILE, (soft, hard))
 
 
-class LocalLauncher:
+class LocalLauncher(Launcher):
     """Starts worker processes.
 
     Args:
@@ -77,13 +76,15 @@ class LocalLauncher:
         log_dir: each worker's stdout and stderr go to `worker-<index>.log` there; None leaves them where they are.
     """
 
+    is_local = True
+
     def __init__(self, num_threads: int, pin_cores: bool = False, log_dir: Path | None = None):
+        super().__init__()
         self._num_threads = num_threads
         self._pin_cores = pin_cores
         self._log_dir = log_dir
 
     def describe(self, worker: int) -> str:
-        """Names a worker in messages."""
         log = self._log(worker)
         return f"worker {worker}" if log is None else f"worker {worker} (log: {log})"
 
@@ -103,38 +104,37 @@ class LocalLauncher:
             "num_threads": self._num_threads,
             "core": self._core(worker),
             "log": None if log is None else str(log),
-            "quiet": collectx.filter_warnings_subprocess,
+            # Set by users in the package itself.
+            "ignore_warnings": sys.modules["collectx"].filter_warnings_subprocess,
         }
 
-    def start(self, entry: Callable[..., None], arguments: tuple[Any, ...], worker: int) -> BaseProcess:
-        """Starts a process that runs `entry(*arguments)`. Returns when it is forked.
-
-        `entry` and its arguments are pickled. The process is not daemonic, as an env may have processes of its own.
-        """
+    def start(self, worker: int, life: int) -> Any:
+        """Starts a process; returns when it is forked. What it calls is pickled. It is not daemonic, as an env may have
+        child processes."""
         warm_up()
         process = multiprocessing.get_context("forkserver").Process(
-            target=_enter,
-            args=(entry, arguments, self.process_setup(worker)),
+            target=_run,
+            args=(*self._entry(worker, life), self.process_setup(worker)),
             name=f"collectx-worker-{worker}",
         )
         process.start()
         return process
 
 
-def _enter(entry: Callable[..., None], arguments: tuple[Any, ...], process_setup: dict[str, Any]) -> None:
+def _run(function: Callable[..., None], arguments: tuple[Any, ...], process_setup: dict[str, Any]) -> None:
     _die_with_parent()
     set_up_process(**process_setup)
     try:
-        entry(*arguments)
+        function(*arguments)
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
 
 
-def set_up_process(num_threads: int, core: int | None, log: str | None, quiet: bool) -> None:
+def set_up_process(num_threads: int, core: int | None, log: str | None, ignore_warnings: bool) -> None:
     """What every worker's process does first. See `LocalLauncher` for the arguments, and
     `collectx.filter_warnings_subprocess`."""
-    if quiet:
+    if ignore_warnings:
         warnings.simplefilter("ignore")
     # A terminal's Ctrl-C and SIGHUP reach the whole process group; stopping is the trainer's to order.
     for signum in (signal.SIGINT, signal.SIGHUP):

@@ -26,21 +26,23 @@ from collectx.collector.compose import build
 from collectx.collector.trajectories import Assembler
 from collectx.config import REMOTE, backend_of, is_stacked, surplus_note
 from collectx.library.background import Background
+from collectx.library.checks import check_request
 from collectx.library.compat import CollectorProperties
-from collectx.library.early_stop import Early
+from collectx.library.configuration import fit_frames, to_config
+from collectx.library.early_stop import EarlyStop
 from collectx.library.keywords import (
-    BatchOutput,
     CreateEnv,
     Devices,
+    EnvAndPolicy,
     Frames,
-    Keywords,
+    KeywordParser,
     Nested,
-    Order,
     Weights,
-    Work,
     Workers,
-    alike,
+    lift_shared,
 )
+from collectx.library.output import BatchOutput
+from collectx.library.request import CollectorRequest
 from collectx.library.slurm import choose_launcher, open_launcher
 from collectx.library.trajectories import Assembly
 from collectx.library.weights import WeightsLike, apply_weight_updater, load_weights, weight_writers, weights_by_worker
@@ -50,7 +52,7 @@ from collectx.worker.spec import env_seed
 
 # The fields of a request that are parsed from keywords.
 _SPECS = {
-    "work": Work,
+    "work": EnvAndPolicy,
     "frames": Frames,
     "devices": Devices,
     "output": BatchOutput,
@@ -59,7 +61,7 @@ _SPECS = {
     "remote": Nested,
     "hooks": Hooks,
     "assembly": Assembly,
-    "early": Early,
+    "early": EarlyStop,
 }
 
 
@@ -80,17 +82,17 @@ class DataCollector(CollectorProperties):
     def __init__(
         self, kind: str, create_env_fn: CreateEnv, policy: Any, keywords: dict[str, Any], sync: bool | None = None
     ):
-        keywords, problems = alike(keywords)
-        parser = Keywords(type(self).__name__, {"create_env_fn": create_env_fn, "policy": policy, **keywords})
+        keywords, problems = lift_shared(keywords)
+        parser = KeywordParser(type(self).__name__, {"create_env_fn": create_env_fn, "policy": policy, **keywords})
 
         def parse(spec: type) -> Any:
             chosen = next((each for each in self._specs if issubclass(each, spec)), None)
-            return spec() if chosen is None else parser.take(chosen)
+            return spec() if chosen is None else parser.parse(chosen)
 
-        request = Order(kind=kind, sync=sync, **{name: parse(spec) for name, spec in _SPECS.items()})
-        parser.end()
-        request.check(parser.problems + problems)
-        cfg, overrides = request.config()
+        request = CollectorRequest(kind=kind, sync=sync, **{name: parse(spec) for name, spec in _SPECS.items()})
+        parser.finish()
+        check_request(request, parser.problems + problems)
+        cfg, overrides = to_config(request)
         objects = [
             UserObjects.of(each["env"], each.get("policy", cfg.policy), user_collector=each.get("user_collector"))
             for each in overrides
@@ -98,10 +100,10 @@ class DataCollector(CollectorProperties):
         if kind in REMOTE:
             choose_launcher(cfg, request.remote)
         spec = envs.read_spec(overrides[0]["env"], policies.is_user_policy(cfg.policy))
-        super().__init__(request, cfg, overrides, request.fit(cfg, overrides, spec))
+        super().__init__(request, cfg, overrides, fit_frames(request, cfg, overrides, spec))
         if request.frames.has_surplus and (note := surplus_note(self.total_frames, self._frames_per_batch)):
             warnings.warn(note, stacklevel=3)
-        self._num_envs, self._is_cuttable = spec.num_envs, spec.cuttable
+        self._num_envs, self._is_cuttable = spec.num_envs, spec.can_restart_early
         self._max_steps = [each.get("steps") for each in overrides]
         self.policy: Any = policies.build(cfg.policy, spec, cfg.seed)
         with contextlib.ExitStack() as stack:

@@ -7,30 +7,29 @@ from typing import Any
 
 import torch
 
-from collectx.collector.actors import leave_ray
 from collectx.config import RayLauncherConfig
 from collectx.library.early_stop import Interrupted, Preempted
 from collectx.library.inspection import InspectableCollector
 from collectx.library.keywords import (
-    BatchOutput,
     CreateEnv,
     Devices,
     EachBatchWeights,
+    EnvAndPolicy,
     Frames,
     RayRemote,
     Remote,
     RpcRemote,
     Weights,
-    Work,
     Workers,
     described,
-    own_of,
 )
+from collectx.library.output import BatchOutput
+from collectx.library.overrides import added_worker_overrides
 from collectx.library.trajectories import Assembly
 from collectx.user_objects import Hooks
 
 
-@described(Work, Frames, Devices, BatchOutput, Weights, Hooks, Assembly, Interrupted)
+@described(EnvAndPolicy, Frames, Devices, BatchOutput, Weights, Hooks, Assembly, Interrupted)
 class Collector(InspectableCollector):
     """Collects in this process, without workers (TorchRL's `Collector` or `SyncDataCollector`). Acts with the policy
     object itself, so its weights need not be published."""
@@ -65,7 +64,7 @@ class Collector(InspectableCollector):
         self._ask("restart", mask.tolist())
 
 
-@described(Work, Frames, Devices, BatchOutput, Workers, Weights, Hooks, Assembly, Preempted)
+@described(EnvAndPolicy, Frames, Devices, BatchOutput, Workers, Weights, Hooks, Assembly, Preempted)
 class MultiCollector(InspectableCollector):
     """Collects in worker processes of this machine, over shared memory. Every worker has a copy of the policy.
 
@@ -93,7 +92,7 @@ class MultiAsyncCollector(MultiCollector):
         super().__init__(create_env_fn, policy, sync=False, **keywords)
 
 
-@described(Work, Frames, Devices, BatchOutput, Workers, Weights, Remote, Assembly)
+@described(EnvAndPolicy, Frames, Devices, BatchOutput, Workers, Weights, Remote, Assembly)
 class DistributedCollector(InspectableCollector):
     """Collects in workers on any host, over torch.distributed; `sync` as in `MultiCollector`."""
 
@@ -101,7 +100,7 @@ class DistributedCollector(InspectableCollector):
         super().__init__("distributed_sync" if sync else "distributed", create_env_fn, policy, keywords)
 
 
-@described(Work, Frames, Devices, BatchOutput, Workers, EachBatchWeights, Remote, Assembly)
+@described(EnvAndPolicy, Frames, Devices, BatchOutput, Workers, EachBatchWeights, Remote, Assembly)
 class DistributedSyncCollector(DistributedCollector):
     """`DistributedCollector(sync=True)`; by default publishes the policy's weights after every batch."""
 
@@ -109,7 +108,7 @@ class DistributedSyncCollector(DistributedCollector):
         super().__init__(create_env_fn, policy, sync=True, **keywords)
 
 
-@described(Work, Frames, Devices, BatchOutput, Workers, Weights, RpcRemote, Assembly)
+@described(EnvAndPolicy, Frames, Devices, BatchOutput, Workers, Weights, RpcRemote, Assembly)
 class RPCCollector(InspectableCollector):
     """Collects in workers on any host, over torch RPC; `sync` as in `MultiCollector`.
 
@@ -120,7 +119,7 @@ class RPCCollector(InspectableCollector):
         super().__init__("rpc", create_env_fn, policy, keywords, sync)
 
 
-@described(Work, Frames, Devices, BatchOutput, Workers, Weights, RayRemote, Hooks, Assembly)
+@described(EnvAndPolicy, Frames, Devices, BatchOutput, Workers, Weights, RayRemote, Hooks, Assembly)
 class RayCollector(InspectableCollector):
     """Collects in actors of a Ray cluster, over its object store; `sync` as in `MultiCollector`. The first collector
     connects this process to Ray, until the process ends or calls `ray.shutdown()`. Ray exchanges pickles."""
@@ -150,13 +149,13 @@ class RayCollector(InspectableCollector):
             ConfigError: `collector_kwargs` are wrong.
             LauncherError: the cluster has not the resources for them, even when idle.
         """
-        from collectx.transport.network.ray_cluster import check_resources
+        from collectx.launcher.ray_cluster import check_resources
 
         launcher = self._cfg.launcher
         assert isinstance(launcher, RayLauncherConfig)
         creates = [create_env_fn] if callable(create_env_fn) else list(create_env_fn)
         resources = dict(remote_configs or launcher.remote_configs[0])
-        overrides = [own_of(self._request, create, collector_kwargs) for create in creates]
+        overrides = [added_worker_overrides(self._request, create, collector_kwargs) for create in creates]
         if not launcher.autoscaling:
             check_resources("remote_configs", [resources] * len(creates))
         with self.pause():
@@ -188,7 +187,9 @@ class RayCollector(InspectableCollector):
         """
         super().shutdown(timeout, close_env, raise_on_error)
         if shutdown_ray:
-            leave_ray()
+            from collectx.launcher import ray_cluster
+
+            ray_cluster.disconnect()
 
     def async_shutdown(self, timeout: float | None = None, close_env: bool = True, shutdown_ray: bool = False) -> None:
         """The same as `shutdown`."""

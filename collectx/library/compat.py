@@ -11,7 +11,7 @@ import torch
 
 from collectx.collector.compose import resolve_devices
 from collectx.config import RunConfig, is_stacked
-from collectx.library.keywords import Order
+from collectx.library.request import CollectorRequest
 
 _WEIGHT_SCHEMES = "it connects the parts of TorchRL's collectors; here weights travel by the collector's transport"
 
@@ -32,7 +32,9 @@ class CollectorProperties:
     A device property is one device for a collector in this process, otherwise a list with one per worker.
     """
 
-    def __init__(self, request: Order, cfg: RunConfig, overrides: list[dict[str, Any]], frames_per_batch: int):
+    def __init__(
+        self, request: CollectorRequest, cfg: RunConfig, overrides: list[dict[str, Any]], frames_per_batch: int
+    ):
         self._request = request
         self._cfg = cfg
         # For each worker, the fields of its `WorkerTask` that differ from `cfg`.

@@ -17,12 +17,11 @@ from typing import Any
 
 from collectx.config import SubmititLauncherConfig
 from collectx.errors import ConfigError, LauncherError
-from collectx.launcher.slurm import commands, job
+from collectx.launcher.slurm import commands
 from collectx.launcher.slurm.array import JobArray, slurm_resources
-from collectx.launcher.slurm.job_watcher import JobState
-from collectx.run import worker
+from collectx.launcher.slurm.worker_job import JobState
 from collectx.run.folder import RunFolder, new_folder
-from collectx.run.submitted_workers import PresubmittedJobs, task_of
+from collectx.run.submitted_workers import PresubmittedJobs, worker_command
 
 _MIN_PAUSE_S = 1.0
 _MAX_PAUSE_S = 10.0
@@ -89,15 +88,7 @@ def _submit_and_follow(
     files.jobs.mkdir(exist_ok=True)
     script = files.jobs / "trainer.sh"
     script.write_text(_script(trainer, files, presubmitted))
-    command = [
-        sys.executable,
-        "-u",
-        "-m",
-        worker.__name__,
-        "--wait",
-        f"{presubmitted.queue_timeout_s:g}",
-        str(task_of(files)),
-    ]
+    command = worker_command(files, wait_s=presubmitted.queue_timeout_s)
     array = JobArray(workers, files.jobs / "worker.sh", files.logs, command, files.worker_jobs)
     jobs: list[str] = []
     try:
@@ -123,7 +114,7 @@ def _follow(jobs: Sequence[str], files: RunFolder) -> None:
     num_printed, pause_s = 0, _MIN_PAUSE_S
     gone = JobState("GONE", True, True)
     while True:
-        states = job.states(jobs)
+        states = commands.states(jobs)
         trainer, *others = [states.get(job, gone) for job in jobs]
         text = files.log("trainer").read_bytes() if files.log("trainer").exists() else b""
         sys.stdout.write(text[num_printed:].decode(errors="replace"))

@@ -1,40 +1,35 @@
-"""Batches of whole trajectories: the keywords for them. Called in the trainer's process, by `library.keywords`."""
+"""The keywords about batches of complete trajectories."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from collectx.library.keywords.options import limited, option
+
 
 @dataclass(frozen=True)
 class Assembly:
-    """Batches of whole trajectories, whose frames come in several batches.
+    """Assembles complete trajectories from several batches.
 
     Args:
-        trajs_per_batch: every batch has so many trajectories that have ended, those of an earlier batch first; at the
-            end of the run those that are left are dropped. With a replay buffer they go there, one after another. None:
-            batches are of `frames_per_batch` frames.
-        trajs_per_write: so many go to the replay buffer at once; None: 1.
-        traj_format: "padded" or None: `[trajectories, longest]`, as `split_trajs` makes them; "cat": `[time]`, one
-            trajectory after another.
+        trajs_per_batch: number of trajectories of a batch, in the order in which they ended; those left at the end of
+            the run are dropped. With a replay buffer they are written there one by one. None: batches have
+            `frames_per_batch` frames.
+        trajs_per_write: number of trajectories that one write to the replay buffer has; None: 1.
+        traj_format: "padded" or None: `[trajectories, longest]`, as with `split_trajs`; "cat": `[time]`, trajectories
+            concatenated.
     """
 
-    trajs_per_batch: int | None = None
-    trajs_per_write: int | None = None
-    traj_format: str | None = None
+    trajs_per_batch: int | None = option("collector.trajs_per_batch", None)
+    trajs_per_write: int | None = limited(None, minimum=1)
+    traj_format: str | None = option("collector.traj_format", None)
 
     def problems(self) -> list[str]:
         """What is wrong."""
-        found = []
-        for name in ("trajs_per_batch", "trajs_per_write"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                found.append(f"{name}={value}: must be at least 1.")
-        if self.traj_format not in (None, "padded", "cat"):
-            found.append(f"traj_format={self.traj_format!r}: must be 'padded' or 'cat'.")
-        if self.trajs_per_batch is None:
-            found += [
-                f"{name}={getattr(self, name)!r} without trajs_per_batch: give it how many trajectories a batch has."
-                for name in ("trajs_per_write", "traj_format")
-                if getattr(self, name) is not None
-            ]
-        return found
+        if self.trajs_per_batch is not None:
+            return []
+        return [
+            f"{name}={getattr(self, name)!r} without trajs_per_batch: give the number of trajectories of a batch."
+            for name in ("trajs_per_write", "traj_format")
+            if getattr(self, name) is not None
+        ]

@@ -41,7 +41,7 @@ def make_call(
     acceleration: Acceleration,
     is_trusted: bool,
 ) -> Call:
-    """The call of `policy`, with one tensor `[*spec.policy_shape, *shape]` per leaf of `spec.observation`.
+    """A function that calls `policy` with one tensor `[*spec.policy_shape, *shape]` per leaf of `spec.observation`.
 
     Args:
         is_trusted: the policy is called with a TensorDict, whatever its signature and its keys.
@@ -182,7 +182,8 @@ def call_with_tensordict(
     exploration_type: ExplorationType,
     keeps_outputs: bool,
 ) -> Call:
-    """
+    """A policy that takes a TensorDict, and writes its outputs into it or returns them.
+
     Args:
         index: of each leaf in the observation.
         size: batch size of the TensorDict.

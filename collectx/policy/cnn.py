@@ -15,7 +15,7 @@ from collectx.policy.stochastic import StochasticPolicy
 
 
 class Image(nn.Module):
-    """An image observation of any common layout to float32 `[B, channels, height, width]`, divided by `scale`.
+    """Converts an image of any common layout to float32 `[B, channels, height, width]`, divided by `scale`.
 
         [H, W]                one grey channel
         [C, H, W], [H, W, C]  the smaller end is the channels: [4, 84, 84] is a stack of grey frames

@@ -19,7 +19,7 @@ Forward = Callable[..., Any]
 
 _linear, _addmv = F.linear, torch.addmv
 
-# What replaces a layer's forward, and, where one exists, the form that overwrites its input.
+# The function of each layer, and its form that overwrites the input, where there is one.
 _ELEMENTWISE: dict[type, tuple[Forward, Forward | None]] = {
     nn.Tanh: (torch.tanh, torch.tanh_),
     nn.ReLU: (torch.relu, torch.relu_),

@@ -51,11 +51,11 @@ def spec_with_states(spec: EnvSpec, states: Sequence[StateSpec]) -> EnvSpec:
 
 
 def find_states(policy: Any, spec: EnvSpec, probe: Callable[[EnvSpec], Sequence[Leaf]]) -> tuple[StateSpec, ...]:
-    """The state of `policy`.
+    """The state of `policy`. The initial value of a leaf is, in this order:
 
-    The env gives the initial value of a state that it observes (TorchRL's `TensorDictPrimer`); otherwise
-    `initial_state` of the policy or of one of its modules does, a dict of one env's tensors by key; otherwise it is
-    zeros, of a shape that fits the policy's recurrent layers.
+    - what the env observes under its key (TorchRL's `TensorDictPrimer`),
+    - its entry in `initial_state`, an attribute of the policy or of one of its modules: one env's tensors by key,
+    - zeros, of a shape that fits the policy's recurrent layers.
 
     Args:
         probe: calls the policy with observations of such a spec and returns the leaves that it writes; raises where

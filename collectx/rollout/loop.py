@@ -8,7 +8,7 @@ Called by the worker (`collectx/worker/rollout_source.py`), in the worker's proc
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any, NoReturn
@@ -30,29 +30,6 @@ from collectx.transport.base import Stop
 EndsEarly = Callable[[], bool | int]
 
 
-class EndBatch(Exception):
-    """Ends the current batch early; its first `steps` steps are already written."""
-
-    def __init__(self, steps: int):
-        super().__init__()
-        self.steps = steps
-
-
-class _EarlyStop:
-    """A `Stop` that also calls `ends_early`, before every step but the first; raises `EndBatch`."""
-
-    def __init__(self, stop: Stop, ends_early: EndsEarly):
-        self._stop = stop
-        self._ends_early = ends_early
-        self._steps = 0
-
-    def __getitem__(self, index: int, /) -> int:
-        if self._steps and self._ends_early():
-            raise EndBatch(self._steps)
-        self._steps += 1
-        return self._stop[index]
-
-
 class Stopped(Exception):
     """The trainer stops the worker; the current slot is incomplete and must not be sent."""
 
@@ -61,6 +38,14 @@ def raise_at_step(error: ShapeError, step: int) -> NoReturn:
     """Raises `error` with the step of the batch added to its message."""
     error.args = (f"{error} (step {step} of the batch)",)
     raise error
+
+
+def _take_until(ends_early: EndsEarly, steps: Iterator[Any], num_steps: int) -> Iterator[Any]:
+    """Yields the `num_steps` items of `steps` until `ends_early` returns true after one of them."""
+    for number, step in enumerate(steps, 1):
+        yield step
+        if number < num_steps and ends_early():
+            return
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,8 +114,7 @@ class Rollout:
             Stopped: `stop` became nonzero.
             ShapeError: an env or the policy returned what its spec does not allow; names the step.
         """
-        infer, env = self._next_inference(), self._env
-        stop = self._stop if self._ends_early is None else _EarlyStop(self._stop, self._ends_early)
+        infer, env, stop = self._next_inference(), self._env, self._stop
         num_actions = len(env.spec.action)
         rows.policy_version[:] = policy_version
         if self._refresh is not None:
@@ -142,11 +126,11 @@ class Rollout:
         observations = list(zip(*rows.observation, strict=True))
         observations.append(self._carry)
         env_s = policy_s = 0.0
-        num_steps = rows.steps
         steps = zip(rows.seen(), zip(*rows.actor, strict=True), rows.step_rows(), observations[1:], strict=True)
+        taken = steps if self._ends_early is None else _take_until(self._ends_early, steps, rows.steps)
         try:
             with torch.inference_mode():
-                for seen, written, out, following in steps:
+                for seen, written, out, following in taken:
                     if stop[0]:
                         raise Stopped
                     started = perf_counter()
@@ -160,10 +144,10 @@ class Rollout:
                     env_s += perf_counter() - acted
                     policy_s += acted - started
         except ShapeError as error:
-            # Computed from the remaining steps, so that the loop need not count.
-            raise_at_step(error, num_steps - 1 - sum(1 for _ in steps))
-        except EndBatch as end:
-            num_steps = end.steps
+            raise_at_step(error, rows.steps - 1 - sum(1 for _ in steps))
+        # From the remaining steps, so that the loop need not count.
+        num_steps = rows.steps - sum(1 for _ in steps)
+        if num_steps < rows.steps:
             for carry, row in zip(self._carry, observations[num_steps], strict=True):
                 carry[...] = row
         terminated, truncated, done = (flag[:num_steps] for flag in (rows.terminated, rows.truncated, rows.done))
@@ -183,7 +167,7 @@ class Rollout:
         self._episodes.abandon()
 
     def restart(self, chosen: np.ndarray) -> None:
-        """Begins new trajectories in some envs, `[E]` bool, of a `cuttable` group."""
+        """Begins new trajectories in some envs, `[E]` bool, of a group with `can_restart_early`."""
         self._env.restart(chosen, self._carry)
         self._episodes.abandon(chosen)
 

@@ -55,7 +55,7 @@ class RolloutOptions:
                     "autoreset_mode=disabled or same_step."
                 ]
             )
-        if not spec.cuttable:
+        if not spec.can_restart_early:
             options = {"max_frames_per_traj": self.max_frames_per_traj, "reset_at_each_iter": self.reset_at_each_iter}
             problems = [
                 f"collector.{name}={str(value).lower()}: this vector env resets its envs by itself, so none can be "

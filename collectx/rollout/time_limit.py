@@ -30,7 +30,7 @@ class TimeLimitEnv:
     env's trajectory.
 
     Args:
-        env: a `cuttable` group. Closed by this one.
+        env: a group with `can_restart_early`. Closed by this one.
         spec: of this group.
         max_frames: at least 1.
     """

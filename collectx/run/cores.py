@@ -42,9 +42,10 @@ def limit_threads(cfg: RunConfig) -> None:
 def _num_worker_threads(cfg: RunConfig) -> int:
     """Threads of the workers that share this process's cores. Those of other tasks and jobs of SLURM have their own."""
     if isinstance(cfg.launcher, RayLauncherConfig):
-        from collectx.collector import actors
+        from collectx.launcher import ray_cluster
 
-        is_beside = actors.are_here(cfg.launcher)
+        ray_cluster.connect(cfg.launcher.ray_init_config)
+        is_beside = ray_cluster.is_single_host()
     else:
         is_beside = cfg.launcher.kind in ("inline", "local")
     processes = cfg.collector.num_workers * cfg.collector.num_workers_per_collector

@@ -9,7 +9,7 @@
     <run>/lock                 locked by the trainer's process while the run lives (lock.py); host and process id
     <run>/result.json          written atomically, last
     <run>/logs/                one file per role
-    <run>/jobs/                scripts of a scheduler's jobs, and what they are told
+    <run>/jobs/                scripts of a scheduler's jobs, and the task that they run
     <run>/checkpoints/
 
 Used by the trainer's process while a run lives, and by the command line afterwards. Must not know what the lines mean.
@@ -46,6 +46,8 @@ class RunFolder:
         self.lock = self.path / "lock"
         self.logs = self.path / "logs"
         self.jobs = self.path / "jobs"
+        self.task = self.jobs / "task.json"
+        self.task_objects = self.jobs / "task.pkl"
         self.job_note = self.jobs / "slurm.json"
         self.worker_jobs = self.jobs / "workers.txt"
         self.checkpoints = self.path / "checkpoints"

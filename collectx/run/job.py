@@ -1,16 +1,18 @@
-"""The trainer's whole life: from a configuration to a run folder with a result in it.
+"""A run in the trainer's process, from a configuration to a run folder with a result in it.
 
-    folder -> snapshot -> specs -> policy -> trainer -> collector (workers start) -> train -> close -> result.json
+    prepare   snapshot -> env's spec -> policy -> trainer -> collector, whose workers start
+    collect   the trainer takes batches from the collector
+    finish    the last lines, the checkpoint; the workers are closed -> result.json
 
-Called by the command line, in the trainer's process. torch is imported only after the workers' own import of it has
-been set going, so that both load at the same time. Must not know schedules, transports or how a policy learns.
+Called by the command line, or by entry.py in a job. torch is imported only after the fork server has started, so that
+both import it at the same time. Must not know schedules, transports or how a policy learns.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,87 +27,93 @@ from collectx.run.result import Record, Result
 from collectx.run.signals import Signals
 
 if TYPE_CHECKING:
+    from collectx.collector import Collector
     from collectx.launcher.base import Launcher
+    from collectx.run.collection import RunCollection
     from collectx.trainer.base import Trainer
 
 
-def execute(cfg: RunConfig, folder: Path, argv: list[str], place: Launcher | None = None) -> Result:
-    """Runs `cfg`, blocking until the run has ended, and leaves everything about it in `folder`.
+def execute(cfg: RunConfig, folder: Path, argv: list[str], launcher: Launcher | None = None) -> Result:
+    """Runs `cfg`, blocks until the run has ended, and writes everything about it to `folder`.
 
-    A run that fails or is interrupted (SIGINT, SIGTERM, SIGHUP) does not raise: it says so on standard error and in the
-    result, which `result.json` gets last, whatever happened.
+    A run that fails or is interrupted (SIGINT, SIGTERM, SIGHUP) does not raise: the reason is printed to standard error
+    and written to `result.json`, which is always the last file.
 
     Args:
-        argv: what the user typed, for the snapshot.
-        place: where the workers come up, if not on this machine as `cfg.launcher` says; the folder was then made ready
-            when the job was submitted.
+        argv: the command line as typed, for the snapshot.
+        launcher: of workers that this process does not start; `begin` was then called when the job was submitted.
 
     Raises:
-        ConfigError: what no rule could see before (an observation space that cannot be stored, a device that is not
-            there), found before any worker started; or the folder has a run in it (`run.overwrite`), or cannot be
-            made.
+        ConfigError: before any worker has started: a mistake that no rule can find (an observation space that cannot
+            be stored, a device that does not exist), a folder that has a run in it (`run.overwrite`), or one that
+            cannot be made.
     """
     files = RunFolder(folder)
-    with locked(files, cfg.run.overwrite, force=place is not None):
-        return _execute(cfg, files, argv, place)
+    with locked(files, cfg.run.overwrite, force=launcher is not None):
+        files.begin(keep_logs=launcher is not None)
+        with Signals() as signals:
+            record = Record(cfg, signals)
+            try:
+                _run(cfg, files, argv, launcher, record, signals)
+            except BaseException as error:
+                record.end(error)
+            result = _write_result(files, record, signals)
+        if record.config_error is not None:
+            raise record.config_error
+        return result
 
 
-def _execute(cfg: RunConfig, files: RunFolder, argv: list[str], place: Launcher | None) -> Result:
-    files.begin(keep_logs=place is not None)
-    with Signals() as signals:
-        record = Record(cfg, signals)
-        try:
-            _run(cfg, files, argv, place, record, signals)
-        except BaseException as error:
-            record.end(error)
-        # Nobody listens any more.
-        files.rendezvous.unlink(missing_ok=True)
-        files.secret.unlink(missing_ok=True)
-        signals.seal()
-        result = record.result(files.path)
-        display.log_errors(record.errors, files.log("trainer"))
-        try:
-            write_json(files.result, result.as_json())
-        except OSError as error:
-            display.print_message(f"{files.result} could not be written: {error.strerror or error}")
-        if record.config_error is None:
-            display.print_result(result, record.errors, files.log("trainer"))
-    if record.config_error is not None:
-        raise record.config_error
+def _write_result(files: RunFolder, record: Record, signals: Signals) -> Result:
+    # No worker needs the address any more.
+    files.rendezvous.unlink(missing_ok=True)
+    files.secret.unlink(missing_ok=True)
+    signals.seal()
+    result = record.result(files.path)
+    display.log_errors(record.errors, files.log("trainer"))
+    try:
+        write_json(files.result, result.as_json())
+    except OSError as error:
+        display.print_message(f"{files.result} could not be written: {error.strerror or error}")
+    if record.config_error is None:
+        display.print_result(result, record.errors, files.log("trainer"))
     return result
 
 
 def _run(
-    cfg: RunConfig, files: RunFolder, argv: list[str], place: Launcher | None, record: Record, signals: Signals
+    cfg: RunConfig, files: RunFolder, argv: list[str], launcher: Launcher | None, record: Record, signals: Signals
 ) -> None:
-    """From the snapshot to the closed collector. What training raises goes to `record`, the rest is raised."""
+    """From the snapshot to the closed collector. Errors of training go to `record`; others are raised."""
     if cfg.launcher.kind == "local" and cfg.collector.kind != "single":
         from collectx.launcher.local import warm_up
 
         with signals.ignored_by_children():
             warm_up()
     snapshot.write(cfg, files, argv)
-    # A failure that ends the run is shown at its end.
+    # With on_worker_failure=raise the failure is shown at the end, as the error of the run.
     events = EventLog(files, hidden=("worker_failed",) if cfg.collector.on_worker_failure == "raise" else ())
     try:
         progress = display.Progress(record.statistics, start_s=record.start_s)
         events.show = progress.say
-
-        def note(name: str, **fields: Any) -> None:
-            record.add_event(name, fields)
-            events(name, **fields)
-
-        with progress, _place(cfg, files, place, events) as place:
-            _collect(cfg, files, place, record, signals, note)
+        with progress, _launched(cfg, files, launcher, events) as launcher:
+            job = _Job(cfg, files, record, signals, events)
+            try:
+                workers = job.prepare(launcher)
+            except (ConfigError, LauncherError, SpaceError) as error:
+                raise record.misconfigured(error) from error
+            with workers as collector:
+                job.collect(collector)
     finally:
         events.close()
 
 
 @contextmanager
-def _place(cfg: RunConfig, files: RunFolder, place: Launcher | None, events: EventLog) -> Iterator[Launcher | None]:
-    """Where workers come up: as given, or as jobs that this process submits, and ends with the block."""
-    if place is not None or cfg.launcher.kind != "submitit":
-        yield place
+def _launched(
+    cfg: RunConfig, files: RunFolder, launcher: Launcher | None, events: EventLog
+) -> Iterator[Launcher | None]:
+    """Yields `launcher`, or with `launcher=submitit` that of jobs that this process submits, which end with the
+    block."""
+    if launcher is not None or cfg.launcher.kind != "submitit":
+        yield launcher
         return
     from collectx.run.submitted_workers import submitted_workers
 
@@ -113,94 +121,108 @@ def _place(cfg: RunConfig, files: RunFolder, place: Launcher | None, events: Eve
         yield submitted
 
 
-def _collect(
-    cfg: RunConfig,
-    files: RunFolder,
-    place: Launcher | None,
-    record: Record,
-    signals: Signals,
-    events: Callable[..., None],
-) -> None:
-    try:
+class _Job:
+    """The three steps of a run: `prepare`, `collect`, and `finish`, which `collect` calls."""
+
+    def __init__(self, cfg: RunConfig, files: RunFolder, record: Record, signals: Signals, events: EventLog):
+        self._cfg = cfg
+        self._files = files
+        self._record = record
+        self._signals = signals
+        self._event_log = events
+        self._trainer: Trainer
+        self._workers_write = False
+
+    def prepare(self, launcher: Launcher | None) -> AbstractContextManager[Collector]:
+        """Makes the policy and the trainer, and starts the workers; does not wait for them."""
         import torch
 
-        from collectx import collector as collectors
-        from collectx import env, policy, trainer
-        from collectx.collector.trajectories import Assembler
-        from collectx.run.collection import RunCollection
+        from collectx import collector, env, policy, trainer
 
+        cfg = self._cfg
         if problems := preflight.device_problems(cfg) + preflight.backend_problems(cfg):
             raise ConfigError(problems)
-        # It learns where batches lie.
+        # The trainer computes on the device of the batches.
         device = torch.device(cfg.devices.storing_device or cfg.devices.device or "cpu")
         cores.limit_threads(cfg)
-        snapshot.write_numerics(files, device)
+        snapshot.write_numerics(self._files, device)
         spec = env.read_spec(cfg.env, policy.is_user_policy(cfg.policy))
         _seed(cfg.seed)
         module = policy.build(cfg.policy, spec, cfg.seed)
-        learner = trainer.build(cfg.trainer, module, spec, cfg.seed, device)
-        replay = getattr(learner, "shared_replay", None) if _may_write(cfg) else None
-        if replay is not None:
-            record.digest = None
-        own = None if replay is None else [{"replay": replay}] * cfg.collector.num_workers
-        folder = cfg.collector.order_of
-        again = None if folder is None else [collectors.RecordedBatch(*batch) for batch in delivery_log.read(folder)]
-        workers = collectors.build(cfg, module, spec, events, files.logs, place, own, recorded=again)
-    except (ConfigError, LauncherError, SpaceError) as error:
-        raise record.misconfigured(error) from error
-    with workers as collector:
-        want = cfg.collector
+        self._trainer = trainer.build(cfg.trainer, module, spec, cfg.seed, device)
+        overrides = None
+        replay = getattr(self._trainer, "shared_replay", None)
+        if replay is not None and _workers_may_write(cfg):
+            self._workers_write = True
+            self._record.digest = None
+            overrides = [{"replay": replay}] * cfg.collector.num_workers
+        recorded = None
+        if cfg.collector.order_of is not None:
+            recorded = [collector.RecordedBatch(*batch) for batch in delivery_log.read(cfg.collector.order_of)]
+        logs = self._files.logs
+        return collector.build(cfg, module, spec, self._add_event, logs, launcher, overrides, recorded=recorded)
+
+    def collect(self, collector: Collector) -> None:
+        """Trains until the trainer returns or raises, and finishes the run in either case."""
+        from collectx.collector.trajectories import Assembler
+        from collectx.run.collection import RunCollection
+
+        options = self._cfg.collector
+        assembler = None
+        if options.trajs_per_batch is not None:
+            assembler = Assembler(options.trajs_per_batch, options.traj_format, options.reset_at_each_iter)
         collection = RunCollection(
             collector,
-            files,
-            record.statistics,
-            record.digest,
-            events,
-            signals.check,
-            signals.hold,
-            masked=want.preemptive_threshold is not None,
-            assembler=None
-            if want.trajs_per_batch is None
-            else Assembler(want.trajs_per_batch, want.traj_format, want.reset_at_each_iter),
-            workers_write=replay is not None,
-            max_batches=cfg.run.max_batches,
+            self._files,
+            self._record.statistics,
+            self._record.digest,
+            self._add_event,
+            self._signals.check,
+            self._signals.hold,
+            masked=options.preemptive_threshold is not None,
+            assembler=assembler,
+            workers_write=self._workers_write,
+            max_batches=self._cfg.run.max_batches,
         )
         try:
-            learner.train(collection)
-            record.end(None)
+            self._trainer.train(collection)
+            self._record.end(None)
         except BaseException as error:
-            record.end(error)
+            self._record.end(error)
         finally:
-            # What was delivered is brought to safety first.
-            signals.shield()
-            try:
-                collection.close()
-            finally:
-                _save(learner, files)
+            self.finish(collection)
+
+    def finish(self, collection: RunCollection) -> None:
+        """Writes the last batch's line and `checkpoints/final.pt`, after a failure too, before the workers close."""
+        import torch
+
+        self._signals.shield()
+        try:
+            collection.close()
+        finally:
+            state: dict = getattr(self._trainer, "state_dict", dict)()
+            if state:
+                write_atomically(self._files.final_checkpoint, lambda file: torch.save(state, file))
+
+    def _add_event(self, name: str, **fields: Any) -> None:
+        self._record.add_event(name, fields)
+        self._event_log(name, **fields)
 
 
-def _may_write(cfg: RunConfig) -> bool:
-    """Whether workers may write their batches to a trainer's replay buffer: where nobody looks at them before, and
-    their order is left to chance anyway."""
-    want = cfg.collector
-    looked_at = getattr(cfg.trainer, "digest", False) or want.trajs_per_batch is not None or want.order_of is not None
-    return is_async(want) and backend_of(cfg) == "shared_memory" and not looked_at
+def _workers_may_write(cfg: RunConfig) -> bool:
+    """Whether workers may write batches to the trainer's replay buffer themselves: no option reads the batches before,
+    and their order is not reproducible anyway."""
+    options = cfg.collector
+    is_read = getattr(cfg.trainer, "digest", False) or options.trajs_per_batch is not None
+    is_ordered = not is_async(options) or options.order_of is not None
+    return backend_of(cfg) == "shared_memory" and not is_read and not is_ordered
 
 
 def _seed(seed: int) -> None:
-    """Seeds what a policy's initialisation or a user's trainer may draw from; envs and workers have their own seeds."""
+    """Seeds what a policy's initialisation or a user's trainer may draw from; envs and workers have separate seeds."""
     import numpy as np
     import torch
 
     random.seed(seed)
     np.random.seed(seed % 2**32)
     torch.manual_seed(seed)
-
-
-def _save(learner: Trainer, files: RunFolder) -> None:
-    """Saves the trainer's state, if it has one, as `checkpoints/final.pt`; after a failure too, as it was learnt."""
-    import torch
-
-    state: dict = getattr(learner, "state_dict", dict)()
-    if state:
-        write_atomically(files.final_checkpoint, lambda file: torch.save(state, file))

@@ -1,7 +1,7 @@
-"""The workers of a run as jobs that its trainer submits: what `launcher=submitit` adds to a run. Or as jobs that were
-submitted before it, and wait for it: what `submitit_delayed_launcher` needs.
+"""Workers that are jobs: submitted by the trainer (`launcher=submitit`), or submitted along with the trainer's job and
+waiting for their task (`submitit_delayed_launcher`).
 
-Used in the trainer's process. Must not know how a scheduler is spoken to.
+Used in the trainer's process. Must not know the commands of a scheduler.
 """
 
 from __future__ import annotations
@@ -13,26 +13,32 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 
 from collectx.config import RunConfig, SubmititLauncherConfig, num_workers_of
-from collectx.launcher.base import Launcher
-from collectx.run import worker
+from collectx.launcher.base import Launcher, WaitingWorkers
 from collectx.run.folder import RunFolder
-from collectx.run.role import announce
+from collectx.run.rendezvous import TaskFile, announce_trainer
 from collectx.user_objects import UserObjects
+
+_VARIABLE = "COLLECTX_PRESUBMITTED_JOBS"
+
+
+def worker_command(files: RunFolder, python: str | None = None, wait_s: float = 0.0) -> list[str]:
+    """The command of a worker's job, without the index of the worker, which is its last argument."""
+    wait = ["--wait", f"{wait_s:g}"] if wait_s else []
+    return [python or sys.executable, "-u", "-m", "collectx.run.entry", *wait, str(files.path), "--worker"]
 
 
 @contextmanager
 def submitted_workers(
-    cfg: RunConfig, files: RunFolder, say: Callable[[str], None], given: Sequence[UserObjects] | None = None
+    cfg: RunConfig, files: RunFolder, show: Callable[[str], None], objects: Sequence[UserObjects] | None = None
 ) -> Iterator[Launcher]:
-    """The place of workers that are jobs of their own. At the end of the block all of these jobs have ended, or are
-    cancelled; that may take `collector.close_timeout_s`.
+    """Submits workers as jobs. At the end of the block all of these jobs have ended, or are cancelled; that may take
+    `collector.close_timeout_s`.
 
     Args:
-        say: called with lines for the user, from any thread.
-        given: what each worker cannot be told as plain data; None: nothing.
+        show: called with messages for the user, from any thread.
+        objects: env, policy and hooks of each worker that plain data cannot hold; None: there are none.
     """
     from collectx.launcher.slurm.array import JobArray
     from collectx.launcher.slurm.job_watcher import JobWatcher
@@ -40,35 +46,29 @@ def submitted_workers(
     launcher = cfg.launcher
     assert isinstance(launcher, SubmititLauncherConfig)
     token = secrets.token_hex(8)
-    task, script = task_of(files), files.jobs / "worker.sh"
-    files.jobs.mkdir(exist_ok=True)
-    worker.write(task, cfg, files, token, given)
-    command = [launcher.python or sys.executable, "-u", "-m", worker.__name__, str(task)]
-    scheduler = JobArray(launcher, script, files.logs, command, files.worker_jobs)
+    TaskFile(cfg, token=token).write(files, objects)
+    command = worker_command(files, launcher.python)
+    scheduler = JobArray(launcher, files.jobs / "worker.sh", files.logs, command, files.worker_jobs)
     with JobWatcher(
         scheduler,
         num_workers_of(cfg),
-        lambda index: files.log(f"worker-{index}"),
+        lambda worker: files.log(f"worker-{worker}"),
         cfg.collector.close_timeout_s,
-        say,
+        show,
+        lambda endpoint: announce_trainer(files, endpoint, token),
+        ("launcher.queue_timeout_s", launcher.queue_timeout_s),
     ) as jobs:
-        yield Launcher(
-            announce=lambda endpoint: announce(files, endpoint, token),
-            start=jobs.start,
-            describe=jobs.describe,
-            join_timeout=lambda worker: ("launcher.queue_timeout_s", launcher.queue_timeout_s),
-        )
+        yield jobs
 
 
 @dataclass(frozen=True)
 class PresubmittedJobs:
-    """What the job of a trainer is told about workers whose jobs were submitted along with it.
+    """The workers' jobs that were submitted along with the trainer's job, passed to it in an environment variable.
 
     Attributes:
-        folder: where they wait for their task.
-        num_workers: how many.
-        backend, tcp_port: what the one who submitted them asked for.
-        queue_timeout_s: how long they, and the trainer, wait for each other.
+        folder: the run folder in which they wait for their task.
+        backend, tcp_port: as passed to `submitit_delayed_launcher`.
+        queue_timeout_s: how long they and the trainer wait for each other.
     """
 
     folder: str
@@ -78,39 +78,29 @@ class PresubmittedJobs:
     queue_timeout_s: float
 
     def as_environment(self) -> tuple[str, str]:
-        """The variable that tells the trainer's job."""
+        """Name and value of the environment variable of the trainer's job."""
         return _VARIABLE, json.dumps(vars(self))
 
     @classmethod
     def from_environment(cls) -> PresubmittedJobs | None:
-        """What this process is told; None where nothing was submitted presubmitted."""
+        """Reads the environment variable of this process; None where it is not set."""
         text = os.environ.get(_VARIABLE)
         return None if text is None else cls(**json.loads(text))
 
     def files(self) -> RunFolder:
-        """The folder, with its files' names."""
         return RunFolder(self.folder)
 
 
-def presubmitted_workers(cfg: RunConfig, presubmitted: PresubmittedJobs, given: Sequence[UserObjects]) -> Launcher:
-    """The place of workers whose jobs wait already: tells them their task. They are not replaced.
+def presubmitted_workers(cfg: RunConfig, jobs: PresubmittedJobs, objects: Sequence[UserObjects]) -> Launcher:
+    """Gives their task to workers whose jobs were submitted before. They are not replaced.
 
     Args:
-        given: see `submitted_workers`.
+        objects: see `submitted_workers`.
     """
-    files, token = presubmitted.files(), secrets.token_hex(8)
-    worker.write(task_of(files), cfg, files, token, given)
-    return Launcher(
-        announce=lambda endpoint: announce(files, endpoint, token),
-        start=lambda index, life: None,
-        describe=lambda index: f"worker {index} (log: {files.log(f'worker-{index}')})",
-        join_timeout=lambda worker: ("queue_timeout_s", presubmitted.queue_timeout_s),
+    files, token = jobs.files(), secrets.token_hex(8)
+    TaskFile(cfg, token=token).write(files, objects)
+    return WaitingWorkers(
+        lambda worker: files.log(f"worker-{worker}"),
+        lambda endpoint: announce_trainer(files, endpoint, token),
+        ("queue_timeout_s", jobs.queue_timeout_s),
     )
-
-
-def task_of(files: RunFolder) -> Path:
-    """What the workers of a run are told."""
-    return files.jobs / "worker.json"
-
-
-_VARIABLE = "COLLECTX_PRESUBMITTED_JOBS"

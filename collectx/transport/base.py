@@ -153,6 +153,12 @@ def decode_reset(code: int) -> tuple[int, bool] | None:
 class Transport(Protocol):
     """The trainer's end. Used from one thread, except `interrupt`."""
 
+    def expect(self, worker: int, life: int) -> None:
+        """Allows a worker of this index to connect. Must be called before the worker is started."""
+
+    def attach(self, worker: int, handle: Any) -> None:
+        """Watches a started worker: a process (`collectx.transport.processes.Handle`), or inline a generator."""
+
     def grant(self, worker: int, slot: int, reset: int = NO_RESET) -> None:
         """Allows `worker` to fill `slot`, after the reset that `reset` encodes. With `SlabSpec.require_latest`, the
         worker acts with the newest weights of this moment, or newer ones. Does not block. Does nothing for a worker

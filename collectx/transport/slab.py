@@ -170,6 +170,9 @@ class SlabTransport:
         self.spec = spec
         self.slab = Slab(spec, shared)
 
+    def expect(self, worker: int, life: int) -> None:
+        """Nothing: only the trainer itself can connect a worker."""
+
     def gather(self, parts: Sequence[Arrival], copy: bool) -> torch.Tensor:
         return self.slab.gather([(part.worker, part.slot) for part in parts], copy)
 

@@ -93,7 +93,7 @@ class Supervisor(Generic[AnyWorker]):
         worker_timeout_s: float,
         close_timeout_s: float,
         describe: Callable[[int], str],
-        join_timeout: Callable[[int], Limit] | None = None,
+        join_timeout: Callable[[int], Limit | None] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ):
         self.workers: dict[int, AnyWorker] = {}
@@ -258,9 +258,10 @@ class Supervisor(Generic[AnyWorker]):
     def _limit(self, worker: Worker) -> Limit:
         if worker.has_delivered:
             return "collector.worker_timeout_s", self._worker_timeout_s
+        limit = None
         if worker.state is not State.JOINED and self._join_timeout is not None:
-            return self._join_timeout(worker.index)
-        return "collector.start_timeout_s", self._start_timeout_s
+            limit = self._join_timeout(worker.index)
+        return limit or ("collector.start_timeout_s", self._start_timeout_s)
 
     def remove(self, worker: Worker) -> None:
         """Closes a worker's connection and ends its process; its record stays until another is added for its index."""

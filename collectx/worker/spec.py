@@ -1,4 +1,4 @@
-"""What a worker is told, as plain data or as what only Python can give, and what it seeds itself with.
+"""What a worker builds and how it fills its slots, as plain data and user objects; and the seeds that follow from it.
 
 Made in the trainer's process, read in the worker's.
 """
@@ -21,61 +21,76 @@ from collectx.config import (
     PolicyConfig,
     as_dict,
     group_from_dict,
+    is_stacked,
 )
 from collectx.rollout.options import RolloutOptions
 from collectx.user_objects import Hooks, UserCollector, UserObjects
 
 
-class Extended(Protocol):
-    """A `collectx.ReplayBuffer`, or what writes to one."""
+class Extendable(Protocol):
+    """A `collectx.ReplayBuffer`, or an object that writes to one."""
 
     def extend(self, batch: Any, /) -> Any: ...
 
 
 @dataclass(frozen=True)
+class Share:
+    """The part of a run's workers that one collector has.
+
+    Attributes:
+        first_worker: how many workers of the run precede those of this collector.
+        num_workers: how many workers the run has.
+        life: of all workers of this collector; see `WorkerSpec`.
+    """
+
+    first_worker: int
+    num_workers: int
+    life: int
+
+
+@dataclass(frozen=True)
 class NestedSpec:
-    """The collector that a worker is itself (`collectx/collector/nested.py`): schedule and size, and where its own
-    workers come up."""
+    """The collector that a worker runs (`collectx/worker/nested.py`), and the launcher of its processes."""
 
     collector: CollectorConfig
     launcher: LauncherConfig
 
     def to_json(self) -> dict[str, Any]:
-        """As plain data."""
+        """Returns plain data."""
         return {"collector": as_dict(self.collector), "launcher": as_dict(self.launcher)}
 
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> NestedSpec:
-        """What `to_json` made."""
+        """The inverse of `to_json`."""
         return cls(**{group: group_from_dict(group, values) for group, values in fields.items()})
 
 
 @dataclass(frozen=True)
 class WorkerSpec:
-    """All that a worker is told. Picklable.
+    """One worker. Picklable.
 
     Attributes:
         worker: its index among the workers of its collector.
-        num_workers: how many there are in the whole run.
-        env, policy: what to build.
+        num_workers: workers of the whole run.
         num_envs: envs of every worker.
-        policy_device: where the policy acts, as `torch.device` takes it.
-        keeps_weights: it acts with the weights that its policy was made with until others than the first are published.
-        exploration_type: how it acts.
+        env, policy: what to build.
+        policy_device: the device that the policy acts on, as `torch.device` takes it.
+        exploration_type: how the policy acts.
         seed: the run's seed.
-        life: 0, or how often a worker of this index was started again. Each life has envs' seeds and trajectory ids of
-            its own, so that nothing is repeated.
-        leaves: what the trainer's slots hold; the worker's own env and policy must give the same.
-        first_worker: how many workers of the run come before those of its collector.
+        leaves: of the trainer's slots; the worker's env and policy must have the same.
+        rollout: how its batches and trajectories begin and end.
+        life: how often a worker of this index was restarted. Every life has other seeds and trajectory ids, so that no
+            data is repeated.
+        first_worker: how many workers of the run precede those of its collector.
         nested: the collector that the worker runs; `num_workers` then counts the processes of all workers, and
             `num_envs` is of one process.
-        steps: of its batches, where they are fewer than its slots have.
-        rollout: how its batches and trajectories begin and end.
-        should_end: of a worker in the trainer's process: called after every step, whether a batch is to end.
-        replay: of a process of the trainer's machine: where it writes its batches itself.
-        hooks: what is called around its batches.
-        user_collector: the collector of the user's own that it runs, see `collectx/worker/user_collector.py`.
-        visible_device: of a process of its own: the only GPU that it sees, or "cpu". None: all that there are.
+        steps: of its batches, if they are shorter than its slots.
+        should_end: called after every step; whether the batch ends early. Of an inline worker only.
+        replay: a buffer that the worker writes its batches to, on the trainer's machine.
+        hooks: called around its batches.
+        user_collector: the user's collector that the worker runs (`collectx/worker/user_collector.py`).
+        visible_device: the only GPU that its process sees, or "cpu"; None: all.
+        keeps_weights: it acts with the initial weights of its policy until the second version is published.
     """
 
     worker: int
@@ -93,7 +108,7 @@ class WorkerSpec:
     nested: NestedSpec | None = None
     steps: int | None = None
     should_end: Callable[[], bool] | None = None
-    replay: Extended | None = None
+    replay: Extendable | None = None
     hooks: Hooks = field(default_factory=Hooks)
     user_collector: UserCollector | None = None
     visible_device: str | None = None
@@ -101,56 +116,62 @@ class WorkerSpec:
 
     @property
     def first_version(self) -> int:
-        """Of the weights that its policy is made with: -1 where even the first that are published are newer."""
+        """The version of the initial weights: -1 if even the first version that is published replaces them."""
         return 0 if self.keeps_weights else -1
 
     @property
     def index(self) -> int:
-        """Its index in the whole run."""
+        """The index of the worker in the whole run."""
         return self.first_worker + self.worker
 
     @property
-    def given(self) -> UserObjects:
-        """What `to_json` cannot tell."""
+    def user_objects(self) -> UserObjects:
+        """The parts that `to_json` leaves out."""
         return UserObjects.of(self.env, self.policy, self.hooks, self.user_collector)
 
     def to_json(self) -> dict[str, Any]:
-        """As plain data, for workers on other hosts; what is `given` they must have already."""
-        leaves = [[list(leaf.key), list(leaf.shape), str(leaf.dtype).removeprefix("torch.")] for leaf in self.leaves]
-        given = self.given
-        env = as_dict(self.env) if given.env is None else None
-        policy = as_dict(self.policy) if given.policy is None else None
-        nested = None if self.nested is None else self.nested.to_json()
-        rollout = asdict(self.rollout)
+        """Returns plain data, for workers on other hosts, which get `user_objects` by another way."""
+        objects = self.user_objects
         return {
             **vars(self),
-            "env": env,
-            "policy": policy,
-            "leaves": leaves,
-            "nested": nested,
-            "rollout": rollout,
+            "env": as_dict(self.env) if objects.env is None else None,
+            "policy": as_dict(self.policy) if objects.policy is None else None,
+            "leaves": [
+                [list(each.key), list(each.shape), str(each.dtype).removeprefix("torch.")] for each in self.leaves
+            ],
+            "nested": None if self.nested is None else self.nested.to_json(),
+            "rollout": asdict(self.rollout),
             "hooks": None,
             "user_collector": None,
         }
 
     @classmethod
-    def from_json(cls, fields: dict[str, Any], given: UserObjects) -> WorkerSpec:
-        """What `to_json` made, with what it could not tell."""
+    def from_json(cls, fields: dict[str, Any], objects: UserObjects) -> WorkerSpec:
+        """The inverse of `to_json`."""
         leaves = tuple(Leaf(tuple(key), tuple(shape), getattr(torch, dtype)) for key, shape, dtype in fields["leaves"])
-        env = given.env or group_from_dict("env", fields["env"])
-        policy = given.policy or group_from_dict("policy", fields["policy"])
-        nested = None if fields["nested"] is None else NestedSpec.from_json(fields["nested"])
-        rollout = RolloutOptions(**fields["rollout"])
-        told = {
-            "env": env,
-            "policy": policy,
+        values = {
+            "env": objects.env or group_from_dict("env", fields["env"]),
+            "policy": objects.policy or group_from_dict("policy", fields["policy"]),
             "leaves": leaves,
-            "nested": nested,
-            "rollout": rollout,
-            "hooks": given.hooks,
-            "user_collector": given.user_collector,
+            "nested": None if fields["nested"] is None else NestedSpec.from_json(fields["nested"]),
+            "rollout": RolloutOptions(**fields["rollout"]),
+            "hooks": objects.hooks,
+            "user_collector": objects.user_collector,
         }
-        return cls(**(fields | told))
+        return cls(**(fields | values))
+
+
+def rollout_options(options: CollectorConfig, num_workers: int) -> RolloutOptions:
+    """The rollout options of the first life of each of `num_workers` workers."""
+    frames_per_part = options.frames_per_batch // (num_workers if is_stacked(options) else 1)
+    return RolloutOptions(
+        options.check_finite,
+        options.max_frames_per_traj,
+        -(-(options.init_random_frames or 0) // (num_workers * frames_per_part)),
+        options.reset_at_each_iter,
+        options.set_truncated,
+        options.refresh == "step",
+    )
 
 
 def env_seed(seed: int, index: int, life: int = 0) -> int:
@@ -159,16 +180,18 @@ def env_seed(seed: int, index: int, life: int = 0) -> int:
     return int(np.random.SeedSequence(words).generate_state(1)[0] >> 1)
 
 
-def env_seeds(task: WorkerSpec, seed: int) -> list[int]:
-    first = task.index * task.num_envs
-    return [env_seed(seed, first + index, task.life) for index in range(task.num_envs)]
+def env_seeds(spec: WorkerSpec, seed: int) -> list[int]:
+    """The seeds of a worker's envs."""
+    first = spec.index * spec.num_envs
+    return [env_seed(seed, first + index, spec.life) for index in range(spec.num_envs)]
 
 
-def seed_policy(task: WorkerSpec, guest: bool) -> None:
-    # Apart from the env's seeds: those are SeedSequence((seed, index)) with an index >= 0 and two words.
-    words = (task.seed, task.index, 1, task.life) if task.life else (task.seed, task.index, 1)
+def seed_policy(spec: WorkerSpec, is_guest: bool) -> None:
+    """Seeds torch, and, unless the worker is a guest in the trainer's process, numpy and random."""
+    # SeedSequence((seed, index)) with two words are the seeds of envs.
+    words = (spec.seed, spec.index, 1, spec.life) if spec.life else (spec.seed, spec.index, 1)
     seed = int(np.random.SeedSequence(words).generate_state(1)[0])
     torch.manual_seed(seed)
-    if not guest:
+    if not is_guest:
         np.random.seed(seed)
         random.seed(seed)

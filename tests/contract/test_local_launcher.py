@@ -18,7 +18,8 @@ def reports(launcher, count):
     """What each of `count` workers finds around it."""
     ours, theirs = multiprocessing.Pipe()
     with ours, theirs:
-        processes = [launcher.start(launched.report, (theirs, worker), worker) for worker in range(count)]
+        launcher.prepare(lambda worker, life: (launched.report, (theirs, worker)))
+        processes = [launcher.start(worker, 0) for worker in range(count)]
         found = sorted((ours.recv() for _ in processes), key=lambda each: each["name"])
     for process in processes:
         process.join(100)

@@ -23,7 +23,7 @@ from collectx.config import (
     QMlpPolicyConfig,
 )
 from collectx.env.base import EnvSpec
-from collectx.env.spaces import Structure
+from collectx.env.spaces import SpaceLeaves
 from collectx.errors import ConfigError, ShapeError, SpaceError
 from collectx.policy import ExplorationType, build, make_actor
 from collectx.policy.random import RandomActor
@@ -71,7 +71,7 @@ CHOICES += [("q_mlp", "vector", action, each) for action in ("discrete", "discre
 
 def make_spec(observation: str, action: str | spaces.Space, rows: int = ROWS) -> EnvSpec:
     seen, acted = OBSERVATIONS[observation], ACTIONS[action] if isinstance(action, str) else action
-    leaves = (Structure(space, (name,)).leaves for space, name in ((seen, "observation"), (acted, "action")))
+    leaves = (SpaceLeaves(space, (name,)).leaves for space, name in ((seen, "observation"), (acted, "action")))
     return EnvSpec(rows, *leaves, seen, acted)
 
 
@@ -80,7 +80,7 @@ MANY = make_spec("vector", spaces.Discrete(4, start=5), rows=20_000)
 
 
 def observe(spec: EnvSpec) -> list[torch.Tensor]:
-    structure = Structure(spec.observation_space, ("observation",))
+    structure = SpaceLeaves(spec.observation_space, ("observation",))
     columns = zip(*(structure.flatten(spec.observation_space.sample()) for _ in range(spec.num_envs)), strict=True)
     return [torch.as_tensor(np.stack([np.asarray(value) for value in column])) for column in columns]
 

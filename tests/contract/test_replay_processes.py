@@ -24,7 +24,9 @@ PATIENCE_S = 180  # on a machine that has much else to do
 
 
 def start(target, *arguments):
-    return LocalLauncher(1).start(target, arguments, 0)
+    launcher = LocalLauncher(1)
+    launcher.prepare(lambda *_: (target, arguments))
+    return launcher.start(0, 0)
 
 
 def finish(process) -> int:

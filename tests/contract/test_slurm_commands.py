@@ -16,11 +16,10 @@ from composing import composed
 from collectx.cli import slurm as cli_slurm
 from collectx.cli import watch
 from collectx.cli.task import JobRun, Task
-from collectx.config import SlurmLauncherConfig
 from collectx.errors import ConfigError, LauncherError
 from collectx.launcher.slurm import array, commands, job, log_watcher
-from collectx.launcher.slurm.job_watcher import JobState
 from collectx.launcher.slurm.log_watcher import role_shell
+from collectx.launcher.slurm.worker_job import JobState
 
 
 def is_readable(handle, timeout_s=100.0):
@@ -91,14 +90,14 @@ def test_states_are_of_the_jobs_in_the_argument_that_slurm_knows(command):
         "18+1|RUNNING|None|n2": None,
     }
     command("squeue", "cat <<END\n" + "\n".join(lines) + "\nEND")
-    found = commands.states(["17_0", "17_1", "17_2", "17_3", "18", "19"])
+    found = commands.queued(["17_0", "17_1", "17_2", "17_3", "18", "19"])
     assert list(found) == ["17_0", "17_1", "17_2", "17_3", "18"]
     assert [str(state) for state in found.values()] == [text for text in lines.values() if text is not None]
     assert [state.is_over for state in found.values()] == [False, False, True, False, True]
     assert [state.has_started for state in found.values()] == [True, False, True, True, True]
     command("squeue", 'echo "slurm_load_jobs error: Unable to contact slurm controller" >&2; exit 1')
     with pytest.raises(LauncherError, match="Unable to contact"):
-        commands.states(["17"])
+        commands.queued(["17"])
 
 
 def test_a_command_that_hangs_is_given_up(command, monkeypatch):
@@ -141,7 +140,7 @@ def workers(folder, monkeypatch):
     """Of a job on three nodes."""
     monkeypatch.setattr(commands, "hostnames", lambda nodes: nodes.split(","))
     environment = {"SLURM_JOB_ID": "100", "SLURM_JOB_NODELIST": "n1,n2,n3", "SLURM_TASKS_PER_NODE": "2,1(x2)"}
-    cfg, logs = SlurmLauncherConfig(srun={"mpi": "none"}, container=None), folder / "logs"
+    cfg, logs = array.slurm_resources({"slurm_srun_args": ["--mpi=none"]}, 1), folder / "logs"
     return job.JobTasksLauncher(
         cfg, ["work"], environment, logs / "job.log", 0, lambda worker: logs / f"worker-{worker}.log", str(folder)
     )
@@ -251,9 +250,9 @@ def test_the_sentinel_of_a_step_tells_its_end(tmp_path):
 def test_a_job_that_slurm_has_forgotten_is_looked_up_in_its_accounting(command):
     command("squeue", "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1")
     command("sacct", "echo 'Slurm accounting storage is disabled' >&2; exit 1")
-    assert job.states(["17", "18"]) == {}
+    assert commands.states(["17", "18"]) == {}
     command("sacct", "echo '17|CANCELLED by 0|n1'; echo '18+0|FAILED|None assigned'; echo '18+1|COMPLETED|n2'")
-    states = job.states(["17", "18", "19"])
+    states = commands.states(["17", "18", "19"])
     assert states == {"17": JobState("CANCELLED", True, True, "", "n1"), "18": JobState("FAILED", True, True)}
 
 
@@ -272,7 +271,7 @@ def test_a_job_that_slurm_has_forgotten_is_looked_up_in_its_accounting(command):
 def test_a_failing_line_of_the_set_up_stops_the_job(tmp_path, command, lines, status, printed):
     command("srun", 'echo "srun: $*"')
     (tmp_path / "sourced").write_text("false\ntrue\n")
-    launcher = SlurmLauncherConfig(setup=lines, container=None)
+    launcher = array.slurm_resources({"slurm_setup": lines}, 1)
     (tmp_path / "script").write_text("\n".join(commands.body(launcher, ["work"])))
     done = subprocess.run(["bash", "script"], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == status

@@ -18,7 +18,7 @@ from making import make
 from ways import INLINE, SHARED, SINGLE, Way
 from worlds.spaceenv import TAKEN, constant_policy, make_env, read, sample
 
-from collectx.env.spaces import Structure
+from collectx.env.spaces import SpaceLeaves
 
 # A SyncVectorEnv gives its envs numpy's scalars for a Box without dimensions.
 pytestmark = pytest.mark.filterwarnings("ignore:.*Casting input x to numpy array")
@@ -124,21 +124,21 @@ def cases(draw, ways=INLINE):
         "num_batches": draw(st.integers(1, 4)),
         "has_policy": draw(st.booleans()),
     }
-    cuttable = autoreset != "NextStep"
+    can_restart_early = autoreset != "NextStep"
     form = draw(st.sampled_from(["equal", "uneven", "preempted", "whole"]))
-    if form == "equal" or not (cuttable or form == "whole"):
+    if form == "equal" or not (can_restart_early or form == "whole"):
         return Case(
             **case,
             cat_results=draw(st.sampled_from([None, "stack", 0, -1])),
             split_trajs=draw(st.booleans()),
             set_truncated=draw(st.booleans()),
-            reset_at_each_iter=cuttable and draw(st.booleans()),
-            max_frames_per_traj=draw(st.none() | st.integers(1, 6)) if cuttable else None,
+            reset_at_each_iter=can_restart_early and draw(st.booleans()),
+            max_frames_per_traj=draw(st.none() | st.integers(1, 6)) if can_restart_early else None,
             init_random_frames=draw(st.none() | st.integers(1, 30)),
         )
     threshold = draw(st.sampled_from([0.0, 0.5, 1.0])) if form == "preempted" and way.is_sync else None
     cat_results = draw(st.sampled_from(["stack", -1]))
-    if way.is_sync and cat_results == -1 and cuttable:
+    if way.is_sync and cat_results == -1 and can_restart_early:
         case["steps"] = tuple(draw(st.lists(st.integers(1, 6), min_size=num_workers, max_size=num_workers)))
     trajs = draw(st.integers(1, 4)) if form == "whole" else None
     return Case(
@@ -177,8 +177,8 @@ def check_leaves(case, batch, observation, action):
     """Keys, shapes, dtypes and names."""
     size = batch.batch_size
     assert batch.names == [*[None] * (len(size) - 1), "time"]
-    seen = Structure(observation, ("observation",)).leaves
-    expected = {leaf.key: (leaf.shape, leaf.dtype) for leaf in (*seen, *Structure(action, ("action",)).leaves)}
+    seen = SpaceLeaves(observation, ("observation",)).leaves
+    expected = {leaf.key: (leaf.shape, leaf.dtype) for leaf in (*seen, *SpaceLeaves(action, ("action",)).leaves)}
     expected |= {("next", *leaf.key): (leaf.shape, leaf.dtype) for leaf in seen}
     expected |= {(*prefix, name): ((1,), torch.bool) for prefix in ((), ("next",)) for name in ENDS}
     expected["next", "reward"] = ((1,), torch.float32)
@@ -247,7 +247,7 @@ def check_parts(case, batch, frames):
 
 def check_actions(frames, action):
     """The actions are those that the env took."""
-    structure = Structure(action, ("action",))
+    structure = SpaceLeaves(action, ("action",))
     for frame in frames:
         taken = structure.flatten(TAKEN[int(frame["data"]["next", "reward"])])
         for leaf, value in zip(structure.leaves, taken, strict=True):
@@ -256,7 +256,7 @@ def check_actions(frames, action):
 
 def check_order(case, frames, observation):
     """One env's frames: each is what its reward says, and they follow one another."""
-    structure = Structure(observation, ("observation",))
+    structure = SpaceLeaves(observation, ("observation",))
     steps = case.steps[frames[0]["id"] % case.num_envs // case.rows]
     random_batches = -(-(case.init_random_frames or 0) // (steps * case.num_envs))
     assert frames[0]["step"] == frames[0]["episode"] == 1

@@ -14,24 +14,12 @@ from tensordict.nn import TensorDictModule
 from worlds.cartpoles import Constant, cartpole
 from worlds.customcollectors import Doubling, Handmade, refuse
 
-import collectx.worker.rollout_source
 from collectx.errors import ConfigError, ShapeError, WorkerError
-from collectx.worker.user_collector import run_user_collector
 
 TRAJ_IDS, VERSION = ("collector", "traj_ids"), ("collector", "policy_version")
 # The same worker code within this process.
 SYNC = replace(ways.GLOO_SYNC, name="inline_sync", place="inline", tier="test")
 ASYNC = replace(ways.GLOO_ASYNC, name="inline_async", place="inline", tier="test")
-
-
-@pytest.fixture(autouse=True)
-def custom_inline(monkeypatch):
-    """Inline workers run the user's collector too, as those of other processes do."""
-    monkeypatch.setattr(
-        collectx.worker.rollout_source,
-        "rollout_worker",
-        lambda task, link, _: run_user_collector(task, task.user_collector, link),
-    )
 
 
 def start(cls, way=SYNC, create=cartpole, policy=None, **keywords):

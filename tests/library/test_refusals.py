@@ -100,7 +100,7 @@ BETWEEN_STEPS = {"num_workers_per_collector": 2, "update_weights_between_steps":
         # Batches of whole trajectories.
         ("single", {"trajs_per_batch": 0}, "trajs_per_batch=0 1"),
         ("single", {"traj_format": "cat"}, "traj_format='cat' trajs_per_batch"),
-        ("single", {"trajs_per_batch": 2, "traj_format": "list"}, "traj_format='list' 'padded' 'cat'"),
+        ("single", {"trajs_per_batch": 2, "traj_format": "list"}, "traj_format='list' padded cat"),
         ("single", {"trajs_per_batch": 2, "return_same_td": True}, "return_same_td=True trajs_per_batch=2"),
         ("single", {"trajs_per_batch": 2, "track_traj_ids": False}, "track_traj_ids=False trajs_per_batch=2"),
         # Compiled policies.

@@ -26,8 +26,8 @@ RULES = {
 LAYERS = [
     {"errors", "batch", "config", "random_state"},
     {"user_objects"},
-    {"env", "policy", "transport", "launcher", "replay"},
-    {"rollout", "schedule"},
+    {"env", "policy", "transport", "replay"},
+    {"rollout", "schedule", "launcher"},
     {"worker"},
     {"collector"},
     {"trainer"},

@@ -9,7 +9,7 @@ import gymnasium
 import torch
 from tensordict.nn import TensorDictModule
 
-from collectx.env.spaces import Structure
+from collectx.env.spaces import SpaceLeaves
 
 # A reward is exact in float32: (env * _EPISODES + episode) * _STEPS + step.
 _ENVS, _EPISODES, _STEPS = 1009, 200, 20
@@ -65,7 +65,7 @@ class Constant(torch.nn.Module):
         super().__init__()
         space.seed(0)
         self.num_dims = num_dims
-        self.values = Structure(space, ("action",)).flatten(space.sample())
+        self.values = SpaceLeaves(space, ("action",)).flatten(space.sample())
 
     def forward(self, *observation):
         size = observation[0].shape[: observation[0].ndim - self.num_dims]
@@ -74,8 +74,8 @@ class Constant(torch.nn.Module):
 
 
 def constant_policy(observation_space, action_space):
-    seen = Structure(observation_space, ("observation",)).leaves
-    writes = [leaf.key for leaf in Structure(action_space, ("action",)).leaves]
+    seen = SpaceLeaves(observation_space, ("observation",)).leaves
+    writes = [leaf.key for leaf in SpaceLeaves(action_space, ("action",)).leaves]
     return TensorDictModule(Constant(action_space, len(seen[0].shape)), [leaf.key for leaf in seen], [*writes, "acted"])
 
 

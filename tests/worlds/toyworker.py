@@ -83,11 +83,12 @@ class Toys:
             transport.attach(worker, work(worker, transport.link(worker), fails_at))
             return None
         if isinstance(transport, SharedMemoryTransport):
-            handle = self._launcher.start(serve, (worker, transport.link(worker), fails_at), worker)
+            entry = serve, (worker, transport.link(worker), fails_at)
         else:
             transport.expect(worker, life)
-            arguments = (transport.endpoint, worker, self.spec, fails_at)
-            handle = self._launcher.start(run_remote_worker, arguments, worker)
+            entry = run_remote_worker, (transport.endpoint, worker, self.spec, fails_at)
+        self._launcher.prepare(lambda *_: entry)
+        handle = self._launcher.start(worker, life)
         if is_attached:
             transport.attach(worker, handle)
         return handle

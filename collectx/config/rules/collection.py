@@ -96,8 +96,8 @@ def nested_collectors(cfg: RunConfig) -> Iterator[Problem]:
     if count == 1:
         return
     if collector.refresh == "step":
-        rule = "a worker that is itself a collector takes weights between its batches"
-        yield Problem(path, rule, count, "use collector.refresh=batch.")
+        rule = f"a worker that is itself a collector ({path}={count}) takes weights between its batches"
+        yield Problem("collector.refresh", rule, "step", "use collector.refresh=batch.")
     if collector.inner == "single":
         advice = "use collector.inner=sync or async, or collector.num_workers_per_collector=1."
         yield Problem(path, "collector.inner=single has one process", count, advice)

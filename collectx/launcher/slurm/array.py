@@ -17,8 +17,8 @@ from typing import Any
 
 from collectx.config import SlurmResources, SubmititLauncherConfig
 from collectx.errors import ConfigError
-from collectx.launcher.slurm import commands, job
-from collectx.launcher.slurm.job_watcher import JobState
+from collectx.launcher.slurm import commands
+from collectx.launcher.slurm.worker_job import JobState
 
 
 class JobArray:
@@ -62,7 +62,7 @@ class JobArray:
 
     def states(self, jobs: Sequence[str]) -> dict[str, JobState]:
         """What SLURM says; blocks while it is asked."""
-        return job.states(jobs)
+        return commands.states(jobs)
 
     def cancel(self, jobs: Sequence[str]) -> None:
         """Ends the jobs; blocks while SLURM is told."""

@@ -13,7 +13,7 @@ from typing import Any
 
 from collectx.config import SlurmResources
 from collectx.errors import LauncherError
-from collectx.launcher.slurm.job_watcher import JobState
+from collectx.launcher.slurm.worker_job import JobState
 
 # A busy controller takes tens of seconds; one that takes longer is down.
 COMMAND_S = 60.0
@@ -122,7 +122,7 @@ def submit(arguments: Sequence[str]) -> str:
     return said.strip().partition(";")[0]
 
 
-def states(jobs: Sequence[str]) -> dict[str, JobState]:
+def queued(jobs: Sequence[str]) -> dict[str, JobState]:
     """What SLURM knows of jobs, those included that have ended in the last minutes (its MinJobAge). `12_3` is task 3 of
     array 12.
 
@@ -160,6 +160,18 @@ def accounted(jobs: Sequence[str]) -> dict[str, JobState]:
             node = "" if node.startswith("None") else node
             found[job] = JobState(word, word in _OVER, word not in _WAITING, node=node)
     return {job: found[job] for job in jobs if job in found}
+
+
+def states(jobs: Sequence[str]) -> dict[str, JobState]:
+    """What is known of jobs, by SLURM's controller, or, where it has forgotten them, by its accounting. A job that is
+    left out has ended: the controller knows all that wait or run.
+
+    Raises:
+        LauncherError: SLURM does not answer.
+    """
+    found = queued(jobs) if jobs else {}
+    forgotten = [job for job in jobs if job not in found]
+    return found | (accounted(forgotten) if forgotten else {})
 
 
 def _whole(job: str) -> str:

@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from collectx.config import PartResources, SubmititDelayedLauncherConfig
-from collectx.launcher.slurm import commands, job
+from collectx.launcher.slurm import commands
 from collectx.launcher.slurm.log_watcher import role_shell
+from collectx.launcher.slurm.script import SEES_FOLDER, SRUN, batch, job_name, options
 
 # The part of the job that the workers are.
 WORKERS = 1
@@ -26,10 +27,10 @@ WORKERS = 1
 def script(
     run: Path, launcher: SubmititDelayedLauncherConfig, num_workers: int, survives_nodes: bool, grace_s: float
 ) -> str:
-    """The batch script of one run; see `collectx.launcher.slurm.job.script`. SLURM has no arrays of such jobs."""
+    """The batch script of one run; see `collectx.launcher.slurm.script.script`. SLURM has no arrays of such jobs."""
     trainer, worker = (part(launcher, each) for each in (launcher.trainer, launcher.worker))
     whole = {
-        "job_name": job.job_name([run]),
+        "job_name": job_name([run]),
         "output": "/dev/null",
         "requeue": launcher.requeue,
         "no_requeue": not launcher.requeue,
@@ -41,10 +42,10 @@ def script(
     ]
     look = [
         f'srun --het-group={WORKERS} --ntasks="$SLURM_JOB_NUM_NODES_HET_GROUP_{WORKERS}" --ntasks-per-node=1 '
-        f"{job.SEES_FOLDER} || exit 1"
+        f"{SEES_FOLDER} || exit 1"
     ]
     calls = [_call(resources, group, survives_nodes) for group, resources in enumerate((trainer, worker))]
-    return job.batch([run], header, launcher.setup, look, f"srun {job.SRUN} {' : '.join(calls)}", grace_s)
+    return batch([run], header, launcher.setup, look, f"srun {SRUN} {' : '.join(calls)}", grace_s)
 
 
 def part(launcher: SubmititDelayedLauncherConfig, own: PartResources) -> SubmititDelayedLauncherConfig:
@@ -56,7 +57,7 @@ def part(launcher: SubmititDelayedLauncherConfig, own: PartResources) -> Submiti
 
 def _call(resources: SubmititDelayedLauncherConfig, group: int, survives_nodes: bool) -> str:
     """What stands between two colons of srun."""
-    words = job.options(
+    words = options(
         {
             **resources.srun,
             "container": resources.container,

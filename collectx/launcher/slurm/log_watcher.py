@@ -32,11 +32,11 @@ _ROLE = """\
 trap : TERM INT
 export COLLECTX_TASK="$SLURM_PROCID $1"
 if [ "$SLURM_PROCID" = 0 ]; then
-  "$0" -u -m collectx.run.task "$1"
+  "$0" -u -m collectx.run.entry "$1"
   status=$?
   echo "$status" > "$1/jobs/exit_status.$SLURM_JOB_ID"
 else
-  "$0" -u -m collectx.run.task "$1" >> "$1/logs/worker-$((SLURM_PROCID - 1)).log" 2>&1
+  "$0" -u -m collectx.run.entry "$1" >> "$1/logs/worker-$((SLURM_PROCID - 1)).log" 2>&1
   status=$?
   if [ "$status" != 0 ]; then
     echo "collectx: task $SLURM_PROCID on $(hostname): status $status"

@@ -1,36 +1,30 @@
-"""The keyword arguments of the collectors' constructors: taken apart at once into a few frozen specs, and made into a
-configuration. Nothing else ever sees them.
+"""The keyword arguments of the collectors' constructors, as a few frozen specs.
 
-    keywords --take--> Work, Frames, Devices, ... --order--> RunConfig, what each worker has of its own
+    keywords --parse--> EnvAndPolicy, Frames, Devices, ... --request, configuration--> RunConfig, overrides per worker
 
-Called in the trainer's process, by `collectx.library.collectors`.
+Used in the trainer's process, by `collectx.library`.
 """
 
-from collectx.library.keywords.alike import alike
-from collectx.library.keywords.env_and_policy import CreateEnv, Work
-from collectx.library.keywords.parse import REFUSED, Keywords, described
+from collectx.library.keywords.env_and_policy import CreateEnv, EnvAndPolicy
+from collectx.library.keywords.parse import REFUSED, KeywordParser, described
 from collectx.library.keywords.remote import Nested, RayRemote, Remote, RpcRemote
+from collectx.library.keywords.shared import lift_shared
 from collectx.library.keywords.specs import Devices, EachBatchWeights, Frames, Weights, Workers
-from collectx.library.output import BatchOutput
-from collectx.library.request import Order, own_of
 
 __all__ = [
     "REFUSED",
-    "BatchOutput",
     "CreateEnv",
     "Devices",
     "EachBatchWeights",
+    "EnvAndPolicy",
     "Frames",
-    "Keywords",
+    "KeywordParser",
     "Nested",
-    "Order",
     "RayRemote",
     "Remote",
     "RpcRemote",
     "Weights",
-    "Work",
     "Workers",
-    "alike",
     "described",
-    "own_of",
+    "lift_shared",
 ]

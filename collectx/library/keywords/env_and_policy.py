@@ -1,4 +1,4 @@
-"""What is run: envs and policies."""
+"""Keywords about envs and policies."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import torch
 from tensordict.nn import CudaGraphModule
 
 from collectx.config import PolicyConfig, RandomPolicyConfig
-from collectx.library.keywords.coerce import exploration_of, exploration_problems, for_each, kwargs_of
+from collectx.library.keywords.coerce import exploration_name, exploration_problems, for_each, kwargs_of
+from collectx.library.keywords.options import option
 from collectx.policy.exploration import ExplorationType
 from collectx.user_objects import UserEnvConfig, UserPolicyConfig
 
@@ -19,39 +20,39 @@ CreateEnv = Callable[..., Any] | Sequence[Callable[..., Any]]
 
 
 @dataclass(frozen=True)
-class Work:
-    """What is run.
+class EnvAndPolicy:
+    """The keywords about envs and policies.
 
     Args:
-        create_env_fn: makes a Gymnasium env, or a vector env, whose envs make a dimension of the batch, or a TorchRL
-            env. With several workers: one callable for all, or one for each.
+        create_env_fn: returns a Gymnasium env, a vector env, whose envs are a dimension of the batch, or a TorchRL env.
+            With several workers: one callable for all, or one for each.
         policy: a TensorDictModule, an `nn.Module`, a callable from the observation to the action, or None (or
             TorchRL's `RandomPolicy`) for random actions.
-        policy_factory: makes the policy instead, in every process. One callable for all workers: they act with the
-            weights of the policy that it makes in this process. A list of one for each worker: each acts with the
+        policy_factory: returns the policy instead, in every process. One callable for all workers: they act with the
+            weights of the policy that it returns in this process. A list with one per worker: each worker acts with the
             weights of its policy until `update_policy_weights_`, or an update interval, publishes others; the first
-            also makes this process's policy.
+            callable also makes this process's policy.
         create_env_kwargs: passed to `create_env_fn`; one dict for all workers, or one for each.
         exploration_type: how actions are taken from the policy's distribution: RANDOM, MODE, MEAN, MEDIAN or
-            DETERMINISTIC, of TorchRL's `ExplorationType`, or its name. Built-in policies know RANDOM and the mode.
+            DETERMINISTIC of TorchRL's `ExplorationType`, or its name. Built-in policies support RANDOM and the mode.
         exploration_mode: TorchRL's earlier keyword for the name.
         trust_policy: True: the policy is called with a TensorDict, and its signature and `in_keys` are not checked. It
             is still called once in each process, with first observations of the env, to learn what it writes.
-        auto_register_policy_transforms: is not looked at: a recurrent policy is given its state and `is_init` without
-            transforms of the env, see README.
-        compile_policy: the policy is compiled in the workers by `torch.compile`: True, or its keyword arguments. The
-            time that takes is in the first batch (`start_timeout_s`).
-        cudagraph_policy: the policy's calls are recorded as CUDA graphs by tensordict's `CudaGraphModule`: True, or its
+        auto_register_policy_transforms: ignored (accepted for TorchRL compatibility): a recurrent policy gets its state
+            and `is_init` without transforms of the env, see README.
+        compile_policy: whether workers compile the policy by `torch.compile`: True, or its keyword arguments. The first
+            batch includes the compilation (`start_timeout_s`).
+        cudagraph_policy: whether tensordict's `CudaGraphModule` records the policy's calls as CUDA graphs: True, or its
             keyword arguments. For policies on GPUs.
-        seed: what envs and random actions are seeded with.
-        num_envs: envs of each worker, where `create_env_fn` makes plain ones: it is called as often, and a batch is
-            `[envs, time]`. None: as many as one call makes.
+        seed: seed of envs and random actions.
+        num_envs: envs of each worker, if `create_env_fn` returns single ones: it is called `num_envs` times; batches
+            are `[envs, time]`. None: the envs of one call.
         info_keys: entries of Gymnasium's `info` to keep in the batch, numbers, arrays or dicts of these, as
-            `("info", name)` and `("next", "info", name)`. `("info", "_name")` is False where the env does not give the
-            entry; what is there then is zero.
-        exclude_keys: parts of the observation that are left out of the batch, as those that are no tensors; nested ones
-            with dots, "inner.text".
-        worker_idx: this collector's number, where it is one of several that the caller has made: `worker_idx` gives it.
+            `("info", name)` and `("next", "info", name)`. `("info", "_name")` is False where the env lacks the entry;
+            its value then is zero.
+        exclude_keys: parts of the observation that are left out of the batch, for example texts; nested ones with dots,
+            "inner.text".
+        worker_idx: this collector's number among several of the caller: the value of the attribute `worker_idx`.
     """
 
     create_env_fn: CreateEnv
@@ -64,8 +65,8 @@ class Work:
     auto_register_policy_transforms: bool | None = None
     compile_policy: bool | dict[str, Any] | None = None
     cudagraph_policy: bool | dict[str, Any] | None = None
-    seed: int = 0
-    num_envs: int | None = None
+    seed: int = option("seed", 0)
+    num_envs: int | None = option("env.num_envs", None)
     info_keys: Sequence[str] = ()
     exclude_keys: Sequence[str] = ()
     worker_idx: int | None = None
@@ -73,41 +74,37 @@ class Work:
     @property
     def exploration(self) -> str:
         """The exploration type's name."""
-        return exploration_of(self.exploration_type if self.exploration_mode is None else self.exploration_mode)
+        return exploration_name(self.exploration_type if self.exploration_mode is None else self.exploration_mode)
 
     def problems(self, num_workers: int) -> list[str]:
         """What is wrong, for so many workers."""
         creates = for_each(self.create_env_fn, num_workers)
-        found = [
+        problems = [
             f"create_env_fn[{i}]={one!r} cannot be called: give a function that makes the env, as lambda: "
             "gymnasium.make('CartPole-v1')."
             for i, one in enumerate(creates)
             if not callable(one) and (i == 0 or isinstance(self.create_env_fn, list | tuple))
         ]
         if isinstance(self.create_env_fn, list | tuple) and not creates:
-            found.append("create_env_fn is empty: give one callable for each worker.")
+            problems.append("create_env_fn is empty: give one callable for each worker.")
         elif len(creates) != num_workers:
-            found.append(
+            problems.append(
                 f"num_workers={num_workers}, but create_env_fn has {len(creates)} callables: one for each worker."
             )
-        found += self._kwargs_problems(num_workers)
+        problems += self._kwargs_problems(num_workers)
         if self.policy is not None and self.policy_factory is not None:
-            found.append("policy and policy_factory are both given: give one of them.")
+            problems.append("policy and policy_factory: give one of them.")
         if isinstance(self.policy, type):
-            found.append(f"policy={self.policy!r} is a class: give an object of it, or the class as policy_factory.")
+            problems.append(f"policy={self.policy!r} is a class: give an object of it, or the class as policy_factory.")
         elif self.policy is not None and not callable(self.policy):
-            found.append(
+            problems.append(
                 f"policy={self.policy!r} cannot be called: give a module, a callable from the observation to the "
                 "action, or None for random actions."
             )
-        found += self._factory_problems(num_workers)
+        problems += self._factory_problems(num_workers)
         for name, made in (("compile_policy", torch.compile), ("cudagraph_policy", CudaGraphModule)):
-            found += self._acceleration_problems(name, made)
-        if self.num_envs is not None and self.num_envs < 1:
-            found.append(f"num_envs={self.num_envs}: must be at least 1.")
-        if not 0 <= self.seed < 2**61:
-            found.append(f"seed={self.seed}: must be at least 0 and below 2**61.")
-        return [*found, *exploration_problems("", self.exploration)]
+            problems += self._acceleration_problems(name, made)
+        return [*problems, *exploration_problems("", self.exploration)]
 
     def _kwargs_problems(self, num_workers: int) -> list[str]:
         kwargs = for_each(self.create_env_kwargs, num_workers)
@@ -127,17 +124,17 @@ class Work:
         return [f"policy_factory={wrong[0]!r} cannot be called."] if wrong else []
 
     def _acceleration_problems(self, name: str, made: Callable) -> list[str]:
-        given = getattr(self, name)
-        if given is None or given is False:
+        value = getattr(self, name)
+        if value is None or value is False:
             return []
         if self.policy is None and self.policy_factory is None:
-            return [f"{name}={given!r}: there is no policy, actions are random: leave it out."]
-        if not isinstance(given, bool | dict):
-            return [f"{name}={given!r}: must be True, or a dict of keyword arguments of {made.__name__}."]
+            return [f"{name}={value!r}: there is no policy, actions are random: leave it out."]
+        if not isinstance(value, bool | dict):
+            return [f"{name}={value!r}: must be True, or a dict of keyword arguments of {made.__name__}."]
         try:
-            inspect.signature(made).bind(None, **(kwargs_of(given) or {}))
+            inspect.signature(made).bind(None, **(kwargs_of(value) or {}))
         except TypeError as error:
-            return [f"{name}={given!r}: {made.__name__}: {error}."]
+            return [f"{name}={value!r}: {made.__name__}: {error}."]
         return []
 
     @property
@@ -149,7 +146,7 @@ class Work:
     def envs(self, num_workers: int) -> list[UserEnvConfig]:
         """One for each worker."""
         creates, kwargs = for_each(self.create_env_fn, num_workers), for_each(self.create_env_kwargs, num_workers)
-        return [self.env(make, own) for make, own in zip(creates, kwargs, strict=True)]
+        return [self.env(create, each) for create, each in zip(creates, kwargs, strict=True)]
 
     def env(self, create: Callable[..., Any], kwargs: Mapping[str, Any] | None = None) -> UserEnvConfig:
         """The envs of a worker for which `create` makes them."""

@@ -1,23 +1,27 @@
-"""Keywords are taken by specs, and specs describe a constructor."""
+"""Parses a constructor's keywords into specs, and describes the constructor by its specs."""
 
 from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 import inspect
+import typing
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from collectx.library.keywords.check import typed
+from collectx.config.check import check_option
+from collectx.config.problem import PYTHON, Problem
 
 Spec = TypeVar("Spec")
+_hints: Callable[[Any], dict[str, Any]] = functools.cache(typing.get_type_hints)
 
 
-class Keywords:
-    """The keyword arguments of one call, until all are taken.
+class KeywordParser:
+    """Parses the keyword arguments of one call, spec by spec.
 
     Attributes:
-        problems: of those that were taken, which are of a wrong type; their specs have the defaults.
+        problems: messages about values of a wrong type or out of range; their specs have the defaults.
     """
 
     def __init__(self, name: str, keywords: dict[str, Any]):
@@ -26,36 +30,45 @@ class Keywords:
         self._known: list[str] = []
         self.problems: list[str] = []
 
-    def take(self, kind: type[Spec]) -> Spec:
-        """The spec made of those that are its fields."""
-        names = [field.name for field in dataclasses.fields(kind)]  # type: ignore[arg-type]
-        self._known += names
-        right, problems = typed(kind, {name: self._left.pop(name) for name in names if name in self._left})
-        self.problems += problems
-        return kind(**right)
+    def parse(self, kind: type[Spec]) -> Spec:
+        """Returns the spec with the keywords that are its fields."""
+        values = {}
+        for field in dataclasses.fields(kind):  # type: ignore[arg-type]
+            self._known.append(field.name)
+            if field.name not in self._left:
+                continue
+            value = check_option(
+                field.name, self._left.pop(field.name), _hints(kind)[field.name], field.metadata, PYTHON
+            )
+            if isinstance(value, Problem):
+                self.problems.append(value.text(PYTHON))
+            else:
+                values[field.name] = value
+        return kind(**values)
 
-    def end(self) -> None:
-        """
+    def finish(self) -> None:
+        """Checks that every keyword was parsed.
+
         Raises:
-            TypeError: some are left that no spec has, but for those of `REFUSED` that are None or False.
+            TypeError: a keyword is in no spec. Those of `REFUSED` may be None or False.
         """
-        told = []
+        unknown = []
         for name, value in self._left.items():
             near = difflib.get_close_matches(name, self._known, 1)
             if name not in REFUSED:
-                told.append(f"{name!r}" + (f" (did you mean {near[0]!r}?)" if near else ""))
+                unknown.append(f"{name!r}" + (f" (did you mean {near[0]!r}?)" if near else ""))
             elif value is not None and value is not False:
-                told.append(f"{name!r} (of TorchRL's, not taken here: {REFUSED[name]})")
-        if told:
+                unknown.append(f"{name!r} (of TorchRL's, not taken here: {REFUSED[name]})")
+        if unknown:
             raise TypeError(
-                f"{self._name}() got an unexpected keyword argument {', '.join(told)}; "
+                f"{self._name}() got an unexpected keyword argument {', '.join(unknown)}; "
                 f"it takes {', '.join(self._known)}"
             )
 
 
 _BY_THE_CLASS = "use the class of that meaning, as MultiSyncCollector or DistributedCollector"
 
-# Keywords of TorchRL's collectors that some of ours do not take, and why or what to do instead.
+# Keywords of TorchRL's collectors that some of ours do not take, with the reason or a replacement.
 REFUSED = {
     "backend": _BY_THE_CLASS,
     "backend_options": _BY_THE_CLASS,
@@ -66,31 +79,29 @@ REFUSED = {
 
 
 def described(*specs: type) -> Callable[[type], type]:
-    """A decorator of a collector whose constructor takes the fields of these specs as keyword arguments: it is told
-    which, and its signature and docstring say so."""
+    """Decorates a collector class: its constructor takes the fields of `specs` as keyword arguments, and its signature
+    and docstring list them."""
 
     def decorate(cls: type) -> type:
-        fields = [field for spec in specs for field in dataclasses.fields(spec)]
-        own = [
+        keyword_only = [
             each for each in inspect.signature(cls).parameters.values() if each.kind is inspect.Parameter.KEYWORD_ONLY
         ]
-        parameters = [inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)]
-        for field in fields:
-            place = _POSITIONAL if field.name in ("create_env_fn", "policy") else inspect.Parameter.KEYWORD_ONLY
+        parameters = [inspect.Parameter("self", _POSITIONAL)]
+        for field in (field for spec in specs for field in dataclasses.fields(spec)):
+            kind = _POSITIONAL if field.name in ("create_env_fn", "policy") else inspect.Parameter.KEYWORD_ONLY
             default = inspect.Parameter.empty if field.default is dataclasses.MISSING else field.default
-            parameters.append(inspect.Parameter(field.name, place, default=default, annotation=field.type))
-        parameters += [each for each in own if each.kind is inspect.Parameter.KEYWORD_ONLY]
+            parameters.append(inspect.Parameter(field.name, kind, default=default, annotation=field.type))
         cls._specs = specs  # type: ignore[attr-defined]
-        cls.__init__.__signature__ = inspect.Signature(parameters)  # type: ignore[misc]
-        told = [_arguments(spec) for spec in specs]
-        cls.__doc__ = "\n\n".join([inspect.cleandoc(cls.__doc__ or ""), "Args:\n" + "\n".join(filter(None, told))])
+        cls.__init__.__signature__ = inspect.Signature([*parameters, *keyword_only])  # type: ignore[misc]
+        arguments = "\n".join(filter(None, map(_arguments, specs)))
+        cls.__doc__ = f"{inspect.cleandoc(cls.__doc__ or '')}\n\nArgs:\n{arguments}"
         return cls
 
     return decorate
 
 
 def _arguments(spec: type) -> str:
-    """What the docstring says about the fields, after those of the classes that it is made from."""
+    """The documentation of the fields, those of base classes first."""
     texts = (inspect.cleandoc(each.__doc__ or "").partition("Args:\n")[2] for each in reversed(spec.__mro__))
     return "\n".join(text.rstrip() for text in texts if text)
 

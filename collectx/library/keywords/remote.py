@@ -1,4 +1,4 @@
-"""Those of collectors whose workers are on other hosts, or as good as."""
+"""Keywords of collectors whose workers are on other hosts, or are collectors themselves."""
 
 from __future__ import annotations
 
@@ -15,109 +15,91 @@ from collectx.config import (
     RayLauncherConfig,
     RpcBackendConfig,
 )
-from collectx.library.keywords.alike import ALIKE
 from collectx.library.keywords.coerce import (
-    exploration_of,
+    device_problem,
+    exploration_name,
     exploration_problems,
     for_each,
-    why_no_device,
 )
-from collectx.library.keywords.custom import MEANINGS, custom_class, meaning
-from collectx.transport.network.availability import actor_problems, tensorpipe_problems, why_not
+from collectx.library.keywords.collector_class import KNOWN_CLASSES, known_base, user_class
+from collectx.library.keywords.options import limited, option
+from collectx.library.keywords.shared import SHARED
+from collectx.transport.network.availability import actor_problems, why_not
 
 
 @dataclass(frozen=True)
 class Nested:
-    """What a worker is.
+    """The keywords about the collector that a worker runs.
 
     Args:
-        num_workers_per_collector: processes of each worker, which then is a collector itself.
-        collector_class: which: "single" (one process), "sync" (a batch has a part of each) or "async" (a batch comes
-            from one), or the class of that meaning, of this package or of TorchRL; or a class of your own, see README,
-            "A collector of your own". None: "single" for one process, otherwise "sync".
-        collector_kwargs: what a worker's collector is told otherwise than all; one dict for all, or one for each. May
-            have `create_env_kwargs`, `device`, `policy_device` and `exploration_type`, and, the same for all, those of
-            this constructor's that say what a worker does, such as `max_frames_per_traj` and `storing_device`; for a
-            class of your own, whatever it takes.
+        num_workers_per_collector: processes of each worker; more than one make it a collector itself.
+        collector_class: its kind: "single" (one process), "sync" (a batch has a part of each process) or "async" (a
+            batch comes from one process), or the class of that kind, of this package or TorchRL; or a user's class, see
+            README, "User-defined collector classes". None: "single" for one process, otherwise "sync".
+        collector_kwargs: keyword arguments of a worker's collector; one dict for all, or one per worker. May have
+            `create_env_kwargs`, `device`, `policy_device` and `exploration_type`, and, the same for all workers, this
+            constructor's keywords about what a worker does, such as `max_frames_per_traj` and `storing_device`; for a
+            user's class, any that it takes.
     """
 
-    num_workers_per_collector: int = 1
+    num_workers_per_collector: int = option("collector.num_workers_per_collector", 1)
     collector_class: Any = None
     collector_kwargs: Any = None
 
     @property
     def inner(self) -> str:
         """ "single", "sync" or "async"."""
-        given = self.collector_class
-        own = custom_class(given)
-        if given is None or (own is not None and meaning(own) is None):
+        collector_class = self.collector_class
+        cls = user_class(collector_class)
+        if collector_class is None or (cls is not None and known_base(cls) is None):
             return "sync" if self.num_workers_per_collector > 1 else "single"
-        if isinstance(given, str):
-            return given
-        return meaning(given) or str(given)
+        if isinstance(collector_class, str):
+            return collector_class
+        return known_base(collector_class) or str(collector_class)
 
     def problems(self, num_workers: int) -> list[str]:
         """What is wrong, for so many workers."""
-        found = []
-        count, inner = self.num_workers_per_collector, self.inner
-        if count < 1:
-            found.append(f"num_workers_per_collector={count}: must be at least 1.")
-        if inner not in ("single", "sync", "async"):
-            found.append(
+        problems = []
+        if self.inner not in ("single", "sync", "async"):
+            problems.append(
                 f"collector_class={self.collector_class!r}: must be 'single', 'sync', 'async', one of "
-                f"{', '.join(MEANINGS)}, or a class of your own."
-            )
-        elif inner == "single" and count > 1:
-            found.append(
-                f"num_workers_per_collector={count}: collector_class='single' has one process: use 'sync' or 'async'."
+                f"{', '.join(KNOWN_CLASSES)}, or a user's class."
             )
         each = for_each(self.collector_kwargs, num_workers)
         if len(each) != num_workers:
-            found.append(
+            problems.append(
                 f"collector_kwargs has {len(each)} entries for {num_workers} workers: one for each, or one dict."
             )
-        for own in each:
-            found += own_problems(own or {}, custom_class(self.collector_class) is None)
-        return list(dict.fromkeys(found))
+        for kwargs in each:
+            problems += kwargs_problems(kwargs or {}, user_class(self.collector_class) is None)
+        return list(dict.fromkeys(problems))
 
     def backend_config(self) -> BackendConfig:
-        """How bytes travel."""
+        """The options of the group `backend`."""
         return BackendConfig(kind="auto", interface=None, port=None)
 
 
 @dataclass(frozen=True)
 class Remote(Nested):
-    """Workers over torch.distributed.
+    """The keywords about workers over torch.distributed.
 
     Args:
         backend: "gloo", "nccl", "mpi" or "ucc".
         launcher: "submitit": SLURM jobs that this process submits, and that join as they start; "mp": processes of this
-            machine; "submitit_delayed": jobs that were submitted beforehand, see
-            `collectx.submitit_delayed_launcher`.
-        slurm_kwargs: what the jobs ask for, by submitit's names (`timeout_min`, `slurm_partition`, `mem_gb`,
+            machine; "submitit_delayed": jobs that `collectx.submitit_delayed_launcher` has submitted. The command line,
+            `collectx run launcher=...`, has others.
+        slurm_kwargs: resources of the jobs, by submitit's names (`timeout_min`, `slurm_partition`, `mem_gb`,
             `cpus_per_task`, `slurm_setup`, ...); any other option of sbatch in `slurm_additional_parameters`.
-        tcp_port: where the trainer listens; None: the system chooses.
-        folder: where jobs find the trainer and write their logs, on a file system that all nodes share; None: a new one
-            below `outputs/`.
+        tcp_port: port of the trainer; None: the system chooses.
+        folder: in which jobs find the trainer and write their logs, on a file system that all nodes share; None: a new
+            folder below `outputs/`.
     """
 
-    backend: str = "gloo"
-    launcher: str = "submitit"
+    backend: str = limited("gloo", choices=GROUP_BACKENDS)
+    launcher: str = limited("submitit", choices=("mp", "submitit", "submitit_delayed"))
     slurm_kwargs: dict[str, Any] | None = None
     tcp_port: int | None = None
     folder: str | Path | None = None
-
-    def problems(self, num_workers: int) -> list[str]:
-        """See `Nested`."""
-        found = []
-        if self.launcher not in ("mp", "submitit", "submitit_delayed"):
-            found.append(
-                f"launcher={self.launcher!r}: use 'mp', 'submitit' or 'submitit_delayed'; "
-                "`collectx run launcher=...` knows more."
-            )
-        if self.backend not in GROUP_BACKENDS:
-            found.append(f"backend={self.backend!r}: must be 'gloo', 'nccl', 'mpi' or 'ucc'.")
-        return found + super().problems(num_workers)
 
     def backend_config(self) -> BackendConfig:
         """See `Nested`."""
@@ -126,12 +108,11 @@ class Remote(Nested):
 
 @dataclass(frozen=True)
 class RpcRemote(Remote):
-    """Workers over torch RPC; `backend` is not looked at.
+    """The keywords about workers over torch RPC; `backend` is ignored.
 
     Args:
-        visible_devices: for each worker the only GPU that its process sees, counted among those of its host, where its
-            policy may act by that name or as "cuda"; "cpu": it sees none. Bytes lie on the CPU on their way. None: all
-            see all.
+        visible_devices: for each worker the only GPU that its process sees, by its index on the host; its policy uses
+            that name or "cuda". "cpu": no GPU. Bytes are sent from the CPU. None: every worker sees all GPUs.
         tensorpipe_options: `num_worker_threads`, `rpc_timeout` (seconds), `_transports` and `_channels` of
             `torch.distributed.rpc.TensorPipeRpcBackendOptions`.
     """
@@ -141,18 +122,18 @@ class RpcRemote(Remote):
 
     def problems(self, num_workers: int) -> list[str]:
         """See `Remote`."""
-        found = super().problems(num_workers) + tensorpipe_problems("tensorpipe_options", self.tensorpipe_options or {})
+        problems = super().problems(num_workers)
         for device in self.visible_devices or ():
-            if why := why_no_device(_gpu_named(device), is_here=self.launcher == "mp"):
-                return [*found, f"visible_devices={self.visible_devices!r}: {why}"]
-        return found
+            if reason := device_problem(_gpu_name(device), is_here=self.launcher == "mp"):
+                return [*problems, f"visible_devices={self.visible_devices!r}: {reason}"]
+        return problems
 
     @property
     def visible(self) -> list[str] | None:
         """`visible_devices` by their names."""
         if self.visible_devices is None:
             return None
-        devices = [torch.device(_gpu_named(device)) for device in self.visible_devices]
+        devices = [torch.device(_gpu_name(device)) for device in self.visible_devices]
         return [device.type if device.type == "cpu" else f"{device.type}:{device.index or 0}" for device in devices]
 
     def backend_config(self) -> BackendConfig:
@@ -168,52 +149,50 @@ class RpcRemote(Remote):
 
 @dataclass(frozen=True)
 class RayRemote(Nested):
-    """Workers that are Ray actors.
+    """The keywords about workers that are Ray actors.
 
     Args:
-        ray_init_config: arguments of `ray.init`, such as `{"address": "auto"}` for the cluster that runs here already;
-            not looked at where this process is connected to Ray. Without an address, here or in RAY_ADDRESS: one of
-            this machine alone, until this process ends.
+        ray_init_config: arguments of `ray.init`, such as `{"address": "auto"}` for the cluster that runs on this host;
+            ignored if this process is connected to Ray. Without an address, here or in RAY_ADDRESS: a cluster of this
+            machine alone, until this process ends.
         remote_configs: arguments of `ray.remote` for the workers' actors, such as `num_cpus` and `num_gpus`; one dict
-            for all, or one for each. None: one core.
+            for all, or one per worker. None: one core.
         num_collectors: TorchRL's name for `num_workers`.
-        use_env_creator: is not looked at.
-        queue_timeout_s: when Ray must have started a worker's process, with the imports of its first moments, in
-            seconds: it waits where others use what it asks for, or, with `autoscaling`, where the node that has it is
-            still to come.
-        autoscaling: the cluster adds nodes by itself. Otherwise what it does not have is told before anything starts.
+        use_env_creator: ignored (accepted for TorchRL compatibility).
+        queue_timeout_s: seconds within which Ray must start a worker's process, its first imports included. Ray waits
+            for resources that others use, or, with `autoscaling`, for a new node.
+        autoscaling: whether the cluster adds nodes by itself. Otherwise missing resources are an error before anything
+            starts.
     """
 
     ray_init_config: dict[str, Any] | None = None
     remote_configs: Any = None
     num_collectors: int | None = None
     use_env_creator: bool = False
-    queue_timeout_s: float = 180.0
+    queue_timeout_s: float = option("launcher.queue_timeout_s", 180.0)
     autoscaling: bool = False
 
     def problems(self, num_workers: int) -> list[str]:
         """See `Nested`."""
-        found = super().problems(num_workers)
-        if (why := why_not("ray")) is not None:
-            found.append(why)
+        problems = super().problems(num_workers)
+        if (reason := why_not("ray")) is not None:
+            problems.append(reason)
         each = for_each(self.remote_configs, num_workers)
         if len(each) != num_workers:
-            found.append(
+            problems.append(
                 f"remote_configs has {len(each)} entries for {num_workers} workers: one for each, or one dict."
             )
-        if not all(own is None or isinstance(own, Mapping) for own in each):
-            found.append(f"remote_configs={self.remote_configs!r}: must be a dict, or one for each worker.")
+        if not all(one is None or isinstance(one, Mapping) for one in each):
+            problems.append(f"remote_configs={self.remote_configs!r}: must be a dict, or one for each worker.")
         else:
-            found += actor_problems("remote_configs", each)
-        if self.queue_timeout_s <= 0:
-            found.append(f"queue_timeout_s={self.queue_timeout_s}: must be above 0.")
+            problems += actor_problems("remote_configs", each)
         if self.num_collectors is not None and self.num_collectors != num_workers:
-            found.append(f"num_collectors={self.num_collectors}, but num_workers={num_workers}: give one of them.")
-        return found
+            problems.append(f"num_collectors={self.num_collectors}, but num_workers={num_workers}: give one of them.")
+        return problems
 
     def launcher_config(self, num_threads: int, num_workers: int) -> RayLauncherConfig:
-        """Where workers come up."""
-        each = [dict(own or {"num_cpus": 1}) for own in for_each(self.remote_configs, num_workers)]
+        """The options of the group `launcher`."""
+        each = [dict(one or {"num_cpus": 1}) for one in for_each(self.remote_configs, num_workers)]
         cluster = dict(self.ray_init_config or {})
         return RayLauncherConfig(
             kind="ray",
@@ -227,23 +206,23 @@ class RayRemote(Nested):
         )
 
 
-_OWN = ("create_env_kwargs", "device", "policy_device", "exploration_type")
+PER_WORKER = ("create_env_kwargs", "device", "policy_device", "exploration_type")
 
 
-def _gpu_named(device: Any) -> Any:
-    """torch itself takes a number for a device only where there is a GPU."""
+def _gpu_name(device: Any) -> Any:
+    """A device by its index: torch takes one only on a machine with a GPU."""
     return f"cuda:{device}" if isinstance(device, int) else device
 
 
-def own_problems(own: dict[str, Any], is_ours: bool) -> list[str]:
-    """What is wrong with the `collector_kwargs` of a worker; `is_ours`: they are not for a class of the user's own."""
-    found = []
-    unknown = sorted(own.keys() - set(_OWN))
+def kwargs_problems(kwargs: dict[str, Any], is_ours: bool) -> list[str]:
+    """What is wrong with the `collector_kwargs` of a worker; `is_ours`: they are not for a user's class."""
+    problems = []
+    unknown = sorted(kwargs.keys() - set(PER_WORKER))
     if unknown and is_ours:
-        found.append(f"collector_kwargs has {', '.join(unknown)}: may have {', '.join(_OWN + ALIKE)}.")
+        problems.append(f"collector_kwargs has {', '.join(unknown)}: may have {', '.join(PER_WORKER + SHARED)}.")
     for name in ("device", "policy_device"):
-        if why := why_no_device(own.get(name)):
-            found.append(f"collector_kwargs: {name}={own[name]!r}: {why}")
-    if "exploration_type" in own and is_ours:
-        found += exploration_problems("collector_kwargs: ", exploration_of(own["exploration_type"]))
-    return found
+        if reason := device_problem(kwargs.get(name)):
+            problems.append(f"collector_kwargs: {name}={kwargs[name]!r}: {reason}")
+    if "exploration_type" in kwargs and is_ours:
+        problems += exploration_problems("collector_kwargs: ", exploration_name(kwargs["exploration_type"]))
+    return problems

@@ -84,7 +84,7 @@ class Queue:
         return f"{number}\n"
 
     def play(self, folder: Path) -> str:
-        seed = json.loads((folder / "jobs" / "run.json").read_text())["cfg"]["seed"]
+        seed = json.loads((folder / "jobs" / "task.json").read_text())["cfg"]["seed"]
         state = {1: "FAILED", 2: "RUNNING", 3: "FAILED"}.get(seed, "COMPLETED")
         if seed == 1:
             (folder / "logs" / "trainer.log").write_text("Traceback (most recent call last):\nLeverError: stuck\n")

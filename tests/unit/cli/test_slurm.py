@@ -18,7 +18,8 @@ from collectx.cli import run, slurm, status, watch
 from collectx.cli.submitit_slurm import translated
 from collectx.cli.task import JobRun, Task
 from collectx.errors import ConfigError
-from collectx.run import RunFolder, preflight, task
+from collectx.run import RunFolder, preflight
+from collectx.run.rendezvous import TaskFile
 
 HYDRAS = "hydra/launcher=submitit_slurm"
 
@@ -42,7 +43,7 @@ def test_a_run_is_one_job_with_what_the_launcher_asks_for(queue, capsys):
     assert "run: job 100, 4 tasks" in out
     assert "completed" in out
     # The job runs what was composed when it was submitted.
-    cfg = task.read(RunFolder("run"))
+    cfg = TaskFile.read(RunFolder("run")).cfg
     assert (cfg.trainer.gamma, cfg.collector.num_workers) == (0.5, 3)
     # What has ended there is not replaced by a job.
     assert run.main(["launcher=slurm", "hydra.run.dir=run", "launcher.wait=false"]) == 2

@@ -11,7 +11,7 @@ import pytest
 
 from collectx.cli import run_status, status
 from collectx.errors import LauncherError
-from collectx.launcher.slurm.job_watcher import JobState
+from collectx.launcher.slurm.worker_job import JobState
 from collectx.run import RunFolder
 from collectx.run.files import write_json
 
@@ -47,12 +47,12 @@ def said(capsys, files: RunFolder) -> tuple[str, str]:
     ],
 )
 def test_a_job_without_a_result_is_what_slurm_says(folder, said, word, part):
-    found = run_status.status_of(folder, "7", said)
-    assert found.word == word
+    found = run_status.status_of_job(folder, "7", said)
+    assert found.status == word
     assert part in found.detail
     folder.log("job").write_text("Killed\n")
-    forgotten = run_status.status_of(folder, "7", {})
-    assert forgotten.word == "failed"
+    forgotten = run_status.status_of_job(folder, "7", {})
+    assert forgotten.status == "failed"
     assert re.match(r"SLURM knows no job 7 any more(?s:.*)job.log ends:\n  Killed", forgotten.detail)
 
 
@@ -60,9 +60,9 @@ def test_a_job_without_a_result_is_what_slurm_says(folder, said, word, part):
 def test_a_run_that_slurm_has_interrupted_says_why(folder, state, advice):
     write_json(folder.result, {"status": "interrupted", "exit_reason": "interrupted by SIGTERM"})
     ended, cancelled = (
-        run_status.status_of(folder, "7", {"7": JobState(each, True, True)}) for each in (state, "CANCELLED")
+        run_status.status_of_job(folder, "7", {"7": JobState(each, True, True)}) for each in (state, "CANCELLED")
     )
-    assert ended.word == cancelled.word == "interrupted"
+    assert ended.status == cancelled.status == "interrupted"
     assert ended.detail.startswith(f"interrupted by SIGTERM: job 7 ended as {state}: ")
     assert advice in ended.detail
     assert cancelled.detail == "interrupted by SIGTERM"

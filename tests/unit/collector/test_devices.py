@@ -10,10 +10,10 @@ from collecting import config
 from worlds.cartpoles import cartpole
 
 from collectx import RayCollector, RPCCollector
-from collectx.collector.worker_entry import _see
 from collectx.config import RpcBackendConfig
 from collectx.errors import ConfigError, LauncherError, RendezvousError
 from collectx.run import preflight, rules
+from collectx.worker.entry import set_visible_device
 
 RAY = {"kind": "ray", "place": "ray"}
 
@@ -80,18 +80,18 @@ def test_wrong_keywords_are_refused_all_at_once(cls, keywords, starts):
 
 def test_gpus_are_counted_among_those_that_the_host_of_a_worker_sees(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,3")
-    _see({"visible_device": None})
+    set_visible_device({"visible_device": None})
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "5,3"
     with pytest.raises(RendezvousError, match=r"is to see cuda:2, and its host gives it CUDA_VISIBLE_DEVICES=5,3"):
-        _see({"visible_device": "cuda:2"})
-    _see({"visible_device": "cuda:1"})
+        set_visible_device({"visible_device": "cuda:2"})
+    set_visible_device({"visible_device": "cuda:1"})
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "3"
 
 
 @pytest.mark.parametrize(
     ("address", "environment", "asked", "message"),
     [
-        ("auto", {}, "auto", r"may ask for a token: set RAY_AUTH_MODE=token"),
+        ("auto", {}, "auto", r"may require a token: set RAY_AUTH_MODE=token"),
         ("auto", {"RAY_AUTH_MODE": "token"}, "auto", r"^((?!token).)*$"),
         (None, {"RAY_ADDRESS": "10.0.0.1:6379"}, None, r"^RAY_ADDRESS=10.0.0.1:6379, "),
         # Ray itself would connect to that of another run, which ends with that run.
@@ -99,7 +99,7 @@ def test_gpus_are_counted_among_those_that_the_host_of_a_worker_sees(monkeypatch
     ],
 )
 def test_which_ray_cluster_a_run_asks_for_and_what_a_refusal_says(monkeypatch, address, environment, asked, message):
-    ray_cluster = pytest.importorskip("collectx.transport.network.ray_cluster")
+    ray_cluster = pytest.importorskip("collectx.launcher.ray_cluster")
     calls = []
 
     def init(**options):
@@ -113,5 +113,5 @@ def test_which_ray_cluster_a_run_asks_for_and_what_a_refusal_says(monkeypatch, a
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(LauncherError, match=message):
-        ray_cluster.begin({} if address is None else {"address": address})
+        ray_cluster.connect({} if address is None else {"address": address})
     assert calls == [asked]

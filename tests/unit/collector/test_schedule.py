@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from collectx.collector import RecordedBatch
-from collectx.schedule.base import AsyncSchedule, SyncSchedule
+from collectx.schedule.asynchronous import AsyncSchedule
 from collectx.schedule.replay import ReplaySchedule, slots_needed
+from collectx.schedule.sync import SyncSchedule
 from collectx.transport.base import Arrival, BatchReport
 
 TALLY = BatchReport(0, 0.0, 0.0, 0.0, 0.0, np.zeros(0), np.zeros(0, int))
@@ -146,7 +147,7 @@ def test_slots_are_as_many_as_batches_may_be_ahead(text, slots):
 
 
 def test_batches_of_a_worker_that_is_dropped_are_not_waited_for():
-    again = ReplaySchedule(2, 1, None, record("0:0/0 1:0/0 0:0/0 1:0/0"), lent=False)
+    again = ReplaySchedule(2, 1, None, record("0:0/0 1:0/0 0:0/0 1:0/0"), zero_copy=False)
     again.published(0)
     again.begin()
     assert arrive(again, 1) is None  # the other one's turn

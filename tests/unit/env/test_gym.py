@@ -12,7 +12,7 @@ from stepping import Stepper
 
 from collectx.env import build, read_spec
 from collectx.env.checked import CheckedEnv
-from collectx.env.spaces import Structure, numpy_dtype
+from collectx.env.spaces import SpaceLeaves, numpy_dtype
 from collectx.errors import ShapeError, SpaceError
 
 NESTED = spaces.Dict({"a": spaces.Discrete(3), "b": spaces.Tuple([spaces.Box(-1, 1, (2,), np.float64)])})
@@ -153,7 +153,7 @@ def test_parts_of_an_observation_are_left_out():
     env = build(replace(cfg, exclude_keys=["inner.mission"]))
     Stepper(env).reset().step()
     keys = [leaf.key for leaf in env.spec.observation]
-    assert keys == [leaf.key for leaf in Structure(env.spec.observation_space, ("observation",)).leaves]
+    assert keys == [leaf.key for leaf in SpaceLeaves(env.spec.observation_space, ("observation",)).leaves]
     assert keys == [("observation", "seen"), ("observation", "inner", "n")]
 
 

@@ -47,7 +47,7 @@ def dense(num_envs=3, mode=None, info_keys=(), **kwargs):
 @pytest.mark.parametrize("cfg", [gym_vector(3, "next_step", "sync"), dense()], ids=["next_step", "users"])
 def test_restart_before_the_end_is_refused_where_the_env_resets_itself(cfg):
     stepper = Stepper(build(cfg)).reset()
-    assert not stepper.spec.cuttable
+    assert not stepper.spec.can_restart_early
     with pytest.raises(CollectxError, match=r"cannot be restarted before its episode ends.*autoreset_mode=disabled"):
         stepper.env.restart(np.array([True, False, False]), stepper.observation)
     stepper.env.close()

@@ -5,7 +5,7 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from collectx.env.spaces import Structure, without, write_row
+from collectx.env.spaces import SpaceLeaves, exclude_parts, write_row
 from collectx.errors import ShapeError, SpaceError
 
 ROOT = ("observation",)
@@ -15,7 +15,7 @@ PAIR = spaces.Dict({"a": spaces.Discrete(2), "b": spaces.Discrete(2)})
 def test_keys_shapes_and_dtypes():
     pose = spaces.Tuple([spaces.Box(-1, 1, (2,), np.float64), spaces.Discrete(3, start=5)])
     space = spaces.Dict({"camera": spaces.Box(0, 255, (4, 3), np.uint8), "pose": pose})
-    assert [(leaf.key, leaf.shape, leaf.dtype) for leaf in Structure(space, ROOT).leaves] == [
+    assert [(leaf.key, leaf.shape, leaf.dtype) for leaf in SpaceLeaves(space, ROOT).leaves] == [
         (("observation", "camera"), (4, 3), torch.uint8),
         (("observation", "pose", "0"), (2,), torch.float64),
         (("observation", "pose", "1"), (), torch.int64),
@@ -32,7 +32,7 @@ def test_keys_shapes_and_dtypes():
 )
 def test_spaces_without_a_fixed_shape(space, message):
     with pytest.raises(SpaceError, match=message):
-        Structure(space, ROOT)
+        SpaceLeaves(space, ROOT)
 
 
 @pytest.mark.parametrize(
@@ -45,16 +45,18 @@ def test_spaces_without_a_fixed_shape(space, message):
     ],
 )
 def test_values_that_do_not_fit(value, message):
-    structure = Structure(spaces.Box(0, 255, (4,), np.uint8), ROOT)
+    structure = SpaceLeaves(spaces.Box(0, 255, (4,), np.uint8), ROOT)
     with pytest.raises(ShapeError, match=message):
         write_row(structure.leaves, [np.zeros((1, 4), np.uint8)], 0, structure.flatten(value))
 
 
 def test_what_is_left_out_of_a_tuple_leaves_the_others_their_names():
-    space = without(spaces.Tuple([spaces.Text(5), spaces.Dict(a=PAIR, b=spaces.Text(5)), PAIR]), ["0", "1.b", "2.a"])
-    assert [leaf.key[1:] for leaf in Structure(space, ROOT).leaves] == [("1", "a", "a"), ("1", "a", "b"), ("2", "b")]
+    space = exclude_parts(
+        spaces.Tuple([spaces.Text(5), spaces.Dict(a=PAIR, b=spaces.Text(5)), PAIR]), ["0", "1.b", "2.a"]
+    )
+    assert [leaf.key[1:] for leaf in SpaceLeaves(space, ROOT).leaves] == [("1", "a", "a"), ("1", "a", "b"), ("2", "b")]
 
 
 def test_a_missing_part():
     with pytest.raises(ShapeError, match=r"observation\.b: missing"):
-        Structure(PAIR, ROOT).flatten({"a": 1})
+        SpaceLeaves(PAIR, ROOT).flatten({"a": 1})

@@ -22,7 +22,7 @@ from collectx import trainer as trainers
 from collectx.cli.compose import compose
 from collectx.config import TorchrlEnvConfig
 from collectx.env import read_spec
-from collectx.env.torchrl import TorchrlEnv, split
+from collectx.env.torchrl import TorchrlEnv, split_serial_env
 from collectx.errors import ConfigError, ShapeError, SpaceError
 
 torch.set_num_threads(1)
@@ -61,9 +61,9 @@ def test_random_actions_respect_the_mask_of_their_step():
 
 def test_a_serial_env_is_taken_apart_unless_it_is_at_work():
     env = torchrlenvs.serial()
-    assert [each.batch_size for each in split(env)] == [()] * 3
+    assert [each.batch_size for each in split_serial_env(env)] == [()] * 3
     env.reset()
-    assert split(env) == [env]
+    assert split_serial_env(env) == [env]
     env.close()
 
 

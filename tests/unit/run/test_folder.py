@@ -7,7 +7,7 @@ import stat
 import pytest
 
 from collectx.errors import DamagedFile, RendezvousError
-from collectx.run import role, worker
+from collectx.run import entry, rendezvous
 from collectx.run.files import JsonLines, read_lines, write_atomically, write_json
 from collectx.run.folder import RunFolder
 from collectx.transport.network.handshake import Endpoint
@@ -72,23 +72,22 @@ def test_the_secret_is_for_the_owner_alone_and_of_one_start(folder, tmp_path):
     (tmp_path / "a_strangers").touch()
     folder.secret.symlink_to(tmp_path / "a_strangers")
     try:
-        role.announce(folder, endpoint, "7.0")
+        rendezvous.announce_trainer(folder, endpoint, "7.0")
     finally:
         os.umask(before)
     assert stat.S_IMODE(folder.secret.lstat().st_mode) == 0o600
     assert (tmp_path / "a_strangers").read_bytes() == b""
     assert b"secret" not in folder.rendezvous.read_bytes()
-    assert role.find(folder, "7.0", "knob", 0.0) == endpoint
+    assert rendezvous.find_trainer(folder, "7.0", "knob", 0.0) == endpoint
     with pytest.raises(RendezvousError, match=r"within 0 s \(knob=0\)"):
-        role.find(folder, "8.0", "knob", 0.0)
+        rendezvous.find_trainer(folder, "8.0", "knob", 0.0)
 
 
 @pytest.mark.parametrize("harm", ["mode", "owner", "link"])
-def test_a_secret_or_a_pickle_that_is_not_the_users_alone_is_not_read(folder, cfg, monkeypatch, tmp_path, harm):
-    task = tmp_path / "worker.json"
-    role.announce(folder, Endpoint(("127.0.0.1",), 4000, b"secret"), "7.0")
-    worker.write(task, cfg, folder, "7.0", [])
-    for path in (folder.secret, task.with_suffix(".pkl")):
+def test_a_secret_or_a_pickle_that_is_not_the_users_alone_is_not_read(folder, cfg, monkeypatch, harm):
+    rendezvous.announce_trainer(folder, Endpoint(("127.0.0.1",), 4000, b"secret"), "7.0")
+    rendezvous.TaskFile(cfg, token="7.0").write(folder, [])
+    for path in (folder.secret, folder.task_objects):
         if harm == "mode":
             path.chmod(0o620)
         elif harm == "link":
@@ -97,6 +96,6 @@ def test_a_secret_or_a_pickle_that_is_not_the_users_alone_is_not_read(folder, cf
     if harm == "owner":
         monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
     with pytest.raises(OSError, match=r"it must be user|symbolic links"):
-        role.find(folder, "7.0", "knob", 0.0)
+        rendezvous.find_trainer(folder, "7.0", "knob", 0.0)
     with pytest.raises(OSError, match=r"it must be user|symbolic links"):
-        worker.main([str(task), "0"])
+        entry.main([str(folder.path), "--worker", "0"])

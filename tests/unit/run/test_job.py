@@ -133,7 +133,7 @@ def test_a_run_that_is_there_is_kept(cfg, tmp_path, monkeypatch, overwrite, is_h
     if is_held:
         monkeypatch.setattr(fcntl, "lockf", Mock(side_effect=BlockingIOError(errno.EAGAIN, "")))
     with pytest.raises(ConfigError, match=message):
-        execute(replace(cfg, seed=4, run=RunOptions(overwrite)), tmp_path, [])
+        execute(replace(cfg, seed=4, run=RunOptions(overwrite=overwrite)), tmp_path, [])
     assert read(tmp_path)[1:] == before
 
 

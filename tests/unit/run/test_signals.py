@@ -5,7 +5,7 @@ from contextlib import nullcontext
 import pytest
 
 from collectx.errors import LauncherError
-from collectx.run import worker
+from collectx.run import entry
 from collectx.run.signals import Signals, Stopped
 
 ALL = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -58,9 +58,9 @@ def test_an_ignored_signal_stays_ignored():
 
 def test_a_worker_whose_job_is_ended_says_so(monkeypatch, tmp_path):
     before = signal.getsignal(signal.SIGTERM)
-    monkeypatch.setattr(worker.time, "sleep", lambda seconds: signal.raise_signal(signal.SIGTERM))
+    monkeypatch.setattr(entry.time, "sleep", lambda seconds: signal.raise_signal(signal.SIGTERM))
     try:
         with pytest.raises(LauncherError, match="preempted"):
-            worker.main(["--wait", "100", str(tmp_path / "task"), "0"])
+            entry.main(["--wait", "100", str(tmp_path), "--worker", "0"])
     finally:
         signal.signal(signal.SIGTERM, before)

@@ -1,0 +1,157 @@
+"""The display of watched runs: `SingleView` for one run, `SweepView` for several.
+
+Used by watch.py in the main thread. Must not know jobs or schedulers.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, Self
+
+from rich.console import Console
+from rich.live import Live
+from rich.status import Status as Spinner
+from rich.table import Table
+
+from collectx.cli.run_status import RunStatus
+from collectx.run import Status
+from collectx.run.display import PLAIN_S, Progress, clock, number
+from collectx.run.folder import RunFolder
+from collectx.run.statistics import JsonLinesTail, MetricsTail
+from collectx.run.view import Sampler
+
+
+@dataclass
+class WatchedRun:
+    """A run that is a job, and what its folder has told so far.
+
+    Attributes:
+        shows_events: whether the user sees events, such as a restarted worker, when they happen.
+        may_requeue: whether SLURM may start the job again.
+        since_s: when it last started to wait or to run.
+        ended_s: when SLURM or the folder first said that it has ended; None before.
+        result_ns: modification time of the result when SLURM was last asked; None before.
+    """
+
+    name: str
+    files: RunFolder
+    job: str
+    statistics: MetricsTail
+    events: JsonLinesTail
+    shows_events: bool
+    may_requeue: bool = False
+    status: RunStatus = field(default_factory=lambda: RunStatus(Status.QUEUED))
+    since_s: float = field(default_factory=time.monotonic)
+    ended_s: float | None = None
+    result_ns: int | None = None
+
+    def __post_init__(self) -> None:
+        self.sampler = Sampler(self.statistics, self.since_s)
+
+
+class View(Protocol):
+    """A display of watched runs while the `with` block lasts."""
+
+    def __enter__(self) -> Self: ...
+    def __exit__(self, *error: Any) -> None: ...
+
+    def draw(self) -> None:
+        """Updates the display."""
+
+    def say(self, text: str) -> None:
+        """Prints a line above the display."""
+
+
+class SingleView:
+    """One run: a spinner while it is queued, then the progress of a run on this machine."""
+
+    def __init__(self, run: WatchedRun):
+        self._run = run
+        self._console = Console()
+        self._spinner: Spinner | None = None
+        self._progress: Progress | None = None
+
+    def __enter__(self) -> Self:
+        self.draw()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        if self._spinner is not None:
+            self._spinner.stop()
+        if self._progress is not None:
+            self._progress.__exit__(None, None, None)
+
+    def say(self, text: str) -> None:
+        if self._progress is not None:
+            self._progress.say(text)
+        else:
+            self._console.print(f"collectx: {text}", soft_wrap=True, markup=False, highlight=False)
+
+    def draw(self) -> None:
+        """Starts the progress, which draws itself in a thread, when the run starts; updates the spinner before."""
+        if self._progress is not None:
+            return
+        if self._run.status.status is Status.RUNNING:
+            if self._spinner is not None:
+                self._spinner.stop()
+            self._progress = Progress(self._run.statistics, start_s=self._run.since_s)
+            self._progress.__enter__()
+        elif self._console.is_terminal:
+            text = f"job {self._run.job} is in the queue for {clock(time.monotonic() - self._run.since_s)}"
+            if self._spinner is None:
+                self._spinner = self._console.status(text, refresh_per_second=4)
+                self._spinner.start()
+            self._spinner.update(text)
+
+
+class SweepView:
+    """Several runs: a table on a terminal, elsewhere a line with the sums every few seconds."""
+
+    def __init__(self, runs: Sequence[WatchedRun]):
+        self._runs = runs
+        self._console = Console()
+        self._live: Live | None = None
+        self._last_s = time.monotonic()
+        if self._console.is_terminal and not self._console.is_dumb_terminal:
+            self._live = Live(console=self._console, auto_refresh=False, transient=True)
+
+    def __enter__(self) -> Self:
+        if self._live is not None:
+            self._live.start()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    def say(self, text: str) -> None:
+        self._console.print(f"collectx: {text}", soft_wrap=True, markup=False, highlight=False)
+
+    def draw(self) -> None:
+        if self._live is not None:
+            self._live.update(self._table(), refresh=True)
+        elif time.monotonic() > self._last_s + PLAIN_S:
+            self._last_s = time.monotonic()
+            statuses = [run.status.status for run in self._runs]
+            frames = sum(run.statistics.frames for run in self._runs)
+            counts = ", ".join(f"{statuses.count(status)} {status}" for status in dict.fromkeys(statuses))
+            self._console.print(f"{counts}; {frames:,} frames", soft_wrap=True, markup=False, highlight=False)
+
+    def _table(self) -> Table:
+        table = Table(box=None, header_style="dim")
+        for name in ("point", "job", "state"):
+            table.add_column(name)
+        for name in ("for", "frames", "frames/s", "return"):
+            table.add_column(name, justify="right")
+        now_s = time.monotonic()
+        for run in self._runs:
+            state = str(run.status.status)
+            if run.status.status is Status.QUEUED and run.status.detail:
+                state += f" ({run.status.detail.partition(':')[0]})"
+            elapsed = "" if run.status.has_ended else clock(now_s - run.since_s)
+            rate = None if run.status.has_ended else run.sampler.view(now_s).now_per_s
+            numbers = (f"{run.statistics.frames:,}", number(rate), number(run.statistics.mean_return))
+            table.add_row(run.name, run.job, state, elapsed, *numbers)
+        return table

@@ -1,0 +1,144 @@
+"""`launcher=ray`: workers are Ray actors.
+
+`RayLauncher` is used in the trainer's process, `run_actor` in the worker's. Imports ray.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import ray
+
+from collectx.config import RayLauncherConfig
+from collectx.launcher import ray_cluster
+from collectx.launcher.base import Launcher
+from collectx.transport.batch_timers import Limit
+from collectx.transport.network.ray import actor_class, actors
+
+
+class RayLauncher(Launcher):
+    """Starts an actor for each worker, on any node with the requested resources. Connects this process to Ray.
+
+    Args:
+        cfg: its `remote_configs` may grow as workers are added.
+        start_timeout_s: `collector.start_timeout_s`.
+
+    Raises:
+        LauncherError: there is no such cluster, or it has not the resources for the workers.
+    """
+
+    def __init__(self, cfg: RayLauncherConfig, num_workers: int, start_timeout_s: float):
+        super().__init__()
+        self._cfg = cfg
+        self._start_timeout_s = start_timeout_s
+        self._handles: dict[int, ActorHandle] = {}
+        ray_cluster.connect(cfg.ray_init_config)
+        if not cfg.autoscaling:
+            configs = [self._remote_config(worker) for worker in range(num_workers)]
+            ray_cluster.check_resources("launcher.remote_configs", configs)
+
+    def start(self, worker: int, life: int) -> ActorHandle:
+        function, arguments = self._entry(worker, life)
+        call = (self._cfg.num_threads, function, arguments)
+        self._handles[worker] = handle = start_actor(self._remote_config(worker), run_actor, call)
+        return handle
+
+    def describe(self, worker: int) -> str:
+        if worker not in self._handles:
+            return super().describe(worker)
+        if self._handles[worker].is_placed:
+            return f"worker {worker} ({self._handles[worker]})"
+        resources = ray_cluster.describe_request(self._remote_config(worker))
+        return f"worker {worker} (Ray has not started it: it asks for {resources}. {ray_cluster.describe_resources()})"
+
+    def join_timeout(self, worker: int) -> Limit:
+        if worker in self._handles and not self._handles[worker].is_placed:
+            return "launcher.queue_timeout_s", self._cfg.queue_timeout_s
+        return "collector.start_timeout_s", self._start_timeout_s
+
+    def _remote_config(self, worker: int) -> dict[str, Any]:
+        """The arguments of `ray.remote` for one worker."""
+        configs: dict[str, Any] | Sequence[dict[str, Any]] = self._cfg.remote_configs
+        return configs if isinstance(configs, dict) else configs[worker]
+
+
+def run_actor(num_threads: int, function: Callable[..., None], arguments: tuple[Any, ...]) -> None:
+    """The main function of an actor."""
+    import torch
+
+    torch.set_num_threads(num_threads)
+    function(*arguments)
+
+
+def start_actor(
+    remote_config: dict[str, Any], function: Callable[..., None], arguments: tuple[Any, ...]
+) -> ActorHandle:
+    """Starts an actor that calls `function(*arguments)`, which are pickled. Does not block."""
+    actor = actor_class(remote_config).remote()
+    actors[actor._actor_id.hex()] = actor
+    started = actor.ready.remote()
+    return ActorHandle(actor, started, actor.work.remote(sys.path, pickle.dumps((function, arguments))))
+
+
+class ActorHandle:
+    """A worker's actor (`collectx.transport.processes.Handle`).
+
+    Attributes:
+        actor: Ray's handle.
+        sentinel: a descriptor that becomes readable when the actor's function has returned.
+        exitcode: None while it may live.
+    """
+
+    pid = None
+
+    def __init__(self, actor: Any, started: Any, work: Any):
+        self.actor = actor
+        self._started = started
+        self._ended = threading.Event()
+        self.exitcode: int | None = None
+        self._error = ""
+        self.sentinel, self._end = os.pipe()
+        weakref.finalize(self, os.close, self.sentinel)
+        work.future().add_done_callback(self._finish)
+
+    def _finish(self, work: Any) -> None:
+        error = work.exception()
+        self.exitcode = 0 if error is None else 1
+        if error is not None:
+            # The first line names the actor, the last one the cause; lines of fields stand between them.
+            lines = [line for line in str(error).splitlines() if line and not line.startswith(("\t", " "))]
+            self._error = " ".join(lines[:1] + lines[1:][-1:])
+        self._ended.set()
+        os.close(self._end)
+
+    @property
+    def is_placed(self) -> bool:
+        """Whether its process has started, or never will."""
+        # Without a connection, `ray.wait` would start a cluster.
+        return not ray.is_initialized() or bool(ray.wait([self._started], timeout=0)[0])
+
+    def __str__(self) -> str:
+        """Names the actor, with the error that ended it."""
+        return f"Ray actor {self.actor._actor_id.hex()}" + (f": {self._error}" if self._error else "")
+
+    def join(self, timeout: float | None = None) -> None:
+        """Waits until its function has returned; then ends the actor."""
+        if not self.is_placed:
+            self.kill()  # nothing runs yet
+        if self._ended.wait(timeout):
+            self.kill()
+
+    def terminate(self) -> None:
+        self.kill()
+
+    def kill(self) -> None:
+        if actors.pop(self.actor._actor_id.hex(), None) is not None and ray.is_initialized():
+            with contextlib.suppress(Exception):
+                ray.kill(self.actor)

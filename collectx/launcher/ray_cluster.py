@@ -1,0 +1,155 @@
+"""The connection of the trainer's process to a Ray cluster, and checks whether the cluster has room for the workers."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import threading
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import ray
+
+from collectx.errors import LauncherError
+
+_CONNECT_S = 10.0
+_DEFAULTS: dict[str, Any] = {"log_to_driver": False, "logging_level": "WARNING"}
+_AUTH_MODE = "RAY_AUTH_MODE"
+_TOKEN = f"A running cluster may require a token: set {_AUTH_MODE}=token, with its first node's ~/.ray/auth_token here."
+# Resources that Ray itself adds to each node.
+_PREFIXES = ("node:", "object_store_memory")
+
+
+def connect(options: Mapping[str, Any]) -> None:
+    """Connects this process to a Ray cluster, with the arguments of `ray.init`, unless it is connected. Without an
+    address, in the arguments or in the environment variable RAY_ADDRESS, starts a cluster for this process.
+
+    Raises:
+        LauncherError: there is no cluster at the address, or Ray refuses the arguments.
+    """
+    if ray.is_initialized():
+        return
+    try:
+        _check_address(str(options.get("address")))
+        with _keep_sigterm_handler():
+            ray.init(**(_DEFAULTS | dict(options) | _address(options)))
+    except (OSError, ValueError, TypeError, RuntimeError) as error:
+        # Ray raises the same error for a missing token and a missing cluster.
+        token = f" {_TOKEN}" if type(error) is ConnectionError and _AUTH_MODE not in os.environ else ""
+        address = os.environ.get("RAY_ADDRESS") if options.get("address") is None else None
+        source = f"RAY_ADDRESS={address}, " if address else ""
+        raise LauncherError(
+            f"{source}launcher.ray_init_config={dict(options)}: {error}.{token} Start a cluster by `ray start --head`, "
+            "or give no address: one of this machine alone is started."
+        ) from error
+
+
+def _address(options: Mapping[str, Any]) -> dict[str, str]:
+    """Without an address, Ray would connect to any cluster on this host, even to that of another run, which ends with
+    the run."""
+    has_address = options.get("address") is not None or os.environ.get("RAY_ADDRESS")
+    return {} if has_address else {"address": "local"}
+
+
+def disconnect() -> None:
+    """Ends the connection, and a cluster that `connect` has started. Idempotent."""
+    ray.shutdown()
+
+
+@contextlib.contextmanager
+def _keep_sigterm_handler() -> Iterator[None]:
+    """Restores the process's handler of SIGTERM, which `ray.init` replaces."""
+    handler = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        if handler not in (None, signal.SIG_DFL) and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, handler)
+
+
+def _check_address(address: str) -> None:
+    """Raises OSError at once if no process listens at `host:port`. Ray itself tries for minutes."""
+    host, _, port = address.rpartition(":")
+    if host and port.isdecimal() and "//" not in address:
+        socket.create_connection((host, int(port)), timeout=_CONNECT_S).close()
+
+
+def is_single_host() -> bool:
+    """Whether all nodes of the cluster that this process is connected to are on this machine."""
+    mine = ray.util.get_node_ip_address()
+    return all(node["NodeManagerAddress"] == mine for node in ray.nodes() if node["Alive"])
+
+
+def check_resources(name: str, configs: Sequence[Mapping[str, Any]]) -> None:
+    """Checks that an otherwise idle cluster has room for actors with these arguments of `ray.remote`, which are the
+    option `name`. Ignores placement options.
+
+    Raises:
+        LauncherError: one actor requests more than any node has, or all together request more than all nodes have.
+    """
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    requested = [_requested(config) for config in configs]
+    for each in requested:
+        if not any(_fits(each, node) for node in nodes):
+            raise LauncherError(
+                f"{name}: no node of the Ray cluster has {_format(each)}. {_ADVICE} {describe_resources()}"
+            )
+    total, capacity = _sum(requested), _sum(nodes)
+    if not _fits(total, capacity):
+        raise LauncherError(
+            f"{name}: {len(requested)} workers ask for {_format(total)} together, more than the Ray cluster has. "
+            f"{_ADVICE} {describe_resources()}"
+        )
+
+
+_ADVICE = "Ask for less, use fewer workers, or add nodes (launcher.autoscaling=true waits for nodes that are to come)."
+
+
+def describe_resources() -> str:
+    """The resources of each node, and which of them are free."""
+    free = ray._private.state.available_resources_per_node()
+    lines = Counter(
+        f"{_format(node['Resources'])}, of which are free {_format(free.get(node['NodeID'], {}))}"
+        for node in ray.nodes()
+        if node["Alive"]
+    )
+    return "Nodes: " + "; ".join(f"{count} with {line}" for line, count in lines.items()) + "."
+
+
+def describe_request(config: Mapping[str, Any]) -> str:
+    """The resources that an actor with these arguments of `ray.remote` requests."""
+    return _format(_requested(config))
+
+
+def _requested(config: Mapping[str, Any]) -> dict[str, float]:
+    """By Ray's names of resources. An actor without `num_cpus` needs no core."""
+    requested = {str(name): float(count) for name, count in (config.get("resources") or {}).items()}
+    for name, key in (("CPU", "num_cpus"), ("GPU", "num_gpus"), ("memory", "memory")):
+        if config.get(key):
+            requested[name] = float(config[key])
+    return requested
+
+
+def _sum(counts: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    total: dict[str, float] = defaultdict(float)
+    for each in counts:
+        for name, count in each.items():
+            total[name] += count
+    return total
+
+
+def _fits(requested: Mapping[str, float], room: Mapping[str, float]) -> bool:
+    # Ray counts in units of 0.0001.
+    return all(count <= room.get(name, 0.0) + 1e-4 for name, count in requested.items())
+
+
+def _format(resources: Mapping[str, float]) -> str:
+    shown = {name: count for name, count in sorted(resources.items()) if not name.startswith(_PREFIXES)}
+    return ", ".join(_format_amount(name, count) for name, count in shown.items()) or "nothing"
+
+
+def _format_amount(name: str, count: float) -> str:
+    return f"{count / 2**30:.1f} GiB of memory" if name == "memory" else f"{count:g} {name}"

@@ -1,0 +1,154 @@
+"""`python -m collectx.run.entry [--wait S] [--worker INDEX] RUN`: the process of a job, trainer or worker.
+
+    RUN              a run folder with `jobs/task.json` in it, on a file system that all nodes share
+    --wait S         how long that file may take to appear, in seconds
+    --worker INDEX   which worker this process is; without it, srun's rank decides: 0 is the trainer, r worker r - 1
+
+Exit status: that of the run (trainer), 0 after the trainer has closed its workers, 1 for a worker that failed or found
+no trainer, 2 for a wrong configuration. Must not know who submitted the job.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+
+from collectx.config import RunConfig, SlurmLauncherConfig, backend_of
+from collectx.errors import ConfigError, LauncherError
+from collectx.launcher.slurm import hetjob
+from collectx.launcher.slurm.job import JobTasksLauncher
+from collectx.run.folder import RunFolder
+from collectx.run.rendezvous import TaskFile, announce_trainer, find_trainer, read_objects
+from collectx.user_objects import UserObjects
+
+_POLL_S = 0.25
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs the trainer or a worker to its end; returns the exit status."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--wait", type=float, default=0.0)
+    parser.add_argument("--worker", type=int)
+    parser.add_argument("folder")
+    arguments = parser.parse_args(argv)
+    files = RunFolder(arguments.folder)
+    if arguments.worker is not None:
+        signal.signal(signal.SIGTERM, _raise_launcher_error)
+    if not _wait_for_task(files, arguments.wait):
+        return 1
+    task = TaskFile.read(files)
+    if task.token is not None:
+        return _run_worker(task.cfg, files, arguments.worker, task.token, read_objects(files, arguments.worker))
+    token = f"{os.environ['SLURM_JOB_ID']}.{os.environ.get('SLURM_RESTART_COUNT', '0')}"
+    rank = int(os.environ["SLURM_PROCID"]) if arguments.worker is None else arguments.worker + 1
+    if rank == 0:
+        return _run_trainer(task, files, token, arguments.folder)
+    _ignore_signals()
+    return _run_worker(task.cfg, files, rank - 1, token)
+
+
+def _wait_for_task(files: RunFolder, timeout_s: float) -> bool:
+    deadline = time.monotonic() + timeout_s
+    while not files.task.exists() and time.monotonic() < deadline:
+        time.sleep(_POLL_S)
+    if not files.task.exists():
+        print(
+            f"no trainer within {timeout_s:g} s (queue_timeout_s={timeout_s:g}): {files.task} does not exist: the "
+            "trainer's job waits in the queue, has failed before it made its collector, or sees another file system.",
+            file=sys.stderr,
+        )
+        return False
+    return True
+
+
+def _run_trainer(task: TaskFile, files: RunFolder, token: str, folder: str) -> int:
+    """Runs the trainer of a job whose other tasks are workers; `folder` is the run folder as the script names it."""
+    from collectx.run.job import execute
+
+    cfg = task.cfg
+    assert isinstance(cfg.launcher, SlurmLauncherConfig)
+    _begin_mpi(cfg)
+    launcher = JobTasksLauncher(
+        cfg.launcher,
+        [cfg.launcher.python or sys.executable, "-u", "-m", "collectx.run.entry", str(files.path), "--worker"],
+        os.environ,
+        files.log("job"),
+        int((files.jobs / "log_begin").read_text()),
+        lambda worker: files.log(f"worker-{worker}"),
+        folder,
+        hetjob.WORKERS if cfg.launcher.kind == "submitit_delayed" else None,
+        lambda endpoint: announce_trainer(files, endpoint, token),
+    )
+    try:
+        return execute(cfg, files.path, list(task.argv), launcher).exit_status
+    except ConfigError as error:
+        print("\n".join(error.problems), file=sys.stderr)
+        return 2
+
+
+def _run_worker(cfg: RunConfig, files: RunFolder, worker: int, token: str, objects: UserObjects | None = None) -> int:
+    """Runs a worker until the trainer closes it; its output goes to its log in the run folder."""
+    _redirect_output(files.log(f"worker-{worker}"))
+    import torch
+
+    torch.set_num_threads(cfg.launcher.num_threads)
+    from collectx.collector import build
+    from collectx.worker.entry import run_remote_worker
+
+    timeout_s = cfg.collector.start_timeout_s
+    try:
+        _begin_mpi(cfg)
+        endpoint = find_trainer(files, token, "collector.start_timeout_s", timeout_s)
+        run_remote_worker(endpoint, worker, timeout_s, objects, build)
+    except BaseException:
+        traceback.print_exc()
+        return 1
+    return 0
+
+
+def _begin_mpi(cfg: RunConfig) -> None:
+    """Initialises MPI where srun made the tasks ranks of one MPI job. The preflight check reports what is missing."""
+    if backend_of(cfg) == "mpi" and "PMIX_NAMESPACE" in os.environ and find_spec("mpi4py") is not None:
+        from collectx.transport.network.mpi import initialize_ranks
+
+        initialize_ranks(cfg.collector.start_timeout_s, "collector.start_timeout_s")
+
+
+def _redirect_output(log: Path) -> None:
+    log.parent.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    os.close(descriptor)
+
+
+def _raise_launcher_error(signum: int, frame: object) -> None:
+    """Reports the reason to the trainer before the connection breaks."""
+    raise LauncherError(
+        "SLURM ends the job of this worker (SIGTERM): it is preempted, cancelled (scancel) or at its time limit."
+    )
+
+
+def _ignore_signals() -> None:
+    """SLURM signals all tasks of a job; the death of a worker would look like a failure. Workers end when the trainer
+    closes its connection. Processes that an env forks keep the default action."""
+    worker = os.getpid()
+
+    def ignore(signum: int, frame: object) -> None:
+        if os.getpid() != worker:
+            signal.signal(signum, signal.SIG_DFL)
+            os.kill(os.getpid(), signum)
+
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(signum, ignore)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,111 @@
+"""How the processes of a run find each other on a shared file system: the trainer's address, and the task of a job.
+
+    <run>/rendezvous.json, secret     written by the trainer when it listens, read by workers
+    <run>/jobs/task.json, task.pkl    written before jobs are submitted, read by every process of a job (entry.py)
+
+Used by the command line, the trainer and workers. Must not know schedulers.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pickle
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from collectx.config import EnvConfig, PolicyConfig, RunConfig, as_dict, from_dict
+from collectx.errors import RendezvousError
+from collectx.run.files import read_private, write_json, write_private
+from collectx.run.folder import RunFolder
+from collectx.user_objects import UserObjects
+
+if TYPE_CHECKING:
+    from collectx.transport.network.handshake import Endpoint
+
+_POLL_S = 0.1
+
+
+@dataclass(frozen=True)
+class TaskFile:
+    """`jobs/task.json`: what the processes of a job run.
+
+    Attributes:
+        argv: the command line as typed, for the snapshot.
+        token: identifies this start of the run (see `announce_trainer`); None in a job that runs trainer and workers,
+            where the number of the job identifies it.
+    """
+
+    cfg: RunConfig
+    argv: tuple[str, ...] = ()
+    token: str | None = None
+
+    def write(self, files: RunFolder, objects: Sequence[UserObjects] | None = None) -> None:
+        """Writes the file; `objects`, one for each worker, are pickled into a file beside it that only the user can
+        read."""
+        cfg = self.cfg
+        files.jobs.mkdir(parents=True, exist_ok=True)
+        if objects is not None:
+            write_private(files.task_objects, pickle.dumps(objects))
+            cfg = dataclasses.replace(cfg, env=EnvConfig(kind="given", num_envs=0), policy=PolicyConfig(kind="given"))
+        write_json(files.task, {"cfg": as_dict(cfg), "argv": self.argv, "token": self.token})
+
+    @classmethod
+    def read(cls, files: RunFolder) -> TaskFile:
+        """Raises `OSError`, `ValueError`, `KeyError` or `TypeError` where the file cannot be read."""
+        content = json.loads(files.task.read_text())
+        return cls(from_dict(content["cfg"]), tuple(content["argv"]), content["token"])
+
+
+def read_objects(files: RunFolder, worker: int) -> UserObjects | None:
+    """The objects of a worker; None where its configuration is plain data.
+
+    Raises:
+        PermissionError: another user may have written them.
+    """
+    return pickle.loads(read_private(files.task_objects))[worker] if files.task_objects.exists() else None
+
+
+def announce_trainer(files: RunFolder, endpoint: Endpoint, token: str) -> None:
+    """Writes the address at which the trainer listens. The secret is on the disk before the address.
+
+    Args:
+        token: the same for all processes of one start of the run, different for every other start, so that workers
+            ignore the address of an earlier start.
+    """
+    write_private(files.secret, endpoint.secret)
+    write_json(files.rendezvous, {"addresses": list(endpoint.addresses), "port": endpoint.port, "token": token})
+
+
+def find_trainer(files: RunFolder, token: str, timeout_name: str, timeout_s: float) -> Endpoint:
+    """Blocks until the trainer listens; returns its address.
+
+    Raises:
+        RendezvousError: no address within `timeout_s`; `timeout_name` is the option in the message.
+        PermissionError: another user may have written the secret.
+    """
+    from collectx.transport.network.handshake import Endpoint
+
+    deadline = time.monotonic() + timeout_s
+    while True:
+        address = _read(files.rendezvous)
+        if address.get("token") == token:
+            return Endpoint(tuple(address["addresses"]), address["port"], read_private(files.secret))
+        if time.monotonic() > deadline:
+            reason = "exists, but the trainer wrote no rendezvous.json" if files.path.is_dir() else "does not exist"
+            raise RendezvousError(
+                f"no trainer within {timeout_s:g} s ({timeout_name}={timeout_s:g}): on this host the run "
+                f"folder {files.path} {reason}. It must be on a file system that all nodes share: choose one with "
+                "hydra.run.dir or hydra.sweep.dir; or the trainer failed before it listened: see its log."
+            )
+        time.sleep(_POLL_S)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return json.loads(path.read_text())
+    except (OSError, json.JSONDecodeError):
+        return {}

@@ -1,0 +1,90 @@
+"""The async schedule: every filled slot is a batch."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+
+from collectx.schedule.base import Grant, Schedule
+from collectx.transport.base import Arrival
+
+
+class AsyncSchedule(Schedule):
+    """First ready, first served. Grants no more batches than will be delivered, except that the end of a run does not
+    wait for workers that have never delivered.
+
+    Args:
+        num_slots: slots of each worker; one is being filled while the others are full or free.
+        num_batches: how many batches will be delivered; None: without end.
+        exact: the end of a run waits for those workers too.
+    """
+
+    stacked = require_latest = False
+
+    def __init__(self, num_workers: int, num_slots: int, num_batches: int | None, exact: bool = False):
+        self.num_slots = num_slots
+        self._exact = exact
+        # Batches that may still be granted.
+        self._num_left = num_batches
+        # Slot 0 of every worker first, so that a small budget is spread over them.
+        self._free: deque[Grant] = deque((worker, slot) for slot in range(num_slots) for worker in range(num_workers))
+        self._granted: dict[int, list[int]] = {worker: [] for worker in range(num_workers)}
+        # Workers that have delivered; the others may still wait in a scheduler's queue.
+        self._active: set[int] = set()
+        self._arrivals: deque[Arrival] = deque()
+
+    def begin(self) -> Iterable[Grant]:
+        return self._grant_free_slots() or self._grant_beyond_budget()
+
+    def arrived(self, arrival: Arrival) -> None:
+        self._granted[arrival.worker].remove(arrival.slot)
+        self._active.add(arrival.worker)
+        self._arrivals.append(arrival)
+
+    def take(self) -> tuple[Arrival, ...] | None:
+        return (self._arrivals.popleft(),) if self._arrivals else None
+
+    def released(self, arrivals: tuple[Arrival, ...]) -> Iterable[Grant]:
+        self._free.extend((arrival.worker, arrival.slot) for arrival in arrivals if arrival.worker in self._granted)
+        return self._grant_free_slots()
+
+    def replaced(self, worker: int) -> Iterable[Grant]:
+        self._active.discard(worker)
+        return [(worker, slot) for slot in self._granted[worker]]
+
+    def dropped(self, worker: int) -> None:
+        lost = self._granted.pop(worker)
+        self._active.discard(worker)
+        if self._num_left is not None:
+            self._num_left += len(lost)
+        self._free = deque(grant for grant in self._free if grant[0] != worker)
+
+    def skip(self, batches: int) -> None:
+        if self._num_left is not None:
+            self._num_left -= batches
+
+    def added(self, worker: int) -> Iterable[Grant]:
+        self._granted[worker] = []
+        self._free.extend((worker, slot) for slot in range(self.num_slots))
+        return self._grant_free_slots()
+
+    def _grant_free_slots(self) -> list[Grant]:
+        grants: list[Grant] = []
+        while self._free and (self._num_left is None or self._num_left > 0):
+            worker, slot = self._free.popleft()
+            self._granted[worker].append(slot)
+            grants.append((worker, slot))
+            if self._num_left is not None:
+                self._num_left -= 1
+        return grants
+
+    def _grant_beyond_budget(self) -> list[Grant]:
+        """Grants one slot more if all granted slots are those of workers that have never delivered."""
+        if self._exact or any(self._granted[worker] for worker in self._active):
+            return []
+        grant = next((grant for grant in self._free if grant[0] in self._active), None)
+        if grant is None:
+            return []
+        self._free.remove(grant)
+        self._granted[grant[0]].append(grant[1])
+        return [grant]

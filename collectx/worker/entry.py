@@ -1,0 +1,98 @@
+"""The entry of every worker: chooses what fills its slots, and, on another host, connects to the trainer first.
+
+Called in the process that a launcher has started. Must not know the launcher.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import socket
+from collections.abc import Callable, Generator
+from typing import Any
+
+from collectx.batch import Layout
+from collectx.errors import RendezvousError
+from collectx.transport.base import Link
+from collectx.transport.network.handshake import Endpoint
+from collectx.transport.network.worker import NetworkLink, join_trainer
+from collectx.user_objects import UserObjects
+from collectx.worker.loop import run_until_stopped
+from collectx.worker.nested import run_nested
+from collectx.worker.rollout_source import rollout_worker
+from collectx.worker.spec import WorkerSpec
+from collectx.worker.user_collector import run_user_collector
+
+
+def inline_worker(spec: WorkerSpec, link: Link) -> Generator[None]:
+    """A worker in the trainer's process: a generator that fills a slot each time it is advanced."""
+    if spec.user_collector is not None:
+        return run_user_collector(spec, spec.user_collector, link)
+    return rollout_worker(spec, link, is_guest=True)
+
+
+def run_worker(spec: WorkerSpec, link: Link) -> None:
+    """The main function of a worker process. Returns when the trainer says stop; an error is reported to it, then
+    raised."""
+    run_until_stopped(rollout_worker(spec, link), link)
+
+
+def run_remote_worker(
+    endpoint: Endpoint,
+    worker: int,
+    start_timeout_s: float,
+    user_objects: UserObjects | None,
+    build: Callable[..., Any],
+) -> None:
+    """The main function of a worker that connects to the trainer over a network. Returns when the trainer says stop.
+
+    Args:
+        endpoint: where the trainer listens.
+        user_objects: the parts of its `WorkerSpec` that do not travel over the connection; None: there are none.
+        build: `collectx.collector.build`, for a worker that is itself a collector.
+
+    Raises:
+        RendezvousError: the trainer was not found within `start_timeout_s` (`collector.start_timeout_s`), or refused
+            this worker.
+        Exception: what user code raised; it was reported to the trainer.
+    """
+    info = {"host": socket.gethostname(), "pid": os.getpid()}
+    if "SLURM_ARRAY_JOB_ID" in os.environ:
+        info["job"] = f"{os.environ['SLURM_ARRAY_JOB_ID']}_{os.environ['SLURM_ARRAY_TASK_ID']}"
+    elif "SLURM_JOB_ID" in os.environ:
+        info["job"] = os.environ["SLURM_JOB_ID"]
+    message, config, connection, pair = join_trainer(endpoint, worker, info, start_timeout_s, set_visible_device)
+    spec = WorkerSpec.from_json(message, user_objects or UserObjects())
+    if spec.visible_device not in (None, "cpu") and spec.policy_device != "cpu":
+        # The visible device is the first of those that this process sees.
+        spec = dataclasses.replace(spec, policy_device="cuda:0")
+    layout = Layout(spec.leaves, config.rows, config.steps)
+    link = NetworkLink(worker, connection, pair, layout, config)
+    if spec.user_collector is not None:
+        steps = run_user_collector(spec, spec.user_collector, link)
+    elif spec.nested is not None:
+        steps = run_nested(spec, spec.nested, link, build)
+    else:
+        steps = rollout_worker(spec, link)
+    run_until_stopped(steps, link)
+
+
+def set_visible_device(spec: dict[str, Any]) -> None:
+    """Hides all GPUs from this process but the one that its spec names. To be called before any library looks for
+    GPUs."""
+    device = spec["visible_device"]
+    if device is None:
+        return
+    name = "CUDA_VISIBLE_DEVICES"
+    present = os.environ.get(name)
+    kind, _, index = device.partition(":")
+    if kind == "cpu":
+        os.environ[name] = ""
+    elif present is None:
+        os.environ[name] = index
+    elif int(index) < len(devices := present.split(",")):
+        os.environ[name] = devices[int(index)]
+    else:
+        raise RendezvousError(
+            f"visible_devices: this worker is to see {device}, and its host gives it {name}={present}"
+        )

@@ -1,0 +1,130 @@
+"""A worker that is itself a collector, of several processes on its host over shared memory. The host then receives one
+copy of the weights, and sends one message for a batch of all processes.
+
+    trainer --network-- nested worker --shared memory-- process 0
+                                      \\---------------- process 1 ...
+
+Runs in the worker's process, in place of `collectx/worker/rollout_source.py`. Each of its processes acts as a worker of
+the run: the same seeds, the same trajectory ids.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Generator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from collectx import env as envs
+from collectx import policy as policies
+from collectx.batch import POLICY_VERSION
+from collectx.config import BackendConfig, DevicesConfig, MeterTrainerConfig, RunConfig
+from collectx.errors import WorkerError
+from collectx.launcher.local import warm_up
+from collectx.policy.weights import FlatWeights
+from collectx.rollout.loop import Stopped
+from collectx.transport.base import NO_RESET
+from collectx.transport.network.worker import NetworkLink
+from collectx.worker.loop import BatchStats, run_worker_loop
+from collectx.worker.spec import NestedSpec, Share, WorkerSpec, rollout_options
+
+
+def run_nested(spec: WorkerSpec, nested: NestedSpec, link: NetworkLink, build: Callable[..., Any]) -> Generator[None]:
+    """Fills granted slots with the batches of a collector that `build` makes; yields after each batch that was sent.
+    Fails when one of the collector's workers fails."""
+    warm_up()
+    yield from run_worker_loop(link, NestedSource(spec, nested, link, build))
+
+
+class NestedSource:
+    """Batches of a collector of this package (`collectx.worker.loop.BatchSource`)."""
+
+    def __init__(self, spec: WorkerSpec, nested: NestedSpec, link: NetworkLink, build: Callable[..., Any]):
+        self._link = link
+        self._build(spec, nested, build)
+        link.on_disconnect(self._collector.interrupt)
+        self._weights = FlatWeights(self._policy)
+        self._slots = [slot.tensors for slot in link.slots]
+        self._version = spec.first_version
+        self._versions = _Versions(nested.collector.num_workers, self._version)
+
+    def _build(self, spec: WorkerSpec, nested: NestedSpec, build: Callable[..., Any]) -> None:
+        """Starts the collector; builds the module that receives its weights."""
+        num_workers = nested.collector.num_workers
+        cfg = RunConfig(
+            env=spec.env,
+            policy=spec.policy,
+            collector=dataclasses.replace(nested.collector, exploration_type=spec.exploration_type),
+            backend=BackendConfig(kind="shared_memory", interface=None, port=None),
+            launcher=nested.launcher,
+            devices=DevicesConfig(device=None, storing_device=None, policy_device=spec.policy_device, env_device=None),
+            trainer=MeterTrainerConfig(kind="meter", digest=False),
+            seed=spec.seed,
+        )
+        env_spec = envs.read_spec(cfg.env, policies.is_user_policy(cfg.policy))
+        policy = policies.build(cfg.policy, env_spec, cfg.seed)
+        share = Share(spec.worker * num_workers, spec.num_workers, spec.life)
+        self._collector = build(cfg, policy, env_spec, overrides=[{"hooks": spec.hooks}] * num_workers, share=share)
+        rollout_spec = rollout_options(nested.collector, num_workers).env_spec(env_spec)
+        exploration, is_trusted = policies.ExplorationType(spec.exploration_type), policies.is_trusted(cfg.policy)
+        actor = policies.make_actor(policy, rollout_spec, torch.device("cpu"), exploration, is_trusted)
+        self._policy = actor.module
+
+    def refresh(self) -> None:
+        newest = self._link.refresh(self._weights.read, self._version)
+        if newest != self._version:
+            self._version = newest
+            self._versions.add(self._collector.publish(self._policy), newest)
+
+    def fill(self, slot: int, reset: int) -> BatchStats:
+        collector, tensors = self._collector, self._slots[slot]
+        if reset != NO_RESET:
+            collector.request_reset(reset)
+        try:
+            batch = next(collector)
+        except WorkerError:
+            if self._link.stop[0]:
+                raise Stopped from None  # the interrupt ended its workers
+            raise
+        for key, tensor in tensors.items():
+            tensor.copy_(batch.get(key).reshape(tensor.shape))
+        parts = collector.delivery.parts
+        acted = self._versions.of(parts)
+        tensors[POLICY_VERSION].fill_(acted)
+        return BatchStats(
+            acted,
+            float(np.mean([part.timings.env_s for part in parts])),
+            float(np.mean([part.timings.policy_s for part in parts])),
+            np.concatenate([part.returns for part in parts]),
+            np.concatenate([part.lengths for part in parts]),
+        )
+
+    def reply(self) -> None:
+        """Requests do not travel over a network."""
+
+    def close(self) -> None:
+        self._collector.close()
+
+
+class _Versions:
+    """Maps the versions that the nested collector has published to the trainer's."""
+
+    def __init__(self, num_workers: int, first: int):
+        self._num_workers = num_workers
+        # The nested collector begins with version 0.
+        self._outer = {0: first}
+        self._last: dict[int, int] = {}
+
+    def add(self, inner: int, outer: int) -> None:
+        self._outer[inner] = outer
+
+    def of(self, parts: Sequence[Any]) -> int:
+        """The trainer's version of the weights that acted in a batch. Forgets versions that no worker acts with any
+        more."""
+        self._last |= {part.worker: part.policy_version for part in parts}
+        if len(self._last) == self._num_workers:
+            oldest = min(self._last.values())
+            self._outer = {inner: outer for inner, outer in self._outer.items() if inner >= oldest}
+        return self._outer[parts[0].policy_version]

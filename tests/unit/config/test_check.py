@@ -1,4 +1,4 @@
-"""Wrong configurations: unknown names, types and ranges, all problems at once. Rules are in unit/run/test_rules.py."""
+"""Wrong configurations: unknown names, types and ranges, all problems at once. Rules are in test_rules.py."""
 
 from __future__ import annotations
 

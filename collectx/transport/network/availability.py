@@ -1,7 +1,7 @@
-"""Whether a backend can work in this process, and if not, why.
+"""Checks whether a backend can work in this process, and explains why not.
 
-Asked before anything starts. Imports what a backend needs only when that backend is asked for. Rules of the
-configuration are in `collectx/config/rules/`.
+Called before workers start. Imports a backend's libraries only when that backend is checked. Rules of the configuration
+are in `collectx/config/rules/`.
 """
 
 from __future__ import annotations
@@ -15,22 +15,20 @@ from typing import Any
 
 
 def why_not(backend: str) -> str | None:
-    """Why workers cannot be reached by `backend` from here: one clause and what to do; None where they can."""
+    """Why `backend` cannot work here: one clause, and what to do; None if it can."""
     reason = _REASONS.get(backend)
     return None if reason is None else reason()
 
 
 def actor_problems(name: str, configs: Any) -> list[str]:
-    """What is wrong with arguments of `ray.remote` for actors, one dict or a list of such, which are called `name`.
-    Imports ray."""
+    """Problems of arguments of `ray.remote`, a dict or a list of dicts, which are the option `name`. Imports ray."""
     if why_not("ray") is not None:
         return []
     return import_module("collectx.transport.network.ray").problems(name, configs)
 
 
 def mpi_path() -> str:
-    """The search path for programs with the scripts of this interpreter before it: there a pip install of Open MPI has
-    what MPI starts."""
+    """PATH, after the scripts of this interpreter, where a pip-installed Open MPI has its programs."""
     return os.pathsep.join((sysconfig.get_path("scripts"), os.environ.get("PATH", os.defpath)))
 
 
@@ -101,7 +99,7 @@ def _mpi() -> str | None:
     names = ("PRTE_ALLOW_RUN_AS_ROOT", "PRTE_ALLOW_RUN_AS_ROOT_CONFIRM")
     if hasattr(os, "geteuid") and os.geteuid() == 0 and any(os.environ.get(name) != "1" for name in names):
         return (
-            "Open MPI starts no workers for root unless told to: set PRTE_ALLOW_RUN_AS_ROOT=1 and "
+            "Open MPI starts no workers for root by default: set PRTE_ALLOW_RUN_AS_ROOT=1 and "
             "PRTE_ALLOW_RUN_AS_ROOT_CONFIRM=1 in the environment, be another user, or use backend=gloo"
         )
     return None

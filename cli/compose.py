@@ -107,7 +107,7 @@ class Composer:
             overrides: one point of a sweep; by default all of `checked.overrides`.
 
         Returns:
-            The configuration and every problem, those in `checked` included. With problems it may hold MISSING.
+            The configuration and every problem, those in `checked` included. Options with problems are absent.
         """
         words = checked.overrides if overrides is None else overrides
         try:

@@ -1,11 +1,11 @@
-# Every target that people and CI call. `make help` lists them.
+# All targets for developers and CI; `make help` lists them.
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 PYTEST := $(BIN)/python -m pytest -n 2 --dist loadgroup
 
-# Every process of the tests would compile the sources anew.
+# Otherwise every test process would compile the sources.
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
@@ -14,7 +14,7 @@ unexport PYTHONDONTWRITEBYTECODE
 help:  ## List the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-install: $(INSTALLED)  ## Make .venv with pinned versions and install collectx into it
+install: $(INSTALLED)  ## Create .venv with pinned versions and install collectx
 
 $(INSTALLED): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -27,10 +27,10 @@ run: install  ## Run the main job: PPO on CartPole-v1, two synchronous local wor
 test: install  ## Run the fast tests (a minute)
 	$(PYTEST)
 
-test-ci: install  ## Run what CI runs beside the fast ones, on a real SLURM of three nodes too (as root, by apt-get)
+test-ci: install  ## Run the additional tests of CI, also on a real SLURM of three nodes (as root, by apt-get)
 	$(PYTEST) --tier=ci
 
-test-nightly: install  ## Run everything else: long tests, broken copies of the product, other installations (hours)
+test-nightly: install  ## Run all other tests: long ones, mutation tests, other installations (hours)
 	$(PYTEST) --tier=nightly
 	$(BIN)/python tests/mutants.py --whole
 	$(BIN)/python tests/installs.py
@@ -38,10 +38,10 @@ test-nightly: install  ## Run everything else: long tests, broken copies of the 
 test-slurm: install  ## Run all tests on a real SLURM
 	$(BIN)/python -m pytest --tier=all tests/slurm
 
-test-gpu: install  ## Run the tests that need a GPU, on a machine that has one
+test-gpu: install  ## Run the tests that need a GPU
 	$(BIN)/python -m pytest --tier=all tests/contract/test_on_gpu.py
 
-bench: install  ## Measure against the bare loop and TorchRL (about half an hour)
+bench: install  ## Benchmark against the bare loop and TorchRL (about half an hour)
 	$(BIN)/python -m benchmarks
 
 check: install  ## Lint, formatting, types
@@ -49,7 +49,7 @@ check: install  ## Lint, formatting, types
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-format: install  ## Format and fix what can be fixed
+format: install  ## Format, and apply automatic fixes
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 

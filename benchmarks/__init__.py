@@ -1,16 +1,16 @@
-"""The comparisons that speed claims rest on: `python -m benchmarks` (or `make bench`).
+"""The comparisons behind all statements about speed: `python -m benchmarks` (or `make bench`).
 
-    __main__.py   what is run, in which order, and the report
-    cases.py      envs, policies, batch sizes; what every side of a comparison is told
+    __main__.py   the order of measurements, and the report
+    cases.py      envs, policies, batch sizes: what all sides of a comparison have in common
     greedy.py     the policy as a plain module
-    bare.py       the loop that no collector can beat
+    bare.py       the bare loop, an upper bound for any collector
     ours.py       the same with collectx
     peer.py       the same with TorchRL
-    speed.py      shares and ratios: pairs of the three above, in turn
+    speed.py      shares and ratios: alternating measurements of the three above
     startup.py    time to the first batch
-    memory.py     resident memory over many batches, and what is left behind
-    overhead.py   the trainer's cost of a batch; from publish to use
-    fresh.py      every measurement runs in a new process of its own
+    memory.py     resident memory over many batches, and remaining processes and files
+    overhead.py   the trainer's cost per batch; time from publish to use
+    fresh.py      runs every measurement in a new process
 
-Only ratios taken within one run mean anything: absolute figures change with the machine and with what else it does.
+Compare only ratios within one run: absolute figures depend on the machine and its other load.
 """

@@ -1,4 +1,4 @@
-"""`python -m benchmarks`: runs the comparisons and prints one line for each figure, with its target beside it."""
+"""`python -m benchmarks`: runs the comparisons and prints one line per figure, with its target."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PARTS = (*CASES, "startup", "memory", "overhead", "weights", "crowd", "handover"
 
 
 def main() -> int:
-    """The exit status: 0, also where a target is missed; 1 where a measurement failed."""
+    """Returns the exit status: 1 if a measurement failed, otherwise 0, even if targets are missed."""
     options = _options()
     report = Report(options.json)
     report.say(_header())
@@ -39,7 +39,7 @@ def main() -> int:
 
 
 class Report:
-    """What is printed, and kept for `--json`."""
+    """Prints lines and collects them for `--json`."""
 
     def __init__(self, path: Path | None):
         self._path = path
@@ -78,7 +78,7 @@ def _run(part: str, options: argparse.Namespace, report: Report) -> None:
         _slurm(options.pairs, report)
     else:
         if CASES[part].ratio is not None and not speed.has_peer():
-            report.say("  torchrl is not installed: the ratio to it is left out (pip install torchrl==0.14.1)")
+            report.say("  torchrl is not installed: its ratio is omitted (pip install torchrl==0.14.1)")
             if CASES[part].torchrl:
                 return
         for line in speed.compare(part, options.pairs, options.seconds, report.say):
@@ -96,7 +96,7 @@ def _startup(pairs: int, report: Report) -> None:
     report.say(f"  {startup.NUM_WORKERS} workers' first batch, in times of `import torch, gymnasium, tensordict`")
     for name, ratios in (("library", library), ("collectx run", command)):
         if ratios:
-            # The one ratio where less is better, so the verdict is said here.
+            # The only ratio where less is better, so `Line` cannot print the verdict.
             gap = f"target at most {startup.TARGET:g}: {'met' if median(ratios) <= startup.TARGET else 'missed'}"
             report.add(Line(f"startup {name}", ratios, None, gap))
         else:
@@ -104,49 +104,51 @@ def _startup(pairs: int, report: Report) -> None:
 
 
 def _memory(batches: int, report: Report) -> None:
-    found = fresh.run("benchmarks.memory", timeout_s=900.0, num_batches=batches)
-    sizes = ", ".join(f"{int(at):,}: {size / 2**20:.1f} MiB" for at, size in found["bytes"].items())
-    verdict = "met" if found["growth"] < memory.TARGET_GROWTH else "missed"
-    report.say(f"  trainer and workers after batch {sizes}: {found['growth']:+.2%} (target < 2%: {verdict})")
-    report.say(f"  left behind: processes {found['left_processes']}, files in /dev/shm {found['left_files']}")
+    result = fresh.run("benchmarks.memory", timeout_s=900.0, num_batches=batches)
+    sizes = ", ".join(f"{int(at):,}: {size / 2**20:.1f} MiB" for at, size in result["bytes"].items())
+    verdict = "met" if result["growth"] < memory.TARGET_GROWTH else "missed"
+    report.say(f"  trainer and workers after batch {sizes}: {result['growth']:+.2%} (target < 2%: {verdict})")
+    report.say(f"  remaining: processes {result['left_processes']}, files in /dev/shm {result['left_files']}")
 
 
 def _overhead(seconds: float, report: Report) -> None:
     for kind, counts in overhead.WORKERS.items():
         costs = []
         for workers in counts:
-            found = fresh.run("benchmarks.overhead", part="batch", seconds=seconds, kind=kind, num_workers=workers)
-            costs.append(f"{workers} workers {found['us_per_batch']:.0f}")
+            result = fresh.run("benchmarks.overhead", part="batch", seconds=seconds, kind=kind, num_workers=workers)
+            costs.append(f"{workers} workers {result['us_per_batch']:.0f}")
         report.say(f"  {kind}: trainer's microseconds of processor per batch: " + ", ".join(costs))
 
 
 def _weights(seconds: float, report: Report) -> None:
     for megabytes in overhead.MEGABYTES:
-        found = fresh.run("benchmarks.overhead", part="publish", seconds=seconds, megabytes=megabytes)
-        times = found["publish_ms"], found["memcpy_ms"], found["use_ms"]
+        result = fresh.run("benchmarks.overhead", part="publish", seconds=seconds, megabytes=megabytes)
+        times = result["publish_ms"], result["memcpy_ms"], result["use_ms"]
         note = "publish {:.3f} ms, memcpy {:.3f} ms, then used in {:.2f} ms".format(*times)
-        report.add(Line(f"publishing {megabytes:g} MB: times a memcpy", found["ratios"], None, note))
+        report.add(Line(f"publishing {megabytes:g} MB: times a memcpy", result["ratios"], None, note))
 
 
 def _crowd(seconds: float, counts: list[int], report: Report) -> None:
-    report.say("  the trainer over gloo, microseconds of processor per batch (with one sending of weights for each):")
+    report.say("  the trainer over gloo, microseconds of processor per batch (with one transfer of weights each):")
     for workers in counts:
         for active in sorted({2, workers}):
-            found = fresh.run(
+            result = fresh.run(
                 "benchmarks.crowd", timeout_s=400.0, seconds=seconds, num_workers=workers, num_active=active
             )
             report.say(
-                f"  {workers:5} workers, {active:5} of them active: {found['us_per_batch']:.0f} "
-                f"({found['us_per_batch_and_sending']:.0f}); joined within {found['join_s']:.1f} s, "
-                f"{found['kib_per_worker']:.0f} KiB and {found['threads_per_worker']:.2f} threads each"
+                f"  {workers:5} workers, {active:5} of them active: {result['us_per_batch']:.0f} "
+                f"({result['us_per_batch_and_sending']:.0f}); joined within {result['join_s']:.1f} s, "
+                f"{result['kib_per_worker']:.0f} KiB and {result['threads_per_worker']:.2f} threads each"
             )
 
 
 def _handover(seconds: float, report: Report) -> None:
     for megabytes in handover.MEGABYTES:
-        found = fresh.run("benchmarks.handover", seconds=seconds, megabytes=megabytes)
-        note = f"publish {found['publish_ms']:.2f} ms, until used {found['use_ms']:.2f}, raw send {found['raw_ms']:.2f}"
-        report.add(Line(f"weights of {megabytes:g} MB: times a raw gloo send", found["ratios"], None, note))
+        result = fresh.run("benchmarks.handover", seconds=seconds, megabytes=megabytes)
+        note = (
+            f"publish {result['publish_ms']:.2f} ms, until use {result['use_ms']:.2f}, raw send {result['raw_ms']:.2f}"
+        )
+        report.add(Line(f"weights of {megabytes:g} MB: times a raw gloo send", result["ratios"], None, note))
 
 
 def _replay(pairs: int, seconds: float, report: Report) -> None:
@@ -154,16 +156,16 @@ def _replay(pairs: int, seconds: float, report: Report) -> None:
     for kind in replay.KINDS:
         reason = replay.why_not(kind)
         if reason is not None:
-            report.say(f"  {kind}: TorchRL's side is left out: {reason}")
+            report.say(f"  {kind}: TorchRL is omitted: {reason}")
         sides = [side for side in replay.SIDES if reason is None or side.startswith("ours")]
         for frames in replay.FRAMES:
-            found: dict[str, list[dict]] = {side: [] for side in sides}
+            results: dict[str, list[dict]] = {side: [] for side in sides}
             for _ in range(pairs):
                 for side in sides:
                     arguments = {"side": side, "frames": frames, "kind": kind, "seconds": seconds}
-                    found[side].append(fresh.run("benchmarks.replay", **arguments))
+                    results[side].append(fresh.run("benchmarks.replay", **arguments))
             for what in ("write", "sample"):
-                rates = {side: [each[what] for each in found[side]] for side in sides}
+                rates = {side: [each[what] for each in results[side]] for side in sides}
                 shown = ", ".join(f"{side} {median(values) / 1e3:,.0f}" for side, values in rates.items())
                 report.say(f"  {kind} {frames} {what}: {shown}")
                 if reason is None:
@@ -187,15 +189,17 @@ def _slurm(pairs: int, report: Report) -> None:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("--only", nargs="+", choices=PARTS, metavar="NAME", help=f"of {', '.join(PARTS)}")
+    parser.add_argument("--only", nargs="+", choices=PARTS, metavar="NAME", help=f"any of {', '.join(PARTS)}")
     parser.add_argument("--pairs", type=int, default=5, help="pairs of every comparison (5)")
-    parser.add_argument("--seconds", type=float, default=4.0, help="of every side in a round, after its warm-up (4)")
-    parser.add_argument("--batches", type=int, default=100_000, help="of the memory test (100,000)")
+    parser.add_argument("--seconds", type=float, default=4.0, help="seconds per side and round, after its warm-up (4)")
+    parser.add_argument("--batches", type=int, default=100_000, help="batches of the memory test (100,000)")
     parser.add_argument(
         "--crowd", type=int, nargs="+", default=[2, 16, 64, 250, 1000], help="numbers of workers (2 16 64 250 1000)"
     )
-    parser.add_argument("--json", type=Path, help="write the figures there as well")
-    parser.add_argument("--quick", action="store_true", help="one pair of one second each: does it run?")
+    parser.add_argument("--json", type=Path, help="also write the figures to this file")
+    parser.add_argument(
+        "--quick", action="store_true", help="one pair of one second each, to check that everything runs"
+    )
     options = parser.parse_args()
     if options.quick:
         options.pairs, options.seconds, options.batches, options.crowd = 1, 1.0, 2_000, [2, 16]

@@ -1,12 +1,12 @@
 """The bare loop: one process pinned to one core, envs stepped in a plain Python loop, one policy forward per step on
-the batched observation under inference mode, nothing stored, nothing sent. Its frames/s are the ceiling of one core.
+the batched observation under inference mode, nothing stored, nothing sent. Its frames/s are the upper bound of one
+core.
 
-The policy is called the way collectx calls it (`actor.act`: the layers in turn, without `nn.Module.__call__`), because
-a ceiling that lets the policy cost more than it has to would flatter the collector. `forward="module"` calls the module
-itself.
+The policy is called as collectx calls it (`actor.act`: the layers in turn, without `nn.Module.__call__`), because a
+slower call would lower the bound in favour of the collector. `forward="module"` calls the module itself.
 
-EnvPool resets ended envs in a step of their own, which is no frame: how many of its steps are frames is counted before
-the clock starts, so that counting costs the ceiling nothing.
+EnvPool resets ended envs in a separate step, which is not a frame. The fraction of steps that are frames is counted
+before the timing, so that counting costs no time.
 """
 
 from __future__ import annotations
@@ -18,36 +18,36 @@ from typing import Any
 from benchmarks import fresh
 from benchmarks.cases import CASES, Case, env_config, policy_config
 
-# Between two looks at the clock, and before every turn.
+# Time between two reads of the clock, and warm-up before every turn.
 _CHUNK_S = 0.02
 _WARM_S = 0.1
 
 
 def measuring(case: str, forward: str = "act", **_: Any) -> Generator[dict[str, Any], float, None]:
-    """Frames of the bare loop, and the seconds."""
+    """Measures frames and seconds of the bare loop."""
     import torch
 
     torch.set_num_threads(1)
-    found = CASES[case]
+    group = CASES[case]
     share = 1.0
-    if found.envpool:
-        advance, count_frames = _envpool_loop(found, forward)
+    if group.envpool:
+        advance, count_frames = _envpool_loop(group, forward)
     else:
-        advance = _gym_loop(found, forward)
+        advance = _gym_loop(group, forward)
     with torch.inference_mode():
         advance(10)
         began = perf_counter()
         advance(20)
         chunk = max(1, int(20 * _CHUNK_S / (perf_counter() - began)))
         _for(1.0, advance, chunk)
-        if found.envpool:
-            share = count_frames(1000) / (1000 * found.num_envs)
+        if group.envpool:
+            share = count_frames(1000) / (1000 * group.num_envs)
         seconds = yield {}
         while True:
             cpu = fresh.CpuMeter()
             _for(_WARM_S, advance, chunk)
             steps, elapsed_s = _for(seconds, advance, chunk)
-            seconds = yield {"frames": share * steps * found.num_envs, "seconds": elapsed_s, **cpu.read()}
+            seconds = yield {"frames": share * steps * group.num_envs, "seconds": elapsed_s, **cpu.read()}
 
 
 def _for(seconds: float, advance: Callable[[int], None], chunk: int) -> tuple[int, float]:

@@ -1,6 +1,6 @@
-"""What is compared: one env group and one policy per case, and what all sides of a comparison must agree on.
+"""The cases: an env group, a policy, and the settings that all sides of a comparison have in common.
 
-Imported in every measurement's process; heavy imports only where a function needs them.
+Imported in every measurement's process; functions import heavy modules themselves.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ RPC_KINDS = ("rpc", "rpc_sync")
 RAY_KINDS = ("ray", "ray_sync")
 
 _SYNC = ("multi_sync", "distributed_sync", "rpc_sync", "ray_sync")
-# Collectors that are sync or async by a key; here the sync ones are kinds of their own.
+# Collectors with a key `sync`; here the sync ones are separate kinds.
 _EITHER = ("rpc", "ray")
-# Both sides of a comparison begin a cluster of their own.
+# Each side of a comparison starts a new cluster.
 RAY = {"address": "local", "num_cpus": 2, "include_dashboard": False, "log_to_driver": False}
 
 
@@ -25,13 +25,13 @@ class Case:
     """One env group.
 
     Attributes:
-        steps: of every env in one batch. Enough that a batch's fixed cost is a small part of it (about 16 to 40 ms of
-            work on one core), few enough that it stays below 32 MB, where malloc reuses memory instead of mapping it
-            anew; 20 and 128 are also what IMPALA and PPO use.
-        share: the least share of the bare loop, by kind of collector. No entry: no target.
-        ratio: the least ratio to TorchRL. No entry: no target. None: not compared.
-        torchrl: whether our side steps TorchRL's own env too, its GymEnv or a SerialEnv of them, and not Gymnasium's.
-        kinds: of collector, in the order in which they are measured.
+        steps: of every env in one batch. Enough that the fixed cost of a batch is small (about 16 to 40 ms of work on
+            one core), few enough that it stays below 32 MB, where malloc reuses memory instead of mapping new pages; 20
+            and 128 are also what IMPALA and PPO use.
+        share: target for the share of the bare loop, by kind of collector. No entry: no target.
+        ratio: target for the ratio to TorchRL, by kind. No entry: no target. None: not compared.
+        torchrl: whether collectx steps TorchRL's env (a GymEnv or a SerialEnv), not Gymnasium's.
+        kinds: kinds of collectors, in the order of measurement.
     """
 
     env_id: str
@@ -47,7 +47,7 @@ class Case:
     kinds: tuple[str, ...] = KINDS
 
     def num_workers(self, kind: str) -> int:
-        """Worker processes, which is also the cores they may use."""
+        """The number of worker processes, and of cores that they may use."""
         return 1 if kind == "single" else 2
 
     def frames_per_batch(self, kind: str) -> int:
@@ -76,13 +76,13 @@ CASES = {
     ),
     "envpool_64": Case("CartPole-v1", 64, "mlp", 64, dict.fromkeys(_HIGH, 0.8), envpool=True),
 }
-# The same env on both sides, TorchRL's.
+# TorchRL's env on both sides.
 _TORCHRL = ("single", "multi_sync")
 for _num_envs, _steps in ((1, 256), (8, 64)):
     CASES[f"torchrl_{_num_envs}"] = Case(
         "CartPole-v1", _num_envs, "mlp", _steps, {}, dict.fromkeys(_TORCHRL, 2.0), torchrl=True, kinds=_TORCHRL
     )
-# The same work with the workers' bytes going through gloo on loopback, as they would between hosts.
+# The same over gloo on loopback, as between hosts.
 for _name in ("cartpole_32", "halfcheetah_8"):
     CASES[f"{_name}_gloo"] = replace(
         CASES[_name],
@@ -94,14 +94,14 @@ for _name in ("cartpole_32", "halfcheetah_8"):
 CASES["cartpole_32_rpc"] = replace(
     CASES["cartpole_32"], kinds=RPC_KINDS, share=dict.fromkeys(RPC_KINDS, 0.8), ratio=dict.fromkeys(RPC_KINDS, 10.0)
 )
-# And with workers that are Ray actors of a cluster of this machine.
+# The same with Ray actors of a cluster on this machine.
 CASES["cartpole_32_ray"] = replace(
     CASES["cartpole_32"], kinds=RAY_KINDS, share=dict.fromkeys(RAY_KINDS, 0.8), ratio=dict.fromkeys(RAY_KINDS, 10.0)
 )
 
 
 def env_config(case: Case) -> Any:
-    """The env group as collectx takes it."""
+    """The configuration of the env group."""
     from collectx.config import EnvPoolEnvConfig, GymEnvConfig, TorchrlEnvConfig
 
     if case.torchrl:
@@ -133,7 +133,7 @@ def policy_config(case: Case) -> Any:
 
 
 def run_config(env: Any, policy: Any, kind: str, num_workers: int, frames_per_batch: int, **collector: Any) -> Any:
-    """A whole configuration; `collector` replaces values of that group."""
+    """A complete configuration; `collector` replaces values of that group."""
     from collectx import config
 
     values = {
@@ -168,7 +168,7 @@ def run_config(env: Any, policy: Any, kind: str, num_workers: int, frames_per_ba
     if (either := kind.removesuffix("_sync")) in _EITHER:
         make = config.EitherCollectorConfig
         values |= {"kind": either, "sync": kind != either}
-    # EnvPool's threads belong on the core of their worker, as the bare loop's are.
+    # EnvPool's threads run on the core of their worker, as in the bare loop.
     launcher = config.LauncherConfig(kind="local", hydra_mode=None, num_threads=1, pin_cores=env.kind == "envpool")
     if kind in RAY_KINDS:
         launcher = config.RayLauncherConfig(

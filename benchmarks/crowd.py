@@ -1,9 +1,9 @@
-"""What many workers cost the trainer over gloo, where the machine has no room for many processes.
+"""The trainer's cost for many workers over gloo, on a machine without room for many processes.
 
-The trainer is all real: its collector, schedule, transport, connections and gloo pairs. So are the workers' ends of
-them, but these live together in one other process, a thread each, and step no env: an active one hands its slot over as
-it is, an idle one takes its grants and never delivers, as an env would that is very slow. Left out: the time on a real
-network, and anything that a thousand processes would do to one machine.
+The trainer is real: collector, schedule, transport, connections and gloo pairs. So are the workers' ends, but they are
+threads of one other process and step no env: an active worker returns its slot unchanged, an idle one receives grants
+and never delivers, like a very slow env. Not included: the time of a real network, and the load of a thousand
+processes.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ _JOIN_S = 200.0
 
 
 def measure(num_workers: int, num_active: int, seconds: float, **_: Any) -> dict[str, Any]:
-    """The trainer's microseconds of processor per batch, what they become where every batch comes with one sending of
-    weights, what a joined worker takes of the trainer's memory and threads, and how long they all took to join."""
+    """Measures the trainer's microseconds of processor time per batch, also with one transfer of weights per batch, its
+    memory and threads per joined worker, and the time until all workers have joined."""
     import torch
 
     from collectx import env as envs
@@ -64,7 +64,7 @@ def measure(num_workers: int, num_active: int, seconds: float, **_: Any) -> dict
         join_s = perf_counter() - began
         take(collector, 0.5)
         plain_us, batches_per_s = _cost_us(collector, seconds, lambda: None)
-        # Every active worker takes every version, before its next batch.
+        # Every active worker loads every version before its next batch.
         sending_us = _cost_us(collector, seconds, lambda: collector.publish(module), num_active)[0]
         grown_bytes, grown_threads = _resident_bytes() - before_bytes, _num_threads() - before_threads
     crowd.join(20.0)
@@ -89,7 +89,7 @@ class _Count:
 
 
 def _cost_us(collector: Any, seconds: float, between: Callable[[], Any], every: int = 1) -> tuple[float, float]:
-    """The processor's microseconds per batch, and batches per second; `between` is called after `every` batches."""
+    """Microseconds of processor time per batch, and batches per second; calls `between` after `every` batches."""
     batches, cpu, began = 0, process_time(), perf_counter()
     while (elapsed_s := perf_counter() - began) < seconds:
         for _ in range(every):
@@ -116,7 +116,7 @@ def _crowd(endpoint: Any, num_workers: int, num_active: int) -> None:
     import torch
 
     torch.set_num_threads(1)
-    # What is measured is the trainer's processor time: the workers may wait for their turn longer.
+    # The trainer is measured: the workers get a lower priority.
     with contextlib.suppress(OSError):
         os.nice(5)
     threads = [

@@ -1,9 +1,9 @@
-"""Runs one measurement in a process of its own, so that none inherits threads, caches or imports of another.
+"""Runs a measurement in a new process, so that none inherits threads, caches or imports of another.
 
 parent: run("benchmarks.peer", case="cartpole_32", cores=[0])  --argv: JSON-->  child: serve(measure)
                                                 <--last line of stdout: JSON--
 
-Or several measurements, each when it is told to, so that two sides can be measured in short turns:
+Or several measurements on request, so that two sides can be measured in short turns:
 
 parent: Session("benchmarks.bare", case="cartpole_32", cores=[0])  --argv: JSON-->  child: serve_turns(measuring)
         .turn(0.5)                                           --seconds-->
@@ -24,7 +24,7 @@ from collections.abc import Callable, Generator
 from time import perf_counter
 from typing import Any, Self
 
-# Thread pools are sized when their libraries load; the envs' and the policy's work is one thread's on every side.
+# Thread pools are sized when their libraries load; envs and policy use one thread on every side.
 _ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
 _RESULT = "benchmark result: "
 
@@ -34,8 +34,8 @@ class Failed(Exception):
 
 
 def run(module: str, timeout_s: float = 120.0, **arguments: Any) -> dict[str, Any]:
-    """What `measure(**arguments)` of `module` returns, from a new Python process, which is pinned to the cores of
-    `arguments["cores"]` before it imports anything heavy. Kills its whole process group if it takes too long."""
+    """Returns the result of `measure(**arguments)` of `module` in a new Python process, which is pinned to
+    `arguments["cores"]` before heavy imports. Kills its process group after `timeout_s`."""
     process = _start(module, arguments, stderr=subprocess.PIPE)
     try:
         output, errors = process.communicate(timeout=timeout_s)
@@ -52,10 +52,10 @@ def run(module: str, timeout_s: float = 120.0, **arguments: Any) -> dict[str, An
 
 
 class Session:
-    """A new process, as `run` makes one, that stays until the context ends and measures in turns.
+    """A new process, started as by `run`, that measures in turns until the context ends.
 
     Raises:
-        Failed: by any of its methods: the process ended without an answer, or took more than `timeout_s` for it.
+        Failed: by any method: the process ended without an answer, or took more than `timeout_s`.
     """
 
     def __init__(self, module: str, timeout_s: float = 120.0, **arguments: Any):
@@ -64,28 +64,28 @@ class Session:
         self._answer()
 
     def turn(self, seconds: float) -> dict[str, Any]:
-        """What it has measured for so long, after a warm-up. Blocks."""
+        """Returns a measurement of so many seconds, after a warm-up. Blocks."""
         print(seconds, file=self._process.stdin, flush=True)
         return self._answer()
 
     def _answer(self) -> dict[str, Any]:
         watchdog = threading.Timer(self._timeout_s, os.killpg, (self._process.pid, signal.SIGKILL))
         watchdog.start()
-        said: deque[str] = deque(maxlen=30)
+        output: deque[str] = deque(maxlen=30)
         try:
             for line in self._process.stdout or ():
                 if line.startswith(_RESULT):
                     return json.loads(line.removeprefix(_RESULT))
-                said.append(line)
+                output.append(line)
         finally:
             watchdog.cancel()
-        raise Failed(f"{self._name} ended with {self._process.wait()}: {''.join(said)[-2000:]}")
+        raise Failed(f"{self._name} ended with {self._process.wait()}: {''.join(output)[-2000:]}")
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """The process ends by itself when there is nothing more to read."""
+        """Closes standard input, which ends the process."""
         try:
             with contextlib.suppress(BrokenPipeError):
                 self._process.communicate(timeout=self._timeout_s)
@@ -103,10 +103,10 @@ def _start(module: str, arguments: dict[str, Any], **pipes: Any) -> subprocess.P
 
 
 def serve_turns(measuring: Callable[..., Generator[dict[str, Any], float, None]]) -> None:
-    """The child's main of a `Session`: pins itself, gets ready, then measures for every line that it is sent.
+    """Main function of the child of a `Session`: pins itself, prepares, then measures once per line of standard input.
 
     Args:
-        measuring: yields once when it is ready; is sent seconds, and yields what it has measured for so long.
+        measuring: yields once when it is ready; then receives seconds and yields the measurement.
     """
     turns = measuring(**_arguments())
     print(_RESULT + json.dumps(next(turns)), flush=True)
@@ -116,13 +116,13 @@ def serve_turns(measuring: Callable[..., Generator[dict[str, Any], float, None]]
 
 
 def serve(measure: Callable[..., dict[str, Any]], abrupt: bool = False) -> None:
-    """The child's main: pins itself, measures, prints.
+    """Main function of the child of `run`: pins itself, measures, prints the result.
 
     Args:
-        abrupt: kills its process group then, instead of ending in good order.
+        abrupt: whether to kill the process group at the end, instead of a regular exit.
     """
     print(_RESULT + json.dumps(measure(**_arguments())), flush=True)
-    # Only a group of its own, as `run` gives it.
+    # Only if `run` has made a process group for it.
     if abrupt and os.getpgid(0) == os.getpid():
         os.killpg(0, signal.SIGKILL)
 
@@ -135,33 +135,34 @@ def _arguments() -> dict[str, Any]:
 
 
 class CpuMeter:
-    """Processor use since it was made, in cores: of this process and its descendants, and of everything else."""
+    """Measures processor use since its construction, in cores: of this process with its descendants, and of all
+    others."""
 
     def __init__(self) -> None:
         self._began = perf_counter()
-        self._own_s, self._busy_s = _cpu_s()
+        self._process_s, self._busy_s = _cpu_s()
 
     def read(self) -> dict[str, float]:
-        """`own_cores` and `other_cores`. Others' use means that a figure is too low."""
+        """Returns `process_cores` and `other_cores`. Load of other processes lowers the figures."""
         elapsed_s = perf_counter() - self._began
-        own_s, busy_s = _cpu_s()
-        own = (own_s - self._own_s) / elapsed_s
-        return {"own_cores": own, "other_cores": max(0.0, (busy_s - self._busy_s) / elapsed_s - own)}
+        process_s, busy_s = _cpu_s()
+        cores = (process_s - self._process_s) / elapsed_s
+        return {"process_cores": cores, "other_cores": max(0.0, (busy_s - self._busy_s) / elapsed_s - cores)}
 
 
 def _cpu_s() -> tuple[float, float]:
     import psutil
 
     me = psutil.Process()
-    own_s = 0.0
+    process_s = 0.0
     for process in (me, *me.children(recursive=True)):
         with contextlib.suppress(psutil.NoSuchProcess):
             times = process.cpu_times()
-            own_s += times.user + times.system
+            process_s += times.user + times.system
     machine = psutil.cpu_times()
-    return own_s, machine.user + machine.nice + machine.system
+    return process_s, machine.user + machine.nice + machine.system
 
 
 def cores() -> list[int]:
-    """The first two cores that this process may use: all that a comparison gets, so that two workers fill them."""
+    """The first two cores that this process may use; comparisons use only those, so that two workers fill them."""
     return sorted(os.sched_getaffinity(0))[:2]

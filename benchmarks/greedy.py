@@ -9,8 +9,8 @@ from torch import nn
 
 
 class Greedy(nn.Module):
-    """The batched observation to the most likely action of `policy`, one of collectx's own (`StochasticPolicy`). At the
-    top of a module, so that it can be pickled."""
+    """Maps a batched observation to the most likely action of `policy`, a `StochasticPolicy`. Picklable, as it is
+    defined at the top level of a module."""
 
     def __init__(self, policy: Any):
         super().__init__()

@@ -1,9 +1,9 @@
-"""How long published weights take to act in a worker that is reached by gloo, against one raw gloo send of as many
-bytes; both in turn in one run, on loopback.
+"""Time from publishing weights to their use in a worker over gloo, relative to one raw gloo send of as many bytes;
+measured alternately in one run, on loopback.
 
     publish, then use   from the call of `publish` to the delivery of the first batch in which the new weights acted:
-                        their copy, the sending, the worker's copy, one frame, and its way back
-    raw send            from the call of `send` to the return of the receiver's `wait`, the receive being posted already
+                        copy, transfer, the worker's copy, one frame, and its delivery
+    raw send            from the call of `send` to the return of the receiver's `wait`, with the receive posted before
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _LEAST_PAIRS = 10
 
 
 def measure(megabytes: float, seconds: float, **_: Any) -> dict[str, Any]:
-    """Milliseconds, medians; and the median of the pairs' ratios."""
+    """Measures medians in milliseconds, and the ratios of all pairs."""
     import torch
 
     from collectx import env as envs
@@ -59,7 +59,7 @@ def measure(megabytes: float, seconds: float, **_: Any) -> dict[str, Any]:
 
 
 class _Raw:
-    """A pair with a process that only receives."""
+    """A gloo pair with a process that only receives."""
 
     def __init__(self, num_bytes: int):
         import torch

@@ -1,6 +1,7 @@
-"""Resident memory of the trainer and its workers after 100 and after 100,000 batches, and what is left afterwards.
+"""Resident memory of the trainer and its workers after 100 and after 100,000 batches, and remaining processes and
+files.
 
-Pss, as the slab's pages are in every process: shared pages count once over all of them.
+Measured as Pss, because every process maps the slab: a shared page counts once in the sum of all processes.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ _EARLY = 100
 
 
 def measure(num_batches: int, **_: Any) -> dict[str, Any]:
-    """Runs CartPole with two async workers and small batches that are dropped as they come."""
+    """Runs CartPole with two async workers and small batches, which are discarded."""
     import torch
 
     from collectx import env as envs
@@ -40,7 +41,7 @@ def measure(num_batches: int, **_: Any) -> dict[str, Any]:
                 points[index] = sum(_pss_bytes(pid) for pid in (os.getpid(), *_descendants()))
         workers = _descendants()
     deadline = monotonic() + 5.0
-    # The fork server and its resource tracker serve the whole life of this process; workers must be gone.
+    # Workers must have ended; the fork server and its resource tracker live as long as this process.
     while (left := _descendants()) and _names(left) and monotonic() < deadline:
         sleep(0.05)
     return {
@@ -69,15 +70,15 @@ def _names(pids: list[int]) -> list[str]:
     """Command lines of those processes that are workers: children of the fork server, not of this process."""
     import psutil
 
-    found = []
+    names = []
     for pid in pids:
         try:
             process = psutil.Process(pid)
             if process.ppid() != os.getpid():
-                found.append(f"{pid} {' '.join(process.cmdline())[:80]}")
+                names.append(f"{pid} {' '.join(process.cmdline())[:80]}")
         except psutil.NoSuchProcess:
             continue
-    return found
+    return names
 
 
 def _shared_files() -> set[str]:

@@ -1,4 +1,4 @@
-"""The same envs and policy through a collectx collector, its batches taken as a user gets them: owned memory."""
+"""The same envs and policy through a collectx collector, with batches that the user owns (no `zero_copy`)."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 from benchmarks import fresh
 from benchmarks.cases import CASES, env_config, policy_config, run_config
 
-# Before every turn: until the batches that waited since the last are gone, and workers are at their pace.
+# Warm-up before every turn: consumes the batches that accumulated since the last one.
 _WARM_S = 0.2
 
 
 def measuring(case: str, kind: str, **_: Any) -> Generator[dict[str, Any], float, None]:
-    """Frames from one delivered batch to another, and the seconds."""
+    """Measures frames from one delivered batch to another, and seconds."""
     import torch
 
     from collectx import env as envs
@@ -22,9 +22,9 @@ def measuring(case: str, kind: str, **_: Any) -> Generator[dict[str, Any], float
     from collectx.collector import build
 
     torch.set_num_threads(1)
-    found = CASES[case]
+    group = CASES[case]
     cfg = run_config(
-        env_config(found), policy_config(found), kind, found.num_workers(kind), found.frames_per_batch(kind)
+        env_config(group), policy_config(group), kind, group.num_workers(kind), group.frames_per_batch(kind)
     )
     spec = envs.read_spec(cfg.env)
     with build(cfg, policies.build(cfg.policy, spec, cfg.seed), spec) as collector:

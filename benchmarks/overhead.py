@@ -1,10 +1,9 @@
-"""What a batch costs the trainer as workers grow, and how long published weights take to act.
+"""The trainer's cost per batch for growing numbers of workers, and the time from publishing weights to their use.
 
 batch    trainer's processor microseconds per batch, workers' time not counted: small batches of the counting env
-publish  how long `publish` takes, and from its return to the delivery of the first batch the new weights acted
-         in, with a policy of so many bytes; one async worker with one-frame batches, so that what is left is
-         the handing over itself (and at most two batches that were ready before). In turn with one memcpy of as many
-         bytes into shared memory that is there already
+publish  duration of `publish`, and time from its return to the delivery of the first batch collected with the new
+         weights; one async worker with one-frame batches, so that the transfer dominates (and at most two batches that
+         were ready before). Alternates with one memcpy of as many bytes into mapped shared memory
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ MEGABYTES = (0.01, 1.0, 100.0)
 
 
 def measure(part: str, seconds: float, **arguments: Any) -> dict[str, Any]:
-    """One figure; `part` says which."""
+    """Measures `part`, "batch" or "publish"."""
     import torch
 
     torch.set_num_threads(1)
@@ -55,7 +54,7 @@ def _batch(seconds: float, kind: str, num_workers: int, **_: Any) -> dict[str, A
 
 
 def take(collector: Any, seconds: float) -> int:
-    """Asks for batches for so long; how many came."""
+    """Takes batches for `seconds`; returns their number."""
     batches, began = 0, perf_counter()
     while perf_counter() - began < seconds:
         next(collector)
@@ -98,7 +97,7 @@ def _publish(seconds: float, megabytes: float, **_: Any) -> dict[str, Any]:
 
 
 def _memcpy(num_bytes: int) -> Callable[[], Any]:
-    """A copy of so many bytes from private memory to shared memory, both of which have been touched."""
+    """Returns a function that copies `num_bytes` from private to shared memory, both already mapped."""
     import torch
 
     source = torch.ones(num_bytes, dtype=torch.uint8)

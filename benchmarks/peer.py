@@ -1,9 +1,8 @@
 """The same envs and policy through TorchRL's collectors, with the same batches, workers and envs per worker.
 
-TorchRL's own advice for speed is followed: integer actions instead of one-hot, the policy trusted, no wrapping, one
-thread for each worker. Several envs per worker are a SerialEnv, which steps them in the worker's process, as ours does.
-The distributed collector starts its workers as local processes and uses gloo; so does the one over RPC. Ray's has a
-cluster of this machine alone.
+Follows TorchRL's advice for speed: integer actions instead of one-hot, a trusted policy, no wrapping, one thread per
+worker. Several envs per worker are a SerialEnv, which steps them in the worker's process, like collectx. The
+distributed and the RPC collector start local processes and use gloo; Ray's uses a cluster on this machine only.
 """
 
 from __future__ import annotations
@@ -17,12 +16,12 @@ from typing import Any
 from benchmarks import fresh
 from benchmarks.cases import CASES, NETWORK_KINDS, RAY, RAY_KINDS, RPC_KINDS, Case, env_config, policy_config
 
-# Where a batch takes half a second, fewer than so many say nothing.
-_LEAST_BATCHES = 8
+# A batch may take half a second; fewer batches are not significant.
+_MIN_BATCHES = 8
 
 
 def measure(case: str, kind: str, seconds: float, **_: Any) -> dict[str, Any]:
-    """Frames from one delivered batch to another, and the seconds, after a warm-up."""
+    """Measures frames from one delivered batch to another, and seconds, after a warm-up."""
     import torch
     from tensordict.nn import TensorDictModule
 
@@ -31,11 +30,11 @@ def measure(case: str, kind: str, seconds: float, **_: Any) -> dict[str, Any]:
     from collectx import policy as policies
 
     torch.set_num_threads(1)
-    found = CASES[case]
-    spec = envs.read_spec(env_config(found))
-    module = Greedy(policies.build(policy_config(found), spec, 0)).requires_grad_(False)
+    group = CASES[case]
+    spec = envs.read_spec(env_config(group))
+    module = Greedy(policies.build(policy_config(group), spec, 0)).requires_grad_(False)
     policy = TensorDictModule(module, in_keys=["observation"], out_keys=["action"])
-    collector = _collector(kind, partial(make_env, found), policy, found)
+    collector = _collector(kind, partial(make_env, group), policy, group)
     try:
         batches = iter(collector)
         next(batches)
@@ -43,11 +42,11 @@ def measure(case: str, kind: str, seconds: float, **_: Any) -> dict[str, Any]:
         while perf_counter() - warm < 1.0:
             next(batches)
         frames, num_batches, began = 0, 0, perf_counter()
-        while (elapsed_s := perf_counter() - began) < seconds or num_batches < _LEAST_BATCHES:
+        while (elapsed_s := perf_counter() - began) < seconds or num_batches < _MIN_BATCHES:
             frames += next(batches).numel()
             num_batches += 1
     finally:
-        # The distributed one takes seconds for it, and may hang: `serve` ends it.
+        # The other shutdowns take seconds and may hang: `serve` kills the process group.
         if kind not in (*NETWORK_KINDS, *RPC_KINDS, *RAY_KINDS):
             with contextlib.suppress(Exception):
                 collector.shutdown()
@@ -83,7 +82,7 @@ def _collector(kind: str, make: Callable[[], Any], policy: Any, case: Case) -> A
         sync=kind.endswith("_sync"),
         launcher="mp",
         backend="gloo",
-        # With -1 it ends before its first batch.
+        # With total_frames=-1 it ends before its first batch.
         **(arguments | {"total_frames": 10**9}),
     )
 

@@ -1,7 +1,7 @@
-"""A replay buffer's frames written and sampled per second, ours and TorchRL's, in one process each.
+"""Frames per second written to and sampled from the replay buffers of collectx and TorchRL, in one process each.
 
-write    batches of 256 frames, until the ring has gone round: frames per second
-sample   samples of 256 frames of a full ring: frames per second; prioritised ones set new priorities too
+write    batches of 256 frames into a full buffer
+sample   samples of 256 frames from a full buffer; with new priorities if prioritised
 
 The frames are those of a CartPole worker, or of an Atari one (a stack of four 84x84 images and its successor).
 """
@@ -17,7 +17,7 @@ from benchmarks import fresh
 
 FRAMES = {"cartpole": 100_000, "atari": 10_000}
 KINDS = ("uniform", "prioritized")
-# Ours is shared memory; each of TorchRL's storages stands for one thing that it can do.
+# collectx's buffer is in shared memory; TorchRL's storages are in memory of one process, or memory-mapped.
 SIDES = ("ours", "ours_on_disk", "torchrl_tensor", "torchrl_memmap")
 _BATCH = 256
 
@@ -35,7 +35,7 @@ def measure(side: str, frames: str, kind: str, seconds: float) -> dict[str, Any]
 
 
 def why_not(kind: str) -> str | None:
-    """Why TorchRL's side cannot be measured here."""
+    """Returns why TorchRL cannot be measured here; None if it can."""
     try:
         fresh.run("benchmarks.replay", side="torchrl_tensor", frames="cartpole", kind=kind, seconds=0.1)
     except fresh.Failed as error:

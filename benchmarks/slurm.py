@@ -1,6 +1,7 @@
-"""From `collectx run launcher=slurm` to the first batch, against a bare `srun python -c "import torch"`; pairs in turn.
+"""Time from `collectx run launcher=slurm` to the first batch, relative to `srun python -c "import torch"`; alternating
+pairs.
 
-Only where a SLURM answers: from a login host, or in `python tests/slurm/cluster.py bash` on a machine that has none.
+Needs SLURM: run it on a login host, or in `python tests/slurm/cluster.py bash`.
 """
 
 from __future__ import annotations
@@ -28,31 +29,31 @@ _COMMAND = (
 
 
 def why_not() -> str | None:
-    """Why this cannot be measured here; None where it can."""
+    """Returns why this cannot be measured here; None if it can."""
     if shutil.which("sbatch") is None or shutil.which("srun") is None:
         return "there is no sbatch on this machine"
-    found = subprocess.run(["sinfo", "--noheader", "--format=%T"], capture_output=True, text=True, check=False)
-    if found.returncode != 0:
+    sinfo = subprocess.run(["sinfo", "--noheader", "--format=%T"], capture_output=True, text=True, check=False)
+    if sinfo.returncode != 0:
         return (
-            "sbatch is installed but no SLURM answers: " + (found.stderr.strip().splitlines() or ["sinfo failed"])[-1]
+            "sbatch is installed but no SLURM answers: " + (sinfo.stderr.strip().splitlines() or ["sinfo failed"])[-1]
         )
-    if not any(state in found.stdout for state in ("idle", "mixed")):
-        return f"no node is free: sinfo says {', '.join(sorted(set(found.stdout.split()))) or 'nothing'}"
+    if not any(state in sinfo.stdout for state in ("idle", "mixed")):
+        return f"no node is free: sinfo says {', '.join(sorted(set(sinfo.stdout.split()))) or 'nothing'}"
     return None
 
 
 def srun_s() -> float:
-    """The yardstick."""
+    """The reference."""
     began = perf_counter()
     subprocess.run(["srun", "-n1", sys.executable, "-c", "import torch"], check=True, capture_output=True)
     return perf_counter() - began
 
 
 def command_s(shared: Path) -> float:
-    """From the start of the command to the first line of `metrics.jsonl`, which stands for the first batch.
+    """From the start of the command to the first line of `metrics.jsonl`, which is written with the first batch.
 
     Args:
-        shared: a folder that the nodes see too.
+        shared: a folder on a file system shared with the nodes.
     """
     shared.mkdir(exist_ok=True)
     command = str(Path(sys.executable).with_name("collectx"))

@@ -1,12 +1,12 @@
-"""Shares of the bare loop and ratios to TorchRL. Every round begins each side in a new process and measures the bare
-loop and collectx in short turns, over and over, so that what else the machine does meets all alike; then TorchRL, whose
-batches take too long for that. Medians over the rounds, with their spread.
+"""Shares of the bare loop and ratios to TorchRL. Every round starts each side in a new process and measures the bare
+loop and collectx in short alternating turns, so that other load affects them equally; then TorchRL, whose batches take
+too long for turns. Reports medians over the rounds, with their spread.
 
     round:  (bare, on each core in turn - two bare at once - each kind of collectx's collectors) x turns - [TorchRL's]
 
-`two bare at once` is no part of the yardstick: it says how far two cores of this machine are from twice one.
-The share by processor time divides both sides by the cores that they really got: on a machine that others use as well
-it is the better guide, on a quiet one it differs from the share by what the collector leaves idle.
+`two bare at once` is not part of the share: it shows how far two cores of this machine are from twice one. The share by
+processor time divides both sides by the cores that they got: it is more accurate on a machine with other load; without
+load, it differs from the share by the collector's idle time.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any
 from benchmarks import fresh
 from benchmarks.cases import CASES, Case
 
-# Of one turn: some tens of batches.
+# Seconds of one turn: tens of batches.
 _TURN_S = 0.5
 
 
@@ -32,8 +32,8 @@ class Line:
 
     Attributes:
         ratios: one per pair.
-        target: the least that is wanted, or None.
-        note: what helps to read it.
+        target: the minimum, or None.
+        note: printed after the figures.
     """
 
     name: str
@@ -61,7 +61,7 @@ def has_peer() -> bool:
 
 @dataclass
 class Figure:
-    """What one side has measured in a round."""
+    """The measurements of one side in a round."""
 
     turns: list[dict[str, float]] = field(default_factory=list)
 
@@ -73,13 +73,13 @@ class Figure:
         return self._sum("frames") / self._sum("seconds")
 
     @property
-    def own_cores(self) -> float:
-        """The processor it got; 0 where it was not measured (TorchRL)."""
-        return self._sum("own_cores") / len(self.turns)
+    def process_cores(self) -> float:
+        """Processor use in cores; 0 if it was not measured (TorchRL)."""
+        return self._sum("process_cores") / len(self.turns)
 
     @property
     def other_cores(self) -> float:
-        """What everything else on the machine used meanwhile."""
+        """Processor use of all other processes, in cores."""
         return self._sum("other_cores") / len(self.turns)
 
     def __str__(self) -> str:
@@ -88,11 +88,11 @@ class Figure:
     @property
     def by_processor(self) -> float:
         """Frames per second of processor time."""
-        return self.frames_per_s / self.own_cores
+        return self.frames_per_s / self.process_cores
 
 
 def compare(name: str, pairs: int, seconds: float, say: Callable[[str], None]) -> Iterator[Line]:
-    """The lines of one case."""
+    """Measures one case; yields its lines."""
     case = CASES[name]
     peer = case.ratio is not None and has_peer()
     rounds = []
@@ -144,8 +144,8 @@ def _round(name: str, case: Case, seconds: float, peer: bool, say: Callable[[str
     for kind in case.kinds if peer else ():
         used = cores[: case.num_workers(kind)]
         try:
-            found = fresh.run("benchmarks.peer", cores=used, case=name, kind=kind, seconds=seconds)
-            figures[f"peer_{kind}"] = Figure([found])
+            result = fresh.run("benchmarks.peer", cores=used, case=name, kind=kind, seconds=seconds)
+            figures[f"peer_{kind}"] = Figure([result])
         except fresh.Failed as error:
-            say(f"  TorchRL gave no figure, so this pair is left out: {error}")
+            say(f"  TorchRL gave no figure, so this pair is omitted: {error}")
     return figures

@@ -1,7 +1,7 @@
-"""Time to the first batch of eight local workers, from the start of a Python process, against the time of
-`python -c "import torch, gymnasium, tensordict"`; pairs in turn.
+"""Time to the first batch of eight local workers, from the start of a Python process, relative to
+`python -c "import torch, gymnasium, tensordict"`; alternating pairs.
 
-The library is driven by a script of its own, the command by `collectx run`, whose `result.json` says `start_s`.
+Measures the library in a script, and `collectx run` by the `start_s` of its `result.json`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _COMMAND = (
 
 
 def imports_s() -> float:
-    """The yardstick."""
+    """The reference."""
     began = perf_counter()
     subprocess.run([sys.executable, "-c", _IMPORTS], check=True)
     return perf_counter() - began
@@ -42,7 +42,7 @@ def library_s() -> float:
 
 
 def command_s() -> float | None:
-    """From the start of `collectx run` to its first batch; None where the command does not work."""
+    """From the start of `collectx run` to its first batch; None if the command fails."""
     command = Path(sys.executable).with_name("collectx")
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder, "run")
@@ -56,7 +56,7 @@ def measure(began: float, **_: Any) -> dict[str, Any]:
     """The library's start in this process, which began at `began` (seconds of the wall clock)."""
     from collectx.launcher.local import warm_up
 
-    # As the command does: the fork server imports while this process does.
+    # As in `collectx run`: the fork server imports at the same time as this process.
     warm_up()
     from benchmarks.cases import CASES, env_config, policy_config, run_config
     from collectx import env as envs

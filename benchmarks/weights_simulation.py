@@ -1,22 +1,22 @@
-"""`python -m benchmarks.weights_simulation`: what it costs to bring weights to many workers, by simulation.
+"""`python -m benchmarks.weights_simulation`: simulates the distribution of weights to many workers.
 
-Ways of bringing them:
+Strategies:
 
-    queue     the trainer sends every version to every worker, whatever the worker has taken (for comparison)
-    direct    the trainer sends to each worker; a worker has one transfer under way at most, the next one starts when it
-              has taken the last, with the version that is the newest by then; a worker whose batch would begin during
-              a transfer waits for its end
-    direct-4  four transfers under way at most over all workers, the others wait in line; a worker may be sent the next
-              version as soon as the last has arrived, and goes on with what it has meanwhile
-    tree-2    every host gets its copy from another host, which has two such to serve; shared memory inside a host
-    node      as direct, but to one relay on each host, whose workers share memory
+    queue     the trainer sends every version to every worker (for comparison)
+    direct    the trainer sends to each worker, one transfer at a time; the next one starts when the worker has loaded
+              the last, with the version that is then the newest; a worker whose batch would begin during a transfer
+              waits
+    direct-4  at most four transfers at a time, the others are queued; the next transfer to a worker may start when the
+              last has arrived, and the worker continues with its current weights
+    tree-2    every host forwards to two other hosts; shared memory within a host
+    node      as direct, to one relay per host, whose workers share memory
     node-4    as direct-4, to the relays
 
-The model: the trainer and every host have a network card of their own. Transfers that leave one card at the same time
-share its rate evenly; the receiving card is never the narrower one, as each host has one sender. Every worker takes new
-weights between two batches only, which are equally long and out of step; so does a host's relay before its workers see
-them. The tree's relays pass them on as they come, message by message, in a thread that costs nothing. Left out: the
-processor, copies in memory, latency (0.1 ms, against transfers of 0.08 ms and more) and lost packets.
+The model: the trainer and every host have one network card each. Simultaneous transfers share the rate of the sending
+card evenly; the receiving card is never the bottleneck, because each host has one sender. Every worker loads new
+weights between two batches only; batches are equally long and not synchronised. A host's relay does the same before its
+workers see the weights. The tree's relays forward messages as they arrive, in a thread without cost. Not included:
+processor time, copies in memory, latency (0.1 ms; transfers take 0.08 ms or more) and lost packets.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from statistics import mean
 
-WAYS = ("queue", "direct", "direct-4", "tree-2", "node", "node-4")
+STRATEGIES = ("queue", "direct", "direct-4", "tree-2", "node", "node-4")
 WORKERS = (10, 100, 1000)
 SIZES = (1e6, 100e6)
 RATES = (1.25e9, 12.5e9)
@@ -38,17 +38,18 @@ _MOMENT_S = 1e-6
 
 @dataclass(frozen=True)
 class Result:
-    """Of one way.
+    """The figures of one strategy.
 
     Attributes:
-        once_s: from one publish, all being idle, until the last worker acts by it.
-        age_s: how old the weights are that act, since their publish, mean over workers and time, while the trainer
-            publishes all the time. Versions that act at once are up to one interval and one batch old.
-        oldest_s: the greatest age that any worker's weights reached.
-        card: share of the trainer's network card that is used meanwhile.
-        idle: share of the workers' time in which they wait for weights; all of a host's where its relay does.
-        versions: the most versions that the trainer held at once, each as large as the policy.
-        grows: more is published than is sent, so that ages grow without end.
+        once_s: time from one publish, without other transfers, until the last worker acts with it.
+        age_s: age of the weights that act, since their publish, averaged over workers and time, with continuous
+            publishes. Without transfer time, it is up to one interval and one batch.
+        oldest_s: maximum age of the weights of any worker.
+        card: load of the trainer's network card, 0 to 1.
+        idle: fraction of the time in which workers wait for weights; a waiting relay counts for all workers of its
+            host.
+        versions: maximum number of versions that the trainer holds at once, each as large as the policy.
+        grows: whether more is published than can be sent, so that ages grow without bound.
     """
 
     once_s: float
@@ -61,7 +62,7 @@ class Result:
 
 
 class Clock:
-    """Calls what is due, in order of time."""
+    """An event queue: calls functions in order of time."""
 
     def __init__(self) -> None:
         self.now_s = 0.0
@@ -78,14 +79,14 @@ class Clock:
 
 
 class Card:
-    """A network card's way out, shared evenly by the transfers on it; with `limit`, the others wait in line."""
+    """The sending side of a network card, shared evenly by its transfers; with `limit`, further transfers are
+    queued."""
 
     def __init__(self, clock: Clock, bytes_per_s: float, limit: int | None = None):
         self._clock = clock
         self._bytes_per_s = bytes_per_s
         self._limit = limit
-        # Bytes that every transfer would have got that has been there from the beginning: each ends where that count
-        # has grown by its size.
+        # Bytes sent for a transfer that is active from the beginning: a transfer ends when this has grown by its size.
         self._served = 0.0
         self._last_s = 0.0
         self._ends: list[tuple[float, int, Callable[[], None]]] = []
@@ -95,7 +96,7 @@ class Card:
         self.sent_bytes = 0.0
 
     def send(self, start: Callable[[], tuple[float, Callable[[], None]]]) -> None:
-        """`start` is called when the transfer begins, and says its size and what to do at its end."""
+        """Queues a transfer. `start` is called when it begins; returns its size and a function to call at its end."""
         if self._limit is not None and len(self._ends) >= self._limit:
             self._line.append(start)
             return
@@ -125,7 +126,7 @@ class Card:
             return
         self._advance()
         finished = []
-        # All that began together end together; rounding must not part them.
+        # Transfers that began together end together, despite rounding errors.
         while self._ends and self._ends[0][0] <= self._served * (1 + 1e-12) + 1.0:
             finished.append(heapq.heappop(self._ends)[2])
         while self._line and (self._limit is None or len(self._ends) < self._limit):
@@ -137,46 +138,46 @@ class Card:
 
 @dataclass
 class Station:
-    """The trainer, a host's relay, or a worker that is sent to."""
+    """The trainer, a relay of a host, or a worker that receives directly."""
 
     card: Card | None = None
     children: list[int] = field(default_factory=list)
     workers: list[int] = field(default_factory=list)
     phase_s: float = 0.0
     newest: int = -1
-    given: int = -1
+    sent: int = -1
     is_busy: bool = False
     began_s: float = 0.0
     idle_s: float = 0.0
 
 
 class Simulation:
-    """One way, one size, one rate. Station 0 is the trainer."""
+    """One strategy, policy size and rate. Station 0 is the trainer."""
 
-    def __init__(self, way: str, num_workers: int, size: float, rate: float, per_host: int, batch_s: float):
+    def __init__(self, strategy: str, num_workers: int, size: float, rate: float, per_host: int, batch_s: float):
         self.clock = Clock()
-        self._way, self._size, self._batch_s = way, size, batch_s
-        shared = way.startswith(("node", "tree"))
+        self._strategy, self._size, self._batch_s = strategy, size, batch_s
+        shared = strategy.startswith(("node", "tree"))
         hosts = -(-num_workers // per_host) if shared else num_workers
-        limit = 4 if way.endswith("-4") else None
+        limit = 4 if strategy.endswith("-4") else None
         self.stations = [Station() for _ in range(hosts + 1)]
         for index, station in enumerate(self.stations):
-            if index == 0 or way == "tree-2":
+            if index == 0 or strategy == "tree-2":
                 station.card = Card(self.clock, rate, limit)
             station.phase_s = _spread(index) * batch_s
         for host in range(1, hosts + 1):
-            parent = 0 if way != "tree-2" else (host - 1) // 2
+            parent = 0 if strategy != "tree-2" else (host - 1) // 2
             self.stations[parent].children.append(host)
         self.phases_s = [_spread(worker + 7919) * batch_s for worker in range(num_workers)]
         for worker in range(num_workers):
             self.stations[1 + (worker // per_host if shared else worker)].workers.append(worker)
         self._shared = shared
-        self._waits = way in ("direct", "node")
-        # What acts: by worker, the times at which a version began to act.
+        self._waits = strategy in ("direct", "node")
+        # For each worker, the times at which a version began to act.
         self.acts: list[list[tuple[float, int]]] = [[] for _ in range(num_workers)]
         self.published_s: list[float] = []
         self._held: Counter[int] = Counter()
-        self.most_held = 0
+        self.max_held = 0
 
     def publish(self) -> None:
         self.published_s.append(self.clock.now_s)
@@ -188,22 +189,22 @@ class Simulation:
 
     def _count(self) -> None:
         held = set(self._held) | {self.stations[0].newest}
-        self.most_held = max(self.most_held, len(held))
+        self.max_held = max(self.max_held, len(held))
 
     def _offer(self, sender: Station, child: int) -> None:
         receiver = self.stations[child]
-        if self._way == "queue":
+        if self._strategy == "queue":
             assert sender.card is not None
             version = sender.newest
             self._hold(sender, version, 1)
             sender.card.send(lambda: (self._size, lambda: self._arrived(sender, child, version)))
             return
-        if receiver.is_busy or receiver.given == sender.newest:
+        if receiver.is_busy or receiver.sent == sender.newest:
             return
         receiver.is_busy = True
 
         def start() -> tuple[float, Callable[[], None]]:
-            receiver.given = version = sender.newest
+            receiver.sent = version = sender.newest
             receiver.began_s = self.clock.now_s
             self._hold(sender, version, 1)
             return self._size, lambda: self._arrived(sender, child, version)
@@ -222,24 +223,24 @@ class Simulation:
         receiver = self.stations[child]
         receiver.newest = max(receiver.newest, version)
         now_s = self.clock.now_s
-        taken_s = _next(now_s, receiver.phase_s, self._batch_s)
+        loaded_s = _next(now_s, receiver.phase_s, self._batch_s)
         if self._waits:
-            # Who has just taken weights has begun a batch: it wants the next ones at the next.
-            wanted_s = _next(receiver.began_s + _MOMENT_S, receiver.phase_s, self._batch_s)
-            if wanted_s < now_s:
-                receiver.idle_s += now_s - wanted_s
-                receiver.phase_s = taken_s = now_s
+            # A worker that has just loaded weights has begun a batch: it loads the next ones at its next batch.
+            needed_s = _next(receiver.began_s + _MOMENT_S, receiver.phase_s, self._batch_s)
+            if needed_s < now_s:
+                receiver.idle_s += now_s - needed_s
+                receiver.phase_s = loaded_s = now_s
         if self._shared:
             for worker in receiver.workers:
-                self._act(worker, _next(taken_s, self.phases_s[worker], self._batch_s), version)
+                self._act(worker, _next(loaded_s, self.phases_s[worker], self._batch_s), version)
         else:
-            self._act(receiver.workers[0], taken_s, version)
-        free_s = taken_s if self._waits else now_s
+            self._act(receiver.workers[0], loaded_s, version)
+        free_s = loaded_s if self._waits else now_s
 
         def free() -> None:
             self._hold(sender, version, -1)
             receiver.is_busy = False
-            if self._way != "queue":
+            if self._strategy != "queue":
                 self._offer(sender, child)
 
         self.clock.at(free_s, free)
@@ -252,18 +253,20 @@ class Simulation:
             acts.append((time_s, version))
 
 
-def simulate(way: str, num_workers: int, size: float, rate: float, per_host: int, batch_s: float, hz: float) -> Result:
-    """One publish alone, then `hz` publishes per second for as long as six rounds of transfers take."""
-    alone = Simulation(way, num_workers, size, rate, per_host, batch_s)
+def simulate(
+    strategy: str, num_workers: int, size: float, rate: float, per_host: int, batch_s: float, hz: float
+) -> Result:
+    """Simulates one publish, then `hz` publishes per second for six rounds of transfers."""
+    alone = Simulation(strategy, num_workers, size, rate, per_host, batch_s)
     alone.clock.at(0.0, alone.publish)
     alone.clock.run(float("inf"))
     once_s = max(acts[0][0] for acts in alone.acts)
 
-    steady = Simulation(way, num_workers, size, rate, per_host, batch_s)
+    steady = Simulation(strategy, num_workers, size, rate, per_host, batch_s)
     transfers = len(steady.stations[0].children)
     round_s = transfers * size / rate
-    # A queue that grows is followed for a while only: it would never end.
-    grows = way == "queue" and round_s * hz > 1.0
+    # A growing queue is simulated for a limited time: it would never end.
+    grows = strategy == "queue" and round_s * hz > 1.0
     until_s = 10.0 if grows else max(5.0, 6.0 * round_s)
     for index in range(int(until_s * hz)):
         steady.clock.at(index / hz, steady.publish)
@@ -279,11 +282,11 @@ def simulate(way: str, num_workers: int, size: float, rate: float, per_host: int
         ages.append(mean_s)
         oldest.append(oldest_s)
     idle = mean(station.idle_s for station in steady.stations[1:]) / until_s
-    return Result(once_s, mean(ages), max(oldest), min(1.0, card_share), idle, steady.most_held, grows)
+    return Result(once_s, mean(ages), max(oldest), min(1.0, card_share), idle, steady.max_held, grows)
 
 
 def _ages(acts: list[tuple[float, int]], published_s: list[float], from_s: float, to_s: float) -> tuple[float, float]:
-    """Mean and greatest age of what acts, between two times. Before the first weights, age counts from time 0."""
+    """Mean and maximum age of acting weights between two times. Before the first weights, age counts from time 0."""
     points = [(0.0, 0), *acts, (to_s, -1)]
     area = oldest = 0.0
     for (begin_s, version), (end_s, _) in itertools.pairwise(points):
@@ -296,7 +299,7 @@ def _ages(acts: list[tuple[float, int]], published_s: list[float], from_s: float
 
 
 def _spread(index: int) -> float:
-    """In [0, 1), well spread: multiples of the golden ratio."""
+    """A well spread sequence in [0, 1): multiples of the golden ratio."""
     return (index * 0.6180339887498949) % 1.0
 
 
@@ -312,34 +315,34 @@ def main() -> None:
     parser.add_argument("--per-host", type=int, default=32, help="workers on one host (32)")
     parser.add_argument("--batch-s", type=float, default=0.2, help="seconds that a worker's batch takes (0.2)")
     parser.add_argument("--hz", type=float, default=10.0, help="publishes per second (10)")
-    parser.add_argument("--full", action="store_true", help="every figure of every way, not only the ages")
+    parser.add_argument("--full", action="store_true", help="all figures of all strategies, not only the ages")
     options = parser.parse_args()
     print(
         f"{options.per_host} workers per host, batches of {options.batch_s:g} s, {options.hz:g} publishes per second\n"
     )
-    ways = WAYS if options.full else WAYS[1:]
+    strategies = STRATEGIES if options.full else STRATEGIES[1:]
     if options.full:
-        print("| policy, card, workers | way | one publish s | age s | oldest s | card | waiting | trainer's MB |")
+        print("| policy, card, workers | strategy | one publish s | age s | oldest s | card | waiting | trainer's MB |")
         print("|---|---|---|---|---|---|---|---|")
     else:
-        print(f"| policy, card, workers | {' | '.join(f'`{way}`' for way in ways)} |")
-        print(f"|---{'|---' * len(ways)}|")
+        print(f"| policy, card, workers | {' | '.join(f'`{strategy}`' for strategy in strategies)} |")
+        print(f"|---{'|---' * len(strategies)}|")
     for size, rate, num_workers in itertools.product(SIZES, RATES, WORKERS):
         name = f"{size / 1e6:g} MB, {rate / 1e9:g} GB/s, {num_workers}"
         cells = []
-        for way in ways:
-            found = simulate(way, num_workers, size, rate, options.per_host, options.batch_s, options.hz)
+        for strategy in strategies:
+            result = simulate(strategy, num_workers, size, rate, options.per_host, options.batch_s, options.hz)
             if options.full:
-                print(f"| {name} | {way} | {_row(found, size)} |", flush=True)
-            cells.append(f"{found.age_s:.2f}" + (f", {found.idle:.0%} waiting" if found.idle >= 0.005 else ""))
+                print(f"| {name} | {strategy} | {_row(result, size)} |", flush=True)
+            cells.append(f"{result.age_s:.2f}" + (f", {result.idle:.0%} waiting" if result.idle >= 0.005 else ""))
         if not options.full:
             print(f"| {name} | {' | '.join(cells)} |", flush=True)
 
 
-def _row(found: Result, size: float) -> str:
-    ages = ("grows", "grows") if found.grows else (f"{found.age_s:.2f}", f"{found.oldest_s:.2f}")
-    memory = "grows" if found.grows else f"{found.versions * size / 1e6:,.0f}"
-    return f"{found.once_s:.2f} | {ages[0]} | {ages[1]} | {found.card:.0%} | {found.idle:.0%} | {memory}"
+def _row(result: Result, size: float) -> str:
+    ages = ("grows", "grows") if result.grows else (f"{result.age_s:.2f}", f"{result.oldest_s:.2f}")
+    memory = "grows" if result.grows else f"{result.versions * size / 1e6:,.0f}"
+    return f"{result.once_s:.2f} | {ages[0]} | {ages[1]} | {result.card:.0%} | {result.idle:.0%} | {memory}"
 
 
 if __name__ == "__main__":

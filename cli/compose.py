@@ -107,7 +107,7 @@ class Composer:
             overrides: one point of a sweep; by default all of `checked.overrides`.
 
         Returns:
-            The configuration and every problem, including those of `checked`. With problems it may contain MISSING.
+            The configuration and every problem, including those of `checked`. Options with problems are absent.
         """
         words = checked.overrides if overrides is None else overrides
         try:

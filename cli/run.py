@@ -23,7 +23,7 @@ from collectx.cli.overrides import Checked
 from collectx.cli.task import Task
 from collectx.cli.typed import typed
 from collectx.config import ELSEWHERE, RunConfig
-from collectx.config.warnings import advice
+from collectx.config.warnings import warnings_of
 from collectx.errors import CollectxError, ConfigError
 from collectx.run import RunFolder, Status, preflight
 from collectx.run.lock import locked
@@ -222,6 +222,6 @@ def _machine_problems(cfg: RunConfig, quiet: bool = False) -> list[str]:
     if cfg.launcher.kind not in ELSEWHERE:
         problems += preflight.device_problems(cfg) + preflight.backend_problems(cfg)
     if not problems and not quiet:
-        for text in advice(cfg):
+        for text in warnings_of(cfg):
             output.note(text)
     return problems

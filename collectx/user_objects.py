@@ -1,12 +1,12 @@
-"""What only Python can give, where YAML gives names: envs and policies as objects. They travel to workers by value
-(cloudpickle), with the process or the job that is started, never over a connection to a peer.
+"""User objects that YAML cannot name: env factories, policies, hooks, collectors. Pickled by value (cloudpickle) when a
+worker is started; never sent over a connection to a peer.
 """
 
 from __future__ import annotations
 
 import io
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from collectx.config import EnvConfig, PolicyConfig
@@ -14,7 +14,7 @@ from collectx.errors import ConfigError
 
 
 class _ByValue:
-    """Pickled by cloudpickle, which knows lambdas, closures and what `__main__` defines."""
+    """Pickled by cloudpickle, which supports lambdas, closures and definitions in `__main__`."""
 
     def __reduce__(self) -> tuple:
         import cloudpickle
@@ -28,15 +28,15 @@ class _ByValue:
 
     def _why(self, name: str, error: Exception) -> str:
         keyword, value = _KEYWORDS.get((type(self).__name__, name), name), repr(getattr(self, name))
-        # A module of torch's is told line by line.
+        # The representation of a torch module has many lines.
         shown = value.partition("(")[0] if "\n" in value else value
         return (
-            f"{keyword}={shown} has to travel to workers in processes of their own, and cannot be pickled "
-            f"({type(error).__name__}: {error}): make what cannot travel there, in create_env_fn or policy_factory."
+            f"{keyword}={shown} has to travel to worker processes, and cannot be pickled "
+            f"({type(error).__name__}: {error}): make it in the worker, in create_env_fn or policy_factory."
         )
 
 
-# What the library's keywords are called.
+# The library's keywords.
 _KEYWORDS = {
     ("UserEnvConfig", "create"): "create_env_fn",
     ("UserEnvConfig", "kwargs"): "create_env_kwargs",
@@ -46,11 +46,11 @@ _KEYWORDS = {
 }
 
 
-def _fails(one: Any) -> bool:
+def _fails(value: Any) -> bool:
     import cloudpickle
 
     try:
-        cloudpickle.dump(one, io.BytesIO())
+        cloudpickle.dump(value, io.BytesIO())
     except Exception:
         return True
     return False
@@ -67,8 +67,8 @@ class UserEnvConfig(_ByValue, EnvConfig):
     """An env as a callable.
 
     Attributes:
-        create: `create(**kwargs)` returns a Gymnasium env or vector env, or an env of TorchRL; or such an env itself.
-        num_envs: of the group; 0: as many as one call makes.
+        create: `create(**kwargs)` returns a Gymnasium env or vector env, or an env of TorchRL; or is such an env.
+        num_envs: of the group; 0: the number that one call makes.
         info_keys, exclude_keys: as of the other kinds.
     """
 
@@ -80,13 +80,13 @@ class UserEnvConfig(_ByValue, EnvConfig):
 
 @dataclass(kw_only=True)
 class UserPolicyConfig(_ByValue, PolicyConfig):
-    """A policy as an object, or as a callable that makes one.
+    """A policy, or a callable that makes one.
 
     Attributes:
-        policy: the policy; None where `factory` makes it.
+        policy: the policy; None if `factory` makes it.
         factory: called without arguments in every process.
         compile, cudagraph: see `collectx.policy.acceleration.Acceleration`.
-        is_trusted: it is called with a TensorDict, whatever its signature and its keys.
+        is_trusted: it is called with a TensorDict, without a check of its signature and its keys.
     """
 
     policy: Any = None
@@ -103,12 +103,12 @@ def is_object(policy: PolicyConfig) -> bool:
 
 @dataclass(frozen=True)
 class Hooks(_ByValue):
-    """What is called around batches, where they are made.
+    """Functions that workers call.
 
     Args:
         pre_collect_hook: called without arguments before every batch that a worker makes, in its process.
         post_collect_hook: called with every batch that a worker has made, in its process, before it is handed over;
-            what it changes in place is delivered.
+            its changes in place are delivered.
         init_fn: called without arguments in every worker before its env is made.
     """
 
@@ -117,18 +117,14 @@ class Hooks(_ByValue):
     init_fn: Callable[[], Any] | None = None
 
     def problems(self) -> list[str]:
-        """What is wrong."""
-        given = {name: hook for name, hook in vars(self).items() if hook is not None}
-        return [f"{name}={hook!r} cannot be called." for name, hook in given.items() if not callable(hook)]
-
-    def with_one(self, name: str, hook: Callable | None) -> Hooks:
-        """The same, but for one."""
-        return replace(self, **{name: hook})
+        """Returns messages about hooks that are not callable."""
+        hooks = {name: hook for name, hook in vars(self).items() if hook is not None}
+        return [f"{name}={hook!r} cannot be called." for name, hook in hooks.items() if not callable(hook)]
 
 
 @dataclass(frozen=True)
 class UserCollector(_ByValue):
-    """A collector of the user's own, which a worker runs.
+    """A class of the user, which a worker runs as its collector.
 
     Attributes:
         create: the class, called as `create(create_env_fn, policy, frames_per_batch=..., total_frames=-1, **kwargs)`.
@@ -142,13 +138,13 @@ class UserCollector(_ByValue):
 
     @property
     def name(self) -> str:
-        """Of the class."""
+        """The name of the class."""
         return getattr(self.create, "__name__", repr(self.create))
 
 
 @dataclass
 class UserObjects:
-    """What a worker cannot be told as plain data; None where it can, or where there is none."""
+    """The parts of a worker's spec that are not plain data; None for those that are, or are missing."""
 
     env: UserEnvConfig | None = None
     policy: UserPolicyConfig | None = None
@@ -163,7 +159,7 @@ class UserObjects:
         hooks: Hooks | None = None,
         user_collector: UserCollector | None = None,
     ) -> UserObjects:
-        """The parts of a configuration that are objects."""
+        """The parts of a configuration that are not plain data."""
         return cls(
             env if isinstance(env, UserEnvConfig) else None,
             policy if isinstance(policy, UserPolicyConfig) else None,

@@ -38,9 +38,9 @@ TARGETS = {
     "collectx/collector/failure_policy.py": (2, "contract/test_survival.py unit/collector contract library"),
     "collectx/transport/slab.py": (4, "unit/transport contract"),
     "collectx/transport/supervisor.py": (5, "unit/transport contract unit/collector"),
-    "collectx/run/rules.py": (4, "unit/run unit/collector/test_devices.py unit/cli contract/test_ends_contract.py"),
-    "collectx/config/**/*.py": (1, "unit/run unit/cli contract"),
-    "collectx/library/request.py": (2, "library conformance contract"),
+    "collectx/config/rules/*.py": (4, "unit/config unit/collector/test_devices.py contract/test_ends_contract.py"),
+    "collectx/config/*.py": (2, "unit/config unit/run unit/cli contract"),
+    "collectx/library/[cor]*.py": (2, "library conformance contract"),
     "collectx/library/keywords/*.py": (3, "library conformance contract"),
     "collectx/batch.py": (3, "unit/test_batch.py unit/rollout contract"),
 }

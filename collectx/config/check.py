@@ -80,34 +80,44 @@ def _paths(name: str, cls: Any) -> Iterator[str]:
 
 def check_group(group: str, section: Any, problems: list[Problem]) -> Any:
     """One group as its dataclass; adds its problems. Options that are left out have the packaged values."""
-    empty = incomplete(_hints(RunConfig)[group])
-    if not isinstance(section, Mapping):
-        problems.append(Problem(group, "nothing is chosen", advice=f"give {group}=NAME (`collectx list {group}`)."))
-        return empty
-    kind = section.get("kind", ABSENT)
-    cls: Any = DevicesConfig
-    if KINDS[group]:
-        if kind in (ABSENT, None, UNSET):
-            problems.append(Problem(f"{group}.kind", f"is not set: it is one of {', '.join(KINDS[group])}."))
-            return empty
-        if kind not in KINDS[group]:
-            problems.append(Problem(f"{group}.kind", f"is not known{did_you_mean(str(kind), KINDS[group])}", kind))
-            return empty
-        cls = KINDS[group][kind]
+    cls = _class_of(group, section)
+    if isinstance(cls, Problem):
+        problems.append(cls)
+        return incomplete(_hints(RunConfig)[group])
+    kind = section.get("kind")
     names = [field.name for field in dataclasses.fields(cls)]
     for key in section:
         if key not in names:
-            whose = f"{group}={kind}" if isinstance(kind, str) else group
-            problems += [_unknown(path, whose, names) for path in _leaves(f"{group}.{key}", section[key])]
+            choice = f"{group}={kind}" if KINDS[group] else group
+            problems += [_unknown(path, choice, names) for path in _leaves(f"{group}.{key}", section[key])]
     if not section.keys() >= set(names):
-        section = packaged_values(group, kind if isinstance(kind, str) else "cpu") | dict(section)
+        section = packaged_values(group, kind or "cpu") | dict(section)
     return incomplete(cls, **_options(f"{group}.", cls, section, problems))
+
+
+def _class_of(group: str, section: Any) -> Any:
+    """The dataclass of a group, by its `kind`, or the `Problem` with it."""
+    if isinstance(section, Unresolved):
+        return Problem(group, section.reason)
+    if not isinstance(section, Mapping):
+        return Problem(group, "nothing is chosen", advice=f"give {group}=NAME (`collectx list {group}`).")
+    if not KINDS[group]:
+        return DevicesConfig
+    path, kind = f"{group}.kind", section.get("kind", UNSET)
+    if isinstance(kind, Unresolved):
+        return Problem(path, kind.reason)
+    if kind is None or kind == UNSET:
+        return Problem(path, f"is not set: it is one of {', '.join(KINDS[group])}.")
+    if not isinstance(kind, str) or kind not in KINDS[group]:
+        return Problem(path, f"is not known{did_you_mean(str(kind), KINDS[group])}", kind)
+    return KINDS[group][kind]
 
 
 def _part(path: str, cls: Any, value: Any, problems: list[Problem]) -> Any:
     """A section such as `launcher.trainer`, whose options are null or have their defaults where they are left out."""
     if not isinstance(value, Mapping):
-        problems.append(Problem(path, "must be a mapping.", value))
+        is_resolved = not isinstance(value, Unresolved)
+        problems.append(Problem(path, "must be a mapping.", value) if is_resolved else Problem(path, value.reason))
         return incomplete(cls)
     fields = dataclasses.fields(cls)
     names = [field.name for field in fields]
@@ -126,7 +136,7 @@ def _options(prefix: str, cls: Any, values: Mapping[str, Any], problems: list[Pr
         if value is ABSENT:
             value = _default(field)
         hint = _hints(cls)[field.name]
-        if dataclasses.is_dataclass(hint) and not isinstance(value, Unresolved):
+        if dataclasses.is_dataclass(hint):
             right[field.name] = _part(f"{prefix}{field.name}", hint, value, problems)
             continue
         converted = check_option(f"{prefix}{field.name}", value, hint, field.metadata)

@@ -37,8 +37,15 @@ def run_schema() -> dict[str, Any]:
         "seed": _option(int, seed.metadata) | _described(comments, "seed"),
         "run": _section(RunOptions, {}, comments),
         "sweep": _section(SweepConfig, {}, comments),
+        "hydra": {"type": "object"},
     }
-    return {"$schema": _DRAFT, "title": "a collectx run", "type": "object", "properties": properties}
+    return {
+        "$schema": _DRAFT,
+        "title": "a collectx run",
+        "type": "object",
+        "additionalProperties": False,
+        "properties": properties,
+    }
 
 
 def group_schema(group: str) -> dict[str, Any]:

@@ -6,11 +6,11 @@ from __future__ import annotations
 from importlib import resources
 from typing import Any
 
-from omegaconf import OmegaConf
-
 
 def packaged_values(group: str, name: str) -> dict[str, Any]:
     """The values of `conf/<group>/<name>.yaml` and of the choices that it inherits; empty if there is no such file."""
+    from omegaconf import OmegaConf
+
     file = resources.files("collectx.conf") / group / f"{name}.yaml"
     if not file.is_file():
         return {}

@@ -104,7 +104,7 @@ KINDS: dict[str, dict[str, type]] = {
 
 
 def from_dict(values: dict[str, Any]) -> RunConfig:
-    """The configuration of `as_dict`, which is complete and right: nothing is checked."""
+    """The inverse of `as_dict`; checks nothing."""
     groups = {group: group_from_dict(group, values[group]) for group in GROUPS}
     return RunConfig(**groups, seed=values["seed"], run=RunOptions(**values.get("run", {})))
 

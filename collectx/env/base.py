@@ -130,6 +130,15 @@ def first_observations(env: Env, seeds: Sequence[int]) -> dict[Key, torch.Tensor
     return first
 
 
+def steps_per_draw(num_elements: int) -> int:
+    """For how many steps random actions are drawn at once, as one draw costs more than the step of a small env.
+
+    Args:
+        num_elements: elements of one step's actions.
+    """
+    return max(1, min(256, 65536 // max(1, num_elements)))
+
+
 @contextlib.contextmanager
 def closed_on_error(env: Env) -> Iterator[None]:
     """Closes `env` where the block raises; an error of `close` does not hide that of the block."""

@@ -25,7 +25,6 @@ import numpy as np
 
 from collectx.config import EnvPoolEnvConfig
 from collectx.env.base import EnvSpec, StepRows
-from collectx.env.gym_factory import unset_to_none
 from collectx.env.spaces import SpaceLeaves, checked_rows, exclude_parts, numpy_dtype
 from collectx.errors import CollectxError, ConfigError, SpaceError
 
@@ -62,7 +61,7 @@ class EnvPoolEnv:
         self._id = cfg.id
         # One spare for eight envs suffices for a random policy's short CartPole episodes. Otherwise: `_reset_now`.
         num_members = cfg.num_envs + max(1, cfg.num_envs // 8)
-        self._arguments = {**cfg.kwargs, "num_envs": num_members, "num_threads": unset_to_none(cfg.num_threads) or 0}
+        self._arguments = {**cfg.kwargs, "num_envs": num_members, "num_threads": cfg.num_threads}
         with warnings.catch_warnings():
             # Gymnasium warns that EnvPool's float64 bounds become float32; users cannot change that.
             warnings.filterwarnings("ignore", message=".*precision lowered by casting.*")

@@ -15,18 +15,12 @@ from types import NoneType
 from typing import Any
 
 import gymnasium
-from omegaconf import MISSING
 
 from collectx.config import GymEnvConfig, GymVectorEnvConfig
 from collectx.errors import ConfigError
 
 # Extras of collectx, by the packages that making an env may lack.
 _EXTRAS = {"mujoco": "mujoco", "opencv": "atari", "torchrl": "torchrl"}
-
-
-def unset_to_none(value: Any) -> Any:
-    """`value`, or None where a configuration made in Python does not set it."""
-    return None if value == MISSING else value
 
 
 def env_factory(cfg: GymEnvConfig) -> Callable[[], gymnasium.Env]:
@@ -51,14 +45,13 @@ def env_factory(cfg: GymEnvConfig) -> Callable[[], gymnasium.Env]:
 
 def resolve_source(cfg: GymEnvConfig | GymVectorEnvConfig) -> Callable[..., Any] | None:
     """The callable of `cfg.entry_point`, or None for `cfg.id`; registers the ids of ALE."""
-    env_id, entry_point = unset_to_none(cfg.id), unset_to_none(cfg.entry_point)
-    if (env_id is None) == (entry_point is None):
-        raise ConfigError([f"env.id={env_id} and env.entry_point={entry_point}: give exactly one of the two"])
-    if entry_point is not None:
-        return resolve(entry_point, "env.entry_point")
-    if env_id.startswith("ALE/"):
-        _register_ale(env_id)
-    _check_registered(env_id)
+    if (cfg.id is None) == (cfg.entry_point is None):
+        raise ConfigError([f"env.id={cfg.id} and env.entry_point={cfg.entry_point}: give exactly one of the two"])
+    if cfg.id is None:
+        return resolve(cfg.entry_point, "env.entry_point")
+    if cfg.id.startswith("ALE/"):
+        _register_ale(cfg.id)
+    _check_registered(cfg.id)
     return None
 
 
@@ -110,7 +103,7 @@ def explain_missing_package(cfg: GymEnvConfig | GymVectorEnvConfig) -> Iterator[
     except gymnasium.error.DependencyNotInstalled as error:
         # Without Gymnasium's advice, which names an extra of Gymnasium.
         text = str(error).partition(", run ")[0] if _extra(error) else str(error)
-        source = f"env.id={cfg.id}" if unset_to_none(cfg.id) is not None else f"env.entry_point={cfg.entry_point}"
+        source = f"env.id={cfg.id}" if cfg.id is not None else f"env.entry_point={cfg.entry_point}"
         raise ConfigError([f"{source}: {text}{_extra(error)}"]) from error
 
 

@@ -24,7 +24,7 @@ from collectx.batch import Leaf
 from collectx.config import GymVectorEnvConfig
 from collectx.env.base import EnvSpec, StepRows, closed_on_error
 from collectx.env.checked import CheckedEnv
-from collectx.env.gym_factory import explain_missing_package, resolve_source, unset_to_none, wrapper
+from collectx.env.gym_factory import explain_missing_package, resolve_source, wrapper
 from collectx.env.infos import PROBED_STEPS, InfoKeys, of_each_env
 from collectx.env.spaces import SpaceLeaves, checked_rows, exclude_parts, write_row
 from collectx.errors import CollectxError, ConfigError, ShapeError
@@ -199,7 +199,7 @@ def _make(cfg: GymVectorEnvConfig) -> VectorEnv:
     entry_point = resolve_source(cfg)
     if entry_point is not None:
         return entry_point(num_envs=cfg.num_envs, **cfg.kwargs)
-    vectorization = unset_to_none(cfg.vectorization_mode)
+    vectorization = cfg.vectorization_mode
     known = [mode.value for mode in gymnasium.VectorizeMode]
     if vectorization not in known:
         raise ConfigError([f"env.vectorization_mode={vectorization} is not one of {', '.join(known)}"])
@@ -241,7 +241,6 @@ def _autoreset_mode(env: VectorEnv, cfg: GymVectorEnvConfig) -> AutoresetMode:
 
 
 def _parse_mode(value: Any) -> AutoresetMode | None:
-    value = unset_to_none(value)
     if value is None or isinstance(value, AutoresetMode):
         return value
     for mode in AutoresetMode:

@@ -13,13 +13,10 @@ import numpy as np
 import torch
 from gymnasium import Space, spaces
 
-from collectx.batch import DONE_KEYS, Key, Leaf, as_key
+from collectx.batch import DONE_KEYS, Key, Leaf, as_key, nest
+from collectx.env.base import steps_per_draw
 from collectx.env.spaces import leave_out, numpy_dtype
 from collectx.errors import ConfigError, SpaceError
-
-# Steps drawn at once, unless actions are large.
-_BLOCK_STEPS = 256
-_BLOCK_ELEMENTS = 65536
 
 
 def is_torchrl_env(value: Any) -> bool:
@@ -92,7 +89,7 @@ def space_of(specs: dict[Key, Any], leaves: Sequence[Leaf], num_batch_dims: int)
     by_key = {leaf.key: _space(specs[leaf.key], leaf, num_batch_dims) for leaf in leaves}
     if len({key[0] for key in by_key}) == 1:
         by_key = {key[1:]: space for key, space in by_key.items()}
-    return by_key[()] if () in by_key else _nest(by_key)
+    return by_key[()] if () in by_key else _dict_space(nest(by_key))
 
 
 def random_actions(envs: Sequence[Any], leaves: Sequence[Leaf]) -> Iterator[tuple[torch.Tensor, ...]]:
@@ -105,7 +102,7 @@ def random_actions(envs: Sequence[Any], leaves: Sequence[Leaf]) -> Iterator[tupl
         specs = [env.full_action_spec for env in envs]
         masked = any(getattr(spec[leaf.key], "mask", None) is not None for spec in specs for leaf in leaves)
         elements = sum(spec[leaf.key].shape.numel() for spec in specs for leaf in leaves)
-        steps = 1 if masked else max(1, min(_BLOCK_STEPS, _BLOCK_ELEMENTS // max(1, elements)))
+        steps = 1 if masked else steps_per_draw(elements)
         drawn = [spec.rand(() if masked else (steps,)) for spec in specs]
         blocks = []
         for leaf in leaves:
@@ -162,9 +159,5 @@ def _space(spec: Any, leaf: Leaf, num_batch_dims: int) -> Space:
     return Space(leaf.shape, dtype)
 
 
-def _nest(by_key: dict[Key, Space]) -> spaces.Dict:
-    parts: dict[str, Any] = {}
-    for name in dict.fromkeys(key[0] for key in by_key):
-        below = {key[1:]: space for key, space in by_key.items() if key[0] == name}
-        parts[name] = below[()] if () in below else _nest(below)
-    return spaces.Dict(parts)
+def _dict_space(parts: dict[str, Any]) -> spaces.Dict:
+    return spaces.Dict({name: _dict_space(part) if isinstance(part, dict) else part for name, part in parts.items()})

@@ -83,7 +83,7 @@ def start_actor(
     """Starts an actor that calls `function(*arguments)`, which are pickled. Does not block."""
     actor = actor_class(remote_config).remote()
     actors[actor._actor_id.hex()] = actor
-    started = actor.is_there.remote()
+    started = actor.ready.remote()
     return ActorHandle(actor, started, actor.work.remote(sys.path, pickle.dumps((function, arguments))))
 
 

@@ -1,4 +1,4 @@
-"""The Ray cluster that this process is connected to, and what room it has for workers. In the trainer's process."""
+"""The connection of the trainer's process to a Ray cluster, and checks whether the cluster has room for the workers."""
 
 from __future__ import annotations
 
@@ -18,39 +18,40 @@ from collectx.errors import LauncherError
 _CONNECT_S = 10.0
 _DEFAULTS: dict[str, Any] = {"log_to_driver": False, "logging_level": "WARNING"}
 _AUTH_MODE = "RAY_AUTH_MODE"
-_TOKEN = f"One that is there may ask for a token: set {_AUTH_MODE}=token, with its first node's ~/.ray/auth_token here."
-# What Ray itself says of a node.
+_TOKEN = f"A running cluster may require a token: set {_AUTH_MODE}=token, with its first node's ~/.ray/auth_token here."
+# Resources that Ray itself adds to each node.
 _PREFIXES = ("node:", "object_store_memory")
 
 
 def connect(options: Mapping[str, Any]) -> None:
-    """Connects this process to a Ray cluster, by the arguments of `ray.init`, unless it is; it stays so until it ends.
-    Without an address, from them or from the environment's RAY_ADDRESS, the cluster is one of this process alone.
+    """Connects this process to a Ray cluster, with the arguments of `ray.init`, unless it is connected. Without an
+    address, in the arguments or in the environment variable RAY_ADDRESS, starts a cluster for this process.
 
     Raises:
-        LauncherError: there is no cluster at the address, or Ray does not take the arguments.
+        LauncherError: there is no cluster at the address, or Ray refuses the arguments.
     """
     if ray.is_initialized():
         return
     try:
-        _reach(str(options.get("address")))
-        with _signals_kept():
-            ray.init(**(_DEFAULTS | dict(options) | _nobody_elses(options)))
+        _check_address(str(options.get("address")))
+        with _keep_sigterm_handler():
+            ray.init(**(_DEFAULTS | dict(options) | _address(options)))
     except (OSError, ValueError, TypeError, RuntimeError) as error:
-        # Ray does not tell a token that it lacks from a cluster that is not there.
+        # Ray raises the same error for a missing token and a missing cluster.
         token = f" {_TOKEN}" if type(error) is ConnectionError and _AUTH_MODE not in os.environ else ""
-        outside = os.environ.get("RAY_ADDRESS") if options.get("address") is None else None
-        told = f"RAY_ADDRESS={outside}, " if outside else ""
+        address = os.environ.get("RAY_ADDRESS") if options.get("address") is None else None
+        source = f"RAY_ADDRESS={address}, " if address else ""
         raise LauncherError(
-            f"{told}launcher.ray_init_config={dict(options)}: {error}.{token} Start a cluster by `ray start --head`, "
+            f"{source}launcher.ray_init_config={dict(options)}: {error}.{token} Start a cluster by `ray start --head`, "
             "or give no address: one of this machine alone is started."
         ) from error
 
 
-def _nobody_elses(options: Mapping[str, Any]) -> dict[str, str]:
-    """Ray itself would take whatever cluster runs here: also another run's own, which ends with that run."""
-    is_told = options.get("address") is not None or os.environ.get("RAY_ADDRESS")
-    return {} if is_told else {"address": "local"}
+def _address(options: Mapping[str, Any]) -> dict[str, str]:
+    """Without an address, Ray would connect to any cluster on this host, even to that of another run, which ends with
+    the run."""
+    has_address = options.get("address") is not None or os.environ.get("RAY_ADDRESS")
+    return {} if has_address else {"address": "local"}
 
 
 def disconnect() -> None:
@@ -59,8 +60,8 @@ def disconnect() -> None:
 
 
 @contextlib.contextmanager
-def _signals_kept() -> Iterator[None]:
-    """Ray takes SIGTERM for itself, and ends a process that has a way of its own to end in order."""
+def _keep_sigterm_handler() -> Iterator[None]:
+    """Restores the process's handler of SIGTERM, which `ray.init` replaces."""
     handler = signal.getsignal(signal.SIGTERM)
     try:
         yield
@@ -69,8 +70,8 @@ def _signals_kept() -> Iterator[None]:
             signal.signal(signal.SIGTERM, handler)
 
 
-def _reach(address: str) -> None:
-    """Ray itself tries for minutes. Raises OSError: nobody listens at `host:port`."""
+def _check_address(address: str) -> None:
+    """Raises OSError at once if no process listens at `host:port`. Ray itself tries for minutes."""
     host, _, port = address.rpartition(":")
     if host and port.isdecimal() and "//" not in address:
         socket.create_connection((host, int(port)), timeout=_CONNECT_S).close()
@@ -83,23 +84,23 @@ def is_single_host() -> bool:
 
 
 def check_resources(name: str, configs: Sequence[Mapping[str, Any]]) -> None:
-    """Whether the cluster has room for actors with these arguments of `ray.remote`, which are called `name`, if nobody
-    else uses it. What they say of where they want to be is not looked at.
+    """Checks that an otherwise idle cluster has room for actors with these arguments of `ray.remote`, which are the
+    option `name`. Ignores placement options.
 
     Raises:
-        LauncherError: one of them asks for more than any node has, or all together for more than all nodes.
+        LauncherError: one actor requests more than any node has, or all together request more than all nodes have.
     """
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-    asked = [_asked(config) for config in configs]
-    for each in asked:
+    requested = [_requested(config) for config in configs]
+    for each in requested:
         if not any(_fits(each, node) for node in nodes):
             raise LauncherError(
-                f"{name}: no node of the Ray cluster has {_shown(each)}. {_ADVICE} {describe_resources()}"
+                f"{name}: no node of the Ray cluster has {_format(each)}. {_ADVICE} {describe_resources()}"
             )
-    together, there = _sum(asked), _sum(nodes)
-    if not _fits(together, there):
+    total, capacity = _sum(requested), _sum(nodes)
+    if not _fits(total, capacity):
         raise LauncherError(
-            f"{name}: {len(asked)} workers ask for {_shown(together)} together, more than the Ray cluster has. "
+            f"{name}: {len(requested)} workers ask for {_format(total)} together, more than the Ray cluster has. "
             f"{_ADVICE} {describe_resources()}"
         )
 
@@ -108,10 +109,10 @@ _ADVICE = "Ask for less, use fewer workers, or add nodes (launcher.autoscaling=t
 
 
 def describe_resources() -> str:
-    """What every node has, and what of it is free."""
+    """The resources of each node, and which of them are free."""
     free = ray._private.state.available_resources_per_node()
     lines = Counter(
-        f"{_shown(node['Resources'])}, of which are free {_shown(free.get(node['NodeID'], {}))}"
+        f"{_format(node['Resources'])}, of which are free {_format(free.get(node['NodeID'], {}))}"
         for node in ray.nodes()
         if node["Alive"]
     )
@@ -119,17 +120,17 @@ def describe_resources() -> str:
 
 
 def describe_request(config: Mapping[str, Any]) -> str:
-    """What an actor with these arguments of `ray.remote` asks for."""
-    return _shown(_asked(config))
+    """The resources that an actor with these arguments of `ray.remote` requests."""
+    return _format(_requested(config))
 
 
-def _asked(config: Mapping[str, Any]) -> dict[str, float]:
-    """By Ray's names of resources. An actor that says nothing of cores needs none."""
-    asked = {str(name): float(count) for name, count in (config.get("resources") or {}).items()}
+def _requested(config: Mapping[str, Any]) -> dict[str, float]:
+    """By Ray's names of resources. An actor without `num_cpus` needs no core."""
+    requested = {str(name): float(count) for name, count in (config.get("resources") or {}).items()}
     for name, key in (("CPU", "num_cpus"), ("GPU", "num_gpus"), ("memory", "memory")):
         if config.get(key):
-            asked[name] = float(config[key])
-    return asked
+            requested[name] = float(config[key])
+    return requested
 
 
 def _sum(counts: Sequence[Mapping[str, float]]) -> dict[str, float]:
@@ -140,15 +141,15 @@ def _sum(counts: Sequence[Mapping[str, float]]) -> dict[str, float]:
     return total
 
 
-def _fits(asked: Mapping[str, float], room: Mapping[str, float]) -> bool:
-    # Ray counts in ten thousandths.
-    return all(count <= room.get(name, 0.0) + 1e-4 for name, count in asked.items())
+def _fits(requested: Mapping[str, float], room: Mapping[str, float]) -> bool:
+    # Ray counts in units of 0.0001.
+    return all(count <= room.get(name, 0.0) + 1e-4 for name, count in requested.items())
 
 
-def _shown(resources: Mapping[str, float]) -> str:
-    told = {name: count for name, count in sorted(resources.items()) if not name.startswith(_PREFIXES)}
-    return ", ".join(_amount(name, count) for name, count in told.items()) or "nothing"
+def _format(resources: Mapping[str, float]) -> str:
+    shown = {name: count for name, count in sorted(resources.items()) if not name.startswith(_PREFIXES)}
+    return ", ".join(_format_amount(name, count) for name, count in shown.items()) or "nothing"
 
 
-def _amount(name: str, count: float) -> str:
+def _format_amount(name: str, count: float) -> str:
     return f"{count / 2**30:.1f} GiB of memory" if name == "memory" else f"{count:g} {name}"

@@ -6,6 +6,7 @@ Base class of the collectors in `collectx.library.collectors`. Runs in the train
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -141,7 +142,7 @@ class InspectableCollector(DataCollector):
 
     def _replace_hook(self, name: str, hook: Callable | None) -> None:
         self._ask("set_hook", name, hook)
-        self._hooks = self._hooks.with_one(name, hook)
+        self._hooks = replace(self._hooks, **{name: hook})
 
     def enable_profile(
         self,

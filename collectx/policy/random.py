@@ -7,6 +7,7 @@ many steps at once, because a single draw costs more than stepping a small env.
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -15,14 +16,10 @@ from gymnasium import Space, spaces
 from torch import nn
 
 from collectx.batch import Leaf
-from collectx.env.base import EnvSpec
+from collectx.env.base import EnvSpec, steps_per_draw
 from collectx.policy.acceleration import Acceleration
 from collectx.policy.recurrent import StateSpec
 from collectx.policy.spaces import subspace
-
-# Steps drawn at once, unless actions are large.
-_BLOCK_STEPS = 256
-_BLOCK_ELEMENTS = 65536
 
 
 class RandomActor:
@@ -57,9 +54,7 @@ def _actions(spec: EnvSpec) -> Iterator[Sequence[torch.Tensor]]:
 
 def _draws(space: Space, leaf: Leaf, rows: int) -> Iterator[torch.Tensor]:
     """Endless samples `[rows, *leaf.shape]` of `space`."""
-    elements = max(1, rows * int(np.prod(leaf.shape)))
-    steps = max(1, min(_BLOCK_STEPS, _BLOCK_ELEMENTS // elements))
-    size = (steps, rows, *leaf.shape)
+    size = (steps_per_draw(rows * math.prod(leaf.shape)), rows, *leaf.shape)
     copied: Space | None = None
     while True:
         if isinstance(space, spaces.Discrete):

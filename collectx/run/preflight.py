@@ -9,8 +9,6 @@ from __future__ import annotations
 import os
 import shutil
 
-from omegaconf import MISSING
-
 from collectx.config import ELSEWHERE, NETWORK_BACKENDS, RunConfig, SlurmResources, backend_of
 from collectx.errors import ConfigError
 
@@ -28,7 +26,7 @@ def launcher_problems(cfg: RunConfig) -> list[str]:
 def device_problems(cfg: RunConfig) -> list[str]:
     """Devices of the trainer, or of workers on this machine, that do not exist. Imports torch unless all are the
     CPU."""
-    chosen = {name: value for name, value in vars(cfg.devices).items() if value not in (None, MISSING, "cpu")}
+    chosen = {name: value for name, value in vars(cfg.devices).items() if value not in (None, "cpu")}
     if cfg.launcher.kind not in ("inline", "local"):
         chosen.pop("policy_device", None)
     if not chosen:

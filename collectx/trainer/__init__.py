@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from collectx.batch import REWARD
 from collectx.config import (
+    KINDS,
     CustomTrainerConfig,
     DqnTrainerConfig,
     ImpalaTrainerConfig,
@@ -24,8 +25,6 @@ if TYPE_CHECKING:
 
     from collectx.env.base import EnvSpec
     from collectx.trainer.base import Trainer
-
-KINDS = ("meter", "ppo", "impala", "dqn", "custom")
 
 
 def build(cfg: TrainerConfig, policy: Callable | None, spec: EnvSpec, seed: int, device: torch.device) -> Trainer:
@@ -66,7 +65,7 @@ def build(cfg: TrainerConfig, policy: Callable | None, spec: EnvSpec, seed: int,
         from collectx.trainer.custom import build as build_custom
 
         return build_custom(cfg, policy, spec, seed, device)
-    raise ConfigError([f"trainer.kind={cfg.kind} is not one of {', '.join(KINDS)}."])
+    raise ConfigError([f"trainer.kind={cfg.kind} is not one of {', '.join(KINDS['trainer'])}."])
 
 
 def _check_actor(cfg: TrainerConfig, policy: Callable | None) -> Callable:

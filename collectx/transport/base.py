@@ -154,10 +154,10 @@ class Transport(Protocol):
     """The trainer's end. Used from one thread, except `interrupt`."""
 
     def expect(self, worker: int, life: int) -> None:
-        """Allows a worker of this index to connect. To be called before it is started."""
+        """Allows a worker of this index to connect. Must be called before the worker is started."""
 
     def attach(self, worker: int, handle: Any) -> None:
-        """Takes what the launcher has started (`collectx.transport.processes.Handle`; inline, a generator)."""
+        """Watches a started worker: a process (`collectx.transport.processes.Handle`), or inline a generator."""
 
     def grant(self, worker: int, slot: int, reset: int = NO_RESET) -> None:
         """Allows `worker` to fill `slot`, after the reset that `reset` encodes. With `SlabSpec.require_latest`, the

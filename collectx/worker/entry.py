@@ -1,6 +1,6 @@
 """The entry of every worker: chooses what fills its slots, and, on another host, connects to the trainer first.
 
-Called by what a launcher has started. Must not know the launcher.
+Called in the process that a launcher has started. Must not know the launcher.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def inline_worker(spec: WorkerSpec, link: Link) -> Generator[None]:
     """A worker in the trainer's process: a generator that fills a slot each time it is advanced."""
     if spec.user_collector is not None:
         return run_user_collector(spec, spec.user_collector, link)
-    return rollout_worker(spec, link, own_random_state=True)
+    return rollout_worker(spec, link, is_guest=True)
 
 
 def run_worker(spec: WorkerSpec, link: Link) -> None:

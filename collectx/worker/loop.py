@@ -1,9 +1,8 @@
-"""How a worker fills the slots that it is granted, wherever its batches come from: takes the newest weights before
-each, and tells the trainer where the time went.
+"""The loop of every worker: fills the slots that it is granted, with the newest weights, and reports how long it took.
 
-    acquire --slot--> refresh --> fill --BatchStats--> send --> acquire ...
+    acquire --slot--> refresh --> fill --stats--> send --> acquire ...
 
-Runs in the worker's process, or in the trainer's for inline workers. Must not know where batches come from.
+Runs in the worker's process, or in the trainer's for inline workers. Must not know what fills a slot.
 """
 
 from __future__ import annotations
@@ -22,8 +21,7 @@ from collectx.transport.base import REQUEST_PENDING, BatchReport, Link
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BatchStats:
-    """What a source says of the batch that it has put into a slot; the fields are those of
-    `collectx.transport.base.BatchReport`."""
+    """The fields of `collectx.transport.base.BatchReport` that the source of a batch knows."""
 
     policy_version: int
     env_s: float
@@ -34,30 +32,30 @@ class BatchStats:
 
 
 class BatchSource(Protocol):
-    """What batches come from."""
+    """Fills slots: with rollouts, or with the batches of another collector."""
 
     def refresh(self) -> None:
         """Takes the newest weights."""
 
-    def fill(self, slot: int, order: int) -> BatchStats:
-        """Does what `order` says, then fills the slot.
+    def fill(self, slot: int, reset: int) -> BatchStats:
+        """Does the reset that `reset` encodes (`collectx.transport.base`), then fills the slot.
 
         Raises:
-            Stopped: the trainer wants the worker to stop; the slot is incomplete.
+            Stopped: the trainer stops the worker; the slot is incomplete.
         """
 
     def reply(self) -> None:
-        """RequestHandler the link's question, where it is an `RequestLink`."""
+        """Replies to the link's request, if the link is a `RequestLink`."""
 
     def close(self) -> None:
-        """Releases what it holds."""
+        """Releases envs and processes."""
 
 
 def run_worker_loop(link: Link, source: BatchSource) -> Generator[None]:
-    """Fills granted slots; yields after each batch it has sent, and after each answer. At its end the source is closed.
-    An error is reported before that, as closing may hang or fail as well."""
+    """Fills granted slots; yields after each batch it has sent, and after each reply. Closes the source at its end. An
+    error is reported before that, as closing may hang or fail too."""
     try:
-        yield from _fill(link, source)
+        yield from _fill_slots(link, source)
     except (Stopped, GeneratorExit):
         source.close()
         raise
@@ -75,10 +73,10 @@ def run_worker_loop(link: Link, source: BatchSource) -> Generator[None]:
     source.close()
 
 
-def _fill(link: Link, source: BatchSource) -> Generator[None]:
+def _fill_slots(link: Link, source: BatchSource) -> Generator[None]:
     send_s = 0.0
     while True:
-        asked = perf_counter()
+        idle_since_s = perf_counter()
         slot = link.acquire()
         if slot is None:
             return
@@ -86,38 +84,38 @@ def _fill(link: Link, source: BatchSource) -> Generator[None]:
             source.reply()
             yield
             continue
-        granted = perf_counter()
+        acquired_s = perf_counter()
         source.refresh()
-        refreshed = perf_counter()
-        filled = source.fill(slot, link.reset)
-        collected = perf_counter()
+        refreshed_s = perf_counter()
+        stats = source.fill(slot, link.reset)
+        filled_s = perf_counter()
         report = BatchReport(
-            filled.policy_version,
-            filled.env_s,
-            filled.policy_s,
-            granted - asked,
-            send_s + refreshed - granted,
-            filled.returns,
-            filled.lengths,
-            filled.steps,
+            stats.policy_version,
+            stats.env_s,
+            stats.policy_s,
+            acquired_s - idle_since_s,
+            send_s + refreshed_s - acquired_s,
+            stats.returns,
+            stats.lengths,
+            stats.steps,
         )
         link.send(slot, report)
-        send_s = perf_counter() - collected
+        send_s = perf_counter() - filled_s
         yield
 
 
 def _close_after(source: BatchSource, error: BaseException) -> None:
-    """Closes the source; what that raises is a note of `error`."""
+    """Closes the source; adds an error of that to `error` as a note."""
     try:
         source.close()
     except Exception as another:
         error.add_note(f"closing failed afterwards: {type(another).__name__}: {text_of(another)}")
 
 
-def run_until_stopped(filling: Iterator[None], link: Link) -> None:
-    """Goes on with `filling` until the trainer says stop; an error is reported to it, then raised."""
+def run_until_stopped(worker: Iterator[None], link: Link) -> None:
+    """Advances a worker until the trainer says stop; an error is reported to the trainer, then raised."""
     try:
-        for _ in filling:
+        for _ in worker:
             pass
     except Stopped:
         pass

@@ -1,12 +1,13 @@
-"""What a worker can be asked between two batches: about its envs, its state, its speed; and what the user wants called
-around its batches.
+"""Replies to the trainer's requests between two batches (env attributes, saved state, profiles), and calls the user's
+hooks around batches.
 
-Runs in the worker's process, called by `collectx/worker/rollout_source.py`. Must not know how questions travel.
+Runs in the worker's process, called by `collectx/worker/rollout_source.py`. Must not know how requests travel.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from torch.profiler import ProfilerActivity, profile, schedule
 from collectx.env.base import Env
 from collectx.env.gym import GymEnv
 from collectx.rollout.loop import Rollout
-from collectx.transport.base import Request
+from collectx.transport.base import RequestLink
 from collectx.user_objects import Hooks
 
 
@@ -26,10 +27,10 @@ class RequestHandler:
     Args:
         worker: its index.
         group: the envs, as they were built.
-        is_plain: whether `rollout` steps them without an env around them that has a state of its own.
-        hooks: what is called around every batch.
-        frames: of a slot, its first so many steps, over its memory, as a batch.
-        weights: gives the newest weights of the policy by name, copied to the CPU.
+        is_plain: whether `rollout` steps them without a wrapper that has a state.
+        hooks: called around every batch.
+        frames: `frames(slot, steps)` is a batch of the first steps of a slot, over its memory.
+        weights: returns the newest weights of the policy by name, copied to the CPU.
     """
 
     def __init__(
@@ -50,15 +51,18 @@ class RequestHandler:
         self.weights = weights
         self._profiling: _Profiling | None = None
         self._envs: Sequence[Any] = getattr(group, "user_envs", ())
-        keeps = (hasattr(each, "state_dict") and hasattr(each, "load_state_dict") for each in self._envs)
-        self._has_states = bool(self._envs) and all(keeps)
-        # Only of these is all of the state in `state_dict`: TorchRL's have their transforms' alone.
-        self._goes_on = self._has_states and is_plain and isinstance(group, GymEnv)
+        can_save = (hasattr(each, "state_dict") and hasattr(each, "load_state_dict") for each in self._envs)
+        self._has_states = bool(self._envs) and all(can_save)
+        # `state_dict` of a TorchRL env has the state of its transforms alone.
+        self._is_resumable = self._has_states and is_plain and isinstance(group, GymEnv)
 
-    def answer(self, request: Request) -> Any:
-        """Calls the method of that name."""
-        name, arguments = request
-        return getattr(self, name)(*arguments)
+    def reply(self, link: RequestLink) -> None:
+        """Calls the method that the link's request names, and replies with its result or its error."""
+        name, arguments = link.request
+        try:
+            link.reply(getattr(self, name)(*arguments))
+        except Exception as error:
+            link.reply(None, error)
 
     def before(self) -> None:
         """To be called before each batch."""
@@ -66,62 +70,62 @@ class RequestHandler:
             self._hooks.pre_collect_hook()
 
     def after(self, slot: int, steps: int) -> None:
-        """To be called after each batch, which is in the first steps of `slot`."""
+        """To be called after each batch, which is the first `steps` of `slot`."""
         if self._hooks.post_collect_hook is not None:
             self._hooks.post_collect_hook(self._frames(slot, steps))
         if self._profiling is not None and not self._profiling.step():
             self._profiling = None
 
     def getattr_env(self, attr: str) -> Any:
-        """An attribute of the user's env; of several envs, a list of each one's."""
+        """Returns an attribute of the user's env; a list for several envs."""
         values = [getattr(env, attr) for env in self._envs or [self._group]]
         return values[0] if len(values) == 1 else values
 
     def set_hook(self, name: str, hook: Callable | None) -> None:
-        """Replaces one of the hooks."""
-        self._hooks = self._hooks.with_one(name, hook)
+        """Replaces one hook."""
+        self._hooks = replace(self._hooks, **{name: hook})
 
     def profile(self, *arguments: Any) -> None:
         """See `_Profiling`."""
         self._profiling = _Profiling(self._worker, *arguments)
 
     def end_profile(self) -> None:
-        """Ends it before its last batch."""
+        """Ends profiling before its last batch."""
         profiling, self._profiling = self._profiling, None
         if profiling is not None:
             profiling.end()
 
     def restart(self, chosen: Sequence[bool]) -> None:
-        """Begins new trajectories in the chosen envs of the group."""
+        """Resets the chosen envs of the group."""
         self._rollout.restart(np.array(chosen))
 
     def state(self) -> dict[str, Any]:
-        """What `load` takes: tensors and plain data."""
+        """Returns tensors and plain data for `load`."""
         state: dict[str, Any] = {"rollout": self._rollout.state()}
         if self._has_states:
             state["env_state_dict"] = [env.state_dict() for env in self._envs]
-        if self._goes_on:
+        if self._is_resumable:
             state["rng_state"] = torch.get_rng_state()
         return state
 
     def load(self, state: dict[str, Any]) -> bool:
-        """Takes over a state.
+        """Restores a state.
 
         Returns:
-            Whether the envs stand where they stood; otherwise they have to be reset.
+            Whether the envs' states were restored too; otherwise they have to be reset.
         """
         if self._has_states and "env_state_dict" in state:
-            for env, own in zip(self._envs, state["env_state_dict"], strict=True):
-                env.load_state_dict(own)
-        goes_on = self._goes_on and "rng_state" in state
-        self._rollout.load(state["rollout"], goes_on)
-        if goes_on:
+            for env, env_state in zip(self._envs, state["env_state_dict"], strict=True):
+                env.load_state_dict(env_state)
+        is_resumed = self._is_resumable and "rng_state" in state
+        self._rollout.load(state["rollout"], is_resumed)
+        if is_resumed:
             torch.set_rng_state(state["rng_state"])
-        return goes_on
+        return is_resumed
 
 
 class _Profiling:
-    """torch's profiler over some batches, the first of which only warm up."""
+    """torch's profiler over `num_batches` batches, of which the first `num_warmup` are not recorded."""
 
     def __init__(
         self,
@@ -135,7 +139,7 @@ class _Profiling:
     ):
         path = save_path.format(worker_idx=worker)
         chosen = [getattr(ProfilerActivity, name.upper()) for name in activities]
-        self._left = num_batches
+        self._num_left = num_batches
         self._profile = profile(
             activities=[each for each in chosen if each in torch.profiler.supported_activities()],
             schedule=schedule(wait=0, warmup=num_warmup, active=num_batches - num_warmup, repeat=1),
@@ -145,13 +149,13 @@ class _Profiling:
         self._profile.start()
 
     def step(self) -> bool:
-        """After a batch; False after the last."""
+        """To be called after each batch; returns False after the last one."""
         self._profile.step()
-        self._left -= 1
-        if self._left == 0:
+        self._num_left -= 1
+        if self._num_left == 0:
             self.end()
-        return self._left > 0
+        return self._num_left > 0
 
     def end(self) -> None:
-        """Writes what was watched."""
+        """Writes the trace."""
         self._profile.stop()

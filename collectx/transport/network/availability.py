@@ -1,101 +1,34 @@
-"""Whether a backend can work in this process, and if not, why.
+"""Checks whether a backend can work in this process, and explains why not.
 
-Asked before anything starts. Imports what a backend needs only when that backend is asked for. What the configuration
-says about it is `collectx/run/rules.py`'s.
+Called before workers start. Imports a backend's libraries only when that backend is checked. Rules of the configuration
+are in `collectx/config/rules/`.
 """
 
 from __future__ import annotations
 
-import math
 import os
-import re
 import shutil
 import sysconfig
-from collections.abc import Mapping, Sequence
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
-_DEVICE = re.compile(r"cpu|cuda:\d+")
-
 
 def why_not(backend: str) -> str | None:
-    """Why workers cannot be reached by `backend` from here: one clause and what to do; None where they can."""
+    """Why `backend` cannot work here: one clause, and what to do; None if it can."""
     reason = _REASONS.get(backend)
     return None if reason is None else reason()
 
 
-def tensorpipe_problems(name: str, options: Mapping[str, Any]) -> list[str]:
-    """What is wrong with options of `torch.distributed.rpc.TensorPipeRpcBackendOptions`, which are called `name`."""
-    known = ("num_worker_threads", "rpc_timeout", "_transports", "_channels")
-    found = []
-    for key, value in options.items():
-        if key not in known:
-            found.append(
-                f"{name} has {key}: may have {', '.join(known)}; agents find each other, and bytes lie on the CPU."
-            )
-        elif key.startswith("_"):
-            if not isinstance(value, (list, tuple)) or not all(isinstance(each, str) for each in value):
-                found.append(f"{name}: {key}={value!r}: must be a list of TensorPipe's names, as ['uv'].")
-        elif isinstance(value, bool) or not isinstance(value, (int, float)) or value <= 0:
-            found.append(f"{name}: {key}={value!r}: must be a number above 0.")
-    return found
-
-
-def visible_problems(name: str, visible: Sequence[Any] | None, acting: Sequence[str]) -> list[str]:
-    """What is wrong with the devices that workers see, one for each worker, which are called `name`.
-
-    Args:
-        acting: where each worker's policy acts.
-    """
-    if visible is None:
-        return []
-    if isinstance(visible, str) or not all(_DEVICE.fullmatch(str(each)) for each in visible):
-        return [
-            f"{name}={visible!r}: must be a list, for each worker cuda:N, the only GPU that it sees, or cpu for none."
-        ]
-    if len(visible) != len(acting):
-        return [f"{name} has {len(visible)} entries for {len(acting)} workers: one for each."]
-    return [
-        f"{name}={visible!r}: the policy of worker {worker} acts on {acts}, and {seen} is all that it sees: give both "
-        "the same."
-        for worker, (seen, acts) in enumerate(zip(visible, acting, strict=True))
-        if acts not in ("cpu", "cuda", seen) or (acts == "cuda" and seen == "cpu")
-    ]
-
-
-def gpu_problems(name: str, configs: Sequence[Mapping[str, Any] | None], acting: Sequence[str]) -> list[str]:
-    """What is wrong with the GPUs that Ray actors ask for by arguments of `ray.remote`, which are called `name`.
-
-    Args:
-        configs, acting: one for each worker; where its policy acts.
-    """
-    found = []
-    for config, acts in zip(configs, acting, strict=True):
-        kind, _, index = acts.partition(":")
-        num_gpus = math.ceil((config or {}).get("num_gpus") or 0)
-        if kind != "cuda" or int(index or 0) < num_gpus:
-            continue
-        why = f"it sees {num_gpus}, from cuda:0 on" if num_gpus else "Ray may place it where there is none"
-        found.append(
-            f"{name}: the policy of a worker acts on {acts}, which asks for num_gpus={num_gpus}: {why}: ask for "
-            f"num_gpus={int(index or 0) + 1}{'' if int(index or 0) else ' or a part of one'}, or let the policy act on "
-            f"{'cuda' if num_gpus else 'the CPU'}."
-        )
-    return list(dict.fromkeys(found))
-
-
 def actor_problems(name: str, configs: Any) -> list[str]:
-    """What is wrong with arguments of `ray.remote` for actors, one dict or a list of such, which are called `name`.
-    Imports ray."""
+    """Problems of arguments of `ray.remote`, a dict or a list of dicts, which are the option `name`. Imports ray."""
     if why_not("ray") is not None:
         return []
     return import_module("collectx.transport.network.ray").problems(name, configs)
 
 
 def mpi_path() -> str:
-    """The search path for programs with the scripts of this interpreter before it: there a pip install of Open MPI has
-    what MPI starts."""
+    """PATH, after the scripts of this interpreter, where a pip-installed Open MPI has its programs."""
     return os.pathsep.join((sysconfig.get_path("scripts"), os.environ.get("PATH", os.defpath)))
 
 
@@ -166,7 +99,7 @@ def _mpi() -> str | None:
     names = ("PRTE_ALLOW_RUN_AS_ROOT", "PRTE_ALLOW_RUN_AS_ROOT_CONFIRM")
     if hasattr(os, "geteuid") and os.geteuid() == 0 and any(os.environ.get(name) != "1" for name in names):
         return (
-            "Open MPI starts no workers for root unless told to: set PRTE_ALLOW_RUN_AS_ROOT=1 and "
+            "Open MPI starts no workers for root by default: set PRTE_ALLOW_RUN_AS_ROOT=1 and "
             "PRTE_ALLOW_RUN_AS_ROOT_CONFIRM=1 in the environment, be another user, or use backend=gloo"
         )
     return None

@@ -36,7 +36,7 @@ class GlooPair:
         options._threads = 1
         options._timeout = timedelta(seconds=timeout_s)
         store = ConnectionStore(connection)
-        with listeners.opened():
+        with listeners.allowed():
             self._group: Any = gloo(store, rank, 2, options)
             store.finish()
         self._peer = 1 - rank
@@ -62,7 +62,7 @@ _device_lock = threading.Lock()
 def _device(address: str) -> tuple[Any, ListenerFilter]:
     """The sockets of this process on that address. All pairs share it, as its thread wakes a hundred times a
     second: with one for each pair, a thousand idle workers would cost the trainer a core."""
-    # gloo's sockets are inheritable, Python's are not.
+    # gloo's sockets are inheritable, unlike those of Python.
     return filter_listeners(lambda: dist.ProcessGroupGloo.create_device(hostname=address), os.get_inheritable)
 
 

@@ -1,8 +1,7 @@
-"""The ports on which torch listens in this process: gloo's and TensorPipe's ask nobody for a secret, and a
-stranger's bytes can crash the process. They are closed to new connections while nobody is expected there; connections
-that exist go on.
+"""Filters on the ports where torch listens: gloo and TensorPipe authenticate no peer, and a stranger's bytes can crash
+the process. The filters drop new connections while no peer is expected; open connections are not affected.
 
-Used by the pairs. Linux only, by a filter that drops what comes to a listening socket; elsewhere the ports stay open.
+Used by the pairs over gloo and RPC. Linux only; elsewhere the ports stay open.
 """
 
 from __future__ import annotations
@@ -16,9 +15,9 @@ import threading
 from collections.abc import Callable, Collection, Iterator
 from typing import TypeVar
 
-Made = TypeVar("Made")
+T = TypeVar("T")
 
-# Of Linux's asm-generic/socket.h, as Python's socket module does not name them.
+# From Linux's asm-generic/socket.h; Python's socket module lacks them.
 _SO_ATTACH_FILTER, _SO_DETACH_FILTER = 26, 27
 _RETURN = 0x06
 _libc = ctypes.CDLL(None)
@@ -33,79 +32,81 @@ class _Program(ctypes.Structure):
 
 
 class ListenerFilter:
-    """A filter on the listening sockets of a library. Closed when it is made. Thread-safe.
+    """A filter on the listening sockets of a library, which blocks new connections from the start. Thread-safe.
 
     Args:
-        descriptors: the sockets'. A number that has become another file's is left alone.
+        descriptors: of the sockets. A descriptor that was reused for another file is ignored.
     """
 
     def __init__(self, descriptors: Collection[int]):
         self._inodes = {descriptor: _inode(descriptor) for descriptor in descriptors}
         self._num_expected = 0
         self._lock = threading.Lock()
-        self._let_in(False)
+        self._set_allowed(False)
 
-    def open(self) -> None:
-        """Lets peers connect, until there were as many calls of `close`."""
+    def allow(self) -> None:
+        """Allows new connections until `block` was called as often."""
         with self._lock:
             self._num_expected += 1
-            self._let_in(True)
+            self._set_allowed(True)
 
-    def close(self) -> None:
-        """Ends one `open`. After the last one, the kernel drops new connections."""
+    def block(self) -> None:
+        """Ends one `allow`. After the last one, the kernel drops new connections."""
         with self._lock:
             self._num_expected -= 1
-            self._let_in(self._num_expected > 0)
+            self._set_allowed(self._num_expected > 0)
 
     @contextlib.contextmanager
-    def opened(self) -> Iterator[None]:
-        """`open`, and at the end of the block `close`."""
-        self.open()
+    def allowed(self) -> Iterator[None]:
+        """A context manager: `allow`, and at its end `block`."""
+        self.allow()
         try:
             yield
         finally:
-            self.close()
+            self.block()
 
-    def _let_in(self, anybody: bool) -> None:
-        # The program keeps none of the bytes of any packet.
+    def _set_allowed(self, is_allowed: bool) -> None:
+        # The BPF program keeps no byte of any packet.
         drop = _Program(1, ctypes.pointer(_Instruction(_RETURN, 0, 0, 0)))
-        option, value = (_SO_DETACH_FILTER, ctypes.c_int(0)) if anybody else (_SO_ATTACH_FILTER, drop)
+        option, value = (_SO_DETACH_FILTER, ctypes.c_int(0)) if is_allowed else (_SO_ATTACH_FILTER, drop)
         for descriptor, inode in self._inodes.items():
             if inode is None or _inode(descriptor) != inode:
                 continue
-            # A socket object of Python's would change whether the library's blocks.
+            # A Python socket object would change the blocking mode of the library's socket.
             _libc.setsockopt(descriptor, socket.SOL_SOCKET, option, ctypes.byref(value), ctypes.sizeof(value))
 
 
 def filter_listeners(
-    make: Callable[[], Made], is_of_library: Callable[[int], bool] = lambda descriptor: True
-) -> tuple[Made, ListenerFilter]:
-    """What `make` makes, and the door of the sockets that began to listen in this process meanwhile.
+    make: Callable[[], T], is_of_library: Callable[[int], bool] = lambda descriptor: True
+) -> tuple[T, ListenerFilter]:
+    """Calls `make`; returns its result, and a filter on the sockets that began to listen in this process meanwhile.
 
     Args:
-        is_of_library: whether a descriptor may be one of the library's: another thread may have begun to listen, too.
+        is_of_library: whether a descriptor may be the library's, as another thread may have begun to listen, too.
     """
-    before = _listening()
-    made = make()
-    return made, ListenerFilter([descriptor for descriptor in _listening() - before if is_of_library(descriptor)])
+    before = _listening_descriptors()
+    result = make()
+    return result, ListenerFilter(
+        [descriptor for descriptor in _listening_descriptors() - before if is_of_library(descriptor)]
+    )
 
 
 def _inode(descriptor: int) -> int | None:
-    """None where it is closed."""
+    """None if it is closed."""
     try:
         return os.fstat(descriptor).st_ino
     except OSError:
         return None
 
 
-def _listening() -> set[int]:
-    """Descriptors of this process's sockets that listen."""
+def _listening_descriptors() -> set[int]:
+    """The descriptors of this process's listening sockets."""
     if sys.platform != "linux":
         return set()
-    return {descriptor for name in os.listdir("/proc/self/fd") if _listens(descriptor := int(name))}
+    return {descriptor for name in os.listdir("/proc/self/fd") if _is_listening(descriptor := int(name))}
 
 
-def _listens(descriptor: int) -> bool:
+def _is_listening(descriptor: int) -> bool:
     listens, size = ctypes.c_int(0), ctypes.c_uint(ctypes.sizeof(ctypes.c_int))
     _libc.getsockopt(descriptor, socket.SOL_SOCKET, socket.SO_ACCEPTCONN, ctypes.byref(listens), ctypes.byref(size))
     return bool(listens.value)

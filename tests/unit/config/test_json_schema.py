@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import jsonschema
 import pytest
 import yaml
 
 from collectx.cli import schema
 from collectx.config import GROUPS
 
-jsonschema = pytest.importorskip("jsonschema")
 CONF = Path(schema.__file__).parents[1] / "conf"
 
 
@@ -43,7 +43,7 @@ def test_wrong_values_and_keys_are_invalid_and_interpolations_are_not(capsys):
         each for each in checks.schema["properties"]["collector"]["anyOf"] if each["title"].endswith("single")
     )
     assert option["properties"]["num_workers"]["default"] == 1
-    assert "Seconds that a worker" in option["properties"]["worker_timeout_s"]["description"]
+    assert "Maximum seconds" in option["properties"]["worker_timeout_s"]["description"]
 
 
 def test_an_unknown_group_is_refused(capsys):

@@ -1,4 +1,4 @@
-"""Wrong configurations: unknown names, types and ranges, all problems at once. Rules are in unit/run/test_rules.py."""
+"""Wrong configurations: unknown names, types and ranges, all problems at once. Rules are in test_rules.py."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ WRONG_VALUES = {
     "env.num_envs=0": "at least 1.",
     "env.id=[a]": "a text or null",
     "env.kind=gim": "did you mean gym?",
+    "env.kind=[gym]": "valid: gym, gym_vector,",
+    "env.kind=${nowhere}": "Interpolation key 'nowhere' not found",
     "collector.zero_copy=1": "true or false",
     "collector.max_frames_per_traj=0": "at least 1.",
     "collector.init_random_frames=-1": "at least 0.",

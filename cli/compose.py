@@ -10,17 +10,18 @@ import hashlib
 import os
 import re
 import warnings
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import yaml
+from hydra._internal.callbacks import Callbacks
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.utils import create_config_search_path
 from hydra.core.config_search_path import SearchPathQuery
 from hydra.core.override_parser.types import Override
-from hydra.core.utils import setup_globals
+from hydra.core.utils import JobRuntime, configure_log, run_job, setup_globals
 from hydra.errors import HydraException
-from hydra.types import RunMode
+from hydra.types import HydraContext, RunMode, TaskFunction
 from hydra.version import setbase
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
@@ -49,10 +50,27 @@ def compose(overrides: Sequence[str] = (), config_dir: str | os.PathLike[str] | 
     """
     composer = Composer(config_dir)
     checked = composer.check(overrides)
-    cfg, problems = composer.examine(checked)
-    if problems:
-        raise ConfigError(problems)
-    return cfg
+    composed = composer.examine(checked)
+    if composed.problems:
+        raise ConfigError(composed.problems)
+    return composed.cfg
+
+
+@dataclass(frozen=True)
+class Composed:
+    """A composed configuration.
+
+    Attributes:
+        node: the untyped configuration, Hydra's part included; empty if Hydra could not compose it.
+        cfg: the typed configuration; options with problems are absent.
+        problems: every problem, including those of the overrides.
+        note: message about keys of an experiment that were removed, or "".
+    """
+
+    node: DictConfig
+    cfg: RunConfig
+    problems: list[str]
+    note: str = ""
 
 
 class Composer:
@@ -99,33 +117,44 @@ class Composer:
         except (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError) as error:
             raise ConfigError([str(error).strip()]) from error
 
-    def examine(self, checked: Checked, overrides: Sequence[str] | None = None) -> tuple[RunConfig, list[str]]:
+    def examine(self, checked: Checked, overrides: Sequence[str] | None = None) -> Composed:
         """Composes the configuration and checks it.
 
         Args:
             checked: what `check` returned.
             overrides: one point of a sweep; by default all of `checked.overrides`.
-
-        Returns:
-            The configuration and every problem, including those of `checked`. Options with problems are absent.
         """
         words = checked.overrides if overrides is None else overrides
         try:
-            node = self.load([*words, *self.deletions(words)])
+            node, note = self.without_unused_keys(words)
         except ConfigError as error:
-            return incomplete(RunConfig), [*checked.problems, *error.problems]
+            return Composed(DictConfig({}), incomplete(RunConfig), [*checked.problems, *error.problems])
         cfg, problems = typed(without_hydra(node), ignore=checked.broken)
-        return cfg, [*checked.problems, *problems, *rules.problems(cfg), *signatures.problems(cfg)]
+        problems = [*checked.problems, *problems, *rules.problems(cfg), *signatures.problems(cfg)]
+        return Composed(node, cfg, problems, note)
 
-    def deletions(self, overrides: Sequence[str], say: Callable[[str], object] | None = None) -> list[str]:
-        """The overrides that remove `experiment.unused_keys`; `say` is called with a sentence about them."""
-        if not any(text.lstrip("+").partition("=")[0] in self._preset_groups for text in overrides):
-            return []
+    def without_unused_keys(self, overrides: Sequence[str]) -> tuple[DictConfig, str]:
+        """The untyped configuration without `experiment.unused_keys`, and the message about them, or ""."""
         node = self.load(overrides)
+        if not any(text.lstrip("+").partition("=")[0] in self._preset_groups for text in overrides):
+            return node, ""
         unused = experiment.unused_keys(node, self._loader)
-        if unused and say is not None:
-            say(experiment.describe(node, unused))
-        return [f"~{path}" for path in unused]
+        if not unused:
+            return node, ""
+        return self.load([*overrides, *(f"~{path}" for path in unused)]), experiment.describe(node, unused)
+
+    def run(self, node: DictConfig, task: TaskFunction) -> None:
+        """Calls `task` as `hydra.main` does, with a configuration that is composed already: makes the run folder with
+        `.hydra`, and sets up logging. Blocks until `task` returns; raises its error."""
+        JobRuntime.instance().set("name", node.hydra.job.name)
+        node.hydra.mode = RunMode.RUN
+        configure_log(node.hydra.hydra_logging, node.hydra.verbose)
+        callbacks = Callbacks(node)
+        callbacks.on_run_start(config=node, config_name=self.config_name)
+        context = HydraContext(config_loader=self._loader, callbacks=callbacks)
+        job = run_job(task, node, job_dir_key="hydra.run.dir", job_subdir_key=None, hydra_context=context)
+        callbacks.on_run_end(config=node, config_name=self.config_name, job_return=job)
+        _ = job.return_value  # raises the error of a failed job
 
 
 def without_hydra(node: DictConfig) -> DictConfig:

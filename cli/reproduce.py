@@ -69,10 +69,10 @@ def _reproduce(arguments: Arguments, argv: Sequence[str]) -> int:
     had_digest = bool(digests) and all(digests)
     composer = _composer(saved, overrides, arguments.config_dir)
     checked = composer.check(overrides)
-    cfg, problems = composer.examine(checked)
-    if problems:
-        raise ConfigError(problems)
-    foreign_code.check(old, cfg, "trust" in arguments.flags)
+    composed = composer.examine(checked)
+    if composed.problems:
+        raise ConfigError(composed.problems)
+    foreign_code.check(old, composed.cfg, "trust" in arguments.flags)
     for override in parsed(checked.overrides):
         if override.key_or_group == "hydra.run.dir" and Path(str(override.value())).resolve() == old.path.resolve():
             raise ConfigError(

@@ -13,12 +13,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from hydra.errors import HydraException
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from collectx.cli import output, run_status, submitit_slurm, sweeper
 from collectx.cli.arguments import Arguments, split
-from collectx.cli.compose import SEARCH_PATH, Composer, parsed, points, without_hydra
+from collectx.cli.compose import SEARCH_PATH, Composed, Composer, parsed, points, without_hydra
 from collectx.cli.overrides import Checked
 from collectx.cli.task import Task
 from collectx.cli.typed import typed
@@ -62,16 +62,23 @@ def launch(composer: Composer, arguments: Arguments, argv: Sequence[str], result
         output.note(f"hydra/launcher=submitit_slurm: as {text}.")
     checked = composer.check(words)
     is_informative = any(flag in arguments.flags for flag in _INFORMATIVE_FLAGS)
-    problems = checked.problems if is_informative else _problems(composer, checked, arguments)
+    run: Composed | None = None
+    if is_informative:
+        problems: Sequence[str] = checked.problems
+    elif _is_sweep(checked, arguments):
+        problems = _sweep_problems(composer, checked, arguments)
+    else:
+        run = composer.examine(checked)
+        problems = run.problems or _machine_problems(run.cfg)
+        if run.note and not run.problems:
+            output.note(run.note)
     if problems:
         raise ConfigError(problems)
     task = Task(argv)
     is_failed = False
     try:
         try:
-            if not is_informative:
-                _check_folder(composer, checked, arguments)
-            _run_hydra(composer, checked, arguments, task)
+            _run_hydra(composer, checked, arguments, run, task)
         except BrokenPipeError:
             raise
         except (OSError, OmegaConfBaseException) as error:
@@ -111,7 +118,7 @@ def exit_status(statuses: Sequence[Status]) -> int:
     return 1 if any(status != Status.COMPLETED for status in statuses) else 0
 
 
-def _check_folder(composer: Composer, checked: Checked, arguments: Arguments) -> None:
+def _check_folder(checked: Checked, node: DictConfig) -> None:
     """Raises an error if the folder of a run on this machine contains a run, before Hydra writes to it. Folders of jobs
     and sweeps are checked later.
 
@@ -119,11 +126,8 @@ def _check_folder(composer: Composer, checked: Checked, arguments: Arguments) ->
         ConfigError: see `locked`; or a job that writes to the folder has not ended.
     """
     named = any(text.lstrip("+").startswith("hydra.run.dir=") for text in checked.overrides)
-    if not named or _is_sweep(checked, arguments):
-        return
-    node = composer.load(checked.overrides)
     files = RunFolder(node.hydra.run.dir)
-    if "MULTIRUN" not in str(node.hydra.mode) and node.launcher.kind not in ELSEWHERE and files.path.is_dir():
+    if named and node.launcher.kind not in ELSEWHERE and files.path.is_dir():
         _check_job(files)
         with locked(files, bool(OmegaConf.select(node, "run.overwrite"))):
             pass
@@ -146,8 +150,13 @@ def _is_sweep(checked: Checked, arguments: Arguments) -> bool:
     return "multirun" in arguments.flags or any(each.is_sweep_override() for each in parsed(checked.overrides))
 
 
-def _run_hydra(composer: Composer, checked: Checked, arguments: Arguments, task: Task) -> None:
-    """Calls Hydra with the command line in its form."""
+def _run_hydra(composer: Composer, checked: Checked, arguments: Arguments, run: Composed | None, task: Task) -> None:
+    """Runs one composed configuration, or calls Hydra with the command line in its form for sweeps and information."""
+    # The chosen launcher may turn every run into a sweep of one point.
+    if run is not None and "MULTIRUN" not in str(run.node.hydra.mode):
+        _check_folder(checked, run.node)
+        task.cfg = run.cfg
+        return composer.run(run.node, task)
     import hydra
 
     from collectx.cli import sweep
@@ -156,30 +165,25 @@ def _run_hydra(composer: Composer, checked: Checked, arguments: Arguments, task:
     # Mistakes in the configuration were reported before, so an error is a bug: Hydra must print its full traceback.
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")
     old_argv = sys.argv
-    # In a sweep, each point has different ones.
-    deletions = [] if _is_sweep(checked, arguments) else composer.deletions(checked.overrides)
-    sys.argv = ["collectx run", *checked.overrides, *deletions, *arguments.hydra_argv()]
+    sys.argv = ["collectx run", *checked.overrides, *arguments.hydra_argv()]
     try:
         hydra.main(version_base="1.3", config_path=SEARCH_PATH, config_name=composer.config_name)(task)()
     finally:
         sys.argv = old_argv
 
 
-def _problems(composer: Composer, checked: Checked, arguments: Arguments) -> Sequence[str]:
+def _sweep_problems(composer: Composer, checked: Checked, arguments: Arguments) -> Sequence[str]:
     """Every problem of every point, each once."""
     overrides = parsed(checked.overrides)
     swept = [override for override in overrides if override.is_sweep_override()]
     is_multirun = "multirun" in arguments.flags
-    if not swept and not is_multirun:
-        cfg, problems = composer.examine(checked)
-        if not problems:
-            composer.deletions(checked.overrides, say=output.note)
-        return problems or _machine_problems(cfg)
     try:
         sampled = sweeper.sample(overrides)
         node = composer.load(sampled)
         if not sweeper.is_basic(node):
-            node = composer.load([*sampled, *composer.deletions(sampled, say=output.note)])
+            node, note = composer.without_unused_keys(sampled)
+            if note:
+                output.note(note)
     except ConfigError as error:
         return [*checked.problems, *error.problems]
     # The chosen launcher may turn every run into a sweep of one or more points.
@@ -202,10 +206,10 @@ def _problems(composer: Composer, checked: Checked, arguments: Arguments) -> Seq
     all_points = points(overrides)
     notes: list[str] = []
     for point in all_points:
-        cfg, problems = composer.examine(checked, point.overrides)
-        if not problems:
-            composer.deletions(point.overrides, say=notes.append)
-        for problem in problems or _machine_problems(cfg, quiet=point is not all_points[0]):
+        composed = composer.examine(checked, point.overrides)
+        if composed.note and not composed.problems:
+            notes.append(composed.note)
+        for problem in composed.problems or _machine_problems(composed.cfg, quiet=point is not all_points[0]):
             names.setdefault(problem, []).append(point.name)
     for text in dict.fromkeys(notes):
         output.note(text)

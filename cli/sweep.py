@@ -27,7 +27,7 @@ from collectx.cli import experiment, signatures, sweeper
 from collectx.cli.compose import config_text, names, without_hydra
 from collectx.cli.task import Task
 from collectx.cli.typed import typed
-from collectx.config import ELSEWHERE
+from collectx.config import ELSEWHERE, RunConfig
 from collectx.errors import ConfigError, DamagedFile
 from collectx.run import RunFolder, Status, rules
 
@@ -48,7 +48,7 @@ class PlannedPoint:
     Attributes:
         name: distinguishes it from the other points.
         folder: its run folder, absolute.
-        node: its configuration, Hydra's part included.
+        node, cfg: its configuration, untyped with Hydra's part, and typed.
         is_done: an earlier start of the sweep completed it.
         is_job: it is submitted as a job with the others.
         problems: mistakes in its configuration: a sweeper may draw values that contradict each other.
@@ -57,6 +57,7 @@ class PlannedPoint:
     name: str
     folder: Path
     node: DictConfig
+    cfg: RunConfig
     is_done: bool
     is_job: bool
     problems: tuple[str, ...] = ()
@@ -139,10 +140,12 @@ class PointLauncher(Launcher):
             with open_dict(node):
                 node.hydra.sweep.subdir = str(folder.relative_to(root))
             is_job = node.launcher.kind in ELSEWHERE
-            planned.append(PlannedPoint(name, folder, node, text in done, is_job, tuple(problems)))
+            planned.append(PlannedPoint(name, folder, node, cfg, text in done, is_job, tuple(problems)))
         return planned
 
     def _run(self, point: PlannedPoint) -> JobReturn:
+        assert isinstance(self.task, Task)
+        self.task.cfg = point.cfg
         return run_job(
             hydra_context=self.context,
             task_function=self.task,

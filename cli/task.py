@@ -9,7 +9,6 @@ from typing import Any, Protocol
 
 from omegaconf import DictConfig
 
-from collectx.cli.typed import typed
 from collectx.config import ELSEWHERE, RunConfig
 from collectx.errors import ConfigError
 from collectx.run import Status
@@ -44,6 +43,7 @@ class Task:
 
     Attributes:
         argv: the command line as typed, for the snapshot.
+        cfg: the checked configuration of the run that Hydra calls next.
         results: outcomes of the runs that have ended.
         problems: mistakes in the configuration that only the run itself could find.
         job_runs: runs that are jobs, to be submitted.
@@ -54,6 +54,7 @@ class Task:
     """
 
     argv: Sequence[str]
+    cfg: RunConfig | None = None
     results: list[Any] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     job_runs: list[JobRun] = field(default_factory=list)
@@ -66,8 +67,8 @@ class Task:
         """Returns the status of the run, for the sweeper."""
         from hydra.core.hydra_config import HydraConfig
 
-        cfg, problems = typed(node)
-        assert not problems, problems  # all points were checked before the first one started
+        cfg = self.cfg
+        assert cfg is not None
         if self.sweep is not None:
             # The sweep gives a point no folder that another point's run is in.
             cfg = replace(cfg, run=replace(cfg.run, overwrite=True))

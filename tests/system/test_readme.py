@@ -63,7 +63,7 @@ def test_a_command_is_a_valid_configuration(line):
     composer = Composer()
     checked = composer.check(arguments.words)
     for point in points(parsed(checked.overrides)):
-        assert composer.examine(checked, point.overrides)[1] == []
+        assert composer.examine(checked, point.overrides).problems == []
 
 
 def test_the_targets_of_make_exist():

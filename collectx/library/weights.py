@@ -38,8 +38,8 @@ class WeightPublisher:
         self._lock = threading.Lock()
 
     def publish(self, policy: Any, by_worker: Mapping[int | None, WeightsLike], num_workers: int) -> None:
-        """Publishes weights by worker; the key None stands for all workers, whose weights are first loaded into `policy`.
-        Raises what `load_weights` raises."""
+        """Publishes weights by worker; the key None stands for all workers: their weights are loaded into `policy`,
+        which is published. Raises what `load_weights` raises."""
         if not self._options.travel:
             return
         updater = self._options.weight_updater

@@ -1,19 +1,18 @@
 """`launcher=slurm`: trainer and workers are the tasks of one SLURM job, and equal runs are the tasks of one job array.
 
     <run>/jobs/run.sh          the script of one run; <sweep>/jobs/array-0.sh of several
-    <run>/jobs/run.json        what is run: the composed configuration, as plain data
-    <run>/jobs/slurm.json      which job runs it
-    <run>/jobs/exit_status.17  how the trainer's process of job 17 ended, whatever ended it; another job may still
-                               be ending in the folder
-    <run>/jobs/log_begin       where in job.log this start of the job begins
-    <run>/logs/job.log         what SLURM and the trainer print
+    <run>/jobs/run.json        the composed configuration, as plain data
+    <run>/jobs/slurm.json      the job of the run
+    <run>/jobs/exit_status.17  exit status of the trainer in job 17; another job may still be ending in the folder
+    <run>/jobs/log_begin       offset in job.log of this start of the job
+    <run>/logs/job.log         output of SLURM and the trainer
 
-    batch script --- srun --- task 0: the trainer     its end is the run's end, and its status the job's
+    batch script --- srun --- task 0: the trainer     the job ends with it, and has its status
                           \\-- task r: worker r - 1
-                 \\--  srun --overlap: a worker that takes another's place, started by the trainer
+                 \\--  srun --overlap: a replacement, started by the trainer
 
-`ntasks` counts the trainer. srun never kills tasks because another has failed: the trainer is told, decides by
-`collector.on_worker_failure`, and says why. Must not know what a task does.
+`ntasks` includes the trainer. srun does not kill tasks when one has failed: the trainer applies
+`collector.on_worker_failure`. Must not know the tasks.
 """
 
 from __future__ import annotations
@@ -35,28 +34,28 @@ from collectx.launcher.slurm.log_watcher import LogWatcher, TaskHandle, kill_com
 from collectx.launcher.slurm.worker_job import ending
 from collectx.transport.network.handshake import Endpoint
 
-# A host that is up answers at once, if only with a refusal.
+# A running host answers at once, at least with a refusal.
 _ANSWER_S = 2.0
 
 
 class JobTasksLauncher(Launcher):
-    """The workers of the SLURM job that this process is the trainer of: the first lives are tasks of the job, those
-    that take another's place further steps of it.
+    """Workers in the SLURM job of the trainer: its tasks, and for replacements further steps.
 
     Args:
-        launcher: as in `script`.
-        command: what a worker runs, its index to be appended.
+        cfg: the launcher's configuration.
+        command: of a worker, without its index.
         environment: of this task, as SLURM made it.
         job_log: the job's log.
         log_begin: see `LogWatcher`.
         log: the log file of a worker.
-        run: the run folder, by the name that the script has passed to `role`.
-        group: which part of a heterogeneous job the workers are; None where it has no parts.
+        run: the run folder, under the name in the batch script.
+        group: the workers' part of a heterogeneous job; None for other jobs.
+        announce: see `Launcher`.
     """
 
     def __init__(
         self,
-        launcher: SlurmLauncherConfig,
+        cfg: SlurmLauncherConfig,
         command: Sequence[str],
         environment: Mapping[str, str],
         job_log: Path,
@@ -68,7 +67,7 @@ class JobTasksLauncher(Launcher):
     ):
         super().__init__(announce)
         self._run = run
-        self._launcher = launcher
+        self._cfg = cfg
         self._command = list(command)
         self._environment = environment
         self._group = group
@@ -80,7 +79,7 @@ class JobTasksLauncher(Launcher):
         self._kills: list[StepHandle] = []
 
     def start(self, worker: int, life: int) -> TaskHandle | StepHandle:
-        """The task, or a new step, for a worker of that index. Does not block. A task that is replaced and may hang is
+        """Returns the handle of the worker's task, or of a new step. Does not block. A replaced task that may hang is
         killed."""
         previous = self._newest.get(worker)
         if isinstance(previous, TaskHandle) and previous.exitcode is None:
@@ -91,7 +90,7 @@ class JobTasksLauncher(Launcher):
         return handle
 
     def describe(self, worker: int) -> str:
-        """Names a worker in messages: how it has failed, if it has, its log, and the log's last line then."""
+        """Names a worker in messages; one that has failed with its exit status and the last line of its log."""
         log, handle = self._log(worker), self._newest.get(worker)
         if handle is None or not handle.exitcode:
             return f"worker {worker} (log: {log})"
@@ -99,27 +98,28 @@ class JobTasksLauncher(Launcher):
 
     @property
     def _part(self) -> str:
-        """How SLURM's variables about the workers' part of the job end."""
+        """The suffix of SLURM's variables about the workers' part of the job."""
         return "" if self._group is None else f"_HET_GROUP_{self._group}"
 
     def _nodes(self) -> list[str]:
-        """Of the tasks of that part."""
+        """The node of every task of that part."""
         return layout(self._environment, self._part)
 
     def _step(self, worker: int, life: int) -> list[str]:
-        """The words of the step. Blocks for some seconds where nodes are gone."""
+        """The command of a replacement's step. Blocks for some seconds if nodes are gone."""
         task = worker + self._first
         nodes = self._nodes()
         home = nodes[min(task, len(nodes) - 1)]
-        # Its own node first, as its cores are free there; then the others in turn, as a node may hang and still answer.
+        # First the node of the lost worker, whose cores are free; then the others in turn, as a hung node may still
+        # answer.
         turn = list(dict.fromkeys([home, *nodes[task:], *nodes]))
         turn = turn[(life - 1) % len(turn) :] + turn[: (life - 1) % len(turn)]
         node = next((node for node in turn if is_up(node)), home)
         cpus = self._environment.get(f"SLURM_CPUS_PER_TASK{self._part}")
-        return self._srun(node, [*self._command, str(worker)], container=self._launcher.container, cpus_per_task=cpus)
+        return self._srun(node, [*self._command, str(worker)], container=self._cfg.container, cpus_per_task=cpus)
 
     def _kill(self, worker: int) -> list[str]:
-        """The words of a step that kills the worker's first life. SLURM itself cannot signal one task of a step."""
+        """The command of a step that kills the worker's task. SLURM cannot signal a single task of a step."""
         nodes = self._nodes()
         home = nodes[min(worker + self._first, len(nodes) - 1)]
         if not is_up(home):
@@ -127,8 +127,8 @@ class JobTasksLauncher(Launcher):
         return self._srun(home, kill_command(worker, self._run))
 
     def _srun(self, node: str, words: Sequence[str], **more: str | None) -> list[str]:
-        wanted = {
-            **self._launcher.srun,
+        options = {
+            **self._cfg.srun,
             **{name.replace("_", "-"): value for name, value in more.items()},
             "jobid": self._environment["SLURM_JOB_ID"],
             "het-group": self._group,
@@ -137,11 +137,11 @@ class JobTasksLauncher(Launcher):
             "ntasks": 1,
             "overlap": True,
         }
-        return ["srun", *script.options(wanted), *words]
+        return ["srun", *script.options(options), *words]
 
 
 class StepHandle:
-    """A started step (`collectx.transport.processes.Handle`). Nothing but `join` blocks: a thread calls srun.
+    """A started step (`collectx.transport.processes.Handle`). Only `join` blocks: a thread calls srun.
 
     Attributes:
         sentinel: a descriptor that becomes readable when the step has ended.
@@ -151,26 +151,26 @@ class StepHandle:
     pid = None
 
     def __init__(self, command: Callable[[], list[str]], log: Path):
-        """`command()` are the words of srun; called in the thread. What it prints goes to `log`."""
+        """`command()` returns the command, and is called in the thread. Output of the step goes to `log`."""
         self._log = log
         self.sentinel, end = os.pipe()
         weakref.finalize(self, os.close, self.sentinel)
         self.exitcode: int | None = None
         self._process: subprocess.Popen[bytes] | None = None
-        self._is_wanted = True
+        self._is_stopped = False
         self._lock = threading.Lock()
-        self._thread = threading.Thread(target=self._live, args=(command, end), name="collectx-step", daemon=True)
+        self._thread = threading.Thread(target=self._run_step, args=(command, end), name="collectx-step", daemon=True)
         self._thread.start()
 
     def __str__(self) -> str:
         return f"its srun ended with status {self.exitcode}"
 
-    def _live(self, command: Callable[[], list[str]], end: int) -> None:
+    def _run_step(self, command: Callable[[], list[str]], end: int) -> None:
         code = 1
         try:
             words = command()
             with self._lock, open(self._log, "ab") as log:
-                if not self._is_wanted:
+                if self._is_stopped:
                     return
                 self._process = subprocess.Popen(
                     words,
@@ -192,15 +192,15 @@ class StepHandle:
         self._thread.join(timeout)
 
     def terminate(self) -> None:
-        """srun passes it on to the worker."""
+        """srun forwards the signal to the worker."""
         with self._lock:
-            self._is_wanted = False
+            self._is_stopped = True
             if self._process is not None:
                 self._process.terminate()
 
     def kill(self) -> None:
         with self._lock:
-            self._is_wanted = False
+            self._is_stopped = True
             if self._process is not None:
                 self._process.kill()
 
@@ -214,7 +214,7 @@ def layout(environment: Mapping[str, str], part: str = "") -> list[str]:
     Raises:
         LauncherError: scontrol does not answer.
     """
-    # Inside an allocation, the step of a run need not have all of its nodes.
+    # Within an allocation, the step of a run may have only some of the nodes.
     scope = "STEP" if not part and "SLURM_STEP_NODELIST" in environment else "JOB"
     nodes = commands.hostnames(environment[f"SLURM_{scope}_NODELIST{part}"])
     per_node = "SLURM_STEP_TASKS_PER_NODE" if scope == "STEP" else f"SLURM_TASKS_PER_NODE{part}"
@@ -229,7 +229,7 @@ def layout(environment: Mapping[str, str], part: str = "") -> list[str]:
 def is_up(host: str) -> bool:
     """Whether a host answers; blocks for at most `_ANSWER_S`. SLURM itself notices a lost node only after minutes."""
     try:
-        # Nobody listens on this port, which a living host says at once.
+        # No program listens on this port; a running host refuses at once.
         socket.create_connection((host, 1), timeout=_ANSWER_S).close()
     except ConnectionRefusedError:
         return True

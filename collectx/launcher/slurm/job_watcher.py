@@ -1,10 +1,10 @@
-"""Workers that are jobs of a scheduler: submitted, watched until they end, cancelled when nobody wants them any more.
+"""Workers as jobs of a scheduler: submitted, watched until they end, cancelled when they are no longer needed.
 
     start(worker, life) -> JobHandle     the trainer's thread; only the first start of all waits for the scheduler
-    watcher thread                       submits replacements, asks what became of every job, cancels
+    watcher thread                       submits replacements, polls all jobs, cancels
 
-Runs in the trainer's process. All that takes time is the watcher's, so that a batch never waits for a scheduler. Must
-not know which scheduler it is, nor what a worker does.
+Runs in the trainer's process. The watcher thread makes the slow calls, so that batches do not wait for the scheduler.
+Must not know the scheduler or the workers.
 """
 
 from __future__ import annotations
@@ -22,26 +22,27 @@ from collectx.launcher.slurm.worker_job import JobHandle, JobState, Scheduler, e
 from collectx.transport.batch_timers import Limit
 from collectx.transport.network.handshake import Endpoint
 
-# How often the scheduler is asked: soon after something has changed, more and more rarely while nothing does.
+# The polling interval: short after a change, growing while nothing changes.
 _FIRST_POLL_S = 1.0
 _LAST_POLL_S = 10.0
 _CLOSING_POLL_S = 0.5
-# A refused replacement is submitted again after this time, until its `join_timeout` is over.
+# The interval between attempts to submit a refused replacement, until its `join_timeout` is over.
 _RETRY_S = 10.0
-# Who waits in the queue for longer than this, and why, is said, and again when it changes, but not too often.
+# Workers that wait in the queue for longer are reported; changes at most once per notice interval.
 _PATIENCE_S = 4.0
 _NOTICE_S = 15.0
 
 
 class JobWatcher(Launcher):
-    """The jobs of all workers of one run. A context manager: all of them have been cancelled, or are over, at its end.
+    """The jobs of all workers of one run. A context manager: at its end all jobs have ended or are cancelled.
 
     Args:
-        scheduler: where jobs are submitted. Used from the thread of the first `start`, afterwards by the watcher.
+        scheduler: used in the thread of the first `start`, afterwards in the watcher thread.
         num_workers: how many jobs the first `start` submits.
         log: the log file of a worker.
-        grace_s: how long a job that has run may take to end by itself when it is not wanted any more.
+        grace_s: how long a job that has run may take to end by itself when it is no longer needed.
         say: called with a line for the user, from any thread.
+        announce, join_timeout: see `Launcher`.
     """
 
     def __init__(
@@ -60,16 +61,16 @@ class JobWatcher(Launcher):
         self._log = log
         self._grace_s = grace_s
         self._say = say
-        # The newest job of each worker, and all there ever were.
+        # The newest job of each worker, and all jobs.
         self._current: dict[int, JobHandle] = {}
         self._jobs: list[JobHandle] = []
         self._changed = threading.Condition()
-        self._has_news = False
+        self._has_changed = False
         self._is_closing = False
         self._queue_notice = ""
         self._queue_notice_s = 0.0
-        # What the scheduler refused last, by what it was told to do.
-        self._troubles: dict[str, str] = {}
+        # The last error of each call of the scheduler.
+        self._errors: dict[str, str] = {}
         self._watcher = threading.Thread(target=self._watch, name="collectx-jobs", daemon=True)
 
     # --- in the trainer's thread ---
@@ -103,7 +104,7 @@ class JobWatcher(Launcher):
         self._watcher.start()
 
     def describe(self, worker: int) -> str:
-        """Names a worker in messages: its job, what became of it, its log, and the log's last line if it failed."""
+        """Names a worker in messages: its job with its state, its log, and the log's last line if it failed."""
         job, log = self._current.get(worker), self._log(worker)
         if job is None:
             return f"worker {worker} (log: {log})"
@@ -117,7 +118,7 @@ class JobWatcher(Launcher):
                 self._wake()
 
     def _wake(self) -> None:
-        self._has_news = True
+        self._has_changed = True
         self._changed.notify()
 
     def __enter__(self) -> Self:
@@ -129,8 +130,8 @@ class JobWatcher(Launcher):
         self.close()
 
     def close(self) -> None:
-        """Ends all jobs: those that wait in the queue at once, those that run when they have not ended by themselves
-        within `grace_s`, for which this waits. Idempotent."""
+        """Ends all jobs: pending jobs at once, running jobs if they have not ended by themselves within `grace_s`.
+        Blocks until then. Idempotent."""
         for job in self._jobs:
             self._release(job)
         with self._changed:
@@ -140,7 +141,7 @@ class JobWatcher(Launcher):
             try:
                 self._watcher.join()
             except BaseException:
-                # A user who will not wait any longer.
+                # A second Ctrl-C.
                 for job in self._jobs:
                     job.released_until_s = 0.0
                 self._watcher.join()
@@ -154,18 +155,18 @@ class JobWatcher(Launcher):
         pause_s = _FIRST_POLL_S
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._has_news, _CLOSING_POLL_S if self._is_closing else pause_s)
-                is_news, self._has_news = self._has_news, False
+                self._changed.wait_for(lambda: self._has_changed, _CLOSING_POLL_S if self._is_closing else pause_s)
+                is_changed, self._has_changed = self._has_changed, False
                 jobs, is_closing = list(self._jobs), self._is_closing
             if not is_closing:
-                is_news |= self._submit([job for job in jobs if job.id is None])
-            is_news |= self._poll([job for job in jobs if job.id is not None and not job.state.is_over])
+                is_changed |= self._submit([job for job in jobs if job.id is None])
+            is_changed |= self._poll([job for job in jobs if job.id is not None and not job.state.is_over])
             self._cancel([job for job in jobs if job.released_until_s is not None and not job.state.is_over])
             if is_closing and all(job.state.is_over for job in jobs):
                 return
             if not is_closing:
-                self._tell_queue()
-            pause_s = _FIRST_POLL_S if is_news else min(1.5 * pause_s, _LAST_POLL_S)
+                self._report_queue()
+            pause_s = _FIRST_POLL_S if is_changed else min(1.5 * pause_s, _LAST_POLL_S)
 
     def _submit(self, jobs: Sequence[JobHandle]) -> bool:
         for job in jobs:
@@ -173,11 +174,11 @@ class JobWatcher(Launcher):
                 continue
             try:
                 job.id = self._scheduler.submit([job.worker])[job.worker]
-                self._troubles.pop("submit", None)
+                self._errors.pop("submit", None)
             except Exception as error:
                 job.submit_at_s = time.monotonic() + _RETRY_S
-                job.become(JobState("NOT SUBMITTED", False, False, _trouble(error)))
-                self._complain("submit", error)
+                job.become(JobState("NOT SUBMITTED", False, False, _message(error)))
+                self._report_error("submit", error)
         return any(job.id is not None for job in jobs)
 
     def _poll(self, jobs: Sequence[JobHandle]) -> bool:
@@ -186,41 +187,41 @@ class JobWatcher(Launcher):
         try:
             states = self._scheduler.states([str(job.id) for job in jobs])
         except Exception as error:
-            self._complain("ask", error)
+            self._report_error("ask", error)
             return False
-        self._troubles.pop("ask", None)
+        self._errors.pop("ask", None)
         gone = JobState("GONE", True, True, "cancelled in the queue, or forgotten since it ended")
-        news = [job.become(states.get(str(job.id), gone)) for job in jobs]
-        return any(news)
+        changes = [job.become(states.get(str(job.id), gone)) for job in jobs]
+        return any(changes)
 
     def _cancel(self, jobs: Sequence[JobHandle]) -> None:
-        """Cancels those of whom nothing can be waited for, and those whose time is over."""
+        """Cancels jobs that have not started, and those whose grace period is over."""
         now_s = time.monotonic()
         due = [job for job in jobs if not job.state.has_started or now_s >= (job.released_until_s or 0.0)]
         try:
             if ids := [job.id for job in due if job.id is not None]:
                 self._scheduler.cancel(ids)
         except Exception as error:
-            self._complain("cancel", error)
+            self._report_error("cancel", error)
             if not self._is_closing:
                 return
         for job in due:
             job.become(JobState("CANCELLED", True, job.state.has_started, "by the trainer", job.state.node))
 
-    def _complain(self, what: str, error: Exception) -> None:
-        """Says what the scheduler refused, or how its answer could not be read, once: the watcher goes on."""
-        text = _trouble(error)
-        if text != self._troubles.get(what):
-            self._troubles[what] = text
+    def _report_error(self, call: str, error: Exception) -> None:
+        """Reports an error of the scheduler, once; the watcher continues."""
+        text = _message(error)
+        if text != self._errors.get(call):
+            self._errors[call] = text
             self._say(text)
 
-    def _tell_queue(self) -> None:
-        """Says which workers wait in the queue, and why."""
+    def _report_queue(self) -> None:
+        """Reports which workers wait in the queue, and why."""
         now_s = time.monotonic()
         waiting = [
             job
             for job in self._current.values()
-            if not (job.state.has_started or job.state.is_over) and now_s >= job.wanted_since_s + _PATIENCE_S
+            if not (job.state.has_started or job.state.is_over) and now_s >= job.created_s + _PATIENCE_S
         ]
         reasons: dict[str, list[str]] = {}
         for job in waiting:
@@ -231,5 +232,5 @@ class JobWatcher(Launcher):
             self._say(f"{len(waiting)} of {self._num_workers} workers wait in the queue: {notice}")
 
 
-def _trouble(error: Exception) -> str:
+def _message(error: Exception) -> str:
     return str(error) if isinstance(error, LauncherError) else f"the scheduler's answer cannot be read: {error!r}"

@@ -1,6 +1,7 @@
 """The batch script of equal runs: one SLURM job whose tasks are trainer and workers, or an array of such jobs.
 
-Written where the user submits; `collectx/launcher/slurm/hetjob.py` uses the same frame. Must not know what a task does.
+Used by the `collectx` command on the submitting host, and by `collectx/launcher/slurm/hetjob.py`. Must not know the
+tasks.
 """
 
 from __future__ import annotations
@@ -36,14 +37,14 @@ def script(
     Args:
         runs: the run folders; all nodes see them.
         ntasks: of each run: the trainer and its workers.
-        survives_nodes: whether the job goes on when it loses a node.
-        grace_s: how long workers may go on after the trainer's end, before they are killed.
-        after: jobs that must have ended before.
+        survives_nodes: whether the job continues when it loses a node.
+        grace_s: how long workers may run after the trainer's end, before they are killed.
+        after: jobs that must end first.
     """
     limit = "" if launcher.max_parallel is None else f"%{launcher.max_parallel}"
     if after:
-        asked = [launcher.sbatch.get("dependency"), f"afterany:{':'.join(sorted(after))}"]
-        dependency = ",".join(str(each) for each in asked if each)
+        dependencies = [launcher.sbatch.get("dependency"), f"afterany:{':'.join(sorted(after))}"]
+        dependency = ",".join(str(each) for each in dependencies if each)
         launcher = dataclasses.replace(launcher, sbatch=launcher.sbatch | {"dependency": dependency})
     header = commands.header(
         launcher,
@@ -51,7 +52,7 @@ def script(
         ntasks=ntasks,
         nodes=launcher.nodes,
         array=f"0-{len(runs) - 1}{limit}" if len(runs) > 1 else None,
-        output="/dev/null",  # the script itself knows which run's log it is
+        output="/dev/null",  # the script redirects its output to the log of its run
         requeue=launcher.requeue,
         no_requeue=not launcher.requeue,
         no_kill=survives_nodes,
@@ -67,20 +68,20 @@ def script(
 
 
 def job_name(runs: Sequence[Path]) -> str:
-    """The run folder's name; of several runs that of the sweep's folder."""
+    """The name of the run folder; for several runs, of the sweep's folder."""
     return runs[0].name if len(runs) == 1 else runs[0].parent.name
 
 
 def batch(
     runs: Sequence[Path], header: Sequence[str], setup: Sequence[str], look: Sequence[str], roles: str, grace_s: float
 ) -> str:
-    """The whole script around the call of srun.
+    """The batch script around the call of srun.
 
     Args:
         runs, grace_s: as in `script`.
         header: `#SBATCH` lines.
         setup: the user's lines of shell.
-        look: lines that end the job where a node does not see the run folder.
+        look: lines that end the job if a node does not see the run folder.
         roles: the call of srun that starts all roles.
     """
     lines = [
@@ -102,9 +103,9 @@ def batch(
         *look,
         f"{roles} &",
         "roles=$!",
-        "# Where the trainer has ended and a worker has not, it hangs.",
+        "# A worker that has not ended after the trainer hangs.",
         f'(until [ -e "$ended" ]; do sleep 1; done; sleep {grace_s:g}; kill -KILL "$roles") &',
-        '{ wait "$roles"; } 2>/dev/null  # nothing of how it was killed',
+        '{ wait "$roles"; } 2>/dev/null  # do not print how it was killed',
         "status=$?",
         "kill $! 2>/dev/null",
         'if [ -e "$ended" ]; then read -r status < "$ended"; fi',
@@ -115,10 +116,10 @@ def batch(
 
 
 def submit(path: Path, text: str, num_runs: int) -> list[str]:
-    """Writes the script and submits it; returns the job of each run, such as 17, or 17_0 and 17_1.
+    """Writes the script and submits it; returns the job ids of the runs, such as 17, or 17_0 and 17_1.
 
     Raises:
-        LauncherError: SLURM refused it; the message has its words and what to change.
+        LauncherError: SLURM refused it; the message has SLURM's reason and a remedy.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)
@@ -127,7 +128,7 @@ def submit(path: Path, text: str, num_runs: int) -> list[str]:
 
 
 def options(values: Mapping[str, object]) -> list[str]:
-    """srun's words; None and False leave an option out, True gives it without a value."""
+    """srun's arguments; None and False leave an option out, True is an option without a value."""
     return [
         f"--{key}" if value is True else f"--{key}={value}"
         for key, value in values.items()

@@ -15,14 +15,14 @@ _NO_LOG = ", which does not exist: the run folder must be on a file system that 
 
 @dataclass(frozen=True)
 class JobState:
-    """What a scheduler says about a job.
+    """The state of a job.
 
     Attributes:
-        word: its state in the scheduler's own word, as PENDING.
-        is_over: whether it has ended and will not run again.
-        has_started: whether it is running, or was.
-        reason: why it is in that state, where the scheduler says so.
-        node: where it runs, or ran; empty while it waits.
+        word: the scheduler's name of the state, such as PENDING.
+        is_over: whether the job has ended for good; a requeued job has not.
+        has_started: whether it is running or has run.
+        reason: the scheduler's reason for the state; may be empty.
+        node: where it runs or has run; empty while it is pending.
     """
 
     word: str
@@ -37,29 +37,29 @@ class JobState:
 
 
 class Scheduler(Protocol):
-    """What is needed of a scheduler; every call may take seconds."""
+    """A scheduler. Every call may block for seconds."""
 
     def submit(self, workers: Sequence[int]) -> dict[int, str]:
-        """Submits one job for each worker; returns their ids. Raises LauncherError: it was refused."""
+        """Submits one job for each worker; returns the job ids by worker. Raises LauncherError: it was refused."""
 
     def states(self, jobs: Sequence[str]) -> dict[str, JobState]:
-        """What is known of the jobs; those that the scheduler has forgotten are left out. Raises LauncherError: it does
-        not answer."""
+        """Returns the states of jobs, without jobs that the scheduler has forgotten. Raises LauncherError: it does not
+        answer."""
 
     def cancel(self, jobs: Sequence[str]) -> None:
-        """Ends the jobs; those that have ended are left alone. Raises LauncherError: it does not answer."""
+        """Ends the jobs that have not ended. Raises LauncherError: it does not answer."""
 
 
 class JobHandle:
-    """One life of one worker: the handle that the collector holds (`collectx.transport.processes.Handle`). Nothing
-    here blocks; `join` does not wait, as an end is only known when the scheduler tells.
+    """The handle of one life of a worker (`collectx.transport.processes.Handle`). No method blocks, not even `join`, as
+    the end of a job is known late.
 
     Attributes:
         worker: its index.
-        id: the scheduler's name of the job; None while it is not submitted.
-        state: what the scheduler said last.
+        id: the job's id; None until it is submitted.
+        state: the last known state.
         sentinel: a descriptor that becomes readable when the job is over.
-        pid: None: it is no process of this machine.
+        pid: None, as it is not a process of this machine.
     """
 
     pid = None
@@ -68,10 +68,10 @@ class JobHandle:
         self.worker = worker
         self.id: str | None = None
         self.state = JobState("NOT SUBMITTED", False, False)
-        self.wanted_since_s = time.monotonic()
+        self.created_s = time.monotonic()
         self.sentinel, self._end = os.pipe()
         self._release = release
-        # Until when it may end by itself; None while it is wanted.
+        # When its grace period ends; None while it is needed.
         self.released_until_s: float | None = None
         self.submit_at_s = 0.0
 
@@ -80,7 +80,7 @@ class JobHandle:
 
     @property
     def exitcode(self) -> int | None:
-        """None while it may live, 0 where it has completed, otherwise 1."""
+        """None until it has ended; then 0 if it has completed, otherwise 1."""
         if not self.state.is_over:
             return None
         return 0 if self.state.word == "COMPLETED" else 1
@@ -89,13 +89,13 @@ class JobHandle:
         """Returns at once."""
 
     def terminate(self) -> None:
-        """Nobody wants it any more: it is cancelled, if it does not end by itself soon."""
+        """Cancels the job if it does not end by itself within the grace period."""
         self._release(self)
 
     kill = terminate
 
     def become(self, state: JobState) -> bool:
-        """Takes in what the scheduler says; whether that is news."""
+        """Sets the state; returns whether it has changed."""
         if state == self.state:
             return False
         was_over, self.state = self.state.is_over, state
@@ -104,15 +104,15 @@ class JobHandle:
         return True
 
     def close(self) -> None:
-        """Gives its descriptors back."""
+        """Closes its descriptors."""
         if not self.state.is_over:
             os.close(self._end)
         os.close(self.sentinel)
 
 
 def ending(log: Path, has_failed: bool = True) -> str:
-    """The last line of a log that says something, to stand behind its name: an exit code says nothing that is not
-    known. A missing log is a hint only where the job itself has failed; SLURM or the job's shell begins each log."""
+    """The last informative line of a log, for messages that name the log. A missing log is reported only if the job has
+    failed: SLURM or the job's shell creates it."""
     try:
         with open(log, "rb") as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - _LAST_WORDS_BYTES))

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, get_type_hints
 
-import torch
-
 from collectx.library.early_stop import EarlyStop
 from collectx.library.keywords.coerce import device_name, for_each
 from collectx.library.keywords.env_and_policy import CreateEnv, EnvAndPolicy
@@ -79,11 +77,6 @@ class CollectorRequest:
     def are_devices_right(self) -> bool:
         """Whether `policy_devices` can be read."""
         return not (self.devices.problems(self.num_workers) or self.remote.problems(self.num_workers))
-
-    @property
-    def policy_devices_without_graphs(self) -> list[str]:
-        """Devices of policies on which CUDA graphs cannot be recorded."""
-        return sorted({device for device in self.policy_devices if torch.device(device).type != "cuda"})
 
 
 def parse_request(

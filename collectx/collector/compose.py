@@ -22,7 +22,6 @@ from collectx.config import (
     RpcBackendConfig,
     RunConfig,
     backend_of,
-    is_async,
     is_stacked,
     num_workers_of,
     rows_per_env,
@@ -33,10 +32,10 @@ from collectx.launcher.base import Launcher
 from collectx.policy.base import Actor
 from collectx.policy.recurrent import spec_with_states
 from collectx.policy.weights import FlatWeights
-from collectx.schedule.asynchronous import AsyncSchedule
+from collectx.schedule import make_schedule
 from collectx.schedule.base import Schedule
-from collectx.schedule.replay import RecordedBatch, ReplaySchedule
-from collectx.schedule.sync import PreemptiveSchedule, SyncSchedule
+from collectx.schedule.replay import RecordedBatch
+from collectx.schedule.sync import PreemptiveSchedule
 from collectx.transport.base import SlabSpec, Transport
 from collectx.worker.spec import NestedSpec, Share, WorkerSpec, rollout_options
 
@@ -275,20 +274,6 @@ def _visible_devices(cfg: RunConfig) -> Sequence[str] | None:
 def _device_of(policy: Callable | None) -> torch.device:
     parameters = policy.parameters() if isinstance(policy, nn.Module) else ()
     return next((parameter.device for parameter in parameters), torch.device("cpu"))
-
-
-def make_schedule(
-    options: CollectorConfig, num_workers: int, recorded: Sequence[RecordedBatch] | None = None, exact: bool = False
-) -> Schedule:
-    """The schedule of a collector; see `build` for `recorded`, and `AsyncSchedule` for `exact`."""
-    if not is_async(options):
-        if options.preemptive_threshold is not None:
-            return PreemptiveSchedule(num_workers, options.preemptive_threshold)
-        return SyncSchedule(num_workers)
-    num_batches = None if options.total_frames < 0 else -(-options.total_frames // options.frames_per_batch)
-    if recorded is not None:
-        return ReplaySchedule(num_workers, options.num_slots, num_batches, recorded, options.zero_copy)
-    return AsyncSchedule(num_workers, options.num_slots, num_batches, exact)
 
 
 def resolve_devices(devices: DevicesConfig) -> DevicesConfig:

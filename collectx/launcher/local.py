@@ -1,7 +1,7 @@
-"""Starts workers as processes of this machine, through a fork server that has the heavy imports done: importing torch,
-tensordict and gymnasium takes seconds, forking from a process that has them takes milliseconds.
+"""`launcher=local`: starts workers as processes of this machine, through a fork server that has imported torch,
+tensordict and gymnasium: imports take seconds, a fork takes milliseconds.
 
-Called from the trainer's process. Knows nothing of RL: it starts copies of one entry.
+Used in the trainer's process. Must not know the workers.
 
     trainer --- fork server (imports once) --- worker 0
                                           \\--- worker 1 ...
@@ -26,16 +26,16 @@ from collectx.launcher.base import Launcher
 
 # Modules that the fork server imports when it starts.
 PRELOAD = ["collectx.worker.preload"]
-# Open files that a process's libraries may need, and for each worker.
+# File descriptors that libraries may need, and that each worker needs.
 _DESCRIPTORS, _WORKER_DESCRIPTORS = 256, 4
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
 def warm_up() -> None:
-    """Starts the fork server, which then imports while the caller goes on. Does not block. Later calls do nothing.
+    """Starts the fork server, which imports in the background. Does not block. Later calls do nothing.
 
-    The pools of OpenMP and BLAS are sized when these libraries load, so the server, and with it every worker, loads
-    them for one thread; `num_threads` of a worker sets torch's own.
+    OpenMP and BLAS size their thread pools when they are loaded, so the server, and thereby every worker, loads them
+    for one thread; `num_threads` sets torch's threads.
     """
     saved = {name: os.environ.get(name) for name in _THREAD_VARIABLES}
     os.environ.update(dict.fromkeys(_THREAD_VARIABLES, "1"))
@@ -51,9 +51,8 @@ def warm_up() -> None:
 
 
 def allow_descriptors(num_workers: int) -> None:
-    """Lets this process, and the fork server if it runs already, have as many open files as so many more workers need:
-    two connections each, and what tells that a process which was started here has ended. The system's hard limit stays.
-    """
+    """Raises the limit of open files of this process, and of the fork server if it runs, for `num_workers` more
+    workers: two connections and two descriptors of the process each. Does not exceed the hard limit."""
     import resource
 
     needed = psutil.Process().num_fds() + _DESCRIPTORS + _WORKER_DESCRIPTORS * num_workers
@@ -63,7 +62,7 @@ def allow_descriptors(num_workers: int) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     server: Any = forkserver._forkserver
     if server._forkserver_pid is not None and hasattr(resource, "prlimit"):
-        with contextlib.suppress(OSError):  # it has ended
+        with contextlib.suppress(OSError):  # the server has ended
             resource.prlimit(server._forkserver_pid, resource.RLIMIT_NOFILE, (soft, hard))
 
 
@@ -72,8 +71,8 @@ class LocalLauncher(Launcher):
 
     Args:
         num_threads: torch's intra-op threads in each worker.
-        pin_cores: worker i runs on the i-th core that this process may use, modulo their number, its env's threads too.
-        log_dir: each worker's stdout and stderr go to `worker-<index>.log` there; None leaves them where they are.
+        pin_cores: worker i runs on core i, modulo the cores that this process may use; so do its env's threads.
+        log_dir: the folder for `worker-<index>.log` with each worker's stdout and stderr; None: as this process.
     """
 
     is_local = True
@@ -98,13 +97,13 @@ class LocalLauncher(Launcher):
         return cores[worker % len(cores)]
 
     def process_setup(self, worker: int) -> dict[str, Any]:
-        """What a worker's process gives `set_up_process`, as plain data."""
+        """The arguments of `set_up_process`, as plain data."""
         log = self._log(worker)
         return {
             "num_threads": self._num_threads,
             "core": self._core(worker),
             "log": None if log is None else str(log),
-            # Set by users in the package itself.
+            # A public attribute of the package.
             "ignore_warnings": sys.modules["collectx"].filter_warnings_subprocess,
         }
 
@@ -132,11 +131,11 @@ def _run(function: Callable[..., None], arguments: tuple[Any, ...], process_setu
 
 
 def set_up_process(num_threads: int, core: int | None, log: str | None, ignore_warnings: bool) -> None:
-    """What every worker's process does first. See `LocalLauncher` for the arguments, and
+    """Called first in every worker's process. See `LocalLauncher` for the arguments, and
     `collectx.filter_warnings_subprocess`."""
     if ignore_warnings:
         warnings.simplefilter("ignore")
-    # A terminal's Ctrl-C and SIGHUP reach the whole process group; stopping is the trainer's to order.
+    # A terminal's Ctrl-C and SIGHUP reach the whole process group; only the trainer stops workers.
     for signum in (signal.SIGINT, signal.SIGHUP):
         signal.signal(signum, signal.SIG_IGN)
     if core is not None:
@@ -152,9 +151,9 @@ def set_up_process(num_threads: int, core: int | None, log: str | None, ignore_w
 
 
 def _die_with_parent() -> None:
-    """Asks Linux to kill this process when the fork server ends, which it does when the trainer ends, however that
-    happens. Elsewhere a worker notices at its next grant that its trainer is gone."""
-    # The server lives while anybody holds this pipe, and multiprocessing gives it to every worker too.
+    """Makes Linux kill this process when the fork server ends, which ends with the trainer. On other systems a worker
+    notices at its next grant that the trainer is gone."""
+    # The server lives while any process holds this pipe, which multiprocessing passes to every worker.
     server: Any = forkserver._forkserver
     if server._forkserver_alive_fd is not None:
         os.close(server._forkserver_alive_fd)

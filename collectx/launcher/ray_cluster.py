@@ -55,7 +55,7 @@ def _address(options: Mapping[str, Any]) -> dict[str, str]:
 
 
 def disconnect() -> None:
-    """Ends the connection, and a cluster that `connect` has started. Idempotent."""
+    """Disconnects; ends a cluster that `connect` has started. Idempotent."""
     ray.shutdown()
 
 
@@ -105,7 +105,7 @@ def check_resources(name: str, configs: Sequence[Mapping[str, Any]]) -> None:
         )
 
 
-_ADVICE = "Ask for less, use fewer workers, or add nodes (launcher.autoscaling=true waits for nodes that are to come)."
+_ADVICE = "Ask for less, use fewer workers, or add nodes (launcher.autoscaling=true waits for new nodes)."
 
 
 def describe_resources() -> str:

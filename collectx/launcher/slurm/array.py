@@ -1,10 +1,10 @@
 """`launcher=submitit`: the trainer runs where it was started, and every worker is a SLURM job that it submits.
 
     <run>/jobs/worker.sh       the script of all workers: one task of a job array, whose number is the worker's index
-    <run>/logs/worker-3.log    what worker 3's job writes, from SLURM's first word on
+    <run>/logs/worker-3.log    output of SLURM and of worker 3's job
 
-A worker that is gone is not requeued by SLURM but submitted again by the trainer, which knows whether it is wanted
-still: that covers crashes, lost nodes, time limits and preemption alike. Must not know what a worker does.
+SLURM does not requeue a lost worker; the trainer submits a replacement if it is needed. That covers crashes, lost
+nodes, time limits and preemption. Must not know the workers.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from collectx.launcher.slurm.worker_job import JobState
 
 
 class JobArray:
-    """The workers of one run as tasks of job arrays (`collectx.launcher.slurm.job_watcher.Scheduler`). Creating it
-    writes the script.
+    """The workers of one run as tasks of job arrays (`collectx.launcher.slurm.worker_job.Scheduler`). The
+    constructor writes the script.
 
     Args:
         cfg: the resources of one worker.
         script: where to write the script.
         logs: the folder of `worker-<index>.log`.
-        command: what a worker runs, its index appended.
-        record: where to write the jobs' numbers, a line for each, for others to ask SLURM.
+        command: of a worker, without its index.
+        record: a file for the job ids, one per line, for `collectx status`.
     """
 
     def __init__(self, cfg: SubmititLauncherConfig, script: Path, logs: Path, command: Sequence[str], record: Path):
         self._script = script
         self._record = record
-        # SLURM replaces %a; a path may have a % of its own.
+        # SLURM replaces %a; other % in the path are escaped.
         log = f"{str(logs).replace('%', '%%')}/worker-%a.log"
         header = commands.header(
             cfg,
@@ -53,7 +53,7 @@ class JobArray:
         record.unlink(missing_ok=True)
 
     def submit(self, workers: Sequence[int]) -> dict[int, str]:
-        """One array, whatever the number: SLURM then shows `<job>_<worker>`."""
+        """Submits one array, even for one worker: SLURM then shows `<job>_<worker>`."""
         job = commands.submit([f"--array={','.join(map(str, workers))}", str(self._script)])
         jobs = {worker: f"{job}_{worker}" for worker in workers}
         with open(self._record, "a") as file:
@@ -61,16 +61,16 @@ class JobArray:
         return jobs
 
     def states(self, jobs: Sequence[str]) -> dict[str, JobState]:
-        """What SLURM says; blocks while it is asked."""
+        """See `collectx.launcher.slurm.commands.states`."""
         return commands.states(jobs)
 
     def cancel(self, jobs: Sequence[str]) -> None:
-        """Ends the jobs; blocks while SLURM is told."""
+        """Ends the jobs."""
         commands.cancel(jobs)
 
 
-# Of submitit's parameters, those about how it starts and watches a job itself.
-_ITS_OWN = (
+# submitit's parameters about how it starts and watches jobs.
+_UNSUPPORTED = (
     "array_parallelism",
     "nodes",
     "ntasks_per_node",
@@ -82,25 +82,25 @@ _ITS_OWN = (
 
 
 def slurm_resources(slurm_kwargs: dict[str, Any], num_threads: int) -> SubmititLauncherConfig:
-    """What jobs ask for, by the parameters of submitit's `AutoExecutor` (see `DistributedCollector`), as this package
-    has it. submitit checks and translates them.
+    """The launcher configuration of parameters of submitit's `AutoExecutor` (see `DistributedCollector`), which
+    submitit checks and translates.
 
     Raises:
-        ConfigError: submitit does not know a parameter, or it is about what is not submitit's here.
+        ConfigError: submitit does not know a parameter, or it is one that `collectx` decides.
     """
-    asked = _translated(slurm_kwargs)
+    requested = _translated(slurm_kwargs)
     wrong = [
-        f"slurm_kwargs: {name}={asked[name]!r}: a worker is one task on one node, which collectx starts and watches "
-        "itself: leave it out."
-        for name in _ITS_OWN
-        if asked.get(name) not in (None, 1)
+        f"slurm_kwargs: {name}={requested[name]!r}: a worker is one task on one node, which collectx starts and "
+        "watches itself: leave it out."
+        for name in _UNSUPPORTED
+        if requested.get(name) not in (None, 1)
     ]
     if wrong:
         raise ConfigError(wrong)
     values: dict[str, Any] = {field.name: None for field in dataclasses.fields(SlurmResources)}
     values |= {"exclusive": False, "setup": [], "sbatch": {}, "srun": {}}
-    for name, value in asked.items():
-        if name in _ITS_OWN:
+    for name, value in requested.items():
+        if name in _UNSUPPORTED:
             continue
         if name in ("gpus_per_node", "num_gpus"):
             values["gpus"] = value
@@ -124,12 +124,12 @@ def slurm_resources(slurm_kwargs: dict[str, Any], num_threads: int) -> SubmititL
 
 
 def _translated(slurm_kwargs: dict[str, Any]) -> dict[str, Any]:
-    """By sbatch's names, with `_` for `-`; what is None is left out."""
+    """The parameters under sbatch's names, with `_` for `-`, without those that are None."""
     if not slurm_kwargs:
         return {}
     import submitit
 
-    # It knows sbatch's names without `slurm_` before them too, and would only say that it likes them less.
+    # submitit warns about names without the prefix `slurm_`, which it accepts.
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
@@ -141,6 +141,6 @@ def _translated(slurm_kwargs: dict[str, Any]) -> dict[str, Any]:
 
 
 def _option(word: str) -> tuple[str, Any]:
-    """An option of srun, as `--kill-on-bad-exit=1`."""
+    """Name and value of an option such as `--kill-on-bad-exit=1`."""
     name, has_value, value = word.removeprefix("--").partition("=")
     return name, value if has_value else True

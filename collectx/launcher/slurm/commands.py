@@ -1,5 +1,5 @@
-"""SLURM's commands as functions: script, submit, states, cancel. Every call blocks until the command has ended, at most
-`COMMAND_S`, so none is made where a batch waits. Must not know what a job does.
+"""SLURM's commands as functions. Every call blocks until the command has ended, for at most `COMMAND_S`; never called
+while a batch waits. Must not know the jobs.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _ENDED_BADLY = {"BOOT_FAIL", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY",
 _OVER = _ENDED_WELL | _CANCELLED | _ENDED_BADLY
 _WAITING = {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT"}
 
-# What SLURM's reasons mean, where the word alone does not say it.
+# Explanations of SLURM's reasons.
 _REASONS = {
     "Priority": "Priority: others are before it",
     "Resources": "Resources: what it asks for is in use",
@@ -41,7 +41,7 @@ _GUARD = (
     """status $status: $BASH_COMMAND; a line may fail where it ends with || true" >&2; exit "$status"; fi' ERR"""
 )
 
-# What to change, by a part of sbatch's words.
+# Remedies by a part of sbatch's message.
 _ADVICE = {
     "account": "choose another with launcher.account (`sacctmgr show associations user=$USER` lists yours)",
     "partition": "choose another with launcher.partition (`sinfo` lists them)",
@@ -61,9 +61,9 @@ def is_here() -> bool:
 
 
 def header(resources: SlurmResources, **options: Any) -> list[str]:
-    """The `#SBATCH` lines of a script: `options`, replaced by what `resources` asks for, replaced by its free-form
-    `sbatch`. False and None leave an option out, True gives it without a value."""
-    asked = {
+    """The `#SBATCH` lines of a script: `options`, overridden by `resources`, overridden by its free-form `sbatch`.
+    False and None leave an option out, True is an option without a value."""
+    requested = {
         "partition": resources.partition,
         "account": resources.account,
         "qos": resources.qos,
@@ -74,9 +74,9 @@ def header(resources: SlurmResources, **options: Any) -> list[str]:
         "constraint": resources.constraint,
         "exclusive": resources.exclusive or None,
     }
-    asked = {key: value for key, value in asked.items() if value is not None}
+    requested = {key: value for key, value in requested.items() if value is not None}
     options = {key.replace("_", "-"): value for key, value in options.items()}
-    named = {**options, **asked, **{key.replace("_", "-"): value for key, value in resources.sbatch.items()}}
+    named = {**options, **requested, **{key.replace("_", "-"): value for key, value in resources.sbatch.items()}}
     return [
         f"#SBATCH --{key}" if value is True else f"#SBATCH --{key}={shlex.quote(str(value))}"
         for key, value in named.items()
@@ -85,8 +85,8 @@ def header(resources: SlurmResources, **options: Any) -> list[str]:
 
 
 def set_up(lines: Sequence[str]) -> list[str]:
-    """The user's lines of shell. One that fails ends the script, as everything after it would run in another
-    environment than the user meant; failures within a file that a line sources are that file's own."""
+    """The user's lines of shell. A line that fails ends the script, as the commands after it would run in a wrong
+    environment; failures within a sourced file do not."""
     return [_GUARD, *lines, "trap - ERR"] if lines else []
 
 
@@ -94,7 +94,7 @@ def body(resources: SlurmResources, command: Sequence[str], **srun: Any) -> list
     """The commands of a script: set-up lines, then one `srun` of `command`, which becomes the script's process.
 
     Args:
-        command: words; one that begins with `"$` is left to the shell.
+        command: words; those that begin with `"$` are expanded by the shell.
         srun: its options, as in `header`.
     """
     options = [
@@ -105,26 +105,26 @@ def body(resources: SlurmResources, command: Sequence[str], **srun: Any) -> list
     words = [word if word.startswith('"$') else shlex.quote(word) for word in command]
     return [
         *set_up(resources.setup),
-        # Since 22.05, srun does not take it over from sbatch.
+        # Since 22.05, srun does not inherit this option from sbatch.
         'if [ -n "$SLURM_CPUS_PER_TASK" ]; then export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"; fi',
         " ".join(["exec srun", *options, *words]),
     ]
 
 
 def submit(arguments: Sequence[str]) -> str:
-    """Calls sbatch; returns the job's number.
+    """Calls sbatch; returns the job id.
 
     Raises:
-        LauncherError: it was refused; the message has SLURM's words and what to change.
+        LauncherError: SLURM refused the job; the message has its reason and a remedy.
     """
-    said = _run(["sbatch", "--parsable", *arguments])
-    # With several clusters, `number;cluster`.
-    return said.strip().partition(";")[0]
+    output = _run(["sbatch", "--parsable", *arguments])
+    # With several clusters, `id;cluster`.
+    return output.strip().partition(";")[0]
 
 
 def queued(jobs: Sequence[str]) -> dict[str, JobState]:
-    """What SLURM knows of jobs, those included that have ended in the last minutes (its MinJobAge). `12_3` is task 3 of
-    array 12.
+    """The states of jobs in the controller's memory, which keeps them for some minutes after their end (MinJobAge).
+    `12_3` is task 3 of array 12.
 
     Raises:
         LauncherError: SLURM does not answer.
@@ -132,50 +132,51 @@ def queued(jobs: Sequence[str]) -> dict[str, JobState]:
     numbers = ",".join(dict.fromkeys(job.partition("_")[0] for job in jobs))
     command = ["squeue", "--noheader", "--array", "--states=all", f"--jobs={numbers}", "--format=%i|%T|%r|%N"]
     try:
-        said = _run(command)
+        output = _run(command)
     except LauncherError as error:
         if "Invalid job id" in str(error):
             return {}
         raise
-    found = {}
-    for line in said.splitlines():
+    states = {}
+    for line in output.splitlines():
         job, word, reason, node = line.split("|", 3)
-        if job := _whole(job):
-            found[job] = JobState(word, word in _OVER, word not in _WAITING, _REASONS.get(reason, reason), node)
-    return {job: found[job] for job in jobs if job in found}
+        if job := _whole_job(job):
+            states[job] = JobState(word, word in _OVER, word not in _WAITING, _REASONS.get(reason, reason), node)
+    return {job: states[job] for job in jobs if job in states}
 
 
 def accounted(jobs: Sequence[str]) -> dict[str, JobState]:
-    """What SLURM's accounting knows of jobs; nothing where there is none."""
+    """The states of jobs in SLURM's accounting; empty if there is no accounting."""
     command = ["sacct", "--noheader", "--allocations", "--parsable2", "--format=JobID,State,NodeList"]
     try:
-        said = _run([*command, f"--jobs={','.join(jobs)}"])
+        output = _run([*command, f"--jobs={','.join(jobs)}"])
     except LauncherError:
         return {}
-    found = {}
-    for line in said.splitlines():
+    states = {}
+    for line in output.splitlines():
         job, words, node = line.split("|", 2)
         word = words.split()[0]  # of `CANCELLED by 1000`
-        if job := _whole(job):
+        if job := _whole_job(job):
             node = "" if node.startswith("None") else node
-            found[job] = JobState(word, word in _OVER, word not in _WAITING, node=node)
-    return {job: found[job] for job in jobs if job in found}
+            states[job] = JobState(word, word in _OVER, word not in _WAITING, node=node)
+    return {job: states[job] for job in jobs if job in states}
 
 
 def states(jobs: Sequence[str]) -> dict[str, JobState]:
-    """What is known of jobs, by SLURM's controller, or, where it has forgotten them, by its accounting. A job that is
-    left out has ended: the controller knows all that wait or run.
+    """The states of jobs in SLURM's controller, or, if it has forgotten them, in its accounting. A job that is left out
+    has ended: the controller knows all jobs that are pending or running.
 
     Raises:
         LauncherError: SLURM does not answer.
     """
-    found = queued(jobs) if jobs else {}
-    forgotten = [job for job in jobs if job not in found]
-    return found | (accounted(forgotten) if forgotten else {})
+    known = queued(jobs) if jobs else {}
+    forgotten = [job for job in jobs if job not in known]
+    return known | (accounted(forgotten) if forgotten else {})
 
 
-def _whole(job: str) -> str:
-    """A heterogeneous job is as its first part, 12+0, which starts the others; nothing for those."""
+def _whole_job(job: str) -> str:
+    """The id of a job. For parts of a heterogeneous job: the first part, 12+0, which starts the others, stands for the
+    job; the others have an empty id."""
     job, _, number = job.partition("+")
     return job if number in ("", "0") else ""
 
@@ -201,7 +202,7 @@ def cancel(jobs: Sequence[str]) -> None:
 def _run(command: Sequence[str]) -> str:
     name = command[0]
     try:
-        # In a session of its own: Ctrl-C is for the trainer, which then wants to cancel its jobs.
+        # In a new session: Ctrl-C must not end the command with which the trainer then cancels its jobs.
         done = subprocess.run(
             command,
             capture_output=True,
@@ -216,17 +217,17 @@ def _run(command: Sequence[str]) -> str:
     except OSError as error:
         raise LauncherError(f"{name} cannot be called on this machine: {error}") from error
     if done.returncode:
-        said = "; ".join(line.strip() for line in done.stderr.splitlines()) or f"exit status {done.returncode}"
-        advice = next((text for part, text in _ADVICE.items() if part in said.lower()), None)
-        raise LauncherError(said + (f": {advice}." if advice else ""))
+        message = "; ".join(line.strip() for line in done.stderr.splitlines()) or f"exit status {done.returncode}"
+        advice = next((text for part, text in _ADVICE.items() if part in message.lower()), None)
+        raise LauncherError(message + (f": {advice}." if advice else ""))
     return done.stdout
 
 
-def environment(given: Mapping[str, str]) -> dict[str, str]:
-    """`given` without what SLURM has told the job that we may be in: a job submitted from inside another would
-    take the other's tasks and GPUs for its own."""
+def environment(variables: Mapping[str, str]) -> dict[str, str]:
+    """`variables` without those of the SLURM job that this process may be in: a job that is submitted from inside
+    another would use the tasks and GPUs of the other."""
     return {
         name: value
-        for name, value in given.items()
+        for name, value in variables.items()
         if name in ("SLURM_CONF", "SLURM_CONF_SERVER") or not name.startswith(("SLURM_", "SLURMD_", "SRUN_"))
     }

@@ -1,11 +1,11 @@
-"""Workers that begin with a SLURM job, as its tasks: what becomes of those that fail.
+"""Detects failed workers among the tasks of a SLURM job, by the job's log.
 
-    srun --- task r: worker r - 1, in a shell that says how it has ended      (`role`)
+    srun --- task r: worker r - 1, in a shell that prints its exit status      (`role_command`)
         \\-- the job's log <--- a thread of the trainer, on the same node
 
-The shell outlives whatever kills its worker, or was no worker at all, and its words reach the log by srun's own
-connection, whatever the node sees of the run folder. Where the shell itself is killed, or its node is lost, srun says
-so there. Used in the trainer's process. Must not know what a task does.
+The shell outlives its worker, and its output reaches the log over srun's connection, even without a shared file system.
+If the shell is killed or its node is lost, srun writes that to the log. Used in the trainer's process. Must not know
+the tasks.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pathlib import Path
 from collectx.errors import LauncherError
 from collectx.launcher.slurm import commands
 
-# How often the log is read.
+# The interval between two reads of the log.
 _POLL_S = 0.3
 
 # Arguments: the Python, the run folder. All processes of a task, envs' included, inherit its name.
@@ -44,9 +44,9 @@ else
 fi
 exit "$status"
 """
-# What the shell says, by the task's rank among all.
+# The shell's line, with the task's rank among all tasks.
 _END = re.compile(r"collectx: task (?P<rank>\d+) on (?P<host>\S+): status (?P<status>\d+)$")
-# What srun says, by its number among the tasks of a part of the job.
+# srun's lines, with the task's number in its part of the job.
 _TASKS = re.compile(r"srun: error: (?P<hosts>\S+): tasks? (?P<numbers>[\d,-]+): (?P<words>.+)$")
 _NODES = re.compile(r"srun: error: (?P<words>Node failure on (?P<hosts>\S+))$")
 _EXITED = re.compile(r"Exited with exit code (\d+)$")
@@ -64,26 +64,26 @@ done
 
 
 def kill_command(worker: int, run: str) -> list[str]:
-    """Kills the processes of a worker's first life, where run on their node; their shell reports it."""
+    """A command that kills the processes of a worker's task, to be run on its node; the task's shell reports it."""
     return ["bash", "-c", _KILL, str(worker), run]
 
 
 def role_command(python: str, run: str) -> list[str]:
-    """What srun runs for each task, as words; `run` is the run folder."""
+    """The command of a task; `run` is the run folder."""
     return ["bash", "-c", _ROLE, python, run]
 
 
 def role_shell(python: str) -> str:
-    """What srun runs for each task, as words of shell; `$run` is the run folder."""
+    """The command of a task as shell code; `$run` is the run folder."""
     return f'bash -c {shlex.quote(_ROLE)} {shlex.quote(python)} "$run"'
 
 
 class TaskHandle:
-    """The first life of a worker (`collectx.transport.processes.Handle`). Nothing here blocks; srun ends it.
+    """The handle of a worker's task (`collectx.transport.processes.Handle`). No method blocks; srun ends the task.
 
     Attributes:
         sentinel: a descriptor that becomes readable when the task has failed.
-        exitcode: how, once it has failed.
+        exitcode: its exit status, once it has failed.
     """
 
     pid = None
@@ -99,7 +99,7 @@ class TaskHandle:
         return "" if self.exitcode is None else f"task {self._rank} on {self._host} {self._how}"
 
     def fail(self, host: str, status: int, how: str | None = None) -> None:
-        """The first that is told counts. `how` it ended, where `status` does not say it."""
+        """Notes the end of the task; the first call counts. `how` is for messages; None: by `status`."""
         if self.exitcode is not None:
             return
         if how is None:
@@ -111,19 +111,19 @@ class TaskHandle:
         """Returns at once."""
 
     def terminate(self) -> None:
-        """It ends with the trainer's connection."""
+        """Nothing: the worker ends with the trainer's connection."""
 
     kill = terminate
 
 
 class LogWatcher:
-    """The tasks of one start of a job, its trainer's aside.
+    """Watches the workers' tasks of one start of a job.
 
     Args:
-        log: the job's; the batch script has made it.
-        begin: from where on in it the words are this start's.
-        nodes: gives the node of each worker, by SLURM's names; may raise `LauncherError`.
-        first: the number that srun gives to the first worker's task.
+        log: the job's log; the batch script has created it.
+        begin: the offset in the log at which this start begins.
+        nodes: returns the node of each worker, by SLURM's names; may raise `LauncherError`.
+        first: srun's number of the first worker's task.
     """
 
     def __init__(self, log: Path, begin: int, nodes: Callable[[], Sequence[str]], first: int):
@@ -141,45 +141,45 @@ class LogWatcher:
         return self._task(worker)
 
     def _task(self, worker: int) -> TaskHandle:
-        # Made by who comes first, this thread or the other.
+        # Both threads call this.
         return self._tasks.setdefault(worker, TaskHandle(worker + 1))
 
     def _watch(self) -> None:
-        # The script has written to it before any task began.
+        # The batch script has created it.
         with open(self._log, "rb") as log:
             log.seek(self._begin)
             rest = b""
             while True:
                 *lines, rest = (rest + log.read()).split(b"\n")
                 for line in lines:
-                    # Without SLURM's help, only what the shells say is understood.
+                    # Without scontrol, only the lines of the shells are understood.
                     with contextlib.suppress(LauncherError):
                         self._take(line.decode(errors="replace"))
                 time.sleep(_POLL_S)
 
     def _take(self, line: str) -> None:
-        if told := _END.search(line):
-            self._task(int(told["rank"]) - 1).fail(told["host"], int(told["status"]))
-        elif told := _TASKS.search(line):
-            self._srun_says(_numbers(told["numbers"]), told["hosts"], told["words"])
-        elif told := _NODES.search(line):
-            self._srun_says(None, told["hosts"], told["words"])
+        if match := _END.search(line):
+            self._task(int(match["rank"]) - 1).fail(match["host"], int(match["status"]))
+        elif match := _TASKS.search(line):
+            self._note_srun_error(_numbers(match["numbers"]), match["hosts"], match["words"])
+        elif match := _NODES.search(line):
+            self._note_srun_error(None, match["hosts"], match["words"])
 
-    def _srun_says(self, numbers: set[int] | None, hosts: str, words: str) -> None:
-        """What has become of tasks, or, where `numbers` is None, of all on these nodes."""
+    def _note_srun_error(self, numbers: set[int] | None, hosts: str, words: str) -> None:
+        """Notes the end of tasks; if `numbers` is None, of all tasks on these nodes."""
         lost = set(commands.hostnames(hosts))
         exited = _EXITED.match(words)
         for worker, node in enumerate(self._nodes()):
-            # Both parts of a job count from 0; they have no node in common.
+            # The tasks of both parts of a job are numbered from 0; the parts have no node in common.
             if node in lost and (numbers is None or worker + self._first in numbers):
                 status, how = (int(exited[1]), None) if exited else (1, f"is gone: srun says {words!r}")
                 self._task(worker).fail(node, status, how)
 
 
 def _numbers(text: str) -> set[int]:
-    """Of 1,3-5."""
-    found: set[int] = set()
+    """The numbers of a list such as 1,3-5."""
+    numbers: set[int] = set()
     for part in text.split(","):
         first, _, last = part.partition("-")
-        found |= set(range(int(first), int(last or first) + 1))
-    return found
+        numbers |= set(range(int(first), int(last or first) + 1))
+    return numbers

@@ -1,10 +1,10 @@
-"""`launcher=slurm` inside an allocation, as `salloc` gives one: each run is a step of it, one after another, and no job
+"""`launcher=slurm` inside an allocation (`salloc`): runs are steps of the allocation's job, one after another; no job
 is submitted.
 
     bash jobs/step.sh --- srun --jobid=17 --overlap --- task 0: the trainer
                                                    \\-- task r: worker r - 1
 
-Called when Hydra has composed all runs; see `slurm.py` for runs that are jobs. Must not know what a task does.
+Called after the runs are composed; slurm.py submits runs as jobs. Must not know trainers or workers.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ _POLL_S = 0.1
 
 
 def job() -> str | None:
-    """The job in whose allocation this process is."""
+    """The job of the allocation that this process runs in; None outside of one."""
     return os.environ.get("SLURM_JOB_ID")
 
 
 def run_steps(task: Task, runs: Sequence[JobRun], job: str, grace_s: float) -> None:
-    """Runs them, and blocks until all have ended or one was interrupted; adds to `task.results`.
+    """Blocks until all runs have ended or one was interrupted; adds to `task.results`.
 
     Args:
-        grace_s: how long workers may go on after `collector.close_timeout_s`, before they are killed.
+        grace_s: how long after `collector.close_timeout_s` the workers are killed.
 
     Raises:
         ConfigError: the allocation is too small; nothing was started.
@@ -60,7 +60,7 @@ def run_steps(task: Task, runs: Sequence[JobRun], job: str, grace_s: float) -> N
 
 
 class Step:
-    """One run as a step (`follow.Scheduler`), begun when it is created."""
+    """One run as a step, started at construction; the `watch.Scheduler` of that run."""
 
     def __init__(self, run: JobRun, job: str, argv: list[str], grace_s: float):
         launcher, files = run.cfg.launcher, RunFolder(run.folder)
@@ -78,7 +78,7 @@ class Step:
         options = {
             **launcher.srun,
             "jobid": job,
-            # A shell of `srun --pty` is a step too, which holds the cores.
+            # A shell of `srun --pty` is a step too, and occupies the cores.
             "overlap": True,
             "ntasks": num_tasks_of(run.cfg),
             "nodes": launcher.nodes,
@@ -101,7 +101,7 @@ class Step:
             )
 
     def states(self, jobs: Iterable[str]) -> Mapping[str, JobState]:
-        """The state of the step, under the job's number. Does not block."""
+        """The state of the step, under the id of the job. Does not block."""
         code = self._process.poll()
         if code is not None:
             word = "CANCELLED" if self._is_cancelled else "FAILED" if code else "COMPLETED"
@@ -113,14 +113,14 @@ class Step:
         return {self._job: JobState("RUNNING", False, True)}
 
     def join(self) -> None:
-        """Waits until all tasks of a run that is over have ended, for at most the grace time: an allocation that ends
-        before kills them."""
+        """Waits until all tasks have ended after the run, at most the grace time: the end of the allocation would kill
+        them."""
         self._ended_s = self._ended_s or time.monotonic()
         while not self.states(())[self._job].is_over:
             time.sleep(_POLL_S)
 
     def cancel(self, jobs: Iterable[str]) -> None:
-        """srun passes it on to all tasks."""
+        """Ends srun, which ends all tasks."""
         self._is_cancelled = True
         self._process.terminate()
 

@@ -1,6 +1,6 @@
-"""Splits a command line into overrides and Hydra's flags, which may stand in any order.
+"""Splits a command line into overrides and Hydra's flags, in any order.
 
-Hydra's own parser refuses overrides on both sides of a flag; handed over with the overrides first, it takes them all.
+Hydra's parser does not accept overrides on both sides of a flag, so it gets the overrides first.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ _INFO = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
 _BLOCKED = {
     "--experimental-rerun": "it reads a pickle, which executes code, and writes into the old run folder: "
     "use `collectx reproduce RUN_DIR [overrides]`.",
-    "--config-path": "the packaged choices are always there; add your own with --config-dir DIR.",
-    "-cp": "the packaged choices are always there; add your own with --config-dir DIR.",
+    "--config-path": "the packaged choices are always available; add choices with --config-dir DIR.",
+    "-cp": "the packaged choices are always available; add choices with --config-dir DIR.",
 }
 
 
@@ -47,7 +47,7 @@ class Arguments:
     """A command line.
 
     Attributes:
-        words: the overrides, and whatever else does not begin with a dash.
+        words: everything that does not begin with a dash: overrides, folders.
         flags: each flag's long name without dashes, with its value ("" for a switch).
     """
 
@@ -71,7 +71,7 @@ def split(argv: Sequence[str], switches: Sequence[str] = ()) -> Arguments:
     """Reads `argv`.
 
     Args:
-        switches: names of flags without a value that the subcommand has beside Hydra's.
+        switches: names of the subcommand's flags without a value, in addition to Hydra's.
 
     Raises:
         ConfigError: an unknown flag, or one that is blocked, with the reason.
@@ -95,14 +95,14 @@ def split(argv: Sequence[str], switches: Sequence[str] = ()) -> Arguments:
                 raise ConfigError([f"{name} needs a value."])
             flags[_VALUED[name]] = value if has_value else tokens.pop(0)
         elif name in _OPTIONAL_VALUE:
-            given = value if has_value else tokens.pop(0) if tokens and tokens[0] in _INFO else "all"
-            flags[_OPTIONAL_VALUE[name]] = given
+            info = value if has_value else tokens.pop(0) if tokens and tokens[0] in _INFO else "all"
+            flags[_OPTIONAL_VALUE[name]] = info
         else:
             raise ConfigError([f"{token}: no such flag{did_you_mean(token, names(switches))}"])
     return Arguments(tuple(words), flags)
 
 
 def names(switches: Sequence[str] = ()) -> list[str]:
-    """The long names of all flags, as in `--config-dir`, with those of a subcommand's `switches`."""
+    """The long names of all flags, as in `--config-dir`, and of the subcommand's `switches`."""
     flags = (*_SWITCHES, *_VALUED, *_OPTIONAL_VALUE)
     return [*(flag for flag in flags if flag.startswith("--")), *(f"--{name}" for name in switches)]

@@ -10,27 +10,26 @@ import io
 import os
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from collectx.cli import arguments
-from collectx.cli.main import SUBCOMMANDS
 from collectx.config import GROUPS
 
 
-def main(argv: Sequence[str]) -> int:
+def main(argv: Sequence[str], subcommands: Iterable[str]) -> int:
     """Answers `install=bash`, `uninstall=bash` and `query=bash` (with COMP_LINE in the environment)."""
     if list(argv) == ["query=bash"]:
-        return _query(os.environ.get("COMP_LINE", ""))
-    _ask_hydra(argv, [])
+        return _query(os.environ.get("COMP_LINE", ""), subcommands)
+    _complete_with_hydra(argv, [])
     return 0
 
 
-def _query(line: str) -> int:
+def _query(line: str, subcommands: Iterable[str]) -> int:
     words = line.split()
     starts_new = line.endswith(" ")
     if len(words) + starts_new <= 2:
         begun = words[1] if len(words) > 1 else ""
-        print(" ".join(name for name in SUBCOMMANDS if name.startswith(begun)))
+        print(" ".join(name for name in subcommands if name.startswith(begun)))
         return 0
     if words[1] == "schema":
         print(" ".join(GROUPS))
@@ -44,17 +43,17 @@ def _query(line: str) -> int:
         return 0
     last = "" if starts_new else words[-1]
     if last.startswith("-"):
-        own = ["trust"] if words[1] == "reproduce" else []
-        print(" ".join(flag for flag in arguments.names(own) if flag.startswith(last)))
+        switches = ["trust"] if words[1] == "reproduce" else []
+        print(" ".join(flag for flag in arguments.names(switches) if flag.startswith(last)))
         return 0
-    # Hydra completes the last word of what it takes for a command line of its own.
+    # Hydra completes the last word of a command line without subcommand.
     os.environ["COMP_LINE"] = f"{words[0]} {last}"
     config_dir = _config_dir(line)
-    found = io.StringIO()
-    with contextlib.redirect_stdout(found):
-        _ask_hydra(["query=bash"], ["--config-dir", config_dir] if config_dir else [])
-    # Files that others inherit from are no choices.
-    print(" ".join(word for word in found.getvalue().split() if "=_" not in word))
+    completions = io.StringIO()
+    with contextlib.redirect_stdout(completions):
+        _complete_with_hydra(["query=bash"], ["--config-dir", config_dir] if config_dir else [])
+    # Files with a leading underscore are bases of others, not choices.
+    print(" ".join(word for word in completions.getvalue().split() if "=_" not in word))
     return 0
 
 
@@ -75,7 +74,7 @@ def _config_dir(line: str) -> str | None:
     return None
 
 
-def _ask_hydra(overrides: Sequence[str], flags: Sequence[str]) -> None:
+def _complete_with_hydra(overrides: Sequence[str], flags: Sequence[str]) -> None:
     import hydra
 
     # Hydra puts the name of the program into the function that it installs.
@@ -84,4 +83,4 @@ def _ask_hydra(overrides: Sequence[str], flags: Sequence[str]) -> None:
 
 
 def _nothing(_: object) -> None:
-    """Hydra asks for a task, and does not call it."""
+    """The task function that Hydra requires and does not call."""

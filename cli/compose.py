@@ -1,7 +1,7 @@
-"""Composition: groups, files and overrides to one typed configuration. No run folder, no process, no logging.
+"""Composes groups, files and overrides into one typed configuration. No run folder, no process, no logging.
 
-Called by the subcommands, and by tests, benchmarks and library users through `compose`. Holds what is used of Hydra's
-inner interface, which has no other way to compose beside a running application.
+Called by the subcommands; `compose` is for tests, benchmarks and users of the library. Uses Hydra's internal config
+loader, as its public one cannot compose inside a running application.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ def compose(overrides: Sequence[str] = (), config_dir: str | os.PathLike[str] | 
 
     Args:
         overrides: as on the command line, `["env=pendulum", "collector.num_workers=4"]`.
-        config_dir: a folder of the user's own choices, `<config_dir>/<group>/<name>.yaml`.
+        config_dir: a folder of the user's choices, `<config_dir>/<group>/<name>.yaml`.
 
     Raises:
-        ConfigError: with every problem found.
+        ConfigError: with every problem.
     """
     composer = Composer(config_dir)
     checked = composer.check(overrides)
@@ -59,7 +59,7 @@ class Composer:
     """Composes from the packaged choices and those of one folder of the user.
 
     Attributes:
-        groups: the choices of every group, by its name; nested groups are left out.
+        groups: the choices of every group by its name, without nested groups.
         config_name: the file that composition starts from.
     """
 
@@ -81,7 +81,7 @@ class Composer:
             for group in self._loader.list_groups("")
             if group != "hydra"
         }
-        # Groups whose choices are whole runs.
+        # Groups whose choices are files of complete runs.
         self._preset_groups = {group for group in self.groups if group not in GROUPS}
 
     def check(self, overrides: Sequence[str]) -> Checked:
@@ -89,7 +89,7 @@ class Composer:
         return check(overrides, self.groups)
 
     def load(self, overrides: Sequence[str], mode: RunMode = RunMode.RUN) -> DictConfig:
-        """The untyped configuration, Hydra's own part (`hydra`) included.
+        """The untyped configuration, Hydra's part (`hydra`) included.
 
         Raises:
             ConfigError: Hydra could not compose it.
@@ -100,14 +100,14 @@ class Composer:
             raise ConfigError([str(error).strip()]) from error
 
     def examine(self, checked: Checked, overrides: Sequence[str] | None = None) -> tuple[RunConfig, list[str]]:
-        """Composes what could be read, and checks the outcome.
+        """Composes the configuration and checks it.
 
         Args:
             checked: what `check` returned.
             overrides: one point of a sweep; by default all of `checked.overrides`.
 
         Returns:
-            The configuration and every problem, those in `checked` included. Options with problems are absent.
+            The configuration and every problem, including those of `checked`. Options with problems are absent.
         """
         words = checked.overrides if overrides is None else overrides
         try:
@@ -122,14 +122,14 @@ class Composer:
         if not any(text.lstrip("+").partition("=")[0] in self._preset_groups for text in overrides):
             return []
         node = self.load(overrides)
-        found = experiment.unused_keys(node, self._loader)
-        if found and say is not None:
-            say(experiment.describe(node, found))
-        return [f"~{path}" for path in found]
+        unused = experiment.unused_keys(node, self._loader)
+        if unused and say is not None:
+            say(experiment.describe(node, unused))
+        return [f"~{path}" for path in unused]
 
 
 def without_hydra(node: DictConfig) -> DictConfig:
-    """`node` without Hydra's own part."""
+    """`node` without Hydra's part."""
     copy = node.copy()
     with open_dict(copy):
         copy.pop("hydra", None)
@@ -137,16 +137,15 @@ def without_hydra(node: DictConfig) -> DictConfig:
 
 
 def parsed(overrides: Sequence[str]) -> list[Override]:
-    """The overrides in Hydra's own form; they must have passed `check`."""
+    """Parses overrides, which must have passed `check`, into Hydra's form."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
     return OverridesParser.create().parse_overrides(list(overrides))
 
 
 def config_text(cfg: RunConfig) -> str:
-    """A configuration as YAML. Equal text is an equal configuration: what a sweep compares. How much time or memory a
-    scheduler is asked for, whether somebody waits, and what was in the folder before make no other run, so of the
-    launcher only its name counts."""
+    """A configuration as YAML, for comparison: equal text is an equal run. Resources of a scheduler, `launcher.wait`
+    and `run.overwrite` have no effect on a run, so it contains only the name of the launcher."""
     content = as_dict(cfg)
     del content["run"]["overwrite"]
     content["launcher"] = cfg.launcher.kind
@@ -159,7 +158,7 @@ class Point:
 
     Attributes:
         overrides: all of them, the swept ones with one value each.
-        name: the swept ones alone, as `collector.num_workers=2,seed=1`: the point's folder and its line in the table.
+        name: the swept ones, as in `collector.num_workers=2,seed=1`: the point's folder and its row in the table.
     """
 
     overrides: tuple[str, ...]
@@ -175,8 +174,7 @@ def points(overrides: Sequence[Override]) -> list[Point]:
 
 
 def names(combinations: Sequence[Sequence[str]], fixed: Collection[str] | None = None) -> list[str]:
-    """The names of the points: what differs between them, or from `fixed`, the overrides that all points of a sweep
-    have."""
+    """The names of the points: the overrides that differ between them, or from `fixed`, the overrides of all points."""
     columns = [*zip(*combinations, strict=True)]
     varied = [each for each in columns if len(set(each)) > 1 or (fixed is not None and each[0] not in fixed)]
     if not varied:
@@ -186,7 +184,7 @@ def names(combinations: Sequence[Sequence[str]], fixed: Collection[str] | None =
 
 
 def _folder_name(text: str) -> str:
-    """`text` without what a path cannot hold; long ones are cut, and told apart by a hash."""
+    """`text` without characters that a path cannot have; long names are cut and end with a hash."""
     safe = re.sub(r"[^\w.,=+-]+", "_", text)
     if len(safe) <= _NAME_LENGTH:
         return safe

@@ -1,7 +1,7 @@
-"""Keys of an experiment for a choice that the command line replaces: `experiment=cartpole_ppo trainer=meter` leaves out
-what only PPO has. Keys that the other choice has too stay.
+"""Removes keys of an experiment for a choice that the command line replaces: `experiment=cartpole_ppo trainer=meter`
+removes the keys that only PPO has.
 
-Called for every composed configuration. Must not know what the keys mean.
+Called for every composed configuration. Must not know the meaning of keys.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from collectx.config import GROUPS, KINDS
 
 
 def unused_keys(node: DictConfig, loader: ConfigLoader) -> dict[str, str]:
-    """What to leave out of a composed configuration, Hydra's part included: paths, as `trainer.gamma`, each with the
-    experiment, as `experiment=cartpole_ppo`, that has it."""
+    """The keys to remove from a composed configuration: paths such as `trainer.gamma`, each with the experiment that
+    sets it, `experiment=cartpole_ppo`."""
     overrides = [str(text).lstrip("+~") for text in node.hydra.overrides.task]
     groups = {group for group in GROUPS if KINDS[group] and any(text.startswith(f"{group}=") for text in overrides)}
     if not groups:
@@ -42,7 +42,7 @@ def unused_keys(node: DictConfig, loader: ConfigLoader) -> dict[str, str]:
 
 
 def describe(node: DictConfig, unused: dict[str, str]) -> str:
-    """The sentence about `unused_keys`."""
+    """The message about `unused_keys`."""
     groups = dict.fromkeys(path.partition(".")[0] for path in unused)
     chosen = " ".join(f"{group}={node.hydra.runtime.choices[group]}" for group in groups)
     return f"{chosen}: has no {', '.join(unused)}, which {' and '.join(dict.fromkeys(unused.values()))} sets: left out."

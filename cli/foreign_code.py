@@ -1,4 +1,5 @@
-"""Whose code a run folder names: what `collectx reproduce` says before any of it is imported. Imports none of it."""
+"""The code that a saved configuration names: `collectx reproduce` prints it, and requires `--trust` for another user's
+folder, before any of it is imported. Imports none of it."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from collectx.config import GymEnvConfig, GymVectorEnvConfig, RunConfig
 from collectx.errors import ConfigError
 from collectx.run import RunFolder
 
-# What of a launcher's section names code, or may.
+# Keys of a launcher that name code, or may.
 _EXECUTED_BY_LAUNCHER = {
     **dict.fromkeys(("python", "setup"), "is executed"),
     **dict.fromkeys(("srun", "sbatch", "container"), "is passed to SLURM, and may name what is executed"),
@@ -22,10 +23,10 @@ _EXECUTED_BY_LAUNCHER = {
 
 
 def check(files: RunFolder, cfg: RunConfig, trusted: bool) -> None:
-    """Prints what a run of `cfg`, the configuration of `files`, imports and executes, and from where.
+    """Prints the code that a run of `cfg`, the configuration in `files`, imports and executes, and its origin.
 
     Raises:
-        ConfigError: the folder is another user's, and not `trusted`.
+        ConfigError: the folder belongs to another user, and `trusted` is false.
     """
     for key, value, origin in references(cfg):
         output.note(f"{key}={value} {origin}")
@@ -40,7 +41,7 @@ def check(files: RunFolder, cfg: RunConfig, trusted: bool) -> None:
 
 
 def references(cfg: RunConfig) -> Iterator[tuple[str, Any, str]]:
-    """Key, value and origin of everything in a configuration that names code."""
+    """Yields key, value and origin of every reference to code in a configuration."""
     for group in ("env", "policy", "trainer"):
         section = getattr(cfg, group)
         for name in ("entry_point", "target"):
@@ -60,7 +61,7 @@ def references(cfg: RunConfig) -> Iterator[tuple[str, Any, str]]:
 
 
 def _origin(target: str) -> str:
-    """Where the package of an import path lies. Importing a parent package would execute it, so the first name only."""
+    """The file of an import path's first package: finding a submodule would execute its parents."""
     package = target.partition(":")[0].partition(".")[0]
     if target.isidentifier():
         package = "gymnasium"  # one of its wrappers
@@ -74,7 +75,7 @@ def _origin(target: str) -> str:
 
 
 def _other_owner(files: RunFolder) -> str | None:
-    """The owner of the folder or of its configuration, where that is another user."""
+    """The owner of the folder or of its configuration, if it is another user."""
     for path in (files.path, files.snapshot, files.config):
         uid = path.stat().st_uid
         if uid != os.geteuid():

@@ -1,4 +1,4 @@
-"""`collectx list [GROUP]`: every choice with the one line that its file begins with."""
+"""`collectx list [GROUP]`: every choice with the first line of its file."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ def main(argv: Sequence[str]) -> int:
 
 
 def find(config_dir: str | None) -> dict[str, dict[str, str]]:
-    """Group -> choice -> its line; groups in the order of the data path, those of the user last.
+    """Group -> choice -> first line; groups in the order of the data path, then the user's.
 
     Raises:
-        ConfigError: there is no such folder.
+        ConfigError: the folder does not exist.
     """
-    found: dict[str, dict[str, str]] = {group: {} for group in (*GROUPS, *_OPTIONAL)}
+    choices: dict[str, dict[str, str]] = {group: {} for group in (*GROUPS, *_OPTIONAL)}
     roots = [resources.files("collectx.conf")]
     if config_dir is not None:
         if not Path(config_dir).is_dir():
@@ -53,21 +53,20 @@ def find(config_dir: str | None) -> dict[str, dict[str, str]]:
             for file in sorted(folder.iterdir(), key=lambda entry: entry.name):
                 name, dot, suffix = file.name.rpartition(".")
                 if dot and suffix == "yaml" and not name.startswith("_"):
-                    found.setdefault(folder.name, {}).setdefault(name, first_line(file.read_text()))
-    return {group: names for group, names in found.items() if names}
+                    choices.setdefault(folder.name, {}).setdefault(name, first_line(file.read_text()))
+    return {group: names for group, names in choices.items() if names}
 
 
 def first_line(text: str) -> str:
-    """What a file says about itself: its first comment that is not for Hydra, to the end of the sentence in which that
-    line ends."""
-    found = ""
+    """The first sentence of a file's comment, without `# @package`."""
+    sentence = ""
     for line in text.splitlines():
         comment = line.lstrip("# ").strip()
-        if not line.startswith("#") or not comment or found.endswith((".", "?")):
+        if not line.startswith("#") or not comment or sentence.endswith((".", "?")):
             break
         if not line.startswith("# @package"):
-            found = f"{found} {comment}".strip()
-    return found
+            sentence = f"{sentence} {comment}".strip()
+    return sentence
 
 
 def _print(group: str, lines: dict[str, str]) -> None:

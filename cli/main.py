@@ -14,9 +14,9 @@ from importlib import import_module
 # Name and one line of each subcommand; its module has `main(argv) -> exit status`.
 SUBCOMMANDS = {
     "run": "collect and train as configured: collectx run [overrides] [-m] [flags]",
-    "reproduce": "run again from a run folder and compare: collectx reproduce RUN_DIR [overrides]",
-    "status": "what became of a run or a sweep, asking SLURM too: collectx status DIR",
-    "list": "what can be chosen: collectx list [GROUP]",
+    "reproduce": "repeat a run from its folder and compare: collectx reproduce RUN_DIR [overrides]",
+    "status": "show the status of a run or a sweep, also from SLURM: collectx status DIR",
+    "list": "list the choices of every group: collectx list [GROUP]",
     "schema": "a JSON schema for editors: collectx schema [GROUP]",
 }
 
@@ -50,11 +50,11 @@ def _status(argv: list[str]) -> int:
         print("interrupted", file=sys.stderr)
         return 130
     except BrokenPipeError:
-        # `collectx list | head`: the reader has what it wanted; nothing may be flushed into the closed pipe.
+        # `collectx list | head`: the pipe is closed, so nothing may be flushed into it.
         sys.stdout = sys.stderr
         if argv[:1] not in (["run"], ["reproduce"]) or {"--help", "-h"}.intersection(argv):
             return 0
-        print(f"collectx {argv[0]}: ended early: whoever read its output is gone", file=sys.stderr)
+        print(f"collectx {argv[0]}: ended early: its output was closed", file=sys.stderr)
         return 1
 
 
@@ -71,13 +71,13 @@ def _dispatch(argv: list[str]) -> int:
     if name in ("-sc", "--shell-completion", "--shell_completion"):
         from collectx.cli import completion
 
-        return completion.main(rest)
+        return completion.main(rest, SUBCOMMANDS)
     if name not in SUBCOMMANDS:
         from collectx.config.suggest import did_you_mean
 
         print(f"collectx: {name}: no such subcommand{did_you_mean(name, SUBCOMMANDS)}", file=sys.stderr)
         return 2
-    # As `python -m` does: what lies in the folder where the command is given can be named, here and in the workers.
+    # As `python -m` does, so that modules of the working directory can be imported, here and in the workers.
     sys.path.insert(0, os.getcwd())
     subcommand: Callable[[list[str]], int] = import_module(f"collectx.cli.{name}").main
     return subcommand(rest)

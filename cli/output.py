@@ -14,7 +14,7 @@ COLUMNS = ("point", "status", "frames", "frames/s", "return", "wall_s")
 
 
 def usage_error(text: str) -> int:
-    """Prints one sentence about the command line itself; returns the exit status."""
+    """Prints an error of the command line; returns the exit status."""
     print(f"collectx: {text}", file=sys.stderr)
     return 2
 
@@ -35,12 +35,12 @@ def config_errors(problems: Sequence[str]) -> int:
 
 
 def error(text: str) -> None:
-    """Prints why the command fails after runs have ended."""
+    """Prints an error after runs have ended."""
     _print(f"collectx: {text}", "bold red")
 
 
 def note(text: str) -> None:
-    """Prints something worth knowing that stops nothing."""
+    """Prints a warning or an information."""
     _print(f"note: {text}", "yellow")
 
 
@@ -54,11 +54,10 @@ def _print(text: str, style: str = "") -> None:
 
 
 def print_sweep(root: Path, points: Sequence[tuple[str, Path]], statuses: Mapping[Path, Status] | None = None) -> None:
-    """Prints the table of the points, each a name and a run folder, and the sweep's folder; plain where the output is
-    no terminal.
+    """Prints the table of the points (name and run folder) and the sweep's folder.
 
     Args:
-        statuses: of run folders without a result; by default they did not run.
+        statuses: of run folders without a result; by default "not run".
     """
     print()
     print_table([_row(name, RunFolder(folder), (statuses or {}).get(folder)) for name, folder in points])
@@ -66,7 +65,7 @@ def print_sweep(root: Path, points: Sequence[tuple[str, Path]], statuses: Mappin
 
 
 def print_table(rows: Sequence[tuple[str, ...]], head: Sequence[str] = COLUMNS) -> None:
-    """Prints a table; plain where the output is no terminal."""
+    """Prints a table, without colours and lines if the output is not a terminal."""
     if sys.stdout.isatty():
         _rich(rows, head)
     else:
@@ -81,7 +80,7 @@ def _row(name: str, files: RunFolder, status: Status | None) -> tuple[str, ...]:
 
 
 def cells(name: str, result: Mapping[str, Any] | None, status: Status | None = None) -> tuple[str, ...]:
-    """The cells of a run: its result, or `status` where it has none."""
+    """The cells of a run: its result, or `status` if it has none."""
     if result is None:
         return (name, status or "not run", "", "", "", "")
     numbers = (

@@ -1,6 +1,6 @@
-"""Reads the overrides of a command line one by one, so that every wrong one is reported and not only the first.
+"""Parses the overrides of a command line one by one, so that every wrong one is reported and not only the first.
 
-Called by the composer before Hydra sees them. Must not know values: those are checked after the composition.
+Called by the composer before Hydra. Values are checked after the composition.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from collectx.config.suggest import did_you_mean
 
 @dataclass(frozen=True)
 class Checked:
-    """A command line that was read.
+    """The parsed overrides of a command line.
 
     Attributes:
-        overrides: those that Hydra can compose, in the form that makes it accept any key.
-        problems: one text for each of the others.
-        broken: groups with a wrong choice: what the other overrides say about them cannot be judged.
+        overrides: overrides that Hydra can compose, in the form that accepts any key.
+        problems: one message for each of the others.
+        broken: groups with a wrong choice, whose other overrides cannot be checked.
     """
 
     overrides: tuple[str, ...]
@@ -32,7 +32,7 @@ class Checked:
 
 
 def check(overrides: Sequence[str], groups: Mapping[str, Sequence[str]]) -> Checked:
-    """Reads `overrides`; `groups` has the choices of every group."""
+    """Parses `overrides`; `groups` has the choices of every group."""
     parser = OverridesParser.create()
     usable: list[str] = []
     problems: list[str] = []
@@ -46,7 +46,7 @@ def check(overrides: Sequence[str], groups: Mapping[str, Sequence[str]]) -> Chec
         key = override.key_or_group
         pattern: object = override.value()
         if isinstance(pattern, Glob):
-            # Hydra's own expansion would include the private files of a group, and needs its config loader.
+            # Hydra's expansion would include files with a leading underscore, and needs its config loader.
             names = pattern.filter([*groups.get(key, ())])
             if not names:
                 problems.append(_nothing_matches(text, key, groups))
@@ -87,7 +87,7 @@ def _wrong_choices(override: Override, options: Sequence[str]) -> list[str]:
 
 
 def _names_no_group(override: Override, groups: Mapping[str, Sequence[str]]) -> bool:
-    """Whether a key without a dot is meant as a group: it is near one, and near no other key."""
+    """Whether a key without a dot is a misspelt group."""
     key = override.key_or_group
     if "." in key or "/" in key or key == "seed" or override.is_delete():
         return False
@@ -97,8 +97,8 @@ def _names_no_group(override: Override, groups: Mapping[str, Sequence[str]]) -> 
 
 
 def _forced(override: Override, text: str) -> str:
-    """`++key=value` for every key of ours: Hydra then accepts it whether or not it is there. Free-form parts need that
-    (`env.kwargs.x=1`), and a typo is found after the composition, together with all other problems."""
+    """`++key=value` for every key outside of Hydra's part, so that Hydra accepts new keys: sections without fixed keys
+    need that (`env.kwargs.x=1`), and typos are reported after the composition, with all other problems."""
     key = override.key_or_group
     ours = "/" not in key and "@" not in key and not key.startswith("hydra.") and override.package is None
     if ours and override.type in (OverrideType.CHANGE, OverrideType.ADD):

@@ -1,7 +1,7 @@
-"""`collectx reproduce RUN_DIR [overrides] [flags]`: runs again from the snapshot, and compares the delivered batches.
+"""`collectx reproduce RUN_DIR [overrides] [flags]`: repeats a run from its snapshot, and compares the batches.
 
-The saved configuration is the file that composition starts from, so what the packaged defaults have become since does
-not matter; a group is composed from the packaged choices only where an override names it.
+The composition starts from the saved configuration, so changes of the packaged defaults have no effect; only groups
+that an override names are composed from the packaged choices.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from collectx.errors import ConfigError, DamagedFile
 from collectx.run import RunFolder, delivery_log, snapshot
 
 _PRIMARY = "_collectx_snapshot"
-# So many differences between two snapshots are printed.
+# Number of differences between two snapshots that are printed.
 _SHOWN = 12
 _USAGE = """\
-collectx reproduce RUN_DIR [overrides] [flags]: run again from RUN_DIR/snapshot and compare the digests of the batches.
+collectx reproduce RUN_DIR [overrides] [flags]: repeat a run from RUN_DIR/snapshot, compare the digests of the batches.
 
-The configuration there names code that is imported and called: it is shown first. --trust goes on where RUN_DIR is
-another user's.
+The code that the configuration imports and calls is printed first. If RUN_DIR belongs to another user, --trust is
+required.
 
-A run that was interrupted, or failed, is run again up to the last batch in its folder.
+A run that was interrupted, or failed, is repeated up to the last batch in its folder.
 
 Exit status: 0 identical (or completed, where the saved run has no digest), 1 different or failed, 2 wrong usage.
 To compare, the run must have digests of its batches; trainer.digest says when it has."""
@@ -65,7 +65,7 @@ def _reproduce(arguments: Arguments, argv: Sequence[str]) -> int:
     result, _ = old.read_result(), list(old.read_events())
     ended = "failed" if result is None else result["status"]
     if ended != "completed" and not digests:
-        raise ConfigError([f"{old.path} has delivered no batch: there is nothing to run again up to."])
+        raise ConfigError([f"{old.path} has delivered no batch: there is nothing to repeat."])
     had_digest = bool(digests) and all(digests)
     composer = _composer(saved, overrides, arguments.config_dir)
     checked = composer.check(overrides)
@@ -75,33 +75,35 @@ def _reproduce(arguments: Arguments, argv: Sequence[str]) -> int:
     foreign_code.check(old, cfg, "trust" in arguments.flags)
     for override in parsed(checked.overrides):
         if override.key_or_group == "hydra.run.dir" and Path(str(override.value())).resolve() == old.path.resolve():
-            raise ConfigError([f"{override.input_line}: this is the run to be reproduced: choose another folder."])
+            raise ConfigError(
+                [f"{override.input_line}: this is the folder of the run to reproduce: choose another one."]
+            )
     if not had_digest:
-        output.note(f"{old.path} has no digest of its batches; runs again without comparing.")
+        output.note(f"{old.path} has no digests of its batches; repeats the run without comparing.")
     elif not any(text.lstrip("+").startswith("trainer.digest=") for text in overrides):
         overrides = (*overrides, "trainer.digest=true")
     collector = saved.get("collector") or {}
     is_cut = ended != "completed"
     if is_cut and not any(text.lstrip("+").startswith("run.max_batches=") for text in overrides):
         overrides = (*overrides, f"run.max_batches={len(digests)}")
-    different = _order(old, collector, overrides)
-    if different is None:
+    reason = _order_problem(old, collector, overrides)
+    if reason is None:
         overrides = (*overrides, f"++collector.order_of={old.path.absolute()}")
     results: list[Any] = []
     status = launch(composer, Arguments(overrides, _flags(arguments)), argv, results)
-    # What a failed run has raised may be raised again after its last batch.
+    # The error of a failed run may repeat after its last batch.
     if not results or not had_digest or status not in ((0, 1) if ended == "failed" else (0,)):
         return status
-    # A run that goes on has grown meanwhile.
-    return _compared(old, results[0].folder, len(digests), different, is_cut)
+    # A run that has not ended may have more batches than before.
+    return _compared(old, results[0].folder, len(digests), reason, is_cut)
 
 
-def _order(old: RunFolder, collector: dict[str, Any], overrides: Sequence[str]) -> str | None:
-    """Why batches may be others than in `old`, or "" where seeds decide everything; None where they can be delivered in
-    the order that `old` tells of."""
+def _order_problem(old: RunFolder, collector: dict[str, Any], overrides: Sequence[str]) -> str | None:
+    """The reason why batches may differ from those in `old`; "" if seeds determine them; None if they can be
+    delivered in the recorded order of `old`."""
     if collector.get("kind") not in ASYNC and collector.get("sync") is not False:
-        hurried = collector.get("preemptive_threshold") is not None
-        return "with collector.preemptive_threshold they end by who is ready" if hurried else ""
+        is_preemptive = collector.get("preemptive_threshold") is not None
+        return "with collector.preemptive_threshold batches end when enough workers are ready" if is_preemptive else ""
     if any(text.lstrip("+~").startswith("collector") for text in overrides):
         return "the overrides change the collector"
     why = delivery_log.why_never(
@@ -117,52 +119,52 @@ def _order(old: RunFolder, collector: dict[str, Any], overrides: Sequence[str]) 
     return why
 
 
-def _compared(old: RunFolder, new: Path, limit: int, different: str | None, is_cut: bool) -> int:
+def _compared(old: RunFolder, new: Path, limit: int, reason: str | None, is_cut: bool) -> int:
     from collectx.run import compare
 
-    found = compare(old.path, new, limit)
-    up_to = " up to its end" if found.identical and is_cut else ""
-    print(f"{found.verdict.value}{up_to}: {found.message}", flush=True)
-    if not found.identical and different:
+    comparison = compare(old.path, new, limit)
+    up_to = " up to its end" if comparison.identical and is_cut else ""
+    print(f"{comparison.verdict.value}{up_to}: {comparison.message}", flush=True)
+    if not comparison.identical and reason:
         print(
-            f"note: no seed decides which workers are ready first, nor can that be had from the folder: {different}.",
+            f"note: the order in which workers are ready depends on no seed and was not recorded: {reason}.",
             flush=True,
         )
-    if not found.identical and (differences := snapshot.differences(old, RunFolder(new))):
+    if not comparison.identical and (differences := snapshot.differences(old, RunFolder(new))):
         more = f"\n  and {len(differences) - _SHOWN} more, see snapshot/meta.json" if len(differences) > _SHOWN else ""
         print("note: results may depend on these differences:", *differences[:_SHOWN], sep="\n  ", end=f"{more}\n")
-    return 0 if found.identical else 1
+    return 0 if comparison.identical else 1
 
 
 def _saved(folder: RunFolder) -> dict[str, Any]:
     """The saved configuration as plain data.
 
     Raises:
-        ConfigError: there is none, or it cannot be read.
+        ConfigError: it does not exist, or cannot be read.
     """
     if not folder.config.is_file():
-        raise ConfigError([f"{folder.path} is no run folder: {folder.config} does not exist."])
+        raise ConfigError([f"{folder.path} is not a run folder: {folder.config} does not exist."])
     try:
         content = OmegaConf.to_container(OmegaConf.load(folder.config))
     except (OSError, ValueError, OmegaConfBaseException, yaml.YAMLError) as error:
         raise DamagedFile([f"{folder.config}: cannot be read: {error}"]) from error
     if not isinstance(content, dict) or not content:
         raise DamagedFile([f"{folder.config}: is not a configuration"])
-    # Where a run goes is nothing that a folder decides.
+    # The run folder is not part of the configuration.
     return {str(key): value for key, value in content.items() if key != "hydra"}
 
 
 def _composer(saved: dict[str, Any], overrides: Sequence[str], config_dir: str | None) -> Composer:
-    """Composes from the snapshot. A group that an override names leaves the snapshot for the packaged choice."""
+    """Composes from the snapshot, and groups that an override names from the packaged choices."""
     named = {text.lstrip("+").partition("=")[0] for text in overrides}
     replaced = [group for group in GROUPS if group in named]
     content = {key: value for key, value in saved.items() if key not in replaced}
-    # That run may have replaced another.
+    # The saved run may have replaced another.
     if isinstance(content.get("run"), dict):
         content["run"] = content["run"] | {"overwrite": False}
     content["defaults"] = [
         "_hydra",
-        # The choice given here is never used: the override replaces it.
+        # The override replaces this choice.
         *({group: _placeholder(saved, group)} for group in replaced),
         "_self_",
         {"override hydra/launcher": "points"},

@@ -1,7 +1,8 @@
-"""`collectx run [overrides] [-m] [flags]`: compose, check, hand over to `collectx.run.execute`, exit with its status.
+"""`collectx run [overrides] [-m] [flags]`: composes and checks the configuration, and runs it with
+`collectx.run.execute`.
 
-Everything is composed and checked here first, every point of a sweep too; then Hydra composes again, makes the run
-folder and calls back. So a wrong configuration never leaves a folder or a process.
+All points of a sweep are composed and checked before Hydra makes the run folder, so a wrong configuration leaves
+neither a folder nor a process.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from collectx.errors import CollectxError, ConfigError
 from collectx.run import RunFolder, Status, preflight
 from collectx.run.lock import locked
 
-# Flags with which Hydra explains instead of running: the configuration need not be complete.
+# Flags with which Hydra prints information instead of running; the configuration may be incomplete.
 _INFORMATIVE_FLAGS = ("help", "hydra-help", "cfg", "info", "version")
 
 
@@ -41,14 +42,14 @@ def main(argv: Sequence[str]) -> int:
         return output.config_errors(error.problems)
 
 
-def launch(composer: Composer, arguments: Arguments, argv: Sequence[str], outcome: list[Any] | None = None) -> int:
-    """Checks everything, then runs it.
+def launch(composer: Composer, arguments: Arguments, argv: Sequence[str], results: list[Any] | None = None) -> int:
+    """Checks the configuration of every run, then runs them.
 
     Args:
         composer: composes from the packaged choices, or from a snapshot.
         arguments: the command line.
         argv: the command line as typed, for the snapshot.
-        outcome: receives the `collectx.run.Result` of every run.
+        results: receives the `collectx.run.Result` of every run.
 
     Raises:
         ConfigError: with every problem of every point.
@@ -74,7 +75,7 @@ def launch(composer: Composer, arguments: Arguments, argv: Sequence[str], outcom
         except BrokenPipeError:
             raise
         except (OSError, OmegaConfBaseException) as error:
-            # Before anything starts; what comes later is in the run's result.
+            # Errors after the start of a run are in its result.
             why = str(error).strip().partition("\n")[0] or type(error).__name__
             where = "hydra.run.dir or hydra.sweep.dir"
             raise ConfigError([f"the run folder cannot be made: {why}: choose another with {where}."]) from error
@@ -98,8 +99,8 @@ def launch(composer: Composer, arguments: Arguments, argv: Sequence[str], outcom
     finally:
         if task.sweep is not None and not task.is_detached:
             output.print_sweep(task.sweep, task.points, {run.folder: run.status for run in task.results})
-    if outcome is not None:
-        outcome += task.results
+    if results is not None:
+        results += task.results
     return exit_status([*(run.status for run in task.results), *([Status.FAILED] if is_failed else [])])
 
 
@@ -111,11 +112,11 @@ def exit_status(statuses: Sequence[Status]) -> int:
 
 
 def _check_folder(composer: Composer, checked: Checked, arguments: Arguments) -> None:
-    """Refuses the folder of a run here that has a run in it before Hydra writes to it. Folders of jobs, which may go on
-    from an earlier start, and of sweeps are looked into later.
+    """Raises an error if the folder of a run on this machine contains a run, before Hydra writes to it. Folders of jobs
+    and sweeps are checked later.
 
     Raises:
-        ConfigError: see `locked`; or a job that fills the folder has not ended.
+        ConfigError: see `locked`; or a job that writes to the folder has not ended.
     """
     named = any(text.lstrip("+").startswith("hydra.run.dir=") for text in checked.overrides)
     if not named or _is_sweep(checked, arguments):
@@ -129,7 +130,7 @@ def _check_folder(composer: Composer, checked: Checked, arguments: Arguments) ->
 
 
 def _check_job(files: RunFolder) -> None:
-    """Refuses a folder whose job has not ended: a job in the queue holds no lock."""
+    """Raises an error if the job of a folder has not ended: a job in the queue does not hold the lock."""
     if (job := run_status.read_job(files)) is None:
         return
     status = run_status.status_of_job(files, job, run_status.query_slurm([job]))
@@ -141,21 +142,21 @@ def _check_job(files: RunFolder) -> None:
 
 
 def _is_sweep(checked: Checked, arguments: Arguments) -> bool:
-    """Whether each point is composed by itself."""
+    """Whether the command line is a sweep, each point of which is composed separately."""
     return "multirun" in arguments.flags or any(each.is_sweep_override() for each in parsed(checked.overrides))
 
 
 def _run_hydra(composer: Composer, checked: Checked, arguments: Arguments, task: Task) -> None:
-    """Calls Hydra with a command line that it reads."""
+    """Calls Hydra with the command line in its form."""
     import hydra
 
     from collectx.cli import sweep
 
     sweep.register()
-    # A bug of ours must show its whole traceback; mistakes in the configuration were reported before.
+    # Mistakes in the configuration were reported before, so an error is a bug: Hydra must print its full traceback.
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")
     old_argv = sys.argv
-    # Of a sweep, each point has its own.
+    # In a sweep, each point has different ones.
     deletions = [] if _is_sweep(checked, arguments) else composer.deletions(checked.overrides)
     sys.argv = ["collectx run", *checked.overrides, *deletions, *arguments.hydra_argv()]
     try:
@@ -165,7 +166,7 @@ def _run_hydra(composer: Composer, checked: Checked, arguments: Arguments, task:
 
 
 def _problems(composer: Composer, checked: Checked, arguments: Arguments) -> Sequence[str]:
-    """Every problem of every point, each said once."""
+    """Every problem of every point, each once."""
     overrides = parsed(checked.overrides)
     swept = [override for override in overrides if override.is_sweep_override()]
     is_multirun = "multirun" in arguments.flags
@@ -186,18 +187,18 @@ def _problems(composer: Composer, checked: Checked, arguments: Arguments) -> Seq
         named = [f"{override.input_line.lstrip('+')}" for override in swept if override.input_line]
         return [*checked.problems, f"{' '.join(named)}: several values are a sweep: add -m; a list is key=[a,b]."]
     if not sweeper.is_basic(node):
-        # Which points there will be is known only to the sweeper.
+        # Only the sweeper knows the points.
         cfg, problems = typed(without_hydra(node), ignore=checked.broken)
         problems = [*checked.problems, *problems]
         return problems or sweeper.problems(node, cfg) or _machine_problems(cfg)
     if continuous := [str(override.input_line).lstrip("+") for override in swept if not override.is_discrete_sweep()]:
         return [
             *checked.problems,
-            f"{' '.join(continuous)}: Hydra's basic sweeper enumerates values, and an interval has no end of them: use "
+            f"{' '.join(continuous)}: Hydra's basic sweeper enumerates values, which an interval does not have: use "
             "choice(a,b) or range(a,b,step), or a sweeper that draws values, such as hydra/sweeper=optuna "
             "(pip install hydra-optuna-sweeper).",
         ]
-    found: dict[str, list[str]] = {}
+    names: dict[str, list[str]] = {}
     all_points = points(overrides)
     notes: list[str] = []
     for point in all_points:
@@ -205,18 +206,18 @@ def _problems(composer: Composer, checked: Checked, arguments: Arguments) -> Seq
         if not problems:
             composer.deletions(point.overrides, say=notes.append)
         for problem in problems or _machine_problems(cfg, quiet=point is not all_points[0]):
-            found.setdefault(problem, []).append(point.name)
+            names.setdefault(problem, []).append(point.name)
     for text in dict.fromkeys(notes):
         output.note(text)
     everywhere = len(all_points)
     return [
         problem if len(where) == everywhere or problem in checked.problems else f"{problem} [{'; '.join(where)}]"
-        for problem, where in found.items()
+        for problem, where in names.items()
     ]
 
 
 def _machine_problems(cfg: RunConfig, quiet: bool = False) -> list[str]:
-    """What is checked of a valid configuration: whether this machine has what it needs. Prints notes on the way."""
+    """Checks a valid configuration against this machine; prints warnings."""
     problems = preflight.launcher_problems(cfg)
     if cfg.launcher.kind not in ELSEWHERE:
         problems += preflight.device_problems(cfg) + preflight.backend_problems(cfg)

@@ -27,8 +27,8 @@ _NUM_LOG_LINES = 40
 _END_REASONS = {
     "TIMEOUT": "its time limit was reached: ask for more with launcher.time",
     "OUT_OF_MEMORY": "it had too little memory: ask for more with launcher.mem",
-    "NODE_FAIL": "it lost a node; with launcher.requeue=true SLURM starts it again",
-    "PREEMPTED": "it was preempted by another job; with launcher.requeue=true SLURM starts it again",
+    "NODE_FAIL": "it lost a node; with launcher.requeue=true SLURM restarts it",
+    "PREEMPTED": "it was preempted by another job; with launcher.requeue=true SLURM restarts it",
     "DEADLINE": "its deadline has passed",
     "BOOT_FAIL": "a node did not boot",
 }
@@ -100,7 +100,7 @@ def status_of_job(files: RunFolder, job: str, states: JobStates) -> RunStatus:
 
 
 def status_of_process(files: RunFolder) -> RunStatus:
-    """The status of a run that is no job: only its own host can tell whether its process lives."""
+    """The status of a run that is no job: only its host knows whether its process is running."""
     result = files.read_result()
     if result is not None:
         return _from_result(result)

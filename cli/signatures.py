@@ -1,7 +1,7 @@
-"""Names of keyword arguments that a configuration passes to classes and functions of Gymnasium and of the user, checked
-before anything starts against the source of the definition. Nothing is imported for that but Gymnasium, where an env's
-id has to be looked up. What the source does not show (decorators, inherited constructors, `**kwargs`, names that are
-bound more than once, compiled modules) is left to the call itself.
+"""Checks the names of keyword arguments that a configuration passes to classes and functions of Gymnasium and of the
+user, against the source code of their definitions. Imports nothing but Gymnasium, for the ids of envs. Definitions that
+the source does not show (decorators, inherited constructors, `**kwargs`, names that are bound more than once, compiled
+modules) are not checked.
 
 Called when a configuration is composed. Must not know how envs, policies or trainers are made.
 """
@@ -29,13 +29,13 @@ from collectx.config.schema.fields import Unset
 from collectx.config.suggest import did_you_mean
 
 _Call = tuple[str, str, Mapping[str, Any], tuple[str, ...]]
-# What `gymnasium.make` takes itself.
+# Arguments of `gymnasium.make`.
 _MAKE = ("max_episode_steps", "disable_env_checker")
 
 
 def problems(cfg: RunConfig) -> list[str]:
-    """One text for each argument that its target does not have."""
-    found = []
+    """One message for each argument that its target does not have."""
+    messages = []
     calls: list[_Call] = []
     with contextlib.suppress(Unset):
         calls.extend(_calls(cfg))
@@ -44,12 +44,12 @@ def problems(cfg: RunConfig) -> list[str]:
         for key in kwargs:
             if names is not None and key not in (*names, *extra):
                 hint = did_you_mean(str(key), [*names, *extra], prefix=f"{path}.")
-                found.append(f"{path}.{key}: {target} has no such argument{hint}")
-    return found
+                messages.append(f"{path}.{key}: {target} has no such argument{hint}")
+    return messages
 
 
 def _calls(cfg: RunConfig) -> Iterator[_Call]:
-    """Path of the keyword arguments, import path of what is called, the arguments, and names that are valid besides."""
+    """Yields path of the keyword arguments, import path of the callable, the arguments, and additional valid names."""
     env = cfg.env
     if isinstance(env, GymEnvConfig | GymVectorEnvConfig):
         by_make = isinstance(env, GymEnvConfig) or env.vectorization_mode in ("sync", "async")
@@ -68,7 +68,7 @@ def _calls(cfg: RunConfig) -> Iterator[_Call]:
 
 
 def _env_target(env: GymEnvConfig | GymVectorEnvConfig) -> str | None:
-    """What is called with `env.kwargs`; None where only an import could tell."""
+    """The callable that gets `env.kwargs`; None if only an import shows it."""
     if env.id is None:
         return env.entry_point
     if ":" in env.id or env.id.startswith("ALE/"):
@@ -127,7 +127,7 @@ def _parameters(module: str, name: str, visited: set[tuple[str, str]]) -> tuple[
 def _only_binding(scope: ast.Module | ast.ClassDef, name: str) -> ast.AST | None:
     """The statement of a module or class that binds `name`; None where it is not the only one, or stands below another,
     such as an `if`."""
-    found, rest = [], list[ast.AST](scope.body)
+    bindings, rest = [], list[ast.AST](scope.body)
     while rest:
         node = rest.pop()
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
@@ -138,12 +138,12 @@ def _only_binding(scope: ast.Module | ast.ClassDef, name: str) -> ast.AST | None
             names = [node.id] if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load) else []
             rest += ast.iter_child_nodes(node)
         if name in names:
-            found.append(node)
-    return found[0] if len(found) == 1 and found[0] in scope.body else None
+            bindings.append(node)
+    return bindings[0] if len(bindings) == 1 and bindings[0] in scope.body else None
 
 
 def _arguments(node: ast.FunctionDef, skipped: int) -> tuple[str, ...] | None:
-    """Without the first `skipped`; None where it takes any."""
+    """The argument names without the first `skipped`; None if it accepts any."""
     if node.decorator_list or node.args.kwarg is not None:
         return None
     num_positional = max(skipped, len(node.args.posonlyargs))

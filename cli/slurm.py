@@ -1,6 +1,6 @@
 """Submits runs as SLURM jobs, runs with equal resources as one job array, and watches them.
 
-A run whose job is still queued or running is not submitted again, only watched. Called when Hydra has composed all
+A run whose job is still queued or running is only watched. Called when Hydra has composed all
 points of a sweep, or one run.
 """
 

@@ -1,9 +1,9 @@
-"""`hydra/launcher=submitit_slurm`, by which other programs are told to run as SLURM jobs: here it is `launcher=slurm`,
-with the same resources.
+"""Translates `hydra/launcher=submitit_slurm`, the launcher of hydra-submitit-launcher, into `launcher=slurm` with the
+same resources.
 
     -m hydra/launcher=submitit_slurm hydra.launcher.timeout_min=60      launcher=slurm launcher.time=60
 
-Called with the words of a command line, before they are composed. Must not know what they mean.
+Called with the words of a command line, before the composition.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from collectx.config.suggest import did_you_mean
 
 _GROUP, _PREFIX = "hydra/launcher", "hydra.launcher."
-# Its keys, and ours.
+# Keys of submitit_slurm, and of launcher=slurm.
 _KEYS = {
     "timeout_min": "time",
     "gpus_per_node": "gpus",
@@ -24,27 +24,27 @@ _KEYS = {
     **{key: f"sbatch.{key}" for key in ("comment", "exclude", "gres", "cpus_per_gpu", "gpus_per_task")},
     **{key: f"sbatch.{key}" for key in ("mem_per_gpu", "mem_per_cpu")},
 }
-# What has no meaning here, and why.
+# Keys without a counterpart, and what replaces them.
 _OTHERS = {
     "tasks_per_node": "the tasks are the trainer and collector.num_workers workers; launcher.nodes spreads them.",
-    "signal_delay_s": "launcher.sbatch.signal is SLURM's own way to ask for a signal.",
-    "max_num_timeout": "launcher.requeue=true starts a job again that was preempted or has lost a node.",
+    "signal_delay_s": "launcher.sbatch.signal is SLURM's option for a signal.",
+    "max_num_timeout": "launcher.requeue=true restarts a job that was preempted or has lost a node.",
     "stderr_to_stdout": "logs/job.log of the run folder has both.",
     "submitit_folder": "jobs/ and logs/ of the run folder have scripts and logs.",
 }
 
 
 def translated(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The words as this program has them, and a problem for each that it cannot have."""
+    """The translated words, and a problem for each word that cannot be translated."""
     chosen = [word.partition("=")[2] for word in words if word.lstrip("+").startswith(f"{_GROUP}=")]
     if not chosen or chosen[-1] == "points":
         return list(words), []
     if chosen[-1] != "submitit_slurm":
-        where = "where runs and workers come up is a choice of the group launcher: `collectx list launcher`"
+        where = "where runs and workers are started is a choice of the group launcher: `collectx list launcher`"
         return list(words), [f"{_GROUP}={chosen[-1]}: {where}."]
     ours: list[str] = []
     problems = [
-        f"{word} and {_GROUP}=submitit_slurm both say where the run comes up: give one of them."
+        f"{word} and {_GROUP}=submitit_slurm both say where the run is started: use one of them."
         for word in words
         if word.startswith("launcher=") and word != "launcher=slurm"
     ]

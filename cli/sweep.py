@@ -1,10 +1,10 @@
-"""Sweeps: the points of `collectx run -m` one after another, or as jobs; those that are missing only.
+"""Sweeps: runs the points of `collectx run -m` one after another, or as jobs; skips completed ones.
 
     <sweep>/<point's name>/     a run folder, such as `collector.num_workers=2,seed=1`
     <sweep>/multirun.yaml       what Hydra writes
 
-A point is done when some run folder in the sweep's folder has the same configuration in its snapshot and a result that
-says completed; its number among the points does not matter. Called by Hydra, in the command's process.
+A point is completed if a run folder in the sweep's folder has the same configuration in its snapshot and a completed
+result, independent of its number. Called by Hydra, in the command's process.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from collectx.config import ELSEWHERE
 from collectx.errors import ConfigError, DamagedFile
 from collectx.run import RunFolder, Status, rules
 
-# The address in conf/hydra/launcher/points.yaml. Hydra takes plugins from this package only; an editable install would
-# not find a module in it, so the class is entered by hand.
+# The target in conf/hydra/launcher/points.yaml. Hydra imports plugins from this package only, where an editable install
+# cannot have a module, so `register` adds the class.
 _ADDRESS = "hydra_plugins.collectx.PointLauncher"
 
 
@@ -43,15 +43,15 @@ def register() -> None:
 
 @dataclass(frozen=True)
 class PlannedPoint:
-    """One point and where it goes.
+    """One point and its run folder.
 
     Attributes:
-        name: what tells it from the other points.
+        name: distinguishes it from the other points.
         folder: its run folder, absolute.
         node: its configuration, Hydra's part included.
-        is_done: a former start of the sweep completed it.
-        is_job: it is not run here, but will be submitted with the others.
-        problems: why it cannot run: a sweeper that draws values may draw some that do not fit together.
+        is_done: an earlier start of the sweep completed it.
+        is_job: it is submitted as a job with the others.
+        problems: mistakes in its configuration: a sweeper may draw values that contradict each other.
     """
 
     name: str
@@ -63,7 +63,7 @@ class PlannedPoint:
 
 
 class PointLauncher(Launcher):
-    """Hydra's launcher. A point is run in this process, where its trainer has the whole machine, unless it is a job."""
+    """Hydra's launcher. Runs points in this process, one after another, unless they are jobs."""
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         self.context = hydra_context
@@ -73,8 +73,8 @@ class PointLauncher(Launcher):
             task_function.sweeper = str(config.hydra.sweeper._target_)
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
-        """Runs the points that are missing; blocks until all have ended. Called once by Hydra's basic sweeper, and by
-        others for every few points, of which they read the objective.
+        """Runs the points that are not completed; blocks until all have ended. Hydra's basic sweeper calls it once,
+        other sweepers for a few points at a time, whose objective they read.
 
         Raises:
             sweeper.Stopped: a point was interrupted.
@@ -119,7 +119,7 @@ class PointLauncher(Launcher):
         root = Path(self.config.hydra.sweep.dir).absolute()
         done = completed(root)
         chosen = _is_chosen(self.config, "hydra.sweep.subdir")
-        # Points that come a few at a time are told apart from the other points of the sweep, not only from each other.
+        # Names of points that come a few at a time must also differ from those of the other points.
         fixed = None if sweeper.is_basic(self.config) else set(self.config.hydra.overrides.task)
         planned: list[PlannedPoint] = []
         for offset, (overrides, name) in enumerate(zip(job_overrides, names(job_overrides, fixed), strict=True)):
@@ -154,18 +154,18 @@ class PointLauncher(Launcher):
 
 def completed(root: Path) -> dict[str, Path]:
     """Configuration -> run folder, of every completed run below `root`."""
-    found = {}
+    folders = {}
     for snapshot in sorted(root.glob("*/snapshot/config.yaml")):
         folder = RunFolder(snapshot.parent.parent)
         result = _result(folder)
         text = saved_text(folder)
         if result is not None and result["status"] == Status.COMPLETED and text is not None:
-            found[text] = folder.path
-    return found
+            folders[text] = folder.path
+    return folders
 
 
 def _result(folder: RunFolder) -> dict[str, Any] | None:
-    """None also where it is damaged: that run has not completed."""
+    """The result; None also if it is damaged, as the run has not completed."""
     try:
         return folder.read_result()
     except DamagedFile:
@@ -173,7 +173,7 @@ def _result(folder: RunFolder) -> dict[str, Any] | None:
 
 
 def saved_text(folder: RunFolder) -> str | None:
-    """The configuration in a snapshot, in the form that is compared; None where it cannot be read."""
+    """The configuration of a snapshot as `config_text`; None if it cannot be read."""
     try:
         node = OmegaConf.load(folder.config)
     except (OSError, OmegaConfBaseException, ValueError, yaml.YAMLError):
@@ -185,8 +185,8 @@ def saved_text(folder: RunFolder) -> str | None:
 
 
 def _unused(folder: Path, text: str, is_planned: Callable[[Path], Any]) -> Path:
-    """`folder`, or the first of `folder_2`, `folder_3`, ... that has no run of another configuration, nor one that
-    cannot be read: a sweep changed and started again with its folder must not overwrite what it had."""
+    """`folder`, or the first of `folder_2`, `folder_3`, ... that has no run, or one of the same configuration, so
+    that a changed sweep does not overwrite runs in its folder."""
     candidate, number = folder, 1
     while is_planned(candidate) or (RunFolder(candidate).has_run and saved_text(RunFolder(candidate)) != text):
         number += 1
@@ -195,5 +195,5 @@ def _unused(folder: Path, text: str, is_planned: Callable[[Path], Any]) -> Path:
 
 
 def _is_chosen(config: DictConfig, key: str) -> bool:
-    """Whether the user gave `key` on the command line."""
+    """Whether `key` is on the command line."""
     return any(str(text).lstrip("+").startswith(f"{key}=") for text in config.hydra.overrides.hydra)

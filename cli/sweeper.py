@@ -1,7 +1,7 @@
 """Sweepers that choose values by the results of earlier points, such as `hydra/sweeper=optuna`; Hydra's basic sweeper
 only enumerates. They read each point's objective as the return value of its job.
 
-Called by the command line and by the launcher of points. Must not know how a point is run.
+Called by the command line and by the launcher of points. Must not know how points run.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ _BASIC = "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"
 
 
 class Stopped(KeyboardInterrupt):
-    """The user interrupted a point, so no other point starts. No `Exception`, which a sweeper would count as a failed
-    point."""
+    """The user interrupted a point, so no other point starts. Not an `Exception`, which a sweeper would count as a
+    failed point."""
 
 
 class NoObjective(CollectxError):
-    """A point failed, or its result has no objective; the sweeper decides whether the sweep goes on."""
+    """A point failed, or its result has no objective; the sweeper decides whether to continue."""
 
 
 def is_basic(node: DictConfig) -> bool:
@@ -34,7 +34,7 @@ def is_basic(node: DictConfig) -> bool:
 
 
 def objective_of(node: DictConfig) -> str | None:
-    """`sweep.objective`; None where the configuration does not have it."""
+    """`sweep.objective`; None if it is not set."""
     return OmegaConf.select(node, "sweep.objective")
 
 
@@ -44,20 +44,20 @@ def sample(overrides: Sequence[Override]) -> list[str]:
 
 
 def problems(node: DictConfig, cfg: RunConfig) -> list[str]:
-    """Why a sweeper cannot learn the objective of points of this configuration."""
-    found = []
+    """Reasons why a sweeper cannot get the objective of points of this configuration."""
+    messages = []
     if objective_of(node) is None:
-        found.append("sweep.objective is not set: give sweep.objective=mean_return.")
+        messages.append("sweep.objective is not set: set sweep.objective=mean_return.")
     if isinstance(cfg.launcher, SlurmLauncherConfig) and cfg.launcher.wait is False:
-        found.append(
+        messages.append(
             f"launcher.wait=false: {node.hydra.sweeper._target_} chooses values by the results of earlier points: use "
             "launcher.wait=true."
         )
-    return found
+    return messages
 
 
 def set_return_value(job: JobReturn, name: str, folder: RunFolder, objective: str) -> None:
-    """Gives a job the return value that the sweeper reads: the objective, or a failure."""
+    """Sets the return value that the sweeper reads: the objective, or a failure."""
     if job.status is JobStatus.FAILED:
         return
     result = folder.read_result() or {"status": Status.FAILED, "exit_reason": "it left no result"}
@@ -88,8 +88,8 @@ def _first(override: Override) -> str:
         assert value.start is not None
         assert value.end is not None
         middle = (value.start + value.end) / 2
-        whole = isinstance(value.start, int) and isinstance(value.end, int)
-        text = str(int(middle) if whole else middle)
+        is_integer = isinstance(value.start, int) and isinstance(value.end, int)
+        text = str(int(middle) if is_integer else middle)
     else:
         text = next(iter(override.sweep_string_iterator()))
     return f"{override.get_key_element()}={text}"

@@ -26,7 +26,7 @@ class Outcome(Protocol):
 
 @dataclass(frozen=True)
 class JobRun:
-    """A run that is a job as a whole.
+    """A run that is one job, trainer and workers.
 
     Attributes:
         name: distinguishes it from the other runs of a sweep.

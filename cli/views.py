@@ -25,14 +25,14 @@ from collectx.run.view import Sampler
 
 @dataclass
 class WatchedRun:
-    """A run that is a job, and what its folder has told so far.
+    """A run that is a job, and the state read from its folder.
 
     Attributes:
         shows_events: whether the user sees events, such as a restarted worker, when they happen.
-        may_requeue: whether SLURM may start the job again.
+        may_requeue: whether SLURM may restart the job.
         since_s: when it last started to wait or to run.
-        ended_s: when SLURM or the folder first said that it has ended; None before.
-        result_ns: modification time of the result when SLURM was last asked; None before.
+        ended_s: when its end was first seen; None before.
+        result_ns: modification time of the result at the last query of SLURM; None before.
     """
 
     name: str

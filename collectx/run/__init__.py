@@ -1,11 +1,10 @@
-"""What one role does from start to end, and everything a run leaves behind.
+"""A run in the trainer's process, and the files that it writes.
 
-    execute(cfg, folder, argv)   the trainer's whole life -> Result        (job.py)
+    execute(cfg, folder, argv)   runs a configuration -> Result           (job.py)
     RunFolder(path)              every file name of a run folder            (folder.py)
     compare(old, new)            did two runs deliver the same batches?     (reproduce.py)
 
-Called by the command line. Importing this package imports neither torch nor rich: names are looked up on first use, so
-that `collectx.run.rules` can check a configuration within the time of a key press.
+Called by the command line. Importing this package imports neither torch nor rich: names are imported on first use.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""What a trainer sees of a run: the collector's batches, each counted, measured, digested and written down.
+"""The iterator of batches that a trainer gets: counts, digests and logs every batch of the collector.
 
     collector --batch--> RunCollection --batch--> trainer
                              |   ^                   |
           metrics.jsonl <----+   +--- log, publish --+
 
 Built by job.py in the trainer's process and called from its main thread only. Must not know schedules, transports or
-what a trainer does with a batch.
+trainers.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class Source(Protocol):
-    """What is needed of a collector: batches, what is known of the last one, and the way back for weights."""
+    """The part of a collector that `RunCollection` uses."""
 
     @property
     def total_frames(self) -> int: ...
@@ -52,7 +52,7 @@ class Source(Protocol):
 class RunCollection:
     """A `collectx.trainer.base.Collection` over a collector.
 
-    A batch's line goes to `metrics.jsonl` when the next batch is asked for, as the trainer's scalars come in between.
+    The line of a batch is written to `metrics.jsonl` when the trainer takes the next batch, as it logs scalars between.
 
     Attributes:
         statistics: sums over all deliveries, also read by the progress display.
@@ -76,16 +76,15 @@ class RunCollection:
         """
         Args:
             digest: costs about 0.05 ms, and 0.2 ms per MB, of every batch; None leaves it out.
-            events: the event log; gets every publish.
-            check: called before a batch is asked for; raises where the run is to stop.
-            hold: `with hold():` nothing that is to stop the run raises inside the block: a batch is counted wholly, or
-                not at all.
-            clock: seconds; what `Statistics.first_s` and `last_s` are counted on.
-            masked: batches may have places without a frame, and a mask that tells which.
-            assembler: makes the trainer's batches, of whole trajectories; what is counted, digested and written down
-                are the collector's. None: they are the same.
-            workers_write: batches go elsewhere without this process; None is in their place.
-            max_batches: there are no more after so many of the collector's. None: it says itself.
+            events: the event log; receives every publish.
+            check: called before each batch; raises if the run has to stop.
+            hold: context manager in which a signal does not raise, so that each batch is counted completely.
+            clock: returns seconds, for `Statistics.first_s` and `last_s`.
+            masked: batches may have places without a frame, which a mask marks.
+            assembler: makes the trainer's batches out of complete trajectories. The collector's batches are counted,
+                digested and logged. None: the trainer gets the collector's batches.
+            workers_write: workers write batches to a replay buffer; the iterator yields None for each.
+            max_batches: ends the iteration after this number of the collector's batches; None: no limit.
         """
         self.statistics = statistics
         self.total_frames = statistics.total_frames = collector.total_frames
@@ -111,8 +110,8 @@ class RunCollection:
         return self
 
     def __next__(self) -> TensorDict | None:
-        """The next batch; blocks until it is there. Raises what the collector raises, and `StopIteration` after
-        `max_batches`."""
+        """Returns the next batch; blocks until it is complete. Raises the errors of the collector, and `StopIteration`
+        after `max_batches`."""
         if self._workers_write:
             self._begin()
             self._collector.advance()
@@ -121,9 +120,9 @@ class RunCollection:
             return None
         if self._assembler is None:
             return self._collect()
-        while (whole := self._assembler.take()) is None:
+        while (batch := self._assembler.take()) is None:
             self._assembler.add(self._collect())
-        return whole
+        return batch
 
     def _begin(self) -> None:
         self._write()
@@ -145,7 +144,7 @@ class RunCollection:
         return batch
 
     def _count(self) -> dict[str, Any]:
-        """Takes in what is known of the last batch; its line, to which more may be added."""
+        """Adds the last batch to the statistics; returns its line, which the caller may extend."""
         delivery, statistics = self._collector.delivery, self.statistics
         statistics.add(delivery, self._clock())
         self.frames = statistics.frames
@@ -161,14 +160,14 @@ class RunCollection:
         return version
 
     def log(self, **scalars: float) -> None:
-        """See `Collection.log`. Tensors of one element are taken too."""
+        """See `Collection.log`. Accepts tensors of one element too."""
         values = {name: float(value) for name, value in scalars.items()}
         self._logged.update(values)
-        # A new dict: the display may be going through the old one.
+        # A new dict: the display may be iterating over the old one.
         self.statistics.scalars = self.statistics.scalars | values
 
     def close(self) -> None:
-        """Writes the last batch's line; the collector stays as it is. Idempotent."""
+        """Writes the last batch's line; does not close the collector. Idempotent."""
         try:
             self._write()
         finally:
@@ -186,7 +185,7 @@ class RunCollection:
 
 
 def _line(delivery: Delivery, statistics: Statistics) -> dict[str, Any]:
-    """What `metrics.jsonl` says of one batch; times in seconds, `frames` counted from the start of the run."""
+    """The line of a batch in `metrics.jsonl`; times in seconds, `frames` since the start of the run."""
     returns = np.concatenate([part.returns for part in delivery.parts])
     lengths = np.concatenate([part.lengths for part in delivery.parts])
     return {

@@ -1,6 +1,6 @@
-"""How many cores the trainer may use, and how many of them its workers leave to torch in its process.
+"""The number of cores that the trainer may use, and the number of torch's threads in its process.
 
-Used in the trainer's process, on Linux; elsewhere all cores count. Must not know what is computed.
+Used in the trainer's process. Affinity and quotas are read on Linux only.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from pathlib import Path
 
 from collectx.config import RayLauncherConfig, RunConfig
 
-_GROUPS = Path("/proc/self/cgroup")
-_MOUNTED = Path("/sys/fs/cgroup")
+_CGROUP_FILE = Path("/proc/self/cgroup")
+_CGROUP_ROOT = Path("/sys/fs/cgroup")
 
 
 def num_cores() -> int:
-    """Cores that this process may use, at least 1: by its affinity, by the CPU quotas of its control groups, and, in a
-    task of SLURM, by what the task has."""
+    """Cores that this process may use, at least 1: the minimum of its affinity, the CPU quotas of its control groups
+    and the cores of its SLURM task."""
     limits: list[float] = [len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1]
     limits += _quotas()
     if (task := _slurm_cores(os.environ)) is not None:
@@ -27,10 +27,10 @@ def num_cores() -> int:
 
 
 def limit_threads(cfg: RunConfig) -> None:
-    """Limits torch in this process to the cores that the workers beside it leave, unless the user set OMP_NUM_THREADS.
+    """Limits torch's threads to the cores that the workers on this machine leave, unless OMP_NUM_THREADS is set.
 
-    A pool as large as the machine waits in every small operation for the thread that shares its core with a worker:
-    on two busy cores PPO learnt 25 times slower.
+    With one thread per core, every small operation waits for the thread that shares its core with a worker: on two
+    busy cores PPO learned 25 times slower.
     """
     import torch
 
@@ -40,7 +40,7 @@ def limit_threads(cfg: RunConfig) -> None:
 
 
 def _num_worker_threads(cfg: RunConfig) -> int:
-    """Threads of the workers that share this process's cores. Those of other tasks and jobs of SLURM have their own."""
+    """Threads of the workers that share this process's cores; other SLURM tasks and jobs do not."""
     if isinstance(cfg.launcher, RayLauncherConfig):
         from collectx.launcher import ray_cluster
 
@@ -53,38 +53,38 @@ def _num_worker_threads(cfg: RunConfig) -> int:
 
 
 def _slurm_cores(environment: Mapping[str, str]) -> int | None:
-    """Cores of one of the tasks of this step, or of this batch script; None outside of SLURM.
+    """Cores of this task, or of this batch script; None outside of SLURM.
 
-    Without `--cpus-per-task` SLURM tells only what the step has on this node: equal parts of it are each task's.
+    Without `--cpus-per-task` SLURM reports only the cores of the step on this node, which its tasks share equally.
     """
     if (cores := environment.get("SLURM_CPUS_PER_TASK")) is not None:
         return int(cores)
     if (cores := environment.get("SLURM_CPUS_ON_NODE")) is None:
         return None
-    # Of a batch script there is one, whatever the tasks of its job are.
+    # A batch script is one task, independent of the tasks of its job.
     counts = per_node(environment.get("SLURM_STEP_TASKS_PER_NODE", "1"))
     node = int(environment.get("SLURM_NODEID", "0"))
     return int(cores) // (counts[node] if node < len(counts) else 1)
 
 
 def per_node(text: str) -> list[int]:
-    """The numbers, node by node, in a variable of SLURM: `4(x2),2` is two nodes with four and one with two."""
+    """Parses a per-node SLURM variable: `4(x2),2` is [4, 4, 2]."""
     groups = re.findall(r"(\d+)(?:\(x(\d+)\))?", text)
     return [int(count) for count, times in groups for _ in range(int(times or 1))]
 
 
 def _quotas() -> Iterator[float]:
-    """Cores that each control group above this process allows, where it sets a limit."""
+    """The CPU quotas, in cores, of the control groups of this process that have one."""
     try:
-        lines = _GROUPS.read_text().splitlines()
+        lines = _CGROUP_FILE.read_text().splitlines()
     except OSError:
         return
     for line in lines:
         _, controllers, group = line.split(":", 2)
         if not controllers:  # version 2
-            root, names = _MOUNTED, ["cpu.max"]
+            root, names = _CGROUP_ROOT, ["cpu.max"]
         elif "cpu" in controllers.split(","):
-            root, names = _MOUNTED / controllers, ["cpu.cfs_quota_us", "cpu.cfs_period_us"]
+            root, names = _CGROUP_ROOT / controllers, ["cpu.cfs_quota_us", "cpu.cfs_period_us"]
         else:
             continue
         folder = root / group.lstrip("/")
@@ -94,6 +94,6 @@ def _quotas() -> Iterator[float]:
             try:
                 quota, period = " ".join((parent / name).read_text() for name in names).split()
             except (OSError, ValueError):
-                continue  # the root has none, nor has a group that a container does not show
+                continue  # no quota: the root, or a group that a container hides
             if quota not in ("max", "-1"):
                 yield int(quota) / int(period)

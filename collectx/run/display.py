@@ -1,5 +1,5 @@
-"""What a user sees of a run: live progress, a rich display on a terminal and a plain line every few seconds elsewhere;
-the errors, a short table and the path of the run folder when it is over.
+"""The output of a run: live progress, a rich display on a terminal and a plain line every few seconds elsewhere; at the
+end the errors, a short table and the path of the run folder.
 
 The progress is drawn by a thread of the trainer's process that reads `Statistics`; deliveries never wait for it. As the
 thread shares the interpreter with the trainer, it draws at most 4 times a second and spends at most 2 % of its time
@@ -37,7 +37,7 @@ DRAWING_SHARE = 0.02
 
 
 class Progress:
-    """Shows a run while the `with` block lasts; afterwards the cursor is back and the last state stays on screen."""
+    """Shows a run during the `with` block; the last state stays on the screen."""
 
     def __init__(
         self,
@@ -47,8 +47,8 @@ class Progress:
     ):
         """
         Args:
-            console: where to draw; standard output unless given.
-            start_s: start of the elapsed time by `time.monotonic`; now unless given.
+            console: standard output by default.
+            start_s: zero of the elapsed time, by `time.monotonic`; by default the current time.
         """
         self._console = console or Console()
         self._sampler = Sampler(statistics, time.monotonic() if start_s is None else start_s)
@@ -71,7 +71,7 @@ class Progress:
         self._stop.set()
         self._thread.join(timeout=2.0)
         if self._live is not None:
-            # A run that ended before its first batch leaves nothing to look at.
+            # The display of a run without a batch is removed.
             self._live.transient = not self._statistics.batches
             self._live.stop()
 
@@ -88,7 +88,7 @@ class Progress:
                 interval_s = max(least_s, (time.thread_time() - started_s) / DRAWING_SHARE)
             if self._statistics.batches:
                 self._draw()
-        except Exception as error:  # a display that cannot be drawn (a closed pipe) is no reason to end a run
+        except Exception as error:  # a display that cannot be drawn (a closed pipe) must not end the run
             print(f"collectx: progress display stopped: {type(error).__name__}: {error}", file=sys.stderr)
 
     def _draw(self) -> None:
@@ -203,7 +203,7 @@ def print_result(result: Result, errors: Sequence[BaseException], log: Path) -> 
     console = Console(highlight=False)
     console.print()
     console.print(result_table(result))
-    # Never wrapped: a path is there to be copied.
+    # Not wrapped, so that the path can be copied.
     console.print(str(result.folder), soft_wrap=True, markup=False)
 
 
@@ -224,8 +224,8 @@ def result_table(result: Result) -> Table:
 
 
 def format_error(error: BaseException) -> str:
-    """The error as the user should read it: type, message, then where it was raised, with the remote traceback if it
-    comes from a worker."""
+    """The text of an error: type, message, the place where it was raised, and the remote traceback of a worker's
+    error."""
     text = f"{type_name(error)}: {text_of(error)}"
     notes = list(getattr(error, "__notes__", ()))
     if not notes and not isinstance(error, CollectxError):
@@ -236,5 +236,5 @@ def format_error(error: BaseException) -> str:
 
 
 def print_message(text: str) -> None:
-    """One message to the user on standard error."""
+    """Prints a message to standard error."""
     print(f"collectx: {text}", file=sys.stderr, flush=True)

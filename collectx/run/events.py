@@ -16,14 +16,14 @@ from collectx.run.folder import RunFolder
 
 
 class EventLog:
-    """`events(name, **fields)` appends `{"time": unix seconds, "event": name, **fields}` to `events.jsonl`. What the
-    user should hear of goes to `logs/trainer.log` as well, and to `tell`.
+    """`events(name, **fields)` appends `{"time": unix seconds, "event": name, **fields}` to `events.jsonl`. Events with
+    a message (`format_event`) are also written to `logs/trainer.log` and passed to `show`.
 
     Args:
-        hidden: names of events that are not for `tell`.
+        hidden: names of events that are not passed to `show`.
 
     Attributes:
-        tell: called with a sentence, from the thread of the event.
+        show: called with the message, from the thread of the event.
     """
 
     def __init__(self, folder: RunFolder, hidden: Collection[str] = ()):
@@ -39,17 +39,17 @@ class EventLog:
         line = {"time": round(time.time(), 6), "event": name} | fields
         text, failure = format_event(name, fields), None
         with self._lock:
-            # A watcher thread may still report an end while the run is being closed.
+            # A thread may still report the end of a worker while the run closes.
             if self._closed:
                 return
             if not self._has_failed:
                 try:
                     self._write(line, text)
                 except OSError as error:
-                    # Not raised: events come from threads that must go on, and a run is worth more than its log.
+                    # Not raised: the threads that report events must not stop, and the run continues without its log.
                     self._has_failed, failure = True, error
         if failure is not None:
-            self.show(f"events are not written any more: {failure}")
+            self.show(f"no more events are written: {failure}")
         if text is not None and name not in self._hidden:
             self.show(text)
 
@@ -60,23 +60,23 @@ class EventLog:
                 file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")
 
     def close(self) -> None:
-        """Idempotent; what comes later is dropped."""
+        """Idempotent; later events are dropped."""
         with self._lock:
             self._closed = True
             self._lines.close()
 
 
 def format_event(name: str, fields: dict[str, Any]) -> str | None:
-    """What to say of an event of `events.jsonl`; None where it is nothing to speak of."""
+    """The message for the user about an event of `events.jsonl`; None where the event has none."""
     worker = fields.get("worker")
     if name == "worker_failed":
         return f"worker {worker} failed: {fields['type']}: {fields['message']}"
     if name == "worker_restarted":
         time = _nth(fields["life"])
-        return f"worker {worker} is started again (collector.on_worker_failure=restart), for the {time} time"
+        return f"worker {worker} is restarted (collector.on_worker_failure=restart), for the {time} time"
     if name == "worker_dropped":
         left = fields["num_workers"]
-        return f"the run goes on without worker {worker} (collector.on_worker_failure=drop): {left} left"
+        return f"the run continues without worker {worker} (collector.on_worker_failure=drop): {left} left"
     if name == "jobs":
         return str(fields["message"])
     if name == "peer_refused":

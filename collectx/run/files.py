@@ -15,25 +15,25 @@ from collectx.errors import DamagedFile
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Writes `value` so that a reader, or a crash at any moment, sees the old file or the whole new one."""
+    """Writes `value` so that a reader, or a crash at any moment, sees the complete old or new file."""
     text = json.dumps(plain(value), indent=2, allow_nan=False) + "\n"
     write_atomically(path, lambda file: file.write(text.encode()))
 
 
 def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
-    """Calls `write(file)` on a new file beside `path`, brings it to the disk, and renames it to `path`."""
+    """Calls `write(file)` on a new file beside `path`, syncs it, and renames it to `path`."""
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "w+b") as file:
             write(file)
             file.flush()
             os.fsync(file.fileno())
-        # mkstemp is for secrets; a result is as readable as every other file of the folder.
+        # mkstemp makes the file readable by its owner only.
         os.chmod(temporary, 0o666 & ~_umask())
         os.replace(temporary, path)
     except BaseException as error:
         Path(temporary).unlink(missing_ok=True)
-        # torch.save raises an error of its own, which does not say what the file's was.
+        # torch.save replaces the error of the file.
         cause = error.__context__ if isinstance(error, RuntimeError) else error
         if isinstance(cause, OSError):
             raise _with_filename(cause, path) from None
@@ -41,7 +41,7 @@ def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
 
 
 def write_private(path: Path, content: bytes) -> None:
-    """Writes a new file for this user alone; a file or link of that name is removed before."""
+    """Writes a new file that only this user can read; a file or link of that name is removed before."""
     path.unlink(missing_ok=True)
     handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
     with os.fdopen(handle, "wb") as file:
@@ -51,26 +51,26 @@ def write_private(path: Path, content: bytes) -> None:
 
 
 def read_private(path: Path) -> bytes:
-    """What `write_private` wrote.
+    """Reads a file of `write_private`.
 
     Raises:
-        PermissionError: another user has written the file, or can read or write it.
+        PermissionError: another user owns the file, or has access to it.
     """
     with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW), "rb") as file:
         status = os.fstat(file.fileno())
         mode = stat.S_IMODE(status.st_mode)
         if status.st_uid != os.geteuid() or mode & 0o077:
             raise PermissionError(
-                f"{path} belongs to user {status.st_uid} and has mode {mode:o}: it must be user {os.geteuid()}'s, who "
-                "reads it, and of mode 600. Another user may have put it there; or its file system keeps no modes: "
+                f"{path} belongs to user {status.st_uid} and has mode {mode:o}: it must belong to user {os.geteuid()}, "
+                "and have mode 600. Another user may have written it; or its file system has no modes: "
                 "choose another for the run folder (hydra.run.dir)."
             )
         return file.read()
 
 
 class JsonLines:
-    """Appends one JSON object per line. Every line reaches the file in one write, so that a reader of a living run and
-    a killed one see whole lines only; nothing is brought to the disk before the operating system wants to."""
+    """Appends one JSON object per line. Each line is one write, so that readers see complete lines only, also after a
+    kill; the file is not synced."""
 
     def __init__(self, path: Path):
         self._path = path
@@ -84,7 +84,7 @@ class JsonLines:
             text = _encode(plain(line))
         rest = memoryview(text.encode() + b"\n")
         try:
-            while rest:  # a disk that is nearly full takes a part, and refuses the next
+            while rest:  # a disk that is nearly full writes a part of the line before the error
                 rest = rest[self._file.write(rest) :]
         except OSError as error:
             raise _with_filename(error, self._path) from None
@@ -95,8 +95,7 @@ class JsonLines:
 
 
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """The objects of a JSON lines file, one by one; nothing where there is no such file. A last line cut short by a
-    crash is left out.
+    """Yields the objects of a JSON lines file, none where the file does not exist. An incomplete last line is skipped.
 
     Raises:
         DamagedFile: the file, or a line of it, cannot be read.
@@ -113,10 +112,10 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def decode(path: Path, part: str, text: bytes) -> dict[str, Any]:
-    """A JSON object; `path` and `part` are where it was read.
+    """Parses a JSON object; `path` and `part` name its place in messages.
 
     Raises:
-        DamagedFile: it is none.
+        DamagedFile: it is not a JSON object.
     """
     try:
         value = json.loads(text)
@@ -128,7 +127,7 @@ def decode(path: Path, part: str, text: bytes) -> dict[str, Any]:
 
 
 def plain(value: Any) -> Any:
-    """`value` as JSON can hold it: nan and inf become None, keys and unknown objects become strings."""
+    """Converts `value` to JSON types: nan and inf become None, keys and other objects become strings."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if value is None or isinstance(value, (bool, int, str)):
@@ -145,7 +144,7 @@ _encode = json.JSONEncoder(allow_nan=False, check_circular=False, separators=(",
 
 
 def _with_filename(error: OSError, path: Path) -> OSError:
-    """`error` with the name of the file, which those of `write` and `fsync` lack."""
+    """Adds the file's name, which errors of `write` and `fsync` lack."""
     if error.filename is None:
         error.filename = str(path)
     return error

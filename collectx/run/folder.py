@@ -4,9 +4,9 @@
     <run>/snapshot/            config.yaml, meta.json
     <run>/metrics.jsonl        one line per batch
     <run>/events.jsonl         joins, deaths, publishes, in order
-    <run>/rendezvous.json      where the trainer listens, while it does, for workers that it has not started itself
-    <run>/secret               what trainer and workers of this run know; for the owner's eyes only
-    <run>/lock                 locked by the trainer's process while the run lives (lock.py); host and process id
+    <run>/rendezvous.json      where the trainer listens, for workers that other processes start; removed at the end
+    <run>/secret               authenticates trainer and workers; readable by the owner only
+    <run>/lock                 locked by the trainer's process (lock.py); host and process id
     <run>/result.json          written atomically, last
     <run>/logs/                one file per role
     <run>/jobs/                scripts of a scheduler's jobs, and the task that they run
@@ -55,19 +55,17 @@ class RunFolder:
 
     @property
     def has_run(self) -> bool:
-        """Whether a run lives in it, or has ended there."""
+        """Whether the folder has a run in it, running or ended."""
         return any(path.exists() for path in (self.config, self.metrics, self.result))
 
     def begin(self, keep_logs: bool = False) -> None:
-        """Makes the folders, and removes what an earlier run in the same folder wrote: its lines and its result must
-        not be taken for this run's.
+        """Makes the folders, and removes the files of an earlier run in the same folder.
 
         Args:
-            keep_logs: leaves `logs/` alone, where other roles of this run may be writing already, and what `jobs/` says
-                of its jobs.
+            keep_logs: keeps `logs/` and `jobs/`, which other processes of this run may have written already.
 
         Raises:
-            ConfigError: the folder cannot be made, or not be written to.
+            ConfigError: the folder cannot be made or written to.
         """
         with folder_errors(self.path):
             for folder in (self.path, self.snapshot, self.logs, self.checkpoints):
@@ -78,14 +76,14 @@ class RunFolder:
                 stale.unlink(missing_ok=True)
 
     def log(self, role: str) -> Path:
-        """The log file of a role, as in `trainer`."""
+        """The log file of a role, `trainer`, `job` or `worker-0`."""
         return self.logs / f"{role}.log"
 
     def read_result(self) -> dict[str, Any] | None:
-        """What `result.json` says; None where the run has not ended.
+        """The content of `result.json`; None where the file does not exist.
 
         Raises:
-            DamagedFile: the file is there and cannot be read.
+            DamagedFile: the file cannot be read.
         """
         try:
             result = decode(self.result, "the file", self.result.read_bytes())
@@ -117,6 +115,6 @@ def folder_errors(path: Path | str) -> Iterator[None]:
 
 
 def new_folder() -> RunFolder:
-    """A folder for a run of a script's own, below `outputs/`, named as the command's are. Not made yet."""
+    """The folder of a run that a script starts: below `outputs/`, named after the time. Not made yet."""
     now = datetime.now()
     return RunFolder(Path("outputs", f"{now:%Y-%m-%d}", f"{now:%H-%M-%S-%f}"))

@@ -1,9 +1,9 @@
-"""Who may write to a run folder: one process at a time, and where a run is already, only who may replace it.
+"""The lock of a run folder: one process writes to it at a time, and replaces an earlier run only on request.
 
-The lock is a POSIX record lock. The kernel releases it when its holder ends, however that happens, and processes that
-the holder forks do not hold it. NFS keeps it between hosts. On a file system without locks there is none.
+The lock is a POSIX record lock, which the kernel releases when its holder exits or is killed; forked processes do not
+inherit it. It works between hosts on NFS, and has no effect on a file system without locks.
 
-Used by the command line and in the trainer's process. Must not know what a run is.
+Used by the command line and in the trainer's process.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ def locked(files: RunFolder, replace: bool, force: bool = False) -> Iterator[Non
     inner block would release the lock.
 
     Args:
-        replace: whether a run that is there may be replaced.
-        force: goes on without the lock where another process holds it, and replaces what is there: for a job that a
-            scheduler starts again, whose first start is gone, though a file server may not know that yet.
+        replace: whether to replace a run that the folder contains.
+        force: ignores the lock of another process and replaces the run: for a job that a scheduler restarts, whose
+            first process has ended although a file server may still hold its lock.
 
     Raises:
-        ConfigError: another process holds the lock, a run is there that may not be replaced, or the folder cannot be
-            made.
+        ConfigError: another process holds the lock, the folder contains a run and `replace` is false, or the folder
+            cannot be made.
     """
     with folder_errors(files.path):
         files.path.mkdir(parents=True, exist_ok=True)
         handle = os.open(files.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     try:
-        if not _take(handle) and not force:
+        if not _try_lock(handle) and not force:
             holder = os.read(handle, 1000).decode(errors="replace").strip()
             raise ConfigError(
                 [
@@ -62,8 +62,8 @@ def locked(files: RunFolder, replace: bool, force: bool = False) -> Iterator[Non
         os.close(handle)
 
 
-def _take(handle: int) -> bool:
-    """Whether no other process holds the lock."""
+def _try_lock(handle: int) -> bool:
+    """Locks the file; returns False if another process holds the lock."""
     try:
         fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:

@@ -12,7 +12,7 @@ from collectx.run.folder import RunFolder
 
 
 class Verdict(StrEnum):
-    """What a comparison found."""
+    """The outcome of a comparison."""
 
     IDENTICAL = "identical"
     DIFFERENT = "different"
@@ -21,12 +21,12 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two runs' batches, compared.
+    """The comparison of two runs.
 
     Attributes:
         verdict: see `Verdict`.
         message: one sentence for the user, with the batch or the reason.
-        first_different: index of the first batch that differs or that only one run has; None unless different.
+        first_different: index of the first batch that differs or is missing in one run; None if there is none.
     """
 
     verdict: Verdict
@@ -42,14 +42,14 @@ def compare(old: str | Path, new: str | Path, limit: int | None = None) -> Compa
     """Compares the batches of two run folders by their digests; reads `metrics.jsonl` of both, never a tensor.
 
     Args:
-        limit: how many batches of `old` count, from the first one on. None: all.
+        limit: number of batches of `old` to compare; None: all.
     """
     count = 0
     for index, (before, after) in enumerate(zip_longest(islice(_digests(old), limit), _digests(new))):
         if before is None or after is None:
             shorter = old if before is None else new
-            what = f"batch {index} is missing in {shorter}; the {index} before it are identical"
-            return Comparison(Verdict.DIFFERENT, what, index) if index else _nothing(shorter)
+            message = f"batch {index} is missing in {shorter}; the {index} before it are identical"
+            return Comparison(Verdict.DIFFERENT, message, index) if index else _no_batches(shorter)
         for folder, digest in ((old, before), (new, after)):
             if not digest:
                 reason = f"{folder} has no digest of batch {index}: run it with trainer.digest=true"
@@ -58,11 +58,11 @@ def compare(old: str | Path, new: str | Path, limit: int | None = None) -> Compa
             reason = f"batch {index} has the digest {before} in {old}, and {after}, of another kind, in {new}"
             return Comparison(Verdict.NOT_COMPARABLE, reason)
         if before != after:
-            what = f"batch {index} is the first that differs ({before} in {old}, {after} in {new})"
-            return Comparison(Verdict.DIFFERENT, what, index)
+            message = f"batch {index} is the first that differs ({before} in {old}, {after} in {new})"
+            return Comparison(Verdict.DIFFERENT, message, index)
         count = index + 1
     if not count:
-        return _nothing(old)
+        return _no_batches(old)
     return Comparison(Verdict.IDENTICAL, f"all {count} batches are identical")
 
 
@@ -70,7 +70,7 @@ def _kind(digest: str) -> str:
     return digest.rpartition("-")[0]
 
 
-def _nothing(folder: str | Path) -> Comparison:
+def _no_batches(folder: str | Path) -> Comparison:
     return Comparison(Verdict.NOT_COMPARABLE, f"{folder} has no delivered batch to compare")
 
 

@@ -44,12 +44,12 @@ ENDED = (Status.COMPLETED, Status.FAILED, Status.INTERRUPTED)
 
 @dataclass(frozen=True)
 class Failure:
-    """One thing that went wrong.
+    """An error of the run.
 
     Attributes:
-        type: the exception's type, qualified by its module unless built in; where the run has survived the loss of a
-            worker, the type's name alone.
-        message: what it says.
+        type: the exception's type with its module, unless built in; the name alone for a worker that was restarted or
+            dropped.
+        message: its message.
         worker: index of the worker it happened in; None for the trainer.
     """
 
@@ -65,15 +65,15 @@ class Result:
     Attributes:
         status: see `Status`.
         exit_reason: one sentence.
-        frames, batches: what the trainer was given.
+        frames, batches: received by the trainer.
         wall_s: from the command's start to the end of the run.
         start_s: from the command's start to the first delivered batch; None where there was none.
         frames_per_s: frames after the first delivered batch, by the time from the first delivery to the last; None with
             fewer than two batches.
         mean_return: mean return of the last 100 finished episodes; None where none finished.
         num_episodes: finished episodes.
-        digest: over all delivered batches in order; None where they are not hashed (`trainer.digest`).
-        failures: what went wrong: the cause of the end first, at last the losses of workers that the run has survived.
+        digest: over all batches in order; None without `trainer.digest`.
+        failures: the errors that ended the run, then the failures of workers that were restarted or dropped.
         folder: the run folder.
     """
 
@@ -92,13 +92,13 @@ class Result:
 
     @property
     def exit_status(self) -> int:
-        """What the command exits with: 0 completed, 1 failed, 130 interrupted."""
+        """The exit status of the command: 0 completed, 1 failed, 130 interrupted."""
         return {Status.COMPLETED: 0, Status.FAILED: 1, Status.INTERRUPTED: 130}[self.status]
 
     def as_json(self) -> dict[str, Any]:
         """The content of `result.json`."""
         content = asdict(self) | {"status": self.status.value}
-        # A run folder may be moved.
+        # The run folder may be moved.
         del content["folder"]
         content["failures"] = [
             {key: value for key, value in asdict(failure).items() if value is not None} for failure in self.failures
@@ -107,13 +107,13 @@ class Result:
 
 
 class Record:
-    """One run's memory.
+    """Collects what the result of a run is made of: status, reason, failures, times. Owned by job.py.
 
     Attributes:
-        start_s: when the command was started, on the clock of `time.monotonic`.
-        statistics, digest: of the delivered batches; `digest` is None where they are not hashed.
-        errors: what was raised, in order.
-        wrong: the configuration error that ended the run before any worker started.
+        start_s: when the command started, by `time.monotonic`.
+        statistics, digest: of the delivered batches; `digest` is None without `trainer.digest`.
+        errors: errors of training and closing, in order.
+        wrong: the mistake in the configuration that ended the run before any worker started.
     """
 
     def __init__(self, cfg: RunConfig, signals: Signals):
@@ -130,9 +130,9 @@ class Record:
         self._reason = ""
 
     def end(self, error: BaseException | None) -> None:
-        """Notes that training returned (None) or raised. The first word says how the run ended, except that a run whose
-        close failed has not completed. What is raised after a signal is taken for its consequence: a torn import, say,
-        may turn the interruption into an error of its own."""
+        """Records that training returned (None) or raised. The first call sets the status; a later error turns
+        COMPLETED into FAILED. An error after a signal counts as an interruption: a signal during an import, for
+        example, raises an unrelated error."""
         signum = self._signals.last
         if isinstance(error, KeyboardInterrupt) or (self._status is None and error is not None and signum is not None):
             if self._status is None:
@@ -148,26 +148,26 @@ class Record:
         if self._status is None:
             self._status = Status.COMPLETED
             frames, total = self.statistics.frames, self.statistics.total_frames
-            whole = frames >= total >= 0
-            self._reason = "all frames delivered" if whole else f"the trainer ended the run after {frames} frames"
-            if not whole and self.statistics.batches == self._max_batches:
+            is_complete = frames >= total >= 0
+            self._reason = "all frames delivered" if is_complete else f"the trainer ended the run after {frames} frames"
+            if not is_complete and self.statistics.batches == self._max_batches:
                 self._reason = f"{self._max_batches} batches delivered (run.max_batches={self._max_batches})"
 
     def add_event(self, name: str, fields: Mapping[str, Any]) -> None:
-        """Takes in an event of `events.jsonl`. What a worker failed of is a failure of its own where the run goes on;
-        otherwise it is raised."""
+        """Records an event of `events.jsonl`. The failure of a worker that is restarted or dropped is a failure of the
+        run; otherwise it is raised as an error."""
         if name == "worker_failed":
             self._last_loss = Failure(fields["type"], fields["message"], fields["worker"])
         elif name in ("worker_restarted", "worker_dropped") and self._last_loss is not None:
             self._recovered.append(self._last_loss)
 
     def misconfigured(self, error: Exception) -> ConfigError:
-        """Notes `error` as a mistake in the configuration and returns it as such."""
+        """Records `error` as a mistake in the configuration, and returns it as a `ConfigError`."""
         self.config_error = error if isinstance(error, ConfigError) else ConfigError([str(error)])
         return self.config_error
 
     def result(self, folder: Path) -> Result:
-        """The result as of now."""
+        """Makes the result."""
         statistics = self.statistics
         first_s = statistics.first_s
         return Result(
@@ -187,11 +187,12 @@ class Record:
 
 
 def failure_of(error: BaseException) -> Failure:
-    """`error` as data. Which worker it came from stands in its first note (see `RemoteFailure.rebuild`), or in the
-    message of a `WorkerError`."""
+    """Converts `error` to data. Its first note (see `RemoteFailure.rebuild`) or its message has the index of the
+    worker."""
     notes = [note.partition("\n")[0] for note in getattr(error, "__notes__", ())]
     message = text_of(error)
-    match = next((found for text in (*notes, message) if (found := re.search(r"\bworker[ =](\d+)", text))), None)
+    matches = (re.search(r"\bworker[ =](\d+)", text) for text in (*notes, message))
+    match = next(filter(None, matches), None)
     return Failure(type_name(error), message, int(match[1]) if match else None)
 
 
@@ -205,8 +206,8 @@ _has_started_a_run = False
 
 
 def _command_start_s() -> float:
-    """When the command started: the start of this process for its first run, now for every later one (a local sweep).
-    Now as well where the operating system does not tell (resolution 10 ms)."""
+    """When the command started: the start of this process for its first run (resolution 10 ms), the current time for
+    later runs of a sweep, and where the operating system has no start times."""
     global _has_started_a_run
     now_s = time.monotonic()
     first, _has_started_a_run = not _has_started_a_run, True

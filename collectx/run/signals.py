@@ -1,12 +1,12 @@
-"""Ctrl-C, SIGTERM and SIGHUP as one exception in the main thread, and a shield around what must be finished.
+"""Raises SIGINT, SIGTERM and SIGHUP as one exception in the main thread, and protects blocks that must finish.
 
-    running      the first signal raises `Stopped` wherever the main thread is, the second is only counted, so that
-                 closing goes on; the third raises again, for the user who will not wait any longer
-    held         it raises at the end of the block, in which something must not be done by halves
-    shielded     the first is only counted too
+    running      the first signal raises `Stopped` in the main thread; the second is only counted, so that closing
+                 continues; the third raises a second time, for a user who does not want to wait
+    held         a signal raises at the end of the block, which must not be interrupted
+    shielded     the first signal is only counted too
     sealed       nothing raises: the result is being written and shown
 
-Used by job.py, in the trainer's process. Must not know what is being stopped.
+Used by job.py, in the trainer's process. Must not know what it stops.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Stopped(KeyboardInterrupt):
-    """The run was asked to stop. A `KeyboardInterrupt`, so that no `except Exception` in user code swallows it.
+    """A signal stops the run. A `KeyboardInterrupt`, so that no `except Exception` in user code catches it.
 
     Attributes:
         signal: name of the signal, as in "SIGTERM".
@@ -37,8 +37,8 @@ class Stopped(KeyboardInterrupt):
 
 class Signals:
     """Handles SIGINT, SIGTERM and SIGHUP while the `with` block lasts. Outside the main thread, where Python allows no
-    handlers, it does nothing; a signal that the parent process set to be ignored (`nohup`) stays ignored. When SIGHUP
-    comes because the terminal was closed, what is printed to it from then on is dropped.
+    handlers, it does nothing; a signal that the parent process set to be ignored (`nohup`) stays ignored. After a
+    SIGHUP of a closed terminal, output to it is dropped.
 
     Attributes:
         last: the signal that came last, or None.
@@ -70,9 +70,9 @@ class Signals:
 
     @contextmanager
     def ignored_by_children(self) -> Iterator[None]:
-        """Processes started in the block ignore what a terminal sends to all of its processes, Ctrl-C and SIGHUP, from
-        their first moment on, as stopping them is the trainer's to order: otherwise one that is still importing dies of
-        it with a traceback. Such a signal in the block is lost."""
+        """Processes that start in the block ignore SIGINT and SIGHUP, which a terminal sends to all of its processes:
+        the trainer closes them, and one that is still importing would die with a traceback. A signal in the block is
+        lost."""
         ignored = [signum for signum in (signal.SIGINT, signal.SIGHUP) if signum in self._old_handlers]
         for signum in ignored:
             signal.signal(signum, signal.SIG_IGN)
@@ -84,7 +84,7 @@ class Signals:
 
     @contextmanager
     def hold(self) -> Iterator[None]:
-        """What would raise in the block raises at its end, unless something else does."""
+        """A signal in the block raises at its end, unless another exception does."""
         self._held = True
         try:
             yield
@@ -100,12 +100,12 @@ class Signals:
             raise Stopped(self.last)
 
     def shield(self) -> None:
-        """From here on the third signal is the first to raise."""
+        """From now on only a third signal raises."""
         self._shielded = True
         self._raise_at = max(self._raise_at, PATIENCE)
 
     def seal(self) -> None:
-        """From here on no signal raises."""
+        """From now on no signal raises."""
         self._shielded = self._sealed = True
 
     def _handle(self, signum: int, frame: FrameType | None) -> None:
@@ -114,7 +114,7 @@ class Signals:
         if signum == signal.SIGHUP:
             _drop_output(self._terminals)
         if not self._sealed and self._count >= self._raise_at:
-            # The next one, of an impatient user, must not tear what this one sets going.
+            # The second signal of an impatient user must not interrupt the closing that the first one starts.
             self._raise_at = self._count + PATIENCE - 1
             if self._held:
                 self._is_pending = True
@@ -123,7 +123,7 @@ class Signals:
 
 
 def _drop_output(terminals: Sequence[int]) -> None:
-    """Sends to nowhere what is written to those descriptors of terminals that are closed: writing would raise."""
+    """Redirects the descriptors of closed terminals to /dev/null, as writing to them would raise."""
     closed = [descriptor for descriptor in terminals if not os.isatty(descriptor)]
     if closed:
         nowhere = os.open(os.devnull, os.O_WRONLY)

@@ -1,7 +1,7 @@
-"""What is needed to run again: the whole resolved configuration, and the circumstances. JSON and YAML only.
+"""The snapshot of a run: its resolved configuration, and the packages, commits and machine. JSON and YAML only.
 
-Written by job.py in the trainer's process before anything starts; read by `collectx reproduce`. Must not know what the
-configuration means.
+Written by job.py in the trainer's process before anything starts; read by `collectx reproduce`. Must not know the
+meaning of options.
 """
 
 from __future__ import annotations
@@ -60,10 +60,10 @@ def meta(cfg: RunConfig, argv: list[str]) -> dict[str, Any]:
 
 
 def write_numerics(folder: RunFolder, device: torch.device) -> None:
-    """Adds to `snapshot/meta.json` what floating-point results depend on besides the packages. Imports torch.
+    """Adds the hardware and threads, on which floating-point results depend, to `snapshot/meta.json`. Imports torch.
 
     Args:
-        device: where the trainer computes.
+        device: of the trainer.
     """
     import torch
 
@@ -77,7 +77,7 @@ def write_numerics(folder: RunFolder, device: torch.device) -> None:
 
 
 def differences(old: RunFolder, new: RunFolder) -> list[str]:
-    """What may make the results of two runs of one configuration differ, by their snapshots; one line each."""
+    """Differences between two snapshots that may change the results of equal configurations; one line each."""
     before, after = (_circumstances(_read(folder)) for folder in (old, new))
     return [
         f"{name}: {before.get(name)} there, {after.get(name)} here"
@@ -106,29 +106,29 @@ def _read(folder: RunFolder) -> dict[str, Any]:
 def _cpu() -> str:
     """The processor's name."""
     try:
-        found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+        match = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     except OSError:
-        found = None
-    return found[1] if found else platform.processor() or platform.machine()
+        match = None
+    return match[1] if match else platform.processor() or platform.machine()
 
 
 def packages() -> dict[str, str]:
-    """Name and version of every installed package, by the names of the `*.dist-info` folders on `sys.path`: opening
-    the metadata of each, as `importlib.metadata` does, would take a hundred times as long."""
-    found: dict[str, str] = {}
+    """Name and version of every installed package, by the names of the `*.dist-info` folders on `sys.path`: reading
+    their metadata, as `importlib.metadata` does, takes a hundred times longer."""
+    versions: dict[str, str] = {}
     for folder in sys.path:
         if not os.path.isdir(folder):
             continue
         for name in os.listdir(folder):
             match = re.fullmatch(r"(.+?)-([^-]+)\.dist-info", name)
             if match:
-                found.setdefault(match[1].replace("_", "-").lower(), match[2])
-    return dict(sorted(found.items()))
+                versions.setdefault(match[1].replace("_", "-").lower(), match[2])
+    return dict(sorted(versions.items()))
 
 
 def git_state(folder: Path) -> dict[str, Any] | None:
-    """`{"commit", "dirty"}` of the checkout that `folder` lies in; None where there is none, or no git. Dirty means
-    that tracked files differ from the commit."""
+    """`{"commit", "dirty"}` of the checkout that contains `folder`; None without a checkout or git. Dirty means that
+    tracked files differ from the commit."""
     command = ["git", "--no-optional-locks", "status", "--porcelain=v2", "--branch", "--untracked-files=no"]
     try:
         done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=_GIT_TIMEOUT_S, check=True)

@@ -1,7 +1,7 @@
-"""The numbers of a run, from its deliveries: pure arithmetic, no clock, no files, no tensors.
+"""The numbers of a run: `Statistics` from its deliveries, `MetricsTail` from its `metrics.jsonl`.
 
 `Statistics` is written by the collection in the trainer's main thread and read by the progress display in another:
-every attribute is replaced or grows, so a reader sees at worst the numbers of the moment before.
+attributes are replaced or grow, so a reader sees the current or the previous numbers.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collectx.collector.batch_info import Delivery, Timings
 
 RETURN_WINDOW = 100
-"""How many of the last finished episodes `mean_return` looks at."""
+"""Number of the last finished episodes in `mean_return`."""
 
 
 @dataclass(slots=True)
@@ -50,7 +50,7 @@ class WorkerTotals:
 
     def shares(self, since: WorkerTotals | None = None) -> tuple[float, float, float, float]:
         """Shares of the measured time in env, policy, waiting and sending, since an earlier copy; they sum to 1, or are
-        all 0 where nothing was measured."""
+        all 0 without measurements."""
         before = since or WorkerTotals()
         spent = (
             self.env_s - before.env_s,
@@ -65,15 +65,15 @@ class WorkerTotals:
 
 
 class Statistics:
-    """What was delivered so far.
+    """Sums and rates of the delivered batches.
 
     Attributes:
         total_frames: frames that the run will deliver; -1 for an endless one.
         scalars: the newest value of every scalar that the trainer logged.
         frames, batches, num_episodes: sums.
-        waited_s: how long the trainer waited for batches, in all.
+        waited_s: total time that the trainer waited for batches.
         first_s, last_s: when the first and the last batch were delivered, on the caller's clock; None before.
-        rate: frames of the last batch by the time since the delivery before it; None before the second.
+        rate: frames of the last batch divided by the time since the previous delivery; None before the second.
         mean_return: mean return of the last `RETURN_WINDOW` finished episodes; nan before the first.
         version: newest published policy version at the last delivery.
         lag: mean lag of the last batch's frames, in versions.
@@ -98,7 +98,7 @@ class Statistics:
         self._returns: deque[float] = deque(maxlen=RETURN_WINDOW)
 
     def add(self, delivery: Delivery, now_s: float) -> None:
-        """Counts one delivery, made at `now_s` on a clock that never goes back."""
+        """Counts one delivery, made at `now_s` on a monotonic clock."""
         if self.last_s is None:
             self.first_s = now_s
             self._first_frames = delivery.frames
@@ -115,7 +115,7 @@ class Statistics:
             lag = delivery.version - part.policy_version
             total_lag += lag * part.frames
             if part.worker not in self.workers:
-                # A new dict, not a new entry: the display may be going through the old one.
+                # A new dict, not a new entry: the display may be iterating over the old one.
                 self.workers = self.workers | {part.worker: WorkerTotals()}
             self.workers[part.worker].add(part.timings, part.frames, lag)
             self.num_episodes += len(part.returns)
@@ -126,17 +126,17 @@ class Statistics:
 
     @property
     def frames_per_s(self) -> float | None:
-        """Frames after the first batch by the time from the first delivery to the last; None before the second."""
+        """Frames after the first batch, divided by the time from the first delivery to the last; None before the
+        second."""
         if self.first_s is None or self.last_s is None or self.last_s <= self.first_s:
             return None
         return (self.frames - self._first_frames) / (self.last_s - self.first_s)
 
 
 class JsonLinesTail:
-    """The objects of a JSON lines file that grows."""
+    """Reads the objects that are appended to a JSON lines file."""
 
     def __init__(self, path: Path):
-        """Reads nothing yet."""
         self.path = path
         self._position = self._number = 0
         self._file: int | None = None
@@ -171,16 +171,15 @@ class MetricsTail(Statistics):
     """`Statistics` that reads `metrics.jsonl`; times are those of its lines, in unix seconds."""
 
     def __init__(self, metrics: Path, total_frames: int):
-        """Reads nothing yet."""
         super().__init__(total_frames)
         self._lines = JsonLinesTail(metrics)
 
     def update(self) -> bool:
-        """Takes in the lines that were added since the last call; whether there were any. Blocks for the disk only. A
-        file that was begun restarted is read from its beginning.
+        """Reads the lines added since the last call; returns whether there were any. Blocks for the disk only. After a
+        restart of the job, the file is read from its beginning.
 
         Raises:
-            DamagedFile: a line cannot be read, or is of another kind.
+            DamagedFile: a line cannot be read, or is not that of a batch.
         """
         lines, restarted = self._lines.read()
         if restarted:

@@ -1,6 +1,6 @@
-"""What the progress display says, as plain data and as text; the drawing only, no thread and no terminal.
+"""The numbers of the progress display at one moment, as plain data.
 
-Used by progress.py in the trainer's process. Must not know collectors or trainers.
+Used by display.py in the trainer's process, and by a command that watches jobs. Must not know terminals.
 """
 
 from __future__ import annotations
@@ -13,12 +13,13 @@ from dataclasses import dataclass, field
 from collectx.run.statistics import Statistics, WorkerTotals
 
 NOW_S = 5.0
-"""How far back "now" looks, in seconds."""
+"""Seconds over which the current rates are averaged."""
 
 
 @dataclass(frozen=True)
 class WorkerView:
-    """One worker over the last `NOW_S`: frames per second, shares of env, policy, wait, send; and its newest lag."""
+    """One worker over the last `NOW_S`: frames per second, shares of env, policy, wait and send, and its current
+    lag."""
 
     worker: int
     frames_per_s: float
@@ -28,7 +29,7 @@ class WorkerView:
 
 @dataclass(frozen=True)
 class View:
-    """One moment of a run; rates are None while unknown, `total_frames` is -1 for an endless run."""
+    """The numbers of a run at one moment; rates are None while unknown, `total_frames` is -1 for an endless run."""
 
     frames: int
     total_frames: int
@@ -45,7 +46,7 @@ class View:
 
     @property
     def left_s(self) -> float | None:
-        """Time left at the present rate; None while unknown."""
+        """Remaining time at the current rate; None while unknown."""
         rate = self.now_per_s or self.overall_per_s
         if not rate or self.total_frames < 0:
             return None
@@ -60,10 +61,10 @@ class _Sample:
 
 
 class Sampler:
-    """Turns `Statistics` into views; remembers the last seconds, so that "now" means now. Not thread-safe."""
+    """Makes views of `Statistics`; keeps samples of the last seconds for the current rates. Not thread-safe."""
 
     def __init__(self, statistics: Statistics, start_s: float):
-        """`start_s` is the beginning of `elapsed_s`, on the clock of `view`."""
+        """`start_s` is the zero of `elapsed_s`, on the clock of `view`."""
         self._statistics = statistics
         self._start_s = start_s
         self._samples: deque[_Sample] = deque()
@@ -74,7 +75,7 @@ class Sampler:
         sample = _Sample(now_s, now.frames, {worker: copy.copy(totals) for worker, totals in now.workers.items()})
         if now.batches:
             self._append(sample)
-        # Back to a moment with fewer frames: while batches are awaited for longer than `NOW_S`, the rate falls.
+        # Keeps a sample with fewer frames: while a batch takes longer than `NOW_S`, the rate falls.
         while (
             len(self._samples) > 2
             and self._samples[1].time_s <= now_s - NOW_S
@@ -86,7 +87,7 @@ class Sampler:
         frames = sample.frames - since.frames
         rate = now.rate
         if rate is not None and passed_s > 0:
-            # All frames came before the first look: the longer ago that is, the lower the rate.
+            # All frames came before the first sample: the rate falls with time.
             rate = min(rate, sample.frames / passed_s)
         return View(
             frames=sample.frames,
@@ -104,7 +105,7 @@ class Sampler:
         )
 
     def _append(self, sample: _Sample) -> None:
-        """Of a time without frames only the ends are kept."""
+        """Keeps only the first and last of samples without new frames."""
         if len(self._samples) > 2 and self._samples[-2].frames == self._samples[-1].frames == sample.frames:
             self._samples.pop()
         self._samples.append(sample)
@@ -114,7 +115,7 @@ class Sampler:
         for worker, totals in sorted(sample.workers.items()):
             before = since.workers.get(worker)
             if before is not None and before.frames == totals.frames:
-                before = None  # nothing new from it in the last seconds: what is known of it since the start
+                before = None  # no frames in the last seconds: the average since the start
             frames = totals.frames - (before.frames if before else 0)
             rate = frames / passed_s if before and passed_s > 0 else 0.0
             views.append(WorkerView(worker, rate, totals.shares(before), totals.lag))

@@ -91,7 +91,7 @@ def test_a_run_without_a_batch_is_refused_and_one_that_goes_on_grows_meanwhile(s
     assert "identical up to its end: all 3 batches" in capsys.readouterr().out
     (folder / "metrics.jsonl").write_text("")
     assert reproduce.main(["old"]) == 2
-    assert "has delivered no batch: there is nothing to run again up to" in capsys.readouterr().err
+    assert "has delivered no batch: there is nothing to repeat" in capsys.readouterr().err
     assert len(stub.calls) == 2
 
 
@@ -117,7 +117,7 @@ def test_a_failed_reproduction_is_not_compared(stub, old, capsys):
         ("collector=multi_async collector.refresh=step", "", "the weights change within a batch"),
         ("collector=multi_async", "worker_failed", None),  # this ended the run
         ("collector=multi_async", "worker_restarted", "a worker was lost"),
-        ("collector.preemptive_threshold=0.5 trainer=meter", "", "they end by who is ready"),
+        ("collector.preemptive_threshold=0.5 trainer=meter", "", "batches end when enough workers are ready"),
     ],
 )
 def test_an_async_run_is_delivered_in_its_order_or_the_reason_why_not_is_said(stub, old, capsys, line, event, message):
@@ -134,7 +134,7 @@ def test_an_async_run_is_delivered_in_its_order_or_the_reason_why_not_is_said(st
     [
         (["collector=multi_async", "collector.order_of=old"], "batches of worker 3, so of at least 4 workers"),
         (["collector.order_of=old"], "collector=multi_sync is sync"),
-        (["collector=multi_async", "collector.order_of=nowhere"], "is no folder of a run"),
+        (["collector=multi_async", "collector.order_of=nowhere"], "is not the folder of a run"),
     ],
 )
 def test_an_order_that_does_not_fit_is_refused(stub, old, capsys, line, message):
@@ -184,10 +184,10 @@ def test_a_damaged_folder_is_one_message_before_anything_starts(stub, old, capsy
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (["nowhere"], "is no run folder"),
+        (["nowhere"], "is not a run folder"),
         ([], "needs one run folder"),
         (["old", "-m"], "collectx run -m"),
-        (["old", "hydra.run.dir=old", "run.overwrite=true"], "this is the run to be reproduced"),
+        (["old", "hydra.run.dir=old", "run.overwrite=true"], "this is the folder of the run to reproduce"),
         (["old", "trainer.gama=1"], "did you mean trainer.gamma?"),
         (["old", "env=cartpol"], "did you mean cartpole?"),
     ],

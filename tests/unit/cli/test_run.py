@@ -125,7 +125,7 @@ def test_a_reader_that_is_gone_ends_a_run_as_failed_and_a_list_well(stub, monkey
     monkeypatch.setattr(listing, "main", gone)
     monkeypatch.setattr(sys, "stdout", sys.stdout)
     assert [main._status(words.split()) for words in ("run -m seed=0,1", "list")] == [1, 0]
-    assert capsys.readouterr().err == "collectx run: ended early: whoever read its output is gone\n"
+    assert capsys.readouterr().err == "collectx run: ended early: its output was closed\n"
 
 
 def test_an_error_without_a_text_is_named(stub, monkeypatch, capsys):
@@ -155,7 +155,7 @@ def test_a_folder_whose_job_has_not_ended_is_refused(queue, stub, capsys):
 @pytest.mark.parametrize(("command", "offered"), [("reproduce", "--trust\n"), ("run", "\n")])
 def test_the_flags_of_a_subcommand_are_completed(monkeypatch, capsys, command, offered):
     monkeypatch.setenv("COMP_LINE", f"collectx {command} --tr")
-    assert completion.main(["query=bash"]) == 0
+    assert completion.main(["query=bash"], main.SUBCOMMANDS) == 0
     assert capsys.readouterr().out == offered
 
 

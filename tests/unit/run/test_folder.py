@@ -95,7 +95,7 @@ def test_a_secret_or_a_pickle_that_is_not_the_users_alone_is_not_read(folder, cf
             path.symlink_to(path.with_name("elsewhere"))
     if harm == "owner":
         monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
-    with pytest.raises(OSError, match=r"it must be user|symbolic links"):
+    with pytest.raises(OSError, match=r"it must belong to user|symbolic links"):
         rendezvous.find_trainer(folder, "7.0", "knob", 0.0)
-    with pytest.raises(OSError, match=r"it must be user|symbolic links"):
+    with pytest.raises(OSError, match=r"it must belong to user|symbolic links"):
         entry.main([str(folder.path), "--worker", "0"])

@@ -193,8 +193,8 @@ def test_the_trainers_threads(cfg, tmp_path, monkeypatch, launcher, groups, envi
     for name, content in {**groups, "cgroup": "0::/job/task\n5:cpu,cpuacct:/job\n3:cpuset:/job\n"}.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(content)
-    monkeypatch.setattr(cores, "_GROUPS", tmp_path / "cgroup")
-    monkeypatch.setattr(cores, "_MOUNTED", tmp_path)
+    monkeypatch.setattr(cores, "_CGROUP_FILE", tmp_path / "cgroup")
+    monkeypatch.setattr(cores, "_CGROUP_ROOT", tmp_path)
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: range(4), raising=False)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
     monkeypatch.setattr(torch, "set_num_threads", taken.append)

@@ -5,7 +5,6 @@ Runs in the trainer's process. Must not know how bytes travel, where workers run
 
 from __future__ import annotations
 
-import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from multiprocessing.util import Finalize
@@ -19,6 +18,7 @@ from torch import nn
 
 from collectx.collector.batch_info import Delivery, DeliverySpec
 from collectx.collector.failure_policy import FailurePolicy
+from collectx.collector.one_thread import OneThread
 from collectx.collector.requests import Requests
 from collectx.errors import text_of
 from collectx.policy.weights import FlatWeights
@@ -33,23 +33,6 @@ from collectx.transport.base import (
     Transport,
     Write,
 )
-
-
-class _OneThread:
-    """A block that raises if another thread is in it."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-
-    def __enter__(self) -> None:
-        if not self._lock.acquire(blocking=False):
-            raise RuntimeError(
-                "this collector is in use by another thread, which waits for a batch or an answer, or by the hook or "
-                "env that calls it: take its batches in one thread, and pass them to others through a queue.Queue"
-            )
-
-    def __exit__(self, *_: object) -> None:
-        self._lock.release()
 
 
 class Collector:
@@ -76,7 +59,7 @@ class Collector:
         events: Callable[..., None],
     ):
         self._transport = transport
-        self._one_thread = _OneThread()
+        self._one_thread = OneThread()
         self._schedule = schedule
         self._spec = spec
         self._workers = set(range(num_workers))
@@ -213,20 +196,18 @@ class Collector:
         self._events("worker_failed", worker=worker, type=type(error).__name__, message=text_of(error))
         self._num_granted.pop(worker, None)
         self._requests.handle_departure(departure)
-        mode = "raise" if self._is_interrupted else self._failure_policy.mode
-        if mode == "restart":
-            try:
-                life = self._failure_policy.restart(worker, error)
-            except Exception as refusal:
-                self._failure = refusal
-                raise
+        try:
+            if self._is_interrupted:
+                raise error
+            life = self._failure_policy.replace(worker, error, is_last=len(self._workers) == 1)
+        except Exception as failure:
+            self._failure = failure
+            raise
+        if life is not None:
             self._events("worker_restarted", worker=worker, life=life)
             self._grant(self._schedule.replaced(worker))
             return
         self._workers.remove(worker)
-        if mode == "raise" or not self._workers:
-            self._failure = error
-            raise error
         self._events("worker_dropped", worker=worker, num_workers=len(self._workers))
         self._schedule.dropped(worker)
 

@@ -14,7 +14,7 @@ class FailurePolicy:
     """
 
     def __init__(self, on_worker_failure: str, max_restarts: int, start: Callable[[int, int], None]):
-        self.mode = on_worker_failure
+        self._mode = on_worker_failure
         self._max_restarts = max_restarts
         self._start = start
         self._restarts: dict[int, int] = {}
@@ -23,12 +23,23 @@ class FailurePolicy:
         """Starts a worker of a new index."""
         self._start(worker, 0)
 
-    def restart(self, worker: int, error: Exception) -> int:
-        """Starts a replacement; returns the number of restarts of this index.
+    def replace(self, worker: int, error: Exception, is_last: bool) -> int | None:
+        """Starts a replacement for a worker that is gone.
+
+        Args:
+            error: why it is gone.
+            is_last: whether no other worker is left.
+
+        Returns:
+            The number of restarts of this index; None: the worker is dropped.
 
         Raises:
-            Exception: `error`, if no more restarts are allowed.
+            Exception: `error`, if the run ends.
         """
+        if self._mode == "raise" or (self._mode == "drop" and is_last):
+            raise error
+        if self._mode == "drop":
+            return None
         if sum(self._restarts.values()) >= self._max_restarts:
             error.add_note(
                 f"worker {worker} was not restarted: collector.max_restarts={self._max_restarts} "

@@ -26,7 +26,7 @@ def convert(value: Any, hint: Any, language: Language = YAML) -> Any:
     """`value` as `hint`. Types beside numbers, bools, texts, lists and mappings are not checked.
 
     1e6 is an integer; 2.5 is not. In YAML "8" is a number and 3 a text, as environment variables and unquoted names
-    give them. In Python numbers and bools may be numpy's, and 0, 1 and None are bools.
+    give them. In Python numbers and bools may be numpy's, and 0, 1 and None are accepted as bools.
 
     Raises:
         ValueError, TypeError, OverflowError: `value` is of another type.
@@ -36,7 +36,7 @@ def convert(value: Any, hint: Any, language: Language = YAML) -> Any:
     members = _members(hint)
     if not all(_is_checked(member) for member in members):
         return value
-    if value is None and (type(None) in members or (language is PYTHON and hint is bool)):
+    if value is None and type(None) in members:
         return None
     for member in members:
         try:
@@ -57,7 +57,7 @@ def _convert(value: Any, hint: Any, language: Language) -> Any:
             raise TypeError
         return value
     if hint is bool:
-        if language is PYTHON and isinstance(value, int) and value in (0, 1):
+        if language is PYTHON and (value is None or (isinstance(value, int) and value in (0, 1))):
             return bool(value)
         if not isinstance(value, bool):
             raise TypeError

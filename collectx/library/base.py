@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import numbers
-import threading
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
@@ -29,40 +28,13 @@ from collectx.library.background import Background
 from collectx.library.checks import check_request
 from collectx.library.compat import CollectorProperties
 from collectx.library.configuration import fit_frames, to_config
-from collectx.library.early_stop import EarlyStop
-from collectx.library.keywords import (
-    CreateEnv,
-    Devices,
-    EnvAndPolicy,
-    Frames,
-    KeywordParser,
-    Nested,
-    Weights,
-    Workers,
-    lift_shared,
-)
-from collectx.library.output import BatchOutput
-from collectx.library.request import CollectorRequest
+from collectx.library.keywords import CreateEnv
+from collectx.library.request import parse_request
 from collectx.library.slurm import choose_launcher, open_launcher
-from collectx.library.trajectories import Assembly
-from collectx.library.weights import WeightsLike, apply_weight_updater, load_weights, weight_writers, weights_by_worker
+from collectx.library.weights import WeightPublisher, WeightsLike, weights_by_worker
 from collectx.transport.base import RESET, encode_reset
-from collectx.user_objects import Hooks, UserObjects
+from collectx.user_objects import UserObjects
 from collectx.worker.spec import env_seed
-
-# The fields of a request that are parsed from keywords.
-_SPECS = {
-    "work": EnvAndPolicy,
-    "frames": Frames,
-    "devices": Devices,
-    "output": BatchOutput,
-    "workers": Workers,
-    "weights": Weights,
-    "remote": Nested,
-    "hooks": Hooks,
-    "assembly": Assembly,
-    "early": EarlyStop,
-}
 
 
 class DataCollector(CollectorProperties):
@@ -82,16 +54,9 @@ class DataCollector(CollectorProperties):
     def __init__(
         self, kind: str, create_env_fn: CreateEnv, policy: Any, keywords: dict[str, Any], sync: bool | None = None
     ):
-        keywords, problems = lift_shared(keywords)
-        parser = KeywordParser(type(self).__name__, {"create_env_fn": create_env_fn, "policy": policy, **keywords})
-
-        def parse(spec: type) -> Any:
-            chosen = next((each for each in self._specs if issubclass(each, spec)), None)
-            return spec() if chosen is None else parser.parse(chosen)
-
-        request = CollectorRequest(kind=kind, sync=sync, **{name: parse(spec) for name, spec in _SPECS.items()})
-        parser.finish()
-        check_request(request, parser.problems + problems)
+        name = type(self).__name__
+        request, problems = parse_request(name, self._specs, kind, sync, create_env_fn, policy, keywords)
+        check_request(request, problems)
         cfg, overrides = to_config(request)
         objects = [
             UserObjects.of(each["env"], each.get("policy", cfg.policy), user_collector=each.get("user_collector"))
@@ -107,8 +72,8 @@ class DataCollector(CollectorProperties):
         self._max_steps = [each.get("steps") for each in overrides]
         self.policy: Any = policies.build(cfg.policy, spec, cfg.seed)
         with contextlib.ExitStack() as stack:
-            place, events = open_launcher(stack, cfg, objects, request.remote)
-            self._collector: Collector = build(cfg, self.policy, spec, events, launcher=place, overrides=overrides)
+            launcher, events = open_launcher(stack, cfg, objects, request.remote)
+            self._collector: Collector = build(cfg, self.policy, spec, events, launcher=launcher, overrides=overrides)
             stack.callback(self._collector.close)
             self._exit_stack = stack.pop_all()
         if request.workers.num_threads is not None:
@@ -121,9 +86,8 @@ class DataCollector(CollectorProperties):
             request.assembly.trajs_per_batch or 1, self.traj_format, cfg.collector.reset_at_each_iter
         )
         self._background: Background | None = None
-        self._weights_lock = threading.Lock()
-        # Indices of the workers whose weights are not those of `self.policy`.
-        self._individual = set(range(self.num_workers) if request.work.has_individual_policies else ())
+        individual = range(self.num_workers) if request.work.has_individual_policies else ()
+        self._weights = WeightPublisher(self._collector, request.weights, individual)
 
     def __iter__(self) -> Iterator[TensorDictBase]:
         return self
@@ -139,8 +103,7 @@ class DataCollector(CollectorProperties):
         """Collects a batch and returns what is delivered to the user; None if it went to the replay buffer."""
         output, interval = self._request.output, self._request.update_interval
         if interval > 0 and self._num_collected and self._num_collected % interval == 0:
-            with self._weights_lock:
-                self._publish({None: None})
+            self._weights.publish(self.policy, {None: None}, self.num_workers)
         if self._request.workers_write:
             self._collector.advance()
             self._num_collected += 1
@@ -244,16 +207,12 @@ class DataCollector(CollectorProperties):
         """Waits for the current batch of the background thread, and keeps the thread idle inside the block."""
         return contextlib.nullcontext() if self._background is None else self._background.hold(timeout_s)
 
-    @contextlib.contextmanager
-    def _publishing(self) -> Iterator[None]:
-        """Serialises publishes. With shared memory, does not wait for the current batch."""
+    def _before_publishing(self) -> contextlib.AbstractContextManager[None]:
+        """Waits for the current batch of the background thread, unless weights are in shared memory."""
         if self._background is None or backend_of(self._cfg) != "shared_memory":
-            with self._exclusive():
-                yield
-        else:
-            self._background.check()
-            with self._weights_lock:
-                yield
+            return self._exclusive()
+        self._background.check()
+        return contextlib.nullcontext()
 
     def update_policy_weights_(
         self,
@@ -289,28 +248,11 @@ class DataCollector(CollectorProperties):
         """
         alternatives = (policy_or_weights, weights, policy_weights, policy)
         by_worker = weights_by_worker(alternatives, weights_dict, model_id, worker_ids, self.num_workers)
-        with self._publishing():
-            self._publish(by_worker)
+        with self._before_publishing():
+            self._weights.publish(self.policy, by_worker, self.num_workers)
 
     # TorchRL's workers receive weights by this method; here all weights come from the trainer's policy.
     receive_weights = update_policy_weights_
-
-    def _publish(self, by_worker: Mapping[int | None, WeightsLike]) -> None:
-        """Publishes weights, by worker; the key None stands for all workers."""
-        options = self._request.weights
-        if not options.travel:
-            return
-        by_worker = {worker: apply_weight_updater(options.weight_updater, each) for worker, each in by_worker.items()}
-        individual = {worker: each for worker, each in by_worker.items() if worker is not None}
-        if individual and self.num_workers > 1:
-            self._collector.publish_to(weight_writers(self.policy, individual))
-            self._individual |= set(individual)
-            return
-        (weights,) = by_worker.values()
-        if weights is not None:
-            load_weights(self.policy, weights)
-        self._collector.publish(self.policy if isinstance(self.policy, nn.Module) else None)
-        self._individual.clear()
 
     @property
     def policy_version(self) -> int:
@@ -327,9 +269,9 @@ class DataCollector(CollectorProperties):
         Raises:
             RuntimeError: workers have individual weights, which would be overwritten.
         """
-        if self._individual:
+        if individual := self._weights.individual:
             raise RuntimeError(
-                f"increment_version() publishes this process's policy, and workers {sorted(self._individual)} have "
+                f"increment_version() publishes this process's policy, and workers {sorted(individual)} have "
                 "individual weights: call update_policy_weights_ with the weights of each worker"
             )
         self.update_policy_weights_()

@@ -97,7 +97,10 @@ def _gpus(request: CollectorRequest) -> list[str]:
 
 def _cuda_graphs(request: CollectorRequest) -> list[str]:
     value = request.work.cudagraph_policy
-    if not value or not request.are_devices_right or not (devices := request.policy_devices_without_graphs):
+    if not value or not request.are_devices_right:
+        return []
+    devices = sorted({device for device in request.policy_devices if not device.startswith("cuda")})
+    if not devices:
         return []
     return [
         f"cudagraph_policy={value!r}: the policy acts on {', '.join(devices)}, and CUDA graphs are recorded on GPUs "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 from collectx.config import (
@@ -41,32 +42,23 @@ def to_config(request: CollectorRequest) -> tuple[RunConfig, list[dict[str, Any]
 
 
 def _collector(request: CollectorRequest) -> CollectorConfig:
-    frames, workers, output, assembly = request.frames, request.workers, request.output, request.assembly
-    options: dict[str, Any] = {
+    """The group `collector`: the keywords that are called like an option, and the options that follow from others."""
+    frames, remote, assembly = request.frames, request.remote, request.assembly
+    names = {field.name for field in dataclasses.fields(CollectorConfig)}
+    specs = (frames, request.workers, request.output, remote, assembly)
+    options = {name: value for spec in specs for name, value in vars(spec).items() if name in names}
+    options |= {
         "kind": request.kind,
         "num_workers": request.num_workers,
         "frames_per_batch": frames.in_all,
         "total_frames": -1 if frames.total_frames is None else frames.total_frames,
         "exploration_type": request.work.exploration,
-        "num_slots": workers.num_slots,
-        "zero_copy": bool(output.zero_copy),
-        "on_worker_failure": workers.on_worker_failure,
-        "max_restarts": workers.max_restarts,
-        "start_timeout_s": workers.start_timeout_s,
-        "worker_timeout_s": workers.worker_timeout_s,
-        "close_timeout_s": workers.close_timeout_s,
-        "num_workers_per_collector": request.remote.num_workers_per_collector,
-        "inner": request.remote.inner,
+        "inner": remote.inner,
         "max_frames_per_traj": positive(frames.max_frames_per_traj),
         "init_random_frames": positive(frames.init_random_frames),
-        "reset_at_each_iter": bool(frames.reset_at_each_iter),
-        "set_truncated": bool(frames.set_truncated),
         "refresh": "step" if request.weights.update_weights_between_steps else "batch",
         "preemptive_threshold": request.early.threshold,
-        "trajs_per_batch": assembly.trajs_per_batch,
         "traj_format": assembly.traj_format or "padded",
-        "compact_obs": bool(output.compact_obs),
-        "check_finite": bool(output.check_finite),
         "order_of": None,
     }
     if request.sync is None:

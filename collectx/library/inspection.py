@@ -214,7 +214,7 @@ class InspectableCollector(DataCollector):
         }
         if self._collector.can_ask:
             state |= {f"worker{index}": saved for index, saved in self._ask("state").items()}
-            per_worker = dict.fromkeys(self._individual.intersection(self._collector.workers), ())
+            per_worker = dict.fromkeys(self._weights.individual.intersection(self._collector.workers), ())
             for index, individual in self._ask("weights", per_worker=per_worker).items():
                 state[f"worker{index}"]["policy_state_dict"] = individual
         return state
@@ -237,7 +237,7 @@ class InspectableCollector(DataCollector):
             self.policy.load_state_dict(state_dict["policy_state_dict"], strict=strict)
             saved = {index: state_dict.get(f"worker{index}", {}).get("policy_state_dict") for index in workers}
             individual = {index: weights for index, weights in saved.items() if weights is not None}
-            kept = self._individual - set(individual)
+            kept = self._weights.individual - set(individual)
             if not kept and not individual:
                 self.update_policy_weights_()
             else:
@@ -245,7 +245,7 @@ class InspectableCollector(DataCollector):
                 shared = [index for index in workers if index not in kept and index not in individual]
                 if by_worker := {**dict.fromkeys(shared), **individual}:
                     self.update_policy_weights_(by_worker)
-                self._individual.difference_update(shared)
+                self._weights.individual.difference_update(shared)
         states = {index: (state_dict[f"worker{index}"],) for index in workers if f"worker{index}" in state_dict}
         is_resumed = self._ask("load", per_worker=states) if self._collector.can_ask else {}
         with self._exclusive():

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-
-import torch
+from typing import Any, get_type_hints
 
 from collectx.library.early_stop import EarlyStop
 from collectx.library.keywords.coerce import device_name, for_each
-from collectx.library.keywords.env_and_policy import EnvAndPolicy
+from collectx.library.keywords.env_and_policy import CreateEnv, EnvAndPolicy
+from collectx.library.keywords.parse import KeywordParser
 from collectx.library.keywords.remote import Nested, RayRemote
+from collectx.library.keywords.shared import lift_shared
 from collectx.library.keywords.specs import Devices, Frames, Weights, Workers
 from collectx.library.output import BatchOutput
 from collectx.library.trajectories import Assembly
@@ -77,7 +78,33 @@ class CollectorRequest:
         """Whether `policy_devices` can be read."""
         return not (self.devices.problems(self.num_workers) or self.remote.problems(self.num_workers))
 
-    @property
-    def policy_devices_without_graphs(self) -> list[str]:
-        """Devices of policies on which CUDA graphs cannot be recorded."""
-        return sorted({device for device in self.policy_devices if torch.device(device).type != "cuda"})
+
+def parse_request(
+    name: str,
+    specs: tuple[type, ...],
+    kind: str,
+    sync: bool | None,
+    create_env_fn: CreateEnv,
+    policy: Any,
+    keywords: dict[str, Any],
+) -> tuple[CollectorRequest, list[str]]:
+    """Returns the request that the arguments of a constructor stand for, and the problems of single arguments.
+
+    Args:
+        name: name of the collector class, for messages.
+        specs: the specs of the class's keywords; fields of the request without one have their defaults.
+
+    Raises:
+        TypeError: unknown keywords.
+    """
+    keywords, problems = lift_shared(keywords)
+    parser = KeywordParser(name, {"create_env_fn": create_env_fn, "policy": policy, **keywords})
+
+    def parse(base: type) -> Any:
+        spec = next((each for each in specs if issubclass(each, base)), None)
+        return base() if spec is None else parser.parse(spec)
+
+    hints = get_type_hints(CollectorRequest)
+    fields = {field: parse(base) for field, base in hints.items() if field not in ("kind", "sync")}
+    parser.finish()
+    return CollectorRequest(kind=kind, sync=sync, **fields), parser.problems + problems

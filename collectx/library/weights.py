@@ -5,7 +5,8 @@ process.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -14,11 +15,46 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import nn
 
+from collectx.collector.collector import Collector
+from collectx.library.keywords.specs import Weights
 from collectx.policy.weights import FlatWeights
 from collectx.transport.base import Write
 
 # None stands for the weights of `collector.policy`.
 WeightsLike: TypeAlias = nn.Module | TensorDictBase | Mapping[str, Any] | None
+
+
+class WeightPublisher:
+    """Publishes weights to all workers or to single ones. May be used by several threads.
+
+    Attributes:
+        individual: indices of the workers whose weights are not those of `policy`.
+    """
+
+    def __init__(self, collector: Collector, options: Weights, individual: Iterable[int]):
+        self._collector = collector
+        self._options = options
+        self.individual = set(individual)
+        self._lock = threading.Lock()
+
+    def publish(self, policy: Any, by_worker: Mapping[int | None, WeightsLike], num_workers: int) -> None:
+        """Publishes weights by worker; the key None stands for all workers: their weights are loaded into `policy`,
+        which is published. Raises what `load_weights` raises."""
+        if not self._options.travel:
+            return
+        updater = self._options.weight_updater
+        with self._lock:
+            by_worker = {worker: apply_weight_updater(updater, weights) for worker, weights in by_worker.items()}
+            individual = {worker: weights for worker, weights in by_worker.items() if worker is not None}
+            if individual and num_workers > 1:
+                self._collector.publish_to(weight_writers(policy, individual))
+                self.individual |= set(individual)
+                return
+            (weights,) = by_worker.values()
+            if weights is not None:
+                load_weights(policy, weights)
+            self._collector.publish(policy if isinstance(policy, nn.Module) else None)
+            self.individual.clear()
 
 
 def weights_by_worker(

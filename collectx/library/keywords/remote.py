@@ -37,9 +37,9 @@ class Nested:
             batch comes from one process), or the class of that kind, of this package or TorchRL; or a user's class, see
             README, "User-defined collector classes". None: "single" for one process, otherwise "sync".
         collector_kwargs: keyword arguments of a worker's collector; one dict for all, or one per worker. May have
-            `create_env_kwargs`, `device`, `policy_device` and `exploration_type`, and, the same for all workers, this
-            constructor's keywords about what a worker does, such as `max_frames_per_traj` and `storing_device`; for a
-            user's class, any that it takes.
+            `create_env_kwargs`, `device`, `policy_device` and `exploration_type`, and, the same for all workers, the
+            constructor's keywords about trajectories and devices, such as `max_frames_per_traj`; for a user's class,
+            any that it takes.
     """
 
     num_workers_per_collector: int = option("collector.num_workers_per_collector", 1)

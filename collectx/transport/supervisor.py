@@ -258,9 +258,8 @@ class Supervisor(Generic[AnyWorker]):
     def _limit(self, worker: Worker) -> Limit:
         if worker.has_delivered:
             return "collector.worker_timeout_s", self._worker_timeout_s
-        limit = None
-        if worker.state is not State.JOINED and self._join_timeout is not None:
-            limit = self._join_timeout(worker.index)
+        has_joined = worker.state is State.JOINED
+        limit = self._join_timeout(worker.index) if self._join_timeout is not None and not has_joined else None
         return limit or ("collector.start_timeout_s", self._start_timeout_s)
 
     def remove(self, worker: Worker) -> None:

@@ -75,7 +75,7 @@ def test_a_worker_that_joins_after_its_timeout_is_turned_away_and_another_takes_
         toys.grant(0, 0)
         wait_until(lambda: lives)
         for now[0] in (15.0, 30.0, 45.0, 60.0):  # it looks now and then
-            list(toys.board.events(0.0))
+            list(toys.supervisor.events(0.0))
         assert isinstance(toys.lose(), WorkerTimeout)
         toys.start(0)
         is_told.set()

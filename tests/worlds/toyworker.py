@@ -59,11 +59,11 @@ class Toys:
         if kind == "inline":
             self.transport = InlineTransport(spec)
         else:
-            self.board = board = Supervisor(60.0, 60.0, 60.0, launcher.describe, None, clock)
+            self.supervisor = supervisor = Supervisor(60.0, 60.0, 60.0, launcher.describe, None, clock)
             if kind == "shared_memory":
-                self.transport = SharedMemoryTransport(spec, board)
+                self.transport = SharedMemoryTransport(spec, supervisor)
             else:
-                arguments = (spec, board, (address,), 0, SECRET, task, 60.0)
+                arguments = (spec, supervisor, (address,), 0, SECRET, task, 60.0)
                 self.transport = NetworkTransport(*arguments, backend=kind, **remote)
         self.grant, self.publish = self.transport.grant, self.transport.publish
         self.publish(writer(100))

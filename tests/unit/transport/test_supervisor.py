@@ -1,4 +1,4 @@
-"""What the supervisor says of workers that are late, and of those that are no processes of this machine."""
+"""The supervisor: workers that are late, and workers that are not processes of this machine."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from collectx.transport.supervisor import Supervisor, Worker
 
 
 class Job:
-    """A handle whose end is a descriptor, and for which nobody should wait."""
+    """A handle of a process on another machine: `end` makes its sentinel readable."""
 
     pid = exitcode = None
 
@@ -37,17 +37,17 @@ class Job:
             os.close(self._end)
 
 
-class Board(Supervisor):
-    """With a clock by hand: `now`. `stack` closes it, and the workers' ends and jobs."""
+class ManualSupervisor(Supervisor):
+    """With a manual clock, `now`. Its methods take indices. `stack` closes it, the workers' ends and jobs."""
 
     def __init__(self, stack, join_timeout=None):
         self.now, self.ends, self._stack = 100.0, {}, stack
         super().__init__(60.0, 20.0, 60.0, "worker {} (job 7)".format, join_timeout, lambda: self.now)
         stack.callback(self.close)
-        bell, self._ringer = os.pipe()
-        for end in (bell, self._ringer):
+        watched, self._wakeup = os.pipe()
+        for end in (watched, self._wakeup):
             stack.callback(os.close, end)
-        self.watch(bell, lambda: None)
+        self.watch(watched, lambda: None)
 
     def worker(self, index):
         return self.workers.get(index) or self.add(Worker(index))
@@ -63,16 +63,16 @@ class Board(Supervisor):
         self._stack.callback(self.ends[index].close)
         super().connect(self.worker(index), ours)
 
-    def say(self, worker):
+    def send(self, worker):
         self.ends[worker].send_bytes(b"word")
 
-    def begin(self, worker):
-        """To say something."""
+    def send_part(self, worker):
+        """Sends a part of a message."""
         os.write(self.ends[worker].fileno(), b"\0\0\0\5w")
 
-    def ring(self, worker):
-        """What is watched may tell of the worker."""
-        os.write(self._ringer, b"x")
+    def wake(self, worker):
+        """Makes the watched descriptor readable."""
+        os.write(self._wakeup, b"x")
 
     def run(self, worker):
         job = Job()
@@ -81,15 +81,15 @@ class Board(Supervisor):
         self.attach(self.worker(worker), job)
         return job
 
-    def hear(self):
-        """What `events` yields, without blocking."""
+    def poll(self):
+        """The events, without blocking."""
         return [(worker.index, message) for worker, message in self.events(0.0)]
 
 
 @pytest.fixture
-def board():
+def supervisor():
     with contextlib.ExitStack() as stack:
-        yield lambda *arguments: Board(stack, *arguments)
+        yield lambda *arguments: ManualSupervisor(stack, *arguments)
 
 
 # Worker 0 has joined; worker 1 waits in a queue.
@@ -119,31 +119,31 @@ def board():
         ([(0, "granted", 1), (3500, "connect", 1), (3600,), (3659,)], None),
         ([(0, "granted", 1), (3500, "connect", 1), (3600,), (3660,)], (1, "collector.start_timeout_s=60")),
         # That the trainer was stopped until then counts for a quarter of the shorter timeout.
-        ([(0, "granted", 0), (1000, "wakes")], None),
-        ([(0, "granted", 0), (54,), (1000, "wakes"), (1000.9,)], None),
-        ([(0, "granted", 0), (54,), (1000, "wakes"), (1001,)], (0, "collector.start_timeout_s=60")),
+        ([(0, "granted", 0), (1000, "resume")], None),
+        ([(0, "granted", 0), (54,), (1000, "resume"), (1000.9,)], None),
+        ([(0, "granted", 0), (54,), (1000, "resume"), (1001,)], (0, "collector.start_timeout_s=60")),
         # What the worker has said counts, however late the trainer listens.
-        ([(0, "granted", 0), (55, "say", 0), (1000, "wakes")], None),
-        ([(0, "granted", 0), (55, "ring", 0), (1000, "wakes")], None),
+        ([(0, "granted", 0), (55, "send", 0), (1000, "resume")], None),
+        ([(0, "granted", 0), (55, "wake", 0), (1000, "resume")], None),
         # A part of a message is none.
-        ([(0, "granted", 0), (59, "begin", 0), (60,)], (0, "collector.start_timeout_s=60")),
+        ([(0, "granted", 0), (59, "send_part", 0), (60,)], (0, "collector.start_timeout_s=60")),
         # But it is late where others always have something to say.
-        ([(0, "connect", 2), (0, "granted", 0), (60, "say", 2), (60,)], (0, "collector.start_timeout_s=60")),
+        ([(0, "connect", 2), (0, "granted", 0), (60, "send", 2), (60,)], (0, "collector.start_timeout_s=60")),
     ],
 )
-def test_who_is_late_and_by_which_timeout(board, steps, late):
-    board = board(lambda worker: ("launcher.queue_timeout_s", 3600.0))
-    board.connect(0)
+def test_who_is_late_and_by_which_timeout(supervisor, steps, late):
+    supervisor = supervisor(lambda worker: ("launcher.queue_timeout_s", 3600.0))
+    supervisor.connect(0)
     for at, *step in steps:
-        while step != ["wakes"] and board.now < 99.0 + at:
-            board.now += 1.0
-            board.hear()
-        board.now = 100.0 + at
-        if step in ([], ["wakes"]):
-            errors = [(worker, error) for worker, error in board.hear() if isinstance(error, Exception)]
+        while step != ["resume"] and supervisor.now < 99.0 + at:
+            supervisor.now += 1.0
+            supervisor.poll()
+        supervisor.now = 100.0 + at
+        if step in ([], ["resume"]):
+            errors = [(worker, error) for worker, error in supervisor.poll() if isinstance(error, Exception)]
         else:
             method, worker = step
-            getattr(board, method)(worker)
+            getattr(supervisor, method)(worker)
     assert [worker for worker, _ in errors] == ([] if late is None else [late[0]])
     for _, error in errors:
         assert isinstance(error, WorkerTimeout)
@@ -160,50 +160,50 @@ def test_who_is_late_and_by_which_timeout(board, steps, late):
         (True, "worker 3 (job 7) is gone: its connection broke without an error", 2),
     ],
 )
-def test_the_end_of_a_job_is_noticed_at_once(board, has_joined, message, num_signals):
-    board = board()
-    job = board.run(3)
-    board.granted(3)
+def test_the_end_of_a_job_is_noticed_at_once(supervisor, has_joined, message, num_signals):
+    supervisor = supervisor()
+    job = supervisor.run(3)
+    supervisor.granted(3)
     if has_joined:
-        board.connect(3)
-        board.ends[3].close()
+        supervisor.connect(3)
+        supervisor.ends[3].close()
     else:
         job.end()
-    ((worker, error),) = board.hear()
+    ((worker, error),) = supervisor.poll()
     assert isinstance(error, WorkerDied)
     assert str(error).startswith(message)
-    board.remove(board.worker(worker))
+    supervisor.remove(supervisor.worker(worker))
     assert job.num_signals == num_signals
 
 
-def test_a_message_of_which_a_part_has_come_holds_up_nobody(board):
+def test_a_message_of_which_a_part_has_come_holds_up_nobody(supervisor):
     """It may come in any parts, and one of the lost worker is an end like any other."""
-    board = board()
+    supervisor = supervisor()
     long, words = b"y" * 3_000_000, [b"", b"word", b"z" * 70_000]
     for worker in (0, 1):
-        board.connect(worker)
-        board.granted(worker)
+        supervisor.connect(worker)
+        supervisor.granted(worker)
     parts = [struct.pack("!iQ", -1, len(long)), long, *(struct.pack("!i", len(each)) + each for each in words)]
-    sent, heard = b"".join(parts), []
+    sent, received = b"".join(parts), []
     while sent:
-        count = os.write(board.ends[0].fileno(), sent[:77_777])
+        count = os.write(supervisor.ends[0].fileno(), sent[:77_777])
         sent = sent[count:]
-        heard += board.hear()
-        board.say(1)
-        assert (1, b"word") in board.hear()
-    while len(heard) < 4:
-        heard += board.hear()
-    assert heard == [(0, long), *((0, each) for each in words)]
-    os.write(board.ends[0].fileno(), b"\0\0\0\5half")
-    assert board.hear() == []
-    board.ends[0].close()
-    ((worker, error),) = board.hear()
+        received += supervisor.poll()
+        supervisor.send(1)
+        assert (1, b"word") in supervisor.poll()
+    while len(received) < 4:
+        received += supervisor.poll()
+    assert received == [(0, long), *((0, each) for each in words)]
+    os.write(supervisor.ends[0].fileno(), b"\0\0\0\5half")
+    assert supervisor.poll() == []
+    supervisor.ends[0].close()
+    ((worker, error),) = supervisor.poll()
     assert (worker, type(error)) == (0, WorkerDied)
 
 
-def test_an_interrupted_close_leaves_no_job_running(board, monkeypatch):
-    board = board()
-    job, interruptions = board.run(0), [KeyboardInterrupt]
+def test_an_interrupted_close_leaves_no_job_running(supervisor, monkeypatch):
+    supervisor = supervisor()
+    job, interruptions = supervisor.run(0), [KeyboardInterrupt]
 
     def join(timeout=None):
         if interruptions:
@@ -212,5 +212,5 @@ def test_an_interrupted_close_leaves_no_job_running(board, monkeypatch):
     monkeypatch.setattr(job, "join", join)
     monkeypatch.setattr(job, "kill", job.end)
     with pytest.raises(KeyboardInterrupt):
-        board.close()
+        supervisor.close()
     assert job.exitcode == 1

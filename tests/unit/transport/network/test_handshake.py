@@ -1,4 +1,4 @@
-"""How trainer and workers find each other, and what they make of bytes that are none of theirs: over real sockets."""
+"""The handshake of trainer and workers, and bytes of strangers, over real sockets."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from collectx.transport.network.trainer import NetworkTransport
 from collectx.transport.supervisor import Supervisor
 
 
-class Ear(Listener):
-    """A listener that keeps what it hears."""
+class RecordingListener(Listener):
+    """Keeps the first message of each peer, and the refusals."""
 
     def __init__(self, *addresses, interface=None):
         self.greeted, self.refusals = [], []
-        super().__init__(addresses, 0, SECRET, self._hear, lambda *peer: self.refusals.append(peer), interface)
+        super().__init__(addresses, 0, SECRET, self._record, lambda *peer: self.refusals.append(peer), interface)
 
-    def _hear(self, connection, address):
+    def _record(self, connection, address):
         self.greeted.append((connection, address, connection.recv_bytes()))
 
     def close(self):
@@ -47,7 +47,7 @@ class Ear(Listener):
 def listen():
     with contextlib.ExitStack() as stack:
         yield lambda *addresses, **interface: stack.enter_context(
-            contextlib.closing(Ear(*addresses or ("127.0.0.1",), **interface))
+            contextlib.closing(RecordingListener(*addresses or ("127.0.0.1",), **interface))
         )
 
 
@@ -70,20 +70,20 @@ ANY = ("192.0.2.1", "127.0.0.1")  # with an address besides loopback, it listens
     ],
 )
 def test_a_worker_that_knows_the_secret_is_greeted_and_no_other(listen, wait_until, listening, tried, address):
-    ear = listen(*listening)
+    listener = listen(*listening)
     with pytest.raises(
         RendezvousError, match=rf"within 0 s \(knob=7\): .*{address} port \d+: it closed the connection"
     ):
-        say_hello(ear.endpoint.port, *tried, secret=b"wrong", timeout_s=0.0)
-    assert say_hello(ear.endpoint.port, *tried) == address
-    wait_until(lambda: ear.greeted and ear.refusals)
-    assert ear.greeted[0][1:] == (address, b"hello")
-    assert ear.refusals == [(address, "it does not know the secret of this run")]
-    assert SECRET.decode() not in repr(ear.endpoint)  # which may be logged
+        say_hello(listener.endpoint.port, *tried, secret=b"wrong", timeout_s=0.0)
+    assert say_hello(listener.endpoint.port, *tried) == address
+    wait_until(lambda: listener.greeted and listener.refusals)
+    assert listener.greeted[0][1:] == (address, b"hello")
+    assert listener.refusals == [(address, "it does not know the secret of this run")]
+    assert SECRET.decode() not in repr(listener.endpoint)  # which may be logged
 
 
 @pytest.mark.parametrize("interface", [None, "lo"])
-def test_loopback_alone_is_not_heard_from_outside(listen, interface):
+def test_loopback_alone_is_not_recordd_from_outside(listen, interface):
     here = ("127.0.0.1",) if interface is None else local_addresses(interface)
     port = listen(*here, interface=interface).endpoint.port
     for address in here:
@@ -182,26 +182,26 @@ def test_strangers_hold_few_threads_for_a_short_time_and_do_not_fill_the_log(lis
     for name, value in {"_prove_to_worker": counted, "_HANDSHAKE_S": 1.0, "_MOST_HANDSHAKES": 3}.items():
         monkeypatch.setattr(handshake, name, value)
     monkeypatch.setattr(handshake, "_MOST_REFUSALS", 4)
-    ear = listen()
+    listener = listen()
     with contextlib.ExitStack() as stack:
-        place = "127.0.0.1", ear.endpoint.port
+        place = "127.0.0.1", listener.endpoint.port
         for _ in range(6):
             stack.enter_context(socket.create_connection(place))
         say_hello(place[1])
         # The worker may have had to try again.
-        wait_until(lambda: ear._num_refused >= 6)
-    assert (max(num_proving), len(ear.refusals)) == (3, 4)
+        wait_until(lambda: listener._num_refused >= 6)
+    assert (max(num_proving), len(listener.refusals)) == (3, 4)
     monkeypatch.setattr(handshake, "_REFUSALS_S", 0.0)
     challenged(place[1], lambda nonce: b"")
-    wait_until(lambda: len(ear.refusals) > 4)
-    assert re.search(r" \(before, \d+ more were refused\)$", ear.refusals[4][1])
+    wait_until(lambda: len(listener.refusals) > 4)
+    assert re.search(r" \(before, \d+ more were refused\)$", listener.refusals[4][1])
 
 
 def test_all_of_a_handshake_has_one_deadline(listen, wait_until, monkeypatch):
     monkeypatch.setattr(handshake, "_HANDSHAKE_S", 0.5)
-    ear, began, count = listen(), time.monotonic(), 0
-    with socket.create_connection(("127.0.0.1", ear.endpoint.port)) as peer:
-        while not ear.refusals:
+    listener, began, count = listen(), time.monotonic(), 0
+    with socket.create_connection(("127.0.0.1", listener.endpoint.port)) as peer:
+        while not listener.refusals:
             if time.monotonic() > began + 0.1 * count:
                 count += 1
                 with contextlib.suppress(OSError):
@@ -245,16 +245,16 @@ def test_a_listener_that_does_not_know_the_secret_is_not_trusted(greeting, answe
 
 
 def test_an_answer_is_refused_the_second_time(listen, wait_until):
-    ear, answers = listen(), []
+    listener, answers = listen(), []
 
     def answer(nonce):
         answers.append(MINE + proof(b"worker", nonce, MINE) + framed(b"hello"))
         return answers[0]
 
-    assert len(challenged(ear.endpoint.port, answer, 32)) == 32
-    assert challenged(ear.endpoint.port, answer) == b""
-    wait_until(lambda: ear.refusals)
-    assert len(ear.greeted) == 1
+    assert len(challenged(listener.endpoint.port, answer, 32)) == 32
+    assert challenged(listener.endpoint.port, answer) == b""
+    wait_until(lambda: listener.refusals)
+    assert len(listener.greeted) == 1
 
 
 # --- the network ---
@@ -269,17 +269,17 @@ def test_a_connection_can_be_kept_alive_for_any_time(listen):
 
 
 def test_a_port_that_is_taken_is_a_configuration_error_and_leaves_nothing_open(listen):
-    port, board = listen().endpoint.port, Supervisor(60.0, 60.0, 60.0, str)
+    port, supervisor = listen().endpoint.port, Supervisor(60.0, 60.0, 60.0, str)
     open_before = psutil.Process().num_fds()
     for _ in range(3):
         with pytest.raises(ConfigError, match=rf"^backend\.port={port}: .*choose another, or null"):
-            NetworkTransport(slab_spec(1), board, ("127.0.0.1",), port, SECRET, lambda *who: {}, 60.0)
+            NetworkTransport(slab_spec(1), supervisor, ("127.0.0.1",), port, SECRET, lambda *who: {}, 60.0)
     assert psutil.Process().num_fds() <= open_before  # other tests' may be collected meanwhile
-    board.close()
+    supervisor.close()
 
 
 def test_a_worker_that_finds_nobody_says_where_it_looked():
-    with socket.socket(socket.AF_INET6) as taken:  # which nobody else can take meanwhile
+    with socket.socket(socket.AF_INET6) as taken:  # which no other process can take meanwhile
         taken.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
         taken.bind(("::", 0))
         port, began = taken.getsockname()[1], time.monotonic()

@@ -25,7 +25,7 @@ import psutil
 from collectx.launcher.base import Launcher
 
 # Modules that the fork server imports when it starts.
-PRELOAD = ["collectx.worker.preload"]
+PRELOAD = ["collectx.env.gym", "collectx.policy.mlp", "collectx.worker.entry"]
 # File descriptors that libraries may need, and that each worker needs.
 _DESCRIPTORS, _WORKER_DESCRIPTORS = 256, 4
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")

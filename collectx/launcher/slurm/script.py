@@ -17,7 +17,7 @@ from collectx.launcher.slurm import commands
 from collectx.launcher.slurm.log_watcher import role_shell
 
 _SEES = """\
-[ -e "$0/jobs/run.json" ] || { echo "$(hostname) does not see the run folder $0: all nodes must share its file system:
+[ -e "$0/jobs/task.json" ] || { echo "$(hostname) does not see the run folder $0: all nodes must share its file system:
 choose another with hydra.run.dir or hydra.sweep.dir" >&2; exit 1; }
 """
 SEES_FOLDER = f'bash -c {shlex.quote(_SEES)} "$run"'

@@ -1,7 +1,7 @@
 """`launcher=slurm`: trainer and workers are the tasks of one SLURM job, and equal runs are the tasks of one job array.
 
     <run>/jobs/run.sh          the script of one run; <sweep>/jobs/array-0.sh of several
-    <run>/jobs/task.json        the composed configuration, as plain data
+    <run>/jobs/task.json       the composed configuration, as plain data
     <run>/jobs/slurm.json      the job of the run
     <run>/jobs/exit_status.17  exit status of the trainer in job 17; another job may still be ending in the folder
     <run>/jobs/log_begin       offset in job.log of this start of the job

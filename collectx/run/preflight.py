@@ -1,5 +1,5 @@
 """Checks of this machine for a configuration: commands, devices, networks. Rules between options are in
-`collectx/run/rules.py`.
+`collectx/config/rules/`.
 
 Called in the process that starts a run, before any worker starts. torch is imported only where it is needed.
 """

@@ -11,19 +11,20 @@ both import it at the same time. Must not know schedules, transports or how a po
 from __future__ import annotations
 
 import random
+import threading
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from collectx.config import RunConfig, backend_of, is_async
-from collectx.errors import ConfigError, LauncherError, SpaceError
+from collectx.errors import ConfigError, LauncherError, SpaceError, text_of
 from collectx.run import cores, delivery_log, display, preflight, snapshot
 from collectx.run.events import EventLog
 from collectx.run.files import write_atomically, write_json
 from collectx.run.folder import RunFolder
 from collectx.run.lock import locked
-from collectx.run.result import Record, Result
+from collectx.run.result import Record, Result, type_name
 from collectx.run.signals import Signals
 
 if TYPE_CHECKING:
@@ -31,6 +32,10 @@ if TYPE_CHECKING:
     from collectx.launcher.base import Launcher
     from collectx.run.collection import RunCollection
     from collectx.trainer.base import Trainer
+
+
+# After this time of closing the envs of this process, the error that ended the run is shown.
+_CLOSE_S = 2.0
 
 
 def execute(cfg: RunConfig, folder: Path, argv: list[str], launcher: Launcher | None = None) -> Result:
@@ -94,8 +99,8 @@ def _run(
     try:
         progress = display.Progress(record.statistics, start_s=record.start_s)
         events.show = progress.say
-        with progress, _launched(cfg, files, launcher, events) as launcher:
-            job = _Job(cfg, files, record, signals, events)
+        job = _Job(cfg, files, record, signals, events)
+        with progress, _launched(cfg, files, launcher, events) as launcher, closing(job):
             try:
                 workers = job.prepare(launcher)
             except (ConfigError, LauncherError, SpaceError) as error:
@@ -132,6 +137,7 @@ class _Job:
         self._event_log = events
         self._trainer: Trainer
         self._workers_write = False
+        self._close_note: threading.Timer | None = None
 
     def prepare(self, launcher: Launcher | None) -> AbstractContextManager[Collector]:
         """Makes the policy and the trainer, and starts the workers; does not wait for them."""
@@ -189,6 +195,8 @@ class _Job:
             self._record.end(None)
         except BaseException as error:
             self._record.end(error)
+            if backend_of(self._cfg) == "inline":
+                self._report_before_close(error)
         finally:
             self.finish(collection)
 
@@ -203,6 +211,20 @@ class _Job:
             state: dict = getattr(self._trainer, "state_dict", dict)()
             if state:
                 write_atomically(self._files.final_checkpoint, lambda file: torch.save(state, file))
+
+    def close(self) -> None:
+        """Called when the workers are closed."""
+        if self._close_note is not None:
+            self._close_note.cancel()
+
+    def _report_before_close(self, error: BaseException) -> None:
+        """Reports the error of a run whose envs are in this process, which closing them may block or end."""
+        text = f"{type_name(error)}: {text_of(error)}: closing the envs takes more than {_CLOSE_S:g} s"
+        self._close_note = threading.Timer(_CLOSE_S, self._event_log.show, [text])
+        self._close_note.daemon = True
+        self._close_note.start()
+        with suppress(OSError):
+            write_json(self._files.result, self._record.result(self._files.path).as_json())
 
     def _add_event(self, name: str, **fields: Any) -> None:
         self._record.add_event(name, fields)

@@ -113,7 +113,7 @@ class Record:
         start_s: when the command started, by `time.monotonic`.
         statistics, digest: of the delivered batches; `digest` is None without `trainer.digest`.
         errors: errors of training and closing, in order.
-        wrong: the mistake in the configuration that ended the run before any worker started.
+        config_error: the mistake in the configuration that ended the run before any worker started.
     """
 
     def __init__(self, cfg: RunConfig, signals: Signals):

@@ -12,14 +12,14 @@ from unittest.mock import Mock
 import collecting
 import pytest
 import torch
-from collecting import custom, gym
+from collecting import custom, faulty, gym
 from omegaconf import OmegaConf
-from worlds.faulty import Wordless
+from worlds.faulty import FAULTS, Wordless
 
 from collectx import trainer as trainers
 from collectx.config import RunOptions
 from collectx.errors import ConfigError, SpaceError
-from collectx.run import RunFolder, Status, cores, execute
+from collectx.run import RunFolder, Status, cores, execute, job
 
 
 def read(folder):
@@ -55,6 +55,19 @@ def test_a_custom_policy_is_called_with_observations_of_the_env_alone(cfg, tmp_p
     train_with()
     cfg = replace(cfg, env=gym(2), policy=custom("worlds.cartpoles:towards"))
     assert execute(cfg, tmp_path, []).status == Status.COMPLETED
+
+
+def test_an_error_is_reported_before_the_envs_are_closed(cfg, tmp_path, monkeypatch, capsys, wait_until):
+    seen, printed = [], []
+
+    def look():
+        seen.append(RunFolder(tmp_path).read_result())
+        wait_until(lambda: printed.append("".join(capsys.readouterr())) or not seen[-1] or "BrokenLever" in printed[-1])
+
+    monkeypatch.setattr(job, "_CLOSE_S", 0.01)
+    monkeypatch.setitem(FAULTS, "looks", look)
+    execute(replace(cfg, env=faulty("raises", at_close="looks")), tmp_path, [])
+    assert (seen[-1]["status"], seen[-1]["failures"][0]["type"]) == ("failed", "worlds.faulty.BrokenLever")
 
 
 def test_a_run_ends_with_the_batch_by_which_it_has_all_frames(cfg, tmp_path, train_with):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import graphlib
 import re
 import tomllib
 from pathlib import Path
@@ -35,6 +36,8 @@ LAYERS = [
     {"cli", "library"},
 ]
 LEVEL = {name: level for level, row in enumerate(LAYERS) for name in row}
+# Longer than the others may be, in lines.
+LONG = {"collectx.library.base": 380, "collectx.collector.collector": 330, "collectx.replay.buffer": 325}
 # The contract that a policy is made for: what an env's spaces and leaves are, not the adapters.
 SEAMS = {("policy", "collectx.env.base")}
 
@@ -82,6 +85,31 @@ def test_imports_go_down():
             if not package or (package == "collectx" and not is_seam and not is_down):
                 upwards.append(f"{path}:{line}: {part} imports {name}, which is not below it")
     assert not upwards, "\n".join(upwards)
+
+
+def product():
+    """The files of the product, by the names of their modules."""
+    for folder in ("collectx", "cli"):
+        for path in (ROOT / folder).rglob("*.py"):
+            parts = path.relative_to(ROOT).with_suffix("").parts
+            name = ".".join(parts if folder == "collectx" else ("collectx", *parts))
+            yield name.removesuffix(".__init__"), path
+
+
+def test_no_circle_of_imports():
+    files = dict(product())
+    graph = {}
+    for name, path in files.items():
+        names = {each if each in files else each.rpartition(".")[0] for _, each in imported(path)}
+        graph[name] = (names & files.keys()) - {name}
+    graphlib.TopologicalSorter(graph).prepare()  # raises CycleError with the modules of a circle
+
+
+def test_files_are_neither_long_nor_tiny():
+    for name, path in product():
+        lines = len(path.read_text().splitlines())
+        assert lines <= LONG.get(name, 300), f"{path} has {lines} lines"
+        assert lines >= 15 or path.name == "__init__.py", f"{path} has {lines} lines"
 
 
 def test_the_list_of_packages_is_the_tree():

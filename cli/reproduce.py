@@ -82,6 +82,9 @@ def _reproduce(arguments: Arguments, argv: Sequence[str]) -> int:
         output.note(f"{old.path} has no digests of its batches; repeats the run without comparing.")
     elif not any(text.lstrip("+").startswith("trainer.digest=") for text in overrides):
         overrides = (*overrides, "trainer.digest=true")
+    if getattr(composed.cfg.launcher, "wait", True) is False:
+        # Batches are compared when the run has ended.
+        overrides = (*overrides, "launcher.wait=true")
     collector = saved.get("collector") or {}
     is_cut = ended != "completed"
     if is_cut and not any(text.lstrip("+").startswith("run.max_batches=") for text in overrides):

@@ -44,6 +44,15 @@ def test_key_and_group_overrides_in_the_folder_of_a_point_of_a_sweep(stub, old):
     assert (cfg.trainer.gamma, folder.name) == (0.6, "new")
 
 
+def test_a_run_that_was_not_waited_for_is_waited_for(old, monkeypatch):
+    old("launcher=slurm launcher.wait=false")
+    words = []
+    monkeypatch.setattr(reproduce, "launch", lambda composer, arguments, *_: words.extend(arguments.words) or 3)
+    for line in ([], ["launcher.wait=false"]):
+        assert reproduce.main(["old", *line]) == 3
+        assert words[-1] == "launcher.wait=true"
+
+
 def test_a_difference_names_the_first_batch(stub, old, capsys):
     old()
     stub.digests = ["0", "other", "2"]

@@ -285,8 +285,8 @@ class Collector:
 
     def request_reset(self, reset: int, workers: Iterable[int] | None = None) -> None:
         """Resets the envs of all workers, or of some, before the next slot that they are granted; batches of slots that
-        are granted already, `collector.num_slots` of each async worker at most, come first. Does not block. A worker
-        that is restarted before has new envs and is not reset.
+        are granted already, `collector.num_slots` of each async worker at most, come first. Does not block. The
+        replacement of a worker that is restarted before is reset too.
 
         Args:
             reset: `RESET`, or a reset with seeds (`collectx.transport.base.encode_reset`), which a later `RESET` does

@@ -121,8 +121,8 @@ class LocalLauncher(Launcher):
 
 
 def _run(function: Callable[..., None], arguments: tuple[Any, ...], process_setup: dict[str, Any]) -> None:
-    _die_with_parent()
     set_up_process(**process_setup)
+    _die_with_parent()
     try:
         function(*arguments)
     finally:

@@ -2,8 +2,7 @@
 
     keywords --parsed, checked--> request --> RunConfig, overrides per worker --> collector.compose.build --> batches
 
-Runs in the trainer's process. The constructor's keywords are the fields of the specs that each class passes to
-`described`; `request` parses them.
+Runs in the trainer's process. The specs in `described` of a class are the keywords of its constructor.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
     keywords --parsed, checked--> request --> RunConfig, overrides per worker --> collector.compose.build --> batches
 
-Runs in the trainer's process. The specs in `described` of a class are the keywords of its constructor.
+Runs in the trainer's process. `described` lists the keywords of a class; `request` parses them.
 """
 
 from __future__ import annotations

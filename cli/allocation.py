@@ -4,7 +4,7 @@ is submitted.
     bash jobs/step.sh --- srun --jobid=17 --overlap --- task 0: the trainer
                                                    \\-- task r: worker r - 1
 
-Called after the runs are composed; slurm.py submits runs as jobs. Must not know trainers or workers.
+Called after the runs are composed; slurm.py submits runs as jobs.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Removes keys of an experiment for a choice that the command line replaces: `experiment=cartpole_ppo trainer=meter`
 removes the keys that only PPO has.
 
-Called for every composed configuration. Must not know the meaning of keys.
+Called for every composed configuration.
 """
 
 from __future__ import annotations

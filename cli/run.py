@@ -1,5 +1,5 @@
-"""`collectx run [overrides] [-m] [flags]`: composes and checks the configuration, and runs it with
-`collectx.run.execute`.
+"""`collectx run [overrides] [-m] [flags]`: composes and checks the configuration, then runs it in this
+process or submits it as a job.
 
 All points of a sweep are composed and checked before Hydra makes the run folder, so a wrong configuration leaves
 neither a folder nor a process.

@@ -3,7 +3,7 @@ user, against the source code of their definitions. Imports nothing but Gymnasiu
 the source does not show (decorators, inherited constructors, `**kwargs`, names that are bound more than once, compiled
 modules) are not checked.
 
-Called when a configuration is composed. Must not know how envs, policies or trainers are made.
+Called when a configuration is composed.
 """
 
 from __future__ import annotations

@@ -93,7 +93,7 @@ def _submit_and_watch(task: Task, submitted: dict[Path, str]) -> None:
 
 
 def _unfinished(runs: Sequence[JobRun]) -> dict[Path, str]:
-    """Returns the jobs of runs that an earlier start has submitted and that have not ended, by run folder.
+    """Returns the jobs of earlier submissions that have not ended, by run folder; prints a line for each.
 
     Raises:
         ConfigError: such a job has another configuration, or SLURM does not answer.
@@ -101,7 +101,7 @@ def _unfinished(runs: Sequence[JobRun]) -> dict[Path, str]:
     submitted = {run.folder: job for run in runs if (job := run_status.read_job(RunFolder(run.folder))) is not None}
     states = run_status.query_slurm(submitted.values()) if submitted else {}
     if isinstance(states, LauncherError):
-        raise ConfigError([f"whether jobs of an earlier start are still running is not known: {states}"])
+        raise ConfigError([f"cannot tell whether earlier jobs still run: {states}"])
     unfinished = {}
     for run in runs:
         job, files = submitted.get(run.folder), RunFolder(run.folder)
@@ -115,7 +115,7 @@ def _unfinished(runs: Sequence[JobRun]) -> dict[Path, str]:
                 ]
             )
         unfinished[run.folder] = job
-        print(f"{run.name}: job {job} of an earlier start is {status.status}")
+        print(f"{run.name}: job {job} of an earlier submission is {status.status}")
     return unfinished
 
 
@@ -170,7 +170,7 @@ class Lanes:
 
     Args:
         limit: number of lanes; None: no limit.
-        unfinished: jobs of an earlier start of the sweep.
+        unfinished: jobs of an earlier submission of the sweep.
     """
 
     def __init__(self, limit: int | None, unfinished: Collection[str]):
@@ -221,7 +221,7 @@ def _arrays(runs: Sequence[JobRun]) -> Iterator[list[JobRun]]:
 
 
 def _script_path(runs: Sequence[JobRun]) -> Path:
-    """The path of a new script; scripts of earlier starts are kept."""
+    """The path of a new script; scripts of earlier submissions are kept."""
     if len(runs) == 1:
         return RunFolder(runs[0].folder).jobs / "run.sh"
     folder = runs[0].folder.parent / "jobs"

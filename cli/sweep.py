@@ -49,7 +49,7 @@ class PlannedPoint:
         name: distinguishes it from the other points.
         folder: its run folder, absolute.
         node, cfg: its configuration, untyped with Hydra's part, and typed.
-        is_done: an earlier start of the sweep completed it.
+        is_done: an earlier attempt of the sweep completed it.
         is_job: it is submitted as a job with the others.
         problems: mistakes in its configuration: a sweeper may draw values that contradict each other.
     """

@@ -1,7 +1,7 @@
 """Sweepers that choose values by the results of earlier points, such as `hydra/sweeper=optuna`; Hydra's basic sweeper
 only enumerates. They read each point's objective as the return value of its job.
 
-Called by the command line and by the launcher of points. Must not know how points run.
+Called by the command line and by the launcher of points.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ class JobRun:
 
 @dataclass
 class Task:
-    """Executes a run of this machine at once, and collects runs that are jobs, so that equal ones become one job array.
+    """Executes local runs immediately; collects runs that are jobs, which are submitted when Hydra has composed all.
 
     Attributes:
         argv: the command line as typed, for the snapshot.
@@ -70,7 +70,7 @@ class Task:
         cfg = self.cfg
         assert cfg is not None
         if self.sweep is not None:
-            # The sweep gives a point no folder that another point's run is in.
+            # A run in a point's folder is an earlier attempt of the same point: each point has its own folder.
             cfg = replace(cfg, run=replace(cfg.run, overwrite=True))
         folder = Path(HydraConfig.get().runtime.output_dir)
         if cfg.launcher.kind in ELSEWHERE:

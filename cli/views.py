@@ -1,6 +1,6 @@
 """The display of watched runs: `SingleView` for one run, `SweepView` for several.
 
-Used by watch.py in the main thread. Must not know jobs or schedulers.
+Used by watch.py in the main thread.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class SingleView:
             self._console.print(f"collectx: {text}", soft_wrap=True, markup=False, highlight=False)
 
     def draw(self) -> None:
-        """Starts the progress, which draws itself in a thread, when the run starts; updates the spinner before."""
+        """Updates the spinner; once the run is running, starts the progress display, which a thread draws."""
         if self._progress is not None:
             return
         if self._run.status.status is Status.RUNNING:

@@ -2,7 +2,7 @@
 folders.
 
 Ctrl-C asks once whether to cancel the jobs, where the input is a terminal; without an answer, or a second time, it
-cancels them, as SIGTERM does at once. Used by the command line. Must not know how jobs are submitted.
+cancels them, as SIGTERM does at once. Used by the command line.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ class Watcher:
             run.statistics.update()
             self._show_events(run, view)
         now_s = time.monotonic()
-        # A requeued job that waits again keeps the result of its earlier start, which is no reason for a query.
+        # A requeued job that waits again keeps the result of its earlier attempt, which is no reason for a query.
         changed = [(run, time_ns) for run in self._unfinished() if (time_ns := _result_time_ns(run)) != run.result_ns]
         if now_s >= self._next_query_s or any(time_ns is not None for _, time_ns in changed):
             for run, time_ns in changed:

@@ -2,8 +2,8 @@
 
     plain data --check--> schema --rules--> problems, --warnings--> notes
 
-`kind` names the implementation: `env.kind=gym` is built by `collectx/env/gym.py`. `check`, `rules` and `warnings` are
-imported by those who check a configuration, not here.
+`kind` selects the implementation: `collectx/env/gym.py` builds `env.kind=gym`. Callers that check a configuration
+import `check`, `rules` and `warnings` themselves.
 """
 
 # ruff: noqa: F401, what the other packages import

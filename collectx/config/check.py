@@ -64,10 +64,10 @@ def check(values: Mapping[str, Any], ignore: Collection[str] = ()) -> tuple[RunC
 
 
 def known_paths() -> list[str]:
-    """Every option that some choice of some group has, as `collector.num_workers`."""
+    """Every option of any choice of any group, such as `collector.num_workers`."""
     paths = dict.fromkeys(["seed", *_paths("run", RunOptions), *_paths("sweep", SweepConfig)])
     for group in GROUPS:
-        for cls in {*KINDS[group].values()} or {DevicesConfig}:
+        for cls in dict.fromkeys(KINDS[group].values()) or (DevicesConfig,):
             paths |= dict.fromkeys(_paths(group, cls))
     return list(paths)
 

@@ -85,12 +85,17 @@ def _describe(hint: Any, language: Language) -> str:
         (item,) = typing.get_args(hint)
         if item is Any:
             return "a list"
+        # "an integer" becomes "integers".
         return f"a list of {_describe(item, language).split(' ', 1)[-1]}s" + (", such as [1,2]" if item is int else "")
     return language.types.get(dict if origin in _MAPPINGS else origin, str(hint))
 
 
 def out_of_range(value: Any, limits: Mapping[str, Any]) -> str | None:
-    """What `value` must be, where it is not: "at least 1."; see `collectx.config.schema.fields`."""
+    """The limit that `value` violates, such as "at least 1."; None if it violates none.
+
+    Args:
+        limits: metadata of the field; see `collectx.config.schema.fields`.
+    """
     if value is None or value in limits.get("also", ()):
         return None
     choices = limits.get("choices")

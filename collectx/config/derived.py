@@ -22,7 +22,7 @@ REMOTE = ("distributed", "distributed_sync", "rpc", "ray")
 
 
 def is_async(collector: CollectorConfig) -> bool:
-    """Whether every batch comes from one worker."""
+    """Whether workers deliver in the order in which they are ready."""
     if isinstance(collector, EitherCollectorConfig):
         return not collector.sync
     return collector.kind in ASYNC
@@ -57,8 +57,7 @@ def num_workers_of(cfg: RunConfig) -> int:
 
 
 def rows_per_env(collector: CollectorConfig) -> int:
-    """Number of rows in a worker's batch per env of one of its processes: one per process, if the batch has a part of
-    each."""
+    """Rows per env in a worker's batch: the number of its processes if `inner=sync`, otherwise 1."""
     return collector.num_workers_per_collector if collector.inner == "sync" else 1
 
 

@@ -2,7 +2,7 @@
 
     keywords --parsed, checked--> request --> RunConfig, overrides per worker --> collector.compose.build --> batches
 
-Runs in the trainer's process. Only `collectx.library.keywords` and `request` know the constructor's keywords.
+Runs in the trainer's process. `described` lists the keywords of a class; `request` parses them.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class DataCollector(CollectorProperties):
             request.assembly.trajs_per_batch or 1, self.traj_format, cfg.collector.reset_at_each_iter
         )
         self._background: Background | None = None
-        individual = range(self.num_workers) if request.work.has_individual_policies else ()
+        individual = range(self.num_workers) if request.env_and_policy.has_individual_policies else ()
         self._weights = WeightPublisher(self._collector, request.weights, individual)
 
     def __iter__(self) -> Iterator[TensorDictBase]:

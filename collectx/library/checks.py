@@ -32,7 +32,7 @@ def check_request(request: CollectorRequest, problems: Sequence[str]) -> None:
     num_workers = request.num_workers
     messages = [
         *problems,
-        *request.work.problems(num_workers),
+        *request.env_and_policy.problems(num_workers),
         *_cuda_graphs(request),
         *_frames_per_worker(request),
         *_option_rules(request),
@@ -85,7 +85,7 @@ def _option_rules(request: CollectorRequest) -> list[str]:
 def _gpus(request: CollectorRequest) -> list[str]:
     """Workers see the GPUs that their policies act on."""
     remote = request.remote
-    if not request.are_devices_right:
+    if not request.has_valid_devices:
         return []
     if isinstance(remote, RpcRemote):
         return [*map(in_python, visible_problems(remote.visible, request.policy_devices))]
@@ -96,8 +96,8 @@ def _gpus(request: CollectorRequest) -> list[str]:
 
 
 def _cuda_graphs(request: CollectorRequest) -> list[str]:
-    value = request.work.cudagraph_policy
-    if not value or not request.are_devices_right:
+    value = request.env_and_policy.cudagraph_policy
+    if not value or not request.has_valid_devices:
         return []
     devices = sorted({device for device in request.policy_devices if not device.startswith("cuda")})
     if not devices:
@@ -149,6 +149,6 @@ def _user_class(request: CollectorRequest) -> list[str]:
         rule = "a user's collector_class takes weights between its batches"
         problems.append(f"update_weights_between_steps=True: {rule}: leave it out.")
     for name in ("num_envs", "info_keys", "exclude_keys"):
-        if value := getattr(request.work, name):
+        if value := getattr(request.env_and_policy, name):
             problems.append(f"{name}={value!r}: a user's collector_class makes its envs itself: leave it out.")
     return problems + [problem for collector in user_collectors(request) for problem in call_problems(collector)]

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from collectx.config import RayLauncherConfig
-from collectx.library.early_stop import Interrupted, Preempted
+from collectx.library.early_stop import InterruptorKeywords, PreemptionKeywords
 from collectx.library.inspection import InspectableCollector
 from collectx.library.keywords import (
     CreateEnv,
@@ -29,7 +29,7 @@ from collectx.library.trajectories import Assembly
 from collectx.user_objects import Hooks
 
 
-@described(EnvAndPolicy, Frames, Devices, BatchOutput, Weights, Hooks, Assembly, Interrupted)
+@described(EnvAndPolicy, Frames, Devices, BatchOutput, Weights, Hooks, Assembly, InterruptorKeywords)
 class Collector(InspectableCollector):
     """Collects in this process, without workers (TorchRL's `Collector` or `SyncDataCollector`). Acts with the policy
     object itself, so its weights need not be published."""
@@ -64,7 +64,7 @@ class Collector(InspectableCollector):
         self._ask("restart", mask.tolist())
 
 
-@described(EnvAndPolicy, Frames, Devices, BatchOutput, Workers, Weights, Hooks, Assembly, Preempted)
+@described(EnvAndPolicy, Frames, Devices, BatchOutput, Workers, Weights, Hooks, Assembly, PreemptionKeywords)
 class MultiCollector(InspectableCollector):
     """Collects in worker processes of this machine, over shared memory. Every worker has a copy of the policy.
 

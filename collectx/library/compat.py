@@ -16,7 +16,7 @@ from collectx.library.request import CollectorRequest
 _WEIGHT_SCHEMES = "it connects the parts of TorchRL's collectors; here weights travel by the collector's transport"
 
 # Public methods and attributes of TorchRL's collectors that do not exist here, with the reason or a replacement.
-REFUSED = {
+REFUSED_ATTRIBUTES = {
     "cascade_execute": _WEIGHT_SCHEMES,
     "get_cached_weights": "no copy of the weights is kept; use collector.policy",
     "get_distant_attr": "workers are not collectors; use getattr_env, getattr_policy or getattr_rb",
@@ -37,14 +37,14 @@ class CollectorProperties:
     ):
         self._request = request
         self._cfg = cfg
-        # For each worker, the fields of its `WorkerTask` that differ from `cfg`.
+        # For each worker, the fields of its `WorkerSpec` that differ from `cfg`.
         self._overrides = overrides
         self._frames_per_batch = frames_per_batch
 
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
-            why = f" (of TorchRL's, not here: {REFUSED[name]})" if name in REFUSED else ""
+            why = f" (of TorchRL's, not here: {REFUSED_ATTRIBUTES[name]})" if name in REFUSED_ATTRIBUTES else ""
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{why}")
 
     @property
@@ -104,7 +104,7 @@ class CollectorProperties:
     @property
     def requested_frames_per_batch(self) -> int:
         """Frames of one batch as passed to the constructor."""
-        return self._request.frames.in_all
+        return self._request.frames.requested_frames
 
     @property
     def total_frames(self) -> int:
@@ -143,7 +143,7 @@ class CollectorProperties:
         Raises:
             RuntimeError: none was passed.
         """
-        index = self._request.work.worker_idx
+        index = self._request.env_and_policy.worker_idx
         if index is None:
             raise RuntimeError("this collector has no index: pass worker_idx=... to the constructor")
         return index

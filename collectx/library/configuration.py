@@ -28,7 +28,7 @@ def to_config(request: CollectorRequest) -> tuple[RunConfig, list[dict[str, Any]
     devices, _ = request.devices.resolve(request.num_workers)
     cfg = RunConfig(
         env=overrides[0]["env"],
-        policy=request.work.policies(request.num_workers)[0],
+        policy=request.env_and_policy.policies(request.num_workers)[0],
         collector=_collector(request),
         backend=request.remote.backend_config(),
         launcher=LauncherConfig(
@@ -36,7 +36,7 @@ def to_config(request: CollectorRequest) -> tuple[RunConfig, list[dict[str, Any]
         ),
         devices=devices,
         trainer=MeterTrainerConfig(kind="meter", digest=False),
-        seed=request.work.seed,
+        seed=request.env_and_policy.seed,
     )
     return cfg, overrides
 
@@ -50,9 +50,9 @@ def _collector(request: CollectorRequest) -> CollectorConfig:
     options |= {
         "kind": request.kind,
         "num_workers": request.num_workers,
-        "frames_per_batch": frames.in_all,
+        "frames_per_batch": frames.requested_frames,
         "total_frames": -1 if frames.total_frames is None else frames.total_frames,
-        "exploration_type": request.work.exploration,
+        "exploration_type": request.env_and_policy.exploration,
         "inner": remote.inner,
         "max_frames_per_traj": positive(frames.max_frames_per_traj),
         "init_random_frames": positive(frames.init_random_frames),
@@ -83,7 +83,7 @@ def fit_frames(request: CollectorRequest, cfg: RunConfig, overrides: list[dict[s
         _check_dimension(request, cfg, spec)
     unit = num_envs * rows_per_env(collector) * (collector.num_workers if stacked else 1)
     if per_worker is None or not stacked:
-        collector.frames_per_batch = round_up(request.frames.in_all, unit)
+        collector.frames_per_batch = round_up(request.frames.requested_frames, unit)
         return collector.frames_per_batch
     steps = [-(-frames // num_envs) for frames in per_worker]
     for fields, count in zip(overrides, steps, strict=True):

@@ -30,7 +30,7 @@ class EarlyStop:
 
 
 @dataclass(frozen=True)
-class Interrupted(EarlyStop):
+class InterruptorKeywords(EarlyStop):
     """`EarlyStop` of a collector in this process.
 
     Args:
@@ -58,7 +58,7 @@ class Interrupted(EarlyStop):
 
 
 @dataclass(frozen=True)
-class Preempted(EarlyStop):
+class PreemptionKeywords(EarlyStop):
     """`EarlyStop` of a collector with workers on this machine.
 
     Args:

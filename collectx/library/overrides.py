@@ -18,15 +18,15 @@ from collectx.user_objects import Hooks, UserCollector, UserEnvConfig
 def worker_overrides(request: CollectorRequest) -> list[dict[str, Any]]:
     """For each worker the fields of its `collectx.worker.spec.WorkerSpec`. For a request without problems."""
     num_workers = request.num_workers
-    envs, devices = request.work.envs(num_workers), request.policy_devices
+    envs, devices = request.env_and_policy.envs(num_workers), request.policy_devices
     per_worker = for_each(request.remote.collector_kwargs, num_workers)
     overrides = [
         _base(env, device, kwargs or {}) for env, device, kwargs in zip(envs, devices, per_worker, strict=True)
     ]
-    policies = request.work.policies(num_workers)
+    policies = request.env_and_policy.policies(num_workers)
     collectors = user_collectors(request)
     for index, fields in enumerate(overrides):
-        if request.work.has_individual_policies:
+        if request.env_and_policy.has_individual_policies:
             fields |= {"policy": policies[index], "keeps_weights": True}
         if request.hooks != Hooks():
             fields["hooks"] = request.hooks
@@ -53,7 +53,7 @@ def added_worker_overrides(
     )
     if problems:
         raise ConfigError(problems)
-    fields = _base(request.work.env(create), request.policy_devices[0], kwargs)
+    fields = _base(request.env_and_policy.env(create), request.policy_devices[0], kwargs)
     if request.hooks != Hooks():
         fields["hooks"] = request.hooks
     if collector is not None:
@@ -91,16 +91,16 @@ def _user_collector(request: CollectorRequest, worker: int, kwargs: Mapping[str,
 
 def _collector_keywords(request: CollectorRequest, worker: int) -> dict[str, Any]:
     """The keywords that the collector passes on to a user's class, those that have a value."""
-    frames, work, num_workers = request.frames, request.work, request.num_workers
+    frames, actor, num_workers = request.frames, request.env_and_policy, request.num_workers
     random_frames = positive(frames.init_random_frames)
     keywords: dict[str, Any] = {
         "max_frames_per_traj": positive(frames.max_frames_per_traj),
         "init_random_frames": None if random_frames is None else -(-random_frames // num_workers),
         "reset_at_each_iter": frames.reset_at_each_iter or None,
         "set_truncated": frames.set_truncated or None,
-        "exploration_type": None if work.exploration == ExplorationType.RANDOM.value else work.exploration_type,
-        "compile_policy": kwargs_of(work.compile_policy),
-        "cudagraph_policy": kwargs_of(work.cudagraph_policy),
+        "exploration_type": None if actor.exploration == ExplorationType.RANDOM.value else actor.exploration_type,
+        "compile_policy": kwargs_of(actor.compile_policy),
+        "cudagraph_policy": kwargs_of(actor.cudagraph_policy),
     }
     for name in ("device", "policy_device", "env_device"):
         keywords[name] = for_each(getattr(request.devices, name), num_workers)[worker]

@@ -27,7 +27,7 @@ class CollectorRequest:
     """
 
     kind: str
-    work: EnvAndPolicy
+    env_and_policy: EnvAndPolicy
     frames: Frames
     devices: Devices
     output: BatchOutput
@@ -48,7 +48,7 @@ class CollectorRequest:
             return self.workers.num_workers
         if isinstance(self.remote, RayRemote) and self.remote.num_collectors is not None:
             return self.remote.num_collectors
-        create = self.work.create_env_fn
+        create = self.env_and_policy.create_env_fn
         return len(create) if isinstance(create, list | tuple) else 1
 
     @property
@@ -57,7 +57,7 @@ class CollectorRequest:
         interval = self.weights.interval
         if interval is not None:
             return interval
-        return -1 if self.work.has_individual_policies else self.weights.default_interval
+        return -1 if self.env_and_policy.has_individual_policies else self.weights.default_interval
 
     @property
     def workers_write(self) -> bool:
@@ -67,14 +67,14 @@ class CollectorRequest:
 
     @property
     def policy_devices(self) -> list[str]:
-        """The device of each worker's policy. For right devices."""
+        """The device of each worker's policy. Requires `has_valid_devices`."""
         _, devices = self.devices.resolve(self.num_workers)
         kwargs = [each or {} for each in for_each(self.remote.collector_kwargs, self.num_workers)]
         overrides = [device_name(each.get("policy_device") or each.get("device")) for each in kwargs]
         return [override or device or "cpu" for override, device in zip(overrides, devices, strict=True)]
 
     @property
-    def are_devices_right(self) -> bool:
+    def has_valid_devices(self) -> bool:
         """Whether `policy_devices` can be read."""
         return not (self.devices.problems(self.num_workers) or self.remote.problems(self.num_workers))
 

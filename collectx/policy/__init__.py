@@ -1,7 +1,8 @@
 """Policies: built from the configuration in every process, made into actors in the workers.
 
-The module `collectx.policy.<kind>` implements a kind by its function `build` (`q_mlp` and `q_cnn`: `q`). Modules are
-imported when they are used, so that importing this package is cheap.
+The function `build` of the module `collectx.policy.<kind>` builds a policy (`q_mlp` and `q_cnn`: of `q`). `random` has
+none: its policy is None, its actor `RandomActor`. Modules are imported when they are used, so that importing this
+package is cheap.
 """
 
 from __future__ import annotations

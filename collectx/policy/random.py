@@ -81,15 +81,15 @@ def _integers(low: np.ndarray, count: np.ndarray, size: Sequence[int]) -> torch.
 
 
 def _box(space: spaces.Box, size: Sequence[int]) -> torch.Tensor:
-    """Like `Box.sample`: uniform where bounded, exponential from the only bound, normal where there is none."""
+    """Like `Box.sample`: uniform between two bounds, exponential from a single bound, normal without a bound."""
     if np.issubdtype(space.dtype, np.integer) and space.is_bounded():
         first = space.low.astype(np.int64)
         return _integers(first, space.high.astype(np.int64) - first + 1, size)
     low, high = torch.as_tensor(space.low).double(), torch.as_tensor(space.high).double()
-    below, above = low.isfinite(), high.isfinite()
+    has_low, has_high = low.isfinite(), high.isfinite()
     drawn = torch.rand(size, dtype=torch.float64)
-    if bool((below & above).all()):
+    if bool((has_low & has_high).all()):
         return low + drawn * (high - low)
     tail = -torch.log1p(-drawn)
-    block = torch.where(below, low + tail, torch.where(above, high - tail, torch.randn(size, dtype=torch.float64)))
-    return torch.where(below & above, low + drawn * (high - low), block)
+    block = torch.where(has_low, low + tail, torch.where(has_high, high - tail, torch.randn(size, dtype=torch.float64)))
+    return torch.where(has_low & has_high, low + drawn * (high - low), block)

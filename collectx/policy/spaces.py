@@ -1,4 +1,4 @@
-"""The spaces and leaves that policies read. Must not know how observations become tensors."""
+"""The spaces and leaves that policies read."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The trainable built-in policies (an encoder of the observation, a network, a head) and their actor.
 
-Built from the configuration in every process: the trainer's copy learns, the workers' copies act. Must not know envs,
-slots or trainers.
+Built from the configuration in every process: the trainer's copy learns, the workers' copies act. Does not
+import trainers or transports.
 """
 
 from __future__ import annotations

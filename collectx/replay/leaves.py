@@ -1,4 +1,4 @@
-"""Conversion between nested TensorDicts and leaves by key. Must not know rings and samplers."""
+"""Conversion between nested TensorDicts and leaves by key."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Shared memory, and an inter-process lock that the kernel releases when its holder dies.
 
 Both are anonymous files whose descriptors are sent to other processes in pickles, so killed processes leave nothing in
-/dev/shm or on a disk. Must not know frames.
+/dev/shm or on a disk.
 """
 
 from __future__ import annotations
@@ -114,6 +114,7 @@ def _identity(descriptor: int) -> tuple[int, int]:
 
 
 def _anonymous_file(directory: Path | None) -> int:
+    """Returns the descriptor of an anonymous file."""
     if directory is None and hasattr(os, "memfd_create"):
         return os.memfd_create("collectx-replay")
     with tempfile.TemporaryFile(prefix="collectx-replay-", dir=directory) as file:

@@ -8,7 +8,7 @@ the frames from `first` to `end`, exclusive:
 
 So if a writer is killed while it copies, the ring has fewer frames, but none that is partly written.
 
-The caller holds the buffer's lock, except for the constructor. Must not know samplers.
+The caller holds the buffer's lock, except for the constructor. Does not import samplers.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@
                              |   ^                   |
           metrics.jsonl <----+   +--- log, publish --+
 
-Built by job.py in the trainer's process and called from its main thread only. Must not know schedules, transports or
-trainers.
+Built by job.py in the trainer's process and called from its main thread only. Imports neither schedules,
+transports nor trainers.
 """
 
 from __future__ import annotations

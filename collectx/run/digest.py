@@ -1,8 +1,8 @@
 """Digests of delivered batches: one for each batch, to find the first that differs, and one over all.
 
-The digest of a batch covers its batch size, and name, dtype, shape and bytes of every leaf, sorted by name. It depends
-neither on time nor device nor on contiguity. Called by the collection in the trainer's process
-(`trainer.digest`) and by `collectx reproduce`. Must not know envs, policies or workers.
+The digest of a batch covers its batch size, and name, dtype, shape and bytes of every leaf, sorted by name. It does not
+depend on time, device or contiguity. Computed in the trainer's process, unless `trainer.digest=false`; `collectx
+reproduce` compares the digests in `metrics.jsonl` of two runs.
 """
 
 from __future__ import annotations

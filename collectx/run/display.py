@@ -3,7 +3,7 @@ end the errors, a short table and the path of the run folder.
 
 The progress is drawn by a thread of the trainer's process that reads `Statistics`; deliveries never wait for it. As the
 thread shares the interpreter with the trainer, it draws at most 4 times a second and spends at most 2 % of its time
-drawing. Must not know collectors or trainers.
+drawing. Imports neither collectors nor trainers.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@
     --worker INDEX   which worker this process is; without it, srun's rank decides: 0 is the trainer, r worker r - 1
 
 Exit status: that of the run (trainer), 0 after the trainer has closed its workers, 1 for a worker that failed or found
-no trainer, 2 for a wrong configuration. Must not know who submitted the job.
+no trainer, 2 for a wrong configuration.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ def _redirect_output(log: Path) -> None:
 
 
 def _raise_launcher_error(signum: int, frame: object) -> None:
-    """Reports the reason to the trainer before the connection breaks."""
+    """SIGTERM handler: raises the reason, which the worker's loop reports."""
     raise LauncherError(
         "SLURM ends the job of this worker (SIGTERM): it is preempted, cancelled (scancel) or at its time limit."
     )

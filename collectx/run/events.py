@@ -1,7 +1,6 @@
 """The event log of a run: joins, deaths, publishes and signals, one line each, in the order in which they happened.
 
-Handed to the collector as a plain callable, and called in the trainer's process from any thread. Must not know what
-the events mean.
+Handed to the collector as a plain callable, and called in the trainer's process from any thread.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Reading and writing the files of a run folder: atomic, private, and JSON lines. Must not know their content."""
+"""Reading and writing the files of a run folder: atomic, private, and JSON lines."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
         os.replace(temporary, path)
     except BaseException as error:
         Path(temporary).unlink(missing_ok=True)
-        # torch.save replaces the error of the file.
+        # torch.save raises a RuntimeError, whose context is the OSError of the file.
         cause = error.__context__ if isinstance(error, RuntimeError) else error
         if isinstance(cause, OSError):
             raise _with_filename(cause, path) from None

@@ -12,7 +12,7 @@
     <run>/jobs/                scripts of a scheduler's jobs, and the task that they run
     <run>/checkpoints/
 
-Used by the trainer's process while a run lives, and by the command line afterwards. Must not know what the lines mean.
+Used by the trainer's process while a run lives, and by the command line afterwards.
 """
 
 from __future__ import annotations

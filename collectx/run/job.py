@@ -5,7 +5,7 @@
     finish    the last lines, the checkpoint; the workers are closed -> result.json
 
 Called by the command line, or by entry.py in a job. torch is imported only after the fork server has started, so that
-both import it at the same time. Must not know schedules, transports or how a policy learns.
+both import it at the same time.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ def execute(cfg: RunConfig, folder: Path, argv: list[str], launcher: Launcher | 
 
     Args:
         argv: the command line as typed, for the snapshot.
-        launcher: of workers that this process does not start; `begin` was then called when the job was submitted.
+        launcher: of a job whose tasks include the workers; the run folder and its logs then exist already. None: the
+            launcher of `cfg`.
 
     Raises:
         ConfigError: before any worker has started: a mistake that no rule can find (an observation space that cannot

@@ -3,7 +3,7 @@
     <run>/rendezvous.json, secret     written by the trainer when it listens, read by workers
     <run>/jobs/task.json, task.pkl    written before jobs are submitted, read by every process of a job (entry.py)
 
-Used by the command line, the trainer and workers. Must not know schedulers.
+Used by the command line, the trainer and workers.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class TaskFile:
 
     Attributes:
         argv: the command line as typed, for the snapshot.
-        token: identifies this start of the run (see `announce_trainer`); None in a job that runs trainer and workers,
+        token: identifies this attempt of the run (see `announce_trainer`); None in a job that runs trainer and workers,
             where the number of the job identifies it.
     """
 
@@ -73,8 +73,8 @@ def announce_trainer(files: RunFolder, endpoint: Endpoint, token: str) -> None:
     """Writes the address at which the trainer listens. The secret is on the disk before the address.
 
     Args:
-        token: the same for all processes of one start of the run, different for every other start, so that workers
-            ignore the address of an earlier start.
+        token: the same for all processes of one attempt, different for every other attempt, so that workers ignore the
+            address of an earlier attempt.
     """
     write_private(files.secret, endpoint.secret)
     write_json(files.rendezvous, {"addresses": list(endpoint.addresses), "port": endpoint.port, "token": token})

@@ -1,6 +1,6 @@
 """The result of a run as plain data, and the record from which it is made.
 
-Used by job.py in the trainer's process, and by the command line. Must not know how the run was done.
+Used by job.py in the trainer's process, and by the command line.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ class WorkerTotals:
     Attributes:
         env_s, policy_s, wait_s, send_s: as in `Timings`.
         frames: frames delivered from it.
-        lag: versions its last part was total_lag the newest.
+        lag: how many versions its last part was behind the newest.
     """
 
     env_s: float = 0.0
@@ -142,8 +142,8 @@ class JsonLinesTail:
         self._file: int | None = None
 
     def read(self) -> tuple[list[dict[str, Any]], bool]:
-        """Returns the complete lines added since the last call, and whether a restart of the job has replaced the file
-        before them. Blocks for the disk only.
+        """Returns the complete lines added since the last call, and whether the file was replaced before them, as by a
+        restart of the job. Blocks for the disk only.
 
         Raises:
             DamagedFile: a line cannot be read.

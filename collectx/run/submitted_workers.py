@@ -1,7 +1,7 @@
 """Workers that are jobs: submitted by the trainer (`launcher=submitit`), or submitted along with the trainer's job and
 waiting for their task (`submitit_delayed_launcher`).
 
-Used in the trainer's process. Must not know the commands of a scheduler.
+Used in the trainer's process.
 """
 
 from __future__ import annotations

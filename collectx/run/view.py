@@ -1,6 +1,6 @@
 """The numbers of the progress display at one moment, as plain data.
 
-Used by display.py in the trainer's process, and by a command that watches jobs. Must not know terminals.
+Used by display.py in the trainer's process, and by a command that watches jobs.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Trainers consume batches and publish weights, in the process of `collectx run`.
+"""Trainers consume batches and publish weights, in the trainer's process.
 
 The module of a kind is imported when that kind is built.
 """

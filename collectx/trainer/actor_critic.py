@@ -1,6 +1,6 @@
 """What `PpoTrainer` and `ImpalaTrainer` share: the training loop, the critic, and batches as `[R, T]` tensors.
 
-Runs in the trainer's process. Must not know how batches are collected.
+Runs in the trainer's process. Does not import collectors.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The two protocols of training: what a trainer receives (`Collection`) and what it must have (`Trainer`).
 
-Must not know transports, workers or processes.
+Does not import transports, workers or launchers.
 """
 
 from __future__ import annotations

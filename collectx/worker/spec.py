@@ -165,12 +165,12 @@ def rollout_options(options: CollectorConfig, num_workers: int) -> RolloutOption
     """The rollout options of the first life of each of `num_workers` workers."""
     frames_per_part = options.frames_per_batch // (num_workers if is_stacked(options) else 1)
     return RolloutOptions(
-        options.check_finite,
-        options.max_frames_per_traj,
-        -(-(options.init_random_frames or 0) // (num_workers * frames_per_part)),
-        options.reset_at_each_iter,
-        options.set_truncated,
-        options.refresh == "step",
+        check_finite=options.check_finite,
+        max_frames_per_traj=options.max_frames_per_traj,
+        num_random_batches=-(-(options.init_random_frames or 0) // (num_workers * frames_per_part)),
+        reset_at_each_iter=options.reset_at_each_iter,
+        set_truncated=options.set_truncated,
+        refresh_each_step=options.refresh == "step",
     )
 
 

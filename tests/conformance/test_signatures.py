@@ -12,7 +12,7 @@ from worlds.cartpoles import cartpole
 
 import collectx
 from collectx.library import compat
-from collectx.library.keywords import REFUSED
+from collectx.library.keywords import REFUSED_KEYWORDS
 
 THEIRS = json.loads((golden.FOLDER / "signatures.json").read_text())
 
@@ -36,10 +36,10 @@ def not_taken(name):
 
 @pytest.mark.parametrize("name", THEIRS)
 def test_keywords_and_methods_are_taken_or_refused(name):
-    assert not_taken(name) <= set(REFUSED)
+    assert not_taken(name) <= set(REFUSED_KEYWORDS)
     methods = THEIRS[name]["methods"]
-    assert set(methods) - public(name) <= set(compat.REFUSED)
-    assert not set(compat.REFUSED) & public(name)
+    assert set(methods) - public(name) <= set(compat.REFUSED_ATTRIBUTES)
+    assert not set(compat.REFUSED_ATTRIBUTES) & public(name)
     both = set(methods) & public(name)
     assert len(both) >= 15
     for method in both:
@@ -48,7 +48,7 @@ def test_keywords_and_methods_are_taken_or_refused(name):
         assert not set(methods[method] or ()) - (parameters(function) if callable(function) else set()), method
 
 
-@pytest.mark.parametrize("keyword", REFUSED)
+@pytest.mark.parametrize("keyword", REFUSED_KEYWORDS)
 def test_a_refused_keyword_is_refused_with_its_reason(keyword):
     def never():
         raise AssertionError("an env was made")
@@ -60,7 +60,7 @@ def test_a_refused_keyword_is_refused_with_its_reason(keyword):
 
 def test_a_refused_keyword_may_have_its_default_and_a_refused_method_is_refused_with_its_reason():
     with collectx.Collector(cartpole, frames_per_batch=4, backend=None, compact_obs=False) as collector:
-        for refused, why in compat.REFUSED.items():
+        for refused, why in compat.REFUSED_ATTRIBUTES.items():
             with pytest.raises(AttributeError, match=f"{refused}.*of TorchRL's, not here: {why[:20]}"):
                 getattr(collector, refused)
         with pytest.raises(AttributeError, match=r"no attribute 'no_such'$"):

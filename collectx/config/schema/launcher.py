@@ -66,7 +66,7 @@ class SlurmLauncherConfig(SlurmResources, LauncherConfig):
 
 @dataclass(kw_only=True)
 class PartResources(Section):
-    """What one part of a job asks for in the place of what the whole job does. None: the same."""
+    """Overrides the job's resources for one component. None: not overridden."""
 
     partition: str | None
     mem: str | None

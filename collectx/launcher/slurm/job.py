@@ -4,7 +4,7 @@
     <run>/jobs/task.json       the composed configuration, as plain data
     <run>/jobs/slurm.json      the job of the run
     <run>/jobs/exit_status.17  exit status of the trainer in job 17; another job may still be ending in the folder
-    <run>/jobs/log_begin       offset in job.log of this start of the job
+    <run>/jobs/log_begin       offset in job.log of this attempt of the job
     <run>/logs/job.log         output of SLURM and the trainer
 
     batch script --- srun --- task 0: the trainer     the job ends with it, and has its status

@@ -117,11 +117,11 @@ class TaskHandle:
 
 
 class LogWatcher:
-    """Watches the workers' tasks of one start of a job.
+    """Watches the workers' tasks of one attempt of a job.
 
     Args:
         log: the job's log; the batch script has created it.
-        begin: the offset in the log at which this start begins.
+        begin: the offset in the log at which this attempt begins.
         nodes: returns the node of each worker, by SLURM's names; may raise `LauncherError`.
         first: srun's number of the first worker's task.
     """

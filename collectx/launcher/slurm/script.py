@@ -94,7 +94,7 @@ def batch(
         "run=${runs[${SLURM_ARRAY_TASK_ID:-0}]}",
         'exec >>"$run/logs/job.log" 2>&1 || exit 1',
         'ended="$run/jobs/exit_status.$SLURM_JOB_ID"',
-        'rm -f "$ended" "$run/result.json"  # of an earlier start of the job',
+        'rm -f "$ended" "$run/result.json"  # of an earlier attempt of the job',
         'stat --format=%s "$run/logs/job.log" > "$run/jobs/log_begin"',
         "# Since 22.05, srun does not take it over from sbatch.",
         'if [ -n "$SLURM_CPUS_PER_TASK" ]; then export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"; fi',

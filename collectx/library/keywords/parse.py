@@ -21,7 +21,7 @@ class KeywordParser:
     """Parses the keyword arguments of one call, spec by spec.
 
     Attributes:
-        problems: messages about values of a wrong type or out of range; their specs have the defaults.
+        problems: messages about values of a wrong type or out of range, for which the spec has the default.
     """
 
     def __init__(self, name: str, keywords: dict[str, Any]):
@@ -30,35 +30,35 @@ class KeywordParser:
         self._known: list[str] = []
         self.problems: list[str] = []
 
-    def parse(self, kind: type[Spec]) -> Spec:
+    def parse(self, spec_class: type[Spec]) -> Spec:
         """Returns the spec with the keywords that are its fields."""
         values = {}
-        for field in dataclasses.fields(kind):  # type: ignore[arg-type]
+        for field in dataclasses.fields(spec_class):  # type: ignore[arg-type]
             self._known.append(field.name)
             if field.name not in self._left:
                 continue
             value = check_option(
-                field.name, self._left.pop(field.name), _hints(kind)[field.name], field.metadata, PYTHON
+                field.name, self._left.pop(field.name), _hints(spec_class)[field.name], field.metadata, PYTHON
             )
             if isinstance(value, Problem):
                 self.problems.append(value.text(PYTHON))
             else:
                 values[field.name] = value
-        return kind(**values)
+        return spec_class(**values)
 
     def finish(self) -> None:
         """Checks that every keyword was parsed.
 
         Raises:
-            TypeError: a keyword is in no spec. Those of `REFUSED` may be None or False.
+            TypeError: a keyword is in no spec. Those of `REFUSED_KEYWORDS` may be None or False.
         """
         unknown = []
         for name, value in self._left.items():
             near = difflib.get_close_matches(name, self._known, 1)
-            if name not in REFUSED:
+            if name not in REFUSED_KEYWORDS:
                 unknown.append(f"{name!r}" + (f" (did you mean {near[0]!r}?)" if near else ""))
             elif value is not None and value is not False:
-                unknown.append(f"{name!r} (of TorchRL's, not taken here: {REFUSED[name]})")
+                unknown.append(f"{name!r} (of TorchRL's, not taken here: {REFUSED_KEYWORDS[name]})")
         if unknown:
             raise TypeError(
                 f"{self._name}() got an unexpected keyword argument {', '.join(unknown)}; "
@@ -69,7 +69,7 @@ class KeywordParser:
 _BY_THE_CLASS = "use the class of that meaning, as MultiSyncCollector or DistributedCollector"
 
 # Keywords of TorchRL's collectors that some of ours do not take, with the reason or a replacement.
-REFUSED = {
+REFUSED_KEYWORDS = {
     "backend": _BY_THE_CLASS,
     "backend_options": _BY_THE_CLASS,
     "num_collectors": _BY_THE_CLASS,

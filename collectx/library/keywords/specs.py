@@ -50,14 +50,14 @@ class Frames:
         return None if isinstance(self.frames_per_batch, int) else self.frames_per_batch
 
     @property
-    def in_all(self) -> int:
+    def requested_frames(self) -> int:
         """Requested frames of one batch."""
         return self.frames_per_batch if isinstance(self.frames_per_batch, int) else sum(self.frames_per_batch)
 
     @property
     def has_surplus(self) -> bool:
         """Whether whole batches exceed `total_frames`, apart from rounding up to the number of envs."""
-        return self.total_frames not in (None, -1) and self.total_frames % self.in_all > 0
+        return self.total_frames not in (None, -1) and self.total_frames % self.requested_frames > 0
 
 
 @dataclass(frozen=True)

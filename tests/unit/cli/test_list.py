@@ -12,7 +12,7 @@ def test_every_group_in_the_order_of_the_data_path(capsys):
     assert groups == ["env", "policy", "collector", "backend", "launcher", "devices", "trainer", "experiment", "debug"]
     assert "  cartpole     CartPole-v1: balance a pole" in out
     assert "@package" not in out
-    assert out.count("Ray exchanges pickles: use it on trusted networks only.\n") == 1
+    assert out.count("Ray exchanges pickles: use it on trusted networks only.\n") == 2
 
 
 def test_one_group_with_choices_of_the_user(tmp_path, capsys):

@@ -81,7 +81,7 @@ def test_points_of_a_sweep_run_at_most_so_many_at_a_time_whatever_they_ask_for(q
     start(*(f"launcher.wait=false launcher.max_parallel=2 {point}" for point in points))
     after = [line for script in queue.scripts for line in script.splitlines() if "dependency" in line]
     assert after == [f"#SBATCH --dependency=afterany:{job}" for job in (100, 100, 101)]
-    # Jobs of an earlier start of the sweep count too.
+    # Jobs of an earlier submission of the sweep count too.
     lanes = slurm.Lanes(2, ["17", "18_1", "19"])
     assert (lanes.before(1), lanes.before(5)) == ({"18_1"}, {"17", "18_1", "19"})
 
@@ -127,7 +127,7 @@ def test_a_second_start_submits_no_job_twice_and_gives_its_folder_to_no_other(qu
     with pytest.raises(ConfigError, match="job 100_0 has not ended"):
         start("launcher.wait=false seed=5")
     assert queue.states == {"100_0": "PENDING", "100_1": "FAILED", "101": "PENDING"}
-    assert capsys.readouterr().out.count("of an earlier start is queued") == 1
+    assert capsys.readouterr().out.count("of an earlier submission is queued") == 1
     assert status.main(["."]) == 0
     out = capsys.readouterr().out
     assert [line.split()[1] for line in out.splitlines()[1:3]] == ["queued", "queued"]

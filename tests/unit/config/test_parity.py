@@ -8,7 +8,7 @@ import pytest
 
 from collectx.config.check import check, check_group
 from collectx.config.packaged import packaged_values
-from collectx.library.early_stop import Preempted
+from collectx.library.early_stop import PreemptionKeywords
 from collectx.library.keywords import Devices, EnvAndPolicy, Frames, KeywordParser, RayRemote, RpcRemote, Workers
 from collectx.library.keywords.coerce import exploration_problems
 from collectx.library.output import BatchOutput
@@ -16,7 +16,7 @@ from collectx.library.trajectories import Assembly
 
 # Options whose keyword has another name, or that are checked by a rule.
 NAMES = {"num_threads": "num_sub_threads", "port": "tcp_port", "tensorpipe": "tensorpipe_options"}
-SPECS = (EnvAndPolicy, Frames, Devices, BatchOutput, Workers, Assembly, Preempted, RayRemote, RpcRemote)
+SPECS = (EnvAndPolicy, Frames, Devices, BatchOutput, Workers, Assembly, PreemptionKeywords, RayRemote, RpcRemote)
 SPEC_OF = {field.name: spec for spec in SPECS for field in dataclasses.fields(spec)}
 CHOICES = {"backend": "rpc", "launcher": "ray", "collector": "multi_sync", "devices": "cpu", "env": "gym"}
 # Python takes None and negative numbers for no limit here, as TorchRL does, and has objects and lists in other places.

@@ -93,6 +93,7 @@ def test_a_broken_rule_is_one_problem(line):
     [
         ("collector=single", "inline"),
         ("launcher=inline", "inline"),
+        ("collector=distributed launcher=inline backend=inline", "inline"),
         ("", "shared_memory"),
         ("collector=distributed", "gloo"),
         ("collector=distributed devices=cuda", "gloo"),

@@ -91,7 +91,7 @@ class WorkerSpec:
         hooks: called around its batches.
         user_collector: the user's collector that the worker runs (`collectx/worker/user_collector.py`).
         visible_device: the only GPU that its process sees, or "cpu"; None: all.
-        keeps_weights: acts with the weights of its own policy factory until version 1 is published.
+        keeps_weights: acts with the weights from its policy factory until version 1 is published.
     """
 
     worker: int

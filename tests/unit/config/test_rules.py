@@ -93,7 +93,6 @@ def test_a_broken_rule_is_one_problem(line):
     [
         ("collector=single", "inline"),
         ("launcher=inline", "inline"),
-        ("collector=distributed launcher=inline backend=inline", "inline"),
         ("", "shared_memory"),
         ("collector=distributed", "gloo"),
         ("collector=distributed devices=cuda", "gloo"),
@@ -111,6 +110,11 @@ def test_what_auto_stands_for_and_that_it_says_so(line, backend):
     assert backend_of(cfg) == backend
     notes = [note.split()[1].rstrip(",") for note in warnings_of(cfg) if note.startswith("backend=auto: ")]
     assert notes == ([backend] if backend in ("gloo", "nccl", "rpc") else [])
+
+
+@pytest.mark.parametrize("collector", ["distributed", "rpc", "ray"])
+def test_an_inline_launcher_accepts_the_inline_backend(collector):
+    assert backend_of(composed(f"collector={collector} launcher=inline backend=inline")) == "inline"
 
 
 def test_a_backend_that_does_not_work_here_is_a_problem_unless_the_trainer_runs_elsewhere(monkeypatch):

@@ -54,8 +54,13 @@ class DeliverySpec:
 
 @dataclass(frozen=True, slots=True)
 class Timings:
-    """The seconds of one worker's batch: stepping envs, calling the policy, waiting for a free slot, sending the batch
-    (and receiving new weights)."""
+    """The seconds that a worker reports with a batch.
+
+    Attributes:
+        env_s, policy_s: stepping envs and calling the policy.
+        wait_s: waiting for the grant.
+        send_s: sending the previous batch, and taking new weights for this one.
+    """
 
     env_s: float
     policy_s: float

@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 
 class FailurePolicy:
-    """
+    """Restarts or drops workers that are gone, or ends the run.
+
     Args:
         on_worker_failure: "raise", "restart" or "drop".
         max_restarts: the number of restarts of one run, of all workers together.

@@ -1,11 +1,11 @@
-"""Kind `counting`: an env whose observation identifies the frame, so that a wrong frame is an equality failure.
+"""Kind `counting`: an env whose observation identifies the frame, so that tests can compare frames for equality.
 
 For tests and for measurements without a simulator. Called by the rollout, in the worker's process.
 
     observation = (global env index, episode, step, filler ...)      int64
     reward = step (of the observation that follows), action ignored, Discrete(2)
 
-The filler is a function of the first three, so that a mixture of two frames is noticed. Env i's episodes last
+The filler is a function of the first three, so that a mixture of two frames is detected. Env i's episodes last
 `episode_length + i % 3` steps and terminate, so that envs do not end in lockstep.
 """
 
@@ -23,7 +23,7 @@ from collectx.config import CountingEnvConfig
 from collectx.env.base import EnvSpec, StepRows
 from collectx.errors import ConfigError
 
-# The first episode of an env in its n-th incarnation is n times this.
+# The number of an env's first episode is this, times the env's `incarnation`.
 EPISODES_PER_INCARNATION = 2**32
 _MIX = np.array([1_000_003, 10_007, 101], np.int64)
 

@@ -3,12 +3,13 @@
 Called by the rollout, in the worker's process; the only module that imports `envpool`. Must not know slots,
 trajectories or policies.
 
-EnvPool resets an ended env in the following step, which is then no transition; a separate reset call costs half a step.
-So the pool has spare members, and ended members are reset in the steps of the others:
+EnvPool resets an ended env in its following step, which is then not a transition; a separate reset call costs half a
+step. So the pool has more members (EnvPool's envs) than the group has envs. The others are spares, each at its first
+observation. If env 5 ends at step t:
 
-    env 5 ends at step t            restart: a spare, which is at its first observation, becomes env 5
-    step t + 1                      the ended member is stepped after the group's members; its step is the reset
-    after step t + 1                it is at its first observation, and becomes the newest spare
+    1. `restart` makes a spare env 5.
+    2. Step t + 1 also steps the ended member, after the members of the group. EnvPool resets it in this step.
+    3. The member is then at its first observation, and is a spare again.
 
 The member that represents an env depends on when the others ended. The same seeds and actions give the same frames for
 the group, but the frames of one env are not independent of the others.

@@ -1,7 +1,7 @@
 """Kind `gym`: a group of Gymnasium envs, stepped one after the other in a plain Python loop.
 
-Called by the rollout, in the worker's process. The constructor resolves everything that does not change: a step costs
-each env's `step` and two list appends. Must not know slots, trajectories or policies.
+Called by the rollout, in the worker's process. The constructor resolves everything that does not change between steps,
+so that a step of the group calls each env's `step` and little else. Does not depend on slots, trajectories or policies.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Kind `gym_vector`: a Gymnasium VectorEnv with any autoreset mode; the resulting frames are the same.
+"""Kind `gym_vector`: a Gymnasium VectorEnv with any autoreset mode; the transitions are the same in every mode.
 
 Called by the rollout, in the worker's process. Must not know slots, trajectories or policies.
 

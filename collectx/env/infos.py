@@ -157,6 +157,13 @@ def _entry(name: str, value: Any) -> _Entry:
 
 
 def _walk(name: str, value: Any, path: tuple[Any, ...]) -> Iterator[tuple[Leaf, tuple[Any, ...]]]:
+    """Yields the leaf and the path of every number and array in an info entry.
+
+    Args:
+        name: the key of the entry in the info.
+        value: the part of the entry at `path`.
+        path: the keys from the entry to `value`.
+    """
     if isinstance(value, Mapping):
         for part, inner in value.items():
             yield from _walk(name, inner, (*path, part))

@@ -28,10 +28,13 @@ Path = tuple[Any, ...]
 class SpaceLeaves:
     """The leaves of a space, and the conversion of its nested values.
 
+    Args:
+        root: the key below which the leaves are; if the space is `single`, the key of its only leaf.
+
     Attributes:
         space: the space.
         leaves: its leaves, in the order that every method uses.
-        single: whether the space is no Dict or Tuple, so that its value is that of its only leaf.
+        single: whether the space is neither a Dict nor a Tuple, so that its value is that of its only leaf.
 
     Raises:
         SpaceError: a part of the space has no fixed shape and numeric dtype.

@@ -1,9 +1,8 @@
-"""One TorchRL env (`EnvBase`, batched or not) of a group: its steps, resets and ends, copied to its rows of the arrays.
+"""A member of a group: one TorchRL env (`EnvBase`, batched or not), which fills its rows of the group's arrays.
 
-    data --_step--> after: next.*          data: what TorchRL calls the root
-     ^                |
-     '--- without ----'  the reward, with the keys that only the root has
-     '--- maybe_reset, where an episode ended
+    1. `_step` takes the data, which TorchRL calls the root, and returns what TorchRL stores below "next".
+    2. The data of the following step is that result, without the reward and with the keys that only the root has.
+    3. Where an episode has ended, `maybe_reset` replaces the data by that of a new episode.
 
 `_step` is what TorchRL's env classes implement. `step` around it accepts partial steps and looks up every spec,
 which costs half as much as the step of a small env: here shapes and dtypes are checked once, in the first step.

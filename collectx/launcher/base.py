@@ -1,7 +1,7 @@
 """The launcher interface: where the workers of a collector run, and how they are started and named in messages.
 
-Implemented by the modules of this package; used by the collector, in the trainer's process. Must not know what a worker
-does.
+Implemented by the modules of this package; used by the collector, in the trainer's process. Does not depend on what a
+worker does.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ class Launcher:
     """Starts the workers of one collector.
 
     Args:
-        announce: writes down where the trainer listens, for workers that other programs start; called before the first
-            worker is started. None: the arguments of workers contain it.
+        announce: called with the trainer's endpoint, which it publishes for workers that other programs start, before
+            the first worker is started. None: the arguments of workers contain the endpoint.
         join_timeout: how long a worker may take to connect, before the time for its first batch begins; None:
             `collector.start_timeout_s` covers both.
 
@@ -48,8 +48,9 @@ class Launcher:
             self._announce(endpoint)
 
     def start(self, worker: int, life: int) -> Any:
-        """Starts a worker; `life` is 0 for its first process. Returns its handle
-        (`collectx.transport.processes.Handle`), or None if its end cannot be observed."""
+        """Starts a worker; `life` is 0 for its first process. Returns its handle, or None if
+        its end cannot be observed. The handle is a `collectx.transport.processes.Handle`; of an inline worker, a
+        generator."""
         raise NotImplementedError
 
     def describe(self, worker: int) -> str:

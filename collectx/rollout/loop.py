@@ -1,6 +1,8 @@
-"""The T x E loop: steps a group of envs with a policy and writes each value once, straight into the slot.
+"""The step loop: steps a group of E envs for T steps with a policy, and writes the values directly into the slot. An
+observation is written twice: as next.observation of its step, and as observation of the following step.
 
-Called by the worker (`collectx/worker/rollout_source.py`), in the worker's process. Must not know transports.
+Called by the worker (`collectx/worker/rollout_source.py`), in the worker's process. Of the transports, depends on
+`collectx.transport.base.Stop` only.
 
     rows[t]:   observation --policy--> action --env--> next.observation, reward, terminated, truncated
     rows[t+1]: observation = next.observation, or the first observation of a new episode where one ended

@@ -62,8 +62,8 @@ class BatchReport:
 
     Attributes:
         policy_version: the version of the weights that acted first.
-        env_s, policy_s, wait_s, send_s: seconds spent on stepping envs, calling the policy, waiting for a grant, and
-            sending (with taking new weights).
+        env_s, policy_s, wait_s: seconds spent on stepping envs, calling the policy, and waiting for the grant.
+        send_s: seconds spent on sending the previous batch, and on taking new weights for this one.
         returns, lengths: float64 and int64, `[episodes]`: undiscounted return and number of frames of each episode that
             ended in this batch, in order of time.
         steps: the number of steps that are filled, from the first; None: all.

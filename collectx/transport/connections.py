@@ -1,7 +1,7 @@
 """Additions to `multiprocessing.connection.Connection`: a reader that never waits for the rest of a message, so that a
 sender that is stopped in the middle of one does not stop the receiver; and socket options.
 
-Used by the transports between processes. Must not know what the messages mean.
+Used by the transports between processes. Does not interpret the messages.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ def socket_of(connection: Connection) -> Iterator[socket.socket]:
 
 
 def set_send_timeout(connection: Connection, seconds: float) -> None:
-    """Lets sending fail if the other end reads nothing for so long."""
+    """Makes sending fail if the other end reads nothing for `seconds`."""
     _set_timeout(connection, socket.SO_SNDTIMEO, seconds)
 
 
 def set_receive_timeout(connection: Connection, seconds: float | None) -> None:
-    """Lets `recv_bytes` raise `BlockingIOError` if nothing arrives for so long; None: it waits without limit."""
+    """Makes `recv_bytes` raise `BlockingIOError` if nothing arrives for `seconds`; None: no limit."""
     _set_timeout(connection, socket.SO_RCVTIMEO, seconds)
 
 

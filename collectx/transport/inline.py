@@ -1,7 +1,7 @@
 """Transport within one process: `receive` runs the worker until it has filled a slot. For `collector=single`, and for
 debugging any other collector with `launcher=inline`.
 
-A worker is a generator that fills one slot each time it is advanced (`collectx/worker/rollout_source.py`).
+A worker is a generator that fills one slot each time it is advanced (`collectx/worker/loop.py`).
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class InlineTransport(SlabTransport):
 
     def _advance(self, worker: int) -> None:
         if next(self._workers[worker], _ENDED) is _ENDED:
-            raise WorkerDied(f"worker {worker} ended before, by an error that was raised then")
+            raise WorkerDied(f"worker {worker} has already ended with an error")
         if (error := self._links[worker].error) is not None:
             raise error
 

@@ -9,8 +9,8 @@ from typing import Protocol
 
 class Handle(Protocol):
     """A started worker process, with the interface of `multiprocessing.Process`. `sentinel` is a descriptor that
-    becomes readable when the process ends, or -1 if there is none. `pid` is None for a process of another machine,
-    whose end is noticed late; the supervisor does not wait for it."""
+    becomes readable when the process ends, or -1 if there is none. `pid` is None for jobs, tasks and steps of a
+    scheduler and for Ray actors, whose end is noticed late; the supervisor does not wait for it."""
 
     @property
     def sentinel(self) -> int: ...

@@ -1,7 +1,7 @@
 """The trainer's record of each worker, and its epoll loop over all connections and processes: it reads messages and
 detects deaths and timeouts. An idle worker costs nothing.
 
-Used by the transports between processes. Must not know what the messages mean.
+Used by the transports between processes. Does not interpret the messages.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from collectx.transport.worker_errors import death_error, timeout_error
 _LONGEST_SELECT_S = 86400.0
 # How long a failed worker may take to end by itself.
 _GRACE_S = 0.2
-# The time between two calls of `events` counts at most this share of the shorter timeout.
+# If `events` is not called for longer than this share of the shorter timeout, the excess does not count.
 _LONGEST_GAP = 0.25
 
 
 class State(Enum):
-    """The state of one life of a worker. Any state may change to GONE.
+    """The state of one life of a worker. Any state may change to GONE. In shared memory there is no PAIRING.
 
     EXPECTED --knows the secret--> PAIRING --both connections are made--> JOINED ----> GONE
              <------it failed-----
@@ -46,13 +46,13 @@ class Worker:
     """One life of one worker; its replacement is another record.
 
     Attributes:
-        index, life: which worker, and how often it was replaced.
+        index, life: see `collectx.worker.spec.WorkerSpec`; `life` is always 0 in shared memory.
         connection, reader: for control messages; None until it has joined.
         handle: its process, if the trainer has started it.
         host: where it runs, unless on the trainer's host.
-        num_outstanding: batches that were granted and not delivered yet.
+        num_outstanding: grants without a delivery yet; in shared memory also requests without a reply yet.
         has_delivered: whether it has ever delivered a batch.
-        limit: the timeout that applies while batches are outstanding.
+        limit: the timeout that applies while `num_outstanding` is above 0.
     """
 
     index: int
@@ -71,7 +71,7 @@ AnyWorker = TypeVar("AnyWorker", bound=Worker)
 
 
 class Supervisor(Generic[AnyWorker]):
-    """Used from one thread.
+    """Watches the workers' connections and processes. Used from one thread.
 
     Args:
         start_timeout_s: how long a worker may take from its start to its first batch.
@@ -80,8 +80,8 @@ class Supervisor(Generic[AnyWorker]):
         describe: `describe(index)` names a worker and its log in error messages.
         join_timeout: `join_timeout(index)` is the option, and its value in seconds, that limits how long a worker may
             take to connect; `start_timeout_s` then counts from its connection. None: `start_timeout_s` covers both.
-        clock: the time in seconds. The time between two calls of `events` counts at most a quarter of the shorter
-            timeout: the trainer may have been stopped meanwhile (Ctrl-Z, a suspended machine), and its workers with it.
+        clock: returns the time in seconds. If the trainer does not call `events` for longer than a quarter of the
+            shorter timeout, the excess does not count towards timeouts: the run may have been stopped (Ctrl-Z).
 
     Attributes:
         workers: the newest life of each worker, by index.
@@ -144,8 +144,7 @@ class Supervisor(Generic[AnyWorker]):
         return self._timers.are_running
 
     def has_message(self, worker: Worker) -> bool:
-        """Whether `events` will yield a message or the end of a worker whose bytes have stopped. Blocks for a moment,
-        as the bytes may stop before the connection does."""
+        """Whether a message or a closed connection is pending. Waits briefly: the data connection may break first."""
         assert worker.connection is not None
         return worker.connection.poll(min(_GRACE_S, self._close_timeout_s))
 

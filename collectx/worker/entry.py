@@ -1,6 +1,6 @@
 """The entry of every worker: chooses what fills its slots, and, on another host, connects to the trainer first.
 
-Called in the process that a launcher has started. Must not know the launcher.
+Called in the process that a launcher has started, or by the inline launcher. Does not depend on the launcher.
 """
 
 from __future__ import annotations

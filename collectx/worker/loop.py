@@ -2,7 +2,8 @@
 
     acquire --slot--> refresh --> fill --stats--> send --> acquire ...
 
-Runs in the worker's process, or in the trainer's for inline workers. Must not know what fills a slot.
+Runs in the worker's process, or in the trainer's for inline workers. Does not depend on what fills
+a slot.
 """
 
 from __future__ import annotations
@@ -52,8 +53,8 @@ class BatchSource(Protocol):
 
 
 def run_worker_loop(link: Link, source: BatchSource) -> Generator[None]:
-    """Fills granted slots; yields after each batch it has sent, and after each reply. Closes the source at its end. An
-    error is reported before that, as closing may hang or fail too."""
+    """Fills granted slots; yields after each batch that it has sent, and after each reply. Closes the source at the
+    end. An error is reported to the trainer before the source is closed, as closing may hang or fail."""
     try:
         yield from _fill_slots(link, source)
     except (Stopped, GeneratorExit):

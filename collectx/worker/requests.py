@@ -23,7 +23,8 @@ from collectx.user_objects import Hooks
 
 
 class RequestHandler:
-    """
+    """Answers the requests that a worker receives.
+
     Args:
         worker: its index.
         group: the envs, as they were built.

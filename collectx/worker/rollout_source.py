@@ -1,6 +1,7 @@
 """Fills slots with rollouts: builds the envs and the policy of a worker and steps them.
 
-Runs in the worker's process, or in the trainer's for inline workers. Must not know the schedule or the transport.
+Runs in the worker's process, or in the trainer's for inline workers. Does not import
+schedules; of the transports, depends on the interface `collectx.transport.base` only.
 """
 
 from __future__ import annotations

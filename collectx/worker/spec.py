@@ -79,18 +79,19 @@ class WorkerSpec:
         seed: the run's seed.
         leaves: of the trainer's slots; the worker's env and policy must have the same.
         rollout: how its batches and trajectories begin and end.
-        life: how often a worker of this index was restarted. Every life has other seeds and trajectory ids, so that no
-            data is repeated.
-        first_worker: how many workers of the run precede those of its collector.
+        life: the number of this worker process, in the order of starts at its `index`: 0 for the first one. Added
+            workers begin at a higher number. Every life has other seeds and trajectory ids, so no data is repeated.
+        first_worker: `index - worker`: for the first workers of a collector, the number of the run's workers before
+            those of the collector; lower, and possibly negative, for added workers, which reuse an index.
         nested: the collector that the worker runs; `num_workers` then counts the processes of all workers, and
             `num_envs` is of one process.
-        steps: of its batches, if they are shorter than its slots.
+        steps: steps per batch, if batches are shorter than slots; None: as many as in a slot.
         should_end: called after every step; whether the batch ends early. Of an inline worker only.
         replay: a buffer that the worker writes its batches to, on the trainer's machine.
         hooks: called around its batches.
         user_collector: the user's collector that the worker runs (`collectx/worker/user_collector.py`).
         visible_device: the only GPU that its process sees, or "cpu"; None: all.
-        keeps_weights: it acts with the initial weights of its policy until the second version is published.
+        keeps_weights: acts with the weights from its policy factory until version 1 is published.
     """
 
     worker: int

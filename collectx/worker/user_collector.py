@@ -186,7 +186,7 @@ class _Layout:
         return self.rows * self.steps
 
     def leaves_of(self, batch: Any) -> dict[Key, torch.Tensor]:
-        """Returns the leaves of a batch, and `DONE_KEYS` that follow from others.
+        """Returns the leaves of a batch, and missing `DONE_KEYS` that can be derived.
 
         Raises:
             ShapeError: they differ from those of a slot; `TRAJ_IDS` and `POLICY_VERSION` may be missing.
@@ -214,7 +214,7 @@ class _Layout:
             for key in expected
             if key in kinds and kinds[key] != expected[key]
         ]
-        unexpected = [f"{_named(key, kinds[key])} has no place" for key in kinds if key not in expected]
+        unexpected = [f"{_named(key, kinds[key])} is unexpected" for key in kinds if key not in expected]
         return (
             f"{self._name} gave a batch that is not what the trainer's env and policy write (shapes of one frame): "
             f"{'; '.join([*missing, *different, *unexpected])}"

@@ -35,7 +35,7 @@ def backend_fits(cfg: RunConfig) -> Iterator[Problem]:
         advice = "use backend=auto or ray, or collector=distributed with launcher=ray."
         yield Problem("backend", "collector=ray is over Ray's object store", backend, advice)
         return
-    if collector in REMOTE and backend in ("inline", "shared_memory"):
+    if collector in REMOTE and backend in ("inline", "shared_memory") and not is_inline:
         alternative = f"collector=multi_{'async' if is_async(cfg.collector) else 'sync'}"
         rule = f"collector={collector} is over torch.distributed"
         yield Problem("backend", rule, backend, f"use backend=auto or gloo, or {alternative}.")

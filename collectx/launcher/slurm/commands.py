@@ -1,5 +1,5 @@
-"""SLURM's commands as functions. Every call blocks until the command has ended, for at most `COMMAND_S`; never called
-while a batch waits. Must not know the jobs.
+"""SLURM's commands as functions. Every call blocks until the command has ended, for at most `COMMAND_S`. After the
+first start of workers, no call is made from the thread that delivers batches. Does not depend on the kinds of jobs.
 """
 
 from __future__ import annotations
@@ -61,8 +61,11 @@ def is_here() -> bool:
 
 
 def header(resources: SlurmResources, **options: Any) -> list[str]:
-    """The `#SBATCH` lines of a script: `options`, overridden by `resources`, overridden by its free-form `sbatch`.
-    False and None leave an option out, True is an option without a value."""
+    """The `#SBATCH` lines of a script.
+
+    Precedence, lowest first: `options`, the named fields of `resources`, `resources.sbatch`. False and None leave an
+    option out; True is an option without a value.
+    """
     requested = {
         "partition": resources.partition,
         "account": resources.account,
@@ -85,13 +88,13 @@ def header(resources: SlurmResources, **options: Any) -> list[str]:
 
 
 def set_up(lines: Sequence[str]) -> list[str]:
-    """The user's lines of shell. A line that fails ends the script, as the commands after it would run in a wrong
-    environment; failures within a sourced file do not."""
+    """The lines of `launcher.setup`. A line that fails ends the script, as later commands would run in a wrong
+    environment. A command that fails within a sourced file does not end it."""
     return [_GUARD, *lines, "trap - ERR"] if lines else []
 
 
 def body(resources: SlurmResources, command: Sequence[str], **srun: Any) -> list[str]:
-    """The commands of a script: set-up lines, then one `srun` of `command`, which becomes the script's process.
+    """The commands of a script: the lines of `launcher.setup`, then `exec srun` with `command`.
 
     Args:
         command: words; those that begin with `"$` are expanded by the shell.

@@ -223,6 +223,7 @@ def layout(environment: Mapping[str, str], part: str = "") -> list[str]:
     for group in environment.get(per_node, "1").split(","):
         count, _, times = group.partition("(x")
         counts += [int(count)] * int(times.rstrip(")") or 1)
+    # If no node has a task, each node counts as one.
     return [node for node, count in zip(nodes, counts, strict=False) for _ in range(count)] or nodes
 
 

@@ -1,5 +1,5 @@
-"""The pair over MPI, by mpi4py; the only module that imports it. torch's own MPI groups can only be made by all ranks
-of a job together, so that workers could not join one by one.
+"""The pair over MPI, by mpi4py, which only this module and `availability.py` import. torch's own MPI groups can only be
+made by all ranks of a job together, so that workers could not join one by one.
 
 Trainer and worker belong to one MPI universe in one of two ways:
 

@@ -2,7 +2,7 @@
 of a worker breaks no other channel and a replacement can join. One module for each backend implements it.
 
 A backend's own rendezvous goes over the authenticated connection (`ConnectionStore`), so nothing else has to listen.
-Used by both ends of the network transport. Must not know what the bytes mean.
+Used by both ends of the network transport. Does not interpret the bytes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import torch.distributed as dist
 
 TRAINER, WORKER = 0, 1
 
-# Spare bytes at the end of every buffer: the last eight hold the stamp, by which gloo knows that a message is complete.
+# Spare bytes at the end of every buffer: the last eight hold the stamp, by which gloo detects a complete message.
 STAMP_BYTES = 64
 
 

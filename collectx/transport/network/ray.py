@@ -1,4 +1,5 @@
-"""The pair over Ray's object store, and workers that are Ray actors. Only this module and `ray_cluster.py` import ray.
+"""The pair over Ray's object store, and workers that are Ray actors. Besides this module, only `launcher/ray.py` and
+`launcher/ray_cluster.py` import ray.
 
     trainer                                                  worker, an actor
     posted receives  <---- one stream of objects -----------  `Actor.messages`, in a thread of the actor

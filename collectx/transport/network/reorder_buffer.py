@@ -1,7 +1,7 @@
 """A reorder buffer: another thread delivers numbered messages, possibly out of order, and receivers wait for them by
 number.
 
-Used by the pairs over RPC and Ray, whose library calls a function when a message has arrived.
+Used by the pairs over RPC and Ray. Both libraries call a function when a message has arrived.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The pair over torch RPC (TensorPipe). Only the trainer calls: weights are the argument of a call; a batch is the
-result of one, made after the worker has announced it. torch pickles calls.
+"""The pair over torch RPC (TensorPipe). Only the trainer calls: weights are the argument of a call. A batch is the
+result of a call, which the trainer makes after the worker has announced the batch. torch pickles calls.
 
-TensorPipe prints a line when a peer from which it expects a message is gone. As a worker never calls, none is printed
-at a regular end, when its agent ends first.
+TensorPipe prints a line when a peer from which it expects a message is gone. A worker never calls, so its agent expects
+no message, and nothing is printed at a regular end, when the worker's agent ends first.
 
 A process has one RPC agent. With `rpc.init_rpc`, all peers would inform each other of each new one, so that a dead peer
 blocks all. Here a worker's agent knows the trainer's only, and the trainer's agent knows those of the workers:

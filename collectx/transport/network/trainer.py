@@ -15,8 +15,8 @@ A worker is sent the newest weights, one version at a time, and acts with the ne
 only if its grant names one, as the grants of sync batches do. So over a slow network, async workers act with older
 weights and never wait.
 
-Both ends post their receives before anything is sent, so that gloo fills the memory in the background while envs step
-and the trainer learns. The trainer sleeps in one epoll over the connections; an idle worker costs nothing.
+Both ends post their receives as early as possible, so that gloo fills the memory in the background while envs step and
+the trainer learns. The trainer sleeps in one epoll over the connections; an idle worker costs nothing.
 
 In the trainer's process. The worker's end is `collectx/transport/network/worker.py`.
 """

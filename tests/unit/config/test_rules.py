@@ -112,6 +112,11 @@ def test_what_auto_stands_for_and_that_it_says_so(line, backend):
     assert notes == ([backend] if backend in ("gloo", "nccl", "rpc") else [])
 
 
+@pytest.mark.parametrize("collector", ["distributed", "rpc", "ray"])
+def test_an_inline_launcher_accepts_the_inline_backend(collector):
+    assert backend_of(composed(f"collector={collector} launcher=inline backend=inline")) == "inline"
+
+
 def test_a_backend_that_does_not_work_here_is_a_problem_unless_the_trainer_runs_elsewhere(monkeypatch):
     monkeypatch.setattr(availability, "why_not", lambda backend: f"{backend} is broken")
     problems = examine("backend=ucc seed=-1")[1]

@@ -1,0 +1,141 @@
+"""The state of envs: a restored env continues bit by bit as the saved one."""
+
+from __future__ import annotations
+
+import collections
+import io
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+
+from collectx.env.restore import restore
+from collectx.env.state import NotRestorable, save
+
+
+def _atari() -> gym.Env:
+    import ale_py
+
+    gym.register_envs(ale_py)
+    env = gym.wrappers.AtariPreprocessing(gym.make("ALE/Pong-v5", frameskip=1), noop_max=30)
+    return gym.wrappers.FrameStackObservation(env, 4)
+
+
+def _normalised() -> gym.Env:
+    env = gym.wrappers.RecordEpisodeStatistics(gym.make("Pendulum-v1"))
+    return gym.wrappers.NormalizeReward(gym.wrappers.NormalizeObservation(env))
+
+
+class _Shared(gym.Env):
+    """An env whose attributes share an array and a deque, and whose observations depend on all of them."""
+
+    observation_space = gym.spaces.Box(-np.inf, np.inf, (2,), np.float64)
+    action_space = gym.spaces.Discrete(2)
+
+    def __init__(self) -> None:
+        self.position = np.zeros(2)
+        self.seen = collections.deque([self.position], maxlen=3)
+        self.modes = {"slow": 1, "fast": 2}
+        self.mode = None
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.position[:] = self.np_random.normal(size=2)
+        self.seen.clear()
+        self.seen.append(self.position)
+        self.mode = "slow"
+        return self.position.copy(), {}
+
+    def step(self, action):
+        self.position += self.np_random.normal(size=2) * self.modes[self.mode]
+        self.mode = "fast" if action else "slow"
+        self.seen.append(self.position)
+        return sum(self.seen).copy(), 0.0, False, False, {}
+
+
+class _Stateful(_Shared):
+    """An env that saves its own state."""
+
+    def state_dict(self):
+        return {"position": torch.from_numpy(self.position.copy()), "mode": self.mode, "seen": len(self.seen)}
+
+    def load_state_dict(self, state):
+        self.position[:] = state["position"].numpy()
+        self.mode = state["mode"]
+        self.seen.clear()
+        self.seen.extend([self.position] * state["seen"])
+
+
+_MAKERS = {
+    **{name: lambda name=name: gym.make(name) for name in ("CartPole-v1", "Pendulum-v1", "Acrobot-v1", "Taxi-v4")},
+    **{name: lambda name=name: gym.make(name) for name in ("HalfCheetah-v5", "Humanoid-v5", "Ant-v5", "Pusher-v5")},
+    "atari": _atari,
+    "normalised": _normalised,
+    "vector": lambda: gym.make_vec("CartPole-v1", num_envs=3, vectorization_mode="sync"),
+    "shared": _Shared,
+    "state_dict": _Stateful,
+}
+
+
+def _walk(env, actions) -> list:
+    """Every observation, reward and end, as arrays."""
+    steps = []
+    for action in actions:
+        observation, reward, terminated, truncated, _ = env.step(action)
+        steps.append([observation, reward, terminated, truncated])
+        if not hasattr(env, "num_envs") and (terminated or truncated):
+            steps.append([env.reset()[0]])
+    return steps
+
+
+def _through_a_file(state):
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", _MAKERS)
+def test_a_restored_env_continues_as_the_saved_one(name):
+    saved, other = _MAKERS[name](), _MAKERS[name]()
+    saved.action_space.seed(3)
+    actions = [saved.action_space.sample() for _ in range(300)]
+    saved.reset(seed=11)
+    other.reset(seed=99)
+    _walk(saved, actions[:103])
+    _walk(other, actions[:37])
+    state = _through_a_file(save(saved, name))
+    expected = _walk(saved, actions[103:])
+    restore(other, state, name)
+    continued = _walk(other, actions[103:])
+    assert len(continued) == len(expected)
+    for left, right in zip(continued, expected, strict=True):
+        for one, two in zip(left, right, strict=True):
+            np.testing.assert_array_equal(one, two)
+    saved.close()
+    other.close()
+
+
+def test_what_cannot_be_saved_is_named():
+    env = gym.make_vec("CartPole-v1", num_envs=1, vectorization_mode="async")
+    with pytest.raises(NotRestorable, match=r"env\.parent_pipes\[0\] is of type multiprocessing\.connection"):
+        save(env, "env")
+    env.close()
+    env = _Shared()
+    env.handle = iter(())
+    with pytest.raises(NotRestorable, match=r"env\.handle is of type builtins\.tuple_iterator"):
+        save(env, "env")
+
+
+def test_the_state_of_another_env_is_refused():
+    env = gym.make("CartPole-v1")
+    env.reset(seed=0)
+    state = save(env, "env")
+    with pytest.raises(NotRestorable, match="env"):
+        restore(gym.make("Pendulum-v1"), state, "env")
+    with pytest.raises(NotRestorable, match=r"draw is builtins.max, the saved env had builtins.len"):
+        one, two = _Shared(), _Shared()
+        one.draw, two.draw = len, max
+        restore(two, save(one, "env"), "env")

@@ -135,7 +135,8 @@ def test_the_state_of_another_env_is_refused():
     state = save(env, "env")
     with pytest.raises(NotRestorable, match="env"):
         restore(gym.make("Pendulum-v1"), state, "env")
-    with pytest.raises(NotRestorable, match=r"draw is builtins.max, the saved env had builtins.len"):
-        one, two = _Shared(), _Shared()
-        one.draw, two.draw = len, max
-        restore(two, save(one, "env"), "env")
+    one, two = _Shared(), _Shared()
+    one.draw, two.draw = len, max
+    state = save(one, "env")
+    with pytest.raises(NotRestorable, match=r"env\.draw is builtins\.max, the saved env had builtins\.len"):
+        restore(two, state, "env")

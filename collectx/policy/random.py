@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,6 +21,7 @@ from collectx.env.base import EnvSpec, steps_per_draw
 from collectx.policy.acceleration import Acceleration
 from collectx.policy.recurrent import StateSpec
 from collectx.policy.spaces import subspace
+from collectx.state import NotRestorable, restore, save
 
 
 class RandomActor:
@@ -32,10 +34,12 @@ class RandomActor:
         self.device = torch.device("cpu")
         self.leaves: tuple[Leaf, ...] = spec.action
         self._spec = spec
-        self._actions = _actions(spec)
+        self.reset()
 
     def reset(self) -> None:
-        self._actions = _actions(self._spec)
+        spec = self._spec
+        self._draws = [] if spec.draw else [_Draws(spec, leaf) for leaf in spec.action]
+        self._actions = spec.draw() if spec.draw else zip(*self._draws, strict=True)
 
     def act(self, observation: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         return next(self._actions)
@@ -43,35 +47,64 @@ class RandomActor:
     def accelerate(self, acceleration: Acceleration) -> None:
         pass
 
+    def state(self) -> list[Any]:
+        """A copy of the actions that were drawn in advance, for `load`.
 
-def _actions(spec: EnvSpec) -> Iterator[Sequence[torch.Tensor]]:
-    """Endless random actions: for each step, one `[E, *shape]` tensor per action leaf."""
-    if spec.draw is not None:
-        return spec.draw()
-    leaves = (_draws(subspace(spec.action_space, leaf.key), leaf, spec.num_envs) for leaf in spec.action)
-    return zip(*leaves, strict=True)
+        Raises:
+            NotRestorable: the env draws its actions itself.
+        """
+        if self._spec.draw is not None:
+            raise NotRestorable("the random actions of this env are drawn by its specs, whose state cannot be read")
+        return [draws.state() for draws in self._draws]
+
+    def load(self, state: list[Any]) -> None:
+        """Restores the result of `state`."""
+        self.reset()
+        for draws, saved in zip(self._draws, state, strict=True):
+            draws.load(saved)
 
 
-def _draws(space: Space, leaf: Leaf, rows: int) -> Iterator[torch.Tensor]:
-    """Endless samples `[rows, *leaf.shape]` of `space`."""
-    size = (steps_per_draw(rows * math.prod(leaf.shape)), rows, *leaf.shape)
-    copied: Space | None = None
-    while True:
+class _Draws:
+    """Endless samples `[E, *leaf.shape]` of the part of the action space that belongs to a leaf, one for each step."""
+
+    def __init__(self, spec: EnvSpec, leaf: Leaf):
+        self._space = subspace(spec.action_space, leaf.key)
+        self._leaf = leaf
+        self._rows = spec.num_envs
+        self._num_steps = steps_per_draw(self._rows * math.prod(leaf.shape))
+        # Of a user's space, which has a `sample` of its own.
+        self._copied: Space | None = None
+        self._left: Iterator[torch.Tensor] = iter(())
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        while True:
+            yield from self._left
+            self._left = iter(self._draw().to(self._leaf.dtype).unbind(0))
+
+    def state(self) -> dict[str, Any]:
+        return {"left": [*copy.copy(self._left)], "space": save(self._copied, "action_space")}
+
+    def load(self, state: dict[str, Any]) -> None:
+        self._left = iter([*state["left"]])
+        if state["space"] is not None:
+            self._copied = copy.deepcopy(self._space)
+            restore(self._copied, state["space"], "action_space")
+
+    def _draw(self) -> torch.Tensor:
+        space, size = self._space, (self._num_steps, self._rows, *self._leaf.shape)
         if isinstance(space, spaces.Discrete):
-            block = torch.randint(int(space.start), int(space.start + space.n), size)
-        elif isinstance(space, spaces.MultiDiscrete):
-            block = _integers(np.asarray(getattr(space, "start", 0)), np.asarray(space.nvec), size)
-        elif isinstance(space, spaces.MultiBinary):
-            block = torch.randint(0, 2, size)
-        elif isinstance(space, spaces.Box):
-            block = _box(space, size)
-        else:
-            # A user's space has its own `sample`; its generator is seeded from torch's.
-            if copied is None:
-                copied = copy.deepcopy(space)
-                copied.seed(int(torch.randint(0, 2**31 - 1, ())))
-            block = torch.as_tensor(np.stack([np.asarray(copied.sample()) for _ in range(rows)]))[None]
-        yield from block.to(leaf.dtype).unbind(0)
+            return torch.randint(int(space.start), int(space.start + space.n), size)
+        if isinstance(space, spaces.MultiDiscrete):
+            return _integers(np.asarray(getattr(space, "start", 0)), np.asarray(space.nvec), size)
+        if isinstance(space, spaces.MultiBinary):
+            return torch.randint(0, 2, size)
+        if isinstance(space, spaces.Box):
+            return _box(space, size)
+        if self._copied is None:
+            # Its generator is seeded from torch's.
+            self._copied = copy.deepcopy(space)
+            self._copied.seed(int(torch.randint(0, 2**31 - 1, ())))
+        return torch.as_tensor(np.stack([np.asarray(self._copied.sample()) for _ in range(self._rows)]))[None]
 
 
 def _integers(low: np.ndarray, count: np.ndarray, size: Sequence[int]) -> torch.Tensor:

@@ -26,7 +26,7 @@ RULES = {
 # Parts of the product, low to high; those of one row do not import each other.
 LAYERS = [
     {"errors", "batch", "config", "random_state"},
-    {"user_objects"},
+    {"state", "user_objects"},
     {"env", "policy", "transport", "replay"},
     {"rollout", "schedule", "launcher"},
     {"worker"},

@@ -1,4 +1,4 @@
-"""Saves the state of envs as tensors and plain data; `collectx.env.restore` restores it.
+"""Saves the state of envs as tensors and plain data; `collectx.state.restore` restores it.
 
     env with state_dict and load_state_dict    what they return, and the env's generator
     any other object                           its attributes, and those of all objects that it holds
@@ -24,8 +24,8 @@ import numpy as np
 import torch
 from gymnasium.envs.registration import EnvSpec
 
-from collectx.env.simulators import simulator_of
 from collectx.errors import CollectxError
+from collectx.state.simulators import simulator_of
 
 PLAIN = (bool, int, float, str, type(None))
 _CONSTANTS = (

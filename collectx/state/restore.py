@@ -1,4 +1,4 @@
-"""Restores the state that `collectx.env.state` has saved, in envs of the same classes.
+"""Restores the state that `collectx.state.save` has saved, in envs of the same classes.
 
 Imports nothing and calls no class that the state names: it changes the attributes of envs that were built and reset.
 Where attributes shared an object, they share it again.
@@ -14,8 +14,8 @@ import gymnasium
 import numpy as np
 import torch
 
-from collectx.env.simulators import simulator_of
-from collectx.env.state import PLAIN, NotRestorable, attributes_of, has_state_dict, name_of
+from collectx.state.save import PLAIN, NotRestorable, attributes_of, has_state_dict, name_of
+from collectx.state.simulators import simulator_of
 
 _BIT_GENERATORS = ("PCG64", "PCG64DXSM", "MT19937", "Philox", "SFC64")
 

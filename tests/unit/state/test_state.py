@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from collectx.env.restore import restore
-from collectx.env.state import NotRestorable, save
+from collectx.state import NotRestorable, restore, save
 
 
 def _atari() -> gym.Env:

@@ -1,6 +1,6 @@
 """The state of simulators whose objects hold it outside of Python: MuJoCo and the Arcade Learning Environment.
 
-Used by `collectx.env.state`. Their packages are imported only where an env has already done so.
+Used by `collectx.state.save`. Their packages are imported only where an env has already done so.
 """
 
 from __future__ import annotations

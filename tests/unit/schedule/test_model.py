@@ -1,0 +1,192 @@
+"""Every order of events up to a depth, for each schedule: no slot is granted twice, none is lost, nobody waits for ever.
+
+The model is the collector's use of a schedule. One event at a time: the trainer takes a step of `next`, a worker fills
+its oldest granted slot, a worker is gone and is replaced or dropped, a worker is added, weights are published. States
+that were seen are not entered again.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import deque
+from dataclasses import dataclass, field
+
+import pytest
+
+from collectx.schedule.asynchronous import AsyncSchedule
+from collectx.schedule.base import Schedule
+from collectx.schedule.replay import RecordedBatch, ReplaySchedule
+from collectx.schedule.sync import SyncSchedule
+from collectx.transport.base import Arrival
+
+RECORD = [RecordedBatch(*batch) for batch in [(0, 0, 0), (1, 0, 0), (1, 0, 1), (0, 1, 1), (1, 1, 2), (0, 2, 2)]]
+
+
+@dataclass
+class Model:
+    schedule: Schedule
+    num_batches: int | None
+    # For each worker that is not dropped, the slots that it may fill, the oldest first.
+    granted: dict[int, deque[int]]
+    # Slots that are full, until they are released.
+    full: set[tuple[int, int]] = field(default_factory=set)
+    delivered: tuple[Arrival, ...] = ()
+    num_delivered: int = 0
+    version: int = 0
+    faults: int = 0
+    next_worker: int = 2
+
+    @property
+    def key(self) -> str:
+        state = {name: sorted(value) if isinstance(value, set) else value for name, value in vars(self).items()}
+        inner = {
+            name: sorted(value) if isinstance(value, set) else value for name, value in vars(self.schedule).items()
+        }
+        if self.num_batches is None:
+            del state["num_delivered"]
+        return repr(state | {"schedule": inner})
+
+    def grant(self, grants) -> None:
+        for worker, slot in grants:
+            assert worker in self.granted, f"worker {worker} was dropped and is granted slot {slot}"
+            assert slot not in self.granted[worker], f"slot {slot} of worker {worker} is granted twice"
+            assert (worker, slot) not in self.full, f"slot {slot} of worker {worker} is granted while it is full"
+            assert 0 <= slot < self.schedule.num_slots
+            self.granted[worker].append(slot)
+
+    @property
+    def is_over(self) -> bool:
+        return self.num_batches is not None and self.num_delivered >= self.num_batches
+
+    def next(self) -> bool:
+        """One step of `Collector.next`; False where it has to wait for an event."""
+        if self.delivered:
+            parts, self.delivered = self.delivered, ()
+            self.full -= {(part.worker, part.slot) for part in parts}
+            self.grant(self.schedule.released(parts))
+            return True
+        if self.is_over:
+            return False
+        parts = self.schedule.take()
+        if parts is None:
+            before = sum(map(len, self.granted.values()))
+            self.grant(self.schedule.begin())
+            return sum(map(len, self.granted.values())) > before
+        assert parts
+        assert len({part.worker for part in parts}) == len(parts)
+        assert {(part.worker, part.slot) for part in parts} <= self.full
+        if self.schedule.stacked:
+            # A worker that was dropped after its part had arrived stays in the batch.
+            assert {part.worker for part in parts} >= set(self.granted)
+        else:
+            assert len(parts) == 1
+        self.delivered, self.num_delivered = parts, self.num_delivered + 1
+        return True
+
+    def fill(self, worker: int) -> None:
+        slot = self.granted[worker].popleft()
+        self.full.add((worker, slot))
+        self.schedule.arrived(Arrival(worker, slot, None))
+
+    def replace(self, worker: int) -> None:
+        lost = sorted(self.granted[worker])
+        self.granted[worker].clear()
+        self.faults += 1
+        self.grant(self.schedule.replaced(worker))
+        assert sorted(self.granted[worker]) == lost, "a replacement has the slots that its predecessor had"
+
+    def drop(self, worker: int) -> None:
+        del self.granted[worker]
+        self.faults += 1
+        self.schedule.dropped(worker)
+
+    def add(self) -> None:
+        worker, self.next_worker = self.next_worker, self.next_worker + 1
+        self.granted[worker] = deque()
+        self.faults += 1
+        self.grant(self.schedule.added(worker))
+
+    def publish(self) -> None:
+        self.version += 1
+        self.schedule.published(self.version)
+
+    def events(self) -> list[tuple]:
+        events: list[tuple] = [("next",)]
+        events += [("fill", worker) for worker, slots in self.granted.items() if slots]
+        if self.version < 2 and not self.schedule.must_wait_to_publish:
+            events.append(("publish",))
+        is_replay = isinstance(self.schedule, ReplaySchedule)
+        if self.faults < 2:
+            events += [("replace", worker) for worker in self.granted]
+            if len(self.granted) > 1:
+                events += [("drop", worker) for worker in self.granted]
+            if not is_replay:
+                events.append(("add",))
+        return events
+
+    def after(self, event: tuple) -> Model:
+        model = copy.deepcopy(self)
+        name, *arguments = event
+        getattr(model, name)(*arguments)
+        return model
+
+    def check_end(self) -> None:
+        """From here, workers that fill their slots let the trainer deliver more batches, without a further fault."""
+        model = copy.deepcopy(self)
+        target = model.num_delivered + 4 if model.num_batches is None else model.num_batches
+        while model.num_delivered < target:
+            if model.next():
+                continue
+            busy = [worker for worker, slots in model.granted.items() if slots]
+            if busy:
+                model.fill(busy[0])
+            else:
+                assert not model.schedule.must_wait_to_publish, "nothing is granted, and publishing has to wait"
+                assert model.version < 2, "nothing is granted, and a batch is requested"
+                model.publish()
+
+
+def _sync() -> Model:
+    return Model(SyncSchedule(2), None, {0: deque(), 1: deque()})
+
+
+def _async(num_slots: int, num_batches: int | None = None, exact: bool = False) -> Model:
+    return Model(AsyncSchedule(2, num_slots, num_batches, exact), num_batches, {0: deque(), 1: deque()})
+
+
+def _replay() -> Model:
+    schedule = ReplaySchedule(2, 2, len(RECORD), RECORD, False)
+    schedule.published(0)
+    return Model(schedule, len(RECORD), {0: deque(), 1: deque()})
+
+
+_MODELS = {
+    "sync": _sync,
+    "async-1-slot": lambda: _async(1),
+    "async": lambda: _async(2),
+    "async-5-batches": lambda: _async(2, 5),
+    "async-exact": lambda: _async(2, 3, exact=True),
+    "replay": _replay,
+}
+
+
+@pytest.mark.parametrize("depth", [7, pytest.param(12, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("name", _MODELS)
+def test_every_order_of_events(name, depth):
+    frontier = [(_MODELS[name](), ())]
+    seen = {frontier[0][0].key}
+    for _ in range(depth):
+        following = []
+        for model, path in frontier:
+            for event in model.events():
+                try:
+                    after = model.after(event)
+                    if after.key in seen:
+                        continue
+                    after.check_end()
+                except AssertionError as error:
+                    raise AssertionError(f"{error}: after {(*path, event)}") from error
+                seen.add(after.key)
+                following.append((after, (*path, event)))
+        frontier = following
+    assert len(seen) > 200

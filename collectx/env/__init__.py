@@ -16,12 +16,12 @@ from collectx.random_state import preserve_random_state
 from collectx.user_objects import UserEnvConfig
 
 
-def build(cfg: EnvConfig, first_index: int = 0, incarnation: int = 0) -> Env:
+def build(cfg: EnvConfig, first_index: int = 0, life: int = 0) -> Env:
     """Makes the group of envs of `cfg`. Blocks while the envs are made.
 
     Args:
         first_index: index over the whole run of the group's first env.
-        incarnation: how often the group's worker was restarted.
+        life: which process of its worker makes the group; see `collectx.worker.spec.WorkerSpec`.
 
     Raises:
         ConfigError: the configuration is wrong, or a package that it needs is not installed.
@@ -35,7 +35,7 @@ def build(cfg: EnvConfig, first_index: int = 0, incarnation: int = 0) -> Env:
         raise ConfigError([f"env.num_envs={cfg.num_envs} is below 1"])
     if cfg.kind not in KINDS["env"]:
         raise ConfigError([f"env.kind={cfg.kind} is not one of {', '.join(KINDS['env'])}"])
-    return importlib.import_module(f"collectx.env.{cfg.kind}").build(cfg, first_index, incarnation)
+    return importlib.import_module(f"collectx.env.{cfg.kind}").build(cfg, first_index, life)
 
 
 def read_spec(cfg: EnvConfig, with_first: bool = False) -> EnvSpec:

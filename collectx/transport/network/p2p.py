@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
-from importlib import import_module
 from multiprocessing.connection import Connection
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 import torch.distributed as dist
+
+from collectx.config.registry import implementation
 
 TRAINER, WORKER = 0, 1
 
@@ -80,8 +81,7 @@ def make_pair(
         devices: where the bytes lie while they travel, the trainer's end first; only for nccl.
         options: of `torch.distributed.rpc.TensorPipeRpcBackendOptions`; only for rpc.
     """
-    module = import_module(f"collectx.transport.network.{backend}")
-    return module.make(connection, rank, address, timeout_s, devices[rank], options)
+    return implementation("backend", backend)(connection, rank, address, timeout_s, devices[rank], options)
 
 
 def message_buffer(nbytes: int, device: str = "cpu") -> torch.Tensor:

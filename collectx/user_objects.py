@@ -5,11 +5,13 @@ connection to a peer.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import pkgutil
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
 
@@ -31,16 +33,20 @@ def resolve(name: Any, where: str) -> Callable[..., Any]:
         return name
     if not isinstance(name, str) or not re.fullmatch(r"[\w.]*\w[.:]\w[\w.]*", name):
         raise ConfigError([f"{where}={name} is no import path: use package.module:Name."])
+    path, (module_name, _, attribute) = name, name.rpartition(".")
+    # With a colon, an error of the module itself is not taken for the lack of that module.
+    with contextlib.suppress(ModuleNotFoundError):
+        if ":" not in name and find_spec(module_name) is not None:
+            path = f"{module_name}:{attribute}"
     try:
-        target = pkgutil.resolve_name(name)
+        target = pkgutil.resolve_name(path)
     except (ImportError, AttributeError) as error:
-        advice = extra_advice(error)
         module = getattr(error, "obj", None)
-        if isinstance(module, ModuleType) and name.startswith(module.__name__):
-            advice = f"; it has {', '.join(each for each in dir(module) if not each.startswith('_'))}."
-        elif isinstance(error, ModuleNotFoundError) and not advice:
-            advice = ". Is it installed, or on PYTHONPATH?"
-        raise ConfigError([f"{where}={name}: cannot be imported: {error}{advice}"]) from error
+        if isinstance(error, AttributeError) and isinstance(module, ModuleType) and name.startswith(module.__name__):
+            names = ", ".join(each for each in dir(module) if not each.startswith("_"))
+            raise ConfigError([f"{where}={name}: {module.__name__} has no {error.name!r}; it has {names}."]) from error
+        missing = ". Is it installed, or on PYTHONPATH?" if isinstance(error, ModuleNotFoundError) else ""
+        raise ConfigError([f"{where}={name}: cannot be imported: {error}{extra_advice(error) or missing}"]) from error
     if not callable(target):
         raise ConfigError([f"{where}={name}: is {type(target).__name__}, expected something to call"])
     return target

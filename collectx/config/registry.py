@@ -3,16 +3,16 @@ its module, its dataclass, its YAML file and an entry here.
 
     env        build(cfg, first_index, incarnation) -> collectx.env.base.Env
     policy     build(cfg, spec) -> torch.nn.Module or another callable
-    backend    make(connection, rank, address, timeout_s, device, options) -> collectx.transport.network.p2p.Pair
+    backend    a module with make(setup) -> Pair and why_not(), see collectx.transport.network.p2p
     launcher   build(cfg, log_dir) -> collectx.launcher.base.Launcher, with `cfg` a RunConfig
     trainer    build(cfg, policy, spec, seed, device) -> collectx.trainer.base.Trainer
 """
 
 from __future__ import annotations
 
-import pkgutil
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, is_dataclass
+from importlib import import_module
 from typing import Any, get_type_hints
 
 from collectx.config.schema import collector, env, launcher, policy, trainer
@@ -29,9 +29,9 @@ class Kind:
 
     Attributes:
         schema: the dataclass of its options.
-        implementation: "module:name", imported when it is built; empty where no object belongs to the kind: random
-            actions, backends within one machine, launchers whose workers are not started by the trainer's process, and
-            collectors, which differ in what other parts do.
+        implementation: "module:name" or "module", imported when it is built. Empty where nothing is built: random
+            actions, backends within one machine, launchers that submit jobs, and collectors, which choose among the
+            schedules.
     """
 
     schema: type
@@ -68,12 +68,12 @@ KINDS: dict[str, dict[str, Kind]] = {
         "auto": Kind(launcher.BackendConfig),
         "inline": Kind(launcher.BackendConfig),
         "shared_memory": Kind(launcher.BackendConfig),
-        "gloo": Kind(launcher.BackendConfig, "collectx.transport.network.gloo:make"),
-        "nccl": Kind(launcher.BackendConfig, "collectx.transport.network.nccl:make"),
-        "mpi": Kind(launcher.BackendConfig, "collectx.transport.network.mpi:make"),
-        "ucc": Kind(launcher.BackendConfig, "collectx.transport.network.ucc:make"),
-        "rpc": Kind(launcher.RpcBackendConfig, "collectx.transport.network.rpc:make"),
-        "ray": Kind(launcher.BackendConfig, "collectx.transport.network.ray:make"),
+        "gloo": Kind(launcher.BackendConfig, "collectx.transport.network.gloo"),
+        "nccl": Kind(launcher.BackendConfig, "collectx.transport.network.nccl"),
+        "mpi": Kind(launcher.BackendConfig, "collectx.transport.network.mpi"),
+        "ucc": Kind(launcher.BackendConfig, "collectx.transport.network.ucc"),
+        "rpc": Kind(launcher.RpcBackendConfig, "collectx.transport.network.rpc"),
+        "ray": Kind(launcher.BackendConfig, "collectx.transport.network.ray"),
     },
     "launcher": {
         "inline": Kind(launcher.LauncherConfig, "collectx.launcher.inline:build"),
@@ -100,15 +100,17 @@ def schemas(group: str) -> dict[str, Any]:
 
 
 def implementation(group: str, name: str) -> Any:
-    """Imports what builds a kind; None where nothing does.
+    """Imports what builds a kind. None where nothing does.
 
     Raises:
         ConfigError: there is no such kind.
     """
     if name not in KINDS[group]:
         raise ConfigError([f"{group}.kind={name} is not one of {', '.join(KINDS[group])}."])
-    path = KINDS[group][name].implementation
-    return pkgutil.resolve_name(path) if path else None
+    module, _, attribute = KINDS[group][name].implementation.partition(":")
+    if not module:
+        return None
+    return getattr(import_module(module), attribute) if attribute else import_module(module)
 
 
 def from_dict(values: dict[str, Any]) -> RunConfig:

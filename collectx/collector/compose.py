@@ -15,17 +15,10 @@ from collectx.batch import batch_leaves
 from collectx.collector.batch_info import DeliverySpec
 from collectx.collector.collector import Collector
 from collectx.collector.failure_policy import FailurePolicy
-from collectx.config import (
-    CollectorConfig,
-    DevicesConfig,
-    LauncherConfig,
-    RpcBackendConfig,
-    RunConfig,
-    backend_of,
-    is_stacked,
-    num_workers_of,
-    rows_per_env,
-)
+from collectx.config.derived import backend_of, is_stacked, num_workers_of, rows_per_env
+from collectx.config.schema.collector import CollectorConfig
+from collectx.config.schema.launcher import DevicesConfig, LauncherConfig, RpcBackendConfig
+from collectx.config.schema.run import RunConfig
 from collectx.env.base import EnvSpec
 from collectx.launcher import make_launcher
 from collectx.launcher.base import Launcher

@@ -1,15 +1,14 @@
 """Envs: adapters with one contract (`collectx.env.base.Env`) for a group of envs in one process.
 
-`build` is called by the worker, `read_spec` where shapes are needed before any worker starts. The module
-`collectx.env.<kind>` implements a kind by its function `build`; it is imported when the kind is used.
+`build` is called by the worker, `read_spec` where shapes are needed before any worker starts.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import importlib
 
-from collectx.config import KINDS, EnvConfig, GymEnvConfig
+from collectx.config.registry import implementation
+from collectx.config.schema.env import EnvConfig, GymEnvConfig
 from collectx.env.base import Env, EnvSpec, first_observations
 from collectx.errors import ConfigError
 from collectx.random_state import preserve_random_state
@@ -33,9 +32,7 @@ def build(cfg: EnvConfig, first_index: int = 0, life: int = 0) -> Env:
         return make_user_env(cfg)
     if cfg.num_envs < 1:
         raise ConfigError([f"env.num_envs={cfg.num_envs} is below 1"])
-    if cfg.kind not in KINDS["env"]:
-        raise ConfigError([f"env.kind={cfg.kind} is not one of {', '.join(KINDS['env'])}"])
-    return importlib.import_module(f"collectx.env.{cfg.kind}").build(cfg, first_index, life)
+    return implementation("env", cfg.kind)(cfg, first_index, life)
 
 
 def read_spec(cfg: EnvConfig, with_first: bool = False) -> EnvSpec:

@@ -19,7 +19,7 @@ import torch
 from gymnasium import spaces
 
 from collectx.batch import Leaf
-from collectx.config import CountingEnvConfig
+from collectx.config.schema.env import CountingEnvConfig
 from collectx.env.base import EnvSpec, StepRows
 from collectx.errors import ConfigError
 

@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from collectx.config import EnvPoolEnvConfig
+from collectx.config.schema.env import EnvPoolEnvConfig
 from collectx.env.base import EnvSpec, StepRows
 from collectx.env.spaces import SpaceLeaves, checked_rows, exclude_parts, numpy_dtype
 from collectx.errors import CollectxError, ConfigError, SpaceError

@@ -13,7 +13,7 @@ import gymnasium
 import numpy as np
 
 from collectx.batch import REWARD, Leaf
-from collectx.config import GymEnvConfig
+from collectx.config.schema.env import GymEnvConfig
 from collectx.env.base import EnvSpec, StepRows, closed_on_error
 from collectx.env.gym_factory import env_factory, explain_missing_package
 from collectx.env.infos import PROBED_STEPS, InfoKeys

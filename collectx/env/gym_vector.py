@@ -21,7 +21,7 @@ import numpy as np
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 
 from collectx.batch import Leaf
-from collectx.config import GymVectorEnvConfig
+from collectx.config.schema.env import GymVectorEnvConfig
 from collectx.env.base import EnvSpec, StepRows, closed_on_error
 from collectx.env.checked import CheckedEnv
 from collectx.env.gym_factory import explain_missing_package, resolve_source, wrapper

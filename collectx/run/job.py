@@ -17,7 +17,8 @@ from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from collectx.config import RunConfig, backend_of, is_async
+from collectx.config.derived import backend_of, is_async
+from collectx.config.schema.run import RunConfig
 from collectx.errors import ConfigError, LauncherError, SpaceError, text_of
 from collectx.run import cores, delivery_log, display, preflight, snapshot
 from collectx.run.events import EventLog

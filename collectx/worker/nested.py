@@ -20,7 +20,9 @@ import torch
 from collectx import env as envs
 from collectx import policy as policies
 from collectx.batch import POLICY_VERSION
-from collectx.config import BackendConfig, DevicesConfig, MeterTrainerConfig, RunConfig
+from collectx.config.schema.launcher import BackendConfig, DevicesConfig
+from collectx.config.schema.run import RunConfig
+from collectx.config.schema.trainer import TrainerConfig
 from collectx.errors import WorkerError
 from collectx.launcher.local import warm_up
 from collectx.policy.weights import FlatWeights
@@ -54,7 +56,7 @@ class NestedSource:
             backend=BackendConfig(kind="shared_memory", interface=None, port=None),
             launcher=nested.launcher,
             devices=DevicesConfig(device=None, storing_device=None, policy_device=spec.policy_device, env_device=None),
-            trainer=MeterTrainerConfig(kind="meter", digest=False),
+            trainer=TrainerConfig(kind="meter", digest=False),
             seed=spec.seed,
         )
         env_spec = envs.read_spec(cfg.env, policies.is_user_policy(cfg.policy))

@@ -13,7 +13,12 @@ import numpy as np
 import torch
 
 from collectx.batch import Leaf
-from collectx.config import CollectorConfig, EnvConfig, LauncherConfig, PolicyConfig, group_from_dict, is_stacked
+from collectx.config.derived import is_stacked
+from collectx.config.registry import group_from_dict
+from collectx.config.schema.collector import CollectorConfig
+from collectx.config.schema.env import EnvConfig
+from collectx.config.schema.launcher import LauncherConfig
+from collectx.config.schema.policy import PolicyConfig
 from collectx.rollout.options import RolloutOptions
 from collectx.user_objects import Hooks, UserCollector, UserObjects
 

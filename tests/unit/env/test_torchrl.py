@@ -20,7 +20,7 @@ from collectx import Collector
 from collectx import collector as collectors
 from collectx import trainer as trainers
 from collectx.cli.compose import compose
-from collectx.config import TorchrlEnvConfig
+from collectx.config.schema.env import TorchrlEnvConfig
 from collectx.env import read_spec
 from collectx.env.torchrl import TorchrlEnv, split_serial_env
 from collectx.errors import ConfigError, ShapeError, SpaceError

@@ -18,7 +18,7 @@ from worlds.spaceenv import SpaceEnv, read
 
 from collectx import policy as policies
 from collectx.batch import Layout, batch_leaves
-from collectx.config import as_dict
+from collectx.config.schema.run import as_dict
 from collectx.env import build, read_spec
 from collectx.errors import ShapeError
 from collectx.policy import ExplorationType, make_actor

@@ -11,7 +11,7 @@ import torch
 
 from collectx import trainer as trainers
 from collectx.collector.batch_info import Delivery
-from collectx.config import MeterTrainerConfig
+from collectx.config.schema.trainer import TrainerConfig
 from collectx.run import RunFolder
 from collectx.transport.base import Arrival, BatchReport
 
@@ -44,7 +44,7 @@ def cfg():
     """One worker in this process: 5 batches of 20 frames, which are digested."""
     size = {"num_workers": 1, "frames_per_batch": 20, "total_frames": 100, "device": "cpu"}
     made = collecting.config("single", "inline", collecting.counting(2, 15, 3), seed=3, **size)
-    return replace(made, trainer=MeterTrainerConfig(kind="meter", digest=True))
+    return replace(made, trainer=TrainerConfig(kind="meter", digest=True))
 
 
 class Meter:

@@ -1,4 +1,4 @@
-"""Every order of events up to a depth, for each schedule: no slot is granted twice, none is lost, nobody waits for ever.
+"""Every order of events up to a depth, for each schedule: no slot is granted twice, none is lost, none waits for ever.
 
 The model is the collector's use of a schedule. One event at a time: the trainer takes a step of `next`, a worker fills
 its oldest granted slot, a worker is gone and is replaced or dropped, a worker is added, weights are published. States

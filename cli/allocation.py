@@ -20,8 +20,8 @@ from collectx.cli.task import JobRun, Task
 from collectx.config import SlurmLauncherConfig, num_tasks_of
 from collectx.errors import ConfigError
 from collectx.launcher.slurm import commands
+from collectx.launcher.slurm.commands import JobState
 from collectx.launcher.slurm.log_watcher import role_command
-from collectx.launcher.slurm.worker_job import JobState
 from collectx.run import Status, snapshot
 from collectx.run.cores import per_node
 from collectx.run.folder import RunFolder

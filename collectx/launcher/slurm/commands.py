@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from collectx.config import SlurmResources
+from collectx.config.schema.launcher import SlurmResources
 from collectx.errors import LauncherError
 
 # A busy controller takes tens of seconds; one that takes longer is down.

@@ -18,7 +18,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from collectx.config import PartResources, SlurmLauncherConfig, SubmititDelayedLauncherConfig
+from collectx.config.schema.launcher import PartResources, SlurmLauncherConfig, SubmititDelayedLauncherConfig
 from collectx.launcher.slurm import commands
 from collectx.launcher.slurm.log_watcher import role_shell
 

@@ -223,9 +223,10 @@ class InspectableCollector(DataCollector):
         """Restores a state: loads and publishes the weights, sets the counts, restores the envs. The collector must be
         constructed with the same arguments. Workers with individual weights that are not in the state keep theirs.
 
-        Gymnasium envs that all have `state_dict` and `load_state_dict` resume within their episodes. All other envs
-        begin new episodes with seeds that were not used before; so do TorchRL's, whose `state_dict` has the state of
-        their transforms only. Async workers first complete the batches granted before.
+        Envs resume within their episodes where their state can be saved (`collectx.state`): those that have
+        `state_dict` and `load_state_dict`, and those whose state is in Python objects, MuJoCo or the Arcade Learning
+        Environment. All other envs begin new episodes with seeds that were not used before. Async workers first
+        complete the batches granted before.
 
         Raises:
             KeyError: the dict is not the state of a collector.
@@ -247,10 +248,10 @@ class InspectableCollector(DataCollector):
                     self.update_policy_weights_(by_worker)
                 self._weights.individual.difference_update(shared)
         states = {index: (state_dict[f"worker{index}"],) for index in workers if f"worker{index}" in state_dict}
-        is_resumed = self._ask("load", per_worker=states) if self._collector.can_ask else {}
+        reasons = self._ask("load", per_worker=states) if self._collector.can_ask else {}
         with self._exclusive():
             self._collector.count_from(state_dict["frames"], state_dict.get("iter", 0))
-            others = [index for index in workers if not is_resumed.get(index)]
+            others = [index for index in workers if reasons.get(index, "") is not None]
             self._collector.request_reset(
                 encode_reset(env_seed(self._cfg.seed, state_dict["frames"], 1), False), others
             )

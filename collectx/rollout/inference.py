@@ -50,7 +50,7 @@ class RandomInference:
     """
 
     def __init__(self, spec: EnvSpec, leaves: Sequence[Leaf]):
-        actor = RandomActor(spec)
+        self.actor = actor = RandomActor(spec)
         self._act, self.reset = actor.act, actor.reset
         self._zeroed = [i for i, leaf in enumerate(leaves) if leaf not in (*spec.action, *spec.observation)]
 

@@ -21,10 +21,12 @@ from collectx.batch import Slot
 from collectx.env.base import Env
 from collectx.errors import ShapeError
 from collectx.policy.base import Actor
+from collectx.policy.random import RandomActor
 from collectx.rollout.episodes import Episodes
 from collectx.rollout.inference import Inference, RandomInference, RefreshingInference, make_inference
 from collectx.rollout.options import RolloutOptions
 from collectx.rollout.slot_views import SlotRows
+from collectx.state import NotRestorable, restore, save
 from collectx.transport.base import BatchReport, Stop
 
 # Returns whether the current batch ends early.
@@ -163,22 +165,38 @@ class Rollout:
         self._episodes.abandon(chosen)
 
     def state(self) -> dict[str, Any]:
-        """A copy of the rollout's state for `load`, without the state of the envs."""
-        carry = [torch.from_numpy(array.copy()) for array in self._carry]
-        return {"episodes": self._episodes.state(), "carry": carry, "num_random_batches": self._num_random}
+        """Returns a copy of the state for `load`: tensors and plain data. Where the envs' state cannot be saved, the
+        entry "reason" says why."""
+        state: dict[str, Any] = {"episodes": self._episodes.state(), "num_random_batches": self._num_random}
+        try:
+            state["envs"] = save(self._state_of_envs(), "the group of envs")
+            state["actions"] = [actor.state() for actor in self._random_actors()]
+        except NotRestorable as error:
+            return {name: value for name, value in state.items() if name != "envs"} | {"reason": str(error)}
+        return state
 
-    def load(self, state: dict[str, Any], envs_restored: bool) -> None:
-        """Restores the result of `state`.
-
-        Args:
-            envs_restored: whether the envs are in the state they had then; otherwise only trajectory ids continue, and
-                `reset` has to be called.
-        """
+    def load(self, state: dict[str, Any]) -> str | None:
+        """Restores the result of `state`. Returns None; or the reason why only trajectory ids continue: the envs were
+        not saved, or are others. `reset` has to be called then."""
         self._episodes.load(state["episodes"])
         self._num_random = min(self._num_random, state["num_random_batches"])
-        if envs_restored:
-            for carry, array in zip(self._carry, state["carry"], strict=True):
-                carry[...] = array.numpy()
+        if "envs" not in state:
+            return state["reason"]
+        try:
+            restore(self._state_of_envs(), state["envs"], "the group of envs")
+        except NotRestorable as error:
+            return str(error)
+        for actor, actions in zip(self._random_actors(), state["actions"], strict=True):
+            actor.load(actions)
+        return None
+
+    def _state_of_envs(self) -> dict[str, Any]:
+        """What changes with the steps of the envs."""
+        return {"env": self._env, "carry": self._carry}
+
+    def _random_actors(self) -> list[RandomActor]:
+        actors = (self._actor, None if self._random is None else self._random.actor)
+        return [actor for actor in actors if isinstance(actor, RandomActor)]
 
     def _next_inference(self) -> Inference:
         """The inference of the next batch."""

@@ -76,6 +76,10 @@ class RaggedRollout(Rollout):
         self._segment[:] = [self._free.popleft() for _ in self._segment]
         self._cursor[:] = 0
 
+    def _state_of_envs(self) -> dict[str, Any]:
+        names = ("_out", "_written", "_segments", "_free", "_complete", "_segment", "_cursor")
+        return super()._state_of_envs() | {name: getattr(self, name) for name in names}
+
     def collect(self, rows: Any, policy_version: int) -> BatchReport:
         env_s = policy_s = 0.0
         infer = self._next_inference()

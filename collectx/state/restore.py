@@ -34,6 +34,11 @@ def restore(value: Any, state: Any, name: str) -> None:
         raise NotRestorable(f"{name}: the saved state does not fit: {type(error).__name__}: {error}") from error
 
 
+def read(state: Any) -> Any:
+    """Returns a copy of a value of `save` that holds no object but containers, arrays and tensors."""
+    return _Reader().read(state, None, "the value")
+
+
 class _Reader:
     """The inverse of `_Writer`. Changes mutable objects of the env in place, so that whatever else refers to them sees
     the change."""

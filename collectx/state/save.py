@@ -35,6 +35,8 @@ _CONSTANTS = (
     types.ModuleType,
     type,
     functools.partial,
+    range,
+    slice,
     np.dtype,
     torch.dtype,
     torch.device,
@@ -120,6 +122,8 @@ class _Writer:
         attributes = attributes_of(value)
         if attributes is None:
             raise NotRestorable(f"{path} is of type {name_of(type(value))}, whose state cannot be read")
+        if isinstance(value, _ENVS):
+            path = type(value).__name__
         return ["object", {name: self.write(each, f"{path}.{name}") for name, each in attributes.items()}]
 
     def _items(self, values: Any, path: str) -> list[Any]:

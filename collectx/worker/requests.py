@@ -6,6 +6,7 @@ Runs in the worker's process, called by `collectx/worker/rollout_source.py`.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -16,8 +17,8 @@ from tensordict import TensorDictBase
 from torch.profiler import ProfilerActivity, profile, schedule
 
 from collectx.env.base import Env
-from collectx.env.gym import GymEnv
 from collectx.rollout.loop import Rollout
+from collectx.state import read, save
 from collectx.transport.base import RequestLink
 from collectx.user_objects import Hooks
 
@@ -28,7 +29,7 @@ class RequestHandler:
     Args:
         worker: its index.
         group: the envs, as they were built.
-        is_plain: whether `rollout` steps them without a wrapper that has a state.
+        is_guest: the worker shares Python's and numpy's generators with the trainer.
         hooks: called around every batch.
         batches: `batches(slot, steps)` is a batch of the first steps of a slot, `[envs, steps]`, over its memory.
         weights: returns the newest weights of the policy by name, copied to the CPU.
@@ -38,7 +39,7 @@ class RequestHandler:
         self,
         worker: int,
         group: Env,
-        is_plain: bool,
+        is_guest: bool,
         rollout: Rollout,
         hooks: Hooks,
         batches: Callable[[int, int], TensorDictBase],
@@ -46,16 +47,13 @@ class RequestHandler:
     ):
         self._worker = worker
         self._group = group
+        self._is_guest = is_guest
         self._rollout = rollout
         self._hooks = hooks
         self._batches = batches
         self.weights = weights
         self._profiling: _Profiling | None = None
         self._envs: Sequence[Any] = getattr(group, "user_envs", ())
-        can_save = (hasattr(each, "state_dict") and hasattr(each, "load_state_dict") for each in self._envs)
-        self._has_states = bool(self._envs) and all(can_save)
-        # `state_dict` of a TorchRL env has the state of its transforms alone.
-        self._is_resumable = self._has_states and is_plain and isinstance(group, GymEnv)
 
     def reply(self, link: RequestLink) -> None:
         """Calls the method that the link's request names, and replies with its result or its error."""
@@ -105,28 +103,33 @@ class RequestHandler:
         self._rollout.restart(np.array(chosen))
 
     def state(self) -> dict[str, Any]:
-        """Returns tensors and plain data for `load`."""
-        state: dict[str, Any] = {"rollout": self._rollout.state()}
-        if self._has_states:
+        """Returns a copy of the worker's state for `load`: tensors and plain data. Where the envs' state cannot be
+        saved, `["rollout"]["reason"]` says why."""
+        state: dict[str, Any] = {"rollout": self._rollout.state(), "torch": torch.get_rng_state()}
+        if not self._is_guest:
+            generators = {"numpy": np.random.get_state(), "python": random.getstate()}
+            state |= {name: save(value, name) for name, value in generators.items()}
+        if "reason" in state["rollout"] and self._has_state_dicts():
+            # A TorchRL env has the state of its transforms.
             state["env_state_dict"] = [env.state_dict() for env in self._envs]
-        if self._is_resumable:
-            state["rng_state"] = torch.get_rng_state()
         return state
 
-    def load(self, state: dict[str, Any]) -> bool:
-        """Restores a state.
-
-        Returns:
-            Whether the envs' states were restored too; otherwise they have to be reset.
-        """
-        if self._has_states and "env_state_dict" in state:
+    def load(self, state: dict[str, Any]) -> str | None:
+        """Restores a state. Returns None; or the reason why the envs are not restored and have to be reset."""
+        if "env_state_dict" in state and self._has_state_dicts():
             for env, env_state in zip(self._envs, state["env_state_dict"], strict=True):
                 env.load_state_dict(env_state)
-        is_resumed = self._is_resumable and "rng_state" in state
-        self._rollout.load(state["rollout"], is_resumed)
-        if is_resumed:
-            torch.set_rng_state(state["rng_state"])
-        return is_resumed
+        reason = self._rollout.load(state["rollout"])
+        if reason is None:
+            torch.set_rng_state(state["torch"])
+            if not self._is_guest:
+                np.random.set_state(read(state["numpy"]))
+                random.setstate(read(state["python"]))
+        return reason
+
+    def _has_state_dicts(self) -> bool:
+        names = ("state_dict", "load_state_dict")
+        return bool(self._envs) and all(hasattr(env, name) for env in self._envs for name in names)
 
 
 class _Profiling:

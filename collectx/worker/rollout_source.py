@@ -80,7 +80,6 @@ class RolloutSource:
             )
         policy, is_trainers = _build_policy(spec, group.spec, is_guest)
         env = with_time_limit(group, spec.rollout)
-        is_limited = env is not group
         seeds = env_seeds(spec, spec.seed)
         if policies.is_user_policy(spec.policy):
             env = FirstResetEnv(env, seeds)
@@ -97,9 +96,8 @@ class RolloutSource:
         )
         slots = link.slots if spec.steps is None else [slot.until(spec.steps) for slot in link.slots]
         self._prepared = [rollout.prepare(slot) for slot in slots]
-        is_plain = not is_limited and not actor.states
         self._requests = RequestHandler(
-            spec.index, group, is_plain, rollout, spec.hooks, _Batches(slots), self._state_dict
+            spec.index, group, is_guest, rollout, spec.hooks, _Batches(slots), self._state_dict
         )
         self._check: FiniteCheck | None = None
         if spec.rollout.check_finite:

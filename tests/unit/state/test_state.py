@@ -119,12 +119,12 @@ def test_a_restored_env_continues_as_the_saved_one(name):
 
 def test_what_cannot_be_saved_is_named():
     env = gym.make_vec("CartPole-v1", num_envs=1, vectorization_mode="async")
-    with pytest.raises(NotRestorable, match=r"env\.parent_pipes\[0\] is of type multiprocessing\.connection"):
+    with pytest.raises(NotRestorable, match=r"AsyncVectorEnv\.parent_pipes\[0\] is of type multiprocessing"):
         save(env, "env")
     env.close()
     env = _Shared()
     env.handle = iter(())
-    with pytest.raises(NotRestorable, match=r"env\.handle is of type builtins\.tuple_iterator"):
+    with pytest.raises(NotRestorable, match=r"_Shared\.handle is of type builtins\.tuple_iterator"):
         save(env, "env")
 
 

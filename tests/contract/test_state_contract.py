@@ -1,0 +1,76 @@
+"""The state of workers: envs of every kind continue, in another worker, as the saved ones, bit by bit."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+import torch
+
+from collectx import env as envs
+from collectx import policy as policies
+from collectx.cli.compose import compose
+from collectx.collector import build
+
+_OPTIONS = ["trainer=meter", "collector.frames_per_batch=64", "collector.total_frames=640"]
+_VECTOR = ["env=gym_vector", "env.id=CartPole-v1", "env.num_envs=4"]
+RESTORABLE = {
+    "gym": ["policy=mlp"],
+    "gym, random actions": ["policy=random", "env=pendulum"],
+    "mujoco": ["policy=random", "env=halfcheetah"],
+    "atari": ["policy=random", "env=pong"],
+    "vector": ["policy=mlp", *_VECTOR],
+    "vector, same_step": ["policy=mlp", *_VECTOR, "env.autoreset_mode=same_step"],
+    "vector, next_step": ["policy=mlp", *_VECTOR, "env.autoreset_mode=next_step"],
+    "counting": ["policy=random", "env=counting"],
+    "time limit, random frames": [
+        "policy=mlp",
+        "collector.max_frames_per_traj=7",
+        "collector.init_random_frames=400",
+    ],
+    "two workers": ["policy=mlp", "collector=multi_sync", "launcher=inline"],
+}
+NOT_RESTORABLE = {
+    "envpool": ["policy=random", "env=envpool", "env.id=CartPole-v1"],
+    "vector, async": ["policy=mlp", *_VECTOR, "env.vectorization_mode=async"],
+}
+
+
+def _make(options):
+    cfg = compose([*_OPTIONS, *([] if "collector=multi_sync" in options else ["collector=single"]), *options])
+    spec = envs.read_spec(cfg.env, policies.is_user_policy(cfg.policy))
+    return build(cfg, policies.build(cfg.policy, spec, cfg.seed), spec)
+
+
+def _through_a_file(state):
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", RESTORABLE)
+def test_workers_continue_as_the_saved_ones(kind):
+    with _make(RESTORABLE[kind]) as saved:
+        for _ in range(3):
+            next(saved)
+        states = _through_a_file(saved.ask("state"))
+        expected = [next(saved).clone() for _ in range(5)]
+    with _make(RESTORABLE[kind]) as other:
+        next(other)
+        reasons = other.ask("load", per_worker={worker: (state,) for worker, state in states.items()})
+        assert set(reasons.values()) == {None}
+        for batch in expected:
+            continued = next(other)
+            for key in batch.keys(include_nested=True, leaves_only=True):
+                assert torch.equal(batch[key], continued[key]), key
+
+
+@pytest.mark.parametrize("kind", NOT_RESTORABLE)
+def test_the_reason_why_envs_cannot_be_saved(kind):
+    with _make(NOT_RESTORABLE[kind]) as collector:
+        next(collector)
+        state = collector.ask("state")[0]
+        assert "whose state cannot be read" in state["rollout"]["reason"]
+        assert collector.ask("load", per_worker={0: (state,)}) == {0: state["rollout"]["reason"]}

@@ -146,7 +146,7 @@ def _member(endpoint: Any, worker: int, active: bool) -> None:
     while (slot := link.acquire()) is not None:
         version = link.refresh(lambda weights: None, version)
         if active:
-            link.send(slot, BatchReport(version, 0.0, 0.0, 0.0, 0.0, nothing, nothing.astype(np.int64)))
+            link.send(slot, BatchReport(version, 0, 0.0, 0.0, nothing, nothing.astype(np.int64)))
 
 
 if __name__ == "__main__":

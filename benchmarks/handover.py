@@ -50,7 +50,7 @@ def measure(megabytes: float, seconds: float, **_: Any) -> dict[str, Any]:
             version = collector.publish(module)
             times["publish"].append(perf_counter() - began)
             next(collector)
-            while collector.delivery.parts[0].policy_version != version:
+            while collector.delivery.parts[0].report.policy_version != version:
                 next(collector)
             times["use"].append(perf_counter() - began)
             times["raw"].append(raw.send())

@@ -87,7 +87,7 @@ def _publish(seconds: float, megabytes: float, **_: Any) -> dict[str, Any]:
             version = collector.publish(module)
             returned = perf_counter()
             next(collector)
-            while collector.delivery.parts[0].policy_version != version:
+            while collector.delivery.parts[0].report.policy_version != version:
                 next(collector)
             times["publish"].append(returned - began)
             times["use"].append(perf_counter() - returned)

@@ -154,12 +154,14 @@ class Hooks(_ByValue):
         pre_collect_hook: called without arguments before every batch that a worker makes, in its process.
         post_collect_hook: called with every batch that a worker has made, in its process, before it is handed over;
             its changes in place are delivered.
+        write_batch: called with every batch `[envs, steps]` afterwards, to write it elsewhere.
         init_fn: called without arguments in every worker before its env is made.
     """
 
     pre_collect_hook: Callable[[], Any] | None = None
     post_collect_hook: Callable[[Any], Any] | None = None
     init_fn: Callable[[], Any] | None = None
+    write_batch: Callable[[Any], Any] | None = None
 
     def problems(self) -> list[str]:
         """Returns messages about hooks that are not callable."""

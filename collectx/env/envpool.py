@@ -34,7 +34,7 @@ _RESERVED_ARGUMENTS = ("num_envs", "batch_size", "num_threads", "seed", "env_see
 _LARGEST_SEED = 2**31
 
 
-def build(cfg: EnvPoolEnvConfig, first_index: int, incarnation: int) -> EnvPoolEnv:
+def build(cfg: EnvPoolEnvConfig, first_index: int, life: int) -> EnvPoolEnv:
     """See `collectx.env.build`."""
     return EnvPoolEnv(cfg)
 

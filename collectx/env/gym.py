@@ -23,7 +23,7 @@ from collectx.env.spaces import SpaceLeaves, check, checked_rows, exclude_parts,
 _REWARD = Leaf(REWARD.key, (), REWARD.dtype)
 
 
-def build(cfg: GymEnvConfig, first_index: int, incarnation: int) -> GymEnv:
+def build(cfg: GymEnvConfig, first_index: int, life: int) -> GymEnv:
     """See `collectx.env.build`."""
     with explain_missing_package(cfg):
         return GymEnv(cfg)

@@ -34,7 +34,7 @@ _CLOSE_S = 2.0
 _GYMNASIUMS_MODES = ("sync", "async")
 
 
-def build(cfg: GymVectorEnvConfig, first_index: int, incarnation: int) -> GymVectorEnv:
+def build(cfg: GymVectorEnvConfig, first_index: int, life: int) -> GymVectorEnv:
     """See `collectx.env.build`."""
     with explain_missing_package(cfg):
         return GymVectorEnv(cfg)

@@ -31,7 +31,7 @@ from collectx.user_objects import resolve
 _IDLE_HOOKS = ("Transform._post_step_mdp_hooks", "Compose._post_step_mdp_hooks")
 
 
-def build(cfg: TorchrlEnvConfig, first_index: int, incarnation: int) -> TorchrlEnv:
+def build(cfg: TorchrlEnvConfig, first_index: int, life: int) -> TorchrlEnv:
     """See `collectx.env.build`. `cfg.target` makes either one env, or all `cfg.num_envs` envs as one batched env."""
     make = resolve(cfg.target, "env.target")
     env = make(**cfg.kwargs)

@@ -165,7 +165,7 @@ class Composer:
 
     def _unused_keys(self, node: DictConfig) -> dict[str, str]:
         """Paths such as `trainer.gamma`, each with the experiment that sets it, `experiment=cartpole_ppo`."""
-        overrides = [str(text).lstrip("+~") for text in node.hydra.overrides.task]
+        overrides = [text.lstrip("+~") for text in overrides_of(node)]
         groups = {group for group in GROUPS if KINDS[group] and any(text.startswith(f"{group}=") for text in overrides)}
         unused = {}
         for preset, choice in node.hydra.runtime.choices.items() if groups else ():
@@ -190,6 +190,11 @@ def without_hydra(node: DictConfig) -> DictConfig:
     with open_dict(copy):
         copy.pop("hydra", None)
     return copy
+
+
+def overrides_of(node: DictConfig, part: str = "task") -> list[str]:
+    """The overrides of a composed configuration as written: those of Hydra's part (`hydra`), or the others (`task`)."""
+    return [str(text) for text in OmegaConf.to_container(node.hydra.overrides[part], resolve=False) or ()]
 
 
 def parsed(overrides: Sequence[str]) -> list[Override]:

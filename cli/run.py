@@ -19,7 +19,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from collectx.cli import output, run_status, submitit_slurm, sweep, sweeper
 from collectx.cli.arguments import Arguments, split
-from collectx.cli.compose import SEARCH_PATH, Composed, Composer, parsed
+from collectx.cli.compose import SEARCH_PATH, Composed, Composer, overrides_of, parsed
 from collectx.cli.overrides import Checked
 from collectx.cli.run_status import Outcome
 from collectx.cli.session import Session
@@ -144,7 +144,7 @@ def _config_errors() -> Iterator[None]:
 
 
 def _run_one(composer: Composer, node: DictConfig, cfg: RunConfig, session: Session) -> None:
-    if any(text.lstrip("+").startswith("hydra.run.dir=") for text in node.hydra.overrides.hydra):
+    if any(text.lstrip("+").startswith("hydra.run.dir=") for text in overrides_of(node, "hydra")):
         _check_folder(RunFolder(node.hydra.run.dir), cfg)
     context = composer.context(node)
     node.hydra.mode = RunMode.RUN

@@ -28,7 +28,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from collectx.cli import output, sweeper
-from collectx.cli.compose import Composed, Composer, config_text, parsed, typed, without_hydra
+from collectx.cli.compose import Composed, Composer, config_text, overrides_of, parsed, typed, without_hydra
 from collectx.cli.overrides import Checked
 from collectx.cli.session import Session
 from collectx.config import ELSEWHERE, RunConfig
@@ -104,7 +104,7 @@ class Sweep:
 
         def run_points(overrides: Sequence[Sequence[str]]) -> list[JobReturn]:
             # The names must also differ from those of points that come later.
-            named = zip(names(overrides, set(self._master.hydra.overrides.task)), overrides, strict=True)
+            named = zip(names(overrides, set(overrides_of(self._master))), overrides, strict=True)
             points = [Point(name, self._composer.examine(words, master=self._master)) for name, words in named]
             first = len(self.folders)
             jobs = self._run_points(points, session, context)
@@ -160,9 +160,8 @@ class Sweep:
         node, root = point.composed.node, self.folder.absolute()
         folder = done.get(text)
         if folder is None:
-            is_chosen = any(
-                str(word).lstrip("+").startswith("hydra.sweep.subdir=") for word in self._master.hydra.overrides.hydra
-            )
+            words = overrides_of(self._master, "hydra")
+            is_chosen = any(word.lstrip("+").startswith("hydra.sweep.subdir=") for word in words)
             folder = _unused(
                 root / (str(node.hydra.sweep.subdir) if is_chosen else point.name),
                 text,
@@ -192,7 +191,7 @@ def prepare(
         master = composer.load([*checked.overrides, *mode], RunMode.MULTIRUN)
         is_basic = sweeper.is_basic(master)
         params = composer.check([f"{key}={value}" for key, value in (master.hydra.sweeper.get("params") or {}).items()])
-        overrides = parsed([*(params.overrides if is_basic else ()), *master.hydra.overrides.task])
+        overrides = parsed([*(params.overrides if is_basic else ()), *overrides_of(master)])
         if not is_basic:
             node, note = composer.load_without_unused_keys(sweeper.sample(overrides), master)
     except ConfigError as error:

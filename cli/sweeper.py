@@ -15,6 +15,7 @@ from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 
+from collectx.cli.compose import overrides_of
 from collectx.config import RunConfig, SlurmLauncherConfig
 from collectx.errors import CollectxError
 from collectx.run import RunFolder, Status
@@ -54,7 +55,7 @@ def sweep_with(master: DictConfig, context: HydraContext, run_points: TaskFuncti
     each of a few points, and reads the jobs that it returns."""
     Plugins.instance().class_name_to_class[_ADDRESS] = PointLauncher
     sweeper = Plugins.instance().instantiate_sweeper(config=master, hydra_context=context, task_function=run_points)
-    sweeper.sweep(arguments=list(master.hydra.overrides.task))
+    sweeper.sweep(arguments=overrides_of(master))
 
 
 def is_basic(node: DictConfig) -> bool:

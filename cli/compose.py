@@ -29,10 +29,11 @@ from omegaconf.errors import OmegaConfBaseException
 
 from collectx.cli import signatures
 from collectx.cli.overrides import Checked, check
-from collectx.config import GROUPS, KINDS, RunConfig, as_dict
 from collectx.config.check import UNSET, Unresolved
 from collectx.config.check import check as check_config
+from collectx.config.registry import GROUPS, KINDS
 from collectx.config.schema.fields import incomplete
+from collectx.config.schema.run import RunConfig, as_dict
 from collectx.errors import ConfigError
 from collectx.run import rules
 
@@ -176,8 +177,8 @@ class Composer:
                 section = loaded.config.get(group) if loaded and isinstance(loaded.config, DictConfig) else None
                 if not isinstance(section, DictConfig):
                     continue
-                cls = KINDS[group].get(node[group].kind)
-                known = {field.name for field in dataclasses.fields(cls)} if cls is not None else set(section)
+                kind = KINDS[group].get(node[group].kind)
+                known = {field.name for field in dataclasses.fields(kind.schema)} if kind is not None else set(section)
                 for path in (f"{group}.{key!s}" for key in section if key not in known):
                     if not any(text.startswith((f"{path}=", f"{path}.")) for text in overrides):
                         unused[path] = f"{preset}={choice}"

@@ -23,7 +23,8 @@ from collectx.cli.compose import SEARCH_PATH, Composed, Composer, overrides_of, 
 from collectx.cli.overrides import Checked
 from collectx.cli.run_status import Outcome
 from collectx.cli.session import Session
-from collectx.config import ELSEWHERE, RunConfig
+from collectx.config.derived import ELSEWHERE
+from collectx.config.schema.run import RunConfig
 from collectx.config.warnings import warnings_of
 from collectx.errors import CollectxError, ConfigError
 from collectx.run import RunFolder, Status, preflight

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from collectx.config import RunConfig
+from collectx.config.schema.run import RunConfig
 from collectx.errors import LauncherError
 from collectx.launcher.slurm.worker_job import JobState
 from collectx.run import Status

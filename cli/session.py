@@ -12,7 +12,8 @@ from hydra.types import HydraContext
 from omegaconf import DictConfig
 
 from collectx.cli.run_status import Outcome, SubmittedRun
-from collectx.config import ELSEWHERE, RunConfig
+from collectx.config.derived import ELSEWHERE
+from collectx.config.schema.run import RunConfig
 from collectx.errors import ConfigError
 from collectx.run import Status
 

@@ -31,7 +31,8 @@ from collectx.cli import output, sweeper
 from collectx.cli.compose import Composed, Composer, config_text, overrides_of, parsed, typed, without_hydra
 from collectx.cli.overrides import Checked
 from collectx.cli.session import Session
-from collectx.config import ELSEWHERE, RunConfig
+from collectx.config.derived import ELSEWHERE
+from collectx.config.schema.run import RunConfig
 from collectx.errors import CollectxError, ConfigError, DamagedFile
 from collectx.run import RunFolder, Status
 

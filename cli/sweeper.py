@@ -16,7 +16,8 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 
 from collectx.cli.compose import overrides_of
-from collectx.config import RunConfig, SlurmLauncherConfig
+from collectx.config.schema.launcher import SlurmLauncherConfig
+from collectx.config.schema.run import RunConfig
 from collectx.errors import CollectxError
 from collectx.run import RunFolder, Status
 

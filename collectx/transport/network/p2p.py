@@ -13,13 +13,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib import import_module
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
 
+from collectx.config.registry import implementation
 from collectx.transport.connections import set_receive_timeout
 
 TRAINER, WORKER = 0, 1
@@ -118,7 +118,7 @@ class LinkConfig:
         timeout_s = max(self.timeout_s, _PAIR_S)
         setup = PairSetup(connection, rank, address, timeout_s, self.devices[rank], self.options)
         set_receive_timeout(connection, timeout_s)
-        pair = import_module(f"collectx.transport.network.{self.backend}").make(setup)
+        pair = implementation("backend", self.backend).make(setup)
         set_receive_timeout(connection, None)
         return pair
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from collectx.cli import output
-from collectx.config.suggest import did_you_mean
+from collectx.config.problem import did_you_mean
 from collectx.errors import ConfigError
 
 _SWITCHES = {

@@ -17,7 +17,9 @@ from pathlib import Path
 from collectx.cli import allocation, output, run_status, watch
 from collectx.cli.compose import config_text
 from collectx.cli.task import JobRun, Task
-from collectx.config import RunConfig, SlurmLauncherConfig, SubmititDelayedLauncherConfig, as_dict, num_tasks_of
+from collectx.config.derived import num_tasks_of
+from collectx.config.schema.launcher import SlurmLauncherConfig, SubmititDelayedLauncherConfig
+from collectx.config.schema.run import RunConfig, as_dict
 from collectx.errors import ConfigError, LauncherError
 from collectx.launcher.slurm import commands, hetjob
 from collectx.launcher.slurm import script as slurm_script

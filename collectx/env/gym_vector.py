@@ -20,7 +20,7 @@ import gymnasium
 import numpy as np
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 
-from collectx.config import GymVectorEnvConfig
+from collectx.config.schema.env import GymVectorEnvConfig
 from collectx.env.base import Env, EnvSpec, StepArrays, closed_on_error
 from collectx.env.gym_factory import explain_missing_package, resolve_source, wrapper
 from collectx.env.infos import InfoKeys
@@ -32,7 +32,7 @@ _CLOSE_S = 2.0
 _MODES = f"one of {', '.join(mode.name.lower() for mode in AutoresetMode)}"
 
 
-def build(cfg: GymVectorEnvConfig, first_index: int, incarnation: int) -> GymVectorEnv:
+def build(cfg: GymVectorEnvConfig, first_index: int, life: int) -> GymVectorEnv:
     """See `collectx.env.build`."""
     with explain_missing_package(cfg):
         return GymVectorEnv(_make(cfg), cfg.info_keys, cfg.exclude_keys, cfg.autoreset_mode)

@@ -9,18 +9,18 @@ from typing import Any
 
 import numpy as np
 
-from collectx.config import TorchrlEnvConfig
+from collectx.config.schema.env import TorchrlEnvConfig
 from collectx.env.base import Env, StepArrays, closed_on_error
-from collectx.env.gym_factory import resolve
 from collectx.env.torchrl_member import TorchrlMember
 from collectx.env.torchrl_specs import is_torchrl_env, random_actions, read_spec
 from collectx.errors import ConfigError, SpaceError
+from collectx.user_objects import resolve
 
 # The hooks of base classes, which change nothing.
 _IDLE_HOOKS = ("Transform._post_step_mdp_hooks", "Compose._post_step_mdp_hooks")
 
 
-def build(cfg: TorchrlEnvConfig, first_index: int, incarnation: int) -> TorchrlEnv:
+def build(cfg: TorchrlEnvConfig, first_index: int, life: int) -> TorchrlEnv:
     """See `collectx.env.build`. `cfg.target` makes either one env, or all `cfg.num_envs` envs as one batched env."""
     make = resolve(cfg.target, "env.target")
     env = make(**cfg.kwargs)

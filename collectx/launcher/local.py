@@ -22,6 +22,7 @@ from typing import Any
 
 import psutil
 
+from collectx.config.schema.run import RunConfig
 from collectx.launcher.base import Launcher
 
 # Modules that the fork server imports when it starts.
@@ -64,6 +65,11 @@ def allow_descriptors(num_workers: int) -> None:
     if server._forkserver_pid is not None and hasattr(resource, "prlimit"):
         with contextlib.suppress(OSError):  # the server has ended
             resource.prlimit(server._forkserver_pid, resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def build(cfg: RunConfig, log_dir: Path | None) -> LocalLauncher:
+    """See `collectx.config.registry`."""
+    return LocalLauncher(cfg.launcher.num_threads, cfg.launcher.pin_cores, log_dir)
 
 
 class LocalLauncher(Launcher):

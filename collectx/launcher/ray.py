@@ -12,15 +12,24 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import ray
 
-from collectx.config import RayLauncherConfig
+from collectx.config.derived import num_workers_of
+from collectx.config.schema.launcher import RayLauncherConfig
+from collectx.config.schema.run import RunConfig
 from collectx.launcher import ray_cluster
 from collectx.launcher.base import Launcher
 from collectx.transport.batch_timers import Limit
 from collectx.transport.network.ray import actor_class, actors
+
+
+def build(cfg: RunConfig, log_dir: Path | None) -> RayLauncher:
+    """See `collectx.config.registry`; Ray has the logs of its actors."""
+    assert isinstance(cfg.launcher, RayLauncherConfig)
+    return RayLauncher(cfg.launcher, num_workers_of(cfg), cfg.collector.start_timeout_s)
 
 
 class RayLauncher(Launcher):

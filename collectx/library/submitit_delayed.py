@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from collectx.config import SubmititLauncherConfig
+from collectx.config.schema.launcher import SubmititLauncherConfig
 from collectx.errors import ConfigError, LauncherError
 from collectx.launcher.slurm import commands
 from collectx.launcher.slurm.array import JobArray, slurm_resources

@@ -8,7 +8,6 @@ observation is written twice: as next.observation of its step, and as observatio
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import repeat
 from time import perf_counter
 from typing import Any, NoReturn
@@ -23,7 +22,7 @@ from collectx.policy.base import Actor
 from collectx.rollout.episodes import Episodes
 from collectx.rollout.inference import Inference, RandomInference, make_inference, refreshing
 from collectx.rollout.options import RolloutOptions
-from collectx.transport.base import Stop
+from collectx.transport.base import BatchReport, Stop
 
 # Returns whether the current batch ends early.
 EndsEarly = Callable[[], bool | int]
@@ -45,16 +44,6 @@ def _take_until(ends_early: EndsEarly, steps: Iterator[Any], num_steps: int) -> 
         yield step
         if number < num_steps and ends_early():
             return
-
-
-@dataclass(frozen=True, slots=True)
-class RolloutStats:
-    """Seconds spent in envs and in the policy, the result of `Episodes.take`, and the number of steps."""
-
-    env_s: float
-    policy_s: float
-    episodes: tuple[np.ndarray, np.ndarray]
-    steps: int
 
 
 class SlotViews:
@@ -158,7 +147,7 @@ class Rollout:
         """Makes the views of `slot` that `collect` takes; called once per slot."""
         return SlotViews(slot, self._env.spec, self._actor.leaves)
 
-    def collect(self, views: SlotViews, policy_version: int) -> RolloutStats:
+    def collect(self, views: SlotViews, policy_version: int) -> BatchReport:
         """Fills the slot with the next `T x E` frames, or with fewer. Blocks until that is done.
 
         Args:
@@ -209,7 +198,7 @@ class Rollout:
         ends = self._end_batch(truncated, done)
         env_s += perf_counter() - started
         self._episodes.record(slice(None), views.reward[:num_steps], ends, views.traj_ids[:num_steps])
-        return RolloutStats(env_s, policy_s, self._episodes.take(), num_steps)
+        return BatchReport(policy_version, done.size, env_s, policy_s, *self._episodes.take())
 
     def reset(self, seeds: Sequence[int] | None) -> None:
         """Begins new trajectories in all envs, with a seed for each; None: with the envs' current random state."""

@@ -20,7 +20,9 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
-from collectx.config import RunConfig, SlurmLauncherConfig, backend_of
+from collectx.config.derived import backend_of
+from collectx.config.schema.launcher import SlurmLauncherConfig
+from collectx.config.schema.run import RunConfig
 from collectx.errors import ConfigError, LauncherError
 from collectx.launcher.slurm import hetjob
 from collectx.launcher.slurm.job import JobTasksLauncher

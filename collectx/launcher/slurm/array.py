@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from collectx.config import SlurmResources, SubmititLauncherConfig
+from collectx.config.schema.launcher import SlurmResources, SubmititLauncherConfig
 from collectx.errors import ConfigError
 from collectx.launcher.slurm import commands
 from collectx.launcher.slurm.worker_job import JobState

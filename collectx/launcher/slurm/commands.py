@@ -11,7 +11,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from collectx.config import SlurmResources
+from collectx.config.schema.launcher import SlurmResources
 from collectx.errors import LauncherError
 from collectx.launcher.slurm.worker_job import JobState
 

@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from collectx.config import PartResources, SubmititDelayedLauncherConfig
+from collectx.config.schema.launcher import PartResources, SubmititDelayedLauncherConfig
 from collectx.launcher.slurm import commands
 from collectx.launcher.slurm.log_watcher import role_shell
 from collectx.launcher.slurm.script import SEES_FOLDER, SRUN, batch, job_name, options

@@ -26,7 +26,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from collectx.config import SlurmLauncherConfig
+from collectx.config.schema.launcher import SlurmLauncherConfig
 from collectx.errors import LauncherError
 from collectx.launcher.base import Launcher
 from collectx.launcher.slurm import commands, script

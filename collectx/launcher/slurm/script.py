@@ -12,7 +12,7 @@ import sys
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
-from collectx.config import SlurmLauncherConfig
+from collectx.config.schema.launcher import SlurmLauncherConfig
 from collectx.launcher.slurm import commands
 from collectx.launcher.slurm.log_watcher import role_shell
 

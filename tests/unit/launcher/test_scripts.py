@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 from composing import composed, examine
 
-from collectx.config import as_dict, from_dict
+from collectx.config.registry import from_dict
+from collectx.config.schema.run import as_dict
 from collectx.errors import ConfigError
 from collectx.launcher.slurm import hetjob
 from collectx.launcher.slurm.array import slurm_resources

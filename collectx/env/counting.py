@@ -28,11 +28,6 @@ EPISODES_PER_LIFE = 2**32
 _MIX = np.array([1_000_003, 10_007, 101], np.int64)
 
 
-def build(cfg: CountingEnvConfig, first_index: int, life: int) -> CountingEnv:
-    """See `collectx.env.build`."""
-    return CountingEnv(cfg, first_index, life)
-
-
 class CountingEnv(Env):
     """`cfg.num_envs` counters with the global indices `first_index`, `first_index + 1`, ...
 
@@ -40,7 +35,7 @@ class CountingEnv(Env):
     `cfg.step_s` seconds, for the whole group.
     """
 
-    def __init__(self, cfg: CountingEnvConfig, first_index: int = 0, life: int = 0):
+    def __init__(self, cfg: CountingEnvConfig, first_index: int, life: int):
         problems = []
         if cfg.observation_size < 3:
             problems.append(f"env.observation_size={cfg.observation_size} is below 3: index, episode and step need 3")

@@ -32,11 +32,6 @@ _RESERVED_ARGUMENTS = ("num_envs", "batch_size", "num_threads", "seed", "env_see
 _LARGEST_SEED = 2**31
 
 
-def build(cfg: EnvPoolEnvConfig, first_index: int, life: int) -> EnvPoolEnv:
-    """See `collectx.env.build`."""
-    return EnvPoolEnv(cfg)
-
-
 class EnvPoolEnv(Env):
     """`cfg.num_envs` envs of one EnvPool, in its synchronous mode.
 
@@ -48,7 +43,7 @@ class EnvPoolEnv(Env):
         SpaceError: a space that cannot be stored as tensors, or an action of several parts.
     """
 
-    def __init__(self, cfg: EnvPoolEnvConfig):
+    def __init__(self, cfg: EnvPoolEnvConfig, first_index: int, life: int):
         try:
             import envpool
         except ImportError as error:
@@ -112,8 +107,7 @@ class EnvPoolEnv(Env):
             actions = np.concatenate([actions, filler])
             members = np.concatenate([members, np.array(self._retired, np.int32)])
         self._pool._send([members, members, actions])
-        state = self._receive(members)
-        values = self._values(state)
+        state, values = self._receive(members)
         if self._retired:
             for first, value in zip(self._first, values, strict=True):
                 first[self._retired] = value[self._num_envs :]
@@ -167,21 +161,19 @@ class EnvPoolEnv(Env):
 
     def _reset_members(self, members: np.ndarray) -> list[np.ndarray]:
         self._pool._reset(members)
-        return self._values(self._receive(members))
+        return self._receive(members)[1]
 
-    def _receive(self, members: np.ndarray) -> list[np.ndarray]:
+    def _receive(self, members: np.ndarray) -> tuple[list[np.ndarray], list[np.ndarray]]:
+        """Waits for these members. Returns EnvPool's arrays, and one array per observation leaf."""
         state = self._pool._recv()
         if not np.array_equal(state[self._member_at], members):
             raise CollectxError(
                 f"EnvPool returned the members {state[self._member_at].tolist()} after {members.tolist()} were sent: "
                 "this version does not keep their order in synchronous mode: use another one"
             )
-        return state
-
-    def _values(self, state: list[np.ndarray]) -> list[np.ndarray]:
         if self._observation_at is not None:
-            return [state[self._observation_at]]
-        return self._observation.flatten(self._pool._to(state, True, True)[0])
+            return state, [state[self._observation_at]]
+        return state, self._observation.flatten(self._pool._to(state, True, True)[0])
 
 
 @contextlib.contextmanager

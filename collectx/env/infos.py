@@ -22,18 +22,6 @@ from collectx.errors import SpaceError
 _PROBED_STEPS = 10_000
 
 
-class _Entry(Leaves):
-    """An entry of `info`; `leaves` are those of its numbers and arrays."""
-
-    def __init__(self, name: str, example: Any):
-        parts = list(_walk(name, example, ()))
-        if not parts:
-            raise SpaceError(f"env.info_keys: {name!r} is an empty dict: only numbers and arrays can be kept")
-        super().__init__(parts)
-        self.name = name
-        self.mask = Leaf(("info", f"_{name}"), (), torch.bool)
-
-
 class InfoKeys:
     """The kept info entries of one env, or of a vector of envs.
 
@@ -60,14 +48,22 @@ class InfoKeys:
             examples |= {name: info[name] for name in names if name in info and name not in examples}
             if len(examples) == len(set(names)):
                 break
+        self._entries: dict[str, Leaves] = {}
         for name in names:
             if name not in examples:
                 raise SpaceError(
                     f"env.info_keys: the infos of one episode (or its first {_PROBED_STEPS} steps) have no {name!r}; "
                     f"they have {', '.join(sorted(known)) or 'nothing'}"
                 )
-        self._entries = [_Entry(name, examples[name]) for name in names]
-        self.leaves = tuple(leaf for entry in self._entries for leaf in (*entry.leaves, entry.mask))
+            parts = list(_walk(name, examples[name], ()))
+            if not parts:
+                raise SpaceError(f"env.info_keys: {name!r} is an empty dict: only numbers and arrays can be kept")
+            self._entries[name] = Leaves(parts)
+        self.leaves = tuple(
+            leaf
+            for name, entry in self._entries.items()
+            for leaf in (*entry.leaves, Leaf(("info", f"_{name}"), (), torch.bool))
+        )
 
     def values(self, info: Mapping) -> list[Any]:
         """One value for each of `leaves`, from one env's info.
@@ -76,11 +72,10 @@ class InfoKeys:
             ShapeError: an entry lacks a part.
         """
         values: list[Any] = []
-        for entry in self._entries:
-            is_present = entry.name in info
+        for name, entry in self._entries.items():
             zeros = (np.zeros(leaf.shape, bool) for leaf in entry.leaves)
-            values += entry.flatten(info[entry.name]) if is_present else zeros
-            values.append(is_present)
+            values += entry.flatten(info[name]) if name in info else zeros
+            values.append(name in info)
         return values
 
     def batched_values(self, info: Mapping, num_envs: int) -> list[np.ndarray]:
@@ -90,11 +85,11 @@ class InfoKeys:
             ShapeError: an entry lacks a part.
         """
         values: list[np.ndarray] = []
-        for entry in self._entries:
-            is_present = np.full(num_envs, entry.name in info)
-            if entry.name in info:
-                is_present &= np.asarray(info.get(f"_{entry.name}", True), bool)
-                arrays = [np.array(value) for value in entry.flatten(info[entry.name])]
+        for name, entry in self._entries.items():
+            is_present = np.full(num_envs, name in info)
+            if name in info:
+                is_present &= np.asarray(info.get(f"_{name}", True), bool)
+                arrays = [np.array(value) for value in entry.flatten(info[name])]
                 for array in arrays:
                     if array.shape[:1] == (num_envs,):
                         array[~is_present] = 0
@@ -110,7 +105,7 @@ class InfoKeys:
         first = self.batched_values(info, len(ended))
         final = self.batched_values(info.get("final_info", {}), len(ended))
         start = 0
-        for entry in self._entries:
+        for entry in self._entries.values():
             mask = start + len(entry.leaves)
             moved = ended & first[mask] & ~final[mask]
             for i in range(start, mask + 1):

@@ -6,8 +6,6 @@
 
 So envs fill their rows at different speeds. A row of a batch is therefore not an env but a *segment*: T successive
 frames of one env, without a gap between its segments. A batch consists of the first E complete segments.
-
-Called by the worker, in the worker's process.
 """
 
 from __future__ import annotations

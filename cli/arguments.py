@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from collectx.config.suggest import did_you_mean
+from collectx.config.problem import did_you_mean
 from collectx.errors import ConfigError
 
 _SWITCHES = {

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from collectx.cli import output
 from collectx.cli.arguments import split
+from collectx.config.problem import did_you_mean
 from collectx.config.registry import GROUPS
-from collectx.config.suggest import did_you_mean
 from collectx.errors import ConfigError
 
 _OPTIONAL = ("experiment", "debug")

@@ -1,7 +1,7 @@
 """The interface of a pair: the byte channel between the trainer and one worker, of these two alone, so that the death
 of a worker breaks no other channel and a replacement can join.
 
-Each backend is a module `collectx/transport/network/KIND.py` with two functions (or classes):
+Each backend is a module (`collectx.config.registry`) with two functions (or classes):
 
     make(setup: PairSetup) -> Pair     one end of a pair
     why_not() -> str | None            why the backend cannot work in this process; its libraries can be imported
@@ -99,7 +99,7 @@ class LinkConfig:
         rows, steps, num_slots, weights_nbytes: see `SlabSpec`.
         timeout_s: a connection over a cut cable breaks within about this time. Making the pair, a send and a receive
             may take as long, and at least `_PAIR_S`.
-        backend: gloo, nccl, mpi, ucc, rpc or ray; it must be available (`collectx.transport.network.availability`).
+        backend: a kind of network backend; it must be available (`collectx.transport.network.availability`).
         devices: `PairSetup.device` of the trainer's end and of the worker's.
         options: see `PairSetup`.
     """

@@ -53,7 +53,7 @@ class RequestHandler:
         self._batches = batches
         self.weights = weights
         self._profiling: _Profiling | None = None
-        self._envs: Sequence[Any] = getattr(group, "user_envs", ())
+        self._envs: Sequence[Any] = group.user_envs
 
     def reply(self, link: RequestLink) -> None:
         """Calls the method that the link's request names, and replies with its result or its error."""

@@ -1,11 +1,10 @@
-"""The collector: iterate it for batches, publish new weights to its workers. A schedule over a transport, in the
-trainer's process.
-"""
+"""The collector: a schedule over a transport. Yields batches and publishes weights, in the trainer's process."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from multiprocessing.util import Finalize
 from time import perf_counter
 from typing import Any
@@ -24,7 +23,7 @@ from collectx.schedule.base import Grant, Schedule
 from collectx.transport.base import NO_RESET, RESET, Arrival, Departure, Joined, RequestTransport, Transport, Write
 
 
-class Collector(Iterator[TensorDict]):
+class Collector(Iterator[TensorDict], AbstractContextManager["Collector"]):
     """Yields TensorDicts of `frames_per_batch` frames (`collectx/batch.py`) until `total_frames` are delivered; of
     fewer frames after a sync worker was dropped. The last steps of a part with fewer frames than its slot
     (`BatchReport.frames`) are undefined.
@@ -47,12 +46,12 @@ class Collector(Iterator[TensorDict]):
         failure_policy: FailurePolicy,
         events: Callable[..., None],
     ):
-        self._transport = transport
+        self.transport = transport
         self._one_thread = OneThread()
         self._schedule = schedule
         self._spec = spec
         self._workers = set(range(num_workers))
-        self._failure_policy = failure_policy
+        self.failure_policy = failure_policy
         self._events = events
         self.num_batches = 0
         self._is_interrupted = False
@@ -68,6 +67,8 @@ class Collector(Iterator[TensorDict]):
         # For each worker, how many of its slots are granted and not full.
         self._num_granted: Counter[int] = Counter()
         self._requests = Requests()
+        # While it is true, no slots are granted but to replacements, until the collector is idle.
+        self.is_draining = False
         self.policy_version = -1
         self.total_frames = spec.total_frames
         # Also runs at exit, before multiprocessing joins its processes: a collector that was not closed leaves none
@@ -86,7 +87,7 @@ class Collector(Iterator[TensorDict]):
         spec = self._spec
         with self._one_thread:
             parts, waited_s = self._wait_for_parts()
-            memory = self._transport.gather(parts, copy=not spec.zero_copy and spec.storing_device is None)
+            memory = self.transport.gather(parts, copy=not spec.zero_copy and spec.storing_device is None)
             if spec.storing_device is not None and not spec.zero_copy:
                 memory = memory.to(spec.storing_device, copy=True)
             self._count(parts, waited_s)
@@ -119,7 +120,8 @@ class Collector(Iterator[TensorDict]):
         began = perf_counter()
         self._release_slots()
         while (parts := self._take_parts()) is None:
-            self._grant(self._schedule.begin())
+            if not self.is_draining:
+                self._grant(self._schedule.begin())
             self._handle_event()
         return parts, perf_counter() - began
 
@@ -130,8 +132,7 @@ class Collector(Iterator[TensorDict]):
             raise self._failure
 
     def _take_parts(self) -> tuple[Arrival, ...] | None:
-        """The parts of the next batch, if it is complete: the same ones until they are counted, even after an
-        interruption."""
+        """The parts of the next batch, if it is complete: the same ones until they are counted."""
         if self._next_parts is None:
             self._next_parts = self._schedule.take()
         return self._next_parts
@@ -147,6 +148,8 @@ class Collector(Iterator[TensorDict]):
             self.frames_by_worker[part.worker] += part.report.frames
 
     def _release_slots(self) -> None:
+        if self.is_draining:
+            return
         parts, self._delivered = self._delivered, ()
         if parts:
             self._grant(self._schedule.released(parts))
@@ -154,11 +157,11 @@ class Collector(Iterator[TensorDict]):
     def _grant(self, grants: Iterable[Grant]) -> None:
         for worker, slot in grants:
             self._num_granted[worker] += 1
-            self._transport.grant(worker, slot, self._resets.pop(worker, NO_RESET))
+            self.transport.grant(worker, slot, self._resets.pop(worker, NO_RESET))
 
     def _handle_event(self) -> None:
         """Blocks until the transport has an event."""
-        event = self._transport.receive()
+        event = self.transport.receive()
         if isinstance(event, Arrival):
             self._num_granted[event.worker] -= 1
             self._schedule.arrived(event)
@@ -177,7 +180,7 @@ class Collector(Iterator[TensorDict]):
         try:
             if self._is_interrupted:
                 raise error
-            life = self._failure_policy.replace(worker, error, is_last=len(self._workers) == 1)
+            life = self.failure_policy.replace(worker, error, is_last=len(self._workers) == 1)
         except Exception as failure:
             self._failure = failure
             raise
@@ -197,15 +200,17 @@ class Collector(Iterator[TensorDict]):
     def publish(self, policy: nn.Module | None) -> int:
         """Makes the current weights of the policy the newest; returns their version, 0 the first time. They are copied
         before this returns. A worker takes them before its next batch; an async worker over a network does not wait for
-        them, and takes them before its first batch after they have arrived.
+        them. When a run is reproduced, blocks until all batches of the previous version have arrived, and raises what
+        `next` raises."""
+        return self.publish_flat(FlatWeights(policy).write)
 
-        When a run is reproduced, blocks until all batches of the previous version have arrived; raises what `next`
-        raises."""
-        return self._publish(lambda: self._transport.publish(FlatWeights(policy).write))
+    def publish_flat(self, write: Write) -> int:
+        """As `publish`, for weights that `write` copies into a flat buffer."""
+        return self._publish(lambda: self.transport.publish(write))
 
     def publish_to(self, writes: Mapping[int, Write]) -> int:
         """As `publish`, for some workers, each with individual weights; see `Transport.publish_to`."""
-        return self._publish(lambda: self._transport.publish_to(writes))
+        return self._publish(lambda: self.transport.publish_to(writes))
 
     def _publish(self, publish: Callable[[], int]) -> int:
         while self._schedule.must_wait_to_publish:
@@ -226,15 +231,22 @@ class Collector(Iterator[TensorDict]):
         memory = torch.zeros(self._spec.slab.layout(num_parts).nbytes, dtype=torch.uint8)
         return self._spec.batch(memory, num_parts)
 
-    def count_from(self, num_frames: int, num_batches: int) -> None:
+    @property
+    def is_idle(self) -> bool:
+        """Whether no worker has a slot to fill, and no batch is ready: the state of the workers is that after the last
+        delivered batch. A sync collector is idle between two batches; an async one after it was draining."""
+        return not any(self._num_granted.values()) and self._take_parts() is None
+
+    def count_from(self, num_frames: int, num_batches: int, by_worker: Mapping[int, int] | None = None) -> None:
         """Continues the counts of another collector: `total_frames` includes its frames."""
         self._schedule.skip(num_batches - self.num_batches)
         self.num_frames, self.num_batches = num_frames, num_batches
+        self.frames_by_worker.update(by_worker or {})
 
     @property
     def can_ask(self) -> bool:
         """Whether `ask` is implemented by the transport."""
-        return isinstance(self._transport, RequestTransport)
+        return isinstance(self.transport, RequestTransport)
 
     def ask(self, name: str, *arguments: Any, per_worker: Mapping[int, tuple] | None = None) -> dict[int, Any]:
         """Returns the answers by worker; `name` is a method of `collectx.worker.requests.RequestHandler`. Blocks until
@@ -247,23 +259,18 @@ class Collector(Iterator[TensorDict]):
             NotImplementedError: the workers are on other hosts, or may be.
             Exception: a worker is gone, as in `next`, or its answer is an error.
         """
-        if not isinstance(self._transport, RequestTransport):
+        if not isinstance(self.transport, RequestTransport):
             raise NotImplementedError(f"{name}: only workers in processes of this machine can be asked")
         self._check_usable()
         every = dict.fromkeys(self._workers, arguments) if per_worker is None else per_worker
         requests = {worker: every[worker] for worker in self._workers if worker in every}
         with self._one_thread:
-            return self._requests.send(self._transport, self._handle_event, name, requests)
+            return self._requests.send(self.transport, self._handle_event, name, requests)
 
     def request_reset(self, reset: int, workers: Iterable[int] | None = None) -> None:
         """Resets the envs of all workers, or of some, before the next slot that they are granted; batches of slots that
-        are granted already, `collector.num_slots` of each async worker at most, come first. Does not block. The
-        replacement of a worker that is restarted before is reset too.
-
-        Args:
-            reset: `RESET`, or a reset with seeds (`collectx.transport.base.encode_reset`), which a later `RESET` does
-                not replace.
-        """
+        are granted already come first. Does not block. The replacement of a worker that is restarted before is reset
+        too. `reset` is `RESET`, or one with seeds (`encode_reset`), which a later `RESET` does not replace."""
         for worker in self._workers if workers is None else workers:
             if reset != RESET or self._resets.get(worker, NO_RESET) == NO_RESET:
                 self._resets[worker] = reset
@@ -271,27 +278,24 @@ class Collector(Iterator[TensorDict]):
     def add(self) -> None:
         """Starts one more worker, of the next index; sync batches grow by one part. Does not block. For network
         transports only, as the other ones allocate all slots at once."""
-        worker = self._failure_policy.begin()
+        worker = self.failure_policy.begin()
         self._workers.add(worker)
         self._events("worker_added", worker=worker, num_workers=len(self._workers))
         self._grant(self._schedule.added(worker))
 
     def handles(self) -> dict[int, Any]:
         """The launcher's handles of the workers' processes, by worker; empty if workers are not processes."""
-        return getattr(self._transport, "handles", {})
+        return getattr(self.transport, "handles", {})
 
     def interrupt(self) -> None:
         """Tells the workers to stop, between two of their steps, and does not wait: `next` then raises that they are
         gone. May be called from any thread."""
         self._is_interrupted = True
-        self._transport.interrupt()
+        self.transport.interrupt()
 
     def close(self) -> None:
         """Stops the workers; kills those that have not stopped within `collector.close_timeout_s`. Idempotent."""
         self._finalizer()
-
-    def __enter__(self) -> Collector:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

@@ -15,6 +15,7 @@ from collectx.batch import batch_leaves
 from collectx.collector.batch_info import DeliverySpec
 from collectx.collector.collector import Collector
 from collectx.collector.failure_policy import FailurePolicy
+from collectx.collector.saved_state import next_lives
 from collectx.config.derived import backend_of, is_stacked, num_workers_of, rows_per_env
 from collectx.config.schema.collector import CollectorConfig
 from collectx.config.schema.launcher import DevicesConfig, LauncherConfig, RpcBackendConfig
@@ -46,6 +47,7 @@ def build(
     launcher: Launcher | None = None,
     overrides: Sequence[Mapping[str, Any]] = (),
     recorded: Sequence[RecordedBatch] | None = None,
+    resume: Mapping[str, Any] | None = None,
 ) -> Collector:
     """Starts the workers and returns the collector over them. Does not wait for the workers.
 
@@ -58,6 +60,8 @@ def build(
         overrides: for each worker, the fields of its `WorkerSpec` that differ from `cfg`. All workers must make equally
             many envs, of the same spaces.
         recorded: the batches of another run, for an async collector that delivers the same.
+        resume: the state of a collector that this one continues (`collectx.collector.saved_state`); its weights are
+            published in place of the policy's. `saved_state.load` has to be called next.
 
     Raises:
         ConfigError, ShapeError: the policy does not fit the env, or the env cannot be reset as `cfg.collector` asks.
@@ -74,6 +78,8 @@ def build(
     exact = any(fields.get("hooks", Hooks()).write_batch is not None for fields in overrides)
     schedule = make_schedule(options, num_workers, recorded, exact)
     slab = _slab_spec(options, spec, actor, num_workers, schedule)
+    if resume is not None:
+        slab = dataclasses.replace(slab, first_version=resume["version"])
     devices = resolve_devices(cfg.devices)
     worker_spec = WorkerSpec(
         worker=0,
@@ -112,10 +118,14 @@ def build(
         zero_copy=options.zero_copy,
         storing_device=None if devices.storing_device is None else torch.device(devices.storing_device),
     )
-    failure_policy = FailurePolicy(options.on_worker_failure, options.max_restarts, num_workers, start)
+    lives = {} if resume is None else next_lives(resume)
+    failure_policy = FailurePolicy(options.on_worker_failure, options.max_restarts, num_workers, start, lives)
     collector = Collector(transport, schedule, delivery, num_workers, failure_policy, events)
     try:
-        collector.publish(policy if isinstance(policy, nn.Module) else actor.module)
+        if resume is None:
+            collector.publish(policy if isinstance(policy, nn.Module) else actor.module)
+        else:
+            collector.publish_flat(lambda buffer: buffer.copy_(resume["weights"]))
         for _ in range(num_workers):
             failure_policy.begin()
     except BaseException:

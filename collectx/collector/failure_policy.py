@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 
 class FailurePolicy:
@@ -16,21 +16,33 @@ class FailurePolicy:
         max_restarts: the number of restarts of one run, of all workers together.
         num_workers: how many workers the run begins with.
         start: `start(worker, life)` starts a worker.
+        first_lives: the lives with which workers begin, by index; 0 where there is none.
+
+    Attributes:
+        lives: the life of the newest process of each worker.
     """
 
-    def __init__(self, on_worker_failure: str, max_restarts: int, num_workers: int, start: Callable[[int, int], None]):
+    def __init__(
+        self,
+        on_worker_failure: str,
+        max_restarts: int,
+        num_workers: int,
+        start: Callable[[int, int], None],
+        first_lives: Mapping[int, int],
+    ):
         self._mode = on_worker_failure
         self._max_restarts = self._restarts_left = max_restarts
         self._num_workers = num_workers
         self._start = start
-        self._lives: dict[int, int] = {}
+        self._first_lives = first_lives
+        self.lives: dict[int, int] = {}
 
     def begin(self) -> int:
         """Starts the first worker, or one more; returns its index."""
-        worker = len(self._lives)
-        life = worker // self._num_workers * (self._max_restarts + 1)
+        worker = len(self.lives)
+        life = self._first_lives.get(worker, worker // self._num_workers * (self._max_restarts + 1))
         self._start(worker, life)
-        self._lives[worker] = life
+        self.lives[worker] = life
         return worker
 
     def replace(self, worker: int, error: Exception, is_last: bool) -> int | None:
@@ -57,6 +69,6 @@ class FailurePolicy:
             )
             raise error
         self._restarts_left -= 1
-        self._lives[worker] += 1
-        self._start(worker, self._lives[worker])
-        return self._lives[worker]
+        self.lives[worker] += 1
+        self._start(worker, self.lives[worker])
+        return self.lives[worker]

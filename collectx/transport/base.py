@@ -28,7 +28,7 @@ import torch
 from collectx.batch import Layout, Leaf, Slot
 
 # Fills a flat uint8 buffer of `SlabSpec.weights_nbytes` bytes with weights.
-Write: TypeAlias = Callable[[torch.Tensor], None]
+Write: TypeAlias = Callable[[torch.Tensor], object]
 
 
 @dataclass(frozen=True)
@@ -44,6 +44,7 @@ class SlabSpec:
             `num_workers * rows` rows, so that nothing is copied; otherwise each slot is a separate region.
         require_latest: a slot is filled with the weights that are the newest when it is granted, or newer ones.
         weights_nbytes: the size of one flat copy of the policy's weights.
+        first_version: the version of the weights that are published first.
     """
 
     leaves: tuple[Leaf, ...]
@@ -54,6 +55,7 @@ class SlabSpec:
     stacked: bool
     require_latest: bool
     weights_nbytes: int
+    first_version: int = 0
     _layouts: dict[int, Layout] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def layout(self, num_parts: int = 1) -> Layout:
@@ -190,8 +192,11 @@ class Transport(Protocol):
         """
 
     def publish(self, write: Write) -> int:
-        """Makes the weights that `write` writes the newest of all workers, and returns their version: 0 for the first
-        call, then one more each time. Does not wait for workers."""
+        """Makes the weights that `write` writes the newest of all workers, and returns their version:
+        `SlabSpec.first_version` for the first call, then one more each time. Does not wait for workers."""
+
+    def newest_weights(self) -> torch.Tensor:
+        """Returns a copy of the newest weights that were published for all workers."""
 
     def publish_to(self, writes: Mapping[int, Write]) -> int:
         """As `publish`, for some workers: each acts with the weights that its `write` writes, all of one version,

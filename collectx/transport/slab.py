@@ -39,6 +39,7 @@ class Slab:
         self._map(spec, SharedMemory("slab") if shared else None)
         for place in range(1 + spec.num_workers):
             self._numbers[place] = _NOTHING
+        self._numbers[0] = 2 * (spec.first_version - 1)
 
     def _map(self, spec: SlabSpec, shared: SharedMemory | None) -> None:
         self.spec = spec
@@ -124,6 +125,10 @@ class Slab:
             self._numbers[place] = number
         return version
 
+    def newest_weights(self) -> torch.Tensor:
+        """See `Transport.newest_weights`."""
+        return self._weights(0, self._numbers[0]).clone()
+
     def refresh(self, read: Callable[[torch.Tensor], None], version: int, worker: int) -> int:
         """See `Link.refresh`."""
         while True:
@@ -159,6 +164,9 @@ class SlabTransport:
 
     def publish_to(self, writes: Mapping[int, Write]) -> int:
         return self.slab.publish_to(writes)
+
+    def newest_weights(self) -> torch.Tensor:
+        return self.slab.newest_weights()
 
     def preempt(self, requested: bool) -> None:
         self.slab.preempted[0] = requested

@@ -95,7 +95,7 @@ class NetworkTransport:
         # Slots whose FULL has arrived, perhaps before their last bytes.
         self._announced: list[tuple[RemoteWorker, int, BatchReport]] = []
         self._received: deque[Arrival | Departure | Joined] = deque()
-        self._weight_sync = WeightSync(spec.weights_nbytes, self._workers, supervisor.send)
+        self._weight_sync = WeightSync(spec.weights_nbytes, self._workers, supervisor.send, spec.first_version)
         self._is_closed = False
         self._admission = Admission(self._workers, self._config, spec_of, events, endpoint, interface)
         supervisor.watch(self._admission.readable, self._add_worker)
@@ -241,6 +241,9 @@ class NetworkTransport:
     def publish_to(self, writes: Mapping[int, Write]) -> int:
         self._process_acknowledgements()
         return self._weight_sync.publish_to(writes)
+
+    def newest_weights(self) -> torch.Tensor:
+        return self._weight_sync.newest_weights()
 
     def _process_acknowledgements(self) -> None:
         """Workers that have the previous version are then sent the next one at once."""

@@ -9,6 +9,8 @@ import contextlib
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 
+import torch
+
 from collectx.transport import messages
 from collectx.transport.base import Write
 from collectx.transport.network.p2p import message_buffer, set_stamp
@@ -27,15 +29,20 @@ class WeightSync:
         nbytes: of the weights.
         workers: the newest life of each worker, by index.
         send_message: `send_message(worker, message)` sends a control message.
+        first_version: of the weights that are published first.
 
     Attributes:
-        version: the newest version of any worker; -1 before the first.
+        version: the newest version of any worker; `first_version - 1` before the first.
     """
 
     def __init__(
-        self, nbytes: int, workers: dict[int, RemoteWorker], send_message: Callable[[RemoteWorker, bytes], None]
+        self,
+        nbytes: int,
+        workers: dict[int, RemoteWorker],
+        send_message: Callable[[RemoteWorker, bytes], None],
+        first_version: int = 0,
     ):
-        self.version = -1
+        self.version = first_version - 1
         self._nbytes = nbytes
         self._workers = workers
         self._send_message = send_message
@@ -69,6 +76,11 @@ class WeightSync:
             if index in self._workers:
                 self.send(self._workers[index])
         return self.version
+
+    def newest_weights(self) -> torch.Tensor:
+        """Returns a copy of the newest weights of all workers."""
+        assert self._shared is not None
+        return self._shared.buffer[: self._nbytes].clone()
 
     def newest_version(self, index: int) -> int:
         """The version of a worker's newest weights; -1 if there are none."""

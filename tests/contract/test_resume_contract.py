@@ -1,0 +1,109 @@
+"""A collector that continues another one delivers the batches that the other one would have delivered."""
+
+from __future__ import annotations
+
+import io
+import itertools
+
+import pytest
+import torch
+
+from collectx import env as envs
+from collectx import policy as policies
+from collectx.cli.compose import compose
+from collectx.collector import build, saved_state
+
+_SYNC = ["collector=multi_sync", "launcher=inline"]
+_ASYNC = ["collector=multi_async", "launcher=inline", "env=counting", "policy=random"]
+
+
+class Runs:
+    """Collectors of one configuration; all of them are closed at the end."""
+
+    def __init__(self, options):
+        self.cfg = compose(["trainer=meter", "collector.frames_per_batch=64", "collector.total_frames=640", *options])
+        self.spec = envs.read_spec(self.cfg.env, policies.is_user_policy(self.cfg.policy))
+        self.policy = policies.build(self.cfg.policy, self.spec, self.cfg.seed)
+
+    def start(self, resume=None):
+        collector = build(self.cfg, self.policy, self.spec, resume=resume)
+        reasons = {} if resume is None else saved_state.load(collector, resume, self.cfg.seed)
+        return collector, reasons
+
+
+def _through_a_file(state):
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)
+
+
+@pytest.mark.parametrize("options", [_SYNC, ["collector=single"]], ids=["sync", "single"])
+def test_sync_batches_are_those_of_the_uncut_run(options):
+    runs = Runs(options)
+    uncut, _ = runs.start()
+    with uncut:
+        for _ in range(4):
+            next(uncut)
+        with torch.no_grad():
+            for parameter in runs.policy.parameters():
+                parameter.add_(0.1)
+        assert uncut.publish(runs.policy) == 1
+        next(uncut)
+        state = _through_a_file(saved_state.save(uncut))
+        with torch.no_grad():  # what was not published is not restored
+            for parameter in runs.policy.parameters():
+                parameter.add_(9)
+        expected = list(uncut)
+    resumed, reasons = runs.start(state)
+    with resumed:
+        assert reasons == {}
+        assert (resumed.num_batches, resumed.num_frames, resumed.policy_version) == (5, 320, 1)
+        batches = list(resumed)
+    assert len(batches) == len(expected) == 5
+    for batch, other in zip(batches, expected, strict=True):
+        for key in batch.keys(include_nested=True, leaves_only=True):
+            assert torch.equal(batch[key], other[key]), key
+    assert resumed.frames_by_worker == uncut.frames_by_worker
+
+
+@pytest.mark.parametrize("cut", [1, 4, 7])
+def test_async_delivers_every_frame_once(cut):
+    """The observation of the counting env is the index of the env, the episode and the step."""
+    runs = Runs(_ASYNC)
+    frames = []
+    first, _ = runs.start()
+    with first:
+        for _ in range(cut):
+            frames.append(next(first)["observation"][..., :3].clone())
+        first.is_draining = True
+        while not first.is_idle:
+            frames.append(next(first)["observation"][..., :3].clone())
+        state = _through_a_file(saved_state.save(first))
+    second, reasons = runs.start(state)
+    with second:
+        assert reasons == {}
+        frames += [batch["observation"][..., :3].clone() for batch in second]
+    assert len(frames) == 10
+    seen = torch.cat([frame.reshape(-1, 3) for frame in frames])
+    assert len(seen.unique(dim=0)) == len(seen) == 640
+    for env in seen[:, 0].unique().tolist():
+        rows = seen[seen[:, 0] == env][:, 1:].tolist()
+        assert rows == sorted(rows)
+        assert rows[0] == [0, 0]
+        for (episode, step), following in itertools.pairwise(rows):
+            assert following in ([episode, step + 1], [episode + 1, 0])
+
+
+def test_workers_whose_envs_cannot_be_saved_begin_new_lives():
+    runs = Runs([*_SYNC, "env=envpool", "env.id=CartPole-v1", "env.num_envs=2"])
+    first, _ = runs.start()
+    with first:
+        ids = {id for _ in range(3) for id in next(first)["collector", "traj_ids"].flatten().tolist()}
+        state = _through_a_file(saved_state.save(first))
+    second, reasons = runs.start(state)
+    with second:
+        assert all("whose state cannot be read" in reason for reason in reasons.values())
+        assert sorted(reasons) == [0, 1]
+        assert second.failure_policy.lives == {0: 1, 1: 1}
+        assert not ids & set(next(second)["collector", "traj_ids"].flatten().tolist())

@@ -32,7 +32,8 @@ def measure(num_workers: int, num_active: int, seconds: float, **_: Any) -> dict
     from collectx import env as envs
     from collectx import policy as policies
     from collectx.collector import build
-    from collectx.config import CountingEnvConfig, CustomPolicyConfig
+    from collectx.config.schema.env import CountingEnvConfig
+    from collectx.config.schema.policy import CustomPolicyConfig
     from collectx.launcher.base import WaitingWorkers
 
     torch.set_num_threads(1)
@@ -135,7 +136,7 @@ def _member(endpoint: Any, worker: int, active: bool) -> None:
 
     from collectx.batch import Layout, Leaf
     from collectx.transport.base import BatchReport
-    from collectx.transport.network.worker import NetworkLink, join_trainer
+    from collectx.transport.network.link import NetworkLink, join_trainer
 
     task, config, connection, pair = join_trainer(endpoint, worker, {"host": "crowd", "pid": os.getpid()}, _JOIN_S)
     leaves = tuple(Leaf(tuple(key), tuple(shape), getattr(torch, kind)) for key, shape, kind in task["leaves"])
@@ -145,7 +146,7 @@ def _member(endpoint: Any, worker: int, active: bool) -> None:
     while (slot := link.acquire()) is not None:
         version = link.refresh(lambda weights: None, version)
         if active:
-            link.send(slot, BatchReport(version, 0.0, 0.0, 0.0, 0.0, nothing, nothing.astype(np.int64)))
+            link.send(slot, BatchReport(version, 0, 0.0, 0.0, nothing, nothing.astype(np.int64)))
 
 
 if __name__ == "__main__":

@@ -28,7 +28,8 @@ def measure(megabytes: float, seconds: float, **_: Any) -> dict[str, Any]:
     from collectx import env as envs
     from collectx import policy as policies
     from collectx.collector import build
-    from collectx.config import CountingEnvConfig, CustomPolicyConfig
+    from collectx.config.schema.env import CountingEnvConfig
+    from collectx.config.schema.policy import CustomPolicyConfig
 
     torch.set_num_threads(1)
     env = CountingEnvConfig(kind="counting", num_envs=1, episode_length=10, observation_size=4, step_s=0.0)
@@ -49,7 +50,7 @@ def measure(megabytes: float, seconds: float, **_: Any) -> dict[str, Any]:
             version = collector.publish(module)
             times["publish"].append(perf_counter() - began)
             next(collector)
-            while collector.delivery.parts[0].policy_version != version:
+            while collector.delivery.parts[0].report.policy_version != version:
                 next(collector)
             times["use"].append(perf_counter() - began)
             times["raw"].append(raw.send())
@@ -65,7 +66,7 @@ class _Raw:
         import torch
 
         from collectx.transport.network.gloo import GlooPair
-        from collectx.transport.network.p2p import TRAINER
+        from collectx.transport.network.p2p import TRAINER, PairSetup
 
         self._connection, theirs = multiprocessing.Pipe()
         self._process = multiprocessing.get_context("spawn").Process(
@@ -73,7 +74,7 @@ class _Raw:
         )
         self._process.start()
         theirs.close()
-        self._pair = GlooPair(self._connection, TRAINER, "127.0.0.1", 60.0)
+        self._pair = GlooPair(PairSetup(self._connection, TRAINER, "127.0.0.1", 60.0))
         self._buffer = torch.zeros(num_bytes, dtype=torch.uint8)
 
     def send(self) -> float:
@@ -93,10 +94,10 @@ def _receive(connection: Connection, num_bytes: int) -> None:
     import torch
 
     from collectx.transport.network.gloo import GlooPair
-    from collectx.transport.network.p2p import WORKER
+    from collectx.transport.network.p2p import WORKER, PairSetup
 
     torch.set_num_threads(1)
-    pair = GlooPair(connection, WORKER, "127.0.0.1", 60.0)
+    pair = GlooPair(PairSetup(connection, WORKER, "127.0.0.1", 60.0))
     buffer = torch.zeros(num_bytes, dtype=torch.uint8)
     try:
         while True:

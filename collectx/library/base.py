@@ -23,7 +23,7 @@ from collectx import policy as policies
 from collectx.collector.collector import Collector
 from collectx.collector.compose import build
 from collectx.collector.trajectories import Assembler
-from collectx.config import REMOTE, backend_of, is_stacked, surplus_note
+from collectx.config.derived import REMOTE, backend_of, is_stacked, surplus_note
 from collectx.library.background import Background
 from collectx.library.checks import check_request
 from collectx.library.compat import CollectorProperties

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from collectx.config import RayLauncherConfig
+from collectx.config.schema.launcher import RayLauncherConfig
 from collectx.library.early_stop import InterruptorKeywords, PreemptionKeywords
 from collectx.library.inspection import InspectableCollector
 from collectx.library.keywords import (

@@ -5,15 +5,11 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from collectx.config import (
-    CollectorConfig,
-    EitherCollectorConfig,
-    LauncherConfig,
-    MeterTrainerConfig,
-    RunConfig,
-    is_stacked,
-    rows_per_env,
-)
+from collectx.config.derived import is_stacked, rows_per_env
+from collectx.config.schema.collector import CollectorConfig, EitherCollectorConfig
+from collectx.config.schema.launcher import LauncherConfig
+from collectx.config.schema.run import RunConfig
+from collectx.config.schema.trainer import TrainerConfig
 from collectx.env.base import EnvSpec
 from collectx.errors import ConfigError
 from collectx.library.keywords.coerce import positive, round_up
@@ -35,7 +31,7 @@ def to_config(request: CollectorRequest) -> tuple[RunConfig, list[dict[str, Any]
             kind="local", hydra_mode=None, num_threads=request.workers.num_sub_threads, pin_cores=False
         ),
         devices=devices,
-        trainer=MeterTrainerConfig(kind="meter", digest=False),
+        trainer=TrainerConfig(kind="meter", digest=False),
         seed=request.env_and_policy.seed,
     )
     return cfg, overrides

@@ -28,12 +28,13 @@ def worker_overrides(request: CollectorRequest) -> list[dict[str, Any]]:
     for index, fields in enumerate(overrides):
         if request.env_and_policy.has_individual_policies:
             fields |= {"policy": policies[index], "keeps_weights": True}
-        if request.hooks != Hooks():
-            fields["hooks"] = request.hooks
+        hooks = request.hooks
+        if (buffer := request.output.shared_buffer) is not None and request.workers_write:
+            hooks = dataclasses.replace(hooks, write_batch=buffer.extend)
+        if hooks != Hooks():
+            fields["hooks"] = hooks
         if collectors:
             fields["user_collector"] = collectors[index]
-        if request.workers_write:
-            fields["replay"] = request.output.shared_buffer
     if request.early.should_end is not None:
         overrides[0]["should_end"] = request.early.should_end
     return overrides

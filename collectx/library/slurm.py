@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Sequence
 
-from collectx.config import RunConfig, SubmititLauncherConfig
+from collectx.config.schema.launcher import SubmititLauncherConfig
+from collectx.config.schema.run import RunConfig
 from collectx.errors import ConfigError
 from collectx.launcher.base import Launcher
 from collectx.launcher.slurm.array import slurm_resources

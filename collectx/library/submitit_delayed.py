@@ -15,11 +15,11 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from collectx.config import SubmititLauncherConfig
+from collectx.config.schema.launcher import SubmititLauncherConfig
 from collectx.errors import ConfigError, LauncherError
 from collectx.launcher.slurm import commands
 from collectx.launcher.slurm.array import JobArray, slurm_resources
-from collectx.launcher.slurm.worker_job import JobState
+from collectx.launcher.slurm.commands import JobState
 from collectx.run.folder import RunFolder, new_folder
 from collectx.run.submitted_workers import PresubmittedJobs, worker_command
 

@@ -15,11 +15,11 @@ from composing import composed
 
 from collectx.cli import slurm as cli_slurm
 from collectx.cli import watch
-from collectx.cli.task import JobRun, Task
+from collectx.cli.run_status import SubmittedRun
 from collectx.errors import ConfigError, LauncherError
 from collectx.launcher.slurm import array, commands, job, log_watcher
+from collectx.launcher.slurm.commands import JobState
 from collectx.launcher.slurm.log_watcher import role_shell
-from collectx.launcher.slurm.worker_job import JobState
 
 
 def is_readable(handle, timeout_s=100.0):
@@ -283,21 +283,20 @@ def test_inside_an_allocation_a_run_is_a_step_of_it(tmp_path, command, monkeypat
     ended = {"exit_reason": "", "frames": 1, "batches": 1, "wall_s": 1, "start_s": 1, "frames_per_s": 1, "failures": []}
     ended |= {"status": "completed", "mean_return": 1, "num_episodes": 1, "digest": None}
     (tmp_path / "ended.json").write_text(json.dumps(ended))
-    command(
-        "srun", f'env | grep -c ^SLURM_; echo "$@"; for run; do :; done; cp {tmp_path}/ended.json "$run/result.json"'
-    )
+    end = f'for run; do :; done; cp {tmp_path}/ended.json "$run/new"; mv "$run/new" "$run/result.json"'
+    command("srun", f'env | grep -c ^SLURM_; echo "$@"; {end}')
     for name, value in {"JOB_ID": "17", "JOB_CPUS_PER_NODE": "4(x2),1", "NTASKS": "1", "STEP_ID": "0"}.items():
         monkeypatch.setenv(f"SLURM_{name}", value)
     for name in ("REFRESH_S", "_MIN_QUERY_S", "_SETTLE_S"):
         monkeypatch.setattr(watch, name, 0.01)
     cfg = composed("launcher=slurm collector=multi_async collector.num_workers=8 launcher.srun={mpi:none}")
-    done = Task(["run"], job_runs=[JobRun("run", tmp_path / "run", cfg)])
-    cli_slurm.run_jobs(done)
-    assert ([each.status for each in done.results], done.is_detached) == (["completed"], False)
+    results = []
+    assert not cli_slurm.run_jobs([SubmittedRun("run", tmp_path / "run", cfg)], ["run"], None, results)
+    assert [each.status for each in results] == ["completed"]
     assert "launcher=slurm inside the allocation of job 17: runs are steps of that job" in capsys.readouterr().err
     count, words, *_ = (tmp_path / "run" / "logs" / "job.log").read_text().splitlines()
     assert count == "0"
     assert {"--jobid=17", "--overlap", "--ntasks=9", "--mpi=none"} <= {*words.split()}
     cfg.collector.num_workers = 9
     with pytest.raises(ConfigError, match=r"10 tasks of 1 cores \(10\), and the allocation of job 17 has 9"):
-        cli_slurm.run_jobs(Task(["run"], job_runs=[JobRun("run", tmp_path / "other", cfg)]))
+        cli_slurm.run_jobs([SubmittedRun("run", tmp_path / "other", cfg)], ["run"], None, [])

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from tensordict.nn import CudaGraphModule
 
-from collectx.config import PolicyConfig, RandomPolicyConfig
+from collectx.config.schema.policy import PolicyConfig
 from collectx.library.keywords.coerce import exploration_name, exploration_problems, for_each, kwargs_of
 from collectx.library.keywords.options import option
 from collectx.policy.exploration import ExplorationType
@@ -163,7 +163,7 @@ class EnvAndPolicy:
         """Each worker's policy, as a choice of the group."""
         compiling, recording = kwargs_of(self.compile_policy), kwargs_of(self.cudagraph_policy)
         return [
-            RandomPolicyConfig(kind="random")
+            PolicyConfig(kind="random")
             if self.policy is None and factory is None
             else UserPolicyConfig(
                 kind="given",

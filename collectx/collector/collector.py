@@ -205,7 +205,7 @@ class Collector(Iterator[TensorDict], AbstractContextManager["Collector"]):
         return self.publish_flat(FlatWeights(policy).write)
 
     def publish_flat(self, write: Write) -> int:
-        """As `publish`, for weights that `write` copies into a flat buffer."""
+        """As `publish`; `write` copies the weights into a flat buffer."""
         return self._publish(lambda: self.transport.publish(write))
 
     def publish_to(self, writes: Mapping[int, Write]) -> int:

@@ -105,6 +105,12 @@ class Result:
         ]
         return content
 
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any], folder: Path) -> Result:
+        """The result in a `result.json`."""
+        failures = tuple(Failure(**failure) for failure in content["failures"])
+        return cls(**{**content, "status": Status(content["status"]), "failures": failures}, folder=folder)
+
 
 class Record:
     """Collects what the result of a run is made of: status, reason, failures, times. Owned by job.py.

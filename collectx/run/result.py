@@ -1,6 +1,6 @@
 """The result of a run as plain data, and the record from which it is made.
 
-Used by job.py in the trainer's process, and by the command line.
+Used by execution.py in the trainer's process, and by the command line.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ class Result:
 
 
 class Record:
-    """Collects what the result of a run is made of: status, reason, failures, times. Owned by job.py.
+    """Collects what the result of a run is made of: status, reason, failures, times. Owned by execution.py.
 
     Attributes:
         start_s: when the command started, by `time.monotonic`.

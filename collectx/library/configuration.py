@@ -6,6 +6,7 @@ import dataclasses
 from typing import Any
 
 from collectx.config.derived import is_stacked, rows_per_env
+from collectx.config.registry import packaged_values
 from collectx.config.schema.collector import CollectorConfig, EitherCollectorConfig
 from collectx.config.schema.launcher import LauncherConfig
 from collectx.config.schema.run import RunConfig
@@ -43,6 +44,7 @@ def _collector(request: CollectorRequest) -> CollectorConfig:
     names = {field.name for field in dataclasses.fields(CollectorConfig)}
     specs = (frames, request.workers, request.output, remote, assembly)
     options = {name: value for spec in specs for name, value in vars(spec).items() if name in names}
+    options = packaged_values("collector", "multi_sync") | options
     options |= {
         "kind": request.kind,
         "num_workers": request.num_workers,
@@ -55,7 +57,6 @@ def _collector(request: CollectorRequest) -> CollectorConfig:
         "refresh": "step" if request.weights.update_weights_between_steps else "batch",
         "preemptive_threshold": request.early.threshold,
         "traj_format": assembly.traj_format or "padded",
-        "order_of": None,
     }
     if request.sync is None:
         return CollectorConfig(**options)

@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from collectx.config.check import check, check_group
-from collectx.config.packaged import packaged_values
+from collectx.config.registry import packaged_values
 from collectx.library.early_stop import PreemptionKeywords
 from collectx.library.keywords import Devices, EnvAndPolicy, Frames, KeywordParser, RayRemote, RpcRemote, Workers
 from collectx.library.keywords.coerce import exploration_problems

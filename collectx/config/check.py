@@ -15,7 +15,7 @@ from collectx.config.convert import convert, describe, out_of_range
 from collectx.config.problem import ABSENT, YAML, Language, Problem, did_you_mean
 from collectx.config.registry import GROUPS, KINDS, packaged_values, schemas
 from collectx.config.schema.fields import incomplete
-from collectx.config.schema.run import RunConfig, RunOptions, SweepConfig
+from collectx.config.schema.run import SECTIONS, RunConfig, SweepConfig
 
 # What a YAML file says where the user has to choose.
 UNSET = "???"
@@ -33,7 +33,7 @@ def check(values: Mapping[str, Any], ignore: Collection[str] = ()) -> tuple[RunC
     """Checks a whole configuration.
 
     Args:
-        values: the groups, `seed`, and perhaps `run` and `sweep`.
+        values: the groups, `seed`, and perhaps the `SECTIONS` and `sweep`.
         ignore: groups whose choice is known to be wrong: they stay empty, and no problem is reported for them.
 
     Returns:
@@ -51,18 +51,21 @@ def check(values: Mapping[str, Any], ignore: Collection[str] = ()) -> tuple[RunC
         problems.append(seed)
     else:
         sections["seed"] = seed
-    sections["run"] = _part("run", RunOptions, values.get("run", {}), problems)
+    for name, cls in SECTIONS.items():
+        sections[name] = _part(name, cls, values.get(name, {}), problems)
     if "sweep" in values:
         _part("sweep", SweepConfig, values["sweep"], problems)
     for name in values:
-        if name not in (*GROUPS, "seed", "run", "sweep"):
+        if name not in (*GROUPS, *SECTIONS, "seed", "sweep"):
             problems += [_unknown(path) for path in _leaves(name, values[name]) if path not in ignore]
     return incomplete(RunConfig, **sections), problems
 
 
 def known_paths() -> list[str]:
     """Every option of any choice of any group, such as `collector.num_workers`."""
-    paths = dict.fromkeys(["seed", *_paths("run", RunOptions), *_paths("sweep", SweepConfig)])
+    paths = dict.fromkeys(["seed"])
+    for name, section in {**SECTIONS, "sweep": SweepConfig}.items():
+        paths |= dict.fromkeys(_paths(name, section))
     for group in GROUPS:
         for cls in dict.fromkeys(schemas(group).values()):
             paths |= dict.fromkeys(_paths(group, cls))

@@ -13,7 +13,7 @@ from importlib import resources
 from typing import Any
 
 from collectx.config.registry import GROUPS, packaged_values, schemas
-from collectx.config.schema.run import RunConfig, RunOptions, SweepConfig
+from collectx.config.schema.run import SECTIONS, RunConfig, SweepConfig
 
 _DRAFT = "http://json-schema.org/draft-07/schema#"
 # What stands for a value in a file that others complete.
@@ -33,7 +33,7 @@ def run_schema() -> dict[str, Any]:
         "defaults": {"type": "array", "description": "choices of groups, as `- override /env: pendulum`"},
         **sections,
         "seed": _option(int, seed.metadata) | _described(comments, "seed"),
-        "run": _section(RunOptions, {}, comments),
+        **{name: _section(cls, {}, comments) for name, cls in SECTIONS.items()},
         "sweep": _section(SweepConfig, {}, comments),
         "hydra": {"type": "object"},
     }

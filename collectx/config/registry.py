@@ -18,7 +18,7 @@ from typing import Any, get_type_hints
 import yaml
 
 from collectx.config.schema import collector, env, launcher, policy, trainer
-from collectx.config.schema.run import RunConfig, RunOptions
+from collectx.config.schema.run import SECTIONS, RunConfig
 from collectx.errors import ConfigError
 
 # The groups, in the order of the data path; a choice in each is needed.
@@ -130,7 +130,8 @@ def packaged_values(group: str, name: str) -> dict[str, Any]:
 def from_dict(values: dict[str, Any]) -> RunConfig:
     """The inverse of `as_dict`; checks nothing."""
     groups = {group: group_from_dict(group, values[group]) for group in GROUPS}
-    return RunConfig(**groups, seed=values["seed"], run=RunOptions(**values.get("run", {})))
+    sections = {name: cls(**values.get(name, {})) for name, cls in SECTIONS.items()}
+    return RunConfig(**groups, **sections, seed=values["seed"])
 
 
 def group_from_dict(group: str, values: dict[str, Any]) -> Any:

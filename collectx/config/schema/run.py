@@ -19,6 +19,17 @@ class RunOptions(Section):
 
     overwrite: bool = False
     max_batches: int | None = field(default=None, metadata={"minimum": 1})
+    resume: str = field(default="never", metadata={"choices": ("never", "auto")})
+
+
+@dataclass(kw_only=True)
+class CheckpointOptions(Section):
+    """When checkpoints are written. These defaults hold where a configuration has no section `checkpoint`."""
+
+    every_batches: int | None = field(default=None, metadata={"minimum": 1})
+    every_min: float | None = field(default=10.0, metadata={"above": 0})
+    keep: int = field(default=2, metadata={"minimum": 1})
+    grace_s: float = field(default=20.0, metadata={"minimum": 0})
 
 
 @dataclass(kw_only=True)
@@ -32,6 +43,11 @@ class RunConfig(Section):
     trainer: TrainerConfig
     seed: int = unsigned(61)
     run: RunOptions = field(default_factory=RunOptions)
+    checkpoint: CheckpointOptions = field(default_factory=CheckpointOptions)
+
+
+# The sections of a run that are no groups.
+SECTIONS: dict[str, type] = {"run": RunOptions, "checkpoint": CheckpointOptions}
 
 
 @dataclass(kw_only=True)

@@ -39,11 +39,11 @@ def _query(line: str, subcommands: Iterable[str]) -> int:
 
         print(" ".join(Composer(_config_dir(line)).groups))
         return 0
-    if words[1] not in ("run", "reproduce"):
+    if words[1] not in ("run", "reproduce", "resume"):
         return 0
     last = "" if starts_new else words[-1]
     if last.startswith("-"):
-        switches = ["trust"] if words[1] == "reproduce" else []
+        switches = ["trust"] if words[1] != "run" else []
         print(" ".join(flag for flag in arguments.names(switches) if flag.startswith(last)))
         return 0
     # Hydra completes the last word of a command line without subcommand.

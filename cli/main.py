@@ -15,6 +15,7 @@ from importlib import import_module
 SUBCOMMANDS = {
     "run": "collect and train as configured: collectx run [overrides] [-m] [flags]",
     "reproduce": "repeat a run from its folder and compare: collectx reproduce RUN_DIR [overrides]",
+    "resume": "continue a run from its newest checkpoint: collectx resume RUN_DIR [overrides]",
     "status": "show the status of a run or a sweep, also from SLURM: collectx status DIR",
     "list": "list the choices of every group: collectx list [GROUP]",
     "schema": "a JSON schema for editors: collectx schema [GROUP]",
@@ -52,7 +53,7 @@ def _status(argv: list[str]) -> int:
     except BrokenPipeError:
         # `collectx list | head`: the pipe is closed, so nothing may be flushed into it.
         sys.stdout = sys.stderr
-        if argv[:1] not in (["run"], ["reproduce"]) or {"--help", "-h"}.intersection(argv):
+        if argv[:1] not in (["run"], ["reproduce"], ["resume"]) or {"--help", "-h"}.intersection(argv):
             return 0
         print(f"collectx {argv[0]}: ended early: its output was closed", file=sys.stderr)
         return 1

@@ -10,23 +10,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
-from hydra.core.config_store import ConfigStore
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-
 from collectx.cli import foreign_code, output
 from collectx.cli.arguments import Arguments, run_subcommand
-from collectx.cli.compose import Composer, parsed
+from collectx.cli.compose import parsed
 from collectx.cli.run import launch
 from collectx.cli.run_status import Outcome
+from collectx.cli.saved import read_snapshot, snapshot_composer
 from collectx.config.derived import ASYNC
-from collectx.config.registry import GROUPS
 from collectx.errors import ConfigError, DamagedFile
 from collectx.run import RunFolder, snapshot
 from collectx.run.reproduce import compare, recorded_order, why_not_recorded
 
-_PRIMARY = "_collectx_snapshot"
 # Number of differences between two snapshots that are printed.
 _SHOWN = 12
 _USAGE = """\
@@ -59,7 +53,7 @@ def _reproduce(arguments: Arguments, argv: Sequence[str]) -> int:
     if "multirun" in arguments.flags:
         return output.usage_error("reproduce runs one configuration; sweeps are `collectx run -m`.")
     old = RunFolder(folders[0])
-    saved = _saved(old)
+    saved = read_snapshot(old)
     # A damaged file is reported before the run, not after it.
     digests = [line.get("digest") for line in old.read_metrics()]
     result, _ = old.read_result(), list(old.read_events())
@@ -67,7 +61,7 @@ def _reproduce(arguments: Arguments, argv: Sequence[str]) -> int:
     if ended != "completed" and not digests:
         raise ConfigError([f"{old.path} has delivered no batch: there is nothing to repeat."])
     had_digest = bool(digests) and all(digests)
-    composer = _composer(saved, overrides, arguments.config_dir)
+    composer = snapshot_composer(saved, overrides, arguments.config_dir)
     checked = composer.check(overrides)
     composed = composer.examine(checked.overrides, checked.broken)
     if problems := [*checked.problems, *composed.problems]:
@@ -135,50 +129,6 @@ def _compared(old: RunFolder, new: Path, limit: int, reason: str | None, is_cut:
         more = f"\n  and {len(differences) - _SHOWN} more, see snapshot/meta.json" if len(differences) > _SHOWN else ""
         print("note: results may depend on these differences:", *differences[:_SHOWN], sep="\n  ", end=f"{more}\n")
     return 0 if comparison.identical else 1
-
-
-def _saved(folder: RunFolder) -> dict[str, Any]:
-    """The saved configuration as plain data.
-
-    Raises:
-        ConfigError: it does not exist, or cannot be read.
-    """
-    if not folder.config.is_file():
-        raise ConfigError([f"{folder.path} is not a run folder: {folder.config} does not exist."])
-    try:
-        content = OmegaConf.to_container(OmegaConf.load(folder.config))
-    except (OSError, ValueError, OmegaConfBaseException, yaml.YAMLError) as error:
-        raise DamagedFile([f"{folder.config}: cannot be read: {error}"]) from error
-    if not isinstance(content, dict) or not content:
-        raise DamagedFile([f"{folder.config}: is not a configuration"])
-    # The run folder is not part of the configuration.
-    return {str(key): value for key, value in content.items() if key != "hydra"}
-
-
-def _composer(saved: dict[str, Any], overrides: Sequence[str], config_dir: str | None) -> Composer:
-    """Composes from the snapshot, and groups that an override names from the packaged choices."""
-    named = {text.lstrip("+").partition("=")[0] for text in overrides}
-    replaced = [group for group in GROUPS if group in named]
-    content = {key: value for key, value in saved.items() if key not in replaced}
-    # The saved run may have replaced another.
-    if isinstance(content.get("run"), dict):
-        content["run"] = content["run"] | {"overwrite": False}
-    content["defaults"] = [
-        "_hydra",
-        # The override replaces this choice.
-        *({group: _placeholder(saved, group)} for group in replaced),
-        "_self_",
-        {"override hydra/launcher": "points"},
-        {"override hydra/job_logging": "none"},
-        {"override hydra/hydra_logging": "none"},
-    ]
-    ConfigStore.instance().store(_PRIMARY, content)
-    return Composer(config_dir, _PRIMARY)
-
-
-def _placeholder(saved: dict[str, Any], group: str) -> str:
-    section = saved.get(group)
-    return str(section.get("kind", "cpu")) if isinstance(section, dict) else "cpu"
 
 
 def _flags(arguments: Arguments) -> dict[str, str]:

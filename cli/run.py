@@ -70,6 +70,7 @@ def launch(composer: Composer, arguments: Arguments, argv: Sequence[str], result
 
 
 def _translate(words: Sequence[str]) -> list[str]:
+    words = [f"run.{word}" if word.startswith("resume=") else word for word in words]
     translated, problems = submitit_slurm.translated(words)
     if problems:
         raise ConfigError(problems)
@@ -178,7 +179,7 @@ def _check_folder(files: RunFolder, cfg: RunConfig) -> None:
             known = f", as far as is known ({status.detail})" if status.status is Status.UNKNOWN else ""
             advice = f"cancel it with scancel {job}, or choose another folder."
             raise ConfigError([f"{files.path}: job {job} has not ended{known}: {advice}"])
-    with locked(files, cfg.run.overwrite):
+    with locked(files, cfg.run.overwrite or cfg.run.resume == "auto"):
         pass
 
 

@@ -80,15 +80,15 @@ class Checkpoints:
                 write(temporary / name)
             files = {str(path.relative_to(temporary)): _describe(path) for path in _files(temporary)}
             for name in files:
-                _sync(temporary / name)
+                sync(temporary / name)
             write_json(
                 temporary / _MANIFEST,
                 {"format": _FORMAT, "batches": batches, "time": time.time(), **facts, "files": files},
             )
             temporary.chmod(self.path.stat().st_mode & 0o7777)
-            _sync(temporary)
+            sync(temporary)
             os.rename(temporary, target)
-            _sync(self.path)
+            sync(self.path)
         except BaseException:
             shutil.rmtree(temporary, ignore_errors=True)
             raise
@@ -192,7 +192,8 @@ def _describe(path: Path) -> dict[str, Any]:
     return {"size": size, "xxh3": digest.hexdigest()}
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
+    """Writes a file or folder to the disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

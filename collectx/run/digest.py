@@ -7,6 +7,7 @@ reproduce` compares the digests in `metrics.jsonl` of two runs.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import xxhash
@@ -37,6 +38,11 @@ class Digest:
         one = self._of(batch)
         self._chain.update(one)
         return f"{_KIND}-{one.hex()}"
+
+    def resume(self, digests: Iterable[str]) -> None:
+        """Continues after the batches with these digests."""
+        for text in digests:
+            self._chain.update(bytes.fromhex(text.removeprefix(f"{_KIND}-")))
 
     @property
     def total(self) -> str:

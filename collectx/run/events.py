@@ -76,6 +76,12 @@ def format_event(name: str, fields: dict[str, Any]) -> str | None:
     if name == "worker_dropped":
         left = fields["num_workers"]
         return f"the run continues without worker {worker} (collector.on_worker_failure=drop): {left} left"
+    if name == "checkpoint_failed":
+        return f"no checkpoint could be written: {fields['message']}"
+    if name == "resumed":
+        reasons = fields["new_episodes"].items()
+        begin = "".join(f"; worker {worker} begins new episodes: {reason}" for worker, reason in reasons)
+        return f"continues after {fields['batches']} batches, {fields['frames']} frames{begin}"
     if name == "jobs":
         return str(fields["message"])
     if name == "peer_refused":

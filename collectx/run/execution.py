@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from collectx.config.derived import backend_of
+from collectx.config.derived import backend_of, is_async
 from collectx.config.schema.run import RunConfig
 from collectx.errors import ConfigError, LauncherError, SpaceError, text_of
 from collectx.run import cores, display, preflight, snapshot
@@ -31,6 +31,7 @@ from collectx.run.signals import Signals
 if TYPE_CHECKING:
     from collectx.collector import Collector
     from collectx.launcher.base import Launcher
+    from collectx.run.checkpointer import Checkpointer, ResumePoint
     from collectx.run.collection import RunCollection
     from collectx.trainer.base import Trainer
 
@@ -56,12 +57,14 @@ def execute(cfg: RunConfig, folder: Path, argv: list[str], launcher: Launcher | 
             cannot be made.
     """
     files = RunFolder(folder)
-    with locked(files, cfg.run.overwrite, force=launcher is not None):
-        files.begin(keep_logs=launcher is not None)
+    resumes = cfg.run.resume == "auto" and files.has_run
+    with locked(files, cfg.run.overwrite or resumes, force=launcher is not None):
+        point = _resume_point(files, cfg) if resumes else None
+        files.begin(keep_logs=launcher is not None, keep_run=point is not None)
         with Signals() as signals:
             record = Record(cfg, signals)
             try:
-                _run(cfg, files, argv, launcher, record, signals)
+                _run(cfg, files, argv, launcher, record, signals, point)
             except BaseException as error:
                 record.end(error)
             result = _write_result(files, record, signals)
@@ -87,7 +90,13 @@ def _write_result(files: RunFolder, record: Record, signals: Signals) -> Result:
 
 
 def _run(
-    cfg: RunConfig, files: RunFolder, argv: list[str], launcher: Launcher | None, record: Record, signals: Signals
+    cfg: RunConfig,
+    files: RunFolder,
+    argv: list[str],
+    launcher: Launcher | None,
+    record: Record,
+    signals: Signals,
+    point: ResumePoint | None,
 ) -> None:
     """From the snapshot to the closed collector. Errors of training go to `record`; others are raised."""
     if cfg.launcher.kind == "local" and cfg.collector.kind != "single":
@@ -96,12 +105,15 @@ def _run(
         with signals.ignored_by_children():
             warm_up()
     snapshot.write(cfg, files, argv)
+    if point is not None:
+        point.rewind(files)
+        point.load_record(record)
     # With on_worker_failure=raise the failure is shown at the end, as the error of the run.
     events = EventLog(files, hidden=("worker_failed",) if cfg.collector.on_worker_failure == "raise" else ())
     try:
         progress = display.Progress(record.statistics, start_s=record.start_s)
         events.show = progress.say
-        run = _Execution(cfg, files, record, signals, events)
+        run = _Execution(cfg, files, record, signals, events, point)
         with progress, _launched(cfg, files, launcher, events) as launcher, closing(run):
             try:
                 workers = run.prepare(launcher)
@@ -111,6 +123,15 @@ def _run(
                 run.collect(collector)
     finally:
         events.close()
+
+
+def _resume_point(files: RunFolder, cfg: RunConfig) -> ResumePoint:
+    from collectx.run.checkpointer import ResumePoint
+
+    point = ResumePoint(files, cfg)
+    for text in point.damaged:
+        display.print_message(f"{text}: the checkpoint before it is taken")
+    return point
 
 
 @contextmanager
@@ -131,12 +152,21 @@ def _launched(
 class _Execution:
     """The three steps of a run: `prepare`, `collect`, and `finish`, which `collect` calls."""
 
-    def __init__(self, cfg: RunConfig, files: RunFolder, record: Record, signals: Signals, events: EventLog):
+    def __init__(
+        self,
+        cfg: RunConfig,
+        files: RunFolder,
+        record: Record,
+        signals: Signals,
+        events: EventLog,
+        point: ResumePoint | None,
+    ):
         self._cfg = cfg
         self._files = files
         self._record = record
         self._signals = signals
         self._event_log = events
+        self._point = point
         self._trainer: Trainer
         self._workers_write = False
         self._close_note: threading.Timer | None = None
@@ -163,19 +193,27 @@ class _Execution:
         torch.manual_seed(cfg.seed)
         module = policy.build(cfg.policy, spec, cfg.seed)
         self._trainer = trainer.build(cfg.trainer, module, spec, cfg.seed, device)
+        if self._point is not None:
+            self._point.load_trainer(self._trainer)
         overrides = overrides_of_workers(self._trainer, cfg)
         self._workers_write = bool(overrides)
         if self._workers_write:
             self._record.digest = None
-        recorded = None
+        order: Sequence[tuple[int, int, int]] = ()
         if cfg.collector.order_of is not None:
-            recorded = [collector.RecordedBatch(*batch) for batch in recorded_order(cfg.collector.order_of)]
-        logs = self._files.logs
-        return collector.build(cfg, module, spec, self._add_event, logs, launcher, overrides, recorded=recorded)
+            order = recorded_order(cfg.collector.order_of)
+        elif self._point is not None and is_async(cfg.collector):
+            order = self._point.order
+        recorded = [collector.RecordedBatch(*batch) for batch in order] or None
+        resume = None if self._point is None else self._point.collector
+        return collector.build(
+            cfg, module, spec, self._add_event, self._files.logs, launcher, overrides, recorded, resume
+        )
 
     def collect(self, collector: Collector) -> None:
         """Trains until the trainer returns or raises, and finishes the run in either case."""
         from collectx.collector.trajectories import Assembler
+        from collectx.run.checkpointer import Checkpointer
         from collectx.run.collection import RunCollection
         from collectx.trainer.base import written_batches
 
@@ -183,13 +221,16 @@ class _Execution:
         assembler = None
         if options.trajs_per_batch is not None:
             assembler = Assembler(options.trajs_per_batch, options.traj_format, options.reset_at_each_iter)
+        checkpointer = Checkpointer(
+            self._cfg.checkpoint, self._files, collector, self._trainer, self._record, self._signals, self._add_event
+        )
         collection = RunCollection(
             collector,
             self._files,
             self._record.statistics,
             self._record.digest,
             self._add_event,
-            self._signals.check,
+            checkpointer.before_batch,
             self._signals.hold,
             masked=options.preemptive_threshold is not None,
             assembler=assembler,
@@ -197,6 +238,9 @@ class _Execution:
             max_batches=self._cfg.run.max_batches,
         )
         try:
+            if self._point is not None:
+                self._resume(self._point, collector)
+            self._signals.defer(self._cfg.checkpoint.grace_s, self._say_stopping)
             self._trainer.train(collection)
             self._record.end(None)
         except BaseException as error:
@@ -204,15 +248,34 @@ class _Execution:
             if backend_of(self._cfg) == "inline":
                 self._report_before_close(error)
         finally:
-            self.finish(collection)
+            self.finish(collection, checkpointer)
 
-    def finish(self, collection: RunCollection) -> None:
-        """Writes the last batch's line and `checkpoints/final.pt`, after a failure too, before the workers close."""
+    def _resume(self, point: ResumePoint, collector: Collector) -> None:
+        """Restores the workers; blocks until they have started."""
+        from collectx.collector import saved_state
+
+        reasons = saved_state.load(collector, point.collector, self._cfg.seed)
+        statistics = self._record.statistics
+        self._add_event("resumed", batches=statistics.batches, frames=statistics.frames, new_episodes=reasons)
+        point.load_generators()
+
+    def _say_stopping(self) -> None:
+        seconds = self._cfg.checkpoint.grace_s
+        self._event_log.show(
+            f"stopping: completes the batch and writes a checkpoint, for at most {seconds:g} s "
+            "(checkpoint.grace_s); a second signal ends the run at once"
+        )
+
+    def finish(self, collection: RunCollection, checkpointer: Checkpointer) -> None:
+        """Writes the last batch's line, a checkpoint unless the run has failed, and `checkpoints/final.pt`, before the
+        workers close."""
         import torch
 
         self._signals.shield()
         try:
             collection.close()
+            if not self._record.errors:
+                checkpointer.write()
         finally:
             state: dict = getattr(self._trainer, "state_dict", dict)()
             if state:

@@ -20,6 +20,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import shutil
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -63,11 +64,12 @@ class RunFolder:
         """Whether the folder has a run in it, running or ended."""
         return any(path.exists() for path in (self.config, self.metrics, self.result))
 
-    def begin(self, keep_logs: bool = False) -> None:
+    def begin(self, keep_logs: bool = False, keep_run: bool = False) -> None:
         """Makes the folders, and removes the files of an earlier run in the same folder.
 
         Args:
             keep_logs: keeps `logs/` and `jobs/`, which other processes of this run may have written already.
+            keep_run: the run continues: keeps all but what its end has written.
 
         Raises:
             ConfigError: the folder cannot be made or written to.
@@ -77,8 +79,12 @@ class RunFolder:
                 folder.mkdir(parents=True, exist_ok=True)
             lines = (self.metrics, self.events)
             others = () if keep_logs else (*self.logs.glob("*.log"), self.job_note, self.worker_jobs)
-            for stale in (self.result, self.rendezvous, self.secret, *lines, self.final_checkpoint, *others):
+            ended = (self.result, self.rendezvous, self.secret)
+            for stale in ended if keep_run else (*ended, *lines, self.final_checkpoint, *others):
                 stale.unlink(missing_ok=True)
+            if not keep_run:
+                for checkpoint in self.checkpoints.glob("[0-9]*"):
+                    shutil.rmtree(checkpoint)
 
     def log(self, role: str) -> Path:
         """The log file of a role, `trainer`, `job` or `worker-0`."""

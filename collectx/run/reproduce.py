@@ -3,12 +3,14 @@ the order of their delivery, to repeat it. Imports nothing heavy."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import islice, zip_longest
 from pathlib import Path
+from typing import Any
 
+from collectx.config.schema.run import RunConfig, as_dict
 from collectx.errors import DamagedFile
 from collectx.run.folder import RunFolder
 
@@ -92,18 +94,36 @@ def recorded_order(folder: str | Path) -> list[tuple[int, int, int]]:
     # A failure that ends the run has no effect on the batches before.
     if any(event.get("event") in ("worker_restarted", "worker_dropped") for event in files.read_events()):
         raise ValueError(f"in {files.path} a worker was lost, and the log does not record between which batches")
-    batches = []
-    for line in files.read_metrics():
-        parts = line.get("workers", ())
-        try:
-            if len(parts) != 1:
-                raise ValueError(f"{files.path} is not of an async run: a batch there has {len(parts)} workers' parts")
-            batches.append((parts[0]["worker"], parts[0]["policy_version"], line["version"]))
-        except (KeyError, TypeError) as error:
-            raise DamagedFile([f"{files.metrics}: a line is not of a batch: {error!r}"]) from error
+    batches = order_of(files.metrics, files.read_metrics())
     if not batches:
         raise ValueError(f"{files.path} is not the folder of a run that has delivered a batch")
     return batches
+
+
+def order_of(path: Path, lines: Iterable[dict[str, Any]]) -> list[tuple[int, int, int]]:
+    """As `recorded_order`, of lines of the `metrics.jsonl` at `path`."""
+    batches = []
+    for line in lines:
+        parts = line.get("workers", ())
+        try:
+            if len(parts) != 1:
+                raise ValueError(f"{path} is not of an async run: a batch there has {len(parts)} workers' parts")
+            batches.append((parts[0]["worker"], parts[0]["policy_version"], line["version"]))
+        except (KeyError, TypeError) as error:
+            raise DamagedFile([f"{path}: a line is not of a batch: {error!r}"]) from error
+    return batches
+
+
+def is_equal_run(files: RunFolder, cfg: RunConfig) -> bool:
+    """Whether the configuration of a folder gives the same batches as `cfg`, as far as their first ones go."""
+    from omegaconf import OmegaConf
+
+    saved, new = OmegaConf.to_container(OmegaConf.load(files.config)), as_dict(cfg)
+    assert isinstance(saved, dict)
+    for name in ("run", "checkpoint", "launcher", "hydra"):
+        saved.pop(name, None)
+        new.pop(name, None)
+    return saved == new
 
 
 def why_not_recorded(refresh: str, num_workers_per_collector: int, inner: str) -> str | None:

@@ -3,6 +3,8 @@
     running      the first signal raises `Stopped` in the main thread; the second is only counted, so that closing
                  continues; the third raises a second time, for a user who does not want to wait
     held         a signal raises at the end of the block, which must not be interrupted
+    deferred     the first signal lets the run complete its batch, see `check`; after some seconds, or at the second
+                 signal, it raises
     shielded     the first signal is only counted too
     sealed       nothing raises: the result is being written and shown
 
@@ -14,13 +16,14 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Any, Self
 
 PATIENCE = 3
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_REQUESTS = (signal.SIGUSR1, signal.SIGUSR2)
 
 
 class Stopped(KeyboardInterrupt):
@@ -42,6 +45,7 @@ class Signals:
 
     Attributes:
         last: the signal that came last, or None.
+        is_checkpoint_requested: SIGUSR1 or SIGUSR2 came, while stops were deferred.
     """
 
     def __init__(self) -> None:
@@ -52,6 +56,10 @@ class Signals:
         self._shielded = False
         self._sealed = False
         self._held = self._is_pending = False
+        self._grace_s = 0.0
+        self._note: Callable[[], None] = lambda: None
+        self._timer: threading.Timer | None = None
+        self.is_checkpoint_requested = False
         self._terminals = [descriptor for descriptor in (1, 2) if os.isatty(descriptor)]
 
     def __enter__(self) -> Self:
@@ -59,11 +67,15 @@ class Signals:
             for signum in _SIGNALS:
                 if signal.getsignal(signum) is not signal.SIG_IGN:
                     self._old_handlers[signum] = signal.signal(signum, self._handle)
+            for signum in _REQUESTS:
+                if signal.getsignal(signum) is signal.SIG_DFL:
+                    self._old_handlers[signum] = signal.signal(signum, self._request_checkpoint)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._end_grace()
         for signum, handler in self._old_handlers.items():
             signal.signal(signum, handler)
         self._old_handlers.clear()
@@ -94,13 +106,23 @@ class Signals:
             self._is_pending = False
             raise Stopped(self.last)
 
+    def defer(self, grace_s: float, note: Callable[[], None]) -> None:
+        """From now on the first signal raises in `check` only, or after `grace_s` seconds.
+
+        Args:
+            note: called in another thread when that signal comes.
+        """
+        self._grace_s, self._note = grace_s, note
+
     def check(self) -> None:
-        """Raises `Stopped` if a signal came and its exception was lost, as happens in a `__del__`."""
+        """Raises `Stopped` if a signal came that has not raised."""
         if self.last is not None and not self._shielded:
+            self._end_grace()
             raise Stopped(self.last)
 
     def shield(self) -> None:
         """From now on only a third signal raises."""
+        self._end_grace()
         self._shielded = True
         self._raise_at = max(self._raise_at, PATIENCE)
 
@@ -113,6 +135,14 @@ class Signals:
         self.last = signum
         if signum == signal.SIGHUP:
             _drop_output(self._terminals)
+        if self._grace_s and self._count == 1:
+            threading.Thread(target=self._note, daemon=True).start()
+            # To the main thread, which may wait for a worker.
+            main = threading.main_thread().ident
+            self._timer = threading.Timer(self._grace_s, signal.pthread_kill, [main, signum])
+            self._timer.daemon = True
+            self._timer.start()
+            return
         if not self._sealed and self._count >= self._raise_at:
             # The second signal of an impatient user must not interrupt the closing that the first one starts.
             self._raise_at = self._count + PATIENCE - 1
@@ -120,6 +150,14 @@ class Signals:
                 self._is_pending = True
                 return
             raise Stopped(signum)
+
+    def _request_checkpoint(self, signum: int, frame: FrameType | None) -> None:
+        self.is_checkpoint_requested = True
+
+    def _end_grace(self) -> None:
+        self._grace_s = 0.0
+        if self._timer is not None:
+            self._timer.cancel()
 
 
 def _drop_output(terminals: Sequence[int]) -> None:

@@ -11,7 +11,7 @@ import copy
 import math
 from collections import deque
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -50,6 +50,9 @@ class WorkerTotals:
         spent_s = [now - before for now, before in zip(self.spent_s, since.spent_s, strict=True)]
         total_s = sum(spent_s)
         return tuple(each / total_s if total_s > 0 else 0.0 for each in spent_s)
+
+
+_SUMS = ("frames", "batches", "num_episodes", "waited_s", "mean_return", "version", "lag", "_first_frames")
 
 
 class Statistics:
@@ -109,6 +112,27 @@ class Statistics:
         self.lag = total_lag / delivery.frames if delivery.frames else 0.0
         if self.num_episodes > episodes:
             self.mean_return = math.fsum(self._returns) / len(self._returns)
+
+    def state(self) -> dict[str, Any]:
+        """Returns a copy as plain data, for `load`."""
+        elapsed_s = None if self.first_s is None or self.last_s is None else self.last_s - self.first_s
+        return {
+            "sums": {name: getattr(self, name) for name in _SUMS},
+            "elapsed_s": elapsed_s,
+            "scalars": dict(self.scalars),
+            "returns": list(self._returns),
+            "workers": {worker: asdict(totals) for worker, totals in self.workers.items()},
+        }
+
+    def load(self, state: dict[str, Any], now_s: float) -> None:
+        """Continues from a state. The time until the next delivery counts, that before `now_s` does not."""
+        for name, value in state["sums"].items():
+            setattr(self, name, value)
+        if state["elapsed_s"] is not None:
+            self.first_s, self.last_s = now_s - state["elapsed_s"], now_s
+        self.scalars = state["scalars"]
+        self._returns.extend(state["returns"])
+        self.workers = {worker: WorkerTotals(**totals) for worker, totals in state["workers"].items()}
 
     def _totals(self, worker: int) -> WorkerTotals:
         if worker not in self.workers:

@@ -69,12 +69,19 @@ class Trainer(Protocol):
     A trainer may have the attribute `shared_replay`: a `collectx.ReplayBuffer`, or a picklable object whose
     `extend(batch)` writes to one. Async workers of this machine then write their batches to it, `[envs, time]`, in the
     order in which they are ready, unless batches are hashed or consist of whole trajectories.
+
+    Checkpoints have what `state_dict` returns before a batch is requested, and the content of the buffers in its
+    attribute `replay_buffers`, a mapping from names to `collectx.ReplayBuffer`s, if it has one. A trainer that is
+    restored is built, then `load_state_dict` and the buffers' `loads` are called, then `train`.
     """
 
     def train(self, collection: Collection) -> None: ...
 
     def state_dict(self) -> dict:
-        """The state to resume from: tensors and plain data only."""
+        """Returns the state to continue from: tensors and plain data only."""
+
+    def load_state_dict(self, state: dict) -> None:
+        """Restores the result of `state_dict`."""
 
 
 class MeterTrainer:
@@ -91,6 +98,9 @@ class MeterTrainer:
     def state_dict(self) -> dict:
         """Returns an empty dict."""
         return {}
+
+    def load_state_dict(self, state: dict) -> None:
+        """Does nothing."""
 
 
 def check_trainable(

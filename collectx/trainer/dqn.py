@@ -53,6 +53,7 @@ class DqnTrainer:
         else:
             sampler = PrioritizedSampler(cfg.priority_alpha, cfg.priority_beta, seed=seed)
         self._buffer = ReplayBuffer(cfg.buffer_frames, sampler=sampler)
+        self.replay_buffers = {"replay": self._buffer}
         self.shared_replay = NstepWriter(self._buffer, self.policy.observation_keys, cfg.gamma, cfg.num_steps)
         self._is_prioritized = cfg.priority_alpha is not None
         self._due_steps = 0.0
@@ -61,7 +62,7 @@ class DqnTrainer:
     def train(self, collection: Collection) -> None:
         """Returns when the collection is exhausted or `target_return` is reached."""
         cfg = self._cfg
-        previous_frames = 0
+        previous_frames = collection.frames
         for batch in collection:
             if has_reached(cfg.target_return, collection):
                 return
@@ -83,10 +84,12 @@ class DqnTrainer:
             "policy": self.policy.state_dict(),
             "target": self._target.state_dict(),
             "optimizer": self._optimizer.state_dict(),
+            "due_steps": self._due_steps,
         }
 
     def load_state_dict(self, state: dict) -> None:
-        """Restores what `state_dict()` returned; the buffer is not restored."""
+        """Restores what `state_dict()` returned; the buffer is restored by its own `loads`."""
+        self._due_steps = state["due_steps"]
         self.policy.load_state_dict(state["policy"])
         self._target.load_state_dict(state["target"])
         self._optimizer.load_state_dict(state["optimizer"])

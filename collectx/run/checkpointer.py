@@ -1,0 +1,230 @@
+"""Writes the checkpoints of a run, and continues a run from one. In the trainer's process.
+
+    before each batch   a checkpoint is due, or a signal has stopped the run?
+                        sync: now. async: no more slots are granted, until those that are full are delivered
+    at the end          of a run that has not failed
+
+A checkpoint holds the state of the trainer (`state_dict`, and the content of its `replay_buffers`), of the collector
+with its workers, of the statistics, and of the generators of the trainer's process.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from collectx import state as states
+from collectx.collector import saved_state
+from collectx.config.schema.run import CheckpointOptions, RunConfig
+from collectx.errors import ConfigError, DamagedFile
+from collectx.run.checkpoint import Checkpoint, Checkpoints, sync
+from collectx.run.folder import RunFolder
+from collectx.run.reproduce import is_equal_run, order_of
+from collectx.run.result import Record
+from collectx.run.signals import Signals
+
+if TYPE_CHECKING:
+    from collectx.collector import Collector
+    from collectx.trainer.base import Trainer
+
+# The share of the time that checkpoints by time may take.
+_MOST_SHARE = 0.01
+
+
+class Checkpointer:
+    """Writes checkpoints.
+
+    Args:
+        events: the event log; receives every checkpoint and its cost.
+    """
+
+    def __init__(
+        self,
+        options: CheckpointOptions,
+        files: RunFolder,
+        collector: Collector,
+        trainer: Trainer,
+        record: Record,
+        signals: Signals,
+        events: Callable[..., None],
+    ):
+        self._options = options
+        self._metrics = files.metrics
+        self._checkpoints = Checkpoints(files.checkpoints, options.keep)
+        self._collector = collector
+        self._trainer = trainer
+        self._record = record
+        self._signals = signals
+        self._events = events
+        self._last_batches = record.statistics.batches
+        self._wait_s = float("inf") if options.every_min is None else 60.0 * options.every_min
+        self._due_s = time.monotonic() + self._wait_s
+
+    def before_batch(self) -> None:
+        """To be called before a batch is requested. Blocks while a checkpoint is written.
+
+        Raises:
+            Stopped: a signal has stopped the run, and a checkpoint was written.
+        """
+        if not (self._signals.last is not None or self._is_due()):
+            return
+        self._collector.is_draining = True
+        if self._collector.is_idle:
+            self.write()
+            self._collector.is_draining = False
+            self._signals.check()
+
+    def _is_due(self) -> bool:
+        options, batches = self._options, self._record.statistics.batches
+        is_requested, self._signals.is_checkpoint_requested = self._signals.is_checkpoint_requested, False
+        return (
+            self._collector.is_draining
+            or is_requested
+            or (options.every_batches is not None and batches - self._last_batches >= options.every_batches)
+            or time.monotonic() >= self._due_s
+        )
+
+    def write(self) -> None:
+        """Writes a checkpoint of the current state; blocks until it is on the disk. Does nothing before the first
+        batch. A checkpoint that cannot be written, on a full disk for example, is reported; the run continues."""
+        statistics = self._record.statistics
+        if statistics.batches == 0:
+            return
+        began_s = time.monotonic()
+        buffers = getattr(self._trainer, "replay_buffers", {})
+        facts = {"frames": statistics.frames, "policy_version": self._collector.policy_version}
+        try:
+            with self._signals.hold():
+                sync(self._metrics)
+                path = self._checkpoints.write(
+                    statistics.batches, facts, self._state(), {name: each.dumps for name, each in buffers.items()}
+                )
+        except Exception as error:
+            # A worker that is gone is handled when the next batch is requested.
+            message = f"{type(error).__name__}: {error}"
+            if isinstance(error, OSError):
+                message = f"{error.filename or self._checkpoints.path}: {error.strerror or error}"
+            self._events("checkpoint_failed", batches=statistics.batches, message=message)
+        else:
+            cost_s = time.monotonic() - began_s
+            self._wait_s = max(self._wait_s, cost_s / _MOST_SHARE)
+            self._events("checkpoint", batches=statistics.batches, path=path.name, seconds=round(cost_s, 3))
+        self._last_batches, self._due_s = statistics.batches, time.monotonic() + self._wait_s
+
+    def _state(self) -> dict[str, Any]:
+        state_dict = getattr(self._trainer, "state_dict", None)
+        return {
+            "trainer": None if state_dict is None else state_dict(),
+            "collector": saved_state.save(self._collector),
+            "statistics": self._record.statistics.state(),
+            "wall_s": time.monotonic() - self._record.start_s,
+            "generators": _generators(),
+        }
+
+
+class ResumePoint:
+    """What a run continues from: the newest checkpoint that is not damaged.
+
+    Attributes:
+        batches: how many batches the run had delivered.
+        collector: for `collectx.collector.build`.
+        lines: the lines of `metrics.jsonl` up to the checkpoint.
+        order: of an async run, the order of the batches after it, which are collected once more; see
+            `collectx.run.reproduce.recorded_order`. Empty where it cannot be repeated.
+        damaged: messages about newer checkpoints, which are damaged.
+
+    Raises:
+        ConfigError: there is no checkpoint, or all are damaged.
+        DamagedFile: another file of the folder is.
+    """
+
+    def __init__(self, files: RunFolder, cfg: RunConfig):
+        checkpoint, self.damaged = Checkpoints(files.checkpoints).newest()
+        if checkpoint is None:
+            raise ConfigError(
+                self.damaged
+                or [f"{files.path}: has no checkpoint to continue from: begin it anew with run.overwrite=true."]
+            )
+        self._checkpoint: Checkpoint = checkpoint
+        self._state = checkpoint.state()
+        self.batches: int = checkpoint.manifest["batches"]
+        self.collector: dict[str, Any] = self._state["collector"]
+        lines = list(files.read_metrics())
+        self.lines = lines[: self.batches]
+        self.order = self._order(files, cfg, lines[self.batches :])
+        if len(self.lines) < self.batches:
+            raise DamagedFile(
+                [f"{files.metrics}: has {len(lines)} lines, {checkpoint.path} is of {self.batches} batches"]
+            )
+
+    def _order(self, files: RunFolder, cfg: RunConfig, lines: list[dict[str, Any]]) -> list[tuple[int, int, int]]:
+        losses = ("worker_restarted", "worker_dropped")
+        written_s = self._checkpoint.manifest["time"]
+        if any(event["event"] in losses and event["time"] > written_s for event in files.read_events()):
+            return []
+        if not is_equal_run(files, cfg) or not all("rollout" in each for each in self.collector["workers"].values()):
+            return []
+        try:
+            return order_of(files.metrics, lines)
+        except ValueError:
+            return []
+
+    def rewind(self, files: RunFolder) -> None:
+        """Removes what the folder has about batches after the checkpoint."""
+        Checkpoints(files.checkpoints).remove_after(self.batches)
+        if files.metrics.exists():
+            with open(files.metrics, "rb") as file:
+                for _ in self.lines:
+                    file.readline()
+                position = file.tell()
+            os.truncate(files.metrics, position)
+
+    def load_record(self, record: Record) -> None:
+        """Continues the statistics and the digest."""
+        record.statistics.load(self._state["statistics"], time.monotonic())
+        record.start_s -= self._state["wall_s"]
+        if record.digest is not None:
+            record.digest.resume(line["digest"] for line in self.lines if "digest" in line)
+
+    def load_trainer(self, trainer: Trainer) -> None:
+        """Restores the trainer and its replay buffers.
+
+        Raises:
+            ConfigError: it has no `load_state_dict`, though it had a `state_dict`, or does not accept the state.
+        """
+        name, state = type(trainer).__name__, self._state["trainer"]
+        try:
+            if state:
+                trainer.load_state_dict(state)
+            for key, buffer in getattr(trainer, "replay_buffers", {}).items():
+                if (folder := self._checkpoint.folder(key)) is not None:
+                    buffer.loads(folder)
+        except AttributeError as error:
+            if hasattr(trainer, "load_state_dict"):
+                raise
+            advice = "give the class load_state_dict(state), the inverse of its state_dict."
+            raise ConfigError([f"{self._checkpoint.path}: {name} cannot be restored: {advice}"]) from error
+        except (KeyError, ValueError, RuntimeError) as error:
+            text = f"{type(error).__name__}: {error}"
+            raise ConfigError([f"{self._checkpoint.path}: {name} does not accept its saved state: {text}"]) from error
+
+    def load_generators(self) -> None:
+        """Restores the generators of this process; to be called right before training."""
+        generators = self._state["generators"]
+        torch.set_rng_state(generators["torch"])
+        np.random.set_state(states.read(generators["numpy"]))
+        random.setstate(states.read(generators["python"]))
+
+
+def _generators() -> dict[str, Any]:
+    return {
+        "torch": torch.get_rng_state(),
+        "numpy": states.save(np.random.get_state(), "numpy.random"),
+        "python": states.save(random.getstate(), "random"),
+    }

@@ -1,7 +1,5 @@
 """The library's collectors over the ways of `ways.py`."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

@@ -45,9 +45,9 @@ KINDS: dict[str, dict[str, Kind]] = {
     "env": {
         "gym": Kind(env.GymEnvConfig, "collectx.env.gym:build"),
         "gym_vector": Kind(env.GymVectorEnvConfig, "collectx.env.gym_vector:build"),
-        "envpool": Kind(env.EnvPoolEnvConfig, "collectx.env.envpool:build"),
+        "envpool": Kind(env.EnvPoolEnvConfig, "collectx.env.envpool:EnvPoolEnv"),
         "torchrl": Kind(env.TorchrlEnvConfig, "collectx.env.torchrl:build"),
-        "counting": Kind(env.CountingEnvConfig, "collectx.env.counting:build"),
+        "counting": Kind(env.CountingEnvConfig, "collectx.env.counting:CountingEnv"),
     },
     "policy": {
         "random": Kind(policy.PolicyConfig),

@@ -58,7 +58,8 @@ class FlatWeights:
         self.nbytes = 0
         seen: set[int] = set()
         owners = [] if module is None else list(module.modules())
-        for tensors in (*(owner._parameters for owner in owners), *(owner._buffers for owner in owners)):
+        registers: list[dict[str, Any]] = [owner._parameters for owner in owners]
+        for tensors in [*registers, *(owner._buffers for owner in owners)]:
             for name, tensor in tensors.items():
                 if tensor is None or id(tensor) in seen:
                     continue

@@ -101,7 +101,7 @@ def is_object(policy: PolicyConfig) -> bool:
     return isinstance(policy, UserPolicyConfig) and policy.factory is None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Hooks(_ByValue):
     """Functions that workers call.
 
@@ -115,11 +115,6 @@ class Hooks(_ByValue):
     pre_collect_hook: Callable[[], Any] | None = None
     post_collect_hook: Callable[[Any], Any] | None = None
     init_fn: Callable[[], Any] | None = None
-
-    def problems(self) -> list[str]:
-        """Returns messages about hooks that are not callable."""
-        hooks = {name: hook for name, hook in vars(self).items() if hook is not None}
-        return [f"{name}={hook!r} cannot be called." for name, hook in hooks.items() if not callable(hook)]
 
 
 @dataclass(frozen=True)

@@ -135,7 +135,7 @@ def _member(endpoint: Any, worker: int, active: bool) -> None:
 
     from collectx.batch import Layout, Leaf
     from collectx.transport.base import BatchReport
-    from collectx.transport.network.worker import NetworkLink, join_trainer
+    from collectx.transport.network.link import NetworkLink, join_trainer
 
     task, config, connection, pair = join_trainer(endpoint, worker, {"host": "crowd", "pid": os.getpid()}, _JOIN_S)
     leaves = tuple(Leaf(tuple(key), tuple(shape), getattr(torch, kind)) for key, shape, kind in task["leaves"])

@@ -65,7 +65,7 @@ class _Raw:
         import torch
 
         from collectx.transport.network.gloo import GlooPair
-        from collectx.transport.network.p2p import TRAINER
+        from collectx.transport.network.p2p import TRAINER, PairSetup
 
         self._connection, theirs = multiprocessing.Pipe()
         self._process = multiprocessing.get_context("spawn").Process(
@@ -73,7 +73,7 @@ class _Raw:
         )
         self._process.start()
         theirs.close()
-        self._pair = GlooPair(self._connection, TRAINER, "127.0.0.1", 60.0)
+        self._pair = GlooPair(PairSetup(self._connection, TRAINER, "127.0.0.1", 60.0))
         self._buffer = torch.zeros(num_bytes, dtype=torch.uint8)
 
     def send(self) -> float:
@@ -93,10 +93,10 @@ def _receive(connection: Connection, num_bytes: int) -> None:
     import torch
 
     from collectx.transport.network.gloo import GlooPair
-    from collectx.transport.network.p2p import WORKER
+    from collectx.transport.network.p2p import WORKER, PairSetup
 
     torch.set_num_threads(1)
-    pair = GlooPair(connection, WORKER, "127.0.0.1", 60.0)
+    pair = GlooPair(PairSetup(connection, WORKER, "127.0.0.1", 60.0))
     buffer = torch.zeros(num_bytes, dtype=torch.uint8)
     try:
         while True:

@@ -41,7 +41,7 @@ _SHM = Path("/dev/shm")
 # What workers of many tests import beside what workers of runs do.
 PRELOAD = [
     "collectx.worker.entry",
-    "collectx.transport.network.worker",
+    "collectx.transport.network.link",
     "torch.distributed.rpc",
     "worlds.cartpoles",
     "worlds.faulty",

@@ -214,19 +214,18 @@ def _connect(
         launcher.prepare(lambda worker, life: (run_worker, (spec_of(worker, life), shared.link(worker))))
         return shared
     from collectx.transport.network.addresses import local_addresses
-    from collectx.transport.network.handshake import new_secret
-    from collectx.transport.network.trainer import NetworkTransport
+    from collectx.transport.network.handshake import Endpoint, new_secret
+    from collectx.transport.network.transport import NetworkTransport
     from collectx.worker.entry import run_remote_worker
 
     devices, interface = resolve_devices(cfg.devices), cfg.backend.interface
     # Other backends move bytes between the CPUs of both ends.
     ends = (devices.storing_device or "cpu", devices.policy_device or "cpu") if backend == "nccl" else ("cpu", "cpu")
+    addresses = ("127.0.0.1",) if launcher.is_local and interface is None else local_addresses(interface)
     network = NetworkTransport(
         slab,
         supervisor,
-        ("127.0.0.1",) if launcher.is_local and interface is None else local_addresses(interface),
-        cfg.backend.port or 0,
-        new_secret(),
+        Endpoint(addresses, cfg.backend.port or 0, new_secret()),
         lambda worker, life: spec_of(worker, life).to_json(),
         options.worker_timeout_s,
         events,

@@ -1,15 +1,20 @@
 """Starts workers through MPI, for `backend=mpi` with `launcher=local`: a forked process cannot join the trainer's MPI
-universe.
+universe. Imports mpi4py.
 
-`MpiLauncher` is used in the trainer's process, `run_spawned` in the worker's.
+`MpiLauncher` is used in the trainer's process, `serve` is the main function of the worker's.
 """
 
 from __future__ import annotations
 
+import os
 import pickle
+import sys
 from typing import Any
 
+import numpy as np
+
 from collectx.launcher.local import LocalLauncher, set_up_process
+from collectx.transport.network.mpi import MPI, initialize, mpi_path, spawned
 
 
 class MpiLauncher(LocalLauncher):
@@ -17,15 +22,49 @@ class MpiLauncher(LocalLauncher):
     process; a worker that hangs ends with the trainer's process."""
 
     def start(self, worker: int, life: int) -> None:
-        from collectx.transport.network.mpi import spawn
+        """Blocks until the process has initialised MPI, about a second.
 
-        # Pickled as `multiprocessing` pickles the arguments of a new process; MPI's messages are JSON.
-        call = pickle.dumps(self._entry(worker, life)).hex()
-        spawn(f"{__name__}:run_spawned", {"process_setup": self.process_setup(worker), "call": call})
+        Raises:
+            RuntimeError: MPI could not start it.
+        """
+        initialize()
+        old = os.environ.get("PATH")
+        os.environ["PATH"] = mpi_path()
+        try:
+            child = MPI.COMM_SELF.Spawn(sys.executable, ["-c", f"from {__name__} import serve; serve()"], maxprocs=1)
+        finally:
+            if old is None:
+                del os.environ["PATH"]
+            else:
+                os.environ["PATH"] = old
+        child.Set_errhandler(MPI.ERRORS_RETURN)
+        _send(child, pickle.dumps((sys.path, self.process_setup(worker))))
+        # Its pickle may refer to modules on this process's path.
+        _send(child, pickle.dumps(self._entry(worker, life)))
+        spawned[_receive(child).decode()] = child
 
 
-def run_spawned(process_setup: dict[str, Any], call: str) -> None:
-    """The main function of a spawned process."""
+def serve() -> None:
+    """The main function of a spawned process. Begins the worker after `MpiLauncher.start`, which waits for MPI only,
+    has returned."""
+    initialize()
+    parent = MPI.Comm.Get_parent()
+    sys.path[:], process_setup = pickle.loads(_receive(parent))
+    call = _receive(parent)
+    _send(parent, os.environ["PMIX_NAMESPACE"].encode())
     set_up_process(**process_setup)
-    function, arguments = pickle.loads(bytes.fromhex(call))
+    function, arguments = pickle.loads(call)
     function(*arguments)
+
+
+def _send(peer: Any, content: bytes) -> None:
+    peer.Send([np.array([len(content)], np.int64), MPI.INT64_T], dest=0)
+    peer.Send([np.frombuffer(content, np.uint8), MPI.BYTE], dest=0)
+
+
+def _receive(peer: Any) -> bytes:
+    length = np.zeros(1, np.int64)
+    peer.Recv([length, MPI.INT64_T], source=0)
+    content = np.zeros(int(length[0]), np.uint8)
+    peer.Recv([content, MPI.BYTE], source=0)
+    return content.tobytes()

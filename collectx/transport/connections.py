@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import socket
 import struct
 from collections.abc import Iterator
@@ -62,6 +63,14 @@ def enable_keepalive(connection: Connection, notice_s: float) -> None:
         ):
             if hasattr(socket, name):
                 peer.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+
+def disconnect_poll(connection: Connection) -> select.poll:
+    """A poll object that reports when the other end has closed the connection or is gone; unread messages do not
+    count."""
+    poller = select.poll()
+    poller.register(connection.fileno(), getattr(select, "POLLRDHUP", 0))
+    return poller
 
 
 class MessageReader:

@@ -15,7 +15,7 @@ from collectx.batch import Layout
 from collectx.errors import RendezvousError
 from collectx.transport.base import Link
 from collectx.transport.network.handshake import Endpoint
-from collectx.transport.network.worker import NetworkLink, join_trainer
+from collectx.transport.network.link import NetworkLink, join_trainer
 from collectx.user_objects import UserObjects
 from collectx.worker.loop import run_until_stopped
 from collectx.worker.nested import run_nested

@@ -26,7 +26,7 @@ from collectx.launcher.local import warm_up
 from collectx.policy.weights import FlatWeights
 from collectx.rollout.loop import Stopped
 from collectx.transport.base import NO_RESET
-from collectx.transport.network.worker import NetworkLink
+from collectx.transport.network.link import NetworkLink
 from collectx.worker.loop import BatchStats, run_worker_loop
 from collectx.worker.spec import NestedSpec, Share, WorkerSpec, rollout_options
 

@@ -59,7 +59,7 @@ def test_strangers_before_and_during_a_run_disturb_nothing_and_are_logged(way, a
 def test_a_worker_that_joins_after_its_timeout_is_turned_away_and_another_takes_its_place(way, wait_until):
     lives, is_told, now = [], threading.Event(), [0.0]
 
-    def task(worker, life):
+    def spec_of(worker, life):
         """In a thread of the trainer."""
         lives.append(life)
         if life == 0:
@@ -68,7 +68,8 @@ def test_a_worker_that_joins_after_its_timeout_is_turned_away_and_another_takes_
             wait_until(lambda: not late.is_alive(), what="the late worker ends")
         return {}
 
-    with Toys(way.transport, slab_spec(1), clock=lambda: now[0], task=task) as toys, contextlib.ExitStack() as stack:
+    arguments = {"clock": lambda: now[0], "spec_of": spec_of}
+    with Toys(way.transport, slab_spec(1), **arguments) as toys, contextlib.ExitStack() as stack:
         late = toys.start(0, is_attached=False)
         stack.callback(late.kill)
         stack.callback(is_told.set)

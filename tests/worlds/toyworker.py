@@ -13,8 +13,9 @@ from collectx.batch import Layout, Leaf
 from collectx.launcher.local import LocalLauncher
 from collectx.transport.base import BatchReport, Departure, Joined, SlabSpec
 from collectx.transport.inline import InlineTransport
-from collectx.transport.network.trainer import NetworkTransport
-from collectx.transport.network.worker import NetworkLink, join_trainer
+from collectx.transport.network.handshake import Endpoint
+from collectx.transport.network.link import NetworkLink, join_trainer
+from collectx.transport.network.transport import NetworkTransport
 from collectx.transport.shared_memory import SharedMemoryTransport
 from collectx.transport.supervisor import Supervisor
 
@@ -49,7 +50,7 @@ class Toys:
         *,
         clock=time.monotonic,
         address="127.0.0.1",
-        task=lambda *who: {},
+        spec_of=lambda *who: {},
         **remote,
     ):
         self.spec = spec
@@ -63,7 +64,7 @@ class Toys:
             if kind == "shared_memory":
                 self.transport = SharedMemoryTransport(spec, supervisor)
             else:
-                arguments = (spec, supervisor, (address,), 0, SECRET, task, 60.0)
+                arguments = (spec, supervisor, Endpoint((address,), 0, SECRET), spec_of, 60.0)
                 self.transport = NetworkTransport(*arguments, backend=kind, **remote)
         self.grant, self.publish = self.transport.grant, self.transport.publish
         self.publish(writer(100))

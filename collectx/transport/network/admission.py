@@ -9,16 +9,15 @@ import json
 import os
 import queue
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any
 
 from collectx.errors import RendezvousError
 from collectx.transport.connections import enable_keepalive
-from collectx.transport.network.handshake import Listener, receive_hello
-from collectx.transport.network.p2p import TRAINER, Pair
+from collectx.transport.network.handshake import Endpoint, Listener, receive_hello
+from collectx.transport.network.p2p import TRAINER, LinkConfig, Pair
 from collectx.transport.network.remote_worker import RemoteWorker
-from collectx.transport.network.worker import LinkConfig
 from collectx.transport.supervisor import State
 
 
@@ -28,9 +27,8 @@ class Admission:
     Args:
         workers: the newest life of each worker, by index.
         config: sent to each worker.
-        task: `task(index, life)` is the task of a worker, as JSON-compatible data.
-        events: called as `events(name, **fields)` from any thread when a peer is refused.
-        addresses, port, secret, interface: see `Listener`.
+        spec_of, events: see `NetworkTransport`.
+        endpoint, interface: see `Listener`.
 
     Attributes:
         endpoint: where the trainer listens.
@@ -41,16 +39,14 @@ class Admission:
         self,
         workers: dict[int, RemoteWorker],
         config: LinkConfig,
-        task: Callable[[int, int], dict[str, Any]],
+        spec_of: Callable[[int, int], dict[str, Any]],
         events: Callable[..., None],
-        addresses: Sequence[str],
-        port: int,
-        secret: bytes,
+        endpoint: Endpoint,
         interface: str | None,
     ):
         self._workers = workers
         self._config = config
-        self._task = task
+        self._spec_of = spec_of
         self._events = events
         # Guards the states of workers until they have joined.
         self._lock = threading.Lock()
@@ -58,7 +54,7 @@ class Admission:
         self._admitted: queue.SimpleQueue[tuple[RemoteWorker, Connection, Pair]] = queue.SimpleQueue()
         self.readable, self._wakeup = os.pipe()
         try:
-            self._listener = Listener(addresses, port, secret, self._admit, self._refuse, interface)
+            self._listener = Listener(endpoint, self._admit, self._refuse, interface)
         except BaseException:
             self._close_pipe()
             raise
@@ -95,7 +91,7 @@ class Admission:
         worker = self._begin_pairing(hello.pop("worker", None), connection)
         worker.info = hello
         try:
-            reply = {"task": self._task(worker.index, worker.life), "link": vars(self._config)}
+            reply = {"spec": self._spec_of(worker.index, worker.life), "link": vars(self._config)}
             connection.send_bytes(json.dumps(reply).encode())
             pair = self._config.make_pair(connection, TRAINER, address)
         except Exception as error:

@@ -4,57 +4,49 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Mapping
 from datetime import timedelta
 from functools import cache
-from multiprocessing.connection import Connection
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from collectx.transport.network.listener_filter import ListenerFilter, filter_listeners
-from collectx.transport.network.p2p import ConnectionStore, Outgoing, set_stamp, stamp_of
+from collectx.transport.network.p2p import PairSetup, set_stamp, stamp_of
+from collectx.transport.network.process_group import ConnectionStore, GroupPair, GroupReceive
 
 
-def make(
-    connection: Connection, rank: int, address: str, timeout_s: float, device: str, options: Mapping[str, Any]
-) -> GlooPair:
-    """See `make_pair`."""
-    return GlooPair(connection, rank, address, timeout_s)
+def why_not() -> str | None:
+    """See `collectx.transport.network.p2p`."""
+    if not dist.is_available() or not dist.is_gloo_available():
+        return "this build of torch has no gloo: install one that has, as those of pytorch.org do"
+    return None
 
 
-class GlooPair:
-    """See `make_pair` for the arguments."""
+class GlooPair(GroupPair):
+    """One end."""
 
-    def __init__(self, connection: Connection, rank: int, address: str, timeout_s: float):
+    def __init__(self, setup: PairSetup):
         gloo: Any = dist.ProcessGroupGloo
         options = gloo._Options()
         with _device_lock:
-            device, listeners = _device(address)
+            device, listeners = _device(setup.address)
         options._devices = [device]
         options._threads = 1
-        options._timeout = timedelta(seconds=timeout_s)
-        store = ConnectionStore(connection)
+        options._timeout = timedelta(seconds=setup.timeout_s)
+        store = ConnectionStore(setup.connection)
         with listeners.allowed():
-            self._group: Any = gloo(store, rank, 2, options)
+            group = gloo(store, setup.rank, 2, options)
             store.finish()
-        self._peer = 1 - rank
+        super().__init__(group, group, 1 - setup.rank)
 
-    def send(self, buffer: torch.Tensor) -> Outgoing:
-        return self._group.send([buffer], self._peer, 0)
-
-    def receive(self, buffer: torch.Tensor) -> _GlooIncoming:
+    def receive(self, buffer: torch.Tensor) -> _GlooReceive:
         # An earlier message's stamp must not be taken for this one's.
         set_stamp(buffer, 0)
-        return _GlooIncoming(self._group.recv([buffer], self._peer, 0), buffer)
-
-    def close(self) -> None:
-        if self._group is not None:
-            self._group.abort()
-            self._group = None
+        return _GlooReceive(self._inwards.recv([buffer], self._peer, 0), buffer)
 
 
+make = GlooPair
 _device_lock = threading.Lock()
 
 
@@ -66,21 +58,9 @@ def _device(address: str) -> tuple[Any, ListenerFilter]:
     return filter_listeners(lambda: dist.ProcessGroupGloo.create_device(hostname=address), os.get_inheritable)
 
 
-class _GlooIncoming:
+class _GlooReceive(GroupReceive):
     """gloo does not tell whether a receive is complete without blocking. It writes the bytes of a message in order,
     straight into the buffer: once the stamp at its end has arrived, `wait` returns at once."""
 
-    def __init__(self, work: dist.Work, buffer: torch.Tensor):
-        self._work = work
-        self._buffer = buffer
-        self._is_over = False
-
     def done(self) -> bool:
         return stamp_of(self._buffer) != 0
-
-    def wait(self) -> torch.Tensor:
-        # gloo would wait for another message the second time.
-        if not self._is_over:
-            self._work.wait()
-            self._is_over = True
-        return self._buffer

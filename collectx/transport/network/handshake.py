@@ -21,8 +21,8 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -71,18 +71,17 @@ class Listener:
     """The trainer's listening sockets: one thread accepts at each, another one handles each connection.
 
     Args:
-        addresses: of this host. If all are loopback addresses, only these listen, and other hosts cannot connect.
+        endpoint: if all its addresses are loopback addresses, only these listen, and other hosts cannot connect.
             Otherwise every interface listens, unless `interface` is set, as the network of a worker is not known.
-        port: the TCP port; 0 lets the system choose.
-        secret: see `Endpoint`.
+            With port 0, the system chooses one.
         on_connect: called in the peer's thread with the connection of a peer that knows the secret, and this host's
             address as the peer sees it. If it raises, the connection is closed and the peer refused.
         on_refuse: called in the peer's thread with the address of a refused peer, and the reason; for many peers, only
             with some of them, and the number of the others.
-        interface: listen only on this interface, which has these `addresses`.
+        interface: listen only on this interface, which has these addresses.
 
     Attributes:
-        endpoint: passed to the workers.
+        endpoint: passed to the workers, with the port.
 
     Raises:
         ConfigError: the port is taken.
@@ -90,22 +89,19 @@ class Listener:
 
     def __init__(
         self,
-        addresses: Sequence[str],
-        port: int,
-        secret: bytes,
+        endpoint: Endpoint,
         on_connect: Callable[[Connection, str], None],
         on_refuse: Callable[[str, str], None],
         interface: str | None = None,
     ):
         self._on_connect = on_connect
         self._on_refuse = on_refuse
-        self._secret = secret
-        self._servers = listening_sockets(addresses, port, interface)
+        self._servers = listening_sockets(endpoint.addresses, endpoint.port, interface)
         self._closed = False
         self._handshakes = threading.Semaphore(_MOST_HANDSHAKES)
         self._lock = threading.Lock()
         self._refused_since_s, self._num_refused = time.monotonic(), 0
-        self.endpoint = Endpoint(tuple(addresses), self._servers[0].getsockname()[1], secret)
+        self.endpoint = replace(endpoint, port=self._servers[0].getsockname()[1])
         for server in self._servers:
             server.settimeout(None)  # regardless of `socket.setdefaulttimeout`
             threading.Thread(target=self._accept, args=(server,), name="collectx-listener", daemon=True).start()
@@ -128,7 +124,7 @@ class Listener:
 
     def _handshake(self, peer: socket.socket, address: str) -> None:
         try:
-            _prove_to_worker(peer, self._secret)
+            _prove_to_worker(peer, self.endpoint.secret)
         except (OSError, RendezvousError) as error:
             peer.close()
             self._refuse(address, str(error))

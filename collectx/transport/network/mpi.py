@@ -1,9 +1,9 @@
-"""The pair over MPI, by mpi4py, which only this module and `availability.py` import. torch's own MPI groups can only be
-made by all ranks of a job together, so that workers could not join one by one.
+"""The pair over MPI, by mpi4py. torch's own MPI groups can only be made by all ranks of a job together, so that workers
+could not join one by one.
 
 Trainer and worker belong to one MPI universe in one of two ways:
 
-    spawned     the trainer is a separate process and starts each worker by MPI_Comm_spawn     (`spawn`)
+    spawned     the trainer is a separate process and starts each worker by MPI_Comm_spawn     (`launcher/mpi.py`)
     ranks       all were started together, by mpirun or srun --mpi=pmix
 
 MPI has no timeouts, notices no broken connections, and moves bytes only while it is called. So a thread calls it
@@ -17,22 +17,23 @@ import faulthandler
 import json
 import os
 import select
+import shutil
 import sys
+import sysconfig
 import threading
 import time
-from collections.abc import Mapping, Sequence
-from importlib import import_module
-from multiprocessing.connection import Connection
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import mpi4py
-import numpy as np
 
-from collectx.transport.network.availability import mpi_path
+from collectx.transport.connections import disconnect_poll
 
 if TYPE_CHECKING:
     import torch
+
+    from collectx.transport.network.p2p import PairSetup
 
 mpi4py.rc.initialize = False
 from mpi4py import MPI  # noqa: E402, `rc` must be set before this import
@@ -40,33 +41,57 @@ from mpi4py import MPI  # noqa: E402, `rc` must be set before this import
 # The progress thread's first pause between two polls, and the longest, if nothing happens.
 _POLL_PAUSES_S = (0.0001, 0.002)
 _WAIT_POLL_S = 0.00005
-# The communicators of spawned workers, by MPI namespace. Global, as MPI itself is.
-_spawned: dict[str, Any] = {}
+# The communicators of workers that this process has spawned, by MPI namespace. Global, as MPI itself is.
+spawned: dict[str, Any] = {}
 
 
-def make(
-    connection: Connection, rank: int, address: str, timeout_s: float, device: str, options: Mapping[str, Any]
-) -> MpiPair:
-    """See `make_pair`.
+def mpi_path() -> str:
+    """PATH, after the scripts of this interpreter, where a pip-installed Open MPI has its programs."""
+    return os.pathsep.join((sysconfig.get_path("scripts"), os.environ.get("PATH", os.defpath)))
+
+
+def why_not() -> str | None:
+    """See `collectx.transport.network.p2p`."""
+    if "PMIX_NAMESPACE" in os.environ:
+        return None
+    version = MPI.Get_library_version()
+    if not version.startswith("Open MPI"):
+        return (
+            f"workers are started by MPI_Comm_spawn, which was only tried with Open MPI; this is "
+            f"{version.split(',')[0]}: pip install 'collectx[mpi]', or use backend=gloo"
+        )
+    if shutil.which("prte", path=mpi_path()) is None:
+        scripts = sysconfig.get_path("scripts")
+        return f"Open MPI starts workers by its program prte, which is neither in {scripts} nor on PATH"
+    names = ("PRTE_ALLOW_RUN_AS_ROOT", "PRTE_ALLOW_RUN_AS_ROOT_CONFIRM")
+    if hasattr(os, "geteuid") and os.geteuid() == 0 and any(os.environ.get(name) != "1" for name in names):
+        return (
+            "Open MPI starts no workers for root by default: set PRTE_ALLOW_RUN_AS_ROOT=1 and "
+            "PRTE_ALLOW_RUN_AS_ROOT_CONFIRM=1 in the environment, be another user, or use backend=gloo"
+        )
+    return None
+
+
+def make(setup: PairSetup) -> MpiPair:
+    """See `collectx.transport.network.p2p`.
 
     Raises:
         RuntimeError: the two ends are not of one MPI universe.
     """
-    _initialize()
+    initialize()
     mine = {"namespace": os.environ.get("PMIX_NAMESPACE", ""), "rank": MPI.COMM_WORLD.rank}
-    connection.send_bytes(json.dumps(mine).encode())
-    theirs = json.loads(connection.recv_bytes())
+    setup.connection.send_bytes(json.dumps(mine).encode())
+    theirs = json.loads(setup.connection.recv_bytes())
     parent = MPI.Comm.Get_parent()
     if parent != MPI.COMM_NULL:
-        return MpiPair(connection, parent, 0, timeout_s)
-    if theirs["namespace"] in _spawned:
-        return MpiPair(connection, _spawned[theirs["namespace"]], 0, timeout_s)
+        return MpiPair(setup, parent, 0)
+    if theirs["namespace"] in spawned:
+        return MpiPair(setup, spawned[theirs["namespace"]], 0)
     if mine["namespace"] and mine["namespace"] == theirs["namespace"]:
-        return MpiPair(connection, MPI.COMM_WORLD, theirs["rank"], timeout_s)
+        return MpiPair(setup, MPI.COMM_WORLD, theirs["rank"])
     raise RuntimeError(
         "trainer and worker are not of one MPI job, so MPI cannot connect them: start both by the same mpirun, "
-        "or "
-        "by srun --mpi=pmix, or let the trainer start its workers with launcher=local; or use backend=gloo"
+        "or by srun --mpi=pmix, or let the trainer start its workers with launcher=local; or use backend=gloo"
     )
 
 
@@ -78,62 +103,16 @@ def initialize_ranks(timeout_s: float, knob: str) -> None:
     # MPI holds the GIL, so only a watchdog outside of Python can end the wait.
     faulthandler.dump_traceback_later(timeout_s, exit=True)
     try:
-        _initialize()
+        initialize()
     finally:
         faulthandler.cancel_dump_traceback_later()
-
-
-def spawn(entry: str, arguments: dict[str, Any]) -> None:
-    """Starts a process on this machine that calls `entry` ("module:function") with the keyword `arguments`,
-    JSON-compatible data. Blocks until the process has initialised MPI, about a second.
-
-    Raises:
-        RuntimeError: MPI could not start it.
-    """
-    _initialize()
-    old = os.environ.get("PATH")
-    os.environ["PATH"] = mpi_path()
-    try:
-        child = MPI.COMM_SELF.Spawn(sys.executable, ["-c", f"from {__name__} import serve; serve()"], maxprocs=1)
-    finally:
-        if old is None:
-            del os.environ["PATH"]
-        else:
-            os.environ["PATH"] = old
-    child.Set_errhandler(MPI.ERRORS_RETURN)
-    _send(child, json.dumps({"entry": entry, "arguments": arguments, "path": sys.path}).encode())
-    _spawned[_receive(child).decode()] = child
-
-
-def serve() -> None:
-    """The main function of a spawned process. Imports the entry after `spawn`, which waits for MPI only, has
-    returned."""
-    _initialize()
-    parent = MPI.Comm.Get_parent()
-    message = json.loads(_receive(parent))
-    _send(parent, os.environ["PMIX_NAMESPACE"].encode())
-    sys.path[:] = message["path"]
-    module, _, name = message["entry"].partition(":")
-    getattr(import_module(module), name)(**message["arguments"])
-
-
-def _send(peer: Any, content: bytes) -> None:
-    peer.Send([np.array([len(content)], np.int64), MPI.INT64_T], dest=0)
-    peer.Send([np.frombuffer(content, np.uint8), MPI.BYTE], dest=0)
-
-
-def _receive(peer: Any) -> bytes:
-    length = np.zeros(1, np.int64)
-    peer.Recv([length, MPI.INT64_T], source=0)
-    content = np.zeros(int(length[0]), np.uint8)
-    peer.Recv([content, MPI.BYTE], source=0)
-    return content.tobytes()
 
 
 _initialize_lock = threading.Lock()
 
 
-def _initialize() -> None:
+def initialize() -> None:
+    """Initialises MPI in this process, once. In ranks that were started together see `initialize_ranks`."""
     with _initialize_lock:
         if MPI.Is_initialized():
             return
@@ -160,21 +139,13 @@ def _finalize() -> None:
 
 
 class MpiPair:
-    """One end.
+    """One end; `peer` is the other end's rank in the communicator."""
 
-    Args:
-        connection: see `make_pair`.
-        communicator, peer: the communicator, and the other end's rank in it.
-        timeout_s: after which `wait` fails.
-    """
-
-    def __init__(self, connection: Connection, communicator: Any, peer: int, timeout_s: float):
-        self._broken = select.poll()
-        # Unlike POLLIN, it is not raised by unread messages.
-        self._broken.register(connection.fileno(), getattr(select, "POLLRDHUP", 0))
+    def __init__(self, setup: PairSetup, communicator: Any, peer: int):
+        self._disconnected = disconnect_poll(setup.connection)
         self._communicator = communicator
         self._peer = peer
-        self._timeout_s = timeout_s
+        self._timeout_s = setup.timeout_s
         self._transfers: list[MpiTransfer] = []
 
     def send(self, buffer: torch.Tensor) -> MpiTransfer:
@@ -188,14 +159,11 @@ class MpiPair:
         return self._start(request, buffer)
 
     def _start(self, request: Any, buffer: torch.Tensor) -> MpiTransfer:
-        transfer = MpiTransfer(request, buffer, self._timeout_s, self._is_broken)
+        transfer = MpiTransfer(request, buffer, self._timeout_s, self._disconnected)
         self._transfers = [other for other in self._transfers if not other.is_over]
         self._transfers.append(transfer)
         _progress.add(transfer)
         return transfer
-
-    def _is_broken(self) -> bool:
-        return bool(self._broken.poll(0))
 
     def close(self) -> None:
         for transfer in self._transfers:
@@ -206,11 +174,11 @@ class MpiPair:
 class MpiTransfer:
     """A transfer in progress. Keeps its buffer alive while MPI may use it."""
 
-    def __init__(self, request: Any, buffer: torch.Tensor, timeout_s: float, is_broken: Any):
+    def __init__(self, request: Any, buffer: torch.Tensor, timeout_s: float, disconnected: select.poll):
         self._request = request
         self._buffer = buffer
         self._timeout_s = timeout_s
-        self._is_broken = is_broken
+        self._disconnected = disconnected
         self._error: Exception | None = None
         self.is_over = False
 
@@ -232,7 +200,7 @@ class MpiTransfer:
     def wait(self) -> torch.Tensor:
         started = time.monotonic()
         while not self.done():
-            if self._is_broken():
+            if self._disconnected.poll(0):
                 raise RuntimeError("the other end has closed the connection")
             if time.monotonic() - started > self._timeout_s:
                 raise RuntimeError(f"MPI has moved nothing for {self._timeout_s:g} s")

@@ -7,86 +7,73 @@ lie on its GPU, where the learner uses them.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from datetime import timedelta
-from multiprocessing.connection import Connection
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from collectx.transport.network.p2p import TRAINER, WORKER, ConnectionStore
+from collectx.transport.network.p2p import TRAINER, WORKER, PairSetup
+from collectx.transport.network.process_group import ConnectionStore, GroupPair, GroupReceive, connect
 
 
-def make(
-    connection: Connection, rank: int, address: str, timeout_s: float, device: str, options: Mapping[str, Any]
-) -> NcclPair:
-    """See `make_pair`."""
-    return NcclPair(connection, rank, timeout_s, torch.device(device))
+def why_not() -> str | None:
+    """See `collectx.transport.network.p2p`."""
+    if torch.version.cuda is None:
+        return f"torch {torch.__version__} is built without CUDA: install a build with it, or use backend=gloo"
+    if not torch.cuda.is_available():
+        return "torch sees no GPU: use backend=gloo"
+    if not dist.is_nccl_available():
+        return f"torch {torch.__version__} is built without NCCL: install a build with it, or use backend=gloo"
+    return None
 
 
-class NcclPair:
-    """Two groups, one for each direction: the operations of one group run one after the other, so a receive that is
-    posted early would delay every later send.
+class NcclPair(GroupPair):
+    """One end. Has two groups, one for each direction: the operations of one group run one after the other, so a
+    receive that is posted early would delay every later send."""
 
-    Args:
-        connection, rank, timeout_s: see `make_pair`.
-        device: the GPU of this end.
-    """
-
-    def __init__(self, connection: Connection, rank: int, timeout_s: float, device: torch.device):
+    def __init__(self, setup: PairSetup):
         # By default a broken pair ends the process, and with it all other pairs.
         os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "2")
-        self._device = device
-        self._peer = 1 - rank
-        self._is_open = True
+        self._device = torch.device(setup.device)
         nccl: Any = dist.ProcessGroupNCCL
-        exchange = ConnectionStore(connection)
-        with torch.cuda.device(device):
-            groups = []
+        store = ConnectionStore(setup.connection)
+        groups = []
+        with torch.cuda.device(self._device):
             for sender in (WORKER, TRAINER):
                 options = nccl.Options()
-                options._timeout = timedelta(seconds=timeout_s)
-                group = nccl(dist.PrefixStore(str(sender), exchange), rank, 2, options)
-                # The first operation connects.
-                byte = torch.zeros(1, dtype=torch.uint8, device=device)
-                (group.send if rank == sender else group.recv)([byte], self._peer, 0).wait()
-                groups.append(group)
-            torch.cuda.synchronize(device)
-        exchange.finish()
+                options._timeout = timedelta(seconds=setup.timeout_s)
+                groups.append(nccl(dist.PrefixStore(str(sender), store), setup.rank, 2, options))
+                connect(groups[-1], setup.rank, sender, self._device)
+            torch.cuda.synchronize(self._device)
+        store.finish()
         upwards, downwards = groups
-        self._outwards, self._inwards = (downwards, upwards) if rank == TRAINER else (upwards, downwards)
+        outwards, inwards = (downwards, upwards) if setup.rank == TRAINER else (upwards, downwards)
+        super().__init__(outwards, inwards, 1 - setup.rank)
 
-    def send(self, buffer: torch.Tensor) -> NcclTransfer:
+    def send(self, buffer: torch.Tensor) -> _StagedTransfer:
         with torch.cuda.device(self._device):
             staged = buffer.to(self._device)
-            return NcclTransfer(self._outwards.send([staged], self._peer, 0), staged, staged)
+            return _StagedTransfer(self._outwards.send([staged], self._peer, 0), staged, staged)
 
-    def receive(self, buffer: torch.Tensor) -> NcclTransfer:
+    def receive(self, buffer: torch.Tensor) -> _StagedTransfer:
         with torch.cuda.device(self._device):
             staged = buffer if buffer.is_cuda else torch.empty_like(buffer, device=self._device)
-            return NcclTransfer(self._inwards.recv([staged], self._peer, 0), staged, buffer)
-
-    def close(self) -> None:
-        if self._is_open:
-            self._is_open = False
-            for group in (self._inwards, self._outwards):
-                group.abort()
+            return _StagedTransfer(self._inwards.recv([staged], self._peer, 0), staged, buffer)
 
 
-class NcclTransfer:
+make = NcclPair
+
+
+class _StagedTransfer(GroupReceive):
     """A transfer in progress, through the GPU buffer `staged`."""
 
     def __init__(self, work: dist.Work, staged: torch.Tensor, buffer: torch.Tensor):
-        self._work = work
+        super().__init__(work, buffer)
         self._staged = staged
-        self._buffer = buffer
-
-    def done(self) -> bool:
-        return self._work.is_completed()
 
     def wait(self) -> torch.Tensor:
-        self._work.wait()
+        super().wait()
         if self._buffer is not self._staged:
             self._buffer.copy_(self._staged)
         return self._buffer

@@ -1,26 +1,35 @@
 """The interface of a pair: the byte channel between the trainer and one worker, of these two alone, so that the death
-of a worker breaks no other channel and a replacement can join. One module for each backend implements it.
+of a worker breaks no other channel and a replacement can join.
 
-A backend's own rendezvous goes over the authenticated connection (`ConnectionStore`), so nothing else has to listen.
-Used by both ends of the network transport. Does not interpret the bytes.
+Each backend is a module `collectx/transport/network/KIND.py` with two functions (or classes):
+
+    make(setup: PairSetup) -> Pair     one end of a pair
+    why_not() -> str | None            why the backend cannot work in this process; its libraries can be imported
+
+A backend's rendezvous goes over the authenticated connection, so nothing else has to listen.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import timedelta
+from dataclasses import dataclass, field
 from importlib import import_module
 from multiprocessing.connection import Connection
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
-import torch.distributed as dist
+
+from collectx.transport.connections import set_receive_timeout
 
 TRAINER, WORKER = 0, 1
 
 # Spare bytes at the end of every buffer: the last eight hold the stamp, by which gloo detects a complete message.
 STAMP_BYTES = 64
+# The poll interval for a message that was announced and has not arrived completely.
+POLL_S = 0.0005
+# The least timeout of a pair. Both ends exist when it is made, but a busy host may take long.
+_PAIR_S = 30.0
 
 
 class Incoming(Protocol):
@@ -36,7 +45,7 @@ class Incoming(Protocol):
             The message: the buffer, or memory of the backend, which lives as long as this tensor.
 
         Raises:
-            RuntimeError: the connection broke, or the group's timeout passed.
+            RuntimeError: the connection broke, or the pair's timeout passed.
         """
 
 
@@ -48,7 +57,9 @@ class Outgoing(Protocol):
 
 class Pair(Protocol):
     """One end; the other one has the same interface. Buffers are from `message_buffer`, equally long at both ends,
-    and stamped before they are sent. Messages of one direction arrive in order."""
+    and stamped before they are sent. Messages of one direction arrive in order: the receives of a pair are completed in
+    the order in which they were posted, and `done` and `wait` are only called for the first that is not complete. The
+    trainer sends a message when the worker has acknowledged the previous one."""
 
     def send(self, buffer: torch.Tensor) -> Outgoing:
         """Sends a flat uint8 buffer. Does not block."""
@@ -60,28 +71,56 @@ class Pair(Protocol):
         """Closes the channel; pending sends and receives fail at the other end."""
 
 
-def make_pair(
-    backend: str,
-    connection: Connection,
-    rank: int,
-    address: str,
-    timeout_s: float,
-    devices: Sequence[str],
-    options: Mapping[str, Any],
-) -> Pair:
-    """One end of a pair; the other one is made at the same time at the other end of `connection`.
+class PairSetup(NamedTuple):
+    """What an end of a pair is made from; the other one is made at the same time at the other end of `connection`.
 
-    Args:
-        backend: gloo, nccl, mpi, ucc, rpc or ray; it must be available (`collectx.transport.network.availability`).
-        connection: to the other end. Nothing else may be sent over it meanwhile.
+    Attributes:
+        connection: to the other end. Nothing else is sent over it meanwhile.
         rank: `TRAINER` or `WORKER`.
         address: this host's address on the network to the other end.
         timeout_s: after which a send or a receive counts as failed.
-        devices: where the bytes lie while they travel, the trainer's end first; only for nccl.
+        device: where the bytes lie at this end while they travel; only for nccl.
         options: of `torch.distributed.rpc.TensorPipeRpcBackendOptions`; only for rpc.
     """
-    module = import_module(f"collectx.transport.network.{backend}")
-    return module.make(connection, rank, address, timeout_s, devices[rank], options)
+
+    connection: Connection
+    rank: int
+    address: str
+    timeout_s: float
+    device: str = "cpu"
+    options: Mapping[str, Any] = {}
+
+
+@dataclass(frozen=True)
+class LinkConfig:
+    """Parameters of the transport, which the trainer sends to each worker.
+
+    Attributes:
+        rows, steps, num_slots, weights_nbytes: see `SlabSpec`.
+        timeout_s: a connection over a cut cable breaks within about this time. Making the pair, a send and a receive
+            may take as long, and at least `_PAIR_S`.
+        backend: gloo, nccl, mpi, ucc, rpc or ray; it must be available (`collectx.transport.network.availability`).
+        devices: `PairSetup.device` of the trainer's end and of the worker's.
+        options: see `PairSetup`.
+    """
+
+    rows: int
+    steps: int
+    num_slots: int
+    weights_nbytes: int
+    timeout_s: float
+    backend: str = "gloo"
+    devices: Sequence[str] = ("cpu", "cpu")
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def make_pair(self, connection: Connection, rank: int, address: str) -> Pair:
+        """Makes this process's end of the pair; see `PairSetup`."""
+        timeout_s = max(self.timeout_s, _PAIR_S)
+        setup = PairSetup(connection, rank, address, timeout_s, self.devices[rank], self.options)
+        set_receive_timeout(connection, timeout_s)
+        pair = import_module(f"collectx.transport.network.{self.backend}").make(setup)
+        set_receive_timeout(connection, None)
+        return pair
 
 
 def message_buffer(nbytes: int, device: str = "cpu") -> torch.Tensor:
@@ -102,48 +141,3 @@ def stamp_of(buffer: torch.Tensor) -> int:
 def _stamp_view(buffer: torch.Tensor) -> Any:
     # Over numpy in a quarter of the time.
     return buffer[-8:].view(torch.int64) if buffer.is_cuda else buffer.numpy()[-8:].view(np.int64)
-
-
-class ConnectionStore(dist.Store):
-    """A store for two processes, over the connection between them: `set` sends the value to the other one, until
-    `finish`."""
-
-    def __init__(self, connection: Connection):
-        super().__init__()
-        self._connection = connection
-        self._values: dict[str, bytes] = {}
-        self._is_open = True
-
-    def set(self, key: str, value: Any) -> None:
-        self._values[key] = bytes(value)
-        if self._is_open:
-            name = key.encode()
-            self._connection.send_bytes(len(name).to_bytes(4, "big") + name + bytes(value))
-
-    def get(self, key: str) -> bytes:
-        while key not in self._values:
-            if not self._is_open:
-                raise RuntimeError(f"the pair was made without {key}")
-            self._receive_value()
-        return self._values[key]
-
-    def check(self, keys: list[str]) -> bool:
-        return all(key in self._values for key in keys)
-
-    def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
-        for key in keys:
-            self.get(key)
-
-    def finish(self) -> None:
-        """Blocks until the other end has finished as well; the connection is then free for other messages."""
-        self._connection.send_bytes(b"")
-        while self._receive_value():
-            pass
-        self._is_open = False
-
-    def _receive_value(self) -> bool:
-        message = self._connection.recv_bytes()
-        length = int.from_bytes(message[:4], "big")
-        if message:
-            self._values[message[4 : 4 + length].decode()] = message[4 + length :]
-        return bool(message)

@@ -19,15 +19,14 @@ import warnings
 import weakref
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from multiprocessing.connection import Connection
 from typing import Any
 
 import numpy as np
 import ray
 import torch
 
-from collectx.transport.network.p2p import TRAINER, stamp_of
-from collectx.transport.network.reorder_buffer import PendingReceive, ReorderBuffer
+from collectx.transport.network.inbox import Inbox, InboxReceive
+from collectx.transport.network.p2p import TRAINER, PairSetup, stamp_of
 
 # Threads of an actor: for `work`, `messages` and `take`.
 _NUM_THREADS = 3
@@ -75,9 +74,9 @@ class Actor:
             # The message has been stored.
             send.is_over.set()
 
-    def take(self, number: int, message: np.ndarray) -> None:
+    def take(self, message: np.ndarray) -> None:
         """Called by the trainer with weights."""
-        _reorder_buffer.result().put(number, _tensor(message))
+        _inbox.result().put(_tensor(message))
 
 
 class _StoreSend:
@@ -95,58 +94,49 @@ class _StoreSend:
 
 _outbox: queue.SimpleQueue[_StoreSend] = queue.SimpleQueue()
 # Set when this process has made its pair.
-_reorder_buffer: Future[ReorderBuffer] = Future()
-
-
-def make(
-    connection: Connection, rank: int, address: str, timeout_s: float, device: str, options: Mapping[str, Any]
-) -> TrainerPair | WorkerPair:
-    """See `make_pair`.
-
-    Raises:
-        RuntimeError: the worker is no actor of this trainer.
-    """
-    return TrainerPair(connection, timeout_s) if rank == TRAINER else WorkerPair(connection, timeout_s)
+_inbox: Future[Inbox] = Future()
 
 
 class WorkerPair:
-    """The worker's end, in the actor."""
+    """The worker's end."""
 
-    def __init__(self, connection: Connection, timeout_s: float):
-        self._reorder_buffer = ReorderBuffer(connection, timeout_s)
-        self._timeout_s = timeout_s
-        _reorder_buffer.set_result(self._reorder_buffer)
+    def __init__(self, setup: PairSetup):
+        self._inbox = Inbox(setup)
+        self._timeout_s = setup.timeout_s
+        _inbox.set_result(self._inbox)
         actor_id = ray.get_runtime_context().get_actor_id() if ray.is_initialized() else None
-        connection.send_bytes((actor_id or "").encode())
+        setup.connection.send_bytes((actor_id or "").encode())
 
     def send(self, buffer: torch.Tensor) -> _StoreSend:
         send = _StoreSend(buffer, self._timeout_s)
         _outbox.put(send)
         return send
 
-    def receive(self, buffer: torch.Tensor) -> PendingReceive:
-        return self._reorder_buffer.post(buffer)
+    def receive(self, buffer: torch.Tensor) -> InboxReceive:
+        return self._inbox.receive(buffer)
 
     def close(self) -> None:
         """Does nothing: the channel ends with the actor."""
 
 
 class TrainerPair:
-    """The trainer's end."""
+    """The trainer's end.
 
-    def __init__(self, connection: Connection, timeout_s: float):
-        name = connection.recv_bytes().decode()
+    Raises:
+        RuntimeError: the worker is no actor of this trainer.
+    """
+
+    def __init__(self, setup: PairSetup):
+        name = setup.connection.recv_bytes().decode()
         if name not in actors:
             raise RuntimeError("backend=ray: this worker is no Ray actor of this trainer: use launcher=ray")
         self._actor = actors[name]
-        self._timeout_s = timeout_s
+        self._timeout_s = setup.timeout_s
         self._stream = self._actor.messages.remote()
-        self._num_sent = 0
 
     def send(self, buffer: torch.Tensor) -> _StoredWeights:
-        number, self._num_sent = self._num_sent, self._num_sent + 1
         try:
-            self._actor.take.remote(number, _weight_store.object(buffer))
+            self._actor.take.remote(_weight_store.object(buffer))
         except ray.exceptions.RayError as error:
             raise RuntimeError(str(error)) from error
         return _StoredWeights()
@@ -156,6 +146,16 @@ class TrainerPair:
 
     def close(self) -> None:
         """Does nothing: the actor ends with its control connection, or is killed."""
+
+
+def make(setup: PairSetup) -> TrainerPair | WorkerPair:
+    """See `collectx.transport.network.p2p`."""
+    return TrainerPair(setup) if setup.rank == TRAINER else WorkerPair(setup)
+
+
+def why_not() -> str | None:
+    """See `collectx.transport.network.p2p`."""
+    return None
 
 
 class _StoredWeights:

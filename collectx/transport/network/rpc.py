@@ -22,18 +22,19 @@ import itertools
 import json
 import os
 import threading
+from collections import deque
 from collections.abc import Callable, Mapping
-from multiprocessing.connection import Connection
 from typing import Any
 
+import psutil
 import torch
 import torch.distributed as dist
 import torch.distributed.autograd as dist_autograd
 from torch.distributed import rpc
 
+from collectx.transport.network.inbox import Inbox, InboxReceive
 from collectx.transport.network.listener_filter import ListenerFilter, filter_listeners
-from collectx.transport.network.p2p import TRAINER, Outgoing
-from collectx.transport.network.reorder_buffer import PendingReceive, ReorderBuffer
+from collectx.transport.network.p2p import TRAINER, Outgoing, PairSetup
 
 # TensorPipe's shared-memory transport is left out: it also chooses it for processes of other containers on the host.
 _OPTIONS: dict[str, Any] = {"num_worker_threads": 4, "_transports": ["uv"]}
@@ -42,111 +43,99 @@ _INTERFACE = "TP_SOCKET_IFNAME"
 _MOST_IDS = 2**15 - 1
 
 
-def make(
-    connection: Connection, rank: int, address: str, timeout_s: float, device: str, options: Mapping[str, Any]
-) -> RpcPair:
-    """See `make_pair`."""
-    return RpcPair(connection, rank, address, timeout_s, options)
+def why_not() -> str | None:
+    """See `collectx.transport.network.p2p`."""
+    if not rpc.is_available():
+        return "this build of torch has no RPC: install one that has, as those of pytorch.org do, or use backend=gloo"
+    return None
 
 
 class RpcPair:
-    """One end.
-
-    Args:
-        connection, rank, address, timeout_s: see `make_pair`.
-        options: of `torch.distributed.rpc.TensorPipeRpcBackendOptions`; those of the first open pair apply to all.
+    """One end. The options in `setup` of the first open pair apply to all.
 
     Attributes:
         key: the id of the worker's agent.
-        reorder_buffer: receives the weights, in a worker.
+        inbox: receives the weights, in a worker.
+        outbox: sent batches that the trainer has not fetched yet, in a worker. A slot does not change until the trainer
+            grants it again.
 
     Raises:
         RuntimeError: this process uses torch RPC for something else, or on another network.
     """
 
-    def __init__(self, connection: Connection, rank: int, address: str, timeout_s: float, options: Mapping[str, Any]):
-        self.reorder_buffer = ReorderBuffer(connection, timeout_s)
-        self._num_sent = self._num_received = 0
-        # In a worker: sent messages that the trainer has not fetched yet.
-        self._outbox: dict[int, torch.Tensor] = {}
-        self._is_trainer = rank == TRAINER
+    def __init__(self, setup: PairSetup):
+        self.inbox = Inbox(setup)
+        self.outbox: deque[torch.Tensor] = deque()
+        self._is_trainer = setup.rank == TRAINER
         self.key, self._peer = 0, _name(TRAINER)
         try:
-            self._exchange_addresses(connection, rank, address, {"rpc_timeout": timeout_s, **options})
+            self._exchange_addresses(setup)
         except BaseException:
             self.close()
             raise
 
-    def _exchange_addresses(self, connection: Connection, rank: int, address: str, options: Mapping[str, Any]) -> None:
-        if rank == TRAINER:
-            self.key, own_address = _agent.register(None, address, options)
+    def _exchange_addresses(self, setup: PairSetup) -> None:
+        connection, options = setup.connection, {"rpc_timeout": setup.timeout_s, **setup.options}
+        if self._is_trainer:
+            self.key, address = _agent.register(None, setup.address, options)
             self._peer = _name(self.key)
-            connection.send_bytes(json.dumps({"key": self.key, "address": own_address}).encode())
+            connection.send_bytes(json.dumps({"key": self.key, "address": address}).encode())
             _agent.add_peer(self._peer, self.key, json.loads(connection.recv_bytes())["address"], self)
             connection.send_bytes(b"")
         else:
             message = json.loads(connection.recv_bytes())
-            self.key, own_address = _agent.register(message["key"], address, options)
+            self.key, address = _agent.register(message["key"], setup.address, options)
             _agent.add_peer(self._peer, TRAINER, message["address"], self)
-            connection.send_bytes(json.dumps({"address": own_address}).encode())
+            connection.send_bytes(json.dumps({"address": address}).encode())
             connection.recv_bytes()
 
     def send(self, buffer: torch.Tensor) -> Outgoing:
-        number, self._num_sent = self._num_sent, self._num_sent + 1
         if self._is_trainer:
-            return _agent.call(self._peer, _deliver, (self.key, number, buffer))
-        self._outbox[number] = buffer
-        return _OutboxSend()
+            return _agent.call(self._peer, _deliver, (self.key, buffer))
+        self.outbox.append(buffer)
+        return _Sent()
 
-    def receive(self, buffer: torch.Tensor) -> PendingReceive | _RpcReceive:
-        if not self._is_trainer:
-            return self.reorder_buffer.post(buffer)
-        number, self._num_received = self._num_received, self._num_received + 1
-        return _RpcReceive(lambda: _agent.call(self._peer, _fetch, (self.key, number)))
-
-    def take_sent(self, number: int) -> torch.Tensor:
-        """Called in a worker: takes a message from its outbox."""
-        return self._outbox.pop(number)
+    def receive(self, buffer: torch.Tensor) -> InboxReceive | _Fetch:
+        return _Fetch(self._peer, self.key) if self._is_trainer else self.inbox.receive(buffer)
 
     def close(self) -> None:
         _agent.unregister(self._peer, self.key)
 
 
-class _OutboxSend:
-    """A batch that the trainer will fetch. Its slot does not change until the trainer grants it again."""
+make = RpcPair
+
+
+class _Sent:
+    """A batch that the trainer will fetch."""
 
     def wait(self) -> None: ...
 
 
-class _RpcReceive:
-    """A batch, which is fetched after the worker has announced it."""
+class _Fetch:
+    """The receive of a batch, which is fetched after the worker has announced it."""
 
-    def __init__(self, call: Callable[[], Any]):
-        self._call = call
+    def __init__(self, peer: str, key: int):
+        self._peer, self._key = peer, key
         self._future: Any = None
-        self._message: torch.Tensor | None = None
 
     def done(self) -> bool:
         if self._future is None:
-            self._future = self._call()
+            self._future = _agent.call(self._peer, _take, (self._key,))
         return self._future.done()
 
     def wait(self) -> torch.Tensor:
-        if self._message is None:
-            self.done()
-            self._message = self._future.wait()
-            assert self._message is not None
-        return self._message
+        self.done()
+        return self._future.wait()
 
 
-def _deliver(key: int, number: int, message: torch.Tensor) -> None:
+def _deliver(key: int, message: torch.Tensor) -> None:
     """Called in a worker by the trainer; returns when the message is in its buffer, or stored."""
-    _pair(key).reorder_buffer.put(number, message)
+    _pair(key).inbox.put(message)
 
 
-def _fetch(key: int, number: int) -> torch.Tensor:
+def _take(key: int) -> torch.Tensor:
     """Called in a worker by the trainer."""
-    return _pair(key).take_sent(number)
+    return _pair(key).outbox.popleft()
 
 
 def _pair(key: int) -> RpcPair:
@@ -252,8 +241,6 @@ class _Agent:
 
 def _interface_of(address: str) -> str | None:
     """The network interface that has this address."""
-    import psutil
-
     plain = address.partition("%")[0]
     for name, entries in psutil.net_if_addrs().items():
         if any(entry.address.partition("%")[0] == plain for entry in entries):

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from collectx.transport.network import availability
 from collectx.transport.network.availability import why_not
 
 
@@ -26,10 +26,12 @@ def test_what_torch_was_built_without_is_refused_with_the_reason():
     ],
 )
 def test_mpi_is_refused_where_it_would_start_no_worker(monkeypatch, version, prte, reason):
-    mpi = SimpleNamespace(rc=SimpleNamespace(), Get_library_version=lambda: version)
-    for name, value in (("find_spec", version), ("import_module", mpi)):
-        monkeypatch.setattr(availability, name, lambda name, value=value: value)
-    monkeypatch.setattr(availability.shutil, "which", lambda name, path: prte)
+    mpi = SimpleNamespace(Get_library_version=lambda: version)
+    mpi4py = version and SimpleNamespace(rc=SimpleNamespace(), MPI=mpi)
+    monkeypatch.setitem(sys.modules, "mpi4py", mpi4py)
+    monkeypatch.setitem(sys.modules, "collectx.transport.network.mpi", None)
+    del sys.modules["collectx.transport.network.mpi"]
+    monkeypatch.setattr("shutil.which", lambda name, path: prte)
     monkeypatch.setattr("os.geteuid", lambda: 0)
     for name in ("PMIX_NAMESPACE", "PRTE_ALLOW_RUN_AS_ROOT"):
         monkeypatch.delenv(name, raising=False)

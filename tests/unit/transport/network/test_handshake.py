@@ -23,7 +23,7 @@ from collectx.transport.connections import enable_keepalive
 from collectx.transport.network import handshake
 from collectx.transport.network.addresses import local_addresses
 from collectx.transport.network.handshake import PROTOCOL, Endpoint, Listener, connect
-from collectx.transport.network.trainer import NetworkTransport
+from collectx.transport.network.transport import NetworkTransport
 from collectx.transport.supervisor import Supervisor
 
 
@@ -32,7 +32,8 @@ class RecordingListener(Listener):
 
     def __init__(self, *addresses, interface=None):
         self.greeted, self.refusals = [], []
-        super().__init__(addresses, 0, SECRET, self._record, lambda *peer: self.refusals.append(peer), interface)
+        endpoint = Endpoint(addresses, 0, SECRET)
+        super().__init__(endpoint, self._record, lambda *peer: self.refusals.append(peer), interface)
 
     def _record(self, connection, address):
         self.greeted.append((connection, address, connection.recv_bytes()))
@@ -270,10 +271,10 @@ def test_a_connection_can_be_kept_alive_for_any_time(listen):
 
 def test_a_port_that_is_taken_is_a_configuration_error_and_leaves_nothing_open(listen):
     port, supervisor = listen().endpoint.port, Supervisor(60.0, 60.0, 60.0, str)
-    open_before = psutil.Process().num_fds()
+    endpoint, open_before = Endpoint(("127.0.0.1",), port, SECRET), psutil.Process().num_fds()
     for _ in range(3):
         with pytest.raises(ConfigError, match=rf"^backend\.port={port}: .*choose another, or null"):
-            NetworkTransport(slab_spec(1), supervisor, ("127.0.0.1",), port, SECRET, lambda *who: {}, 60.0)
+            NetworkTransport(slab_spec(1), supervisor, endpoint, lambda *who: {}, 60.0)
     assert psutil.Process().num_fds() <= open_before  # other tests' may be collected meanwhile
     supervisor.close()
 

@@ -18,7 +18,7 @@ weights and never wait.
 Both ends post their receives as early as possible, so that gloo fills the memory in the background while envs step and
 the trainer learns. The trainer sleeps in one epoll over the connections; an idle worker costs nothing.
 
-In the trainer's process. The worker's end is `collectx/transport/network/worker.py`.
+In the trainer's process. The worker's end is `collectx/transport/network/link.py`.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ from collectx.transport import messages
 from collectx.transport.base import NO_RESET, Arrival, BatchReport, Departure, Joined, SlabSpec, Write
 from collectx.transport.connections import socket_of
 from collectx.transport.network.admission import Admission
-from collectx.transport.network.p2p import TRAINER, message_buffer
+from collectx.transport.network.handshake import Endpoint
+from collectx.transport.network.p2p import POLL_S, TRAINER, LinkConfig, message_buffer
 from collectx.transport.network.remote_worker import RemoteWorker
 from collectx.transport.network.weight_sync import WeightSync
-from collectx.transport.network.worker import POLL_S, LinkConfig
 from collectx.transport.processes import Handle
 from collectx.transport.slab import concatenate
 from collectx.transport.supervisor import State, Supervisor
@@ -52,11 +52,10 @@ class NetworkTransport:
     Args:
         spec: the slots; `stacked` only says how batches are made.
         supervisor: watches the workers; closed with the transport.
-        addresses, port, secret, interface: see `Listener`.
-        task: `task(index, life)` is the task of a worker, as JSON-compatible data.
-        timeout_s: see `LinkConfig`.
+        endpoint, interface: see `Listener`.
+        spec_of: `spec_of(index, life)` is the spec of a worker, as JSON-compatible data.
         events: called as `events(name, **fields)` from any thread when a peer is refused.
-        backend, devices, options: see `make_pair`; filled slots lie on the first of the devices.
+        timeout_s, backend, devices, options: see `LinkConfig`; filled slots lie on the first of the devices.
 
     Attributes:
         endpoint: where the trainer listens for workers.
@@ -66,10 +65,8 @@ class NetworkTransport:
         self,
         spec: SlabSpec,
         supervisor: Supervisor[RemoteWorker],
-        addresses: Sequence[str],
-        port: int,
-        secret: bytes,
-        task: Callable[[int, int], dict[str, Any]],
+        endpoint: Endpoint,
+        spec_of: Callable[[int, int], dict[str, Any]],
         timeout_s: float,
         events: Callable[..., None] = lambda name, **fields: None,
         backend: str = "gloo",
@@ -100,7 +97,7 @@ class NetworkTransport:
         self._received: deque[Arrival | Departure | Joined] = deque()
         self._weight_sync = WeightSync(spec.weights_nbytes, self._workers, supervisor.send)
         self._is_closed = False
-        self._admission = Admission(self._workers, self._config, task, events, addresses, port, secret, interface)
+        self._admission = Admission(self._workers, self._config, spec_of, events, endpoint, interface)
         supervisor.watch(self._admission.readable, self._add_worker)
         self.endpoint = self._admission.endpoint
 

@@ -1,5 +1,5 @@
 """The worker's end of the network transport. Runs in the worker's process; the trainer's end is
-`collectx/transport/network/trainer.py`.
+`collectx/transport/network/transport.py`.
 """
 
 from __future__ import annotations
@@ -10,8 +10,7 @@ import select
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -21,45 +20,21 @@ from collectx.batch import Layout, Slot
 from collectx.errors import RemoteFailure, RendezvousError
 from collectx.transport import messages
 from collectx.transport.base import NO_RESET, BatchReport
-from collectx.transport.connections import enable_keepalive, set_receive_timeout
+from collectx.transport.connections import disconnect_poll, enable_keepalive
 from collectx.transport.network.handshake import Endpoint, connect
-from collectx.transport.network.p2p import WORKER, Incoming, Pair, make_pair, message_buffer, set_stamp, stamp_of
+from collectx.transport.network.p2p import (
+    POLL_S,
+    WORKER,
+    Incoming,
+    LinkConfig,
+    Pair,
+    message_buffer,
+    set_stamp,
+    stamp_of,
+)
 
-# The poll interval for a message that was announced and has not arrived completely.
-POLL_S = 0.0005
-# The least timeout of a pair. Both ends exist when it is made, but a busy host may take long.
-_PAIR_S = 30.0
 # How often a worker checks between two steps for a stop and for newer weights.
 _STOP_POLL_S = 0.005
-
-
-@dataclass(frozen=True)
-class LinkConfig:
-    """Parameters of the transport, which the trainer sends to each worker.
-
-    Attributes:
-        rows, steps, num_slots, weights_nbytes: see `SlabSpec`.
-        timeout_s: a connection over a cut cable breaks within about this time. Making the pair, a send and a receive
-            may take as long, and at least `_PAIR_S`.
-        backend, devices, options: see `make_pair`.
-    """
-
-    rows: int
-    steps: int
-    num_slots: int
-    weights_nbytes: int
-    timeout_s: float
-    backend: str = "gloo"
-    devices: Sequence[str] = ("cpu", "cpu")
-    options: Mapping[str, Any] = field(default_factory=dict)
-
-    def make_pair(self, connection: Connection, rank: int, address: str) -> Pair:
-        """Makes this process's end of the pair."""
-        timeout_s = max(self.timeout_s, _PAIR_S)
-        set_receive_timeout(connection, timeout_s)
-        pair = make_pair(self.backend, connection, rank, address, timeout_s, self.devices, self.options)
-        set_receive_timeout(connection, None)
-        return pair
 
 
 def join_trainer(
@@ -67,17 +42,17 @@ def join_trainer(
     worker: int,
     hello: dict[str, Any],
     timeout_s: float,
-    prepare: Callable[[dict], None] = lambda task: None,
+    prepare: Callable[[dict], None] = lambda spec: None,
 ) -> tuple[dict, LinkConfig, Connection, Pair]:
     """Connects to the trainer as the worker of an index.
 
     Args:
         hello: information about this worker for the event log, as JSON-compatible data.
         timeout_s: `collector.start_timeout_s`.
-        prepare: called with the task, before the pair is made.
+        prepare: called with the worker's spec, before the pair is made.
 
     Returns:
-        The task, the configuration of the link, the connection, and the pair.
+        The worker's spec as JSON-compatible data, the configuration of the link, the connection, and the pair.
 
     Raises:
         RendezvousError: the trainer was not found, or has refused this worker.
@@ -92,10 +67,10 @@ def join_trainer(
         reply = json.loads(connection.recv_bytes())
         if "refused" in reply:
             raise RendezvousError(f"the trainer refused: {reply['refused']}")
-        prepare(reply["task"])
+        prepare(reply["spec"])
         config = LinkConfig(**reply["link"])
         enable_keepalive(connection, config.timeout_s)
-        return reply["task"], config, connection, config.make_pair(connection, WORKER, address)
+        return reply["spec"], config, connection, config.make_pair(connection, WORKER, address)
     except BlockingIOError as error:
         raise RendezvousError(f"the trainer sent nothing for too long while worker {worker} was joining") from error
     except (EOFError, OSError) as error:
@@ -221,12 +196,8 @@ class NetworkLink:
 
     def on_disconnect(self, callback: Callable[[], None]) -> None:
         """Calls `callback` from another thread as soon as the trainer has closed or is gone: for a worker that does not
-        read `stop` while it works. Linux only; elsewhere `callback` is never called."""
-        if not hasattr(select, "POLLRDHUP"):
-            return
-        poller = select.poll()
-        # Unlike POLLIN, it is not raised by unread messages.
-        poller.register(self._connection.fileno(), select.POLLRDHUP)
+        read `stop` while it works."""
+        poller = disconnect_poll(self._connection)
 
         def wait() -> None:
             poller.poll()

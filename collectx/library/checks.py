@@ -83,7 +83,7 @@ def _gpus(request: CollectorRequest) -> list[str]:
     """Workers see the GPUs that their policies act on."""
     if not request.has_valid_devices:
         return []
-    if isinstance(request, RpcRemote) and not request.problems():
+    if isinstance(request, RpcRemote):
         return [*map(in_python, visible_problems(request.visible, request.policy_devices))]
     if isinstance(request, RayRemote):
         configs = for_each(request.remote_configs, request.worker_count)
@@ -160,7 +160,7 @@ def _assembly(request: CollectorRequest) -> list[str]:
 
 def _user_class(request: CollectorRequest) -> list[str]:
     """A user's class as `collector_class`."""
-    if user_class(request.remote.collector_class) is None or request.remote.kwargs_problems():
+    if user_class(request.remote.collector_class) is None or request.remote.remote_problems():
         return []
     problems = []
     if request.update_weights_between_steps:

@@ -91,7 +91,7 @@ class CollectorRequest(Assembly, Weights, BatchOutput, Devices, Frames, EnvAndPo
     @property
     def has_valid_devices(self) -> bool:
         """Whether `policy_devices` can be read."""
-        return not (self.device_problems() or self.remote.kwargs_problems())
+        return not (self.device_problems() or self.remote.remote_problems())
 
 
 @dataclass(frozen=True, kw_only=True)

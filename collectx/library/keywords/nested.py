@@ -78,24 +78,22 @@ class Nested(Keywords):
         return "sync" if self.num_workers_per_collector > 1 else "single"
 
     def problems(self) -> list[str]:
-        problems = super().problems()
+        return super().problems() + self.remote_problems()
+
+    def remote_problems(self) -> list[str]:
+        """What is wrong with the keywords about the workers' collectors and hosts."""
+        problems, kwargs_of_workers = [], for_each(self.collector_kwargs, self.worker_count)
         if self.inner not in ("single", "sync", "async"):
             problems.append(
                 f"collector_class={self.collector_class!r}: must be 'single', 'sync', 'async', one of "
                 f"{', '.join(KNOWN_CLASSES)}, or a user's class."
             )
-        return problems + self.kwargs_problems()
-
-    def kwargs_problems(self) -> list[str]:
-        """What is wrong with `collector_kwargs`."""
-        each, is_known = for_each(self.collector_kwargs, self.worker_count), user_class(self.collector_class) is None
-        problems = []
-        if len(each) != self.worker_count:
-            count = f"{len(each)} entries for {self.worker_count} workers"
+        if len(kwargs_of_workers) != self.worker_count:
+            count = f"{len(kwargs_of_workers)} entries for {self.worker_count} workers"
             problems.append(f"collector_kwargs has {count}: one for each, or one dict.")
-        return list(
-            dict.fromkeys(problems + [text for kwargs in each for text in kwargs_problems(kwargs or {}, is_known)])
-        )
+        for kwargs in kwargs_of_workers:
+            problems += kwargs_problems(kwargs or {}, user_class(self.collector_class) is None)
+        return list(dict.fromkeys(problems))
 
     def backend_config(self) -> BackendConfig:
         """The options of the group `backend`."""

@@ -56,8 +56,8 @@ class RpcRemote(Remote):
     visible_devices: Any = None
     tensorpipe_options: Mapping[str, Any] | None = None
 
-    def problems(self) -> list[str]:
-        problems = super().problems()
+    def remote_problems(self) -> list[str]:
+        problems = super().remote_problems()
         for device in self.visible_devices or ():
             if reason := device_problem(_gpu_name(device), is_here=self.launcher == "mp"):
                 return [*problems, f"visible_devices={self.visible_devices!r}: {reason}"]
@@ -106,8 +106,8 @@ class RayRemote(Nested):
     queue_timeout_s: float = option("launcher.queue_timeout_s", 180.0)
     autoscaling: bool = False
 
-    def problems(self) -> list[str]:
-        problems, num_workers = super().problems(), self.worker_count
+    def remote_problems(self) -> list[str]:
+        problems, num_workers = super().remote_problems(), self.worker_count
         if (reason := why_not("ray")) is not None:
             problems.append(reason)
         each = for_each(self.remote_configs, num_workers)

@@ -102,7 +102,7 @@ CASES["cartpole_32_ray"] = replace(
 
 def env_config(case: Case) -> Any:
     """The configuration of the env group."""
-    from collectx.config import EnvPoolEnvConfig, GymEnvConfig, TorchrlEnvConfig
+    from collectx.config.schema.env import EnvPoolEnvConfig, GymEnvConfig, TorchrlEnvConfig
 
     if case.torchrl:
         return TorchrlEnvConfig(
@@ -123,7 +123,7 @@ def env_config(case: Case) -> Any:
 
 def policy_config(case: Case) -> Any:
     """The policy: 64x64 tanh, or the convolutions of `conf/policy/cnn.yaml`."""
-    from collectx.config import CnnPolicyConfig, MlpPolicyConfig
+    from collectx.config.schema.policy import CnnPolicyConfig, MlpPolicyConfig
 
     if case.policy == "mlp":
         return MlpPolicyConfig(kind="mlp", hidden_sizes=[64, 64], activation="tanh")
@@ -134,7 +134,10 @@ def policy_config(case: Case) -> Any:
 
 def run_config(env: Any, policy: Any, kind: str, num_workers: int, frames_per_batch: int, **collector: Any) -> Any:
     """A complete configuration; `collector` replaces values of that group."""
-    from collectx import config
+    from collectx.config.schema.collector import CollectorConfig, EitherCollectorConfig
+    from collectx.config.schema.launcher import BackendConfig, DevicesConfig, LauncherConfig, RayLauncherConfig
+    from collectx.config.schema.run import RunConfig
+    from collectx.config.schema.trainer import TrainerConfig
 
     values = {
         "kind": kind,
@@ -164,14 +167,14 @@ def run_config(env: Any, policy: Any, kind: str, num_workers: int, frames_per_ba
         "order_of": None,
         **collector,
     }
-    make: Any = config.CollectorConfig
+    make: Any = CollectorConfig
     if (either := kind.removesuffix("_sync")) in _EITHER:
-        make = config.EitherCollectorConfig
+        make = EitherCollectorConfig
         values |= {"kind": either, "sync": kind != either}
     # EnvPool's threads run on the core of their worker, as in the bare loop.
-    launcher = config.LauncherConfig(kind="local", hydra_mode=None, num_threads=1, pin_cores=env.kind == "envpool")
+    launcher = LauncherConfig(kind="local", hydra_mode=None, num_threads=1, pin_cores=env.kind == "envpool")
     if kind in RAY_KINDS:
-        launcher = config.RayLauncherConfig(
+        launcher = RayLauncherConfig(
             kind="ray",
             hydra_mode=None,
             num_threads=1,
@@ -181,13 +184,13 @@ def run_config(env: Any, policy: Any, kind: str, num_workers: int, frames_per_ba
             queue_timeout_s=120.0,
             autoscaling=False,
         )
-    return config.RunConfig(
+    return RunConfig(
         env=env,
         policy=policy,
         collector=make(**values),
-        backend=config.BackendConfig(kind="auto", interface=None, port=None),
+        backend=BackendConfig(kind="auto", interface=None, port=None),
         launcher=launcher,
-        devices=config.DevicesConfig(device=None, storing_device=None, policy_device=None, env_device=None),
-        trainer=config.MeterTrainerConfig(kind="meter", digest=False),
+        devices=DevicesConfig(device=None, storing_device=None, policy_device=None, env_device=None),
+        trainer=TrainerConfig(kind="meter", digest=False),
         seed=0,
     )

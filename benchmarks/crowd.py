@@ -32,7 +32,8 @@ def measure(num_workers: int, num_active: int, seconds: float, **_: Any) -> dict
     from collectx import env as envs
     from collectx import policy as policies
     from collectx.collector import build
-    from collectx.config import CountingEnvConfig, CustomPolicyConfig
+    from collectx.config.schema.env import CountingEnvConfig
+    from collectx.config.schema.policy import CustomPolicyConfig
     from collectx.launcher.base import WaitingWorkers
 
     torch.set_num_threads(1)
@@ -145,7 +146,7 @@ def _member(endpoint: Any, worker: int, active: bool) -> None:
     while (slot := link.acquire()) is not None:
         version = link.refresh(lambda weights: None, version)
         if active:
-            link.send(slot, BatchReport(version, 0.0, 0.0, 0.0, 0.0, nothing, nothing.astype(np.int64)))
+            link.send(slot, BatchReport(version, 0, 0.0, 0.0, nothing, nothing.astype(np.int64)))
 
 
 if __name__ == "__main__":

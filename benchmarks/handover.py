@@ -28,7 +28,8 @@ def measure(megabytes: float, seconds: float, **_: Any) -> dict[str, Any]:
     from collectx import env as envs
     from collectx import policy as policies
     from collectx.collector import build
-    from collectx.config import CountingEnvConfig, CustomPolicyConfig
+    from collectx.config.schema.env import CountingEnvConfig
+    from collectx.config.schema.policy import CustomPolicyConfig
 
     torch.set_num_threads(1)
     env = CountingEnvConfig(kind="counting", num_envs=1, episode_length=10, observation_size=4, step_s=0.0)
@@ -49,7 +50,7 @@ def measure(megabytes: float, seconds: float, **_: Any) -> dict[str, Any]:
             version = collector.publish(module)
             times["publish"].append(perf_counter() - began)
             next(collector)
-            while collector.delivery.parts[0].policy_version != version:
+            while collector.delivery.parts[0].report.policy_version != version:
                 next(collector)
             times["use"].append(perf_counter() - began)
             times["raw"].append(raw.send())

@@ -38,11 +38,12 @@ def measure(part: str, seconds: float, **arguments: Any) -> dict[str, Any]:
 def _batch(seconds: float, kind: str, num_workers: int, **_: Any) -> dict[str, Any]:
     from collectx import env as envs
     from collectx.collector import build
-    from collectx.config import CountingEnvConfig, RandomPolicyConfig
+    from collectx.config.schema.env import CountingEnvConfig
+    from collectx.config.schema.policy import PolicyConfig
 
     env = CountingEnvConfig(kind="counting", num_envs=1, episode_length=10, observation_size=4, step_s=0.0)
     frames = 8 * (num_workers if kind.endswith("_sync") else 1)
-    cfg = run_config(env, RandomPolicyConfig(kind="random"), kind, num_workers, frames)
+    cfg = run_config(env, PolicyConfig(kind="random"), kind, num_workers, frames)
     with build(cfg, None, envs.read_spec(env)) as collector:
         take(collector, 1.0)
         began, cpu = perf_counter(), process_time()
@@ -66,7 +67,8 @@ def _publish(seconds: float, megabytes: float, **_: Any) -> dict[str, Any]:
     from collectx import env as envs
     from collectx import policy as policies
     from collectx.collector import build
-    from collectx.config import CountingEnvConfig, CustomPolicyConfig
+    from collectx.config.schema.env import CountingEnvConfig
+    from collectx.config.schema.policy import CustomPolicyConfig
 
     env = CountingEnvConfig(kind="counting", num_envs=1, episode_length=10, observation_size=4, step_s=0.0)
     policy = CustomPolicyConfig(
@@ -85,7 +87,7 @@ def _publish(seconds: float, megabytes: float, **_: Any) -> dict[str, Any]:
             version = collector.publish(module)
             returned = perf_counter()
             next(collector)
-            while collector.delivery.parts[0].policy_version != version:
+            while collector.delivery.parts[0].report.policy_version != version:
                 next(collector)
             times["publish"].append(returned - began)
             times["use"].append(perf_counter() - returned)

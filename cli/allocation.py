@@ -17,11 +17,12 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from collectx.cli import output, watch
 from collectx.cli.task import JobRun, Task
-from collectx.config import SlurmLauncherConfig, num_tasks_of
+from collectx.config.derived import num_tasks_of
+from collectx.config.schema.launcher import SlurmLauncherConfig
 from collectx.errors import ConfigError
 from collectx.launcher.slurm import commands
+from collectx.launcher.slurm.commands import JobState
 from collectx.launcher.slurm.log_watcher import role_command
-from collectx.launcher.slurm.worker_job import JobState
 from collectx.run import Status, snapshot
 from collectx.run.cores import per_node
 from collectx.run.folder import RunFolder

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterable, Sequence
 
 from collectx.cli import arguments
-from collectx.config import GROUPS
+from collectx.config.registry import GROUPS
 
 
 def main(argv: Sequence[str], subcommands: Iterable[str]) -> int:

@@ -29,8 +29,9 @@ from omegaconf.errors import OmegaConfBaseException
 from collectx.cli import experiment, signatures
 from collectx.cli.overrides import Checked, check
 from collectx.cli.typed import typed
-from collectx.config import GROUPS, RunConfig, as_dict
+from collectx.config.registry import GROUPS
 from collectx.config.schema.fields import incomplete
+from collectx.config.schema.run import RunConfig, as_dict
 from collectx.errors import ConfigError
 from collectx.run import rules
 

@@ -12,7 +12,7 @@ from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.config_loader import ConfigLoader
 from omegaconf import DictConfig
 
-from collectx.config import GROUPS, KINDS
+from collectx.config.registry import GROUPS, KINDS
 
 
 def unused_keys(node: DictConfig, loader: ConfigLoader) -> dict[str, str]:
@@ -33,8 +33,8 @@ def unused_keys(node: DictConfig, loader: ConfigLoader) -> dict[str, str]:
         for group, section in loaded.config.items():
             if group not in groups or not isinstance(section, DictConfig):
                 continue
-            cls = KINDS[str(group)].get(node[group].kind)
-            known = {field.name for field in dataclasses.fields(cls)} if cls is not None else set(section)
+            kind = KINDS[str(group)].get(node[group].kind)
+            known = {field.name for field in dataclasses.fields(kind.schema)} if kind is not None else set(section)
             for path in (f"{group}.{key!s}" for key in section if key not in known):
                 if not any(text.startswith((f"{path}=", f"{path}.")) for text in overrides):
                     unused[path] = f"{preset}={choice}"

@@ -10,7 +10,8 @@ from importlib.util import find_spec
 from typing import Any
 
 from collectx.cli import output
-from collectx.config import GymEnvConfig, GymVectorEnvConfig, RunConfig
+from collectx.config.schema.env import GymEnvConfig, GymVectorEnvConfig
+from collectx.config.schema.run import RunConfig
 from collectx.errors import ConfigError
 from collectx.run import RunFolder
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from collectx.cli import output
 from collectx.cli.arguments import split
-from collectx.config import GROUPS
+from collectx.config.registry import GROUPS
 from collectx.config.suggest import did_you_mean
 from collectx.errors import ConfigError
 

@@ -19,7 +19,8 @@ from collectx.cli import foreign_code, output
 from collectx.cli.arguments import Arguments, split
 from collectx.cli.compose import Composer, parsed
 from collectx.cli.run import launch
-from collectx.config import ASYNC, GROUPS
+from collectx.config.derived import ASYNC
+from collectx.config.registry import GROUPS
 from collectx.errors import ConfigError, DamagedFile
 from collectx.run import RunFolder, delivery_log, snapshot
 

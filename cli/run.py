@@ -22,7 +22,8 @@ from collectx.cli.compose import SEARCH_PATH, Composed, Composer, parsed, points
 from collectx.cli.overrides import Checked
 from collectx.cli.task import Task
 from collectx.cli.typed import typed
-from collectx.config import ELSEWHERE, RunConfig
+from collectx.config.derived import ELSEWHERE
+from collectx.config.schema.run import RunConfig
 from collectx.config.warnings import warnings_of
 from collectx.errors import CollectxError, ConfigError
 from collectx.run import RunFolder, Status, preflight

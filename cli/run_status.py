@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from collectx.errors import LauncherError
-from collectx.launcher.slurm.worker_job import JobState
+from collectx.launcher.slurm.commands import JobState
 from collectx.run import Status
 from collectx.run.files import write_json
 from collectx.run.folder import RunFolder

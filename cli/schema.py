@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from collectx.cli import output
 from collectx.cli.arguments import split
-from collectx.config import GROUPS
 from collectx.config.json_schema import group_schema, run_schema
+from collectx.config.registry import GROUPS
 from collectx.config.suggest import did_you_mean
 from collectx.errors import ConfigError
 

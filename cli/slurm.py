@@ -17,9 +17,11 @@ from pathlib import Path
 from collectx.cli import allocation, output, run_status, watch
 from collectx.cli.compose import config_text
 from collectx.cli.task import JobRun, Task
-from collectx.config import RunConfig, SlurmLauncherConfig, SubmititDelayedLauncherConfig, as_dict, num_tasks_of
+from collectx.config.derived import num_tasks_of
+from collectx.config.schema.launcher import SlurmLauncherConfig, SubmititDelayedLauncherConfig
+from collectx.config.schema.run import RunConfig, as_dict
 from collectx.errors import ConfigError, LauncherError
-from collectx.launcher.slurm import commands, hetjob
+from collectx.launcher.slurm import commands
 from collectx.launcher.slurm import script as slurm_script
 from collectx.run import Status, snapshot
 from collectx.run.folder import RunFolder
@@ -194,9 +196,6 @@ def _script_text(group: Sequence[JobRun], after: Collection[str]) -> str:
     cfg, launcher = group[0].cfg, _launcher(group[0])
     survives_nodes = cfg.collector.on_worker_failure != "raise"
     grace_s = cfg.collector.close_timeout_s + _GRACE_S
-    if isinstance(launcher, SubmititDelayedLauncherConfig):
-        (run,) = group
-        return hetjob.script(run.folder, launcher, cfg.collector.num_workers, survives_nodes, grace_s)
     return slurm_script.script(
         [run.folder for run in group], launcher, num_tasks_of(cfg), survives_nodes, grace_s, after
     )

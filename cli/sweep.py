@@ -27,7 +27,8 @@ from collectx.cli import experiment, signatures, sweeper
 from collectx.cli.compose import config_text, names, without_hydra
 from collectx.cli.task import Task
 from collectx.cli.typed import typed
-from collectx.config import ELSEWHERE, RunConfig
+from collectx.config.derived import ELSEWHERE
+from collectx.config.schema.run import RunConfig
 from collectx.errors import ConfigError, DamagedFile
 from collectx.run import RunFolder, Status, rules
 

@@ -12,7 +12,8 @@ from hydra.core.override_parser.types import IntervalSweep, Override
 from hydra.core.utils import JobReturn, JobStatus
 from omegaconf import DictConfig, OmegaConf
 
-from collectx.config import RunConfig, SlurmLauncherConfig
+from collectx.config.schema.launcher import SlurmLauncherConfig
+from collectx.config.schema.run import RunConfig
 from collectx.errors import CollectxError
 from collectx.run import RunFolder, Status
 

@@ -9,7 +9,8 @@ from typing import Any, Protocol
 
 from omegaconf import DictConfig
 
-from collectx.config import ELSEWHERE, RunConfig
+from collectx.config.derived import ELSEWHERE
+from collectx.config.schema.run import RunConfig
 from collectx.errors import ConfigError
 from collectx.run import Status
 

@@ -12,8 +12,9 @@ from typing import Any
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from collectx.config import GROUPS, RunConfig
 from collectx.config.check import UNSET, Unresolved, check
+from collectx.config.registry import GROUPS
+from collectx.config.schema.run import RunConfig
 
 
 def typed(node: DictConfig, ignore: Collection[str] = ()) -> tuple[RunConfig, list[str]]:

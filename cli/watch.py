@@ -21,7 +21,7 @@ from rich.console import Console
 
 from collectx.cli.run_status import JobStates, RunStatus, query_slurm, status_of_job
 from collectx.cli.views import SingleView, SweepView, View, WatchedRun
-from collectx.config import RunConfig
+from collectx.config.schema.run import RunConfig
 from collectx.errors import LauncherError
 from collectx.launcher.slurm import commands
 from collectx.run import display

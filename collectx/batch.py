@@ -46,6 +46,15 @@ class Leaf:
         """The same leaf below `prefix`, as in `("next", "observation")`."""
         return Leaf((prefix, *self.key), self.shape, self.dtype)
 
+    def to_json(self) -> list:
+        """Key, shape and dtype as plain data."""
+        return [list(self.key), list(self.shape), str(self.dtype).removeprefix("torch.")]
+
+    @classmethod
+    def from_json(cls, data: list) -> Leaf:
+        """The inverse of `to_json`."""
+        return cls(tuple(data[0]), tuple(data[1]), getattr(torch, data[2]))
+
 
 def as_key(key: Any) -> Key:
     """A key of TensorDict, a name or a tuple, as a tuple."""

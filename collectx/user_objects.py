@@ -1,16 +1,61 @@
-"""User objects that YAML cannot name: env factories, policies, hooks, collectors. Pickled by value (cloudpickle) when a
-worker is started; never sent over a connection to a peer.
+"""Objects of the user. YAML names them by import paths (`resolve`). Python passes env factories, policies, hooks and
+collectors themselves: they are pickled by value (cloudpickle) when a worker is started, and never sent over a
+connection to a peer.
 """
 
 from __future__ import annotations
 
+import contextlib
 import io
+import pkgutil
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from importlib.util import find_spec
+from types import ModuleType
 from typing import Any
 
-from collectx.config import EnvConfig, PolicyConfig
+from collectx.config.schema.env import EnvConfig
+from collectx.config.schema.policy import PolicyConfig
 from collectx.errors import ConfigError
+
+# Extras of collectx, by the packages that making an env may lack.
+_EXTRAS = {"mujoco": "mujoco", "opencv": "atari", "torchrl": "torchrl"}
+
+
+def resolve(name: Any, where: str) -> Callable[..., Any]:
+    """The callable at the import path `name` ("package.module:object", or with dots only), or `name` if callable.
+
+    Raises:
+        ConfigError: there is none; the message names the option `where`.
+    """
+    if callable(name):
+        return name
+    if not isinstance(name, str) or not re.fullmatch(r"[\w.]*\w[.:]\w[\w.]*", name):
+        raise ConfigError([f"{where}={name} is no import path: use package.module:Name."])
+    path, (module_name, _, attribute) = name, name.rpartition(".")
+    # With a colon, an error of the module itself is not taken for the lack of that module.
+    with contextlib.suppress(ModuleNotFoundError):
+        if ":" not in name and find_spec(module_name) is not None:
+            path = f"{module_name}:{attribute}"
+    try:
+        target = pkgutil.resolve_name(path)
+    except (ImportError, AttributeError) as error:
+        module = getattr(error, "obj", None)
+        if isinstance(error, AttributeError) and isinstance(module, ModuleType) and name.startswith(module.__name__):
+            names = ", ".join(each for each in dir(module) if not each.startswith("_"))
+            raise ConfigError([f"{where}={name}: {module.__name__} has no {error.name!r}; it has {names}."]) from error
+        missing = ". Is it installed, or on PYTHONPATH?" if isinstance(error, ModuleNotFoundError) else ""
+        raise ConfigError([f"{where}={name}: cannot be imported: {error}{extra_advice(error) or missing}"]) from error
+    if not callable(target):
+        raise ConfigError([f"{where}={name}: is {type(target).__name__}, expected something to call"])
+    return target
+
+
+def extra_advice(error: Exception) -> str:
+    """The end of a message about a missing package: the command that installs it, if an extra has it."""
+    package = re.search(rf"\b({'|'.join(_EXTRAS)})\b", str(error), re.IGNORECASE)
+    return f": pip install 'collectx[{_EXTRAS[package[0].lower()]}]'" if package else ""
 
 
 class _ByValue:
@@ -102,8 +147,8 @@ def is_object(policy: PolicyConfig) -> bool:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Hooks(_ByValue):
-    """Functions that workers call.
+class UserHooks:
+    """Functions of the user that workers call.
 
     Args:
         pre_collect_hook: called without arguments before every batch that a worker makes, in its process.
@@ -115,6 +160,17 @@ class Hooks(_ByValue):
     pre_collect_hook: Callable[[], Any] | None = None
     post_collect_hook: Callable[[Any], Any] | None = None
     init_fn: Callable[[], Any] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hooks(_ByValue, UserHooks):
+    """All functions that workers call.
+
+    Attributes:
+        write_batch: called with every batch `[envs, steps]` after `post_collect_hook`, to write it elsewhere.
+    """
+
+    write_batch: Callable[[Any], Any] | None = None
 
 
 @dataclass(frozen=True)

@@ -10,22 +10,12 @@ import torch
 from collectx import env as envs
 from collectx import policy as policies
 from collectx.collector import build
-from collectx.config import (
-    BackendConfig,
-    CollectorConfig,
-    CountingEnvConfig,
-    CustomPolicyConfig,
-    DevicesConfig,
-    EitherCollectorConfig,
-    GymEnvConfig,
-    GymVectorEnvConfig,
-    LauncherConfig,
-    MeterTrainerConfig,
-    MlpPolicyConfig,
-    RandomPolicyConfig,
-    RayLauncherConfig,
-    RunConfig,
-)
+from collectx.config.schema.collector import CollectorConfig, EitherCollectorConfig
+from collectx.config.schema.env import CountingEnvConfig, GymEnvConfig, GymVectorEnvConfig
+from collectx.config.schema.launcher import BackendConfig, DevicesConfig, LauncherConfig, RayLauncherConfig
+from collectx.config.schema.policy import CustomPolicyConfig, MlpPolicyConfig, PolicyConfig
+from collectx.config.schema.run import RunConfig
+from collectx.config.schema.trainer import TrainerConfig
 
 # Inline workers use the trainer's threads; worker processes have one.
 torch.set_num_threads(1)
@@ -149,12 +139,12 @@ def config(kind="multi_sync", place="local", env=None, policy=None, *, backend="
         collector = _as(CollectorConfig, replace(COLLECTOR, kind=kind, **knobs))
     return RunConfig(
         env=env or counting(),
-        policy=policy or RandomPolicyConfig(kind="random"),
+        policy=policy or PolicyConfig(kind="random"),
         collector=collector,
         backend=BackendConfig(kind=backend, interface=None, port=None),
         launcher=launcher if place == "ray" else _as(LauncherConfig, launcher),
         devices=devices,
-        trainer=MeterTrainerConfig(kind="meter", digest=False),
+        trainer=TrainerConfig(kind="meter", digest=False),
         seed=seed,
     )
 

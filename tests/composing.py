@@ -11,7 +11,7 @@ from omegaconf import OmegaConf
 
 from collectx.cli.compose import Composer, parsed, without_hydra
 from collectx.cli.typed import typed
-from collectx.config import RunConfig
+from collectx.config.schema.run import RunConfig
 from collectx.run import rules
 
 

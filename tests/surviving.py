@@ -8,7 +8,7 @@ import ways
 from collecting import Log, counting, custom, start
 from worlds.streams import StreamChecker
 
-from collectx.env.counting import EPISODES_PER_INCARNATION
+from collectx.env.counting import EPISODES_PER_LIFE
 
 # Each worker is a collector of two processes, one of which is lost.
 RELAY = replace(ways.GLOO_ASYNC, name="relay")
@@ -33,6 +33,6 @@ def survive(way, fault, lives=1, num_batches=10, **knobs):
         while after < num_batches:
             batch = next(batches)
             checker.take(batch)
-            newest = max(newest, int(batch["observation"][..., 1].max()) // EPISODES_PER_INCARNATION)
+            newest = max(newest, int(batch["observation"][..., 1].max()) // EPISODES_PER_LIFE)
             after += newest == lives
     return checker.frames, log

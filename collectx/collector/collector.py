@@ -1,6 +1,5 @@
-"""The collector: iterate it for batches, publish new weights to its workers. A schedule over a transport.
-
-Runs in the trainer's process. Must not know how bytes travel, where workers run, or what is learnt from a batch.
+"""The collector: iterate it for batches, publish new weights to its workers. A schedule over a transport, in the
+trainer's process.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ from collectx.transport.base import (
 class Collector:
     """Yields TensorDicts of `frames_per_batch` frames (`collectx/batch.py`) until `total_frames` are delivered; of
     fewer frames after a sync worker was dropped. The last steps of a part with fewer frames than its slot
-    (`Part.frames`) are undefined.
+    (`BatchReport.frames`) are undefined.
 
     Attributes:
         delivery: the metadata of the last batch.
@@ -162,11 +161,12 @@ class Collector:
     def _count(self, parts: tuple[Arrival, ...], waited_s: float) -> None:
         """Counts a batch as delivered; `_release_slots` frees its slots."""
         self._next_parts, self._delivered = None, self._delivered + parts
-        self.delivery = Delivery.of(parts, self._spec, self.num_batches, self.policy_version, waited_s)
+        frames = sum(part.report.frames for part in parts)
+        self.delivery = Delivery(self.num_batches, frames, parts, self.policy_version, waited_s)
         self.num_batches += 1
-        self.num_frames += self.delivery.frames
-        for part in self.delivery.parts:
-            self.frames_by_worker[part.worker] += part.frames
+        self.num_frames += frames
+        for part in parts:
+            self.frames_by_worker[part.worker] += part.report.frames
 
     def _release_slots(self) -> None:
         parts, self._delivered = self._delivered, ()
@@ -214,7 +214,7 @@ class Collector:
     @property
     def steps(self) -> list[int]:
         """For each part of the last batch, how many of its steps are filled."""
-        return [part.frames // self._spec.rows for part in self.delivery.parts]
+        return [part.report.frames // self._spec.slab.rows for part in self.delivery.parts]
 
     def publish(self, policy: nn.Module | None) -> int:
         """Makes the current weights of the policy the newest; returns their version, 0 the first time. They are copied
@@ -249,7 +249,8 @@ class Collector:
     def zeros(self) -> TensorDict:
         """A batch of all workers, of zeros."""
         num_parts = len(self._workers) if self._schedule.stacked else 1
-        return self._spec.batch(torch.zeros(self._spec.layout(num_parts).nbytes, dtype=torch.uint8), num_parts)
+        memory = torch.zeros(self._spec.slab.layout(num_parts).nbytes, dtype=torch.uint8)
+        return self._spec.batch(memory, num_parts)
 
     def count_from(self, num_frames: int, num_batches: int) -> None:
         """Continues the counts of another collector: `total_frames` includes its frames."""

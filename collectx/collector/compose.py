@@ -15,17 +15,10 @@ from collectx.batch import batch_leaves
 from collectx.collector.batch_info import DeliverySpec
 from collectx.collector.collector import Collector
 from collectx.collector.failure_policy import FailurePolicy
-from collectx.config import (
-    CollectorConfig,
-    DevicesConfig,
-    LauncherConfig,
-    RpcBackendConfig,
-    RunConfig,
-    backend_of,
-    is_stacked,
-    num_workers_of,
-    rows_per_env,
-)
+from collectx.config.derived import backend_of, is_stacked, num_workers_of, rows_per_env
+from collectx.config.schema.collector import CollectorConfig
+from collectx.config.schema.launcher import DevicesConfig, LauncherConfig, RpcBackendConfig
+from collectx.config.schema.run import RunConfig
 from collectx.env.base import EnvSpec
 from collectx.launcher import make_launcher
 from collectx.launcher.base import Launcher
@@ -37,7 +30,8 @@ from collectx.schedule.base import Schedule
 from collectx.schedule.replay import RecordedBatch
 from collectx.schedule.sync import PreemptiveSchedule
 from collectx.transport.base import SlabSpec, Transport
-from collectx.worker.spec import NestedSpec, Share, WorkerSpec, rollout_options
+from collectx.user_objects import Hooks
+from collectx.worker.spec import NestedSpec, WorkerSpec, rollout_options
 
 # `spec_of(worker, life)` is the spec of one life of a worker.
 SpecOf = Callable[[int, int], WorkerSpec]
@@ -50,8 +44,7 @@ def build(
     events: Callable[..., None] = lambda name, **fields: None,
     log_dir: Path | None = None,
     launcher: Launcher | None = None,
-    overrides: Sequence[Mapping[str, Any]] | None = None,
-    share: Share | None = None,
+    overrides: Sequence[Mapping[str, Any]] = (),
     recorded: Sequence[RecordedBatch] | None = None,
 ) -> Collector:
     """Starts the workers and returns the collector over them. Does not wait for the workers.
@@ -64,7 +57,6 @@ def build(
         launcher: None: the one of `cfg.launcher`, whose workers this process starts.
         overrides: for each worker, the fields of its `WorkerSpec` that differ from `cfg`. All workers must make equally
             many envs, of the same spaces.
-        share: the part of the run's workers that this collector has; None: all.
         recorded: the batches of another run, for an async collector that delivers the same.
 
     Raises:
@@ -72,21 +64,20 @@ def build(
         LauncherError: the workers cannot be started.
     """
     options, num_workers = cfg.collector, num_workers_of(cfg)
-    own_fields = {name for fields in overrides or () for name in fields}
-    may_end_early = options.preemptive_threshold is not None or "should_end" in own_fields
+    may_end_early = options.preemptive_threshold is not None or any("should_end" in fields for fields in overrides)
     rollout = dataclasses.replace(rollout_options(options, num_workers), may_end_early=may_end_early)
     spec = rollout.env_spec(spec)
     # Only its leaves and the layout of its weights are used; it stays on the trainer's device.
     exploration, is_trusted = policies.ExplorationType(options.exploration_type), policies.is_trusted(cfg.policy)
     actor = policies.make_actor(policy, spec, _device_of(policy), exploration, is_trusted)
-    # A batch that a worker has written to a replay buffer itself must be its own.
-    schedule = make_schedule(options, num_workers, recorded, exact="replay" in own_fields)
+    # A batch that a worker has written elsewhere has to be delivered.
+    exact = any(fields.get("hooks", Hooks()).write_batch is not None for fields in overrides)
+    schedule = make_schedule(options, num_workers, recorded, exact)
     slab = _slab_spec(options, spec, actor, num_workers, schedule)
     devices = resolve_devices(cfg.devices)
-    share = share or Share(0, num_workers * options.num_workers_per_collector, 0)
     worker_spec = WorkerSpec(
         worker=0,
-        num_workers=share.num_workers,
+        num_workers=num_workers * options.num_workers_per_collector,
         num_envs=spec.num_envs,
         env=cfg.env,
         policy=cfg.policy,
@@ -97,40 +88,36 @@ def build(
         rollout=rollout,
         nested=_nested_spec(cfg),
     )
-    spec_of = _specs(worker_spec, share, num_workers, overrides, _visible_devices(cfg))
+    spec_of = _specs(worker_spec, num_workers, overrides, _visible_devices(cfg))
     launcher = launcher or make_launcher(cfg, log_dir)
     transport = _connect(cfg, slab, spec_of, launcher, events)
     if isinstance(schedule, PreemptiveSchedule):
         schedule.preempt = transport.preempt
 
-    def start(worker: int, restarts: int) -> None:
-        # An added worker has the envs of one of the first `num_workers`, in lives that no other worker has.
-        life = share.life + worker // num_workers * (options.max_restarts + 1) + restarts
+    def start(worker: int, life: int) -> None:
         transport.expect(worker, life)
         handle = launcher.start(worker, life)
         if handle is not None:
             transport.attach(worker, handle)
 
     delivery = DeliverySpec(
-        leaves=slab.leaves,
-        rows=slab.rows,
+        slab=slab,
         shape=spec.batch_shape
         if slab.rows == spec.num_envs and spec.batch_shape
         else (slab.rows,)
         if slab.rows > 1
         else (),
-        steps=slab.steps,
         stacked=is_stacked(options),
         total_frames=options.total_frames,
         zero_copy=options.zero_copy,
         storing_device=None if devices.storing_device is None else torch.device(devices.storing_device),
     )
-    failure_policy = FailurePolicy(options.on_worker_failure, options.max_restarts, start)
+    failure_policy = FailurePolicy(options.on_worker_failure, options.max_restarts, num_workers, start)
     collector = Collector(transport, schedule, delivery, num_workers, failure_policy, events)
     try:
         collector.publish(policy if isinstance(policy, nn.Module) else actor.module)
         for worker in range(num_workers):
-            start(worker, 0)
+            failure_policy.begin(worker)
     except BaseException:
         collector.close()
         raise
@@ -155,9 +142,8 @@ def _slab_spec(options: CollectorConfig, spec: EnvSpec, actor: Actor, num_worker
 
 def _specs(
     spec: WorkerSpec,
-    share: Share,
     num_workers: int,
-    overrides: Sequence[Mapping[str, Any]] | None,
+    overrides: Sequence[Mapping[str, Any]],
     visible_devices: Sequence[str] | None,
 ) -> SpecOf:
     """The specs of single workers.
@@ -169,15 +155,15 @@ def _specs(
 
     def spec_of(worker: int, life: int) -> WorkerSpec:
         index = worker % num_workers
-        rollout = dataclasses.replace(spec.rollout, num_random_batches=0) if life else spec.rollout
         fields = {
             "worker": worker,
-            "first_worker": share.first_worker + index - worker,
+            "first_worker": index - worker,
             "life": life,
-            "rollout": rollout,
             "visible_device": visible_devices[index] if visible_devices else None,
             **(overrides[worker] if overrides else {}),
         }
+        if fields["life"]:
+            fields["rollout"] = dataclasses.replace(spec.rollout, num_random_batches=0)
         return dataclasses.replace(spec, **fields)
 
     return spec_of

@@ -1,4 +1,4 @@
-"""`collector.on_worker_failure`: restarts workers that are gone, within limits. In the trainer's process."""
+"""The lives of workers, and `collector.on_worker_failure`: restarts workers that are gone, within limits."""
 
 from __future__ import annotations
 
@@ -6,23 +6,29 @@ from collections.abc import Callable
 
 
 class FailurePolicy:
-    """Restarts or drops workers that are gone, or ends the run.
+    """Starts workers; restarts or drops those that are gone, or ends the run.
+
+    Every process of a worker has another `life` (`collectx.worker.spec.WorkerSpec`). An added worker has the envs of
+    one of the first workers, in lives that no other worker has.
 
     Args:
         on_worker_failure: "raise", "restart" or "drop".
         max_restarts: the number of restarts of one run, of all workers together.
-        start: `start(worker, restarts)` starts a worker; `restarts` counts those of its index, from 0.
+        num_workers: how many workers the run begins with.
+        start: `start(worker, life)` starts a worker.
     """
 
-    def __init__(self, on_worker_failure: str, max_restarts: int, start: Callable[[int, int], None]):
+    def __init__(self, on_worker_failure: str, max_restarts: int, num_workers: int, start: Callable[[int, int], None]):
         self._mode = on_worker_failure
-        self._max_restarts = max_restarts
+        self._max_restarts = self._restarts_left = max_restarts
+        self._num_workers = num_workers
         self._start = start
-        self._restarts: dict[int, int] = {}
+        self._lives: dict[int, int] = {}
 
     def begin(self, worker: int) -> None:
         """Starts a worker of a new index."""
-        self._start(worker, 0)
+        self._lives[worker] = worker // self._num_workers * (self._max_restarts + 1)
+        self._start(worker, self._lives[worker])
 
     def replace(self, worker: int, error: Exception, is_last: bool) -> int | None:
         """Starts a replacement for a worker that is gone.
@@ -32,7 +38,7 @@ class FailurePolicy:
             is_last: whether no other worker is left.
 
         Returns:
-            The number of restarts of this index; None: the worker is dropped.
+            The life of the replacement; None: the worker is dropped.
 
         Raises:
             Exception: `error`, if the run ends.
@@ -41,12 +47,13 @@ class FailurePolicy:
             raise error
         if self._mode == "drop":
             return None
-        if sum(self._restarts.values()) >= self._max_restarts:
+        if not self._restarts_left:
             error.add_note(
                 f"worker {worker} was not restarted: collector.max_restarts={self._max_restarts} "
                 "is the number of restarts of one run, of all workers together."
             )
             raise error
-        self._restarts[worker] = self._restarts.get(worker, 0) + 1
-        self._start(worker, self._restarts[worker])
-        return self._restarts[worker]
+        self._restarts_left -= 1
+        self._lives[worker] += 1
+        self._start(worker, self._lives[worker])
+        return self._lives[worker]

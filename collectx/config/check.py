@@ -14,9 +14,8 @@ from typing import Any
 from collectx.config.convert import convert, describe, out_of_range
 from collectx.config.packaged import packaged_values
 from collectx.config.problem import ABSENT, YAML, Language, Problem
-from collectx.config.registry import GROUPS, KINDS
+from collectx.config.registry import GROUPS, KINDS, schemas
 from collectx.config.schema.fields import incomplete
-from collectx.config.schema.launcher import DevicesConfig
 from collectx.config.schema.run import RunConfig, RunOptions, SweepConfig
 from collectx.config.suggest import did_you_mean
 
@@ -67,7 +66,7 @@ def known_paths() -> list[str]:
     """Every option of any choice of any group, such as `collector.num_workers`."""
     paths = dict.fromkeys(["seed", *_paths("run", RunOptions), *_paths("sweep", SweepConfig)])
     for group in GROUPS:
-        for cls in dict.fromkeys(KINDS[group].values()) or (DevicesConfig,):
+        for cls in dict.fromkeys(schemas(group).values()):
             paths |= dict.fromkeys(_paths(group, cls))
     return list(paths)
 
@@ -102,7 +101,7 @@ def _class_of(group: str, section: Any) -> Any:
     if not isinstance(section, Mapping):
         return Problem(group, "nothing is chosen", advice=f"give {group}=NAME (`collectx list {group}`).")
     if not KINDS[group]:
-        return DevicesConfig
+        return schemas(group)["cpu"]
     path, kind = f"{group}.kind", section.get("kind", UNSET)
     if isinstance(kind, Unresolved):
         return Problem(path, kind.reason)
@@ -110,7 +109,7 @@ def _class_of(group: str, section: Any) -> Any:
         return Problem(path, f"is not set: it is one of {', '.join(KINDS[group])}.")
     if not isinstance(kind, str) or kind not in KINDS[group]:
         return Problem(path, f"is not known{did_you_mean(str(kind), KINDS[group])}", kind)
-    return KINDS[group][kind]
+    return KINDS[group][kind].schema
 
 
 def _part(path: str, cls: Any, value: Any, problems: list[Problem]) -> Any:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collectx.config.registry import KINDS
 from collectx.config.schema.collector import CollectorConfig, EitherCollectorConfig
+from collectx.config.schema.launcher import SlurmLauncherConfig
 from collectx.config.schema.run import RunConfig
 
-# Backends of torch.distributed.
-GROUP_BACKENDS = ("gloo", "nccl", "mpi", "ucc")
-
 # Backends for workers on other hosts.
-NETWORK_BACKENDS = (*GROUP_BACKENDS, "rpc", "ray")
+NETWORK_BACKENDS = tuple(name for name, kind in KINDS["backend"].items() if kind.implementation)
+
+# Backends of torch.distributed.
+GROUP_BACKENDS = tuple(name for name in NETWORK_BACKENDS if name not in ("rpc", "ray"))
 
 # Launchers that submit the whole run as a job: the trainer runs on another machine than the command.
-ELSEWHERE = ("slurm", "submitit_delayed")
+ELSEWHERE = tuple(name for name, kind in KINDS["launcher"].items() if issubclass(kind.schema, SlurmLauncherConfig))
 
 # Collectors that deliver the first complete batch of any worker.
 ASYNC = ("multi_async", "distributed")

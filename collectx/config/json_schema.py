@@ -13,8 +13,7 @@ from importlib import resources
 from typing import Any
 
 from collectx.config.packaged import packaged_values
-from collectx.config.registry import GROUPS, KINDS
-from collectx.config.schema.launcher import DevicesConfig
+from collectx.config.registry import GROUPS, schemas
 from collectx.config.schema.run import RunConfig, RunOptions, SweepConfig
 
 _DRAFT = "http://json-schema.org/draft-07/schema#"
@@ -50,9 +49,8 @@ def run_schema() -> dict[str, Any]:
 
 def group_schema(group: str) -> dict[str, Any]:
     """Of a choice of one group, a file `<group>/<name>.yaml`."""
-    kinds = KINDS[group] or {"cpu": DevicesConfig}
     choices = []
-    for kind, cls in kinds.items():
+    for kind, cls in schemas(group).items():
         section = _section(cls, packaged_values(group, kind), _comments(f"{group}/{kind}"))
         section["title"] = f"{group}={kind}"
         if "kind" in section["properties"]:

@@ -1,106 +1,116 @@
-"""Which dataclass describes each `kind` of each group. A new kind is entered here."""
+"""Every `kind` of every group: the dataclass of its options, and the function or class that builds it. A new kind is
+its module, its dataclass, its YAML file and an entry here.
+
+    env        build(cfg, first_index, incarnation) -> collectx.env.base.Env
+    policy     build(cfg, spec) -> torch.nn.Module or another callable
+    backend    a module with make(setup) -> Pair and why_not(), see collectx.transport.network.p2p
+    launcher   build(cfg, log_dir) -> collectx.launcher.base.Launcher, with `cfg` a RunConfig
+    trainer    build(cfg, policy, spec, seed, device) -> collectx.trainer.base.Trainer
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
+from importlib import import_module
 from typing import Any, get_type_hints
 
-from collectx.config.derived import GROUP_BACKENDS
-from collectx.config.schema.collector import (
-    CollectorConfig,
-    EitherCollectorConfig,
-)
-from collectx.config.schema.env import (
-    CountingEnvConfig,
-    EnvConfig,
-    EnvPoolEnvConfig,
-    GymEnvConfig,
-    GymVectorEnvConfig,
-    TorchrlEnvConfig,
-)
-from collectx.config.schema.launcher import (
-    BackendConfig,
-    DevicesConfig,
-    LauncherConfig,
-    RayLauncherConfig,
-    RpcBackendConfig,
-    SlurmLauncherConfig,
-    SubmititDelayedLauncherConfig,
-    SubmititLauncherConfig,
-)
-from collectx.config.schema.policy import (
-    CnnPolicyConfig,
-    CustomPolicyConfig,
-    MlpPolicyConfig,
-    PolicyConfig,
-    QCnnPolicyConfig,
-    QMlpPolicyConfig,
-    RandomPolicyConfig,
-)
-from collectx.config.schema.run import (
-    RunConfig,
-    RunOptions,
-)
-from collectx.config.schema.trainer import (
-    CustomTrainerConfig,
-    DqnTrainerConfig,
-    ImpalaTrainerConfig,
-    MeterTrainerConfig,
-    PpoTrainerConfig,
-)
+from collectx.config.schema import collector, env, launcher, policy, trainer
+from collectx.config.schema.run import RunConfig, RunOptions
+from collectx.errors import ConfigError
 
 # The groups, in the order of the data path; a choice in each is needed.
 GROUPS = ("env", "policy", "collector", "backend", "launcher", "devices", "trainer")
 
-# Which dataclass describes which `kind` of each group: what `kind:` may say, and how a choice is typed.
-KINDS: dict[str, dict[str, type]] = {
+
+@dataclass(frozen=True)
+class Kind:
+    """One entry of the registry.
+
+    Attributes:
+        schema: the dataclass of its options.
+        implementation: "module:name" or "module", imported when it is built. Empty where nothing is built: random
+            actions, backends within one machine, launchers that submit jobs, and collectors, which choose among the
+            schedules.
+    """
+
+    schema: type
+    implementation: str = ""
+
+
+# What `kind:` may say in each group; `devices` has no kinds.
+KINDS: dict[str, dict[str, Kind]] = {
     "env": {
-        "gym": GymEnvConfig,
-        "gym_vector": GymVectorEnvConfig,
-        "envpool": EnvPoolEnvConfig,
-        "torchrl": TorchrlEnvConfig,
-        "counting": CountingEnvConfig,
+        "gym": Kind(env.GymEnvConfig, "collectx.env.gym:build"),
+        "gym_vector": Kind(env.GymVectorEnvConfig, "collectx.env.gym_vector:build"),
+        "envpool": Kind(env.EnvPoolEnvConfig, "collectx.env.envpool:build"),
+        "torchrl": Kind(env.TorchrlEnvConfig, "collectx.env.torchrl:build"),
+        "counting": Kind(env.CountingEnvConfig, "collectx.env.counting:build"),
     },
     "policy": {
-        "random": RandomPolicyConfig,
-        "mlp": MlpPolicyConfig,
-        "cnn": CnnPolicyConfig,
-        "q_mlp": QMlpPolicyConfig,
-        "q_cnn": QCnnPolicyConfig,
-        "custom": CustomPolicyConfig,
+        "random": Kind(policy.PolicyConfig),
+        "mlp": Kind(policy.MlpPolicyConfig, "collectx.policy.mlp:build"),
+        "cnn": Kind(policy.CnnPolicyConfig, "collectx.policy.cnn:build"),
+        "q_mlp": Kind(policy.MlpPolicyConfig, "collectx.policy.q:build"),
+        "q_cnn": Kind(policy.CnnPolicyConfig, "collectx.policy.q:build"),
+        "custom": Kind(policy.CustomPolicyConfig, "collectx.policy.custom:build"),
     },
     "collector": {
-        "single": CollectorConfig,
-        "multi_sync": CollectorConfig,
-        "multi_async": CollectorConfig,
-        "distributed": CollectorConfig,
-        "distributed_sync": CollectorConfig,
-        "rpc": EitherCollectorConfig,
-        "ray": EitherCollectorConfig,
+        "single": Kind(collector.CollectorConfig),
+        "multi_sync": Kind(collector.CollectorConfig),
+        "multi_async": Kind(collector.CollectorConfig),
+        "distributed": Kind(collector.CollectorConfig),
+        "distributed_sync": Kind(collector.CollectorConfig),
+        "rpc": Kind(collector.EitherCollectorConfig),
+        "ray": Kind(collector.EitherCollectorConfig),
     },
     "backend": {
-        **dict.fromkeys(("auto", "inline", "shared_memory", *GROUP_BACKENDS), BackendConfig),
-        "rpc": RpcBackendConfig,
-        "ray": BackendConfig,
+        "auto": Kind(launcher.BackendConfig),
+        "inline": Kind(launcher.BackendConfig),
+        "shared_memory": Kind(launcher.BackendConfig),
+        "gloo": Kind(launcher.BackendConfig, "collectx.transport.network.gloo"),
+        "nccl": Kind(launcher.BackendConfig, "collectx.transport.network.nccl"),
+        "mpi": Kind(launcher.BackendConfig, "collectx.transport.network.mpi"),
+        "ucc": Kind(launcher.BackendConfig, "collectx.transport.network.ucc"),
+        "rpc": Kind(launcher.RpcBackendConfig, "collectx.transport.network.rpc"),
+        "ray": Kind(launcher.BackendConfig, "collectx.transport.network.ray"),
     },
     "launcher": {
-        "inline": LauncherConfig,
-        "local": LauncherConfig,
-        "slurm": SlurmLauncherConfig,
-        "submitit": SubmititLauncherConfig,
-        "submitit_delayed": SubmititDelayedLauncherConfig,
-        "ray": RayLauncherConfig,
+        "inline": Kind(launcher.LauncherConfig, "collectx.launcher.inline:build"),
+        "local": Kind(launcher.LauncherConfig, "collectx.launcher.local:build"),
+        "slurm": Kind(launcher.SlurmLauncherConfig),
+        "submitit": Kind(launcher.SubmititLauncherConfig),
+        "submitit_delayed": Kind(launcher.SubmititDelayedLauncherConfig),
+        "ray": Kind(launcher.RayLauncherConfig, "collectx.launcher.ray:build"),
     },
     "devices": {},
     "trainer": {
-        "meter": MeterTrainerConfig,
-        "ppo": PpoTrainerConfig,
-        "impala": ImpalaTrainerConfig,
-        "dqn": DqnTrainerConfig,
-        "custom": CustomTrainerConfig,
+        "meter": Kind(trainer.TrainerConfig, "collectx.trainer.base:MeterTrainer"),
+        "ppo": Kind(trainer.PpoTrainerConfig, "collectx.trainer.ppo:PpoTrainer"),
+        "impala": Kind(trainer.ImpalaTrainerConfig, "collectx.trainer.impala:ImpalaTrainer"),
+        "dqn": Kind(trainer.DqnTrainerConfig, "collectx.trainer.dqn:DqnTrainer"),
+        "custom": Kind(trainer.CustomTrainerConfig, "collectx.trainer.custom:build"),
     },
 }
+
+
+def schemas(group: str) -> dict[str, Any]:
+    """The dataclasses of a group by kind; of `devices`, which has no kinds, by the name of its default choice."""
+    return {name: kind.schema for name, kind in KINDS[group].items()} or {"cpu": launcher.DevicesConfig}
+
+
+def implementation(group: str, name: str) -> Any:
+    """Imports what builds a kind. None where nothing does.
+
+    Raises:
+        ConfigError: there is no such kind.
+    """
+    if name not in KINDS[group]:
+        raise ConfigError([f"{group}.kind={name} is not one of {', '.join(KINDS[group])}."])
+    module, _, attribute = KINDS[group][name].implementation.partition(":")
+    if not module:
+        return None
+    return getattr(import_module(module), attribute) if attribute else import_module(module)
 
 
 def from_dict(values: dict[str, Any]) -> RunConfig:
@@ -112,8 +122,8 @@ def from_dict(values: dict[str, Any]) -> RunConfig:
 def group_from_dict(group: str, values: dict[str, Any]) -> Any:
     """One group, as in `group_from_dict("env", as_dict(cfg.env))`."""
     if values.get("kind") == "given":
-        return EnvConfig(**values) if group == "env" else PolicyConfig(**values)
-    cls = DevicesConfig if group == "devices" else KINDS[group][values["kind"]]
+        return env.EnvConfig(**values) if group == "env" else policy.PolicyConfig(**values)
+    cls = schemas(group)[values.get("kind", "cpu")]
     hints = get_type_hints(cls)
     return cls(**{key: hints[key](**value) if is_dataclass(hints[key]) else value for key, value in values.items()})
 
@@ -121,5 +131,5 @@ def group_from_dict(group: str, values: dict[str, Any]) -> Any:
 def limits_of(path: str) -> Mapping[str, Any]:
     """The range of an option, as `limits_of("collector.num_slots")`; see `collectx.config.schema.fields`."""
     group, _, name = path.rpartition(".")
-    classes: Iterable[Any] = KINDS[group].values() if KINDS.get(group) else (DevicesConfig, RunConfig)
+    classes: Iterable[Any] = schemas(group).values() if group else (RunConfig,)
     return next(field.metadata for cls in classes for field in fields(cls) if field.name == name)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collectx.config import NETWORK_BACKENDS, RunConfig, backend_of, is_async, is_stacked, surplus_note
+from collectx.config.derived import NETWORK_BACKENDS, backend_of, is_async, is_stacked, surplus_note
+from collectx.config.schema.run import RunConfig
 
 
 def warnings_of(cfg: RunConfig) -> list[str]:

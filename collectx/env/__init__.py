@@ -1,27 +1,26 @@
 """Envs: adapters with one contract (`collectx.env.base.Env`) for a group of envs in one process.
 
-`build` is called by the worker, `read_spec` where shapes are needed before any worker starts. The module
-`collectx.env.<kind>` implements a kind by its function `build`; it is imported when the kind is used.
+`build` is called by the worker, `read_spec` where shapes are needed before any worker starts.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import importlib
 
-from collectx.config import KINDS, EnvConfig, GymEnvConfig
+from collectx.config.registry import implementation
+from collectx.config.schema.env import EnvConfig, GymEnvConfig
 from collectx.env.base import Env, EnvSpec, first_observations
 from collectx.errors import ConfigError
 from collectx.random_state import preserve_random_state
 from collectx.user_objects import UserEnvConfig
 
 
-def build(cfg: EnvConfig, first_index: int = 0, incarnation: int = 0) -> Env:
+def build(cfg: EnvConfig, first_index: int = 0, life: int = 0) -> Env:
     """Makes the group of envs of `cfg`. Blocks while the envs are made.
 
     Args:
         first_index: index over the whole run of the group's first env.
-        incarnation: how often the group's worker was restarted.
+        life: which process of its worker makes the group; see `collectx.worker.spec.WorkerSpec`.
 
     Raises:
         ConfigError: the configuration is wrong, or a package that it needs is not installed.
@@ -33,9 +32,7 @@ def build(cfg: EnvConfig, first_index: int = 0, incarnation: int = 0) -> Env:
         return make_user_env(cfg)
     if cfg.num_envs < 1:
         raise ConfigError([f"env.num_envs={cfg.num_envs} is below 1"])
-    if cfg.kind not in KINDS["env"]:
-        raise ConfigError([f"env.kind={cfg.kind} is not one of {', '.join(KINDS['env'])}"])
-    return importlib.import_module(f"collectx.env.{cfg.kind}").build(cfg, first_index, incarnation)
+    return implementation("env", cfg.kind)(cfg, first_index, life)
 
 
 def read_spec(cfg: EnvConfig, with_first: bool = False) -> EnvSpec:

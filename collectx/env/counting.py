@@ -19,18 +19,18 @@ import torch
 from gymnasium import spaces
 
 from collectx.batch import Leaf
-from collectx.config import CountingEnvConfig
+from collectx.config.schema.env import CountingEnvConfig
 from collectx.env.base import EnvSpec, StepRows
 from collectx.errors import ConfigError
 
-# The number of an env's first episode is this, times the env's `incarnation`.
-EPISODES_PER_INCARNATION = 2**32
+# The number of an env's first episode is this, times the env's `life`.
+EPISODES_PER_LIFE = 2**32
 _MIX = np.array([1_000_003, 10_007, 101], np.int64)
 
 
-def build(cfg: CountingEnvConfig, first_index: int, incarnation: int) -> CountingEnv:
+def build(cfg: CountingEnvConfig, first_index: int, life: int) -> CountingEnv:
     """See `collectx.env.build`."""
-    return CountingEnv(cfg, first_index, incarnation)
+    return CountingEnv(cfg, first_index, life)
 
 
 class CountingEnv:
@@ -40,7 +40,7 @@ class CountingEnv:
     `cfg.step_s` seconds, for the whole group.
     """
 
-    def __init__(self, cfg: CountingEnvConfig, first_index: int = 0, incarnation: int = 0):
+    def __init__(self, cfg: CountingEnvConfig, first_index: int = 0, life: int = 0):
         problems = []
         if cfg.observation_size < 3:
             problems.append(f"env.observation_size={cfg.observation_size} is below 3: index, episode and step need 3")
@@ -56,7 +56,7 @@ class CountingEnv:
         self._step_s = cfg.step_s
         self._index = first_index + np.arange(cfg.num_envs)
         self._length = episode_length(self._index, cfg.episode_length)
-        self._first_episode = incarnation * EPISODES_PER_INCARNATION
+        self._first_episode = life * EPISODES_PER_LIFE
         self._episode = np.full(cfg.num_envs, self._first_episode, np.int64)
         self._step = np.zeros(cfg.num_envs, np.int64)
 

@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from collectx.config import EnvPoolEnvConfig
+from collectx.config.schema.env import EnvPoolEnvConfig
 from collectx.env.base import EnvSpec, StepRows
 from collectx.env.spaces import SpaceLeaves, checked_rows, exclude_parts, numpy_dtype
 from collectx.errors import CollectxError, ConfigError, SpaceError
@@ -34,7 +34,7 @@ _RESERVED_ARGUMENTS = ("num_envs", "batch_size", "num_threads", "seed", "env_see
 _LARGEST_SEED = 2**31
 
 
-def build(cfg: EnvPoolEnvConfig, first_index: int, incarnation: int) -> EnvPoolEnv:
+def build(cfg: EnvPoolEnvConfig, first_index: int, life: int) -> EnvPoolEnv:
     """See `collectx.env.build`."""
     return EnvPoolEnv(cfg)
 

@@ -13,7 +13,7 @@ import gymnasium
 import numpy as np
 
 from collectx.batch import REWARD, Leaf
-from collectx.config import GymEnvConfig
+from collectx.config.schema.env import GymEnvConfig
 from collectx.env.base import EnvSpec, StepRows, closed_on_error
 from collectx.env.gym_factory import env_factory, explain_missing_package
 from collectx.env.infos import PROBED_STEPS, InfoKeys
@@ -23,7 +23,7 @@ from collectx.env.spaces import SpaceLeaves, check, checked_rows, exclude_parts,
 _REWARD = Leaf(REWARD.key, (), REWARD.dtype)
 
 
-def build(cfg: GymEnvConfig, first_index: int, incarnation: int) -> GymEnv:
+def build(cfg: GymEnvConfig, first_index: int, life: int) -> GymEnv:
     """See `collectx.env.build`."""
     with explain_missing_package(cfg):
         return GymEnv(cfg)

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import pkgutil
-import re
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from types import NoneType
@@ -16,11 +14,9 @@ from typing import Any
 
 import gymnasium
 
-from collectx.config import GymEnvConfig, GymVectorEnvConfig
+from collectx.config.schema.env import GymEnvConfig, GymVectorEnvConfig
 from collectx.errors import ConfigError
-
-# Extras of collectx, by the packages that making an env may lack.
-_EXTRAS = {"mujoco": "mujoco", "opencv": "atari", "torchrl": "torchrl"}
+from collectx.user_objects import extra_advice, resolve
 
 
 def env_factory(cfg: GymEnvConfig) -> Callable[[], gymnasium.Env]:
@@ -81,20 +77,6 @@ def _wrapper_name(name: Any) -> Any:
     return f"gymnasium.wrappers:{name}" if bare else name
 
 
-def resolve(name: Any, where: str) -> Callable[..., Any]:
-    """The callable at the import path `name` ("package.module:object", or with dots only), or `name` if callable."""
-    if callable(name):
-        return name
-    try:
-        target = pkgutil.resolve_name(name)
-    except (ImportError, AttributeError, ValueError, TypeError) as error:
-        advice = _extra(error) if isinstance(error, ModuleNotFoundError) else ""
-        raise ConfigError([f"{where}={name}: cannot be imported: {error}{advice}"]) from error
-    if not callable(target):
-        raise ConfigError([f"{where}={name}: is {type(target).__name__}, expected something to call"])
-    return target
-
-
 @contextlib.contextmanager
 def explain_missing_package(cfg: GymEnvConfig | GymVectorEnvConfig) -> Iterator[None]:
     """Raises a `ConfigError` with the extra to install where the block lacks a package to make envs."""
@@ -102,15 +84,9 @@ def explain_missing_package(cfg: GymEnvConfig | GymVectorEnvConfig) -> Iterator[
         yield
     except gymnasium.error.DependencyNotInstalled as error:
         # Without Gymnasium's advice, which names an extra of Gymnasium.
-        text = str(error).partition(", run ")[0] if _extra(error) else str(error)
+        text = str(error).partition(", run ")[0] if extra_advice(error) else str(error)
         source = f"env.id={cfg.id}" if cfg.id is not None else f"env.entry_point={cfg.entry_point}"
-        raise ConfigError([f"{source}: {text}{_extra(error)}"]) from error
-
-
-def _extra(error: Exception) -> str:
-    """The command that installs a missing package, if an extra has it."""
-    package = re.search(rf"\b({'|'.join(_EXTRAS)})\b", str(error), re.IGNORECASE)
-    return f": pip install 'collectx[{_EXTRAS[package[0].lower()]}]'" if package else ""
+        raise ConfigError([f"{source}: {text}{extra_advice(error)}"]) from error
 
 
 def _check_registered(env_id: str) -> None:

@@ -21,7 +21,7 @@ import numpy as np
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 
 from collectx.batch import Leaf
-from collectx.config import GymVectorEnvConfig
+from collectx.config.schema.env import GymVectorEnvConfig
 from collectx.env.base import EnvSpec, StepRows, closed_on_error
 from collectx.env.checked import CheckedEnv
 from collectx.env.gym_factory import explain_missing_package, resolve_source, wrapper
@@ -34,7 +34,7 @@ _CLOSE_S = 2.0
 _GYMNASIUMS_MODES = ("sync", "async")
 
 
-def build(cfg: GymVectorEnvConfig, first_index: int, incarnation: int) -> GymVectorEnv:
+def build(cfg: GymVectorEnvConfig, first_index: int, life: int) -> GymVectorEnv:
     """See `collectx.env.build`."""
     with explain_missing_package(cfg):
         return GymVectorEnv(cfg)

@@ -12,9 +12,8 @@ from typing import Any
 import numpy as np
 
 from collectx.batch import Leaf, is_agents_end
-from collectx.config import TorchrlEnvConfig
+from collectx.config.schema.env import TorchrlEnvConfig
 from collectx.env.base import EnvSpec, StepRows, closed_on_error
-from collectx.env.gym_factory import resolve
 from collectx.env.torchrl_member import TorchrlMember
 from collectx.env.torchrl_specs import (
     action_specs,
@@ -26,12 +25,13 @@ from collectx.env.torchrl_specs import (
     space_of,
 )
 from collectx.errors import ConfigError, SpaceError
+from collectx.user_objects import resolve
 
 # The hooks of base classes, which change nothing.
 _IDLE_HOOKS = ("Transform._post_step_mdp_hooks", "Compose._post_step_mdp_hooks")
 
 
-def build(cfg: TorchrlEnvConfig, first_index: int, incarnation: int) -> TorchrlEnv:
+def build(cfg: TorchrlEnvConfig, first_index: int, life: int) -> TorchrlEnv:
     """See `collectx.env.build`. `cfg.target` makes either one env, or all `cfg.num_envs` envs as one batched env."""
     make = resolve(cfg.target, "env.target")
     env = make(**cfg.kwargs)

@@ -9,7 +9,7 @@ from typing import Any
 import gymnasium
 from gymnasium.vector import VectorEnv
 
-from collectx.config import GymEnvConfig, GymVectorEnvConfig
+from collectx.config.schema.env import GymEnvConfig, GymVectorEnvConfig
 from collectx.env.base import Env
 from collectx.env.torchrl_specs import is_torchrl_env
 from collectx.errors import ConfigError

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from collectx.config import RayLauncherConfig, RunConfig, backend_of, num_workers_of
+from collectx.config.derived import backend_of
+from collectx.config.registry import implementation
+from collectx.config.schema.run import RunConfig
+from collectx.errors import LauncherError
 from collectx.launcher.base import Launcher
 
 
@@ -15,21 +18,15 @@ def make_launcher(cfg: RunConfig, log_dir: Path | None) -> Launcher:
         log_dir: where worker processes of this machine write their logs; None leaves their output on the terminal.
 
     Raises:
-        LauncherError: the Ray cluster cannot be reached, or has not the resources for the workers.
+        LauncherError: the Ray cluster cannot be reached, or has not the resources for the workers; or this process
+            does not start the workers of this launcher.
     """
-    backend, launcher = backend_of(cfg), cfg.launcher
-    if backend == "inline":
-        from collectx.launcher.inline import InlineLauncher
-
-        return InlineLauncher()
-    if isinstance(launcher, RayLauncherConfig):
-        from collectx.launcher.ray import RayLauncher
-
-        return RayLauncher(launcher, num_workers_of(cfg), cfg.collector.start_timeout_s)
+    backend = backend_of(cfg)
     if backend == "mpi":
         from collectx.launcher.mpi import MpiLauncher
 
-        return MpiLauncher(launcher.num_threads, launcher.pin_cores, log_dir)
-    from collectx.launcher.local import LocalLauncher
-
-    return LocalLauncher(launcher.num_threads, launcher.pin_cores, log_dir)
+        return MpiLauncher(cfg.launcher.num_threads, cfg.launcher.pin_cores, log_dir)
+    build = implementation("launcher", "inline" if backend == "inline" else cfg.launcher.kind)
+    if build is None:
+        raise LauncherError(f"launcher={cfg.launcher.kind} submits its workers as jobs: start it by `collectx run`.")
+    return build(cfg, log_dir)

@@ -6,6 +6,8 @@ worker does.
 
 from __future__ import annotations
 
+import os
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -16,11 +18,15 @@ from collectx.transport.network.handshake import Endpoint
 # `entry(worker, life)` returns the function that a worker calls, and its arguments.
 Entry: TypeAlias = Callable[[int, int], tuple[Callable[..., Any], tuple[Any, ...]]]
 
+_LAST_WORDS_BYTES = 2000
+_NO_LOG = ", which does not exist: the run folder must be on a file system that all nodes share (hydra.run.dir)"
+
 
 class Launcher:
     """Starts the workers of one collector.
 
     Args:
+        log: the log file of a worker; None: workers have none.
         announce: called with the trainer's endpoint, which it publishes for workers that other programs start, before
             the first worker is started. None: the arguments of workers contain the endpoint.
         join_timeout: how long a worker may take to connect, before the time for its first batch begins; None:
@@ -32,9 +38,17 @@ class Launcher:
 
     is_local = False
 
-    def __init__(self, announce: Callable[[Endpoint], None] | None = None, join_timeout: Limit | None = None):
+    def __init__(
+        self,
+        log: Callable[[int], Path] | None = None,
+        announce: Callable[[Endpoint], None] | None = None,
+        join_timeout: Limit | None = None,
+    ):
+        self._log = log
         self._announce = announce
         self._join_timeout = join_timeout
+        # The newest handle of each worker, for `describe`.
+        self._handles: dict[int, Any] = {}
 
     def prepare(self, entry: Entry, endpoint: Endpoint | None = None) -> None:
         """Called once, before the first `start`.
@@ -48,14 +62,19 @@ class Launcher:
             self._announce(endpoint)
 
     def start(self, worker: int, life: int) -> Any:
-        """Starts a worker; `life` is 0 for its first process. Returns its handle, or None if
-        its end cannot be observed. The handle is a `collectx.transport.processes.Handle`; of an inline worker, a
-        generator."""
+        """Starts a worker; `life` is 0 for its first process. Returns its handle, or None if its end cannot be
+        observed. The handle is a `collectx.transport.processes.Handle`; of an inline worker, a generator."""
         raise NotImplementedError
 
     def describe(self, worker: int) -> str:
-        """Names a worker in messages."""
-        return f"worker {worker}"
+        """Names a worker in messages: its handle, its log, and the last line of the log if it has failed."""
+        handle = self._handles.get(worker)
+        words = [str(handle)] if handle is not None and str(handle) else []
+        if self._log is not None:
+            log = self._log(worker)
+            end = _ending(log, handle.expects_log) if handle is not None and handle.exitcode else ""
+            words.append(f"log: {log}{end}")
+        return f"worker {worker} ({'; '.join(words)})" if words else f"worker {worker}"
 
     def join_timeout(self, worker: int) -> Limit | None:
         """How long `worker` may take to connect; see `Launcher`."""
@@ -63,19 +82,58 @@ class Launcher:
 
 
 class WaitingWorkers(Launcher):
-    """Workers that were started before the trainer, and wait for its announcement. They are not replaced.
-
-    Args:
-        log: the log file of a worker.
-        announce, join_timeout: see `Launcher`.
-    """
-
-    def __init__(self, log: Callable[[int], Path], announce: Callable[[Endpoint], None], join_timeout: Limit):
-        super().__init__(announce, join_timeout)
-        self._log = log
+    """Workers that were started before the trainer, and wait for its announcement. They are not replaced."""
 
     def start(self, worker: int, life: int) -> None:
         """Nothing: the worker is running, or in a scheduler's queue."""
 
-    def describe(self, worker: int) -> str:
-        return f"worker {worker} (log: {self._log(worker)})"
+
+class RemoteHandle:
+    """The handle of a worker that is no process of this machine (`collectx.transport.processes.Handle`). `str` is for
+    messages, and may be empty.
+
+    Attributes:
+        sentinel: a descriptor that becomes readable at the worker's end.
+        exitcode: None until then.
+    """
+
+    pid = None
+
+    def __init__(self) -> None:
+        self.exitcode: int | None = None
+        self.sentinel, self._end = os.pipe()
+        for descriptor in (self.sentinel, self._end):
+            weakref.finalize(self, os.close, descriptor)
+
+    @property
+    def expects_log(self) -> bool:
+        """Whether a worker that has failed must have written a log."""
+        return True
+
+    def finish(self, exitcode: int) -> None:
+        """Notes the worker's end; the first call counts."""
+        if self.exitcode is None:
+            self.exitcode = exitcode
+            os.write(self._end, b"\0")
+
+    def join(self, timeout: float | None = None) -> None:
+        """Returns at once, as the end of such a worker is known late."""
+
+    def terminate(self) -> None:
+        """Nothing: the worker ends with the trainer's connection."""
+
+    def kill(self) -> None:
+        self.terminate()
+
+
+def _ending(log: Path, is_expected: bool) -> str:
+    """The last informative line of a log, for messages that name the log. A missing log is only reported if it
+    `is_expected`: SLURM or the job's shell creates it."""
+    try:
+        with open(log, "rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - _LAST_WORDS_BYTES))
+            lines = file.read().decode(errors="replace").split("\n")
+    except OSError:
+        return _NO_LOG if is_expected else ""
+    last = next((line.strip() for line in reversed(lines) if line.strip() and "exit code" not in line.lower()), "")
+    return f", which ends: {last}" if last else ""

@@ -5,8 +5,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
+from collectx.config.schema.run import RunConfig
 from collectx.launcher.base import Launcher
+
+
+def build(cfg: RunConfig, log_dir: Path | None) -> InlineLauncher:
+    """See `collectx.config.registry`."""
+    return InlineLauncher()
 
 
 class InlineLauncher(Launcher):

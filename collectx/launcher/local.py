@@ -22,6 +22,7 @@ from typing import Any
 
 import psutil
 
+from collectx.config.schema.run import RunConfig
 from collectx.launcher.base import Launcher
 
 # Modules that the fork server imports when it starts.
@@ -66,6 +67,11 @@ def allow_descriptors(num_workers: int) -> None:
             resource.prlimit(server._forkserver_pid, resource.RLIMIT_NOFILE, (soft, hard))
 
 
+def build(cfg: RunConfig, log_dir: Path | None) -> LocalLauncher:
+    """See `collectx.config.registry`."""
+    return LocalLauncher(cfg.launcher.num_threads, cfg.launcher.pin_cores, log_dir)
+
+
 class LocalLauncher(Launcher):
     """Starts worker processes.
 
@@ -78,17 +84,9 @@ class LocalLauncher(Launcher):
     is_local = True
 
     def __init__(self, num_threads: int, pin_cores: bool = False, log_dir: Path | None = None):
-        super().__init__()
+        super().__init__(None if log_dir is None else lambda worker: log_dir / f"worker-{worker}.log")
         self._num_threads = num_threads
         self._pin_cores = pin_cores
-        self._log_dir = log_dir
-
-    def describe(self, worker: int) -> str:
-        log = self._log(worker)
-        return f"worker {worker}" if log is None else f"worker {worker} (log: {log})"
-
-    def _log(self, worker: int) -> Path | None:
-        return None if self._log_dir is None else self._log_dir / f"worker-{worker}.log"
 
     def _core(self, worker: int) -> int | None:
         if not self._pin_cores or not hasattr(os, "sched_getaffinity"):
@@ -98,11 +96,10 @@ class LocalLauncher(Launcher):
 
     def process_setup(self, worker: int) -> dict[str, Any]:
         """The arguments of `set_up_process`, as plain data."""
-        log = self._log(worker)
         return {
             "num_threads": self._num_threads,
             "core": self._core(worker),
-            "log": None if log is None else str(log),
+            "log": None if self._log is None else str(self._log(worker)),
             # A public attribute of the package.
             "ignore_warnings": sys.modules["collectx"].filter_warnings_subprocess,
         }

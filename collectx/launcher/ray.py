@@ -6,21 +6,28 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import pickle
 import sys
-import threading
-import weakref
 from collections.abc import Callable, Sequence
+from multiprocessing.connection import wait
+from pathlib import Path
 from typing import Any
 
 import ray
 
-from collectx.config import RayLauncherConfig
+from collectx.config.derived import num_workers_of
+from collectx.config.schema.launcher import RayLauncherConfig
+from collectx.config.schema.run import RunConfig
 from collectx.launcher import ray_cluster
-from collectx.launcher.base import Launcher
+from collectx.launcher.base import Launcher, RemoteHandle
 from collectx.transport.batch_timers import Limit
 from collectx.transport.network.ray import actor_class, actors
+
+
+def build(cfg: RunConfig, log_dir: Path | None) -> RayLauncher:
+    """See `collectx.config.registry`; Ray has the logs of its actors."""
+    assert isinstance(cfg.launcher, RayLauncherConfig)
+    return RayLauncher(cfg.launcher, num_workers_of(cfg), cfg.collector.start_timeout_s)
 
 
 class RayLauncher(Launcher):
@@ -35,10 +42,8 @@ class RayLauncher(Launcher):
     """
 
     def __init__(self, cfg: RayLauncherConfig, num_workers: int, start_timeout_s: float):
-        super().__init__()
+        super().__init__(join_timeout=("collector.start_timeout_s", start_timeout_s))
         self._cfg = cfg
-        self._start_timeout_s = start_timeout_s
-        self._handles: dict[int, ActorHandle] = {}
         ray_cluster.connect(cfg.ray_init_config)
         if not cfg.autoscaling:
             configs = [self._remote_config(worker) for worker in range(num_workers)]
@@ -51,17 +56,15 @@ class RayLauncher(Launcher):
         return handle
 
     def describe(self, worker: int) -> str:
-        if worker not in self._handles:
+        if worker not in self._handles or self._handles[worker].is_placed:
             return super().describe(worker)
-        if self._handles[worker].is_placed:
-            return f"worker {worker} ({self._handles[worker]})"
         resources = ray_cluster.describe_request(self._remote_config(worker))
         return f"worker {worker} (Ray has not started it: it asks for {resources}. {ray_cluster.describe_resources()})"
 
-    def join_timeout(self, worker: int) -> Limit:
+    def join_timeout(self, worker: int) -> Limit | None:
         if worker in self._handles and not self._handles[worker].is_placed:
             return "launcher.queue_timeout_s", self._cfg.queue_timeout_s
-        return "collector.start_timeout_s", self._start_timeout_s
+        return super().join_timeout(worker)
 
     def _remote_config(self, worker: int) -> dict[str, Any]:
         """The arguments of `ray.remote` for one worker."""
@@ -87,36 +90,27 @@ def start_actor(
     return ActorHandle(actor, started, actor.work.remote(sys.path, pickle.dumps((function, arguments))))
 
 
-class ActorHandle:
-    """A worker's actor (`collectx.transport.processes.Handle`).
+class ActorHandle(RemoteHandle):
+    """A worker's actor, which finishes when its function has returned.
 
     Attributes:
         actor: Ray's handle.
-        sentinel: a descriptor that becomes readable when the actor's function has returned.
-        exitcode: None while it may live.
     """
 
-    pid = None
-
     def __init__(self, actor: Any, started: Any, work: Any):
+        super().__init__()
         self.actor = actor
         self._started = started
-        self._ended = threading.Event()
-        self.exitcode: int | None = None
         self._error = ""
-        self.sentinel, self._end = os.pipe()
-        weakref.finalize(self, os.close, self.sentinel)
         work.future().add_done_callback(self._finish)
 
     def _finish(self, work: Any) -> None:
         error = work.exception()
-        self.exitcode = 0 if error is None else 1
         if error is not None:
             # The first line names the actor, the last one the cause; lines of fields stand between them.
             lines = [line for line in str(error).splitlines() if line and not line.startswith(("\t", " "))]
             self._error = " ".join(lines[:1] + lines[1:][-1:])
-        self._ended.set()
-        os.close(self._end)
+        self.finish(0 if error is None else 1)
 
     @property
     def is_placed(self) -> bool:
@@ -131,14 +125,11 @@ class ActorHandle:
     def join(self, timeout: float | None = None) -> None:
         """Waits until its function has returned; then ends the actor."""
         if not self.is_placed:
-            self.kill()  # nothing runs yet
-        if self._ended.wait(timeout):
-            self.kill()
+            self.terminate()  # nothing runs yet
+        if wait([self.sentinel], timeout):
+            self.terminate()
 
     def terminate(self) -> None:
-        self.kill()
-
-    def kill(self) -> None:
         if actors.pop(self.actor._actor_id.hex(), None) is not None and ray.is_initialized():
             with contextlib.suppress(Exception):
                 ray.kill(self.actor)

@@ -22,7 +22,7 @@ from collectx import env as envs
 from collectx import policy as policies
 from collectx.collector.collector import Collector
 from collectx.collector.compose import build
-from collectx.config import backend_of, surplus_note
+from collectx.config.derived import backend_of, surplus_note
 from collectx.library.background import Background
 from collectx.library.checks import check_request
 from collectx.library.compat import CollectorProperties

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from collectx.config import REMOTE, CollectorConfig, DevicesConfig, EitherCollectorConfig, LauncherConfig, RunConfig
 from collectx.config import rules as config_rules
+from collectx.config.derived import REMOTE
 from collectx.config.rules.backends import mpi_universe, tensorpipe, visible_problems
 from collectx.config.rules.collection import nested_collectors, preemption
 from collectx.config.rules.launchers import gpu_problems
+from collectx.config.schema.collector import CollectorConfig, EitherCollectorConfig
 from collectx.config.schema.fields import incomplete
-from collectx.config.schema.launcher import BackendConfig, RpcBackendConfig
+from collectx.config.schema.launcher import BackendConfig, DevicesConfig, LauncherConfig, RpcBackendConfig
+from collectx.config.schema.run import RunConfig
 from collectx.errors import ConfigError
 from collectx.library.configuration import user_collectors
 from collectx.library.keywords.batches import Interruptor

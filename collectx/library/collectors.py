@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from collectx.config import RayLauncherConfig
+from collectx.config.schema.launcher import RayLauncherConfig
 from collectx.library.configuration import added_worker_overrides
 from collectx.library.inspection import InspectableCollector
 from collectx.library.keywords.parse import signature_of

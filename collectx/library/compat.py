@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from collectx.collector.compose import resolve_devices
-from collectx.config import RunConfig, is_stacked
+from collectx.config.derived import is_stacked
+from collectx.config.schema.run import RunConfig
 from collectx.library.request import CollectorRequest
 
 _WEIGHT_SCHEMES = "it connects the parts of TorchRL's collectors; here weights travel by the collector's transport"

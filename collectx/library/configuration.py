@@ -8,16 +8,11 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from collectx.config import (
-    BackendConfig,
-    CollectorConfig,
-    EitherCollectorConfig,
-    LauncherConfig,
-    MeterTrainerConfig,
-    RunConfig,
-    is_stacked,
-    rows_per_env,
-)
+from collectx.config.derived import is_stacked, rows_per_env
+from collectx.config.schema.collector import CollectorConfig, EitherCollectorConfig
+from collectx.config.schema.launcher import BackendConfig, LauncherConfig
+from collectx.config.schema.run import RunConfig
+from collectx.config.schema.trainer import TrainerConfig
 from collectx.env.base import EnvSpec
 from collectx.errors import ConfigError
 from collectx.launcher.slurm.array import slurm_resources
@@ -42,7 +37,7 @@ def to_config(request: CollectorRequest) -> tuple[RunConfig, list[dict[str, Any]
         backend=_backend(request),
         launcher=_launcher(request),
         devices=request.devices_config(),
-        trainer=MeterTrainerConfig(kind="meter", digest=False),
+        trainer=TrainerConfig(kind="meter", digest=False),
         seed=request.seed,
     )
     return cfg, overrides
@@ -149,8 +144,8 @@ def _worker_overrides(request: CollectorRequest) -> list[dict[str, Any]]:
             fields |= {"policy": policies[index], "keeps_weights": True}
         if collectors:
             fields["user_collector"] = collectors[index]
-        if request.workers_write:
-            fields["replay"] = request.shared_buffer
+        if (buffer := request.shared_buffer) is not None and request.workers_write:
+            fields["hooks"] = dataclasses.replace(request.hooks, write_batch=buffer.extend)
     if isinstance(request, Interruptor) and request.interruptor is not None:
         overrides[0]["should_end"] = request.interruptor.collection_stopped
     return overrides

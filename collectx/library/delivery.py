@@ -13,7 +13,8 @@ from tensordict import TensorDict, TensorDictBase
 from collectx.batch import POLICY_VERSION, TRAJ_IDS
 from collectx.collector.collector import Collector
 from collectx.collector.trajectories import Assembler, mask, split_trajectories
-from collectx.config import CollectorConfig, is_stacked
+from collectx.config.derived import is_stacked
+from collectx.config.schema.collector import CollectorConfig
 from collectx.library.request import CollectorRequest
 
 

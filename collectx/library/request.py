@@ -14,7 +14,7 @@ from collectx.library.keywords.env_and_policy import EnvAndPolicy
 from collectx.library.keywords.nested import Nested
 from collectx.library.keywords.remote import RayRemote, Remote, RpcRemote
 from collectx.library.keywords.specs import Devices, Frames, Weights, Workers
-from collectx.user_objects import Hooks
+from collectx.user_objects import Hooks, UserHooks
 
 
 # The fields of the last base class come first.
@@ -43,7 +43,7 @@ class CollectorRequest(Assembly, Weights, BatchOutput, Devices, Frames, EnvAndPo
     @property
     def hooks(self) -> Hooks:
         """The hooks; none for a class that does not take them."""
-        return Hooks(**{field.name: getattr(self, field.name, None) for field in dataclasses.fields(Hooks)})
+        return Hooks(**{field.name: getattr(self, field.name, None) for field in dataclasses.fields(UserHooks)})
 
     @property
     def threshold(self) -> float | None:
@@ -95,14 +95,14 @@ class CollectorRequest(Assembly, Weights, BatchOutput, Devices, Frames, EnvAndPo
 
 
 @dataclass(frozen=True, kw_only=True)
-class SingleRequest(Interruptor, Hooks, CollectorRequest):
+class SingleRequest(Interruptor, UserHooks, CollectorRequest):
     """Of `Collector`."""
 
     _kinds = ("single", "single")
 
 
 @dataclass(frozen=True, kw_only=True)
-class MultiSyncRequest(Preemption, Hooks, Workers, CollectorRequest):
+class MultiSyncRequest(Preemption, UserHooks, Workers, CollectorRequest):
     """Of `MultiSyncCollector`."""
 
     _kinds = ("multi_sync", "multi_sync")
@@ -148,7 +148,7 @@ class RpcRequest(RpcRemote, Workers, CollectorRequest):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RayRequest(RayRemote, Hooks, Workers, CollectorRequest):
+class RayRequest(RayRemote, UserHooks, Workers, CollectorRequest):
     """Of `RayCollector`."""
 
     _kinds = ("ray", "ray")

@@ -16,12 +16,12 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from collectx.config import RunConfig, SubmititLauncherConfig
+from collectx.config.schema.launcher import SubmititLauncherConfig
+from collectx.config.schema.run import RunConfig
 from collectx.errors import ConfigError, LauncherError
 from collectx.launcher.base import Launcher
 from collectx.launcher.slurm import commands
 from collectx.launcher.slurm.array import JobArray, slurm_resources
-from collectx.launcher.slurm.worker_job import JobState
 from collectx.library.keywords.nested import Nested
 from collectx.library.keywords.remote import Remote
 from collectx.run import preflight
@@ -148,7 +148,7 @@ def _script(resources: SubmititLauncherConfig, files: RunFolder, presubmitted: P
 def _follow(jobs: Sequence[str], files: RunFolder) -> None:
     """Copies the log of the first job, the trainer's, to standard output until the job ends."""
     num_printed, pause_s = 0, _MIN_PAUSE_S
-    gone = JobState("GONE", True, True)
+    gone = commands.JobState("GONE", True, True)
     while True:
         states = commands.states(jobs)
         trainer, *others = [states.get(job, gone) for job in jobs]

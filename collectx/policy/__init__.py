@@ -1,18 +1,15 @@
 """Policies: built from the configuration in every process, made into actors in the workers.
 
-The function `build` of the module `collectx.policy.<kind>` builds a policy (`q_mlp` and `q_cnn`: of `q`). `random` has
-none: its policy is None, its actor `RandomActor`. Modules are imported when they are used, so that importing this
+The policy of `random` is None, its actor `RandomActor`. Modules are imported when they are used, so that importing this
 package is cheap.
 """
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from collectx.config import KINDS
-from collectx.errors import ConfigError
+from collectx.config.registry import implementation
 from collectx.policy.exploration import ExplorationType, exploration
 from collectx.policy.initial import single_threaded
 from collectx.user_objects import UserPolicyConfig
@@ -20,13 +17,12 @@ from collectx.user_objects import UserPolicyConfig
 if TYPE_CHECKING:
     import torch
 
-    from collectx.config import PolicyConfig
+    from collectx.config.schema.policy import PolicyConfig
     from collectx.env.base import EnvSpec
     from collectx.policy.base import Actor
 
 __all__ = ["ExplorationType", "accelerate", "build", "exploration", "is_trusted", "is_user_policy", "make_actor"]
 
-_MODULES = {"mlp": "mlp", "cnn": "cnn", "q_mlp": "q", "q_cnn": "q", "custom": "custom"}
 # Replaced by `RandomActor`, as its actions have the shape of one env's spec and actors act for groups of envs.
 _TORCHRLS_RANDOM = "RandomPolicy"
 
@@ -39,21 +35,19 @@ def build(cfg: PolicyConfig, spec: EnvSpec, seed: int) -> Callable | None:
     Raises:
         ConfigError, SpaceError: `cfg` or the env's spaces do not allow it.
     """
-    if cfg.kind == "random":
-        return None
     if isinstance(cfg, UserPolicyConfig):
         if cfg.factory is None:
             return cfg.policy
         with single_threaded():
             return cfg.factory()
-    if cfg.kind not in _MODULES:
-        raise ConfigError([f"policy.kind={cfg.kind} is unknown: use one of {', '.join(KINDS['policy'])}."])
+    build_kind = implementation("policy", cfg.kind)
+    if build_kind is None:
+        return None
     import torch
 
-    module = importlib.import_module(f"collectx.policy.{_MODULES[cfg.kind]}")
     with torch.random.fork_rng(devices=[]), single_threaded():
         torch.random.default_generator.manual_seed(seed)
-        return module.build(cfg, spec)
+        return build_kind(cfg, spec)
 
 
 def is_user_policy(cfg: PolicyConfig) -> bool:

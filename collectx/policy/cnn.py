@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from collectx.config import CnnPolicyConfig
+from collectx.config.schema.policy import CnnPolicyConfig
 from collectx.env.base import EnvSpec
 from collectx.errors import ConfigError
 from collectx.policy.spaces import observation_leaves

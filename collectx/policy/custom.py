@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import copy
 import functools
-import importlib
 import inspect
 from typing import Any
 
 from torch import nn
 
-from collectx.config import CustomPolicyConfig
+from collectx.config.schema.policy import CustomPolicyConfig
 from collectx.env.base import EnvSpec
 from collectx.errors import ConfigError
+from collectx.user_objects import resolve
 
 
 def build(cfg: CustomPolicyConfig, spec: EnvSpec) -> Any:
@@ -25,7 +25,7 @@ def build(cfg: CustomPolicyConfig, spec: EnvSpec) -> Any:
     Raises:
         ConfigError: `target` cannot be imported, or is not callable. Errors of the user's code are not caught.
     """
-    target = locate("policy.target", cfg.target)
+    target = resolve(cfg.target, "policy.target")
     if isinstance(target, nn.Module):
         # Trainer and inline workers share a process, but must not share weights.
         target = copy.deepcopy(target)
@@ -39,29 +39,6 @@ def build(cfg: CustomPolicyConfig, spec: EnvSpec) -> Any:
             [f"policy.target={cfg.target} gave a {type(policy).__name__}, which cannot be called with an observation."]
         )
     return policy
-
-
-def locate(key: str, target: str) -> Any:
-    """The object at an import path.
-
-    Raises:
-        ConfigError: it cannot be imported; the message names the configuration key `key`.
-    """
-    module_name, _, attributes = target.partition(":")
-    if not attributes:
-        module_name, _, attributes = target.rpartition(".")
-    if not module_name or not attributes:
-        raise ConfigError([f"{key}={target} is no import path: use package.module:Name."])
-    try:
-        value: Any = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        raise ConfigError([f"{key}={target}: {error}. Is it installed, or on PYTHONPATH?"]) from error
-    for name in attributes.split("."):
-        if not hasattr(value, name):
-            names = ", ".join(n for n in dir(value) if not n.startswith("_"))
-            raise ConfigError([f"{key}={target}: {module_name} has no {name!r}; it has {names}."])
-        value = getattr(value, name)
-    return value
 
 
 def _call_factory(factory: Any, spec: EnvSpec, kwargs: dict[str, Any]) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from collectx.config import MlpPolicyConfig
+from collectx.config.schema.policy import MlpPolicyConfig
 from collectx.env.base import EnvSpec
 from collectx.errors import ConfigError
 from collectx.policy.spaces import observation_leaves

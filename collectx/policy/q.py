@@ -13,7 +13,7 @@ import torch
 from gymnasium import spaces
 from torch import nn
 
-from collectx.config import CnnPolicyConfig, MlpPolicyConfig
+from collectx.config.schema.policy import CnnPolicyConfig, MlpPolicyConfig
 from collectx.env.base import EnvSpec
 from collectx.errors import SpaceError
 from collectx.policy import cnn, mlp

@@ -14,12 +14,10 @@ The caller holds the buffer's lock, except for the constructor. Does not import 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import torch
 
 from collectx.batch import Key, Layout, Leaf
 from collectx.errors import ShapeError
@@ -94,7 +92,7 @@ class Ring:
         """Whether any process has written frames; maps them if so."""
         if not self._arrays and self._counts[0]:
             text = self._header[_COUNTS_BYTES : _COUNTS_BYTES + int(self._counts[0])].tobytes()
-            self._map([Leaf(tuple(k), tuple(s), getattr(torch, d)) for k, s, d in json.loads(text)])
+            self._map(map(Leaf.from_json, json.loads(text)))
         return bool(self._arrays)
 
     def lay_out(self, leaves: Mapping[Key, Leaf]) -> None:
@@ -107,15 +105,14 @@ class Ring:
             if differences := _differences({leaf.key: leaf for leaf in self.leaves}, leaves):
                 raise ShapeError(f"the frames differ from those in the buffer: {'; '.join(differences)}")
             return
-        rows = [[leaf.key, leaf.shape, str(leaf.dtype).removeprefix("torch.")] for leaf in leaves.values()]
-        text = json.dumps(rows).encode()
+        text = json.dumps([leaf.to_json() for leaf in leaves.values()]).encode()
         if len(text) > _HEADER_BYTES - _COUNTS_BYTES:
             raise ShapeError(f"{len(leaves)} leaves have names of {len(text)} bytes together: the buffer has 64 KiB")
         self._map(leaves.values())
         self._header[_COUNTS_BYTES : _COUNTS_BYTES + len(text)] = np.frombuffer(text, np.uint8)
         self._counts[0] = len(text)
 
-    def _map(self, leaves: Any) -> None:
+    def _map(self, leaves: Iterable[Leaf]) -> None:
         layout = Layout(list(leaves), 1, self.capacity)
         memory = self._memory.map(_HEADER_BYTES + layout.nbytes + self._num_extra_bytes)
         end = _HEADER_BYTES + layout.nbytes

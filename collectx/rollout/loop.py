@@ -2,7 +2,7 @@
 observation is written twice: as next.observation of its step, and as observation of the following step.
 
 Called by the worker (`collectx/worker/rollout_source.py`), in the worker's process. Of the transports, depends on
-`collectx.transport.base.Stop` only.
+`collectx.transport.base` only.
 
     rows[t]:   observation --policy--> action --env--> next.observation, reward, terminated, truncated
     rows[t+1]: observation = next.observation, or the first observation of a new episode where one ended
@@ -11,7 +11,6 @@ Called by the worker (`collectx/worker/rollout_source.py`), in the worker's proc
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from time import perf_counter
 from typing import Any, NoReturn
 
@@ -26,7 +25,7 @@ from collectx.rollout.episodes import Episodes
 from collectx.rollout.inference import Inference, RandomInference, RefreshingInference, make_inference
 from collectx.rollout.options import RolloutOptions
 from collectx.rollout.slot_views import SlotRows
-from collectx.transport.base import Stop
+from collectx.transport.base import BatchReport, Stop
 
 # Returns whether the current batch ends early.
 EndsEarly = Callable[[], bool | int]
@@ -48,16 +47,6 @@ def _take_until(ends_early: EndsEarly, steps: Iterator[Any], num_steps: int) -> 
         yield step
         if number < num_steps and ends_early():
             return
-
-
-@dataclass(frozen=True, slots=True)
-class RolloutStats:
-    """Seconds spent in envs and in the policy, the result of `Episodes.take`, and the number of steps."""
-
-    env_s: float
-    policy_s: float
-    episodes: tuple[np.ndarray, np.ndarray]
-    steps: int
 
 
 class Rollout:
@@ -106,7 +95,7 @@ class Rollout:
         """Makes the views of `slot` that `collect` takes; called once per slot."""
         return SlotRows(slot, self._env.spec, self._actor.leaves)
 
-    def collect(self, rows: SlotRows, policy_version: int) -> RolloutStats:
+    def collect(self, rows: SlotRows, policy_version: int) -> BatchReport:
         """Fills the slot with the next `T x E` frames, or with fewer. Blocks until that is done.
 
         Args:
@@ -158,7 +147,7 @@ class Rollout:
         ends = self._end_batch(truncated, done)
         env_s += perf_counter() - started
         self._episodes.record(slice(None), rows.reward[:num_steps], ends, rows.traj_ids[:num_steps])
-        return RolloutStats(env_s, policy_s, self._episodes.take(), num_steps)
+        return BatchReport(policy_version, done.size, env_s, policy_s, *self._episodes.take())
 
     def reset(self, seeds: Sequence[int] | None) -> None:
         """Begins new trajectories in all envs, with a seed for each; None: with the envs' current random state."""

@@ -24,7 +24,8 @@ import torch
 from collectx.batch import POLICY_VERSION, TRAJ_IDS, Key, Slot
 from collectx.env.base import EnvSpec, StepRows
 from collectx.errors import ShapeError
-from collectx.rollout.loop import Rollout, RolloutStats, Stopped, raise_at_step
+from collectx.rollout.loop import Rollout, Stopped, raise_at_step
+from collectx.transport.base import BatchReport
 
 
 def rollout_class(spec: EnvSpec) -> type[Rollout]:
@@ -75,7 +76,7 @@ class RaggedRollout(Rollout):
         self._segment[:] = [self._free.popleft() for _ in self._segment]
         self._cursor[:] = 0
 
-    def collect(self, rows: Any, policy_version: int) -> RolloutStats:
+    def collect(self, rows: Any, policy_version: int) -> BatchReport:
         env_s = policy_s = 0.0
         infer = self._next_inference()
         num_actions = len(self._env.spec.action)
@@ -105,7 +106,7 @@ class RaggedRollout(Rollout):
         for key, array in rows.items():
             array[...] = self._segments[key][delivered]
         self._free += delivered
-        return RolloutStats(env_s, policy_s, self._episodes.take(), rows[TRAJ_IDS].shape[1])
+        return BatchReport(policy_version, rows[TRAJ_IDS].size, env_s, policy_s, *self._episodes.take())
 
     def _store(self, policy_version: int) -> None:
         """Appends the frames of a step to their envs' segments; makes its observations the current ones."""

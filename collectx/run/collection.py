@@ -26,8 +26,9 @@ if TYPE_CHECKING:
     from tensordict import TensorDict
     from torch import nn
 
-    from collectx.collector.batch_info import Delivery, Part
+    from collectx.collector.batch_info import Delivery
     from collectx.run.digest import Digest
+    from collectx.transport.base import Arrival
 
 
 class Source(Protocol):
@@ -186,8 +187,8 @@ class RunCollection:
 
 def _line(delivery: Delivery, statistics: Statistics) -> dict[str, Any]:
     """The line of a batch in `metrics.jsonl`; times in seconds, `frames` since the start of the run."""
-    returns = np.concatenate([part.returns for part in delivery.parts])
-    lengths = np.concatenate([part.lengths for part in delivery.parts])
+    returns = np.concatenate([part.report.returns for part in delivery.parts])
+    lengths = np.concatenate([part.report.lengths for part in delivery.parts])
     return {
         "batch": delivery.index,
         "time": round(time.time(), 6),
@@ -205,19 +206,19 @@ def _line(delivery: Delivery, statistics: Statistics) -> dict[str, Any]:
     }
 
 
-def _part(part: Part, version: int) -> dict[str, Any]:
-    timings = part.timings
+def _part(part: Arrival, version: int) -> dict[str, Any]:
+    timings = part.report
     return {
         "worker": part.worker,
-        "policy_version": part.policy_version,
-        "lag": version - part.policy_version,
-        "frames": part.frames,
+        "policy_version": part.report.policy_version,
+        "lag": version - part.report.policy_version,
+        "frames": part.report.frames,
         "env_s": round(timings.env_s, 6),
         "policy_s": round(timings.policy_s, 6),
         "wait_s": round(timings.wait_s, 6),
         "send_s": round(timings.send_s, 6),
-        "episodes": len(part.returns),
-        "return": _mean(part.returns),
+        "episodes": len(part.report.returns),
+        "return": _mean(part.report.returns),
     }
 
 

@@ -10,7 +10,8 @@ import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from collectx.config import RayLauncherConfig, RunConfig
+from collectx.config.schema.launcher import RayLauncherConfig
+from collectx.config.schema.run import RunConfig
 
 _CGROUP_FILE = Path("/proc/self/cgroup")
 _CGROUP_ROOT = Path("/sys/fs/cgroup")

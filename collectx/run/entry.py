@@ -20,10 +20,12 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
-from collectx.config import RunConfig, SlurmLauncherConfig, backend_of
+from collectx.config.derived import backend_of
+from collectx.config.schema.launcher import SlurmLauncherConfig
+from collectx.config.schema.run import RunConfig
 from collectx.errors import ConfigError, LauncherError
-from collectx.launcher.slurm import hetjob
 from collectx.launcher.slurm.job import JobTasksLauncher
+from collectx.launcher.slurm.script import WORKERS
 from collectx.run.folder import RunFolder
 from collectx.run.rendezvous import TaskFile, announce_trainer, find_trainer, read_objects
 from collectx.user_objects import UserObjects
@@ -83,7 +85,7 @@ def _run_trainer(task: TaskFile, files: RunFolder, token: str, folder: str) -> i
         int((files.jobs / "log_begin").read_text()),
         lambda worker: files.log(f"worker-{worker}"),
         folder,
-        hetjob.WORKERS if cfg.launcher.kind == "submitit_delayed" else None,
+        WORKERS if cfg.launcher.kind == "submitit_delayed" else None,
         lambda endpoint: announce_trainer(files, endpoint, token),
     )
     try:

@@ -17,7 +17,8 @@ from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from collectx.config import RunConfig, backend_of, is_async
+from collectx.config.derived import backend_of, is_async
+from collectx.config.schema.run import RunConfig
 from collectx.errors import ConfigError, LauncherError, SpaceError, text_of
 from collectx.run import cores, delivery_log, display, preflight, snapshot
 from collectx.run.events import EventLog
@@ -145,6 +146,7 @@ class _Job:
         import torch
 
         from collectx import collector, env, policy, trainer
+        from collectx.user_objects import Hooks
 
         cfg = self._cfg
         if problems := preflight.device_problems(cfg) + preflight.backend_problems(cfg):
@@ -157,12 +159,12 @@ class _Job:
         _seed(cfg.seed)
         module = policy.build(cfg.policy, spec, cfg.seed)
         self._trainer = trainer.build(cfg.trainer, module, spec, cfg.seed, device)
-        overrides = None
+        overrides: list[dict[str, Any]] = []
         replay = getattr(self._trainer, "shared_replay", None)
         if replay is not None and _workers_may_write(cfg):
             self._workers_write = True
             self._record.digest = None
-            overrides = [{"replay": replay}] * cfg.collector.num_workers
+            overrides = [{"hooks": Hooks(write_batch=replay.extend)}] * cfg.collector.num_workers
         recorded = None
         if cfg.collector.order_of is not None:
             recorded = [collector.RecordedBatch(*batch) for batch in delivery_log.read(cfg.collector.order_of)]

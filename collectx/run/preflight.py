@@ -9,7 +9,9 @@ from __future__ import annotations
 import os
 import shutil
 
-from collectx.config import ELSEWHERE, NETWORK_BACKENDS, RunConfig, SlurmResources, backend_of
+from collectx.config.derived import ELSEWHERE, NETWORK_BACKENDS, backend_of
+from collectx.config.schema.launcher import SlurmResources
+from collectx.config.schema.run import RunConfig
 from collectx.errors import ConfigError
 
 

@@ -17,7 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from collectx.config import EnvConfig, PolicyConfig, RunConfig, as_dict, from_dict
+from collectx.config.registry import from_dict
+from collectx.config.schema.env import EnvConfig
+from collectx.config.schema.policy import PolicyConfig
+from collectx.config.schema.run import RunConfig, as_dict
 from collectx.errors import RendezvousError
 from collectx.run.files import read_private, write_json, write_private
 from collectx.run.folder import RunFolder

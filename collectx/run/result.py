@@ -16,7 +16,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from collectx.config import RunConfig
+from collectx.config.schema.run import RunConfig
 from collectx.errors import ConfigError, text_of
 from collectx.run.digest import Digest
 from collectx.run.signals import Signals

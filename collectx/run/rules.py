@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from collectx.config import ELSEWHERE, NETWORK_BACKENDS, RayLauncherConfig, RunConfig, is_async
 from collectx.config import rules as config_rules
+from collectx.config.derived import ELSEWHERE, NETWORK_BACKENDS, is_async
 from collectx.config.problem import Problem
+from collectx.config.schema.launcher import RayLauncherConfig
+from collectx.config.schema.run import RunConfig
 from collectx.errors import DamagedFile
 from collectx.run import delivery_log
 from collectx.transport.network import availability

@@ -18,7 +18,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from collectx.config import RunConfig
+from collectx.config.schema.run import RunConfig
 from collectx.run.cores import num_cores
 from collectx.run.files import write_atomically, write_json
 from collectx.run.folder import RunFolder

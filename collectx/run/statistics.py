@@ -17,7 +17,8 @@ from collectx.errors import DamagedFile
 from collectx.run.files import decode
 
 if TYPE_CHECKING:
-    from collectx.collector.batch_info import Delivery, Timings
+    from collectx.collector.batch_info import Delivery
+    from collectx.transport.base import BatchReport
 
 RETURN_WINDOW = 100
 """Number of the last finished episodes in `mean_return`."""
@@ -28,7 +29,7 @@ class WorkerTotals:
     """One worker's sums since the start.
 
     Attributes:
-        env_s, policy_s, wait_s, send_s: as in `Timings`.
+        env_s, policy_s, wait_s, send_s: as in `BatchReport`.
         frames: frames delivered from it.
         lag: how many versions its last part was behind the newest.
     """
@@ -40,12 +41,12 @@ class WorkerTotals:
     frames: int = 0
     lag: int = 0
 
-    def add(self, timings: Timings, frames: int, lag: int) -> None:
+    def add(self, timings: BatchReport, lag: int) -> None:
         self.env_s += timings.env_s
         self.policy_s += timings.policy_s
         self.wait_s += timings.wait_s
         self.send_s += timings.send_s
-        self.frames += frames
+        self.frames += timings.frames
         self.lag = lag
 
     def shares(self, since: WorkerTotals | None = None) -> tuple[float, float, float, float]:
@@ -112,14 +113,14 @@ class Statistics:
         total_lag = 0
         episodes = self.num_episodes
         for part in delivery.parts:
-            lag = delivery.version - part.policy_version
-            total_lag += lag * part.frames
+            lag = delivery.version - part.report.policy_version
+            total_lag += lag * part.report.frames
             if part.worker not in self.workers:
                 # A new dict, not a new entry: the display may be iterating over the old one.
                 self.workers = self.workers | {part.worker: WorkerTotals()}
-            self.workers[part.worker].add(part.timings, part.frames, lag)
-            self.num_episodes += len(part.returns)
-            self._returns.extend(part.returns[-RETURN_WINDOW:].tolist())
+            self.workers[part.worker].add(part.report, lag)
+            self.num_episodes += len(part.report.returns)
+            self._returns.extend(part.report.returns[-RETURN_WINDOW:].tolist())
         self.lag = total_lag / delivery.frames if delivery.frames else 0.0
         if self.num_episodes > episodes:
             self.mean_return = math.fsum(self._returns) / len(self._returns)

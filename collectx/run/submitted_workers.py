@@ -14,7 +14,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from collectx.config import RunConfig, SubmititLauncherConfig, num_workers_of
+from collectx.config.derived import num_workers_of
+from collectx.config.schema.launcher import SubmititLauncherConfig
+from collectx.config.schema.run import RunConfig
 from collectx.launcher.base import Launcher, WaitingWorkers
 from collectx.run.folder import RunFolder
 from collectx.run.rendezvous import TaskFile, announce_trainer

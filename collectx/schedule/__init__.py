@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from collectx.config import CollectorConfig, is_async
+from collectx.config.derived import is_async
+from collectx.config.schema.collector import CollectorConfig
 from collectx.schedule.asynchronous import AsyncSchedule
 from collectx.schedule.base import Schedule
 from collectx.schedule.replay import RecordedBatch, ReplaySchedule

@@ -10,20 +10,26 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import torch
 from tensordict import TensorDict
 from torch import nn
 
 from collectx.batch import Key
-from collectx.config import ImpalaTrainerConfig, PpoTrainerConfig
+from collectx.config.schema.trainer import ImpalaTrainerConfig, PpoTrainerConfig
 from collectx.env.base import EnvSpec
 from collectx.errors import ConfigError
 from collectx.policy.initial import single_threaded
 from collectx.policy.spaces import observation_leaves
 from collectx.policy.stochastic import Flatten, StochasticPolicy, initialize
-from collectx.trainer.base import Collection, has_reached, remaining_fraction
+from collectx.trainer.base import Collection, check_trainable, has_reached, remaining_fraction
+
+_ADVICE = (
+    "it needs log-probabilities of actions. Use policy=mlp or policy=cnn, or give your module observation_keys and "
+    "evaluate(observation, action), as collectx.policy.stochastic.StochasticPolicy has them, and let it write "
+    "action_log_prob."
+)
 
 
 class ActorCriticTrainer(ABC):
@@ -38,15 +44,16 @@ class ActorCriticTrainer(ABC):
     def __init__(
         self,
         cfg: PpoTrainerConfig | ImpalaTrainerConfig,
-        policy: Callable,
+        policy: Callable | None,
         spec: EnvSpec,
         seed: int,
         device: torch.device,
     ):
+        attributes = ("evaluate", "observation_keys")
+        self.policy: Any = check_trainable(cfg, policy, spec, attributes, _ADVICE).to(device)
         self._cfg = cfg
         self.device = device
-        self.policy: Any = cast(nn.Module, policy).to(device)
-        self.critic = Critic(policy, spec, seed).to(device)
+        self.critic = Critic(self.policy, spec, seed).to(device)
         # Policy and critic may share an encoder: each parameter once.
         self._parameters = [*dict.fromkeys([*self.policy.parameters(), *self.critic.parameters()])]
         self._optimizer = torch.optim.Adam(self._parameters, lr=cfg.learning_rate, eps=1e-5, fused=True)

@@ -5,11 +5,16 @@ Does not import transports, workers or launchers.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Protocol
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol
 
 from tensordict import TensorDict
 from torch import nn
+
+from collectx.batch import REWARD
+from collectx.config.schema.trainer import LearningTrainerConfig
+from collectx.env.base import EnvSpec
+from collectx.errors import ConfigError
 
 # Number of episodes that `Collection.mean_return` averages over.
 _RETURN_EPISODES = 100
@@ -60,6 +65,9 @@ class Trainer(Protocol):
 class MeterTrainer:
     """`trainer.kind=meter`: takes batches and learns nothing. The run counts, hashes and times them."""
 
+    def __init__(self, *arguments: Any):
+        """Takes the arguments of every trainer, and uses none."""
+
     def train(self, collection: Collection) -> None:
         """Returns when the collection is exhausted."""
         for _ in collection:
@@ -68,6 +76,32 @@ class MeterTrainer:
     def state_dict(self) -> dict:
         """Returns an empty dict."""
         return {}
+
+
+def check_trainable(
+    cfg: LearningTrainerConfig, policy: Callable | None, spec: EnvSpec, attributes: Sequence[str], advice: str
+) -> Any:
+    """Returns `policy`, which has these attributes.
+
+    Args:
+        advice: what is missing where it has not, and what to do.
+
+    Raises:
+        ConfigError: the policy has not, or the env has not the one usual reward.
+    """
+    if spec.rewards != (REWARD,):
+        rewards = ", ".join(f"{'.'.join(leaf.key)} {list(leaf.shape)} {leaf.dtype}" for leaf in spec.rewards)
+        raise ConfigError(
+            [
+                f"trainer.kind={cfg.kind}: the env gives {rewards}, but the trainer learns from one reward [1] "
+                "torch.float32: reduce it with a transform, such as TorchRL's LineariseRewards or DoubleToFloat, or "
+                "use trainer=custom."
+            ]
+        )
+    if policy is None or not all(hasattr(policy, name) for name in attributes):
+        name = "policy.kind=random" if policy is None else f"a policy of type {type(policy).__name__}"
+        raise ConfigError([f"trainer.kind={cfg.kind} cannot train {name}: {advice}"])
+    return policy
 
 
 def has_reached(target_return: float | None, collection: Collection) -> bool:

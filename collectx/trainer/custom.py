@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from collectx.config import CustomTrainerConfig
+from collectx.config.schema.trainer import CustomTrainerConfig
 from collectx.env.base import EnvSpec
 from collectx.errors import ConfigError
-from collectx.policy.custom import locate
 from collectx.trainer.base import Trainer
+from collectx.user_objects import resolve
 
 
 def build(cfg: CustomTrainerConfig, policy: Callable | None, spec: EnvSpec, seed: int, device: torch.device) -> Trainer:
@@ -23,7 +23,7 @@ def build(cfg: CustomTrainerConfig, policy: Callable | None, spec: EnvSpec, seed
     Raises:
         ConfigError: `target` does not exist, or returns an object without `train`.
     """
-    target = locate("trainer.target", cfg.target)
+    target = resolve(cfg.target, "trainer.target")
     if isinstance(policy, nn.Module):
         policy.to(device)
     arguments: dict[str, Any] = {"policy": policy, "spec": spec, "seed": seed, "device": device}

@@ -13,7 +13,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -21,22 +21,30 @@ from tensordict import TensorDict
 from torch import nn
 
 from collectx.batch import Key
-from collectx.config import DqnTrainerConfig
+from collectx.config.schema.trainer import DqnTrainerConfig
+from collectx.env.base import EnvSpec
 from collectx.replay import PrioritizedSampler, ReplayBuffer, UniformSampler
-from collectx.trainer.base import Collection, has_reached, remaining_fraction
+from collectx.trainer.base import Collection, check_trainable, has_reached, remaining_fraction
 from collectx.trainer.returns import nstep
 
 # Most gradient steps that share one sample. Larger values need fewer calls, but use older targets.
 _MAX_STEPS_PER_SAMPLE = 16
 
 
+_ADVICE = (
+    "it needs the values of actions. Use policy=q_mlp or policy=q_cnn, or give your module observation_keys, epsilon, "
+    "index and forward, as collectx.policy.q.QPolicy has them."
+)
+
+
 class DqnTrainer:
     """Q-learning with a slowly updated target network and a Huber loss."""
 
-    def __init__(self, cfg: DqnTrainerConfig, policy: Callable, seed: int, device: torch.device):
+    def __init__(self, cfg: DqnTrainerConfig, policy: Callable | None, spec: EnvSpec, seed: int, device: torch.device):
+        attributes = ("observation_keys", "epsilon", "index")
+        self.policy: Any = check_trainable(cfg, policy, spec, attributes, _ADVICE).to(device)
         self._cfg = cfg
         self._device = device
-        self.policy: Any = cast(Any, policy).to(device)
         self._target = copy.deepcopy(self.policy).requires_grad_(False)
         self._parameters: list[torch.Tensor] = [*self.policy.parameters()]
         self._optimizer = torch.optim.Adam(self._parameters, lr=cfg.learning_rate, eps=1e-5, fused=True)

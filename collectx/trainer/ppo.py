@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import torch
 
-from collectx.config import PpoTrainerConfig
+from collectx.config.schema.trainer import PpoTrainerConfig
 from collectx.trainer.actor_critic import ActorCriticTrainer, Transitions, flat, state_values
 from collectx.trainer.returns import gae
 

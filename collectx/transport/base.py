@@ -19,13 +19,13 @@ and a replacement may be attached. Must not know envs, policies, schedules or la
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 import torch
 
-from collectx.batch import Leaf, Slot
+from collectx.batch import Layout, Leaf, Slot
 
 # Fills a flat uint8 buffer of `SlabSpec.weights_nbytes` bytes with weights.
 Write: TypeAlias = Callable[[torch.Tensor], None]
@@ -54,34 +54,42 @@ class SlabSpec:
     stacked: bool
     require_latest: bool
     weights_nbytes: int
+    _layouts: dict[int, Layout] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    def layout(self, num_parts: int = 1) -> Layout:
+        """The layout of `num_parts` slots as one batch."""
+        if num_parts not in self._layouts:
+            self._layouts[num_parts] = Layout(self.leaves, self.rows * num_parts, self.steps)
+        return self._layouts[num_parts]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class BatchReport:
     """What a worker reports about a batch that it has filled.
 
     Attributes:
         policy_version: the version of the weights that acted first.
-        env_s, policy_s, wait_s: seconds spent on stepping envs, calling the policy, and waiting for the grant.
-        send_s: seconds spent on sending the previous batch, and on taking new weights for this one.
+        frames: how many frames the batch has; fewer than its slot if it ended early, and then of the first steps.
+        env_s, policy_s: seconds spent on stepping envs, and on calling the policy.
         returns, lengths: float64 and int64, `[episodes]`: undiscounted return and number of frames of each episode that
             ended in this batch, in order of time.
-        steps: the number of steps that are filled, from the first; None: all.
+        wait_s: seconds spent on waiting for the grant.
+        send_s: seconds spent on sending the previous batch, and on taking new weights for this one.
     """
 
     policy_version: int
+    frames: int
     env_s: float
     policy_s: float
-    wait_s: float
-    send_s: float
     returns: np.ndarray
     lengths: np.ndarray
-    steps: int | None = None
+    wait_s: float = 0.0
+    send_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """A filled slot of a worker, in the trainer's process."""
+    """A filled slot of a worker, in the trainer's process: one worker's part of a batch."""
 
     worker: int
     slot: int

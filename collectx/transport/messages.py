@@ -2,7 +2,7 @@
 
 trainer -> worker    GRANT   | slot, reset, least version to act with (int64)
                      WEIGHTS | version (int64)
-worker -> trainer    FULL    | slot, version, steps, seconds (4 float64) | returns (float64) | lengths (int64)
+worker -> trainer    FULL    | slot, version, frames, seconds (4 float64) | returns (float64) | lengths (int64)
                      HAVE    | version (int64)
                      FAILED  | the error, encoded by the transport
 between processes of one machine    REQUEST | pickled request        REPLY | pickled answer
@@ -17,8 +17,6 @@ import numpy as np
 from collectx.transport.base import BatchReport
 
 FULL, FAILED, GRANT, WEIGHTS, HAVE, REQUEST, REPLY = (bytes([number]) for number in range(7))
-# The number of steps of a whole slot.
-_ALL = -1
 _NUMBERS = struct.Struct("<cqqq")
 _FULL = struct.Struct("<cqqqdddd")
 
@@ -47,16 +45,14 @@ def unpack(message: bytes) -> tuple[bytes, int, int, int]:
 def pack_full(slot: int, report: BatchReport) -> bytes:
     """`slot` is filled."""
     times = (report.env_s, report.policy_s, report.wait_s, report.send_s)
-    steps = _ALL if report.steps is None else report.steps
-    head = _FULL.pack(FULL, slot, report.policy_version, steps, *times)
+    head = _FULL.pack(FULL, slot, report.policy_version, report.frames, *times)
     return head + report.returns.tobytes() + report.lengths.tobytes()
 
 
 def unpack_full(message: bytes) -> tuple[int, BatchReport]:
     """The slot and the report of `pack_full`; the arrays are views of `message`."""
-    _, slot, version, steps, env_s, policy_s, wait_s, send_s = _FULL.unpack_from(message)
+    _, slot, version, frames, env_s, policy_s, wait_s, send_s = _FULL.unpack_from(message)
     episodes = (len(message) - _FULL.size) // 16
     returns = np.frombuffer(message, np.float64, episodes, _FULL.size)
     lengths = np.frombuffer(message, np.int64, episodes, _FULL.size + 8 * episodes)
-    times = env_s, policy_s, wait_s, send_s
-    return slot, BatchReport(version, *times, returns, lengths, None if steps == _ALL else steps)
+    return slot, BatchReport(version, frames, env_s, policy_s, returns, lengths, wait_s, send_s)

@@ -13,7 +13,6 @@ individual ones. Pages of weights that were never written take no memory.
 
 from __future__ import annotations
 
-import functools
 import mmap
 import os
 import tempfile
@@ -195,7 +194,7 @@ def concatenate(spec: SlabSpec, parts: Sequence[tuple[torch.Tensor, Sequence[sli
     Args:
         parts: for each part the memory of its region, and the slices of its rows (`Layout.runs`).
     """
-    layout = _layout(spec, len(parts))
+    layout = spec.layout(len(parts))
     memory = torch.empty(layout.nbytes, dtype=torch.uint8, device=parts[0][0].device)
     target = _bytes(memory)
     for index, (source, runs) in enumerate(parts):
@@ -203,11 +202,6 @@ def concatenate(spec: SlabSpec, parts: Sequence[tuple[torch.Tensor, Sequence[sli
         for to, run in zip(layout.runs(index * spec.rows, spec.rows), runs, strict=True):
             target[to] = array[run]
     return memory
-
-
-@functools.lru_cache(maxsize=64)
-def _layout(spec: SlabSpec, num_parts: int) -> Layout:
-    return Layout(spec.leaves, spec.rows * num_parts, spec.steps)
 
 
 def _bytes(memory: torch.Tensor) -> Any:

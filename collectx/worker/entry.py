@@ -1,6 +1,6 @@
-"""The entry of every worker: chooses what fills its slots, and, on another host, connects to the trainer first.
+"""The entry of every worker: chooses the source of its batches, and, on another host, connects to the trainer first.
 
-Called in the process that a launcher has started, or by the inline launcher. Does not depend on the launcher.
+Called in the process that a launcher has started, or by the inline launcher.
 """
 
 from __future__ import annotations
@@ -17,24 +17,33 @@ from collectx.transport.base import Link
 from collectx.transport.network.handshake import Endpoint
 from collectx.transport.network.link import NetworkLink, join_trainer
 from collectx.user_objects import UserObjects
-from collectx.worker.loop import run_until_stopped
-from collectx.worker.nested import run_nested
-from collectx.worker.rollout_source import rollout_worker
+from collectx.worker.loop import BatchSource, run_until_stopped, run_worker_loop
+from collectx.worker.nested import NestedSource
+from collectx.worker.rollout_source import RolloutSource
 from collectx.worker.spec import WorkerSpec
-from collectx.worker.user_collector import run_user_collector
+from collectx.worker.user_collector import UserCollectorSource
 
 
 def inline_worker(spec: WorkerSpec, link: Link) -> Generator[None]:
     """A worker in the trainer's process: a generator that fills a slot each time it is advanced."""
-    if spec.user_collector is not None:
-        return run_user_collector(spec, spec.user_collector, link)
-    return rollout_worker(spec, link, is_guest=True)
+    return run_worker_loop(link, lambda: _make_source(spec, link, is_guest=True))
 
 
 def run_worker(spec: WorkerSpec, link: Link) -> None:
     """The main function of a worker process. Returns when the trainer says stop; an error is reported to it, then
     raised."""
-    run_until_stopped(rollout_worker(spec, link), link)
+    run_until_stopped(link, lambda: _make_source(spec, link))
+
+
+def _make_source(
+    spec: WorkerSpec, link: Any, is_guest: bool = False, build: Callable[..., Any] | None = None
+) -> BatchSource:
+    if spec.user_collector is not None:
+        return UserCollectorSource(spec, spec.user_collector, link)
+    if spec.nested is not None:
+        assert build is not None
+        return NestedSource(spec, spec.nested, link, build)
+    return RolloutSource(spec, link, is_guest)
 
 
 def run_remote_worker(
@@ -68,18 +77,11 @@ def run_remote_worker(
         spec = dataclasses.replace(spec, policy_device="cuda:0")
     layout = Layout(spec.leaves, config.rows, config.steps)
     link = NetworkLink(worker, connection, pair, layout, config)
-    if spec.user_collector is not None:
-        steps = run_user_collector(spec, spec.user_collector, link)
-    elif spec.nested is not None:
-        steps = run_nested(spec, spec.nested, link, build)
-    else:
-        steps = rollout_worker(spec, link)
-    run_until_stopped(steps, link)
+    run_until_stopped(link, lambda: _make_source(spec, link, build=build))
 
 
 def set_visible_device(spec: dict[str, Any]) -> None:
-    """Hides all GPUs from this process but the one that its spec names. To be called before any library looks for
-    GPUs."""
+    """Hides all GPUs from this process but the one that its spec names, before any library looks for GPUs."""
     device = spec["visible_device"]
     if device is None:
         return

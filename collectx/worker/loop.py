@@ -1,35 +1,19 @@
 """The loop of every worker: fills the slots that it is granted, with the newest weights, and reports how long it took.
 
-    acquire --slot--> refresh --> fill --stats--> send --> acquire ...
+    acquire --slot--> refresh --> fill --report--> send --> acquire ...
 
-Runs in the worker's process, or in the trainer's for inline workers. Does not depend on what fills
-a slot.
+Runs in the worker's process, or in the trainer's for inline workers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Generator
 from time import perf_counter
 from typing import Protocol
-
-import numpy as np
 
 from collectx.errors import text_of
 from collectx.rollout.loop import Stopped
 from collectx.transport.base import REQUEST_PENDING, BatchReport, Link
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class BatchStats:
-    """The fields of `collectx.transport.base.BatchReport` that the source of a batch knows."""
-
-    policy_version: int
-    env_s: float
-    policy_s: float
-    returns: np.ndarray
-    lengths: np.ndarray
-    steps: int | None = None
 
 
 class BatchSource(Protocol):
@@ -38,8 +22,9 @@ class BatchSource(Protocol):
     def refresh(self) -> None:
         """Takes the newest weights."""
 
-    def fill(self, slot: int, reset: int) -> BatchStats:
-        """Does the reset that `reset` encodes (`collectx.transport.base`), then fills the slot.
+    def fill(self, slot: int, reset: int) -> BatchReport:
+        """Does the reset that `reset` encodes (`collectx.transport.base`), then fills the slot. Sets all fields of the
+        report but `wait_s` and `send_s`.
 
         Raises:
             Stopped: the trainer stops the worker; the slot is incomplete.
@@ -52,24 +37,23 @@ class BatchSource(Protocol):
         """Releases envs and processes."""
 
 
-def run_worker_loop(link: Link, source: BatchSource) -> Generator[None]:
-    """Fills granted slots; yields after each batch that it has sent, and after each reply. Closes the source at the
-    end. An error is reported to the trainer before the source is closed, as closing may hang or fail."""
+def run_worker_loop(link: Link, make_source: Callable[[], BatchSource]) -> Generator[None]:
+    """Fills granted slots; yields after each batch that it has sent, and after each reply. Makes the source at the
+    first step, and closes it at the end. An error is reported to the trainer before the source is closed, as closing
+    may hang or fail."""
+    source = make_source()
     try:
         yield from _fill_slots(link, source)
     except (Stopped, GeneratorExit):
         source.close()
         raise
-    except Exception as error:
-        link.fail(error)
-        try:
-            yield  # an inline worker's trainer raises the error before the source is closed
-        finally:
-            _close_after(source, error)
-        raise
     except BaseException as error:
         link.fail(error)
-        _close_after(source, error)
+        try:
+            if isinstance(error, Exception):
+                yield  # an inline worker's trainer raises the error before the source is closed
+        finally:
+            _close_after(source, error)
         raise
     source.close()
 
@@ -88,18 +72,9 @@ def _fill_slots(link: Link, source: BatchSource) -> Generator[None]:
         acquired_s = perf_counter()
         source.refresh()
         refreshed_s = perf_counter()
-        stats = source.fill(slot, link.reset)
+        report = source.fill(slot, link.reset)
         filled_s = perf_counter()
-        report = BatchReport(
-            stats.policy_version,
-            stats.env_s,
-            stats.policy_s,
-            acquired_s - idle_since_s,
-            send_s + refreshed_s - acquired_s,
-            stats.returns,
-            stats.lengths,
-            stats.steps,
-        )
+        report.wait_s, report.send_s = acquired_s - idle_since_s, send_s + refreshed_s - acquired_s
         link.send(slot, report)
         send_s = perf_counter() - filled_s
         yield
@@ -113,10 +88,10 @@ def _close_after(source: BatchSource, error: BaseException) -> None:
         error.add_note(f"closing failed afterwards: {type(another).__name__}: {text_of(another)}")
 
 
-def run_until_stopped(worker: Iterator[None], link: Link) -> None:
-    """Advances a worker until the trainer says stop; an error is reported to the trainer, then raised."""
+def run_until_stopped(link: Link, make_source: Callable[[], BatchSource]) -> None:
+    """Runs the loop until the trainer says stop; an error is reported to the trainer, then raised."""
     try:
-        for _ in worker:
+        for _ in run_worker_loop(link, make_source):
             pass
     except Stopped:
         pass

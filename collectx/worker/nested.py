@@ -11,7 +11,7 @@ the run: the same seeds, the same trajectory ids.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,28 +20,24 @@ import torch
 from collectx import env as envs
 from collectx import policy as policies
 from collectx.batch import POLICY_VERSION
-from collectx.config import BackendConfig, DevicesConfig, MeterTrainerConfig, RunConfig
+from collectx.config.schema.launcher import BackendConfig, DevicesConfig
+from collectx.config.schema.run import RunConfig
+from collectx.config.schema.trainer import TrainerConfig
 from collectx.errors import WorkerError
 from collectx.launcher.local import warm_up
 from collectx.policy.weights import FlatWeights
 from collectx.rollout.loop import Stopped
-from collectx.transport.base import NO_RESET
+from collectx.transport.base import NO_RESET, BatchReport
 from collectx.transport.network.link import NetworkLink
-from collectx.worker.loop import BatchStats, run_worker_loop
-from collectx.worker.spec import NestedSpec, Share, WorkerSpec, rollout_options
-
-
-def run_nested(spec: WorkerSpec, nested: NestedSpec, link: NetworkLink, build: Callable[..., Any]) -> Generator[None]:
-    """Fills granted slots with the batches of a collector that `build` makes; yields after each batch that was sent.
-    Fails when one of the collector's workers fails."""
-    warm_up()
-    yield from run_worker_loop(link, NestedSource(spec, nested, link, build))
+from collectx.worker.spec import NestedSpec, WorkerSpec, rollout_options
 
 
 class NestedSource:
-    """Batches of a collector of this package (`collectx.worker.loop.BatchSource`)."""
+    """Batches of a collector that `build` makes (`collectx.worker.loop.BatchSource`). Fails when one of the collector's
+    workers fails."""
 
     def __init__(self, spec: WorkerSpec, nested: NestedSpec, link: NetworkLink, build: Callable[..., Any]):
+        warm_up()
         self._link = link
         self._build(spec, nested, build)
         link.on_disconnect(self._collector.interrupt)
@@ -60,13 +56,18 @@ class NestedSource:
             backend=BackendConfig(kind="shared_memory", interface=None, port=None),
             launcher=nested.launcher,
             devices=DevicesConfig(device=None, storing_device=None, policy_device=spec.policy_device, env_device=None),
-            trainer=MeterTrainerConfig(kind="meter", digest=False),
+            trainer=TrainerConfig(kind="meter", digest=False),
             seed=spec.seed,
         )
         env_spec = envs.read_spec(cfg.env, policies.is_user_policy(cfg.policy))
         policy = policies.build(cfg.policy, env_spec, cfg.seed)
-        share = Share(spec.worker * num_workers, spec.num_workers, spec.life)
-        self._collector = build(cfg, policy, env_spec, overrides=[{"hooks": spec.hooks}] * num_workers, share=share)
+        fields = {
+            "hooks": spec.hooks,
+            "first_worker": spec.worker * num_workers,
+            "num_workers": spec.num_workers,
+            "life": spec.life,
+        }
+        self._collector = build(cfg, policy, env_spec, overrides=[fields] * num_workers)
         rollout_spec = rollout_options(nested.collector, num_workers).env_spec(env_spec)
         exploration, is_trusted = policies.ExplorationType(spec.exploration_type), policies.is_trusted(cfg.policy)
         actor = policies.make_actor(policy, rollout_spec, torch.device("cpu"), exploration, is_trusted)
@@ -78,7 +79,7 @@ class NestedSource:
             self._version = newest
             self._versions.add(self._collector.publish(self._policy), newest)
 
-    def fill(self, slot: int, reset: int) -> BatchStats:
+    def fill(self, slot: int, reset: int) -> BatchReport:
         collector, tensors = self._collector, self._slots[slot]
         if reset != NO_RESET:
             collector.request_reset(reset)
@@ -93,12 +94,13 @@ class NestedSource:
         parts = collector.delivery.parts
         acted = self._versions.of(parts)
         tensors[POLICY_VERSION].fill_(acted)
-        return BatchStats(
+        return BatchReport(
             acted,
-            float(np.mean([part.timings.env_s for part in parts])),
-            float(np.mean([part.timings.policy_s for part in parts])),
-            np.concatenate([part.returns for part in parts]),
-            np.concatenate([part.lengths for part in parts]),
+            batch.numel(),
+            float(np.mean([part.report.env_s for part in parts])),
+            float(np.mean([part.report.policy_s for part in parts])),
+            np.concatenate([part.report.returns for part in parts]),
+            np.concatenate([part.report.lengths for part in parts]),
         )
 
     def reply(self) -> None:
@@ -123,8 +125,8 @@ class _Versions:
     def of(self, parts: Sequence[Any]) -> int:
         """The trainer's version of the weights that acted in a batch. Forgets versions that no worker acts with any
         more."""
-        self._last |= {part.worker: part.policy_version for part in parts}
+        self._last |= {part.worker: part.report.policy_version for part in parts}
         if len(self._last) == self._num_workers:
             oldest = min(self._last.values())
             self._outer = {inner: outer for inner, outer in self._outer.items() if inner >= oldest}
-        return self._outer[parts[0].policy_version]
+        return self._outer[parts[0].report.policy_version]

@@ -1,7 +1,7 @@
 """Replies to the trainer's requests between two batches (env attributes, saved state, profiles), and calls the user's
 hooks around batches.
 
-Runs in the worker's process, called by `collectx/worker/rollout_source.py`. Must not know how requests travel.
+Runs in the worker's process, called by `collectx/worker/rollout_source.py`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class RequestHandler:
         group: the envs, as they were built.
         is_plain: whether `rollout` steps them without a wrapper that has a state.
         hooks: called around every batch.
-        frames: `frames(slot, steps)` is a batch of the first steps of a slot, over its memory.
+        batches: `batches(slot, steps)` is a batch of the first steps of a slot, `[envs, steps]`, over its memory.
         weights: returns the newest weights of the policy by name, copied to the CPU.
     """
 
@@ -41,14 +41,14 @@ class RequestHandler:
         is_plain: bool,
         rollout: Rollout,
         hooks: Hooks,
-        frames: Callable[[int, int], TensorDictBase],
+        batches: Callable[[int, int], TensorDictBase],
         weights: Callable[[], dict[str, torch.Tensor]],
     ):
         self._worker = worker
         self._group = group
         self._rollout = rollout
         self._hooks = hooks
-        self._frames = frames
+        self._batches = batches
         self.weights = weights
         self._profiling: _Profiling | None = None
         self._envs: Sequence[Any] = getattr(group, "user_envs", ())
@@ -72,8 +72,12 @@ class RequestHandler:
 
     def after(self, slot: int, steps: int) -> None:
         """To be called after each batch, which is the first `steps` of `slot`."""
-        if self._hooks.post_collect_hook is not None:
-            self._hooks.post_collect_hook(self._frames(slot, steps))
+        hooks = self._hooks
+        if hooks.post_collect_hook is not None:
+            batch = self._batches(slot, steps)
+            hooks.post_collect_hook(batch if batch.shape[0] > 1 else batch[0])
+        if hooks.write_batch is not None:
+            hooks.write_batch(self._batches(slot, steps))
         if self._profiling is not None and not self._profiling.step():
             self._profiling = None
 

@@ -1,13 +1,11 @@
-"""Fills slots with rollouts: builds the envs and the policy of a worker and steps them.
-
-Runs in the worker's process, or in the trainer's for inline workers. Does not import
-schedules; of the transports, depends on the interface `collectx.transport.base` only.
+"""Fills slots with rollouts: builds the envs and the policy of a worker and steps them. Runs in the worker's process,
+or in the trainer's for inline workers.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import cast
@@ -25,40 +23,51 @@ from collectx.policy.weights import FlatWeights, is_on_device
 from collectx.rollout.episodes import Episodes
 from collectx.rollout.finite import FiniteCheck
 from collectx.rollout.first_reset import FirstResetEnv
-from collectx.rollout.loop import EndsEarly, Rollout
+from collectx.rollout.loop import EndsEarly
 from collectx.rollout.recurrent_state import with_recurrent_state
 from collectx.rollout.segments import rollout_class
 from collectx.rollout.time_limit import with_time_limit
-from collectx.transport.base import NO_RESET, Link, RequestLink, decode_reset
+from collectx.transport.base import NO_RESET, BatchReport, Link, RequestLink, decode_reset
 from collectx.user_objects import is_object
-from collectx.worker.loop import BatchStats, run_worker_loop
 from collectx.worker.requests import RequestHandler
 from collectx.worker.spec import WorkerSpec, env_seeds, seed_policy
 
 
-def rollout_worker(spec: WorkerSpec, link: Link, is_guest: bool = False) -> Generator[None]:
-    """Fills granted slots; yields after each batch it has sent.
+class RolloutSource:
+    """Rollouts of one group of envs (`collectx.worker.loop.BatchSource`).
 
     Args:
         is_guest: the worker runs in the trainer's process. Torch's CPU generator then has a state for this worker, so
-            that inline workers give the same batches as processes do; Python's and numpy's generators are shared.
+            that inline workers give the same batches as processes do. Python's and numpy's generators are shared: this
+            package does not draw from them, and saving them takes as long as several steps.
     """
-    yield from run_worker_loop(link, RolloutSource(spec, link, is_guest))
-
-
-class RolloutSource:
-    """Rollouts of one group of envs (`collectx.worker.loop.BatchSource`)."""
 
     def __init__(self, spec: WorkerSpec, link: Link, is_guest: bool):
         self._spec = spec
         self._link = link
-        self._guest = _RandomState() if is_guest else None
+        self._is_guest = is_guest
+        # The state of torch's generator for a guest, while it is not running.
+        self._random_state = torch.get_rng_state()
         self._exploration = policies.ExplorationType(spec.exploration_type)
-        with _installed(self._guest):
+        with self._installed():
             self._build()
 
+    @contextmanager
+    def _installed(self) -> Iterator[None]:
+        """Gives torch's generator the worker's state within the block, if it is a guest."""
+        if not self._is_guest:
+            yield
+            return
+        trainers = torch.get_rng_state()
+        torch.set_rng_state(self._random_state)
+        try:
+            yield
+        finally:
+            self._random_state = torch.get_rng_state()
+            torch.set_rng_state(trainers)
+
     def _build(self) -> None:
-        spec, link, is_guest = self._spec, self._link, self._guest is not None
+        spec, link, is_guest = self._spec, self._link, self._is_guest
         seed_policy(spec, is_guest)
         first_env, total_envs = spec.index * spec.num_envs, spec.num_envs * spec.num_workers
         if spec.hooks.init_fn is not None:
@@ -71,7 +80,7 @@ class RolloutSource:
             )
         policy, is_trainers = _build_policy(spec, group.spec, is_guest)
         env = with_time_limit(group, spec.rollout)
-        is_plain = env is group
+        is_limited = env is not group
         seeds = env_seeds(spec, spec.seed)
         if policies.is_user_policy(spec.policy):
             env = FirstResetEnv(env, seeds)
@@ -88,18 +97,14 @@ class RolloutSource:
         )
         slots = link.slots if spec.steps is None else [slot.until(spec.steps) for slot in link.slots]
         self._prepared = [rollout.prepare(slot) for slot in slots]
-        frames = _Frames(slots)
+        is_plain = not is_limited and not actor.states
         self._requests = RequestHandler(
-            spec.index, group, is_plain and not actor.states, rollout, spec.hooks, frames, self._state_dict
+            spec.index, group, is_plain, rollout, spec.hooks, _Batches(slots), self._state_dict
         )
-        # Called with the slot and the number of its steps, after each batch.
-        self._after: list[Callable[[int, int], None]] = [self._requests.after]
+        self._check: FiniteCheck | None = None
         if spec.rollout.check_finite:
             policy_keys = {leaf.key for leaf in actor.leaves}
-            check = FiniteCheck(env.spec, policy_keys, slots, spec.index, first_env, total_envs)
-            self._after.insert(0, check)
-        if (replay := spec.replay) is not None:
-            self._after.append(lambda slot, steps: replay.extend(frames(slot, steps, keep_rows=True)))
+            self._check = FiniteCheck(env.spec, policy_keys, slots, spec.index, first_env, total_envs)
 
     def _state_dict(self) -> dict[str, torch.Tensor]:
         """The newest weights by name, copied to the CPU."""
@@ -111,19 +116,30 @@ class RolloutSource:
     def refresh(self) -> None:
         self._weights()
 
-    def fill(self, slot: int, reset: int) -> BatchStats:
-        with _installed(self._guest), policies.exploration(self._exploration):
+    def fill(self, slot: int, reset: int) -> BatchReport:
+        with self._installed(), policies.exploration(self._exploration):
             if reset != NO_RESET:
-                _reset(self._spec, self._rollout, reset, self._guest is not None)
+                self._reset(reset)
             self._requests.before()
-            version = self._weights.version
-            stats = self._rollout.collect(self._prepared[slot], version)
-            for call in self._after:
-                call(slot, stats.steps)
-        return BatchStats(version, stats.env_s, stats.policy_s, *stats.episodes, stats.steps)
+            report = self._rollout.collect(self._prepared[slot], self._weights.version)
+            steps = report.frames // self._spec.num_envs
+            if self._check is not None:
+                self._check(slot, steps)
+            self._requests.after(slot, steps)
+        return report
+
+    def _reset(self, code: int) -> None:
+        """Does the reset that came with a grant."""
+        seeding = decode_reset(code)
+        if seeding is None:
+            self._rollout.reset(None)
+            return
+        seed, static = seeding
+        seed_policy(replace(self._spec, seed=seed), self._is_guest)
+        self._rollout.reset([seed] * self._spec.num_envs if static else env_seeds(self._spec, seed))
 
     def reply(self) -> None:
-        with _installed(self._guest):
+        with self._installed():
             self._requests.reply(cast(RequestLink, self._link))
 
     def close(self) -> None:
@@ -179,33 +195,20 @@ class _Weights:
         return self.version
 
 
-class _Frames:
-    """Slots as TensorDicts over their memory."""
+class _Batches:
+    """Slots as TensorDicts over their memory, `[envs, steps]`."""
 
     def __init__(self, slots: Sequence[Slot]):
         self._slots = slots
         self._batches: dict[int, TensorDict] = {}
 
-    def __call__(self, index: int, steps: int, keep_rows: bool = False) -> TensorDict:
-        """The first steps of a slot: `[rows, steps]`; `[steps]` for one row, unless `keep_rows`."""
+    def __call__(self, index: int, steps: int) -> TensorDict:
+        """The first `steps` steps of a slot."""
         if index not in self._batches:
             tensors = self._slots[index].tensors
             self._batches[index] = to_tensordict(tensors, next(iter(tensors.values())).shape[:2])
-        frames = self._batches[index]
-        if steps < frames.shape[1]:
-            frames = frames[:, :steps]
-        return frames if keep_rows or frames.shape[0] > 1 else frames[0]
-
-
-def _reset(spec: WorkerSpec, rollout: Rollout, reset: int, is_guest: bool) -> None:
-    """Does the reset that came with a grant."""
-    seeding = decode_reset(reset)
-    if seeding is None:
-        rollout.reset(None)
-        return
-    seed, static = seeding
-    seed_policy(replace(spec, seed=seed), is_guest)
-    rollout.reset([seed] * spec.num_envs if static else env_seeds(spec, seed))
+        batch = self._batches[index]
+        return batch[:, :steps] if steps < batch.shape[1] else batch
 
 
 def _check_leaves(spec: WorkerSpec, leaves: tuple[Leaf, ...]) -> None:
@@ -221,27 +224,3 @@ def _check_leaves(spec: WorkerSpec, leaves: tuple[Leaf, ...]) -> None:
 
 def _form(leaf: Leaf | None) -> str:
     return "nothing" if leaf is None else f"{list(leaf.shape)} {leaf.dtype}"
-
-
-class _RandomState:
-    """The state of torch's generator for a worker in the trainer's process, while it is not running. Python's and
-    numpy's are not saved: this package does not draw from them, and saving takes as long as several steps."""
-
-    def __init__(self) -> None:
-        self._state = torch.get_rng_state()
-
-    def swap(self) -> None:
-        state, self._state = self._state, torch.get_rng_state()
-        torch.set_rng_state(state)
-
-
-@contextmanager
-def _installed(guest: _RandomState | None) -> Iterator[None]:
-    if guest is None:
-        yield
-        return
-    guest.swap()
-    try:
-        yield
-    finally:
-        guest.swap()

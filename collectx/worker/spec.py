@@ -1,5 +1,4 @@
 """What a worker builds and how it fills its slots, as plain data and user objects; and the seeds that follow from it.
-
 Made in the trainer's process, read in the worker's.
 """
 
@@ -7,45 +6,21 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
-from typing import Any, Protocol
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import torch
 
 from collectx.batch import Leaf
-from collectx.config import (
-    CollectorConfig,
-    EnvConfig,
-    LauncherConfig,
-    PolicyConfig,
-    as_dict,
-    group_from_dict,
-    is_stacked,
-)
+from collectx.config.derived import is_stacked
+from collectx.config.registry import group_from_dict
+from collectx.config.schema.collector import CollectorConfig
+from collectx.config.schema.env import EnvConfig
+from collectx.config.schema.launcher import LauncherConfig
+from collectx.config.schema.policy import PolicyConfig
 from collectx.rollout.options import RolloutOptions
 from collectx.user_objects import Hooks, UserCollector, UserObjects
-
-
-class Extendable(Protocol):
-    """A `collectx.ReplayBuffer`, or an object that writes to one."""
-
-    def extend(self, batch: Any, /) -> Any: ...
-
-
-@dataclass(frozen=True)
-class Share:
-    """The part of a run's workers that one collector has.
-
-    Attributes:
-        first_worker: how many workers of the run precede those of this collector.
-        num_workers: how many workers the run has.
-        life: of all workers of this collector; see `WorkerSpec`.
-    """
-
-    first_worker: int
-    num_workers: int
-    life: int
 
 
 @dataclass(frozen=True)
@@ -54,15 +29,6 @@ class NestedSpec:
 
     collector: CollectorConfig
     launcher: LauncherConfig
-
-    def to_json(self) -> dict[str, Any]:
-        """Returns plain data."""
-        return {"collector": as_dict(self.collector), "launcher": as_dict(self.launcher)}
-
-    @classmethod
-    def from_json(cls, fields: dict[str, Any]) -> NestedSpec:
-        """The inverse of `to_json`."""
-        return cls(**{group: group_from_dict(group, values) for group, values in fields.items()})
 
 
 @dataclass(frozen=True)
@@ -87,7 +53,6 @@ class WorkerSpec:
             `num_envs` is of one process.
         steps: steps per batch, if batches are shorter than slots; None: as many as in a slot.
         should_end: called after every step; whether the batch ends early. Of an inline worker only.
-        replay: a buffer that the worker writes its batches to, on the trainer's machine.
         hooks: called around its batches.
         user_collector: the user's collector that the worker runs (`collectx/worker/user_collector.py`).
         visible_device: the only GPU that its process sees, or "cpu"; None: all.
@@ -109,7 +74,6 @@ class WorkerSpec:
     nested: NestedSpec | None = None
     steps: int | None = None
     should_end: Callable[[], bool] | None = None
-    replay: Extendable | None = None
     hooks: Hooks = field(default_factory=Hooks)
     user_collector: UserCollector | None = None
     visible_device: str | None = None
@@ -132,29 +96,18 @@ class WorkerSpec:
 
     def to_json(self) -> dict[str, Any]:
         """Returns plain data, for workers on other hosts, which get `user_objects` by another way."""
-        objects = self.user_objects
-        return {
-            **vars(self),
-            "env": as_dict(self.env) if objects.env is None else None,
-            "policy": as_dict(self.policy) if objects.policy is None else None,
-            "leaves": [
-                [list(each.key), list(each.shape), str(each.dtype).removeprefix("torch.")] for each in self.leaves
-            ],
-            "nested": None if self.nested is None else self.nested.to_json(),
-            "rollout": asdict(self.rollout),
-            "hooks": None,
-            "user_collector": None,
-        }
+        objects: dict[str, Any] = {name: None for name, each in vars(self.user_objects).items() if each is not None}
+        return asdict(replace(self, **objects)) | {"leaves": [leaf.to_json() for leaf in self.leaves]}
 
     @classmethod
     def from_json(cls, fields: dict[str, Any], objects: UserObjects) -> WorkerSpec:
         """The inverse of `to_json`."""
-        leaves = tuple(Leaf(tuple(key), tuple(shape), getattr(torch, dtype)) for key, shape, dtype in fields["leaves"])
+        groups = fields["nested"]
         values = {
             "env": objects.env or group_from_dict("env", fields["env"]),
             "policy": objects.policy or group_from_dict("policy", fields["policy"]),
-            "leaves": leaves,
-            "nested": None if fields["nested"] is None else NestedSpec.from_json(fields["nested"]),
+            "leaves": tuple(map(Leaf.from_json, fields["leaves"])),
+            "nested": groups and NestedSpec(**{group: group_from_dict(group, groups[group]) for group in groups}),
             "rollout": RolloutOptions(**fields["rollout"]),
             "hooks": objects.hooks,
             "user_collector": objects.user_collector,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Generator, Mapping
+from collections.abc import Mapping
 from time import perf_counter
 from typing import Any
 
@@ -21,21 +21,12 @@ from torch import nn
 from collectx.batch import DONE_KEYS, POLICY_VERSION, TRAJ_IDS, Key, Slot, as_key
 from collectx.errors import ShapeError, WorkerError
 from collectx.policy.weights import FlatWeights
-from collectx.transport.base import NO_RESET, Link, decode_reset
+from collectx.transport.base import NO_RESET, BatchReport, Link, decode_reset
 from collectx.user_objects import UserCollector, UserEnvConfig, UserPolicyConfig
-from collectx.worker.loop import BatchStats, run_worker_loop
 from collectx.worker.spec import WorkerSpec, env_seed, seed_policy
 
 _REWARD: Key = ("next", "reward")
 _DONE, _TERMINATED, _TRUNCATED = (("next", *key) for key in DONE_KEYS)
-
-
-def run_user_collector(spec: WorkerSpec, user_collector: UserCollector, link: Link) -> Generator[None]:
-    """Fills granted slots with the batches of the user's collector; yields after each batch it has sent."""
-    seed_policy(spec, is_guest=False)
-    if spec.hooks.init_fn is not None:
-        spec.hooks.init_fn()
-    yield from run_worker_loop(link, UserCollectorSource(spec, user_collector, link))
 
 
 class UserCollectorSource:
@@ -46,6 +37,9 @@ class UserCollectorSource:
     """
 
     def __init__(self, spec: WorkerSpec, user_collector: UserCollector, link: Link):
+        seed_policy(spec, is_guest=False)
+        if spec.hooks.init_fn is not None:
+            spec.hooks.init_fn()
         self._spec = spec
         self._link = link
         self._name = user_collector.name
@@ -78,7 +72,7 @@ class UserCollectorSource:
             self._collector.update_policy_weights_(TensorDict.from_module(self._policy).data)
         self._versions[self._collector_version()] = newest
 
-    def fill(self, slot: int, reset: int) -> BatchStats:
+    def fill(self, slot: int, reset: int) -> BatchReport:
         hooks, tensors = self._spec.hooks, self._link.slots[slot].tensors
         if reset != NO_RESET:
             self._do_reset(reset)
@@ -100,7 +94,7 @@ class UserCollectorSource:
         version = self._translate_versions(tensors[POLICY_VERSION], POLICY_VERSION in leaves)
         returns, lengths = self._trajectories.take(tensors, TRAJ_IDS in leaves)
         # The collector does not report how its time was spent: all of it counts as the env's.
-        return BatchStats(version, seconds, 0.0, returns, lengths)
+        return BatchReport(version, self._layout.frames, seconds, 0.0, returns, lengths)
 
     def _translate_versions(self, versions: torch.Tensor, has_versions: bool) -> int:
         """Replaces the collector's versions in a slot by the trainer's; returns the first frame's.

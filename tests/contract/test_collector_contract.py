@@ -85,14 +85,14 @@ def test_every_frame_arrives_once_in_order_and_complete(way, num_envs, zero_copy
             assert [part.worker for part in delivery.parts] == (
                 [0, 1] if way.is_sync else [int(env.flatten()[0]) // envs_of_worker]
             )
-            assert sum(part.frames for part in delivery.parts) == frames
+            assert sum(part.report.frames for part in delivery.parts) == frames
             ended = batch["next", "observation"][batch["next", "done"][..., 0]][:, 2].tolist()
-            lengths = [length for part in delivery.parts for length in part.lengths.tolist()]
+            lengths = [length for part in delivery.parts for length in part.report.lengths.tolist()]
             assert sorted(lengths) == sorted(ended)
             assert not is_cut or sorted(set(lengths)) == [2, 3]
-            returns = [total for part in delivery.parts for total in part.returns.tolist()]
+            returns = [total for part in delivery.parts for total in part.report.returns.tolist()]
             assert returns == [length * (length + 1) / 2 for length in lengths]
-            spent = [part.timings for part in delivery.parts]
+            spent = [part.report for part in delivery.parts]
             assert all(min(each.env_s, each.policy_s, each.wait_s, each.send_s) >= 0 for each in spent)
         assert checker.frames == num_batches * frames
         assert next(collector, None) is None
@@ -186,10 +186,10 @@ def test_weights_that_are_published_at_any_time_act_from_the_next_sync_batch_on_
             assert torch.equal(batch["low"], version.float())
             assert torch.equal(batch["high"], version.float())
             for part in collector.delivery.parts:
-                assert newest[part.worker] <= part.policy_version <= collector.policy_version
-                newest[part.worker] = part.policy_version
+                assert newest[part.worker] <= part.report.policy_version <= collector.policy_version
+                newest[part.worker] = part.report.policy_version
             if way in ways.ASYNC or way is RELAY_MIXED:
-                assert version.unique().tolist() == [part.policy_version]
+                assert version.unique().tolist() == [part.report.policy_version]
             else:
                 assert set(newest.values()) == set(version.unique().tolist()) == {collector.policy_version}
             count += 1
@@ -236,7 +236,9 @@ def record(cfg, again=None):
             batch = next(collector)
             delivery = collector.delivery
             digests.append(digest_of(batch))
-            order.append(RecordedBatch(delivery.parts[0].worker, delivery.parts[0].policy_version, delivery.version))
+            order.append(
+                RecordedBatch(delivery.parts[0].worker, delivery.parts[0].report.policy_version, delivery.version)
+            )
             with torch.no_grad():
                 for parameter in policy.parameters():
                     parameter += 0.1 * batch["observation"].mean()

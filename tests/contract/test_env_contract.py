@@ -16,7 +16,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from numpy.testing import assert_array_equal, assert_equal
 from stepping import Stepper, memory
 
-from collectx.config import EnvPoolEnvConfig, TorchrlEnvConfig
+from collectx.config.schema.env import EnvPoolEnvConfig, TorchrlEnvConfig
 from collectx.env import build, read_spec
 from collectx.env.gym_vector import GymVectorEnv
 from collectx.errors import ShapeError

@@ -15,13 +15,7 @@ from tensordict import TensorDict
 from tensordict.nn import TensorDictModule, TensorDictModuleBase, TensorDictSequential
 from torch import nn
 
-from collectx.config import (
-    CnnPolicyConfig,
-    MlpPolicyConfig,
-    PolicyConfig,
-    QCnnPolicyConfig,
-    QMlpPolicyConfig,
-)
+from collectx.config.schema.policy import CnnPolicyConfig, MlpPolicyConfig, PolicyConfig
 from collectx.env.base import EnvSpec
 from collectx.env.spaces import SpaceLeaves
 from collectx.errors import ConfigError, ShapeError, SpaceError
@@ -54,8 +48,8 @@ POLICIES = {
     "cnn": CnnPolicyConfig(
         kind="cnn", channels=[4, 8], kernel_sizes=[4, 3], strides=[2, 2], hidden_size=16, scale=255.0
     ),
-    "q_mlp": QMlpPolicyConfig(kind="q_mlp", hidden_sizes=[16, 16], activation="relu"),
-    "q_cnn": QCnnPolicyConfig(
+    "q_mlp": MlpPolicyConfig(kind="q_mlp", hidden_sizes=[16, 16], activation="relu"),
+    "q_cnn": CnnPolicyConfig(
         kind="q_cnn", channels=[4, 8], kernel_sizes=[4, 3], strides=[2, 2], hidden_size=16, scale=255.0
     ),
 }

@@ -18,8 +18,8 @@ from collectx.cli import watch
 from collectx.cli.task import JobRun, Task
 from collectx.errors import ConfigError, LauncherError
 from collectx.launcher.slurm import array, commands, job, log_watcher
+from collectx.launcher.slurm.commands import JobState
 from collectx.launcher.slurm.log_watcher import role_shell
-from collectx.launcher.slurm.worker_job import JobState
 
 
 def is_readable(handle, timeout_s=100.0):
@@ -283,9 +283,8 @@ def test_inside_an_allocation_a_run_is_a_step_of_it(tmp_path, command, monkeypat
     ended = {"exit_reason": "", "frames": 1, "batches": 1, "wall_s": 1, "start_s": 1, "frames_per_s": 1, "failures": []}
     ended |= {"status": "completed", "mean_return": 1, "num_episodes": 1, "digest": None}
     (tmp_path / "ended.json").write_text(json.dumps(ended))
-    command(
-        "srun", f'env | grep -c ^SLURM_; echo "$@"; for run; do :; done; cp {tmp_path}/ended.json "$run/result.json"'
-    )
+    end = f'for run; do :; done; cp {tmp_path}/ended.json "$run/new"; mv "$run/new" "$run/result.json"'
+    command("srun", f'env | grep -c ^SLURM_; echo "$@"; {end}')
     for name, value in {"JOB_ID": "17", "JOB_CPUS_PER_NODE": "4(x2),1", "NTASKS": "1", "STEP_ID": "0"}.items():
         monkeypatch.setenv(f"SLURM_{name}", value)
     for name in ("REFRESH_S", "_MIN_QUERY_S", "_SETTLE_S"):

@@ -25,7 +25,8 @@ RULES = {
 }
 # Parts of the product, low to high; those of one row do not import each other.
 LAYERS = [
-    {"errors", "batch", "config", "random_state"},
+    {"errors", "batch", "random_state"},
+    {"config"},
     {"user_objects"},
     {"env", "policy", "transport", "replay"},
     {"rollout", "schedule", "launcher"},

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from collectx.env.counting import EPISODES_PER_INCARNATION, frame
+from collectx.env.counting import EPISODES_PER_LIFE, frame
 
 
 class StreamChecker:
@@ -25,7 +25,7 @@ class StreamChecker:
     Args:
         from_start: whether the first frame of every env must be step 0 of episode 0.
         restarts: whether workers may be restarted: then an env's frames may stop anywhere, and continue with the first
-            frame of a later incarnation.
+            frame of a later life.
 
     Attributes:
         frames: number of frames checked.
@@ -79,8 +79,8 @@ class StreamChecker:
         following = self._next.get(index)
         if following is None:
             following = (0, 0, None) if self._from_start else (episode, step, None)
-        incarnation, first = divmod(episode, EPISODES_PER_INCARNATION)
-        if self._restarts and (first, step) == (0, 0) and incarnation > following[0] // EPISODES_PER_INCARNATION:
+        life, first = divmod(episode, EPISODES_PER_LIFE)
+        if self._restarts and (first, step) == (0, 0) and life > following[0] // EPISODES_PER_LIFE:
             following = (episode, step, None)
         expected_episode, expected_step, expected_trajectory = following
         if (episode, step) != (expected_episode, expected_step):

@@ -138,7 +138,7 @@ def work(worker, link, fails_at):
         value = weights[0].unique().tolist()
         assert len(value) == 1, "two versions of the weights are mixed"
         link.slots[slot].tensors[NUMBER][...] = torch.tensor([worker, count])
-        link.send(slot, BatchReport(version, 0.0, 0.0, 0.0, 0.0, np.array(value, float), np.array([count])))
+        link.send(slot, BatchReport(version, 6, 0.0, 0.0, np.array(value, float), np.array([count])))
         count += 1
         yield
 

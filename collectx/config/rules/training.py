@@ -7,15 +7,13 @@ from collections.abc import Iterator
 from collectx.config.problem import Problem
 from collectx.config.schema.policy import CnnPolicyConfig
 from collectx.config.schema.run import RunConfig
-
-# Built-in trainers that learn from batches.
-_LEARNING = ("ppo", "impala", "dqn")
+from collectx.config.schema.trainer import LearningTrainerConfig
 
 
 def learnable_batches(cfg: RunConfig) -> Iterator[Problem]:
     """Trainers that learn read every place of a batch, and the observation after it."""
     collector, trainer = cfg.collector, cfg.trainer.kind
-    if trainer not in _LEARNING:
+    if not isinstance(cfg.trainer, LearningTrainerConfig):
         return
     if getattr(collector, "compact_obs", False):
         rule = f"trainer={trainer} learns from the observation below next"

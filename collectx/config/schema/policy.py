@@ -15,11 +15,6 @@ class PolicyConfig(Section):
 
 
 @dataclass(kw_only=True)
-class RandomPolicyConfig(PolicyConfig):
-    pass
-
-
-@dataclass(kw_only=True)
 class MlpPolicyConfig(PolicyConfig):
     hidden_sizes: list[int] = at_least(1)
     activation: str = one_of("tanh", "relu", "silu", "gelu", "elu")
@@ -32,16 +27,6 @@ class CnnPolicyConfig(PolicyConfig):
     strides: list[int] = at_least(1)
     hidden_size: int = at_least(1)
     scale: float = above(0)
-
-
-@dataclass(kw_only=True)
-class QMlpPolicyConfig(MlpPolicyConfig):
-    pass
-
-
-@dataclass(kw_only=True)
-class QCnnPolicyConfig(CnnPolicyConfig):
-    pass
 
 
 @dataclass(kw_only=True)

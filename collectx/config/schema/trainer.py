@@ -10,51 +10,44 @@ from collectx.config.schema.fields import Section, above, at_least, within
 
 @dataclass(kw_only=True)
 class TrainerConfig(Section):
+    """Of every trainer; for the record of the run, which hashes the batches."""
+
     kind: str
+    digest: bool | None
 
 
 @dataclass(kw_only=True)
-class MeterTrainerConfig(TrainerConfig):
-    digest: bool
+class LearningTrainerConfig(TrainerConfig):
+    """Of every built-in trainer that learns."""
 
-
-@dataclass(kw_only=True)
-class PpoTrainerConfig(TrainerConfig):
-    digest: bool
     learning_rate: float = above(0)
     anneal: bool
     gamma: float = within(0, 1)
+    max_grad_norm: float = above(0)
+    target_return: float | None
+
+
+@dataclass(kw_only=True)
+class PpoTrainerConfig(LearningTrainerConfig):
     gae_lambda: float = within(0, 1)
     num_epochs: int = at_least(1)
     minibatch_size: int = at_least(1)
     clip_epsilon: float = above(0)
     entropy_coeff: float = at_least(0)
     critic_coeff: float = at_least(0)
-    max_grad_norm: float = above(0)
     normalize_advantage: bool
-    target_return: float | None
 
 
 @dataclass(kw_only=True)
-class ImpalaTrainerConfig(TrainerConfig):
-    digest: bool
-    learning_rate: float = above(0)
-    anneal: bool
-    gamma: float = within(0, 1)
+class ImpalaTrainerConfig(LearningTrainerConfig):
     rho_clip: float = above(0)
     c_clip: float = above(0)
     entropy_coeff: float = at_least(0)
     critic_coeff: float = at_least(0)
-    max_grad_norm: float = above(0)
-    target_return: float | None
 
 
 @dataclass(kw_only=True)
-class DqnTrainerConfig(TrainerConfig):
-    digest: bool | None
-    learning_rate: float = above(0)
-    anneal: bool
-    gamma: float = within(0, 1)
+class DqnTrainerConfig(LearningTrainerConfig):
     num_steps: int = at_least(1)
     buffer_frames: int = at_least(1)
     warmup_frames: int = at_least(0)
@@ -66,12 +59,9 @@ class DqnTrainerConfig(TrainerConfig):
     epsilon_frames: int = at_least(0)
     priority_alpha: float | None = at_least(0)
     priority_beta: float = at_least(0)
-    max_grad_norm: float = above(0)
-    target_return: float | None
 
 
 @dataclass(kw_only=True)
 class CustomTrainerConfig(TrainerConfig):
-    digest: bool | None
     target: str
     kwargs: dict[str, Any] = field(default_factory=dict)

@@ -15,15 +15,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from collectx.config import SlurmResources, SubmititLauncherConfig
+from collectx.config.schema.launcher import SlurmResources, SubmititLauncherConfig
 from collectx.errors import ConfigError
 from collectx.launcher.slurm import commands
-from collectx.launcher.slurm.worker_job import JobState
 
 
 class JobArray:
-    """The workers of one run as tasks of job arrays (`collectx.launcher.slurm.worker_job.Scheduler`). The
-    constructor writes the script.
+    """The workers of one run as tasks of job arrays. Every call may block for seconds. The constructor writes the
+    script.
 
     Args:
         cfg: the resources of one worker.
@@ -60,13 +59,8 @@ class JobArray:
             file.writelines(f"{each}\n" for each in jobs.values())
         return jobs
 
-    def states(self, jobs: Sequence[str]) -> dict[str, JobState]:
-        """See `collectx.launcher.slurm.commands.states`."""
-        return commands.states(jobs)
-
-    def cancel(self, jobs: Sequence[str]) -> None:
-        """Ends the jobs."""
-        commands.cancel(jobs)
+    states = staticmethod(commands.states)
+    cancel = staticmethod(commands.cancel)
 
 
 # submitit's parameters about how it starts and watches jobs.

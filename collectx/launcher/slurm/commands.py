@@ -8,19 +8,18 @@ import os
 import shlex
 import shutil
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from collectx.config import SlurmResources
+from collectx.config.schema.launcher import SlurmResources
 from collectx.errors import LauncherError
-from collectx.launcher.slurm.worker_job import JobState
 
 # A busy controller takes tens of seconds; one that takes longer is down.
 COMMAND_S = 60.0
 
-_ENDED_WELL, _CANCELLED = {"COMPLETED"}, {"CANCELLED", "PREEMPTED", "REVOKED"}
-_ENDED_BADLY = {"BOOT_FAIL", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "TIMEOUT"}
-_OVER = _ENDED_WELL | _CANCELLED | _ENDED_BADLY
+_OVER = {"COMPLETED", "CANCELLED", "PREEMPTED", "REVOKED", "BOOT_FAIL", "DEADLINE", "FAILED", "NODE_FAIL"}
+_OVER |= {"OUT_OF_MEMORY", "TIMEOUT"}
 _WAITING = {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT"}
 
 # Explanations of SLURM's reasons.
@@ -55,42 +54,72 @@ _ADVICE = {
 }
 
 
+@dataclass(frozen=True)
+class JobState:
+    """The state of a job.
+
+    Attributes:
+        word: SLURM's name of the state, such as PENDING.
+        is_over: whether the job has ended for good; a requeued job has not.
+        has_started: whether it is running or has run.
+        reason: SLURM's reason for the state; may be empty.
+        node: where it runs or has run; empty while it is pending.
+    """
+
+    word: str
+    is_over: bool
+    has_started: bool
+    reason: str = ""
+    node: str = ""
+
+    def __str__(self) -> str:
+        reason = f" ({self.reason})" if self.reason else ""
+        return f"{self.word}{reason}{f' on {self.node}' if self.node else ''}"
+
+
 def is_here() -> bool:
     """Whether this machine can submit jobs."""
     return shutil.which("sbatch") is not None
 
 
-def header(resources: SlurmResources, **options: Any) -> list[str]:
-    """The `#SBATCH` lines of a script.
-
-    Precedence, lowest first: `options`, the named fields of `resources`, `resources.sbatch`. False and None leave an
-    option out; True is an option without a value.
-    """
-    requested = {
-        "partition": resources.partition,
-        "account": resources.account,
-        "qos": resources.qos,
-        "time": resources.time,
-        "mem": resources.mem,
-        "cpus-per-task": resources.cpus_per_task,
-        "gres": f"gpu:{resources.gpus}" if resources.gpus else None,
-        "constraint": resources.constraint,
-        "exclusive": resources.exclusive or None,
-    }
-    requested = {key: value for key, value in requested.items() if value is not None}
-    options = {key.replace("_", "-"): value for key, value in options.items()}
-    named = {**options, **requested, **{key.replace("_", "-"): value for key, value in resources.sbatch.items()}}
+def options(values: Mapping[str, object]) -> list[str]:
+    """Arguments of sbatch or srun, with `-` for `_` in their names. None and False leave an option out, True is an
+    option without a value."""
+    names = {key: key.replace("_", "-") for key in values}
     return [
-        f"#SBATCH --{key}" if value is True else f"#SBATCH --{key}={shlex.quote(str(value))}"
-        for key, value in named.items()
+        f"--{names[key]}" if value is True else f"--{names[key]}={value}"
+        for key, value in values.items()
         if value is not None and value is not False
     ]
+
+
+def _quoted(option: str) -> str:
+    name, has_value, value = option.partition("=")
+    return name + has_value + (shlex.quote(value) if has_value else "")
+
+
+def header(resources: SlurmResources, **defaults: Any) -> list[str]:
+    """The `#SBATCH` lines of a script. Precedence, lowest first: `defaults`, the named fields of `resources`,
+    `resources.sbatch`."""
+    named = {name: getattr(resources, name) for name in ("partition", "account", "qos", "time", "mem", "constraint")}
+    named |= {
+        "cpus_per_task": resources.cpus_per_task,
+        "gres": f"gpu:{resources.gpus}" if resources.gpus else None,
+        "exclusive": resources.exclusive or None,
+    }
+    requested = defaults | {name: value for name, value in named.items() if value is not None}
+    requested |= {name.replace("-", "_"): value for name, value in resources.sbatch.items()}
+    return [f"#SBATCH {_quoted(option)}" for option in options(requested)]
 
 
 def set_up(lines: Sequence[str]) -> list[str]:
     """The lines of `launcher.setup`. A line that fails ends the script, as later commands would run in a wrong
     environment. A command that fails within a sourced file does not end it."""
-    return [_GUARD, *lines, "trap - ERR"] if lines else []
+    return [
+        *([_GUARD, *lines, "trap - ERR"] if lines else []),
+        "# Since 22.05, srun does not inherit this option from sbatch.",
+        'if [ -n "$SLURM_CPUS_PER_TASK" ]; then export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"; fi',
+    ]
 
 
 def body(resources: SlurmResources, command: Sequence[str], **srun: Any) -> list[str]:
@@ -98,20 +127,11 @@ def body(resources: SlurmResources, command: Sequence[str], **srun: Any) -> list
 
     Args:
         command: words; those that begin with `"$` are expanded by the shell.
-        srun: its options, as in `header`.
+        srun: its options.
     """
-    options = [
-        f"--{key.replace('_', '-')}" + ("" if value is True else f"={shlex.quote(str(value))}")
-        for key, value in {**srun, "container": resources.container}.items()
-        if value is not None and value is not False
-    ]
-    words = [word if word.startswith('"$') else shlex.quote(word) for word in command]
-    return [
-        *set_up(resources.setup),
-        # Since 22.05, srun does not inherit this option from sbatch.
-        'if [ -n "$SLURM_CPUS_PER_TASK" ]; then export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"; fi',
-        " ".join(["exec srun", *options, *words]),
-    ]
+    arguments = map(_quoted, options(srun | {"container": resources.container}))
+    words = (word if word.startswith('"$') else shlex.quote(word) for word in command)
+    return [*set_up(resources.setup), " ".join(["exec srun", *arguments, *words])]
 
 
 def submit(arguments: Sequence[str]) -> str:
@@ -140,48 +160,40 @@ def queued(jobs: Sequence[str]) -> dict[str, JobState]:
         if "Invalid job id" in str(error):
             return {}
         raise
-    states = {}
-    for line in output.splitlines():
-        job, word, reason, node = line.split("|", 3)
-        if job := _whole_job(job):
-            states[job] = JobState(word, word in _OVER, word not in _WAITING, _REASONS.get(reason, reason), node)
-    return {job: states[job] for job in jobs if job in states}
-
-
-def accounted(jobs: Sequence[str]) -> dict[str, JobState]:
-    """The states of jobs in SLURM's accounting; empty if there is no accounting."""
-    command = ["sacct", "--noheader", "--allocations", "--parsable2", "--format=JobID,State,NodeList"]
-    try:
-        output = _run([*command, f"--jobs={','.join(jobs)}"])
-    except LauncherError:
-        return {}
-    states = {}
-    for line in output.splitlines():
-        job, words, node = line.split("|", 2)
-        word = words.split()[0]  # of `CANCELLED by 1000`
-        if job := _whole_job(job):
-            node = "" if node.startswith("None") else node
-            states[job] = JobState(word, word in _OVER, word not in _WAITING, node=node)
-    return {job: states[job] for job in jobs if job in states}
+    return _read_states((line.split("|", 3) for line in output.splitlines()), jobs)
 
 
 def states(jobs: Sequence[str]) -> dict[str, JobState]:
-    """The states of jobs in SLURM's controller, or, if it has forgotten them, in its accounting. A job that is left out
-    has ended: the controller knows all jobs that are pending or running.
+    """The states of jobs in SLURM's controller, or, if it has forgotten them, in its accounting, if there is one. A job
+    that is left out has ended: the controller knows all jobs that are pending or running.
 
     Raises:
         LauncherError: SLURM does not answer.
     """
     known = queued(jobs) if jobs else {}
     forgotten = [job for job in jobs if job not in known]
-    return known | (accounted(forgotten) if forgotten else {})
+    if not forgotten:
+        return known
+    command = ["sacct", "--noheader", "--allocations", "--parsable2", "--format=JobID,State,NodeList"]
+    try:
+        output = _run([*command, f"--jobs={','.join(forgotten)}"])
+    except LauncherError:
+        return known
+    # A state may be `CANCELLED by 1000`, and a list of nodes `None assigned`.
+    rows = (line.split("|", 2) for line in output.splitlines())
+    accounted = ((job, word.split()[0], "", "" if nodes.startswith("None") else nodes) for job, word, nodes in rows)
+    return known | _read_states(accounted, forgotten)
 
 
-def _whole_job(job: str) -> str:
-    """The id of a job. For parts of a heterogeneous job: the first part, 12+0, which starts the others, stands for the
-    job; the others have an empty id."""
-    job, _, number = job.partition("+")
-    return job if number in ("", "0") else ""
+def _read_states(rows: Iterable[Sequence[str]], jobs: Sequence[str]) -> dict[str, JobState]:
+    """The states of `jobs` in rows of id, state, reason and nodes. Of a heterogeneous job, only the first part, 12+0,
+    which starts the others, stands for the job."""
+    found = {}
+    for part, word, reason, nodes in rows:
+        job, _, number = part.partition("+")
+        if number in ("", "0"):
+            found[job] = JobState(word, word in _OVER, word not in _WAITING, _REASONS.get(reason, reason), nodes)
+    return {job: found[job] for job in jobs if job in found}
 
 
 def hostnames(nodes: str) -> list[str]:

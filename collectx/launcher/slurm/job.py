@@ -18,20 +18,19 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
 import sys
 import threading
-import weakref
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from collectx.config import SlurmLauncherConfig
+from collectx.config.schema.launcher import SlurmLauncherConfig
 from collectx.errors import LauncherError
-from collectx.launcher.base import Launcher
-from collectx.launcher.slurm import commands, script
+from collectx.launcher.base import Launcher, RemoteHandle
+from collectx.launcher.slurm import commands
 from collectx.launcher.slurm.log_watcher import LogWatcher, TaskHandle, kill_command
-from collectx.launcher.slurm.worker_job import ending
 from collectx.transport.network.handshake import Endpoint
 
 # A running host answers at once, at least with a refusal.
@@ -65,36 +64,27 @@ class JobTasksLauncher(Launcher):
         group: int | None = None,
         announce: Callable[[Endpoint], None] | None = None,
     ):
-        super().__init__(announce)
+        super().__init__(log, announce)
         self._run = run
         self._cfg = cfg
         self._command = list(command)
         self._environment = environment
         self._group = group
-        self._log = log
+        self._worker_log = log
         # Without parts, the first task is the trainer's.
         self._first = 1 if group is None else 0
         self._tasks = LogWatcher(job_log, log_begin, lambda: self._nodes()[self._first :], self._first)
-        self._newest: dict[int, TaskHandle | StepHandle] = {}
         self._kills: list[StepHandle] = []
 
     def start(self, worker: int, life: int) -> TaskHandle | StepHandle:
         """Returns the handle of the worker's task, or of a new step. Does not block. A replaced task that may hang is
         killed."""
-        previous = self._newest.get(worker)
+        previous, log = self._handles.get(worker), self._worker_log(worker)
         if isinstance(previous, TaskHandle) and previous.exitcode is None:
-            self._kills.append(StepHandle(lambda: self._kill(worker), self._log(worker)))
-        handle = self._newest[worker] = (
-            StepHandle(lambda: self._step(worker, life), self._log(worker)) if life else self._tasks.watch(worker)
-        )
+            self._kills.append(StepHandle(lambda: self._kill(worker), log))
+        handle = StepHandle(lambda: self._step(worker, life), log) if life else self._tasks.watch(worker)
+        self._handles[worker] = handle
         return handle
-
-    def describe(self, worker: int) -> str:
-        """Names a worker in messages; one that has failed with its exit status and the last line of its log."""
-        log, handle = self._log(worker), self._newest.get(worker)
-        if handle is None or not handle.exitcode:
-            return f"worker {worker} (log: {log})"
-        return f"worker {worker} ({handle}; log: {log}{ending(log)})"
 
     @property
     def _part(self) -> str:
@@ -129,7 +119,7 @@ class JobTasksLauncher(Launcher):
     def _srun(self, node: str, words: Sequence[str], **more: str | None) -> list[str]:
         options = {
             **self._cfg.srun,
-            **{name.replace("_", "-"): value for name, value in more.items()},
+            **more,
             "jobid": self._environment["SLURM_JOB_ID"],
             "het-group": self._group,
             "nodelist": node,
@@ -137,35 +127,26 @@ class JobTasksLauncher(Launcher):
             "ntasks": 1,
             "overlap": True,
         }
-        return ["srun", *script.options(options), *words]
+        return ["srun", *commands.options(options), *words]
 
 
-class StepHandle:
-    """A started step (`collectx.transport.processes.Handle`). Only `join` blocks: a thread calls srun.
-
-    Attributes:
-        sentinel: a descriptor that becomes readable when the step has ended.
-        exitcode: srun's, once it has ended.
-    """
-
-    pid = None
+class StepHandle(RemoteHandle):
+    """A started step; its exit code is srun's. Only `join` blocks: a thread calls srun."""
 
     def __init__(self, command: Callable[[], list[str]], log: Path):
         """`command()` returns the command, and is called in the thread. Output of the step goes to `log`."""
+        super().__init__()
         self._log = log
-        self.sentinel, end = os.pipe()
-        weakref.finalize(self, os.close, self.sentinel)
-        self.exitcode: int | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._is_stopped = False
         self._lock = threading.Lock()
-        self._thread = threading.Thread(target=self._run_step, args=(command, end), name="collectx-step", daemon=True)
+        self._thread = threading.Thread(target=self._run_step, args=(command,), name="collectx-step", daemon=True)
         self._thread.start()
 
     def __str__(self) -> str:
-        return f"its srun ended with status {self.exitcode}"
+        return f"its srun ended with status {self.exitcode}" if self.exitcode else ""
 
-    def _run_step(self, command: Callable[[], list[str]], end: int) -> None:
+    def _run_step(self, command: Callable[[], list[str]]) -> None:
         code = 1
         try:
             words = command()
@@ -184,25 +165,23 @@ class StepHandle:
         except (OSError, LauncherError) as error:
             print(f"collectx: srun was not called: {error}", file=sys.stderr)
         finally:
-            self.exitcode = code
-            os.close(end)
+            self.finish(code)
 
     def join(self, timeout: float | None = None) -> None:
-        """Waits until the step has ended."""
         self._thread.join(timeout)
 
     def terminate(self) -> None:
         """srun forwards the signal to the worker."""
-        with self._lock:
-            self._is_stopped = True
-            if self._process is not None:
-                self._process.terminate()
+        self._stop(signal.SIGTERM)
 
     def kill(self) -> None:
+        self._stop(signal.SIGKILL)
+
+    def _stop(self, signum: int) -> None:
         with self._lock:
             self._is_stopped = True
             if self._process is not None:
-                self._process.kill()
+                self._process.send_signal(signum)
 
 
 def layout(environment: Mapping[str, str], part: str = "") -> list[str]:

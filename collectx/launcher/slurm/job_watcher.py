@@ -17,8 +17,9 @@ from types import TracebackType
 from typing import Self
 
 from collectx.errors import LauncherError
-from collectx.launcher.base import Launcher
-from collectx.launcher.slurm.worker_job import JobHandle, JobState, Scheduler, ending
+from collectx.launcher.base import Launcher, RemoteHandle
+from collectx.launcher.slurm.array import JobArray
+from collectx.launcher.slurm.commands import JobState
 from collectx.transport.batch_timers import Limit
 from collectx.transport.network.handshake import Endpoint
 
@@ -31,6 +32,47 @@ _RETRY_S = 10.0
 # Workers that wait in the queue for longer are reported; changes at most once per notice interval.
 _PATIENCE_S = 4.0
 _NOTICE_S = 15.0
+
+
+class JobHandle(RemoteHandle):
+    """The job of one life of a worker. Its exit code is 0 if it has completed, otherwise 1.
+
+    Attributes:
+        worker: its index.
+        id: the job's id; None until it is submitted.
+        state: the last known state.
+        released_until_s: when its grace period ends; None while it is needed.
+    """
+
+    def __init__(self, worker: int, release: Callable[[JobHandle], None]):
+        super().__init__()
+        self.worker = worker
+        self.id: str | None = None
+        self.state = JobState("NOT SUBMITTED", False, False)
+        self.created_s = time.monotonic()
+        self.released_until_s: float | None = None
+        self.submit_at_s = 0.0
+        self._release = release
+
+    def __str__(self) -> str:
+        return f"job {self.id}: {self.state}" if self.id else f"no job: {self.state}"
+
+    @property
+    def expects_log(self) -> bool:
+        return self.state.word == "FAILED"
+
+    def terminate(self) -> None:
+        """Cancels the job if it does not end by itself within the grace period."""
+        self._release(self)
+
+    def become(self, state: JobState) -> bool:
+        """Sets the state; returns whether it has changed."""
+        if state == self.state:
+            return False
+        self.state = state
+        if state.is_over:
+            self.finish(0 if state.word == "COMPLETED" else 1)
+        return True
 
 
 class JobWatcher(Launcher):
@@ -47,7 +89,7 @@ class JobWatcher(Launcher):
 
     def __init__(
         self,
-        scheduler: Scheduler,
+        scheduler: JobArray,
         num_workers: int,
         log: Callable[[int], Path],
         grace_s: float,
@@ -55,14 +97,11 @@ class JobWatcher(Launcher):
         announce: Callable[[Endpoint], None] | None = None,
         join_timeout: Limit | None = None,
     ):
-        super().__init__(announce, join_timeout)
+        super().__init__(log, announce, join_timeout)
         self._scheduler = scheduler
         self._num_workers = num_workers
-        self._log = log
         self._grace_s = grace_s
         self._say = say
-        # The newest job of each worker, and all jobs.
-        self._current: dict[int, JobHandle] = {}
         self._jobs: list[JobHandle] = []
         self._changed = threading.Condition()
         self._has_changed = False
@@ -83,12 +122,12 @@ class JobWatcher(Launcher):
             LauncherError: the scheduler refused the first jobs.
         """
         if life == 0:
-            if not self._current:
+            if not self._handles:
                 self._submit_all()
-            return self._current[worker]
+            return self._handles[worker]
         job = JobHandle(worker, self._release)
         with self._changed:
-            self._current[worker] = job
+            self._handles[worker] = job
             self._jobs.append(job)
             self._wake()
         return job
@@ -96,20 +135,12 @@ class JobWatcher(Launcher):
     def _submit_all(self) -> None:
         ids = self._scheduler.submit(range(self._num_workers))
         for worker, job_id in ids.items():
-            job = self._current[worker] = JobHandle(worker, self._release)
+            job = self._handles[worker] = JobHandle(worker, self._release)
             job.id = job_id
             self._jobs.append(job)
         first, last = ids[0], ids[self._num_workers - 1]
         self._say(f"workers are submitted: job {first}" + (f" to {last}" if last != first else ""))
         self._watcher.start()
-
-    def describe(self, worker: int) -> str:
-        """Names a worker in messages: its job with its state, its log, and the log's last line if it failed."""
-        job, log = self._current.get(worker), self._log(worker)
-        if job is None:
-            return f"worker {worker} (log: {log})"
-        end = ending(log, job.state.word == "FAILED") if job.exitcode else ""
-        return f"worker {worker} ({job}; log: {log}{end})"
 
     def _release(self, job: JobHandle) -> None:
         with self._changed:
@@ -146,8 +177,7 @@ class JobWatcher(Launcher):
                     job.released_until_s = 0.0
                 self._watcher.join()
                 raise
-        while self._jobs:
-            self._jobs.pop().close()
+        self._jobs.clear()
 
     # --- in the watcher's thread ---
 
@@ -220,7 +250,7 @@ class JobWatcher(Launcher):
         now_s = time.monotonic()
         waiting = [
             job
-            for job in self._current.values()
+            for job in self._handles.values()
             if not (job.state.has_started or job.state.is_over) and now_s >= job.created_s + _PATIENCE_S
         ]
         reasons: dict[str, list[str]] = {}

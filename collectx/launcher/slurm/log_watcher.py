@@ -12,16 +12,15 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import os
 import re
 import shlex
 import threading
 import time
-import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from collectx.errors import LauncherError
+from collectx.launcher.base import RemoteHandle
 from collectx.launcher.slurm import commands
 
 # The interval between two reads of the log.
@@ -78,22 +77,13 @@ def role_shell(python: str) -> str:
     return f'bash -c {shlex.quote(_ROLE)} {shlex.quote(python)} "$run"'
 
 
-class TaskHandle:
-    """The handle of a worker's task (`collectx.transport.processes.Handle`). No method blocks; srun ends the task.
-
-    Attributes:
-        sentinel: a descriptor that becomes readable when the task has failed.
-        exitcode: its exit status, once it has failed.
-    """
-
-    pid = None
+class TaskHandle(RemoteHandle):
+    """The handle of a worker's task, which finishes when the task has failed; srun ends the task."""
 
     def __init__(self, rank: int):
+        super().__init__()
         self._rank = rank
         self._host = self._how = ""
-        self.exitcode: int | None = None
-        self.sentinel = os.eventfd(0)
-        weakref.finalize(self, os.close, self.sentinel)
 
     def __str__(self) -> str:
         return "" if self.exitcode is None else f"task {self._rank} on {self._host} {self._how}"
@@ -104,16 +94,8 @@ class TaskHandle:
             return
         if how is None:
             how = f"was killed by signal {status - 128}" if status > 128 else f"ended with status {status}"
-        self._host, self._how, self.exitcode = host, how, status
-        os.eventfd_write(self.sentinel, 1)
-
-    def join(self, timeout: float | None = None) -> None:
-        """Returns at once."""
-
-    def terminate(self) -> None:
-        """Nothing: the worker ends with the trainer's connection."""
-
-    kill = terminate
+        self._host, self._how = host, how
+        self.finish(status)
 
 
 class LogWatcher:

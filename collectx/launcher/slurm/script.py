@@ -1,7 +1,12 @@
 """The batch script of equal runs: one SLURM job whose tasks are trainer and workers, or an array of such jobs.
 
-Used by the `collectx` command on the submitting host, and by `collectx/launcher/slurm/hetjob.py`. Must not know the
-tasks.
+With `launcher=submitit_delayed`, trainer and workers request different resources, as the two parts of one heterogeneous
+job, which SLURM starts together, on different nodes, and ends together:
+
+    batch script --- srun --het-group=0: task 0, the trainer
+                       \\- --het-group=1: task r, worker r - 1
+
+Used by the `collectx` command on the submitting host.
 """
 
 from __future__ import annotations
@@ -11,17 +16,18 @@ import shlex
 import sys
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from collectx.config import SlurmLauncherConfig
+from collectx.config.schema.launcher import PartResources, SlurmLauncherConfig, SubmititDelayedLauncherConfig
 from collectx.launcher.slurm import commands
 from collectx.launcher.slurm.log_watcher import role_shell
 
+# The workers' part of a heterogeneous job.
+WORKERS = 1
 _SEES = """\
 [ -e "$0/jobs/task.json" ] || { echo "$(hostname) does not see the run folder $0: all nodes must share its file system:
 choose another with hydra.run.dir or hydra.sweep.dir" >&2; exit 1; }
 """
-SEES_FOLDER = f'bash -c {shlex.quote(_SEES)} "$run"'
-SRUN = "--distribution=block --kill-on-bad-exit=0"
 
 
 def script(
@@ -32,7 +38,8 @@ def script(
     grace_s: float,
     after: Collection[str] = (),
 ) -> str:
-    """The batch script of equal runs: one job, or one array with a task for each.
+    """The batch script of equal runs: one job, or one array with a task for each. SLURM has no arrays of heterogeneous
+    jobs.
 
     Args:
         runs: the run folders; all nodes see them.
@@ -41,49 +48,38 @@ def script(
         grace_s: how long workers may run after the trainer's end, before they are killed.
         after: jobs that must end first.
     """
-    limit = "" if launcher.max_parallel is None else f"%{launcher.max_parallel}"
     if after:
         dependencies = [launcher.sbatch.get("dependency"), f"afterany:{':'.join(sorted(after))}"]
         dependency = ",".join(str(each) for each in dependencies if each)
         launcher = dataclasses.replace(launcher, sbatch=launcher.sbatch | {"dependency": dependency})
-    header = commands.header(
-        launcher,
-        job_name=job_name(runs),
-        ntasks=ntasks,
-        nodes=launcher.nodes,
-        array=f"0-{len(runs) - 1}{limit}" if len(runs) > 1 else None,
-        output="/dev/null",  # the script redirects its output to the log of its run
-        requeue=launcher.requeue,
-        no_requeue=not launcher.requeue,
-        no_kill=survives_nodes,
-    )
-    words = options({**launcher.srun, "container": launcher.container, "no-kill": survives_nodes})
-    look = [
-        'if [ "$SLURM_JOB_NUM_NODES" -gt 1 ]; then',
-        f'  srun --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 {SEES_FOLDER} || exit 1',
-        "fi",
-    ]
-    roles = f"srun {SRUN} {shlex.join(words)} {role_shell(launcher.python or sys.executable)}"
-    return batch(runs, header, launcher.setup, look, roles, grace_s)
-
-
-def job_name(runs: Sequence[Path]) -> str:
-    """The name of the run folder; for several runs, of the sweep's folder."""
-    return runs[0].name if len(runs) == 1 else runs[0].parent.name
-
-
-def batch(
-    runs: Sequence[Path], header: Sequence[str], setup: Sequence[str], look: Sequence[str], roles: str, grace_s: float
-) -> str:
-    """The batch script around the call of srun.
-
-    Args:
-        runs, grace_s: as in `script`.
-        header: `#SBATCH` lines.
-        setup: the user's lines of shell.
-        look: lines that end the job if a node does not see the run folder.
-        roles: the call of srun that starts all roles.
-    """
+    common = {
+        # The name of the run folder; for several runs, of the sweep's folder.
+        "job_name": runs[0].name if len(runs) == 1 else runs[0].parent.name,
+        "output": "/dev/null",  # the script redirects its output to the log of its run
+        "requeue": launcher.requeue,
+        "no_requeue": not launcher.requeue,
+        "no_kill": survives_nodes,
+    }
+    sees_folder = f'bash -c {shlex.quote(_SEES)} "$run" || exit 1'
+    if isinstance(launcher, SubmititDelayedLauncherConfig):
+        parts = [_part(launcher, resources) for resources in (launcher.trainer, launcher.worker)]
+        header = [
+            *commands.header(parts[0], **common, ntasks=1, nodes=1),
+            "#SBATCH hetjob",
+            *commands.header(parts[1], **common, ntasks=ntasks - 1, nodes=launcher.nodes),
+        ]
+        nodes = f'"$SLURM_JOB_NUM_NODES_HET_GROUP_{WORKERS}"'
+        look = f"srun --het-group={WORKERS} --ntasks={nodes} --ntasks-per-node=1 {sees_folder}"
+        # srun has no environment variable for the cores of the parts.
+        groups = [{"cpus-per-task": part.cpus_per_task, "het-group": group} for group, part in enumerate(parts)]
+        calls = [_call(part, survives_nodes, group) for part, group in zip(parts, groups, strict=True)]
+    else:
+        limit = "" if launcher.max_parallel is None else f"%{launcher.max_parallel}"
+        array = f"0-{len(runs) - 1}{limit}" if len(runs) > 1 else None
+        header = commands.header(launcher, **common, ntasks=ntasks, nodes=launcher.nodes, array=array)
+        look = f'srun --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 {sees_folder}'
+        look = f'if [ "$SLURM_JOB_NUM_NODES" -gt 1 ]; then {look}; fi'
+        calls = [_call(launcher, survives_nodes, {})]
     lines = [
         "#!/bin/bash",
         *header,
@@ -96,12 +92,10 @@ def batch(
         'ended="$run/jobs/exit_status.$SLURM_JOB_ID"',
         'rm -f "$ended" "$run/result.json"  # of an earlier attempt of the job',
         'stat --format=%s "$run/logs/job.log" > "$run/jobs/log_begin"',
-        "# Since 22.05, srun does not take it over from sbatch.",
-        'if [ -n "$SLURM_CPUS_PER_TASK" ]; then export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"; fi',
-        *commands.set_up(setup),
+        *commands.set_up(launcher.setup),
         "",
-        *look,
-        f"{roles} &",
+        look,
+        f"srun --distribution=block --kill-on-bad-exit=0 {' : '.join(calls)} &",
         "roles=$!",
         "# A worker that has not ended after the trainer hangs.",
         f'(until [ -e "$ended" ]; do sleep 1; done; sleep {grace_s:g}; kill -KILL "$roles") &',
@@ -115,6 +109,19 @@ def batch(
     return "\n".join(lines)
 
 
+def _part(launcher: SubmititDelayedLauncherConfig, resources: PartResources) -> SubmititDelayedLauncherConfig:
+    """The launcher with the resources of one part."""
+    fields: dict[str, Any] = {key: value for key, value in vars(resources).items() if value is not None}
+    fields["sbatch"] = launcher.sbatch | resources.sbatch
+    return dataclasses.replace(launcher, **fields)
+
+
+def _call(launcher: SlurmLauncherConfig, survives_nodes: bool, more: Mapping[str, object]) -> str:
+    """The arguments of srun for one part of the job."""
+    options = {**launcher.srun, "container": launcher.container, "no-kill": survives_nodes, **more}
+    return f"{shlex.join(commands.options(options))} {role_shell(launcher.python or sys.executable)}"
+
+
 def submit(path: Path, text: str, num_runs: int) -> list[str]:
     """Writes the script and submits it; returns the job ids of the runs, such as 17, or 17_0 and 17_1.
 
@@ -125,12 +132,3 @@ def submit(path: Path, text: str, num_runs: int) -> list[str]:
     path.write_text(text)
     job = commands.submit([str(path)])
     return [job] if num_runs == 1 else [f"{job}_{index}" for index in range(num_runs)]
-
-
-def options(values: Mapping[str, object]) -> list[str]:
-    """srun's arguments; None and False leave an option out, True is an option without a value."""
-    return [
-        f"--{key}" if value is True else f"--{key}={value}"
-        for key, value in values.items()
-        if value is not None and value is not False
-    ]

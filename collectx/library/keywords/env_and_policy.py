@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from tensordict.nn import CudaGraphModule
 
-from collectx.config import PolicyConfig, RandomPolicyConfig
+from collectx.config.schema.policy import PolicyConfig
 from collectx.library.keywords.coerce import exploration_name, exploration_problems, for_each, kwargs_of
 from collectx.library.keywords.options import option
 from collectx.library.keywords.specs import Keywords
@@ -159,7 +159,7 @@ class EnvAndPolicy(Keywords):
     def policies(self) -> list[PolicyConfig]:
         """Each worker's policy, as a choice of the group."""
         return [
-            RandomPolicyConfig(kind="random")
+            PolicyConfig(kind="random")
             if self.policy is None and factory is None
             else UserPolicyConfig(
                 kind="given",

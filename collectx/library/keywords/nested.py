@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from collectx.config import BackendConfig
+from collectx.config.schema.launcher import BackendConfig
 from collectx.library.keywords.coerce import device_problem, exploration_name, exploration_problems, for_each
 from collectx.library.keywords.options import option
 from collectx.library.keywords.specs import Keywords

@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 
-from collectx.config import GROUP_BACKENDS, BackendConfig, RayLauncherConfig, RpcBackendConfig
+from collectx.config.derived import GROUP_BACKENDS
+from collectx.config.schema.launcher import BackendConfig, RayLauncherConfig, RpcBackendConfig
 from collectx.library.keywords.coerce import device_problem, for_each
 from collectx.library.keywords.nested import Nested
 from collectx.library.keywords.options import limited, option

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from collectx.config import DevicesConfig
+from collectx.config.schema.launcher import DevicesConfig
 from collectx.library.keywords.coerce import device_name, device_problem, for_each
 from collectx.library.keywords.options import limited, option
 

@@ -1,7 +1,7 @@
 """The interface of a pair: the byte channel between the trainer and one worker, of these two alone, so that the death
 of a worker breaks no other channel and a replacement can join.
 
-Each backend is a module `collectx/transport/network/KIND.py` with two functions (or classes):
+Each backend is a module (`collectx.config.registry`) with two functions (or classes):
 
     make(setup: PairSetup) -> Pair     one end of a pair
     why_not() -> str | None            why the backend cannot work in this process; its libraries can be imported
@@ -13,13 +13,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib import import_module
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
 
+from collectx.config.registry import implementation
 from collectx.transport.connections import set_receive_timeout
 
 TRAINER, WORKER = 0, 1
@@ -99,7 +99,7 @@ class LinkConfig:
         rows, steps, num_slots, weights_nbytes: see `SlabSpec`.
         timeout_s: a connection over a cut cable breaks within about this time. Making the pair, a send and a receive
             may take as long, and at least `_PAIR_S`.
-        backend: gloo, nccl, mpi, ucc, rpc or ray; it must be available (`collectx.transport.network.availability`).
+        backend: a kind of network backend; it must be available (`collectx.transport.network.availability`).
         devices: `PairSetup.device` of the trainer's end and of the worker's.
         options: see `PairSetup`.
     """
@@ -118,7 +118,7 @@ class LinkConfig:
         timeout_s = max(self.timeout_s, _PAIR_S)
         setup = PairSetup(connection, rank, address, timeout_s, self.devices[rank], self.options)
         set_receive_timeout(connection, timeout_s)
-        pair = import_module(f"collectx.transport.network.{self.backend}").make(setup)
+        pair = implementation("backend", self.backend).make(setup)
         set_receive_timeout(connection, None)
         return pair
 

@@ -12,7 +12,7 @@ import pytest
 
 import collectx.run
 from collectx.cli import watch
-from collectx.config import RunConfig
+from collectx.config.schema.run import RunConfig
 from collectx.errors import LauncherError
 from collectx.launcher.slurm import commands
 from collectx.run import RunFolder, snapshot

@@ -10,7 +10,10 @@ import pytest
 
 from collectx.cli.compose import Composer, compose, names, without_hydra
 from collectx.cli.typed import typed
-from collectx.config import GROUPS, KINDS, CountingEnvConfig, GymEnvConfig, PpoTrainerConfig, RunConfig
+from collectx.config.registry import GROUPS, KINDS
+from collectx.config.schema.env import CountingEnvConfig, GymEnvConfig
+from collectx.config.schema.run import RunConfig
+from collectx.config.schema.trainer import PpoTrainerConfig
 from collectx.errors import ConfigError
 
 CONF = Path(str(resources.files("collectx.conf")))
@@ -41,7 +44,7 @@ def test_every_choice_of_a_group_has_the_type_of_its_kind(index: int):
     assert [problem for problem in problems if "is not set: give" not in problem] == []
     for group in GROUPS:
         if KINDS[group]:
-            assert type(getattr(cfg, group)) is KINDS[group][getattr(cfg, group).kind]
+            assert type(getattr(cfg, group)) is KINDS[group][getattr(cfg, group).kind].schema
 
 
 @pytest.mark.parametrize("experiment", choices("experiment"))

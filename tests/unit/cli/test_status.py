@@ -11,7 +11,7 @@ import pytest
 
 from collectx.cli import run_status, status
 from collectx.errors import LauncherError
-from collectx.launcher.slurm.worker_job import JobState
+from collectx.launcher.slurm.commands import JobState
 from collectx.run import RunFolder
 from collectx.run.files import write_json
 

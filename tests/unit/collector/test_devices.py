@@ -10,7 +10,7 @@ from collecting import config
 from worlds.cartpoles import cartpole
 
 from collectx import RayCollector, RPCCollector
-from collectx.config import RpcBackendConfig
+from collectx.config.schema.launcher import RpcBackendConfig
 from collectx.errors import ConfigError, LauncherError, RendezvousError
 from collectx.run import preflight, rules
 from collectx.worker.entry import set_visible_device

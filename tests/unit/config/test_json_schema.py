@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from collectx.cli import schema
-from collectx.config import GROUPS
+from collectx.config.registry import GROUPS
 
 CONF = Path(schema.__file__).parents[1] / "conf"
 

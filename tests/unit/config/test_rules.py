@@ -8,7 +8,7 @@ import pytest
 import torch
 from composing import composed, examine
 
-from collectx.config import backend_of
+from collectx.config.derived import backend_of
 from collectx.config.warnings import warnings_of
 from collectx.run import preflight
 from collectx.transport.network import availability

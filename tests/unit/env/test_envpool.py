@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from stepping import Stepper
 
-from collectx.config import EnvPoolEnvConfig
+from collectx.config.schema.env import EnvPoolEnvConfig
 from collectx.env import build
 
 # One process of xdist imports it: that takes two seconds.

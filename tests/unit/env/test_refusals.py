@@ -10,10 +10,10 @@ import pytest
 from collecting import counting, gym, gym_vector
 from gymnasium.error import DependencyNotInstalled
 
-from collectx.config import EnvConfig, EnvPoolEnvConfig, TorchrlEnvConfig
+from collectx.config.schema.env import EnvConfig, EnvPoolEnvConfig, TorchrlEnvConfig
 from collectx.env import build
-from collectx.env.gym_factory import resolve
 from collectx.errors import CollectxError, ConfigError
+from collectx.user_objects import resolve
 
 
 def envpool(id="CartPole-v1", **kwargs):

@@ -20,7 +20,7 @@ from collectx import Collector
 from collectx import collector as collectors
 from collectx import trainer as trainers
 from collectx.cli.compose import compose
-from collectx.config import TorchrlEnvConfig
+from collectx.config.schema.env import TorchrlEnvConfig
 from collectx.env import read_spec
 from collectx.env.torchrl import TorchrlEnv, split_serial_env
 from collectx.errors import ConfigError, ShapeError, SpaceError
@@ -130,7 +130,7 @@ def test_returns_sum_all_rewards():
         batch = next(collector)
     (part,) = collector.delivery.parts
     rewards = batch["next", "agents", "reward"].sum((-1, -2)).reshape(6, 5).sum(-1)
-    np.testing.assert_allclose(part.returns, rewards, rtol=1e-5)
+    np.testing.assert_allclose(part.report.returns, rewards, rtol=1e-5)
 
 
 def test_a_trainer_that_learns_from_one_reward_refuses_others():

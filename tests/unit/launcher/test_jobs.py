@@ -8,8 +8,8 @@ import pytest
 
 from collectx.errors import LauncherError
 from collectx.launcher.slurm import job_watcher
+from collectx.launcher.slurm.commands import JobState
 from collectx.launcher.slurm.job_watcher import JobWatcher
-from collectx.launcher.slurm.worker_job import JobState
 
 PENDING = JobState("PENDING", False, False, "Resources")
 RUNNING = JobState("RUNNING", False, True, "", "n1")

@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 from composing import composed, examine
 
-from collectx.config import as_dict, from_dict
+from collectx.config.registry import from_dict
+from collectx.config.schema.run import as_dict
 from collectx.errors import ConfigError
-from collectx.launcher.slurm import hetjob
 from collectx.launcher.slurm.array import slurm_resources
+from collectx.launcher.slurm.script import script
 
 
 def options_of(text):
@@ -61,7 +62,7 @@ def test_each_part_of_a_job_has_its_own_options_and_the_common_ones():
     asked = [f"launcher.{word}" for word in common.split()] + [f"launcher.trainer.{word}" for word in own.split()]
     cfg = composed(" ".join([DELAYED, *asked]))
     assert from_dict(as_dict(cfg)) == cfg
-    text = hetjob.script(Path("/runs/a b"), cfg.launcher, 3, False, 15.0)
+    text = script([Path("/runs/a b")], cfg.launcher, 4, False, 15.0)
     trainer, worker = (set(options_of(part)) for part in text.split("#SBATCH hetjob"))
     assert trainer >= {"--partition=gpu", "--gres=gpu:1", "--cpus-per-task=8", "--mem=2G", "--ntasks=1", "--nodes=1"}
     assert worker >= {"--partition=cpu", "--cpus-per-task=2", "--mem=1G", "--ntasks=3", "--nodes=2"}
@@ -72,7 +73,7 @@ def test_each_part_of_a_job_has_its_own_options_and_the_common_ones():
     assert "--cpus-per-task=2 --het-group=1" in text
     # Lost nodes end the job unless workers are replaced.
     assert "--no-kill" not in text
-    surviving = hetjob.script(Path("/runs/a b"), cfg.launcher, 3, True, 15.0)
+    surviving = script([Path("/runs/a b")], cfg.launcher, 4, True, 15.0)
     assert surviving.count("--no-kill") == 4  # of both parts and their calls of srun
 
 

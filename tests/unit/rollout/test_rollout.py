@@ -18,7 +18,7 @@ from worlds.spaceenv import SpaceEnv, read
 
 from collectx import policy as policies
 from collectx.batch import Layout, batch_leaves
-from collectx.config import as_dict
+from collectx.config.schema.run import as_dict
 from collectx.env import build, read_spec
 from collectx.errors import ShapeError
 from collectx.policy import ExplorationType, make_actor
@@ -59,7 +59,7 @@ def test_a_ragged_row_is_of_one_env_and_no_frame_is_lost_or_repeated(lengths, st
     expected, lengths_told = [(1, 1)] * size, []
     for number in range(20):
         stats = rollout.collect(rows, number)
-        lengths_told += stats.episodes[1].tolist()
+        lengths_told += stats.lengths.tolist()
         for row in range(size):
             tensors = {key: tensor[row] for key, tensor in slot.tensors.items()}
             frames = [read(reward) for reward in tensors["next", "reward"]]

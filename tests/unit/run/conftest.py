@@ -10,14 +10,15 @@ import pytest
 import torch
 
 from collectx import trainer as trainers
-from collectx.collector.batch_info import Delivery, Part, Timings
-from collectx.config import MeterTrainerConfig
+from collectx.collector.batch_info import Delivery
+from collectx.config.schema.trainer import TrainerConfig
 from collectx.run import RunFolder
+from collectx.transport.base import Arrival, BatchReport
 
 
 def _part(worker=0, policy_version=0, frames=10, returns=(), timings=(1.0, 2.0, 3.0, 4.0)):
-    lengths = np.full(len(returns), 5)
-    return Part(worker, policy_version, frames, Timings(*timings), np.array(returns, float), lengths)
+    episodes = np.array(returns, float), np.full(len(returns), 5)
+    return Arrival(worker, 0, BatchReport(policy_version, frames, *timings[:2], *episodes, *timings[2:]))
 
 
 @pytest.fixture
@@ -26,7 +27,7 @@ def delivery():
 
     def make(index, *parts, version=0):
         parts = [_part(**part) for part in parts or [{}]]
-        return Delivery(index, sum(part.frames for part in parts), tuple(parts), version, waited_s=0.25)
+        return Delivery(index, sum(part.report.frames for part in parts), tuple(parts), version, waited_s=0.25)
 
     return make
 
@@ -43,7 +44,7 @@ def cfg():
     """One worker in this process: 5 batches of 20 frames, which are digested."""
     size = {"num_workers": 1, "frames_per_batch": 20, "total_frames": 100, "device": "cpu"}
     made = collecting.config("single", "inline", collecting.counting(2, 15, 3), seed=3, **size)
-    return replace(made, trainer=MeterTrainerConfig(kind="meter", digest=True))
+    return replace(made, trainer=TrainerConfig(kind="meter", digest=True))
 
 
 class Meter:

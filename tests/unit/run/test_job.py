@@ -17,7 +17,7 @@ from omegaconf import OmegaConf
 from worlds.faulty import FAULTS, Wordless
 
 from collectx import trainer as trainers
-from collectx.config import RunOptions
+from collectx.config.schema.run import RunOptions
 from collectx.errors import ConfigError, SpaceError
 from collectx.run import RunFolder, Status, cores, execute, job
 

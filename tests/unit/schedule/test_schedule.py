@@ -11,7 +11,7 @@ from collectx.schedule.replay import ReplaySchedule, slots_needed
 from collectx.schedule.sync import SyncSchedule
 from collectx.transport.base import Arrival, BatchReport
 
-TALLY = BatchReport(0, 0.0, 0.0, 0.0, 0.0, np.zeros(0), np.zeros(0, int))
+TALLY = BatchReport(0, 0, 0.0, 0.0, np.zeros(0), np.zeros(0, int))
 
 
 def arrival(worker, slot=0):

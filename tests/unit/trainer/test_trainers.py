@@ -9,7 +9,8 @@ import torch
 from collectx import env, policy, trainer
 from collectx.batch import to_tensordict
 from collectx.cli.compose import compose
-from collectx.config import CustomTrainerConfig, MlpPolicyConfig
+from collectx.config.schema.policy import MlpPolicyConfig
+from collectx.config.schema.trainer import CustomTrainerConfig
 from collectx.errors import ConfigError
 from collectx.trainer.actor_critic import Critic
 from collectx.user_objects import UserPolicyConfig

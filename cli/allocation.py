@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 
 from collectx.cli import output, watch
-from collectx.cli.task import JobRun, Task
+from collectx.cli.run_status import Outcome, SubmittedRun
 from collectx.config.derived import num_tasks_of
 from collectx.config.schema.launcher import SlurmLauncherConfig
 from collectx.errors import ConfigError
@@ -36,10 +36,13 @@ def job() -> str | None:
     return os.environ.get("SLURM_JOB_ID")
 
 
-def run_steps(task: Task, runs: Sequence[JobRun], job: str, grace_s: float) -> None:
-    """Blocks until all runs have ended or one was interrupted; adds to `task.results`.
+def run_steps(
+    runs: Sequence[SubmittedRun], argv: Sequence[str], job: str, grace_s: float, results: list[Outcome]
+) -> None:
+    """Blocks until all runs have ended or one was interrupted; adds to `results`.
 
     Args:
+        argv: the command line as typed, for the snapshot.
         grace_s: how long after `collector.close_timeout_s` the workers are killed.
 
     Raises:
@@ -52,18 +55,18 @@ def run_steps(task: Task, runs: Sequence[JobRun], job: str, grace_s: float) -> N
         "nodes, and no job is submitted. To submit one: env -u SLURM_JOB_ID collectx run ..."
     )
     for run in runs:
-        step = Step(run, job, ["collectx", *task.argv], grace_s)
+        step = Step(run, job, list(argv), grace_s)
         watcher = watch.Watcher([(run.name, RunFolder(run.folder), run.cfg, job)], step)
-        task.results += watcher.watch()
+        results += watcher.watch()
         step.join()
-        if task.results[-1].status is Status.INTERRUPTED:
+        if results[-1].status is Status.INTERRUPTED:
             break
 
 
 class Step:
     """One run as a step, started at construction; the `watch.Scheduler` of that run."""
 
-    def __init__(self, run: JobRun, job: str, argv: list[str], grace_s: float):
+    def __init__(self, run: SubmittedRun, job: str, argv: list[str], grace_s: float):
         launcher, files = run.cfg.launcher, RunFolder(run.folder)
         assert isinstance(launcher, SlurmLauncherConfig)
         self._job = job
@@ -126,7 +129,7 @@ class Step:
         self._process.terminate()
 
 
-def _size_problems(run: JobRun, job: str) -> list[str]:
+def _size_problems(run: SubmittedRun, job: str) -> list[str]:
     launcher, text = run.cfg.launcher, os.environ.get("SLURM_JOB_CPUS_PER_NODE", "")
     assert isinstance(launcher, SlurmLauncherConfig)
     cores = sum(per_node(text))

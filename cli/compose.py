@@ -6,37 +6,38 @@ loader, as its public one cannot compose inside a running application.
 
 from __future__ import annotations
 
-import hashlib
+import dataclasses
 import os
-import re
 import warnings
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import yaml
 from hydra._internal.callbacks import Callbacks
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.utils import create_config_search_path
 from hydra.core.config_search_path import SearchPathQuery
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
-from hydra.core.utils import JobRuntime, configure_log, run_job, setup_globals
+from hydra.core.utils import JobRuntime, configure_log, setup_globals
 from hydra.errors import HydraException
-from hydra.types import HydraContext, RunMode, TaskFunction
+from hydra.types import HydraContext, RunMode
 from hydra.version import setbase
-from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from collectx.cli import experiment, signatures
+from collectx.cli import signatures
 from collectx.cli.overrides import Checked, check
-from collectx.cli.typed import typed
-from collectx.config.registry import GROUPS
+from collectx.config.check import UNSET, Unresolved
+from collectx.config.check import check as check_config
+from collectx.config.registry import GROUPS, KINDS
 from collectx.config.schema.fields import incomplete
 from collectx.config.schema.run import RunConfig, as_dict
 from collectx.errors import ConfigError
 from collectx.run import rules
 
 SEARCH_PATH = "pkg://collectx.conf"
-_NAME_LENGTH = 120
 
 
 def compose(overrides: Sequence[str] = (), config_dir: str | os.PathLike[str] | None = None) -> RunConfig:
@@ -51,9 +52,9 @@ def compose(overrides: Sequence[str] = (), config_dir: str | os.PathLike[str] | 
     """
     composer = Composer(config_dir)
     checked = composer.check(overrides)
-    composed = composer.examine(checked)
-    if composed.problems:
-        raise ConfigError(composed.problems)
+    composed = composer.examine(checked.overrides, checked.broken)
+    if problems := [*checked.problems, *composed.problems]:
+        raise ConfigError(problems)
     return composed.cfg
 
 
@@ -64,7 +65,7 @@ class Composed:
     Attributes:
         node: the untyped configuration, Hydra's part included; empty if Hydra could not compose it.
         cfg: the typed configuration; options with problems are absent.
-        problems: every problem, including those of the overrides.
+        problems: every problem of the configuration.
         note: message about keys of an experiment that were removed, or "".
     """
 
@@ -100,62 +101,88 @@ class Composer:
             for group in self._loader.list_groups("")
             if group != "hydra"
         }
-        # Groups whose choices are files of complete runs.
-        self._preset_groups = {group for group in self.groups if group not in GROUPS}
 
     def check(self, overrides: Sequence[str]) -> Checked:
         """Reads the overrides one by one; see `collectx/cli/overrides.py`."""
         return check(overrides, self.groups)
 
-    def load(self, overrides: Sequence[str], mode: RunMode = RunMode.RUN) -> DictConfig:
+    def load(
+        self, overrides: Sequence[str], mode: RunMode = RunMode.RUN, master: DictConfig | None = None
+    ) -> DictConfig:
         """The untyped configuration, Hydra's part (`hydra`) included.
+
+        Args:
+            master: the configuration of the sweep, if the overrides are one of its points. It has the overrides of
+                Hydra's part, and values such as the time of the sweep's folder.
 
         Raises:
             ConfigError: Hydra could not compose it.
         """
         try:
+            if master is not None:
+                return self._loader.load_sweep_config(master, list(overrides))
             return self._loader.load_configuration(self.config_name, list(overrides), mode)
         except (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError) as error:
             raise ConfigError([str(error).strip()]) from error
 
-    def examine(self, checked: Checked, overrides: Sequence[str] | None = None) -> Composed:
+    def load_without_unused_keys(
+        self, overrides: Sequence[str], master: DictConfig | None = None
+    ) -> tuple[DictConfig, str]:
+        """The untyped configuration without the keys of an experiment that belong to a choice which the overrides
+        replace (`experiment=cartpole_ppo trainer=meter` lacks the keys that only PPO has), and the message about them,
+        or ""."""
+        node = self.load(overrides, master=master)
+        unused = self._unused_keys(node)
+        if not unused:
+            return node, ""
+        groups = dict.fromkeys(path.partition(".")[0] for path in unused)
+        chosen = " ".join(f"{group}={node.hydra.runtime.choices[group]}" for group in groups)
+        presets = " and ".join(dict.fromkeys(unused.values()))
+        note = f"{chosen}: has no {', '.join(unused)}, which {presets} sets: left out."
+        return self.load([*overrides, *(f"~{path}" for path in unused)], master=master), note
+
+    def examine(
+        self, overrides: Sequence[str], broken: Collection[str] = (), master: DictConfig | None = None
+    ) -> Composed:
         """Composes the configuration and checks it.
 
         Args:
-            checked: what `check` returned.
-            overrides: one point of a sweep; by default all of `checked.overrides`.
+            overrides: overrides that `check` accepts.
+            broken: groups that are not checked, as their choice is wrong.
+            master: see `load`.
         """
-        words = checked.overrides if overrides is None else overrides
         try:
-            node, note = self.without_unused_keys(words)
+            node, note = self.load_without_unused_keys(overrides, master)
         except ConfigError as error:
-            return Composed(DictConfig({}), incomplete(RunConfig), [*checked.problems, *error.problems])
-        cfg, problems = typed(without_hydra(node), ignore=checked.broken)
-        problems = [*checked.problems, *problems, *rules.problems(cfg), *signatures.problems(cfg)]
-        return Composed(node, cfg, problems, note)
+            return Composed(DictConfig({}), incomplete(RunConfig), list(error.problems))
+        cfg, problems = typed(without_hydra(node), ignore=broken)
+        return Composed(node, cfg, [*problems, *rules.problems(cfg), *signatures.problems(cfg)], note)
 
-    def without_unused_keys(self, overrides: Sequence[str]) -> tuple[DictConfig, str]:
-        """The untyped configuration without `experiment.unused_keys`, and the message about them, or ""."""
-        node = self.load(overrides)
-        if not any(text.lstrip("+").partition("=")[0] in self._preset_groups for text in overrides):
-            return node, ""
-        unused = experiment.unused_keys(node, self._loader)
-        if not unused:
-            return node, ""
-        return self.load([*overrides, *(f"~{path}" for path in unused)]), experiment.describe(node, unused)
-
-    def run(self, node: DictConfig, task: TaskFunction) -> None:
-        """Calls `task` as `hydra.main` does, with a configuration that is composed already: makes the run folder with
-        `.hydra`, and sets up logging. Blocks until `task` returns; raises its error."""
+    def context(self, node: DictConfig) -> HydraContext:
+        """Sets up logging and the user's callbacks, as `hydra.main` does, for a run or sweep that is composed."""
         JobRuntime.instance().set("name", node.hydra.job.name)
-        node.hydra.mode = RunMode.RUN
         configure_log(node.hydra.hydra_logging, node.hydra.verbose)
-        callbacks = Callbacks(node)
-        callbacks.on_run_start(config=node, config_name=self.config_name)
-        context = HydraContext(config_loader=self._loader, callbacks=callbacks)
-        job = run_job(task, node, job_dir_key="hydra.run.dir", job_subdir_key=None, hydra_context=context)
-        callbacks.on_run_end(config=node, config_name=self.config_name, job_return=job)
-        _ = job.return_value  # raises the error of a failed job
+        return HydraContext(config_loader=self._loader, callbacks=Callbacks(node))
+
+    def _unused_keys(self, node: DictConfig) -> dict[str, str]:
+        """Paths such as `trainer.gamma`, each with the experiment that sets it, `experiment=cartpole_ppo`."""
+        overrides = [text.lstrip("+~") for text in overrides_of(node)]
+        groups = {group for group in GROUPS if KINDS[group] and any(text.startswith(f"{group}=") for text in overrides)}
+        unused = {}
+        for preset, choice in node.hydra.runtime.choices.items() if groups else ():
+            if preset in GROUPS or "/" in str(preset) or choice is None:
+                continue
+            loaded = self._loader.repository.load_config(f"{preset}/{choice}")
+            for group in groups:
+                section = loaded.config.get(group) if loaded and isinstance(loaded.config, DictConfig) else None
+                if not isinstance(section, DictConfig):
+                    continue
+                kind = KINDS[group].get(node[group].kind)
+                known = {field.name for field in dataclasses.fields(kind.schema)} if kind is not None else set(section)
+                for path in (f"{group}.{key!s}" for key in section if key not in known):
+                    if not any(text.startswith((f"{path}=", f"{path}.")) for text in overrides):
+                        unused[path] = f"{preset}={choice}"
+        return unused
 
 
 def without_hydra(node: DictConfig) -> DictConfig:
@@ -166,10 +193,13 @@ def without_hydra(node: DictConfig) -> DictConfig:
     return copy
 
 
+def overrides_of(node: DictConfig, part: str = "task") -> list[str]:
+    """The overrides of a composed configuration as written: those of Hydra's part (`hydra`), or the others (`task`)."""
+    return [str(text) for text in OmegaConf.to_container(node.hydra.overrides[part], resolve=False) or ()]
+
+
 def parsed(overrides: Sequence[str]) -> list[Override]:
     """Parses overrides, which must have passed `check`, into Hydra's form."""
-    from hydra.core.override_parser.overrides_parser import OverridesParser
-
     return OverridesParser.create().parse_overrides(list(overrides))
 
 
@@ -182,40 +212,24 @@ def config_text(cfg: RunConfig) -> str:
     return OmegaConf.to_yaml(OmegaConf.create(content), sort_keys=True)
 
 
-@dataclass(frozen=True)
-class Point:
-    """One combination of a sweep.
-
-    Attributes:
-        overrides: all of them, the swept ones with one value each.
-        name: the swept ones, as in `collector.num_workers=2,seed=1`: the point's folder and its row in the table.
-    """
-
-    overrides: tuple[str, ...]
-    name: str
+def typed(node: DictConfig, ignore: Collection[str] = ()) -> tuple[RunConfig, list[str]]:
+    """The configuration of a composition without Hydra's part, and its problems; see `collectx.config.check.check`. The
+    composition itself is untyped: Hydra would stop at the first problem, and its advice to put a `+` before an unknown
+    key would switch its own check off."""
+    cfg, problems = check_config({str(key): _plain(node, str(key)) for key in node}, ignore)
+    return cfg, [problem.text() for problem in problems]
 
 
-def points(overrides: Sequence[Override]) -> list[Point]:
-    """Every combination of the swept values, the last one fastest."""
-    from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
-
-    (combinations,) = BasicSweeper.split_arguments(list(overrides), None)
-    return [Point(tuple(each), name) for each, name in zip(combinations, names(combinations), strict=True)]
-
-
-def names(combinations: Sequence[Sequence[str]], fixed: Collection[str] | None = None) -> list[str]:
-    """The names of the points: the overrides that differ between them, or from `fixed`, the overrides of all points."""
-    columns = [*zip(*combinations, strict=True)]
-    varied = [each for each in columns if len(set(each)) > 1 or (fixed is not None and each[0] not in fixed)]
-    if not varied:
-        return ["0"] * len(combinations)
-    rows = zip(*varied, strict=True)
-    return [_folder_name(",".join(text.lstrip("+") for text in row)) for row in rows]
-
-
-def _folder_name(text: str) -> str:
-    """`text` without characters that a path cannot have; long names are cut and end with a hash."""
-    safe = re.sub(r"[^\w.,=+-]+", "_", text)
-    if len(safe) <= _NAME_LENGTH:
-        return safe
-    return f"{safe[: _NAME_LENGTH - 9]}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+def _plain(node: DictConfig, key: str) -> Any:
+    """The value of a key as plain data, interpolations resolved: those of a group one by one."""
+    if OmegaConf.is_missing(node, key):
+        return UNSET
+    try:
+        value = node[key]
+        if isinstance(value, DictConfig) and not value._is_none() and key in GROUPS:
+            return {str(name): _plain(value, str(name)) for name in value}
+        if isinstance(value, (DictConfig, ListConfig)):
+            return OmegaConf.to_container(value, resolve=True)
+        return value
+    except OmegaConfBaseException as error:
+        return Unresolved(str(error).splitlines()[0])

@@ -19,6 +19,7 @@ from collectx.cli import foreign_code, output
 from collectx.cli.arguments import Arguments, split
 from collectx.cli.compose import Composer, parsed
 from collectx.cli.run import launch
+from collectx.cli.run_status import Outcome
 from collectx.config.derived import ASYNC
 from collectx.config.registry import GROUPS
 from collectx.errors import ConfigError, DamagedFile
@@ -70,9 +71,9 @@ def _reproduce(arguments: Arguments, argv: Sequence[str]) -> int:
     had_digest = bool(digests) and all(digests)
     composer = _composer(saved, overrides, arguments.config_dir)
     checked = composer.check(overrides)
-    composed = composer.examine(checked)
-    if composed.problems:
-        raise ConfigError(composed.problems)
+    composed = composer.examine(checked.overrides, checked.broken)
+    if problems := [*checked.problems, *composed.problems]:
+        raise ConfigError(problems)
     foreign_code.check(old, composed.cfg, "trust" in arguments.flags)
     for override in parsed(checked.overrides):
         if override.key_or_group == "hydra.run.dir" and Path(str(override.value())).resolve() == old.path.resolve():
@@ -93,7 +94,7 @@ def _reproduce(arguments: Arguments, argv: Sequence[str]) -> int:
     reason = _order_problem(old, collector, overrides)
     if reason is None:
         overrides = (*overrides, f"++collector.order_of={old.path.absolute()}")
-    results: list[Any] = []
+    results: list[Outcome] = []
     status = launch(composer, Arguments(overrides, _flags(arguments)), argv, results)
     # The error of a failed run may repeat after its last batch.
     if not results or not had_digest or status not in ((0, 1) if ended == "failed" else (0,)):

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from collectx.config.schema.run import RunConfig
 from collectx.errors import LauncherError
 from collectx.launcher.slurm.commands import JobState
 from collectx.run import Status
@@ -44,6 +45,28 @@ class RunStatus:
     @property
     def has_ended(self) -> bool:
         return self.status.has_ended
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended, and its folder."""
+
+    status: Status
+    folder: Path
+
+
+@dataclass(frozen=True)
+class SubmittedRun:
+    """A run that is a job of SLURM, trainer and workers.
+
+    Attributes:
+        name: distinguishes it from the other runs of a sweep.
+        folder: its run folder, absolute.
+    """
+
+    name: str
+    folder: Path
+    cfg: RunConfig
 
 
 def write_job(files: RunFolder, job: str) -> None:

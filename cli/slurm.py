@@ -11,12 +11,11 @@ import json
 import shlex
 from collections import deque
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from collectx.cli import allocation, output, run_status, watch
 from collectx.cli.compose import config_text
-from collectx.cli.task import JobRun, Task
+from collectx.cli.run_status import Outcome, SubmittedRun
 from collectx.config.derived import num_tasks_of
 from collectx.config.schema.launcher import SlurmLauncherConfig, SubmititDelayedLauncherConfig
 from collectx.config.schema.run import RunConfig, as_dict
@@ -34,16 +33,13 @@ _LARGEST_ARRAY = 1000
 _GRACE_S = 5.0
 
 
-@dataclass(frozen=True)
-class RefusedRun:
-    """A run that SLURM refused."""
+def run_jobs(runs: Sequence[SubmittedRun], argv: Sequence[str], sweep: Path | None, results: list[Outcome]) -> bool:
+    """Submits runs, and watches them to their end, unless `launcher.wait=false`; adds to `results`. Returns whether
+    jobs keep running when the command ends.
 
-    folder: Path
-    status: Status = Status.FAILED
-
-
-def run_jobs(task: Task) -> None:
-    """Submits `task.job_runs`, watches them to their end, unless `launcher.wait=false`, and adds to `task.results`.
+    Args:
+        argv: the command line as typed, for the snapshot.
+        sweep: the folder of the sweep that they belong to.
 
     Raises:
         ConfigError: SLURM refused all jobs (the message has its words), or a folder has a run in it; nothing was
@@ -53,48 +49,59 @@ def run_jobs(task: Task) -> None:
     submitted: dict[Path, str] = {}
     with watch.terminable():
         try:
-            _submit_and_watch(task, submitted)
+            return _submit_and_watch(runs, argv, sweep, results, submitted)
         except KeyboardInterrupt:
-            if submitted:
-                commands.cancel(list(submitted.values()))
+            _cancel(submitted)
             raise
 
 
-def _submit_and_watch(task: Task, submitted: dict[Path, str]) -> None:
-    unfinished = _unfinished(task.job_runs)
-    missing = [run for run in task.job_runs if run.folder not in unfinished]
+def _submit_and_watch(
+    runs: Sequence[SubmittedRun],
+    argv: Sequence[str],
+    sweep: Path | None,
+    results: list[Outcome],
+    submitted: dict[Path, str],
+) -> bool:
+    unfinished = _unfinished(runs)
+    missing = [run for run in runs if run.folder not in unfinished]
     if problems := [problem for run in missing for problem in _folder_problems(run)]:
         raise ConfigError(problems)
-    inside = [run for run in missing if run.cfg.launcher.kind == "slurm"] if allocation.job() else []
-    if inside:
-        allocation.run_steps(task, inside, str(allocation.job()), _GRACE_S)
-        if len(inside) == len(task.job_runs):
-            return
+    job = allocation.job()
+    inside = [run for run in missing if run.cfg.launcher.kind == "slurm"] if job else []
+    if job and inside:
+        allocation.run_steps(inside, argv, job, _GRACE_S, results)
+        if len(inside) == len(runs):
+            return False
     try:
-        refusals = _submit([run for run in missing if run not in inside], task.argv, submitted, unfinished.values())
+        refusals = _submit([run for run in missing if run not in inside], argv, submitted, unfinished.values())
     except Exception:
-        if submitted:
-            commands.cancel(list(submitted.values()))
+        _cancel(submitted)
         raise
     jobs = unfinished | submitted
     if refusals and not jobs:
         raise ConfigError(list(dict.fromkeys(refusals.values())))
     for text in dict.fromkeys(refusals.values()):
         output.note(f"not submitted: {text}")
-    task.results += [RefusedRun(run.folder) for run in task.job_runs if run.folder in refusals]
-    running = [run for run in task.job_runs if run.folder in jobs]
-    root = task.sweep.absolute() if task.sweep is not None else running[0].folder
+    results += [Outcome(Status.FAILED, run.folder) for run in runs if run.folder in refusals]
+    running = [run for run in runs if run.folder in jobs]
     watched = [run for run in running if _launcher(run).wait]
+    is_detached = len(watched) < len(running)
     if watched:
         watcher = watch.Watcher([(run.name, RunFolder(run.folder), run.cfg, jobs[run.folder]) for run in watched])
-        task.results += watcher.watch()
-        task.is_detached = watcher.is_detached
-    if len(watched) < len(running) or task.is_detached:
-        task.is_detached = True
+        results += watcher.watch()
+        is_detached = is_detached or watcher.is_detached
+    if is_detached:
+        root = running[0].folder if sweep is None else sweep.absolute()
         print(f"look in later: collectx status {shlex.quote(str(root))}", flush=True)
+    return is_detached
 
 
-def _unfinished(runs: Sequence[JobRun]) -> dict[Path, str]:
+def _cancel(submitted: dict[Path, str]) -> None:
+    if submitted:
+        commands.cancel(list(submitted.values()))
+
+
+def _unfinished(runs: Sequence[SubmittedRun]) -> dict[Path, str]:
     """Returns the jobs of earlier submissions that have not ended, by run folder; prints a line for each.
 
     Raises:
@@ -128,7 +135,7 @@ def _has_same_config(files: RunFolder, cfg: RunConfig) -> bool:
         return False
 
 
-def _folder_problems(run: JobRun) -> Sequence[str]:
+def _folder_problems(run: SubmittedRun) -> Sequence[str]:
     """Reasons why the run's folder cannot be written to."""
     try:
         with locked(RunFolder(run.folder), run.cfg.run.overwrite):
@@ -138,7 +145,7 @@ def _folder_problems(run: JobRun) -> Sequence[str]:
 
 
 def _submit(
-    runs: Sequence[JobRun], argv: Sequence[str], jobs: dict[Path, str], unfinished: Collection[str]
+    runs: Sequence[SubmittedRun], argv: Sequence[str], jobs: dict[Path, str], unfinished: Collection[str]
 ) -> dict[Path, str]:
     """Submits all; adds to `jobs`. Returns the refusals by run folder. `unfinished` are jobs of the same sweep."""
     refusals: dict[Path, str] = {}
@@ -149,8 +156,8 @@ def _submit(
         files = [RunFolder(run.folder) for run in group]
         for run, folder in zip(group, files, strict=True):
             folder.begin()
-            snapshot.write(run.cfg, folder, ["collectx", *argv])
-            TaskFile(run.cfg, ("collectx", *argv)).write(folder)
+            snapshot.write(run.cfg, folder, list(argv))
+            TaskFile(run.cfg, tuple(argv)).write(folder)
         script = _script_text(group, lane.before(len(group)))
         try:
             submitted = slurm_script.submit(_script_path(group), script, len(group))
@@ -191,7 +198,7 @@ class Lanes:
             self._lanes.append(frozenset({job}))
 
 
-def _script_text(group: Sequence[JobRun], after: Collection[str]) -> str:
+def _script_text(group: Sequence[SubmittedRun], after: Collection[str]) -> str:
     """The script of runs with equal resources; `after` are jobs that must end before."""
     cfg, launcher = group[0].cfg, _launcher(group[0])
     survives_nodes = cfg.collector.on_worker_failure != "raise"
@@ -201,9 +208,9 @@ def _script_text(group: Sequence[JobRun], after: Collection[str]) -> str:
     )
 
 
-def _arrays(runs: Sequence[JobRun]) -> Iterator[list[JobRun]]:
+def _arrays(runs: Sequence[SubmittedRun]) -> Iterator[list[SubmittedRun]]:
     """Groups runs with equal resources."""
-    equal: dict[str, list[JobRun]] = {}
+    equal: dict[str, list[SubmittedRun]] = {}
     for run in runs:
         collector = run.cfg.collector
         request = (
@@ -219,7 +226,7 @@ def _arrays(runs: Sequence[JobRun]) -> Iterator[list[JobRun]]:
             yield group[start : start + largest]
 
 
-def _script_path(runs: Sequence[JobRun]) -> Path:
+def _script_path(runs: Sequence[SubmittedRun]) -> Path:
     """The path of a new script; scripts of earlier submissions are kept."""
     if len(runs) == 1:
         return RunFolder(runs[0].folder).jobs / "run.sh"
@@ -230,6 +237,6 @@ def _script_path(runs: Sequence[JobRun]) -> Path:
     return path
 
 
-def _launcher(run: JobRun) -> SlurmLauncherConfig:
+def _launcher(run: SubmittedRun) -> SlurmLauncherConfig:
     assert isinstance(run.cfg.launcher, SlurmLauncherConfig)
     return run.cfg.launcher

@@ -1,185 +1,282 @@
-"""Sweeps: runs the points of `collectx run -m` one after another, or as jobs; skips completed ones.
+"""Sweeps: composes and checks the points of `collectx run -m`, runs them one after another, or as jobs, and skips
+completed ones.
 
     <sweep>/<point's name>/     a run folder, such as `collector.num_workers=2,seed=1`
-    <sweep>/multirun.yaml       what Hydra writes
+    <sweep>/multirun.yaml       the configuration that the points vary
 
 A point is completed if a run folder in the sweep's folder has the same configuration in its snapshot and a completed
-result, independent of its number. Called by Hydra, in the command's process.
+result, independent of its number.
 """
 
 from __future__ import annotations
 
+import hashlib
+import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
-from hydra.core.plugins import Plugins
-from hydra.core.utils import JobReturn, JobStatus, run_job, setup_globals
-from hydra.plugins.launcher import Launcher
-from hydra.types import HydraContext, TaskFunction
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+from hydra.core.override_parser.types import Override
+from hydra.core.utils import JobReturn, JobStatus
+from hydra.errors import HydraException
+from hydra.types import HydraContext, RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from collectx.cli import experiment, signatures, sweeper
-from collectx.cli.compose import config_text, names, without_hydra
-from collectx.cli.task import Task
-from collectx.cli.typed import typed
+from collectx.cli import output, sweeper
+from collectx.cli.compose import Composed, Composer, config_text, overrides_of, parsed, typed, without_hydra
+from collectx.cli.overrides import Checked
+from collectx.cli.session import Session
 from collectx.config.derived import ELSEWHERE
 from collectx.config.schema.run import RunConfig
-from collectx.errors import ConfigError, DamagedFile
-from collectx.run import RunFolder, Status, rules
+from collectx.errors import CollectxError, ConfigError, DamagedFile
+from collectx.run import RunFolder, Status
 
-# The target in conf/hydra/launcher/points.yaml. Hydra imports plugins from this package only, where an editable install
-# cannot have a module, so `register` adds the class.
-_ADDRESS = "hydra_plugins.collectx.PointLauncher"
-
-
-def register() -> None:
-    """Makes `hydra/launcher=points` known to Hydra."""
-    Plugins.instance().class_name_to_class[_ADDRESS] = PointLauncher
+_NAME_LENGTH = 120
 
 
 @dataclass(frozen=True)
-class PlannedPoint:
-    """One point and its run folder.
+class Point:
+    """A point of a sweep.
 
     Attributes:
-        name: distinguishes it from the other points.
-        folder: its run folder, absolute.
-        node, cfg: its configuration, untyped with Hydra's part, and typed.
-        is_done: an earlier attempt of the sweep completed it.
-        is_job: it is submitted as a job with the others.
-        problems: mistakes in its configuration: a sweeper may draw values that contradict each other.
+        name: the overrides that differ between the points, as in `collector.num_workers=2,seed=1`: its folder and its
+            row in the table.
+        composed: its configuration.
     """
 
     name: str
-    folder: Path
-    node: DictConfig
-    cfg: RunConfig
-    is_done: bool
-    is_job: bool
-    problems: tuple[str, ...] = ()
+    composed: Composed
 
 
-class PointLauncher(Launcher):
-    """Hydra's launcher. Runs points in this process, one after another, unless they are jobs."""
+class Sweep:
+    """A sweep whose configuration is checked.
 
-    def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
-        self.context = hydra_context
-        self.task = task_function
-        self.config = config
-        if isinstance(task_function, Task) and not sweeper.is_basic(config):
-            task_function.sweeper = str(config.hydra.sweeper._target_)
+    Args:
+        composer: composes the points of a sweeper that chooses them by the results of others.
+        master: the configuration that the points vary, Hydra's part included.
+        points: all points; None: the sweeper chooses them.
 
-    def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
-        """Runs the points that are not completed; blocks until all have ended. Hydra's basic sweeper calls it once,
-        other sweepers for a few points at a time, whose objective they read.
+    Attributes:
+        folder: the sweep's folder.
+        folders: names and run folders of the points that have run or were completed before.
+    """
+
+    def __init__(self, composer: Composer, master: DictConfig, points: Sequence[Point] | None):
+        self.folders: list[tuple[str, Path]] = []
+        self._composer = composer
+        self._master = master
+        self._points = points
+
+    @property
+    def folder(self) -> Path:
+        return Path(self._master.hydra.sweep.dir)
+
+    def run(self, session: Session) -> bool:
+        """Blocks until all points have ended; returns whether the sweeper did not fail, which is reported.
 
         Raises:
             sweeper.Stopped: a point was interrupted.
         """
-        setup_globals()
-        task = self.task
-        assert isinstance(task, Task)
-        points = self._plan(job_overrides, initial_job_idx)
-        task.sweep = Path(self.config.hydra.sweep.dir)
-        task.points += [(point.name, point.folder) for point in points]
-        print(f"sweep: {len(points)} points, {sum(point.is_done for point in points)} of them done already")
-        jobs = [self._run_if_missing(point, f"{index + 1} of {len(points)}") for index, point in enumerate(points)]
-        if task.job_runs:
-            from collectx.cli import slurm
+        master = self._master
+        context = self._composer.context(master)
+        context.callbacks.on_multirun_start(config=master, config_name=self._composer.config_name)
+        is_complete = True
+        if self._points is None:
+            is_complete = self._run_sweeper(session, context)
+        else:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            OmegaConf.save(master, self.folder / "multirun.yaml")
+            size = master.hydra.sweeper.max_batch_size or len(self._points)
+            for start in range(0, len(self._points), size):
+                for job in self._run_points(self._points[start : start + size], session, context):
+                    _ = job.return_value  # raises the error of a failed job
+        context.callbacks.on_multirun_end(config=master, config_name=self._composer.config_name)
+        return is_complete
 
-            slurm.run_jobs(task)
-            task.job_runs.clear()
-        sys.stdout.flush()
-        if not sweeper.is_basic(self.config):
-            if task.is_detached or any(run.status is Status.INTERRUPTED for run in task.results):
+    def _run_sweeper(self, session: Session, context: HydraContext) -> bool:
+        """Runs the points that a sweeper draws. It may draw values that contradict each other: such a point has
+        failed."""
+        objective = str(self._master.sweep.objective)
+
+        def run_points(overrides: Sequence[Sequence[str]]) -> list[JobReturn]:
+            # The names must also differ from those of points that come later.
+            named = zip(names(overrides, set(overrides_of(self._master))), overrides, strict=True)
+            points = [Point(name, self._composer.examine(words, master=self._master)) for name, words in named]
+            first = len(self.folders)
+            jobs = self._run_points(points, session, context)
+            if session.is_detached or session.is_interrupted:
                 raise sweeper.Stopped
-            for point, job in zip(points, jobs, strict=True):
-                sweeper.set_return_value(
-                    job, point.name, RunFolder(point.folder), str(sweeper.objective_of(self.config))
-                )
+            for job, (name, folder) in zip(jobs, self.folders[first:], strict=True):
+                sweeper.set_return_value(job, name, RunFolder(folder), objective)
+            return jobs
+
+        try:
+            sweeper.sweep_with(self._master, context, run_points)
+        except (OSError, OmegaConfBaseException):
+            raise
+        except Exception as error:
+            text = str(error).strip()
+            if not isinstance(error, (HydraException, CollectxError)):
+                text = f"{self._master.hydra.sweeper._target_}: {type(error).__name__}: {error}"
+            if not self.folders:
+                raise error if isinstance(error, ConfigError) else ConfigError([text]) from error
+            output.error(text)
+            return False
+        return True
+
+    def _run_points(self, points: Sequence[Point], session: Session, context: HydraContext) -> list[JobReturn]:
+        """Runs the points that are not completed; blocks until all have ended."""
+        first, done = len(self.folders), completed(self.folder)
+        texts = ["" if point.composed.problems else config_text(point.composed.cfg) for point in points]
+        for point, text in zip(points, texts, strict=True):
+            self._set_folder(point, text, done)
+        print(f"sweep: {len(points)} points, {sum(text in done for text in texts)} of them done already")
+        jobs = []
+        for index, (point, text) in enumerate(zip(points, texts, strict=True)):
+            node, cfg, problems = point.composed.node, point.composed.cfg, point.composed.problems
+            if problems:
+                named = ConfigError([f"{problem} [{point.name}]" for problem in problems])
+                jobs.append(JobReturn(status=JobStatus.FAILED, _return_value=named))
+            elif text in done:
+                jobs.append(JobReturn(status=JobStatus.COMPLETED))
+            else:
+                if cfg.launcher.kind not in ELSEWHERE:
+                    print(f"\nsweep: point {index + 1} of {len(points)}: {point.name}", flush=True)
+                with open_dict(node):
+                    node.hydra.job.id = node.hydra.job.num = first + index
+                jobs.append(session.run(context, node, cfg, point.name))
+                if session.is_interrupted:
+                    raise sweeper.Stopped
+        session.submit(self.folder)
+        sys.stdout.flush()
         return jobs
 
-    def _run_if_missing(self, point: PlannedPoint, which: str) -> JobReturn:
-        """Runs a point, unless it was completed before or cannot run."""
-        if point.problems:
-            return JobReturn(status=JobStatus.FAILED, _return_value=ConfigError(point.problems))
-        if point.is_done:
-            return JobReturn(status=JobStatus.COMPLETED)
-        if not point.is_job:
-            print(f"\nsweep: point {which}: {point.name}", flush=True)
-        job = self._run(point)
-        if job.status is JobStatus.COMPLETED and job.return_value is Status.INTERRUPTED:
-            raise sweeper.Stopped
-        return job
-
-    def _plan(self, job_overrides: Sequence[Sequence[str]], first: int) -> list[PlannedPoint]:
-        root = Path(self.config.hydra.sweep.dir).absolute()
-        done = completed(root)
-        chosen = _is_chosen(self.config, "hydra.sweep.subdir")
-        # Names of points that come a few at a time must also differ from those of the other points.
-        fixed = None if sweeper.is_basic(self.config) else set(self.config.hydra.overrides.task)
-        planned: list[PlannedPoint] = []
-        for offset, (overrides, name) in enumerate(zip(job_overrides, names(job_overrides, fixed), strict=True)):
-            loader = self.context.config_loader
-            node = loader.load_sweep_config(self.config, list(overrides))
-            if unused := experiment.unused_keys(node, loader):
-                node = loader.load_sweep_config(self.config, [*overrides, *(f"~{path}" for path in unused)])
-            cfg, problems = typed(without_hydra(node))
-            problems += [f"{problem} [{name}]" for problem in (*rules.problems(cfg), *signatures.problems(cfg))]
-            text = "" if problems else config_text(cfg)
-            with open_dict(node):
-                node.hydra.job.id = node.hydra.job.num = first + offset
-            folder = done.get(text)
-            if folder is None:
-                folder = root / (str(node.hydra.sweep.subdir) if chosen else name)
-                folder = _unused(folder, text, lambda path: any(path == other.folder for other in planned))
+    def _set_folder(self, point: Point, text: str, done: dict[str, Path]) -> None:
+        """Sets the run folder of a point, that of an earlier attempt if it was completed."""
+        node, root = point.composed.node, self.folder.absolute()
+        folder = done.get(text)
+        if folder is None:
+            words = overrides_of(self._master, "hydra")
+            is_chosen = any(word.lstrip("+").startswith("hydra.sweep.subdir=") for word in words)
+            folder = _unused(
+                root / (str(node.hydra.sweep.subdir) if is_chosen else point.name),
+                text,
+                lambda path: any(path == other for _, other in self.folders),
+            )
+        self.folders.append((point.name, folder))
+        if not point.composed.problems:
             with open_dict(node):
                 node.hydra.sweep.subdir = str(folder.relative_to(root))
-            is_job = node.launcher.kind in ELSEWHERE
-            planned.append(PlannedPoint(name, folder, node, cfg, text in done, is_job, tuple(problems)))
-        return planned
 
-    def _run(self, point: PlannedPoint) -> JobReturn:
-        assert isinstance(self.task, Task)
-        self.task.cfg = point.cfg
-        return run_job(
-            hydra_context=self.context,
-            task_function=self.task,
-            config=point.node,
-            job_dir_key="hydra.sweep.dir",
-            job_subdir_key="hydra.sweep.subdir",
+
+def prepare(
+    composer: Composer, checked: Checked, is_multirun: bool, machine_problems: Callable[[RunConfig, bool], list[str]]
+) -> Sweep:
+    """Composes and checks every point, and prints the notes about them.
+
+    Args:
+        is_multirun: whether the command line has the flag.
+        machine_problems: checks a valid configuration against this machine; the second argument is whether to print
+            warnings.
+
+    Raises:
+        ConfigError: with every problem of every point, each once.
+    """
+    try:
+        mode = ["hydra.mode=MULTIRUN"] if is_multirun else []
+        master = composer.load([*checked.overrides, *mode], RunMode.MULTIRUN)
+        is_basic = sweeper.is_basic(master)
+        params = composer.check([f"{key}={value}" for key, value in (master.hydra.sweeper.get("params") or {}).items()])
+        overrides = parsed([*(params.overrides if is_basic else ()), *overrides_of(master)])
+        if not is_basic:
+            node, note = composer.load_without_unused_keys(sweeper.sample(overrides), master)
+    except ConfigError as error:
+        raise ConfigError([*checked.problems, *error.problems]) from error
+    swept = [override for override in overrides if override.is_sweep_override()]
+    # The chosen launcher may turn every run into a sweep of one or more points.
+    if "MULTIRUN" not in str(master.hydra.mode):
+        text = f"{_text(swept)}: several values are a sweep: add -m; a list is key=[a,b]."
+        raise ConfigError([*checked.problems, text])
+    if not is_basic:
+        if note:
+            output.note(note)
+        cfg, problems = typed(without_hydra(node), ignore=checked.broken)
+        problems = [*checked.problems, *problems]
+        if problems := problems or sweeper.problems(node, cfg) or machine_problems(cfg, True):
+            raise ConfigError(problems)
+        return Sweep(composer, master, None)
+    if continuous := [override for override in swept if not override.is_discrete_sweep()]:
+        text = (
+            f"{_text(continuous)}: Hydra's basic sweeper enumerates values, which an interval does not have: use "
+            "choice(a,b) or range(a,b,step), or a sweeper that draws values, such as hydra/sweeper=optuna "
+            "(pip install hydra-optuna-sweeper)."
         )
+        raise ConfigError([*checked.problems, text])
+    (combinations,) = BasicSweeper.split_arguments(overrides, None)
+    points = [
+        Point(name, composer.examine(words, checked.broken, master))
+        for name, words in zip(names(combinations), combinations, strict=True)
+    ]
+    where: dict[str, list[str]] = {}
+    for point in points:
+        cfg, problems = point.composed.cfg, point.composed.problems
+        for problem in problems or machine_problems(cfg, point is points[0]):
+            where.setdefault(problem, []).append(point.name)
+    for text in dict.fromkeys(point.composed.note for point in points if not point.composed.problems):
+        if text:
+            output.note(text)
+    problems = [problem if len(at) == len(points) else f"{problem} [{'; '.join(at)}]" for problem, at in where.items()]
+    if problems := [*checked.problems, *params.problems, *problems]:
+        raise ConfigError(problems)
+    return Sweep(composer, master, points)
+
+
+def _text(overrides: Sequence[Override]) -> str:
+    return " ".join(str(override.input_line).lstrip("+") for override in overrides)
+
+
+def names(combinations: Sequence[Sequence[str]], fixed: Collection[str] | None = None) -> list[str]:
+    """The names of the points: the overrides that differ between them, or from `fixed`, the overrides of all points."""
+    columns = [*zip(*combinations, strict=True)]
+    varied = [each for each in columns if len(set(each)) > 1 or (fixed is not None and each[0] not in fixed)]
+    if not varied:
+        return ["0"] * len(combinations)
+    rows = zip(*varied, strict=True)
+    return [_folder_name(",".join(text.lstrip("+") for text in row)) for row in rows]
+
+
+def _folder_name(text: str) -> str:
+    """`text` without characters that a path cannot have; long names are cut and end with a hash."""
+    safe = re.sub(r"[^\w.,=+-]+", "_", text)
+    if len(safe) <= _NAME_LENGTH:
+        return safe
+    return f"{safe[: _NAME_LENGTH - 9]}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
 
 
 def completed(root: Path) -> dict[str, Path]:
     """Configuration -> run folder, of every completed run below `root`."""
     folders = {}
-    for snapshot in sorted(root.glob("*/snapshot/config.yaml")):
-        folder = RunFolder(snapshot.parent.parent)
-        result = _result(folder)
-        text = saved_text(folder)
+    for snapshot in sorted(root.absolute().glob("*/snapshot/config.yaml")):
+        files = RunFolder(snapshot.parent.parent)
+        try:
+            result = files.read_result()
+        except DamagedFile:
+            continue
+        text = saved_text(files)
         if result is not None and result["status"] == Status.COMPLETED and text is not None:
-            folders[text] = folder.path
+            folders[text] = files.path
     return folders
 
 
-def _result(folder: RunFolder) -> dict[str, Any] | None:
-    """The result; None also if it is damaged, as the run has not completed."""
-    try:
-        return folder.read_result()
-    except DamagedFile:
-        return None
-
-
-def saved_text(folder: RunFolder) -> str | None:
+def saved_text(files: RunFolder) -> str | None:
     """The configuration of a snapshot as `config_text`; None if it cannot be read."""
     try:
-        node = OmegaConf.load(folder.config)
+        node = OmegaConf.load(files.config)
     except (OSError, OmegaConfBaseException, ValueError, yaml.YAMLError):
         return None
     if not isinstance(node, DictConfig):
@@ -196,8 +293,3 @@ def _unused(folder: Path, text: str, is_planned: Callable[[Path], Any]) -> Path:
         number += 1
         candidate = folder.with_name(f"{folder.name}_{number}")
     return candidate
-
-
-def _is_chosen(config: DictConfig, key: str) -> bool:
-    """Whether `key` is on the command line."""
-    return any(str(text).lstrip("+").startswith(f"{key}=") for text in config.hydra.overrides.hydra)

@@ -13,13 +13,11 @@ import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Protocol
 
 from rich.console import Console
 
-from collectx.cli.run_status import JobStates, RunStatus, query_slurm, status_of_job
+from collectx.cli.run_status import JobStates, Outcome, RunStatus, query_slurm, status_of_job
 from collectx.cli.views import SingleView, SweepView, View, WatchedRun
 from collectx.config.schema.run import RunConfig
 from collectx.errors import LauncherError
@@ -38,14 +36,6 @@ _MAX_QUERY_S = 10.0
 _SETTLE_S = 5.0
 # How long SLURM may take to end cancelled jobs: its KillWait is 30 s.
 _CANCEL_S = 90.0
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """How a watched run ended."""
-
-    status: Status
-    folder: Path
 
 
 class Scheduler(Protocol):

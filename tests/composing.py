@@ -9,8 +9,7 @@ import functools
 
 from omegaconf import OmegaConf
 
-from collectx.cli.compose import Composer, parsed, without_hydra
-from collectx.cli.typed import typed
+from collectx.cli.compose import Composer, parsed, typed, without_hydra
 from collectx.config.schema.run import RunConfig
 from collectx.run import rules
 

@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from multiprocessing.util import Finalize
 from time import perf_counter
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -22,19 +21,10 @@ from collectx.collector.requests import Requests
 from collectx.errors import text_of
 from collectx.policy.weights import FlatWeights
 from collectx.schedule.base import Grant, Schedule
-from collectx.transport.base import (
-    NO_RESET,
-    RESET,
-    Arrival,
-    Departure,
-    Joined,
-    RequestTransport,
-    Transport,
-    Write,
-)
+from collectx.transport.base import NO_RESET, RESET, Arrival, Departure, Joined, RequestTransport, Transport, Write
 
 
-class Collector:
+class Collector(Iterator[TensorDict]):
     """Yields TensorDicts of `frames_per_batch` frames (`collectx/batch.py`) until `total_frames` are delivered; of
     fewer frames after a sync worker was dropped. The last steps of a part with fewer frames than its slot
     (`BatchReport.frames`) are undefined.
@@ -62,7 +52,6 @@ class Collector:
         self._schedule = schedule
         self._spec = spec
         self._workers = set(range(num_workers))
-        self._next_worker = num_workers
         self._failure_policy = failure_policy
         self._events = events
         self.num_batches = 0
@@ -85,9 +74,6 @@ class Collector:
         # behind and does not block. Does not run in a forked process.
         self._finalizer = Finalize(self, transport.close, exitpriority=0)
 
-    def __iter__(self) -> Iterator[TensorDict]:
-        return self
-
     def __next__(self) -> TensorDict:
         """Blocks until the next batch is complete.
 
@@ -97,23 +83,19 @@ class Collector:
             WorkerTimeout, WorkerDied, Exception: a worker is gone (see `Departure`), and `collector.on_worker_failure`
                 does not allow to continue.
         """
-        with self._one_thread:
-            return self._next()
-
-    def _next(self) -> TensorDict:
         spec = self._spec
-        parts, waited_s = self._wait_for_parts()
-        memory = self._transport.gather(parts, copy=not spec.zero_copy and spec.storing_device is None)
-        if spec.storing_device is not None and not spec.zero_copy:
-            memory = memory.to(spec.storing_device, copy=True)
-        self._count(parts, waited_s)
-        if not spec.zero_copy:
-            self._release_slots()
-        return spec.batch(memory, len(parts))
+        with self._one_thread:
+            parts, waited_s = self._wait_for_parts()
+            memory = self._transport.gather(parts, copy=not spec.zero_copy and spec.storing_device is None)
+            if spec.storing_device is not None and not spec.zero_copy:
+                memory = memory.to(spec.storing_device, copy=True)
+            self._count(parts, waited_s)
+            if not spec.zero_copy:
+                self._release_slots()
+            return spec.batch(memory, len(parts))
 
     def advance(self) -> None:
-        """Counts the next batch as delivered without reading its memory, for workers that write their batches to a
-        replay buffer themselves."""
+        """Counts the next batch as delivered without reading its memory, for workers with `Hooks.write_batch`."""
         with self._one_thread:
             parts, waited_s = self._wait_for_parts()
             self._count(parts, waited_s)
@@ -121,11 +103,7 @@ class Collector:
 
     def wait_until_idle(self) -> None:
         """After `advance`: waits until the workers have filled their granted slots, and counts these batches as
-        delivered. The next `advance` grants slots again.
-
-        Raises:
-            Exception: as `next`.
-        """
+        delivered. The next `advance` grants slots again. Raises what `next` raises."""
         with self._one_thread:
             while (parts := self._take_parts()) or any(self._num_granted.values()):
                 if parts:
@@ -206,10 +184,10 @@ class Collector:
         if life is not None:
             self._events("worker_restarted", worker=worker, life=life)
             self._grant(self._schedule.replaced(worker))
-            return
-        self._workers.remove(worker)
-        self._events("worker_dropped", worker=worker, num_workers=len(self._workers))
-        self._schedule.dropped(worker)
+        else:
+            self._workers.remove(worker)
+            self._events("worker_dropped", worker=worker, num_workers=len(self._workers))
+            self._schedule.dropped(worker)
 
     @property
     def steps(self) -> list[int]:
@@ -223,23 +201,19 @@ class Collector:
 
         When a run is reproduced, blocks until all batches of the previous version have arrived; raises what `next`
         raises."""
-        self._wait_to_publish()
-        return self._published(self._transport.publish(FlatWeights(policy).write))
+        return self._publish(lambda: self._transport.publish(FlatWeights(policy).write))
 
     def publish_to(self, writes: Mapping[int, Write]) -> int:
         """As `publish`, for some workers, each with individual weights; see `Transport.publish_to`."""
-        self._wait_to_publish()
-        return self._published(self._transport.publish_to(writes))
+        return self._publish(lambda: self._transport.publish_to(writes))
 
-    def _wait_to_publish(self) -> None:
+    def _publish(self, publish: Callable[[], int]) -> int:
         while self._schedule.must_wait_to_publish:
             self._grant(self._schedule.begin())
             self._handle_event()
-
-    def _published(self, version: int) -> int:
-        self.policy_version = version
-        self._schedule.published(version)
-        return version
+        self.policy_version = publish()
+        self._schedule.published(self.policy_version)
+        return self.policy_version
 
     @property
     def workers(self) -> list[int]:
@@ -276,11 +250,8 @@ class Collector:
         if not isinstance(self._transport, RequestTransport):
             raise NotImplementedError(f"{name}: only workers in processes of this machine can be asked")
         self._check_usable()
-        requests = {
-            worker: arguments if per_worker is None else per_worker[worker]
-            for worker in self._workers
-            if per_worker is None or worker in per_worker
-        }
+        every = dict.fromkeys(self._workers, arguments) if per_worker is None else per_worker
+        requests = {worker: every[worker] for worker in self._workers if worker in every}
         with self._one_thread:
             return self._requests.send(self._transport, self._handle_event, name, requests)
 
@@ -298,11 +269,9 @@ class Collector:
                 self._resets[worker] = reset
 
     def add(self) -> None:
-        """Starts one more worker, of the next index; sync batches grow by one part. Does not block. Not over inline
-        transport and shared memory, whose slots are allocated once."""
-        worker = self._next_worker
-        self._failure_policy.begin(worker)
-        self._next_worker += 1
+        """Starts one more worker, of the next index; sync batches grow by one part. Does not block. For network
+        transports only, as the other ones allocate all slots at once."""
+        worker = self._failure_policy.begin()
         self._workers.add(worker)
         self._events("worker_added", worker=worker, num_workers=len(self._workers))
         self._grant(self._schedule.added(worker))
@@ -324,7 +293,5 @@ class Collector:
     def __enter__(self) -> Collector:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()

@@ -116,8 +116,8 @@ def build(
     collector = Collector(transport, schedule, delivery, num_workers, failure_policy, events)
     try:
         collector.publish(policy if isinstance(policy, nn.Module) else actor.module)
-        for worker in range(num_workers):
-            failure_policy.begin(worker)
+        for _ in range(num_workers):
+            failure_policy.begin()
     except BaseException:
         collector.close()
         raise

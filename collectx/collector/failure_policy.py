@@ -25,10 +25,13 @@ class FailurePolicy:
         self._start = start
         self._lives: dict[int, int] = {}
 
-    def begin(self, worker: int) -> None:
-        """Starts a worker of a new index."""
-        self._lives[worker] = worker // self._num_workers * (self._max_restarts + 1)
-        self._start(worker, self._lives[worker])
+    def begin(self) -> int:
+        """Starts the first worker, or one more; returns its index."""
+        worker = len(self._lives)
+        life = worker // self._num_workers * (self._max_restarts + 1)
+        self._start(worker, life)
+        self._lives[worker] = life
+        return worker
 
     def replace(self, worker: int, error: Exception, is_last: bool) -> int | None:
         """Starts a replacement for a worker that is gone.

@@ -1,9 +1,7 @@
-"""`ReplayBuffer`, the interface for collectors and trainers.
+"""`ReplayBuffer`, the interface for collectors and trainers. All processes see the same frames.
 
-    worker --extend--> | ring in shared memory | --sample--> trainer
-    worker --extend--> |    one lock for all   | <--update_priority--
-
-Can be pickled to other processes; all of them see the same frames.
+worker --extend--> | ring in shared memory | --sample--> trainer
+worker --extend--> |    one lock for all   | <--update_priority--
 """
 
 from __future__ import annotations
@@ -20,9 +18,10 @@ from tensordict import TensorDict, TensorDictBase
 
 from collectx.batch import Key, Leaf, nest
 from collectx.errors import ConfigError
+from collectx.memory import barrier
 from collectx.replay import checkpoint
-from collectx.replay.leaves import as_array, as_tensor, flatten_batch, iter_leaves
-from collectx.replay.memory import Lock, barrier
+from collectx.replay.leaves import as_array, flatten_batch, iter_leaves
+from collectx.replay.lock import Lock
 from collectx.replay.ring import Ring
 from collectx.replay.sampler import Sampler, UniformSampler
 
@@ -30,13 +29,12 @@ from collectx.replay.sampler import Sampler, UniformSampler
 class ReplayBuffer:
     """The newest `capacity` frames, shared between processes.
 
-    A buffer can be pickled to other processes, as an argument at their start (forkserver or spawn) or through
-    a pipe or queue of multiprocessing. Every process may write and sample. One lock serialises writes, so calls block
-    while other processes copy frames, and a sample never contains a frame that is partly written. A process that
-    is killed during a write releases the lock; the batch that it was writing, and the old frames that the batch was
-    replacing, are then not in the buffer.
-
-    Memory is anonymous, grows as frames are written, and is freed when the last process closes the buffer.
+    A buffer can be pickled to other processes, as an argument at their start (forkserver or spawn) or through a pipe or
+    queue of multiprocessing. Every process may write and sample. One lock serialises writes, so calls block while other
+    processes copy frames, and a sample never contains a frame that is partly written. A process that is killed during a
+    write releases the lock; the batch that it was writing, and the old frames that the batch was replacing, are then
+    not in the buffer. Memory is anonymous, grows as frames are written, and is freed when the last process closes the
+    buffer.
 
     Args:
         capacity: maximum number of frames; new frames overwrite the oldest.
@@ -58,21 +56,19 @@ class ReplayBuffer:
         scratch_dir: str | Path | None = None,
     ):
         sizes = {"capacity": capacity, "batch_size": 1 if batch_size is None else batch_size}
-        counts = {name: _to_int(size) for name, size in sizes.items()}
         problems = [
-            f"{name}={sizes[name]!r}: must be a whole number, at least 1: it counts frames."
-            for name, count in counts.items()
-            if count < 1
+            f"{name}={size!r}: must be a whole number, at least 1: it counts frames."
+            for name, size in sizes.items()
+            if not _is_count(size)
         ]
         if scratch_dir is not None and not Path(scratch_dir).is_dir():
             problems.append(f"scratch_dir={scratch_dir} is no folder: create it, or use None.")
         if problems:
             raise ConfigError(problems)
-        capacity = counts["capacity"]
-        self.batch_size = None if batch_size is None else counts["batch_size"]
-        self.sampler = UniformSampler() if sampler is None else sampler
-        extra = self.sampler.nbytes(capacity)
-        self._ring = Ring(capacity, extra, None if scratch_dir is None else Path(scratch_dir))
+        self.batch_size = None if batch_size is None else int(batch_size)
+        self.sampler = sampler or UniformSampler()
+        folder = None if scratch_dir is None else Path(scratch_dir)
+        self._ring = Ring(int(capacity), self.sampler.nbytes(int(capacity)), folder)
         self._lock = Lock()
         self._is_attached = False
 
@@ -146,15 +142,14 @@ class ReplayBuffer:
         with self._lock:
             index, extra = self._draw(size)
             restores = self._ring.num_restores
-        frames = self._read(index)
+        frames = self._ring.frames(index)
         # A writer advances `first` before it overwrites bytes: frames from `first` on were read completely.
         barrier()
         if index.min() < self._ring.first or self._ring.num_restores != restores:
             with self._lock:
                 index, extra = self._draw(size)
-                frames = self._read(index)
-        for key, array in {"index": index, **extra}.items():
-            frames[(key,)] = torch.from_numpy(array)
+                frames = self._ring.frames(index)
+        frames |= {(key,): torch.from_numpy(array) for key, array in {"index": index, **extra}.items()}
         return TensorDict(nest(frames), index.shape, names=[None, "time"] if index.ndim == 2 else None)
 
     def _draw(self, size: int) -> tuple[np.ndarray, dict[str, np.ndarray]]:
@@ -176,23 +171,20 @@ class ReplayBuffer:
         """
         with self._lock:
             self._attach()
-            indices = self._to_indices(index)
-            absent = indices[~self._contains(indices)]
+            if isinstance(index, slice):
+                indices = np.arange(*index.indices(self._ring.end))
+                indices = indices[indices >= self._ring.first]
+            elif isinstance(index, int):
+                indices = np.array(index + self._ring.end if index < 0 else index)
+            else:
+                indices = torch.as_tensor(index).to("cpu", torch.int64).numpy()
+            absent = indices[~self._ring.contains(indices)]
             if absent.size:
                 raise IndexError(
                     f"frame {absent[0]} is not in the buffer: it has {self._ring.first} to {self._ring.end - 1}"
                 )
-            frames = self._read(indices)
+            frames = self._ring.frames(indices)
         return TensorDict(nest(frames), indices.shape)
-
-    def _to_indices(self, index: torch.Tensor | slice | int | Sequence[int]) -> np.ndarray:
-        first, end = self._ring.first, self._ring.end
-        if isinstance(index, slice):
-            indices = np.arange(*index.indices(end))
-            return indices[indices >= first]
-        if isinstance(index, int):
-            return np.array(index + end if index < 0 else index)
-        return torch.as_tensor(index).to("cpu", torch.int64).numpy()
 
     def update_priority(self, index: torch.Tensor, priority: torch.Tensor) -> None:
         """Sets priorities, such as absolute temporal-difference errors.
@@ -209,21 +201,18 @@ class ReplayBuffer:
         if len(indices) != len(values):
             raise ValueError(f"{len(indices)} frames and {len(values)} priorities: one priority per frame is needed")
         with self._lock:
-            self._attach()
-            is_present = self._contains(indices)
+            is_present = self._ring.contains(indices)
             with self._changing():
                 self.sampler.update(indices[is_present], values[is_present])
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns a copy of the frames, their priorities and the state of the random generator, as tensors and plain
-        data."""
+        """Copies the frames, their priorities and the state of the random generator, as tensors and plain data."""
         with self._lock:
             state = self._state()
             return state | {name: state[name].clone().to_dict() for name in ("frames", "sampler")}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores a state, for all processes. If the state is of another type of sampler, all frames count as
-        new.
+        """Restores a state, for all processes. If the state is of another type of sampler, all frames count as new.
 
         Raises:
             ValueError: the capacities differ.
@@ -241,9 +230,8 @@ class ReplayBuffer:
                 return
             with self._changing():
                 self._ring.restore(state["first"], state["write_count"], arrays)
-                self._ring.extra[:] = 0
-                if tensors and state["kind"] == type(self.sampler).__name__:
-                    self._ring.extra[:] = state["sampler"]["memory"].numpy()
+                is_same = tensors and state["kind"] == type(self.sampler).__name__
+                self._ring.extra[:] = state["sampler"]["memory"].numpy() if is_same else 0
                 self.sampler.rebuild()
 
     def dumps(self, path: str | Path) -> None:
@@ -269,16 +257,15 @@ class ReplayBuffer:
     def _state(self) -> dict[str, Any]:
         """The same as `state_dict()`, as views of the buffer's memory."""
         ring = self._ring
-        is_laid_out = self._attach()
-        frames = {leaf.key: as_tensor(ring.view(leaf.key), leaf.dtype) for leaf in ring.leaves}
+        sampler = {"memory": torch.from_numpy(ring.extra)} if self._attach() else {}
         return {
             "capacity": ring.capacity,
             "first": ring.first,
             "write_count": ring.end,
             "kind": type(self.sampler).__name__,
             "random": self.sampler.random.bit_generator.state,
-            "frames": TensorDict(nest(frames)),
-            "sampler": TensorDict({"memory": torch.from_numpy(ring.extra)} if is_laid_out else {}),
+            "frames": TensorDict(nest(ring.views())),
+            "sampler": TensorDict(sampler),
         }
 
     def _lay_out(self, leaves: Mapping[Key, Leaf]) -> None:
@@ -306,16 +293,8 @@ class ReplayBuffer:
         # Not reset after an exception: the change is incomplete, and `_attach` repairs it.
         self._ring.is_changing = False
 
-    def _contains(self, index: np.ndarray) -> np.ndarray:
-        return (index >= self._ring.first) & (index < self._ring.end)
 
-    def _read(self, index: np.ndarray) -> dict[Key, torch.Tensor]:
-        leaves = self._ring.leaves
-        arrays = self._ring.read(index, *(leaf.key for leaf in leaves))
-        return {leaf.key: as_tensor(array, leaf.dtype) for leaf, array in zip(leaves, arrays, strict=True)}
-
-
-def _to_int(value: Any) -> int:
-    """Converts a whole number, also of numpy or written as 1e6, to int; returns 0 for anything else."""
+def _is_count(value: Any) -> bool:
+    """Whether a value is a whole number, also of numpy or written as 1e6, and at least 1."""
     is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
-    return int(value) if is_number and float(value).is_integer() else 0
+    return is_number and value >= 1 and float(value).is_integer()

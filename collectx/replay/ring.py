@@ -8,7 +8,7 @@ the frames from `first` to `end`, exclusive:
 
 So if a writer is killed while it copies, the ring has fewer frames, but none that is partly written.
 
-The caller holds the buffer's lock, except for the constructor. Does not import samplers.
+The caller holds the buffer's lock, except for the constructor.
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from collectx.batch import Key, Layout, Leaf
 from collectx.errors import ShapeError
-from collectx.replay.leaves import as_array
-from collectx.replay.memory import Memory, barrier
+from collectx.memory import SharedMemory, barrier
+from collectx.replay.leaves import as_array, as_tensor
 
 _HEADER_BYTES = 2**16
 _COUNTS_BYTES = 64
@@ -33,7 +34,7 @@ class Ring:
 
     Args:
         num_extra_bytes: size of zeroed shared memory for the sampler.
-        directory: see `Memory`.
+        directory: see `SharedMemory`.
 
     Attributes:
         leaves: empty until `is_laid_out`.
@@ -41,9 +42,9 @@ class Ring:
     """
 
     def __init__(self, capacity: int, num_extra_bytes: int, directory: Path | None = None):
-        self._init(capacity, num_extra_bytes, Memory(directory))
+        self._init(capacity, num_extra_bytes, SharedMemory("replay", directory))
 
-    def _init(self, capacity: int, num_extra_bytes: int, memory: Memory) -> None:
+    def _init(self, capacity: int, num_extra_bytes: int, memory: SharedMemory) -> None:
         self.capacity = capacity
         self.leaves: tuple[Leaf, ...] = ()
         self.extra = np.zeros(0, np.uint8)
@@ -132,10 +133,10 @@ class Ring:
         start = (self.end + count - kept) % self.capacity
         head = min(kept, self.capacity - start)
         for key, array in self._arrays.items():
-            rows = frames[key]
-            array[start : start + head] = rows[count - kept : count - kept + head]
+            newest = frames[key][count - kept :]
+            array[start : start + head] = newest[:head]
             if head < kept:
-                array[: kept - head] = rows[count - kept + head :]
+                array[: kept - head] = newest[head:]
         self._counts[2] += count
 
     def read(self, index: np.ndarray, *keys: Key) -> list[np.ndarray]:
@@ -143,22 +144,32 @@ class Ring:
         position = index % self.capacity
         return [self._arrays[key].take(position, axis=0) for key in keys]
 
-    def view(self, key: Key) -> np.ndarray:
-        """A view of one leaf at all positions written so far: `[min(end, capacity), *shape]`."""
-        return self._arrays[key][: min(self.end, self.capacity)]
+    def frames(self, index: np.ndarray) -> dict[Key, torch.Tensor]:
+        """As `read`, all leaves as tensors."""
+        arrays = self.read(index, *(leaf.key for leaf in self.leaves))
+        return {leaf.key: as_tensor(array, leaf.dtype) for leaf, array in zip(self.leaves, arrays, strict=True)}
+
+    def contains(self, index: np.ndarray) -> np.ndarray:
+        """Whether each of the frames is in the ring."""
+        return (index >= self.first) & (index < self.end)
+
+    def views(self) -> dict[Key, torch.Tensor]:
+        """Views of all leaves at all positions written so far: `[min(end, capacity), *shape]` each."""
+        size = min(self.end, self.capacity)
+        return {leaf.key: as_tensor(self._arrays[leaf.key][:size], leaf.dtype) for leaf in self.leaves}
 
     def restore(self, first: int, end: int, frames: Mapping[Key, np.ndarray]) -> None:
         """Restores `first`, `end` and the frames. The ring is laid out and has the same capacity.
 
         Args:
-            frames: the arrays of `view` for every leaf; empty if there were no frames.
+            frames: the arrays of `views`; empty if there were no frames.
         """
         self._counts[4] += 1
         self._counts[1] = end  # no frames while bytes are written
         self._counts[2] = end
         barrier()
-        for key, rows in frames.items():
-            self._arrays[key][: len(rows)] = rows
+        for key, values in frames.items():
+            self._arrays[key][: len(values)] = values
         self._counts[1] = first
 
 

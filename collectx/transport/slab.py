@@ -2,9 +2,6 @@
 
     | header: newest versions, stop, preempted | shared weights | weights of worker 0 alone | ... | region 0 | ... |
 
-Shared memory is an anonymous file without a name in the file system, whose descriptor the workers inherit. So nothing
-is left behind when a process is killed, and no limit on /dev/shm applies.
-
 There are two buffers for weights, and a number: twice the version, plus the index of the buffer that holds it. The
 trainer writes a newer version into the other buffer and then stores the number; a reader that finds the number
 unchanged after its copy has read a single version. A worker acts with whichever is newer, the shared weights or its
@@ -14,17 +11,14 @@ individual ones. Pages of weights that were never written take no memory.
 from __future__ import annotations
 
 import mmap
-import os
-import tempfile
-import threading
 from collections.abc import Callable, Mapping, Sequence
-from multiprocessing import reduction
 from typing import Any
 
 import numpy as np
 import torch
 
-from collectx.batch import ALIGNMENT_BYTES, Layout, Slot
+from collectx.batch import ALIGNMENT_BYTES, Slot
+from collectx.memory import SharedMemory, barrier
 from collectx.transport.base import Arrival, SlabSpec, Write
 
 _NUMBER_BYTES = 8
@@ -42,52 +36,43 @@ class Slab:
     """
 
     def __init__(self, spec: SlabSpec, shared: bool):
-        rows = spec.rows * spec.num_workers if spec.stacked else spec.rows
-        self._map(spec, Layout(spec.leaves, rows, spec.steps), _anonymous_file() if shared else None)
+        self._map(spec, SharedMemory("slab") if shared else None)
         for place in range(1 + spec.num_workers):
             self._numbers[place] = _NOTHING
 
-    def _map(self, spec: SlabSpec, layout: Layout, descriptor: int | None) -> None:
+    def _map(self, spec: SlabSpec, shared: SharedMemory | None) -> None:
         self.spec = spec
-        self.region_layout = layout
-        self._descriptor = descriptor
+        self._shared = shared
+        self.region_layout = layout = spec.layout(spec.num_workers if spec.stacked else 1)
         self._weights_stride = _aligned(spec.weights_nbytes)
         numbers_nbytes = _aligned((1 + spec.num_workers) * _NUMBER_BYTES)
         self._weights_start = numbers_nbytes + ALIGNMENT_BYTES
         self._regions_start = self._weights_start + 2 * (1 + spec.num_workers) * self._weights_stride
         num_regions = spec.num_slots if spec.stacked else spec.num_slots * spec.num_workers
         nbytes = self._regions_start + num_regions * layout.nbytes
-        if descriptor is None:
+        if shared is None:
             # A page takes no memory until it is written: individual weights are rare.
-            self._memory = torch.frombuffer(
-                mmap.mmap(-1, nbytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), dtype=torch.uint8
-            )
+            private = mmap.mmap(-1, nbytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            self._memory = torch.frombuffer(private, dtype=torch.uint8)
         else:
-            os.ftruncate(descriptor, nbytes)
-            self._memory = torch.frombuffer(mmap.mmap(descriptor, nbytes), dtype=torch.uint8)
+            self._memory = shared.map(nbytes)
         header = self._memory[: self._weights_start].numpy()
         # One for the shared weights, then one for the individual weights of each worker.
         self._numbers: memoryview = header[: (1 + spec.num_workers) * _NUMBER_BYTES].view(np.int64).data
         self.stop: memoryview = header[numbers_nbytes : numbers_nbytes + 1].data
         self.preempted: memoryview = header[numbers_nbytes + 1 : numbers_nbytes + 2].data
-        self._fence = threading.Lock()
 
-    def __getstate__(self) -> tuple[SlabSpec, Any]:
-        if self._descriptor is None:
-            raise TypeError("a private slab cannot be sent to another process")
-        return self.spec, reduction.DupFd(self._descriptor)
+    def __getstate__(self) -> tuple[SlabSpec, SharedMemory]:
+        assert self._shared is not None
+        return self.spec, self._shared
 
-    def __setstate__(self, state: tuple[SlabSpec, Any]) -> None:
-        spec, descriptor = state
-        rows = spec.rows * spec.num_workers if spec.stacked else spec.rows
-        self._map(spec, Layout(spec.leaves, rows, spec.steps), descriptor.detach())
+    def __setstate__(self, state: tuple[SlabSpec, SharedMemory]) -> None:
+        self._map(*state)
         self.close_descriptor()
 
     def close_descriptor(self) -> None:
         """Closes the file descriptor; the mapping stays until the last tensor over it is gone."""
-        if self._descriptor is not None:
-            os.close(self._descriptor)
-            self._descriptor = None
+        self._shared = None
 
     def region(self, worker: int, slot: int) -> torch.Tensor:
         """The bytes of the region that holds the slot, as `region_layout` lays them out."""
@@ -134,7 +119,7 @@ class Slab:
         numbers = {place: 2 * version + 1 - self._numbers[place] % 2 for place in writes}
         for place, write in writes.items():
             write(self._weights(place, numbers[place]))
-        self._barrier()  # the numbers must not become visible before the bytes
+        barrier()  # the numbers must not become visible before the bytes
         for place, number in numbers.items():
             self._numbers[place] = number
         return version
@@ -146,16 +131,10 @@ class Slab:
             newest = max(shared, individual)
             if newest >> 1 == version:
                 return version
-            self._barrier()
+            barrier()
             read(self._weights(0 if shared > individual else 1 + worker, newest))
-            self._barrier()
+            barrier()
             version = newest >> 1
-
-    def _barrier(self) -> None:
-        """A memory barrier: releasing and taking a lock keeps the processor from reordering memory accesses."""
-        for _ in range(2):
-            with self._fence:
-                pass
 
     def _weights(self, place: int, number: int) -> torch.Tensor:
         start = self._weights_start + (2 * place + number % 2) * self._weights_stride
@@ -211,10 +190,3 @@ def _bytes(memory: torch.Tensor) -> Any:
 
 def _aligned(nbytes: int) -> int:
     return -(-nbytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
-
-
-def _anonymous_file() -> int:
-    if hasattr(os, "memfd_create"):
-        return os.memfd_create("collectx-slab")
-    with tempfile.TemporaryFile(prefix="collectx-slab-") as file:
-        return os.dup(file.fileno())

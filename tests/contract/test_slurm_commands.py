@@ -15,7 +15,7 @@ from composing import composed
 
 from collectx.cli import slurm as cli_slurm
 from collectx.cli import watch
-from collectx.cli.task import JobRun, Task
+from collectx.cli.run_status import SubmittedRun
 from collectx.errors import ConfigError, LauncherError
 from collectx.launcher.slurm import array, commands, job, log_watcher
 from collectx.launcher.slurm.commands import JobState
@@ -290,13 +290,13 @@ def test_inside_an_allocation_a_run_is_a_step_of_it(tmp_path, command, monkeypat
     for name in ("REFRESH_S", "_MIN_QUERY_S", "_SETTLE_S"):
         monkeypatch.setattr(watch, name, 0.01)
     cfg = composed("launcher=slurm collector=multi_async collector.num_workers=8 launcher.srun={mpi:none}")
-    done = Task(["run"], job_runs=[JobRun("run", tmp_path / "run", cfg)])
-    cli_slurm.run_jobs(done)
-    assert ([each.status for each in done.results], done.is_detached) == (["completed"], False)
+    results = []
+    assert not cli_slurm.run_jobs([SubmittedRun("run", tmp_path / "run", cfg)], ["run"], None, results)
+    assert [each.status for each in results] == ["completed"]
     assert "launcher=slurm inside the allocation of job 17: runs are steps of that job" in capsys.readouterr().err
     count, words, *_ = (tmp_path / "run" / "logs" / "job.log").read_text().splitlines()
     assert count == "0"
     assert {"--jobid=17", "--overlap", "--ntasks=9", "--mpi=none"} <= {*words.split()}
     cfg.collector.num_workers = 9
     with pytest.raises(ConfigError, match=r"10 tasks of 1 cores \(10\), and the allocation of job 17 has 9"):
-        cli_slurm.run_jobs(Task(["run"], job_runs=[JobRun("run", tmp_path / "other", cfg)]))
+        cli_slurm.run_jobs([SubmittedRun("run", tmp_path / "other", cfg)], ["run"], None, [])

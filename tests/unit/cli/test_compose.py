@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from collectx.cli.compose import Composer, compose, names, without_hydra
-from collectx.cli.typed import typed
+from collectx.cli.compose import Composer, compose, typed, without_hydra
+from collectx.cli.sweep import names
 from collectx.config.registry import GROUPS, KINDS
 from collectx.config.schema.env import CountingEnvConfig, GymEnvConfig
 from collectx.config.schema.run import RunConfig

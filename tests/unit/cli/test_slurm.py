@@ -15,8 +15,8 @@ from composing import composed
 
 from collectx import DistributedCollector
 from collectx.cli import run, slurm, status, watch
+from collectx.cli.run_status import SubmittedRun
 from collectx.cli.submitit_slurm import translated
-from collectx.cli.task import JobRun, Task
 from collectx.errors import ConfigError
 from collectx.run import RunFolder, preflight
 from collectx.run.rendezvous import TaskFile
@@ -51,14 +51,12 @@ def test_a_run_is_one_job_with_what_the_launcher_asks_for(queue, capsys):
     assert (RunFolder("run").read_result()["status"], len(queue.scripts)) == ("completed", 1)
 
 
-def start(*lines: str) -> Task:
+def start(*lines: str) -> SimpleNamespace:
     """Submits runs of these configurations as those of a sweep, and follows those that are not to be left."""
-    done = Task(["run"], job_runs=[], sweep=Path.cwd())
-    for index, line in enumerate(lines):
-        name = f"point{index}"
-        done.job_runs.append(JobRun(name, Path(name).absolute(), composed(f"launcher=slurm run.overwrite=true {line}")))
-    slurm.run_jobs(done)
-    return done
+    lines = [f"launcher=slurm run.overwrite=true {line}" for line in lines]
+    runs = [SubmittedRun(f"point{i}", Path(f"point{i}").absolute(), composed(line)) for i, line in enumerate(lines)]
+    results = []
+    return SimpleNamespace(is_detached=slurm.run_jobs(runs, ["run"], Path.cwd(), results), results=results)
 
 
 def test_equal_points_are_one_array_and_a_failed_one_is_shown_with_its_traceback(queue, capsys):

@@ -9,7 +9,7 @@ from worlds.countedframes import Stream
 
 from collectx import ReplayBuffer
 from collectx.replay import PrioritizedSampler
-from collectx.replay.tree import SumTree
+from collectx.replay.prioritized import SumTree
 
 
 def filled(capacity, count, **settings):

@@ -1,48 +1,15 @@
-"""Shared memory, and an inter-process lock that the kernel releases when its holder dies.
-
-Both are anonymous files whose descriptors are sent to other processes in pickles, so killed processes leave nothing in
-/dev/shm or on a disk.
-"""
+"""A lock between processes that the kernel releases when its holder dies."""
 
 from __future__ import annotations
 
 import fcntl
-import mmap
 import os
-import tempfile
 import threading
 import weakref
 from multiprocessing import reduction
-from pathlib import Path
 from typing import Any
 
-import torch
-
-
-class Memory:
-    """An anonymous file that processes map as shared memory.
-
-    Args:
-        directory: a folder on a disk, for data that does not fit in memory. None: in memory.
-    """
-
-    def __init__(self, directory: Path | None = None):
-        self._descriptor = _anonymous_file(directory)
-        weakref.finalize(self, os.close, self._descriptor)
-
-    def __getstate__(self) -> Any:
-        return reduction.DupFd(self._descriptor)
-
-    def __setstate__(self, descriptor: Any) -> None:
-        self._descriptor = descriptor.detach()
-        weakref.finalize(self, os.close, self._descriptor)
-
-    def map(self, nbytes: int) -> torch.Tensor:
-        """Maps the first `nbytes` bytes as `[nbytes]` uint8; grows the file, with zeros, if it is shorter. The mapping
-        ends when the last tensor that views it is freed."""
-        if os.fstat(self._descriptor).st_size < nbytes:
-            os.ftruncate(self._descriptor, nbytes)
-        return torch.frombuffer(mmap.mmap(self._descriptor, nbytes), dtype=torch.uint8)
+from collectx.memory import anonymous_file
 
 
 class Lock:
@@ -54,7 +21,7 @@ class Lock:
     """
 
     def __init__(self) -> None:
-        self._init(_anonymous_file(None))
+        self._init(anonymous_file("replay"))
 
     def _init(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -81,15 +48,6 @@ class Lock:
             self._threads.release()
 
 
-def barrier() -> None:
-    """A memory barrier: acquiring and releasing a lock orders the memory accesses before and after it."""
-    for _ in range(2):
-        with _fence:
-            pass
-
-
-_fence = threading.Lock()
-
 # The locks of this process, by device and inode.
 _locks: weakref.WeakValueDictionary[tuple[int, int], Lock] = weakref.WeakValueDictionary()
 _guard = threading.Lock()
@@ -111,11 +69,3 @@ def _unpickle_lock(sent: Any) -> Lock:
 def _identity(descriptor: int) -> tuple[int, int]:
     status = os.fstat(descriptor)
     return status.st_dev, status.st_ino
-
-
-def _anonymous_file(directory: Path | None) -> int:
-    """Returns the descriptor of an anonymous file."""
-    if directory is None and hasattr(os, "memfd_create"):
-        return os.memfd_create("collectx-replay")
-    with tempfile.TemporaryFile(prefix="collectx-replay-", dir=directory) as file:
-        return os.dup(file.fileno())

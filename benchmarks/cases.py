@@ -134,37 +134,20 @@ def policy_config(case: Case) -> Any:
 
 def run_config(env: Any, policy: Any, kind: str, num_workers: int, frames_per_batch: int, **collector: Any) -> Any:
     """A complete configuration; `collector` replaces values of that group."""
+    from collectx.config.registry import packaged_values
     from collectx.config.schema.collector import CollectorConfig, EitherCollectorConfig
     from collectx.config.schema.launcher import BackendConfig, DevicesConfig, LauncherConfig, RayLauncherConfig
     from collectx.config.schema.run import RunConfig
     from collectx.config.schema.trainer import TrainerConfig
 
-    values = {
+    values = packaged_values("collector", "multi_sync") | {
         "kind": kind,
         "num_workers": num_workers,
         "frames_per_batch": frames_per_batch,
         "total_frames": -1,
         "exploration_type": "deterministic",
-        "num_slots": 2,
-        "zero_copy": False,
-        "on_worker_failure": "raise",
         "max_restarts": 0,
         "start_timeout_s": 120.0,
-        "worker_timeout_s": 120.0,
-        "close_timeout_s": 10.0,
-        "num_workers_per_collector": 1,
-        "inner": "sync",
-        "max_frames_per_traj": None,
-        "init_random_frames": None,
-        "reset_at_each_iter": False,
-        "set_truncated": False,
-        "refresh": "batch",
-        "preemptive_threshold": None,
-        "trajs_per_batch": None,
-        "traj_format": "padded",
-        "compact_obs": False,
-        "check_finite": True,
-        "order_of": None,
         **collector,
     }
     make: Any = CollectorConfig

@@ -5,34 +5,19 @@ Hydra's parser does not accept overrides on both sides of a flag, so it gets the
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from collectx.config.suggest import did_you_mean
+from collectx.cli import output
+from collectx.config.problem import did_you_mean
 from collectx.errors import ConfigError
 
-_SWITCHES = {
-    "--help": "help",
-    "-h": "help",
-    "--hydra-help": "hydra-help",
-    "--multirun": "multirun",
-    "-m": "multirun",
-    "--run": "run",
-    "-r": "run",
-    "--resolve": "resolve",
-    "--version": "version",
+_SWITCHES = ("help", "hydra-help", "multirun", "run", "resolve", "version")
+_VALUED = ("config-dir", "config-name", "cfg", "package")
+_SHORT = {
+    **{"-h": "--help", "-m": "--multirun", "-r": "--run", "-cd": "--config-dir", "-cn": "--config-name"},
+    **{"-c": "--cfg", "-p": "--package", "-i": "--info"},
 }
-_VALUED = {
-    "--config-dir": "config-dir",
-    "-cd": "config-dir",
-    "--config-name": "config-name",
-    "-cn": "config-name",
-    "--cfg": "cfg",
-    "-c": "cfg",
-    "--package": "package",
-    "-p": "package",
-}
-_OPTIONAL_VALUE = {"--info": "info", "-i": "info"}
 _INFO = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
 _BLOCKED = {
     "--experimental-rerun": "it reads a pickle, which executes code, and writes into the old run folder: "
@@ -81,28 +66,61 @@ def split(argv: Sequence[str], switches: Sequence[str] = ()) -> Arguments:
     tokens = list(argv)
     while tokens:
         token = tokens.pop(0)
-        name, has_value, value = token.partition("=")
+        option, has_value, value = token.partition("=")
+        name = _SHORT.get(option, option).removeprefix("--")
         if not token.startswith("-"):
             words.append(token)
-        elif name in _BLOCKED:
-            raise ConfigError([f"{name}: {_BLOCKED[name]}"])
-        elif token in _SWITCHES:
-            flags[_SWITCHES[token]] = ""
-        elif token.removeprefix("--") in switches:
-            flags[token.removeprefix("--")] = ""
+        elif option in _BLOCKED:
+            raise ConfigError([f"{option}: {_BLOCKED[option]}"])
+        elif name in (*_SWITCHES, *switches) and not has_value:
+            flags[name] = ""
         elif name in _VALUED:
             if not has_value and not tokens:
-                raise ConfigError([f"{name} needs a value."])
-            flags[_VALUED[name]] = value if has_value else tokens.pop(0)
-        elif name in _OPTIONAL_VALUE:
-            info = value if has_value else tokens.pop(0) if tokens and tokens[0] in _INFO else "all"
-            flags[_OPTIONAL_VALUE[name]] = info
+                raise ConfigError([f"{option} needs a value."])
+            flags[name] = value if has_value else tokens.pop(0)
+        elif name == "info":
+            flags[name] = value if has_value else tokens.pop(0) if tokens and tokens[0] in _INFO else "all"
         else:
             raise ConfigError([f"{token}: no such flag{did_you_mean(token, names(switches))}"])
     return Arguments(tuple(words), flags)
 
 
+def run_subcommand(
+    argv: Sequence[str],
+    usage: str,
+    run: Callable[[Arguments], int],
+    switches: Sequence[str] = (),
+    report: Callable[[Sequence[str]], int] = output.usage_errors,
+) -> int:
+    """Runs a subcommand with its command line, or prints its usage for `--help`; returns the exit status.
+
+    Args:
+        usage: "": Hydra prints it.
+        switches: see `split`.
+        report: prints the problems of a `ConfigError`.
+    """
+    try:
+        arguments = split(argv, switches)
+        if usage and "help" in arguments.flags:
+            print(usage)
+            return 0
+        return run(arguments)
+    except ConfigError as error:
+        return report(error.problems)
+
+
+def one_group(arguments: Arguments, subcommand: str, groups: Iterable[str]) -> str | None:
+    """The only word of a command line, the name of a group; None without words.
+
+    Raises:
+        ConfigError: another group, or several words.
+    """
+    unknown = [name for name in arguments.words if name not in groups] or arguments.words[1:]
+    if unknown:
+        raise ConfigError([f"{subcommand}: {unknown[0]}: no such group{did_you_mean(unknown[0], [*groups])}"])
+    return next(iter(arguments.words), None)
+
+
 def names(switches: Sequence[str] = ()) -> list[str]:
     """The long names of all flags, as in `--config-dir`, and of the subcommand's `switches`."""
-    flags = (*_SWITCHES, *_VALUED, *_OPTIONAL_VALUE)
-    return [*(flag for flag in flags if flag.startswith("--")), *(f"--{name}" for name in switches)]
+    return [f"--{name}" for name in (*_SWITCHES, *_VALUED, "info", *switches)]

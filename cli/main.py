@@ -73,7 +73,7 @@ def _dispatch(argv: list[str]) -> int:
 
         return completion.main(rest, SUBCOMMANDS)
     if name not in SUBCOMMANDS:
-        from collectx.config.suggest import did_you_mean
+        from collectx.config.problem import did_you_mean
 
         print(f"collectx: {name}: no such subcommand{did_you_mean(name, SUBCOMMANDS)}", file=sys.stderr)
         return 2

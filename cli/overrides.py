@@ -12,8 +12,8 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Glob, Override, OverrideType
 from hydra.errors import HydraException
 
+from collectx.config.problem import did_you_mean
 from collectx.config.registry import GROUPS
-from collectx.config.suggest import did_you_mean
 
 
 @dataclass(frozen=True)

@@ -17,12 +17,12 @@ from importlib.util import find_spec, resolve_name
 from pathlib import Path
 from typing import Any
 
+from collectx.config.problem import did_you_mean
 from collectx.config.schema.env import GymEnvConfig, GymVectorEnvConfig, TorchrlEnvConfig
 from collectx.config.schema.fields import Unset
 from collectx.config.schema.policy import CustomPolicyConfig
 from collectx.config.schema.run import RunConfig
 from collectx.config.schema.trainer import CustomTrainerConfig
-from collectx.config.suggest import did_you_mean
 
 _Call = tuple[str, str, Mapping[str, Any], tuple[str, ...]]
 # Arguments of `gymnasium.make`.

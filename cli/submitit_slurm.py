@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from collectx.config.suggest import did_you_mean
+from collectx.config.problem import did_you_mean
 
 _GROUP, _PREFIX = "hydra/launcher", "hydra.launcher."
 # Keys of submitit_slurm, and of launcher=slurm.

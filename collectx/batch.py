@@ -30,7 +30,7 @@ ALIGNMENT_BYTES = 64
 DONE_KEYS: tuple[Key, ...] = (("done",), ("terminated",), ("truncated",))
 TRAJ_IDS: Key = ("collector", "traj_ids")
 POLICY_VERSION: Key = ("collector", "policy_version")
-# Earlier frames of the trajectory; in batches with a time limit (`collectx/rollout/time_limit.py`).
+# Earlier frames of the trajectory; in batches with a time limit (`collectx/rollout/wrappers.py`).
 STEP_COUNT: Key = ("step_count",)
 
 

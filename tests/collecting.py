@@ -10,6 +10,7 @@ import torch
 from collectx import env as envs
 from collectx import policy as policies
 from collectx.collector import build
+from collectx.config.registry import packaged_values
 from collectx.config.schema.collector import CollectorConfig, EitherCollectorConfig
 from collectx.config.schema.env import CountingEnvConfig, GymEnvConfig, GymVectorEnvConfig
 from collectx.config.schema.launcher import BackendConfig, DevicesConfig, LauncherConfig, RayLauncherConfig
@@ -23,34 +24,8 @@ torch.set_num_threads(1)
 # Ray starts as many processes as it has cores, and is there until the tests end. Its GPUs are so in name only.
 RAY = {"num_cpus": 2, "num_gpus": 2, "address": "local", "include_dashboard": False}
 
-COLLECTOR = EitherCollectorConfig(
-    kind="multi_sync",
-    num_workers=2,
-    frames_per_batch=12,
-    total_frames=120,
-    exploration_type="random",
-    num_slots=2,
-    zero_copy=False,
-    on_worker_failure="raise",
-    max_restarts=10,
-    start_timeout_s=200.0,
-    worker_timeout_s=120.0,
-    close_timeout_s=60.0,
-    num_workers_per_collector=1,
-    inner="sync",
-    max_frames_per_traj=None,
-    init_random_frames=None,
-    reset_at_each_iter=False,
-    set_truncated=False,
-    refresh="batch",
-    preemptive_threshold=None,
-    trajs_per_batch=None,
-    traj_format="padded",
-    compact_obs=False,
-    check_finite=True,
-    order_of=None,
-    sync=False,
-)
+_COLLECTOR = {"frames_per_batch": 12, "total_frames": 120, "start_timeout_s": 200.0, "close_timeout_s": 60.0}
+COLLECTOR = EitherCollectorConfig(**packaged_values("collector", "multi_sync") | _COLLECTOR, sync=False)
 LAUNCHER = RayLauncherConfig(
     kind="local",
     hydra_mode=None,

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from collectx.batch import Leaf
-from collectx.env.base import Env, StepRows
+from collectx.env.base import Env, StepArrays
 from collectx.env.spaces import numpy_dtype
 
 
@@ -51,12 +51,12 @@ class Stepper:
         self.env.reset(range(self.spec.num_envs) if seeds is None else seeds, self.observation)
         return self
 
-    def step(self, *action: np.ndarray, cut: np.ndarray | bool = False) -> StepRows:
+    def step(self, *action: np.ndarray, cut: np.ndarray | bool = False) -> StepArrays:
         """One step, and a restart of the envs that ended and of those of `cut`; by default the actions are zeros."""
         size, ragged = self.spec.num_envs, self.spec.ragged
         action = action or tuple(memory(self.spec.action, size))
         flags = np.zeros((size, 2, 3), bool) | [False, False, True]
-        out = self.out = StepRows(
+        out = self.out = StepArrays(
             memory(self.spec.observation, size), np.full(size, np.nan, np.float32), *flags[:, 1].T
         )
         any_ended = self.env.step(action, out)

@@ -12,12 +12,10 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from collectx.config.convert import convert, describe, out_of_range
-from collectx.config.packaged import packaged_values
-from collectx.config.problem import ABSENT, YAML, Language, Problem
-from collectx.config.registry import GROUPS, KINDS, schemas
+from collectx.config.problem import ABSENT, YAML, Language, Problem, did_you_mean
+from collectx.config.registry import GROUPS, KINDS, packaged_values, schemas
 from collectx.config.schema.fields import incomplete
 from collectx.config.schema.run import RunConfig, RunOptions, SweepConfig
-from collectx.config.suggest import did_you_mean
 
 # What a YAML file says where the user has to choose.
 UNSET = "???"

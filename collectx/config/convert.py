@@ -8,8 +8,7 @@ import typing
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from collectx.config.problem import PYTHON, YAML, Language
-from collectx.config.suggest import did_you_mean
+from collectx.config.problem import PYTHON, YAML, Language, did_you_mean
 
 _SCALARS = (bool, int, float, str)
 _LISTS = (list, Sequence)

@@ -12,8 +12,7 @@ import typing
 from importlib import resources
 from typing import Any
 
-from collectx.config.packaged import packaged_values
-from collectx.config.registry import GROUPS, schemas
+from collectx.config.registry import GROUPS, packaged_values, schemas
 from collectx.config.schema.run import RunConfig, RunOptions, SweepConfig
 
 _DRAFT = "http://json-schema.org/draft-07/schema#"

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import difflib
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,3 +67,22 @@ class Problem:
         subject = self.path if self.value is ABSENT else f"{self.path}={language.show(self.value)}"
         is_sentence = self.rule.startswith(("is ", "has ", "cannot "))
         return f"{subject}{' ' if is_sentence else ': '}{self.rule}" + (f": {self.advice}" if self.advice else "")
+
+
+def did_you_mean(name: str, names: Iterable[str], listed: bool = True, prefix: str = "") -> str:
+    """The end of a sentence about a name that does not exist, `; did you mean X? (valid: ...)`, without the parts that
+    do not apply.
+
+    Args:
+        name: the wrong name.
+        names: the valid ones.
+        listed: whether to name all of `names`.
+        prefix: stands before each name that is proposed.
+    """
+    candidates = list(names)
+    near = difflib.get_close_matches(name, candidates, n=1, cutoff=0.6)
+    if not listed:
+        return f"; did you mean {prefix}{near[0]}?" if near else "."
+    if near:
+        return f"; did you mean {prefix}{near[0]}? (valid: {', '.join(candidates)})"
+    return f"; valid: {', '.join(candidates)}."

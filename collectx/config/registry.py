@@ -12,8 +12,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, is_dataclass
-from importlib import import_module
+from importlib import import_module, resources
 from typing import Any, get_type_hints
+
+import yaml
 
 from collectx.config.schema import collector, env, launcher, policy, trainer
 from collectx.config.schema.run import RunConfig, RunOptions
@@ -43,9 +45,9 @@ KINDS: dict[str, dict[str, Kind]] = {
     "env": {
         "gym": Kind(env.GymEnvConfig, "collectx.env.gym:build"),
         "gym_vector": Kind(env.GymVectorEnvConfig, "collectx.env.gym_vector:build"),
-        "envpool": Kind(env.EnvPoolEnvConfig, "collectx.env.envpool:build"),
+        "envpool": Kind(env.EnvPoolEnvConfig, "collectx.env.envpool:EnvPoolEnv"),
         "torchrl": Kind(env.TorchrlEnvConfig, "collectx.env.torchrl:build"),
-        "counting": Kind(env.CountingEnvConfig, "collectx.env.counting:build"),
+        "counting": Kind(env.CountingEnvConfig, "collectx.env.counting:CountingEnv"),
     },
     "policy": {
         "random": Kind(policy.PolicyConfig),
@@ -111,6 +113,18 @@ def implementation(group: str, name: str) -> Any:
     if not module:
         return None
     return getattr(import_module(module), attribute) if attribute else import_module(module)
+
+
+def packaged_values(group: str, name: str) -> dict[str, Any]:
+    """The values of `conf/<group>/<name>.yaml` and of the choices that it inherits; empty if there is no such file. No
+    default is written in a second place."""
+    file = resources.files("collectx.conf") / group / f"{name}.yaml"
+    content = yaml.safe_load(file.read_text()) if file.is_file() else {}
+    values: dict[str, Any] = {}
+    for entry in content.pop("defaults", []):
+        if isinstance(entry, str) and entry != "_self_":
+            values |= packaged_values(group, entry)
+    return values | content
 
 
 def from_dict(values: dict[str, Any]) -> RunConfig:

@@ -1,7 +1,7 @@
 """The interface of env adapters.
 
 An adapter drives a *group* of `num_envs` envs in one process. It is called by the rollout, in the worker's process,
-from one thread. It must not know slots, transports, policies or trajectories.
+from one thread.
 
     call                  writes                                        afterwards
     reset(seeds, out)     out[leaf][e] for every env                    every env is at its first observation
@@ -20,9 +20,10 @@ observation into `out.observation[leaf][e]`; its `restart` is never called.
 from __future__ import annotations
 
 import contextlib
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -40,7 +41,7 @@ class EnvSpec:
         observation: leaves of one env's observation and of the kept `info` entries, in the order of `out`.
             A Box, Discrete, ... space has one leaf `("observation",)`; Dict and Tuple spaces have nested keys such
             as `("observation", "camera")` and `("observation", "0")`; kept infos are `("info", name)`; with a time
-            limit (`collectx/rollout/time_limit.py`), `("step_count",)` is the last.
+            limit (`collectx/rollout/wrappers.py`), `("step_count",)` is the last.
         action: leaves of one env's action, likewise, from `("action",)`.
         observation_space, action_space: the single env's Gymnasium spaces.
         ragged: see the module's docstring.
@@ -75,7 +76,7 @@ class EnvSpec:
 
 
 @dataclass(slots=True)
-class StepRows:
+class StepArrays:
     """The output arrays of one step: numpy views owned by the rollout, written by `Env.step`.
 
     Attributes:
@@ -94,31 +95,39 @@ class StepRows:
     rewards: Sequence[np.ndarray] = ()
 
 
-class Env(Protocol):
-    """A group of envs; see the module's docstring."""
+class Env(ABC):
+    """A group of envs; see the module's docstring.
+
+    Attributes:
+        user_envs: the user's env objects, where there are any.
+    """
 
     spec: EnvSpec
+    user_envs: Sequence[Any] = ()
 
+    @abstractmethod
     def reset(self, seeds: Sequence[int] | None, out: Sequence[np.ndarray]) -> None:
         """Resets every env, env e with `seeds[e]`, or without a seed; writes the observations into `out`.
 
         A group that takes a single seed uses `seeds[0]`.
         """
 
-    def step(self, action: Sequence[np.ndarray], out: StepRows) -> bool:
+    @abstractmethod
+    def step(self, action: Sequence[np.ndarray], out: StepArrays) -> bool:
         """Steps every env with `action`, one array `[E, *shape]` per action leaf; blocks until all have stepped.
 
         Returns:
             Whether any env's episode ended in this step (any terminated or truncated).
         """
 
+    @abstractmethod
     def restart(self, ended: np.ndarray, out: Sequence[np.ndarray]) -> None:
-        """Starts a new episode in every env with `ended[e]` (`[E]` bool); writes only those rows of `out`.
+        """Starts a new episode in every env with `ended[e]` (`[E]` bool); writes only their part of `out`.
 
         With `EnvSpec.can_restart_early`, `ended` may include envs whose episode did not end.
         """
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027
         """Releases the envs. Idempotent."""
 
 

@@ -1,6 +1,6 @@
 """Kind `counting`: an env whose observation identifies the frame, so that tests can compare frames for equality.
 
-For tests and for measurements without a simulator. Called by the rollout, in the worker's process.
+For tests and for measurements without a simulator.
 
     observation = (global env index, episode, step, filler ...)      int64
     reward = step (of the observation that follows), action ignored, Discrete(2)
@@ -20,7 +20,7 @@ from gymnasium import spaces
 
 from collectx.batch import Leaf
 from collectx.config.schema.env import CountingEnvConfig
-from collectx.env.base import EnvSpec, StepRows
+from collectx.env.base import Env, EnvSpec, StepArrays
 from collectx.errors import ConfigError
 
 # The number of an env's first episode is this, times the env's `life`.
@@ -28,19 +28,14 @@ EPISODES_PER_LIFE = 2**32
 _MIX = np.array([1_000_003, 10_007, 101], np.int64)
 
 
-def build(cfg: CountingEnvConfig, first_index: int, life: int) -> CountingEnv:
-    """See `collectx.env.build`."""
-    return CountingEnv(cfg, first_index, life)
-
-
-class CountingEnv:
+class CountingEnv(Env):
     """`cfg.num_envs` counters with the global indices `first_index`, `first_index + 1`, ...
 
     `reset` returns to the first episode, whatever the seeds. One call of `step` keeps the processor busy for
     `cfg.step_s` seconds, for the whole group.
     """
 
-    def __init__(self, cfg: CountingEnvConfig, first_index: int = 0, life: int = 0):
+    def __init__(self, cfg: CountingEnvConfig, first_index: int, life: int):
         problems = []
         if cfg.observation_size < 3:
             problems.append(f"env.observation_size={cfg.observation_size} is below 3: index, episode and step need 3")
@@ -65,9 +60,11 @@ class CountingEnv:
         self._step[:] = 0
         out[0][:] = self._observation()
 
-    def step(self, action: Sequence[np.ndarray], out: StepRows) -> bool:
+    def step(self, action: Sequence[np.ndarray], out: StepArrays) -> bool:
         if self._step_s:
-            _keep_busy(self._step_s)
+            deadline = time.perf_counter() + self._step_s
+            while time.perf_counter() < deadline:
+                pass
         self._step += 1
         out.observation[0][:] = self._observation()
         out.reward[:] = self._step
@@ -79,9 +76,6 @@ class CountingEnv:
         self._episode[ended] += 1
         self._step[ended] = 0
         out[0][ended] = self._observation()[ended]
-
-    def close(self) -> None:
-        pass
 
     def _observation(self) -> np.ndarray:
         return frame(self._index, self._episode, self._step, self.spec.observation[0].shape[0])
@@ -97,9 +91,3 @@ def frame(index: np.ndarray, episode: np.ndarray, step: np.ndarray, size: int) -
 def episode_length(index: np.ndarray, shortest: int) -> np.ndarray:
     """Steps in each episode of the envs with these global indices, where `env.episode_length` is `shortest`."""
     return shortest + index % 3
-
-
-def _keep_busy(seconds: float) -> None:
-    deadline = time.perf_counter() + seconds
-    while time.perf_counter() < deadline:
-        pass

@@ -1,8 +1,5 @@
 """Kind `envpool`: EnvPool's C++ envs, all stepped at once by EnvPool's threads.
 
-Called by the rollout, in the worker's process; the only module that imports `envpool`. Must not know slots,
-trajectories or policies.
-
 EnvPool resets an ended env in its following step, which is then not a transition; a separate reset call costs half a
 step. So the pool has more members (EnvPool's envs) than the group has envs. The others are spares, each at its first
 observation. If env 5 ends at step t:
@@ -17,16 +14,17 @@ the group, but the frames of one env are not independent of the others.
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from collectx.config.schema.env import EnvPoolEnvConfig
-from collectx.env.base import EnvSpec, StepRows
-from collectx.env.spaces import SpaceLeaves, checked_rows, exclude_parts, numpy_dtype
+from collectx.env.base import Env, EnvSpec, StepArrays
+from collectx.env.spaces import SpaceLeaves, checked_values, numpy_dtype
 from collectx.errors import CollectxError, ConfigError, SpaceError
 
 # Arguments that the adapter sets: a batch_size below num_envs would make steps asynchronous.
@@ -34,12 +32,7 @@ _RESERVED_ARGUMENTS = ("num_envs", "batch_size", "num_threads", "seed", "env_see
 _LARGEST_SEED = 2**31
 
 
-def build(cfg: EnvPoolEnvConfig, first_index: int, life: int) -> EnvPoolEnv:
-    """See `collectx.env.build`."""
-    return EnvPoolEnv(cfg)
-
-
-class EnvPoolEnv:
+class EnvPoolEnv(Env):
     """`cfg.num_envs` envs of one EnvPool, in its synchronous mode.
 
     EnvPool takes seeds only when it is made, so `reset(seeds)` makes a new pool: its first members get `seeds`, modulo
@@ -50,8 +43,14 @@ class EnvPoolEnv:
         SpaceError: a space that cannot be stored as tensors, or an action of several parts.
     """
 
-    def __init__(self, cfg: EnvPoolEnvConfig):
-        self._envpool = _import_envpool(cfg.id)
+    def __init__(self, cfg: EnvPoolEnvConfig, first_index: int, life: int):
+        try:
+            import envpool
+        except ImportError as error:
+            raise ConfigError(
+                [f"env.kind=envpool (id={cfg.id}): needs EnvPool: pip install 'collectx[envpool]'"]
+            ) from error
+        self._envpool = envpool
         reserved = sorted(set(cfg.kwargs) & set(_RESERVED_ARGUMENTS))
         if reserved:
             raise ConfigError(
@@ -60,26 +59,21 @@ class EnvPoolEnv:
         if cfg.id not in self._envpool.list_all_envs():
             raise ConfigError([f"env.id={cfg.id} is not a task of EnvPool: envpool.list_all_envs() lists them"])
         self._id = cfg.id
-        # One spare for eight envs suffices for a random policy's short CartPole episodes. Otherwise: `_reset_now`.
+        # One spare for eight envs suffices for a random policy's short CartPole episodes. `restart` does without.
         num_members = cfg.num_envs + max(1, cfg.num_envs // 8)
         self._arguments = {**cfg.kwargs, "num_envs": num_members, "num_threads": cfg.num_threads}
-        with warnings.catch_warnings():
-            # Gymnasium warns that EnvPool's float64 bounds become float32; users cannot change that.
-            warnings.filterwarnings("ignore", message=".*precision lowered by casting.*")
+        with _without_precision_warnings():
             spec = self._envpool.make_spec(cfg.id, **self._arguments)
-            observation_space, action_space = spec.gymnasium_observation_space, spec.gymnasium_action_space
-        observation_space = exclude_parts(observation_space, cfg.exclude_keys)
-        self._observation = SpaceLeaves(observation_space, ("observation",))
-        action = SpaceLeaves(action_space, ("action",))
+            self._observation = SpaceLeaves(spec.gymnasium_observation_space, ("observation",), cfg.exclude_keys)
+            action = SpaceLeaves(spec.gymnasium_action_space, ("action",))
         if not action.single:
-            raise SpaceError(f"action: {action_space} has several parts, which the envpool kind does not support")
-        self.spec = EnvSpec(
-            cfg.num_envs, self._observation.leaves, action.leaves, observation_space, action_space, ragged=False
-        )
+            raise SpaceError(f"action: {action.space} has several parts, which the envpool kind does not support")
+        leaves = self._observation.leaves
+        self.spec = EnvSpec(cfg.num_envs, leaves, action.leaves, self._observation.space, action.space)
         self._num_envs = cfg.num_envs
         self._pool: Any = None
         # The first observations of the spares, by member; the spares in the order in which they became ready.
-        self._first = [np.empty((num_members, *leaf.shape), numpy_dtype(leaf)) for leaf in self._observation.leaves]
+        self._first = [np.empty((num_members, *leaf.shape), numpy_dtype(leaf)) for leaf in leaves]
         self._ready: deque[int] = deque()
         # Members that ended and were replaced; the next step resets them.
         self._retired: list[int] = []
@@ -96,7 +90,7 @@ class EnvPoolEnv:
             self._make([s % _LARGEST_SEED for s in (*firsts, *derived[self._num_envs :])])
         members = np.arange(len(self._first[0]), dtype=np.int32)
         for leaf, first, value in zip(self._observation.leaves, self._first, self._reset_members(members), strict=True):
-            first[:] = checked_rows(leaf, value, first)
+            first[:] = checked_values(leaf, value, first)
         self._member = members[: self._num_envs].copy()
         self._ready = deque(members[self._num_envs :].tolist())
         self._retired = []
@@ -104,7 +98,7 @@ class EnvPoolEnv:
         for array, first in zip(out, self._first, strict=True):
             array[:] = first[: self._num_envs]
 
-    def step(self, action: Sequence[np.ndarray], out: StepRows) -> bool:
+    def step(self, action: Sequence[np.ndarray], out: StepArrays) -> bool:
         actions = action[0].astype(self._action_dtype)
         members = self._member
         if self._retired:
@@ -113,15 +107,14 @@ class EnvPoolEnv:
             actions = np.concatenate([actions, filler])
             members = np.concatenate([members, np.array(self._retired, np.int32)])
         self._pool._send([members, members, actions])
-        state = self._receive(members)
-        values = self._values(state)
+        state, values = self._receive(members)
         if self._retired:
             for first, value in zip(self._first, values, strict=True):
                 first[self._retired] = value[self._num_envs :]
             self._ready += self._retired
             self._retired = []
         for leaf, array, value in zip(self._observation.leaves, out.observation, values, strict=True):
-            array[:] = checked_rows(leaf, value[: self._num_envs], array)
+            array[:] = checked_values(leaf, value[: self._num_envs], array)
         out.reward[:] = state[self._reward_at][: self._num_envs]
         truncated = state[self._truncated_at][: self._num_envs]
         ended = state[self._done_at][: self._num_envs]
@@ -134,7 +127,7 @@ class EnvPoolEnv:
     def restart(self, ended: np.ndarray, out: Sequence[np.ndarray]) -> None:
         late = []
         for e in np.flatnonzero(ended).tolist():
-            # A step resets only members that have ended; a truncated one needs a reset call.
+            # A step resets only members that have ended. A truncated one, and one without a spare, needs a reset call.
             if self._ready and self._ended[e]:
                 self._retired.append(int(self._member[e]))
                 member = self._ready.popleft()
@@ -144,15 +137,15 @@ class EnvPoolEnv:
             else:
                 late.append(e)
         if late:
-            self._reset_now(late, out)
+            for array, value in zip(out, self._reset_members(self._member[late]), strict=True):
+                array[late] = value
         self._ended = self._ended & ~ended
 
     def close(self) -> None:
         self._pool = None
 
     def _make(self, seeds: list[int]) -> None:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message=".*precision lowered by casting.*")
+        with _without_precision_warnings():
             pool = self._envpool.make(self._id, env_type="gymnasium", seed=seeds, **self._arguments)
             # EnvPool makes this space at its first use: here, where its warning is filtered.
             _ = pool.observation_space
@@ -166,33 +159,26 @@ class EnvPoolEnv:
             raise SpaceError(f"action: EnvPool's {self._id} takes {pool._action_keys}, which collectx does not support")
         self._pool = pool
 
-    def _reset_now(self, envs: list[int], out: Sequence[np.ndarray]) -> None:
-        """Resets envs by a reset call: truncated ones, and those for which there is no spare."""
-        for array, value in zip(out, self._reset_members(self._member[envs]), strict=True):
-            array[envs] = value
-
     def _reset_members(self, members: np.ndarray) -> list[np.ndarray]:
         self._pool._reset(members)
-        return self._values(self._receive(members))
+        return self._receive(members)[1]
 
-    def _receive(self, members: np.ndarray) -> list[np.ndarray]:
+    def _receive(self, members: np.ndarray) -> tuple[list[np.ndarray], list[np.ndarray]]:
+        """Waits for these members. Returns EnvPool's arrays, and one array per observation leaf."""
         state = self._pool._recv()
         if not np.array_equal(state[self._member_at], members):
             raise CollectxError(
                 f"EnvPool returned the members {state[self._member_at].tolist()} after {members.tolist()} were sent: "
                 "this version does not keep their order in synchronous mode: use another one"
             )
-        return state
-
-    def _values(self, state: list[np.ndarray]) -> list[np.ndarray]:
         if self._observation_at is not None:
-            return [state[self._observation_at]]
-        return self._observation.flatten(self._pool._to(state, True, True)[0])
+            return state, [state[self._observation_at]]
+        return state, self._observation.flatten(self._pool._to(state, True, True)[0])
 
 
-def _import_envpool(task: str) -> Any:
-    try:
-        import envpool
-    except ImportError as error:
-        raise ConfigError([f"env.kind=envpool (id={task}): needs EnvPool: pip install 'collectx[envpool]'"]) from error
-    return envpool
+@contextlib.contextmanager
+def _without_precision_warnings() -> Iterator[None]:
+    """Gymnasium warns that EnvPool's float64 bounds become float32; users cannot change that."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*precision lowered by casting.*")
+        yield

@@ -1,7 +1,4 @@
-"""Gymnasium envs from the names in a configuration: ids, entry points, wrappers.
-
-Called by the Gymnasium adapters' constructors. Must not know how envs are stepped.
-"""
+"""Gymnasium envs from the names in a configuration: ids, entry points, wrappers."""
 
 from __future__ import annotations
 
@@ -46,8 +43,17 @@ def resolve_source(cfg: GymEnvConfig | GymVectorEnvConfig) -> Callable[..., Any]
     if cfg.id is None:
         return resolve(cfg.entry_point, "env.entry_point")
     if cfg.id.startswith("ALE/"):
-        _register_ale(cfg.id)
-    _check_registered(cfg.id)
+        try:
+            gymnasium.register_envs(importlib.import_module("ale_py"))
+        except ImportError as error:
+            raise ConfigError([f"env.id={cfg.id}: needs ale-py: pip install 'collectx[atari]'"]) from error
+    module, _, name = cfg.id.rpartition(":")
+    try:
+        if module:
+            importlib.import_module(module)
+        gymnasium.spec(name)
+    except (ImportError, gymnasium.error.Error) as error:
+        raise ConfigError([f"env.id={cfg.id}: {error}"]) from error
     return None
 
 
@@ -59,22 +65,17 @@ def wrapper(item: Any, where: str) -> Callable[[gymnasium.Env], gymnasium.Env]:
             dot or colon is one of gymnasium.wrappers.
         where: the configuration key, for messages.
     """
-    if not isinstance(item, Mapping):
-        return resolve(_wrapper_name(item), where)
-    if "_target_" in item:
-        name, arguments = item["_target_"], {key: value for key, value in item.items() if key != "_target_"}
-    elif len(item) == 1 and isinstance(next(iter(item.values())), Mapping | NoneType):
-        name, arguments = next(iter(item.items()))
-    else:
-        raise ConfigError([f"{where}={dict(item)}: expected a name, or {{name: {{argument: value}}}}"])
-    target = resolve(_wrapper_name(name), where)
-    kwargs = {str(key): value for key, value in (arguments or {}).items()}
-    return lambda env: target(env, **kwargs)
-
-
-def _wrapper_name(name: Any) -> Any:
-    bare = isinstance(name, str) and name.isidentifier()
-    return f"gymnasium.wrappers:{name}" if bare else name
+    name, arguments = item, {}
+    if isinstance(item, Mapping):
+        if "_target_" in item:
+            name, arguments = item["_target_"], {key: value for key, value in item.items() if key != "_target_"}
+        elif len(item) == 1 and isinstance(next(iter(item.values())), Mapping | NoneType):
+            name, arguments = next(iter(item.items()))
+        else:
+            raise ConfigError([f"{where}={dict(item)}: expected a name, or {{name: {{argument: value}}}}"])
+    if isinstance(name, str) and name.isidentifier():
+        name = f"gymnasium.wrappers:{name}"
+    return partial(resolve(name, where), **{str(key): value for key, value in (arguments or {}).items()})
 
 
 @contextlib.contextmanager
@@ -87,21 +88,3 @@ def explain_missing_package(cfg: GymEnvConfig | GymVectorEnvConfig) -> Iterator[
         text = str(error).partition(", run ")[0] if extra_advice(error) else str(error)
         source = f"env.id={cfg.id}" if cfg.id is not None else f"env.entry_point={cfg.entry_point}"
         raise ConfigError([f"{source}: {text}{extra_advice(error)}"]) from error
-
-
-def _check_registered(env_id: str) -> None:
-    module, _, name = env_id.rpartition(":")
-    try:
-        if module:
-            importlib.import_module(module)
-        gymnasium.spec(name)
-    except (ImportError, gymnasium.error.Error) as error:
-        raise ConfigError([f"env.id={env_id}: {error}"]) from error
-
-
-def _register_ale(env_id: str) -> None:
-    try:
-        ale_py = importlib.import_module("ale_py")
-    except ImportError as error:
-        raise ConfigError([f"env.id={env_id}: needs ale-py: pip install 'collectx[atari]'"]) from error
-    gymnasium.register_envs(ale_py)

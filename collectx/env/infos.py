@@ -1,48 +1,25 @@
 """The kept entries of `info`, as leaves `("info", name)`. A mask `("info", "_name")` says where `info` had the entry,
 as in Gymnasium's vector envs.
 
-Called by the Gymnasium adapters, in the worker's process. Shapes and dtypes are taken from the infos of one episode at
-most, as Gymnasium declares no space for infos. Must not know how envs are stepped.
+Shapes and dtypes are taken from the infos of one episode at most, as Gymnasium declares no space for infos.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
+import gymnasium
 import numpy as np
 import torch
+from gymnasium.vector import VectorEnv
 
 from collectx.batch import Leaf
-from collectx.env.spaces import numpy_dtype, torch_dtype
-from collectx.errors import ShapeError, SpaceError
+from collectx.env.spaces import Leaves, Path, numpy_dtype, torch_dtype
+from collectx.errors import SpaceError
 
 # Steps of a longer episode in which the entries are searched.
-PROBED_STEPS = 10_000
-
-
-@dataclass(frozen=True)
-class _Entry:
-    """An entry of `info`: its leaves, the paths of their values within it, and its mask."""
-
-    name: str
-    leaves: tuple[Leaf, ...]
-    paths: tuple[tuple[Any, ...], ...]
-
-    @property
-    def mask(self) -> Leaf:
-        return Leaf(("info", f"_{self.name}"), (), torch.bool)
-
-    def values(self, info: Mapping) -> Iterator[Any]:
-        for leaf, path in zip(self.leaves, self.paths, strict=True):
-            value = info[self.name]
-            try:
-                for part in path:
-                    value = value[part]
-            except (KeyError, IndexError, TypeError) as error:
-                raise ShapeError(f"{'.'.join(leaf.key)}: missing from the info, which has {value!r:.200}") from error
-            yield value
+_PROBED_STEPS = 10_000
 
 
 class InfoKeys:
@@ -53,32 +30,40 @@ class InfoKeys:
 
     Args:
         names: top-level keys of `info`.
-        infos: infos of one env; read until each entry has occurred.
+        env: where there are names, is reset and stepped with random actions until each entry has occurred.
 
     Attributes:
         leaves: for each name `("info", name)`, or `("info", name, part)` for each part of a dict, then
             `("info", "_name")`, [] bool.
 
     Raises:
-        SpaceError: an entry is in none of `infos`, or is not numeric.
+        SpaceError: an entry does not occur in an episode, or is not numeric.
     """
 
-    def __init__(self, names: Sequence[str], infos: Iterable[Mapping]):
+    def __init__(self, names: Sequence[str], env: gymnasium.Env | VectorEnv):
         examples: dict[str, Any] = {}
         known: dict[str, None] = {}
-        for info in infos:
+        for info in _episode(env) if names else ():
             known |= dict.fromkeys(map(str, info))
             examples |= {name: info[name] for name in names if name in info and name not in examples}
             if len(examples) == len(set(names)):
                 break
+        self._entries: dict[str, Leaves] = {}
         for name in names:
             if name not in examples:
                 raise SpaceError(
-                    f"env.info_keys: the infos of one episode (or its first {PROBED_STEPS} steps) have no {name!r}; "
+                    f"env.info_keys: the infos of one episode (or its first {_PROBED_STEPS} steps) have no {name!r}; "
                     f"they have {', '.join(sorted(known)) or 'nothing'}"
                 )
-        self._entries = [_entry(name, examples[name]) for name in names]
-        self.leaves = tuple(leaf for entry in self._entries for leaf in (*entry.leaves, entry.mask))
+            parts = list(_walk(name, examples[name], ()))
+            if not parts:
+                raise SpaceError(f"env.info_keys: {name!r} is an empty dict: only numbers and arrays can be kept")
+            self._entries[name] = Leaves(parts)
+        self.leaves = tuple(
+            leaf
+            for name, entry in self._entries.items()
+            for leaf in (*entry.leaves, Leaf(("info", f"_{name}"), (), torch.bool))
+        )
 
     def values(self, info: Mapping) -> list[Any]:
         """One value for each of `leaves`, from one env's info.
@@ -87,56 +72,69 @@ class InfoKeys:
             ShapeError: an entry lacks a part.
         """
         values: list[Any] = []
-        for entry in self._entries:
-            is_present = entry.name in info
-            values += entry.values(info) if is_present else [np.zeros(leaf.shape, bool) for leaf in entry.leaves]
-            values.append(is_present)
+        for name, entry in self._entries.items():
+            zeros = (np.zeros(leaf.shape, bool) for leaf in entry.leaves)
+            values += entry.flatten(info[name]) if name in info else zeros
+            values.append(name in info)
         return values
 
-    def rows(self, info: Mapping, num_envs: int) -> list[np.ndarray]:
+    def batched_values(self, info: Mapping, num_envs: int) -> list[np.ndarray]:
         """One array `[num_envs, *shape]` for each of `leaves`, from a vector env's info; owned by the caller.
 
         Raises:
             ShapeError: an entry lacks a part.
         """
-        rows: list[np.ndarray] = []
-        for entry in self._entries:
-            is_present = np.full(num_envs, entry.name in info)
-            if entry.name in info:
-                is_present &= np.asarray(info.get(f"_{entry.name}", True), bool)
-                values = [np.array(value) for value in entry.values(info)]
-                for value in values:
-                    if value.shape[:1] == (num_envs,):
-                        value[~is_present] = 0
+        values: list[np.ndarray] = []
+        for name, entry in self._entries.items():
+            is_present = np.full(num_envs, name in info)
+            if name in info:
+                is_present &= np.asarray(info.get(f"_{name}", True), bool)
+                arrays = [np.array(value) for value in entry.flatten(info[name])]
+                for array in arrays:
+                    if array.shape[:1] == (num_envs,):
+                        array[~is_present] = 0
             else:
-                values = [np.zeros((num_envs, *leaf.shape), numpy_dtype(leaf)) for leaf in entry.leaves]
-            rows += [*values, is_present]
-        return rows
+                arrays = [np.zeros((num_envs, *leaf.shape), numpy_dtype(leaf)) for leaf in entry.leaves]
+            values += [*arrays, is_present]
+        return values
 
-    def last_rows(self, info: Mapping, ended: np.ndarray) -> tuple[list[np.ndarray], list[np.ndarray]]:
-        """The entries of the first and of the final infos, as from `rows`, of a vector env in SAME_STEP mode. An entry
-        of an ended env that is in `info` but not in `info["final_info"]` was added by a wrapper of the vector env, and
-        belongs to the final info."""
-        first = self.rows(info, len(ended))
-        final = self.rows(info.get("final_info", {}), len(ended))
+    def first_and_final_values(self, info: Mapping, ended: np.ndarray) -> tuple[list[np.ndarray], list[np.ndarray]]:
+        """The entries of the first and of the final infos, as `batched_values`, of a vector env in SAME_STEP mode. An
+        entry of an ended env that is in `info` but not in `info["final_info"]` was added by a wrapper of the vector
+        env, and belongs to the final info."""
+        first = self.batched_values(info, len(ended))
+        final = self.batched_values(info.get("final_info", {}), len(ended))
         start = 0
-        for entry in self._entries:
-            end = start + len(entry.leaves)
-            beside = ended & first[end] & ~final[end]
-            for at in range(start, end + 1):
-                final[at][beside] = first[at][beside]
-                first[at][beside] = 0
-            start = end + 1
+        for entry in self._entries.values():
+            mask = start + len(entry.leaves)
+            moved = ended & first[mask] & ~final[mask]
+            for i in range(start, mask + 1):
+                final[i][moved] = first[i][moved]
+                first[i][moved] = 0
+            start = mask + 1
         return first, final
 
 
-def of_each_env(info: Mapping, num_envs: int) -> Iterator[dict[str, Any]]:
-    """The info of each env, from a vector env's info."""
-    for e in range(num_envs):
-        yield _of_env(info, e)
+def _episode(env: gymnasium.Env | VectorEnv) -> Iterator[Mapping]:
+    """The infos of each env, with random actions, until an episode ends; then those of the reset."""
+
+    def of_each(info: Mapping) -> Iterable[Mapping]:
+        return (_of_env(info, e) for e in range(env.num_envs)) if isinstance(env, VectorEnv) else (info,)
+
+    _, at_reset = env.reset(seed=0)
+    env.action_space.seed(0)
+    for _ in range(_PROBED_STEPS):
+        *_, terminated, truncated, info = env.step(env.action_space.sample())
+        if isinstance(env, VectorEnv):
+            yield from of_each(info.get("final_info", {}))
+        yield from of_each(info)
+        if np.any(terminated) or np.any(truncated):
+            break
+    yield from of_each(at_reset)
 
 
 def _of_env(info: Mapping, e: int) -> dict[str, Any]:
+    """The info of one env, from a vector env's info."""
     one = {}
     for key, value in info.items():
         mask = info.get(f"_{key}")
@@ -149,21 +147,8 @@ def _of_env(info: Mapping, e: int) -> dict[str, Any]:
     return one
 
 
-def _entry(name: str, value: Any) -> _Entry:
-    parts = list(_walk(name, value, ()))
-    if not parts:
-        raise SpaceError(f"env.info_keys: {name!r} is an empty dict: only numbers and arrays can be kept")
-    return _Entry(name, tuple(leaf for leaf, _ in parts), tuple(path for _, path in parts))
-
-
-def _walk(name: str, value: Any, path: tuple[Any, ...]) -> Iterator[tuple[Leaf, tuple[Any, ...]]]:
-    """Yields the leaf and the path of every number and array in an info entry.
-
-    Args:
-        name: the key of the entry in the info.
-        value: the part of the entry at `path`.
-        path: the keys from the entry to `value`.
-    """
+def _walk(name: str, value: Any, path: Path) -> Iterator[tuple[Leaf, Path]]:
+    """Yields the leaf and the path of every number and array in the part of an info entry at `path`."""
     if isinstance(value, Mapping):
         for part, inner in value.items():
             yield from _walk(name, inner, (*path, part))

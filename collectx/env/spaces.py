@@ -1,18 +1,16 @@
 """Converts Gymnasium spaces to leaves of a batch, and nested values to and from those leaves.
 
-Called by the env adapters, in the worker's process. Must not know envs, batches' memory or policies.
-
-    space                                 leaves
-    Box, MultiDiscrete, MultiBinary       one, with the space's shape and dtype
-    Discrete                              one int64 of shape (); the value is the env's own, `start` included
-    Dict, Tuple                           those of the parts, below the part's name, or "0", "1", ...
+space                                 leaves
+Box, MultiDiscrete, MultiBinary       one, with the space's shape and dtype
+Discrete                              one int64 of shape (); the value is the env's own, `start` included
+Dict, Tuple                           those of the parts, below the part's name, or "0", "1", ...
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -25,30 +23,20 @@ from collectx.errors import ConfigError, ShapeError, SpaceError
 Path = tuple[Any, ...]
 
 
-class SpaceLeaves:
-    """The leaves of a space, and the conversion of its nested values.
+class Leaves:
+    """Leaves, and the path of each in a nested value.
 
     Args:
-        root: the key below which the leaves are; if the space is `single`, the key of its only leaf.
+        parts: the leaves and their paths.
 
     Attributes:
-        space: the space.
-        leaves: its leaves, in the order that every method uses.
-        single: whether the space is neither a Dict nor a Tuple, so that its value is that of its only leaf.
-
-    Raises:
-        SpaceError: a part of the space has no fixed shape and numeric dtype.
+        leaves: the leaves, in the order that every method uses.
+        single: whether there is only one, whose value is not nested.
     """
 
-    def __init__(self, space: Space, root: Key):
-        self.space = space
-        parts = list(_walk(space, root, ()))
-        if not parts:
-            raise SpaceError(f"{'.'.join(root)}: {space} is empty, so there is nothing to store: give it a Box")
-        self.leaves = tuple(leaf for leaf, _ in parts)
-        self._paths = tuple(path for _, path in parts)
+    def __init__(self, parts: Iterable[tuple[Leaf, Path]]):
+        self.leaves, self._paths = zip(*parts, strict=True)
         self.single = self._paths == ((),)
-        _refuse_clashes(self.leaves, space)
 
     def flatten(self, value: Any) -> list[Any]:
         """The leaf values of one nested value, or of one batched nested value; nothing is copied.
@@ -69,6 +57,32 @@ class SpaceLeaves:
             flat.append(part)
         return flat
 
+
+class SpaceLeaves(Leaves):
+    """The leaves of a space, and the conversion of its nested values.
+
+    Args:
+        root: the key below which the leaves are; if the space is neither a Dict nor a Tuple, the key of its only leaf.
+        exclude: parts to omit; see `exclude_parts`.
+
+    Attributes:
+        space: the space, without the omitted parts.
+
+    Raises:
+        ConfigError: no part has one of the names in `exclude`.
+        SpaceError: a part of the space has no fixed shape and numeric dtype.
+    """
+
+    def __init__(self, space: Space, root: Key, exclude: Sequence[str] = ()):
+        self.space = space = exclude_parts(space, exclude)
+        parts = list(_walk(space, root, ()))
+        if not parts:
+            raise SpaceError(f"{'.'.join(root)}: {space} is empty, so there is nothing to store: give it a Box")
+        super().__init__((leaf, path) for leaf, path, _ in parts)
+        self._part_spaces = [part for *_, part in parts]
+        if len({leaf.key for leaf in self.leaves}) < len(parts):
+            raise SpaceError(f"two parts of {space} have the same name as text: rename one")
+
     def nest(self, values: Sequence[Any]) -> Any:
         """The nested value that Gymnasium expects, from one value per leaf; nothing is copied."""
         return values[0] if self.single else _nest(self.space, iter(values))
@@ -79,14 +93,13 @@ class SpaceLeaves:
         The values are Python integers for Discrete, otherwise views of one copy, so that an env may keep or change
         them.
         """
-        if not self.single:
-            return self._split_nested
-        return partial(_split, self.space)
+        splitters = [_split_integers if isinstance(part, spaces.Discrete) else _split for part in self._part_spaces]
 
-    def _split_nested(self, arrays: Sequence[np.ndarray]) -> list[Any]:
-        parts = _part_spaces(self.space)
-        columns = [_split(part, array) for part, array in zip(parts, map(_only, arrays), strict=True)]
-        return [self.nest(row) for row in zip(*columns, strict=True)]
+        def split_nested(arrays: Sequence[np.ndarray]) -> list[Any]:
+            columns = [split([array]) for split, array in zip(splitters, arrays, strict=True)]
+            return [self.nest(row) for row in zip(*columns, strict=True)]
+
+        return splitters[0] if self.single else split_nested
 
 
 def exclude_parts(space: Space, names: Sequence[str]) -> Space:
@@ -115,10 +128,8 @@ def exclude_parts(space: Space, names: Sequence[str]) -> Space:
 def _exclude_parts(space: Space, prefix: str, names: frozenset[str], known: list[str]) -> Space:
     if not isinstance(space, spaces.Dict | spaces.Tuple):
         return space
-    items: Iterable[tuple[Any, Space]]
-    items = space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces)
     parts: dict[Any, Space] = OrderedDict()
-    for name, part in items:
+    for name, part in _items(space):
         path = f"{prefix}{name}"
         known.append(path)
         if path not in names:
@@ -128,19 +139,23 @@ def _exclude_parts(space: Space, prefix: str, names: frozenset[str], known: list
     return spaces.Dict(parts) if isinstance(space, spaces.Dict) else spaces.Tuple(parts.values())
 
 
-def write_row(leaves: Sequence[Leaf], rows: Sequence[np.ndarray], e: int, values: Sequence[Any]) -> None:
-    """Copies one env's leaf values into row `e` of each of `rows`, after checking their shape and dtype.
+def _items(space: spaces.Dict | spaces.Tuple) -> Iterable[tuple[Any, Space]]:
+    return space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces)
+
+
+def write_env(leaves: Sequence[Leaf], out: Sequence[np.ndarray], e: int, values: Sequence[Any]) -> None:
+    """Copies one env's leaf values into `array[e]` of each of `out`, after checking their shape and dtype.
 
     Raises:
         ShapeError: names the leaf, its shape and dtype, and those of the value.
     """
-    for leaf, array, value in zip(leaves, rows, values, strict=True):
+    for leaf, array, value in zip(leaves, out, values, strict=True):
         if type(value) is not np.ndarray or value.shape != leaf.shape or value.dtype is not array.dtype:
             check(leaf, value, array.dtype, e)
         array[e] = value
 
 
-def checked_rows(leaf: Leaf, values: Any, array: np.ndarray) -> np.ndarray:
+def checked_values(leaf: Leaf, values: Any, array: np.ndarray) -> np.ndarray:
     """The values of a group's envs as an array that can be assigned to `array` without changing a value.
 
     Called in every step; it costs two comparisons where shape and dtype are those of `array`.
@@ -153,9 +168,9 @@ def checked_rows(leaf: Leaf, values: Any, array: np.ndarray) -> np.ndarray:
         ShapeError: names the leaf, the first env whose value does not fit, and both shapes and dtypes.
     """
     try:
-        rows = np.asarray(values)
-        if rows.shape == array.shape and (rows.dtype is array.dtype or _fits(rows, array.dtype)):
-            return rows
+        fitting = np.asarray(values)
+        if fitting.shape == array.shape and (fitting.dtype is array.dtype or _fits(fitting, array.dtype)):
+            return fitting
     except ValueError:
         pass  # of unequal shapes
     items = list(values) if np.iterable(values) else []
@@ -164,11 +179,11 @@ def checked_rows(leaf: Leaf, values: Any, array: np.ndarray) -> np.ndarray:
             f"{'.'.join(leaf.key)}: expected {len(array)} values, one for each env, of shape {leaf.shape}, got "
             f"{len(items) or type(values).__name__}: the vector env must return what its space says"
         )
-    rows = np.empty(array.shape, array.dtype)
+    fitting = np.empty(array.shape, array.dtype)
     for e, value in enumerate(items):
         check(leaf, value, array.dtype, e)
-        rows[e] = value
-    return rows
+        fitting[e] = value
+    return fitting
 
 
 def check(leaf: Leaf, value: Any, dtype: np.dtype, e: int | None = None) -> None:
@@ -180,21 +195,18 @@ def check(leaf: Leaf, value: Any, dtype: np.dtype, e: int | None = None) -> None
     try:
         array = np.asarray(value)
     except ValueError:
-        raise _misfit(leaf, f"{type(value).__name__} of uneven shape", e) from None
-    if array.shape != leaf.shape or not _fits(array, dtype):
+        got = f"{type(value).__name__} of uneven shape"
+    else:
+        if array.shape == leaf.shape and _fits(array, dtype):
+            return
         got = f"shape {array.shape}, dtype {array.dtype}"
         if array.shape == leaf.shape and array.dtype.kind in "iu" and dtype.kind in "iu":
             limits = np.iinfo(dtype)
             got += f" with values from {array.min()} to {array.max()}, where {limits.min} to {limits.max} are possible"
-        raise _misfit(leaf, got, e)
-
-
-def _misfit(leaf: Leaf, got: str, e: int | None) -> ShapeError:
     where = "" if e is None else f" from env {e} of the group"
-    dtype = str(leaf.dtype).removeprefix("torch.")
-    return ShapeError(
-        f"{'.'.join(leaf.key)}: expected shape {leaf.shape}, dtype {dtype}, got {got}{where}: "
-        "the env must return what its space says"
+    raise ShapeError(
+        f"{'.'.join(leaf.key)}: expected shape {leaf.shape}, dtype {str(leaf.dtype).removeprefix('torch.')}, got "
+        f"{got}{where}: the env must return what its space says"
     )
 
 
@@ -222,21 +234,18 @@ def torch_dtype(dtype: np.dtype) -> torch.dtype:
     return torch.from_numpy(np.empty(0, dtype)).dtype
 
 
-def _walk(space: Space, key: Key, path: Path) -> Iterator[tuple[Leaf, Path]]:
-    if isinstance(space, spaces.Dict):
-        for name, part in space.spaces.items():
+def _walk(space: Space, key: Key, path: Path) -> Iterator[tuple[Leaf, Path, Space]]:
+    if isinstance(space, spaces.Dict | spaces.Tuple):
+        for name, part in _items(space):
             yield from _walk(part, (*key, str(name)), (*path, name))
-    elif isinstance(space, spaces.Tuple):
-        for index, part in enumerate(space.spaces):
-            yield from _walk(part, (*key, str(index)), (*path, index))
     elif isinstance(space, spaces.Discrete):
-        yield Leaf(key, (), torch.int64), path
+        yield Leaf(key, (), torch.int64), path, space
     elif isinstance(space, spaces.Box | spaces.MultiDiscrete | spaces.MultiBinary):
         try:
             dtype = torch_dtype(np.dtype(space.dtype))
         except TypeError as error:
             raise _unstorable(space, key, f"torch has no dtype {space.dtype}") from error
-        yield Leaf(key, tuple(int(n) for n in space.shape), dtype), path
+        yield Leaf(key, tuple(int(n) for n in space.shape), dtype), path, space
     else:
         raise _unstorable(space, key, "it has no fixed shape and dtype")
 
@@ -254,12 +263,6 @@ def leave_out(name: str) -> str:
     return f"leave it out with env.exclude_keys=[{name}], in Python exclude_keys=['{name}']"
 
 
-def _refuse_clashes(leaves: Sequence[Leaf], space: Space) -> None:
-    keys = {leaf.key for leaf in leaves}
-    if len(keys) < len(leaves):
-        raise SpaceError(f"two parts of {space} have the same name as text: rename one")
-
-
 def _nest(space: Space, values: Iterator[Any]) -> Any:
     if isinstance(space, spaces.Dict):
         return {name: _nest(part, values) for name, part in space.spaces.items()}
@@ -268,24 +271,11 @@ def _nest(space: Space, values: Iterator[Any]) -> Any:
     return next(values)
 
 
-def _part_spaces(space: Space) -> list[Space]:
-    if isinstance(space, spaces.Dict):
-        return [leaf for part in space.spaces.values() for leaf in _part_spaces(part)]
-    if isinstance(space, spaces.Tuple):
-        return [leaf for part in space.spaces for leaf in _part_spaces(part)]
-    return [space]
+def _split_integers(arrays: Sequence[np.ndarray]) -> list[Any]:
+    return arrays[0].tolist()
 
 
-def _only(array: np.ndarray) -> Sequence[np.ndarray]:
-    return (array,)
-
-
-def _split(space: Space, arrays: Sequence[np.ndarray]) -> list[Any]:
-    array = arrays[0]
-    if isinstance(space, spaces.Discrete):
-        return array.tolist()
-    copy = array.copy()
-    if copy.ndim > 1:
-        return list(copy)
-    # Iterating would give scalars, which a Box of shape () does not contain.
-    return [copy[e, ...] for e in range(len(copy))]
+def _split(arrays: Sequence[np.ndarray]) -> list[Any]:
+    copy = arrays[0].copy()
+    # Iterating over one dimension would give scalars, which a Box of shape () does not contain.
+    return list(copy) if copy.ndim > 1 else [copy[e, ...] for e in range(len(copy))]

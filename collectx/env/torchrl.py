@@ -1,29 +1,18 @@
 """Kind `torchrl`: TorchRL's envs (`EnvBase`: wrapped, batched or not, with transforms), one after the other. torchrl
-itself is not imported.
-
-Called by the rollout, in the worker's process. Must not know slots, trajectories or policies.
-"""
+itself is not imported."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from collectx.batch import Leaf, is_agents_end
 from collectx.config.schema.env import TorchrlEnvConfig
-from collectx.env.base import EnvSpec, StepRows, closed_on_error
+from collectx.env.base import Env, StepArrays, closed_on_error
 from collectx.env.torchrl_member import TorchrlMember
-from collectx.env.torchrl_specs import (
-    action_specs,
-    is_torchrl_env,
-    leaves_of,
-    observation_specs,
-    random_actions,
-    reward_leaves,
-    space_of,
-)
+from collectx.env.torchrl_specs import is_torchrl_env, random_actions, read_spec
 from collectx.errors import ConfigError, SpaceError
 from collectx.user_objects import resolve
 
@@ -50,7 +39,7 @@ def build(cfg: TorchrlEnvConfig, first_index: int, life: int) -> TorchrlEnv:
     return TorchrlEnv([env, *(make(**cfg.kwargs) for _ in range(cfg.num_envs - 1))], exclude=cfg.exclude_keys)
 
 
-class TorchrlEnv:
+class TorchrlEnv(Env):
     """A group of TorchRL's envs: unbatched ones, or one batched env.
 
     Every leaf of the observation and state specs is in the batch, at the root and below `next`. A leaf that the env
@@ -64,7 +53,7 @@ class TorchrlEnv:
         envs: unbatched envs with the same specs, or one batched env. Several batch dimensions are kept in a batch; for
             policy and actions they are flattened.
         owned: whether they are closed with the group.
-        exclude: keys of the observation and state specs to omit from the batch; see `observation_specs`.
+        exclude: keys of the observation and state specs to omit from the batch; see `read_spec`.
 
     Raises:
         ConfigError: an env resets by itself, changes frames after their step, or has no key that `exclude` names.
@@ -73,42 +62,25 @@ class TorchrlEnv:
 
     def __init__(self, envs: Sequence[Any], owned: bool = True, exclude: Sequence[str] = ()):
         self._owned = owned
-        self._envs = list(envs)
+        self.user_envs: list[Any] = list(envs)
         with closed_on_error(self):
-            first = self._envs[0]
-            for env in self._envs:
-                _check(env, alone=len(self._envs) == 1)
-            num_envs = first.batch_size.numel() if first.batch_size else len(self._envs)
-            observed, acted = observation_specs(first, exclude), action_specs(first)
-            leaves, action, rewards = _leaves(first, exclude)
-            if any(_leaves(env, exclude) != (leaves, action, rewards) for env in self._envs[1:]):
+            for env in envs:
+                _check(env, alone=len(envs) == 1)
+            specs = [read_spec(env, exclude) for env in envs]
+            leaves, *others = [(spec.observation, spec.action, spec.rewards) for spec in specs]
+            if any(each != leaves for each in others):
                 raise SpaceError("the envs of a group must have the same specs, but these differ")
-        dims = len(first.batch_size)
-        seen = [leaf for leaf in leaves if leaf.key[0] == "observation"]
-        seen = seen or [leaf for leaf in leaves if not is_agents_end(leaf)]
-        self.spec = EnvSpec(
-            num_envs,
-            leaves,
-            action,
-            space_of(observed, seen, dims),
-            space_of(acted, action, dims),
-            rewards=rewards,
-            batch_shape=tuple(first.batch_size) if dims > 1 else (),
-            draw=lambda: random_actions(envs, action),
-        )
-        rows = [slice(0, num_envs)] if dims else [slice(e, e + 1) for e in range(num_envs)]
-        self._members = [TorchrlMember(env, self.spec, part) for env, part in zip(self._envs, rows, strict=True)]
-
-    @property
-    def user_envs(self) -> list[Any]:
-        """The user's env objects."""
-        return list(self._envs)
+        action = specs[0].action
+        num_envs = sum(spec.num_envs for spec in specs)
+        self.spec = replace(specs[0], num_envs=num_envs, draw=lambda: random_actions(envs, action))
+        parts = [slice(0, num_envs)] if envs[0].batch_size else [slice(e, e + 1) for e in range(num_envs)]
+        self._members = [TorchrlMember(env, self.spec, part) for env, part in zip(envs, parts, strict=True)]
 
     def reset(self, seeds: Sequence[int] | None, out: Sequence[np.ndarray]) -> None:
         for member in self._members:
-            member.reset(None if seeds is None else int(seeds[member.rows.start]), out)
+            member.reset(None if seeds is None else int(seeds[member.envs.start]), out)
 
-    def step(self, action: Sequence[np.ndarray], out: StepRows) -> bool:
+    def step(self, action: Sequence[np.ndarray], out: StepArrays) -> bool:
         any_ended = False
         for member in self._members:
             any_ended |= member.step(action, out)
@@ -116,12 +88,12 @@ class TorchrlEnv:
 
     def restart(self, ended: np.ndarray, out: Sequence[np.ndarray]) -> None:
         for member in self._members:
-            if ended[member.rows].any():
-                member.restart(ended[member.rows], out)
+            if ended[member.envs].any():
+                member.restart(ended[member.envs], out)
 
     def close(self) -> None:
-        envs, self._envs = self._envs, []
-        for env in envs if self._owned else ():
+        while self._owned and self.user_envs:
+            env = self.user_envs.pop(0)
             if not env.is_closed:
                 env.close()
 
@@ -167,8 +139,3 @@ def _post_step_hooks(env: Any) -> str | None:
         if type(transform)._post_step_mdp_hooks.__qualname__ not in _IDLE_HOOKS:
             return type(transform).__name__
     return _post_step_hooks(env.base_env)
-
-
-def _leaves(env: Any, exclude: Sequence[str]) -> tuple[tuple[Leaf, ...], tuple[Leaf, ...], tuple[Leaf, ...]]:
-    """The leaves of its observations, actions and rewards."""
-    return leaves_of(observation_specs(env, exclude), env), leaves_of(action_specs(env), env), reward_leaves(env)

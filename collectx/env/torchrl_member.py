@@ -1,4 +1,4 @@
-"""A member of a group: one TorchRL env (`EnvBase`, batched or not), which fills its rows of the group's arrays.
+"""A member of a group: one TorchRL env (`EnvBase`, batched or not), which fills its part of the group's arrays.
 
     1. `_step` takes the data, which TorchRL calls the root, and returns what TorchRL stores below "next".
     2. The data of the following step is that result, without the reward and with the keys that only the root has.
@@ -6,8 +6,6 @@
 
 `_step` is what TorchRL's env classes implement. `step` around it accepts partial steps and looks up every spec,
 which costs half as much as the step of a small env: here shapes and dtypes are checked once, in the first step.
-
-Called by the adapter (`collectx.env.torchrl`), in the worker's process.
 """
 
 from __future__ import annotations
@@ -20,8 +18,8 @@ import torch
 from tensordict import TensorDictBase
 
 from collectx.batch import DONE_KEYS, REWARD, Leaf, is_agents_end
-from collectx.env.base import EnvSpec, StepRows
-from collectx.env.spaces import check, checked_rows
+from collectx.env.base import EnvSpec, StepArrays
+from collectx.env.spaces import check, checked_values
 from collectx.env.torchrl_specs import has_root_end
 from collectx.errors import ShapeError
 
@@ -31,16 +29,16 @@ class TorchrlMember:
 
     Args:
         spec: of the group.
-        rows: the env's rows in the group's arrays.
+        envs: the member's envs in the group.
     """
 
-    def __init__(self, env: Any, spec: EnvSpec, rows: slice):
-        self.rows = rows
+    def __init__(self, env: Any, spec: EnvSpec, envs: slice):
+        self.envs = envs
         self._env = env
         # An overridden `step` does more than `_step`; `step` also adds the ends that agents omit.
         is_plain = type(env).step.__module__.startswith("torchrl.") and not any(map(is_agents_end, spec.observation))
         self._step: Callable[[Any], Any] = env._step if is_plain else lambda data: env.step(data).get("next")
-        self._at = (rows if env.batch_size else rows.start, ...)
+        self._at = (envs if env.batch_size else envs.start, ...)
         self._leaves = spec.observation
         self._keys = [_plain(leaf.key) for leaf in spec.observation]
         self._actions = [_plain(leaf.key) for leaf in spec.action]
@@ -74,8 +72,8 @@ class TorchrlMember:
             else:
                 self._write(leaf, value, array)
 
-    def step(self, action: Sequence[np.ndarray], out: StepRows) -> bool:
-        """Writes its rows of `out`. Returns whether any env ended."""
+    def step(self, action: Sequence[np.ndarray], out: StepArrays) -> bool:
+        """Writes its part of `out`. Returns whether any env ended."""
         data = self._data
         for key, array in zip(self._actions, action, strict=True):
             # A copy, as the env may keep its action and the caller overwrites the array.
@@ -96,33 +94,33 @@ class TorchrlMember:
         self._write_reward(after, out)
         return self._write_ends(after, out)
 
-    def _write_reward_number(self, after: Any, out: StepRows) -> None:
-        reward, target = after.get("reward", None), out.reward[self.rows]
-        rows = np.empty(0) if reward is None else _numpy(reward).reshape(-1)
-        if rows.shape != target.shape:
-            raise ShapeError(f"reward: expected {len(target)} numbers, one for each env, got {len(rows)}")
-        target[:] = rows
+    def _write_reward_number(self, after: Any, out: StepArrays) -> None:
+        reward, target = after.get("reward", None), out.reward[self.envs]
+        numbers = np.empty(0) if reward is None else _numpy(reward).reshape(-1)
+        if numbers.shape != target.shape:
+            raise ShapeError(f"reward: expected {len(target)} numbers, one for each env, got {len(numbers)}")
+        target[:] = numbers
 
-    def _write_reward_leaves(self, after: Any, out: StepRows) -> None:
-        num_envs = self.rows.stop - self.rows.start
+    def _write_reward_leaves(self, after: Any, out: StepArrays) -> None:
+        num_envs = self.envs.stop - self.envs.start
         total = np.zeros(num_envs)
         for key, leaf, array in zip(self._rewards, self._reward_leaves, out.rewards, strict=True):
             value = after.get(key, None)
             self._write(leaf, value, array)
             total += _numpy(value).reshape(num_envs, -1).sum(1)
-        out.reward[self.rows] = total
+        out.reward[self.envs] = total
 
     def restart(self, ended: np.ndarray, out: Sequence[np.ndarray]) -> None:
-        """Resets the envs with `ended`, and writes their rows."""
+        """Resets the envs with `ended`, `[E]` bool of the member, and writes their part of `out`."""
         self._data = self._reset_ended(ended)
         for key, leaf, array in zip(self._keys, self._leaves, out, strict=True):
             value = self._data.get(key, None)
-            target = array[self.rows]
+            target = array[self.envs]
             if value is None:
                 target[ended] = 0
             else:
-                rows = self._numpy(value if self._env.batch_size else value[None])
-                target[ended] = checked_rows(leaf, rows, target)[ended]
+                values = self._numpy(value if self._env.batch_size else value[None])
+                target[ended] = checked_values(leaf, values, target)[ended]
 
     def _reset_ended(self, ended: np.ndarray) -> Any:
         """Returns the data after a reset of the envs with `ended`."""
@@ -146,7 +144,7 @@ class TorchrlMember:
 
     def _any_agent(self, data: Any, *names: str) -> np.ndarray:
         """Whether any agent of an env has one of these ends, `[E]`."""
-        num_envs = self.rows.stop - self.rows.start
+        num_envs = self.envs.stop - self.envs.start
         ended = np.zeros(num_envs, bool)
         for name in names:
             for key in self._agents_ends[name]:
@@ -158,28 +156,23 @@ class TorchrlMember:
         mask = torch.from_numpy(envs.reshape(*self._env.batch_size, *[1] * num_dims).copy())
         return mask if self._device is None else mask.to(self._device)
 
-    def _write_ends(self, after: Any, out: StepRows) -> bool:
+    def _write_ends(self, after: Any, out: StepArrays) -> bool:
         """Writes the ends. An env may omit `done`, and `terminated` where it equals `done`."""
         if self._agents_ends:
             done, terminated, truncated = (self._any_agent(after, name) for name in self._agents_ends)
-            out.terminated[self.rows] = terminated
-            # Done, but not terminated: truncated.
-            out.truncated[self.rows] = truncated | (done & ~terminated)
-            return bool((done | terminated | truncated).any())
-        done = after.get("done", None)
-        if done is not None and not done.any():
-            return False
-        terminated, truncated = after.get("terminated", None), after.get("truncated", None)
-        if done is None:
-            done = terminated if truncated is None else terminated | truncated
-        rows = self.rows
-        done = _numpy(done).reshape(-1)
-        out.terminated[rows] = done if terminated is None else _numpy(terminated).reshape(-1)
-        if truncated is not None:
-            out.truncated[rows] = _numpy(truncated).reshape(-1)
+        else:
+            done = after.get("done", None)
+            if done is not None and not done.any():
+                return False
+            values = {name: after.get(name, None) for (name,) in DONE_KEYS}
+            ends = {name: _numpy(value).reshape(-1) for name, value in values.items() if value is not None}
+            none = np.zeros(self.envs.stop - self.envs.start, bool)
+            done, truncated = ends.get("done", none), ends.get("truncated", none)
+            terminated = ends.get("terminated", done)
+        out.terminated[self.envs] = terminated
         # Done, but not terminated: truncated.
-        out.truncated[rows] |= done & ~out.terminated[rows]
-        return bool(done.any())
+        out.truncated[self.envs] = truncated | (done & ~terminated)
+        return bool((done | terminated | truncated).any())
 
     def _check_first_step(self, after: Any) -> list[Any]:
         """Checks the keys of the first step. Returns the keys that only the root has."""
@@ -193,19 +186,19 @@ class TorchrlMember:
         return [key for key in _leaf_keys(self._data) if key not in written and key[0] != "next"]
 
     def _write(self, leaf: Leaf, value: torch.Tensor | None, array: np.ndarray) -> None:
-        """Writes a value into the rows of `array`, after checking its shape and dtype."""
+        """Writes a value into its part of `array`, after checking its shape and dtype."""
         if value is None:
             raise ShapeError(
                 f"{'.'.join(leaf.key)}: this step of the env does not write it, although its first step did"
             )
-        rows = self._numpy(value)
+        values = self._numpy(value)
         target = array[self._at]
-        if rows.shape != target.shape or rows.dtype != target.dtype:
+        if values.shape != target.shape or values.dtype != target.dtype:
             if self._env.batch_size:
-                rows = checked_rows(leaf, rows, target)
+                values = checked_values(leaf, values, target)
             else:
-                check(leaf, rows, target.dtype, self.rows.start)
-        target[...] = rows
+                check(leaf, values, target.dtype, self.envs.start)
+        target[...] = values
 
     def _flat(self, value: torch.Tensor) -> np.ndarray:
         """The array of a value with several batch dimensions, which are flattened."""

@@ -1,5 +1,4 @@
-"""Makes envs by a user's callable and chooses the adapter by what it returns. Called in the worker's process, and once
-where shapes are needed."""
+"""Makes envs by a user's callable and chooses the adapter by what it returns."""
 
 from __future__ import annotations
 
@@ -9,7 +8,6 @@ from typing import Any
 import gymnasium
 from gymnasium.vector import VectorEnv
 
-from collectx.config.schema.env import GymEnvConfig, GymVectorEnvConfig
 from collectx.env.base import Env
 from collectx.env.torchrl_specs import is_torchrl_env
 from collectx.errors import ConfigError
@@ -24,43 +22,20 @@ def make_user_env(cfg: UserEnvConfig) -> Env:
         ConfigError: it made something else, or another number of envs, or the env has no infos to keep.
         SpaceError: a space that cannot be stored as tensors.
     """
-    is_env = is_torchrl_env(cfg.create)
-    env: Any = cfg.create if is_env else cfg.create(**cfg.kwargs)
+    is_users = is_torchrl_env(cfg.create)
+    env: Any = cfg.create if is_users else cfg.create(**cfg.kwargs)
     if is_torchrl_env(env):
-        return _torchrl_group(cfg, env, is_env)
+        return _torchrl_group(cfg, env, is_users)
     if isinstance(env, VectorEnv):
         from collectx.env.gym_vector import GymVectorEnv
 
         _check_count(cfg, env.num_envs, f"a vector env of {env.num_envs}")
-        vector = GymVectorEnvConfig(
-            kind="gym_vector",
-            num_envs=env.num_envs,
-            id=None,
-            entry_point=None,
-            kwargs={},
-            wrappers=[],
-            info_keys=cfg.info_keys,
-            vectorization_mode="vector_entry_point",
-            autoreset_mode=None,
-            exclude_keys=cfg.exclude_keys,
-        )
-        return GymVectorEnv(vector, env)
+        return GymVectorEnv(env, cfg.info_keys, cfg.exclude_keys)
     if isinstance(env, gymnasium.Env):
         from collectx.env.gym import GymEnv
 
-        size = cfg.num_envs or 1
-        plain = GymEnvConfig(
-            kind="gym",
-            num_envs=size,
-            id=None,
-            entry_point=None,
-            kwargs={},
-            wrappers=[],
-            info_keys=cfg.info_keys,
-            exclude_keys=cfg.exclude_keys,
-        )
-        group = GymEnv(plain, iter(_make_envs(cfg, env, size)).__next__)
-        return _as_single(group) if size == 1 else group
+        group = GymEnv(_make_envs(cfg, env), cfg.info_keys, cfg.exclude_keys)
+        return group if cfg.num_envs > 1 else _as_single(group)
     raise ConfigError(
         [
             f"create_env_fn: {cfg.create!r} returned a {type(env).__module__}.{type(env).__qualname__}: expected a "
@@ -70,10 +45,6 @@ def make_user_env(cfg: UserEnvConfig) -> Env:
 
 
 def _torchrl_group(cfg: UserEnvConfig, env: Any, is_users: bool) -> Env:
-    """
-    Args:
-        is_users: `env` is `cfg.create` itself, so the user closes it.
-    """
     from collectx.env.torchrl import TorchrlEnv, split_serial_env
 
     if cfg.info_keys:
@@ -90,13 +61,14 @@ def _torchrl_group(cfg: UserEnvConfig, env: Any, is_users: bool) -> Env:
         _check_count(cfg, 1, "one env, as it is an env and no function")
         envs = [env]
     else:
-        envs = _make_envs(cfg, env, cfg.num_envs or 1)
+        envs = _make_envs(cfg, env)
     group = TorchrlEnv(envs, owned=not is_users, exclude=cfg.exclude_keys)
     return group if env.batch_size or len(envs) > 1 else _as_single(group)
 
 
-def _make_envs(cfg: UserEnvConfig, first: Any, count: int) -> list[Any]:
-    """`first`, and `count - 1` more envs."""
+def _make_envs(cfg: UserEnvConfig, first: Any) -> list[Any]:
+    """`first`, and the other envs of the group."""
+    count = cfg.num_envs or 1
     envs = [first, *(cfg.create(**cfg.kwargs) for _ in range(count - 1))]
     if len(set(map(id, envs))) < count:
         raise ConfigError(

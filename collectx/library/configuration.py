@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from collectx.config.derived import is_stacked, rows_per_env
+from collectx.config.registry import packaged_values
 from collectx.config.schema.collector import CollectorConfig, EitherCollectorConfig
 from collectx.config.schema.launcher import BackendConfig, LauncherConfig
 from collectx.config.schema.run import RunConfig
@@ -48,8 +49,8 @@ def _collector(request: CollectorRequest) -> CollectorConfig:
     is_either = request.kind in ("rpc", "ray")
     config = EitherCollectorConfig if is_either else CollectorConfig
     names = {field.name for field in dataclasses.fields(config)}
-    keywords = vars(request.workers) | vars(request.remote) | vars(request)
-    options = {name: value for name, value in keywords.items() if name in names}
+    options = packaged_values("collector", "multi_sync")
+    options |= {name: value for name, value in vars(request).items() if name in names}
     options |= {
         "kind": request.kind,
         "num_workers": request.worker_count,
@@ -62,7 +63,6 @@ def _collector(request: CollectorRequest) -> CollectorConfig:
         "refresh": "step" if request.update_weights_between_steps else "batch",
         "preemptive_threshold": request.threshold,
         "traj_format": request.traj_format or "padded",
-        "order_of": None,
     }
     return config(**options)
 

@@ -26,8 +26,7 @@ from collectx.library.keywords.nested import Nested
 from collectx.library.keywords.remote import Remote
 from collectx.run import preflight
 from collectx.run.events import EventLog
-from collectx.run.folder import RunFolder, new_folder
-from collectx.run.lock import locked
+from collectx.run.folder import RunFolder, locked, new_folder
 from collectx.run.submitted_workers import PresubmittedJobs, presubmitted_workers, submitted_workers, worker_command
 from collectx.user_objects import UserObjects
 

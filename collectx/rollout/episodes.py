@@ -1,5 +1,5 @@
 """Trajectory ids of frames, returns and lengths of episodes. Computed once per batch from rewards and ends, so that the
-step loop need not count. Used by the rollouts, in the worker's process.
+step loop need not count.
 """
 
 from __future__ import annotations

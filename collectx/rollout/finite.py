@@ -1,11 +1,10 @@
-"""Refuses batches with NaN or infinities in observations or rewards. Called once per batch, when a slot is filled, in
-the worker's process.
-"""
+"""Refuses batches with NaN or infinities in observations or rewards."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
+from typing import NoReturn
 
 import numpy as np
 
@@ -36,8 +35,7 @@ class FiniteCheck:
         first_env: int,
         total_envs: int,
     ):
-        self._written = written
-        self._worker, self._first_env, self._total_envs = worker, first_env, total_envs
+        self._written, self._worker, self._first_env, self._total_envs = written, worker, first_env, total_envs
         observed = [leaf for leaf in spec.observation if leaf.dtype.is_floating_point and leaf.key[0] != "info"]
         produced = [leaf.under("next") for leaf in (*observed, *spec.rewards) if leaf.dtype.is_floating_point]
         self._slots = [slot.arrays() for slot in slots]
@@ -54,13 +52,12 @@ class FiniteCheck:
             for key in self._keys:
                 # NaN and infinities remain in a sum, which costs a fifth of checking each value. Large finite values
                 # may overflow, so the values are checked after all.
-                if not math.isfinite(arrays[key][:, :steps].sum()):
-                    self._check(key, arrays[key][:, :steps], arrays[TRAJ_IDS])
+                values = arrays[key][:, :steps]
+                if not math.isfinite(values.sum()) and not np.isfinite(values).all():
+                    self._raise(key, values, arrays[TRAJ_IDS])
 
-    def _check(self, key: Key, values: np.ndarray, traj_ids: np.ndarray) -> None:
+    def _raise(self, key: Key, values: np.ndarray, traj_ids: np.ndarray) -> NoReturn:
         places = np.argwhere(~np.isfinite(values))
-        if not len(places):
-            return
         row, step = places[places[:, 1].argmin(), :2].tolist()
         env = traj_ids[row, step] % self._total_envs - self._first_env
         value = values[row, step][~np.isfinite(values[row, step])].flat[0]

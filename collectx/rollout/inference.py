@@ -1,12 +1,8 @@
-"""Runs the policy for one step: slot -> (pinned memory -> GPU ->) policy -> slot; or writes random actions instead.
-
-Used by the rollouts, in the worker's process.
-"""
+"""Runs the policy for one step: slot -> (pinned memory -> GPU ->) policy -> slot; or writes random actions instead."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -16,30 +12,37 @@ from collectx.env.base import EnvSpec
 from collectx.policy.base import Actor
 from collectx.policy.random import RandomActor
 
-
-class Inference(Protocol):
-    """Called once per step."""
-
-    def __call__(self, observation: Sequence[torch.Tensor], out: Sequence[np.ndarray]) -> None:
-        """Acts on `observation` (one `[E, *shape]` CPU tensor per leaf) and writes the actor's outputs into `out`."""
+# Called once per step: acts on `observation`, one `[E, *shape]` CPU tensor per leaf, and writes the actor's outputs.
+Inference = Callable[[Sequence[torch.Tensor], Sequence[np.ndarray]], None]
 
 
 def make_inference(actor: Actor, spec: EnvSpec) -> Inference:
-    """The inference for the actor's device."""
+    """The inference for the actor's device. On the CPU, the policy reads the slot's memory directly."""
     if actor.device.type == "cuda":
         return CudaInference(actor, spec)
-    return CpuInference(actor)
+    act = actor.act
+
+    def infer(observation: Sequence[torch.Tensor], out: Sequence[np.ndarray]) -> None:
+        for array, value in zip(out, act(observation), strict=True):
+            array[...] = value.numpy()
+
+    return infer
 
 
-class CpuInference:
-    """The policy reads the slot's memory directly."""
+def refreshing(infer: Inference, refresh: Callable[[], int], versions: np.ndarray) -> Inference:
+    """The inference of one batch that takes the newest weights before each step.
 
-    def __init__(self, actor: Actor):
-        self._act = actor.act
+    Args:
+        refresh: see `collectx.rollout.loop.Rollout`.
+        versions: `[T, E]` int64, written: the policy version of each step.
+    """
+    version_of_step = iter(versions)
 
-    def __call__(self, observation: Sequence[torch.Tensor], out: Sequence[np.ndarray]) -> None:
-        for row, value in zip(out, self._act(observation), strict=True):
-            row[...] = value.numpy()
+    def infer_with_newest(observation: Sequence[torch.Tensor], out: Sequence[np.ndarray]) -> None:
+        next(version_of_step)[:] = refresh()
+        infer(observation, out)
+
+    return infer_with_newest
 
 
 class RandomInference:
@@ -55,28 +58,10 @@ class RandomInference:
         self._zeroed = [i for i, leaf in enumerate(leaves) if leaf not in (*spec.action, *spec.observation)]
 
     def __call__(self, observation: Sequence[torch.Tensor], out: Sequence[np.ndarray]) -> None:
-        for row, value in zip(out, self._act(observation), strict=False):
-            row[...] = value.numpy()
+        for array, value in zip(out, self._act(observation), strict=False):
+            array[...] = value.numpy()
         for i in self._zeroed:
             out[i][...] = 0
-
-
-class RefreshingInference:
-    """Takes the newest weights before each step of one batch, then calls another inference.
-
-    Args:
-        refresh: see `collectx.rollout.loop.Rollout`.
-        versions: `[T, E]` int64, written: the policy version of each step.
-    """
-
-    def __init__(self, inference: Inference, refresh: Callable[[], int], versions: np.ndarray):
-        self._inference = inference
-        self._refresh = refresh
-        self._versions = iter(versions)
-
-    def __call__(self, observation: Sequence[torch.Tensor], out: Sequence[np.ndarray]) -> None:
-        next(self._versions)[:] = self._refresh()
-        self._inference(observation, out)
 
 
 class CudaInference:
@@ -101,5 +86,5 @@ class CudaInference:
         for host, value in zip(self._host_out, self._actor.act(self._device_in), strict=True):
             host.copy_(value, non_blocking=True)
         torch.cuda.current_stream(self._actor.device).synchronize()
-        for row, result in zip(out, self._host_out_arrays, strict=True):
-            row[...] = result
+        for array, result in zip(out, self._host_out_arrays, strict=True):
+            array[...] = result

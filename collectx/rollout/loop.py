@@ -1,30 +1,27 @@
 """The step loop: steps a group of E envs for T steps with a policy, and writes the values directly into the slot. An
 observation is written twice: as next.observation of its step, and as observation of the following step.
 
-Called by the worker (`collectx/worker/rollout_source.py`), in the worker's process. Of the transports, depends on
-`collectx.transport.base` only.
-
-    rows[t]:   observation --policy--> action --env--> next.observation, reward, terminated, truncated
-    rows[t+1]: observation = next.observation, or the first observation of a new episode where one ended
+    step t:      observation --policy--> action --env--> next.observation, reward, terminated, truncated
+    step t + 1:  observation = next.observation, or the first observation of a new episode where one ended
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from itertools import repeat
 from time import perf_counter
 from typing import Any, NoReturn
 
 import numpy as np
 import torch
 
-from collectx.batch import Slot
-from collectx.env.base import Env
+from collectx.batch import POLICY_VERSION, REWARD, TRAJ_IDS, Leaf, Slot
+from collectx.env.base import Env, EnvSpec, StepArrays
 from collectx.errors import ShapeError
 from collectx.policy.base import Actor
 from collectx.rollout.episodes import Episodes
-from collectx.rollout.inference import Inference, RandomInference, RefreshingInference, make_inference
+from collectx.rollout.inference import Inference, RandomInference, make_inference, refreshing
 from collectx.rollout.options import RolloutOptions
-from collectx.rollout.slot_views import SlotRows
 from collectx.transport.base import BatchReport, Stop
 
 # Returns whether the current batch ends early.
@@ -49,14 +46,65 @@ def _take_until(ends_early: EndsEarly, steps: Iterator[Any], num_steps: int) -> 
             return
 
 
+class SlotViews:
+    """Views of one slot with time first, `[T, E, *shape]` for each leaf; made once per slot.
+
+    Args:
+        slot: `[E, T, *shape]` leaves over the transport's memory.
+        spec: its observation and action leaves are in the slot.
+        actor_leaves: the actor's outputs, action leaves first.
+    """
+
+    def __init__(self, slot: Slot, spec: EnvSpec, actor_leaves: Sequence[Leaf]):
+        arrays = {key: array.swapaxes(0, 1) for key, array in slot.arrays().items()}
+        self.traj_ids = arrays[TRAJ_IDS]
+        self.policy_version = arrays[POLICY_VERSION]
+        self.steps = len(self.traj_ids)
+        self.terminated, self.truncated, self.done = (
+            arrays["next", name][:, :, 0] for name in ("terminated", "truncated", "done")
+        )
+        self.observation = [arrays[leaf.key] for leaf in spec.observation]
+        # Private memory where batches do not hold the next observation.
+        self._next_observation = [
+            arrays[key] if (key := ("next", *leaf.key)) in arrays else np.zeros_like(arrays[leaf.key])
+            for leaf in spec.observation
+        ]
+        self._actor = [arrays[leaf.key] for leaf in actor_leaves]
+        self._rewards: list[np.ndarray] = []
+        if spec.rewards == (REWARD,):
+            self.reward = arrays["next", "reward"][:, :, 0]
+        else:
+            self.reward = np.zeros((self.steps, spec.num_envs), np.float32)
+            self._rewards = [arrays["next", *leaf.key] for leaf in spec.rewards]
+        self._policy_input = [slot.tensors[leaf.key].transpose(0, 1) for leaf in spec.observation]
+        self._all_frames = np.ones(spec.num_envs, dtype=np.bool_)
+
+    def step_arrays(self) -> Iterator[tuple[tuple[torch.Tensor, ...], tuple[np.ndarray, ...], StepArrays]]:
+        """For each step, the policy's input, one `[E, *shape]` tensor per observation leaf; the arrays that the policy
+        writes; those that the env writes."""
+        inputs = zip(*(tensor.unbind(0) for tensor in self._policy_input), strict=True)
+        rewards = zip(*self._rewards, strict=True) if self._rewards else repeat((), self.steps)
+        outputs = map(
+            StepArrays,
+            zip(*self._next_observation, strict=True),
+            self.reward,
+            self.terminated,
+            self.truncated,
+            repeat(self._all_frames),
+            rewards,
+        )
+        return zip(inputs, zip(*self._actor, strict=True), outputs, strict=True)
+
+
 class Rollout:
     """A group of envs, a policy, and the state of their episodes.
 
     Args:
-        env: the group, with its time limit (`collectx.rollout.time_limit`); reset by the constructor.
+        env: the group, with its wrappers (`collectx.rollout.wrappers`).
         actor: acts for all envs of the group at once.
         episodes: trajectory ids of the group.
-        seeds: one per env of the group.
+        seeds: one per env of the group, which the constructor resets; None: it has been reset, and `env.spec.first` are
+            its observations.
         stop: one byte; nonzero ends the loop between two steps.
         options: how batches begin and end.
         refresh: takes newer weights, if there are any, and returns their version; called before every step where
@@ -69,7 +117,7 @@ class Rollout:
         env: Env,
         actor: Actor,
         episodes: Episodes,
-        seeds: Sequence[int],
+        seeds: Sequence[int] | None,
         stop: Stop,
         options: RolloutOptions,
         refresh: Callable[[], int] | None = None,
@@ -89,13 +137,17 @@ class Rollout:
         self._carry = tuple(
             torch.zeros((env.spec.num_envs, *leaf.shape), dtype=leaf.dtype).numpy() for leaf in env.spec.observation
         )
-        env.reset(seeds, self._carry)
+        if seeds is None:
+            for carry, leaf in zip(self._carry, env.spec.observation, strict=True):
+                carry[...] = env.spec.first[leaf.key].numpy()
+        else:
+            env.reset(seeds, self._carry)
 
-    def prepare(self, slot: Slot) -> SlotRows:
+    def prepare(self, slot: Slot) -> SlotViews:
         """Makes the views of `slot` that `collect` takes; called once per slot."""
-        return SlotRows(slot, self._env.spec, self._actor.leaves)
+        return SlotViews(slot, self._env.spec, self._actor.leaves)
 
-    def collect(self, rows: SlotRows, policy_version: int) -> BatchReport:
+    def collect(self, views: SlotViews, policy_version: int) -> BatchReport:
         """Fills the slot with the next `T x E` frames, or with fewer. Blocks until that is done.
 
         Args:
@@ -107,46 +159,45 @@ class Rollout:
         """
         infer, env, stop = self._next_inference(), self._env, self._stop
         num_actions = len(env.spec.action)
-        rows.policy_version[:] = policy_version
+        views.policy_version[:] = policy_version
         if self._refresh is not None:
-            infer = RefreshingInference(infer, self._refresh, rows.policy_version)
-        rows.terminated[:] = False
-        rows.truncated[:] = False
-        for row, carry in zip(rows.observation, self._carry, strict=True):
-            row[0] = carry
-        observations = list(zip(*rows.observation, strict=True))
-        observations.append(self._carry)
+            infer = refreshing(infer, self._refresh, views.policy_version)
+        views.terminated[:] = False
+        views.truncated[:] = False
+        for array, carry in zip(views.observation, self._carry, strict=True):
+            array[0] = carry
+        observations = [*zip(*views.observation, strict=True), self._carry]
         env_s = policy_s = 0.0
-        steps = zip(rows.seen(), zip(*rows.actor, strict=True), rows.step_rows(), observations[1:], strict=True)
-        taken = steps if self._ends_early is None else _take_until(self._ends_early, steps, rows.steps)
+        steps = zip(views.step_arrays(), observations[1:], strict=True)
+        taken = steps if self._ends_early is None else _take_until(self._ends_early, steps, views.steps)
         try:
             with torch.inference_mode():
-                for seen, written, out, following in taken:
+                for (seen, written, out), following in taken:
                     if stop[0]:
                         raise Stopped
                     started = perf_counter()
                     infer(seen, written)
                     acted = perf_counter()
                     any_ended = env.step(written[:num_actions], out)
-                    for row, final in zip(following, out.observation, strict=True):
-                        row[...] = final
+                    for array, final in zip(following, out.observation, strict=True):
+                        array[...] = final
                     if any_ended:
                         env.restart(out.terminated | out.truncated, following)
                     env_s += perf_counter() - acted
                     policy_s += acted - started
         except ShapeError as error:
-            raise_at_step(error, rows.steps - 1 - sum(1 for _ in steps))
+            raise_at_step(error, views.steps - 1 - sum(1 for _ in steps))
         # From the remaining steps, so that the loop need not count.
-        num_steps = rows.steps - sum(1 for _ in steps)
-        if num_steps < rows.steps:
-            for carry, row in zip(self._carry, observations[num_steps], strict=True):
-                carry[...] = row
-        terminated, truncated, done = (flag[:num_steps] for flag in (rows.terminated, rows.truncated, rows.done))
+        num_steps = views.steps - sum(1 for _ in steps)
+        if num_steps < views.steps:
+            for carry, array in zip(self._carry, observations[num_steps], strict=True):
+                carry[...] = array
+        terminated, truncated, done = (flag[:num_steps] for flag in (views.terminated, views.truncated, views.done))
         np.logical_or(terminated, truncated, out=done)
         started = perf_counter()
         ends = self._end_batch(truncated, done)
         env_s += perf_counter() - started
-        self._episodes.record(slice(None), rows.reward[:num_steps], ends, rows.traj_ids[:num_steps])
+        self._episodes.record(slice(None), views.reward[:num_steps], ends, views.traj_ids[:num_steps])
         return BatchReport(policy_version, done.size, env_s, policy_s, *self._episodes.take())
 
     def reset(self, seeds: Sequence[int] | None) -> None:
@@ -188,7 +239,7 @@ class Rollout:
         return self._inference
 
     def _end_batch(self, truncated: np.ndarray, done: np.ndarray) -> np.ndarray:
-        """Applies `reset_at_each_iter` and `set_truncated` to rows `[T, E]`, whose flags it may change. Returns where
+        """Applies `reset_at_each_iter` and `set_truncated` to flags `[T, E]`, which it may change. Returns where
         trajectories end, which differs from `done` where `set_truncated` marks a last frame."""
         options = self._options
         if not (options.reset_at_each_iter or options.set_truncated):

@@ -1,8 +1,4 @@
-"""The options of `collector` about frames and trajectories, as plain data.
-
-Written by the trainer's side (`collectx/collector/compose.py`), read by the rollouts in the worker's process. Must not
-know schedules or configurations.
-"""
+"""The options of `collector` about frames and trajectories, as plain data."""
 
 from __future__ import annotations
 

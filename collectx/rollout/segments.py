@@ -6,8 +6,6 @@
 
 So envs fill their rows at different speeds. A row of a batch is therefore not an env but a *segment*: T successive
 frames of one env, without a gap between its segments. A batch consists of the first E complete segments.
-
-Called by the worker, in the worker's process.
 """
 
 from __future__ import annotations
@@ -22,7 +20,7 @@ import numpy as np
 import torch
 
 from collectx.batch import POLICY_VERSION, TRAJ_IDS, Key, Slot
-from collectx.env.base import EnvSpec, StepRows
+from collectx.env.base import EnvSpec, StepArrays
 from collectx.errors import ShapeError
 from collectx.rollout.loop import Rollout, Stopped, raise_at_step
 from collectx.transport.base import BatchReport
@@ -41,7 +39,7 @@ class RaggedRollout(Rollout):
         spec = self._env.spec
         size = spec.num_envs
         self._carry_tensors = [torch.from_numpy(carry) for carry in self._carry]
-        self._out = StepRows(
+        self._out = StepArrays(
             [np.zeros_like(carry) for carry in self._carry],
             np.zeros(size, np.float32),
             np.zeros(size, np.bool_),
@@ -76,7 +74,7 @@ class RaggedRollout(Rollout):
         self._segment[:] = [self._free.popleft() for _ in self._segment]
         self._cursor[:] = 0
 
-    def collect(self, rows: Any, policy_version: int) -> BatchReport:
+    def collect(self, views: Any, policy_version: int) -> BatchReport:
         env_s = policy_s = 0.0
         infer = self._next_inference()
         num_actions = len(self._env.spec.action)
@@ -103,10 +101,10 @@ class RaggedRollout(Rollout):
         except ShapeError as error:
             raise_at_step(error, step)
         delivered = [self._complete.popleft() for _ in range(num_envs)]
-        for key, array in rows.items():
+        for key, array in views.items():
             array[...] = self._segments[key][delivered]
         self._free += delivered
-        return BatchReport(policy_version, rows[TRAJ_IDS].size, env_s, policy_s, *self._episodes.take())
+        return BatchReport(policy_version, views[TRAJ_IDS].size, env_s, policy_s, *self._episodes.take())
 
     def _store(self, policy_version: int) -> None:
         """Appends the frames of a step to their envs' segments; makes its observations the current ones."""

@@ -51,7 +51,7 @@ class RequestHandler:
         self._batches = batches
         self.weights = weights
         self._profiling: _Profiling | None = None
-        self._envs: Sequence[Any] = getattr(group, "user_envs", ())
+        self._envs: Sequence[Any] = group.user_envs
         can_save = (hasattr(each, "state_dict") and hasattr(each, "load_state_dict") for each in self._envs)
         self._has_states = bool(self._envs) and all(can_save)
         # `state_dict` of a TorchRL env has the state of its transforms alone.

@@ -16,17 +16,15 @@ from tensordict import TensorDict
 from collectx import env as envs
 from collectx import policy as policies
 from collectx.batch import Leaf, Slot, to_tensordict
-from collectx.env.base import EnvSpec
+from collectx.env.base import EnvSpec, first_observations
 from collectx.errors import ShapeError
 from collectx.policy.base import Actor
 from collectx.policy.weights import FlatWeights, is_on_device
 from collectx.rollout.episodes import Episodes
 from collectx.rollout.finite import FiniteCheck
-from collectx.rollout.first_reset import FirstResetEnv
 from collectx.rollout.loop import EndsEarly
-from collectx.rollout.recurrent_state import with_recurrent_state
 from collectx.rollout.segments import rollout_class
-from collectx.rollout.time_limit import with_time_limit
+from collectx.rollout.wrappers import with_recurrent_state, with_time_limit
 from collectx.transport.base import NO_RESET, BatchReport, Link, RequestLink, decode_reset
 from collectx.user_objects import is_object
 from collectx.worker.requests import RequestHandler
@@ -81,9 +79,11 @@ class RolloutSource:
         policy, is_trainers = _build_policy(spec, group.spec, is_guest)
         env = with_time_limit(group, spec.rollout)
         is_limited = env is not group
-        seeds = env_seeds(spec, spec.seed)
+        seeds: Sequence[int] | None = env_seeds(spec, spec.seed)
         if policies.is_user_policy(spec.policy):
-            env = FirstResetEnv(env, seeds)
+            # Such a policy is called once, to learn its outputs: with the observations that begin the first episodes.
+            first = first_observations(env, env_seeds(spec, spec.seed))
+            env.spec, seeds = replace(env.spec, first=first), None
         device, is_trusted = torch.device(spec.policy_device), policies.is_trusted(spec.policy)
         self._actor = actor = policies.make_actor(policy, env.spec, device, self._exploration, is_trusted)
         env = with_recurrent_state(env, actor.states)

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
@@ -118,13 +118,11 @@ class WorkerSpec:
 def rollout_options(options: CollectorConfig, num_workers: int) -> RolloutOptions:
     """The rollout options of the first life of each of `num_workers` workers."""
     frames_per_part = options.frames_per_batch // (num_workers if is_stacked(options) else 1)
+    names = {each.name for each in fields(RolloutOptions)}
     return RolloutOptions(
-        check_finite=options.check_finite,
-        max_frames_per_traj=options.max_frames_per_traj,
         num_random_batches=-(-(options.init_random_frames or 0) // (num_workers * frames_per_part)),
-        reset_at_each_iter=options.reset_at_each_iter,
-        set_truncated=options.set_truncated,
         refresh_each_step=options.refresh == "step",
+        **{name: value for name, value in vars(options).items() if name in names},
     )
 
 

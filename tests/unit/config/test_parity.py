@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from collectx.config.check import check, check_group
-from collectx.config.packaged import packaged_values
+from collectx.config.registry import packaged_values
 from collectx.library.keywords.coerce import exploration_problems
 from collectx.library.keywords.parse import parse
 from collectx.library.request import MultiRequest, RayRequest, RpcRequest

@@ -11,7 +11,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from stepping import Stepper
 
 from collectx.env import build, read_spec
-from collectx.env.checked import CheckedEnv
+from collectx.env.gym_vector import CheckedEnv
 from collectx.env.spaces import SpaceLeaves, numpy_dtype
 from collectx.errors import ShapeError, SpaceError
 

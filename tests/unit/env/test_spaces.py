@@ -5,7 +5,7 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from collectx.env.spaces import SpaceLeaves, exclude_parts, write_row
+from collectx.env.spaces import SpaceLeaves, exclude_parts, write_env
 from collectx.errors import ShapeError, SpaceError
 
 ROOT = ("observation",)
@@ -47,7 +47,7 @@ def test_spaces_without_a_fixed_shape(space, message):
 def test_values_that_do_not_fit(value, message):
     structure = SpaceLeaves(spaces.Box(0, 255, (4,), np.uint8), ROOT)
     with pytest.raises(ShapeError, match=message):
-        write_row(structure.leaves, [np.zeros((1, 4), np.uint8)], 0, structure.flatten(value))
+        write_env(structure.leaves, [np.zeros((1, 4), np.uint8)], 0, structure.flatten(value))
 
 
 def test_what_is_left_out_of_a_tuple_leaves_the_others_their_names():

@@ -1,0 +1,130 @@
+"""Env wrappers (`collectx.env.base.Env`) that add observation leaves, so that the step loop does not handle these: a
+time limit and the state of a recurrent policy."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+
+import numpy as np
+
+from collectx.env.base import Env, EnvSpec, StepArrays
+from collectx.env.spaces import numpy_dtype
+from collectx.policy.recurrent import StateSpec, spec_with_states
+from collectx.rollout.options import RolloutOptions
+
+
+def with_time_limit(env: Env, options: RolloutOptions) -> Env:
+    """`env`, wrapped where `options.max_frames_per_traj` is set.
+
+    Raises:
+        ConfigError: the group does not allow it; see `RolloutOptions.env_spec`.
+    """
+    spec = options.env_spec(env.spec)
+    return env if options.max_frames_per_traj is None else TimeLimitEnv(env, spec, options.max_frames_per_traj)
+
+
+def with_recurrent_state(env: Env, states: Sequence[StateSpec]) -> Env:
+    """`env`, wrapped so that it also observes the policy's states; `env` itself without states."""
+    return RecurrentStateEnv(env, states) if states else env
+
+
+class _Wrapper(Env):
+    """A group that observes the leaves of `env`, then others.
+
+    Args:
+        env: closed by this one.
+        spec: of this group.
+    """
+
+    def __init__(self, env: Env, spec: EnvSpec):
+        self.spec = spec
+        self._env = env
+        self._num_inner = len(env.spec.observation)
+
+    def reset(self, seeds: Sequence[int] | None, out: Sequence[np.ndarray]) -> None:
+        self._env.reset(seeds, out[: self._num_inner])
+        self._write_first(slice(None), out[self._num_inner :])
+
+    def restart(self, ended: np.ndarray, out: Sequence[np.ndarray]) -> None:
+        self._env.restart(ended, out[: self._num_inner])
+        self._write_first(ended, out[self._num_inner :])
+
+    def close(self) -> None:
+        self._env.close()
+
+    def _step_inner(self, action: Sequence[np.ndarray], out: StepArrays, observation: Sequence[np.ndarray]) -> bool:
+        inner = StepArrays(observation, out.reward, out.terminated, out.truncated, out.frame, out.rewards)
+        return self._env.step(action, inner)
+
+    @abstractmethod
+    def _write_first(self, envs: np.ndarray | slice, added: Sequence[np.ndarray]) -> None:
+        """Writes the added leaves of a first observation."""
+
+
+class TimeLimitEnv(_Wrapper):
+    """Marks the `max_frames`-th frame of a trajectory truncated, whether or not its episode ends there too; the caller
+    then restarts that env, like any env whose episode has ended. The added leaf counts the frames of the env's
+    trajectory.
+
+    Args:
+        env: a group with `can_restart_early`.
+        max_frames: at least 1.
+    """
+
+    def __init__(self, env: Env, spec: EnvSpec, max_frames: int):
+        super().__init__(env, spec)
+        self._max_frames = max_frames
+        self._frames = np.zeros(spec.num_envs, np.int64)
+
+    def step(self, action: Sequence[np.ndarray], out: StepArrays) -> bool:
+        *observation, step_count = out.observation
+        any_ended = self._step_inner(action, out, observation)
+        self._frames += 1
+        step_count[:, 0] = self._frames
+        at_limit = self._frames >= self._max_frames
+        np.logical_or(out.truncated, at_limit, out=out.truncated)
+        return any_ended or bool(at_limit.any())
+
+    def _write_first(self, envs: np.ndarray | slice, added: Sequence[np.ndarray]) -> None:
+        self._frames[envs] = 0
+        added[0][envs] = 0
+
+
+class RecurrentStateEnv(_Wrapper):
+    """Resets the state of every env whose episode begins, and passes it from frame to frame. The policy writes the
+    state after a frame straight into `next`; it stays there.
+
+    Args:
+        states: see `collectx.policy.recurrent`.
+    """
+
+    def __init__(self, env: Env, states: Sequence[StateSpec]):
+        super().__init__(env, spec_with_states(env.spec, states))
+        added = [(state, state.initial.numpy()) for state in states if state.initial is not None]
+        self._initial = [initial for _, initial in added]
+        self._unwritten = [i for i, (state, _) in enumerate(added, self._num_inner) if not state.is_written]
+        # The env writes the states that it observes here, as the policy writes them into the batch.
+        size, observed = env.spec.num_envs, env.spec.observation
+        self._unused = {
+            observed.index(state.leaf): np.zeros((size, *state.leaf.shape), numpy_dtype(state.leaf))
+            for state in states
+            if state.initial is None
+        }
+
+    def step(self, action: Sequence[np.ndarray], out: StepArrays) -> bool:
+        observation = [self._unused.get(i, array) for i, array in enumerate(out.observation[: self._num_inner])]
+        any_ended = self._step_inner(action, out, observation)
+        for i in self._unwritten:
+            out.observation[i][...] = 0
+        if self.spec.ragged:
+            # Where the step was a reset, these are first observations.
+            was_reset = ~out.frame
+            self._write_first(was_reset, out.observation[self._num_inner :])
+            for i, array in self._unused.items():
+                out.observation[i][was_reset] = array[was_reset]
+        return any_ended
+
+    def _write_first(self, envs: np.ndarray | slice, added: Sequence[np.ndarray]) -> None:
+        for array, initial in zip(added, self._initial, strict=True):
+            array[envs] = initial

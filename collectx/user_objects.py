@@ -130,7 +130,7 @@ class UserPolicyConfig(_ByValue, PolicyConfig):
     Attributes:
         policy: the policy; None if `factory` makes it.
         factory: called without arguments in every process.
-        compile, cudagraph: see `collectx.policy.acceleration.Acceleration`.
+        compile, cudagraph: see `collectx.policy.fast_call.Acceleration`.
         is_trusted: it is called with a TensorDict, without a check of its signature and its keys.
     """
 

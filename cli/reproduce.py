@@ -87,7 +87,9 @@ def _reproduce(arguments: Arguments, argv: Sequence[str]) -> int:
     if reason is None:
         overrides = (*overrides, f"++collector.order_of={old.path.absolute()}")
     results: list[Outcome] = []
-    status = launch(composer, Arguments(overrides, _flags(arguments)), argv, results)
+    # Another file would replace the snapshot.
+    flags = {name: value for name, value in arguments.flags.items() if name not in ("config-name", "trust")}
+    status = launch(composer, Arguments(overrides, flags), argv, results)
     # The error of a failed run may repeat after its last batch.
     if not results or not had_digest or status not in ((0, 1) if ended == "failed" else (0,)):
         return status

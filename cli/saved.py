@@ -47,7 +47,7 @@ def snapshot_composer(saved: dict[str, Any], overrides: Sequence[str], config_di
     content["defaults"] = [
         "_hydra",
         # The override replaces this choice.
-        *({group: _placeholder(saved, group)} for group in replaced),
+        *({group: (saved.get(group) or {}).get("kind", "cpu")} for group in replaced),
         "_self_",
         {"override hydra/launcher": "points"},
         {"override hydra/job_logging": "none"},
@@ -55,8 +55,3 @@ def snapshot_composer(saved: dict[str, Any], overrides: Sequence[str], config_di
     ]
     ConfigStore.instance().store(_PRIMARY, content)
     return Composer(config_dir, _PRIMARY)
-
-
-def _placeholder(saved: dict[str, Any], group: str) -> str:
-    section = saved.get(group)
-    return str(section.get("kind", "cpu")) if isinstance(section, dict) else "cpu"

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, closing, contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, ExitStack, closing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -114,7 +114,11 @@ def _run(
         progress = display.Progress(record.statistics, start_s=record.start_s)
         events.show = progress.say
         run = _Execution(cfg, files, record, signals, events, point)
-        with progress, _launched(cfg, files, launcher, events) as launcher, closing(run):
+        with progress, closing(run), ExitStack() as stack:
+            if launcher is None and cfg.launcher.kind == "submitit":
+                from collectx.run.submitted_workers import submitted_workers
+
+                launcher = stack.enter_context(submitted_workers(cfg, files, lambda text: events("jobs", message=text)))
             try:
                 workers = run.prepare(launcher)
             except (ConfigError, LauncherError, SpaceError) as error:
@@ -132,21 +136,6 @@ def _resume_point(files: RunFolder, cfg: RunConfig) -> ResumePoint:
     for text in point.damaged:
         display.print_message(f"{text}: the checkpoint before it is taken")
     return point
-
-
-@contextmanager
-def _launched(
-    cfg: RunConfig, files: RunFolder, launcher: Launcher | None, events: EventLog
-) -> Iterator[Launcher | None]:
-    """Yields `launcher`, or with `launcher=submitit` that of jobs that this process submits, which end with the
-    block."""
-    if launcher is not None or cfg.launcher.kind != "submitit":
-        yield launcher
-        return
-    from collectx.run.submitted_workers import submitted_workers
-
-    with submitted_workers(cfg, files, lambda text: events("jobs", message=text)) as submitted:
-        yield submitted
 
 
 class _Execution:

@@ -18,7 +18,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any, Self
 
 PATIENCE = 3
@@ -27,11 +27,8 @@ _REQUESTS = (signal.SIGUSR1, signal.SIGUSR2)
 
 
 class Stopped(KeyboardInterrupt):
-    """A signal stops the run. A `KeyboardInterrupt`, so that no `except Exception` in user code catches it.
-
-    Attributes:
-        signal: name of the signal, as in "SIGTERM".
-    """
+    """A signal stops the run. A `KeyboardInterrupt`, so that no `except Exception` in user code catches it. `signal` is
+    its name, as in "SIGTERM"."""
 
     def __init__(self, signum: int):
         self.signal = signal.Signals(signum).name
@@ -72,9 +69,7 @@ class Signals:
                     self._old_handlers[signum] = signal.signal(signum, self._request_checkpoint)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._end_grace()
         for signum, handler in self._old_handlers.items():
             signal.signal(signum, handler)

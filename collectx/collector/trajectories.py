@@ -89,6 +89,18 @@ class Assembler:
         self._unfinished: dict[int, list[TensorDictBase]] = {}
         self._ended: deque[TensorDictBase] = deque()
 
+    def state(self) -> dict[str, Any]:
+        """Returns a copy of the frames as tensors and plain data, for `load`."""
+        unfinished = {index: [_saved(each) for each in pieces] for index, pieces in self._unfinished.items()}
+        return {"unfinished": unfinished, "ended": [_saved(each) for each in self._ended]}
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Restores the result of `state`."""
+        self._unfinished = {
+            index: [_restored(each) for each in pieces] for index, pieces in state["unfinished"].items()
+        }
+        self._ended = deque(_restored(each) for each in state["ended"])
+
     def add(self, batch: TensorDictBase) -> None:
         """Copies the frames of a batch, `[*, time]`. The frames of a trajectory must come in order of time."""
         frames = batch.reshape(-1)
@@ -119,6 +131,15 @@ class Assembler:
         if len(self._ended) < count:
             return None
         return [self._ended.popleft() for _ in range(count)]
+
+
+def _saved(frames: TensorDictBase) -> tuple[dict[str, Any], int, str]:
+    return frames.clone().to_dict(), len(frames), str(frames.device)
+
+
+def _restored(saved: tuple[dict[str, Any], int, str]) -> TensorDictBase:
+    content, length, device = saved
+    return TensorDict.from_dict(content, batch_size=[length], device=None if device == "None" else device)
 
 
 def _joined(trajectories: list[TensorDictBase]) -> TensorDictBase:

@@ -21,6 +21,7 @@ import torch
 
 from collectx import state as states
 from collectx.collector import saved_state
+from collectx.collector.trajectories import Assembler
 from collectx.config.schema.run import CheckpointOptions, RunConfig
 from collectx.errors import ConfigError, DamagedFile
 from collectx.run.checkpoint import Checkpoint, Checkpoints, sync
@@ -42,6 +43,7 @@ class Checkpointer:
 
     Args:
         events: the event log; receives every checkpoint and its cost.
+        assembler: of a run whose batches are whole trajectories.
     """
 
     def __init__(
@@ -53,6 +55,7 @@ class Checkpointer:
         record: Record,
         signals: Signals,
         events: Callable[..., None],
+        assembler: Assembler | None = None,
     ):
         self._options = options
         self._metrics = files.metrics
@@ -62,6 +65,7 @@ class Checkpointer:
         self._record = record
         self._signals = signals
         self._events = events
+        self._assembler = assembler
         self._last_batches = record.statistics.batches
         self._wait_s = float("inf") if options.every_min is None else 60.0 * options.every_min
         self._due_s = time.monotonic() + self._wait_s
@@ -122,6 +126,7 @@ class Checkpointer:
         return {
             "trainer": None if state_dict is None else state_dict(),
             "collector": saved_state.save(self._collector),
+            "assembler": None if self._assembler is None else self._assembler.state(),
             "statistics": self._record.statistics.state(),
             "wall_s": time.monotonic() - self._record.start_s,
             "generators": _generators(),
@@ -213,6 +218,11 @@ class ResumePoint:
         except (KeyError, ValueError, RuntimeError) as error:
             text = f"{type(error).__name__}: {error}"
             raise ConfigError([f"{self._checkpoint.path}: {name} does not accept its saved state: {text}"]) from error
+
+    def load_assembler(self, assembler: Assembler | None) -> None:
+        """Restores the frames of trajectories that are not delivered."""
+        if assembler is not None and self._state["assembler"] is not None:
+            assembler.load(self._state["assembler"])
 
     def load_generators(self) -> None:
         """Restores the generators of this process; to be called right before training."""

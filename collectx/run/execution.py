@@ -211,7 +211,14 @@ class _Execution:
         if options.trajs_per_batch is not None:
             assembler = Assembler(options.trajs_per_batch, options.traj_format, options.reset_at_each_iter)
         checkpointer = Checkpointer(
-            self._cfg.checkpoint, self._files, collector, self._trainer, self._record, self._signals, self._add_event
+            self._cfg.checkpoint,
+            self._files,
+            collector,
+            self._trainer,
+            self._record,
+            self._signals,
+            self._add_event,
+            assembler,
         )
         collection = RunCollection(
             collector,
@@ -229,6 +236,7 @@ class _Execution:
         try:
             if self._point is not None:
                 self._resume(self._point, collector)
+                self._point.load_assembler(assembler)
             self._signals.defer(self._cfg.checkpoint.grace_s, self._say_stopping)
             self._trainer.train(collection)
             self._record.end(None)

@@ -109,9 +109,7 @@ class LocalLauncher(Launcher):
         child processes."""
         warm_up()
         process = multiprocessing.get_context("forkserver").Process(
-            target=_run,
-            args=(*self._entry(worker, life), self.process_setup(worker)),
-            name=f"collectx-worker-{worker}",
+            target=_run, args=(*self._entry(worker, life), self.process_setup(worker)), name=f"collectx-worker-{worker}"
         )
         process.start()
         return process

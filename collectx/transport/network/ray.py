@@ -25,7 +25,7 @@ import numpy as np
 import ray
 import torch
 
-from collectx.transport.network.inbox import Inbox, InboxReceive
+from collectx.transport.network.inbox import Inbox, InboxReceive, Sent
 from collectx.transport.network.p2p import TRAINER, PairSetup, stamp_of
 
 # Threads of an actor: for `work`, `messages` and `take`.
@@ -134,12 +134,12 @@ class TrainerPair:
         self._timeout_s = setup.timeout_s
         self._stream = self._actor.messages.remote()
 
-    def send(self, buffer: torch.Tensor) -> _StoredWeights:
+    def send(self, buffer: torch.Tensor) -> Sent:
         try:
             self._actor.take.remote(_weight_store.object(buffer))
         except ray.exceptions.RayError as error:
             raise RuntimeError(str(error)) from error
-        return _StoredWeights()
+        return Sent()  # the weights are in the store
 
     def receive(self, buffer: torch.Tensor) -> _StreamReceive:
         return _StreamReceive(self._stream, self._timeout_s)
@@ -156,12 +156,6 @@ def make(setup: PairSetup) -> TrainerPair | WorkerPair:
 def why_not() -> str | None:
     """See `collectx.transport.network.p2p`."""
     return None
-
-
-class _StoredWeights:
-    """A send of weights, which have been stored: their buffer is free."""
-
-    def wait(self) -> None: ...
 
 
 class _StreamReceive:

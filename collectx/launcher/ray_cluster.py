@@ -86,9 +86,8 @@ def check_resources(name: str, configs: Sequence[Mapping[str, Any]]) -> None:
             raise LauncherError(
                 f"{name}: no node of the Ray cluster has {_format(each)}. {_ADVICE} {describe_resources()}"
             )
-    total, capacity = (
-        {name: sum(each.get(name, 0.0) for each in all_) for name in set().union(*all_)} for all_ in (requested, nodes)
-    )
+    total = {name: sum(each.get(name, 0.0) for each in requested) for name in set().union(*requested)}
+    capacity = {name: sum(node.get(name, 0.0) for node in nodes) for name in total}
     if not _fits(total, capacity):
         raise LauncherError(
             f"{name}: {len(requested)} workers ask for {_format(total)} together, more than the Ray cluster has. "

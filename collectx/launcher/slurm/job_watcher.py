@@ -4,7 +4,6 @@
     watcher thread                       submits replacements, polls all jobs, cancels
 
 Runs in the trainer's process. The watcher thread makes the slow calls, so that batches do not wait for the scheduler.
-Must not know the scheduler or the workers.
 """
 
 from __future__ import annotations

@@ -56,10 +56,11 @@ actors: dict[str, Any] = {}
 class Actor:
     """Runs in a worker's process. Ray calls each method in a separate thread."""
 
-    def work(self, path: list[str], call: bytes) -> None:
+    def work(self, path: list[str], num_threads: int, call: bytes) -> None:
         """Runs the worker: calls the pickled function with the pickled arguments in `call`."""
         # The pickle may refer to modules on the trainer's path.
         sys.path[:] = path
+        torch.set_num_threads(num_threads)
         function, arguments = pickle.loads(call)
         function(*arguments)
 

@@ -240,22 +240,20 @@ def _walk(space: Space, key: Key, path: Path) -> Iterator[tuple[Leaf, Path, Spac
             yield from _walk(part, (*key, str(name)), (*path, name))
     elif isinstance(space, spaces.Discrete):
         yield Leaf(key, (), torch.int64), path, space
-    elif isinstance(space, spaces.Box | spaces.MultiDiscrete | spaces.MultiBinary):
-        try:
-            dtype = torch_dtype(np.dtype(space.dtype))
-        except TypeError as error:
-            raise _unstorable(space, key, f"torch has no dtype {space.dtype}") from error
-        yield Leaf(key, tuple(int(n) for n in space.shape), dtype), path, space
     else:
-        raise _unstorable(space, key, "it has no fixed shape and dtype")
-
-
-def _unstorable(space: Space, key: Key, why: str) -> SpaceError:
-    return SpaceError(
-        f"{'.'.join(key)}: the space {space} cannot be stored as a tensor, as {why}: turn it into a Box, Discrete, "
-        "MultiDiscrete, MultiBinary, or a Dict or Tuple of these, as gymnasium.wrappers.TransformObservation does"
-        + (f", or {leave_out('.'.join(key[1:]))}" if key[0] == "observation" and len(key) > 1 else "")
-    )
+        why = "it has no fixed shape and dtype"
+        if isinstance(space, spaces.Box | spaces.MultiDiscrete | spaces.MultiBinary):
+            try:
+                yield Leaf(key, tuple(int(n) for n in space.shape), torch_dtype(np.dtype(space.dtype))), path, space
+                return
+            except TypeError:
+                why = f"torch has no dtype {space.dtype}"
+        advice = f", or {leave_out('.'.join(key[1:]))}" if key[0] == "observation" and len(key) > 1 else ""
+        raise SpaceError(
+            f"{'.'.join(key)}: the space {space} cannot be stored as a tensor, as {why}: turn it into a Box, Discrete, "
+            "MultiDiscrete, MultiBinary, or a Dict or Tuple of these, as gymnasium.wrappers.TransformObservation does"
+            + advice
+        )
 
 
 def leave_out(name: str) -> str:

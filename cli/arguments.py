@@ -5,9 +5,10 @@ Hydra's parser does not accept overrides on both sides of a flag, so it gets the
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+from collectx.cli import output
 from collectx.config.problem import did_you_mean
 from collectx.errors import ConfigError
 
@@ -100,6 +101,42 @@ def split(argv: Sequence[str], switches: Sequence[str] = ()) -> Arguments:
         else:
             raise ConfigError([f"{token}: no such flag{did_you_mean(token, names(switches))}"])
     return Arguments(tuple(words), flags)
+
+
+def run_subcommand(
+    argv: Sequence[str],
+    usage: str,
+    run: Callable[[Arguments], int],
+    switches: Sequence[str] = (),
+    report: Callable[[Sequence[str]], int] = output.usage_errors,
+) -> int:
+    """Runs a subcommand with its command line, or prints its usage for `--help`; returns the exit status.
+
+    Args:
+        usage: "": Hydra prints it.
+        switches: see `split`.
+        report: prints the problems of a `ConfigError`.
+    """
+    try:
+        arguments = split(argv, switches)
+        if usage and "help" in arguments.flags:
+            print(usage)
+            return 0
+        return run(arguments)
+    except ConfigError as error:
+        return report(error.problems)
+
+
+def one_group(arguments: Arguments, subcommand: str, groups: Iterable[str]) -> str | None:
+    """The only word of a command line, the name of a group; None without words.
+
+    Raises:
+        ConfigError: another group, or several words.
+    """
+    unknown = [name for name in arguments.words if name not in groups] or arguments.words[1:]
+    if unknown:
+        raise ConfigError([f"{subcommand}: {unknown[0]}: no such group{did_you_mean(unknown[0], [*groups])}"])
+    return next(iter(arguments.words), None)
 
 
 def names(switches: Sequence[str] = ()) -> list[str]:

@@ -35,7 +35,7 @@ from collectx.config.registry import GROUPS, KINDS
 from collectx.config.schema.fields import incomplete
 from collectx.config.schema.run import RunConfig, as_dict
 from collectx.errors import ConfigError
-from collectx.run import rules
+from collectx.run import preflight
 
 SEARCH_PATH = "pkg://collectx.conf"
 
@@ -156,7 +156,7 @@ class Composer:
         except ConfigError as error:
             return Composed(DictConfig({}), incomplete(RunConfig), list(error.problems))
         cfg, problems = typed(without_hydra(node), ignore=broken)
-        return Composed(node, cfg, [*problems, *rules.problems(cfg), *signatures.problems(cfg)], note)
+        return Composed(node, cfg, [*problems, *preflight.rule_problems(cfg), *signatures.problems(cfg)], note)
 
     def context(self, node: DictConfig) -> HydraContext:
         """Sets up logging and the user's callbacks, as `hydra.main` does, for a run or sweep that is composed."""

@@ -6,31 +6,29 @@ from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
 
-from collectx.cli import output
-from collectx.cli.arguments import split
-from collectx.config.problem import did_you_mean
+from collectx.cli.arguments import Arguments, one_group, run_subcommand
 from collectx.config.registry import GROUPS
 from collectx.errors import ConfigError
 
 _OPTIONAL = ("experiment", "debug")
 
 
+_USAGE = "collectx list [GROUP] [--config-dir DIR]: every choice of each group, or of one, with a line about it."
+
+
 def main(argv: Sequence[str]) -> int:
     """Runs the subcommand; returns the exit status."""
-    try:
-        arguments = split(argv)
-        choices = find(arguments.config_dir)
-    except ConfigError as error:
-        return output.usage_error(" ".join(error.problems))
-    if "help" in arguments.flags:
-        print("collectx list [GROUP] [--config-dir DIR]: every choice of each group, or of one, with a line about it.")
-        return 0
-    unknown = [name for name in arguments.words if name not in choices]
-    if unknown or len(arguments.words) > 1:
-        name = unknown[0] if unknown else arguments.words[1]
-        return output.usage_error(f"list: {name}: no such group{did_you_mean(name, choices)}")
-    for group in arguments.words or choices:
-        _print(group, choices[group])
+    return run_subcommand(argv, _USAGE, _print_choices)
+
+
+def _print_choices(arguments: Arguments) -> int:
+    choices = find(arguments.config_dir)
+    group = one_group(arguments, "list", choices)
+    for name in choices if group is None else [group]:
+        width = max(map(len, choices[name]))
+        print(f"{name}:")
+        for choice, line in choices[name].items():
+            print(f"  {choice:{width}}  {line}".rstrip())
     return 0
 
 
@@ -67,10 +65,3 @@ def first_line(text: str) -> str:
         if not line.startswith("# @package"):
             sentence = f"{sentence} {comment}".strip()
     return sentence
-
-
-def _print(group: str, lines: dict[str, str]) -> None:
-    width = max(map(len, lines))
-    print(f"{group}:")
-    for name, line in lines.items():
-        print(f"  {name:{width}}  {line}".rstrip())

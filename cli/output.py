@@ -19,6 +19,11 @@ def usage_error(text: str) -> int:
     return 2
 
 
+def usage_errors(problems: Sequence[str]) -> int:
+    """Prints problems of the command line; returns the exit status."""
+    return usage_error(" ".join(problems))
+
+
 def config_errors(problems: Sequence[str]) -> int:
     """Prints every problem; returns the exit status."""
     count = len(problems)

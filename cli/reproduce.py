@@ -16,14 +16,15 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from collectx.cli import foreign_code, output
-from collectx.cli.arguments import Arguments, split
+from collectx.cli.arguments import Arguments, run_subcommand
 from collectx.cli.compose import Composer, parsed
 from collectx.cli.run import launch
 from collectx.cli.run_status import Outcome
 from collectx.config.derived import ASYNC
 from collectx.config.registry import GROUPS
 from collectx.errors import ConfigError, DamagedFile
-from collectx.run import RunFolder, delivery_log, snapshot
+from collectx.run import RunFolder, snapshot
+from collectx.run.reproduce import compare, recorded_order, why_not_recorded
 
 _PRIMARY = "_collectx_snapshot"
 # Number of differences between two snapshots that are printed.
@@ -42,14 +43,11 @@ To compare, the run must have digests of its batches; trainer.digest says when i
 
 def main(argv: Sequence[str]) -> int:
     """Runs the subcommand; returns the exit status."""
-    try:
-        arguments = split(argv, ["trust"])
-        if "help" in arguments.flags:
-            print(_USAGE)
-            return 0
+
+    def run(arguments: Arguments) -> int:
         return _reproduce(arguments, ["reproduce", *argv])
-    except ConfigError as error:
-        return output.config_errors(error.problems)
+
+    return run_subcommand(argv, _USAGE, run, ["trust"], output.config_errors)
 
 
 def _reproduce(arguments: Arguments, argv: Sequence[str]) -> int:
@@ -111,12 +109,12 @@ def _order_problem(old: RunFolder, collector: dict[str, Any], overrides: Sequenc
         return "with collector.preemptive_threshold batches end when enough workers are ready" if is_preemptive else ""
     if any(text.lstrip("+~").startswith("collector") for text in overrides):
         return "the overrides change the collector"
-    why = delivery_log.why_never(
+    why = why_not_recorded(
         collector.get("refresh", "batch"), collector.get("num_workers_per_collector", 1), collector.get("inner", "sync")
     )
     if why is None:
         try:
-            delivery_log.read(old.path)
+            recorded_order(old.path)
         except DamagedFile:
             raise
         except ValueError as error:
@@ -125,8 +123,6 @@ def _order_problem(old: RunFolder, collector: dict[str, Any], overrides: Sequenc
 
 
 def _compared(old: RunFolder, new: Path, limit: int, reason: str | None, is_cut: bool) -> int:
-    from collectx.run import compare
-
     comparison = compare(old.path, new, limit)
     up_to = " up to its end" if comparison.identical and is_cut else ""
     print(f"{comparison.verdict.value}{up_to}: {comparison.message}", flush=True)

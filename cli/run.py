@@ -18,7 +18,7 @@ from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from collectx.cli import output, run_status, submitit_slurm, sweep, sweeper
-from collectx.cli.arguments import Arguments, split
+from collectx.cli.arguments import Arguments, run_subcommand
 from collectx.cli.compose import SEARCH_PATH, Composed, Composer, overrides_of, parsed
 from collectx.cli.overrides import Checked
 from collectx.cli.run_status import Outcome
@@ -28,7 +28,7 @@ from collectx.config.schema.run import RunConfig
 from collectx.config.warnings import warnings_of
 from collectx.errors import CollectxError, ConfigError
 from collectx.run import RunFolder, Status, preflight
-from collectx.run.lock import locked
+from collectx.run.folder import locked
 
 # Flags with which Hydra prints information instead of running; the configuration may be incomplete.
 _INFORMATIVE_FLAGS = ("help", "hydra-help", "cfg", "info", "version")
@@ -36,12 +36,12 @@ _INFORMATIVE_FLAGS = ("help", "hydra-help", "cfg", "info", "version")
 
 def main(argv: Sequence[str]) -> int:
     """Runs the subcommand; returns the exit status."""
-    try:
-        arguments = split(argv)
+
+    def run(arguments: Arguments) -> int:
         composer = Composer(arguments.config_dir, arguments.config_name)
         return launch(composer, arguments, ["run", *argv])
-    except ConfigError as error:
-        return output.config_errors(error.problems)
+
+    return run_subcommand(argv, "", run, report=output.config_errors)
 
 
 def launch(composer: Composer, arguments: Arguments, argv: Sequence[str], results: list[Outcome] | None = None) -> int:

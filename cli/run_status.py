@@ -6,7 +6,6 @@ Used by `collectx status`, by a command that watches its jobs, and before a fold
 from __future__ import annotations
 
 import json
-import os
 import socket
 import time
 from collections.abc import Iterable, Mapping
@@ -19,7 +18,7 @@ from collectx.errors import LauncherError
 from collectx.launcher.slurm.commands import JobState
 from collectx.run import Status
 from collectx.run.files import write_json
-from collectx.run.folder import RunFolder
+from collectx.run.folder import RunFolder, is_locked
 
 # The states of jobs by their ids, or the error of the command that asks for them.
 JobStates: TypeAlias = Mapping[str, JobState] | LauncherError
@@ -133,7 +132,7 @@ def status_of_process(files: RunFolder) -> RunStatus:
         return RunStatus(Status.FAILED, "it left neither a snapshot nor a result")
     if host != socket.gethostname():
         return _status_of_worker_jobs(files, host)
-    if _is_open(files.events):
+    if is_locked(files):
         return RunStatus(Status.RUNNING, f"on {host}")
     return _failed(files, "its process has ended without leaving a result")
 
@@ -186,14 +185,3 @@ def _last_batch(files: RunFolder) -> str:
     except OSError:
         return "no batch yet"
     return f"last batch {age_s:.0f} s ago"
-
-
-def _is_open(path: Path) -> bool:
-    """Whether a process of this user on this host has the file open; the trainer's process has its events open."""
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            if any(os.readlink(entry) == str(path) for entry in (process / "fd").iterdir()):
-                return True
-        except OSError:
-            continue
-    return False

@@ -23,8 +23,7 @@ from collectx.errors import ConfigError, LauncherError
 from collectx.launcher.slurm import commands
 from collectx.launcher.slurm import script as slurm_script
 from collectx.run import Status, snapshot
-from collectx.run.folder import RunFolder
-from collectx.run.lock import locked
+from collectx.run.folder import RunFolder, locked
 from collectx.run.rendezvous import TaskFile
 
 # SLURM's default limit of array tasks (MaxArraySize) is 1001.

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from collectx.cli import output
-from collectx.cli.arguments import split
-from collectx.errors import ConfigError, DamagedFile, LauncherError
+from collectx.cli.arguments import Arguments, run_subcommand
+from collectx.errors import DamagedFile, LauncherError
 
 if TYPE_CHECKING:
     from collectx.run.folder import RunFolder
@@ -28,13 +28,10 @@ Exit status: 0 the status is known, 2 DIR is neither a run nor a sweep, or is da
 
 def main(argv: Sequence[str]) -> int:
     """Runs the subcommand; returns the exit status."""
-    try:
-        arguments = split(argv)
-    except ConfigError as error:
-        return output.usage_error(" ".join(error.problems))
-    if "help" in arguments.flags:
-        print(_USAGE)
-        return 0
+    return run_subcommand(argv, _USAGE, _status)
+
+
+def _status(arguments: Arguments) -> int:
     if len(arguments.words) != 1:
         return output.usage_error(f"status needs one folder, got {len(arguments.words)}.\n{_USAGE}")
     root = Path(arguments.words[0])

@@ -18,9 +18,9 @@ from rich.table import Table
 from collectx.cli.run_status import RunStatus
 from collectx.run import Status
 from collectx.run.display import PLAIN_S, Progress, clock, number
+from collectx.run.files import JsonLinesTail
 from collectx.run.folder import RunFolder
-from collectx.run.statistics import JsonLinesTail, MetricsTail
-from collectx.run.view import Sampler
+from collectx.run.statistics import MetricsTail, Sampler
 
 
 @dataclass

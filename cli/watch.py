@@ -25,9 +25,10 @@ from collectx.launcher.slurm import commands
 from collectx.run import display
 from collectx.run.display import REFRESH_S
 from collectx.run.events import format_event
+from collectx.run.files import JsonLinesTail
 from collectx.run.folder import RunFolder
 from collectx.run.result import Failure, Result, Status
-from collectx.run.statistics import JsonLinesTail, MetricsTail
+from collectx.run.statistics import MetricsTail
 
 # Seconds between two queries: short at first, longer while a job waits or runs for long.
 _MIN_QUERY_S = 1.0

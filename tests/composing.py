@@ -11,7 +11,7 @@ from omegaconf import OmegaConf
 
 from collectx.cli.compose import Composer, parsed, typed, without_hydra
 from collectx.config.schema.run import RunConfig
-from collectx.run import rules
+from collectx.run import preflight
 
 
 @functools.cache
@@ -31,7 +31,7 @@ def examine(line: str = "") -> tuple[RunConfig, list[str]]:
     for override in parsed(values):
         OmegaConf.update(node, override.key_or_group, override.value(), force_add=True)
     cfg, problems = typed(node)
-    return cfg, [*problems, *rules.problems(cfg)]
+    return cfg, [*problems, *preflight.rule_problems(cfg)]
 
 
 def composed(line: str = "") -> RunConfig:

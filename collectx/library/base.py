@@ -40,8 +40,8 @@ from collectx.worker.spec import env_seed
 class DataCollector(CollectorProperties):
     """Base class of all collectors of the library; not instantiated itself.
 
-    Iterate to get TensorDicts of `frames_per_batch` frames (see README, "A batch"), until `total_frames` are delivered.
-    Use it from one thread. As a context manager, it shuts the workers down at the end of the block.
+    Iterate to get TensorDicts of `frames_per_batch` frames (see README, "A batch and a run"), until `total_frames` are
+    delivered. Use it from one thread. As a context manager, it shuts the workers down at the end of the block.
 
     Raises:
         ConfigError: by the constructor: arguments are wrong. The message lists all problems; nothing was started.

@@ -13,8 +13,7 @@ from collectx.launcher.slurm.array import slurm_resources
 from collectx.library.keywords import Nested, RayRemote, Remote
 from collectx.run import RunFolder, preflight
 from collectx.run.events import EventLog
-from collectx.run.folder import new_folder
-from collectx.run.lock import locked
+from collectx.run.folder import locked, new_folder
 from collectx.run.submitted_workers import PresubmittedJobs, presubmitted_workers, submitted_workers
 from collectx.user_objects import UserObjects
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -23,31 +23,12 @@ from collectx.run.folder import RunFolder
 from collectx.run.statistics import Statistics
 
 if TYPE_CHECKING:
-    from tensordict import TensorDict
     from torch import nn
 
+    from collectx.collector import Collector
     from collectx.collector.batch_info import Delivery
     from collectx.run.digest import Digest
     from collectx.transport.base import Arrival
-
-
-class Source(Protocol):
-    """The part of a collector that `RunCollection` uses."""
-
-    @property
-    def total_frames(self) -> int: ...
-
-    @property
-    def delivery(self) -> Delivery: ...
-
-    @property
-    def steps(self) -> list[int]: ...
-
-    def __iter__(self) -> Iterator[TensorDict]: ...
-
-    def advance(self) -> None: ...
-
-    def publish(self, policy: nn.Module) -> int: ...
 
 
 class RunCollection:
@@ -61,7 +42,7 @@ class RunCollection:
 
     def __init__(
         self,
-        collector: Source,
+        collector: Collector,
         folder: RunFolder,
         statistics: Statistics,
         digest: Digest | None = None,
@@ -71,7 +52,7 @@ class RunCollection:
         clock: Callable[[], float] = time.monotonic,
         masked: bool = False,
         assembler: Assembler | None = None,
-        workers_write: bool = False,
+        batches: Iterator[Any] | None = None,
         max_batches: int | None = None,
     ):
         """
@@ -84,7 +65,7 @@ class RunCollection:
             masked: batches may have places without a frame, which a mask marks.
             assembler: makes the trainer's batches out of complete trajectories. The collector's batches are counted,
                 digested and logged. None: the trainer gets the collector's batches.
-            workers_write: workers write batches to a replay buffer; the iterator yields None for each.
+            batches: what the trainer gets for each of the collector's batches; None: the batches.
             max_batches: ends the iteration after this number of the collector's batches; None: no limit.
         """
         self.statistics = statistics
@@ -93,7 +74,7 @@ class RunCollection:
         self.mean_return = statistics.mean_return
         self.num_episodes = statistics.num_episodes
         self._collector = collector
-        self._batches: Iterator[TensorDict] | None = None
+        self._batches = batches
         self._digest = digest
         self._events = events
         self._check = check
@@ -101,58 +82,44 @@ class RunCollection:
         self._clock = clock
         self._masked = masked
         self._assembler = assembler
-        self._workers_write = workers_write
         self._max_batches = max_batches
         self._lines = JsonLines(folder.metrics)
         self._line: dict[str, Any] | None = None
         self._logged: dict[str, float] = {}
 
-    def __iter__(self) -> Iterator[TensorDict | None]:
+    def __iter__(self) -> Iterator[Any]:
         return self
 
-    def __next__(self) -> TensorDict | None:
+    def __next__(self) -> Any:
         """Returns the next batch; blocks until it is complete. Raises the errors of the collector, and `StopIteration`
         after `max_batches`."""
-        if self._workers_write:
-            self._begin()
-            self._collector.advance()
-            with self._hold():
-                self._count()
-            return None
         if self._assembler is None:
             return self._collect()
         while (batch := self._assembler.take()) is None:
             self._assembler.add(self._collect())
         return batch
 
-    def _begin(self) -> None:
+    def _collect(self) -> Any:
         self._write()
         self._check()
-        if self.statistics.batches == self._max_batches:
+        statistics = self.statistics
+        if statistics.batches == self._max_batches:
             raise StopIteration
-
-    def _collect(self) -> TensorDict:
-        self._begin()
         if self._batches is None:
             self._batches = iter(self._collector)
         batch = next(self._batches)
         if self._masked:
             mask(batch, self._collector.steps)
         with self._hold():
-            line = self._count()
+            delivery = self._collector.delivery
+            statistics.add(delivery, self._clock())
+            self.frames = statistics.frames
+            self.mean_return = statistics.mean_return
+            self.num_episodes = statistics.num_episodes
+            self._line = _line(delivery, statistics)
             if self._digest is not None:
-                line["digest"] = self._digest.add(batch)
+                self._line["digest"] = self._digest.add(batch)
         return batch
-
-    def _count(self) -> dict[str, Any]:
-        """Adds the last batch to the statistics; returns its line, which the caller may extend."""
-        delivery, statistics = self._collector.delivery, self.statistics
-        statistics.add(delivery, self._clock())
-        self.frames = statistics.frames
-        self.mean_return = statistics.mean_return
-        self.num_episodes = statistics.num_episodes
-        self._line = line = _line(delivery, statistics)
-        return line
 
     def publish(self, policy: nn.Module) -> int:
         """See `Collection.publish`."""

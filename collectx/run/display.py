@@ -27,8 +27,7 @@ from rich.text import Text
 
 from collectx.errors import CollectxError, text_of, traceback_of
 from collectx.run.result import Result, Status, type_name
-from collectx.run.statistics import Statistics
-from collectx.run.view import Sampler, View, WorkerView
+from collectx.run.statistics import Sampler, Statistics, View, WorkerView
 
 NUM_WORKERS_SHOWN = 8
 REFRESH_S = 0.25

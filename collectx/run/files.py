@@ -111,6 +111,40 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
         raise DamagedFile([f"{path}: cannot be read: {error.strerror}"]) from error
 
 
+class JsonLinesTail:
+    """Reads the objects that are appended to a JSON lines file."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        self._position = self._number = 0
+        self._file: int | None = None
+
+    def read(self) -> tuple[list[dict[str, Any]], bool]:
+        """Returns the complete lines added since the last call, and whether the file was replaced before them, as by a
+        restart of the job. Blocks for the disk only.
+
+        Raises:
+            DamagedFile: a line cannot be read.
+        """
+        restarted = False
+        try:
+            with open(self.path, "rb") as file:
+                status = os.fstat(file.fileno())
+                if self._file is not None and (status.st_ino != self._file or status.st_size < self._position):
+                    restarted, self._position, self._number = True, 0, 0
+                self._file = status.st_ino
+                file.seek(self._position)
+                text = file.read()
+        except FileNotFoundError:
+            return [], False
+        text = text[: text.rfind(b"\n") + 1]
+        lines = text.splitlines()
+        objects = [decode(self.path, f"line {number}", line) for number, line in enumerate(lines, self._number + 1)]
+        self._position += len(text)
+        self._number += len(lines)
+        return objects, restarted
+
+
 def decode(path: Path, part: str, text: bytes) -> dict[str, Any]:
     """Parses a JSON object; `path` and `part` name its place in messages.
 

@@ -6,7 +6,7 @@
     <run>/events.jsonl         joins, deaths, publishes, in order
     <run>/rendezvous.json      where the trainer listens, for workers that other processes start; removed at the end
     <run>/secret               authenticates trainer and workers; readable by the owner only
-    <run>/lock                 locked by the trainer's process (lock.py); host and process id
+    <run>/lock                 locked by the trainer's process (`locked`); host and process id
     <run>/result.json          written atomically, last
     <run>/logs/                one file per role
     <run>/jobs/                scripts of a scheduler's jobs, and the task that they run
@@ -17,7 +17,10 @@ Used by the trainer's process while a run lives, and by the command line afterwa
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime
@@ -27,6 +30,8 @@ from typing import Any
 from collectx.errors import ConfigError, DamagedFile
 from collectx.run.files import decode, read_lines
 from collectx.run.result import ENDED
+
+_HELD = (errno.EACCES, errno.EAGAIN)
 
 
 class RunFolder:
@@ -112,6 +117,67 @@ def folder_errors(path: Path | str) -> Iterator[None]:
     except OSError as error:
         where = "choose another with hydra.run.dir or hydra.sweep.dir."
         raise ConfigError([f"the run folder {path} cannot be made: {error}: {where}"]) from error
+
+
+@contextmanager
+def locked(files: RunFolder, replace: bool, force: bool = False) -> Iterator[None]:
+    """Makes the folder and locks it for the block. Does not wait. The lock is a POSIX record lock: the kernel releases
+    it when its holder exits or is killed, forked processes do not inherit it, it works between hosts on NFS, and it has
+    no effect on a file system without locks. A process must not lock a folder twice: leaving the inner block would
+    release the lock.
+
+    Args:
+        replace: whether to replace a run that the folder contains.
+        force: ignores the lock of another process and replaces the run: for a job that a scheduler restarts, whose
+            first process has ended although a file server may still hold its lock.
+
+    Raises:
+        ConfigError: another process holds the lock, the folder contains a run and `replace` is false, or the folder
+            cannot be made.
+    """
+    with folder_errors(files.path):
+        files.path.mkdir(parents=True, exist_ok=True)
+        handle = os.open(files.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    try:
+        if not _try_lock(handle) and not force:
+            holder = os.read(handle, 1000).decode(errors="replace").strip()
+            raise ConfigError(
+                [
+                    f"{files.path}: a run is going on in this folder ({holder or 'its process is not known'}): "
+                    "choose another with hydra.run.dir, or wait for its end."
+                ]
+            )
+        if files.has_run and not (replace or force):
+            raise ConfigError(
+                [
+                    f"{files.path}: this folder has a run in it: choose another with hydra.run.dir, or replace that "
+                    "run with run.overwrite=true."
+                ]
+            )
+        with folder_errors(files.path):
+            os.ftruncate(handle, 0)
+            os.write(handle, f"process {os.getpid()} on {socket.gethostname()}\n".encode())
+        yield
+    finally:
+        os.close(handle)
+
+
+def is_locked(files: RunFolder) -> bool:
+    """Whether another process holds the lock of the folder. False where its file does not exist or cannot be read."""
+    try:
+        with open(files.lock) as file:
+            return not _try_lock(file.fileno(), fcntl.LOCK_SH)
+    except OSError:
+        return False
+
+
+def _try_lock(handle: int, kind: int = fcntl.LOCK_EX) -> bool:
+    """Locks the file; returns False if another process holds the lock."""
+    try:
+        fcntl.lockf(handle, kind | fcntl.LOCK_NB)
+    except OSError as error:
+        return error.errno not in _HELD
+    return True
 
 
 def new_folder() -> RunFolder:

@@ -17,14 +17,14 @@ from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from collectx.config.derived import backend_of, is_async
+from collectx.config.derived import backend_of
 from collectx.config.schema.run import RunConfig
 from collectx.errors import ConfigError, LauncherError, SpaceError, text_of
-from collectx.run import cores, delivery_log, display, preflight, snapshot
+from collectx.run import cores, display, preflight, snapshot
 from collectx.run.events import EventLog
 from collectx.run.files import write_atomically, write_json
-from collectx.run.folder import RunFolder
-from collectx.run.lock import locked
+from collectx.run.folder import RunFolder, locked
+from collectx.run.reproduce import recorded_order
 from collectx.run.result import Record, Result, type_name
 from collectx.run.signals import Signals
 
@@ -146,7 +146,7 @@ class _Job:
         import torch
 
         from collectx import collector, env, policy, trainer
-        from collectx.user_objects import Hooks
+        from collectx.trainer.base import overrides_of_workers
 
         cfg = self._cfg
         if problems := preflight.device_problems(cfg) + preflight.backend_problems(cfg):
@@ -159,15 +159,13 @@ class _Job:
         _seed(cfg.seed)
         module = policy.build(cfg.policy, spec, cfg.seed)
         self._trainer = trainer.build(cfg.trainer, module, spec, cfg.seed, device)
-        overrides: list[dict[str, Any]] = []
-        replay = getattr(self._trainer, "shared_replay", None)
-        if replay is not None and _workers_may_write(cfg):
-            self._workers_write = True
+        overrides = overrides_of_workers(self._trainer, cfg)
+        self._workers_write = bool(overrides)
+        if self._workers_write:
             self._record.digest = None
-            overrides = [{"hooks": Hooks(write_batch=replay.extend)}] * cfg.collector.num_workers
         recorded = None
         if cfg.collector.order_of is not None:
-            recorded = [collector.RecordedBatch(*batch) for batch in delivery_log.read(cfg.collector.order_of)]
+            recorded = [collector.RecordedBatch(*batch) for batch in recorded_order(cfg.collector.order_of)]
         logs = self._files.logs
         return collector.build(cfg, module, spec, self._add_event, logs, launcher, overrides, recorded=recorded)
 
@@ -175,6 +173,7 @@ class _Job:
         """Trains until the trainer returns or raises, and finishes the run in either case."""
         from collectx.collector.trajectories import Assembler
         from collectx.run.collection import RunCollection
+        from collectx.trainer.base import written_batches
 
         options = self._cfg.collector
         assembler = None
@@ -190,7 +189,7 @@ class _Job:
             self._signals.hold,
             masked=options.preemptive_threshold is not None,
             assembler=assembler,
-            workers_write=self._workers_write,
+            batches=written_batches(collector) if self._workers_write else None,
             max_batches=self._cfg.run.max_batches,
         )
         try:
@@ -232,15 +231,6 @@ class _Job:
     def _add_event(self, name: str, **fields: Any) -> None:
         self._record.add_event(name, fields)
         self._event_log(name, **fields)
-
-
-def _workers_may_write(cfg: RunConfig) -> bool:
-    """Whether workers may write batches to the trainer's replay buffer themselves: no option reads the batches before,
-    and their order is not reproducible anyway."""
-    options = cfg.collector
-    is_read = getattr(cfg.trainer, "digest", False) or options.trajs_per_batch is not None
-    is_ordered = not is_async(options) or options.order_of is not None
-    return backend_of(cfg) == "shared_memory" and not is_read and not is_ordered
 
 
 def _seed(seed: int) -> None:

@@ -1,4 +1,5 @@
-"""Compares the batches of two run folders by their digests. Used by `collectx reproduce`. Imports nothing heavy."""
+"""What a run folder records for `collectx reproduce`: digests of the batches, to compare two runs, and for an async run
+the order of their delivery, to repeat it. Imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ from enum import StrEnum
 from itertools import islice, zip_longest
 from pathlib import Path
 
+from collectx.errors import DamagedFile
 from collectx.run.folder import RunFolder
 
 
@@ -77,3 +79,37 @@ def _no_batches(folder: str | Path) -> Comparison:
 def _digests(folder: str | Path) -> Iterator[str]:
     for line in RunFolder(folder).read_metrics():
         yield line.get("digest", "")
+
+
+def recorded_order(folder: str | Path) -> list[tuple[int, int, int]]:
+    """For each batch its worker, the policy version at its start, and the newest version at its delivery.
+
+    Raises:
+        ValueError: the order cannot be repeated; the message has the reason.
+        DamagedFile: a file of the folder cannot be read.
+    """
+    files = RunFolder(folder)
+    # A failure that ends the run has no effect on the batches before.
+    if any(event.get("event") in ("worker_restarted", "worker_dropped") for event in files.read_events()):
+        raise ValueError(f"in {files.path} a worker was lost, and the log does not record between which batches")
+    batches = []
+    for line in files.read_metrics():
+        parts = line.get("workers", ())
+        try:
+            if len(parts) != 1:
+                raise ValueError(f"{files.path} is not of an async run: a batch there has {len(parts)} workers' parts")
+            batches.append((parts[0]["worker"], parts[0]["policy_version"], line["version"]))
+        except (KeyError, TypeError) as error:
+            raise DamagedFile([f"{files.metrics}: a line is not of a batch: {error!r}"]) from error
+    if not batches:
+        raise ValueError(f"{files.path} is not the folder of a run that has delivered a batch")
+    return batches
+
+
+def why_not_recorded(refresh: str, num_workers_per_collector: int, inner: str) -> str | None:
+    """The reason why the order of a run with these keys of `collector` is not recorded; None where it is."""
+    if refresh == "step":
+        return "with collector.refresh=step the weights change within a batch, which is not recorded"
+    if num_workers_per_collector > 1 and inner == "async":
+        return "collector.inner=async: the order in which the processes of a worker were ready is not recorded"
+    return None

@@ -1,4 +1,5 @@
-"""The numbers of a run: `Statistics` from its deliveries, `MetricsTail` from its `metrics.jsonl`.
+"""The numbers of a run: `Statistics` from its deliveries, `MetricsTail` from its `metrics.jsonl`, and the `View` of
+them at one moment that the progress display shows.
 
 `Statistics` is written by the collection in the trainer's main thread and read by the progress display in another:
 attributes are replaced or grow, so a reader sees the current or the previous numbers.
@@ -6,15 +7,16 @@ attributes are replaced or grow, so a reader sees the current or the previous nu
 
 from __future__ import annotations
 
+import copy
 import math
-import os
 from collections import deque
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from collectx.errors import DamagedFile
-from collectx.run.files import decode
+from collectx.run.files import JsonLinesTail
 
 if TYPE_CHECKING:
     from collectx.collector.batch_info import Delivery
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
 
 RETURN_WINDOW = 100
 """Number of the last finished episodes in `mean_return`."""
+NOW_S = 5.0
+"""Seconds over which the current rates are averaged."""
 
 
 @dataclass(slots=True)
@@ -134,40 +138,6 @@ class Statistics:
         return (self.frames - self._first_frames) / (self.last_s - self.first_s)
 
 
-class JsonLinesTail:
-    """Reads the objects that are appended to a JSON lines file."""
-
-    def __init__(self, path: Path):
-        self.path = path
-        self._position = self._number = 0
-        self._file: int | None = None
-
-    def read(self) -> tuple[list[dict[str, Any]], bool]:
-        """Returns the complete lines added since the last call, and whether the file was replaced before them, as by a
-        restart of the job. Blocks for the disk only.
-
-        Raises:
-            DamagedFile: a line cannot be read.
-        """
-        restarted = False
-        try:
-            with open(self.path, "rb") as file:
-                status = os.fstat(file.fileno())
-                if self._file is not None and (status.st_ino != self._file or status.st_size < self._position):
-                    restarted, self._position, self._number = True, 0, 0
-                self._file = status.st_ino
-                file.seek(self._position)
-                text = file.read()
-        except FileNotFoundError:
-            return [], False
-        text = text[: text.rfind(b"\n") + 1]
-        lines = text.splitlines()
-        objects = [decode(self.path, f"line {number}", line) for number, line in enumerate(lines, self._number + 1)]
-        self._position += len(text)
-        self._number += len(lines)
-        return objects, restarted
-
-
 class MetricsTail(Statistics):
     """`Statistics` that reads `metrics.jsonl`; times are those of its lines, in unix seconds."""
 
@@ -213,3 +183,109 @@ class MetricsTail(Statistics):
             for name in ("env_s", "policy_s", "wait_s", "send_s", "frames"):
                 setattr(totals, name, getattr(totals, name) + part[name])
             totals.lag = part["lag"]
+
+
+@dataclass(frozen=True)
+class WorkerView:
+    """One worker over the last `NOW_S`: frames per second, shares of env, policy, wait and send, and its current
+    lag."""
+
+    worker: int
+    frames_per_s: float
+    shares: tuple[float, float, float, float]
+    lag: int
+
+
+@dataclass(frozen=True)
+class View:
+    """The numbers of a run at one moment; rates are None while unknown, `total_frames` is -1 for an endless run."""
+
+    frames: int
+    total_frames: int
+    batches: int
+    elapsed_s: float
+    now_per_s: float | None
+    overall_per_s: float | None
+    mean_return: float
+    num_episodes: int
+    version: int
+    lag: float
+    workers: tuple[WorkerView, ...] = ()
+    scalars: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def left_s(self) -> float | None:
+        """Remaining time at the current rate; None while unknown."""
+        rate = self.now_per_s or self.overall_per_s
+        if not rate or self.total_frames < 0:
+            return None
+        return max(0, self.total_frames - self.frames) / rate
+
+
+@dataclass(frozen=True)
+class _Sample:
+    time_s: float
+    frames: int
+    workers: dict[int, WorkerTotals]
+
+
+class Sampler:
+    """Makes views of `Statistics`; keeps samples of the last seconds for the current rates. Not thread-safe."""
+
+    def __init__(self, statistics: Statistics, start_s: float):
+        """`start_s` is the zero of `elapsed_s`, on the clock of `view`."""
+        self._statistics = statistics
+        self._start_s = start_s
+        self._samples: deque[_Sample] = deque()
+
+    def view(self, now_s: float) -> View:
+        """The view at `now_s`."""
+        now = self._statistics
+        sample = _Sample(now_s, now.frames, {worker: copy.copy(totals) for worker, totals in now.workers.items()})
+        if now.batches:
+            self._append(sample)
+        # Keeps a sample with fewer frames: while a batch takes longer than `NOW_S`, the rate falls.
+        while (
+            len(self._samples) > 2
+            and self._samples[1].time_s <= now_s - NOW_S
+            and self._samples[1].frames < sample.frames
+        ):
+            self._samples.popleft()
+        since = self._samples[0] if self._samples else sample
+        passed_s = now_s - since.time_s
+        frames = sample.frames - since.frames
+        rate = now.rate
+        if rate is not None and passed_s > 0:
+            # All frames came before the first sample: the rate falls with time.
+            rate = min(rate, sample.frames / passed_s)
+        return View(
+            frames=sample.frames,
+            total_frames=now.total_frames,
+            batches=now.batches,
+            elapsed_s=now_s - self._start_s,
+            now_per_s=frames / passed_s if frames and passed_s > 0 else rate,
+            overall_per_s=now.frames_per_s,
+            mean_return=now.mean_return,
+            num_episodes=now.num_episodes,
+            version=now.version,
+            lag=now.lag,
+            workers=tuple(self._workers(sample, since, passed_s)),
+            scalars=now.scalars,
+        )
+
+    def _append(self, sample: _Sample) -> None:
+        """Keeps only the first and last of samples without new frames."""
+        if len(self._samples) > 2 and self._samples[-2].frames == self._samples[-1].frames == sample.frames:
+            self._samples.pop()
+        self._samples.append(sample)
+
+    def _workers(self, sample: _Sample, since: _Sample, passed_s: float) -> list[WorkerView]:
+        views = []
+        for worker, totals in sorted(sample.workers.items()):
+            before = since.workers.get(worker)
+            if before is not None and before.frames == totals.frames:
+                before = None  # no frames in the last seconds: the average since the start
+            frames = totals.frames - (before.frames if before else 0)
+            rate = frames / passed_s if before and passed_s > 0 else 0.0
+            views.append(WorkerView(worker, rate, totals.shares(before), totals.lag))
+        return views

@@ -6,18 +6,33 @@ Does not import transports, workers or launchers.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from tensordict import TensorDict
 from torch import nn
 
 from collectx.batch import REWARD
+from collectx.config.derived import backend_of, is_async
+from collectx.config.schema.run import RunConfig
 from collectx.config.schema.trainer import LearningTrainerConfig
 from collectx.env.base import EnvSpec
 from collectx.errors import ConfigError
+from collectx.user_objects import Hooks
 
 # Number of episodes that `Collection.mean_return` averages over.
 _RETURN_EPISODES = 100
+
+
+@dataclass(frozen=True)
+class WrittenBatch:
+    """A batch that a worker has written to the trainer's `shared_replay`.
+
+    Attributes:
+        frames: how many frames it has.
+    """
+
+    frames: int
 
 
 class Collection(Protocol):
@@ -35,10 +50,10 @@ class Collection(Protocol):
     mean_return: float
     num_episodes: int
 
-    def __iter__(self) -> Iterator[TensorDict | None]:
+    def __iter__(self) -> Iterator[TensorDict | WrittenBatch]:
         """Yields batches (see `collectx/batch.py`) until `total_frames` are delivered. The trainer owns the memory of
         each batch, unless `collector.zero_copy=true`: a batch is then valid until the next one is requested. Yields
-        None for a batch that a worker has written to the trainer's `shared_replay`."""
+        a `WrittenBatch` for each batch of a trainer whose workers write to its `shared_replay`."""
 
     def publish(self, policy: nn.Module) -> int:
         """Publishes the weights of `policy` to the workers and returns their version. Copies them before it returns, so
@@ -115,3 +130,24 @@ def remaining_fraction(collection: Collection) -> float:
     if collection.total_frames <= 0:
         return 1.0
     return max(0.0, 1.0 - collection.frames / collection.total_frames)
+
+
+def written_batches(collector: Any) -> Iterator[WrittenBatch]:
+    """The batches of a `Collector` whose workers write them to a replay buffer. Blocks for each until it is written."""
+    while True:
+        try:
+            collector.advance()
+        except StopIteration:
+            return
+        yield WrittenBatch(collector.delivery.frames)
+
+
+def overrides_of_workers(trainer: Trainer, cfg: RunConfig) -> list[dict[str, Any]]:
+    """The overrides for workers that write to the trainer's `shared_replay` themselves. Empty where the trainer's
+    process writes: an option reads the batches before, or their order is reproducible."""
+    options, replay = cfg.collector, getattr(trainer, "shared_replay", None)
+    is_read = cfg.trainer.digest or options.trajs_per_batch is not None
+    is_ordered = not is_async(options) or options.order_of is not None
+    if replay is None or backend_of(cfg) != "shared_memory" or is_read or is_ordered:
+        return []
+    return [{"hooks": Hooks(write_batch=replay.extend)}] * options.num_workers

@@ -65,7 +65,7 @@ class DqnTrainer:
         for batch in collection:
             if has_reached(cfg.target_return, collection):
                 return
-            if batch is not None:
+            if isinstance(batch, TensorDict):
                 self.shared_replay.extend(batch)
             self._anneal(collection)
             losses = {}

@@ -12,7 +12,8 @@ from commands import COUNTING, RAY, collectx, environment, needs_ray, result
 
 from collectx import __version__
 from collectx.cli.main import SUBCOMMANDS, help_text
-from collectx.run import RunFolder, delivery_log, snapshot
+from collectx.run import RunFolder, snapshot
+from collectx.run.reproduce import recorded_order
 
 TESTS = Path(__file__).parents[1]
 TOTAL = "collector.total_frames=2048"
@@ -109,7 +110,7 @@ def test_an_async_run_is_reproduced_in_its_order(tmp_path):
     collectx("run", *learning, *size, "hydra.run.dir=run", cwd=tmp_path)
     again = collectx("reproduce", "run", "hydra.run.dir=again", cwd=tmp_path)
     assert "identical: all 32 batches" in again.stdout
-    assert delivery_log.read(tmp_path / "again") == delivery_log.read(tmp_path / "run")
+    assert recorded_order(tmp_path / "again") == recorded_order(tmp_path / "run")
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from composing import composed
+from tensordict import TensorDict
 
 import collectx.conf
 from collectx import ReplayBuffer
@@ -50,15 +51,15 @@ def test_ppo_learns_from_whole_trajectories(run):
 
 
 class Sharing:
-    """A trainer with a replay buffer; what is delivered to it is None where the workers write there themselves."""
+    """A trainer with a replay buffer; it gets a record where the workers write there themselves."""
 
     def __init__(self, *arguments):
         self.shared_replay, self.delivered = ReplayBuffer(1000), []
 
     def train(self, collection):
         for batch in collection:
-            self.delivered.append(batch is not None)
-            if batch is not None:
+            self.delivered.append(isinstance(batch, TensorDict))
+            if self.delivered[-1]:
                 self.shared_replay.extend(batch)
 
 

@@ -12,7 +12,7 @@ from commands import COUNTING, RAY, needs_ray, result, start
 
 from collectx.errors import ConfigError
 from collectx.run import RunFolder
-from collectx.run.lock import locked
+from collectx.run.folder import locked
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""README's examples as they are written. Stand-ins only for what it leaves to the reader."""
+"""The examples of the README and of docs/ as they are written. Stand-ins only for what they leave to the reader."""
 
 from __future__ import annotations
 
@@ -11,19 +11,21 @@ from pathlib import Path
 
 import pytest
 from commands import collectx, environment, result
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 
 from collectx.cli.arguments import split
-from collectx.cli.compose import Composer, parsed, points
+from collectx.cli.compose import Composer, parsed
 
 ROOT = Path(__file__).parents[2]
-README = (ROOT / "README.md").read_text()
-BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
+PAGES = [ROOT / "README.md", *sorted({*(ROOT / "docs").glob("*.md")} - {ROOT / "docs" / "STATUS.md"})]
+TEXT = "\n".join(page.read_text() for page in PAGES)
+BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```", TEXT, re.MULTILINE | re.DOTALL)
 COMMANDS = [
     line.partition("collectx run")[2]
     for text in (text for language, text in BLOCKS if language == "sh")
     for line in text.splitlines()
     if re.match(r"(\.venv/bin/|ray job submit .* -- )?collectx run", line)
-] + re.findall(r"`collectx run ([^`]*)`", README)
+] + re.findall(r"`collectx run ([^`]*)`", TEXT)
 
 
 # What the reader has: an env, a policy, and something to do with batches.
@@ -62,13 +64,21 @@ def test_a_command_is_a_valid_configuration(line):
     arguments = split(shlex.split(line, comments=True))
     composer = Composer()
     checked = composer.check(arguments.words)
-    for point in points(parsed(checked.overrides)):
-        assert composer.examine(checked, point.overrides).problems == []
+    for point in BasicSweeper.split_arguments(parsed(checked.overrides), None)[0]:
+        assert composer.examine(point).problems == []
 
 
 def test_the_targets_of_make_exist():
     targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
-    assert {*re.findall(r"`make ([a-z-]+)", README), *re.findall(r"^make (\S+)", README, re.MULTILINE)} <= {*targets}
+    assert {*re.findall(r"`make ([a-z-]+)", TEXT), *re.findall(r"^make (\S+)", TEXT, re.MULTILINE)} <= {*targets}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page):
+    """A link's anchor is the title of a section, in lower case and with hyphens."""
+    for path, anchor in re.findall(r"\]\(([\w./]+\.md)(?:#([\w-]+))?\)", page.read_text()):
+        titles = re.findall(r"^#+ (.*)", (page.parent / path).read_text(), re.MULTILINE)
+        assert not anchor or anchor in [title.lower().replace(" ", "-") for title in titles]
 
 
 def test_the_library(tmp_path):
@@ -113,9 +123,7 @@ def make_policy(spec, width):
     }.items():
         (tmp_path / name).parent.mkdir(parents=True)
         (tmp_path / name).write_text(text)
-    words = [
-        word for kind in ("policy", "trainer") for word in re.search(f"`({kind}=custom [^`]*)`", README)[1].split()
-    ]
+    words = [word for kind in ("policy", "trainer") for word in re.search(f"`({kind}=custom [^`]*)`", TEXT)[1].split()]
     size = ["collector.frames_per_batch=64", "collector.total_frames=256", "hydra.run.dir=run"]
     monkeypatch.setenv("PYTHONPATH", str(ROOT / "tests"))
     collectx("run", "--config-dir", "my_conf", "env=mine", *words, *size, cwd=tmp_path)

@@ -39,7 +39,7 @@ class EnvAndPolicy:
         trust_policy: True: the policy is called with a TensorDict, and its signature and `in_keys` are not checked. It
             is still called once in each process, with first observations of the env, to learn what it writes.
         auto_register_policy_transforms: ignored (accepted for TorchRL compatibility): a recurrent policy gets its state
-            and `is_init` without transforms of the env, see README.
+            and `is_init` without transforms of the env, see docs/EXTENDING.md, "A policy".
         compile_policy: whether workers compile the policy by `torch.compile`: True, or its keyword arguments. The first
             batch includes the compilation (`start_timeout_s`).
         cudagraph_policy: whether tensordict's `CudaGraphModule` records the policy's calls as CUDA graphs: True, or its

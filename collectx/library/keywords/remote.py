@@ -31,7 +31,7 @@ class Nested:
         num_workers_per_collector: processes of each worker; more than one make it a collector itself.
         collector_class: its kind: "single" (one process), "sync" (a batch has a part of each process) or "async" (a
             batch comes from one process), or the class of that kind, of this package or TorchRL; or a user's class, see
-            README, "User-defined collector classes". None: "single" for one process, otherwise "sync".
+            docs/LIBRARY.md, "User-defined collector classes". None: "single" for one process, otherwise "sync".
         collector_kwargs: keyword arguments of a worker's collector; one dict for all, or one per worker. May have
             `create_env_kwargs`, `device`, `policy_device` and `exploration_type`, and, the same for all workers, the
             constructor's keywords about trajectories and devices, such as `max_frames_per_traj`; for a user's class,

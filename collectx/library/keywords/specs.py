@@ -114,7 +114,7 @@ class Workers:
         num_threads: torch threads of this process; None: unchanged.
         num_sub_threads: torch threads of each worker.
         num_slots: batches that an async worker may have filled or in progress at once.
-        on_worker_failure: "raise", "restart" or "drop"; see README, "Worker failures".
+        on_worker_failure: "raise", "restart" or "drop"; see docs/RUNS.md, "Worker failures".
         max_restarts: maximal number of restarts, over all workers.
         start_timeout_s, worker_timeout_s, close_timeout_s: seconds within which a worker must start, send a batch, and
             stop.

@@ -32,7 +32,8 @@ class GlooPair(GroupPair):
         with _device_lock:
             device, listeners = _device(setup.address)
         options._devices = [device]
-        options._threads = 1
+        # They run collective operations only; sends and receives need none.
+        options._threads = 0
         options._timeout = timedelta(seconds=setup.timeout_s)
         store = ConnectionStore(setup.connection)
         with listeners.allowed():

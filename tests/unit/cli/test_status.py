@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
 import re
 import shutil
 import socket
+from unittest.mock import Mock
 
 import pytest
 
@@ -78,11 +81,13 @@ def test_where_slurm_cannot_be_asked_the_folder_is_read_and_it_says_so(queue, fo
     assert "(it has no squeue)" in said(capsys, folder)[1]
 
 
-def test_a_run_here_lives_as_long_as_a_process_has_its_events_open(tmp_path, capsys):
+def test_a_run_here_lives_as_long_as_a_process_holds_its_lock(tmp_path, capsys, monkeypatch):
     files = RunFolder(tmp_path)
     files.begin()
     files.meta.write_text(json.dumps({"host": socket.gethostname()}))
-    with open(files.events, "ab"):
+    files.lock.touch()
+    with monkeypatch.context() as patch:
+        patch.setattr(fcntl, "lockf", Mock(side_effect=BlockingIOError(errno.EAGAIN, "held by another process")))
         assert said(capsys, files)[0] == "running"
     word, text = said(capsys, files)
     assert (word, "it was killed" in text, "all nodes" in text) == ("failed", True, False)

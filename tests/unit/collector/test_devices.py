@@ -12,7 +12,7 @@ from worlds.cartpoles import cartpole
 from collectx import RayCollector, RPCCollector
 from collectx.config.schema.launcher import RpcBackendConfig
 from collectx.errors import ConfigError, LauncherError, RendezvousError
-from collectx.run import preflight, rules
+from collectx.run import preflight
 from collectx.worker.entry import set_visible_device
 
 RAY = {"kind": "ray", "place": "ray"}
@@ -49,7 +49,7 @@ CONFIGURATIONS = [
 
 @pytest.mark.parametrize(("cfg", "message"), CONFIGURATIONS)
 def test_what_does_not_fit_together_in_a_configuration(cfg, message):
-    problems = rules.problems(cfg)
+    problems = preflight.rule_problems(cfg)
     assert any(re.search(message, problem) for problem in problems) if message else not problems, problems
 
 

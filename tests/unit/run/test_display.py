@@ -7,8 +7,7 @@ from rich.console import Console
 
 from collectx.run import display
 from collectx.run.display import NUM_WORKERS_SHOWN, Progress, format_line, render_panel
-from collectx.run.statistics import Statistics
-from collectx.run.view import Sampler
+from collectx.run.statistics import Sampler, Statistics
 
 SHOW_CURSOR, HIDE_CURSOR = "\x1b[?25h", "\x1b[?25l"
 

@@ -176,7 +176,6 @@ class CheckedEnv(gymnasium.Wrapper):
 
     For an async vector env, in the process that steps the env: the vector env converts observations to the dtype of
     their space when it writes them to its shared memory, so that the adapter cannot see the values before.
-
     """
 
     def __init__(self, env: gymnasium.Env, exclude_keys: Sequence[str] = ()):

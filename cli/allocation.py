@@ -26,7 +26,7 @@ from collectx.launcher.slurm.log_watcher import role_command
 from collectx.run import Status, snapshot
 from collectx.run.cores import per_node
 from collectx.run.folder import RunFolder
-from collectx.run.rendezvous import TaskFile
+from collectx.run.rendezvous import JobSpec
 
 _POLL_S = 0.1
 
@@ -76,7 +76,7 @@ class Step:
         self._is_cancelled = False
         files.begin()
         snapshot.write(run.cfg, files, argv)
-        TaskFile(run.cfg, tuple(argv)).write(files)
+        JobSpec(run.cfg, tuple(argv)).write(files)
         self._exit_status.unlink(missing_ok=True)
         (files.jobs / "log_begin").write_text("0\n")
         options = {

@@ -12,28 +12,12 @@ from collectx.cli import output
 from collectx.config.problem import did_you_mean
 from collectx.errors import ConfigError
 
-_SWITCHES = {
-    "--help": "help",
-    "-h": "help",
-    "--hydra-help": "hydra-help",
-    "--multirun": "multirun",
-    "-m": "multirun",
-    "--run": "run",
-    "-r": "run",
-    "--resolve": "resolve",
-    "--version": "version",
+_SWITCHES = ("help", "hydra-help", "multirun", "run", "resolve", "version")
+_VALUED = ("config-dir", "config-name", "cfg", "package")
+_SHORT = {
+    **{"-h": "--help", "-m": "--multirun", "-r": "--run", "-cd": "--config-dir", "-cn": "--config-name"},
+    **{"-c": "--cfg", "-p": "--package", "-i": "--info"},
 }
-_VALUED = {
-    "--config-dir": "config-dir",
-    "-cd": "config-dir",
-    "--config-name": "config-name",
-    "-cn": "config-name",
-    "--cfg": "cfg",
-    "-c": "cfg",
-    "--package": "package",
-    "-p": "package",
-}
-_OPTIONAL_VALUE = {"--info": "info", "-i": "info"}
 _INFO = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
 _BLOCKED = {
     "--experimental-rerun": "it reads a pickle, which executes code, and writes into the old run folder: "
@@ -82,22 +66,20 @@ def split(argv: Sequence[str], switches: Sequence[str] = ()) -> Arguments:
     tokens = list(argv)
     while tokens:
         token = tokens.pop(0)
-        name, has_value, value = token.partition("=")
+        option, has_value, value = token.partition("=")
+        name = _SHORT.get(option, option).removeprefix("--")
         if not token.startswith("-"):
             words.append(token)
-        elif name in _BLOCKED:
-            raise ConfigError([f"{name}: {_BLOCKED[name]}"])
-        elif token in _SWITCHES:
-            flags[_SWITCHES[token]] = ""
-        elif token.removeprefix("--") in switches:
-            flags[token.removeprefix("--")] = ""
+        elif option in _BLOCKED:
+            raise ConfigError([f"{option}: {_BLOCKED[option]}"])
+        elif name in (*_SWITCHES, *switches) and not has_value:
+            flags[name] = ""
         elif name in _VALUED:
             if not has_value and not tokens:
-                raise ConfigError([f"{name} needs a value."])
-            flags[_VALUED[name]] = value if has_value else tokens.pop(0)
-        elif name in _OPTIONAL_VALUE:
-            info = value if has_value else tokens.pop(0) if tokens and tokens[0] in _INFO else "all"
-            flags[_OPTIONAL_VALUE[name]] = info
+                raise ConfigError([f"{option} needs a value."])
+            flags[name] = value if has_value else tokens.pop(0)
+        elif name == "info":
+            flags[name] = value if has_value else tokens.pop(0) if tokens and tokens[0] in _INFO else "all"
         else:
             raise ConfigError([f"{token}: no such flag{did_you_mean(token, names(switches))}"])
     return Arguments(tuple(words), flags)
@@ -141,5 +123,4 @@ def one_group(arguments: Arguments, subcommand: str, groups: Iterable[str]) -> s
 
 def names(switches: Sequence[str] = ()) -> list[str]:
     """The long names of all flags, as in `--config-dir`, and of the subcommand's `switches`."""
-    flags = (*_SWITCHES, *_VALUED, *_OPTIONAL_VALUE)
-    return [*(flag for flag in flags if flag.startswith("--")), *(f"--{name}" for name in switches)]
+    return [f"--{name}" for name in (*_SWITCHES, *_VALUED, "info", *switches)]

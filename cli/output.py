@@ -11,6 +11,10 @@ from collectx.errors import DamagedFile
 from collectx.run import RunFolder, Status
 
 COLUMNS = ("point", "status", "frames", "frames/s", "return", "wall_s")
+_STYLES: dict[str, str] = {
+    **{Status.COMPLETED: "green", Status.RUNNING: "green"},
+    **{Status.FAILED: "red", Status.INTERRUPTED: "yellow"},
+}
 
 
 def usage_error(text: str) -> int:
@@ -64,69 +68,44 @@ def print_sweep(root: Path, points: Sequence[tuple[str, Path]], statuses: Mappin
     Args:
         statuses: of run folders without a result; by default "not run".
     """
+    rows = []
+    for name, folder in points:
+        try:
+            rows.append(cells(name, RunFolder(folder).read_result(), (statuses or {}).get(folder)))
+        except DamagedFile:
+            rows.append(cells(name, None, Status.DAMAGED))
     print()
-    print_table([_row(name, RunFolder(folder), (statuses or {}).get(folder)) for name, folder in points])
+    print_table(rows)
     print(f"sweep folder: {root}", flush=True)
 
 
 def print_table(rows: Sequence[tuple[str, ...]], head: Sequence[str] = COLUMNS) -> None:
     """Prints a table, without colours and lines if the output is not a terminal."""
-    if sys.stdout.isatty():
-        _rich(rows, head)
-    else:
-        _plain(rows, head)
+    if not sys.stdout.isatty():
+        widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
+        for texts in (head, *rows):
+            columns = enumerate(zip(texts, widths, strict=True))
+            padded = [text.ljust(width) if index < 2 else text.rjust(width) for index, (text, width) in columns]
+            print("  ".join(padded).rstrip())
+        return
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
 
-
-def _row(name: str, files: RunFolder, status: Status | None) -> tuple[str, ...]:
-    try:
-        return cells(name, files.read_result(), status)
-    except DamagedFile:
-        return cells(name, None, Status.DAMAGED)
+    shown = Table(box=box.SIMPLE)
+    for index, title in enumerate(head):
+        shown.add_column(title, justify="left" if index < 2 else "right", overflow="fold")
+    for name, status, *others in rows:
+        shown.add_row(Text(name), Text(status, _STYLES.get(status, "dim")), *map(Text, others))
+    Console().print(shown)
 
 
 def cells(name: str, result: Mapping[str, Any] | None, status: Status | None = None) -> tuple[str, ...]:
     """The cells of a run: its result, or `status` if it has none."""
     if result is None:
         return (name, status or "not run", "", "", "", "")
-    numbers = (
-        _number(result.get("frames"), ",.0f"),
-        _number(result.get("frames_per_s"), ",.0f"),
-        _number(result.get("mean_return"), ".1f"),
-        _number(result.get("wall_s"), ".1f"),
-    )
+    forms = {"frames": ",.0f", "frames_per_s": ",.0f", "mean_return": ".1f", "wall_s": ".1f"}
+    values = [(result.get(key), form) for key, form in forms.items()]
+    numbers = [format(value, form) if isinstance(value, (int, float)) else "-" for value, form in values]
     return (name, str(result.get("status")), *numbers)
-
-
-def _number(value: Any, form: str) -> str:
-    return format(value, form) if isinstance(value, (int, float)) else "-"
-
-
-def _plain(rows: Sequence[tuple[str, ...]], head: Sequence[str]) -> None:
-    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
-    for cells in (head, *rows):
-        shown = [
-            cell.ljust(width) if index < 2 else cell.rjust(width) for index, (cell, width) in _cells(cells, widths)
-        ]
-        print("  ".join(shown).rstrip())
-
-
-def _cells(cells: Sequence[str], widths: Sequence[int]) -> enumerate[tuple[str, int]]:
-    return enumerate(zip(cells, widths, strict=True))
-
-
-def _rich(rows: Sequence[tuple[str, ...]], head: Sequence[str]) -> None:
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    styles: dict[str, str] = {Status.COMPLETED: "green", Status.RUNNING: "green", Status.FAILED: "red"}
-    styles[Status.INTERRUPTED] = "yellow"
-    shown = Table(box=box.SIMPLE)
-    for index, title in enumerate(head):
-        shown.add_column(title, justify="left" if index < 2 else "right", overflow="fold")
-    for cells in rows:
-        texts = [Text(cell) for cell in cells]
-        texts[1].stylize(styles.get(cells[1], "dim"))
-        shown.add_row(*texts)
-    Console().print(shown)

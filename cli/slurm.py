@@ -24,7 +24,7 @@ from collectx.launcher.slurm import commands
 from collectx.launcher.slurm import script as slurm_script
 from collectx.run import Status, snapshot
 from collectx.run.folder import RunFolder, locked
-from collectx.run.rendezvous import TaskFile
+from collectx.run.rendezvous import JobSpec
 
 # SLURM's default limit of array tasks (MaxArraySize) is 1001.
 _LARGEST_ARRAY = 1000
@@ -129,7 +129,7 @@ def _unfinished(runs: Sequence[SubmittedRun]) -> dict[Path, str]:
 
 def _has_same_config(files: RunFolder, cfg: RunConfig) -> bool:
     try:
-        return config_text(TaskFile.read(files).cfg) == config_text(cfg)
+        return config_text(JobSpec.read(files).cfg) == config_text(cfg)
     except (OSError, ValueError, KeyError, TypeError):
         return False
 
@@ -156,7 +156,7 @@ def _submit(
         for run, folder in zip(group, files, strict=True):
             folder.begin()
             snapshot.write(run.cfg, folder, list(argv))
-            TaskFile(run.cfg, tuple(argv)).write(folder)
+            JobSpec(run.cfg, tuple(argv)).write(folder)
         script = _script_text(group, lane.before(len(group)))
         try:
             submitted = slurm_script.submit(_script_path(group), script, len(group))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 from rich.console import Console
 from rich.live import Live
@@ -17,7 +17,7 @@ from rich.table import Table
 
 from collectx.cli.run_status import RunStatus
 from collectx.run import Status
-from collectx.run.display import PLAIN_S, Progress, clock, number
+from collectx.run.display import PLAIN_S, Progress, clock, number, print_line
 from collectx.run.files import JsonLinesTail
 from collectx.run.folder import RunFolder
 from collectx.run.statistics import MetricsTail, Sampler
@@ -51,10 +51,15 @@ class WatchedRun:
         self.sampler = Sampler(self.statistics, self.since_s)
 
 
-class View(Protocol):
+class View:
     """A display of watched runs while the `with` block lasts."""
 
-    def __enter__(self) -> Self: ...
+    def __init__(self) -> None:
+        self._console = Console()
+
+    def __enter__(self) -> Self:
+        return self
+
     def __exit__(self, *error: Any) -> None: ...
 
     def draw(self) -> None:
@@ -62,14 +67,15 @@ class View(Protocol):
 
     def say(self, text: str) -> None:
         """Prints a line above the display."""
+        print_line(self._console, f"collectx: {text}")
 
 
-class SingleView:
+class SingleView(View):
     """One run: a spinner while it is queued, then the progress of a run on this machine."""
 
     def __init__(self, run: WatchedRun):
+        super().__init__()
         self._run = run
-        self._console = Console()
         self._spinner: Spinner | None = None
         self._progress: Progress | None = None
 
@@ -84,10 +90,7 @@ class SingleView:
             self._progress.__exit__(None, None, None)
 
     def say(self, text: str) -> None:
-        if self._progress is not None:
-            self._progress.say(text)
-        else:
-            self._console.print(f"collectx: {text}", soft_wrap=True, markup=False, highlight=False)
+        super().say(text) if self._progress is None else self._progress.say(text)
 
     def draw(self) -> None:
         """Updates the spinner; once the run is running, starts the progress display, which a thread draws."""
@@ -106,12 +109,12 @@ class SingleView:
             self._spinner.update(text)
 
 
-class SweepView:
+class SweepView(View):
     """Several runs: a table on a terminal, elsewhere a line with the sums every few seconds."""
 
     def __init__(self, runs: Sequence[WatchedRun]):
+        super().__init__()
         self._runs = runs
-        self._console = Console()
         self._live: Live | None = None
         self._last_s = time.monotonic()
         if self._console.is_terminal and not self._console.is_dumb_terminal:
@@ -126,9 +129,6 @@ class SweepView:
         if self._live is not None:
             self._live.stop()
 
-    def say(self, text: str) -> None:
-        self._console.print(f"collectx: {text}", soft_wrap=True, markup=False, highlight=False)
-
     def draw(self) -> None:
         if self._live is not None:
             self._live.update(self._table(), refresh=True)
@@ -137,7 +137,7 @@ class SweepView:
             statuses = [run.status.status for run in self._runs]
             frames = sum(run.statistics.frames for run in self._runs)
             counts = ", ".join(f"{statuses.count(status)} {status}" for status in dict.fromkeys(statuses))
-            self._console.print(f"{counts}; {frames:,} frames", soft_wrap=True, markup=False, highlight=False)
+            print_line(self._console, f"{counts}; {frames:,} frames")
 
     def _table(self) -> Table:
         table = Table(box=None, header_style="dim")

@@ -27,7 +27,7 @@ from collectx.run.display import REFRESH_S
 from collectx.run.events import format_event
 from collectx.run.files import JsonLinesTail
 from collectx.run.folder import RunFolder
-from collectx.run.result import Failure, Result, Status
+from collectx.run.result import Result, Status
 from collectx.run.statistics import MetricsTail
 
 # Seconds between two queries: short at first, longer while a job waits or runs for long.
@@ -242,15 +242,10 @@ def _failure_text(run: WatchedRun) -> str:
 def _print_result(files: RunFolder) -> None:
     """Prints the table and the folder, as at the end of a run on this machine."""
     content = files.read_result()
-    console = Console(highlight=False)
-    if content is not None:
-        fields = content | {
-            "status": Status(content["status"]),
-            "failures": tuple(Failure(**failure) for failure in content["failures"]),
-        }
-        console.print()
-        console.print(display.result_table(Result(**fields, folder=files.path)))
-    console.print(str(files.path), soft_wrap=True, markup=False)
+    if content is None:
+        display.print_line(Console(), str(files.path))
+    else:
+        display.print_table(Result.from_json(content, files.path))
 
 
 def _traceback(files: RunFolder) -> str:

@@ -1,8 +1,8 @@
 """A run in the trainer's process, and the files that it writes.
 
-    execute(cfg, folder, argv)   runs a configuration -> Result           (job.py)
+    execute(cfg, folder, argv)   runs a configuration -> Result           (execution.py)
     RunFolder(path)              every file name of a run folder            (folder.py)
-    compare(old, new)            did two runs deliver the same batches?     (reproduce.py)
+    Status                       the state of a run                         (result.py)
 
 Called by the command line. Importing this package imports neither torch nor rich: names are imported on first use.
 """
@@ -13,22 +13,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collectx.run.execution import execute
     from collectx.run.folder import RunFolder
-    from collectx.run.job import execute
-    from collectx.run.reproduce import Comparison, Verdict, compare
-    from collectx.run.result import Result, Status
+    from collectx.run.result import Status
 
-_HOMES = {
-    "Comparison": "reproduce",
-    "Result": "result",
-    "RunFolder": "folder",
-    "Status": "result",
-    "Verdict": "reproduce",
-    "compare": "reproduce",
-    "execute": "job",
-}
+_HOMES = {"RunFolder": "folder", "Status": "result", "execute": "execution"}
 
-__all__ = ["Comparison", "Result", "RunFolder", "Status", "Verdict", "compare", "execute"]
+__all__ = ["RunFolder", "Status", "execute"]
 
 
 def __getattr__(name: str) -> Any:

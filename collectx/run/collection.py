@@ -4,7 +4,7 @@
                              |   ^                   |
           metrics.jsonl <----+   +--- log, publish --+
 
-Built by job.py in the trainer's process and called from its main thread only. Imports neither schedules,
+Built by execution.py in the trainer's process and called from its main thread only. Imports neither schedules,
 transports nor trainers.
 """
 

@@ -15,8 +15,7 @@ import time
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from rich import box
 from rich.console import Console, Group, RenderableType
@@ -27,23 +26,21 @@ from rich.text import Text
 
 from collectx.errors import CollectxError, text_of, traceback_of
 from collectx.run.result import Result, Status, type_name
-from collectx.run.statistics import Sampler, Statistics, View, WorkerView
+from collectx.run.statistics import TIMES, Sampler, Statistics, View, WorkerView
 
 NUM_WORKERS_SHOWN = 8
 REFRESH_S = 0.25
 PLAIN_S = 5.0
 DRAWING_SHARE = 0.02
+# The columns of the shares of `TIMES`.
+_SHARES = tuple(name.removesuffix("_s") for name in TIMES)
+_STYLES = {Status.COMPLETED: "green", Status.FAILED: "red", Status.INTERRUPTED: "yellow"}
 
 
 class Progress:
     """Shows a run during the `with` block; the last state stays on the screen."""
 
-    def __init__(
-        self,
-        statistics: Statistics,
-        console: Console | None = None,
-        start_s: float | None = None,
-    ):
+    def __init__(self, statistics: Statistics, console: Console | None = None, start_s: float | None = None):
         """
         Args:
             console: standard output by default.
@@ -64,9 +61,7 @@ class Progress:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: Any) -> None:
         self._stop.set()
         self._thread.join(timeout=2.0)
         if self._live is not None:
@@ -76,7 +71,7 @@ class Progress:
 
     def say(self, text: str) -> None:
         """Prints a line above the display. From any thread."""
-        self._console.print(f"collectx: {text}", soft_wrap=True, markup=False, highlight=False)
+        print_line(self._console, f"collectx: {text}")
 
     def _run(self) -> None:
         try:
@@ -95,62 +90,68 @@ class Progress:
         if self._live is not None:
             self._live.update(render_panel(view), refresh=True)
         else:
-            self._console.print(format_line(view), soft_wrap=True, markup=False, highlight=False)
+            print_line(self._console, format_line(view))
+
+
+def print_line(console: Console, text: str) -> None:
+    """Prints a text as it is: without markup, colours, and line breaks that a path could not be copied with."""
+    console.print(text, soft_wrap=True, markup=False, highlight=False)
 
 
 def format_line(view: View) -> str:
     """One line for logs and pipes."""
-    if not view.batches:
+    now = view.numbers
+    if not now.batches:
         return f"[{clock(view.elapsed_s)}] waiting for the first batch"
-    total = f"/{view.total_frames:,}" if view.total_frames >= 0 else ""
+    total = f"/{now.total_frames:,}" if now.total_frames >= 0 else ""
     parts = [
-        f"[{clock(view.elapsed_s)}] {view.frames:,}{total} frames",
-        f"{number(view.now_per_s)}/s now, {number(view.overall_per_s)}/s overall",
-        f"return {number(view.mean_return)} ({view.num_episodes:,} episodes)",
-        f"version {view.version}, lag {view.lag:.1f}",
+        f"[{clock(view.elapsed_s)}] {now.frames:,}{total} frames",
+        f"{number(view.now_per_s)}/s now, {number(now.frames_per_s)}/s overall",
+        f"return {number(now.mean_return)} ({now.num_episodes:,} episodes)",
+        f"version {now.version}, lag {now.lag:.1f}",
     ]
     if view.workers:
-        names = ("env", "policy", "wait", "send")
         means = (sum(column) / len(view.workers) for column in zip(*(w.shares for w in view.workers), strict=True))
-        parts.append(" ".join(f"{name} {mean:.0%}" for name, mean in zip(names, means, strict=True)))
+        parts.append(" ".join(f"{name} {mean:.0%}" for name, mean in zip(_SHARES, means, strict=True)))
     if view.left_s is not None:
         parts.append(f"{clock(view.left_s)} left")
-    parts.extend(f"{name} {number(value)}" for name, value in view.scalars.items())
+    parts.extend(f"{name} {number(value)}" for name, value in now.scalars.items())
     return " | ".join(parts)
 
 
 def render_panel(view: View) -> RenderableType:
     """The live display: a bar, the sums, one line per worker, the trainer's scalars."""
-    if not view.batches:
+    now = view.numbers
+    if not now.batches:
         return Text(f"waiting for the first batch, {clock(view.elapsed_s)}", style="dim")
     head = Table.grid(padding=(0, 2))
-    total = f" / {view.total_frames:,}" if view.total_frames >= 0 else ""
-    bar = ProgressBar(total=max(1, view.total_frames), completed=view.frames, width=24)
+    total = f" / {now.total_frames:,}" if now.total_frames >= 0 else ""
+    bar = ProgressBar(total=max(1, now.total_frames), completed=now.frames, width=24)
     head.add_row(
-        *([bar] if view.total_frames >= 0 else []),
-        f"[bold]{view.frames:,}[/]{total} frames",
+        *([bar] if now.total_frames >= 0 else []),
+        f"[bold]{now.frames:,}[/]{total} frames",
         f"[bold]{number(view.now_per_s)}[/]/s now",
-        f"{number(view.overall_per_s)}/s overall",
+        f"{number(now.frames_per_s)}/s overall",
         clock(view.elapsed_s),
         f"{clock(view.left_s)} left" if view.left_s is not None else "",
     )
     learning = Text.assemble(
         "return ",
-        (number(view.mean_return), "bold green"),
-        f" ({view.num_episodes:,} episodes)   version {view.version}   lag {view.lag:.1f}",
+        (number(now.mean_return), "bold green"),
+        f" ({now.num_episodes:,} episodes)   version {now.version}   lag {now.lag:.1f}",
     )
     rows: list[RenderableType] = [head, learning]
     if view.workers:
         rows.append(_worker_table(view.workers))
-    if view.scalars:
-        rows.append(Text("   ".join(f"{name} {number(value)}" for name, value in view.scalars.items()), style="cyan"))
+    if now.scalars:
+        rows.append(Text("   ".join(f"{name} {number(value)}" for name, value in now.scalars.items()), style="cyan"))
     return Group(*rows)
 
 
 def _worker_table(workers: tuple[WorkerView, ...]) -> Table:
     table = Table(box=None, pad_edge=False, header_style="dim")
     table.add_column("worker", justify="right")
-    for name in ("frames/s", "env", "policy", "wait", "send", "lag"):
+    for name in ("frames/s", *_SHARES, "lag"):
         table.add_column(name, justify="right", min_width=6)
     for view in workers[:NUM_WORKERS_SHOWN]:
         shares = (f"{share:.0%}" for share in view.shares)
@@ -176,9 +177,6 @@ def number(value: float | None) -> str:
     return f"{value:.3g}"
 
 
-_STYLES = {Status.COMPLETED: "green", Status.FAILED: "red", Status.INTERRUPTED: "yellow"}
-
-
 def log_errors(errors: Sequence[BaseException], log: Path) -> None:
     """Appends the full tracebacks to `log`."""
     if not errors:
@@ -199,15 +197,11 @@ def print_result(result: Result, errors: Sequence[BaseException], log: Path) -> 
         print_message(f"full traceback: {log}")
     elif result.status is Status.INTERRUPTED:
         print_message(result.exit_reason)
-    console = Console(highlight=False)
-    console.print()
-    console.print(result_table(result))
-    # Not wrapped, so that the path can be copied.
-    console.print(str(result.folder), soft_wrap=True, markup=False)
+    print_table(result)
 
 
-def result_table(result: Result) -> Table:
-    """One row: frames, frames/s, mean return, wall time, status."""
+def print_table(result: Result) -> None:
+    """Prints frames, frames/s, mean return, wall time, status, and the run folder."""
     drawn = Table(box=box.SIMPLE, show_edge=False)
     for name in ("frames", "frames/s", "mean return", "wall", "status"):
         drawn.add_column(name, justify="right", no_wrap=True)
@@ -219,7 +213,10 @@ def result_table(result: Result) -> Table:
         result.status.value,
         style=_STYLES[result.status],
     )
-    return drawn
+    console = Console(highlight=False)
+    console.print()
+    console.print(drawn)
+    print_line(console, str(result.folder))
 
 
 def format_error(error: BaseException) -> str:

@@ -27,7 +27,7 @@ from collectx.errors import ConfigError, LauncherError
 from collectx.launcher.slurm.job import JobTasksLauncher
 from collectx.launcher.slurm.script import WORKERS
 from collectx.run.folder import RunFolder
-from collectx.run.rendezvous import TaskFile, announce_trainer, find_trainer, read_objects
+from collectx.run.rendezvous import JobSpec, announce_trainer, find_trainer, read_objects
 from collectx.user_objects import UserObjects
 
 _POLL_S = 0.25
@@ -43,26 +43,26 @@ def main(argv: Sequence[str]) -> int:
     files = RunFolder(arguments.folder)
     if arguments.worker is not None:
         signal.signal(signal.SIGTERM, _raise_launcher_error)
-    if not _wait_for_task(files, arguments.wait):
+    if not _wait_for_spec(files, arguments.wait):
         return 1
-    task = TaskFile.read(files)
-    if task.token is not None:
-        return _run_worker(task.cfg, files, arguments.worker, task.token, read_objects(files, arguments.worker))
+    spec = JobSpec.read(files)
+    if spec.token is not None:
+        return _run_worker(spec.cfg, files, arguments.worker, spec.token, read_objects(files, arguments.worker))
     token = f"{os.environ['SLURM_JOB_ID']}.{os.environ.get('SLURM_RESTART_COUNT', '0')}"
     rank = int(os.environ["SLURM_PROCID"]) if arguments.worker is None else arguments.worker + 1
     if rank == 0:
-        return _run_trainer(task, files, token, arguments.folder)
+        return _run_trainer(spec, files, token, arguments.folder)
     _ignore_signals()
-    return _run_worker(task.cfg, files, rank - 1, token)
+    return _run_worker(spec.cfg, files, rank - 1, token)
 
 
-def _wait_for_task(files: RunFolder, timeout_s: float) -> bool:
+def _wait_for_spec(files: RunFolder, timeout_s: float) -> bool:
     deadline = time.monotonic() + timeout_s
-    while not files.task.exists() and time.monotonic() < deadline:
+    while not files.job_spec.exists() and time.monotonic() < deadline:
         time.sleep(_POLL_S)
-    if not files.task.exists():
+    if not files.job_spec.exists():
         print(
-            f"no trainer within {timeout_s:g} s (queue_timeout_s={timeout_s:g}): {files.task} does not exist: the "
+            f"no trainer within {timeout_s:g} s (queue_timeout_s={timeout_s:g}): {files.job_spec} does not exist: the "
             "trainer's job waits in the queue, has failed before it made its collector, or sees another file system.",
             file=sys.stderr,
         )
@@ -70,11 +70,11 @@ def _wait_for_task(files: RunFolder, timeout_s: float) -> bool:
     return True
 
 
-def _run_trainer(task: TaskFile, files: RunFolder, token: str, folder: str) -> int:
+def _run_trainer(spec: JobSpec, files: RunFolder, token: str, folder: str) -> int:
     """Runs the trainer of a job whose other tasks are workers; `folder` is the run folder as the script names it."""
-    from collectx.run.job import execute
+    from collectx.run.execution import execute
 
-    cfg = task.cfg
+    cfg = spec.cfg
     assert isinstance(cfg.launcher, SlurmLauncherConfig)
     _begin_mpi(cfg)
     launcher = JobTasksLauncher(
@@ -89,7 +89,7 @@ def _run_trainer(task: TaskFile, files: RunFolder, token: str, folder: str) -> i
         lambda endpoint: announce_trainer(files, endpoint, token),
     )
     try:
-        return execute(cfg, files.path, list(task.argv), launcher).exit_status
+        return execute(cfg, files.path, list(spec.argv), launcher).exit_status
     except ConfigError as error:
         print("\n".join(error.problems), file=sys.stderr)
         return 2

@@ -33,8 +33,8 @@ _POLL_S = 0.1
 
 
 @dataclass(frozen=True)
-class TaskFile:
-    """`jobs/task.json`: what the processes of a job run.
+class JobSpec:
+    """`jobs/task.json`: what the processes of a SLURM job run.
 
     Attributes:
         argv: the command line as typed, for the snapshot.
@@ -52,14 +52,14 @@ class TaskFile:
         cfg = self.cfg
         files.jobs.mkdir(parents=True, exist_ok=True)
         if objects is not None:
-            write_private(files.task_objects, pickle.dumps(objects))
+            write_private(files.job_objects, pickle.dumps(objects))
             cfg = dataclasses.replace(cfg, env=EnvConfig(kind="given", num_envs=0), policy=PolicyConfig(kind="given"))
-        write_json(files.task, {"cfg": as_dict(cfg), "argv": self.argv, "token": self.token})
+        write_json(files.job_spec, {"cfg": as_dict(cfg), "argv": self.argv, "token": self.token})
 
     @classmethod
-    def read(cls, files: RunFolder) -> TaskFile:
+    def read(cls, files: RunFolder) -> JobSpec:
         """Raises `OSError`, `ValueError`, `KeyError` or `TypeError` where the file cannot be read."""
-        content = json.loads(files.task.read_text())
+        content = json.loads(files.job_spec.read_text())
         return cls(from_dict(content["cfg"]), tuple(content["argv"]), content["token"])
 
 
@@ -69,7 +69,7 @@ def read_objects(files: RunFolder, worker: int) -> UserObjects | None:
     Raises:
         PermissionError: another user may have written them.
     """
-    return pickle.loads(read_private(files.task_objects))[worker] if files.task_objects.exists() else None
+    return pickle.loads(read_private(files.job_objects))[worker] if files.job_objects.exists() else None
 
 
 def announce_trainer(files: RunFolder, endpoint: Endpoint, token: str) -> None:

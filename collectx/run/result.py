@@ -1,6 +1,6 @@
 """The result of a run as plain data, and the record from which it is made.
 
-Used by job.py in the trainer's process, and by the command line.
+Used by execution.py in the trainer's process, and by the command line.
 """
 
 from __future__ import annotations
@@ -105,9 +105,15 @@ class Result:
         ]
         return content
 
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any], folder: Path) -> Result:
+        """The result in a `result.json`."""
+        failures = tuple(Failure(**failure) for failure in content["failures"])
+        return cls(**{**content, "status": Status(content["status"]), "failures": failures}, folder=folder)
+
 
 class Record:
-    """Collects what the result of a run is made of: status, reason, failures, times. Owned by job.py.
+    """Collects what the result of a run is made of: status, reason, failures, times. Owned by execution.py.
 
     Attributes:
         start_s: when the command started, by `time.monotonic`.

@@ -6,7 +6,7 @@
     shielded     the first signal is only counted too
     sealed       nothing raises: the result is being written and shown
 
-Used by job.py, in the trainer's process.
+Used by execution.py, in the trainer's process.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The snapshot of a run: its resolved configuration, and the packages, commits and machine. JSON and YAML only.
 
-Written by job.py in the trainer's process before workers start, and by the command line when it submits a run as a
+Written in the trainer's process before workers start, and by the command line when it submits a run as a
 job; read by `collectx reproduce`.
 """
 

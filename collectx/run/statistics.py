@@ -10,8 +10,8 @@ from __future__ import annotations
 import copy
 import math
 from collections import deque
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +20,6 @@ from collectx.run.files import JsonLinesTail
 
 if TYPE_CHECKING:
     from collectx.collector.batch_info import Delivery
-    from collectx.transport.base import BatchReport
 
 RETURN_WINDOW = 100
 """Number of the last finished episodes in `mean_return`."""
@@ -28,45 +27,29 @@ NOW_S = 5.0
 """Seconds over which the current rates are averaged."""
 
 
+TIMES = ("env_s", "policy_s", "wait_s", "send_s")
+"""The measured times of a worker's part, as `BatchReport` and `metrics.jsonl` name them."""
+
+
 @dataclass(slots=True)
 class WorkerTotals:
-    """One worker's sums since the start.
+    """One worker's sums since the start: seconds of each of `TIMES`, and frames; and how many versions its last part
+    was behind the newest."""
 
-    Attributes:
-        env_s, policy_s, wait_s, send_s: as in `BatchReport`.
-        frames: frames delivered from it.
-        lag: how many versions its last part was behind the newest.
-    """
-
-    env_s: float = 0.0
-    policy_s: float = 0.0
-    wait_s: float = 0.0
-    send_s: float = 0.0
+    spent_s: tuple[float, ...] = (0.0,) * len(TIMES)
     frames: int = 0
     lag: int = 0
 
-    def add(self, timings: BatchReport, lag: int) -> None:
-        self.env_s += timings.env_s
-        self.policy_s += timings.policy_s
-        self.wait_s += timings.wait_s
-        self.send_s += timings.send_s
-        self.frames += timings.frames
+    def add(self, spent_s: Iterable[float], frames: int, lag: int) -> None:
+        self.spent_s = tuple(map(sum, zip(self.spent_s, spent_s, strict=True)))
+        self.frames += frames
         self.lag = lag
 
-    def shares(self, since: WorkerTotals | None = None) -> tuple[float, float, float, float]:
-        """Shares of the measured time in env, policy, waiting and sending, since an earlier copy; they sum to 1, or are
-        all 0 without measurements."""
-        before = since or WorkerTotals()
-        spent = (
-            self.env_s - before.env_s,
-            self.policy_s - before.policy_s,
-            self.wait_s - before.wait_s,
-            self.send_s - before.send_s,
-        )
-        total = sum(spent)
-        if total <= 0:
-            return (0.0, 0.0, 0.0, 0.0)
-        return (spent[0] / total, spent[1] / total, spent[2] / total, spent[3] / total)
+    def shares(self, since: WorkerTotals) -> tuple[float, ...]:
+        """The share of each of `TIMES` since an earlier copy; they sum to 1, or are all 0 without measurements."""
+        spent_s = [now - before for now, before in zip(self.spent_s, since.spent_s, strict=True)]
+        total_s = sum(spent_s)
+        return tuple(each / total_s if total_s > 0 else 0.0 for each in spent_s)
 
 
 class Statistics:
@@ -119,15 +102,19 @@ class Statistics:
         for part in delivery.parts:
             lag = delivery.version - part.report.policy_version
             total_lag += lag * part.report.frames
-            if part.worker not in self.workers:
-                # A new dict, not a new entry: the display may be iterating over the old one.
-                self.workers = self.workers | {part.worker: WorkerTotals()}
-            self.workers[part.worker].add(part.report, lag)
+            report = part.report
+            self._totals(part.worker).add([getattr(report, name) for name in TIMES], report.frames, lag)
             self.num_episodes += len(part.report.returns)
             self._returns.extend(part.report.returns[-RETURN_WINDOW:].tolist())
         self.lag = total_lag / delivery.frames if delivery.frames else 0.0
         if self.num_episodes > episodes:
             self.mean_return = math.fsum(self._returns) / len(self._returns)
+
+    def _totals(self, worker: int) -> WorkerTotals:
+        if worker not in self.workers:
+            # A new dict, not a new entry: the display may be iterating over the old one.
+            self.workers = self.workers | {worker: WorkerTotals()}
+        return self.workers[worker]
 
     @property
     def frames_per_s(self) -> float | None:
@@ -177,56 +164,42 @@ class MetricsTail(Statistics):
         self.mean_return = math.nan if line["mean_return"] is None else line["mean_return"]
         self.scalars = self.scalars | line.get("scalars", {})
         for part in line["workers"]:
-            if part["worker"] not in self.workers:
-                self.workers = self.workers | {part["worker"]: WorkerTotals()}
-            totals = self.workers[part["worker"]]
-            for name in ("env_s", "policy_s", "wait_s", "send_s", "frames"):
-                setattr(totals, name, getattr(totals, name) + part[name])
-            totals.lag = part["lag"]
+            self._totals(part["worker"]).add([part[name] for name in TIMES], part["frames"], part["lag"])
 
 
 @dataclass(frozen=True)
 class WorkerView:
-    """One worker over the last `NOW_S`: frames per second, shares of env, policy, wait and send, and its current
-    lag."""
+    """One worker over the last `NOW_S`: frames per second, shares of `TIMES`, and its current lag."""
 
     worker: int
     frames_per_s: float
-    shares: tuple[float, float, float, float]
+    shares: tuple[float, ...]
     lag: int
 
 
 @dataclass(frozen=True)
 class View:
-    """The numbers of a run at one moment; rates are None while unknown, `total_frames` is -1 for an endless run."""
+    """The numbers of a run at one moment.
 
-    frames: int
-    total_frames: int
-    batches: int
+    Attributes:
+        numbers: a copy.
+        elapsed_s: time since the start.
+        now_per_s: frames per second over the last `NOW_S`; None while unknown.
+        workers: by their index.
+    """
+
+    numbers: Statistics
     elapsed_s: float
     now_per_s: float | None
-    overall_per_s: float | None
-    mean_return: float
-    num_episodes: int
-    version: int
-    lag: float
     workers: tuple[WorkerView, ...] = ()
-    scalars: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def left_s(self) -> float | None:
         """Remaining time at the current rate; None while unknown."""
-        rate = self.now_per_s or self.overall_per_s
-        if not rate or self.total_frames < 0:
+        rate = self.now_per_s or self.numbers.frames_per_s
+        if not rate or self.numbers.total_frames < 0:
             return None
-        return max(0, self.total_frames - self.frames) / rate
-
-
-@dataclass(frozen=True)
-class _Sample:
-    time_s: float
-    frames: int
-    workers: dict[int, WorkerTotals]
+        return max(0, self.numbers.total_frames - self.numbers.frames) / rate
 
 
 class Sampler:
@@ -236,56 +209,35 @@ class Sampler:
         """`start_s` is the zero of `elapsed_s`, on the clock of `view`."""
         self._statistics = statistics
         self._start_s = start_s
-        self._samples: deque[_Sample] = deque()
+        self._samples: deque[tuple[float, Statistics]] = deque()
 
     def view(self, now_s: float) -> View:
         """The view at `now_s`."""
-        now = self._statistics
-        sample = _Sample(now_s, now.frames, {worker: copy.copy(totals) for worker, totals in now.workers.items()})
+        now = copy.copy(self._statistics)
+        now.workers = {worker: copy.copy(totals) for worker, totals in now.workers.items()}
+        samples = self._samples
         if now.batches:
-            self._append(sample)
+            # Of samples without new frames, the first and the last.
+            if len(samples) > 2 and samples[-2][1].frames == samples[-1][1].frames == now.frames:
+                samples.pop()
+            samples.append((now_s, now))
         # Keeps a sample with fewer frames: while a batch takes longer than `NOW_S`, the rate falls.
-        while (
-            len(self._samples) > 2
-            and self._samples[1].time_s <= now_s - NOW_S
-            and self._samples[1].frames < sample.frames
-        ):
-            self._samples.popleft()
-        since = self._samples[0] if self._samples else sample
-        passed_s = now_s - since.time_s
-        frames = sample.frames - since.frames
-        rate = now.rate
+        while len(samples) > 2 and samples[1][0] <= now_s - NOW_S and samples[1][1].frames < now.frames:
+            samples.popleft()
+        since_s, since = samples[0] if samples else (now_s, now)
+        passed_s, frames, rate = now_s - since_s, now.frames - since.frames, now.rate
         if rate is not None and passed_s > 0:
             # All frames came before the first sample: the rate falls with time.
-            rate = min(rate, sample.frames / passed_s)
-        return View(
-            frames=sample.frames,
-            total_frames=now.total_frames,
-            batches=now.batches,
-            elapsed_s=now_s - self._start_s,
-            now_per_s=frames / passed_s if frames and passed_s > 0 else rate,
-            overall_per_s=now.frames_per_s,
-            mean_return=now.mean_return,
-            num_episodes=now.num_episodes,
-            version=now.version,
-            lag=now.lag,
-            workers=tuple(self._workers(sample, since, passed_s)),
-            scalars=now.scalars,
-        )
+            rate = min(rate, now.frames / passed_s)
+        now_per_s = frames / passed_s if frames and passed_s > 0 else rate
+        return View(now, now_s - self._start_s, now_per_s, tuple(_worker_views(now, since, passed_s)))
 
-    def _append(self, sample: _Sample) -> None:
-        """Keeps only the first and last of samples without new frames."""
-        if len(self._samples) > 2 and self._samples[-2].frames == self._samples[-1].frames == sample.frames:
-            self._samples.pop()
-        self._samples.append(sample)
 
-    def _workers(self, sample: _Sample, since: _Sample, passed_s: float) -> list[WorkerView]:
-        views = []
-        for worker, totals in sorted(sample.workers.items()):
-            before = since.workers.get(worker)
-            if before is not None and before.frames == totals.frames:
-                before = None  # no frames in the last seconds: the average since the start
-            frames = totals.frames - (before.frames if before else 0)
-            rate = frames / passed_s if before and passed_s > 0 else 0.0
-            views.append(WorkerView(worker, rate, totals.shares(before), totals.lag))
-        return views
+def _worker_views(now: Statistics, since: Statistics, passed_s: float) -> Iterator[WorkerView]:
+    for worker, totals in sorted(now.workers.items()):
+        before, rate = since.workers.get(worker), 0.0
+        if before is None or before.frames == totals.frames:
+            before = WorkerTotals()  # no frames in the last seconds: shares since the start
+        elif passed_s > 0:
+            rate = (totals.frames - before.frames) / passed_s
+        yield WorkerView(worker, rate, totals.shares(before), totals.lag)

@@ -19,7 +19,7 @@ from collectx.config.schema.launcher import SubmititLauncherConfig
 from collectx.config.schema.run import RunConfig
 from collectx.launcher.base import Launcher, WaitingWorkers
 from collectx.run.folder import RunFolder
-from collectx.run.rendezvous import TaskFile, announce_trainer
+from collectx.run.rendezvous import JobSpec, announce_trainer
 from collectx.user_objects import UserObjects
 
 _VARIABLE = "COLLECTX_PRESUBMITTED_JOBS"
@@ -48,7 +48,7 @@ def submitted_workers(
     launcher = cfg.launcher
     assert isinstance(launcher, SubmititLauncherConfig)
     token = secrets.token_hex(8)
-    TaskFile(cfg, token=token).write(files, objects)
+    JobSpec(cfg, token=token).write(files, objects)
     command = worker_command(files, launcher.python)
     scheduler = JobArray(launcher, files.jobs / "worker.sh", files.logs, command, files.worker_jobs)
     with JobWatcher(
@@ -100,7 +100,7 @@ def presubmitted_workers(cfg: RunConfig, jobs: PresubmittedJobs, objects: Sequen
         objects: see `submitted_workers`.
     """
     files, token = jobs.files(), secrets.token_hex(8)
-    TaskFile(cfg, token=token).write(files, objects)
+    JobSpec(cfg, token=token).write(files, objects)
     return WaitingWorkers(
         lambda worker: files.log(f"worker-{worker}"),
         lambda endpoint: announce_trainer(files, endpoint, token),

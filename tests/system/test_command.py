@@ -35,7 +35,7 @@ HEAVY = {"torch", "gymnasium", "numpy", "tensordict", "rich"}
         ("main(['list'])", HEAVY),
         ("main(['run', 'env=nothing'])", HEAVY),
         ("main(['-sc', 'query=bash'])", HEAVY),
-        ("import collectx.run.job", HEAVY - {"numpy", "rich"}),
+        ("import collectx.run.execution", HEAVY - {"numpy", "rich"}),
     ],
 )
 def test_nothing_heavy_is_imported_before_it_is_needed(statement, heavy, tmp_path):

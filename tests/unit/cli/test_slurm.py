@@ -19,7 +19,7 @@ from collectx.cli.run_status import SubmittedRun
 from collectx.cli.submitit_slurm import translated
 from collectx.errors import ConfigError
 from collectx.run import RunFolder, preflight
-from collectx.run.rendezvous import TaskFile
+from collectx.run.rendezvous import JobSpec
 
 HYDRAS = "hydra/launcher=submitit_slurm"
 
@@ -43,7 +43,7 @@ def test_a_run_is_one_job_with_what_the_launcher_asks_for(queue, capsys):
     assert "run: job 100, 4 tasks" in out
     assert "completed" in out
     # The job runs what was composed when it was submitted.
-    cfg = TaskFile.read(RunFolder("run")).cfg
+    cfg = JobSpec.read(RunFolder("run")).cfg
     assert (cfg.trainer.gamma, cfg.collector.num_workers) == (0.5, 3)
     # What has ended there is not replaced by a job.
     assert run.main(["launcher=slurm", "hydra.run.dir=run", "launcher.wait=false"]) == 2

@@ -5,8 +5,8 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from collectx.run import Verdict, compare
 from collectx.run.digest import Digest, digest_of
+from collectx.run.reproduce import Verdict, compare
 
 
 def batch(**leaves):

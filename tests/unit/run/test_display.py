@@ -31,14 +31,14 @@ def test_now_is_over_the_last_seconds(statistics, delivery):
     assert sampler.view(0.0).now_per_s is None
     statistics.add(delivery(1, {"frames": 100, "timings": (0.0, 0.0, 1.0, 0.0)}), 1.0)
     view = sampler.view(1.0)
-    assert (view.now_per_s, view.overall_per_s, view.elapsed_s) == (100.0, 100.0, 2.0)
+    assert (view.now_per_s, view.numbers.frames_per_s, view.elapsed_s) == (100.0, 100.0, 2.0)
     assert view.workers[0].frames_per_s == 100.0
     assert view.workers[0].shares == (0.0, 0.0, 1.0, 0.0)
     for second in range(2, 20):
         statistics.add(delivery(second), float(second))
         view = sampler.view(float(second))
     assert view.now_per_s == 10.0
-    assert view.overall_per_s == pytest.approx(280 / 19)
+    assert view.numbers.frames_per_s == pytest.approx(280 / 19)
     assert view.left_s == (1000 - 380) / 10
 
 

@@ -86,8 +86,8 @@ def test_the_secret_is_for_the_owner_alone_and_of_one_start(folder, tmp_path):
 @pytest.mark.parametrize("harm", ["mode", "owner", "link"])
 def test_a_secret_or_a_pickle_that_is_not_the_users_alone_is_not_read(folder, cfg, monkeypatch, harm):
     rendezvous.announce_trainer(folder, Endpoint(("127.0.0.1",), 4000, b"secret"), "7.0")
-    rendezvous.TaskFile(cfg, token="7.0").write(folder, [])
-    for path in (folder.secret, folder.task_objects):
+    rendezvous.JobSpec(cfg, token="7.0").write(folder, [])
+    for path in (folder.secret, folder.job_objects):
         if harm == "mode":
             path.chmod(0o620)
         elif harm == "link":

@@ -19,7 +19,7 @@ from worlds.faulty import FAULTS, Wordless
 from collectx import trainer as trainers
 from collectx.config.schema.run import RunOptions
 from collectx.errors import ConfigError, SpaceError
-from collectx.run import RunFolder, Status, cores, execute, job
+from collectx.run import RunFolder, Status, cores, execute, execution
 
 
 def read(folder):
@@ -64,7 +64,7 @@ def test_an_error_is_reported_before_the_envs_are_closed(cfg, tmp_path, monkeypa
         seen.append(RunFolder(tmp_path).read_result())
         wait_until(lambda: printed.append("".join(capsys.readouterr())) or not seen[-1] or "BrokenLever" in printed[-1])
 
-    monkeypatch.setattr(job, "_CLOSE_S", 0.01)
+    monkeypatch.setattr(execution, "_CLOSE_S", 0.01)
     monkeypatch.setitem(FAULTS, "looks", look)
     execute(replace(cfg, env=faulty("raises", at_close="looks")), tmp_path, [])
     assert (seen[-1]["status"], seen[-1]["failures"][0]["type"]) == ("failed", "worlds.faulty.BrokenLever")

@@ -101,14 +101,14 @@ def _run(
     try:
         progress = display.Progress(record.statistics, start_s=record.start_s)
         events.show = progress.say
-        job = _Job(cfg, files, record, signals, events)
-        with progress, _launched(cfg, files, launcher, events) as launcher, closing(job):
+        run = _Execution(cfg, files, record, signals, events)
+        with progress, _launched(cfg, files, launcher, events) as launcher, closing(run):
             try:
-                workers = job.prepare(launcher)
+                workers = run.prepare(launcher)
             except (ConfigError, LauncherError, SpaceError) as error:
                 raise record.misconfigured(error) from error
             with workers as collector:
-                job.collect(collector)
+                run.collect(collector)
     finally:
         events.close()
 
@@ -128,7 +128,7 @@ def _launched(
         yield submitted
 
 
-class _Job:
+class _Execution:
     """The three steps of a run: `prepare`, `collect`, and `finish`, which `collect` calls."""
 
     def __init__(self, cfg: RunConfig, files: RunFolder, record: Record, signals: Signals, events: EventLog):
@@ -143,6 +143,7 @@ class _Job:
 
     def prepare(self, launcher: Launcher | None) -> AbstractContextManager[Collector]:
         """Makes the policy and the trainer, and starts the workers; does not wait for them."""
+        import numpy as np
         import torch
 
         from collectx import collector, env, policy, trainer
@@ -156,7 +157,10 @@ class _Job:
         cores.limit_threads(cfg)
         snapshot.write_numerics(self._files, device)
         spec = env.read_spec(cfg.env, policy.is_user_policy(cfg.policy))
-        _seed(cfg.seed)
+        # Of what a policy's initialisation or a user's trainer draws from; envs and workers have separate seeds.
+        random.seed(cfg.seed)
+        np.random.seed(cfg.seed % 2**32)
+        torch.manual_seed(cfg.seed)
         module = policy.build(cfg.policy, spec, cfg.seed)
         self._trainer = trainer.build(cfg.trainer, module, spec, cfg.seed, device)
         overrides = overrides_of_workers(self._trainer, cfg)
@@ -231,13 +235,3 @@ class _Job:
     def _add_event(self, name: str, **fields: Any) -> None:
         self._record.add_event(name, fields)
         self._event_log(name, **fields)
-
-
-def _seed(seed: int) -> None:
-    """Seeds what a policy's initialisation or a user's trainer may draw from; envs and workers have separate seeds."""
-    import numpy as np
-    import torch
-
-    random.seed(seed)
-    np.random.seed(seed % 2**32)
-    torch.manual_seed(seed)

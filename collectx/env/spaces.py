@@ -24,15 +24,7 @@ Path = tuple[Any, ...]
 
 
 class Leaves:
-    """Leaves, and the path of each in a nested value.
-
-    Args:
-        parts: the leaves and their paths.
-
-    Attributes:
-        leaves: the leaves, in the order that every method uses.
-        single: whether there is only one, whose value is not nested.
-    """
+    """Leaves, in the order that every method uses, and the path of each in a nested value. A `single` one is not nested."""
 
     def __init__(self, parts: Iterable[tuple[Leaf, Path]]):
         self.leaves, self._paths = zip(*parts, strict=True)
@@ -179,11 +171,9 @@ def checked_values(leaf: Leaf, values: Any, array: np.ndarray) -> np.ndarray:
             f"{'.'.join(leaf.key)}: expected {len(array)} values, one for each env, of shape {leaf.shape}, got "
             f"{len(items) or type(values).__name__}: the vector env must return what its space says"
         )
-    fitting = np.empty(array.shape, array.dtype)
     for e, value in enumerate(items):
         check(leaf, value, array.dtype, e)
-        fitting[e] = value
-    return fitting
+    return np.stack([np.asarray(value).astype(array.dtype) for value in items])
 
 
 def check(leaf: Leaf, value: Any, dtype: np.dtype, e: int | None = None) -> None:

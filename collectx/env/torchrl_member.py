@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from tensordict import TensorDictBase
 
-from collectx.batch import DONE_KEYS, REWARD, Leaf, is_agents_end
+from collectx.batch import DONE_KEYS, Leaf, is_agents_end
 from collectx.env.base import EnvSpec, StepArrays
 from collectx.env.spaces import check, checked_values
 from collectx.env.torchrl_specs import has_root_end
@@ -44,7 +44,6 @@ class TorchrlMember:
         self._actions = [_plain(leaf.key) for leaf in spec.action]
         self._reward_leaves = spec.rewards
         self._rewards = [_plain(leaf.key) for leaf in spec.rewards]
-        self._write_reward = self._write_reward_number if spec.rewards == (REWARD,) else self._write_reward_leaves
         # Without a root end: the keys of the agents' ends, by their last parts.
         ends = [] if has_root_end(env) else [leaf.key for leaf in spec.observation if is_agents_end(leaf)]
         self._agents_ends = {name: [key for key in ends if key[-1] == name] for (name,) in DONE_KEYS} if ends else {}
@@ -88,18 +87,18 @@ class TorchrlMember:
         self._data = following
         for key, leaf, array in zip(self._keys, self._leaves, out.observation, strict=True):
             self._write(leaf, following.get(key, None), array)
-        self._write_reward(after, out)
+        self._write_rewards(after, out)
         return self._write_ends(after, out)
 
-    def _write_reward_number(self, after: Any, out: StepArrays) -> None:
-        reward, target = after.get("reward", None), out.reward[self.envs]
-        numbers = np.empty(0) if reward is None else _numpy(reward).reshape(-1)
-        if numbers.shape != target.shape:
-            raise ShapeError(f"reward: expected {len(target)} numbers, one for each env, got {len(numbers)}")
-        target[:] = numbers
-
-    def _write_reward_leaves(self, after: Any, out: StepArrays) -> None:
+    def _write_rewards(self, after: Any, out: StepArrays) -> None:
         num_envs = self.envs.stop - self.envs.start
+        if not out.rewards:
+            reward = after.get("reward", None)
+            numbers = np.empty(0) if reward is None else _numpy(reward).reshape(-1)
+            if len(numbers) != num_envs:
+                raise ShapeError(f"reward: expected {num_envs} numbers, one for each env, got {len(numbers)}")
+            out.reward[self.envs] = numbers
+            return
         total = np.zeros(num_envs)
         for key, leaf, array in zip(self._rewards, self._reward_leaves, out.rewards, strict=True):
             value = after.get(key, None)

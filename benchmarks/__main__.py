@@ -1,7 +1,5 @@
 """`python -m benchmarks`: runs the comparisons and prints one line per figure, with its target."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -9,8 +9,6 @@ EnvPool resets ended envs in a separate step, which is not a frame. The fraction
 before the timing, so that counting costs no time.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Generator
 from time import perf_counter
 from typing import Any

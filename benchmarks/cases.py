@@ -3,8 +3,6 @@
 Imported in every measurement's process; functions import heavy modules themselves.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Any
 

@@ -6,8 +6,6 @@ and never delivers, like a very slow env. Not included: the time of a real netwo
 processes.
 """
 
-from __future__ import annotations
-
 import contextlib
 import multiprocessing
 import os
@@ -41,15 +39,7 @@ def measure(num_workers: int, num_active: int, seconds: float, **_: Any) -> dict
     spec = envs.read_spec(env)
     policy = CustomPolicyConfig(kind="custom", target="benchmarks.overhead:ballast_policy", kwargs={"megabytes": 0.02})
     module: Any = policies.build(policy, spec, 0)
-    cfg = run_config(
-        env,
-        policy,
-        "distributed",
-        num_workers,
-        8,
-        start_timeout_s=600.0,
-        worker_timeout_s=600.0,
-    )
+    cfg = run_config(env, policy, "distributed", num_workers, 8, start_timeout_s=600.0, worker_timeout_s=600.0)
     joined = _Count()
     endpoints: list[Any] = []
     launcher = WaitingWorkers(lambda worker: Path(os.devnull), endpoints.append, ("start_timeout_s", 600.0))

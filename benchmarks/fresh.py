@@ -10,8 +10,6 @@ parent: Session("benchmarks.bare", case="cartpole_32", cores=[0])  --argv: JSON-
                                                      <--a line of stdout: JSON--
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """The policy as a plain `nn.Module`, as TorchRL (and a user without collectx) would call it."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -6,8 +6,6 @@ measured alternately in one run, on loopback.
     raw send            from the call of `send` to the return of the receiver's `wait`, with the receive posted before
 """
 
-from __future__ import annotations
-
 import multiprocessing
 from multiprocessing.connection import Connection
 from statistics import median

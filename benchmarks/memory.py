@@ -4,8 +4,6 @@ files.
 Measured as Pss, because every process maps the slab: a shared page counts once in the sum of all processes.
 """
 
-from __future__ import annotations
-
 import gc
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The same envs and policy through a collectx collector, with batches that the user owns (no `zero_copy`)."""
 
-from __future__ import annotations
-
 from collections.abc import Generator
 from time import perf_counter
 from typing import Any

@@ -6,8 +6,6 @@ publish  duration of `publish`, and time from its return to the delivery of the 
          were ready before). Alternates with one memcpy of as many bytes into mapped shared memory
 """
 
-from __future__ import annotations
-
 import mmap
 from collections.abc import Callable
 from statistics import median
@@ -18,12 +16,7 @@ from benchmarks import fresh
 from benchmarks.cases import run_config
 
 _FEW = (1, 2, 4, 8)
-WORKERS = {
-    "multi_sync": _FEW,
-    "multi_async": _FEW,
-    "distributed": (*_FEW, 16, 32, 64),
-    "distributed_sync": _FEW,
-}
+WORKERS = {"multi_sync": _FEW, "multi_async": _FEW, "distributed": (*_FEW, 16, 32, 64), "distributed_sync": _FEW}
 MEGABYTES = (0.01, 1.0, 100.0)
 
 

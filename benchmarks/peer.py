@@ -5,8 +5,6 @@ worker. Several envs per worker are a SerialEnv, which steps them in the worker'
 distributed and the RPC collector start local processes and use gloo; Ray's uses a cluster on this machine only.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable
 from functools import partial

@@ -6,8 +6,6 @@ sample   samples of 256 frames from a full buffer; with new priorities if priori
 The frames are those of a CartPole worker, or of an Atari one (a stack of four 84x84 images and its successor).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from statistics import median
 from time import perf_counter

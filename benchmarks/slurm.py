@@ -4,8 +4,6 @@ pairs.
 Needs SLURM: run it on a login host, or in `python tests/slurm/cluster.py bash`.
 """
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import sys

@@ -9,8 +9,6 @@ processor time divides both sides by the cores that they got: it is more accurat
 load, it differs from the share by the collector's idle time.
 """
 
-from __future__ import annotations
-
 import importlib.util
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor

@@ -4,8 +4,6 @@
 Measures the library in a script, and `collectx run` by the `start_s` of its `result.json`.
 """
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

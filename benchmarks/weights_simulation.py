@@ -19,8 +19,6 @@ workers see the weights. The tree's relays forward messages as they arrive, in a
 processor time, copies in memory, latency (0.1 ms; transfers take 0.08 ms or more) and lost packets.
 """
 
-from __future__ import annotations
-
 import argparse
 import heapq
 import itertools

@@ -1,7 +1,5 @@
 """Configurations for tests, and collectors over them. One default of each configuration class; tests replace fields."""
 
-from __future__ import annotations
-
 from dataclasses import fields, replace
 from typing import Any
 
@@ -26,39 +24,19 @@ RAY = {"num_cpus": 2, "num_gpus": 2, "address": "local", "include_dashboard": Fa
 
 _COLLECTOR = {"frames_per_batch": 12, "total_frames": 120, "start_timeout_s": 200.0, "close_timeout_s": 60.0}
 COLLECTOR = EitherCollectorConfig(**packaged_values("collector", "multi_sync") | _COLLECTOR, sync=False)
-LAUNCHER = RayLauncherConfig(
-    kind="local",
-    hydra_mode=None,
-    num_threads=1,
-    pin_cores=False,
-    ray_init_config=RAY,
-    remote_configs={"num_cpus": 0.1},
-    queue_timeout_s=240.0,
-    autoscaling=False,
-)
+_LAUNCHER = {"kind": "local", "ray_init_config": RAY, "remote_configs": {"num_cpus": 0.1}, "queue_timeout_s": 240.0}
+LAUNCHER = RayLauncherConfig(**packaged_values("launcher", "ray") | _LAUNCHER)
 DEVICES = DevicesConfig(device=None, storing_device=None, policy_device=None, env_device=None)
 
 
 def counting(num_envs=1, episode_length=7, observation_size=5, step_s=0.0):
-    return CountingEnvConfig(
-        kind="counting",
-        num_envs=num_envs,
-        episode_length=episode_length,
-        observation_size=observation_size,
-        step_s=step_s,
-    )
+    values = {"num_envs": num_envs, "episode_length": episode_length, "observation_size": observation_size}
+    return CountingEnvConfig(kind="counting", step_s=step_s, **values)
 
 
 def gym(num_envs=1, id="CartPole-v1", entry_point=None, **kwargs):
-    return GymEnvConfig(
-        kind="gym",
-        num_envs=num_envs,
-        id=id if entry_point is None else None,
-        entry_point=entry_point,
-        kwargs=kwargs,
-        wrappers=[],
-        info_keys=[],
-    )
+    values = {"num_envs": num_envs, "id": None if entry_point else id, "entry_point": entry_point, "kwargs": kwargs}
+    return GymEnvConfig(**packaged_values("env", "gym") | values)
 
 
 def faulty(fault, at_step=5, num_envs=1, **kwargs):
@@ -66,17 +44,8 @@ def faulty(fault, at_step=5, num_envs=1, **kwargs):
 
 
 def gym_vector(num_envs, mode=None, vectorization="vector_entry_point", id="CartPole-v1"):
-    return GymVectorEnvConfig(
-        kind="gym_vector",
-        num_envs=num_envs,
-        id=id,
-        entry_point=None,
-        kwargs={},
-        wrappers=[],
-        info_keys=[],
-        vectorization_mode=vectorization,
-        autoreset_mode=mode,
-    )
+    values = {"num_envs": num_envs, "id": id, "vectorization_mode": vectorization, "autoreset_mode": mode}
+    return GymVectorEnvConfig(**packaged_values("env", "gym_vector") | values)
 
 
 def mlp():

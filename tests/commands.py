@@ -1,7 +1,5 @@
 """The installed command, in processes of its own."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

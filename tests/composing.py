@@ -2,8 +2,6 @@
 Hydra takes some 60 ms for a composition, which it spends on YAML, on copies of OmegaConf's nodes and on its grammar.
 """
 
-from __future__ import annotations
-
 import copy
 import functools
 

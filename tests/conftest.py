@@ -4,8 +4,6 @@ Also puts this folder on the import path, so that tests find `ways` and `collect
 selects the tests of a tier (`ways.py`).
 """
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import multiprocessing

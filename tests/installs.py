@@ -7,8 +7,6 @@ For each Python that is on the path: `make test` in an environment of its own. I
 works, and what needs an extra gives one message that names it.
 """
 
-from __future__ import annotations
-
 import argparse
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """The library's collectors over the ways of `ways.py`."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 
@@ -18,6 +16,7 @@ from collectx import (
     RayCollector,
     RPCCollector,
 )
+from collectx.config.schema.run import RunConfig
 from collectx.library import configuration
 
 CLASSES = {
@@ -46,15 +45,13 @@ def make(way, create=cartpole, policy: Any = None, *, num_workers=2, **keywords:
         keywords.setdefault("start_timeout_s", 200.0)  # for a busy machine
     with pytest.MonkeyPatch.context() as patch:
         if way.place == "inline":
-            patch.setattr(configuration, "LauncherConfig", _inline)
+            patch.setattr(configuration, "RunConfig", _inline)
         return CLASSES[way.kind](create, policy, **keywords)
 
 
-_launcher_config = configuration.LauncherConfig
-
-
 def _inline(**options):
-    return _launcher_config(**options | {"kind": "inline"})
+    options["launcher"].kind = options["backend"].kind = "inline"
+    return RunConfig(**options)
 
 
 def by_worker(way, batch):

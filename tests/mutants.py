@@ -7,8 +7,6 @@ fails, or if they do not end in half an hour; with --whole, what survives these 
 exit status is 1 if more than one mutant in 13 survives (3 of 40). Works in temporary folders only.
 """
 
-from __future__ import annotations
-
 import argparse
 import ast
 import itertools
@@ -39,7 +37,7 @@ TARGETS = {
     "collectx/collector/failure_policy.py": (2, "contract/test_survival.py contract library"),
     "collectx/transport/slab.py": (4, "unit/transport contract"),
     "collectx/transport/supervisor.py": (5, "unit/transport contract"),
-    "collectx/config/rules/*.py": (4, "unit/config unit/collector/test_devices.py contract/test_ends_contract.py"),
+    "collectx/config/rules/*.py": (4, "unit/config unit/collector/test_devices.py contract/test_collector_contract.py"),
     "collectx/config/*.py": (2, "unit/config unit/run unit/cli contract"),
     "collectx/library/[cor]*.py": (2, "library conformance contract"),
     "collectx/library/keywords/*.py": (3, "library conformance contract"),

@@ -1,7 +1,5 @@
 """Collectors that lose a worker, over the ways of `ways.py`."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import ways

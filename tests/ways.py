@@ -10,8 +10,6 @@ its parameters, its tier and its xdist group from here.
 it is marked with.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path

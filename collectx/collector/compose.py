@@ -22,11 +22,9 @@ from collectx.config.schema.run import RunConfig
 from collectx.env.base import EnvSpec
 from collectx.launcher import make_launcher
 from collectx.launcher.base import Launcher
-from collectx.policy.base import Actor
 from collectx.policy.recurrent import spec_with_states
 from collectx.policy.weights import FlatWeights
 from collectx.schedule import make_schedule
-from collectx.schedule.base import Schedule
 from collectx.schedule.replay import RecordedBatch
 from collectx.schedule.sync import PreemptiveSchedule
 from collectx.transport.base import SlabSpec, Transport
@@ -73,7 +71,18 @@ def build(
     # A batch that a worker has written elsewhere has to be delivered.
     exact = any(fields.get("hooks", Hooks()).write_batch is not None for fields in overrides)
     schedule = make_schedule(options, num_workers, recorded, exact)
-    slab = _slab_spec(options, spec, actor, num_workers, schedule)
+    rows = spec.num_envs * rows_per_env(options)
+    observation = spec_with_states(spec, actor.states).observation
+    slab = SlabSpec(
+        leaves=batch_leaves(observation, actor.leaves, options.compact_obs, spec.rewards),
+        rows=rows,
+        steps=options.frames_per_batch // (rows * (num_workers if schedule.stacked else 1)),
+        num_workers=num_workers,
+        num_slots=schedule.num_slots,
+        stacked=schedule.stacked,
+        require_latest=schedule.require_latest,
+        weights_nbytes=FlatWeights(actor.module).nbytes,
+    )
     devices = resolve_devices(cfg.devices)
     worker_spec = WorkerSpec(
         worker=0,
@@ -88,7 +97,21 @@ def build(
         rollout=rollout,
         nested=_nested_spec(cfg),
     )
-    spec_of = _specs(worker_spec, num_workers, overrides, _visible_devices(cfg))
+    visible_devices = cfg.backend.visible_devices if isinstance(cfg.backend, RpcBackendConfig) else None
+
+    def spec_of(worker: int, life: int) -> WorkerSpec:
+        index = worker % num_workers
+        fields = {
+            "worker": worker,
+            "first_worker": index - worker,
+            "life": life,
+            "visible_device": visible_devices[index] if visible_devices else None,
+            **(overrides[worker] if overrides else {}),
+        }
+        if fields["life"]:
+            fields["rollout"] = dataclasses.replace(rollout, num_random_batches=0)
+        return dataclasses.replace(worker_spec, **fields)
+
     launcher = launcher or make_launcher(cfg, log_dir)
     transport = _connect(cfg, slab, spec_of, launcher, events)
     if isinstance(schedule, PreemptiveSchedule):
@@ -102,11 +125,7 @@ def build(
 
     delivery = DeliverySpec(
         slab=slab,
-        shape=spec.batch_shape
-        if slab.rows == spec.num_envs and spec.batch_shape
-        else (slab.rows,)
-        if slab.rows > 1
-        else (),
+        shape=(spec.batch_shape if rows == spec.num_envs else ()) or ((rows,) if rows > 1 else ()),
         stacked=is_stacked(options),
         total_frames=options.total_frames,
         zero_copy=options.zero_copy,
@@ -123,50 +142,6 @@ def build(
         raise
     events("workers_started", num_workers=num_workers, backend=backend_of(cfg), launcher=cfg.launcher.kind)
     return collector
-
-
-def _slab_spec(options: CollectorConfig, spec: EnvSpec, actor: Actor, num_workers: int, schedule: Schedule) -> SlabSpec:
-    rows = spec.num_envs * rows_per_env(options)
-    observation = spec_with_states(spec, actor.states).observation
-    return SlabSpec(
-        leaves=batch_leaves(observation, actor.leaves, options.compact_obs, spec.rewards),
-        rows=rows,
-        steps=options.frames_per_batch // (rows * (num_workers if schedule.stacked else 1)),
-        num_workers=num_workers,
-        num_slots=schedule.num_slots,
-        stacked=schedule.stacked,
-        require_latest=schedule.require_latest,
-        weights_nbytes=FlatWeights(actor.module).nbytes,
-    )
-
-
-def _specs(
-    spec: WorkerSpec,
-    num_workers: int,
-    overrides: Sequence[Mapping[str, Any]],
-    visible_devices: Sequence[str] | None,
-) -> SpecOf:
-    """The specs of single workers.
-
-    Args:
-        spec: what all workers have in common.
-        num_workers: how many the collector starts with.
-    """
-
-    def spec_of(worker: int, life: int) -> WorkerSpec:
-        index = worker % num_workers
-        fields = {
-            "worker": worker,
-            "first_worker": index - worker,
-            "life": life,
-            "visible_device": visible_devices[index] if visible_devices else None,
-            **(overrides[worker] if overrides else {}),
-        }
-        if fields["life"]:
-            fields["rollout"] = dataclasses.replace(spec.rollout, num_random_batches=0)
-        return dataclasses.replace(spec, **fields)
-
-    return spec_of
 
 
 def _connect(
@@ -234,26 +209,21 @@ def _nested_spec(cfg: RunConfig) -> NestedSpec | None:
     options = cfg.collector
     if options.num_workers_per_collector == 1:
         return None
-    values = {each.name: getattr(options, each.name) for each in dataclasses.fields(CollectorConfig)}
-    nested = dataclasses.replace(
-        CollectorConfig(**values),
-        kind=f"multi_{options.inner}",
-        num_workers=options.num_workers_per_collector,
-        frames_per_batch=options.frames_per_batch // (options.num_workers if is_stacked(options) else 1),
-        total_frames=-1,
-        zero_copy=True,
-        on_worker_failure="raise",
-        num_workers_per_collector=1,
-        init_random_frames=-(-(options.init_random_frames or 0) // options.num_workers),
-    )
+    values: dict[str, Any] = {each.name: getattr(options, each.name) for each in dataclasses.fields(CollectorConfig)}
+    values |= {
+        "kind": f"multi_{options.inner}",
+        "num_workers": options.num_workers_per_collector,
+        "frames_per_batch": options.frames_per_batch // (options.num_workers if is_stacked(options) else 1),
+        "total_frames": -1,
+        "zero_copy": True,
+        "on_worker_failure": "raise",
+        "num_workers_per_collector": 1,
+        "init_random_frames": -(-(options.init_random_frames or 0) // options.num_workers),
+    }
     launcher = LauncherConfig(
         kind="local", hydra_mode=None, num_threads=cfg.launcher.num_threads, pin_cores=cfg.launcher.pin_cores
     )
-    return NestedSpec(nested, launcher)
-
-
-def _visible_devices(cfg: RunConfig) -> Sequence[str] | None:
-    return cfg.backend.visible_devices if isinstance(cfg.backend, RpcBackendConfig) else None
+    return NestedSpec(CollectorConfig(**values), launcher)
 
 
 def _device_of(policy: Callable | None) -> torch.device:

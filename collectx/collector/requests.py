@@ -1,6 +1,4 @@
-"""Requests to workers between two of their batches: about their envs, their state, their speed. In the trainer's
-process; `collectx/worker/requests.py` answers them.
-"""
+"""Requests to workers between two of their batches, which `collectx/worker/requests.py` answers."""
 
 from __future__ import annotations
 
@@ -28,17 +26,12 @@ class Requests:
         requests: Mapping[int, tuple[Any, ...]],
     ) -> dict[int, Any]:
         """Calls a method of `collectx.worker.requests.RequestHandler` in workers; blocks until they have replied.
+        Returns the results by worker; raises the first error of a method, or of a worker that is gone.
 
         Args:
             handle_event: blocks until the transport has an event, and handles it; replies and departures arrive here by
                 `handle_reply` and `handle_departure`.
             requests: arguments by worker.
-
-        Returns:
-            The results, by worker.
-
-        Raises:
-            Exception: the first error of a method, or of a worker that is gone.
         """
         self._replies, self._missing = [], set(requests)
         for worker, arguments in requests.items():

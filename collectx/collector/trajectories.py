@@ -15,21 +15,26 @@ MASK = ("collector", "mask")
 
 
 def split_trajectories(batch: TensorDictBase) -> TensorDictBase:
-    """Returns the frames of a batch, one row per trajectory, in order of trajectory ids.
+    """Returns the frames of a batch by trajectory, in order of trajectory ids.
 
     Args:
-        batch: `[*rows, time]`, of successive frames in each row, with `("collector", "traj_ids")`.
+        batch: `[*, time]`, of successive frames along time, with `("collector", "traj_ids")`.
 
     Returns:
-        `[trajectories, longest]`, padded with zeros at the end of the rows; `("collector", "mask")`, bool, is True
-        where there is a frame. New memory, on the batch's device. A trajectory in several rows of a batch (envs that
-        spend a step on a reset have such rows) is one row of the result.
+        `[trajectories, longest]`, padded with zeros at the end; `("collector", "mask")`, bool, is True where there is a
+        frame. New memory, on the batch's device. A trajectory in several places of a batch (envs that spend a step on a
+        reset have such) is one of the result.
     """
     frames = batch.reshape(-1)
-    _, lengths = torch.unique(frames[TRAJ_IDS], return_counts=True)
+    _, lengths, order = _order(frames)
+    return _pad(frames[order], lengths)
+
+
+def _order(frames: TensorDictBase) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The trajectory ids, sorted; how many frames each has; and the places of the frames, in order of id and time."""
+    ids, lengths = torch.unique(frames[TRAJ_IDS], return_counts=True)
     # A stable sort keeps the order of time within a trajectory.
-    order = torch.argsort(frames[TRAJ_IDS], stable=True)
-    return _rows(frames[order], lengths)
+    return ids, lengths, torch.argsort(frames[TRAJ_IDS], stable=True)
 
 
 def mask(batch: TensorDict, steps: Sequence[int]) -> None:
@@ -48,17 +53,17 @@ def mask(batch: TensorDict, steps: Sequence[int]) -> None:
     batch[MASK] = true
 
 
-def _rows(frames: TensorDictBase, lengths: torch.Tensor) -> TensorDictBase:
-    """Splits successive frames into padded rows of the given lengths."""
+def _pad(frames: TensorDictBase, lengths: torch.Tensor) -> TensorDictBase:
+    """Splits successive frames into trajectories of these lengths, which are padded."""
     longest = int(lengths.max())
     mask = torch.arange(longest, device=lengths.device) < lengths[:, None]
     place = mask.reshape(-1).nonzero().squeeze(-1)
     size = (len(lengths), longest)
 
     def pad(leaf: torch.Tensor) -> torch.Tensor:
-        rows = leaf.new_zeros((mask.numel(), *leaf.shape[1:]))
-        rows[place] = leaf
-        return rows.unflatten(0, size)
+        padded = leaf.new_zeros((mask.numel(), *leaf.shape[1:]))
+        padded[place] = leaf
+        return padded.unflatten(0, size)
 
     split = frames.apply(pad, batch_size=size, names=[None, "time"])
     split[MASK] = mask
@@ -85,10 +90,9 @@ class Assembler:
         self._ended: deque[TensorDictBase] = deque()
 
     def add(self, batch: TensorDictBase) -> None:
-        """Copies the frames of a batch, `[*rows, time]`. The frames of a trajectory must come in order of time."""
+        """Copies the frames of a batch, `[*, time]`. The frames of a trajectory must come in order of time."""
         frames = batch.reshape(-1)
-        ids, lengths = torch.unique(frames[TRAJ_IDS], return_counts=True)
-        order = torch.argsort(frames[TRAJ_IDS], stable=True)
+        ids, lengths, order = _order(frames)
         for index, places in zip(ids.tolist(), order.split(lengths.tolist()), strict=True):
             if index < 0:
                 continue  # not filled
@@ -104,7 +108,7 @@ class Assembler:
         chosen = self._next(self._count)
         if chosen is None or self._format == "cat":
             return None if chosen is None else _joined(chosen)
-        return _rows(_joined(chosen), torch.tensor([len(each) for each in chosen], device=chosen[0].device))
+        return _pad(_joined(chosen), torch.tensor([len(each) for each in chosen], device=chosen[0].device))
 
     def writes(self, count: int) -> Iterator[TensorDictBase]:
         """Yields all ended trajectories, `count` at a time: `[time]`."""

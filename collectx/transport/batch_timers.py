@@ -1,4 +1,4 @@
-"""Measures for how long workers have had a batch outstanding. Used by the supervisor; must not know why."""
+"""Measures for how long workers have had a batch outstanding. Used by the supervisor."""
 
 from __future__ import annotations
 

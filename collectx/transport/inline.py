@@ -7,14 +7,12 @@ A worker is a generator that fills one slot each time it is advanced (`collectx/
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
-
-import torch
 
 from collectx.errors import WorkerDied
 from collectx.transport.base import NO_RESET, REQUEST_PENDING, Arrival, BatchReport, Departure, Reply, Request, SlabSpec
-from collectx.transport.slab import Slab, SlabTransport
+from collectx.transport.slab import Slab, SlabLink, SlabTransport
 
 _ENDED = object()
 
@@ -31,12 +29,10 @@ class InlineTransport(SlabTransport):
         self._workers: dict[int, Iterator[None]] = {}
 
     def link(self, worker: int) -> InlineLink:
-        """Makes the worker's end."""
         self._links[worker] = InlineLink(self.slab, worker, self._arrivals, self._answers)
         return self._links[worker]
 
     def attach(self, worker: int, handle: Iterator[None]) -> None:
-        """Adds the worker's generator."""
         self._workers[worker] = handle
 
     def grant(self, worker: int, slot: int, reset: int = NO_RESET) -> None:
@@ -76,19 +72,14 @@ class InlineTransport(SlabTransport):
             self._workers.popitem()[1].close()  # type: ignore[attr-defined]
 
 
-class InlineLink:
+class InlineLink(SlabLink):
     """The worker's end."""
 
     def __init__(self, slab: Slab, worker: int, arrivals: deque[Arrival], answers: deque[Reply | Departure]):
-        self.worker = worker
+        super().__init__(slab, worker)
         self.granted: deque[tuple[int, int]] = deque()
-        self.reset = NO_RESET
-        self.slots = [slab.slot(worker, index) for index in range(slab.spec.num_slots)]
-        self.stop, self.preempted = slab.stop, slab.preempted
-        self._slab = slab
         self._arrivals = arrivals
         self._answers = answers
-        self.request: Request = ("", ())
         self.is_asked = False
         self.error: BaseException | None = None
 
@@ -98,9 +89,6 @@ class InlineLink:
             return REQUEST_PENDING
         slot, self.reset = self.granted.popleft()
         return slot
-
-    def refresh(self, read: Callable[[torch.Tensor], None], version: int) -> int:
-        return self._slab.refresh(read, version, self.worker)
 
     def send(self, slot: int, report: BatchReport) -> None:
         self._arrivals.append(Arrival(self.worker, slot, report))

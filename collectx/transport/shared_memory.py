@@ -7,20 +7,18 @@ from __future__ import annotations
 import contextlib
 import pickle
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from typing import Any
 
 import cloudpickle
-import torch
 
 from collectx.errors import RemoteFailure
 from collectx.transport import messages
 from collectx.transport.base import NO_RESET, REQUEST_PENDING, Arrival, BatchReport, Departure, Reply, Request, SlabSpec
 from collectx.transport.processes import Handle
-from collectx.transport.slab import Slab, SlabTransport
+from collectx.transport.slab import Slab, SlabLink, SlabTransport
 from collectx.transport.supervisor import State, Supervisor, Worker
 
 
@@ -124,30 +122,13 @@ class SharedMemoryTransport(SlabTransport):
         self.slab.close_descriptor()
 
 
-class SharedMemoryLink:
+class SharedMemoryLink(SlabLink):
     """The worker's end; unpickled in the worker's process."""
 
     def __init__(self, slab: Slab, worker: int, connection: Connection):
-        self.worker = worker
-        self.reset = NO_RESET
-        self.request: Request = ("", ())
-        self._slab = slab
+        super().__init__(slab, worker)
         self._connection = connection
         self._has_failed = False
-
-    @property
-    def slots(self) -> list:
-        """This worker's slots, as views of the slab."""
-        return [self._slab.slot(self.worker, index) for index in range(self._slab.spec.num_slots)]
-
-    @property
-    def stop(self) -> memoryview:
-        """See `Link`, as for `preempted`."""
-        return self._slab.stop
-
-    @property
-    def preempted(self) -> memoryview:
-        return self._slab.preempted
 
     def acquire(self) -> int | None:
         try:
@@ -166,20 +147,17 @@ class SharedMemoryLink:
         except Exception as refusal:
             refusal.add_note(f"{type(value).__name__}: the answer cannot travel to the trainer's process")
             answer = pickle.dumps((None, RemoteFailure.of(refusal)))
-        with contextlib.suppress(OSError):
-            self._connection.send_bytes(messages.REPLY + answer)
-
-    def refresh(self, read: Callable[[torch.Tensor], None], version: int) -> int:
-        return self._slab.refresh(read, version, self.worker)
+        self._send(messages.REPLY + answer)
 
     def send(self, slot: int, report: BatchReport) -> None:
-        # If the trainer has closed or is gone, the next `acquire` returns None.
-        with contextlib.suppress(OSError):
-            self._connection.send_bytes(messages.pack_full(slot, report))
+        self._send(messages.pack_full(slot, report))
 
     def fail(self, error: BaseException) -> None:
-        if self._has_failed:
-            return
-        self._has_failed = True
+        if not self._has_failed:
+            self._has_failed = True
+            self._send(messages.FAILED + pickle.dumps(RemoteFailure.of(error)))
+
+    def _send(self, message: bytes) -> None:
+        # If the trainer has closed or is gone, the next `acquire` returns None.
         with contextlib.suppress(OSError):
-            self._connection.send_bytes(messages.FAILED + pickle.dumps(RemoteFailure.of(error)))
+            self._connection.send_bytes(message)

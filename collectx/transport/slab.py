@@ -19,7 +19,7 @@ import torch
 
 from collectx.batch import ALIGNMENT_BYTES, Slot
 from collectx.memory import SharedMemory, barrier
-from collectx.transport.base import Arrival, SlabSpec, Write
+from collectx.transport.base import NO_RESET, Arrival, Request, SlabSpec, Write
 
 _NUMBER_BYTES = 8
 # The number of weights that were never published (version -1).
@@ -141,6 +141,31 @@ class Slab:
         return self._memory[start : start + self.spec.weights_nbytes]
 
 
+class SlabLink:
+    """Base of the workers' ends over a slab."""
+
+    def __init__(self, slab: Slab, worker: int):
+        self.worker = worker
+        self.reset = NO_RESET
+        self.request: Request = ("", ())
+        self._slab = slab
+
+    @property
+    def slots(self) -> list[Slot]:
+        return [self._slab.slot(self.worker, index) for index in range(self._slab.spec.num_slots)]
+
+    @property
+    def stop(self) -> memoryview:
+        return self._slab.stop
+
+    @property
+    def preempted(self) -> memoryview:
+        return self._slab.preempted
+
+    def refresh(self, read: Callable[[torch.Tensor], None], version: int) -> int:
+        return self._slab.refresh(read, version, self.worker)
+
+
 class SlabTransport:
     """Base of the transports whose slots and weights lie in a slab."""
 
@@ -149,7 +174,7 @@ class SlabTransport:
         self.slab = Slab(spec, shared)
 
     def expect(self, worker: int, life: int) -> None:
-        """Nothing: only the trainer itself can connect a worker."""
+        pass  # only the trainer itself can connect a worker
 
     def gather(self, parts: Sequence[Arrival], copy: bool) -> torch.Tensor:
         return self.slab.gather([(part.worker, part.slot) for part in parts], copy)

@@ -1,7 +1,7 @@
 """The trainer's record of each worker, and its epoll loop over all connections and processes: it reads messages and
 detects deaths and timeouts. An idle worker costs nothing.
 
-Used by the transports between processes. Does not interpret the messages.
+Used by the transports between processes.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ from typing import Any, Generic, TypeVar
 
 from collectx.transport.batch_timers import BatchTimers, Limit
 from collectx.transport.connections import MessageReader, set_send_timeout
-from collectx.transport.processes import Handle, end_processes
-from collectx.transport.worker_errors import death_error, timeout_error
+from collectx.transport.processes import Handle, death_error, end_processes, timeout_error
 
 # epoll takes milliseconds in 32 bits; a longer wait is split.
 _LONGEST_SELECT_S = 86400.0
@@ -179,15 +178,14 @@ class Supervisor(Generic[AnyWorker]):
             self._timers.start(worker, self._limit(worker))
 
     def events(self, timeout_s: float | None = None) -> Iterator[tuple[AnyWorker, bytes | Exception]]:
-        """Blocks until a worker has sent a message, is gone or is late, or a share of the timeouts has passed; yields
-        `(worker, message)`, or `(worker, error)` for a worker that is gone or late.
-
-        Args:
-            timeout_s: how long to block at most.
-        """
+        """Blocks until a worker has sent a message, is gone or is late, or a share of the timeouts has passed, for
+        `timeout_s` at most; yields `(worker, message)`, or `(worker, error)` for a worker that is gone or late."""
         self._timers.advance()
         expiring = self._timers.next()
-        ready = self._selector.select(self._select_timeout(expiring, timeout_s))
+        limits = [_LONGEST_SELECT_S] if timeout_s is None else [_LONGEST_SELECT_S, timeout_s]
+        if expiring is not None:
+            limits += [max(0.0, expiring[0] - self._timers.now_s), self._longest_gap_s]
+        ready = self._selector.select(min(limits))
         self._timers.advance()
         active: set[Any] = set()
         gone: set[Any] = set()
@@ -209,13 +207,10 @@ class Supervisor(Generic[AnyWorker]):
             deadline_s, late = expiring
             # A watched descriptor may be a sign of the late worker. Messages of other workers are not.
             if self._timers.now_s >= deadline_s and late not in active and not was_called:
-                yield from self._check_late(late)
-
-    def _select_timeout(self, expiring: tuple[float, Any] | None, timeout_s: float | None) -> float:
-        limits = [_LONGEST_SELECT_S]
-        if expiring is not None:
-            limits += [max(0.0, expiring[0] - self._timers.now_s), self._longest_gap_s]
-        return min(limits if timeout_s is None else [*limits, timeout_s])
+                if late.limit is not None and late.limit == self._limit(late):
+                    yield late, timeout_error(self.describe(late), late.state is State.JOINED, late.limit)
+                else:
+                    self.restart_timer(late)  # it has joined or delivered meanwhile, and has another limit
 
     def _messages(self, worker: Worker, source: Any) -> Iterator[bytes | Exception]:
         """The messages that a ready descriptor brings, or the error of a worker that is gone; nothing of a worker that
@@ -243,12 +238,6 @@ class Supervisor(Generic[AnyWorker]):
         for message in messages:
             if worker.state is not State.GONE:
                 yield message
-
-    def _check_late(self, worker: Any) -> Iterator[tuple[AnyWorker, Exception]]:
-        if worker.limit is not None and worker.limit == self._limit(worker):
-            yield worker, timeout_error(self.describe(worker), worker.state is State.JOINED, worker.limit)
-        else:
-            self.restart_timer(worker)  # it has joined or delivered meanwhile, and has another limit
 
     def _death_error(self, worker: Worker, error: Exception | None = None) -> Exception:
         has_joined = worker.state is State.JOINED

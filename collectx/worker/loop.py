@@ -19,7 +19,7 @@ from collectx.transport.base import REQUEST_PENDING, BatchReport, Link
 class BatchSource(Protocol):
     """Fills slots: with rollouts, or with the batches of another collector."""
 
-    def refresh(self) -> None:
+    def refresh(self) -> object:
         """Takes the newest weights."""
 
     def fill(self, slot: int, reset: int) -> BatchReport:

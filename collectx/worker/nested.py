@@ -11,7 +11,7 @@ the run: the same seeds, the same trajectory ids.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -44,7 +44,11 @@ class NestedSource:
         self._weights = FlatWeights(self._policy)
         self._slots = [slot.tensors for slot in link.slots]
         self._version = spec.first_version
-        self._versions = _Versions(nested.collector.num_workers, self._version)
+        self._num_workers = nested.collector.num_workers
+        # The trainer's version for each one that the collector has published; it begins with 0.
+        self._versions = {0: self._version}
+        # The collector's version with which each of its workers acted last.
+        self._acted: dict[int, int] = {}
 
     def _build(self, spec: WorkerSpec, nested: NestedSpec, build: Callable[..., Any]) -> None:
         """Starts the collector; builds the module that receives its weights."""
@@ -77,7 +81,7 @@ class NestedSource:
         newest = self._link.refresh(self._weights.read, self._version)
         if newest != self._version:
             self._version = newest
-            self._versions.add(self._collector.publish(self._policy), newest)
+            self._versions[self._collector.publish(self._policy)] = newest
 
     def fill(self, slot: int, reset: int) -> BatchReport:
         collector, tensors = self._collector, self._slots[slot]
@@ -92,7 +96,11 @@ class NestedSource:
         for key, tensor in tensors.items():
             tensor.copy_(batch.get(key).reshape(tensor.shape))
         parts = collector.delivery.parts
-        acted = self._versions.of(parts)
+        self._acted |= {part.worker: part.report.policy_version for part in parts}
+        acted = self._versions[parts[0].report.policy_version]
+        if len(self._acted) == self._num_workers:
+            oldest = min(self._acted.values())
+            self._versions = {inner: outer for inner, outer in self._versions.items() if inner >= oldest}
         tensors[POLICY_VERSION].fill_(acted)
         return BatchReport(
             acted,
@@ -108,25 +116,3 @@ class NestedSource:
 
     def close(self) -> None:
         self._collector.close()
-
-
-class _Versions:
-    """Maps the versions that the nested collector has published to the trainer's."""
-
-    def __init__(self, num_workers: int, first: int):
-        self._num_workers = num_workers
-        # The nested collector begins with version 0.
-        self._outer = {0: first}
-        self._last: dict[int, int] = {}
-
-    def add(self, inner: int, outer: int) -> None:
-        self._outer[inner] = outer
-
-    def of(self, parts: Sequence[Any]) -> int:
-        """The trainer's version of the weights that acted in a batch. Forgets versions that no worker acts with any
-        more."""
-        self._last |= {part.worker: part.report.policy_version for part in parts}
-        if len(self._last) == self._num_workers:
-            oldest = min(self._last.values())
-            self._outer = {inner: outer for inner, outer in self._outer.items() if inner >= oldest}
-        return self._outer[parts[0].report.policy_version]

@@ -18,7 +18,6 @@ from collectx import policy as policies
 from collectx.batch import Leaf, Slot, to_tensordict
 from collectx.env.base import EnvSpec, first_observations
 from collectx.errors import ShapeError
-from collectx.policy.base import Actor
 from collectx.policy.weights import FlatWeights, is_on_device
 from collectx.rollout.episodes import Episodes
 from collectx.rollout.finite import FiniteCheck
@@ -90,11 +89,22 @@ class RolloutSource:
             env = RecurrentStateEnv(env, actor.states)
         rewards = (leaf.under("next") for leaf in env.spec.rewards)
         _check_leaves(spec, (*env.spec.observation, *actor.leaves, *rewards))
-        self._weights = _Weights(link, _reader(actor, is_trainers), spec.first_version)
+        self._version = spec.first_version
+        self._read: Callable[[torch.Tensor], None] = lambda buffer: None
+        # The weights of the trainer's object are left alone: those that were published may be older, and its tensors
+        # may be shared with other modules.
+        if not is_trainers:
+            weights = FlatWeights(actor.module)
+            weights.adopt()
+            self._read = weights.read
         policies.accelerate(actor, spec.policy)
         episodes = Episodes(first_env, spec.num_envs, total_envs, spec.life)
+        ends_early: EndsEarly | None = None
+        if spec.rollout.may_end_early:
+            preempted = link.preempted
+            ends_early = spec.should_end or (lambda: preempted[0])
         self._rollout = rollout = rollout_class(env.spec)(
-            env, actor, episodes, seeds, link.stop, spec.rollout, self._weights, _ends_early(spec, link)
+            env, actor, episodes, seeds, link.stop, spec.rollout, self.refresh, ends_early
         )
         slots = link.slots if spec.steps is None else [slot.until(spec.steps) for slot in link.slots]
         self._prepared = [rollout.prepare(slot) for slot in slots]
@@ -109,20 +119,21 @@ class RolloutSource:
 
     def _state_dict(self) -> dict[str, torch.Tensor]:
         """The newest weights by name, copied to the CPU."""
-        self._weights()
+        self.refresh()
         module = self._actor.module
         tensors = {} if module is None else module.state_dict()
         return {name: value.to("cpu", copy=True) for name, value in tensors.items()}
 
-    def refresh(self) -> None:
-        self._weights()
+    def refresh(self) -> int:
+        self._version = self._link.refresh(self._read, self._version)
+        return self._version
 
     def fill(self, slot: int, reset: int) -> BatchReport:
         with self._installed(), policies.exploration(self._exploration):
             if reset != NO_RESET:
                 self._reset(reset)
             self._requests.before()
-            report = self._rollout.collect(self._prepared[slot], self._weights.version)
+            report = self._rollout.collect(self._prepared[slot], self._version)
             steps = report.frames // self._spec.num_envs
             if self._check is not None:
                 self._check(slot, steps)
@@ -147,14 +158,6 @@ class RolloutSource:
         self._rollout.close()
 
 
-def _ends_early(spec: WorkerSpec, link: Link) -> EndsEarly | None:
-    """Whether the batch ends early, called after every step; None: no batch does."""
-    if not spec.rollout.may_end_early:
-        return None
-    preempted = link.preempted
-    return spec.should_end or (lambda: preempted[0])
-
-
 def _build_policy(spec: WorkerSpec, env_spec: EnvSpec, is_guest: bool) -> tuple[Callable | None, bool]:
     """The policy, and whether it is the trainer's object: a guest's is, unless it acts on another device."""
     if spec.keeps_weights:
@@ -167,33 +170,6 @@ def _build_policy(spec: WorkerSpec, env_spec: EnvSpec, is_guest: bool) -> tuple[
     if spec.keeps_weights:
         seed_policy(spec, is_guest)
     return policy, is_trainers
-
-
-def _reader(actor: Actor, is_trainers: bool) -> Callable[[torch.Tensor], None]:
-    """Returns a function that copies published weights into the actor.
-
-    Args:
-        is_trainers: the policy is the trainer's object. Its weights are left alone: those that were published may be
-            older, and its tensors may be shared with other modules.
-    """
-    if is_trainers:
-        return lambda buffer: None
-    weights = FlatWeights(actor.module)
-    weights.adopt()
-    return weights.read
-
-
-class _Weights:
-    """A call takes the newest weights and returns their version."""
-
-    def __init__(self, link: Link, read: Callable[[torch.Tensor], None], version: int):
-        self._link = link
-        self._read = read
-        self.version = version
-
-    def __call__(self) -> int:
-        self.version = self._link.refresh(self._read, self.version)
-        return self.version
 
 
 class _Batches:

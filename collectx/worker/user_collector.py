@@ -43,11 +43,15 @@ class UserCollectorSource:
         self._spec = spec
         self._link = link
         self._name = user_collector.name
-        self._layout = _Layout(f"worker {spec.worker}: {user_collector.name}", link.slots[0])
-        self._policy = _policy(spec)
-        module = self._policy if isinstance(self._policy, nn.Module) else None
-        self._weights = FlatWeights(module)
-        create_env, num_workers = _create_env(spec), user_collector.num_workers
+        self._slots = link.slots
+        self._layout = _Layout(f"worker {spec.worker}: {user_collector.name}", self._slots[0])
+        policy, env, num_workers = spec.policy, spec.env, user_collector.num_workers
+        self._policy: Any = None  # random actions
+        if isinstance(policy, UserPolicyConfig):
+            self._policy = policy.policy if policy.factory is None else policy.factory()
+        self._weights = FlatWeights(self._policy if isinstance(self._policy, nn.Module) else None)
+        assert isinstance(env, UserEnvConfig)
+        create_env = functools.partial(env.create, **env.kwargs) if env.kwargs else env.create
         self._collector: Any = user_collector.create(
             create_env if num_workers is None else [create_env] * num_workers,
             self._policy,
@@ -61,7 +65,7 @@ class UserCollectorSource:
         self._trajectories = _Trajectories(self._layout.rows, spec)
         self._version = spec.first_version
         # Maps the collector's versions to the trainer's.
-        self._versions = {self._collector_version(): self._version}
+        self._versions = {getattr(self._collector, "policy_version", None): self._version}
 
     def refresh(self) -> None:
         newest = self._link.refresh(self._weights.read, self._version)
@@ -70,10 +74,10 @@ class UserCollectorSource:
         self._version = newest
         if self._weights.nbytes and hasattr(self._collector, "update_policy_weights_"):
             self._collector.update_policy_weights_(TensorDict.from_module(self._policy).data)
-        self._versions[self._collector_version()] = newest
+        self._versions[getattr(self._collector, "policy_version", None)] = newest
 
     def fill(self, slot: int, reset: int) -> BatchReport:
-        hooks, tensors = self._spec.hooks, self._link.slots[slot].tensors
+        hooks, tensors = self._spec.hooks, self._slots[slot].tensors
         if reset != NO_RESET:
             self._do_reset(reset)
         if hooks.pre_collect_hook is not None:
@@ -110,9 +114,6 @@ class UserCollectorSource:
             versions.apply_(lambda number: translated[number])
         return int(versions[0, 0])
 
-    def _collector_version(self) -> Any:
-        return getattr(self._collector, "policy_version", None)
-
     def _do_reset(self, reset: int) -> None:
         seeding = decode_reset(reset)
         method = "reset" if seeding is None else "set_seed"
@@ -126,16 +127,12 @@ class UserCollectorSource:
             return
         seed, static = seeding
         if static:
-            self._collector.set_seed(seed, static_seed=True)
-            self._reset()
+            self._seed(seed, static_seed=True)
         else:
             self._seed(env_seed(seed, self._spec.index, self._spec.life))
 
-    def _seed(self, seed: int) -> None:
-        self._collector.set_seed(seed)
-        self._reset()
-
-    def _reset(self) -> None:
+    def _seed(self, seed: int, **options: bool) -> None:
+        self._collector.set_seed(seed, **options)
         # Without a reset, TorchRL's collectors continue the current trajectories.
         if hasattr(self._collector, "reset"):
             self._collector.reset()
@@ -150,18 +147,6 @@ class UserCollectorSource:
                 return
 
 
-def _policy(spec: WorkerSpec) -> Any:
-    if not isinstance(spec.policy, UserPolicyConfig):
-        return None  # random actions
-    return spec.policy.policy if spec.policy.factory is None else spec.policy.factory()
-
-
-def _create_env(spec: WorkerSpec) -> Any:
-    env = spec.env
-    assert isinstance(env, UserEnvConfig)
-    return functools.partial(env.create, **env.kwargs) if env.kwargs else env.create
-
-
 class _Layout:
     """The leaves of the trainer's slots, which batches must have.
 
@@ -171,13 +156,10 @@ class _Layout:
 
     def __init__(self, name: str, slot: Slot):
         self._name = name
-        self._expected = {key: (tuple(tensor.shape[2:]), tensor.dtype) for key, tensor in slot.tensors.items()}
+        # Shape and dtype of each leaf, as text.
+        self._expected = {key: _kind(tensor, 2) for key, tensor in slot.tensors.items()}
         self.rows, self.steps = (int(size) for size in next(iter(slot.tensors.values())).shape[:2])
-
-    @property
-    def frames(self) -> int:
-        """Frames of a slot."""
-        return self.rows * self.steps
+        self.frames = self.rows * self.steps
 
     def leaves_of(self, batch: Any) -> dict[Key, torch.Tensor]:
         """Returns the leaves of a batch, and missing `DONE_KEYS` that can be derived.
@@ -195,24 +177,21 @@ class _Layout:
             )
         leaves = {as_key(key): value for key, value in batch.items(include_nested=True, leaves_only=True)}
         _complete(leaves)
-        kinds = {key: (tuple(value.shape[len(size) :]), value.dtype) for key, value in leaves.items()}
+        kinds = {key: _kind(value, len(size)) for key, value in leaves.items()}
         expected = {key: kind for key, kind in self._expected.items() if key in kinds or key not in _OPTIONAL}
         if kinds != expected:
-            raise ShapeError(self._describe_difference(kinds, expected))
+            missing = [f"{'.'.join(key)} {expected[key]} is missing" for key in expected if key not in kinds]
+            different = [
+                f"{'.'.join(key)} {kinds[key]} should be {kind}"
+                for key, kind in expected.items()
+                if kinds.get(key, kind) != kind
+            ]
+            unexpected = [f"{'.'.join(key)} {kinds[key]} is unexpected" for key in kinds if key not in expected]
+            raise ShapeError(
+                f"{self._name} gave a batch that is not what the trainer's env and policy write (shapes of one frame): "
+                f"{'; '.join([*missing, *different, *unexpected])}"
+            )
         return leaves
-
-    def _describe_difference(self, kinds: Mapping[Key, Any], expected: Mapping[Key, Any]) -> str:
-        missing = [f"{_named(key, expected[key])} is missing" for key in expected if key not in kinds]
-        different = [
-            f"{_named(key, kinds[key])} should be {_kind(expected[key])}"
-            for key in expected
-            if key in kinds and kinds[key] != expected[key]
-        ]
-        unexpected = [f"{_named(key, kinds[key])} is unexpected" for key in kinds if key not in expected]
-        return (
-            f"{self._name} gave a batch that is not what the trainer's env and policy write (shapes of one frame): "
-            f"{'; '.join([*missing, *different, *unexpected])}"
-        )
 
 
 # Leaves that a batch may lack.
@@ -281,9 +260,5 @@ class _Trajectories:
         return ids
 
 
-def _kind(kind: tuple[tuple[int, ...], torch.dtype]) -> str:
-    return f"{list(kind[0])} {kind[1]}"
-
-
-def _named(key: Key, kind: tuple[tuple[int, ...], torch.dtype]) -> str:
-    return f"{'.'.join(key)} {_kind(kind)}"
+def _kind(tensor: torch.Tensor, num_batch_dims: int) -> str:
+    return f"{list(tensor.shape[num_batch_dims:])} {tensor.dtype}"

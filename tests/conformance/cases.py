@@ -4,8 +4,6 @@
 ones compare TorchRL itself with them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial

@@ -1,7 +1,5 @@
 """Puts this folder on the import path, for `cases`, `golden` and `record`."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Files of batches, and the comparison of batches."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

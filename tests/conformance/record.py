@@ -6,8 +6,6 @@ classes. What is there is of TorchRL 0.14.1, tensordict 0.14.3, torch 2.13.0, gy
     python tests/conformance/record.py NAME ...     some cases
 """
 
-from __future__ import annotations
-
 import inspect
 import json
 import sys

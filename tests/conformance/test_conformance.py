@@ -4,8 +4,6 @@ Ours against the batches of TorchRL in golden/ in every tier, TorchRL against th
 purpose, the table in docs/LIBRARY.md says so.
 """
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 

@@ -1,8 +1,6 @@
 """Every keyword and every public method of TorchRL's collectors is there, or is refused with a reason. Theirs are in
 golden/signatures.json, so that TorchRL itself is not needed."""
 
-from __future__ import annotations
-
 import inspect
 import json
 

@@ -1,9 +1,9 @@
 """What every collector promises, over the ways, with the counting env: nothing is lost, repeated, reordered or torn,
 whoever carries it and however the user takes it."""
 
-from __future__ import annotations
-
+import os
 import resource
+import signal
 import time
 from dataclasses import replace
 from multiprocessing import forkserver
@@ -12,7 +12,7 @@ import psutil
 import pytest
 import torch
 import ways
-from collecting import batches, config, counting, custom, gym, gym_vector, mlp, start
+from collecting import batches, config, counting, custom, gym, gym_vector, mlp, start, worker_pids
 from ways import case, over
 from worlds import faulty
 from worlds.streams import StreamChecker
@@ -20,6 +20,7 @@ from worlds.streams import StreamChecker
 from collectx import env as envs
 from collectx import policy as policies
 from collectx.collector import RecordedBatch, build
+from collectx.errors import ConfigError
 from collectx.run.digest import digest_of
 
 # What does not depend on how bytes travel between hosts is shown without RPC and Ray, whose workers start slowly.
@@ -255,7 +256,7 @@ def record(cfg, again=None):
 )
 def test_an_async_run_is_reproduced_from_its_order(way, zero_copy):
     shape = {"frames_per_batch": 32, "total_frames": -1, "zero_copy": zero_copy}
-    cfg = config(way.kind, way.place, gym(2, entry_point="worlds.uneven:Uneven"), mlp(), **shape)
+    cfg = config(way.kind, way.place, gym(2, entry_point="worlds.clocks:Uneven"), mlp(), **shape)
     digests, order = record(cfg)
     assert record(cfg, order) == (digests, order)
 
@@ -275,6 +276,45 @@ def test_this_process_and_the_fork_server_may_open_as_many_files_as_the_workers_
             resource.prlimit(pid, count, before)
 
 
-@over([ways.INLINE_ASYNC, ways.SHARED_ASYNC])
-def test_more_workers_than_batches_end_in_order(way):
-    assert len(batches(way.kind, way.place, num_workers=4, frames_per_batch=12, total_frames=24)) == 2
+# --- trajectories that are cut, and random frames at the beginning ---
+
+
+@over([ways.SHARED_SYNC])
+def test_a_worker_that_was_started_again_takes_no_random_frames(way):
+    options = {"frames_per_batch": 40, "total_frames": -1, "init_random_frames": 10**9, "on_worker_failure": "restart"}
+    with start(way.kind, way.place, counting(2), mlp(), **options) as collector:
+        for _ in range(3):
+            assert (next(collector)["action_log_prob"] == 0).all()
+        os.kill(worker_pids(collector)[1], signal.SIGKILL)
+        for batch in collector:
+            log_prob = batch["action_log_prob"]
+            assert (log_prob[0] == 0).all()
+            if batch["observation"][1, 0, 0, 1] >= 2**32:  # its second life
+                assert (log_prob[1] < 0).all()
+                break
+            assert (log_prob[1] == 0).all()
+
+
+@over((ways.INLINE_SYNC, ways.SHARED_SYNC))
+def test_a_policy_may_read_the_step_count(way):
+    policy = custom("worlds.faulty:step_counting_policy")
+    options = {"frames_per_batch": 60, "total_frames": 600, "max_frames_per_traj": 5}
+    for batch in batches(way.kind, way.place, counting(3), policy, **options):
+        assert torch.equal(batch["action"], batch["step_count"][..., 0] % 2)
+
+
+def test_the_built_in_policy_does_not_read_it():
+    counted, plain = (
+        batches("single", "inline", counting(2), mlp(), frames_per_batch=40, total_frames=40, **options)[0]
+        for options in ({"max_frames_per_traj": 100}, {})
+    )
+    assert (counted.select(*plain.keys(True, True)) == plain).all()
+
+
+@over((ways.SINGLE, ways.SHARED_SYNC), smoke=True)
+def test_envs_that_reset_by_themselves_are_refused_before_anything_starts(way):
+    with pytest.raises(ConfigError) as raised:
+        start(way.kind, way.place, gym_vector(3), frames_per_batch=60, reset_at_each_iter=True, max_frames_per_traj=5)
+    starts = [problem.split(":")[0] for problem in raised.value.problems]
+    assert starts == ["collector.max_frames_per_traj=5", "collector.reset_at_each_iter=true"]
+    assert all("autoreset_mode=disabled or same_step" in problem for problem in raised.value.problems)

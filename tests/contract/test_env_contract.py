@@ -1,7 +1,5 @@
 """What `collectx.env.base` promises, over every kind of env."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from importlib.util import find_spec
 from itertools import pairwise

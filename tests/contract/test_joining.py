@@ -1,7 +1,5 @@
 """How workers of other hosts join the trainer: over IPv4 and IPv6, beside strangers, and too late."""
 
-from __future__ import annotations
-
 import contextlib
 import ipaddress
 import os

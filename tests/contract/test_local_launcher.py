@@ -1,7 +1,5 @@
 """The local launcher: a process for each worker, with its own log and threads, deaf to Ctrl-C."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import signal

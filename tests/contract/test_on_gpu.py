@@ -1,7 +1,5 @@
 """All tests that need a GPU (`make test-gpu`): policies act there as on the CPU, and weights get there and back."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from collecting import batches, counting, gym, mlp

@@ -1,7 +1,5 @@
 """Several processes on one buffer: no frame is torn, mixed or lost, and nobody waits for a killed one."""
 
-from __future__ import annotations
-
 import signal
 
 import pytest

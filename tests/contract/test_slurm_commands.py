@@ -1,7 +1,5 @@
 """What collectx makes of SLURM's commands, and a shell of its scripts, with stand-ins for the commands."""
 
-from __future__ import annotations
-
 import json
 import os
 import select

@@ -2,8 +2,6 @@
 replaces or drops them, or ends the run. What is delivered stays complete and in order, and an error arrives as it was
 raised."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re
@@ -141,10 +139,7 @@ FAULTS = {
 )
 def test_an_env_that_fails_in_an_unusual_way_is_named(way, fault, tmp_path):
     error, message = FAULTS[fault]
-    with (
-        start(way.kind, way.place, faulty(fault), log_dir=tmp_path) as collector,
-        pytest.raises(error, match=message),
-    ):
+    with start(way.kind, way.place, faulty(fault), log_dir=tmp_path) as collector, pytest.raises(error, match=message):
         list(collector)
 
 

@@ -1,8 +1,6 @@
 """Every batch says what happened, whatever the spaces, the keywords and the lengths of its parts: no frame is lost,
 repeated, out of order or of another trajectory, and every leaf is what the env gave."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from functools import partial

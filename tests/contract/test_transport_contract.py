@@ -1,8 +1,6 @@
 """What every transport promises (`collectx/transport/base.py`), over all transports and a worker without env. What a
 worker's end is called is in `test_survival.py`."""
 
-from __future__ import annotations
-
 import contextlib
 from dataclasses import replace
 from multiprocessing.connection import wait

@@ -5,8 +5,6 @@ more than nearly every seed reaches, and allow the frames of the experiment. Of 
 less than a third of them for a mean return of 200; PPO reached 475 with all, IMPALA 400 with 11.
 """
 
-from __future__ import annotations
-
 import copy
 from collections import deque
 
@@ -60,9 +58,7 @@ ONE_STEP = ["trainer.num_steps=1", "collector.total_frames=30208"]
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
-    ("name", "target_return", "overrides"),
-    [("ppo", 200, []), ("impala", 200, []), ("dqn", 100, ONE_STEP)],
-    ids=LAGS,
+    ("name", "target_return", "overrides"), [("ppo", 200, []), ("impala", 200, []), ("dqn", 100, ONE_STEP)], ids=LAGS
 )
 def test_learns(name, target_return, overrides, tmp_path):
     """Random actions have a mean return of 22."""

@@ -1,8 +1,6 @@
 """Compiled policies; what cannot be compiled is in `test_refusals.py`. Those recorded as CUDA graphs are in
 `contract/test_on_gpu.py`."""
 
-from __future__ import annotations
-
 import shutil
 
 import pytest

@@ -1,7 +1,5 @@
 """The collectors as a library: envs, policies, keywords and seeds, over every way."""
 
-from __future__ import annotations
-
 import math
 import os
 import re

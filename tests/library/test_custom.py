@@ -1,8 +1,6 @@
 """A worker's collector may be a class of the user's own: what it yields is what arrives, with the newest weights, and
 what cannot be delivered is an error."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 
@@ -97,10 +95,7 @@ WRONG = {
 )
 def test_a_wrong_one_is_an_error(way, wrong):
     cls, kwargs, error, message = WRONG[wrong]
-    with (
-        start(cls, way, collector_kwargs=kwargs, total_frames=160) as collector,
-        pytest.raises(error, match=message),
-    ):
+    with start(cls, way, collector_kwargs=kwargs, total_frames=160) as collector, pytest.raises(error, match=message):
         list(collector)
 
 

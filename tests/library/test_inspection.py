@@ -1,7 +1,5 @@
 """What a collector says about itself and its workers, what is called around its batches, and its state."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,8 +1,6 @@
 """Batches whose parts have different numbers of frames (set worker by worker, cut short by others or on demand), and
 batches by trajectory; those of whole ones have a model in `contract/test_transition_contract.py`."""
 
-from __future__ import annotations
-
 from functools import partial
 from itertools import count
 from types import SimpleNamespace

@@ -1,8 +1,6 @@
 """Policies that carry a state through `next`: from frame to frame, over the borders of batches, not into the next
 episode."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import pytest

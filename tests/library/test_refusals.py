@@ -1,8 +1,6 @@
 """Wrong arguments are refused, all at once and before any process starts. A message names the keyword, what is
 wrong with its value, and what to do; here it is known by the keyword and a word or number more."""
 
-from __future__ import annotations
-
 import threading
 from functools import cache, partial
 from types import SimpleNamespace

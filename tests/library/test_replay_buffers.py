@@ -1,8 +1,6 @@
 """Batches that go into a replay buffer: by the trainer's process or by the workers themselves, in the background or one
 by one."""
 
-from __future__ import annotations
-
 import os
 import signal
 import threading

@@ -1,8 +1,6 @@
 """Training scripts as TorchRL's users write them, with TorchRL's losses, buffers, envs and modules. Only the
 collectors are ours, and they learn."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from functools import partial

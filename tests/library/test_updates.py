@@ -1,7 +1,5 @@
 """Newer weights reach the workers: when, in which form, and whether the policy stays as it was."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import numpy as np

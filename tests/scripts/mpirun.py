@@ -1,8 +1,6 @@
 """A worker of one run over backend=mpi is killed and replaced, as a process of its own, for
 `contract/test_joining.py`. Prints the frames and the names of the events."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import ways

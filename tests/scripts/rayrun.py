@@ -1,8 +1,6 @@
 """A Ray cluster of three nodes on this machine, one of which is killed and its workers replaced; as a process of its
 own, for `system/test_ray.py`."""
 
-from __future__ import annotations
-
 import psutil
 import ray
 from collecting import Log, counting, start

@@ -6,8 +6,6 @@ It needs root, namespaces, and Debian's packages, which it installs: every node 
 4 pretended CPUs and 2 pretended GPUs. See `machines.py`. Nothing of this host's own settings is touched.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -2,8 +2,6 @@
 Without SLURM they are skipped. Puts this folder on the import path.
 """
 
-from __future__ import annotations
-
 import sys
 import tempfile
 from pathlib import Path

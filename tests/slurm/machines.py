@@ -13,8 +13,6 @@ Nothing of a machine has a name in this host's own network: a machine is gone, i
 process, and all of them with this process. Must not know SLURM.
 """
 
-from __future__ import annotations
-
 import os
 import select
 import signal

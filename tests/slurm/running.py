@@ -1,7 +1,5 @@
 """`collectx run` as a user of the cluster types it, on the login host, and what it leaves in its run folder."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """What cannot work on a cluster: one message that names the cause and what to change, within a stated time."""
 
-from __future__ import annotations
-
 import re
 import signal
 import sys

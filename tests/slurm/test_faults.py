@@ -3,8 +3,6 @@
 Of `launcher=slurm` on four nodes, the trainer is on n1 and worker r on the node r + 2.
 """
 
-from __future__ import annotations
-
 import signal
 
 import pytest

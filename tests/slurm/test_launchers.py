@@ -1,7 +1,5 @@
 """The launchers slurm, submitit and submitit_delayed by the real command: the same batches, and no job left."""
 
-from __future__ import annotations
-
 import pytest
 from running import ENDLESS, LAUNCHERS, SMALL, nightly
 

@@ -1,7 +1,5 @@
 """The collectors as a library: a trainer on the login host, or in a job, whose workers are SLURM jobs."""
 
-from __future__ import annotations
-
 import sys
 
 import pytest

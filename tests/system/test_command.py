@@ -1,7 +1,5 @@
 """The installed command: what it imports, completion by a real bash, runs, sweeps, failures."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

@@ -1,8 +1,6 @@
 """Runs over worker processes: every packaged experiment, whole trajectories, and replay buffers that workers write to
 themselves."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

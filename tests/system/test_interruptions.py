@@ -1,7 +1,5 @@
 """Ctrl-C and SIGTERM: the run ends in order, with a result, and leaves no process. Ctrl-Z: it goes on afterwards."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time

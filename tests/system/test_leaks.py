@@ -1,8 +1,6 @@
 """Batches do not accumulate: after a warm-up, thousands of them change neither memory nor descriptors nor threads, in
 the trainer and in its workers."""
 
-from __future__ import annotations
-
 import gc
 
 import psutil

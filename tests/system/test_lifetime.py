@@ -1,7 +1,5 @@
 """However the trainer's process ends, its workers end with it, and the processes of their envs with them."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,8 +1,6 @@
 """Workers that are Ray actors: what only they have. One cluster serves all tests; the last one ends it. It has two
 GPUs in name only."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

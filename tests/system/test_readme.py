@@ -1,7 +1,5 @@
 """The examples of the README and of docs/ as they are written. Stand-ins only for what they leave to the reader."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import subprocess

@@ -1,7 +1,5 @@
 """Layouts put every leaf on its own aligned place; a slot's views and TensorDicts share its memory, shaped right."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

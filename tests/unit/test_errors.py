@@ -1,7 +1,5 @@
 """An exception keeps its type, its contents and where it was raised on its way from a worker to the trainer."""
 
-from __future__ import annotations
-
 import pickle
 import threading
 

@@ -1,7 +1,5 @@
 """CartPole, one env or several, and policies for it, as a user of the library passes them."""
 
-from __future__ import annotations
-
 import os
 from functools import partial
 

@@ -1,7 +1,6 @@
 """Envs that take their time."""
 
-from __future__ import annotations
-
+import random
 import time
 from functools import partial
 
@@ -33,3 +32,17 @@ class Clock(gymnasium.Env):
 
 # Slow enough to make few steps of a batch before a fast one has made all.
 slow_clock = partial(Clock, 0.05)
+
+
+class Uneven(gymnasium.Wrapper):
+    """CartPole whose steps now and then take long, at random, and not by any seed."""
+
+    chance = random.SystemRandom()
+
+    def __init__(self):
+        super().__init__(gymnasium.make("CartPole-v1"))
+
+    def step(self, action):
+        if self.chance.random() < 0.05:
+            time.sleep(0.02 * self.chance.random())
+        return super().step(action)

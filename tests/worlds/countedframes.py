@@ -1,7 +1,5 @@
 """Frames of the counting env for a buffer, made without a collector, and what says that a sample of them is whole."""
 
-from __future__ import annotations
-
 import os
 import signal
 

@@ -1,7 +1,5 @@
 """Collectors of a user's own. Imported by worker processes."""
 
-from __future__ import annotations
-
 import torch
 from tensordict import TensorDict
 

@@ -1,7 +1,5 @@
 """Envs and policies that fail on purpose, or write which weights they acted with. Imported by worker processes."""
 
-from __future__ import annotations
-
 import math
 import os
 import signal

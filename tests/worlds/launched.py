@@ -1,7 +1,5 @@
 """An entry for processes of the local launcher that tells what it finds around it."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

@@ -1,8 +1,6 @@
 """An env whose reward tells which frame it is, over any spaces, and its policy. At the top of a module, so that
 processes find it."""
 
-from __future__ import annotations
-
 import functools
 
 import gymnasium

@@ -1,8 +1,6 @@
 """Checks that batches of counting envs (`collectx/env/counting.py`) hold every frame once. Imported by tests, and by
 runs of theirs."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any
 
@@ -16,51 +14,31 @@ class StreamChecker:
 
     Batches may come from any number of workers in any order, as long as those of one env come in order; their leading
     dimensions may have any shape, with time last. An episode may end early (a time limit), if its last frame is done.
-
-        checker = StreamChecker()
-        for batch in collector:
-            checker.take(batch)
-        assert checker.frames == total_frames
-
-    Args:
-        from_start: whether the first frame of every env must be step 0 of episode 0.
-        restarts: whether workers may be restarted: then an env's frames may stop anywhere, and continue with the first
-            frame of a later life.
-
-    Attributes:
-        frames: number of frames checked.
+    With `restarts`, an env's frames may stop anywhere, and continue with the first frame of a later incarnation.
+    `frames` counts those that were checked.
     """
 
-    def __init__(self, from_start: bool = True, restarts: bool = False):
+    def __init__(self, restarts: bool = False):
         self.frames = 0
         self._restarts = restarts
         self._batches = 0
-        self._from_start = from_start
         # For each env: episode and step of the frame that must come next, and the trajectory it must belong to.
         self._next: dict[int, tuple[int, int, int | None]] = {}
         self._trajectories: dict[int, tuple[int, int]] = {}
 
     def take(self, batch: Any) -> None:
-        """Checks a batch: a TensorDict, or a mapping by the same keys ("observation", ("next", "done"), ...)."""
-        self.take_arrays(
-            batch["observation"], batch["next", "observation"], batch["next", "done"], batch["collector", "traj_ids"]
-        )
-
-    def take_arrays(self, observation: Any, next_observation: Any, done: Any, traj_ids: Any) -> None:
-        """Checks the arrays of one batch, `[*lead, K]`, `[*lead, K]`, `[*lead]` or `[*lead, 1]`, `[*lead]`.
-
-        Raises:
-            AssertionError: names the first lost, repeated, reordered or torn frame.
-        """
-        traj_ids = np.asarray(traj_ids).reshape(-1)
+        """Checks a batch: a TensorDict, or a mapping by the same keys ("observation", ("next", "done"), ...). An
+        AssertionError names the first lost, repeated, reordered or torn frame."""
+        traj_ids = np.asarray(batch["collector", "traj_ids"]).reshape(-1)
         num_frames = len(traj_ids)
-        observation = np.asarray(observation).reshape(num_frames, -1)
-        next_observation = np.asarray(next_observation).reshape(num_frames, -1)
-        done = np.asarray(done).reshape(num_frames)
+        observation, following = (
+            np.asarray(part).reshape(num_frames, -1) for part in (batch["observation"], batch["next", "observation"])
+        )
+        done = np.asarray(batch["next", "done"]).reshape(num_frames)
         self._refuse_torn(observation, "observation")
-        self._refuse_torn(next_observation, "next.observation")
+        self._refuse_torn(following, "next.observation")
         for f in range(num_frames):
-            self._check_frame(f, observation, next_observation, bool(done[f]), int(traj_ids[f]))
+            self._check_frame(f, observation, following, bool(done[f]), int(traj_ids[f]))
         self.frames += num_frames
         self._batches += 1
 
@@ -76,9 +54,7 @@ class StreamChecker:
     def _check_frame(self, f: int, observation: np.ndarray, after: np.ndarray, done: bool, trajectory: int) -> None:
         index, episode, step = observation[f, :3].tolist()
         where = self._where(f, observation)
-        following = self._next.get(index)
-        if following is None:
-            following = (0, 0, None) if self._from_start else (episode, step, None)
+        following = self._next.get(index, (0, 0, None))
         life, first = divmod(episode, EPISODES_PER_LIFE)
         if self._restarts and (first, step) == (0, 0) and life > following[0] // EPISODES_PER_LIFE:
             following = (episode, step, None)
@@ -109,9 +85,9 @@ class StreamChecker:
         return f"env {observation[f, 0]}, frame {f} of batch {self._batches}"
 
 
-def check_stream(batches: Iterable[Any], from_start: bool = True) -> int:
+def check_stream(batches: Iterable[Any]) -> int:
     """Checks all of `batches` with one `StreamChecker`; returns the number of frames."""
-    checker = StreamChecker(from_start)
+    checker = StreamChecker()
     for batch in batches:
         checker.take(batch)
     return checker.frames

@@ -1,7 +1,5 @@
 """TorchRL's envs for the tests, by name. Its functions are at the top of a module, so that processes find them."""
 
-from __future__ import annotations
-
 import torch
 from tensordict import TensorDict
 from torchrl import envs

@@ -1,7 +1,5 @@
 """Workers without env or policy, for tests of transports: they fill a slot with (worker, count)."""
 
-from __future__ import annotations
-
 import os
 import socket
 import time
@@ -43,15 +41,7 @@ class Toys:
     """
 
     def __init__(
-        self,
-        kind,
-        spec,
-        fails_at=None,
-        *,
-        clock=time.monotonic,
-        address="127.0.0.1",
-        spec_of=lambda *who: {},
-        **remote,
+        self, kind, spec, fails_at=None, *, clock=time.monotonic, address="127.0.0.1", spec_of=lambda *who: {}, **remote
     ):
         self.spec = spec
         self._fails_at = fails_at

@@ -1,7 +1,5 @@
 """Policies that write one of their weights as `bias`, and as `traced` whether torch.compile traced the call."""
 
-from __future__ import annotations
-
 import torch
 from tensordict.nn import ProbabilisticTensorDictModule, ProbabilisticTensorDictSequential, TensorDictModule
 from torch import nn

@@ -1,7 +1,5 @@
 """A walk on a line, in arithmetic that gives the same numbers on every machine: draws of a seed, sums and halves."""
 
-from __future__ import annotations
-
 import gymnasium
 import numpy as np
 

@@ -1,7 +1,5 @@
 """Stand-ins, in this process, for `collectx.run.execute` and for SLURM. Real processes are in tests/system."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable, Sequence

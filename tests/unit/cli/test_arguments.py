@@ -1,7 +1,5 @@
 """Overrides and flags in any order."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

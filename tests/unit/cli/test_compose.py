@@ -1,7 +1,5 @@
 """Every packaged file composes; the user's own files; what `compose` returns."""
 
-from __future__ import annotations
-
 import itertools
 from importlib import resources
 from pathlib import Path

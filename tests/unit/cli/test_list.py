@@ -1,7 +1,5 @@
 """`collectx list`."""
 
-from __future__ import annotations
-
 from collectx.cli import list as listing
 
 

@@ -1,7 +1,5 @@
 """`collectx reproduce`: from the snapshot, whatever the packaged defaults are; the verdict and the exit status."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import os

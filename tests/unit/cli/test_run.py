@@ -1,7 +1,5 @@
 """`collectx run` up to the run layer, in this process: what it is handed, the exit status, and the points of sweeps."""
 
-from __future__ import annotations
-
 import sys
 from typing import ClassVar
 
@@ -230,7 +228,7 @@ def test_an_experiments_keys_are_left_out_with_a_note_in_runs_and_points(stub, c
         note = "note: trainer=meter: has no trainer.target_return, which experiment=cartpole_ppo sets: left out."
         assert capsys.readouterr().err.count(note) == 1
     assert [(cfg.trainer.kind, getattr(cfg.trainer, "target_return", None)) for cfg, _, _ in stub.calls] == [
-        *(("meter", None), ("meter", None), ("ppo", 475.0), ("meter", None), ("meter", None)),
+        *(("meter", None), ("meter", None), ("ppo", 475.0), ("meter", None), ("meter", None))
     ]
 
 

@@ -1,7 +1,5 @@
 """Runs as SLURM jobs: scripts, arrays, refusals, a second start, Ctrl-C. Real jobs: tests/slurm."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

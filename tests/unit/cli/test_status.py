@@ -1,7 +1,5 @@
 """`collectx status`: nothing that is dead is said to run, with SLURM and without."""
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import json

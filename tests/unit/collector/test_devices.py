@@ -1,7 +1,5 @@
 """Refusals of devices and of what workers ask of their launcher, in YAML and in Python, before anything starts."""
 
-from __future__ import annotations
-
 import os
 import re
 

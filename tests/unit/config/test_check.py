@@ -1,7 +1,5 @@
 """Wrong configurations: unknown names, types and ranges, all problems at once. Rules are in test_rules.py."""
 
-from __future__ import annotations
-
 import sys
 
 import pytest

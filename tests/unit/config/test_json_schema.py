@@ -1,7 +1,5 @@
 """`collectx schema`: every packaged file is valid, and wrong values are not."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

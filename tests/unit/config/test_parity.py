@@ -1,7 +1,5 @@
 """YAML and Python refuse the same values of an option by the same rule, and have the same defaults."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest

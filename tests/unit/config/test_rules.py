@@ -1,7 +1,5 @@
 """Rules between keys, what `backend=auto` stands for, what this machine lacks, and advice."""
 
-from __future__ import annotations
-
 import re
 
 import pytest
@@ -18,6 +16,7 @@ ENDLESS = "collector.total_frames=-1"
 NEXT_STEP = "env=gym_vector env.id=X env.autoreset_mode=next_step"
 DISTRIBUTED = f"{ENDLESS} collector=distributed"
 RPC = "collector=rpc backend=rpc backend.tensorpipe"
+DELAYED = "launcher=submitit_delayed collector=multi_async collector.num_workers=3 env=counting"
 # Overrides -> how the only problem begins, as a pattern.
 BROKEN = {
     # multiples
@@ -71,6 +70,15 @@ BROKEN = {
     "backend=mpi launcher=slurm collector.on_worker_failure=drop": (
         "collector.on_worker_failure=drop: with backend=mpi and launcher=slurm"
     ),
+    # what a job asks for
+    f"{DELAYED} launcher.trainer.gpu=1": "launcher.trainer.gpu: no such key; did you mean launcher.trainer.gpus?",
+    f"{DELAYED} launcher.worker=4": "launcher.worker=4: must be a mapping",
+    f"{DELAYED} launcher.trainer.gpus=-1": "launcher.trainer.gpus=-1: must be at least 0",
+    f"{DELAYED} launcher.trainer.sbatch.ntasks=3": "launcher.trainer.sbatch.ntasks: collectx sets it itself",
+    f"{DELAYED} launcher.max_parallel=2": "launcher.max_parallel=2: jobs of two parts cannot be a job array",
+    f"{DELAYED} launcher.nodes=4": "launcher.nodes=4 is more than the 3 workers",
+    "launcher=slurm launcher.nodes=9": "launcher.nodes=9 is more than the 3 tasks",
+    "launcher=slurm launcher.sbatch={ntasks:3}": "launcher.sbatch.ntasks: collectx sets it itself",
 }
 
 

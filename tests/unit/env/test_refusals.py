@@ -1,7 +1,5 @@
 """What cannot be built is refused with the key to change, and a missing package with the extra that has it."""
 
-from __future__ import annotations
-
 import sys
 from dataclasses import replace
 from importlib.util import find_spec
@@ -50,14 +48,8 @@ REFUSED = [
     (gym_vector(3, "disabled"), "gives no choice"),
     (replace(gym_vector(3, None, "sync"), info_keys=["nothing"]), "no 'nothing'"),
     (replace(gym(), info_keys=["nothing"]), "have no 'nothing'; they have nothing"),
-    (
-        replace(gym(), exclude_keys=["mission"]),
-        "exclude_keys names mission, which .* it has no parts",
-    ),
-    (
-        missing('MuJoCo is not installed, run `pip install "gymnasium[mujoco]"`'),
-        "MuJoCo .*: .*collectx.mujoco.'$",
-    ),
+    (replace(gym(), exclude_keys=["mission"]), "exclude_keys names mission, which .* it has no parts"),
+    (missing('MuJoCo is not installed, run `pip install "gymnasium[mujoco]"`'), "MuJoCo .*: .*collectx.mujoco.'$"),
     (missing("opencv-python package not installed, run `pip`"), "opencv-python package not .*: .*collectx.atari.'$"),
     (missing("box2d is not installed, run `pip install swig`"), "box2d is not installed, run `pip install swig`$"),
     (

@@ -1,11 +1,9 @@
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
 
-from collectx.env.spaces import SpaceLeaves, exclude_parts, write_env
+from collectx.env.spaces import SpaceLeaves, exclude_parts
 from collectx.errors import ShapeError, SpaceError
 
 ROOT = ("observation",)
@@ -33,21 +31,6 @@ def test_keys_shapes_and_dtypes():
 def test_spaces_without_a_fixed_shape(space, message):
     with pytest.raises(SpaceError, match=message):
         SpaceLeaves(space, ROOT)
-
-
-@pytest.mark.parametrize(
-    ("value", "message"),
-    [
-        (np.zeros(3, np.float32), r"observation: expected shape \(4,\), dtype uint8, got shape \(3,\)"),
-        (np.zeros(1, np.uint8), r"got shape \(1,\), dtype uint8 from env 0"),
-        (np.zeros(4, np.float32), "dtype uint8, got shape .4,., dtype float32"),
-        ([[1], [2, 3]], "list of uneven shape"),
-    ],
-)
-def test_values_that_do_not_fit(value, message):
-    structure = SpaceLeaves(spaces.Box(0, 255, (4,), np.uint8), ROOT)
-    with pytest.raises(ShapeError, match=message):
-        write_env(structure.leaves, [np.zeros((1, 4), np.uint8)], 0, structure.flatten(value))
 
 
 def test_what_is_left_out_of_a_tuple_leaves_the_others_their_names():

@@ -1,7 +1,5 @@
 """TorchRL's envs beyond the contract: specs, random actions, resets, seeds, refusals."""
 
-from __future__ import annotations
-
 import math
 from functools import partial
 from itertools import islice

@@ -1,7 +1,5 @@
 """Workers that are jobs: submitted together, watched, replaced, cancelled, over a scheduler that a test scripts."""
 
-from __future__ import annotations
-
 import select
 
 import pytest

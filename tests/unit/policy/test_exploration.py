@@ -1,7 +1,5 @@
 """Medians of torch's distributions, which themselves have none."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from collecting import gym

@@ -1,7 +1,5 @@
 """An actor of TorchRL that plans several steps. Other policies of TorchRL are in `conformance/`."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from tensordict.nn import TensorDictModule

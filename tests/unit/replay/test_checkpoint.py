@@ -193,8 +193,7 @@ def fails(code):
 
 
 @pytest.mark.parametrize(
-    ("what", "code"),
-    [("tempfile.mkdtemp", errno.EACCES), ("os.fsync", errno.ENOSPC), ("os.replace", errno.EACCES)],
+    ("what", "code"), [("tempfile.mkdtemp", errno.EACCES), ("os.fsync", errno.ENOSPC), ("os.replace", errno.EACCES)]
 )
 def test_a_disk_that_is_full_or_not_writable_leaves_what_was_saved_before(tmp_path, monkeypatch, what, code):
     buffer, other, stream, path = make("uniform"), make("uniform"), Stream(1), tmp_path / "saved"

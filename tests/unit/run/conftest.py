@@ -1,7 +1,5 @@
 """Stand-ins for what a collector delivers and for trainers: the run's own arithmetic and files, without processes."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import collecting

@@ -1,7 +1,5 @@
 """A full or unwritable disk: the user is told which file could not be written, and what can be saved is."""
 
-from __future__ import annotations
-
 import errno
 import io
 import os

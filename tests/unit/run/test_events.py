@@ -1,7 +1,5 @@
 """The event log, and which events the user is told of."""
 
-from __future__ import annotations
-
 from collectx.run.events import EventLog
 
 

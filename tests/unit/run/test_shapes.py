@@ -1,7 +1,5 @@
 """The batches that a trainer gets where YAML asks for others than all frames of all workers."""
 
-from __future__ import annotations
-
 import pytest
 from composing import composed
 from making import make

@@ -1,7 +1,5 @@
 """Schedules: what is granted at each moment, and what makes a batch. No processes, no memory."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

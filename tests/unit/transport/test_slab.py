@@ -1,7 +1,5 @@
 """The slab: one memory for all, seen alike from both ends, without a name, and weights that are never torn."""
 
-from __future__ import annotations
-
 import os
 import tempfile
 from multiprocessing.connection import Pipe

@@ -1,7 +1,5 @@
 """The supervisor: workers that are late, and workers that are not processes of this machine."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import struct
@@ -101,16 +99,10 @@ def supervisor():
         ([(0, "granted", 0), (59.9,)], None),
         ([(0, "granted", 0), (60,)], (0, "collector.start_timeout_s=60")),
         ([(0, "granted", 0), (1, "delivered", 0), (50, "granted", 0), (69.9,)], None),
-        (
-            [(0, "granted", 0), (1, "delivered", 0), (50, "granted", 0), (70,)],
-            (0, "collector.worker_timeout_s=20"),
-        ),
+        ([(0, "granted", 0), (1, "delivered", 0), (50, "granted", 0), (70,)], (0, "collector.worker_timeout_s=20")),
         # The second of two that it owes counts from the first one's delivery.
         ([(0, "granted", 0), (1, "granted", 0), (50, "delivered", 0), (69.9,)], None),
-        (
-            [(0, "granted", 0), (1, "granted", 0), (50, "delivered", 0), (70,)],
-            (0, "collector.worker_timeout_s=20"),
-        ),
+        ([(0, "granted", 0), (1, "granted", 0), (50, "delivered", 0), (70,)], (0, "collector.worker_timeout_s=20")),
         # A worker that may take long, and that owes since longer, hides none that may not.
         ([(0, "granted", 1), (1, "granted", 0), (61,)], (0, "collector.start_timeout_s=60")),
         ([(0, "granted", 1), (3599,)], None),

@@ -1,7 +1,5 @@
 """Which backends can work here."""
 
-from __future__ import annotations
-
 import sys
 from types import SimpleNamespace
 

@@ -1,7 +1,5 @@
 """The handshake of trainer and workers, and bytes of strangers, over real sockets."""
 
-from __future__ import annotations
-
 import contextlib
 import hmac
 import json

@@ -24,7 +24,7 @@ Path = tuple[Any, ...]
 
 
 class Leaves:
-    """Leaves, in the order that every method uses, and the path of each in a nested value. A `single` one is not nested."""
+    """Leaves and the path of each in a nested value; `single` where there is one, whose value is not nested."""
 
     def __init__(self, parts: Iterable[tuple[Leaf, Path]]):
         self.leaves, self._paths = zip(*parts, strict=True)

@@ -43,7 +43,10 @@ class EventLog:
                 return
             if not self._has_failed:
                 try:
-                    self._write(line, text)
+                    self._lines.append(line)
+                    if text is not None:
+                        with open(self._log, "a") as file:
+                            file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")
                 except OSError as error:
                     # Not raised: the threads that report events must not stop, and the run continues without its log.
                     self._has_failed, failure = True, error
@@ -51,12 +54,6 @@ class EventLog:
             self.show(f"no more events are written: {failure}")
         if text is not None and name not in self._hidden:
             self.show(text)
-
-    def _write(self, line: dict[str, Any], text: str | None) -> None:
-        self._lines.append(line)
-        if text is not None:
-            with open(self._log, "a") as file:
-                file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")
 
     def close(self) -> None:
         """Idempotent; later events are dropped."""

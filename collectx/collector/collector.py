@@ -31,8 +31,7 @@ class Collector(Iterator[TensorDict], AbstractContextManager["Collector"]):
     Attributes:
         delivery: the metadata of the last batch.
         policy_version: the newest published version.
-        num_frames, num_batches: delivered so far.
-        frames_by_worker: frames delivered so far, by worker.
+        num_frames, num_batches, frames_by_worker: delivered so far.
     """
 
     delivery: Delivery
@@ -67,7 +66,7 @@ class Collector(Iterator[TensorDict], AbstractContextManager["Collector"]):
         # For each worker, how many of its slots are granted and not full.
         self._num_granted: Counter[int] = Counter()
         self._requests = Requests()
-        # While it is true, no slots are granted but to replacements, until the collector is idle.
+        # No slots are granted but to replacements, until the collector is idle.
         self.is_draining = False
         self.policy_version = -1
         self.total_frames = spec.total_frames
@@ -233,8 +232,8 @@ class Collector(Iterator[TensorDict], AbstractContextManager["Collector"]):
 
     @property
     def is_idle(self) -> bool:
-        """Whether no worker has a slot to fill, and no batch is ready: the state of the workers is that after the last
-        delivered batch. A sync collector is idle between two batches; an async one after it was draining."""
+        """Whether no worker has a slot to fill, and no batch is ready. A sync collector is idle between two batches; an
+        async one after it was draining."""
         return not any(self._num_granted.values()) and self._take_parts() is None
 
     def count_from(self, num_frames: int, num_batches: int, by_worker: Mapping[int, int] | None = None) -> None:

@@ -66,6 +66,10 @@ class ConfigError(CollectxError, ValueError):
         super().__init__("\n".join(self.problems))
 
 
+class NotRestorable(CollectxError):
+    """The state of an env cannot be saved, or does not fit the env that is to be restored; the message says why."""
+
+
 class DamagedFile(ConfigError):
     """A file of a run folder was not written by collectx, or was changed. The message names the file and the line."""
 

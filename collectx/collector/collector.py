@@ -20,7 +20,7 @@ from collectx.collector.requests import Requests
 from collectx.errors import text_of
 from collectx.policy.weights import FlatWeights
 from collectx.schedule.base import Grant, Schedule
-from collectx.transport.base import NO_RESET, RESET, Arrival, Departure, Joined, RequestTransport, Transport, Write
+from collectx.transport.base import NO_RESET, RESET, STATE_REQUESTS, Arrival, Departure, Joined, Transport, Write
 
 
 class Collector(Iterator[TensorDict], AbstractContextManager["Collector"]):
@@ -242,10 +242,9 @@ class Collector(Iterator[TensorDict], AbstractContextManager["Collector"]):
         self.num_frames, self.num_batches = num_frames, num_batches
         self.frames_by_worker.update(by_worker or {})
 
-    @property
-    def can_ask(self) -> bool:
-        """Whether `ask` is implemented by the transport."""
-        return isinstance(self.transport, RequestTransport)
+    def can_ask(self, name: str) -> bool:
+        """Whether the transport carries this request."""
+        return self.transport.carries_objects or name in STATE_REQUESTS
 
     def ask(self, name: str, *arguments: Any, per_worker: Mapping[int, tuple] | None = None) -> dict[int, Any]:
         """Returns the answers by worker; `name` is a method of `collectx.worker.requests.RequestHandler`. Blocks until
@@ -258,7 +257,7 @@ class Collector(Iterator[TensorDict], AbstractContextManager["Collector"]):
             NotImplementedError: the workers are on other hosts, or may be.
             Exception: a worker is gone, as in `next`, or its answer is an error.
         """
-        if not isinstance(self.transport, RequestTransport):
+        if not self.can_ask(name):
             raise NotImplementedError(f"{name}: only workers in processes of this machine can be asked")
         self._check_usable()
         every = dict.fromkeys(self._workers, arguments) if per_worker is None else per_worker

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from collectx.transport.base import Departure, Reply, RequestTransport
+from collectx.transport.base import Departure, Reply, Transport
 
 
 class Requests:
@@ -20,7 +20,7 @@ class Requests:
 
     def send(
         self,
-        transport: RequestTransport,
+        transport: Transport,
         handle_event: Callable[[], None],
         name: str,
         requests: Mapping[int, tuple[Any, ...]],

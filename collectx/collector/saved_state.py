@@ -3,7 +3,7 @@
     frames, batches, frames_by_worker   delivered so far
     version, weights                    the newest weights that were published for all workers
     lives                               of the workers, by index; see `FailurePolicy`
-    workers                             by worker: what `RequestHandler.state` returns; empty over a network
+    workers                             by worker: what `RequestHandler.state` returns
 
 A worker whose envs were saved continues them in the same life. Any other one begins the next life: new episodes, with
 seeds and trajectory ids that were not used before.
@@ -34,7 +34,7 @@ def save(collector: Collector) -> dict[str, Any]:
         "version": collector.policy_version,
         "weights": collector.transport.newest_weights(),
         "lives": dict(collector.failure_policy.lives),
-        "workers": collector.ask("state") if collector.can_ask and collector.is_idle else {},
+        "workers": collector.ask("state") if collector.is_idle else {},
     }
 
 

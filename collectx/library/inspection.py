@@ -208,7 +208,7 @@ class InspectableCollector(DataCollector):
             "frames": self._collector.num_frames,
             "iter": self._collector.num_batches,
         }
-        if self._collector.can_ask:
+        if self._collector.can_ask("weights"):
             state |= {f"worker{index}": saved for index, saved in self._ask("state").items()}
             per_worker = dict.fromkeys(self._weights.individual.intersection(self._collector.workers), ())
             for index, individual in self._ask("weights", per_worker=per_worker).items():
@@ -244,7 +244,7 @@ class InspectableCollector(DataCollector):
                     self.update_policy_weights_(by_worker)
                 self._weights.individual.difference_update(shared)
         states = {index: (state_dict[f"worker{index}"],) for index in workers if f"worker{index}" in state_dict}
-        reasons = self._ask("load", per_worker=states) if self._collector.can_ask else {}
+        reasons = self._ask("load", per_worker=states) if states else {}
         with self._exclusive():
             self._collector.count_from(state_dict["frames"], state_dict.get("iter", 0))
             others = [index for index in workers if reasons.get(index, "") is not None]

@@ -18,10 +18,11 @@ from torch import nn
 
 from collectx.batch import Leaf
 from collectx.env.base import EnvSpec, steps_per_draw
+from collectx.errors import NotRestorable
 from collectx.policy.fast_call import Acceleration
 from collectx.policy.recurrent import StateSpec
 from collectx.policy.spaces import subspace
-from collectx.state import NotRestorable, restore, save
+from collectx.state import restore, save
 
 
 class RandomActor:

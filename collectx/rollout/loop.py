@@ -17,13 +17,13 @@ import torch
 
 from collectx.batch import POLICY_VERSION, REWARD, TRAJ_IDS, Leaf, Slot
 from collectx.env.base import Env, EnvSpec, StepArrays
-from collectx.errors import ShapeError
+from collectx.errors import NotRestorable, ShapeError
 from collectx.policy.base import Actor
 from collectx.policy.random import RandomActor
 from collectx.rollout.episodes import Episodes
 from collectx.rollout.inference import Inference, RandomInference, make_inference, refreshing
 from collectx.rollout.options import RolloutOptions
-from collectx.state import NotRestorable, restore, save
+from collectx.state import restore, save
 from collectx.transport.base import BatchReport, Stop
 
 # Returns whether the current batch ends early.

@@ -14,7 +14,8 @@ import gymnasium
 import numpy as np
 import torch
 
-from collectx.state.save import PLAIN, NotRestorable, attributes_of, has_state_dict, name_of
+from collectx.errors import NotRestorable
+from collectx.state.save import PLAIN, attributes_of, has_state_dict, name_of
 from collectx.state.simulators import simulator_of
 
 _BIT_GENERATORS = ("PCG64", "PCG64DXSM", "MT19937", "Philox", "SFC64")

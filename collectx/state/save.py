@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from gymnasium.envs.registration import EnvSpec
 
-from collectx.errors import CollectxError
+from collectx.errors import NotRestorable
 from collectx.state.simulators import simulator_of
 
 PLAIN = (bool, int, float, str, type(None))
@@ -46,10 +46,6 @@ _CONSTANTS = (
 _ENVS = (gymnasium.Env, gymnasium.vector.VectorEnv)
 # Attributes of their objects name things of the process, such as descriptors.
 _OF_PROCESS = ("asyncio", "concurrent", "ctypes", "multiprocessing", "selectors", "socket", "subprocess", "threading")
-
-
-class NotRestorable(CollectxError):
-    """The state of an env cannot be saved, or does not fit the env that is to be restored; the message says why."""
 
 
 def save(value: Any, name: str) -> Any:

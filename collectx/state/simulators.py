@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from collectx.errors import NotRestorable
+
 
 @dataclass(frozen=True)
 class Simulator:
@@ -77,6 +79,11 @@ def _restore_data(data: Any, state: dict[str, Any]) -> None:
 
 
 def _save_atari(ale: Any) -> bytes:
+    if ale.getFloat("repeat_action_probability") > 0:
+        raise NotRestorable(
+            "the Arcade Learning Environment does not save the last action, which sticky actions repeat: set "
+            "repeat_action_probability=0"
+        )
     return ale.cloneState(include_rng=True).serialize()
 
 

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import torch
@@ -113,6 +113,9 @@ class Departure:
 # The name of a method of `collectx.worker.requests`, and its arguments.
 Request = tuple[str, tuple]
 
+# Their arguments and results are tensors and plain data, which travel over networks too.
+STATE_REQUESTS = ("state", "load")
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Reply:
@@ -131,7 +134,7 @@ class Joined:
     info: dict[str, Any]
 
 
-# Returned by `Link.acquire` in place of a slot: there is a request (`RequestLink`).
+# Returned by `Link.acquire` in place of a slot: there is a request.
 REQUEST_PENDING = -1
 
 # Sent with a grant as an int64: whether the envs are reset before the slot is filled. Other codes: `encode_reset`.
@@ -149,7 +152,14 @@ def decode_reset(code: int) -> tuple[int, bool] | None:
 
 
 class Transport(Protocol):
-    """The trainer's end. Used from one thread, except `interrupt`."""
+    """The trainer's end. Used from one thread, except `interrupt`.
+
+    Attributes:
+        carries_objects: whether requests and replies may be any objects, as all processes belong to one user on one
+            machine, and they may be pickled. Otherwise they are tensors and plain data, of `STATE_REQUESTS` only.
+    """
+
+    carries_objects: bool
 
     def expect(self, worker: int, life: int) -> None:
         """Allows a worker of this index to connect. Must be called before the worker is started."""
@@ -191,6 +201,10 @@ class Transport(Protocol):
         until newer ones are published for it or for all. The other workers keep their weights and version. If a
         `write` raises, nothing is published."""
 
+    def send_request(self, worker: int, request: Request) -> None:
+        """Sends a request, which the worker answers after its earlier grants; `receive` returns the `Reply`. Does not
+        block."""
+
     def preempt(self, requested: bool) -> None:
         """Sets the workers' `Link.preempted`. No effect over a network."""
 
@@ -201,16 +215,6 @@ class Transport(Protocol):
     def close(self) -> None:
         """Stops the workers and releases all resources; kills workers that have not stopped within
         `collector.close_timeout_s`. Idempotent."""
-
-
-@runtime_checkable
-class RequestTransport(Protocol):
-    """A transport that also carries requests. All processes belong to one user on one machine, so that requests and
-    replies may be pickled."""
-
-    def send_request(self, worker: int, request: Request) -> None:
-        """Sends a request, which the worker answers after its earlier grants; `receive` returns the `Reply`. Does not
-        block."""
 
 
 class Stop(Protocol):
@@ -227,9 +231,11 @@ class Link(Protocol):
         stop: whether the worker should stop; cheap enough for every step.
         preempted: whether the current batch should end with the frames that it has; as cheap.
         reset: the reset code of the last acquired grant.
+        request: valid after `acquire` has returned `REQUEST_PENDING`.
     """
 
     reset: int
+    request: Request
 
     @property
     def slots(self) -> Sequence[Slot]: ...
@@ -248,18 +254,8 @@ class Link(Protocol):
     def send(self, slot: int, report: BatchReport) -> None:
         """Delivers a filled slot. The worker must not touch it before it is granted again."""
 
-    def fail(self, error: BaseException) -> None:
-        """Reports the error that ends this worker, without waiting. Only the first call has an effect."""
-
-
-class RequestLink(Link, Protocol):
-    """The worker's end of a `RequestTransport`.
-
-    Attributes:
-        request: valid after `acquire` has returned `REQUEST_PENDING`.
-    """
-
-    request: Request
-
     def reply(self, value: Any, error: Exception | None = None) -> None:
         """Answers the request."""
+
+    def fail(self, error: BaseException) -> None:
+        """Reports the error that ends this worker, without waiting. Only the first call has an effect."""

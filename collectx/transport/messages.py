@@ -6,19 +6,36 @@ worker -> trainer    FULL    | slot, version, frames, seconds (4 float64) | retu
                      HAVE    | version (int64)
                      FAILED  | the error, encoded by the transport
 between processes of one machine    REQUEST | pickled request        REPLY | pickled answer
+over a network                      REQUEST | tensors, plain data    REPLY | tensors, plain data: see `pack_tensors`
 """
 
 from __future__ import annotations
 
+import io
 import struct
+from typing import Any
 
 import numpy as np
+import torch
 
 from collectx.transport.base import BatchReport
 
 FULL, FAILED, GRANT, WEIGHTS, HAVE, REQUEST, REPLY = (bytes([number]) for number in range(7))
 _NUMBERS = struct.Struct("<cqqq")
 _FULL = struct.Struct("<cqqqdddd")
+
+
+def pack_tensors(kind: bytes, content: Any) -> bytes:
+    """A REQUEST or REPLY with tensors and plain data."""
+    file = io.BytesIO(kind)
+    file.seek(len(kind))
+    torch.save(content, file)
+    return file.getvalue()
+
+
+def unpack_tensors(message: bytes) -> Any:
+    """The content of `pack_tensors`. Executes nothing: raises an error where the message holds anything else."""
+    return torch.load(io.BytesIO(message[1:]), map_location="cpu", weights_only=True)
 
 
 def pack_grant(slot: int, reset: int, least_version: int = 0) -> bytes:

@@ -174,6 +174,8 @@ class SlabLink:
 class SlabTransport:
     """Base of the transports whose slots and weights lie in a slab."""
 
+    carries_objects = True
+
     def __init__(self, spec: SlabSpec, shared: bool):
         self.spec = spec
         self.slab = Slab(spec, shared)

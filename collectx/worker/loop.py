@@ -31,7 +31,7 @@ class BatchSource(Protocol):
         """
 
     def reply(self) -> None:
-        """Replies to the link's request, if the link is a `RequestLink`."""
+        """Replies to the link's request."""
 
     def close(self) -> None:
         """Releases envs and processes."""

@@ -111,7 +111,12 @@ class NestedSource:
         )
 
     def reply(self) -> None:
-        """Requests do not travel over a network."""
+        """A collector within a worker has no state that could be saved."""
+        name, _ = self._link.request
+        if name == "state":
+            self._link.reply({"rollout": {"reason": "the worker runs a collector, whose state cannot be read"}})
+        else:
+            self._link.reply(None, NotImplementedError(f"{name}: the worker runs a collector"))
 
     def close(self) -> None:
         self._collector.close()

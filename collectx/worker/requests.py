@@ -17,7 +17,7 @@ from torch.profiler import ProfilerActivity, profile, schedule
 from collectx.env.base import Env
 from collectx.rollout.loop import Rollout
 from collectx.state import read, save
-from collectx.transport.base import RequestLink
+from collectx.transport.base import Link
 from collectx.user_objects import Hooks
 
 
@@ -51,7 +51,7 @@ class RequestHandler:
         self._profiling: _Profiling | None = None
         self._envs: Sequence[Any] = group.user_envs
 
-    def reply(self, link: RequestLink) -> None:
+    def reply(self, link: Link) -> None:
         """Calls the method that the link's request names, and replies with its result or its error."""
         name, arguments = link.request
         try:

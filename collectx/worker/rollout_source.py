@@ -8,7 +8,6 @@ import copy
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import cast
 
 import torch
 from tensordict import TensorDict
@@ -24,7 +23,7 @@ from collectx.rollout.finite import FiniteCheck
 from collectx.rollout.loop import EndsEarly
 from collectx.rollout.segments import rollout_class
 from collectx.rollout.wrappers import RecurrentStateEnv, with_time_limit
-from collectx.transport.base import NO_RESET, BatchReport, Link, RequestLink, decode_reset
+from collectx.transport.base import NO_RESET, BatchReport, Link, decode_reset
 from collectx.user_objects import is_object
 from collectx.worker.requests import RequestHandler
 from collectx.worker.spec import WorkerSpec, env_seeds, seed_policy
@@ -150,7 +149,7 @@ class RolloutSource:
 
     def reply(self) -> None:
         with self._installed():
-            self._requests.reply(cast(RequestLink, self._link))
+            self._requests.reply(self._link)
 
     def close(self) -> None:
         self._rollout.close()

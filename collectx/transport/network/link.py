@@ -19,7 +19,7 @@ import torch
 from collectx.batch import Layout, Slot
 from collectx.errors import RemoteFailure, RendezvousError
 from collectx.transport import messages
-from collectx.transport.base import NO_RESET, BatchReport
+from collectx.transport.base import NO_RESET, REQUEST_PENDING, BatchReport, Request
 from collectx.transport.connections import disconnect_poll, enable_keepalive
 from collectx.transport.network.handshake import Endpoint, connect
 from collectx.transport.network.p2p import (
@@ -108,7 +108,9 @@ class NetworkLink:
             set_stamp(memory, 1)
         self.stop = _StopFlag(self._poll)
         self.slots: list[Slot] = [layout.slot(memory[: layout.nbytes]) for memory in self._memory]
-        self._granted: deque[tuple[int, int, int]] = deque()
+        # Slots with their resets and least versions, and requests.
+        self._granted: deque[tuple[int, int, int] | Request] = deque()
+        self.request: Request = ("", ())
         self.reset = NO_RESET
         self._announced_version = -1
         self._is_closed = self._has_failed = False
@@ -144,8 +146,16 @@ class NetworkLink:
             self._take_weights()
         if self._is_closed:
             return None
-        slot, self.reset, self._least_version = self._granted.popleft()
+        granted = self._granted.popleft()
+        if isinstance(granted[0], str):
+            self.request = granted
+            return REQUEST_PENDING
+        slot, self.reset, self._least_version = granted
         return slot
+
+    def reply(self, value: Any, error: Exception | None = None) -> None:
+        failure = None if error is None else RemoteFailure.of(error).to_json().decode()
+        self._send_message(messages.pack_tensors(messages.REPLY, (value, failure)))
 
     def refresh(self, read: Callable[[torch.Tensor], None], version: int) -> int:
         self._receive_messages(0.0)
@@ -215,11 +225,15 @@ class NetworkLink:
         try:
             # `Connection.poll` would make a new selector each time.
             while not self._is_closed and self._poller.poll(None if timeout_s is None else 1000.0 * timeout_s):
-                kind, number, reset, least_version = messages.unpack(self._connection.recv_bytes())
+                message = self._connection.recv_bytes()
+                timeout_s = 0.0
+                if message[:1] == messages.REQUEST:
+                    self._granted.append(messages.unpack_tensors(message))
+                    continue
+                kind, number, reset, least_version = messages.unpack(message)
                 if kind == messages.GRANT:
                     self._granted.append((number, reset, least_version))
                 else:
                     self._announced_version = number
-                timeout_s = 0.0
         except (EOFError, OSError):
             self._is_closed = True

@@ -32,7 +32,7 @@ class RemoteWorker(Worker):
     Attributes:
         info: what the worker said of itself when it connected: host, pid, job.
         pair: for slots and weights; None until it has been made.
-        early_grants: slots and resets that were granted before it joined.
+        early: slots and resets that were granted, and messages that were sent, before it joined.
         incoming: receives that were posted, by slot.
         weights_version: the version that is being sent, or was sent last.
         sending: the transfer of weights in progress.
@@ -40,7 +40,7 @@ class RemoteWorker(Worker):
 
     info: dict[str, Any] = field(default_factory=dict)
     pair: Pair | None = None
-    early_grants: list[tuple[int, int]] = field(default_factory=list)
+    early: list[tuple[int, int] | bytes] = field(default_factory=list)
     incoming: dict[int, Incoming] = field(default_factory=dict)
     weights_version: int = -1
     sending: tuple[Outgoing, Weights] | None = None

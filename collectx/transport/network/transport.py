@@ -34,7 +34,7 @@ import torch
 from collectx.batch import Layout
 from collectx.errors import RemoteFailure, WorkerDied, WorkerTimeout
 from collectx.transport import messages
-from collectx.transport.base import NO_RESET, Arrival, BatchReport, Departure, Joined, SlabSpec, Write
+from collectx.transport.base import NO_RESET, Arrival, BatchReport, Departure, Joined, Reply, Request, SlabSpec, Write
 from collectx.transport.connections import socket_of
 from collectx.transport.network.admission import Admission
 from collectx.transport.network.handshake import Endpoint
@@ -61,6 +61,8 @@ class NetworkTransport:
         endpoint: where the trainer listens for workers.
     """
 
+    carries_objects = False
+
     def __init__(
         self,
         spec: SlabSpec,
@@ -86,7 +88,7 @@ class NetworkTransport:
         self._memory: dict[tuple[int, int], torch.Tensor] = {}
         # Slots whose FULL has arrived, perhaps before their last bytes.
         self._announced: list[tuple[RemoteWorker, int, BatchReport]] = []
-        self._received: deque[Arrival | Departure | Joined] = deque()
+        self._received: deque[Arrival | Departure | Joined | Reply] = deque()
         self._weight_sync = WeightSync(spec.weights_nbytes, self._workers, supervisor.send, spec.first_version)
         self._is_closed = False
         self._admission = Admission(self._workers, self._config, spec_of, events, endpoint, interface)
@@ -111,7 +113,17 @@ class NetworkTransport:
         if record.state is State.JOINED:
             self._send_grant(record, slot, reset)
         else:
-            record.early_grants.append((slot, reset))
+            record.early.append((slot, reset))
+
+    def send_request(self, worker: int, request: Request) -> None:
+        record, message = self._workers[worker], messages.pack_tensors(messages.REQUEST, request)
+        if record.state is State.GONE:
+            return  # `receive` is about to return its departure
+        self._supervisor.granted(record)
+        if record.state is State.JOINED:
+            self._supervisor.send(record, message)
+        else:
+            record.early.append(message)
 
     def _send_grant(self, worker: RemoteWorker, slot: int, reset: int) -> None:
         key = worker.index, slot
@@ -125,7 +137,7 @@ class NetworkTransport:
         with contextlib.suppress(RuntimeError):
             worker.incoming[slot] = worker.pair.receive(self._memory[key])
 
-    def receive(self) -> Arrival | Departure | Joined:
+    def receive(self) -> Arrival | Departure | Joined | Reply:
         while not self._received:
             if not self._supervisor.has_outstanding:
                 raise RuntimeError("no worker was granted a slot, so there is nothing to receive")
@@ -152,9 +164,12 @@ class NetworkTransport:
         self._supervisor.connect(worker, connection)
         self._received.append(Joined(worker.index, worker.info))
         self._weight_sync.send(worker)
-        for slot, reset in worker.early_grants:
-            self._send_grant(worker, slot, reset)
-        worker.early_grants.clear()
+        for early in worker.early:
+            if isinstance(early, bytes):
+                self._supervisor.send(worker, early)
+            else:
+                self._send_grant(worker, *early)
+        worker.early.clear()
         self._supervisor.restart_timer(worker)
 
     def _handle_message(self, worker: RemoteWorker, message: bytes) -> None:
@@ -166,6 +181,13 @@ class NetworkTransport:
                 self._announced.append((worker, *messages.unpack_full(message)))
                 # It was in time, even if the trainer did not listen for long and the last bytes are still to come.
                 self._supervisor.restart_timer(worker)
+                return
+            if message[:1] == messages.REPLY:
+                value, failure = messages.unpack_tensors(message)
+                name = self._supervisor.describe(worker)
+                cause = failure and RemoteFailure.from_json(failure.encode()).rebuild(name)
+                self._supervisor.delivered(worker)
+                self._received.append(Reply(worker.index, value, cause))
                 return
             error = RemoteFailure.from_json(message[1:]).rebuild(self._supervisor.describe(worker))
         except Exception as failure:

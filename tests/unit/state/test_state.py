@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from collectx.state import NotRestorable, restore, save
+from collectx.errors import NotRestorable
+from collectx.state import restore, save
 
 
 def _atari() -> gym.Env:

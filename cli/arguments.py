@@ -31,12 +31,8 @@ _BLOCKED = {
 
 @dataclass(frozen=True)
 class Arguments:
-    """A command line.
-
-    Attributes:
-        words: everything that does not begin with a dash: overrides, folders.
-        flags: each flag's long name without dashes, with its value ("" for a switch).
-    """
+    """A command line: its words, which do not begin with a dash, and each flag's long name without dashes, with its
+    value ("" for a switch)."""
 
     words: tuple[str, ...]
     flags: dict[str, str]

@@ -1,8 +1,8 @@
 """`collectx run [overrides] [-m] [flags]`: composes and checks the configuration, then runs it in this
 process or submits it as a job.
 
-All points of a sweep are composed and checked before Hydra makes the run folder, so a wrong configuration leaves
-neither a folder nor a process.
+Everything is composed and checked before the run folder is made: a wrong configuration leaves neither a folder nor a
+process.
 """
 
 from __future__ import annotations

@@ -40,13 +40,8 @@ _NAME_LENGTH = 120
 
 @dataclass(frozen=True)
 class Point:
-    """A point of a sweep.
-
-    Attributes:
-        name: the overrides that differ between the points, as in `collector.num_workers=2,seed=1`: its folder and its
-            row in the table.
-        composed: its configuration.
-    """
+    """A point of a sweep. Its name, the overrides that differ between the points, as in
+    `collector.num_workers=2,seed=1`, is that of its folder and its row in the table."""
 
     name: str
     composed: Composed

@@ -55,12 +55,8 @@ class Watcher:
         cancel: Callable[[Sequence[str]], None] = commands.cancel,
         may_leave: bool = True,
     ):
-        """
-        Args:
-            runs: with the id of each job.
-            states, cancel: reports the states of jobs, and cancels them.
-            may_leave: whether the jobs may outlive this process.
-        """
+        """`runs` have the id of each job, whose states `states` reports and which `cancel` cancels; `may_leave`: the
+        jobs may outlive this process."""
         self._states = states
         self._cancel_jobs = cancel
         self._may_leave = may_leave

@@ -4,8 +4,7 @@
                              |   ^                   |
           metrics.jsonl <----+   +--- log, publish --+
 
-Built by execution.py in the trainer's process and called from its main thread only. Imports neither schedules,
-transports nor trainers.
+Called from the main thread of the trainer's process only.
 """
 
 from __future__ import annotations

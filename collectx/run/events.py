@@ -1,7 +1,5 @@
 """The event log of a run: joins, deaths, publishes and signals, one line each, in the order in which they happened.
-
-Handed to the collector as a plain callable, and called in the trainer's process from any thread.
-"""
+Called in the trainer's process from any thread."""
 
 from __future__ import annotations
 
@@ -16,14 +14,7 @@ from collectx.run.folder import RunFolder
 
 class EventLog:
     """`events(name, **fields)` appends `{"time": unix seconds, "event": name, **fields}` to `events.jsonl`. Events with
-    a message (`format_event`) are also written to `logs/trainer.log` and passed to `show`.
-
-    Args:
-        hidden: names of events that are not passed to `show`.
-
-    Attributes:
-        show: called with the message, from the thread of the event.
-    """
+    a message (`format_event`) are also written to `logs/trainer.log` and, unless `hidden`, passed to `show`."""
 
     def __init__(self, folder: RunFolder, hidden: Collection[str] = ()):
         self._hidden = frozenset(hidden)

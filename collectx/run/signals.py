@@ -24,11 +24,8 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Stopped(KeyboardInterrupt):
-    """A signal stops the run. A `KeyboardInterrupt`, so that no `except Exception` in user code catches it.
-
-    Attributes:
-        signal: name of the signal, as in "SIGTERM".
-    """
+    """A signal stops the run. A `KeyboardInterrupt`, so that no `except Exception` in user code catches it. `signal` is
+    its name, as in "SIGTERM"."""
 
     def __init__(self, signum: int):
         self.signal = signal.Signals(signum).name
@@ -38,11 +35,7 @@ class Stopped(KeyboardInterrupt):
 class Signals:
     """Handles SIGINT, SIGTERM and SIGHUP while the `with` block lasts. Outside the main thread, where Python allows no
     handlers, it does nothing; a signal that the parent process set to be ignored (`nohup`) stays ignored. After a
-    SIGHUP of a closed terminal, output to it is dropped.
-
-    Attributes:
-        last: the signal that came last, or None.
-    """
+    SIGHUP of a closed terminal, output to it is dropped. `last` is the signal that came last, or None."""
 
     def __init__(self) -> None:
         self._old_handlers: dict[int, Any] = {}

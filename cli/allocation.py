@@ -56,7 +56,7 @@ def run_steps(
     )
     for run in runs:
         step = Step(run, job, list(argv), grace_s)
-        watcher = watch.Watcher([(run.name, RunFolder(run.folder), run.cfg, job)], step)
+        watcher = watch.Watcher([(run, job)], step.states, step.cancel, may_leave=False)
         results += watcher.watch()
         step.join()
         if results[-1].status is Status.INTERRUPTED:
@@ -64,7 +64,7 @@ def run_steps(
 
 
 class Step:
-    """One run as a step, started at construction; the `watch.Scheduler` of that run."""
+    """One run as a step, started at construction; its states and `cancel` are those of its job for `watch.Watcher`."""
 
     def __init__(self, run: SubmittedRun, job: str, argv: list[str], grace_s: float):
         launcher, files = run.cfg.launcher, RunFolder(run.folder)

@@ -5,6 +5,7 @@ Hydra's parser does not accept overrides on both sides of a flag, so it gets the
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -12,6 +13,7 @@ from collectx.cli import output
 from collectx.config.problem import did_you_mean
 from collectx.errors import ConfigError
 
+SEARCH_PATH = "pkg://collectx.conf"
 _SWITCHES = ("help", "hydra-help", "multirun", "run", "resolve", "version")
 _VALUED = ("config-dir", "config-name", "cfg", "package")
 _SHORT = {
@@ -29,12 +31,8 @@ _BLOCKED = {
 
 @dataclass(frozen=True)
 class Arguments:
-    """A command line.
-
-    Attributes:
-        words: everything that does not begin with a dash: overrides, folders.
-        flags: each flag's long name without dashes, with its value ("" for a switch).
-    """
+    """A command line: its words, which do not begin with a dash, and each flag's long name without dashes, with its
+    value ("" for a switch)."""
 
     words: tuple[str, ...]
     flags: dict[str, str]
@@ -119,6 +117,17 @@ def one_group(arguments: Arguments, subcommand: str, groups: Iterable[str]) -> s
     if unknown:
         raise ConfigError([f"{subcommand}: {unknown[0]}: no such group{did_you_mean(unknown[0], [*groups])}"])
     return next(iter(arguments.words), None)
+
+
+def call_hydra(argv: Sequence[str], config_name: str = "config") -> None:
+    """Calls Hydra with a command line in its form that prints something and runs nothing."""
+    import hydra
+
+    old_argv, sys.argv = sys.argv, list(argv)
+    try:
+        hydra.main(version_base="1.3", config_path=SEARCH_PATH, config_name=config_name)(lambda _: None)()
+    finally:
+        sys.argv = old_argv
 
 
 def names(switches: Sequence[str] = ()) -> list[str]:

@@ -9,7 +9,6 @@ import contextlib
 import io
 import os
 import shlex
-import sys
 from collections.abc import Iterable, Sequence
 
 from collectx.cli import arguments
@@ -75,12 +74,5 @@ def _config_dir(line: str) -> str | None:
 
 
 def _complete_with_hydra(overrides: Sequence[str], flags: Sequence[str]) -> None:
-    import hydra
-
     # Hydra puts the name of the program into the function that it installs.
-    sys.argv = ["collectx", "-sc", *overrides, *flags]
-    hydra.main(version_base="1.3", config_path="pkg://collectx.conf", config_name="config")(_nothing)()
-
-
-def _nothing(_: object) -> None:
-    """The task function that Hydra requires and does not call."""
+    arguments.call_hydra(["collectx", "-sc", *overrides, *flags])

@@ -28,6 +28,7 @@ from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from collectx.cli import signatures
+from collectx.cli.arguments import SEARCH_PATH
 from collectx.cli.overrides import Checked, check
 from collectx.config.check import UNSET, Unresolved
 from collectx.config.check import check as check_config
@@ -36,8 +37,6 @@ from collectx.config.schema.fields import incomplete
 from collectx.config.schema.run import RunConfig, as_dict
 from collectx.errors import ConfigError
 from collectx.run import preflight
-
-SEARCH_PATH = "pkg://collectx.conf"
 
 
 def compose(overrides: Sequence[str] = (), config_dir: str | os.PathLike[str] | None = None) -> RunConfig:

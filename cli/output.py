@@ -63,11 +63,8 @@ def _print(text: str, style: str = "") -> None:
 
 
 def print_sweep(root: Path, points: Sequence[tuple[str, Path]], statuses: Mapping[Path, Status] | None = None) -> None:
-    """Prints the table of the points (name and run folder) and the sweep's folder.
-
-    Args:
-        statuses: of run folders without a result; by default "not run".
-    """
+    """Prints the table of the points (name and run folder) and the sweep's folder. `statuses` are those of run folders
+    without a result; by default "not run"."""
     rows = []
     for name, folder in points:
         try:

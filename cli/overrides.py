@@ -18,13 +18,8 @@ from collectx.config.registry import GROUPS
 
 @dataclass(frozen=True)
 class Checked:
-    """The parsed overrides of a command line.
-
-    Attributes:
-        overrides: overrides that Hydra can compose, in the form that accepts any key.
-        problems: one message for each of the others.
-        broken: groups with a wrong choice, whose other overrides cannot be checked.
-    """
+    """The overrides of a command line that Hydra can compose, in the form that accepts any key; one message for each of
+    the others; and the groups with a wrong choice, whose other overrides cannot be checked."""
 
     overrides: tuple[str, ...]
     problems: tuple[str, ...]

@@ -93,7 +93,9 @@ def _reproduce(arguments: Arguments, argv: Sequence[str]) -> int:
     if reason is None:
         overrides = (*overrides, f"++collector.order_of={old.path.absolute()}")
     results: list[Outcome] = []
-    status = launch(composer, Arguments(overrides, _flags(arguments)), argv, results)
+    # Another file would replace the snapshot.
+    flags = {name: value for name, value in arguments.flags.items() if name not in ("config-name", "trust")}
+    status = launch(composer, Arguments(overrides, flags), argv, results)
     # The error of a failed run may repeat after its last batch.
     if not results or not had_digest or status not in ((0, 1) if ended == "failed" else (0,)):
         return status
@@ -166,7 +168,7 @@ def _composer(saved: dict[str, Any], overrides: Sequence[str], config_dir: str |
     content["defaults"] = [
         "_hydra",
         # The override replaces this choice.
-        *({group: _placeholder(saved, group)} for group in replaced),
+        *({group: (saved.get(group) or {}).get("kind", "cpu")} for group in replaced),
         "_self_",
         {"override hydra/launcher": "points"},
         {"override hydra/job_logging": "none"},
@@ -174,13 +176,3 @@ def _composer(saved: dict[str, Any], overrides: Sequence[str], config_dir: str |
     ]
     ConfigStore.instance().store(_PRIMARY, content)
     return Composer(config_dir, _PRIMARY)
-
-
-def _placeholder(saved: dict[str, Any], group: str) -> str:
-    section = saved.get(group)
-    return str(section.get("kind", "cpu")) if isinstance(section, dict) else "cpu"
-
-
-def _flags(arguments: Arguments) -> dict[str, str]:
-    """The flags for Hydra, without one that would replace the snapshot."""
-    return {name: value for name, value in arguments.flags.items() if name not in ("config-name", "trust")}

@@ -1,14 +1,13 @@
 """`collectx run [overrides] [-m] [flags]`: composes and checks the configuration, then runs it in this
 process or submits it as a job.
 
-All points of a sweep are composed and checked before Hydra makes the run folder, so a wrong configuration leaves
-neither a folder nor a process.
+Everything is composed and checked before the run folder is made: a wrong configuration leaves neither a folder nor a
+process.
 """
 
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -18,8 +17,8 @@ from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from collectx.cli import output, run_status, submitit_slurm, sweep, sweeper
-from collectx.cli.arguments import Arguments, run_subcommand
-from collectx.cli.compose import SEARCH_PATH, Composed, Composer, overrides_of, parsed
+from collectx.cli.arguments import Arguments, call_hydra, run_subcommand
+from collectx.cli.compose import Composed, Composer, overrides_of, parsed
 from collectx.cli.overrides import Checked
 from collectx.cli.run_status import Outcome
 from collectx.cli.session import Session
@@ -81,19 +80,12 @@ def _translate(words: Sequence[str]) -> list[str]:
 
 def _inform(composer: Composer, checked: Checked, arguments: Arguments) -> int:
     """Calls Hydra with the command line in its form, to print what a flag asks for."""
-    import hydra
-
     if checked.problems:
         raise ConfigError(checked.problems)
-    old_argv = sys.argv
-    sys.argv = ["collectx run", *checked.overrides, *arguments.hydra_argv()]
     # For errors as exceptions; Hydra would print them and exit.
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")
-    try:
-        with _config_errors():
-            hydra.main(version_base="1.3", config_path=SEARCH_PATH, config_name=composer.config_name)(lambda _: None)()
-    finally:
-        sys.argv = old_argv
+    with _config_errors():
+        call_hydra(["collectx run", *checked.overrides, *arguments.hydra_argv()], composer.config_name)
     return 0
 
 

@@ -56,12 +56,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class SubmittedRun:
-    """A run that is a job of SLURM, trainer and workers.
-
-    Attributes:
-        name: distinguishes it from the other runs of a sweep.
-        folder: its run folder, absolute.
-    """
+    """A run that is a job of SLURM: its name among the runs of a sweep, and its absolute folder."""
 
     name: str
     folder: Path

@@ -19,10 +19,7 @@ from collectx.run import Status
 
 
 class Session:
-    """Executes the runs of one command.
-
-    Args:
-        argv: the command line as typed, for the snapshot.
+    """Executes the runs of one command, which was typed as `argv`.
 
     Attributes:
         results: outcomes of the runs that have ended.
@@ -39,11 +36,7 @@ class Session:
 
     def run(self, context: HydraContext, node: DictConfig, cfg: RunConfig, point: str | None = None) -> JobReturn:
         """Makes the run folder with `.hydra`, and executes the run; or adds it to the runs that `submit` submits.
-
-        Args:
-            node, cfg: the configuration, untyped with Hydra's part, and typed.
-            point: the name of the run in a sweep.
-        """
+        `point` is its name in a sweep; `node` is the configuration with Hydra's part."""
 
         def start(_: DictConfig) -> None:
             folder = Path(node.hydra.runtime.output_dir)
@@ -66,11 +59,7 @@ class Session:
         return run_job(start, node, "hydra.run.dir", None, hydra_context=context)
 
     def submit(self, sweep: Path | None = None) -> None:
-        """Submits the runs that are jobs, and watches them; see `slurm.run_jobs`.
-
-        Args:
-            sweep: the folder of the sweep that they belong to.
-        """
+        """Submits the runs that are jobs, and watches them; see `slurm.run_jobs`."""
         if self._jobs:
             from collectx.cli import slurm
 

@@ -86,7 +86,7 @@ def _submit_and_watch(
     watched = [run for run in running if _launcher(run).wait]
     is_detached = len(watched) < len(running)
     if watched:
-        watcher = watch.Watcher([(run.name, RunFolder(run.folder), run.cfg, jobs[run.folder]) for run in watched])
+        watcher = watch.Watcher([(run, jobs[run.folder]) for run in watched])
         results += watcher.watch()
         is_detached = is_detached or watcher.is_detached
     if is_detached:

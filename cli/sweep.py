@@ -16,7 +16,6 @@ import sys
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import yaml
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
@@ -41,13 +40,8 @@ _NAME_LENGTH = 120
 
 @dataclass(frozen=True)
 class Point:
-    """A point of a sweep.
-
-    Attributes:
-        name: the overrides that differ between the points, as in `collector.num_workers=2,seed=1`: its folder and its
-            row in the table.
-        composed: its configuration.
-    """
+    """A point of a sweep. Its name, the overrides that differ between the points, as in
+    `collector.num_workers=2,seed=1`, is that of its folder and its row in the table."""
 
     name: str
     composed: Composed
@@ -131,14 +125,14 @@ class Sweep:
 
     def _run_points(self, points: Sequence[Point], session: Session, context: HydraContext) -> list[JobReturn]:
         """Runs the points that are not completed; blocks until all have ended."""
-        first, done = len(self.folders), completed(self.folder)
+        done = completed(self.folder)
         texts = ["" if point.composed.problems else config_text(point.composed.cfg) for point in points]
         for point, text in zip(points, texts, strict=True):
             self._set_folder(point, text, done)
         print(f"sweep: {len(points)} points, {sum(text in done for text in texts)} of them done already")
         jobs = []
-        for index, (point, text) in enumerate(zip(points, texts, strict=True)):
-            node, cfg, problems = point.composed.node, point.composed.cfg, point.composed.problems
+        for number, (point, text) in enumerate(zip(points, texts, strict=True), start=1):
+            cfg, problems = point.composed.cfg, point.composed.problems
             if problems:
                 named = ConfigError([f"{problem} [{point.name}]" for problem in problems])
                 jobs.append(JobReturn(status=JobStatus.FAILED, _return_value=named))
@@ -146,10 +140,8 @@ class Sweep:
                 jobs.append(JobReturn(status=JobStatus.COMPLETED))
             else:
                 if cfg.launcher.kind not in ELSEWHERE:
-                    print(f"\nsweep: point {index + 1} of {len(points)}: {point.name}", flush=True)
-                with open_dict(node):
-                    node.hydra.job.id = node.hydra.job.num = first + index
-                jobs.append(session.run(context, node, cfg, point.name))
+                    print(f"\nsweep: point {number} of {len(points)}: {point.name}", flush=True)
+                jobs.append(session.run(context, point.composed.node, cfg, point.name))
                 if session.is_interrupted:
                     raise sweeper.Stopped
         session.submit(self.folder)
@@ -157,21 +149,25 @@ class Sweep:
         return jobs
 
     def _set_folder(self, point: Point, text: str, done: dict[str, Path]) -> None:
-        """Sets the run folder of a point, that of an earlier attempt if it was completed."""
-        node, root = point.composed.node, self.folder.absolute()
-        folder = done.get(text)
-        if folder is None:
-            words = overrides_of(self._master, "hydra")
-            is_chosen = any(word.lstrip("+").startswith("hydra.sweep.subdir=") for word in words)
-            folder = _unused(
-                root / (str(node.hydra.sweep.subdir) if is_chosen else point.name),
-                text,
-                lambda path: any(path == other for _, other in self.folders),
-            )
+        """Sets the run folder of a point: that of an earlier attempt if it was completed; otherwise one of its name, or
+        of its name with a number, if another configuration has that folder already."""
+        root = self.folder.absolute()
+        if point.composed.problems:
+            self.folders.append((point.name, root / point.name))
+            return
+        hydra = point.composed.node.hydra
+        with open_dict(hydra):
+            hydra.job.id = hydra.job.num = len(self.folders)
+            folder = done.get(text)
+            if folder is None:
+                is_chosen = any("hydra.sweep.subdir=" in word for word in overrides_of(self._master, "hydra"))
+                first = folder = root / (str(hydra.sweep.subdir) if is_chosen else point.name)
+                planned, number = {path for _, path in self.folders}, 1
+                while folder in planned or _has_other_run(RunFolder(folder), text):
+                    number += 1
+                    folder = first.with_name(f"{first.name}_{number}")
+            hydra.sweep.subdir = str(folder.relative_to(root))
         self.folders.append((point.name, folder))
-        if not point.composed.problems:
-            with open_dict(node):
-                node.hydra.sweep.subdir = str(folder.relative_to(root))
 
 
 def prepare(
@@ -285,11 +281,5 @@ def saved_text(files: RunFolder) -> str | None:
     return None if problems else config_text(cfg)
 
 
-def _unused(folder: Path, text: str, is_planned: Callable[[Path], Any]) -> Path:
-    """`folder`, or the first of `folder_2`, `folder_3`, ... that has no run, or one of the same configuration, so
-    that a changed sweep does not overwrite runs in its folder."""
-    candidate, number = folder, 1
-    while is_planned(candidate) or (RunFolder(candidate).has_run and saved_text(RunFolder(candidate)) != text):
-        number += 1
-        candidate = folder.with_name(f"{folder.name}_{number}")
-    return candidate
+def _has_other_run(files: RunFolder, text: str) -> bool:
+    return files.has_run and saved_text(files) != text

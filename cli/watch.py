@@ -11,15 +11,13 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Protocol
 
 from rich.console import Console
 
-from collectx.cli.run_status import JobStates, Outcome, RunStatus, query_slurm, status_of_job
+from collectx.cli.run_status import JobStates, Outcome, RunStatus, SubmittedRun, query_slurm, status_of_job
 from collectx.cli.views import SingleView, SweepView, View, WatchedRun
-from collectx.config.schema.run import RunConfig
 from collectx.errors import LauncherError
 from collectx.launcher.slurm import commands
 from collectx.run import display
@@ -39,23 +37,6 @@ _SETTLE_S = 5.0
 _CANCEL_S = 90.0
 
 
-class Scheduler(Protocol):
-    """Reports the states of jobs, and cancels them."""
-
-    def states(self, jobs: Iterable[str]) -> JobStates: ...
-    def cancel(self, jobs: Sequence[str]) -> None: ...
-
-
-class Slurm:
-    """The scheduler of jobs that outlive this process."""
-
-    def states(self, jobs: Iterable[str]) -> JobStates:
-        return query_slurm(jobs)
-
-    def cancel(self, jobs: Sequence[str]) -> None:
-        commands.cancel(jobs)
-
-
 class Terminated(KeyboardInterrupt):
     """Raised in the main thread by SIGTERM."""
 
@@ -67,28 +48,33 @@ class Watcher:
         is_detached: the user has left while jobs were running.
     """
 
-    def __init__(self, runs: Sequence[tuple[str, RunFolder, RunConfig, str]], scheduler: Scheduler | None = None):
-        """
-        Args:
-            runs: names, folders, configurations and jobs.
-            scheduler: of jobs that end with this process; None: SLURM.
-        """
-        self._scheduler = scheduler or Slurm()
+    def __init__(
+        self,
+        runs: Sequence[tuple[SubmittedRun, str]],
+        states: Callable[[Iterable[str]], JobStates] = query_slurm,
+        cancel: Callable[[Sequence[str]], None] = commands.cancel,
+        may_leave: bool = True,
+    ):
+        """`runs` have the id of each job, whose states `states` reports and which `cancel` cancels; `may_leave`: the
+        jobs may outlive this process."""
+        self._states = states
+        self._cancel_jobs = cancel
+        self._may_leave = may_leave
         self._runs = [
             WatchedRun(
-                name,
-                files,
+                run.name,
+                files := RunFolder(run.folder),
                 job,
-                MetricsTail(files.metrics, cfg.collector.total_frames),
+                MetricsTail(files.metrics, run.cfg.collector.total_frames),
                 JsonLinesTail(files.events),
-                shows_events=cfg.collector.on_worker_failure != "raise",  # with "raise" the error is shown at the end
-                may_requeue=getattr(cfg.launcher, "requeue", False),
+                # With "raise" the error is shown at the end.
+                shows_events=run.cfg.collector.on_worker_failure != "raise",
+                may_requeue=getattr(run.cfg.launcher, "requeue", False),
             )
-            for name, files, cfg, job in runs
+            for run, job in runs
         ]
         self.is_detached = False
         self._cancelled_s: float | None = None
-        self._may_leave = scheduler is None
         self._next_query_s = 0.0
         self._has_outage = False
 
@@ -150,7 +136,7 @@ class Watcher:
 
     def _query(self, view: View, now_s: float) -> None:
         runs = self._unfinished()
-        states = self._scheduler.states(run.job for run in runs)
+        states = self._states(run.job for run in runs)
         if isinstance(states, LauncherError) and not self._has_outage:
             view.say(f"whether the jobs are still running is not known for now: {states}")
         self._has_outage = isinstance(states, LauncherError)
@@ -201,7 +187,7 @@ class Watcher:
             self._cancelled_s = time.monotonic()
         print(f"cancelling {self._describe_jobs()}; this may take SLURM half a minute", file=sys.stderr, flush=True)
         try:
-            self._scheduler.cancel([run.job for run in self._unfinished()])
+            self._cancel_jobs([run.job for run in self._unfinished()])
         except LauncherError as error:
             print(f"collectx: the jobs were not cancelled: {error}", file=sys.stderr)
         self._next_query_s = 0.0

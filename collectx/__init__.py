@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collectx.library.collectors import RPCCollector as RPCCollector
     from collectx.library.collectors import RPCDataCollector as RPCDataCollector
     from collectx.library.collectors import SyncDataCollector as SyncDataCollector
-    from collectx.library.submitit_delayed import submitit_delayed_launcher as submitit_delayed_launcher
+    from collectx.library.slurm import submitit_delayed_launcher as submitit_delayed_launcher
     from collectx.replay import ReplayBuffer as ReplayBuffer
 
 __version__ = "0.1.0"
@@ -51,7 +51,7 @@ _MODULES = {
     "ReplayBuffer": "replay",
     "SyncDataCollector": "library.collectors",
     "split_trajectories": "collector.trajectories",
-    "submitit_delayed_launcher": "library.submitit_delayed",
+    "submitit_delayed_launcher": "library.slurm",
 }
 
 __all__ = [*_MODULES]

@@ -130,7 +130,7 @@ class UserPolicyConfig(_ByValue, PolicyConfig):
     Attributes:
         policy: the policy; None if `factory` makes it.
         factory: called without arguments in every process.
-        compile, cudagraph: see `collectx.policy.acceleration.Acceleration`.
+        compile, cudagraph: see `collectx.policy.fast_call.Acceleration`.
         is_trusted: it is called with a TensorDict, without a check of its signature and its keys.
     """
 
@@ -146,27 +146,31 @@ def is_object(policy: PolicyConfig) -> bool:
     return isinstance(policy, UserPolicyConfig) and policy.factory is None
 
 
-@dataclass(frozen=True)
-class Hooks(_ByValue):
-    """Functions that workers call.
+@dataclass(frozen=True, kw_only=True)
+class UserHooks:
+    """Functions of the user that workers call.
 
     Args:
         pre_collect_hook: called without arguments before every batch that a worker makes, in its process.
         post_collect_hook: called with every batch that a worker has made, in its process, before it is handed over;
             its changes in place are delivered.
-        write_batch: called with every batch `[envs, steps]` afterwards, to write it elsewhere.
         init_fn: called without arguments in every worker before its env is made.
     """
 
     pre_collect_hook: Callable[[], Any] | None = None
     post_collect_hook: Callable[[Any], Any] | None = None
     init_fn: Callable[[], Any] | None = None
-    write_batch: Callable[[Any], Any] | None = None
 
-    def problems(self) -> list[str]:
-        """Returns messages about hooks that are not callable."""
-        hooks = {name: hook for name, hook in vars(self).items() if hook is not None}
-        return [f"{name}={hook!r} cannot be called." for name, hook in hooks.items() if not callable(hook)]
+
+@dataclass(frozen=True, kw_only=True)
+class Hooks(_ByValue, UserHooks):
+    """All functions that workers call.
+
+    Attributes:
+        write_batch: called with every batch `[envs, steps]` after `post_collect_hook`, to write it elsewhere.
+    """
+
+    write_batch: Callable[[Any], Any] | None = None
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,7 @@ TARGETS = {
     "collectx/transport/supervisor.py": (5, "unit/transport contract"),
     "collectx/config/rules/*.py": (4, "unit/config unit/collector/test_devices.py contract/test_collector_contract.py"),
     "collectx/config/*.py": (2, "unit/config unit/run unit/cli contract"),
-    "collectx/library/[cor]*.py": (2, "library conformance contract"),
+    "collectx/library/[cdr]*.py": (2, "library conformance contract"),
     "collectx/library/keywords/*.py": (3, "library conformance contract"),
     "collectx/batch.py": (3, "unit/test_batch.py unit/rollout contract"),
 }

@@ -15,7 +15,7 @@ from collectx.batch import batch_leaves
 from collectx.collector.batch_info import DeliverySpec
 from collectx.collector.collector import Collector
 from collectx.collector.failure_policy import FailurePolicy
-from collectx.config.derived import backend_of, is_stacked, num_workers_of, rows_per_env
+from collectx.config.derived import backend_of, is_async, is_stacked, num_workers_of, rows_per_env
 from collectx.config.schema.collector import CollectorConfig
 from collectx.config.schema.launcher import DevicesConfig, LauncherConfig, RpcBackendConfig
 from collectx.config.schema.run import RunConfig
@@ -24,9 +24,10 @@ from collectx.launcher import make_launcher
 from collectx.launcher.base import Launcher
 from collectx.policy.recurrent import spec_with_states
 from collectx.policy.weights import FlatWeights
-from collectx.schedule import make_schedule
-from collectx.schedule.replay import RecordedBatch
-from collectx.schedule.sync import PreemptiveSchedule
+from collectx.schedule.asynchronous import AsyncSchedule
+from collectx.schedule.base import Schedule
+from collectx.schedule.replay import RecordedBatch, ReplaySchedule
+from collectx.schedule.sync import PreemptiveSchedule, SyncSchedule
 from collectx.transport.base import SlabSpec, Transport
 from collectx.user_objects import Hooks
 from collectx.worker.spec import NestedSpec, WorkerSpec, rollout_options
@@ -70,7 +71,7 @@ def build(
     actor = policies.make_actor(policy, spec, _device_of(policy), exploration, is_trusted)
     # A batch that a worker has written elsewhere has to be delivered.
     exact = any(fields.get("hooks", Hooks()).write_batch is not None for fields in overrides)
-    schedule = make_schedule(options, num_workers, recorded, exact)
+    schedule = _make_schedule(options, num_workers, recorded, exact)
     rows = spec.num_envs * rows_per_env(options)
     observation = spec_with_states(spec, actor.states).observation
     slab = SlabSpec(
@@ -142,6 +143,19 @@ def build(
         raise
     events("workers_started", num_workers=num_workers, backend=backend_of(cfg), launcher=cfg.launcher.kind)
     return collector
+
+
+def _make_schedule(
+    options: CollectorConfig, num_workers: int, recorded: Sequence[RecordedBatch] | None, exact: bool
+) -> Schedule:
+    if not is_async(options):
+        if options.preemptive_threshold is not None:
+            return PreemptiveSchedule(num_workers, options.preemptive_threshold)
+        return SyncSchedule(num_workers)
+    num_batches = None if options.total_frames < 0 else -(-options.total_frames // options.frames_per_batch)
+    if recorded is not None:
+        return ReplaySchedule(num_workers, options.num_slots, num_batches, recorded, options.zero_copy)
+    return AsyncSchedule(num_workers, options.num_slots, num_batches, exact)
 
 
 def _connect(

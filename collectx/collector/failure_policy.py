@@ -34,17 +34,11 @@ class FailurePolicy:
         return worker
 
     def replace(self, worker: int, error: Exception, is_last: bool) -> int | None:
-        """Starts a replacement for a worker that is gone.
+        """Starts a replacement for a worker that is gone, and returns its life; None if the worker is dropped. Raises
+        `error` if the run ends.
 
         Args:
-            error: why it is gone.
             is_last: whether no other worker is left.
-
-        Returns:
-            The life of the replacement; None: the worker is dropped.
-
-        Raises:
-            Exception: `error`, if the run ends.
         """
         if self._mode == "raise" or (self._mode == "drop" and is_last):
             raise error

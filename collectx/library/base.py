@@ -2,7 +2,7 @@
 
     keywords --parsed, checked--> request --> RunConfig, overrides per worker --> collector.compose.build --> batches
 
-Runs in the trainer's process. `described` lists the keywords of a class; `request` parses them.
+Runs in the trainer's process. `delivery` converts batches to the form that the user asked for.
 """
 
 from __future__ import annotations
@@ -22,15 +22,16 @@ from collectx import env as envs
 from collectx import policy as policies
 from collectx.collector.collector import Collector
 from collectx.collector.compose import build
-from collectx.collector.trajectories import Assembler
-from collectx.config.derived import REMOTE, backend_of, is_stacked, surplus_note
+from collectx.config.derived import backend_of, surplus_note
 from collectx.library.background import Background
 from collectx.library.checks import check_request
 from collectx.library.compat import CollectorProperties
 from collectx.library.configuration import fit_frames, to_config
-from collectx.library.keywords import CreateEnv
-from collectx.library.request import parse_request
-from collectx.library.slurm import choose_launcher, open_launcher
+from collectx.library.delivery import Delivery
+from collectx.library.keywords.nested import lift_shared
+from collectx.library.keywords.parse import parse
+from collectx.library.request import CollectorRequest
+from collectx.library.slurm import open_launcher
 from collectx.library.weights import WeightPublisher, WeightsLike, weights_by_worker
 from collectx.transport.base import RESET, encode_reset
 from collectx.user_objects import UserObjects
@@ -48,28 +49,21 @@ class DataCollector(CollectorProperties):
         TypeError: by the constructor: unknown keywords.
     """
 
-    # The specs that parse the keywords of this class; set by `described`.
-    _specs: tuple[type, ...] = ()
-
-    def __init__(
-        self, kind: str, create_env_fn: CreateEnv, policy: Any, keywords: dict[str, Any], sync: bool | None = None
-    ):
-        name = type(self).__name__
-        request, problems = parse_request(name, self._specs, kind, sync, create_env_fn, policy, keywords)
-        check_request(request, problems)
+    def __init__(self, request_class: type[CollectorRequest], arguments: tuple, keywords: dict[str, Any]):
+        keywords, conflicts = lift_shared(keywords)
+        request, problems = parse(type(self).__name__, request_class, arguments, keywords)
+        check_request(request, problems + conflicts)
         cfg, overrides = to_config(request)
         objects = [
             UserObjects.of(each["env"], each.get("policy", cfg.policy), user_collector=each.get("user_collector"))
             for each in overrides
         ]
-        if kind in REMOTE:
-            choose_launcher(cfg, request.remote)
         spec = envs.read_spec(overrides[0]["env"], policies.is_user_policy(cfg.policy))
-        super().__init__(request, cfg, overrides, fit_frames(request, cfg, overrides, spec))
-        if request.frames.has_surplus and (note := surplus_note(self.total_frames, self._frames_per_batch)):
+        self._request, self._cfg, self._overrides = request, cfg, overrides
+        self._frames_per_batch = fit_frames(request, cfg, overrides, spec)
+        if request.has_surplus and (note := surplus_note(self.total_frames, self._frames_per_batch)):
             warnings.warn(note, stacklevel=3)
         self._num_envs, self._is_cuttable = spec.num_envs, spec.can_restart_early
-        self._max_steps = [each.get("steps") for each in overrides]
         self.policy: Any = policies.build(cfg.policy, spec, cfg.seed)
         with contextlib.ExitStack() as stack:
             launcher, events = open_launcher(stack, cfg, objects, request.remote)
@@ -79,15 +73,10 @@ class DataCollector(CollectorProperties):
         if request.workers.num_threads is not None:
             torch.set_num_threads(request.workers.num_threads)
         self._hooks = request.hooks
-        self._num_collected = 0
-        # The TensorDict that every batch is copied into, with `return_same_td`.
-        self._reused_batch: TensorDictBase | None = None
-        self._assembler = Assembler(
-            request.assembly.trajs_per_batch or 1, self.traj_format, cfg.collector.reset_at_each_iter
-        )
+        self._delivery = Delivery(request, cfg.collector, self._collector)
         self._background: Background | None = None
-        individual = range(self.num_workers) if request.env_and_policy.has_individual_policies else ()
-        self._weights = WeightPublisher(self._collector, request.weights, individual)
+        individual = range(self.num_workers) if request.has_individual_policies else ()
+        self._weights = WeightPublisher(self._collector, request, individual)
 
     def __iter__(self) -> Iterator[TensorDictBase]:
         return self
@@ -100,53 +89,11 @@ class DataCollector(CollectorProperties):
         return cast(TensorDictBase, self._collect())
 
     def _collect(self) -> TensorDictBase | None:
-        """Collects a batch and returns what is delivered to the user; None if it went to the replay buffer."""
-        output, interval = self._request.output, self._request.update_interval
-        if interval > 0 and self._num_collected and self._num_collected % interval == 0:
+        """Collects a batch, after the weights were published, if they are due; see `Delivery.next`."""
+        interval, num_collected = self._request.publish_interval, self._delivery.num_collected
+        if interval > 0 and num_collected and num_collected % interval == 0:
             self._weights.publish(self.policy, {None: None}, self.num_workers)
-        if self._request.workers_write:
-            self._collector.advance()
-            self._num_collected += 1
-            return None
-        if self._request.assembly.trajs_per_batch is not None:
-            return self._collect_trajectories()
-        batch = next(self._collector)
-        self._num_collected += 1
-        if output.replay_buffer is not None:
-            output.write(batch, is_stacked(self._cfg.collector), self._collector.steps)
-            return None
-        batch = self._deliver(batch, self._collector.steps)
-        if output.return_same_td:
-            reused = self._reused_batch
-            if reused is not None and reused.shape == batch.shape:
-                batch = reused.copy_(batch)
-            self._reused_batch = batch
-        return batch
-
-    def _collect_trajectories(self) -> TensorDictBase | None:
-        """Collects until a batch of `trajs_per_batch` trajectories is complete, and returns it. With a replay buffer,
-        collects once, writes the trajectories that are complete, and returns None."""
-        buffer = self.replay_buffer
-        while True:
-            if buffer is None and (trajectories := self._assembler.take()) is not None:
-                return trajectories
-            self._assembler.add(self._deliver(next(self._collector), self._collector.steps))
-            self._num_collected += 1
-            if buffer is not None:
-                for frames in self._assembler.writes(self.trajs_per_write or 1):
-                    buffer.extend(frames)
-                return None
-
-    def _deliver(self, batch: Any, steps: Sequence[int] | None = None) -> Any:
-        """Converts a batch to the form that the user asked for.
-
-        Args:
-            steps: for each part of the batch, how many steps are filled; None: all.
-        """
-        stacked, masked = is_stacked(self._cfg.collector), self._request.early.threshold is not None
-        if steps is None:
-            steps = [max_steps or batch.shape[-1] for max_steps in self._max_steps]
-        return self._request.output.deliver(batch, stacked, steps, masked)
+        return self._delivery.next()
 
     def _try_collect(self) -> bool:
         """Collects a batch into the replay buffer; returns False after the last one."""
@@ -286,25 +233,25 @@ class DataCollector(CollectorProperties):
             raise_on_error: whether to raise the error that ended the background thread.
         """
         background, self._background = self._background, None
-        try:
+        with contextlib.closing(self._exit_stack):
             if background is not None:
-                if timeout is None:
-                    timeout = self._cfg.collector.close_timeout_s
-                with contextlib.nullcontext() if raise_on_error else contextlib.suppress(Exception):
-                    background.stop(timeout)
-        finally:
-            if background is not None and background.is_running:
-                self._abort(background)
-            self._exit_stack.close()
+                limit_s = self._cfg.collector.close_timeout_s
+                try:
+                    background.stop(limit_s if timeout is None else timeout)
+                except Exception:
+                    if raise_on_error:
+                        raise
+                finally:
+                    self._abort(background, limit_s)
 
-    def _abort(self, background: Background) -> None:
-        """Interrupts the current batch, because its thread uses what is about to be closed."""
-        limit_s = self._cfg.collector.close_timeout_s
-        self._collector.interrupt()
-        if not background.ends_within(limit_s):
-            for handle in self._collector.handles().values():
-                handle.kill()
-            background.ends_within(limit_s)
+    def _abort(self, background: Background, limit_s: float) -> None:
+        """Interrupts the current batch if the thread, which uses what is about to be closed, is still alive."""
+        if background.is_running:
+            self._collector.interrupt()
+            if not background.ends_within(limit_s):
+                for handle in self._collector.handles().values():
+                    handle.kill()
+                background.ends_within(limit_s)
 
     def async_shutdown(self, timeout: float | None = None, close_env: bool = True) -> None:
         """The same as `shutdown`."""
@@ -321,16 +268,18 @@ class DataCollector(CollectorProperties):
             ValueError: the length is not the number of workers, or only some are selected and batches consist of whole
                 trajectories.
         """
-        if reset_idx is None:
-            with self._exclusive():
-                self._collector.request_reset(RESET)
-                self._assembler.forget()
-            return
-        self._check_selection("reset_idx", reset_idx, self.num_workers, "workers")
+        workers = None
+        if reset_idx is not None:
+            self._check_selection("reset_idx", reset_idx, self.num_workers, "workers")
+            workers = [worker for worker, is_selected in enumerate(reset_idx) if is_selected]
+        self._reset(RESET, workers)
+
+    def _reset(self, reset: int, workers: Sequence[int] | None = None) -> None:
+        """Requests a reset of workers; None: all, and drops the trajectories that have not ended."""
         with self._exclusive():
-            self._collector.request_reset(
-                RESET, [worker for worker, is_selected in enumerate(reset_idx) if is_selected]
-            )
+            self._collector.request_reset(reset, workers)
+            if workers is None:
+                self._delivery.forget()
 
     def _check_selection(self, name: str, selection: Sequence[bool], count: int, what: str) -> None:
         """Raises ValueError unless `selection` says for each of `count` whether it is to be reset."""
@@ -351,9 +300,7 @@ class DataCollector(CollectorProperties):
         """
         if not isinstance(seed, numbers.Integral) or not 0 <= seed < 2**61:
             raise ValueError(f"seed={seed!r}: must be at least 0, below 2**61 and a whole number")
-        with self._exclusive():
-            self._collector.request_reset(encode_reset(seed, static_seed))
-            self._assembler.forget()
+        self._reset(encode_reset(seed, static_seed))
         return seed if static_seed else env_seed(seed, 0)
 
     def rollout(self) -> TensorDictBase | None:
@@ -375,6 +322,6 @@ class DataCollector(CollectorProperties):
             TypeError: `total_frames` is -1, or batches consist of whole trajectories.
         """
         total, frames = self.total_frames, self.frames_per_batch
-        if total < 0 or self._request.assembly.trajs_per_batch is not None:
+        if total < 0 or self.trajs_per_batch is not None:
             raise TypeError("an endless collector (total_frames=-1), or one of whole trajectories, has no length")
         return -(-total // frames)

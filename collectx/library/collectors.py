@@ -8,34 +8,28 @@ from typing import Any
 import torch
 
 from collectx.config.schema.launcher import RayLauncherConfig
-from collectx.library.early_stop import InterruptorKeywords, PreemptionKeywords
+from collectx.library.configuration import added_worker_overrides
 from collectx.library.inspection import InspectableCollector
-from collectx.library.keywords import (
-    CreateEnv,
-    Devices,
-    EachBatchWeights,
-    EnvAndPolicy,
-    Frames,
-    RayRemote,
-    Remote,
-    RpcRemote,
-    Weights,
-    Workers,
-    described,
+from collectx.library.keywords.parse import signature_of
+from collectx.library.request import (
+    DistributedRequest,
+    DistributedSyncRequest,
+    MultiAsyncRequest,
+    MultiRequest,
+    MultiSyncRequest,
+    RayRequest,
+    RpcRequest,
+    SingleRequest,
 )
-from collectx.library.output import BatchOutput
-from collectx.library.overrides import added_worker_overrides
-from collectx.library.trajectories import Assembly
-from collectx.user_objects import Hooks
 
 
-@described(EnvAndPolicy, Frames, Devices, BatchOutput, Weights, Hooks, Assembly, InterruptorKeywords)
 class Collector(InspectableCollector):
     """Collects in this process, without workers (TorchRL's `Collector` or `SyncDataCollector`). Acts with the policy
     object itself, so its weights need not be published."""
 
-    def __init__(self, create_env_fn: CreateEnv, policy: Any = None, **keywords: Any):
-        super().__init__("single", create_env_fn, policy, keywords)
+    @signature_of(SingleRequest)
+    def __init__(self, *arguments: Any, **keywords: Any):
+        InspectableCollector.__init__(self, SingleRequest, arguments, keywords)
 
     def reset(self, index: Any = None, **keywords: Any) -> None:  # type: ignore[override]
         """Resets envs before the next batch.
@@ -64,7 +58,6 @@ class Collector(InspectableCollector):
         self._ask("restart", mask.tolist())
 
 
-@described(EnvAndPolicy, Frames, Devices, BatchOutput, Workers, Weights, Hooks, Assembly, PreemptionKeywords)
 class MultiCollector(InspectableCollector):
     """Collects in worker processes of this machine, over shared memory. Every worker has a copy of the policy.
 
@@ -72,60 +65,61 @@ class MultiCollector(InspectableCollector):
     `sync=False`: a batch comes from a single worker, the first that is ready.
     """
 
-    def __init__(self, create_env_fn: CreateEnv, policy: Any = None, *, sync: bool, **keywords: Any):
-        super().__init__("multi_sync" if sync else "multi_async", create_env_fn, policy, keywords)
+    @signature_of(MultiRequest)
+    def __init__(self, *arguments: Any, **keywords: Any):
+        InspectableCollector.__init__(self, MultiRequest, arguments, keywords)
 
 
-@described(*MultiCollector._specs)
 class MultiSyncCollector(MultiCollector):
     """`MultiCollector(sync=True)`."""
 
-    def __init__(self, create_env_fn: CreateEnv, policy: Any = None, **keywords: Any):
-        super().__init__(create_env_fn, policy, sync=True, **keywords)
+    @signature_of(MultiSyncRequest)
+    def __init__(self, *arguments: Any, **keywords: Any):
+        InspectableCollector.__init__(self, MultiSyncRequest, arguments, keywords)
 
 
-@described(*MultiCollector._specs)
 class MultiAsyncCollector(MultiCollector):
     """`MultiCollector(sync=False)`."""
 
-    def __init__(self, create_env_fn: CreateEnv, policy: Any = None, **keywords: Any):
-        super().__init__(create_env_fn, policy, sync=False, **keywords)
+    @signature_of(MultiAsyncRequest)
+    def __init__(self, *arguments: Any, **keywords: Any):
+        InspectableCollector.__init__(self, MultiAsyncRequest, arguments, keywords)
 
 
-@described(EnvAndPolicy, Frames, Devices, BatchOutput, Workers, Weights, Remote, Assembly)
 class DistributedCollector(InspectableCollector):
     """Collects in workers on any host, over torch.distributed; `sync` as in `MultiCollector`."""
 
-    def __init__(self, create_env_fn: CreateEnv, policy: Any = None, *, sync: bool = False, **keywords: Any):
-        super().__init__("distributed_sync" if sync else "distributed", create_env_fn, policy, keywords)
+    @signature_of(DistributedRequest)
+    def __init__(self, *arguments: Any, **keywords: Any):
+        InspectableCollector.__init__(self, DistributedRequest, arguments, keywords)
 
 
-@described(EnvAndPolicy, Frames, Devices, BatchOutput, Workers, EachBatchWeights, Remote, Assembly)
 class DistributedSyncCollector(DistributedCollector):
     """`DistributedCollector(sync=True)`; by default publishes the policy's weights after every batch."""
 
-    def __init__(self, create_env_fn: CreateEnv, policy: Any = None, **keywords: Any):
-        super().__init__(create_env_fn, policy, sync=True, **keywords)
+    @signature_of(DistributedSyncRequest)
+    def __init__(self, *arguments: Any, **keywords: Any):
+        InspectableCollector.__init__(self, DistributedSyncRequest, arguments, keywords)
 
 
-@described(EnvAndPolicy, Frames, Devices, BatchOutput, Workers, Weights, RpcRemote, Assembly)
 class RPCCollector(InspectableCollector):
     """Collects in workers on any host, over torch RPC; `sync` as in `MultiCollector`.
 
     Torch RPC exchanges pickles and does not check the run's secret: a peer that can reach its ports can run code.
     """
 
-    def __init__(self, create_env_fn: CreateEnv, policy: Any = None, *, sync: bool = False, **keywords: Any):
-        super().__init__("rpc", create_env_fn, policy, keywords, sync)
+    @signature_of(RpcRequest)
+    def __init__(self, *arguments: Any, **keywords: Any):
+        InspectableCollector.__init__(self, RpcRequest, arguments, keywords)
 
 
-@described(EnvAndPolicy, Frames, Devices, BatchOutput, Workers, Weights, RayRemote, Hooks, Assembly)
 class RayCollector(InspectableCollector):
     """Collects in actors of a Ray cluster, over its object store; `sync` as in `MultiCollector`. The first collector
     connects this process to Ray, until the process ends or calls `ray.shutdown()`. Ray exchanges pickles."""
 
-    def __init__(self, create_env_fn: CreateEnv, policy: Any = None, *, sync: bool = False, **keywords: Any):
-        super().__init__("ray", create_env_fn, policy, keywords, sync)
+    @signature_of(RayRequest)
+    def __init__(self, *arguments: Any, **keywords: Any):
+        InspectableCollector.__init__(self, RayRequest, arguments, keywords)
 
     def add_collectors(
         self,

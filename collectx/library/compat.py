@@ -33,14 +33,11 @@ class CollectorProperties:
     A device property is one device for a collector in this process, otherwise a list with one per worker.
     """
 
-    def __init__(
-        self, request: CollectorRequest, cfg: RunConfig, overrides: list[dict[str, Any]], frames_per_batch: int
-    ):
-        self._request = request
-        self._cfg = cfg
-        # For each worker, the fields of its `WorkerSpec` that differ from `cfg`.
-        self._overrides = overrides
-        self._frames_per_batch = frames_per_batch
+    _request: CollectorRequest
+    _cfg: RunConfig
+    # For each worker, the fields of its `WorkerSpec` that differ from `_cfg`.
+    _overrides: list[dict[str, Any]]
+    _frames_per_batch: int
 
     if not TYPE_CHECKING:
 
@@ -105,7 +102,7 @@ class CollectorProperties:
     @property
     def requested_frames_per_batch(self) -> int:
         """Frames of one batch as passed to the constructor."""
-        return self._request.frames.requested_frames
+        return self._request.requested_frames
 
     @property
     def total_frames(self) -> int:
@@ -115,27 +112,27 @@ class CollectorProperties:
     @property
     def trajs_per_batch(self) -> int | None:
         """As passed to the constructor."""
-        return self._request.assembly.trajs_per_batch
+        return self._request.trajs_per_batch
 
     @property
     def trajs_per_write(self) -> int | None:
         """As passed to the constructor."""
-        return self._request.assembly.trajs_per_write
+        return self._request.trajs_per_write
 
     @property
     def traj_format(self) -> str:
         """ "padded" or "cat"."""
-        return self._request.assembly.traj_format or "padded"
+        return self._request.traj_format or "padded"
 
     @property
     def weight_updater(self) -> Any:
         """As passed to the constructor."""
-        return self._request.weights.weight_updater
+        return self._request.weight_updater
 
     @property
     def replay_buffer(self) -> Any:
         """As passed to the constructor."""
-        return self._request.output.replay_buffer
+        return self._request.replay_buffer
 
     @property
     def worker_idx(self) -> int:
@@ -144,7 +141,7 @@ class CollectorProperties:
         Raises:
             RuntimeError: none was passed.
         """
-        index = self._request.env_and_policy.worker_idx
+        index = self._request.worker_idx
         if index is None:
             raise RuntimeError("this collector has no index: pass worker_idx=... to the constructor")
         return index

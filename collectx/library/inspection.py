@@ -111,11 +111,7 @@ class InspectableCollector(DataCollector):
 
     def fake_tensordict(self) -> TensorDictBase:
         """Returns a batch of zeros with the keys, shapes, dtypes and names that `next` returns. Steps no env."""
-        batch = self._collector.zeros()
-        if self._cfg.collector.set_truncated:
-            for name in ("truncated", "done"):
-                batch["next", name][..., -1, :] = True
-        return self._deliver(batch)
+        return self._delivery.zeros([each.get("steps") for each in self._overrides])
 
     @property
     def pre_collect_hook(self) -> Callable[[], Any] | None:

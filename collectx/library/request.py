@@ -1,110 +1,155 @@
-"""`CollectorRequest`: the parsed keywords of a collector. Checked in `checks.py`, converted in `configuration.py`."""
+"""The keywords of each constructor: `CollectorRequest`, which has what all take, and a subclass for each constructor.
+Checked in `checks.py`, converted in `configuration.py`.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
-from typing import Any, get_type_hints
+from typing import Any, ClassVar
 
-from collectx.library.early_stop import EarlyStop
+from collectx.library.keywords.batches import Assembly, BatchOutput, Interruptor, Preemption
 from collectx.library.keywords.coerce import device_name, for_each
-from collectx.library.keywords.env_and_policy import CreateEnv, EnvAndPolicy
-from collectx.library.keywords.parse import KeywordParser
-from collectx.library.keywords.remote import Nested, RayRemote
-from collectx.library.keywords.shared import lift_shared
+from collectx.library.keywords.env_and_policy import EnvAndPolicy
+from collectx.library.keywords.nested import Nested
+from collectx.library.keywords.remote import RayRemote, Remote, RpcRemote
 from collectx.library.keywords.specs import Devices, Frames, Weights, Workers
-from collectx.library.output import BatchOutput
-from collectx.library.trajectories import Assembly
-from collectx.user_objects import Hooks
+from collectx.user_objects import Hooks, UserHooks
 
 
-@dataclass(frozen=True)
-class CollectorRequest:
-    """All keywords of a collector.
+# The fields of the last base class come first.
+@dataclass(frozen=True, kw_only=True)
+class CollectorRequest(Assembly, Weights, BatchOutput, Devices, Frames, EnvAndPolicy):
+    """What a collector is constructed with."""
 
-    Attributes:
-        kind: `collector.kind` of the configuration.
-        sync: whether it is sync, if the kind can be both.
-    """
-
-    kind: str
-    env_and_policy: EnvAndPolicy
-    frames: Frames
-    devices: Devices
-    output: BatchOutput
-    workers: Workers
-    weights: Weights
-    remote: Nested
-    hooks: Hooks
-    assembly: Assembly
-    early: EarlyStop
-    sync: bool | None = None
+    # `collector.kind` of the configuration: of an async collector, and of a sync one.
+    _kinds: ClassVar[tuple[str, str]]
 
     @property
-    def num_workers(self) -> int:
+    def kind(self) -> str:
+        """`collector.kind` of the configuration."""
+        return self._kinds[getattr(self, "sync", False)]
+
+    @property
+    def workers(self) -> Workers:
+        """The keywords about workers; the defaults for a class that does not take them."""
+        return self if isinstance(self, Workers) else Workers()
+
+    @property
+    def remote(self) -> Nested:
+        """The keywords about the workers' collectors and hosts; the defaults for a class that does not take them."""
+        return self if isinstance(self, Nested) else Nested()
+
+    @property
+    def hooks(self) -> Hooks:
+        """The hooks; none for a class that does not take them."""
+        return Hooks(**{field.name: getattr(self, field.name, None) for field in dataclasses.fields(UserHooks)})
+
+    @property
+    def threshold(self) -> float | None:
+        """The share of the workers that a batch waits for; None: all."""
+        return self.preemptive_threshold if isinstance(self, Preemption) else None
+
+    @property
+    def worker_count(self) -> int:
         """Number of workers, by `num_workers`, `num_collectors` or `create_env_fn`."""
         if self.kind == "single":
             return 1
         if self.workers.num_workers is not None:
             return self.workers.num_workers
-        if isinstance(self.remote, RayRemote) and self.remote.num_collectors is not None:
-            return self.remote.num_collectors
-        create = self.env_and_policy.create_env_fn
-        return len(create) if isinstance(create, list | tuple) else 1
+        if isinstance(self, RayRemote) and self.num_collectors is not None:
+            return self.num_collectors
+        return len(self.create_env_fn) if isinstance(self.create_env_fn, list | tuple) else 1
 
     @property
-    def update_interval(self) -> int:
+    def kwargs_of_workers(self) -> list[dict[str, Any]]:
+        """`collector_kwargs` by worker."""
+        return [kwargs or {} for kwargs in for_each(self.remote.collector_kwargs, self.worker_count)]
+
+    @property
+    def publish_interval(self) -> int:
         """Number of batches after which the policy's weights are published to all workers; -1: never."""
-        interval = self.weights.interval
-        if interval is not None:
-            return interval
-        return -1 if self.env_and_policy.has_individual_policies else self.weights.default_interval
+        if self.chosen_interval is not None:
+            return self.chosen_interval
+        return -1 if self.has_individual_policies else self.default_interval
 
     @property
     def workers_write(self) -> bool:
         """Whether workers write to the replay buffer themselves."""
-        is_assembled = self.assembly.trajs_per_batch is not None
-        return self.kind.startswith("multi") and self.output.shared_buffer is not None and not is_assembled
+        return self.kind.startswith("multi") and self.shared_buffer is not None and self.trajs_per_batch is None
 
     @property
     def policy_devices(self) -> list[str]:
         """The device of each worker's policy. Requires `has_valid_devices`."""
-        _, devices = self.devices.resolve(self.num_workers)
-        kwargs = [each or {} for each in for_each(self.remote.collector_kwargs, self.num_workers)]
-        overrides = [device_name(each.get("policy_device") or each.get("device")) for each in kwargs]
-        return [override or device or "cpu" for override, device in zip(overrides, devices, strict=True)]
+        values = self.devices_of_workers()
+        candidates = zip(self.kwargs_of_workers, values["policy_device"], values["device"], strict=True)
+        return [
+            device_name(kwargs.get("policy_device") or kwargs.get("device") or policy or device) or "cpu"
+            for kwargs, policy, device in candidates
+        ]
 
     @property
     def has_valid_devices(self) -> bool:
         """Whether `policy_devices` can be read."""
-        return not (self.devices.problems(self.num_workers) or self.remote.problems(self.num_workers))
+        return not (self.device_problems() or self.remote.remote_problems())
 
 
-def parse_request(
-    name: str,
-    specs: tuple[type, ...],
-    kind: str,
-    sync: bool | None,
-    create_env_fn: CreateEnv,
-    policy: Any,
-    keywords: dict[str, Any],
-) -> tuple[CollectorRequest, list[str]]:
-    """Returns the request that the arguments of a constructor stand for, and the problems of single arguments.
+@dataclass(frozen=True, kw_only=True)
+class SingleRequest(Interruptor, UserHooks, CollectorRequest):
+    """Of `Collector`."""
 
-    Args:
-        name: name of the collector class, for messages.
-        specs: the specs of the class's keywords; fields of the request without one have their defaults.
+    _kinds = ("single", "single")
 
-    Raises:
-        TypeError: unknown keywords.
-    """
-    keywords, problems = lift_shared(keywords)
-    parser = KeywordParser(name, {"create_env_fn": create_env_fn, "policy": policy, **keywords})
 
-    def parse(base: type) -> Any:
-        spec = next((each for each in specs if issubclass(each, base)), None)
-        return base() if spec is None else parser.parse(spec)
+@dataclass(frozen=True, kw_only=True)
+class MultiSyncRequest(Preemption, UserHooks, Workers, CollectorRequest):
+    """Of `MultiSyncCollector`."""
 
-    hints = get_type_hints(CollectorRequest)
-    fields = {field: parse(base) for field, base in hints.items() if field not in ("kind", "sync")}
-    parser.finish()
-    return CollectorRequest(kind=kind, sync=sync, **fields), parser.problems + problems
+    _kinds = ("multi_sync", "multi_sync")
+
+
+@dataclass(frozen=True, kw_only=True)
+class MultiAsyncRequest(MultiSyncRequest):
+    """Of `MultiAsyncCollector`."""
+
+    _kinds = ("multi_async", "multi_async")
+
+
+@dataclass(frozen=True, kw_only=True)
+class MultiRequest(MultiSyncRequest):
+    """Of `MultiCollector`."""
+
+    _kinds = ("multi_async", "multi_sync")
+    sync: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class DistributedRequest(Remote, Workers, CollectorRequest):
+    """Of `DistributedCollector`."""
+
+    _kinds = ("distributed", "distributed_sync")
+    sync: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class DistributedSyncRequest(Remote, Workers, CollectorRequest):
+    """Of `DistributedSyncCollector`: publishes after every batch by default, but for individual policies."""
+
+    _kinds = ("distributed_sync", "distributed_sync")
+    default_interval = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class RpcRequest(RpcRemote, Workers, CollectorRequest):
+    """Of `RPCCollector`."""
+
+    _kinds = ("rpc", "rpc")
+    sync: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class RayRequest(RayRemote, UserHooks, Workers, CollectorRequest):
+    """Of `RayCollector`."""
+
+    _kinds = ("ray", "ray")
+    sync: bool = False

@@ -1,73 +1,37 @@
-"""Launchers of remote collectors: local processes, SLURM jobs or Ray actors. Runs in the trainer's process."""
+"""Workers that are SLURM jobs: submitted by the collector, or by `submitit_delayed_launcher`, which submits a script's
+main function and its collector's workers all at once, for clusters where a job cannot submit jobs.
+
+    python script.py                on the login host: submits all jobs and follows the first
+      job: python script.py         main() runs; its DistributedCollector(launcher="submitit_delayed") ...
+      jobs: one per worker          ... sends the task to these, and they join
+"""
 
 from __future__ import annotations
 
 import contextlib
+import functools
+import shlex
+import sys
+import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from collectx.config.schema.launcher import SubmititLauncherConfig
 from collectx.config.schema.run import RunConfig
-from collectx.errors import ConfigError
+from collectx.errors import ConfigError, LauncherError
 from collectx.launcher.base import Launcher
-from collectx.launcher.slurm.array import slurm_resources
-from collectx.library.keywords import Nested, RayRemote, Remote
-from collectx.run import RunFolder, preflight
+from collectx.launcher.slurm import commands
+from collectx.launcher.slurm.array import JobArray, slurm_resources
+from collectx.library.keywords.nested import Nested
+from collectx.library.keywords.remote import Remote
+from collectx.run import preflight
 from collectx.run.events import EventLog
-from collectx.run.folder import locked, new_folder
-from collectx.run.submitted_workers import PresubmittedJobs, presubmitted_workers, submitted_workers
+from collectx.run.folder import RunFolder, locked, new_folder
+from collectx.run.submitted_workers import PresubmittedJobs, presubmitted_workers, submitted_workers, worker_command
 from collectx.user_objects import UserObjects
 
-
-def choose_launcher(cfg: RunConfig, remote: Nested) -> None:
-    """Sets `cfg.launcher` to the launcher that the keywords choose."""
-    if isinstance(remote, RayRemote):
-        cfg.launcher = remote.launcher_config(cfg.launcher.num_threads, cfg.collector.num_workers)
-    if not isinstance(remote, Remote):
-        return
-    if remote.launcher == "submitit":
-        cfg.launcher = slurm_resources(remote.slurm_kwargs or {}, cfg.launcher.num_threads)
-    elif remote.launcher == "submitit_delayed":
-        cfg.launcher = _Presubmitted(**vars(slurm_resources({}, cfg.launcher.num_threads)))
-        cfg.backend.port = _check_presubmitted(cfg, remote.tcp_port)
-
-
-class _Presubmitted(SubmititLauncherConfig):
-    """Workers whose jobs are submitted already, see `collectx.run.submitted_workers.PresubmittedJobs`."""
-
-
-def _check_presubmitted(cfg: RunConfig, tcp_port: int | None) -> int | None:
-    """Checks that the submitted jobs match `cfg`; returns the port on which the trainer listens.
-
-    Raises:
-        ConfigError: they do not match, or no jobs were submitted.
-    """
-    jobs = PresubmittedJobs.from_environment()
-    if jobs is None:
-        raise ConfigError(
-            [
-                "launcher='submitit_delayed': no jobs were submitted for this process: decorate the main function with "
-                "collectx.submitit_delayed_launcher, or use launcher='submitit'."
-            ]
-        )
-    problems = []
-    if jobs.num_workers != cfg.collector.num_workers:
-        problems.append(
-            f"{cfg.collector.num_workers} workers, but submitit_delayed_launcher(num_jobs={jobs.num_workers}): "
-            "pass the same number to both."
-        )
-    if jobs.backend != cfg.backend.kind:
-        problems.append(
-            f"backend={cfg.backend.kind!r}, but submitit_delayed_launcher(backend={jobs.backend!r}): "
-            "pass the same to both."
-        )
-    if cfg.collector.on_worker_failure == "restart":
-        problems.append(
-            "on_worker_failure='restart': with launcher='submitit_delayed' a lost worker's job cannot be replaced: "
-            "use 'raise' or 'drop'."
-        )
-    if problems:
-        raise ConfigError(problems)
-    return jobs.tcp_port if tcp_port is None else tcp_port
+_MIN_PAUSE_S = 1.0
+_MAX_PAUSE_S = 10.0
 
 
 def open_launcher(
@@ -79,22 +43,127 @@ def open_launcher(
     Args:
         objects: for each worker, the user objects that its configuration does not contain.
     """
-    if isinstance(cfg.launcher, _Presubmitted):
+    if not isinstance(remote, Remote) or remote.launcher == "mp":
+        return None, lambda name, **fields: None
+    if remote.launcher == "submitit_delayed":
         presubmitted = PresubmittedJobs.from_environment()
         assert presubmitted is not None
         events = EventLog(presubmitted.files())
         stack.callback(events.close)
         return presubmitted_workers(cfg, presubmitted, objects), events
-    if cfg.launcher.kind != "submitit":
-        return None, lambda name, **fields: None
     if problems := preflight.launcher_problems(cfg):
         raise ConfigError(problems)
-    assert isinstance(remote, Remote)
     files = new_folder() if remote.folder is None else RunFolder(remote.folder)
     stack.enter_context(locked(files, replace=False))
     files.begin()
     events = EventLog(files)
     stack.callback(events.close)
-    return stack.enter_context(
-        submitted_workers(cfg, files, lambda text: events("jobs", message=text), objects)
-    ), events
+    jobs = submitted_workers(cfg, files, lambda text: events("jobs", message=text), objects)
+    return stack.enter_context(jobs), events
+
+
+def submitit_delayed_launcher(
+    num_jobs: int,
+    framework: str = "distributed",
+    backend: str = "gloo",
+    tcpport: int | None = None,
+    submitit_main_conf: dict[str, Any] | None = None,
+    submitit_collection_conf: dict[str, Any] | None = None,
+    queue_timeout_s: float = 3600.0,
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Decorator of a script's main function.
+
+    Calling the function submits the script itself as a job, and `num_jobs` jobs for the workers of its
+    `DistributedCollector` or `RPCCollector`, made with `launcher="submitit_delayed"`; copies the job's
+    output to standard output, and returns None when the job has completed. Inside the job, the call runs the function.
+    All jobs are cancelled when the function fails, when a worker's job ends before any worker has joined, or when this
+    process is interrupted.
+
+    Args:
+        num_jobs: number of workers of the collector.
+        framework: "distributed", or "rpc" for an `RPCCollector`.
+        backend: `backend` of the collector; ignored for "rpc".
+        tcpport: `tcp_port` of the collector.
+        submitit_main_conf, submitit_collection_conf: resources of the job of the function and of those of the workers,
+            as `slurm_kwargs` of `DistributedCollector`.
+        queue_timeout_s: seconds that the function's job and the workers' jobs wait for each other.
+
+    Raises:
+        ConfigError: by the decorator: unknown framework; by the call: this machine has no SLURM.
+        LauncherError: by the call: SLURM refused a job, or a job failed; the message names its log.
+    """
+    if framework not in ("distributed", "rpc"):
+        raise ConfigError([f"framework={framework!r}: must be 'distributed' or 'rpc'."])
+
+    def decorate(main: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(main)
+        def launch(*args: Any, **kwargs: Any) -> Any:
+            if PresubmittedJobs.from_environment() is not None:
+                return main(*args, **kwargs)
+            if not commands.is_here():
+                raise ConfigError(["submitit_delayed_launcher: this machine has no sbatch on its PATH."])
+            files = new_folder()
+            transport = backend if framework == "distributed" else framework
+            presubmitted = PresubmittedJobs(str(files.path), num_jobs, transport, tcpport, queue_timeout_s)
+            trainer, workers = (
+                slurm_resources(conf or {}, 1) for conf in (submitit_main_conf, submitit_collection_conf)
+            )
+            _submit_and_follow(files, presubmitted, trainer, workers)
+            return None
+
+        return launch
+
+    return decorate
+
+
+def _submit_and_follow(
+    files: RunFolder, presubmitted: PresubmittedJobs, trainer: SubmititLauncherConfig, workers: SubmititLauncherConfig
+) -> None:
+    files.begin()
+    files.jobs.mkdir(exist_ok=True)
+    script = files.jobs / "trainer.sh"
+    script.write_text(_script(trainer, files, presubmitted))
+    command = worker_command(files, wait_s=presubmitted.queue_timeout_s)
+    array = JobArray(workers, files.jobs / "worker.sh", files.logs, command, files.worker_jobs)
+    jobs: list[str] = []
+    try:
+        jobs.append(commands.submit([str(script)]))
+        jobs += array.submit(range(presubmitted.num_workers)).values()
+        print(f"collectx: job {jobs[0]}, its workers {', '.join(jobs[1:])}; log: {files.log('trainer')}", flush=True)
+        _follow(jobs, files)
+    finally:
+        if jobs:
+            commands.cancel(jobs)
+
+
+def _script(resources: SubmititLauncherConfig, files: RunFolder, presubmitted: PresubmittedJobs) -> str:
+    log = str(files.log("trainer")).replace("%", "%%")
+    header = commands.header(resources, job_name="collectx", output=log, open_mode="append", ntasks=1, no_requeue=True)
+    name, value = presubmitted.as_environment()
+    body = commands.body(resources, [sys.executable, "-u", *sys.orig_argv[1:]])
+    return "\n".join(["#!/bin/bash", *header, f"export {name}={shlex.quote(value)}", *body, ""])
+
+
+def _follow(jobs: Sequence[str], files: RunFolder) -> None:
+    """Copies the log of the first job, the trainer's, to standard output until the job ends."""
+    num_printed, pause_s = 0, _MIN_PAUSE_S
+    gone = commands.JobState("GONE", True, True)
+    while True:
+        states = commands.states(jobs)
+        trainer, *others = [states.get(job, gone) for job in jobs]
+        text = files.log("trainer").read_bytes() if files.log("trainer").exists() else b""
+        sys.stdout.write(text[num_printed:].decode(errors="replace"))
+        sys.stdout.flush()
+        pause_s = _MIN_PAUSE_S if len(text) > num_printed else min(1.5 * pause_s, _MAX_PAUSE_S)
+        num_printed = len(text)
+        if trainer.is_over:
+            if trainer.word != "COMPLETED":
+                raise LauncherError(f"job {jobs[0]} of the trainer: {trainer}; log: {files.log('trainer')}")
+            return
+        # Once a worker has joined, the trainer handles the loss of workers.
+        has_joined = any(event["event"] == "worker_joined" for event in files.read_events())
+        for index, state in enumerate(others):
+            if state.is_over and state.word != "COMPLETED" and not has_joined:
+                log = files.log(f"worker-{index}")
+                raise LauncherError(f"job {jobs[1 + index]} of worker {index}: {state}; log: {log}")
+        time.sleep(pause_s)

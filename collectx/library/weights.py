@@ -40,7 +40,7 @@ class WeightPublisher:
     def publish(self, policy: Any, by_worker: Mapping[int | None, WeightsLike], num_workers: int) -> None:
         """Publishes weights by worker; the key None stands for all workers: their weights are loaded into `policy`,
         which is published. Raises what `load_weights` raises."""
-        if not self._options.travel:
+        if not self._options.are_published:
             return
         updater = self._options.weight_updater
         with self._lock:

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 from collectx.config.registry import implementation
 from collectx.policy.exploration import ExplorationType, exploration
-from collectx.policy.initial import single_threaded
 from collectx.user_objects import UserPolicyConfig
 
 if TYPE_CHECKING:
@@ -35,16 +34,18 @@ def build(cfg: PolicyConfig, spec: EnvSpec, seed: int) -> Callable | None:
     Raises:
         ConfigError, SpaceError: `cfg` or the env's spaces do not allow it.
     """
-    if isinstance(cfg, UserPolicyConfig):
-        if cfg.factory is None:
-            return cfg.policy
+    if isinstance(cfg, UserPolicyConfig) and cfg.factory is None:
+        return cfg.policy
+    import torch
+
+    from collectx.random_state import single_threaded
+
+    if isinstance(cfg, UserPolicyConfig) and cfg.factory is not None:
         with single_threaded():
             return cfg.factory()
     build_kind = implementation("policy", cfg.kind)
     if build_kind is None:
         return None
-    import torch
-
     with torch.random.fork_rng(devices=[]), single_threaded():
         torch.random.default_generator.manual_seed(seed)
         return build_kind(cfg, spec)
@@ -63,7 +64,7 @@ def is_trusted(cfg: PolicyConfig) -> bool:
 def accelerate(actor: Actor, cfg: PolicyConfig) -> None:
     """Applies `compile` and `cudagraph` of `cfg` to `actor`. Its module's tensors must have their final memory."""
     if isinstance(cfg, UserPolicyConfig) and (cfg.compile is not None or cfg.cudagraph is not None):
-        from collectx.policy.acceleration import Acceleration
+        from collectx.policy.fast_call import Acceleration
 
         actor.accelerate(Acceleration(cfg.compile, cfg.cudagraph))
 

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from collectx.batch import Leaf
-from collectx.policy.acceleration import Acceleration
+from collectx.policy.fast_call import Acceleration
 from collectx.policy.recurrent import StateSpec
 
 

@@ -25,8 +25,8 @@ from torch import nn
 from collectx.batch import Key, as_key, nest
 from collectx.env.base import EnvSpec
 from collectx.errors import ConfigError, ShapeError
-from collectx.policy.acceleration import Acceleration
 from collectx.policy.exploration import ExplorationType, exploration
+from collectx.policy.fast_call import Acceleration, hooked
 from collectx.policy.spaces import observation_leaves
 
 Outputs = dict[Key, torch.Tensor]
@@ -116,22 +116,15 @@ _TensorModule = tuple[Callable, list[Key], list[Key]]
 
 def _tensor_modules(module: Any, acceleration: Acceleration) -> list[_TensorModule] | None:
     """The functions that `module` consists of; None where it does more than call them."""
-    if not hasattr(module, "_forward_hooks"):  # no nn.Module
-        return None
-    hooked = module._forward_hooks or module._forward_pre_hooks or "forward" in module.__dict__
-    if hooked or getattr(module, "_kwargs", None) or getattr(module, "method", None):
+    is_module = isinstance(module, nn.Module)
+    if not is_module or hooked(module) or getattr(module, "_kwargs", None) or getattr(module, "method", None):
         return None
     if type(module) is TensorDictModule and not getattr(module, "_get_kwargs", None):
         keys = [as_key(k) for k in module.in_keys], [as_key(k) for k in module.out_keys]
         return [(acceleration.compile_call(module.module), *keys)]
     if type(module) is TensorDictSequential and not (module.partial_tolerant or module._select_before_return):
-        modules: list[_TensorModule] = []
-        for child in module.module:
-            inner = _tensor_modules(child, acceleration)
-            if inner is None:
-                return None
-            modules += inner
-        return modules
+        inner = [_tensor_modules(child, acceleration) for child in module.module]
+        return None if None in inner else [each for modules in inner for each in modules or ()]
     return None
 
 
@@ -150,15 +143,13 @@ def call_modules(modules: list[_TensorModule], index: dict[Key, int]) -> Call:
     Args:
         index: of each leaf in the observation.
     """
-    if len(modules) == 1:
-        forward, reads, writes = modules[0]
+    if len(modules) == 1 and len(modules[0][2]) == 1:
+        forward, reads, (written,) = modules[0]
         indices = [index[key] for key in reads]
-        if len(writes) == 1:
-            key = writes[0]
-            if len(indices) == 1:
-                only = indices[0]
-                return lambda observation: {key: forward(observation[only])}
-            return lambda observation: {key: forward(*[observation[i] for i in indices])}
+        if len(indices) == 1:
+            (only,) = indices
+            return lambda observation: {written: forward(observation[only])}
+        return lambda observation: {written: forward(*[observation[i] for i in indices])}
 
     def call(observation: Sequence[torch.Tensor]) -> Outputs:
         values = {key: observation[i] for key, i in index.items()}

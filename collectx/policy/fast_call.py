@@ -1,4 +1,4 @@
-"""Calls plain networks without the cost of `nn.Module.__call__`.
+"""Faster calls of a policy's networks: without the cost of `nn.Module.__call__`, by `torch.compile` or by CUDA graphs.
 
 At the batch sizes of acting, a 64x64 tanh network spends more time in Python's module machinery than in arithmetic:
 22 microseconds as an `nn.Sequential` against 10 as a chain of kernels, which `fast_callable` returns. Used by actors,
@@ -8,10 +8,12 @@ in the worker's process.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+from tensordict.nn import CudaGraphModule
 from torch import nn
 from torch.nn.modules import module as _module
 
@@ -19,13 +21,40 @@ Forward = Callable[..., Any]
 
 _linear, _addmv = F.linear, torch.addmv
 
-# The function of each layer, and its form that overwrites the input, where there is one.
-_ELEMENTWISE: dict[type, tuple[Forward, Forward | None]] = {
-    nn.Tanh: (torch.tanh, torch.tanh_),
-    nn.ReLU: (torch.relu, torch.relu_),
-    nn.Sigmoid: (torch.sigmoid, torch.sigmoid_),
-    nn.SiLU: (F.silu, None),
+# The functions of layers, and those that overwrite their input.
+_ELEMENTWISE: dict[type, Forward] = {
+    nn.Tanh: torch.tanh,
+    nn.ReLU: torch.relu,
+    nn.Sigmoid: torch.sigmoid,
+    nn.SiLU: F.silu,
 }
+_IN_PLACE: dict[type, Forward] = {nn.Tanh: torch.tanh_, nn.ReLU: torch.relu_, nn.Sigmoid: torch.sigmoid_}
+
+
+@dataclass(frozen=True)
+class Acceleration:
+    """Keyword arguments of `torch.compile` and of tensordict's `CudaGraphModule`; None: not used.
+
+    Applied once per worker, after the weights have their final memory: both may keep its addresses, and newer weights
+    are copied there.
+
+    Attributes:
+        one_row: the policy is called with one env's observation, without a batch dimension.
+    """
+
+    compile: dict[str, Any] | None = None
+    cudagraph: dict[str, Any] | None = None
+    one_row: bool = False
+
+    def compile_call(self, function: Any) -> Forward:
+        """A faster form of `function`, a module or another callable."""
+        if self.compile is None:
+            return fast_callable(function, self.one_row)
+        return torch.compile(function, **self.compile)
+
+    def capture(self, function: Forward) -> Forward:
+        """A form of `function`, which takes tensors, that records a CUDA graph after some calls, then replays it."""
+        return function if self.cudagraph is None else CudaGraphModule(function, **self.cudagraph)
 
 
 def fast_callable(module: Any, one_row: bool = False) -> Forward:
@@ -40,33 +69,24 @@ def fast_callable(module: Any, one_row: bool = False) -> Forward:
         one_row: inputs may have no batch dimension. Linear layers have a cheaper kernel for these, whose result differs
             by rounding.
     """
-    if not isinstance(module, nn.Module) or _global_hooks():
+    if not isinstance(module, nn.Module):
+        return module
+    if _module._global_forward_hooks or _module._global_forward_pre_hooks or _module._global_backward_hooks:
         return module
     steps = _steps(module, one_row)
     if steps is not None:
         return _chain(steps)
-    if _hooked(module) or not _is_user_module(module):
+    if hooked(module) or not _is_user_module(module):
         return module
     return _shadow(module, one_row).forward
 
 
-class _FastSequential(nn.Sequential):
-    __slots__ = ("_fast",)
-    _fast: Forward
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return self._fast(x)
+def _fast_class(kind: type[nn.Module]) -> type:
+    """A class like `kind` whose instances are called by their attribute `_fast`."""
+    return type(f"_Fast{kind.__name__}", (kind,), {"__slots__": ("_fast",), "__call__": lambda self, x: self._fast(x)})
 
 
-class _FastLinear(nn.Linear):
-    __slots__ = ("_fast",)
-    _fast: Forward
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return self._fast(x)
-
-
-_FAST_CLASSES: dict[type, type] = {nn.Sequential: _FastSequential, nn.Linear: _FastLinear}
+_FAST_CLASSES: dict[type, type] = {kind: _fast_class(kind) for kind in (nn.Sequential, nn.Linear)}
 
 
 def _is_user_module(module: nn.Module) -> bool:
@@ -80,7 +100,7 @@ def _shadow(module: nn.Module, one_row: bool) -> Any:
     children: dict[str, nn.Module | None] = {}
     for name, child in module._modules.items():
         children[name] = child
-        if child is None or _hooked(child):
+        if child is None or hooked(child):
             continue
         steps = _steps(child, one_row) if type(child) in _FAST_CLASSES else None
         if steps is not None:
@@ -99,44 +119,39 @@ def _shadow(module: nn.Module, one_row: bool) -> Any:
 
 def _steps(module: nn.Module, one_row: bool) -> list[Forward] | None:
     """The kernels that `module` consists of; None where it has to be called itself."""
-    if _hooked(module):
+    if hooked(module):
         return None
     kind = type(module)
     if isinstance(module, nn.Sequential) and kind is nn.Sequential:
         steps: list[Forward] = []
-        children = list(module)
-        while children:
-            layer = children.pop(0)
-            inner = None
-            if type(layer) is nn.Linear and not _hooked(layer):
-                # The activation may overwrite the linear layer's result, which has no other reader.
-                after = _ELEMENTWISE.get(type(children[0])) if children and not _hooked(children[0]) else None
-                if after is not None and after[1] is not None:
-                    children.pop(0)
-                    inner = [_linear_step(layer, after[1], one_row)]
-            if inner is None:
-                inner = _steps(layer, one_row)
-            steps.extend([layer] if inner is None else inner)
+        linear = None  # the layer before, whose result has no other reader, so that an activation may overwrite it
+        for layer in module:
+            activation = _IN_PLACE.get(type(layer))
+            if linear is not None and activation is not None and not hooked(layer):
+                steps[-1] = _linear_step(linear, activation, one_row)
+                linear = None
+                continue
+            inner = _steps(layer, one_row)
+            steps += [layer] if inner is None else inner
+            linear = layer if type(layer) is nn.Linear and inner is not None else None
         return steps
     if kind is nn.Linear:
         return [_linear_step(module, None, one_row)]
     if kind in _ELEMENTWISE and not getattr(module, "inplace", False):
-        return [_ELEMENTWISE[kind][0]]
-    if kind is nn.Identity:
-        return []
-    return None
+        return [_ELEMENTWISE[kind]]
+    return [] if kind is nn.Identity else None
 
 
 def _linear_step(layer: nn.Module, activation: Forward | None, one_row: bool) -> Forward:
     parameters: dict[str, Any] = layer._parameters
+
+    def one_row_linear(x: torch.Tensor) -> torch.Tensor:
+        weight, bias = parameters["weight"], parameters["bias"]
+        # For one row, `F.linear` needs two kernels: a product and a sum.
+        return _linear(x, weight, bias) if x.ndim > 1 or bias is None else _addmv(bias, weight, x)
+
     if one_row:
-
-        def linear(x: torch.Tensor) -> torch.Tensor:
-            weight, bias = parameters["weight"], parameters["bias"]
-            # For one row, `F.linear` needs two kernels: a product and a sum.
-            return _linear(x, weight, bias) if x.ndim > 1 or bias is None else _addmv(bias, weight, x)
-
-        return linear if activation is None else lambda x: activation(linear(x))
+        return one_row_linear if activation is None else lambda x: activation(one_row_linear(x))
     if activation is None:
         return lambda x: _linear(x, parameters["weight"], parameters["bias"])
     return lambda x: activation(_linear(x, parameters["weight"], parameters["bias"]))
@@ -154,7 +169,7 @@ def _chain(steps: list[Forward]) -> Forward:
     return forward
 
 
-def _hooked(module: nn.Module) -> bool:
+def hooked(module: nn.Module) -> bool:
     return bool(
         module._forward_hooks
         or module._forward_pre_hooks
@@ -162,7 +177,3 @@ def _hooked(module: nn.Module) -> bool:
         or module._backward_pre_hooks
         or "forward" in module.__dict__
     )
-
-
-def _global_hooks() -> bool:
-    return bool(_module._global_forward_hooks or _module._global_forward_pre_hooks or _module._global_backward_hooks)

@@ -17,7 +17,7 @@ from torch import nn
 
 from collectx.batch import Leaf
 from collectx.env.base import EnvSpec, steps_per_draw
-from collectx.policy.acceleration import Acceleration
+from collectx.policy.fast_call import Acceleration
 from collectx.policy.recurrent import StateSpec
 from collectx.policy.spaces import subspace
 

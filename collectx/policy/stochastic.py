@@ -17,9 +17,8 @@ from torch import nn
 from collectx.batch import Key, Leaf
 from collectx.env.base import EnvSpec
 from collectx.errors import SpaceError
-from collectx.policy.acceleration import Acceleration
 from collectx.policy.exploration import ExplorationType
-from collectx.policy.fast_call import fast_callable
+from collectx.policy.fast_call import Acceleration, fast_callable
 from collectx.policy.heads import Head, head_for
 from collectx.policy.recurrent import StateSpec
 from collectx.policy.spaces import observation_leaves, subspace

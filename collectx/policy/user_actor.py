@@ -7,8 +7,8 @@ of the env (`EnvSpec.first`). How the policy is called: `collectx.policy.calls`.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -17,9 +17,9 @@ from torch import nn
 from collectx.batch import Key, Leaf
 from collectx.env.base import EnvSpec
 from collectx.errors import ConfigError, ShapeError
-from collectx.policy.acceleration import Acceleration
 from collectx.policy.calls import Call, Outputs, key_names, make_call
 from collectx.policy.exploration import ExplorationType, exploration
+from collectx.policy.fast_call import Acceleration
 from collectx.policy.recurrent import StateSpec, find_states, spec_with_states
 from collectx.policy.weights import FlatWeights
 from collectx.random_state import preserve_random_state
@@ -57,14 +57,15 @@ class UserActor:
 
     def act(self, observation: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         outputs = self._call(observation)
-        values = [outputs[key] for key in self._keys]
-        for i, shape in self._shapes:
-            values[i] = values[i].reshape(shape)
-        for i, (shape, dtype) in enumerate(self._expected):
-            if values[i].dtype is not dtype or values[i].shape != shape:
-                values[i] = self._convert(i, values[i])
-        if len(outputs) > len(values):
-            self._check_overwritten(outputs)
+        values = []
+        for key, shape, dtype, is_reshaped, output in self._expected:
+            value = outputs[key].reshape(shape) if is_reshaped else outputs[key]
+            values.append(value if value.dtype is dtype and value.shape == shape else output.convert(value))
+        if len(outputs) > len(values) and (late := self._not_overwritten.intersection(outputs)):
+            raise ShapeError(
+                f"the policy overwrites {key_names(late)}, which it did not in its first call: overwrite it in every "
+                "call, or write it under another key."
+            )
         return values
 
     def reset(self) -> None:
@@ -87,46 +88,16 @@ class UserActor:
             for i, (leaf, tensor, version) in enumerate(zip(spec.observation, first, versions, strict=True))
             if tensor._version != version and leaf.key not in outputs
         }
-        outputs |= {
-            key: first[i].reshape((*spec.policy_shape, *spec.observation[i].shape)) for key, i in in_place.items()
-        }
-        self.leaves = _output_leaves(outputs, spec)
-        self._keys = [leaf.key for leaf in self.leaves]
+        for key, i in in_place.items():
+            outputs[key] = first[i].reshape((*spec.policy_shape, *spec.observation[i].shape))
+        records = _outputs(outputs, spec)
         self._make_call = partial(self._new_call, spec, in_place)
         self._call = self._make_call(Acceleration())  # a new one, as a call may keep what it was called with
-        # Outputs to reshape: of envs in several dimensions, or an action with a last dimension of size 1.
-        dims = len(spec.policy_shape)
-        self._shapes = [
-            (i, (spec.num_envs, *leaf.shape))
-            for i, leaf in enumerate(self.leaves)
-            if dims > 1 or outputs[leaf.key].shape[dims:] != leaf.shape
-        ]
-        reshaped = dict(self._shapes)
-        self._expected = [
-            (reshaped.get(i, (*spec.policy_shape, *leaf.shape)), leaf.dtype) for i, leaf in enumerate(self.leaves)
-        ]
-        self._observed = {leaf.key for leaf in spec.observation}
-        self._num_actions = len(spec.action)
-        for leaf in spec.action:
-            _cast(outputs[leaf.key], leaf)
+        # Unpacking a tuple takes less time than reading the attributes of a record.
+        self._expected = [(each.leaf.key, each.shape, each.leaf.dtype, each.is_reshaped, each) for each in records]
+        self._not_overwritten = {leaf.key for leaf in spec.observation}.difference(outputs)
+        self.leaves = tuple(each.leaf for each in records)
         return self.leaves
-
-    def _convert(self, i: int, value: torch.Tensor) -> torch.Tensor:
-        """Output `i` in the dtype of its leaf. Raises ShapeError where that changes it."""
-        leaf, (shape, dtype) = self.leaves[i], self._expected[i]
-        if value.shape != shape or not (i < self._num_actions or torch.can_cast(value.dtype, dtype)):
-            raise ShapeError(
-                f"the policy returned {key_names([leaf.key])} of shape {list(value.shape)}, {value.dtype}, but of "
-                f"shape {list(shape)}, {dtype} in its first call: an output has one shape and dtype."
-            )
-        return _cast(value, leaf) if i < self._num_actions else value.to(dtype)
-
-    def _check_overwritten(self, outputs: Outputs) -> None:
-        if late := self._observed.intersection(outputs).difference(self._keys):
-            raise ShapeError(
-                f"the policy overwrites {key_names(late)}, which it did not in its first call: overwrite it in every "
-                "call, or write it under another key."
-            )
 
     def _new_call(self, spec: EnvSpec, in_place: dict[Key, int], acceleration: Acceleration) -> Call:
         """A call of the policy with observations of a group, `[E, *shape]`.
@@ -134,7 +105,7 @@ class UserActor:
         Args:
             in_place: indices of the observations that the policy changes in place, which are outputs too.
         """
-        acceleration = dataclasses.replace(acceleration, one_row=spec.is_single)
+        acceleration = replace(acceleration, one_row=spec.is_single)
         call = make_call(self._policy, spec, self.device, self._exploration_type, acceleration, self._is_trusted)
         if in_place:
             call = _with_observations(call, in_place)
@@ -166,13 +137,40 @@ class UserActor:
                 raise
 
 
-def _output_leaves(outputs: Outputs, spec: EnvSpec) -> tuple[Leaf, ...]:
-    """The leaves of a policy's outputs, actions first.
+@dataclass(frozen=True)
+class _Output:
+    """An output of the policy.
+
+    Attributes:
+        shape: that `act` returns, with the group's dimensions.
+        is_reshaped: whether the policy's own shape is another one: of envs in several dimensions, or an action with a
+            last dimension of size 1.
+    """
+
+    leaf: Leaf
+    shape: tuple[int, ...]
+    is_reshaped: bool
+    is_action: bool
+
+    def convert(self, value: torch.Tensor) -> torch.Tensor:
+        """A later output in the dtype of the leaf. Raises ShapeError where that changes it."""
+        dtype = self.leaf.dtype
+        if value.shape != self.shape or not (self.is_action or torch.can_cast(value.dtype, dtype)):
+            raise ShapeError(
+                f"the policy returned {key_names([self.leaf.key])} of shape {list(value.shape)}, {value.dtype}, but of "
+                f"shape {list(self.shape)}, {dtype} in its first call: an output has one shape and dtype."
+            )
+        return _cast(value, self.leaf) if self.is_action else value.to(dtype)
+
+
+def _outputs(outputs: Outputs, spec: EnvSpec) -> list[_Output]:
+    """The records of a policy's first outputs, actions first.
 
     Raises:
         ConfigError, ShapeError: see `UserActor`.
     """
-    missing = [leaf.key for leaf in spec.action if leaf.key not in outputs]
+    actions = {leaf.key: leaf for leaf in spec.action}
+    missing = [key for key in actions if key not in outputs]
     if missing:
         raise ConfigError(
             [
@@ -180,23 +178,36 @@ def _output_leaves(outputs: Outputs, spec: EnvSpec) -> tuple[Leaf, ...]:
                 "action: change its out_keys."
             ]
         )
-    for key, value in outputs.items():
-        if not isinstance(value, torch.Tensor):
-            raise ShapeError(f"the policy returned a {type(value).__name__} for {key_names([key])}, not a tensor")
-    dims = len(spec.policy_shape)
-    actions = {leaf.key for leaf in spec.action}
-    extra = [Leaf(key, tuple(value.shape[dims:]), value.dtype) for key, value in outputs.items() if key not in actions]
-    for leaf in (*spec.action, *extra):
-        _check_shape(leaf, outputs[leaf.key], spec.policy_shape, leaf.key in actions)
+    size, dims = spec.policy_shape, len(spec.policy_shape)
     observed = {leaf.key: leaf for leaf in spec.observation}
-    for leaf in extra:
-        if (seen := observed.get(leaf.key, leaf)) != leaf:
+    records = []
+    for key in (*actions, *(key for key in outputs if key not in actions)):
+        value, name, is_action = outputs[key], key_names([key]), key in actions
+        if not isinstance(value, torch.Tensor):
+            raise ShapeError(f"the policy returned a {type(value).__name__} for {name}, not a tensor")
+        if value.shape[:dims] != size:
             raise ShapeError(
-                f"the policy overwrites {key_names([leaf.key])}, which the env observes as {list(seen.shape)} "
-                f"{seen.dtype}, with {list(leaf.shape)} {leaf.dtype}: a batch has one shape and dtype for both: "
-                "write it under another key."
+                f"the policy returned {name} of shape {list(value.shape)} for observations of batch size {list(size)}: "
+                f"expected {[*size, '...']}"
             )
-    return (*spec.action, *extra)
+        shape = tuple(value.shape[dims:])
+        leaf = actions.get(key, Leaf(key, shape, value.dtype))
+        if shape not in (leaf.shape, (*leaf.shape, 1)):
+            hint = " For a discrete action return its index (argmax), not logits or one-hot." if not leaf.shape else ""
+            raise ShapeError(
+                f"the policy returned {name} of shape {list(value.shape)}, but the action space demands "
+                f"{[*size, *leaf.shape]}.{hint}"
+            )
+        if is_action:
+            _cast(value, leaf)
+        elif (seen := observed.get(key, leaf)) != leaf:
+            raise ShapeError(
+                f"the policy overwrites {name}, which the env observes as {list(seen.shape)} {seen.dtype}, with "
+                f"{list(shape)} {leaf.dtype}: a batch has one shape and dtype for both: write it under another key."
+            )
+        is_reshaped = dims > 1 or shape != leaf.shape
+        records.append(_Output(leaf, ((spec.num_envs,) if is_reshaped else size) + leaf.shape, is_reshaped, is_action))
+    return records
 
 
 def _with_observations(call: Call, index: dict[Key, int]) -> Call:
@@ -209,24 +220,6 @@ def _first(leaf: Leaf, spec: EnvSpec) -> torch.Tensor:
     first = spec.first.get(leaf.key)
     shape = (spec.num_envs, *leaf.shape)
     return torch.zeros(shape, dtype=leaf.dtype) if first is None else first.expand(shape).clone()
-
-
-def _check_shape(leaf: Leaf, value: torch.Tensor, size: tuple[int, ...], is_action: bool) -> None:
-    name = ".".join(leaf.key)
-    if value.shape[: len(size)] != size:
-        raise ShapeError(
-            f"the policy returned {name} of shape {list(value.shape)} for observations of batch size {list(size)}: "
-            f"expected {[*size, '...']}"
-        )
-    if not is_action:
-        return
-    shape = tuple(value.shape[len(size) :])
-    if shape != leaf.shape and shape != (*leaf.shape, 1):
-        hint = " For a discrete action return its index (argmax), not logits or one-hot." if leaf.shape == () else ""
-        raise ShapeError(
-            f"the policy returned {name} of shape {list(value.shape)}, but the action space demands "
-            f"{[*size, *leaf.shape]}.{hint}"
-        )
 
 
 def _cast(value: torch.Tensor, leaf: Leaf) -> torch.Tensor:

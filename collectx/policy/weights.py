@@ -39,9 +39,7 @@ class _Entry:
     dtype: torch.dtype
 
     def tensor(self) -> torch.Tensor:
-        tensor = self.owner[self.name]
-        assert tensor is not None
-        return tensor.detach()
+        return self.owner[self.name].detach()
 
     def view(self, flat: torch.Tensor) -> torch.Tensor:
         return flat[self.offset : self.offset + self.nbytes].view(self.dtype).view(self.shape)
@@ -56,13 +54,12 @@ class FlatWeights:
 
     def __init__(self, module: nn.Module | None):
         self._entries: list[_Entry] = []
-        self._flat: torch.Tensor | None = None
+        self._flat: Any = None
         self.nbytes = 0
         seen: set[int] = set()
         owners = [] if module is None else list(module.modules())
         registers: list[dict[str, Any]] = [owner._parameters for owner in owners]
-        registers += [owner._buffers for owner in owners]
-        for tensors in registers:
+        for tensors in [*registers, *(owner._buffers for owner in owners)]:
             for name, tensor in tensors.items():
                 if tensor is None or id(tensor) in seen:
                     continue
@@ -80,8 +77,7 @@ class FlatWeights:
         tensors are moved later (`module.to(...)`), `read` and `write` copy one tensor at a time. Does nothing for
         modules that are not on the CPU.
         """
-        tensors = [entry.tensor() for entry in self._entries]
-        if not tensors or any(tensor.device.type != "cpu" for tensor in tensors):
+        if not self._entries or self._devices() != {torch.device("cpu")}:
             return
         # Not under inference mode: its tensors cannot be trained.
         with torch.inference_mode(False), torch.no_grad():
@@ -89,9 +85,7 @@ class FlatWeights:
             for entry in self._entries:
                 view = entry.view(flat)
                 view.copy_(entry.tensor())
-                target = entry.owner[entry.name]
-                assert target is not None
-                target.data = view
+                entry.owner[entry.name].data = view
         self._flat = flat
 
     def write(self, buffer: torch.Tensor) -> None:
@@ -101,17 +95,16 @@ class FlatWeights:
             ValueError: the buffer's size or dtype is not that of these weights.
         """
         self._check(buffer)
-        if self._flat is not None and self._is_adopted(self._flat):
+        if self._is_adopted():
             buffer.copy_(self._flat)
             return
-        tensors = [entry.tensor() for entry in self._entries]
-        device = self._one_accelerator(tensors)
+        accelerator = self._accelerator()
         # From an accelerator: joined there, then transferred at once.
-        flat = buffer if device is None else torch.empty(self.nbytes, dtype=torch.uint8, device=device)
+        flat = buffer if accelerator is None else torch.empty(self.nbytes, dtype=torch.uint8, device=accelerator)
         with torch.no_grad():
-            for entry, tensor in zip(self._entries, tensors, strict=True):
-                entry.view(flat).copy_(tensor)
-            if device is not None:
+            for entry in self._entries:
+                entry.view(flat).copy_(entry.tensor())
+            if flat is not buffer:
                 buffer.copy_(flat)
 
     def read(self, buffer: torch.Tensor) -> None:
@@ -121,15 +114,14 @@ class FlatWeights:
             ValueError: the buffer's size or dtype is not that of these weights.
         """
         self._check(buffer)
-        if self._flat is not None and self._is_adopted(self._flat):
+        if self._is_adopted():
             self._flat.copy_(buffer)
             return
-        tensors = [entry.tensor() for entry in self._entries]
-        device = self._one_accelerator(tensors)
+        accelerator = self._accelerator()
+        flat = buffer if accelerator is None else buffer.to(accelerator)
         with torch.no_grad():
-            flat = buffer if device is None else buffer.to(device)
-            for entry, tensor in zip(self._entries, tensors, strict=True):
-                tensor.copy_(entry.view(flat))
+            for entry in self._entries:
+                entry.tensor().copy_(entry.view(flat))
 
     def _check(self, buffer: torch.Tensor) -> None:
         if buffer.dtype != torch.uint8 or buffer.numel() != self.nbytes:
@@ -138,19 +130,21 @@ class FlatWeights:
                 "worker's policies built alike?"
             )
 
-    def _is_adopted(self, flat: torch.Tensor) -> bool:
-        base = flat.data_ptr()
+    def _is_adopted(self) -> bool:
+        """Whether the module's tensors are still those of `adopt`."""
+        if self._flat is None:
+            return False
+        base = self._flat.data_ptr()
         for entry in self._entries:
             tensor = entry.owner[entry.name]
             if tensor is None or (tensor.data_ptr() != base + entry.offset and entry.nbytes):
                 return False
         return True
 
-    @staticmethod
-    def _one_accelerator(tensors: list[torch.Tensor]) -> torch.device | None:
+    def _devices(self) -> set[torch.device]:
+        return {entry.tensor().device for entry in self._entries}
+
+    def _accelerator(self) -> torch.device | None:
         """The accelerator that holds all tensors; None for the CPU or several devices."""
-        devices = {tensor.device for tensor in tensors}
-        if len(devices) != 1:
-            return None
-        device = devices.pop()
-        return None if device.type == "cpu" else device
+        device, *others = self._devices() or {torch.device("cpu")}
+        return None if others or device.type == "cpu" else device

@@ -20,9 +20,8 @@ from collectx.batch import Key, Leaf, nest
 from collectx.errors import ConfigError
 from collectx.memory import barrier
 from collectx.replay import checkpoint
-from collectx.replay.leaves import as_array, flatten_batch, iter_leaves
 from collectx.replay.lock import Lock
-from collectx.replay.ring import Ring
+from collectx.replay.ring import Ring, as_array, flatten_batch, iter_leaves
 from collectx.replay.sampler import Sampler, UniformSampler
 
 

@@ -27,7 +27,7 @@ from typing import Any
 import torch
 
 from collectx.batch import nest
-from collectx.replay.leaves import as_array, iter_leaves
+from collectx.replay.ring import as_array, iter_leaves
 
 _TENSORS = ("frames", "sampler")
 _DATA = "collectx-data-"
@@ -35,11 +35,7 @@ _DATA = "collectx-data-"
 
 def save(state: dict[str, Any], path: Path) -> None:
     """Writes `state`, whose items "frames" and "sampler" are TensorDicts, to the folder `path`; returns after the data
-    is synced to the disk.
-
-    Raises:
-        OSError: writing failed, for example for lack of space. The previous state is still there.
-    """
+    is synced to the disk. Raises OSError if writing failed; the previous state is then still there."""
     path.mkdir(parents=True, exist_ok=True)
     try:
         data = Path(tempfile.mkdtemp(prefix=_DATA, dir=path))
@@ -64,12 +60,8 @@ def save(state: dict[str, Any], path: Path) -> None:
 
 
 def load(path: Path) -> dict[str, Any]:
-    """Returns the state saved in `path`. Tensors are private mappings of the files: writing to them changes no file.
-
-    Raises:
-        FileNotFoundError: `path` has no complete state.
-        ValueError: a file is damaged: its size or checksum differs from that in state.json.
-    """
+    """Returns the state saved in `path`, or raises as `ReplayBuffer.loads`. Tensors are private mappings of the files:
+    writing to them changes no file."""
     file = path / "state.json"
     if not file.exists():
         raise FileNotFoundError(f"{path} has no state.json: no replay buffer was saved there")

@@ -14,16 +14,23 @@ The caller holds the buffer's lock, except for the constructor.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
+from tensordict import TensorDictBase
 
 from collectx.batch import Key, Layout, Leaf
 from collectx.errors import ShapeError
 from collectx.memory import SharedMemory, barrier
-from collectx.replay.leaves import as_array, as_tensor
+
+# Dtypes that numpy lacks, and the dtype of equal size whose bytes are copied instead.
+_NUMPY_DTYPES = {torch.bfloat16: torch.int16}
+
+# Keys that a sample has in addition to the keys of the frames.
+_SAMPLE_KEYS = ("index", "priority_weight")
 
 _HEADER_BYTES = 2**16
 _COUNTS_BYTES = 64
@@ -97,11 +104,8 @@ class Ring:
         return bool(self._arrays)
 
     def lay_out(self, leaves: Mapping[Key, Leaf]) -> None:
-        """Allocates memory for frames of `leaves`, unless a process has done so.
-
-        Raises:
-            ShapeError: the ring has frames with other leaves.
-        """
+        """Allocates memory for frames of `leaves`, unless a process has done so. Raises ShapeError if the ring has
+        frames with other leaves."""
         if self.is_laid_out():
             if differences := _differences({leaf.key: leaf for leaf in self.leaves}, leaves):
                 raise ShapeError(f"the frames differ from those in the buffer: {'; '.join(differences)}")
@@ -159,11 +163,7 @@ class Ring:
         return {leaf.key: as_tensor(self._arrays[leaf.key][:size], leaf.dtype) for leaf in self.leaves}
 
     def restore(self, first: int, end: int, frames: Mapping[Key, np.ndarray]) -> None:
-        """Restores `first`, `end` and the frames. The ring is laid out and has the same capacity.
-
-        Args:
-            frames: the arrays of `views`; empty if there were no frames.
-        """
+        """Restores `first`, `end` and the arrays of `views`. The ring is laid out and has the same capacity."""
         self._counts[4] += 1
         self._counts[1] = end  # no frames while bytes are written
         self._counts[2] = end
@@ -178,10 +178,48 @@ def _differences(expected: Mapping[Key, Leaf], actual: Mapping[Key, Leaf]) -> li
         return []
     differences = [f"{'.'.join(key)} is missing" for key in expected if key not in actual]
     differences += [f"{'.'.join(key)} is not a leaf of the buffer" for key in actual if key not in expected]
-    for key, leaf in actual.items():
-        if key in expected and expected[key] != leaf:
-            other = expected[key]
-            differences.append(
-                f"{'.'.join(key)} is {leaf.shape} {leaf.dtype}, in the buffer {other.shape} {other.dtype}"
-            )
-    return differences
+    return differences + [
+        f"{'.'.join(key)} is {leaf.shape} {leaf.dtype}, in the buffer {expected[key].shape} {expected[key].dtype}"
+        for key, leaf in actual.items()
+        if expected.get(key, leaf) != leaf
+    ]
+
+
+def flatten_batch(batch: TensorDictBase, count: int) -> tuple[dict[Key, Leaf], dict[Key, np.ndarray]]:
+    """Returns the leaves of a batch of `count` frames, and their `[count, *shape]` arrays: views where the batch is
+    contiguous, otherwise copies. Raises ShapeError if a buffer cannot store them."""
+    leaves: dict[Key, Leaf] = {}
+    frames: dict[Key, np.ndarray] = {}
+    dims = batch.batch_dims
+    for key, tensor in iter_leaves(batch):
+        if not isinstance(tensor, torch.Tensor):
+            raise ShapeError(f"{'.'.join(key)} is a {type(tensor).__name__}: a buffer stores tensors only")
+        if key[0] in _SAMPLE_KEYS:
+            raise ShapeError(f"the batch has the key {key[0]}, which is reserved for samples: remove it")
+        leaves[key] = Leaf(key, tuple(tensor.shape[dims:]), tensor.dtype)
+        frames[key] = as_array(tensor).reshape(count, *leaves[key].shape)
+    if not leaves:
+        raise ShapeError("the batch has no tensors to store")
+    return leaves, frames
+
+
+def iter_leaves(nested: Mapping[str, Any] | TensorDictBase, prefix: Key = ()) -> Iterator[tuple[Key, Any]]:
+    """Yields the keys and values of nested mappings or TensorDicts."""
+    for name, value in nested.items():
+        if isinstance(value, Mapping | TensorDictBase):
+            yield from iter_leaves(value, (*prefix, name))
+        else:
+            yield (*prefix, name), value
+
+
+def as_array(tensor: torch.Tensor) -> np.ndarray:
+    """Converts a tensor to an array on the CPU; copies only from another device."""
+    tensor = tensor.detach()
+    numpy_dtype = _NUMPY_DTYPES.get(tensor.dtype)
+    return (tensor if numpy_dtype is None else tensor.contiguous().view(numpy_dtype)).cpu().numpy()
+
+
+def as_tensor(array: np.ndarray, dtype: torch.dtype) -> torch.Tensor:
+    """The inverse of `as_array`."""
+    tensor = torch.from_numpy(np.asarray(array))  # a numpy scalar is not an array
+    return tensor.view(dtype) if dtype in _NUMPY_DTYPES else tensor

@@ -19,13 +19,12 @@ class Sampler:
     by `attach`.
 
     The buffer calls all methods except `nbytes` with its lock held.
+
+    Args:
+        seed: seed of the generator; None: another one in every run.
     """
 
     def __init__(self, seed: int | None = None):
-        """
-        Args:
-            seed: seed of the generator; None: another one in every run.
-        """
         self.random = np.random.default_rng(seed)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -37,10 +36,7 @@ class Sampler:
         return 0
 
     def check(self, leaves: Mapping[Key, Leaf]) -> None:
-        """
-        Raises:
-            ShapeError: the sampler cannot sample frames with these leaves.
-        """
+        """Raises ShapeError if the sampler cannot sample frames with these leaves."""
 
     def attach(self, ring: Ring, memory: np.ndarray) -> None:
         """Called once in each process with the shared memory, `[nbytes]` uint8, initially zero."""
@@ -57,11 +53,7 @@ class Sampler:
 
     def draw(self, size: int) -> tuple[np.ndarray, dict[str, np.ndarray]]:
         """Returns the indices of `size` frames, int64 of any shape, and additional leaves of the sample. The ring has
-        frames.
-
-        Raises:
-            ValueError: `size` frames cannot be sampled.
-        """
+        frames. Raises ValueError if `size` frames cannot be sampled."""
         raise NotImplementedError
 
     def update(self, index: np.ndarray, priority: np.ndarray) -> None:

@@ -4,8 +4,7 @@
                              |   ^                   |
           metrics.jsonl <----+   +--- log, publish --+
 
-Built by execution.py in the trainer's process and called from its main thread only. Imports neither schedules,
-transports nor trainers.
+Called from the main thread of the trainer's process only.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ import numpy as np
 from collectx.collector.trajectories import Assembler, mask
 from collectx.run.files import JsonLines
 from collectx.run.folder import RunFolder
-from collectx.run.statistics import Statistics
+from collectx.run.statistics import TIMES, Statistics
 
 if TYPE_CHECKING:
     from torch import nn
@@ -174,18 +173,15 @@ def _line(delivery: Delivery, statistics: Statistics) -> dict[str, Any]:
 
 
 def _part(part: Arrival, version: int) -> dict[str, Any]:
-    timings = part.report
+    report = part.report
     return {
         "worker": part.worker,
-        "policy_version": part.report.policy_version,
-        "lag": version - part.report.policy_version,
-        "frames": part.report.frames,
-        "env_s": round(timings.env_s, 6),
-        "policy_s": round(timings.policy_s, 6),
-        "wait_s": round(timings.wait_s, 6),
-        "send_s": round(timings.send_s, 6),
-        "episodes": len(part.report.returns),
-        "return": _mean(part.report.returns),
+        "policy_version": report.policy_version,
+        "lag": version - report.policy_version,
+        "frames": report.frames,
+        **{name: round(getattr(report, name), 6) for name in TIMES},
+        "episodes": len(report.returns),
+        "return": _mean(report.returns),
     }
 
 

@@ -1,7 +1,4 @@
-"""The number of cores that the trainer may use, and the number of torch's threads in its process.
-
-Used in the trainer's process. Affinity and quotas are read on Linux only.
-"""
+"""The number of cores that the trainer may use, and the number of torch's threads in its process."""
 
 from __future__ import annotations
 

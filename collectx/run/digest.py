@@ -1,8 +1,7 @@
 """Digests of delivered batches: one for each batch, to find the first that differs, and one over all.
 
 The digest of a batch covers its batch size, and name, dtype, shape and bytes of every leaf, sorted by name. It does not
-depend on time, device or contiguity. Computed in the trainer's process, unless `trainer.digest=false`; `collectx
-reproduce` compares the digests in `metrics.jsonl` of two runs.
+depend on time, device or contiguity.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@ end the errors, a short table and the path of the run folder.
 
 The progress is drawn by a thread of the trainer's process that reads `Statistics`; deliveries never wait for it. As the
 thread shares the interpreter with the trainer, it draws at most 4 times a second and spends at most 2 % of its time
-drawing. Imports neither collectors nor trainers.
+drawing.
 """
 
 from __future__ import annotations
@@ -41,11 +41,7 @@ class Progress:
     """Shows a run during the `with` block; the last state stays on the screen."""
 
     def __init__(self, statistics: Statistics, console: Console | None = None, start_s: float | None = None):
-        """
-        Args:
-            console: standard output by default.
-            start_s: zero of the elapsed time, by `time.monotonic`; by default the current time.
-        """
+        """`console` is standard output by default; `start_s`, by `time.monotonic`, the zero of the elapsed time."""
         self._console = console or Console()
         self._sampler = Sampler(statistics, time.monotonic() if start_s is None else start_s)
         self._statistics = statistics

@@ -18,7 +18,6 @@ import time
 import traceback
 from collections.abc import Sequence
 from importlib.util import find_spec
-from pathlib import Path
 
 from collectx.config.derived import backend_of
 from collectx.config.schema.launcher import SlurmLauncherConfig
@@ -97,7 +96,12 @@ def _run_trainer(spec: JobSpec, files: RunFolder, token: str, folder: str) -> in
 
 def _run_worker(cfg: RunConfig, files: RunFolder, worker: int, token: str, objects: UserObjects | None = None) -> int:
     """Runs a worker until the trainer closes it; its output goes to its log in the run folder."""
-    _redirect_output(files.log(f"worker-{worker}"))
+    log = files.log(f"worker-{worker}")
+    log.parent.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    for standard in (1, 2):
+        os.dup2(descriptor, standard)
+    os.close(descriptor)
     import torch
 
     torch.set_num_threads(cfg.launcher.num_threads)
@@ -121,14 +125,6 @@ def _begin_mpi(cfg: RunConfig) -> None:
         from collectx.transport.network.mpi import initialize_ranks
 
         initialize_ranks(cfg.collector.start_timeout_s, "collector.start_timeout_s")
-
-
-def _redirect_output(log: Path) -> None:
-    log.parent.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    os.dup2(descriptor, 1)
-    os.dup2(descriptor, 2)
-    os.close(descriptor)
 
 
 def _raise_launcher_error(signum: int, frame: object) -> None:

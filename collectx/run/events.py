@@ -1,7 +1,5 @@
 """The event log of a run: joins, deaths, publishes and signals, one line each, in the order in which they happened.
-
-Handed to the collector as a plain callable, and called in the trainer's process from any thread.
-"""
+Called in the trainer's process from any thread."""
 
 from __future__ import annotations
 
@@ -16,14 +14,7 @@ from collectx.run.folder import RunFolder
 
 class EventLog:
     """`events(name, **fields)` appends `{"time": unix seconds, "event": name, **fields}` to `events.jsonl`. Events with
-    a message (`format_event`) are also written to `logs/trainer.log` and passed to `show`.
-
-    Args:
-        hidden: names of events that are not passed to `show`.
-
-    Attributes:
-        show: called with the message, from the thread of the event.
-    """
+    a message (`format_event`) are also written to `logs/trainer.log` and, unless `hidden`, passed to `show`."""
 
     def __init__(self, folder: RunFolder, hidden: Collection[str] = ()):
         self._hidden = frozenset(hidden)
@@ -43,7 +34,10 @@ class EventLog:
                 return
             if not self._has_failed:
                 try:
-                    self._write(line, text)
+                    self._lines.append(line)
+                    if text is not None:
+                        with open(self._log, "a") as file:
+                            file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")
                 except OSError as error:
                     # Not raised: the threads that report events must not stop, and the run continues without its log.
                     self._has_failed, failure = True, error
@@ -51,12 +45,6 @@ class EventLog:
             self.show(f"no more events are written: {failure}")
         if text is not None and name not in self._hidden:
             self.show(text)
-
-    def _write(self, line: dict[str, Any], text: str | None) -> None:
-        self._lines.append(line)
-        if text is not None:
-            with open(self._log, "a") as file:
-                file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")
 
     def close(self) -> None:
         """Idempotent; later events are dropped."""

@@ -12,8 +12,7 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, closing, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, closing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -102,7 +101,11 @@ def _run(
         progress = display.Progress(record.statistics, start_s=record.start_s)
         events.show = progress.say
         run = _Execution(cfg, files, record, signals, events)
-        with progress, _launched(cfg, files, launcher, events) as launcher, closing(run):
+        with progress, closing(run), ExitStack() as stack:
+            if launcher is None and cfg.launcher.kind == "submitit":
+                from collectx.run.submitted_workers import submitted_workers
+
+                launcher = stack.enter_context(submitted_workers(cfg, files, lambda text: events("jobs", message=text)))
             try:
                 workers = run.prepare(launcher)
             except (ConfigError, LauncherError, SpaceError) as error:
@@ -111,21 +114,6 @@ def _run(
                 run.collect(collector)
     finally:
         events.close()
-
-
-@contextmanager
-def _launched(
-    cfg: RunConfig, files: RunFolder, launcher: Launcher | None, events: EventLog
-) -> Iterator[Launcher | None]:
-    """Yields `launcher`, or with `launcher=submitit` that of jobs that this process submits, which end with the
-    block."""
-    if launcher is not None or cfg.launcher.kind != "submitit":
-        yield launcher
-        return
-    from collectx.run.submitted_workers import submitted_workers
-
-    with submitted_workers(cfg, files, lambda text: events("jobs", message=text)) as submitted:
-        yield submitted
 
 
 class _Execution:

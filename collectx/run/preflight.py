@@ -58,7 +58,8 @@ def backend_problems(cfg: RunConfig) -> list[str]:
         return []
     from collectx.transport.network.addresses import local_addresses
 
-    problems = [why] if (why := why_not(backend)) else []
+    reason = availability.why_not(backend)
+    problems = [] if reason is None else [f"backend={backend} cannot work on this machine: {reason}."]
     if backend == "mpi" and cfg.launcher.kind in ELSEWHERE and "PMIX_NAMESPACE" not in os.environ:
         problems = [
             f"backend=mpi: launcher={cfg.launcher.kind} has started the roles without MPI's PMIx: "
@@ -69,12 +70,6 @@ def backend_problems(cfg: RunConfig) -> list[str]:
     except ConfigError as error:
         problems.extend(error.problems)
     return problems
-
-
-def why_not(backend: str) -> str | None:
-    """The reason why a backend cannot work on this machine; None if it can."""
-    reason = availability.why_not(backend)
-    return None if reason is None else f"backend={backend} cannot work on this machine: {reason}."
 
 
 def rule_problems(cfg: RunConfig) -> list[str]:

@@ -64,21 +64,14 @@ class JobSpec:
 
 
 def read_objects(files: RunFolder, worker: int) -> UserObjects | None:
-    """The objects of a worker; None where its configuration is plain data.
-
-    Raises:
-        PermissionError: another user may have written them.
-    """
+    """The objects of a worker; None where its configuration is plain data. See `read_private`."""
     return pickle.loads(read_private(files.job_objects))[worker] if files.job_objects.exists() else None
 
 
 def announce_trainer(files: RunFolder, endpoint: Endpoint, token: str) -> None:
-    """Writes the address at which the trainer listens. The secret is on the disk before the address.
-
-    Args:
-        token: the same for all processes of one attempt, different for every other attempt, so that workers ignore the
-            address of an earlier attempt.
-    """
+    """Writes the address at which the trainer listens. `token` is the same for all processes of one attempt of the run,
+    so that workers ignore the address of an earlier attempt."""
+    # The secret is on the disk before the address.
     write_private(files.secret, endpoint.secret)
     write_json(files.rendezvous, {"addresses": list(endpoint.addresses), "port": endpoint.port, "token": token})
 

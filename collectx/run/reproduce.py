@@ -23,13 +23,8 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True)
 class Comparison:
-    """The comparison of two runs.
-
-    Attributes:
-        verdict: see `Verdict`.
-        message: one sentence for the user, with the batch or the reason.
-        first_different: index of the first batch that differs or is missing in one run; None if there is none.
-    """
+    """The comparison of two runs. `message` is one sentence for the user, with the batch or the reason;
+    `first_different` is the index of the first batch that differs or is missing in one run."""
 
     verdict: Verdict
     message: str

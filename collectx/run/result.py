@@ -44,14 +44,8 @@ ENDED = (Status.COMPLETED, Status.FAILED, Status.INTERRUPTED)
 
 @dataclass(frozen=True)
 class Failure:
-    """An error of the run.
-
-    Attributes:
-        type: the exception's type with its module, unless built in; the name alone for a worker that was restarted or
-            dropped.
-        message: its message.
-        worker: index of the worker it happened in; None for the trainer.
-    """
+    """An error of the run. `type` is the exception's type with its module, unless built in; the name alone for a worker
+    that was restarted or dropped. `worker` is the index of the worker it happened in; None for the trainer."""
 
     type: str
     message: str
@@ -113,7 +107,7 @@ class Result:
 
 
 class Record:
-    """Collects what the result of a run is made of: status, reason, failures, times. Owned by execution.py.
+    """Collects what the result of a run is made of.
 
     Attributes:
         start_s: when the command started, by `time.monotonic`.
@@ -193,8 +187,7 @@ class Record:
 
 
 def failure_of(error: BaseException) -> Failure:
-    """Converts `error` to data. Its first note (see `RemoteFailure.rebuild`) or its message has the index of the
-    worker."""
+    """Converts `error` to data. Its first note (`RemoteFailure.rebuild`) or its message has the index of the worker."""
     notes = [note.partition("\n")[0] for note in getattr(error, "__notes__", ())]
     message = text_of(error)
     matches = (re.search(r"\bworker[ =](\d+)", text) for text in (*notes, message))

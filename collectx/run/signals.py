@@ -16,7 +16,7 @@ import signal
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any, Self
 
 PATIENCE = 3
@@ -24,11 +24,8 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Stopped(KeyboardInterrupt):
-    """A signal stops the run. A `KeyboardInterrupt`, so that no `except Exception` in user code catches it.
-
-    Attributes:
-        signal: name of the signal, as in "SIGTERM".
-    """
+    """A signal stops the run. A `KeyboardInterrupt`, so that no `except Exception` in user code catches it. `signal` is
+    its name, as in "SIGTERM"."""
 
     def __init__(self, signum: int):
         self.signal = signal.Signals(signum).name
@@ -38,11 +35,7 @@ class Stopped(KeyboardInterrupt):
 class Signals:
     """Handles SIGINT, SIGTERM and SIGHUP while the `with` block lasts. Outside the main thread, where Python allows no
     handlers, it does nothing; a signal that the parent process set to be ignored (`nohup`) stays ignored. After a
-    SIGHUP of a closed terminal, output to it is dropped.
-
-    Attributes:
-        last: the signal that came last, or None.
-    """
+    SIGHUP of a closed terminal, output to it is dropped. `last` is the signal that came last, or None."""
 
     def __init__(self) -> None:
         self._old_handlers: dict[int, Any] = {}
@@ -61,9 +54,7 @@ class Signals:
                     self._old_handlers[signum] = signal.signal(signum, self._handle)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         for signum, handler in self._old_handlers.items():
             signal.signal(signum, handler)
         self._old_handlers.clear()

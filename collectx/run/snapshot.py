@@ -60,11 +60,8 @@ def meta(cfg: RunConfig, argv: list[str]) -> dict[str, Any]:
 
 
 def write_numerics(folder: RunFolder, device: torch.device) -> None:
-    """Adds the hardware and threads, on which floating-point results depend, to `snapshot/meta.json`. Imports torch.
-
-    Args:
-        device: of the trainer.
-    """
+    """Adds what floating-point results depend on, hardware and threads, to `snapshot/meta.json`. `device` is that of
+    the trainer."""
     import torch
 
     numerics = {

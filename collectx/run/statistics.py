@@ -179,14 +179,8 @@ class WorkerView:
 
 @dataclass(frozen=True)
 class View:
-    """The numbers of a run at one moment.
-
-    Attributes:
-        numbers: a copy.
-        elapsed_s: time since the start.
-        now_per_s: frames per second over the last `NOW_S`; None while unknown.
-        workers: by their index.
-    """
+    """The numbers of a run at one moment: a copy of its `Statistics`, the time since its start, and the frames per
+    second over the last `NOW_S`, None while unknown."""
 
     numbers: Statistics
     elapsed_s: float

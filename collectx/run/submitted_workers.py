@@ -1,8 +1,5 @@
-"""Workers that are jobs: submitted by the trainer (`launcher=submitit`), or submitted along with the trainer's job and
-waiting for their task (`submitit_delayed_launcher`).
-
-Used in the trainer's process.
-"""
+"""Workers that are jobs: submitted by the trainer's process (`launcher=submitit`), or submitted along with the
+trainer's job and waiting for `jobs/task.json` (`submitit_delayed_launcher`)."""
 
 from __future__ import annotations
 
@@ -36,12 +33,8 @@ def submitted_workers(
     cfg: RunConfig, files: RunFolder, show: Callable[[str], None], objects: Sequence[UserObjects] | None = None
 ) -> Iterator[Launcher]:
     """Submits workers as jobs. At the end of the block all of these jobs have ended, or are cancelled; that may take
-    `collector.close_timeout_s`.
-
-    Args:
-        show: called with messages for the user, from any thread.
-        objects: env, policy and hooks of each worker that plain data cannot hold; None: there are none.
-    """
+    `collector.close_timeout_s`. `show` is called with messages for the user, from any thread; `objects` are env, policy
+    and hooks of each worker that plain data cannot hold."""
     from collectx.launcher.slurm.array import JobArray
     from collectx.launcher.slurm.job_watcher import JobWatcher
 
@@ -94,11 +87,7 @@ class PresubmittedJobs:
 
 
 def presubmitted_workers(cfg: RunConfig, jobs: PresubmittedJobs, objects: Sequence[UserObjects]) -> Launcher:
-    """Gives their task to workers whose jobs were submitted before. They are not replaced.
-
-    Args:
-        objects: see `submitted_workers`.
-    """
+    """Writes what workers run whose jobs were submitted before (see `submitted_workers`). They are not replaced."""
     files, token = jobs.files(), secrets.token_hex(8)
     JobSpec(cfg, token=token).write(files, objects)
     return WaitingWorkers(

@@ -18,13 +18,7 @@ from collectx.transport.base import Arrival
 
 @dataclass(frozen=True)
 class RecordedBatch:
-    """A batch of the recorded run.
-
-    Attributes:
-        worker: the worker that filled it.
-        acted: the version of the weights with which it began.
-        newest: the newest version when it was delivered.
-    """
+    """A batch of the recorded run: its worker, the version with which it began, and the newest one at its delivery."""
 
     worker: int
     acted: int

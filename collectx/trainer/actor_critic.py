@@ -20,9 +20,9 @@ from collectx.batch import Key
 from collectx.config.schema.trainer import ImpalaTrainerConfig, PpoTrainerConfig
 from collectx.env.base import EnvSpec
 from collectx.errors import ConfigError
-from collectx.policy.initial import single_threaded
 from collectx.policy.spaces import observation_leaves
 from collectx.policy.stochastic import Flatten, StochasticPolicy, initialize
+from collectx.random_state import single_threaded
 from collectx.trainer.base import Collection, check_trainable, has_reached, remaining_fraction
 
 _ADVICE = (

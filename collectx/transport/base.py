@@ -13,7 +13,7 @@ Backpressure is by slots: a worker fills only granted slots, and a slot is grant
     [free] --------> [worker] --------> [trainer] ------> [free]
 
 When a worker is gone, `receive` returns one `Departure`. Its undelivered slots are lost; the other workers continue,
-and a replacement may be attached. Must not know envs, policies, schedules or launchers.
+and a replacement may be attached.
 """
 
 from __future__ import annotations
@@ -38,7 +38,6 @@ class SlabSpec:
     Attributes:
         leaves: the tensors of one frame.
         rows, steps: the size of one slot.
-        num_workers: the number of workers.
         num_slots: the number of slots of each worker.
         stacked: a batch consists of slot k of all workers. In shared memory these slots are one region of
             `num_workers * rows` rows, so that nothing is copied; otherwise each slot is a separate region.
@@ -98,10 +97,10 @@ class Arrival:
 
 @dataclass(frozen=True, slots=True)
 class Departure:
-    """A worker is gone: its code raised, its process or its connection ended, or it exceeded a timeout.
+    """A worker is gone: its code raised, its process or its connection ended, or it exceeded a timeout. The slots that
+    it was granted and has not delivered are lost.
 
     Attributes:
-        worker: its index. The slots that it was granted and has not delivered are lost.
         error: the error of user code (original type, remote traceback as a note), `WorkerDied` or `WorkerTimeout`.
     """
 
@@ -115,13 +114,7 @@ Request = tuple[str, tuple]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Reply:
-    """The result of a request.
-
-    Attributes:
-        worker: its index.
-        value: the value that the method has returned.
-        error: what it has raised.
-    """
+    """What the method that a request has named has returned or raised."""
 
     worker: int
     value: Any = None
@@ -130,12 +123,7 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """A worker on a network has connected. Its earlier grants are sent now.
-
-    Attributes:
-        worker: its index.
-        info: host, pid and job, for the event log.
-    """
+    """A worker on a network has connected. Its earlier grants are sent now. `info` is for the event log."""
 
     worker: int
     info: dict[str, Any]

@@ -11,14 +11,8 @@ Limit: TypeAlias = tuple[str, float]
 
 
 class BatchTimers:
-    """One timer for each worker with outstanding batches, by a clock that advances only with `advance`.
-
-    Args:
-        longest_gap_s: the most that the time between two calls of `advance` counts.
-        clock: the time in seconds.
-
-    Attributes:
-        now_s: the time by which timers expire.
+    """One timer for each worker with outstanding batches. They expire by `now_s`, which follows `clock` only with
+    `advance`, and by `longest_gap_s` seconds at most.
     """
 
     def __init__(self, longest_gap_s: float, clock: Callable[[], float]):
@@ -31,12 +25,11 @@ class BatchTimers:
         self._started: dict[Limit, OrderedDict[Any, float]] = {}
 
     def advance(self) -> None:
-        """Lets `now_s` follow the clock."""
         before_s, self._advanced_s = self._advanced_s, self._clock()
         self.now_s += min(self._advanced_s - before_s, self._longest_gap_s)
 
     def start(self, worker: Any, limit: Limit) -> None:
-        """Starts a worker's timer (`collectx.transport.supervisor.Worker`), and sets its `limit`."""
+        """Starts the timer of a `collectx.transport.supervisor.Worker`, and sets its `limit`."""
         self.advance()
         worker.limit = limit
         self._started.setdefault(limit, OrderedDict())[worker] = self.now_s

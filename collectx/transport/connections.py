@@ -50,8 +50,8 @@ def _set_timeout(connection: Connection, option: int, seconds: float | None) -> 
 
 
 def enable_keepalive(connection: Connection, notice_s: float) -> None:
-    """Turns on TCP keepalive, so that a connection over a cut cable breaks within about `notice_s` seconds, or two days
-    if that is less, although nothing is sent."""
+    """Makes a connection over a cut cable break within about `notice_s` seconds, two days at most, although nothing is
+    sent."""
     with socket_of(connection) as peer:
         interval = int(min(max(1.0, notice_s / 5), _MOST_KEEPALIVE_S))
         peer.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

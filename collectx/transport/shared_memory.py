@@ -30,12 +30,7 @@ class _LocalWorker(Worker):
 
 
 class SharedMemoryTransport(SlabTransport):
-    """The trainer's end.
-
-    Args:
-        spec: the sizes in the slab.
-        supervisor: watches the workers; closed with the transport.
-    """
+    """The trainer's end. Closes the supervisor with itself."""
 
     def __init__(self, spec: SlabSpec, supervisor: Supervisor[_LocalWorker]):
         super().__init__(spec, shared=True)
@@ -56,12 +51,12 @@ class SharedMemoryTransport(SlabTransport):
         return self._supervisor.handles
 
     def attach(self, worker: int, handle: Handle) -> None:
-        """Watches the started process of a worker, which has inherited its end of the connection."""
         record = self._workers[worker]
         self._close_remote_end(record)
         self._supervisor.attach(record, handle)
 
     def _close_remote_end(self, worker: _LocalWorker) -> None:
+        """Closes the worker's end, which its process has inherited, in this process."""
         if worker.remote_end is not None:
             worker.remote_end.close()
             worker.remote_end = None
@@ -88,17 +83,16 @@ class SharedMemoryTransport(SlabTransport):
 
     def _handle_message(self, worker: _LocalWorker, message: bytes | Exception) -> None:
         event: Arrival | Reply
-        if isinstance(message, bytes) and message[:1] == messages.FULL:
-            event = Arrival(worker.index, *messages.unpack_full(message))
-        elif isinstance(message, bytes) and message[:1] == messages.REPLY:
-            event = self._unpack_reply(worker, message[1:])
-        else:
-            if isinstance(message, bytes):
-                message = pickle.loads(message[1:]).rebuild(self._supervisor.describe(worker))
-            assert isinstance(message, Exception)
+        if isinstance(message, bytes) and message[:1] == messages.FAILED:
+            message = pickle.loads(message[1:]).rebuild(self._supervisor.describe(worker))
+        if not isinstance(message, bytes):
             self._supervisor.remove(worker)
             self._events.append(Departure(worker.index, message))
             return
+        if message[:1] == messages.FULL:
+            event = Arrival(worker.index, *messages.unpack_full(message))
+        else:
+            event = self._unpack_reply(worker, message[1:])
         self._supervisor.delivered(worker)
         self._events.append(event)
 

@@ -23,7 +23,8 @@ from collectx.transport.processes import Handle, death_error, end_processes, tim
 _LONGEST_SELECT_S = 86400.0
 # How long a failed worker may take to end by itself.
 _GRACE_S = 0.2
-# If `events` is not called for longer than this share of the shorter timeout, the excess does not count.
+# If `events` is not called for longer than this share of the shorter timeout, the excess does not count towards
+# timeouts: the run may have been stopped (Ctrl-Z).
 _LONGEST_GAP = 0.25
 
 
@@ -73,14 +74,11 @@ class Supervisor(Generic[AnyWorker]):
     """Watches the workers' connections and processes. Used from one thread.
 
     Args:
-        start_timeout_s: how long a worker may take from its start to its first batch.
-        worker_timeout_s: how long a worker may take for any later batch.
-        close_timeout_s: how long workers may take to stop before they are killed.
+        start_timeout_s, worker_timeout_s, close_timeout_s: the options of `collector`.
         describe: `describe(index)` names a worker and its log in error messages.
         join_timeout: `join_timeout(index)` is the option, and its value in seconds, that limits how long a worker may
             take to connect; `start_timeout_s` then counts from its connection. None: `start_timeout_s` covers both.
-        clock: returns the time in seconds. If the trainer does not call `events` for longer than a quarter of the
-            shorter timeout, the excess does not count towards timeouts: the run may have been stopped (Ctrl-Z).
+        clock: returns the time in seconds.
 
     Attributes:
         workers: the newest life of each worker, by index.

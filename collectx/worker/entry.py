@@ -56,7 +56,6 @@ def run_remote_worker(
     """The main function of a worker that connects to the trainer over a network. Returns when the trainer says stop.
 
     Args:
-        endpoint: where the trainer listens.
         user_objects: the parts of its `WorkerSpec` that do not travel over the connection; None: there are none.
         build: `collectx.collector.build`, for a worker that is itself a collector.
 

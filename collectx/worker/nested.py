@@ -4,8 +4,7 @@ copy of the weights, and sends one message for a batch of all processes.
     trainer --network-- nested worker --shared memory-- process 0
                                       \\---------------- process 1 ...
 
-Runs in the worker's process, in place of `collectx/worker/rollout_source.py`. Each of its processes acts as a worker of
-the run: the same seeds, the same trajectory ids.
+Each of its processes acts as a worker of the run: the same seeds, the same trajectory ids.
 """
 
 from __future__ import annotations

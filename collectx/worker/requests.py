@@ -1,7 +1,5 @@
 """Replies to the trainer's requests between two batches (env attributes, saved state, profiles), and calls the user's
-hooks around batches.
-
-Runs in the worker's process, called by `collectx/worker/rollout_source.py`.
+hooks around batches. In the worker's process.
 """
 
 from __future__ import annotations
@@ -26,10 +24,8 @@ class RequestHandler:
     """Answers the requests that a worker receives.
 
     Args:
-        worker: its index.
         group: the envs, as they were built.
         is_plain: whether `rollout` steps them without a wrapper that has a state.
-        hooks: called around every batch.
         batches: `batches(slot, steps)` is a batch of the first steps of a slot, `[envs, steps]`, over its memory.
         weights: returns the newest weights of the policy by name, copied to the CPU.
     """
@@ -65,13 +61,11 @@ class RequestHandler:
         except Exception as error:
             link.reply(None, error)
 
-    def before(self) -> None:
-        """To be called before each batch."""
+    def before_batch(self) -> None:
         if self._hooks.pre_collect_hook is not None:
             self._hooks.pre_collect_hook()
 
-    def after(self, slot: int, steps: int) -> None:
-        """To be called after each batch, which is the first `steps` of `slot`."""
+    def after_batch(self, slot: int, steps: int) -> None:
         hooks = self._hooks
         if hooks.post_collect_hook is not None:
             batch = self._batches(slot, steps)
@@ -96,9 +90,9 @@ class RequestHandler:
 
     def end_profile(self) -> None:
         """Ends profiling before its last batch."""
-        profiling, self._profiling = self._profiling, None
-        if profiling is not None:
-            profiling.end()
+        if self._profiling is not None:
+            self._profiling.end()
+        self._profiling = None
 
     def restart(self, chosen: Sequence[bool]) -> None:
         """Resets the chosen envs of the group."""
@@ -114,11 +108,7 @@ class RequestHandler:
         return state
 
     def load(self, state: dict[str, Any]) -> bool:
-        """Restores a state.
-
-        Returns:
-            Whether the envs' states were restored too; otherwise they have to be reset.
-        """
+        """Restores a state; returns whether the envs' states were restored too. Otherwise they have to be reset."""
         if self._has_states and "env_state_dict" in state:
             for env, env_state in zip(self._envs, state["env_state_dict"], strict=True):
                 env.load_state_dict(env_state)
@@ -154,7 +144,7 @@ class _Profiling:
         self._profile.start()
 
     def step(self) -> bool:
-        """To be called after each batch; returns False after the last one."""
+        """Counts a batch; returns False after the last one."""
         self._profile.step()
         self._num_left -= 1
         if self._num_left == 0:

@@ -131,12 +131,12 @@ class RolloutSource:
         with self._installed(), policies.exploration(self._exploration):
             if reset != NO_RESET:
                 self._reset(reset)
-            self._requests.before()
+            self._requests.before_batch()
             report = self._rollout.collect(self._prepared[slot], self._version)
             steps = report.frames // self._spec.num_envs
             if self._check is not None:
                 self._check(slot, steps)
-            self._requests.after(slot, steps)
+            self._requests.after_batch(slot, steps)
         return report
 
     def _reset(self, code: int) -> None:

@@ -1,8 +1,6 @@
 """Fills slots with the batches of the user's collector: a class with the constructor and the methods of TorchRL's.
 
-    trainer --weights--> policy --update_policy_weights_--> user's collector --batch--> slot --network--> trainer
-
-Runs in the worker's process, in place of `collectx/worker/rollout_source.py`.
+trainer --weights--> policy --update_policy_weights_--> user's collector --batch--> slot --network--> trainer
 """
 
 from __future__ import annotations
@@ -101,11 +99,7 @@ class UserCollectorSource:
         return BatchReport(version, self._layout.frames, seconds, 0.0, returns, lengths)
 
     def _translate_versions(self, versions: torch.Tensor, has_versions: bool) -> int:
-        """Replaces the collector's versions in a slot by the trainer's; returns the first frame's.
-
-        Args:
-            has_versions: whether the batch had versions.
-        """
+        """Replaces the collector's versions in a slot, if it had any, by the trainer's; returns the first frame's."""
         numbers = versions.unique().tolist() if has_versions else []
         translated = {number: self._versions.get(number, self._version) for number in numbers}
         if len(translated) < 2:
@@ -230,11 +224,8 @@ class _Trajectories:
         self._running.clear()
 
     def take(self, tensors: Mapping[Key, torch.Tensor], has_ids: bool) -> tuple[np.ndarray, np.ndarray]:
-        """Writes the ids of a slot; returns the returns and lengths of the episodes that ended in it, in order of time.
-
-        Args:
-            has_ids: whether the slot has the collector's ids.
-        """
+        """Writes the ids of a slot, which `has_ids` of the collector or none; returns the returns and lengths of the
+        episodes that ended in it, in order of time."""
         reward, done = (tensors[key][..., 0].numpy() for key in (_REWARD, _DONE))
         slot_ids = tensors[TRAJ_IDS].numpy()
         local_ids = slot_ids.copy() if has_ids else self._ids_by_row(done)

@@ -10,7 +10,7 @@ from worlds.cartpoles import cartpole
 
 import collectx
 from collectx.library import compat
-from collectx.library.keywords import REFUSED_KEYWORDS
+from collectx.library.keywords.parse import REFUSED_KEYWORDS
 
 THEIRS = json.loads((golden.FOLDER / "signatures.json").read_text())
 
@@ -38,6 +38,8 @@ def test_keywords_and_methods_are_taken_or_refused(name):
     methods = THEIRS[name]["methods"]
     assert set(methods) - public(name) <= set(compat.REFUSED_ATTRIBUTES)
     assert not set(compat.REFUSED_ATTRIBUTES) & public(name)
+    documented = getattr(collectx, name).__init__.__doc__
+    assert all(keyword in documented for keyword in parameters(getattr(collectx, name)) - {"sync"})
     both = set(methods) & public(name)
     assert len(both) >= 15
     for method in both:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -13,14 +13,15 @@ from tensordict.nn import CudaGraphModule
 from collectx.config.schema.policy import PolicyConfig
 from collectx.library.keywords.coerce import exploration_name, exploration_problems, for_each, kwargs_of
 from collectx.library.keywords.options import option
+from collectx.library.keywords.specs import Keywords
 from collectx.policy.exploration import ExplorationType
 from collectx.user_objects import UserEnvConfig, UserPolicyConfig
 
 CreateEnv = Callable[..., Any] | Sequence[Callable[..., Any]]
 
 
-@dataclass(frozen=True)
-class EnvAndPolicy:
+@dataclass(frozen=True, kw_only=True)
+class EnvAndPolicy(Keywords):
     """The keywords about envs and policies.
 
     Args:
@@ -55,8 +56,8 @@ class EnvAndPolicy:
         worker_idx: this collector's number among several of the caller: the value of the attribute `worker_idx`.
     """
 
-    create_env_fn: CreateEnv
-    policy: Any = None
+    create_env_fn: CreateEnv = field(kw_only=False)
+    policy: Any = field(default=None, kw_only=False)
     policy_factory: Callable[[], Any] | Sequence[Callable[[], Any]] | None = None
     create_env_kwargs: Any = None
     exploration_type: Any = ExplorationType.RANDOM
@@ -76,10 +77,10 @@ class EnvAndPolicy:
         """The exploration type's name."""
         return exploration_name(self.exploration_type if self.exploration_mode is None else self.exploration_mode)
 
-    def problems(self, num_workers: int) -> list[str]:
-        """What is wrong, for so many workers."""
+    def problems(self) -> list[str]:
+        num_workers = self.worker_count
         creates = for_each(self.create_env_fn, num_workers)
-        problems = [
+        problems = super().problems() + [
             f"create_env_fn[{i}]={one!r} cannot be called: give a function that makes the env, as lambda: "
             "gymnasium.make('CartPole-v1')."
             for i, one in enumerate(creates)
@@ -91,7 +92,16 @@ class EnvAndPolicy:
             problems.append(
                 f"num_workers={num_workers}, but create_env_fn has {len(creates)} callables: one for each worker."
             )
-        problems += self._kwargs_problems(num_workers)
+        kwargs = for_each(self.create_env_kwargs, num_workers)
+        factories = for_each(self.policy_factory, num_workers)
+        if len(kwargs) != num_workers:
+            count = f"{len(kwargs)} entries for {num_workers} workers"
+            problems.append(f"create_env_kwargs has {count}: one for each, or one dict.")
+        else:
+            wrong = [one for one in kwargs if one is not None and not isinstance(one, Mapping)]
+            problems += [
+                f"create_env_kwargs={one!r}: must be a dict, or a list of one for each worker." for one in wrong
+            ]
         if self.policy is not None and self.policy_factory is not None:
             problems.append("policy and policy_factory: give one of them.")
         if isinstance(self.policy, type):
@@ -101,27 +111,14 @@ class EnvAndPolicy:
                 f"policy={self.policy!r} cannot be called: give a module, a callable from the observation to the "
                 "action, or None for random actions."
             )
-        problems += self._factory_problems(num_workers)
-        for name, made in (("compile_policy", torch.compile), ("cudagraph_policy", CudaGraphModule)):
-            problems += self._acceleration_problems(name, made)
-        return [*problems, *exploration_problems("", self.exploration)]
-
-    def _kwargs_problems(self, num_workers: int) -> list[str]:
-        kwargs = for_each(self.create_env_kwargs, num_workers)
-        if len(kwargs) != num_workers:
-            count = len(kwargs)
-            return [f"create_env_kwargs has {count} entries for {num_workers} workers: one for each, or one dict."]
-        wrong = [one for one in kwargs if one is not None and not isinstance(one, Mapping)]
-        return [f"create_env_kwargs={one!r}: must be a dict, or a list of one for each worker." for one in wrong]
-
-    def _factory_problems(self, num_workers: int) -> list[str]:
-        factories = for_each(self.policy_factory, num_workers)
         if len(factories) != num_workers:
-            return [
-                f"policy_factory has {len(factories)} entries for {num_workers} workers: one for each, or one callable."
-            ]
-        wrong = [one for one in factories if one is not None and not callable(one)]
-        return [f"policy_factory={wrong[0]!r} cannot be called."] if wrong else []
+            count = f"{len(factories)} entries for {num_workers} workers"
+            problems.append(f"policy_factory has {count}: one for each, or one callable.")
+        elif wrong := [one for one in factories if one is not None and not callable(one)]:
+            problems.append(f"policy_factory={wrong[0]!r} cannot be called.")
+        problems += self._acceleration_problems("compile_policy", torch.compile)
+        problems += self._acceleration_problems("cudagraph_policy", CudaGraphModule)
+        return [*problems, *exploration_problems("", self.exploration)]
 
     def _acceleration_problems(self, name: str, made: Callable) -> list[str]:
         value = getattr(self, name)
@@ -143,9 +140,9 @@ class EnvAndPolicy:
         factories = self.policy_factory
         return isinstance(factories, list | tuple) and any(factory is not factories[0] for factory in factories)
 
-    def envs(self, num_workers: int) -> list[UserEnvConfig]:
+    def envs(self) -> list[UserEnvConfig]:
         """One for each worker."""
-        creates, kwargs = for_each(self.create_env_fn, num_workers), for_each(self.create_env_kwargs, num_workers)
+        creates, kwargs = (for_each(each, self.worker_count) for each in (self.create_env_fn, self.create_env_kwargs))
         return [self.env(create, each) for create, each in zip(creates, kwargs, strict=True)]
 
     def env(self, create: Callable[..., Any], kwargs: Mapping[str, Any] | None = None) -> UserEnvConfig:
@@ -159,9 +156,8 @@ class EnvAndPolicy:
             exclude_keys=list(self.exclude_keys),
         )
 
-    def policies(self, num_workers: int) -> list[PolicyConfig]:
+    def policies(self) -> list[PolicyConfig]:
         """Each worker's policy, as a choice of the group."""
-        compiling, recording = kwargs_of(self.compile_policy), kwargs_of(self.cudagraph_policy)
         return [
             PolicyConfig(kind="random")
             if self.policy is None and factory is None
@@ -169,9 +165,9 @@ class EnvAndPolicy:
                 kind="given",
                 policy=self.policy,
                 factory=factory,
-                compile=compiling,
-                cudagraph=recording,
+                compile=kwargs_of(self.compile_policy),
+                cudagraph=kwargs_of(self.cudagraph_policy),
                 is_trusted=bool(self.trust_policy),
             )
-            for factory in for_each(self.policy_factory, num_workers)
+            for factory in for_each(self.policy_factory, self.worker_count)
         ]

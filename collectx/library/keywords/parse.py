@@ -1,4 +1,4 @@
-"""Parses a constructor's keywords into specs, and describes the constructor by its specs."""
+"""Parses a constructor's arguments, and shows in its signature the keywords that it takes."""
 
 from __future__ import annotations
 
@@ -8,62 +8,75 @@ import functools
 import inspect
 import typing
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from collectx.config.check import check_option
 from collectx.config.problem import PYTHON, Problem
 
-Spec = TypeVar("Spec")
+Parameters = ParamSpec("Parameters")
+Dataclass = TypeVar("Dataclass")
 _hints: Callable[[Any], dict[str, Any]] = functools.cache(typing.get_type_hints)
 
 
-class KeywordParser:
-    """Parses the keyword arguments of one call, spec by spec.
+def signature_of(
+    keywords: Callable[Parameters, Any],
+) -> Callable[[Callable[..., None]], Callable[Concatenate[Any, Parameters], None]]:
+    """Decorates a method that takes the fields of the dataclass `keywords` as arguments: its signature lists them, for
+    type checkers, editors and `help`, and its docstring documents them."""
 
-    Attributes:
-        problems: messages about values of a wrong type or out of range, for which the spec has the default.
+    def decorate(method: Any) -> Any:
+        parameters = inspect.signature(keywords).parameters.values()
+        receiver = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        method.__signature__ = inspect.Signature([receiver, *parameters])
+        documented = (inspect.getdoc(each) or "" for each in reversed(inspect.getmro(keywords)))  # type: ignore[arg-type]
+        arguments = [text.partition("Args:\n")[2].rstrip() for text in documented]
+        method.__doc__ = "\n".join([inspect.cleandoc(method.__doc__ or ""), "", "Args:", *filter(None, arguments)])
+        return method
+
+    return decorate
+
+
+def parse(
+    name: str, keywords_class: type[Dataclass], arguments: tuple, keywords: dict[str, Any]
+) -> tuple[Dataclass, list[str]]:
+    """Returns the dataclass with these arguments, and messages about values of a wrong type or out of range, for which
+    it has the defaults.
+
+    Args:
+        name: of the function that was called, for messages.
+
+    Raises:
+        TypeError: an argument is unknown, missing or passed twice. Those of `REFUSED_KEYWORDS` may be None or False.
     """
+    fields = {field.name: field for field in dataclasses.fields(keywords_class)}  # type: ignore[arg-type]
+    _check_known(name, [*fields], {key: value for key, value in keywords.items() if key not in fields})
+    known = {key: value for key, value in keywords.items() if key in fields}
+    try:
+        passed = inspect.signature(keywords_class).bind(*arguments, **known).arguments
+    except TypeError as error:
+        raise TypeError(f"{name}(): {error}") from None
+    values, problems = {}, []
+    for key, value in passed.items():
+        converted = check_option(key, value, _hints(keywords_class)[key], fields[key].metadata, PYTHON)
+        if isinstance(converted, Problem):
+            problems.append(converted.text(PYTHON))
+        else:
+            values[key] = converted
+    return keywords_class(**values), problems
 
-    def __init__(self, name: str, keywords: dict[str, Any]):
-        self._name = name
-        self._left = dict(keywords)
-        self._known: list[str] = []
-        self.problems: list[str] = []
 
-    def parse(self, spec_class: type[Spec]) -> Spec:
-        """Returns the spec with the keywords that are its fields."""
-        values = {}
-        for field in dataclasses.fields(spec_class):  # type: ignore[arg-type]
-            self._known.append(field.name)
-            if field.name not in self._left:
-                continue
-            value = check_option(
-                field.name, self._left.pop(field.name), _hints(spec_class)[field.name], field.metadata, PYTHON
-            )
-            if isinstance(value, Problem):
-                self.problems.append(value.text(PYTHON))
-            else:
-                values[field.name] = value
-        return spec_class(**values)
-
-    def finish(self) -> None:
-        """Checks that every keyword was parsed.
-
-        Raises:
-            TypeError: a keyword is in no spec. Those of `REFUSED_KEYWORDS` may be None or False.
-        """
-        unknown = []
-        for name, value in self._left.items():
-            near = difflib.get_close_matches(name, self._known, 1)
-            if name not in REFUSED_KEYWORDS:
-                unknown.append(f"{name!r}" + (f" (did you mean {near[0]!r}?)" if near else ""))
-            elif value is not None and value is not False:
-                unknown.append(f"{name!r} (of TorchRL's, not taken here: {REFUSED_KEYWORDS[name]})")
-        if unknown:
-            raise TypeError(
-                f"{self._name}() got an unexpected keyword argument {', '.join(unknown)}; "
-                f"it takes {', '.join(self._known)}"
-            )
+def _check_known(name: str, known: list[str], others: dict[str, Any]) -> None:
+    unknown = []
+    for key, value in others.items():
+        near = difflib.get_close_matches(key, known, 1)
+        if key not in REFUSED_KEYWORDS:
+            unknown.append(f"{key!r}" + (f" (did you mean {near[0]!r}?)" if near else ""))
+        elif value is not None and value is not False:
+            unknown.append(f"{key!r} (of TorchRL's, not taken here: {REFUSED_KEYWORDS[key]})")
+    if unknown:
+        raise TypeError(
+            f"{name}() got an unexpected keyword argument {', '.join(unknown)}; it takes {', '.join(known)}"
+        )
 
 
 _BY_THE_CLASS = "use the class of that meaning, as MultiSyncCollector or DistributedCollector"
@@ -76,34 +89,3 @@ REFUSED_KEYWORDS = {
     "sync": _BY_THE_CLASS,
     "collector_class": "workers of this machine always are single collectors",
 }
-
-
-def described(*specs: type) -> Callable[[type], type]:
-    """Decorates a collector class: its constructor takes the fields of `specs` as keyword arguments, and its signature
-    and docstring list them."""
-
-    def decorate(cls: type) -> type:
-        keyword_only = [
-            each for each in inspect.signature(cls).parameters.values() if each.kind is inspect.Parameter.KEYWORD_ONLY
-        ]
-        parameters = [inspect.Parameter("self", _POSITIONAL)]
-        for field in (field for spec in specs for field in dataclasses.fields(spec)):
-            kind = _POSITIONAL if field.name in ("create_env_fn", "policy") else inspect.Parameter.KEYWORD_ONLY
-            default = inspect.Parameter.empty if field.default is dataclasses.MISSING else field.default
-            parameters.append(inspect.Parameter(field.name, kind, default=default, annotation=field.type))
-        cls._specs = specs  # type: ignore[attr-defined]
-        cls.__init__.__signature__ = inspect.Signature([*parameters, *keyword_only])  # type: ignore[misc]
-        arguments = "\n".join(filter(None, map(_arguments, specs)))
-        cls.__doc__ = f"{inspect.cleandoc(cls.__doc__ or '')}\n\nArgs:\n{arguments}"
-        return cls
-
-    return decorate
-
-
-def _arguments(spec: type) -> str:
-    """The documentation of the fields, those of base classes first."""
-    texts = (inspect.cleandoc(each.__doc__ or "").partition("Args:\n")[2] for each in reversed(spec.__mro__))
-    return "\n".join(text.rstrip() for text in texts if text)
-
-
-_POSITIONAL = inspect.Parameter.POSITIONAL_OR_KEYWORD

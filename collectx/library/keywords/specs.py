@@ -1,18 +1,31 @@
-"""Keywords about frames, devices, workers and weights."""
+"""Keywords about frames, devices, workers and weights, and the base class of all groups of keywords."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from collectx.config.schema.launcher import DevicesConfig
 from collectx.library.keywords.coerce import device_name, device_problem, for_each
 from collectx.library.keywords.options import limited, option
 
 
-@dataclass(frozen=True)
-class Frames:
+class Keywords:
+    """Base class of the groups of keywords. A class may combine several groups: `problems` then has those of all."""
+
+    @property
+    def worker_count(self) -> int:
+        """Number of workers."""
+        return 1
+
+    def problems(self) -> list[str]:
+        """What is wrong with the values."""
+        return []
+
+
+@dataclass(frozen=True, kw_only=True)
+class Frames(Keywords):
     """The keywords about frames and trajectories.
 
     Args:
@@ -39,13 +52,11 @@ class Frames:
     reset_when_done: bool = True
 
     def problems(self) -> list[str]:
-        """What is wrong."""
-        if not self.reset_when_done:
-            return ["reset_when_done=False: envs that are done are always reset: leave it out."]
-        return []
+        refused = "reset_when_done=False: envs that are done are always reset: leave it out."
+        return [*super().problems(), *([] if self.reset_when_done else [refused])]
 
     @property
-    def per_worker(self) -> Sequence[int] | None:
+    def frames_per_worker(self) -> Sequence[int] | None:
         """Frames of each worker, if `frames_per_batch` is a list."""
         return None if isinstance(self.frames_per_batch, int) else self.frames_per_batch
 
@@ -60,8 +71,8 @@ class Frames:
         return self.total_frames not in (None, -1) and self.total_frames % self.requested_frames > 0
 
 
-@dataclass(frozen=True)
-class Devices:
+@dataclass(frozen=True, kw_only=True)
+class Devices(Keywords):
     """The keywords about devices.
 
     Args:
@@ -76,37 +87,34 @@ class Devices:
     env_device: Any = None
     no_cuda_sync: bool = False
 
-    def problems(self, num_workers: int, are_here: bool = False) -> list[str]:
-        """What is wrong, for so many workers, which act on this machine if `are_here`."""
+    def device_problems(self, are_here: bool = False) -> list[str]:
+        """What is wrong with the devices of workers, which act on this machine if `are_here`."""
         problems = []
-        for name, value in self._all().items():
-            values = for_each(value, num_workers)
-            if len(values) != num_workers:
-                count = len(values)
-                problems.append(f"{name} has {count} entries for {num_workers} workers: one for each, or one device.")
+        for name, values in self.devices_of_workers().items():
+            value = getattr(self, name)
+            if len(values) != self.worker_count:
+                count = f"{len(values)} entries for {self.worker_count} workers"
+                problems.append(f"{name} has {count}: one for each, or one device.")
             reasons = {device_problem(one, are_here) for one in values}
             problems += [f"{name}={value!r}: {reason}" for reason in reasons if reason]
-        if not problems and len({device_name(one) for one in for_each(self.storing_device, num_workers)}) > 1:
+        if not problems and len({*map(device_name, self.devices_of_workers()["storing_device"])}) > 1:
             problems.append(f"storing_device={self.storing_device!r}: batches lie on one device, the trainer's.")
         return problems
 
-    def _all(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name.endswith("device")}
+    def devices_of_workers(self) -> dict[str, list[Any]]:
+        """For each keyword the devices by worker."""
+        names = ("device", "storing_device", "policy_device", "env_device")
+        return {name: for_each(getattr(self, name), self.worker_count) for name in names}
 
-    def resolve(self, num_workers: int) -> tuple[DevicesConfig, list[str | None]]:
-        """Returns the devices of the run, and the device of each worker's policy."""
-        lists = {
-            name: [device_name(one) for one in for_each(value, num_workers)] for name, value in self._all().items()
-        }
-        first = {name: values[0] for name, values in lists.items()}
-        if len(set(lists["device"])) > 1:
-            first["device"] = None
-        acting = [policy or device for policy, device in zip(lists["policy_device"], lists["device"], strict=True)]
-        return DevicesConfig(**first), acting
+    def devices_config(self) -> DevicesConfig:
+        """The options of the group `devices`: those of the first worker."""
+        devices = {name: [device_name(one) for one in values] for name, values in self.devices_of_workers().items()}
+        first = {name: values[0] for name, values in devices.items()}
+        return DevicesConfig(**first | {"device": first["device"] if len({*devices["device"]}) == 1 else None})
 
 
-@dataclass(frozen=True)
-class Workers:
+@dataclass(frozen=True, kw_only=True)
+class Workers(Keywords):
     """The keywords of collectors with several workers.
 
     Args:
@@ -131,8 +139,8 @@ class Workers:
     close_timeout_s: float = option("collector.close_timeout_s", 10.0)
 
 
-@dataclass(frozen=True)
-class Weights:
+@dataclass(frozen=True, kw_only=True)
+class Weights(Keywords):
     """The keywords about publishing of weights. Without any of these, call `update_policy_weights_`.
 
     Args:
@@ -147,6 +155,9 @@ class Weights:
             is the collector's, whatever the scheme; with TorchRL's `NoWeightSyncScheme` no weights are published.
     """
 
+    # Number of batches between two publishes where the keywords do not say; -1: never.
+    default_interval: ClassVar[int] = -1
+
     update_at_each_batch: bool = False
     update_after_each_batch: bool = False
     max_weight_update_interval: int = limited(-1, minimum=1, also=(-1,))
@@ -157,8 +168,7 @@ class Weights:
     weight_recv_schemes: Mapping[str, Any] | None = None
 
     def problems(self) -> list[str]:
-        """What is wrong."""
-        problems = []
+        problems = super().problems()
         updater = self.weight_updater
         if updater is not None and not callable(updater):
             problems.append(f"weight_updater={updater!r}: give a callable that returns the weights, or TorchRL's.")
@@ -168,7 +178,7 @@ class Weights:
         return problems
 
     @property
-    def interval(self) -> int | None:
+    def chosen_interval(self) -> int | None:
         """Number of batches between two publishes; -1: never; None: the keywords do not say."""
         if self.update_at_each_batch or self.update_after_each_batch:
             return 1
@@ -176,22 +186,7 @@ class Weights:
         return min(chosen, default=self.update_interval)
 
     @property
-    def default_interval(self) -> int:
-        """`interval` where the keywords do not say."""
-        return -1
-
-    @property
-    def travel(self) -> bool:
+    def are_published(self) -> bool:
         """Whether weights are published at all."""
         scheme = (self.weight_sync_schemes or {}).get("policy")
         return scheme is None or type(scheme).__name__ != "NoWeightSyncScheme"
-
-
-@dataclass(frozen=True)
-class EachBatchWeights(Weights):
-    """`Weights`, by default published after every batch, unless workers have individual policies."""
-
-    @property
-    def default_interval(self) -> int:
-        """See `Weights`."""
-        return 1

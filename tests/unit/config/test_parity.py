@@ -6,16 +6,13 @@ import pytest
 
 from collectx.config.check import check, check_group
 from collectx.config.registry import packaged_values
-from collectx.library.early_stop import PreemptionKeywords
-from collectx.library.keywords import Devices, EnvAndPolicy, Frames, KeywordParser, RayRemote, RpcRemote, Workers
 from collectx.library.keywords.coerce import exploration_problems
-from collectx.library.output import BatchOutput
-from collectx.library.trajectories import Assembly
+from collectx.library.keywords.parse import parse
+from collectx.library.request import MultiRequest, RayRequest, RpcRequest
 
 # Options whose keyword has another name, or that are checked by a rule.
 NAMES = {"num_threads": "num_sub_threads", "port": "tcp_port", "tensorpipe": "tensorpipe_options"}
-SPECS = (EnvAndPolicy, Frames, Devices, BatchOutput, Workers, Assembly, PreemptionKeywords, RayRemote, RpcRemote)
-SPEC_OF = {field.name: spec for spec in SPECS for field in dataclasses.fields(spec)}
+REQUEST_OF = {field.name: cls for cls in (RayRequest, RpcRequest, MultiRequest) for field in dataclasses.fields(cls)}
 CHOICES = {"backend": "rpc", "launcher": "ray", "collector": "multi_sync", "devices": "cpu", "env": "gym"}
 # Python takes None and negative numbers for no limit here, as TorchRL does, and has objects and lists in other places.
 LENIENT = {"max_frames_per_traj", "init_random_frames"}
@@ -29,7 +26,7 @@ def shared_options():
     for group, choice in CHOICES.items():
         for name in packaged_values(group, choice):
             keyword = NAMES.get(name, name)
-            if keyword in SPEC_OF and name != "kind":
+            if keyword in REQUEST_OF and name != "kind":
                 yield f"{group}.{name}", keyword
     yield "seed", "seed"
 
@@ -38,9 +35,8 @@ OPTIONS = dict(shared_options())
 
 
 def in_python(keyword, value):
-    parser = KeywordParser("Collector", {"create_env_fn": None, keyword: value})
-    spec = parser.parse(SPEC_OF[keyword])
-    return parser.problems + (exploration_problems("", spec.exploration) if keyword == "exploration_type" else [])
+    request, problems = parse("Collector", REQUEST_OF[keyword], (None,), {"sync": False, keyword: value})
+    return problems + (exploration_problems("", request.exploration) if keyword == "exploration_type" else [])
 
 
 def in_yaml(path, value):
@@ -59,7 +55,7 @@ def rule(problem):
 
 @pytest.mark.parametrize("path", [path for path, keyword in OPTIONS.items() if keyword not in LENIENT | OBJECTS])
 def test_the_same_values_are_refused_by_the_same_rule(path):
-    field = next(field for field in dataclasses.fields(SPEC_OF[OPTIONS[path]]) if field.name == OPTIONS[path])
+    field = next(field for field in dataclasses.fields(REQUEST_OF[OPTIONS[path]]) if field.name == OPTIONS[path])
     for value in VALUES:
         # In Python 0 and 1 are bools, and frames_per_batch may be a list.
         if (isinstance(field.default, bool) and value in (0, 1)) or (path.endswith("frames_per_batch") and value == []):
@@ -74,7 +70,7 @@ def test_the_same_values_are_refused_by_the_same_rule(path):
 def test_many_options_are_shared_and_defaults_are_equal():
     assert len(OPTIONS) > 30
     for path, keyword in OPTIONS.items():
-        field = next(field for field in dataclasses.fields(SPEC_OF[keyword]) if field.name == keyword)
+        field = next(field for field in dataclasses.fields(REQUEST_OF[keyword]) if field.name == keyword)
         group, _, name = path.rpartition(".")
         packaged = packaged_values(group, CHOICES[group])[name] if group else 0
         default = getattr(field.default, "value", field.default)

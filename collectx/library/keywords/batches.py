@@ -1,21 +1,18 @@
-"""Converts batches to the form that the user asked for, and writes them to a replay buffer. Used by `base.py`."""
+"""Keywords about the form of batches, trajectories, and batches that end early."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-from tensordict import TensorDict
-
-from collectx.batch import POLICY_VERSION, TRAJ_IDS
-from collectx.collector.trajectories import mask, split_trajectories
+from collectx.library.keywords.options import limited, option
+from collectx.library.keywords.specs import Keywords
 from collectx.replay.buffer import ReplayBuffer
 
 
-@dataclass(frozen=True)
-class BatchOutput:
+@dataclass(frozen=True, kw_only=True)
+class BatchOutput(Keywords):
     """The keywords that say in which form batches are delivered.
 
     Args:
@@ -56,20 +53,19 @@ class BatchOutput:
     check_finite: bool = True
 
     def problems(self) -> list[str]:
-        """Returns the problems of these values."""
-        problems = []
+        problems = super().problems()
         if self.cat_results not in (None, "stack") and not isinstance(self.cat_results, int):
             problems.append(f"cat_results={self.cat_results!r}: must be 'stack' or a dimension, as 0 or -1.")
         if self.split_trajs and not self.track_traj_ids:
             problems.append("split_trajs=True with track_traj_ids=False: trajectories are distinguished by their ids.")
         if self.postproc is not None and not callable(self.postproc):
             problems.append(f"postproc={self.postproc!r}: must be callable.")
+        buffer = type(self.replay_buffer).__name__
         if self.replay_buffer is not None and not hasattr(self.replay_buffer, "extend"):
-            problems.append(f"replay_buffer={type(self.replay_buffer).__name__}: has no `extend`.")
+            problems.append(f"replay_buffer={buffer}: has no `extend`.")
         elif not self.extend_buffer and not hasattr(self.replay_buffer, "add"):
-            name = type(self.replay_buffer).__name__
             problems.append(
-                f"extend_buffer={self.extend_buffer}: replay_buffer={name} has no `add`, which writes single frames."
+                f"extend_buffer={self.extend_buffer}: replay_buffer={buffer} has no `add`, which writes single frames."
             )
         if self.split_trajs and (isinstance(self.replay_buffer, ReplayBuffer) or not self.extend_buffer):
             problems.append(
@@ -85,47 +81,63 @@ class BatchOutput:
         is_shared = isinstance(self.replay_buffer, ReplayBuffer) and self.extend_buffer and not is_changed
         return self.replay_buffer if is_shared else None
 
-    def deliver(self, batch: TensorDict, stacked: bool, steps: Sequence[int], masked: bool = False) -> Any:
-        """Returns the batch in the form that the user asked for.
-
-        Args:
-            stacked: whether the first dimension of the batch is that of the workers.
-            steps: for each part, how many steps are filled.
-            masked: whether to add `("collector", "mask")` to a batch of stacked parts.
-        """
-        if not stacked and steps[0] < batch.shape[-1]:
-            batch = batch[..., : steps[0]]
-        if stacked and masked and not self.is_concatenated:
-            mask(batch, steps)
-        if self.track_policy_version:
-            versions = batch[POLICY_VERSION]
-            batch["policy_version"] = versions
-            batch["next", "policy_version"] = versions.clone()
-        if not self.track_traj_ids:
-            del batch[TRAJ_IDS]
-        if stacked and isinstance(self.cat_results, int):
-            parts = zip(batch.unbind(0), steps, strict=True)
-            batch = torch.cat([part[..., :filled] for part, filled in parts], self.cat_results)
-        result: Any = split_trajectories(batch) if self.split_trajs else batch
-        return result if self.postproc is None else self.postproc(result)
-
     @property
     def is_concatenated(self) -> bool:
         """Whether the parts of a batch are concatenated, not stacked."""
         return isinstance(self.cat_results, int)
 
-    def write(self, batch: TensorDict, stacked: bool, steps: Sequence[int]) -> None:
-        """Writes a batch to the replay buffer, part by part. As with TorchRL, an item is one frame; with several envs
-        per worker, it is a row of frames.
 
-        Args:
-            stacked, steps: see `deliver`.
-        """
-        parts = batch.unbind(0) if stacked else (batch,)
-        for part, filled in zip(parts, steps, strict=True):
-            delivered = self.deliver(part, False, [filled])
-            if self.extend_buffer:
-                self.replay_buffer.extend(delivered)
-                continue
-            for step in delivered.unbind(-1):
-                self.replay_buffer.add(step)
+@dataclass(frozen=True, kw_only=True)
+class Assembly(Keywords):
+    """The keywords about batches of complete trajectories.
+
+    Args:
+        trajs_per_batch: number of trajectories of a batch, in the order in which they ended; those left at the end of
+            the run are dropped. With a replay buffer they are written there one by one. None: batches have
+            `frames_per_batch` frames.
+        trajs_per_write: number of trajectories that one write to the replay buffer has; None: 1.
+        traj_format: "padded" or None: `[trajectories, longest]`, as with `split_trajs`; "cat": `[time]`, trajectories
+            concatenated.
+    """
+
+    trajs_per_batch: int | None = option("collector.trajs_per_batch", None)
+    trajs_per_write: int | None = limited(None, minimum=1)
+    traj_format: str | None = option("collector.traj_format", None)
+
+    def problems(self) -> list[str]:
+        return super().problems() + [
+            f"{name}={getattr(self, name)!r} without trajs_per_batch: give the number of trajectories of a batch."
+            for name in ("trajs_per_write", "traj_format")
+            if self.trajs_per_batch is None and getattr(self, name) is not None
+        ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Interruptor(Keywords):
+    """Ends a batch early in this process.
+
+    Args:
+        interruptor: its `collection_stopped()` is called after every step; True ends the batch with the frames that it
+            has.
+    """
+
+    interruptor: Any = None
+
+    def problems(self) -> list[str]:
+        problems = super().problems()
+        if self.interruptor is not None and not callable(getattr(self.interruptor, "collection_stopped", None)):
+            problems.append(f"interruptor={type(self.interruptor).__name__}: has no `collection_stopped`.")
+        return problems
+
+
+@dataclass(frozen=True, kw_only=True)
+class Preemption(Keywords):
+    """Ends a batch early in workers of this machine.
+
+    Args:
+        preemptive_threshold: for a sync collector: once this share of the workers, 0 to 1, has finished its part, the
+            others end theirs with the frames that they have, at least one step. With `cat_results=-1` a batch then has
+            fewer frames; a stacked one has `("collector", "mask")`, and zeros and -1 as `traj_ids` in empty places.
+    """
+
+    preemptive_threshold: float | None = option("collector.preemptive_threshold", None)

@@ -1,0 +1,134 @@
+"""Delivers batches in the form that the user asked for, or writes them to a replay buffer. Runs in the trainer's
+process, in the thread that iterates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from tensordict import TensorDict, TensorDictBase
+
+from collectx.batch import POLICY_VERSION, TRAJ_IDS
+from collectx.collector.collector import Collector
+from collectx.collector.trajectories import Assembler, mask, split_trajectories
+from collectx.config.derived import is_stacked
+from collectx.config.schema.collector import CollectorConfig
+from collectx.library.request import CollectorRequest
+
+
+class Delivery:
+    """The batches of `collector` as its user gets them.
+
+    Attributes:
+        num_collected: number of batches that were collected.
+    """
+
+    def __init__(self, request: CollectorRequest, options: CollectorConfig, collector: Collector):
+        self.num_collected = 0
+        self._request = request
+        self._collector = collector
+        # Whether the first dimension of a batch is that of the workers.
+        self._stacked = is_stacked(options)
+        # The TensorDict that every batch is copied into, with `return_same_td`.
+        self._reused: TensorDictBase | None = None
+        self._assembler = Assembler(
+            request.trajs_per_batch or 1, request.traj_format or "padded", options.reset_at_each_iter
+        )
+
+    def next(self) -> Any:
+        """Collects a batch and returns what is delivered; None if it went to the replay buffer.
+
+        Raises:
+            StopIteration: `total_frames` are collected.
+        """
+        request = self._request
+        if request.workers_write:
+            self._collector.advance()
+            self.num_collected += 1
+            return None
+        if request.trajs_per_batch is not None:
+            return self._next_trajectories()
+        batch = self._collect()
+        steps = self._collector.steps
+        if request.replay_buffer is not None:
+            self._write(batch, steps)
+            return None
+        batch = self.convert(batch, steps, self._stacked)
+        if request.return_same_td:
+            if self._reused is not None and self._reused.shape == batch.shape:
+                batch = self._reused.copy_(batch)
+            self._reused = batch
+        return batch
+
+    def forget(self) -> None:
+        """Drops the frames of trajectories that were not delivered yet."""
+        self._assembler.forget()
+
+    def _collect(self) -> TensorDict:
+        batch = next(self._collector)
+        self.num_collected += 1
+        return batch
+
+    def _next_trajectories(self) -> TensorDictBase | None:
+        """Collects until a batch of `trajs_per_batch` trajectories is complete, and returns it. With a replay buffer,
+        collects once, writes the trajectories that are complete, and returns None."""
+        buffer = self._request.replay_buffer
+        while True:
+            if buffer is None and (trajectories := self._assembler.take()) is not None:
+                return trajectories
+            self._assembler.add(self.convert(self._collect(), self._collector.steps, self._stacked))
+            if buffer is not None:
+                for frames in self._assembler.writes(self._request.trajs_per_write or 1):
+                    buffer.extend(frames)
+                return None
+
+    def zeros(self, steps_of_workers: Sequence[int | None]) -> Any:
+        """A batch of zeros as `next` returns it.
+
+        Args:
+            steps_of_workers: steps of each worker's part; None: all of it.
+        """
+        batch = self._collector.zeros()
+        if self._request.set_truncated:
+            for name in ("truncated", "done"):
+                batch["next", name][..., -1, :] = True
+        return self.convert(batch, [steps or batch.shape[-1] for steps in steps_of_workers], self._stacked)
+
+    def convert(self, batch: Any, steps: Sequence[int], stacked: bool) -> Any:
+        """Returns the batch in the form that the user asked for.
+
+        Args:
+            steps: for each part, how many steps are filled.
+            stacked: whether the first dimension of the batch is that of the workers.
+        """
+        request = self._request
+        if not stacked and steps[0] < batch.shape[-1]:
+            batch = batch[..., : steps[0]]
+        if stacked and request.threshold is not None and not request.is_concatenated:
+            mask(batch, steps)
+        if request.track_policy_version:
+            versions = batch[POLICY_VERSION]
+            batch["policy_version"] = versions
+            batch["next", "policy_version"] = versions.clone()
+        if not request.track_traj_ids:
+            del batch[TRAJ_IDS]
+        if stacked and isinstance(request.cat_results, int):
+            parts = zip(batch.unbind(0), steps, strict=True)
+            batch = torch.cat([part[..., :filled] for part, filled in parts], request.cat_results)
+        result = split_trajectories(batch) if request.split_trajs else batch
+        return result if request.postproc is None else request.postproc(result)
+
+    def _write(self, batch: TensorDict, steps: Sequence[int]) -> None:
+        """Writes a batch to the replay buffer, part by part. As with TorchRL, an item is one frame; with several envs
+        per worker, it is a row of frames."""
+        buffer = self._request.replay_buffer
+        parts = batch.unbind(0) if self._stacked else (batch,)
+        for part, filled in zip(parts, steps, strict=True):
+            delivered = self.convert(part, [filled], stacked=False)
+            if self._request.extend_buffer:
+                buffer.extend(delivered)
+                continue
+            for step in delivered.unbind(-1):
+                buffer.add(step)

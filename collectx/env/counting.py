@@ -43,9 +43,8 @@ class CountingEnv(Env):
             problems.append(f"env.episode_length={cfg.episode_length} is below 1")
         if problems:
             raise ConfigError(problems)
-        size = cfg.observation_size
-        space = spaces.Box(np.iinfo(np.int64).min, np.iinfo(np.int64).max, (size,), np.int64)
-        leaf = Leaf(("observation",), (size,), torch.int64)
+        space = spaces.Box(np.iinfo(np.int64).min, np.iinfo(np.int64).max, (cfg.observation_size,), np.int64)
+        leaf = Leaf(("observation",), space.shape, torch.int64)
         action = Leaf(("action",), (), torch.int64)
         self.spec = EnvSpec(cfg.num_envs, (leaf,), (action,), space, spaces.Discrete(2))
         self._step_s = cfg.step_s
@@ -69,7 +68,6 @@ class CountingEnv(Env):
         out.observation[0][:] = self._observation()
         out.reward[:] = self._step
         out.terminated[:] = self._step >= self._length
-        out.truncated[:] = False
         return bool(out.terminated.any())
 
     def restart(self, ended: np.ndarray, out: Sequence[np.ndarray]) -> None:

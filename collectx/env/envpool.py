@@ -37,10 +37,6 @@ class EnvPoolEnv(Env):
 
     EnvPool takes seeds only when it is made, so `reset(seeds)` makes a new pool: its first members get `seeds`, modulo
     2**31; the spares get seeds derived from these.
-
-    Raises:
-        ConfigError: `envpool` is not installed, has no such task, or `kwargs` has an argument that the adapter sets.
-        SpaceError: a space that cannot be stored as tensors, or an action of several parts.
     """
 
     def __init__(self, cfg: EnvPoolEnvConfig, first_index: int, life: int):

@@ -38,10 +38,6 @@ class GymEnv(Env):
 
     Args:
         envs: at least one; those made are closed where making one raises.
-
-    Raises:
-        ConfigError: the observation has no part that `exclude_keys` names.
-        SpaceError: a space that cannot be stored as tensors, or an info entry that is missing or not numeric.
     """
 
     def __init__(self, envs: Iterable[gymnasium.Env], info_keys: Sequence[str] = (), exclude_keys: Sequence[str] = ()):

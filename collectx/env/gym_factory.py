@@ -17,11 +17,7 @@ from collectx.user_objects import extra_advice, resolve
 
 
 def env_factory(cfg: GymEnvConfig) -> Callable[[], gymnasium.Env]:
-    """A function that makes one env of `cfg`, wrapped.
-
-    Raises:
-        ConfigError: neither or both of `id` and `entry_point`, or a name that cannot be imported.
-    """
+    """A function that makes one env of `cfg`, wrapped."""
     entry_point = resolve_source(cfg)
     wrappers = [wrapper(item, f"env.wrappers[{i}]") for i, item in enumerate(cfg.wrappers)]
     make: Callable[..., gymnasium.Env] = entry_point or partial(gymnasium.make, str(cfg.id))

@@ -47,10 +47,6 @@ class GymVectorEnv(Env):
     Args:
         env: closed where the constructor raises.
         autoreset_mode: needed where the env's metadata has none.
-
-    Raises:
-        ConfigError: an unknown autoreset mode, one that the env does not have, or none.
-        SpaceError: a space that cannot be stored as tensors, or an info entry that is missing or not numeric.
     """
 
     def __init__(
@@ -60,8 +56,7 @@ class GymVectorEnv(Env):
         exclude_keys: Sequence[str] = (),
         autoreset_mode: str | None = None,
     ):
-        self._env = env
-        self.user_envs = [env]
+        self._env, self.user_envs = env, [env]
         with closed_on_error(self):
             self._mode = _autoreset_mode(env, autoreset_mode)
             self._observation = SpaceLeaves(env.single_observation_space, ("observation",), exclude_keys)
@@ -181,9 +176,6 @@ class CheckedEnv(gymnasium.Wrapper):
 
     For an async vector env, in the process that steps the env: the vector env converts observations to the dtype of
     their space when it writes them to its shared memory, so that the adapter cannot see the values before.
-
-    Args:
-        exclude_keys: parts of the observation that are not checked.
     """
 
     def __init__(self, env: gymnasium.Env, exclude_keys: Sequence[str] = ()):

@@ -24,15 +24,7 @@ Path = tuple[Any, ...]
 
 
 class Leaves:
-    """Leaves, and the path of each in a nested value.
-
-    Args:
-        parts: the leaves and their paths.
-
-    Attributes:
-        leaves: the leaves, in the order that every method uses.
-        single: whether there is only one, whose value is not nested.
-    """
+    """Leaves and the path of each in a nested value; `single` where there is one, whose value is not nested."""
 
     def __init__(self, parts: Iterable[tuple[Leaf, Path]]):
         self.leaves, self._paths = zip(*parts, strict=True)
@@ -179,11 +171,9 @@ def checked_values(leaf: Leaf, values: Any, array: np.ndarray) -> np.ndarray:
             f"{'.'.join(leaf.key)}: expected {len(array)} values, one for each env, of shape {leaf.shape}, got "
             f"{len(items) or type(values).__name__}: the vector env must return what its space says"
         )
-    fitting = np.empty(array.shape, array.dtype)
     for e, value in enumerate(items):
         check(leaf, value, array.dtype, e)
-        fitting[e] = value
-    return fitting
+    return np.stack([np.asarray(value).astype(array.dtype) for value in items])
 
 
 def check(leaf: Leaf, value: Any, dtype: np.dtype, e: int | None = None) -> None:
@@ -240,22 +230,20 @@ def _walk(space: Space, key: Key, path: Path) -> Iterator[tuple[Leaf, Path, Spac
             yield from _walk(part, (*key, str(name)), (*path, name))
     elif isinstance(space, spaces.Discrete):
         yield Leaf(key, (), torch.int64), path, space
-    elif isinstance(space, spaces.Box | spaces.MultiDiscrete | spaces.MultiBinary):
-        try:
-            dtype = torch_dtype(np.dtype(space.dtype))
-        except TypeError as error:
-            raise _unstorable(space, key, f"torch has no dtype {space.dtype}") from error
-        yield Leaf(key, tuple(int(n) for n in space.shape), dtype), path, space
     else:
-        raise _unstorable(space, key, "it has no fixed shape and dtype")
-
-
-def _unstorable(space: Space, key: Key, why: str) -> SpaceError:
-    return SpaceError(
-        f"{'.'.join(key)}: the space {space} cannot be stored as a tensor, as {why}: turn it into a Box, Discrete, "
-        "MultiDiscrete, MultiBinary, or a Dict or Tuple of these, as gymnasium.wrappers.TransformObservation does"
-        + (f", or {leave_out('.'.join(key[1:]))}" if key[0] == "observation" and len(key) > 1 else "")
-    )
+        why = "it has no fixed shape and dtype"
+        if isinstance(space, spaces.Box | spaces.MultiDiscrete | spaces.MultiBinary):
+            try:
+                yield Leaf(key, tuple(int(n) for n in space.shape), torch_dtype(np.dtype(space.dtype))), path, space
+                return
+            except TypeError:
+                why = f"torch has no dtype {space.dtype}"
+        advice = f", or {leave_out('.'.join(key[1:]))}" if key[0] == "observation" and len(key) > 1 else ""
+        raise SpaceError(
+            f"{'.'.join(key)}: the space {space} cannot be stored as a tensor, as {why}: turn it into a Box, Discrete, "
+            "MultiDiscrete, MultiBinary, or a Dict or Tuple of these, as gymnasium.wrappers.TransformObservation does"
+            + advice
+        )
 
 
 def leave_out(name: str) -> str:

@@ -27,7 +27,6 @@ def build(cfg: TorchrlEnvConfig, first_index: int, life: int) -> TorchrlEnv:
     if not is_torchrl_env(env):
         raise ConfigError([f"env.target={cfg.target}: returned {type(env).__name__}, expected an EnvBase of TorchRL."])
     if env.batch_size:
-        envs = split_serial_env(env)
         if env.batch_size.numel() != cfg.num_envs:
             raise ConfigError(
                 [
@@ -35,7 +34,7 @@ def build(cfg: TorchrlEnvConfig, first_index: int, life: int) -> TorchrlEnv:
                     f"{list(env.batch_size)}: use env.num_envs={env.batch_size.numel()}."
                 ]
             )
-        return TorchrlEnv(envs, exclude=cfg.exclude_keys)
+        return TorchrlEnv(split_serial_env(env), exclude=cfg.exclude_keys)
     return TorchrlEnv([env, *(make(**cfg.kwargs) for _ in range(cfg.num_envs - 1))], exclude=cfg.exclude_keys)
 
 
@@ -54,10 +53,6 @@ class TorchrlEnv(Env):
             policy and actions they are flattened.
         owned: whether they are closed with the group.
         exclude: keys of the observation and state specs to omit from the batch; see `read_spec`.
-
-    Raises:
-        ConfigError: an env resets by itself, changes frames after their step, or has no key that `exclude` names.
-        SpaceError: specs that a batch cannot hold.
     """
 
     def __init__(self, envs: Sequence[Any], owned: bool = True, exclude: Sequence[str] = ()):

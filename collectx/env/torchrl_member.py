@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from tensordict import TensorDictBase
 
-from collectx.batch import DONE_KEYS, REWARD, Leaf, is_agents_end
+from collectx.batch import DONE_KEYS, Leaf, is_agents_end
 from collectx.env.base import EnvSpec, StepArrays
 from collectx.env.spaces import check, checked_values
 from collectx.env.torchrl_specs import has_root_end
@@ -44,15 +44,11 @@ class TorchrlMember:
         self._actions = [_plain(leaf.key) for leaf in spec.action]
         self._reward_leaves = spec.rewards
         self._rewards = [_plain(leaf.key) for leaf in spec.rewards]
-        self._write_reward = self._write_reward_number if spec.rewards == (REWARD,) else self._write_reward_leaves
         # Without a root end: the keys of the agents' ends, by their last parts.
-        self._agents_ends: dict[str, list[Any]] = {}
-        if not has_root_end(env):
-            ends = [leaf.key for leaf in spec.observation if is_agents_end(leaf)]
-            self._agents_ends = {name: [key for key in ends if key[-1:] == (name,)] for (name,) in DONE_KEYS}
-        # Several batch dimensions, which are flattened here.
-        self._size = tuple(env.batch_size) if len(env.batch_size) > 1 else None
-        self._numpy = _numpy if self._size is None else self._flat
+        ends = [] if has_root_end(env) else [leaf.key for leaf in spec.observation if is_agents_end(leaf)]
+        self._agents_ends = {name: [key for key in ends if key[-1] == name] for (name,) in DONE_KEYS} if ends else {}
+        # Several batch dimensions are flattened here.
+        self._is_flattened = len(env.batch_size) > 1
         self._device = None if env.device is None or env.device.type == "cpu" else env.device
         # `maybe_reset` resets only what is done, at twice the cost of `reset`; transforms may use its argument.
         is_transformed = any(cls.__name__ == "TransformedEnv" for cls in type(env).__mro__)
@@ -78,8 +74,8 @@ class TorchrlMember:
         for key, array in zip(self._actions, action, strict=True):
             # A copy, as the env may keep its action and the caller overwrites the array.
             value = torch.from_numpy(array[self._at].copy())
-            if self._size is not None:
-                value = value.reshape(*self._size, *value.shape[1:])
+            if self._is_flattened:
+                value = value.reshape(*self._env.batch_size, *value.shape[1:])
             data.set(key, value if self._device is None else value.to(self._device))
         after = self._step(data)
         if self._kept is None:
@@ -91,18 +87,18 @@ class TorchrlMember:
         self._data = following
         for key, leaf, array in zip(self._keys, self._leaves, out.observation, strict=True):
             self._write(leaf, following.get(key, None), array)
-        self._write_reward(after, out)
+        self._write_rewards(after, out)
         return self._write_ends(after, out)
 
-    def _write_reward_number(self, after: Any, out: StepArrays) -> None:
-        reward, target = after.get("reward", None), out.reward[self.envs]
-        numbers = np.empty(0) if reward is None else _numpy(reward).reshape(-1)
-        if numbers.shape != target.shape:
-            raise ShapeError(f"reward: expected {len(target)} numbers, one for each env, got {len(numbers)}")
-        target[:] = numbers
-
-    def _write_reward_leaves(self, after: Any, out: StepArrays) -> None:
+    def _write_rewards(self, after: Any, out: StepArrays) -> None:
         num_envs = self.envs.stop - self.envs.start
+        if not out.rewards:
+            reward = after.get("reward", None)
+            numbers = np.empty(0) if reward is None else _numpy(reward).reshape(-1)
+            if len(numbers) != num_envs:
+                raise ShapeError(f"reward: expected {num_envs} numbers, one for each env, got {len(numbers)}")
+            out.reward[self.envs] = numbers
+            return
         total = np.zeros(num_envs)
         for key, leaf, array in zip(self._rewards, self._reward_leaves, out.rewards, strict=True):
             value = after.get(key, None)
@@ -131,16 +127,14 @@ class TorchrlMember:
                     fresh.set(key, self._data.get(key))
             return fresh
         if self._agents_ends:
-            self._end_agents(ended & ~self._any_agent(self._data, *self._agents_ends))
+            # Where no agent has ended, all are marked as done, so that all of them are reset.
+            early = ended & ~self._any_agent(self._data, *self._agents_ends)
+            for key in self._agents_ends["done"] if early.any() else ():
+                done = self._data.get(key)
+                self._data.set(key, done | self._mask(early, done.ndim - len(self._env.batch_size)))
         else:
             self._data.set("done", self._mask(ended, 1))
         return self._env.maybe_reset(self._data)
-
-    def _end_agents(self, envs: np.ndarray) -> None:
-        """Marks every agent of some envs as done, so that all of them are reset."""
-        for key in self._agents_ends["done"] if envs.any() else ():
-            done = self._data.get(key)
-            self._data.set(key, done | self._mask(envs, done.ndim - len(self._env.batch_size)))
 
     def _any_agent(self, data: Any, *names: str) -> np.ndarray:
         """Whether any agent of an env has one of these ends, `[E]`."""
@@ -200,19 +194,18 @@ class TorchrlMember:
                 check(leaf, values, target.dtype, self.envs.start)
         target[...] = values
 
-    def _flat(self, value: torch.Tensor) -> np.ndarray:
-        """The array of a value with several batch dimensions, which are flattened."""
-        assert self._size is not None
-        return _numpy(value).reshape(-1, *value.shape[len(self._size) :])
+    def _numpy(self, value: torch.Tensor) -> np.ndarray:
+        array = _numpy(value)
+        return array.reshape(-1, *array.shape[len(self._env.batch_size) :]) if self._is_flattened else array
 
 
 def _leaf_keys(data: TensorDictBase) -> list[Any]:
     """The keys of its leaves, including those that are no tensors, as text."""
-    return [_plain(key) for key in data.keys(True) if not _is_node(data.get(key))]
-
-
-def _is_node(value: Any) -> bool:
-    return isinstance(value, TensorDictBase) and not type(value).__name__.startswith("NonTensor")
+    is_leaf = {
+        key: not isinstance(value, TensorDictBase) or type(value).__name__.startswith("NonTensor")
+        for key, value in data.items(True)
+    }
+    return [_plain(key) for key in is_leaf if is_leaf[key]]
 
 
 def _plain(key: Any) -> Any:

@@ -17,31 +17,32 @@ from collectx.user_objects import UserEnvConfig
 def make_user_env(cfg: UserEnvConfig) -> Env:
     """The group of envs that `cfg.create` makes: those of a VectorEnv or of a batched env of TorchRL, or `cfg.num_envs`
     single ones (0: one), each made by one call. `cfg.create` may also be an env of TorchRL; it is not closed then.
-
-    Raises:
-        ConfigError: it made something else, or another number of envs, or the env has no infos to keep.
-        SpaceError: a space that cannot be stored as tensors.
     """
     is_users = is_torchrl_env(cfg.create)
     env: Any = cfg.create if is_users else cfg.create(**cfg.kwargs)
+    group: Env
     if is_torchrl_env(env):
-        return _torchrl_group(cfg, env, is_users)
-    if isinstance(env, VectorEnv):
+        group = _torchrl_group(cfg, env, is_users)
+        is_single = not env.batch_size
+    elif isinstance(env, VectorEnv):
         from collectx.env.gym_vector import GymVectorEnv
 
         _check_count(cfg, env.num_envs, f"a vector env of {env.num_envs}")
         return GymVectorEnv(env, cfg.info_keys, cfg.exclude_keys)
-    if isinstance(env, gymnasium.Env):
+    elif isinstance(env, gymnasium.Env):
         from collectx.env.gym import GymEnv
 
         group = GymEnv(_make_envs(cfg, env), cfg.info_keys, cfg.exclude_keys)
-        return group if cfg.num_envs > 1 else _as_single(group)
-    raise ConfigError(
-        [
-            f"create_env_fn: {cfg.create!r} returned a {type(env).__module__}.{type(env).__qualname__}: expected a "
-            "gymnasium.Env, a gymnasium.vector.VectorEnv, or an EnvBase of TorchRL."
-        ]
-    )
+        is_single = True
+    else:
+        raise ConfigError(
+            [
+                f"create_env_fn: {cfg.create!r} returned a {type(env).__module__}.{type(env).__qualname__}: expected a "
+                "gymnasium.Env, a gymnasium.vector.VectorEnv, or an EnvBase of TorchRL."
+            ]
+        )
+    group.spec = dataclasses.replace(group.spec, is_single=is_single and group.spec.num_envs == 1)
+    return group
 
 
 def _torchrl_group(cfg: UserEnvConfig, env: Any, is_users: bool) -> Env:
@@ -62,8 +63,7 @@ def _torchrl_group(cfg: UserEnvConfig, env: Any, is_users: bool) -> Env:
         envs = [env]
     else:
         envs = _make_envs(cfg, env)
-    group = TorchrlEnv(envs, owned=not is_users, exclude=cfg.exclude_keys)
-    return group if env.batch_size or len(envs) > 1 else _as_single(group)
+    return TorchrlEnv(envs, owned=not is_users, exclude=cfg.exclude_keys)
 
 
 def _make_envs(cfg: UserEnvConfig, first: Any) -> list[Any]:
@@ -85,8 +85,3 @@ def _check_count(cfg: UserEnvConfig, count: int, description: str) -> None:
         raise ConfigError(
             [f"num_envs={cfg.num_envs}: create_env_fn makes {description}: use num_envs={count}, or leave it out."]
         )
-
-
-def _as_single(env: Env) -> Env:
-    env.spec = dataclasses.replace(env.spec, is_single=True)
-    return env

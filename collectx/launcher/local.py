@@ -1,8 +1,6 @@
 """`launcher=local`: starts workers as processes of this machine, through a fork server that has imported torch,
 tensordict and gymnasium: imports take seconds, a fork takes milliseconds.
 
-Used in the trainer's process. Must not know the workers.
-
     trainer --- fork server (imports once) --- worker 0
                                           \\--- worker 1 ...
 """
@@ -10,6 +8,7 @@ Used in the trainer's process. Must not know the workers.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import multiprocessing
 import os
 import signal
@@ -88,17 +87,12 @@ class LocalLauncher(Launcher):
         self._num_threads = num_threads
         self._pin_cores = pin_cores
 
-    def _core(self, worker: int) -> int | None:
-        if not self._pin_cores or not hasattr(os, "sched_getaffinity"):
-            return None
-        cores = sorted(os.sched_getaffinity(0))
-        return cores[worker % len(cores)]
-
     def process_setup(self, worker: int) -> dict[str, Any]:
         """The arguments of `set_up_process`, as plain data."""
+        cores = sorted(os.sched_getaffinity(0)) if self._pin_cores and hasattr(os, "sched_getaffinity") else []
         return {
             "num_threads": self._num_threads,
-            "core": self._core(worker),
+            "core": cores[worker % len(cores)] if cores else None,
             "log": None if self._log is None else str(self._log(worker)),
             # A public attribute of the package.
             "ignore_warnings": sys.modules["collectx"].filter_warnings_subprocess,
@@ -109,9 +103,7 @@ class LocalLauncher(Launcher):
         child processes."""
         warm_up()
         process = multiprocessing.get_context("forkserver").Process(
-            target=_run,
-            args=(*self._entry(worker, life), self.process_setup(worker)),
-            name=f"collectx-worker-{worker}",
+            target=_run, args=(*self._entry(worker, life), self.process_setup(worker)), name=f"collectx-worker-{worker}"
         )
         process.start()
         return process
@@ -155,9 +147,6 @@ def _die_with_parent() -> None:
     if server._forkserver_alive_fd is not None:
         os.close(server._forkserver_alive_fd)
         server._forkserver_alive_fd = None
-    if sys.platform != "linux":
-        return
-    import ctypes
-
-    pr_set_pdeathsig = 1
-    ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
+    if sys.platform == "linux":
+        pr_set_pdeathsig = 1
+        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)

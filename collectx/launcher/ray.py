@@ -1,6 +1,6 @@
 """`launcher=ray`: workers are Ray actors.
 
-`RayLauncher` is used in the trainer's process, `run_actor` in the worker's. Imports ray.
+Used in the trainer's process; the worker's is `collectx.transport.network.ray.Actor`. Imports ray.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import pickle
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
@@ -50,9 +50,11 @@ class RayLauncher(Launcher):
             ray_cluster.check_resources("launcher.remote_configs", configs)
 
     def start(self, worker: int, life: int) -> ActorHandle:
-        function, arguments = self._entry(worker, life)
-        call = (self._cfg.num_threads, function, arguments)
-        self._handles[worker] = handle = start_actor(self._remote_config(worker), run_actor, call)
+        """Starts an actor. What it calls is pickled. Does not block."""
+        actor = actor_class(self._remote_config(worker)).remote()
+        actors[actor._actor_id.hex()] = actor
+        call = pickle.dumps(self._entry(worker, life))
+        self._handles[worker] = handle = ActorHandle(actor, self._cfg.num_threads, call)
         return handle
 
     def describe(self, worker: int) -> str:
@@ -72,37 +74,15 @@ class RayLauncher(Launcher):
         return configs if isinstance(configs, dict) else configs[worker]
 
 
-def run_actor(num_threads: int, function: Callable[..., None], arguments: tuple[Any, ...]) -> None:
-    """The main function of an actor."""
-    import torch
-
-    torch.set_num_threads(num_threads)
-    function(*arguments)
-
-
-def start_actor(
-    remote_config: dict[str, Any], function: Callable[..., None], arguments: tuple[Any, ...]
-) -> ActorHandle:
-    """Starts an actor that calls `function(*arguments)`, which are pickled. Does not block."""
-    actor = actor_class(remote_config).remote()
-    actors[actor._actor_id.hex()] = actor
-    started = actor.ready.remote()
-    return ActorHandle(actor, started, actor.work.remote(sys.path, pickle.dumps((function, arguments))))
-
-
 class ActorHandle(RemoteHandle):
-    """A worker's actor, which finishes when its function has returned.
+    """A worker's actor, which finishes when its function, the pickle `call`, has returned."""
 
-    Attributes:
-        actor: Ray's handle.
-    """
-
-    def __init__(self, actor: Any, started: Any, work: Any):
+    def __init__(self, actor: Any, num_threads: int, call: bytes):
         super().__init__()
-        self.actor = actor
-        self._started = started
+        self._actor = actor
         self._error = ""
-        work.future().add_done_callback(self._finish)
+        self._started = actor.ready.remote()
+        actor.work.remote(sys.path, num_threads, call).future().add_done_callback(self._finish)
 
     def _finish(self, work: Any) -> None:
         error = work.exception()
@@ -120,7 +100,7 @@ class ActorHandle(RemoteHandle):
 
     def __str__(self) -> str:
         """Names the actor, with the error that ended it."""
-        return f"Ray actor {self.actor._actor_id.hex()}" + (f": {self._error}" if self._error else "")
+        return f"Ray actor {self._actor._actor_id.hex()}" + (f": {self._error}" if self._error else "")
 
     def join(self, timeout: float | None = None) -> None:
         """Waits until its function has returned; then ends the actor."""
@@ -130,6 +110,6 @@ class ActorHandle(RemoteHandle):
             self.terminate()
 
     def terminate(self) -> None:
-        if actors.pop(self.actor._actor_id.hex(), None) is not None and ray.is_initialized():
+        if actors.pop(self._actor._actor_id.hex(), None) is not None and ray.is_initialized():
             with contextlib.suppress(Exception):
-                ray.kill(self.actor)
+                ray.kill(self._actor)

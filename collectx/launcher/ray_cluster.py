@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import socket
 import threading
-from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import ray
@@ -32,42 +31,32 @@ def connect(options: Mapping[str, Any]) -> None:
     """
     if ray.is_initialized():
         return
+    sigterm = signal.getsignal(signal.SIGTERM)
+    has_address = options.get("address") is not None or os.environ.get("RAY_ADDRESS")
+    # Without an address, Ray would connect to any cluster on this host, even to that of another run, which ends with
+    # the run.
+    address = {} if has_address else {"address": "local"}
     try:
         _check_address(str(options.get("address")))
-        with _keep_sigterm_handler():
-            ray.init(**(_DEFAULTS | dict(options) | _address(options)))
+        ray.init(**(_DEFAULTS | dict(options) | address))
     except (OSError, ValueError, TypeError, RuntimeError) as error:
         # Ray raises the same error for a missing token and a missing cluster.
         token = f" {_TOKEN}" if type(error) is ConnectionError and _AUTH_MODE not in os.environ else ""
-        address = os.environ.get("RAY_ADDRESS") if options.get("address") is None else None
-        source = f"RAY_ADDRESS={address}, " if address else ""
+        variable = os.environ.get("RAY_ADDRESS") if options.get("address") is None else None
+        source = f"RAY_ADDRESS={variable}, " if variable else ""
         raise LauncherError(
             f"{source}launcher.ray_init_config={dict(options)}: {error}.{token} Start a cluster by `ray start --head`, "
             "or give no address: one of this machine alone is started."
         ) from error
-
-
-def _address(options: Mapping[str, Any]) -> dict[str, str]:
-    """Without an address, Ray would connect to any cluster on this host, even to that of another run, which ends with
-    the run."""
-    has_address = options.get("address") is not None or os.environ.get("RAY_ADDRESS")
-    return {} if has_address else {"address": "local"}
+    finally:
+        # `ray.init` replaces it.
+        if sigterm not in (None, signal.SIG_DFL) and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, sigterm)
 
 
 def disconnect() -> None:
     """Disconnects; ends a cluster that `connect` has started. Idempotent."""
     ray.shutdown()
-
-
-@contextlib.contextmanager
-def _keep_sigterm_handler() -> Iterator[None]:
-    """Restores the process's handler of SIGTERM, which `ray.init` replaces."""
-    handler = signal.getsignal(signal.SIGTERM)
-    try:
-        yield
-    finally:
-        if handler not in (None, signal.SIG_DFL) and threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGTERM, handler)
 
 
 def _check_address(address: str) -> None:
@@ -97,7 +86,8 @@ def check_resources(name: str, configs: Sequence[Mapping[str, Any]]) -> None:
             raise LauncherError(
                 f"{name}: no node of the Ray cluster has {_format(each)}. {_ADVICE} {describe_resources()}"
             )
-    total, capacity = _sum(requested), _sum(nodes)
+    total = {name: sum(each.get(name, 0.0) for each in requested) for name in set().union(*requested)}
+    capacity = {name: sum(node.get(name, 0.0) for node in nodes) for name in total}
     if not _fits(total, capacity):
         raise LauncherError(
             f"{name}: {len(requested)} workers ask for {_format(total)} together, more than the Ray cluster has. "
@@ -131,14 +121,6 @@ def _requested(config: Mapping[str, Any]) -> dict[str, float]:
         if config.get(key):
             requested[name] = float(config[key])
     return requested
-
-
-def _sum(counts: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    total: dict[str, float] = defaultdict(float)
-    for each in counts:
-        for name, count in each.items():
-            total[name] += count
-    return total
 
 
 def _fits(requested: Mapping[str, float], room: Mapping[str, float]) -> bool:

@@ -29,6 +29,7 @@ class Episodes:
         # Of the current episodes.
         self._returns = np.zeros(num_envs, dtype=np.float64)
         self._lengths = np.zeros(num_envs, dtype=np.int64)
+        self._arrays = {"traj_ids": self._ids, "returns": self._returns, "lengths": self._lengths}
         self._finished: list[tuple[np.ndarray, np.ndarray]] = []
 
     def record(self, envs: np.ndarray | slice, reward: np.ndarray, done: np.ndarray, traj_ids: np.ndarray) -> None:
@@ -75,14 +76,12 @@ class Episodes:
 
     def state(self) -> dict[str, torch.Tensor]:
         """A copy of the state for `load`."""
-        arrays = {"traj_ids": self._ids, "returns": self._returns, "lengths": self._lengths}
-        return {name: torch.from_numpy(array.copy()) for name, array in arrays.items()}
+        return {name: torch.from_numpy(array.copy()) for name, array in self._arrays.items()}
 
     def load(self, state: dict[str, torch.Tensor]) -> None:
         """Restores the result of `state`."""
-        self._ids[:], self._returns[:], self._lengths[:] = (
-            state[name].numpy() for name in ("traj_ids", "returns", "lengths")
-        )
+        for name, array in self._arrays.items():
+            array[:] = state[name].numpy()
 
     def take(self) -> tuple[np.ndarray, np.ndarray]:
         """Undiscounted returns (float64) and lengths in frames (int64), each `[episodes]`, of the episodes that ended

@@ -77,7 +77,6 @@ class CudaInference:
         self._host_in = [torch.empty(size + leaf.shape, dtype=leaf.dtype, pin_memory=True) for leaf in spec.observation]
         self._device_in = [torch.empty_like(host, device=actor.device) for host in self._host_in]
         self._host_out = [torch.empty(size + leaf.shape, dtype=leaf.dtype, pin_memory=True) for leaf in actor.leaves]
-        self._host_out_arrays = [host.numpy() for host in self._host_out]
 
     def __call__(self, observation: Sequence[torch.Tensor], out: Sequence[np.ndarray]) -> None:
         for device, host, seen in zip(self._device_in, self._host_in, observation, strict=True):
@@ -86,5 +85,5 @@ class CudaInference:
         for host, value in zip(self._host_out, self._actor.act(self._device_in), strict=True):
             host.copy_(value, non_blocking=True)
         torch.cuda.current_stream(self._actor.device).synchronize()
-        for array, result in zip(out, self._host_out_arrays, strict=True):
-            array[...] = result
+        for array, host in zip(out, self._host_out, strict=True):
+            array[...] = host.numpy()

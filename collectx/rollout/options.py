@@ -52,13 +52,12 @@ class RolloutOptions:
                 ]
             )
         if not spec.can_restart_early:
-            options = {"max_frames_per_traj": self.max_frames_per_traj, "reset_at_each_iter": self.reset_at_each_iter}
             problems = [
                 f"collector.{name}={str(value).lower()}: this vector env resets its envs by itself, so none can be "
                 "reset before its episode ends: use Gymnasium's sync or async vector env (env.vectorization_mode) with "
                 "autoreset_mode=disabled or same_step (env.autoreset_mode), or single envs (env=gym)."
-                for name, value in options.items()
-                if value
+                for name in ("max_frames_per_traj", "reset_at_each_iter")
+                if (value := getattr(self, name))
             ]
             if problems:
                 raise ConfigError(problems)

@@ -39,13 +39,8 @@ class RaggedRollout(Rollout):
         spec = self._env.spec
         size = spec.num_envs
         self._carry_tensors = [torch.from_numpy(carry) for carry in self._carry]
-        self._out = StepArrays(
-            [np.zeros_like(carry) for carry in self._carry],
-            np.zeros(size, np.float32),
-            np.zeros(size, np.bool_),
-            np.zeros(size, np.bool_),
-            np.zeros(size, np.bool_),
-        )
+        observation = [np.zeros_like(carry) for carry in self._carry]
+        self._out = StepArrays(observation, np.zeros(size, np.float32), *np.zeros((3, size), np.bool_))
         # Policy outputs below `next` and overwritten observations share the env's arrays.
         observed = dict(zip(spec.observation, self._carry, strict=True))
         observed |= zip([leaf.under("next") for leaf in spec.observation], self._out.observation, strict=True)
@@ -119,23 +114,21 @@ class RaggedRollout(Rollout):
             if ("next", *leaf.key) in segments:
                 segments["next", *leaf.key][place] = after[envs]
             before[...] = after
-        ended = (out.terminated | out.truncated) & out.frame
-        for key, value in (
-            (("next", "reward"), out.reward),
-            (("next", "terminated"), out.terminated),
-            (("next", "truncated"), out.truncated),
-            (("next", "done"), ended),
+        for name, value in (
+            ("reward", out.reward),
+            ("terminated", out.terminated),
+            ("truncated", out.truncated),
+            ("done", out.terminated | out.truncated),
         ):
-            segments[key][place] = value[envs, None]
+            segments["next", name][place] = value[envs, None]
         segments[POLICY_VERSION][place] = policy_version
         self._cursor[envs] += 1
         steps = segments[TRAJ_IDS].shape[1]
         for index in np.flatnonzero(self._cursor == steps):
             segment = self._segment[index]
-            keys = ("next", "truncated"), ("next", "done"), ("next", "reward"), TRAJ_IDS
-            truncated, done, reward, traj_ids = (segments[key][segment] for key in keys)
+            truncated, done, reward = (segments["next", name][segment] for name in ("truncated", "done", "reward"))
             ends = self._end_batch(truncated, done)
-            self._episodes.record(np.array([index]), reward, ends, traj_ids[:, None])
+            self._episodes.record(np.array([index]), reward, ends, segments[TRAJ_IDS][segment][:, None])
             self._complete.append(int(segment))
             self._segment[index] = self._free.popleft()
             self._cursor[index] = 0

@@ -24,11 +24,6 @@ def with_time_limit(env: Env, options: RolloutOptions) -> Env:
     return env if options.max_frames_per_traj is None else TimeLimitEnv(env, spec, options.max_frames_per_traj)
 
 
-def with_recurrent_state(env: Env, states: Sequence[StateSpec]) -> Env:
-    """`env`, wrapped so that it also observes the policy's states; `env` itself without states."""
-    return RecurrentStateEnv(env, states) if states else env
-
-
 class _Wrapper(Env):
     """A group that observes the leaves of `env`, then others.
 

@@ -8,7 +8,7 @@ import os
 import secrets
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 
 from collectx.config.derived import num_workers_of
@@ -44,7 +44,7 @@ def submitted_workers(
     JobSpec(cfg, token=token).write(files, objects)
     command = worker_command(files, launcher.python)
     scheduler = JobArray(launcher, files.jobs / "worker.sh", files.logs, command, files.worker_jobs)
-    with JobWatcher(
+    watcher = JobWatcher(
         scheduler,
         num_workers_of(cfg),
         lambda worker: files.log(f"worker-{worker}"),
@@ -52,8 +52,9 @@ def submitted_workers(
         show,
         lambda endpoint: announce_trainer(files, endpoint, token),
         ("launcher.queue_timeout_s", launcher.queue_timeout_s),
-    ) as jobs:
-        yield jobs
+    )
+    with closing(watcher):
+        yield watcher
 
 
 @dataclass(frozen=True)

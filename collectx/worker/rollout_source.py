@@ -23,7 +23,7 @@ from collectx.rollout.episodes import Episodes
 from collectx.rollout.finite import FiniteCheck
 from collectx.rollout.loop import EndsEarly
 from collectx.rollout.segments import rollout_class
-from collectx.rollout.wrappers import with_recurrent_state, with_time_limit
+from collectx.rollout.wrappers import RecurrentStateEnv, with_time_limit
 from collectx.transport.base import NO_RESET, BatchReport, Link, RequestLink, decode_reset
 from collectx.user_objects import is_object
 from collectx.worker.requests import RequestHandler
@@ -85,7 +85,8 @@ class RolloutSource:
             env.spec, seeds = replace(env.spec, first=first), None
         device, is_trusted = torch.device(spec.policy_device), policies.is_trusted(spec.policy)
         self._actor = actor = policies.make_actor(policy, env.spec, device, self._exploration, is_trusted)
-        env = with_recurrent_state(env, actor.states)
+        if actor.states:
+            env = RecurrentStateEnv(env, actor.states)
         rewards = (leaf.under("next") for leaf in env.spec.rewards)
         _check_leaves(spec, (*env.spec.observation, *actor.leaves, *rewards))
         self._version = spec.first_version

@@ -4,7 +4,7 @@
     <run>/logs/worker-3.log    output of SLURM and of worker 3's job
 
 SLURM does not requeue a lost worker; the trainer submits a replacement if it is needed. That covers crashes, lost
-nodes, time limits and preemption. Must not know the workers.
+nodes, time limits and preemption.
 """
 
 from __future__ import annotations
@@ -99,7 +99,8 @@ def slurm_resources(slurm_kwargs: dict[str, Any], num_threads: int) -> SubmititL
         if name in ("gpus_per_node", "num_gpus"):
             values["gpus"] = value
         elif name == "srun_args":
-            values["srun"] = dict(_option(word) for word in value)
+            options = (word.removeprefix("--").partition("=") for word in value)
+            values["srun"] = {option: setting if has_value else True for option, has_value, setting in options}
         elif name == "additional_parameters":
             values["sbatch"] |= value
         elif name in values and not (name == "exclusive" and isinstance(value, str)):
@@ -132,9 +133,3 @@ def _translated(slurm_kwargs: dict[str, Any]) -> dict[str, Any]:
         except (NameError, ValueError, TypeError, AssertionError, RuntimeError) as error:
             raise ConfigError([f"slurm_kwargs: {error}"]) from error
     return {name: value for name, value in executor.parameters.items() if value is not None}
-
-
-def _option(word: str) -> tuple[str, Any]:
-    """Name and value of an option such as `--kill-on-bad-exit=1`."""
-    name, has_value, value = word.removeprefix("--").partition("=")
-    return name, value if has_value else True

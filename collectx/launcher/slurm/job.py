@@ -12,7 +12,7 @@
                  \\--  srun --overlap: a replacement, started by the trainer
 
 `ntasks` includes the trainer. srun does not kill tasks when one has failed: the trainer applies
-`collector.on_worker_failure`. Must not know the tasks.
+`collector.on_worker_failure`.
 """
 
 from __future__ import annotations
@@ -41,15 +41,12 @@ class JobTasksLauncher(Launcher):
     """Workers in the SLURM job of the trainer: its tasks, and for replacements further steps.
 
     Args:
-        cfg: the launcher's configuration.
         command: of a worker, without its index.
         environment: of this task, as SLURM made it.
-        job_log: the job's log.
-        log_begin: see `LogWatcher`.
-        log: the log file of a worker.
+        job_log, log_begin: see `LogWatcher`.
         run: the run folder, under the name in the batch script.
         group: the workers' part of a heterogeneous job; None for other jobs.
-        announce: see `Launcher`.
+        log, announce: see `Launcher`.
     """
 
     def __init__(
@@ -71,6 +68,8 @@ class JobTasksLauncher(Launcher):
         self._environment = environment
         self._group = group
         self._worker_log = log
+        # The suffix of SLURM's variables about the workers' part of the job.
+        self._part = "" if group is None else f"_HET_GROUP_{group}"
         # Without parts, the first task is the trainer's.
         self._first = 1 if group is None else 0
         self._tasks = LogWatcher(job_log, log_begin, lambda: self._nodes()[self._first :], self._first)
@@ -85,11 +84,6 @@ class JobTasksLauncher(Launcher):
         handle = StepHandle(lambda: self._step(worker, life), log) if life else self._tasks.watch(worker)
         self._handles[worker] = handle
         return handle
-
-    @property
-    def _part(self) -> str:
-        """The suffix of SLURM's variables about the workers' part of the job."""
-        return "" if self._group is None else f"_HET_GROUP_{self._group}"
 
     def _nodes(self) -> list[str]:
         """The node of every task of that part."""

@@ -4,17 +4,15 @@
     watcher thread                       submits replacements, polls all jobs, cancels
 
 Runs in the trainer's process. The watcher thread makes the slow calls, so that batches do not wait for the scheduler.
-Must not know the scheduler or the workers.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 from collectx.errors import LauncherError
 from collectx.launcher.base import Launcher, RemoteHandle
@@ -38,9 +36,7 @@ class JobHandle(RemoteHandle):
     """The job of one life of a worker. Its exit code is 0 if it has completed, otherwise 1.
 
     Attributes:
-        worker: its index.
         id: the job's id; None until it is submitted.
-        state: the last known state.
         released_until_s: when its grace period ends; None while it is needed.
     """
 
@@ -76,15 +72,14 @@ class JobHandle(RemoteHandle):
 
 
 class JobWatcher(Launcher):
-    """The jobs of all workers of one run. A context manager: at its end all jobs have ended or are cancelled.
+    """The jobs of all workers of one run.
 
     Args:
         scheduler: used in the thread of the first `start`, afterwards in the watcher thread.
         num_workers: how many jobs the first `start` submits.
-        log: the log file of a worker.
         grace_s: how long a job that has run may take to end by itself when it is no longer needed.
         say: called with a line for the user, from any thread.
-        announce, join_timeout: see `Launcher`.
+        log, announce, join_timeout: see `Launcher`.
     """
 
     def __init__(
@@ -106,8 +101,7 @@ class JobWatcher(Launcher):
         self._changed = threading.Condition()
         self._has_changed = False
         self._is_closing = False
-        self._queue_notice = ""
-        self._queue_notice_s = 0.0
+        self._queue_notice, self._queue_notice_s = "", 0.0
         # The last error of each call of the scheduler.
         self._errors: dict[str, str] = {}
         self._watcher = threading.Thread(target=self._watch, name="collectx-jobs", daemon=True)
@@ -126,10 +120,9 @@ class JobWatcher(Launcher):
                 self._submit_all()
             return self._handles[worker]
         job = JobHandle(worker, self._release)
-        with self._changed:
+        with self._changing():
             self._handles[worker] = job
             self._jobs.append(job)
-            self._wake()
         return job
 
     def _submit_all(self) -> None:
@@ -143,31 +136,25 @@ class JobWatcher(Launcher):
         self._watcher.start()
 
     def _release(self, job: JobHandle) -> None:
-        with self._changed:
+        with self._changing():
             if job.released_until_s is None:
                 job.released_until_s = time.monotonic() + self._grace_s
-                self._wake()
 
-    def _wake(self) -> None:
-        self._has_changed = True
-        self._changed.notify()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
+    @contextmanager
+    def _changing(self) -> Iterator[None]:
+        """Wakes the watcher at its end."""
+        with self._changed:
+            yield
+            self._has_changed = True
+            self._changed.notify()
 
     def close(self) -> None:
         """Ends all jobs: pending jobs at once, running jobs if they have not ended by themselves within `grace_s`.
         Blocks until then. Idempotent."""
         for job in self._jobs:
             self._release(job)
-        with self._changed:
+        with self._changing():
             self._is_closing = True
-            self._wake()
         if self._watcher.ident is not None:
             try:
                 self._watcher.join()

@@ -4,8 +4,7 @@
         \\-- the job's log <--- a thread of the trainer, on the same node
 
 The shell outlives its worker, and its output reaches the log over srun's connection, even without a shared file system.
-If the shell is killed or its node is lost, srun writes that to the log. Used in the trainer's process. Must not know
-the tasks.
+If the shell is killed or its node is lost, srun writes that to the log. Used in the trainer's process.
 """
 
 from __future__ import annotations
@@ -127,7 +126,6 @@ class LogWatcher:
         return self._tasks.setdefault(worker, TaskHandle(worker + 1))
 
     def _watch(self) -> None:
-        # The batch script has created it.
         with open(self._log, "rb") as log:
             log.seek(self._begin)
             rest = b""
@@ -160,8 +158,5 @@ class LogWatcher:
 
 def _numbers(text: str) -> set[int]:
     """The numbers of a list such as 1,3-5."""
-    numbers: set[int] = set()
-    for part in text.split(","):
-        first, _, last = part.partition("-")
-        numbers |= set(range(int(first), int(last or first) + 1))
-    return numbers
+    ranges = (part.partition("-") for part in text.split(","))
+    return {number for first, _, last in ranges for number in range(int(first), int(last or first) + 1)}

@@ -22,13 +22,7 @@ from collectx.transport.supervisor import State
 
 
 class Admission:
-    """Listens for workers.
-
-    Args:
-        workers: the newest life of each worker, by index.
-        config: sent to each worker.
-        spec_of, events: see `NetworkTransport`.
-        endpoint, interface: see `Listener`.
+    """Listens for workers; `config` is sent to each. The other arguments are those of `NetworkTransport`.
 
     Attributes:
         endpoint: where the trainer listens.
@@ -88,7 +82,18 @@ class Admission:
         """Pairs with a peer that knows the secret, if it is an expected worker."""
         enable_keepalive(connection, self._config.timeout_s)
         hello = receive_hello(connection)
-        worker = self._begin_pairing(hello.pop("worker", None), connection)
+        index = hello.pop("worker", None)
+        with self._lock:
+            # In Python, JSON's `true` is an int.
+            worker = self._workers.get(index) if type(index) is int else None
+            if worker is not None and worker.state is State.EXPECTED:
+                worker.state = State.PAIRING
+            else:
+                worker = None
+        if worker is None:
+            reason = f"worker {index} is not expected: it has joined already, or is above the number of workers"
+            connection.send_bytes(json.dumps({"refused": reason}).encode())
+            raise RendezvousError(reason)
         worker.info = hello
         try:
             reply = {"spec": self._spec_of(worker.index, worker.life), "link": vars(self._config)}
@@ -105,17 +110,6 @@ class Admission:
                 os.write(self._wakeup, b"\0")
                 return
         _reject(connection, pair)
-
-    def _begin_pairing(self, index: Any, connection: Connection) -> RemoteWorker:
-        with self._lock:
-            # In Python, JSON's `true` is an int.
-            worker = self._workers.get(index) if type(index) is int else None
-            if worker is not None and worker.state is State.EXPECTED:
-                worker.state = State.PAIRING
-                return worker
-        reason = f"worker {index} is not expected: it has joined already, or is above the number of workers"
-        connection.send_bytes(json.dumps({"refused": reason}).encode())
-        raise RendezvousError(reason)
 
     def _refuse(self, address: str, reason: str) -> None:
         if not self._is_closed:

@@ -36,9 +36,12 @@ class GlooPair(GroupPair):
         options._threads = 0
         options._timeout = timedelta(seconds=setup.timeout_s)
         store = ConnectionStore(setup.connection)
-        with listeners.allowed():
+        listeners.allow()
+        try:
             group = gloo(store, setup.rank, 2, options)
             store.finish()
+        finally:
+            listeners.block()
         super().__init__(group, group, 1 - setup.rank)
 
     def receive(self, buffer: torch.Tensor) -> _GlooReceive:

@@ -8,8 +8,7 @@ run's secret before anything else is read.
     afterwards: messages, each after its length
 
 The proofs are HMAC-SHA256 (RFC 2104) over fresh nonces, so neither the secret nor anything that could be replayed is
-sent. Later messages are neither encrypted nor signed: the secret keeps strangers out, it does not hide frames. Must not
-know what the later messages mean, except the first (`receive_hello`).
+sent. Later messages are neither encrypted nor signed: the secret keeps strangers out, it does not hide frames.
 """
 
 from __future__ import annotations
@@ -227,7 +226,8 @@ def new_secret() -> bytes:
 
 
 def _prove_to_worker(peer: socket.socket, secret: bytes) -> None:
-    deadline_s = _start_deadline(peer)
+    deadline_s = time.monotonic() + _HANDSHAKE_S
+    peer.settimeout(_HANDSHAKE_S)
     mine = secrets.token_bytes(_NONCE_BYTES)
     peer.sendall(PROTOCOL + mine)
     theirs = _receive_exactly(peer, _NONCE_BYTES, deadline_s)
@@ -239,7 +239,7 @@ def _prove_to_worker(peer: socket.socket, secret: bytes) -> None:
 
 
 def _prove_to_trainer(peer: socket.socket, secret: bytes) -> None:
-    deadline_s = _start_deadline(peer)
+    deadline_s = time.monotonic() + _HANDSHAKE_S
     if _receive_exactly(peer, len(PROTOCOL), deadline_s) != PROTOCOL:
         raise RendezvousError("who listens there is no trainer of this version of collectx")
     theirs = _receive_exactly(peer, _NONCE_BYTES, deadline_s)
@@ -253,12 +253,6 @@ def _prove_to_trainer(peer: socket.socket, secret: bytes) -> None:
 
 def _proof(secret: bytes, role: bytes, first: bytes, second: bytes) -> bytes:
     return hmac.digest(secret, role + first + second, "sha256")
-
-
-def _start_deadline(peer: socket.socket) -> float:
-    """The deadline of the handshake."""
-    peer.settimeout(_HANDSHAKE_S)
-    return time.monotonic() + _HANDSHAKE_S
 
 
 def _receive_exactly(peer: socket.socket, count: int, deadline_s: float) -> bytes:

@@ -49,6 +49,12 @@ class Inbox:
                 self._early.append(message)
 
 
+class Sent:
+    """A send whose message needs no more time (`collectx.transport.network.p2p.Outgoing`)."""
+
+    def wait(self) -> None: ...
+
+
 class InboxReceive:
     """A receive in progress (`collectx.transport.network.p2p.Incoming`)."""
 

@@ -6,13 +6,12 @@ Used by the pairs over gloo and RPC. Linux only; elsewhere the ports stay open.
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import os
 import socket
 import sys
 import threading
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -56,15 +55,6 @@ class ListenerFilter:
             self._num_expected -= 1
             self._set_allowed(self._num_expected > 0)
 
-    @contextlib.contextmanager
-    def allowed(self) -> Iterator[None]:
-        """A context manager: `allow`, and at its end `block`."""
-        self.allow()
-        try:
-            yield
-        finally:
-            self.block()
-
     def _set_allowed(self, is_allowed: bool) -> None:
         # The BPF program keeps no byte of any packet.
         drop = _Program(1, ctypes.pointer(_Instruction(_RETURN, 0, 0, 0)))
@@ -86,9 +76,7 @@ def filter_listeners(
     """
     before = _listening_descriptors()
     result = make()
-    return result, ListenerFilter(
-        [descriptor for descriptor in _listening_descriptors() - before if is_of_library(descriptor)]
-    )
+    return result, ListenerFilter(list(filter(is_of_library, _listening_descriptors() - before)))
 
 
 def _inode(descriptor: int) -> int | None:

@@ -25,7 +25,7 @@ import numpy as np
 import ray
 import torch
 
-from collectx.transport.network.inbox import Inbox, InboxReceive
+from collectx.transport.network.inbox import Inbox, InboxReceive, Sent
 from collectx.transport.network.p2p import TRAINER, PairSetup, stamp_of
 
 # Threads of an actor: for `work`, `messages` and `take`.
@@ -56,10 +56,11 @@ actors: dict[str, Any] = {}
 class Actor:
     """Runs in a worker's process. Ray calls each method in a separate thread."""
 
-    def work(self, path: list[str], call: bytes) -> None:
+    def work(self, path: list[str], num_threads: int, call: bytes) -> None:
         """Runs the worker: calls the pickled function with the pickled arguments in `call`."""
         # The pickle may refer to modules on the trainer's path.
         sys.path[:] = path
+        torch.set_num_threads(num_threads)
         function, arguments = pickle.loads(call)
         function(*arguments)
 
@@ -134,12 +135,12 @@ class TrainerPair:
         self._timeout_s = setup.timeout_s
         self._stream = self._actor.messages.remote()
 
-    def send(self, buffer: torch.Tensor) -> _StoredWeights:
+    def send(self, buffer: torch.Tensor) -> Sent:
         try:
             self._actor.take.remote(_weight_store.object(buffer))
         except ray.exceptions.RayError as error:
             raise RuntimeError(str(error)) from error
-        return _StoredWeights()
+        return Sent()  # the weights are in the store
 
     def receive(self, buffer: torch.Tensor) -> _StreamReceive:
         return _StreamReceive(self._stream, self._timeout_s)
@@ -156,12 +157,6 @@ def make(setup: PairSetup) -> TrainerPair | WorkerPair:
 def why_not() -> str | None:
     """See `collectx.transport.network.p2p`."""
     return None
-
-
-class _StoredWeights:
-    """A send of weights, which have been stored: their buffer is free."""
-
-    def wait(self) -> None: ...
 
 
 class _StreamReceive:

@@ -16,12 +16,8 @@ from collectx.transport.supervisor import Worker
 
 @dataclass(eq=False)
 class Weights:
-    """One version's bytes, stamped with the version plus one.
-
-    Attributes:
-        num_users: the number of workers to which they are being sent.
-        is_newest: whether they are the newest weights of any worker.
-    """
+    """One version's bytes, stamped with the version plus one, which are being sent to `num_users` workers. `is_newest`:
+    there are no newer ones for some worker."""
 
     buffer: torch.Tensor
     version: int = -1

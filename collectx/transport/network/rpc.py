@@ -32,7 +32,7 @@ import torch.distributed as dist
 import torch.distributed.autograd as dist_autograd
 from torch.distributed import rpc
 
-from collectx.transport.network.inbox import Inbox, InboxReceive
+from collectx.transport.network.inbox import Inbox, InboxReceive, Sent
 from collectx.transport.network.listener_filter import ListenerFilter, filter_listeners
 from collectx.transport.network.p2p import TRAINER, Outgoing, PairSetup
 
@@ -67,7 +67,7 @@ class RpcPair:
         self.inbox = Inbox(setup)
         self.outbox: deque[torch.Tensor] = deque()
         self._is_trainer = setup.rank == TRAINER
-        self.key, self._peer = 0, _name(TRAINER)
+        self.key = 0
         try:
             self._exchange_addresses(setup)
         except BaseException:
@@ -75,52 +75,46 @@ class RpcPair:
             raise
 
     def _exchange_addresses(self, setup: PairSetup) -> None:
-        connection, options = setup.connection, {"rpc_timeout": setup.timeout_s, **setup.options}
-        if self._is_trainer:
-            self.key, address = _agent.register(None, setup.address, options)
-            self._peer = _name(self.key)
-            connection.send_bytes(json.dumps({"key": self.key, "address": address}).encode())
-            _agent.add_peer(self._peer, self.key, json.loads(connection.recv_bytes())["address"], self)
+        connection = setup.connection
+        worker = None if self._is_trainer else json.loads(connection.recv_bytes())
+        options = {"rpc_timeout": setup.timeout_s, **setup.options}
+        self.key, address = _agent.register(worker and worker["key"], setup.address, options)
+        mine = json.dumps({"key": self.key, "address": address}).encode()
+        if worker is None:
+            connection.send_bytes(mine)
+            _agent.add(self, json.loads(connection.recv_bytes())["address"])
             connection.send_bytes(b"")
         else:
-            message = json.loads(connection.recv_bytes())
-            self.key, address = _agent.register(message["key"], setup.address, options)
-            _agent.add_peer(self._peer, TRAINER, message["address"], self)
-            connection.send_bytes(json.dumps({"address": address}).encode())
+            _agent.add(self, worker["address"])
+            connection.send_bytes(mine)
             connection.recv_bytes()
 
     def send(self, buffer: torch.Tensor) -> Outgoing:
         if self._is_trainer:
-            return _agent.call(self._peer, _deliver, (self.key, buffer))
+            return _agent.call(self.key, _deliver, (self.key, buffer))
         self.outbox.append(buffer)
-        return _Sent()
+        return Sent()
 
     def receive(self, buffer: torch.Tensor) -> InboxReceive | _Fetch:
-        return _Fetch(self._peer, self.key) if self._is_trainer else self.inbox.receive(buffer)
+        return _Fetch(self.key) if self._is_trainer else self.inbox.receive(buffer)
 
     def close(self) -> None:
-        _agent.unregister(self._peer, self.key)
+        _agent.unregister(self.key)
 
 
 make = RpcPair
 
 
-class _Sent:
-    """A batch that the trainer will fetch."""
-
-    def wait(self) -> None: ...
-
-
 class _Fetch:
     """The receive of a batch, which is fetched after the worker has announced it."""
 
-    def __init__(self, peer: str, key: int):
-        self._peer, self._key = peer, key
+    def __init__(self, key: int):
+        self._key = key
         self._future: Any = None
 
     def done(self) -> bool:
         if self._future is None:
-            self._future = _agent.call(self._peer, _take, (self._key,))
+            self._future = _agent.call(self._key, _take, (self._key,))
         return self._future.done()
 
     def wait(self) -> torch.Tensor:
@@ -163,6 +157,7 @@ class _Agent:
         self._ids = itertools.cycle(range(1, _MOST_IDS))
         self._used: set[int] = set()
         self._agent: Any = None
+        self._id = TRAINER
         self._interface: str | None = None
         # In a worker, until the trainer has called.
         self._listeners: ListenerFilter | None = None
@@ -170,13 +165,12 @@ class _Agent:
     def register(self, key: int | None, address: str, options: Mapping[str, Any]) -> tuple[int, str]:
         """Registers a pair of that key, or in the trainer of a new one; returns the key and this agent's address."""
         with self._lock:
-            agent_id = TRAINER if key is None else key
             if not self._used:
-                self._start(agent_id, address, options)
+                self._start(TRAINER if key is None else key, address, options)
             if key is None:
                 key = next(each for each in self._ids if each not in self._used)
             self._used.add(key)
-            return key, self._store.get(f"addrs/{_name(agent_id)}").decode()
+            return key, self._store.get(f"addrs/{_name(self._id)}").decode()
 
     def _start(self, agent_id: int, address: str, options: Mapping[str, Any]) -> None:
         if rpc.api._is_current_rpc_agent_set():
@@ -190,6 +184,7 @@ class _Agent:
             )
         if interface is not None:
             self._interface = os.environ[_INTERFACE] = interface
+        self._id = agent_id
         dist_autograd._init(agent_id)
         self._store = dist.HashStore()
         rpc_options = rpc.TensorPipeRpcBackendOptions(**(_OPTIONS | dict(options)))
@@ -207,28 +202,33 @@ class _Agent:
         if listeners is not None:
             listeners.block()
 
-    def add_peer(self, name: str, id: int, peer_address: str, pair: RpcPair) -> None:
-        """Adds a peer's agent; the pair then receives its calls."""
-        self._store.set(f"addrs/{name}", peer_address)
+    def _peer(self, key: int) -> rpc.WorkerInfo:
+        """The other end of the pair of that key."""
+        peer = key if self._id == TRAINER else TRAINER
+        return rpc.WorkerInfo(_name(peer), peer)
+
+    def add(self, pair: RpcPair, peer_address: str) -> None:
+        """Adds the agent at the other end of a registered pair, which then receives its calls."""
+        peer = self._peer(pair.key)
+        self._store.set(f"addrs/{peer.name}", peer_address)
         with self._lock:
             self.pairs[pair.key] = pair
-            self._agent._update_group_membership(rpc.WorkerInfo(name, id), [], {}, True)
+            self._agent._update_group_membership(peer, [], {}, True)
 
-    def call(self, name: str, function: Callable, arguments: tuple) -> Any:
-        """Calls a function in a peer. Does not block."""
+    def call(self, key: int, function: Callable, arguments: tuple) -> Any:
+        """Calls a function at the other end of a pair. Does not block."""
         # torch looks the peer up without holding the GIL.
         with self._lock:
-            return rpc.rpc_async(name, function, arguments)
+            return rpc.rpc_async(self._peer(key).name, function, arguments)
 
-    def unregister(self, name: str, key: int) -> None:
+    def unregister(self, key: int) -> None:
         """Ends a pair."""
         with self._lock:
             if key not in self._used:
                 return
             self._used.discard(key)
             if self.pairs.pop(key, None) is not None:
-                id = TRAINER if name == _name(TRAINER) else key
-                self._agent._update_group_membership(rpc.WorkerInfo(name, id), [], {}, False)
+                self._agent._update_group_membership(self._peer(key), [], {}, False)
             if not self._used:
                 self.end()
 

@@ -76,16 +76,8 @@ class NetworkTransport:
     ):
         self.spec = spec
         self._layout = Layout(spec.leaves, spec.rows, spec.steps)
-        self._config = LinkConfig(
-            spec.rows,
-            spec.steps,
-            spec.num_slots,
-            spec.weights_nbytes,
-            timeout_s,
-            backend,
-            tuple(devices),
-            dict(options or {}),
-        )
+        sizes = spec.rows, spec.steps, spec.num_slots, spec.weights_nbytes
+        self._config = LinkConfig(*sizes, timeout_s, backend, tuple(devices), dict(options or {}))
         self._supervisor = supervisor
         self._workers = supervisor.workers
         for index in range(spec.num_workers):
@@ -102,16 +94,13 @@ class NetworkTransport:
         self.endpoint = self._admission.endpoint
 
     def expect(self, worker: int, life: int) -> None:
-        """Lets another worker of this index join."""
         self._admission.expect(worker, life)
 
     def attach(self, worker: int, handle: Handle) -> None:
-        """Watches the process of a worker that the trainer has started."""
         self._supervisor.attach(self._workers[worker], handle)
 
     @property
     def handles(self) -> dict[int, Any]:
-        """The attached processes, by worker."""
         return self._supervisor.handles
 
     def grant(self, worker: int, slot: int, reset: int = NO_RESET) -> None:

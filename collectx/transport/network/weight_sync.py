@@ -21,16 +21,7 @@ _TRANSFER_BYTES = 2**28
 
 
 class WeightSync:
-    """Knows which worker has which version.
-
-    Args:
-        nbytes: of the weights.
-        workers: the newest life of each worker, by index.
-        send_message: `send_message(worker, message)` sends a control message.
-
-    Attributes:
-        version: the newest version of any worker; -1 before the first.
-    """
+    """Knows which worker has which version. `version` is the newest of any worker; -1 before the first."""
 
     def __init__(
         self, nbytes: int, workers: dict[int, RemoteWorker], send_message: Callable[[RemoteWorker, bytes], None]
@@ -72,11 +63,8 @@ class WeightSync:
 
     def newest_version(self, index: int) -> int:
         """The version of a worker's newest weights; -1 if there are none."""
-        weights = self._newest(index)
+        weights = self._individual.get(index, self._shared)
         return -1 if weights is None else weights.version
-
-    def _newest(self, index: int) -> Weights | None:
-        return self._individual.get(index, self._shared)
 
     def _fill(self, write: Write) -> Weights:
         """Weights of the next version."""
@@ -120,7 +108,7 @@ class WeightSync:
 
     def send(self, worker: RemoteWorker) -> None:
         """Sends the newest weights to a worker that has joined and has older ones; queues it if enough are sending."""
-        weights = self._newest(worker.index)
+        weights = self._individual.get(worker.index, self._shared)
         if worker.state is not State.JOINED or weights is None:
             return
         if worker.sending is not None or worker.weights_version == weights.version:

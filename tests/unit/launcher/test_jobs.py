@@ -1,6 +1,7 @@
 """Workers that are jobs: submitted together, watched, replaced, cancelled, over a scheduler that a test scripts."""
 
 import select
+from contextlib import closing
 
 import pytest
 
@@ -63,7 +64,7 @@ def short_pauses(monkeypatch):
 
 @pytest.fixture
 def workers(tmp_path):
-    with Jobs(tmp_path) as workers:
+    with closing(Jobs(tmp_path)) as workers:
         yield workers
 
 
@@ -124,7 +125,7 @@ def test_a_terminated_job_is_cancelled_at_once_in_the_queue_and_later_when_it_ru
 
 
 def test_closing_waits_for_jobs_that_end_by_themselves(tmp_path, wait_until):
-    with Jobs(tmp_path, grace_s=60.0) as workers:
+    with closing(Jobs(tmp_path, grace_s=60.0)) as workers:
         running, *waiting = workers.start_all()
         workers.become(0, RUNNING)
         wait_until(lambda: running.state == RUNNING)

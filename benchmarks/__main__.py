@@ -5,6 +5,7 @@ import json
 import os
 import platform
 import sys
+from collections.abc import Callable
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -15,7 +16,18 @@ from benchmarks import fresh, handover, memory, overhead, replay, slurm, speed, 
 from benchmarks.cases import CASES
 from benchmarks.speed import Line
 
-PARTS = (*CASES, "startup", "memory", "overhead", "weights", "crowd", "handover", "replay", "slurm")
+# By the names of `--only`.
+MEASUREMENTS: dict[str, Callable[[argparse.Namespace, "Report"], None]] = {
+    "startup": lambda options, report: _startup(options.pairs, report),
+    "memory": lambda options, report: _memory(options.batches, report),
+    "overhead": lambda options, report: _overhead(options.seconds, report),
+    "weights": lambda options, report: _weights(options.seconds, report),
+    "crowd": lambda options, report: _crowd(options.seconds, options.crowd, report),
+    "handover": lambda options, report: _handover(options.seconds, report),
+    "replay": lambda options, report: _replay(options.pairs, options.seconds, report),
+    "slurm": lambda options, report: _slurm(options.pairs, report),
+}
+PARTS = (*CASES, *MEASUREMENTS)
 
 
 def main() -> int:
@@ -58,22 +70,8 @@ class Report:
 
 
 def _run(part: str, options: argparse.Namespace, report: Report) -> None:
-    if part == "startup":
-        _startup(options.pairs, report)
-    elif part == "memory":
-        _memory(options.batches, report)
-    elif part == "overhead":
-        _overhead(options.seconds, report)
-    elif part == "weights":
-        _weights(options.seconds, report)
-    elif part == "crowd":
-        _crowd(options.seconds, options.crowd, report)
-    elif part == "handover":
-        _handover(options.seconds, report)
-    elif part == "replay":
-        _replay(options.pairs, options.seconds, report)
-    elif part == "slurm":
-        _slurm(options.pairs, report)
+    if part in MEASUREMENTS:
+        MEASUREMENTS[part](options, report)
     else:
         if CASES[part].ratio is not None and not speed.has_peer():
             report.say("  torchrl is not installed: its ratio is omitted (pip install torchrl==0.14.1)")

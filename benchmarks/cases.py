@@ -100,6 +100,7 @@ CASES["cartpole_32_ray"] = replace(
 
 def env_config(case: Case) -> Any:
     """The configuration of the env group."""
+    from collectx.config.registry import packaged_values
     from collectx.config.schema.env import EnvPoolEnvConfig, GymEnvConfig, TorchrlEnvConfig
 
     if case.torchrl:
@@ -108,14 +109,23 @@ def env_config(case: Case) -> Any:
         )
     if case.envpool:
         return EnvPoolEnvConfig(kind="envpool", num_envs=case.num_envs, id=case.env_id, kwargs={}, num_threads=1)
-    return GymEnvConfig(
-        kind="gym",
-        num_envs=case.num_envs,
-        id=case.env_id,
-        entry_point=None,
-        kwargs=dict(case.env_kwargs),
-        wrappers=list(case.wrappers),
-        info_keys=[],
+    values = {"num_envs": case.num_envs, "id": case.env_id, "kwargs": dict(case.env_kwargs)}
+    return GymEnvConfig(**packaged_values("env", "gym") | values | {"wrappers": list(case.wrappers)})
+
+
+def counting_config() -> Any:
+    """One counting env per worker."""
+    from collectx.config.schema.env import CountingEnvConfig
+
+    return CountingEnvConfig(kind="counting", num_envs=1, episode_length=10, observation_size=4, step_s=0.0)
+
+
+def ballast_config(megabytes: float) -> Any:
+    """A policy of that many megabytes of weights; see `ballast_policy`."""
+    from collectx.config.schema.policy import CustomPolicyConfig
+
+    return CustomPolicyConfig(
+        kind="custom", target="benchmarks.overhead:ballast_policy", kwargs={"megabytes": megabytes}
     )
 
 
@@ -155,16 +165,8 @@ def run_config(env: Any, policy: Any, kind: str, num_workers: int, frames_per_ba
     # EnvPool's threads run on the core of their worker, as in the bare loop.
     launcher = LauncherConfig(kind="local", hydra_mode=None, num_threads=1, pin_cores=env.kind == "envpool")
     if kind in RAY_KINDS:
-        launcher = RayLauncherConfig(
-            kind="ray",
-            hydra_mode=None,
-            num_threads=1,
-            pin_cores=False,
-            ray_init_config=RAY,
-            remote_configs={"num_cpus": 1},
-            queue_timeout_s=120.0,
-            autoscaling=False,
-        )
+        ray = {"ray_init_config": RAY, "queue_timeout_s": 120.0}
+        launcher = RayLauncherConfig(**packaged_values("launcher", "ray") | ray)
     return RunConfig(
         env=env,
         policy=policy,

@@ -16,7 +16,7 @@ from time import perf_counter, process_time
 from typing import Any
 
 from benchmarks import fresh
-from benchmarks.cases import run_config
+from benchmarks.cases import ballast_config, counting_config, run_config
 from benchmarks.overhead import take
 
 _JOIN_S = 200.0
@@ -30,14 +30,12 @@ def measure(num_workers: int, num_active: int, seconds: float, **_: Any) -> dict
     from collectx import env as envs
     from collectx import policy as policies
     from collectx.collector import build
-    from collectx.config.schema.env import CountingEnvConfig
-    from collectx.config.schema.policy import CustomPolicyConfig
     from collectx.launcher.base import WaitingWorkers
 
     torch.set_num_threads(1)
-    env = CountingEnvConfig(kind="counting", num_envs=1, episode_length=10, observation_size=4, step_s=0.0)
+    env = counting_config()
     spec = envs.read_spec(env)
-    policy = CustomPolicyConfig(kind="custom", target="benchmarks.overhead:ballast_policy", kwargs={"megabytes": 0.02})
+    policy = ballast_config(0.02)
     module: Any = policies.build(policy, spec, 0)
     cfg = run_config(env, policy, "distributed", num_workers, 8, start_timeout_s=600.0, worker_timeout_s=600.0)
     joined = _Count()

@@ -13,7 +13,7 @@ from time import perf_counter
 from typing import Any
 
 from benchmarks import fresh
-from benchmarks.cases import run_config
+from benchmarks.cases import ballast_config, counting_config, run_config
 
 MEGABYTES = (1.0, 100.0)
 _LEAST_PAIRS = 10
@@ -26,14 +26,10 @@ def measure(megabytes: float, seconds: float, **_: Any) -> dict[str, Any]:
     from collectx import env as envs
     from collectx import policy as policies
     from collectx.collector import build
-    from collectx.config.schema.env import CountingEnvConfig
-    from collectx.config.schema.policy import CustomPolicyConfig
 
     torch.set_num_threads(1)
-    env = CountingEnvConfig(kind="counting", num_envs=1, episode_length=10, observation_size=4, step_s=0.0)
-    policy = CustomPolicyConfig(
-        kind="custom", target="benchmarks.overhead:ballast_policy", kwargs={"megabytes": megabytes}
-    )
+    env = counting_config()
+    policy = ballast_config(megabytes)
     spec = envs.read_spec(env)
     module: Any = policies.build(policy, spec, 0)
     times: dict[str, list[float]] = {"publish": [], "use": [], "raw": []}

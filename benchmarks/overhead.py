@@ -13,7 +13,7 @@ from time import perf_counter, process_time
 from typing import Any
 
 from benchmarks import fresh
-from benchmarks.cases import run_config
+from benchmarks.cases import ballast_config, counting_config, run_config
 
 _FEW = (1, 2, 4, 8)
 WORKERS = {"multi_sync": _FEW, "multi_async": _FEW, "distributed": (*_FEW, 16, 32, 64), "distributed_sync": _FEW}
@@ -31,10 +31,9 @@ def measure(part: str, seconds: float, **arguments: Any) -> dict[str, Any]:
 def _batch(seconds: float, kind: str, num_workers: int, **_: Any) -> dict[str, Any]:
     from collectx import env as envs
     from collectx.collector import build
-    from collectx.config.schema.env import CountingEnvConfig
     from collectx.config.schema.policy import PolicyConfig
 
-    env = CountingEnvConfig(kind="counting", num_envs=1, episode_length=10, observation_size=4, step_s=0.0)
+    env = counting_config()
     frames = 8 * (num_workers if kind.endswith("_sync") else 1)
     cfg = run_config(env, PolicyConfig(kind="random"), kind, num_workers, frames)
     with build(cfg, None, envs.read_spec(env)) as collector:
@@ -60,13 +59,9 @@ def _publish(seconds: float, megabytes: float, **_: Any) -> dict[str, Any]:
     from collectx import env as envs
     from collectx import policy as policies
     from collectx.collector import build
-    from collectx.config.schema.env import CountingEnvConfig
-    from collectx.config.schema.policy import CustomPolicyConfig
 
-    env = CountingEnvConfig(kind="counting", num_envs=1, episode_length=10, observation_size=4, step_s=0.0)
-    policy = CustomPolicyConfig(
-        kind="custom", target="benchmarks.overhead:ballast_policy", kwargs={"megabytes": megabytes}
-    )
+    env = counting_config()
+    policy = ballast_config(megabytes)
     cfg = run_config(env, policy, "multi_async", 1, 1)
     spec = envs.read_spec(env)
     module: Any = policies.build(policy, spec, 0)

@@ -137,16 +137,13 @@ def _lookup(name: str) -> object:
 def _pickled(error: object) -> bytes | None:
     """A pickle of `error`, with classes by reference; by value where that fails, as for a class of the trainer's main
     module, which the worker has by value. None where neither can be loaded, or the pickle is too long."""
-    with contextlib.suppress(Exception):
-        pickled = pickle.dumps(error)
-        pickle.loads(pickled)
-        return pickled if len(pickled) <= _MAX_BYTES else None
-    with contextlib.suppress(Exception):
-        import cloudpickle
+    import cloudpickle
 
-        pickled = cloudpickle.dumps(error)
-        pickle.loads(pickled)
-        return pickled if len(pickled) <= _MAX_BYTES else None
+    for dumps in (pickle.dumps, cloudpickle.dumps):
+        with contextlib.suppress(Exception):
+            pickled = dumps(error)
+            pickle.loads(pickled)
+            return pickled if len(pickled) <= _MAX_BYTES else None
     return None
 
 

@@ -13,13 +13,12 @@ from typing import Any
 
 from collectx.config.convert import convert, describe, out_of_range
 from collectx.config.problem import ABSENT, YAML, Language, Problem, did_you_mean
-from collectx.config.registry import GROUPS, KINDS, packaged_values, schemas
+from collectx.config.registry import GROUPS, KINDS, limits_of, packaged_values, schemas
 from collectx.config.schema.fields import incomplete
 from collectx.config.schema.run import SECTIONS, RunConfig, SweepConfig
 
 # What a YAML file says where the user has to choose.
 UNSET = "???"
-_SEED = next(field for field in dataclasses.fields(RunConfig) if field.name == "seed")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,7 +45,7 @@ def check(values: Mapping[str, Any], ignore: Collection[str] = ()) -> tuple[RunC
             sections[group] = incomplete(_hints(RunConfig)[group])
         else:
             sections[group] = check_group(group, values.get(group), problems)
-    seed = check_option("seed", values.get("seed", ABSENT), int, _SEED.metadata)
+    seed = check_option("seed", values.get("seed", ABSENT), int, limits_of("seed"))
     if isinstance(seed, Problem):
         problems.append(seed)
     else:

@@ -32,14 +32,14 @@ def convert(value: Any, hint: Any, language: Language = YAML) -> Any:
     """
     if language is PYTHON and type(value).__module__ == "numpy" and hasattr(value, "item") and not value.shape:
         value = value.item()
-    members = _members(hint)
-    if not all(_is_checked(member) for member in members):
+    kinds = members(hint)
+    if not all(_is_checked(kind) for kind in kinds):
         return value
-    if value is None and type(None) in members:
+    if value is None and type(None) in kinds:
         return None
-    for member in members:
+    for kind in kinds:
         try:
-            return _convert(value, member, language)
+            return _convert(value, kind, language)
         except (TypeError, ValueError):
             continue
     raise TypeError
@@ -72,7 +72,7 @@ def _convert(value: Any, hint: Any, language: Language) -> Any:
 
 def describe(hint: Any, language: Language = YAML) -> str:
     """A type in words, as "an integer or null"."""
-    names = dict.fromkeys(_describe(member, language) for member in _members(hint))
+    names = dict.fromkeys(_describe(member, language) for member in members(hint))
     return " or ".join(names)
 
 
@@ -118,7 +118,7 @@ def _range(limits: Mapping[str, Any]) -> str:
     return text + "".join(f", or {other}" for other in limits.get("also", ())) + "."
 
 
-def _members(hint: Any) -> tuple[Any, ...]:
+def members(hint: Any) -> tuple[Any, ...]:
     """The types of a union, or the type alone."""
     is_union = typing.get_origin(hint) in (types.UnionType, typing.Union)
     return typing.get_args(hint) if is_union else (hint,)

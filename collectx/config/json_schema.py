@@ -7,13 +7,13 @@ the comments of the packaged YAML files.
 from __future__ import annotations
 
 import dataclasses
-import types
 import typing
 from importlib import resources
 from typing import Any
 
-from collectx.config.registry import GROUPS, packaged_values, schemas
-from collectx.config.schema.run import SECTIONS, RunConfig, SweepConfig
+from collectx.config.convert import members
+from collectx.config.registry import GROUPS, limits_of, packaged_values, schemas
+from collectx.config.schema.run import SECTIONS, SweepConfig
 
 _DRAFT = "http://json-schema.org/draft-07/schema#"
 # What stands for a value in a file that others complete.
@@ -24,15 +24,11 @@ _LIMITS = {"minimum": "minimum", "maximum": "maximum", "above": "exclusiveMinimu
 
 def run_schema() -> dict[str, Any]:
     """Of a file that is a whole run, such as an experiment: every group, and every key, may be left out."""
-    sections = {group: group_schema(group) for group in GROUPS}
-    for section in sections.values():
-        del section["$schema"]
     comments = _comments("config")
-    seed = next(field for field in dataclasses.fields(RunConfig) if field.name == "seed")
     properties = {
         "defaults": {"type": "array", "description": "choices of groups, as `- override /env: pendulum`"},
-        **sections,
-        "seed": _option(int, seed.metadata) | _described(comments, "seed"),
+        **{group: _choices(group) for group in GROUPS},
+        "seed": _option(int, limits_of("seed")) | _described(comments, "seed"),
         **{name: _section(cls, {}, comments) for name, cls in SECTIONS.items()},
         "sweep": _section(SweepConfig, {}, comments),
         "hydra": {"type": "object"},
@@ -48,6 +44,10 @@ def run_schema() -> dict[str, Any]:
 
 def group_schema(group: str) -> dict[str, Any]:
     """Of a choice of one group, a file `<group>/<name>.yaml`."""
+    return {"$schema": _DRAFT, **_choices(group)}
+
+
+def _choices(group: str) -> dict[str, Any]:
     choices = []
     for kind, cls in schemas(group).items():
         section = _section(cls, packaged_values(group, kind), _comments(f"{group}/{kind}"))
@@ -55,7 +55,7 @@ def group_schema(group: str) -> dict[str, Any]:
         if "kind" in section["properties"]:
             section["properties"]["kind"] = {"const": kind}
         choices.append(section)
-    return {"$schema": _DRAFT, "title": group, "anyOf": choices}
+    return {"title": group, "anyOf": choices}
 
 
 def _section(cls: Any, defaults: dict[str, Any], comments: dict[str, str]) -> dict[str, Any]:
@@ -77,10 +77,8 @@ def _option(hint: Any, limits: typing.Mapping[str, Any]) -> dict[str, Any]:
     """Of one option: a value of its type within its limits, or an interpolation."""
     if hint is Any:
         return {}
-    is_union = typing.get_origin(hint) in (types.UnionType, typing.Union)
-    members = [_typed(each, limits) for each in (typing.get_args(hint) if is_union else (hint,))]
     also = [{"const": value} for value in limits.get("also", ())]
-    return {"anyOf": [*members, *also, _OPEN]}
+    return {"anyOf": [*(_typed(each, limits) for each in members(hint)), *also, _OPEN]}
 
 
 def _typed(hint: Any, limits: typing.Mapping[str, Any]) -> dict[str, Any]:

@@ -13,10 +13,10 @@ class Background:
     """A thread that calls `step` repeatedly.
 
     Args:
-        step: collects one batch; returns False after the last one.
+        step: collects one batch; raises `StopIteration` after the last one.
     """
 
-    def __init__(self, step: Callable[[], bool]):
+    def __init__(self, step: Callable[[], object]):
         self._step = step
         self._changed = threading.Condition()
         self._num_holders = 0
@@ -82,15 +82,22 @@ class Background:
             raise error
 
     def _run(self) -> None:
-        continues = True
-        while continues:
-            with self._changed:
-                self._changed.wait_for(lambda: not self._num_holders or self._stopping)
-                self._is_stepping = continues = not self._stopping
-            try:
-                continues = continues and self._step()
-            except BaseException as error:
-                self._error, continues = error, False
-            with self._changed:
-                self._is_stepping = False
-                self._changed.notify_all()
+        try:
+            while self._may_step():
+                self._step()
+        except StopIteration:
+            pass
+        except BaseException as error:
+            self._error = error
+        with self._changed:
+            self._is_stepping = False
+            self._changed.notify_all()
+
+    def _may_step(self) -> bool:
+        """Waits while the thread is held; returns False once it is to end."""
+        with self._changed:
+            self._is_stepping = False
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: not self._num_holders or self._stopping)
+            self._is_stepping = not self._stopping
+            return self._is_stepping

@@ -95,14 +95,6 @@ class DataCollector(CollectorProperties):
             self._weights.publish(self.policy, {None: None}, self.num_workers)
         return self._delivery.next()
 
-    def _try_collect(self) -> bool:
-        """Collects a batch into the replay buffer; returns False after the last one."""
-        try:
-            self._collect()
-        except StopIteration:
-            return False
-        return True
-
     def next(self) -> TensorDictBase | None:
         """Returns the next batch, or None after the last one. Blocks until it is complete."""
         return next(self, None)
@@ -122,7 +114,7 @@ class DataCollector(CollectorProperties):
             raise RuntimeError("start() collects into a replay buffer: pass replay_buffer=... to the constructor")
         if self._background is not None:
             raise RuntimeError("start() was called before")
-        self._background = Background(self._try_collect)
+        self._background = Background(self._collect)
 
     def is_running(self) -> bool:
         """Whether the background thread is collecting."""
@@ -200,15 +192,6 @@ class DataCollector(CollectorProperties):
 
     # TorchRL's workers receive weights by this method; here all weights come from the trainer's policy.
     receive_weights = update_policy_weights_
-
-    @property
-    def policy_version(self) -> int:
-        """The version of the newest published weights; 0 at first."""
-        return self._collector.policy_version
-
-    def get_policy_version(self) -> int:
-        """Returns `policy_version`."""
-        return self.policy_version
 
     def increment_version(self) -> int:
         """Publishes `collector.policy` to all workers as a new version; returns the version.
@@ -314,14 +297,3 @@ class DataCollector(CollectorProperties):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.shutdown()
-
-    def __len__(self) -> int:
-        """The number of batches of the whole run.
-
-        Raises:
-            TypeError: `total_frames` is -1, or batches consist of whole trajectories.
-        """
-        total, frames = self.total_frames, self.frames_per_batch
-        if total < 0 or self.trajs_per_batch is not None:
-            raise TypeError("an endless collector (total_frames=-1), or one of whole trajectories, has no length")
-        return -(-total // frames)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from collectx.collector.collector import Collector
 from collectx.collector.compose import resolve_devices
 from collectx.config.derived import is_stacked
 from collectx.config.schema.run import RunConfig
@@ -33,6 +34,7 @@ class CollectorProperties:
     A device property is one device for a collector in this process, otherwise a list with one per worker.
     """
 
+    _collector: Collector
     _request: CollectorRequest
     _cfg: RunConfig
     # For each worker, the fields of its `WorkerSpec` that differ from `_cfg`.
@@ -145,3 +147,23 @@ class CollectorProperties:
         if index is None:
             raise RuntimeError("this collector has no index: pass worker_idx=... to the constructor")
         return index
+
+    @property
+    def policy_version(self) -> int:
+        """The version of the newest published weights; 0 at first."""
+        return self._collector.policy_version
+
+    def get_policy_version(self) -> int:
+        """Returns `policy_version`."""
+        return self.policy_version
+
+    def __len__(self) -> int:
+        """The number of batches of the whole run.
+
+        Raises:
+            TypeError: `total_frames` is -1, or batches consist of whole trajectories.
+        """
+        total, frames = self.total_frames, self.frames_per_batch
+        if total < 0 or self.trajs_per_batch is not None:
+            raise TypeError("an endless collector (total_frames=-1), or one of whole trajectories, has no length")
+        return -(-total // frames)

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from tensordict import TensorDictBase
 from torch import nn
 
 from collectx.library.base import DataCollector
+from collectx.library.keywords.parse import signature_of
 from collectx.library.profiling import ProfileConfig
 from collectx.transport.base import encode_reset
 from collectx.worker.spec import env_seed
@@ -140,51 +140,17 @@ class InspectableCollector(DataCollector):
         self._ask("set_hook", name, hook)
         self._hooks = replace(self._hooks, **{name: hook})
 
-    def enable_profile(
-        self,
-        *,
-        workers: Sequence[int] | None = None,
-        num_rollouts: int = 3,
-        warmup_rollouts: int = 1,
-        save_path: str | Path | None = None,
-        activities: Sequence[str] | None = None,
-        record_shapes: bool = True,
-        profile_memory: bool = False,
-        with_stack: bool = True,
-        with_flops: bool = False,
-        on_trace_ready: Callable[[Any], Any] | None = None,
-    ) -> None:
+    @signature_of(ProfileConfig)
+    def enable_profile(self, **options: Any) -> None:
         """Profiles the next batches of some workers, in their processes, with `torch.profiler`.
-
-        Args:
-            workers: indices; None: the first worker.
-            num_rollouts: number of batches, including the warm-up.
-            warmup_rollouts: number of warm-up batches, which are not recorded.
-            save_path: file of each worker's trace, in which `{worker_idx}` is replaced; None:
-                `./collector_profile_{worker_idx}.json`.
-            activities: any of "cpu" and "cuda"; None: both.
-            record_shapes, profile_memory, with_stack, with_flops: as `torch.profiler.profile` takes them.
-            on_trace_ready: called in the worker with the profile, instead of writing a file.
 
         Raises:
             ValueError: no batch is left to record, or a worker or activity does not exist.
         """
-        chosen = [min(self._collector.workers)] if workers is None else list(workers)
-        config = ProfileConfig(
-            chosen,
-            num_rollouts,
-            warmup_rollouts,
-            str(Path(save_path or "collector_profile_{worker_idx}.json").absolute()),
-            ["cpu", "cuda"] if activities is None else list(activities),
-            record_shapes,
-            profile_memory,
-            with_stack,
-            with_flops,
-            on_trace_ready,
-        )
+        config = ProfileConfig(**options).complete(min(self._collector.workers))
         if problems := config.problems(self._collector.workers):
             raise ValueError(" ".join(problems))
-        self._ask("profile", per_worker=dict.fromkeys(chosen, config.arguments))
+        self._ask("profile", per_worker=dict.fromkeys(config.workers or (), config.arguments))
         self._profile_config = config
 
     @property
@@ -197,7 +163,7 @@ class InspectableCollector(DataCollector):
         profiling was enabled."""
         config, self._profile_config = self._profile_config, None
         if config is not None:
-            self._ask("end_profile", per_worker=dict.fromkeys(config.workers, ()))
+            self._ask("end_profile", per_worker=dict.fromkeys(config.workers or (), ()))
 
     def state_dict(self) -> dict[str, Any]:
         """Returns a copy of the state: the policy's weights, counts of frames and batches and, for each worker process

@@ -3,24 +3,45 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ProfileConfig:
-    """The arguments of `InspectableCollector.enable_profile`, with defaults filled in."""
+    """The arguments of `InspectableCollector.enable_profile`.
 
-    workers: Sequence[int]
-    num_rollouts: int
-    warmup_rollouts: int
-    save_path: str
-    activities: Sequence[str]
-    record_shapes: bool
-    profile_memory: bool
-    with_stack: bool
-    with_flops: bool
-    on_trace_ready: Callable[[Any], Any] | None
+    Args:
+        workers: indices; None: the first worker.
+        num_rollouts: number of batches, including the warm-up.
+        warmup_rollouts: number of warm-up batches, which are not recorded.
+        save_path: file of each worker's trace, in which `{worker_idx}` is replaced; None:
+            `./collector_profile_{worker_idx}.json`.
+        activities: any of "cpu" and "cuda"; None: both.
+        record_shapes, profile_memory, with_stack, with_flops: as `torch.profiler.profile` takes them.
+        on_trace_ready: called in the worker with the profile, instead of writing a file.
+    """
+
+    workers: Sequence[int] | None = None
+    num_rollouts: int = 3
+    warmup_rollouts: int = 1
+    save_path: str | Path | None = None
+    activities: Sequence[str] | None = None
+    record_shapes: bool = True
+    profile_memory: bool = False
+    with_stack: bool = True
+    with_flops: bool = False
+    on_trace_ready: Callable[[Any], Any] | None = None
+
+    def complete(self, first_worker: int) -> ProfileConfig:
+        """Returns the same without None."""
+        return replace(
+            self,
+            workers=[first_worker] if self.workers is None else list(self.workers),
+            save_path=str(Path(self.save_path or "collector_profile_{worker_idx}.json").absolute()),
+            activities=["cpu", "cuda"] if self.activities is None else list(self.activities),
+        )
 
     def problems(self, workers: Sequence[int]) -> list[str]:
         """Returns the problems, for a collector with these workers."""
@@ -30,9 +51,9 @@ class ProfileConfig:
                 f"num_rollouts={self.num_rollouts}, warmup_rollouts={self.warmup_rollouts}: at least one batch must "
                 "be recorded."
             )
-        if unknown := sorted(set(self.workers) - set(workers)):
+        if unknown := sorted(set(self.workers or ()) - set(workers)):
             problems.append(f"workers={self.workers}: there is no worker {unknown[0]}.")
-        if invalid := sorted(set(self.activities) - {"cpu", "cuda"}):
+        if invalid := sorted(set(self.activities or ()) - {"cpu", "cuda"}):
             problems.append(f"activities={self.activities}: unknown activity {invalid[0]!r}; use 'cpu' or 'cuda'.")
         return problems
 

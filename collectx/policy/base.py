@@ -1,6 +1,6 @@
 """The interface of actors: policies as the rollout calls them, with fixed keys, dtypes and device.
 
-Used by the rollout, in the worker's process. Does not import transports or envs.
+Used by the rollout, in the worker's process.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
     | parameter | parameter | ... | buffer | ...      each starts on a 64-byte boundary; tied tensors are stored once
 
-Runs in the trainer (`write`) and in the workers (`adopt`, `read`). Does not import transports: a buffer is any flat
-uint8 tensor on the CPU, in shared memory or not.
+Runs in the trainer (`write`) and in the workers (`adopt`, `read`). A buffer is any flat uint8 tensor on the
+CPU, in shared memory or not.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What `PpoTrainer` and `ImpalaTrainer` share: the training loop, the critic, and batches as `[R, T]` tensors.
 
-Runs in the trainer's process. Does not import collectors.
+Runs in the trainer's process.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""The two protocols of training: what a trainer receives (`Collection`) and what it must have (`Trainer`).
-
-Does not import transports, workers or launchers.
-"""
+"""The two protocols of training: what a trainer receives (`Collection`) and what it must have (`Trainer`)."""
 
 from __future__ import annotations
 

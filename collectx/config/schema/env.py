@@ -15,7 +15,9 @@ class EnvConfig(Section):
 
 
 @dataclass(kw_only=True)
-class GymEnvConfig(EnvConfig):
+class GymnasiumConfig(EnvConfig):
+    """Of both kinds of Gymnasium envs."""
+
     id: str | None
     entry_point: str | None
     kwargs: dict[str, Any] = field(default_factory=dict)
@@ -25,15 +27,14 @@ class GymEnvConfig(EnvConfig):
 
 
 @dataclass(kw_only=True)
-class GymVectorEnvConfig(EnvConfig):
-    id: str | None
-    entry_point: str | None
-    kwargs: dict[str, Any] = field(default_factory=dict)
-    wrappers: list[Any] = field(default_factory=list)
-    info_keys: list[str] = field(default_factory=list)
+class GymEnvConfig(GymnasiumConfig):
+    pass
+
+
+@dataclass(kw_only=True)
+class GymVectorEnvConfig(GymnasiumConfig):
     vectorization_mode: str = one_of("vector_entry_point", "sync", "async")
     autoreset_mode: str | None = one_of("next_step", "same_step", "disabled")
-    exclude_keys: list[str] = field(default_factory=list)
 
 
 @dataclass(kw_only=True)

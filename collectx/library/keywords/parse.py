@@ -71,7 +71,7 @@ def _check_known(name: str, known: list[str], others: dict[str, Any]) -> None:
         near = difflib.get_close_matches(key, known, 1)
         if key not in REFUSED_KEYWORDS:
             unknown.append(f"{key!r}" + (f" (did you mean {near[0]!r}?)" if near else ""))
-        elif value is not None and value is not False:
+        elif value is not None and (value is not False or (key == "sync" and name != "Collector")):
             unknown.append(f"{key!r} (of TorchRL's, not taken here: {REFUSED_KEYWORDS[key]})")
     if unknown:
         raise TypeError(

@@ -3,7 +3,7 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from collectx.env.spaces import SpaceLeaves, exclude_parts
+from collectx.env.spaces import SpaceLeaves, exclude_parts, write_env
 from collectx.errors import ShapeError, SpaceError
 
 ROOT = ("observation",)
@@ -31,6 +31,13 @@ def test_keys_shapes_and_dtypes():
 def test_spaces_without_a_fixed_shape(space, message):
     with pytest.raises(SpaceError, match=message):
         SpaceLeaves(space, ROOT)
+
+
+@pytest.mark.parametrize(("size", "dtype"), [(3, np.uint8), (1, np.uint8), (4, np.float32)])
+def test_values_of_one_env_that_do_not_fit(size, dtype):
+    (leaf,) = SpaceLeaves(spaces.Box(0, 255, (4,), np.uint8), ROOT).leaves
+    with pytest.raises(ShapeError, match=rf"expected shape \(4,\), dtype uint8, got shape \({size},\).* from env 0"):
+        write_env([leaf], [np.zeros((1, 4), np.uint8)], 0, [np.zeros(size, dtype)])
 
 
 def test_what_is_left_out_of_a_tuple_leaves_the_others_their_names():

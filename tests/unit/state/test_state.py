@@ -18,7 +18,9 @@ def _atari() -> gym.Env:
     import ale_py
 
     gym.register_envs(ale_py)
-    env = gym.wrappers.AtariPreprocessing(gym.make("ALE/Pong-v5", frameskip=1), noop_max=30)
+    env = gym.wrappers.AtariPreprocessing(
+        gym.make("ALE/Pong-v5", frameskip=1, repeat_action_probability=0.0), noop_max=30
+    )
     return gym.wrappers.FrameStackObservation(env, 4)
 
 
@@ -140,3 +142,14 @@ def test_the_state_of_another_env_is_refused():
     state = save(one, "env")
     with pytest.raises(NotRestorable, match=r"env\.draw is builtins\.max, the saved env had builtins\.len"):
         restore(two, state, "env")
+
+
+def test_sticky_actions_cannot_be_saved():
+    """The last action is no part of the emulator's state."""
+    import ale_py
+
+    gym.register_envs(ale_py)
+    env = gym.make("ALE/Pong-v5")
+    env.reset(seed=0)
+    with pytest.raises(NotRestorable, match="repeat_action_probability=0"):
+        save(env, "env")

@@ -111,13 +111,15 @@ def test_more_restarts_than_allowed_end_the_run_with_the_error_of_the_worker():
     assert any("collector.max_restarts=2" in note for note in caught.value.__notes__)
 
 
-def test_the_last_worker_cannot_be_dropped():
+@pytest.mark.parametrize("least", [1, 2])
+def test_fewer_workers_than_the_least_cannot_be_left(least):
     policy = custom("worlds.faulty:FailingPolicy", fault="raises", env=0)
-    knobs = {"on_worker_failure": "drop", "num_workers": 1, "total_frames": -1}
-    with start("single", "inline", counting(), policy, **knobs) as batches:
+    knobs = {"on_worker_failure": "drop", "num_workers": least, "min_workers": least, "total_frames": -1}
+    with start("multi_async", "inline", counting(), policy, **knobs) as batches:
         for _ in range(2):
-            with pytest.raises(BrokenLever):
+            with pytest.raises(BrokenLever) as caught:
                 list(batches)
+    assert f"{least - 1} workers would be left, and collector.min_workers={least}" in caught.value.__notes__[-1]
 
 
 # --- errors that are unusual ---

@@ -181,7 +181,7 @@ class ResumePoint:
             return []
         if not resumed.is_equal_run(resumed.newest_config(files), cfg):
             return []
-        if not all("rollout" in each for each in self.collector["workers"].values()):
+        if any("reason" in each["rollout"] for each in self.collector["workers"].values()):
             return []
         try:
             return order_of(files.metrics, lines)

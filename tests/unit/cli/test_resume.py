@@ -93,6 +93,6 @@ def test_a_run_is_reproduced_up_to_where_a_resume_changed_it(stub, old, capsys):
     # The newest configuration is resumed; one that applied after the checkpoint is replaced.
     assert resume.main([str(files.path)]) == 0
     assert stub.calls[-1][0].trainer.gamma == 0.5
-    resumed.write_snapshot(composed("trainer.digest=true"), files, [], 1)
+    resumed.write_snapshot(stub.calls[-1][0], files, [], 1)
     assert [batches for batches, _ in files.configs] == [0]
     assert json.loads(files.meta.read_text())["seeds"] == {"seed": 0}

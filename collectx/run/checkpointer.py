@@ -24,9 +24,10 @@ from collectx.collector import saved_state
 from collectx.collector.trajectories import Assembler
 from collectx.config.schema.run import CheckpointOptions, RunConfig
 from collectx.errors import ConfigError, DamagedFile
+from collectx.run import resumed
 from collectx.run.checkpoint import Checkpoint, Checkpoints, sync
 from collectx.run.folder import RunFolder
-from collectx.run.reproduce import is_equal_run, order_of
+from collectx.run.reproduce import order_of
 from collectx.run.result import Record
 from collectx.run.signals import Signals
 
@@ -157,6 +158,11 @@ class ResumePoint:
                 or [f"{files.path}: has no checkpoint to continue from: begin it anew with run.overwrite=true."]
             )
         self._checkpoint: Checkpoint = checkpoint
+        frames, total = checkpoint.manifest["frames"], cfg.collector.total_frames
+        if 0 <= total < frames:
+            raise ConfigError(
+                [f"collector.total_frames={total}: {checkpoint.path} has {frames} frames already: choose more."]
+            )
         self._state = checkpoint.state()
         self.batches: int = checkpoint.manifest["batches"]
         self.collector: dict[str, Any] = self._state["collector"]
@@ -173,9 +179,9 @@ class ResumePoint:
         written_s = self._checkpoint.manifest["time"]
         if any(event["event"] in losses and event["time"] > written_s for event in files.read_events()):
             return []
-        if not is_equal_run(files, cfg) or any(
-            "reason" in each["rollout"] for each in self.collector["workers"].values()
-        ):
+        if not resumed.is_equal_run(resumed.newest_config(files), cfg):
+            return []
+        if any("reason" in each["rollout"] for each in self.collector["workers"].values()):
             return []
         try:
             return order_of(files.metrics, lines)
@@ -194,7 +200,8 @@ class ResumePoint:
 
     def load_record(self, record: Record) -> None:
         """Continues the statistics and the digest."""
-        record.statistics.load(self._state["statistics"], time.monotonic())
+        # The start of this process counts, as that of the first one does.
+        record.statistics.load(self._state["statistics"], record.start_s)
         record.start_s -= self._state["wall_s"]
         if record.digest is not None:
             record.digest.resume(line["digest"] for line in self.lines if "digest" in line)
@@ -232,6 +239,25 @@ class ResumePoint:
         torch.set_rng_state(generators["torch"])
         np.random.set_state(states.read(generators["numpy"]))
         random.setstate(states.read(generators["python"]))
+
+
+def resume_point(files: RunFolder, cfg: RunConfig, say: Callable[[str], None]) -> ResumePoint | None:
+    """What the run in the folder continues from; None if it left no checkpoint, so that it begins anew. `say` receives
+    messages.
+
+    Raises:
+        ConfigError: as `ResumePoint` does, or `cfg` does not fit the saved state.
+    """
+    if resumed.begins_anew(files):
+        if files.metrics.exists():
+            say(f"{files.path} has no checkpoint: the run begins anew")
+        return None
+    if problems := resumed.problems(files, cfg):
+        raise ConfigError(problems)
+    point = ResumePoint(files, cfg)
+    for text in point.damaged:
+        say(f"{text}: the checkpoint before it is taken")
+    return point
 
 
 def _generators() -> dict[str, Any]:

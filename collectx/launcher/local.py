@@ -129,6 +129,8 @@ def set_up_process(num_threads: int, core: int | None, log: str | None, ignore_w
     # A terminal's Ctrl-C and SIGHUP reach the whole process group; only the trainer stops workers.
     for signum in (signal.SIGINT, signal.SIGHUP):
         signal.signal(signum, signal.SIG_IGN)
+    # So does SIGTERM of `timeout` and of schedulers, while the trainer still writes a checkpoint.
+    leave_signals_to_trainer(signal.SIGTERM)
     if core is not None:
         os.sched_setaffinity(0, {core})
     if log is not None:
@@ -139,6 +141,20 @@ def set_up_process(num_threads: int, core: int | None, log: str | None, ignore_w
     import torch
 
     torch.set_num_threads(num_threads)
+
+
+def leave_signals_to_trainer(*signums: int) -> None:
+    """Ignores signals in this process, which ends when the trainer closes its connection. Processes that an env forks
+    keep the default action."""
+    worker = os.getpid()
+
+    def ignore(signum: int, frame: object) -> None:
+        if os.getpid() != worker:
+            signal.signal(signum, signal.SIG_DFL)
+            os.kill(os.getpid(), signum)
+
+    for signum in signums:
+        signal.signal(signum, ignore)
 
 
 def _die_with_parent() -> None:

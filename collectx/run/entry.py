@@ -23,6 +23,7 @@ from collectx.config.derived import backend_of
 from collectx.config.schema.launcher import SlurmLauncherConfig
 from collectx.config.schema.run import RunConfig
 from collectx.errors import ConfigError, LauncherError
+from collectx.launcher.local import leave_signals_to_trainer
 from collectx.launcher.slurm.job import JobTasksLauncher
 from collectx.launcher.slurm.script import WORKERS
 from collectx.run.folder import RunFolder
@@ -51,7 +52,8 @@ def main(argv: Sequence[str]) -> int:
     rank = int(os.environ["SLURM_PROCID"]) if arguments.worker is None else arguments.worker + 1
     if rank == 0:
         return _run_trainer(spec, files, token, arguments.folder)
-    _ignore_signals()
+    # SLURM signals all tasks of a job; the death of a worker would look like a failure.
+    leave_signals_to_trainer(signal.SIGTERM, signal.SIGINT)
     return _run_worker(spec.cfg, files, rank - 1, token)
 
 
@@ -132,20 +134,6 @@ def _raise_launcher_error(signum: int, frame: object) -> None:
     raise LauncherError(
         "SLURM ends the job of this worker (SIGTERM): it is preempted, cancelled (scancel) or at its time limit."
     )
-
-
-def _ignore_signals() -> None:
-    """SLURM signals all tasks of a job; the death of a worker would look like a failure. Workers end when the trainer
-    closes its connection. Processes that an env forks keep the default action."""
-    worker = os.getpid()
-
-    def ignore(signum: int, frame: object) -> None:
-        if os.getpid() != worker:
-            signal.signal(signum, signal.SIG_DFL)
-            os.kill(os.getpid(), signum)
-
-    for signum in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(signum, ignore)
 
 
 if __name__ == "__main__":

@@ -77,10 +77,10 @@ class Signals:
 
     @contextmanager
     def ignored_by_children(self) -> Iterator[None]:
-        """Processes that start in the block ignore SIGINT and SIGHUP, which a terminal sends to all of its processes:
-        the trainer closes them, and one that is still importing would die with a traceback. A signal in the block is
-        lost."""
-        ignored = [signum for signum in (signal.SIGINT, signal.SIGHUP) if signum in self._old_handlers]
+        """Processes that start in the block ignore SIGINT, SIGTERM and SIGHUP, which a terminal or a scheduler sends to
+        all processes: the trainer closes them, and one that is still importing would die with a traceback. A signal in
+        the block is lost."""
+        ignored = [signum for signum in _SIGNALS if signum in self._old_handlers]
         for signum in ignored:
             signal.signal(signum, signal.SIG_IGN)
         try:

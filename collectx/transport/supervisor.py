@@ -268,11 +268,11 @@ class Supervisor(Generic[AnyWorker]):
             # Briefly, as the other workers must not run out of slots meanwhile.
             end_processes([handle], min(_GRACE_S, self._close_timeout_s))
 
-    def terminate_unconnected(self) -> None:
+    def kill_unconnected(self) -> None:
         """Ends the processes of workers that have not joined: they would look for a trainer that is gone."""
         for worker in self.workers.values():
             if worker.connection is None and worker.handle is not None and worker.handle.exitcode is None:
-                worker.handle.terminate()
+                worker.handle.kill()
 
     def close(self) -> None:
         """Closes all connections, which tells the workers to stop, and ends their processes."""

@@ -113,7 +113,7 @@ def test_workers_that_have_not_joined_end_in_silence(way):
     """With status 1 they would have said why they did not find a trainer."""
     with start(way.kind, way.place, counting(1)) as collector:
         first, second = collector.handles().values()
-    assert {first.exitcode, second.exitcode} <= {0, -signal.SIGTERM}
+    assert {first.exitcode, second.exitcode} <= {0, -signal.SIGKILL}
 
 
 def test_the_processes_of_an_env_end_with_its_worker(wait_until):

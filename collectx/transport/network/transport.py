@@ -278,7 +278,7 @@ class NetworkTransport:
             return
         self._is_closed = True
         joined = self._joined()
-        self._supervisor.terminate_unconnected()
+        self._supervisor.kill_unconnected()
         self._admission.close()
         self._supervisor.close()
         for worker in joined:

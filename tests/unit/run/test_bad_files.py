@@ -65,10 +65,11 @@ def test_a_damaged_file_is_named(whole, tmp_path, monkeypatch, capsys, name, dam
     done = _COMMANDS[command](["run", *_ARGUMENTS[command]])
     said = "".join(capsys.readouterr())
     assert "traceback" not in said.lower(), said
-    assert done in (0, 2), said
+    # Without some of its lines, a run differs from its repetition.
+    assert done in (0, 2) or "different: batch " in said, said
     # An altered value may be a valid one, or a wrong one of a key that the message names.
     if done == 2 and "config.yaml" not in name:
         assert str(path) in said or path.name in said, said
     if "checkpoints/" in name and command == "resume":
-        assert re.search(rf"{path}: .*\n?.*the checkpoint before it is taken", said), said
+        assert re.search(rf"{path.parent}/.*: .*the checkpoint before it is taken", said), said
         assert RunFolder("run").read_result()["batches"] == 4

@@ -68,6 +68,8 @@ class Run:
         self._trainer: subprocess.Popen | None = None
         self._processes: set[psutil.Process] = set()
         self._batches_of_part = 0
+        # When the processes are looked for next, which costs milliseconds.
+        self._look_s = 0.0
 
     def play(self) -> list[Outcome]:
         """Blocks until the run is completed, or has broken."""
@@ -254,8 +256,10 @@ class Run:
     def _wait(self, condition: Callable[[], object], what: str, check: bool = True) -> None:
         end_s = time.monotonic() + _PATIENCE_S
         while not condition():
-            with contextlib.suppress(psutil.NoSuchProcess):
-                self._processes.update(psutil.Process(self._trainer.pid).children(recursive=True))
+            if time.monotonic() > self._look_s:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    self._processes.update(psutil.Process(self._trainer.pid).children(recursive=True))
+                self._look_s = time.monotonic() + 0.2
             if check and self._trainer.poll() is not None and not condition():
                 raise Broken(f"it ended with status {self._trainer.returncode} before {what}")
             if time.monotonic() > end_s:

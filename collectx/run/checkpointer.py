@@ -24,10 +24,11 @@ from collectx.collector import saved_state
 from collectx.collector.trajectories import Assembler
 from collectx.config.schema.run import CheckpointOptions, RunConfig
 from collectx.errors import ConfigError, DamagedFile
+from collectx.run import display
 from collectx.run.checkpoint import Checkpoint, Checkpoints, sync
 from collectx.run.folder import RunFolder
 from collectx.run.reproduce import is_equal_run, order_of
-from collectx.run.result import Record
+from collectx.run.result import Record, Status
 from collectx.run.signals import Signals
 
 if TYPE_CHECKING:
@@ -232,6 +233,19 @@ class ResumePoint:
         torch.set_rng_state(generators["torch"])
         np.random.set_state(states.read(generators["numpy"]))
         random.setstate(states.read(generators["python"]))
+
+
+def resume_point(files: RunFolder, cfg: RunConfig) -> ResumePoint | None:
+    """What the run in `files` continues from; None if it ended before its first checkpoint, so that it begins again.
+    Newer checkpoints that are damaged are reported."""
+    result = files.read_result()
+    if not Checkpoints(files.checkpoints).all() and (result is None or result["status"] != Status.COMPLETED):
+        display.print_message(f"{files.path} has no checkpoint: the run begins again")
+        return None
+    point = ResumePoint(files, cfg)
+    for text in point.damaged:
+        display.print_message(f"{text}: the checkpoint before it is taken")
+    return point
 
 
 def _generators() -> dict[str, Any]:

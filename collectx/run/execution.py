@@ -21,12 +21,11 @@ from collectx.config.derived import backend_of, is_async
 from collectx.config.schema.run import RunConfig
 from collectx.errors import ConfigError, LauncherError, SpaceError, text_of
 from collectx.run import cores, display, preflight, snapshot
-from collectx.run.checkpoint import Checkpoints
 from collectx.run.events import EventLog
 from collectx.run.files import write_atomically, write_json
 from collectx.run.folder import RunFolder, locked
 from collectx.run.reproduce import recorded_order
-from collectx.run.result import Record, Result, Status, type_name
+from collectx.run.result import Record, Result, type_name
 from collectx.run.signals import Signals
 
 if TYPE_CHECKING:
@@ -60,7 +59,11 @@ def execute(cfg: RunConfig, folder: Path, argv: list[str], launcher: Launcher | 
     files = RunFolder(folder)
     resumes = cfg.run.resume == "auto" and files.has_run
     with locked(files, cfg.run.overwrite or resumes, force=launcher is not None):
-        point = _resume_point(files, cfg) if resumes else None
+        point = None
+        if resumes:
+            from collectx.run.checkpointer import resume_point
+
+            point = resume_point(files, cfg)
         files.begin(keep_logs=launcher is not None, keep_run=point is not None)
         with Signals() as signals:
             record = Record(cfg, signals)
@@ -128,20 +131,6 @@ def _run(
                 run.collect(collector)
     finally:
         events.close()
-
-
-def _resume_point(files: RunFolder, cfg: RunConfig) -> ResumePoint | None:
-    """None for a run that ended before its first checkpoint: it begins again."""
-    from collectx.run.checkpointer import ResumePoint
-
-    result = files.read_result()
-    if not Checkpoints(files.checkpoints).all() and (result is None or result["status"] != Status.COMPLETED):
-        display.print_message(f"{files.path} has no checkpoint: the run begins again")
-        return None
-    point = ResumePoint(files, cfg)
-    for text in point.damaged:
-        display.print_message(f"{text}: the checkpoint before it is taken")
-    return point
 
 
 class _Execution:

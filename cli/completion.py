@@ -38,9 +38,12 @@ def _query(line: str, subcommands: Iterable[str]) -> int:
 
         print(" ".join(Composer(_config_dir(line)).groups))
         return 0
+    last = "" if starts_new else words[-1]
+    own = {"cancel": ["--now"], "logs": ["--follow"]}.get(words[1])
+    if own is not None and last.startswith("-"):
+        print(" ".join(flag for flag in own if flag.startswith(last)))
     if words[1] not in ("run", "reproduce", "resume"):
         return 0
-    last = "" if starts_new else words[-1]
     if last.startswith("-"):
         switches = ["trust"] if words[1] != "run" else []
         print(" ".join(flag for flag in arguments.names(switches) if flag.startswith(last)))

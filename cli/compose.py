@@ -203,10 +203,11 @@ def parsed(overrides: Sequence[str]) -> list[Override]:
 
 
 def config_text(cfg: RunConfig) -> str:
-    """A configuration as YAML, for comparison: equal text is an equal run. Resources of a scheduler, `launcher.wait`
-    and `run.overwrite` have no effect on a run, so it contains only the name of the launcher."""
+    """A configuration as YAML, for comparison: equal text is an equal run. Resources of a scheduler, `launcher.wait`,
+    `run.overwrite`, `run.resume` and checkpoints have no effect on a run, so it contains only the name of the
+    launcher."""
     content = as_dict(cfg)
-    del content["run"]["overwrite"]
+    del content["run"]["overwrite"], content["run"]["resume"], content["checkpoint"]
     content["launcher"] = cfg.launcher.kind
     return OmegaConf.to_yaml(OmegaConf.create(content), sort_keys=True)
 

@@ -31,7 +31,7 @@ def check(files: RunFolder, cfg: RunConfig, trusted: bool) -> None:
     """
     for key, value, origin in references(cfg):
         output.note(f"{key}={value} {origin}")
-    owner = _other_owner(files)
+    owner = other_owner(files)
     if owner is not None and not trusted:
         raise ConfigError(
             [
@@ -75,9 +75,12 @@ def _origin(target: str) -> str:
     return f"is imported from {spec.origin or list(spec.submodule_search_locations or ())}"
 
 
-def _other_owner(files: RunFolder) -> str | None:
-    """The owner of the folder or of its configuration, if it is another user."""
-    for path in (files.path, files.snapshot, files.config):
+def other_owner(files: RunFolder) -> str | None:
+    """The owner of the folder, of a configuration or of a checkpoint, if it is another user."""
+    configs = [path for _, path in files.configs]
+    for path in (files.path, files.snapshot, *configs, files.checkpoints, *files.checkpoints.glob("*")):
+        if not path.exists():
+            continue
         uid = path.stat().st_uid
         if uid != os.geteuid():
             try:

@@ -17,9 +17,15 @@ SUBCOMMANDS = {
     "reproduce": "repeat a run from its folder and compare: collectx reproduce RUN_DIR [overrides]",
     "resume": "continue a run from its newest checkpoint: collectx resume RUN_DIR [overrides]",
     "status": "show the status of a run or a sweep, also from SLURM: collectx status DIR",
+    "watch": "follow a run or a sweep that was left running: collectx watch DIR",
+    "cancel": "end a run or a sweep: collectx cancel DIR [--now]",
+    "logs": "print the logs of a run: collectx logs DIR [ROLE] [-f]",
     "list": "list the choices of every group: collectx list [GROUP]",
     "schema": "a JSON schema for editors: collectx schema [GROUP]",
 }
+
+# watch.py is what shows the jobs of any command.
+_MODULES = {"watch": "attach"}
 
 _HELP = """\
 collectx: reinforcement-learning experience collection from one YAML-driven command.
@@ -80,7 +86,7 @@ def _dispatch(argv: list[str]) -> int:
         return 2
     # As `python -m` does, so that modules of the working directory can be imported, here and in the workers.
     sys.path.insert(0, os.getcwd())
-    subcommand: Callable[[list[str]], int] = import_module(f"collectx.cli.{name}").main
+    subcommand: Callable[[list[str]], int] = import_module(f"collectx.cli.{_MODULES.get(name, name)}").main
     return subcommand(rest)
 
 

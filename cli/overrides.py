@@ -26,6 +26,12 @@ class Checked:
     broken: frozenset[str]
 
 
+def quoted(value: object) -> str:
+    """`value` as a string of an override; without quotes Hydra would read `a=1,b=2`, a sweep's folder, as choices."""
+    text = str(value).replace("'", "\\'")
+    return f"'{text}'"
+
+
 def check(overrides: Sequence[str], groups: Mapping[str, Sequence[str]]) -> Checked:
     """Parses `overrides`; `groups` has the choices of every group."""
     parser = OverridesParser.create()

@@ -13,12 +13,13 @@ from typing import Any
 from collectx.cli import foreign_code, output
 from collectx.cli.arguments import Arguments, run_subcommand
 from collectx.cli.compose import parsed
+from collectx.cli.overrides import quoted
 from collectx.cli.run import launch
 from collectx.cli.run_status import Outcome
 from collectx.cli.saved import read_snapshot, snapshot_composer
 from collectx.config.derived import ASYNC
 from collectx.errors import ConfigError, DamagedFile
-from collectx.run import RunFolder, snapshot
+from collectx.run import RunFolder, resumed, snapshot
 from collectx.run.reproduce import compare, recorded_order, why_not_recorded
 
 # Number of differences between two snapshots that are printed.
@@ -53,9 +54,10 @@ def _reproduce(arguments: Arguments, argv: Sequence[str]) -> int:
     if "multirun" in arguments.flags:
         return output.usage_error("reproduce runs one configuration; sweeps are `collectx run -m`.")
     old = RunFolder(folders[0])
-    saved = read_snapshot(old)
+    saved = read_snapshot(old, lambda files: resumed.repeatable_config(files)[0])
+    _, changed_at = resumed.repeatable_config(old)
     # A damaged file is reported before the run, not after it.
-    digests = [line.get("digest") for line in old.read_metrics()]
+    digests = [line.get("digest") for line in old.read_metrics()][:changed_at]
     result, _ = old.read_result(), list(old.read_events())
     ended = "failed" if result is None else result["status"]
     if ended != "completed" and not digests:
@@ -80,12 +82,14 @@ def _reproduce(arguments: Arguments, argv: Sequence[str]) -> int:
         # Batches are compared when the run has ended.
         overrides = (*overrides, "launcher.wait=true")
     collector = saved.get("collector") or {}
-    is_cut = ended != "completed"
+    if changed_at is not None:
+        output.note(f"{old.path} was resumed with another configuration after {changed_at} batches: repeats these.")
+    is_cut = ended != "completed" or changed_at is not None
     if is_cut and not any(text.lstrip("+").startswith("run.max_batches=") for text in overrides):
         overrides = (*overrides, f"run.max_batches={len(digests)}")
     reason = _order_problem(old, collector, overrides)
     if reason is None:
-        overrides = (*overrides, f"++collector.order_of={old.path.absolute()}")
+        overrides = (*overrides, f"++collector.order_of={quoted(old.path)}")
     results: list[Outcome] = []
     # Another file would replace the snapshot.
     flags = {name: value for name, value in arguments.flags.items() if name not in ("config-name", "trust")}

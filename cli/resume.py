@@ -10,18 +10,19 @@ from pathlib import Path
 
 from collectx.cli import foreign_code, output
 from collectx.cli.arguments import Arguments, run_subcommand
+from collectx.cli.overrides import quoted
 from collectx.cli.run import launch
 from collectx.cli.saved import read_snapshot, snapshot_composer
 from collectx.errors import ConfigError
-from collectx.run import RunFolder, Status
-from collectx.run.checkpoint import Checkpoints
+from collectx.run import RunFolder, resumed
 
 _USAGE = """\
 collectx resume RUN_DIR [overrides] [flags]: continue the run in RUN_DIR from its newest checkpoint, in the same folder.
 
-Batches after the checkpoint are collected again: every batch counts once. A completed run is continued only where
-overrides change it, such as collector.total_frames=200000. The code that the configuration imports and calls is
-printed first. If RUN_DIR belongs to another user, --trust is required.
+Batches after the checkpoint are collected again: every batch counts once. A completed run is continued only if
+overrides change what ended it, such as collector.total_frames=200000. The seed, env, policy, kind of trainer, and the
+number and batches of workers cannot be changed. The code that the configuration imports and calls is printed first. If
+RUN_DIR belongs to another user, --trust is required.
 
 Exit status: 0 completed, also before; 1 failed, 2 wrong usage or nothing to continue from, 130 interrupted."""
 
@@ -43,17 +44,21 @@ def _resume(arguments: Arguments, argv: Sequence[str]) -> int:
     if "multirun" in arguments.flags:
         return output.usage_error("resume continues one run: repeat the command of a sweep to continue the sweep.")
     files = RunFolder(folders[0])
-    saved = read_snapshot(files)
-    result = files.read_result()
-    if result is not None and result["status"] == Status.COMPLETED and not overrides:
-        print(f"{files.path} is completed: {result['exit_reason']}. To go on, change what ended it.")
-        return 0
-    if not Checkpoints(files.checkpoints).all():
-        raise ConfigError([f"{files.path} has no checkpoint: there is nothing to continue from."])
+    saved = read_snapshot(files, resumed.newest_config)
+    if resumed.begins_anew(files):
+        raise ConfigError(
+            [
+                f"{files.path} has no checkpoint: there is nothing to continue from. To begin it anew, add resume=auto "
+                "to the command that started it, or run.overwrite=true."
+            ]
+        )
     composer = snapshot_composer(saved, overrides, arguments.config_dir)
-    composed = composer.examine(composer.check(overrides).overrides)
-    if not composed.problems:
-        foreign_code.check(files, composed.cfg, "trust" in arguments.flags)
+    checked = composer.check(overrides)
+    composed = composer.examine(checked.overrides, checked.broken)
+    if problems := [*checked.problems, *composed.problems]:
+        raise ConfigError(problems)
+    trusted = "trust" in arguments.flags
+    foreign_code.check(files, composed.cfg, trusted)
     flags = {name: value for name, value in arguments.flags.items() if name not in ("config-name", "trust")}
-    overrides = (*overrides, f"hydra.run.dir={files.path}", "run.resume=auto")
-    return launch(composer, Arguments(overrides, flags), argv)
+    overrides = (*overrides, f"hydra.run.dir={quoted(files.path)}", "run.resume=auto")
+    return launch(composer, Arguments(overrides, flags), argv, trusted=trusted)

@@ -16,7 +16,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
-from collectx.cli import output, run_status, submitit_slurm, sweep, sweeper
+from collectx.cli import foreign_code, output, run_status, submitit_slurm, sweep, sweeper
 from collectx.cli.arguments import Arguments, call_hydra, run_subcommand
 from collectx.cli.compose import Composed, Composer, overrides_of, parsed
 from collectx.cli.overrides import Checked
@@ -26,8 +26,9 @@ from collectx.config.derived import ELSEWHERE
 from collectx.config.schema.run import RunConfig
 from collectx.config.warnings import warnings_of
 from collectx.errors import CollectxError, ConfigError
-from collectx.run import RunFolder, Status, preflight
+from collectx.run import RunFolder, Status, display, preflight, resumed
 from collectx.run.folder import locked
+from collectx.run.result import Result
 
 # Flags with which Hydra prints information instead of running; the configuration may be incomplete.
 _INFORMATIVE_FLAGS = ("help", "hydra-help", "cfg", "info", "version")
@@ -43,7 +44,13 @@ def main(argv: Sequence[str]) -> int:
     return run_subcommand(argv, "", run, report=output.config_errors)
 
 
-def launch(composer: Composer, arguments: Arguments, argv: Sequence[str], results: list[Outcome] | None = None) -> int:
+def launch(
+    composer: Composer,
+    arguments: Arguments,
+    argv: Sequence[str],
+    results: list[Outcome] | None = None,
+    trusted: bool = False,
+) -> int:
     """Checks the configuration of every run, then runs them.
 
     Args:
@@ -51,6 +58,7 @@ def launch(composer: Composer, arguments: Arguments, argv: Sequence[str], result
         arguments: the command line.
         argv: the command line as typed, for the snapshot.
         results: receives the `Outcome` of every run.
+        trusted: whether a run in another user's folder may be resumed.
 
     Raises:
         ConfigError: with every problem of every point.
@@ -60,7 +68,7 @@ def launch(composer: Composer, arguments: Arguments, argv: Sequence[str], result
         return _inform(composer, checked, arguments)
     prepared = _prepare(composer, checked, "multirun" in arguments.flags)
     session = Session(argv)
-    is_complete = _run(composer, prepared, session)
+    is_complete = _run(composer, prepared, session, trusted)
     if session.problems:
         raise ConfigError(list(dict.fromkeys(session.problems)))
     if results is not None:
@@ -105,13 +113,13 @@ def _prepare(composer: Composer, checked: Checked, is_multirun: bool) -> Compose
     return sweep.prepare(composer, checked, is_multirun, _machine_problems)
 
 
-def _run(composer: Composer, prepared: Composed | sweep.Sweep, session: Session) -> bool:
+def _run(composer: Composer, prepared: Composed | sweep.Sweep, session: Session, trusted: bool) -> bool:
     """Blocks until all runs have ended, and prints the table of a sweep; returns whether a sweep is complete."""
     try:
         with _config_errors():
             if isinstance(prepared, sweep.Sweep):
                 return prepared.run(session)
-            _run_one(composer, prepared.node, prepared.cfg, session)
+            _run_one(composer, prepared.node, prepared.cfg, session, trusted)
     except sweeper.Stopped:
         pass  # the results say so
     finally:
@@ -137,9 +145,14 @@ def _config_errors() -> Iterator[None]:
         raise ConfigError([str(error).strip()]) from error
 
 
-def _run_one(composer: Composer, node: DictConfig, cfg: RunConfig, session: Session) -> None:
+def _run_one(composer: Composer, node: DictConfig, cfg: RunConfig, session: Session, trusted: bool) -> None:
     if any(text.lstrip("+").startswith("hydra.run.dir=") for text in overrides_of(node, "hydra")):
-        _check_folder(RunFolder(node.hydra.run.dir), cfg)
+        files = RunFolder(node.hydra.run.dir)
+        if cfg.run.resume == "auto" and (done := _check_resume(files, cfg, trusted)) is not None:
+            display.print_completed(done)
+            session.results.append(Outcome(done.status, done.folder))
+            return
+        _check_folder(files, cfg)
     context = composer.context(node)
     node.hydra.mode = RunMode.RUN
     context.callbacks.on_run_start(config=node, config_name=composer.config_name)
@@ -154,6 +167,22 @@ def exit_status(statuses: Sequence[Status]) -> int:
     if Status.INTERRUPTED in statuses:
         return 130
     return 1 if any(status != Status.COMPLETED for status in statuses) else 0
+
+
+def _check_resume(files: RunFolder, cfg: RunConfig, trusted: bool) -> Result | None:
+    """Checks whether the run in a folder, if there is one, can be continued with `cfg`. Returns its result if it is
+    completed.
+
+    Raises:
+        ConfigError: it cannot, or it belongs to another user and `trusted` is false.
+    """
+    if not files.has_run:
+        return None
+    if not trusted and (owner := foreign_code.other_owner(files)) is not None:
+        raise ConfigError([f"{files.path} belongs to {owner}: to continue it, collectx resume {files.path} --trust."])
+    if (done := resumed.completed(files, cfg)) is None and (problems := resumed.problems(files, cfg)):
+        raise ConfigError(problems)
+    return done
 
 
 def _check_folder(files: RunFolder, cfg: RunConfig) -> None:

@@ -116,6 +116,11 @@ def status_of_job(files: RunFolder, job: str, states: JobStates) -> RunStatus:
     return RunStatus(Status.INTERRUPTED, reason) if state.word == "CANCELLED" else _failed(files, reason)
 
 
+def status_of(files: RunFolder, job: str | None, states: JobStates) -> RunStatus:
+    """The status of a run; `job` is from `read_job`, `states` are from `query_slurm`."""
+    return status_of_process(files) if job is None else status_of_job(files, job, states)
+
+
 def status_of_process(files: RunFolder) -> RunStatus:
     """The status of a run that is no job: only its host knows whether its process is running."""
     result = files.read_result()

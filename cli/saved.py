@@ -2,38 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
-import yaml
 from hydra.core.config_store import ConfigStore
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 
 from collectx.cli.compose import Composer
 from collectx.config.registry import GROUPS
-from collectx.errors import ConfigError, DamagedFile
-from collectx.run import RunFolder
+from collectx.errors import ConfigError
+from collectx.run import RunFolder, resumed
 
 _PRIMARY = "_collectx_snapshot"
 
 
-def read_snapshot(folder: RunFolder) -> dict[str, Any]:
-    """The saved configuration as plain data.
+def read_snapshot(folder: RunFolder, choose: Callable[[RunFolder], Path]) -> dict[str, Any]:
+    """The saved configuration as plain data. `choose` returns its file.
 
     Raises:
         ConfigError: it does not exist, or cannot be read.
     """
     if not folder.config.is_file():
         raise ConfigError([f"{folder.path} is not a run folder: {folder.config} does not exist."])
-    try:
-        content = OmegaConf.to_container(OmegaConf.load(folder.config))
-    except (OSError, ValueError, OmegaConfBaseException, yaml.YAMLError) as error:
-        raise DamagedFile([f"{folder.config}: cannot be read: {error}"]) from error
-    if not isinstance(content, dict) or not content:
-        raise DamagedFile([f"{folder.config}: is not a configuration"])
+    content = resumed.read_config(choose(folder))
     # The run folder is not part of the configuration.
-    return {str(key): value for key, value in content.items() if key != "hydra"}
+    return {key: value for key, value in content.items() if key != "hydra"}
 
 
 def snapshot_composer(saved: dict[str, Any], overrides: Sequence[str], config_dir: str | None) -> Composer:
@@ -41,9 +34,9 @@ def snapshot_composer(saved: dict[str, Any], overrides: Sequence[str], config_di
     named = {text.lstrip("+").partition("=")[0] for text in overrides}
     replaced = [group for group in GROUPS if group in named]
     content = {key: value for key, value in saved.items() if key not in replaced}
-    # The saved run may have replaced another.
+    # The saved run may have replaced or resumed another.
     if isinstance(content.get("run"), dict):
-        content["run"] = content["run"] | {"overwrite": False}
+        content["run"] = content["run"] | {"overwrite": False, "resume": "never"}
     content["defaults"] = [
         "_hydra",
         # The override replaces this choice.

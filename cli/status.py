@@ -67,7 +67,7 @@ def _show(root: Path, folders: Sequence[Path]) -> int:
     for run in runs:
         job = jobs[run.path]
         try:
-            status = run_status.status_of_process(run) if job is None else run_status.status_of_job(run, job, states)
+            status = run_status.status_of(run, job, states)
             cells = output.cells(run.path.name, run.read_result() or _numbers(run), status.status)
         except DamagedFile as error:
             if run.path == root.absolute():

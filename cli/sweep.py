@@ -33,7 +33,7 @@ from collectx.cli.session import Session
 from collectx.config.derived import ELSEWHERE
 from collectx.config.schema.run import RunConfig
 from collectx.errors import CollectxError, ConfigError, DamagedFile
-from collectx.run import RunFolder, Status
+from collectx.run import RunFolder, Status, resumed
 
 _NAME_LENGTH = 120
 
@@ -272,7 +272,7 @@ def completed(root: Path) -> dict[str, Path]:
 def saved_text(files: RunFolder) -> str | None:
     """The configuration of a snapshot as `config_text`; None if it cannot be read."""
     try:
-        node = OmegaConf.load(files.config)
+        node = OmegaConf.load(resumed.newest_config(files))
     except (OSError, OmegaConfBaseException, ValueError, yaml.YAMLError):
         return None
     if not isinstance(node, DictConfig):

@@ -25,7 +25,7 @@ from collectx.run.statistics import MetricsTail, Sampler
 
 @dataclass
 class WatchedRun:
-    """A run that is a job, and the state read from its folder.
+    """A run that is a job, or a process (`job` is None), and the state read from its folder.
 
     Attributes:
         shows_events: whether the user sees events, such as a restarted worker, when they happen.
@@ -37,7 +37,7 @@ class WatchedRun:
 
     name: str
     files: RunFolder
-    job: str
+    job: str | None
     statistics: MetricsTail
     events: JsonLinesTail
     shows_events: bool
@@ -153,5 +153,5 @@ class SweepView(View):
             elapsed = "" if run.status.has_ended else clock(now_s - run.since_s)
             rate = None if run.status.has_ended else run.sampler.view(now_s).now_per_s
             numbers = (f"{run.statistics.frames:,}", number(rate), number(run.statistics.mean_return))
-            table.add_row(run.name, run.job, state, elapsed, *numbers)
+            table.add_row(run.name, run.job or "", state, elapsed, *numbers)
         return table

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 
 from rich.console import Console
 
-from collectx.cli.run_status import JobStates, Outcome, RunStatus, SubmittedRun, query_slurm, status_of_job
+from collectx.cli.run_status import JobStates, Outcome, RunStatus, SubmittedRun, query_slurm, status_of
 from collectx.cli.views import SingleView, SweepView, View, WatchedRun
 from collectx.errors import LauncherError
 from collectx.launcher.slurm import commands
@@ -50,16 +50,19 @@ class Watcher:
 
     def __init__(
         self,
-        runs: Sequence[tuple[SubmittedRun, str]],
+        runs: Sequence[tuple[SubmittedRun, str | None]],
         states: Callable[[Iterable[str]], JobStates] = query_slurm,
         cancel: Callable[[Sequence[str]], None] = commands.cancel,
         may_leave: bool = True,
+        is_owner: bool = True,
     ):
-        """`runs` have the id of each job, whose states `states` reports and which `cancel` cancels; `may_leave`: the
-        jobs may outlive this process."""
+        """`runs` have the id of each job, None for a process, whose states `states` reports and which `cancel` cancels;
+        `may_leave`: the jobs may outlive this process; `is_owner`: this command has started them, and Ctrl-C may cancel
+        them."""
         self._states = states
         self._cancel_jobs = cancel
         self._may_leave = may_leave
+        self._is_owner = is_owner
         self._runs = [
             WatchedRun(
                 run.name,
@@ -70,6 +73,7 @@ class Watcher:
                 # With "raise" the error is shown at the end.
                 shows_events=run.cfg.collector.on_worker_failure != "raise",
                 may_requeue=getattr(run.cfg.launcher, "requeue", False),
+                status=RunStatus(Status.QUEUED if job else Status.RUNNING),
             )
             for run, job in runs
         ]
@@ -87,6 +91,10 @@ class Watcher:
             except Terminated:
                 self._cancel()
             except KeyboardInterrupt:
+                if not self._is_owner:
+                    self.is_detached = True
+                    print(f"left; {self._describe_jobs()} goes on", file=sys.stderr)
+                    break
                 if self._cancelled_s is not None:
                     print(f"left; SLURM is still ending {self._describe_jobs()}", file=sys.stderr)
                     break
@@ -136,12 +144,13 @@ class Watcher:
 
     def _query(self, view: View, now_s: float) -> None:
         runs = self._unfinished()
-        states = self._states(run.job for run in runs)
+        jobs = [run.job for run in runs if run.job is not None]
+        states: JobStates = self._states(jobs) if jobs else {}
         if isinstance(states, LauncherError) and not self._has_outage:
             view.say(f"whether the jobs are still running is not known for now: {states}")
         self._has_outage = isinstance(states, LauncherError)
         for run in runs:
-            status = status_of_job(run.files, run.job, states)
+            status = status_of(run.files, run.job, states)
             if status.status is Status.UNKNOWN or self._may_change(run, status, states, now_s) or status == run.status:
                 continue
             if status.status is Status.RUNNING is not run.status.status:
@@ -158,7 +167,7 @@ class Watcher:
         if not status.has_ended:
             run.ended_s = None
             return False
-        state = None if isinstance(states, LauncherError) else states.get(run.job)
+        state = None if isinstance(states, LauncherError) or run.job is None else states.get(run.job)
         job_lives = state is not None and not state.is_over
         may_restart = run.may_requeue and status.status is not Status.COMPLETED and job_lives
         is_final = run.files.read_result() is not None and not (job_lives and status.status is Status.INTERRUPTED)
@@ -187,16 +196,20 @@ class Watcher:
             self._cancelled_s = time.monotonic()
         print(f"cancelling {self._describe_jobs()}; this may take SLURM half a minute", file=sys.stderr, flush=True)
         try:
-            self._cancel_jobs([run.job for run in self._unfinished()])
+            self._cancel_jobs([run.job for run in self._unfinished() if run.job is not None])
         except LauncherError as error:
             print(f"collectx: the jobs were not cancelled: {error}", file=sys.stderr)
         self._next_query_s = 0.0
 
     def _describe_jobs(self) -> str:
-        jobs = [run.job for run in self._unfinished()]
-        return f"job {jobs[0]}" if len(jobs) == 1 else f"{len(jobs)} jobs"
+        runs = self._unfinished()
+        if len(runs) == 1:
+            return f"job {runs[0].job}" if runs[0].job else str(runs[0].files.path)
+        return f"{len(runs)} {'jobs' if all(run.job for run in runs) else 'runs'}"
 
     def _describe(self, run: WatchedRun) -> str:
+        if run.job is None:
+            return run.name
         return f"job {run.job}" if len(self._runs) == 1 else f"{run.name} (job {run.job})"
 
     def _print_failures(self) -> None:

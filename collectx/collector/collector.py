@@ -180,7 +180,7 @@ class Collector(Iterator[TensorDict], AbstractContextManager["Collector"]):
         try:
             if self._is_interrupted:
                 raise error
-            life = self.failure_policy.replace(worker, error, is_last=len(self._workers) == 1)
+            life = self.failure_policy.replace(worker, error, num_others=len(self._workers) - 1)
         except Exception as failure:
             self._failure = failure
             raise

@@ -28,6 +28,7 @@ from collectx.policy.recurrent import spec_with_states
 from collectx.policy.weights import FlatWeights
 from collectx.schedule.asynchronous import AsyncSchedule
 from collectx.schedule.base import Schedule
+from collectx.schedule.bounded_lag import BoundedLagSchedule
 from collectx.schedule.replay import RecordedBatch, ReplaySchedule
 from collectx.schedule.sync import PreemptiveSchedule, SyncSchedule
 from collectx.transport.base import SlabSpec, Transport
@@ -144,7 +145,9 @@ def build(
         storing_device=None if devices.storing_device is None else torch.device(devices.storing_device),
     )
     lives = {} if resume is None else next_lives(resume)
-    failure_policy = FailurePolicy(options.on_worker_failure, options.max_restarts, num_workers, start, lives)
+    failure_policy = FailurePolicy(
+        options.on_worker_failure, options.max_restarts, num_workers, start, lives, options.min_workers
+    )
     collector = Collector(transport, schedule, delivery, num_workers, failure_policy, events)
     try:
         if resume is None:
@@ -170,6 +173,8 @@ def _make_schedule(
     num_batches = None if options.total_frames < 0 else -(-options.total_frames // options.frames_per_batch)
     if recorded is not None:
         return ReplaySchedule(num_workers, options.num_slots, num_batches, recorded, options.zero_copy)
+    if options.max_policy_lag is not None:
+        return BoundedLagSchedule(num_workers, options.num_slots, num_batches, exact, options.max_policy_lag)
     return AsyncSchedule(num_workers, options.num_slots, num_batches, exact)
 
 
@@ -255,6 +260,8 @@ def _nested_spec(cfg: RunConfig) -> NestedSpec | None:
         "total_frames": -1,
         "zero_copy": True,
         "on_worker_failure": "raise",
+        "min_workers": 1,
+        "max_policy_lag": None,
         "num_workers_per_collector": 1,
         "init_random_frames": -(-(options.init_random_frames or 0) // options.num_workers),
     }

@@ -17,6 +17,7 @@ class FailurePolicy:
         num_workers: how many workers the run begins with.
         start: `start(worker, life)` starts a worker.
         first_lives: the lives with which workers begin, by index; 0 where there is none.
+        min_workers: no worker is dropped if fewer would be left.
 
     Attributes:
         lives: the newest life of each worker.
@@ -29,12 +30,14 @@ class FailurePolicy:
         num_workers: int,
         start: Callable[[int, int], None],
         first_lives: Mapping[int, int],
+        min_workers: int = 1,
     ):
         self._mode = on_worker_failure
         self._max_restarts = self._restarts_left = max_restarts
         self._num_workers = num_workers
         self._start = start
         self._first_lives = first_lives
+        self._min_workers = min_workers
         self.lives: dict[int, int] = {}
 
     def begin(self) -> int:
@@ -45,17 +48,23 @@ class FailurePolicy:
         self.lives[worker] = life
         return worker
 
-    def replace(self, worker: int, error: Exception, is_last: bool) -> int | None:
+    def replace(self, worker: int, error: Exception, num_others: int) -> int | None:
         """Starts a replacement for a worker that is gone, and returns its life; None if the worker is dropped. Raises
         `error` if the run ends.
 
         Args:
-            is_last: whether no other worker is left.
+            num_others: how many workers are left.
         """
-        if self._mode == "raise" or (self._mode == "drop" and is_last):
+        if self._mode == "raise":
             raise error
         if self._mode == "drop":
-            return None
+            if num_others >= self._min_workers:
+                return None
+            error.add_note(
+                f"worker {worker} was not dropped: {num_others} workers would be left, and "
+                f"collector.min_workers={self._min_workers}."
+            )
+            raise error
         if not self._restarts_left:
             error.add_note(
                 f"worker {worker} was not restarted: collector.max_restarts={self._max_restarts} "

@@ -23,6 +23,7 @@ import psutil
 
 from collectx.config.schema.run import RunConfig
 from collectx.launcher.base import Launcher
+from collectx.transport.stacks import write_on_signal
 
 # Modules that the fork server imports when it starts.
 PRELOAD = ["collectx.env.gym", "collectx.policy.mlp", "collectx.worker.entry"]
@@ -111,6 +112,7 @@ class LocalLauncher(Launcher):
 
 def _run(function: Callable[..., None], arguments: tuple[Any, ...], process_setup: dict[str, Any]) -> None:
     set_up_process(**process_setup)
+    write_on_signal()
     _die_with_parent()
     try:
         function(*arguments)

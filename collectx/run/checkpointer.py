@@ -24,11 +24,11 @@ from collectx.collector import saved_state
 from collectx.collector.trajectories import Assembler
 from collectx.config.schema.run import CheckpointOptions, RunConfig
 from collectx.errors import ConfigError, DamagedFile
-from collectx.run import display
+from collectx.run import resumed
 from collectx.run.checkpoint import Checkpoint, Checkpoints, sync
 from collectx.run.folder import RunFolder
-from collectx.run.reproduce import is_equal_run, order_of
-from collectx.run.result import Record, Status
+from collectx.run.reproduce import order_of
+from collectx.run.result import Record
 from collectx.run.signals import Signals
 
 if TYPE_CHECKING:
@@ -158,6 +158,11 @@ class ResumePoint:
                 or [f"{files.path}: has no checkpoint to continue from: begin it anew with run.overwrite=true."]
             )
         self._checkpoint: Checkpoint = checkpoint
+        frames, total = checkpoint.manifest["frames"], cfg.collector.total_frames
+        if 0 <= total < frames:
+            raise ConfigError(
+                [f"collector.total_frames={total}: {checkpoint.path} has {frames} frames already: choose more."]
+            )
         self._state = checkpoint.state()
         self.batches: int = checkpoint.manifest["batches"]
         self.collector: dict[str, Any] = self._state["collector"]
@@ -174,9 +179,9 @@ class ResumePoint:
         written_s = self._checkpoint.manifest["time"]
         if any(event["event"] in losses and event["time"] > written_s for event in files.read_events()):
             return []
-        if not is_equal_run(files, cfg) or any(
-            "reason" in each["rollout"] for each in self.collector["workers"].values()
-        ):
+        if not resumed.is_equal_run(resumed.newest_config(files), cfg):
+            return []
+        if any("reason" in each["rollout"] for each in self.collector["workers"].values()):
             return []
         try:
             return order_of(files.metrics, lines)
@@ -195,7 +200,8 @@ class ResumePoint:
 
     def load_record(self, record: Record) -> None:
         """Continues the statistics and the digest."""
-        record.statistics.load(self._state["statistics"], time.monotonic())
+        # The start of this process counts, as that of the first one does.
+        record.statistics.load(self._state["statistics"], record.start_s)
         record.start_s -= self._state["wall_s"]
         if record.digest is not None:
             record.digest.resume(line["digest"] for line in self.lines if "digest" in line)
@@ -235,16 +241,22 @@ class ResumePoint:
         random.setstate(states.read(generators["python"]))
 
 
-def resume_point(files: RunFolder, cfg: RunConfig) -> ResumePoint | None:
-    """What the run in `files` continues from; None if it ended before its first checkpoint, so that it begins again.
-    Newer checkpoints that are damaged are reported."""
-    result = files.read_result()
-    if not Checkpoints(files.checkpoints).all() and (result is None or result["status"] != Status.COMPLETED):
-        display.print_message(f"{files.path} has no checkpoint: the run begins again")
+def resume_point(files: RunFolder, cfg: RunConfig, say: Callable[[str], None]) -> ResumePoint | None:
+    """What the run in the folder continues from; None if it left no checkpoint, so that it begins anew. `say` receives
+    messages.
+
+    Raises:
+        ConfigError: as `ResumePoint` does, or `cfg` does not fit the saved state.
+    """
+    if resumed.begins_anew(files):
+        if files.metrics.exists():
+            say(f"{files.path} has no checkpoint: the run begins anew")
         return None
+    if problems := resumed.problems(files, cfg):
+        raise ConfigError(problems)
     point = ResumePoint(files, cfg)
     for text in point.damaged:
-        display.print_message(f"{text}: the checkpoint before it is taken")
+        say(f"{text}: the checkpoint before it is taken")
     return point
 
 

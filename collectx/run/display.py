@@ -196,6 +196,12 @@ def print_result(result: Result, errors: Sequence[BaseException], log: Path) -> 
     print_table(result)
 
 
+def print_completed(result: Result) -> None:
+    """Prints that a run is completed already, and its table."""
+    print_message(f"the run is completed: {result.exit_reason}. To go on, change what ended it")
+    print_table(result)
+
+
 def print_table(result: Result) -> None:
     """Prints frames, frames/s, mean return, wall time, status, and the run folder."""
     drawn = Table(box=box.SIMPLE, show_edge=False)

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from collectx.config.derived import backend_of, is_async
 from collectx.config.schema.run import RunConfig
 from collectx.errors import ConfigError, LauncherError, SpaceError, text_of
-from collectx.run import cores, display, preflight, snapshot
+from collectx.run import cores, display, preflight, resumed, snapshot
 from collectx.run.events import EventLog
 from collectx.run.files import write_atomically, write_json
 from collectx.run.folder import RunFolder, locked
@@ -59,11 +59,10 @@ def execute(cfg: RunConfig, folder: Path, argv: list[str], launcher: Launcher | 
     files = RunFolder(folder)
     resumes = cfg.run.resume == "auto" and files.has_run
     with locked(files, cfg.run.overwrite or resumes, force=launcher is not None):
-        point = None
-        if resumes:
-            from collectx.run.checkpointer import resume_point
-
-            point = resume_point(files, cfg)
+        if resumes and (done := resumed.completed(files, cfg)) is not None:
+            display.print_completed(done)
+            return done
+        point = _resume_point(files, cfg) if resumes else None
         files.begin(keep_logs=launcher is not None, keep_run=point is not None)
         with Signals() as signals:
             record = Record(cfg, signals)
@@ -75,6 +74,12 @@ def execute(cfg: RunConfig, folder: Path, argv: list[str], launcher: Launcher | 
         if record.config_error is not None:
             raise record.config_error
         return result
+
+
+def _resume_point(files: RunFolder, cfg: RunConfig) -> ResumePoint | None:
+    from collectx.run.checkpointer import resume_point
+
+    return resume_point(files, cfg, display.print_message)
 
 
 def _write_result(files: RunFolder, record: Record, signals: Signals) -> Result:
@@ -108,9 +113,11 @@ def _run(
 
         with signals.ignored_by_children():
             warm_up()
-    snapshot.write(cfg, files, argv)
-    if point is not None:
+    if point is None:
+        snapshot.write(cfg, files, argv)
+    else:
         point.rewind(files)
+        resumed.write_snapshot(cfg, files, argv, point.batches)
         point.load_record(record)
     # With on_worker_failure=raise the failure is shown at the end, as the error of the run.
     events = EventLog(files, hidden=("worker_failed",) if cfg.collector.on_worker_failure == "raise" else ())

@@ -1,7 +1,7 @@
 """The run folder: the one place that knows its file names.
 
     <run>/.hydra/              what Hydra writes
-    <run>/snapshot/            config.yaml, meta.json
+    <run>/snapshot/            config.yaml, meta.json; config-<batches>.yaml, see resumed.py
     <run>/metrics.jsonl        one line per batch
     <run>/events.jsonl         joins, deaths, publishes, in order
     <run>/rendezvous.json      where the trainer listens, for workers that other processes start; removed at the end
@@ -64,6 +64,17 @@ class RunFolder:
         """Whether the folder has a run in it, running or ended."""
         return any(path.exists() for path in (self.config, self.metrics, self.result))
 
+    @property
+    def configs(self) -> list[tuple[int, Path]]:
+        """The configurations of the run, each with the number of batches before it: `config` with 0, then those with
+        which it was resumed."""
+        resumed = sorted(self.snapshot.glob("config-" + "[0-9]" * 9 + ".yaml"))
+        return [(0, self.config), *((int(path.stem.rpartition("-")[2]), path) for path in resumed)]
+
+    def resumed_config(self, batches: int) -> Path:
+        """The configuration of a run that was resumed with another one after `batches` batches."""
+        return self.snapshot / f"config-{batches:09d}.yaml"
+
     def begin(self, keep_logs: bool = False, keep_run: bool = False) -> None:
         """Makes the folders, and removes the files of an earlier run in the same folder.
 
@@ -78,9 +89,11 @@ class RunFolder:
             for folder in (self.path, self.snapshot, self.logs, self.checkpoints):
                 folder.mkdir(parents=True, exist_ok=True)
             lines = (self.metrics, self.events)
-            others = () if keep_logs else (*self.logs.glob("*.log"), self.job_note, self.worker_jobs)
-            ended = (self.result, self.rendezvous, self.secret)
-            for stale in ended if keep_run else (*ended, *lines, self.final_checkpoint, *others):
+            notes = () if keep_logs else (self.job_note, self.worker_jobs)
+            logs = () if keep_logs else self.logs.glob("*.log")
+            configs = (path for _, path in self.configs[1:])
+            ended = (self.result, self.rendezvous, self.secret, *notes)
+            for stale in ended if keep_run else (*ended, *lines, *logs, *configs, self.final_checkpoint):
                 stale.unlink(missing_ok=True)
             if not keep_run:
                 for checkpoint in self.checkpoints.glob("[0-9]*"):
@@ -175,6 +188,16 @@ def is_locked(files: RunFolder) -> bool:
             return not _try_lock(file.fileno(), fcntl.LOCK_SH)
     except OSError:
         return False
+
+
+def holder(files: RunFolder) -> tuple[int | None, str]:
+    """The process that holds the lock of the folder, None where it is not one of this host; and its host."""
+    try:
+        words = files.lock.read_text().split()
+        pid, host = int(words[1]), words[3]
+    except (OSError, ValueError, IndexError):
+        return None, "its host"
+    return (pid if host == socket.gethostname() and is_locked(files) else None), host
 
 
 def _try_lock(handle: int, kind: int = fcntl.LOCK_EX) -> bool:

@@ -10,7 +10,6 @@ from itertools import islice, zip_longest
 from pathlib import Path
 from typing import Any
 
-from collectx.config.schema.run import RunConfig, as_dict
 from collectx.errors import DamagedFile
 from collectx.run.folder import RunFolder
 
@@ -107,18 +106,6 @@ def order_of(path: Path, lines: Iterable[dict[str, Any]]) -> list[tuple[int, int
         except (KeyError, TypeError) as error:
             raise DamagedFile([f"{path}: a line is not of a batch: {error!r}"]) from error
     return batches
-
-
-def is_equal_run(files: RunFolder, cfg: RunConfig) -> bool:
-    """Whether the configuration of a folder gives the same batches as `cfg`, as far as their first ones go."""
-    from omegaconf import OmegaConf
-
-    saved, new = OmegaConf.to_container(OmegaConf.load(files.config)), as_dict(cfg)
-    assert isinstance(saved, dict)
-    for name in ("run", "checkpoint", "launcher", "hydra"):
-        saved.pop(name, None)
-        new.pop(name, None)
-    return saved == new
 
 
 def why_not_recorded(refresh: str, num_workers_per_collector: int, inner: str) -> str | None:

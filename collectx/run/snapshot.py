@@ -31,16 +31,21 @@ _GIT_TIMEOUT_S = 5
 
 def write(cfg: RunConfig, folder: RunFolder, argv: list[str]) -> None:
     """Writes `snapshot/config.yaml` and `snapshot/meta.json`; takes some ten milliseconds."""
-    write_config(cfg, folder)
-    write_json(folder.meta, meta(cfg, argv))
+    write_config(cfg, folder.config)
+    write_meta(cfg, folder, argv)
 
 
-def write_config(cfg: RunConfig, folder: RunFolder) -> None:
-    """Writes `snapshot/config.yaml`: every value of every group, `kind` included, nothing left to interpolate."""
+def write_config(cfg: RunConfig, path: Path) -> None:
+    """Writes a configuration: every value of every group, `kind` included, nothing left to interpolate."""
     from omegaconf import OmegaConf
 
     text = OmegaConf.to_yaml(OmegaConf.create(asdict(cfg)), resolve=True)
-    write_atomically(folder.config, lambda file: file.write(text.encode()))
+    write_atomically(path, lambda file: file.write(text.encode()))
+
+
+def write_meta(cfg: RunConfig, folder: RunFolder, argv: list[str]) -> None:
+    """Writes `snapshot/meta.json`."""
+    write_json(folder.meta, meta(cfg, argv))
 
 
 def meta(cfg: RunConfig, argv: list[str]) -> dict[str, Any]:

@@ -150,7 +150,8 @@ class Statistics:
 
 
 class MetricsTail(Statistics):
-    """`Statistics` that reads `metrics.jsonl`; times are those of its lines, in unix seconds."""
+    """`Statistics` that reads `metrics.jsonl`. `last_s - first_s` sums up the times of the batches, without the time
+    between the end of a run and its resumption."""
 
     def __init__(self, metrics: Path, total_frames: int):
         super().__init__(total_frames)
@@ -175,10 +176,11 @@ class MetricsTail(Statistics):
 
     def _add_line(self, line: dict[str, Any]) -> None:
         if self.first_s is None:
-            self.first_s = line["time"]
+            self.first_s = self.last_s = line["time"]
             self._first_frames = line["batch_frames"]
-        self.last_s = line["time"]
         self.rate = line["frames_per_s"]
+        if self.rate and self.last_s is not None:
+            self.last_s += line["batch_frames"] / self.rate
         self.frames = line["frames"]
         self.batches = line["batch"] + 1
         self.waited_s += line["waited_s"]

@@ -70,21 +70,26 @@ class AsyncSchedule(Schedule):
 
     def _grant_free_slots(self) -> list[Grant]:
         grants: list[Grant] = []
-        while self._free and (self._num_left is None or self._num_left > 0):
-            worker, slot = self._free.popleft()
-            self._granted[worker].append(slot)
-            grants.append((worker, slot))
+        while self._free and (self._num_left is None or self._num_left > 0) and self._may_grant():
+            grants.append(self._grant(self._free.popleft()))
             if self._num_left is not None:
                 self._num_left -= 1
         return grants
 
     def _grant_beyond_budget(self) -> list[Grant]:
         """Grants one slot more if all granted slots are those of workers that have never delivered."""
-        if self._exact or any(self._granted[worker] for worker in self._active):
+        if self._exact or not self._may_grant() or any(self._granted[worker] for worker in self._active):
             return []
         grant = next((grant for grant in self._free if grant[0] in self._active), None)
         if grant is None:
             return []
         self._free.remove(grant)
+        return [self._grant(grant)]
+
+    def _may_grant(self) -> bool:
+        """Whether one more slot may be granted."""
+        return True
+
+    def _grant(self, grant: Grant) -> Grant:
         self._granted[grant[0]].append(grant[1])
-        return [grant]
+        return grant

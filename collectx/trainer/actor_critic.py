@@ -95,6 +95,9 @@ class ActorCriticTrainer(ABC):
         self.policy.load_state_dict(state["policy"])
         self.critic.load_state_dict(state["critic"])
         self._optimizer.load_state_dict(state["optimizer"])
+        if not self._cfg.anneal:
+            # The configuration may have changed; with annealing, it is set before each batch.
+            self._optimizer.param_groups[0]["lr"] = self._cfg.learning_rate
         self.generator.set_state(state["generator"])
 
 

@@ -93,6 +93,9 @@ class DqnTrainer:
         self.policy.load_state_dict(state["policy"])
         self._target.load_state_dict(state["target"])
         self._optimizer.load_state_dict(state["optimizer"])
+        if not self._cfg.anneal:
+            # The configuration may have changed; with annealing, it is set before each batch.
+            self._optimizer.param_groups[0]["lr"] = self._cfg.learning_rate
 
     def _anneal(self, collection: Collection) -> None:
         """Sets epsilon and the learning rate for the current frame."""

@@ -38,8 +38,8 @@ def end_processes(handles: Sequence[Handle], timeout_s: float) -> None:
         deadline = time.monotonic() + 1.0
 
 
-def timeout_error(name: str, has_joined: bool, limit: Limit) -> WorkerTimeout:
-    """The error of a worker that has exceeded a timeout."""
+def timeout_error(name: str, has_joined: bool, limit: Limit, stacks: str = "") -> WorkerTimeout:
+    """The error of a worker that has exceeded a timeout; for `stacks` see `collectx.transport.stacks`."""
     option, limit_s = limit
     if has_joined:
         what = "delivered nothing"
@@ -52,6 +52,7 @@ def timeout_error(name: str, has_joined: bool, limit: Limit) -> WorkerTimeout:
         )
     return WorkerTimeout(
         f"{name} {what} for {limit_s:g} s ({option}={limit_s:g}): {why}; to wait longer, raise {option}."
+        f"{stacks and ' '}{stacks}"
     )
 
 

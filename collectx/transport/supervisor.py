@@ -18,6 +18,7 @@ from typing import Any, Generic, TypeVar
 from collectx.transport.batch_timers import BatchTimers, Limit
 from collectx.transport.connections import MessageReader, set_send_timeout
 from collectx.transport.processes import Handle, death_error, end_processes, timeout_error
+from collectx.transport.stacks import request_stacks
 
 # epoll takes milliseconds in 32 bits; a longer wait is split.
 _LONGEST_SELECT_S = 86400.0
@@ -206,7 +207,7 @@ class Supervisor(Generic[AnyWorker]):
             # A watched descriptor may be a sign of the late worker. Messages of other workers are not.
             if self._timers.now_s >= deadline_s and late not in active and not was_called:
                 if late.limit is not None and late.limit == self._limit(late):
-                    yield late, timeout_error(self.describe(late), late.state is State.JOINED, late.limit)
+                    yield late, self._timeout_error(late, late.limit)
                 else:
                     self.restart_timer(late)  # it has joined or delivered meanwhile, and has another limit
 
@@ -240,6 +241,10 @@ class Supervisor(Generic[AnyWorker]):
     def _death_error(self, worker: Worker, error: Exception | None = None) -> Exception:
         has_joined = worker.state is State.JOINED
         return death_error(self.describe(worker), has_joined, worker.handle, self._close_timeout_s, error)
+
+    def _timeout_error(self, worker: Worker, limit: Limit) -> Exception:
+        stacks = request_stacks(worker.handle.pid if worker.handle is not None else None, worker.connection)
+        return timeout_error(self.describe(worker), worker.state is State.JOINED, limit, stacks)
 
     def _limit(self, worker: Worker) -> Limit:
         if worker.has_delivered:

@@ -16,6 +16,7 @@ from collectx.errors import RendezvousError
 from collectx.transport.base import Link
 from collectx.transport.network.handshake import Endpoint
 from collectx.transport.network.link import NetworkLink, join_trainer
+from collectx.transport.stacks import write_on_signal
 from collectx.user_objects import UserObjects
 from collectx.worker.loop import BatchSource, run_until_stopped, run_worker_loop
 from collectx.worker.nested import NestedSource
@@ -75,6 +76,7 @@ def run_remote_worker(
         # The visible device is the first of those that this process sees.
         spec = dataclasses.replace(spec, policy_device="cuda:0")
     layout = Layout(spec.leaves, config.rows, config.steps)
+    write_on_signal(connection)
     link = NetworkLink(worker, connection, pair, layout, config)
     run_until_stopped(link, lambda: _make_source(spec, link, build=build))
 

@@ -221,6 +221,20 @@ def test_weights_taken_between_steps_are_told_frame_by_frame(way, autoreset):
                 publish(collector, mine, collector.policy_version + 1)
 
 
+@over([ways.SHARED_ASYNC, ways.GLOO_ASYNC])
+@pytest.mark.parametrize("limit", [None, 0, 2])
+def test_workers_wait_rather_than_exceed_max_policy_lag(way, limit):
+    """Without it, they are as many batches ahead as they have slots."""
+    theirs, mine = telling(1000)
+    shape, lags, deadline = {"num_slots": 3, "total_frames": -1}, [], time.monotonic() + 200
+    with collect(way, counting(), theirs, max_policy_lag=limit, **shape) as collector:
+        while len(lags) < 60 or (max(lags) < 3 if limit is None else max(lags) < limit):
+            assert time.monotonic() < deadline
+            lags.append(collector.policy_version - int(next(collector)["low"].min()))
+            publish(collector, mine, collector.policy_version + 1)
+    assert limit is None or max(lags) == limit
+
+
 def record(cfg, again=None):
     """Digests and order of a run whose policy learns something from every batch: of as many batches as `again` has, or
     until both workers have delivered some, and some with weights older than the newest."""

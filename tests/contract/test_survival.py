@@ -97,6 +97,7 @@ def test_the_error_of_a_lost_worker_ends_the_run(way, fault):
         assert "pull_the_lever" in message
     elif fault == "stopped":
         assert "delivered nothing for 5 s (collector.worker_timeout_s=5)" in message
+        assert "is stopped (by SIGSTOP" in message
     else:
         assert re.search(r"worker 1 \(pid \d+\) was killed by signal 9", message)
 
@@ -110,13 +111,15 @@ def test_more_restarts_than_allowed_end_the_run_with_the_error_of_the_worker():
     assert any("collector.max_restarts=2" in note for note in caught.value.__notes__)
 
 
-def test_the_last_worker_cannot_be_dropped():
+@pytest.mark.parametrize("least", [1, 2])
+def test_fewer_workers_than_the_least_cannot_be_left(least):
     policy = custom("worlds.faulty:FailingPolicy", fault="raises", env=0)
-    knobs = {"on_worker_failure": "drop", "num_workers": 1, "total_frames": -1}
-    with start("single", "inline", counting(), policy, **knobs) as batches:
+    knobs = {"on_worker_failure": "drop", "num_workers": least, "min_workers": least, "total_frames": -1}
+    with start("multi_async", "inline", counting(), policy, **knobs) as batches:
         for _ in range(2):
-            with pytest.raises(BrokenLever):
+            with pytest.raises(BrokenLever) as caught:
                 list(batches)
+    assert f"{least - 1} workers would be left, and collector.min_workers={least}" in caught.value.__notes__[-1]
 
 
 # --- errors that are unusual ---
@@ -141,6 +144,17 @@ def test_an_env_that_fails_in_an_unusual_way_is_named(way, fault, tmp_path):
     error, message = FAULTS[fault]
     with start(way.kind, way.place, faulty(fault), log_dir=tmp_path) as collector, pytest.raises(error, match=message):
         list(collector)
+
+
+@pytest.mark.parametrize("fault", ["sleeps", "locks"])
+def test_a_worker_that_hangs_has_its_stacks_in_the_error_and_in_its_log(fault, tmp_path):
+    shape = {"num_workers": 1, "worker_timeout_s": 2.0, "close_timeout_s": 0.0}
+    with start("multi_sync", "local", faulty(fault, at_step=15), log_dir=tmp_path, **shape) as collector:
+        next(collector)
+        with pytest.raises(WorkerTimeout) as caught:
+            list(collector)
+    for text in (str(caught.value), (tmp_path / "worker-0.log").read_text()):
+        assert re.search(r'faulty.py", line \d+ in pull_the_lever\n.*faulty.py", line \d+ in step\n', text)
 
 
 @ways.over([ways.SINGLE, ways.SHARED_SYNC])

@@ -47,7 +47,7 @@ def test_nothing_heavy_is_imported_before_it_is_needed(statement, heavy, tmp_pat
 
 
 COMPLETIONS = {
-    "collectx r": {"run", "reproduce"},
+    "collectx r": {"run", "reproduce", "resume"},
     "collectx run env=cart": {"env=cartpole"},
     "collectx run -m trainer=": {f"trainer={name}" for name in ("custom", "dqn", "impala", "meter", "ppo")},
     "collectx run --config-dir conf seed=1 env=mi": {"env=mine"},

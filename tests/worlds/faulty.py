@@ -4,6 +4,7 @@ import math
 import os
 import signal
 import sys
+import threading
 import time
 import warnings
 from pathlib import Path
@@ -42,6 +43,7 @@ FAULTS = {
     "killed": lambda: os.kill(os.getpid(), signal.SIGKILL),
     "stopped": lambda: os.kill(os.getpid(), signal.SIGSTOP),
     "sleeps": lambda: time.sleep(1000),
+    "locks": lambda: [lock.acquire() for lock in [threading.Lock()] * 2],
     "warns": lambda: warnings.warn("the env warns", stacklevel=1),
 }
 

@@ -19,6 +19,7 @@ Rule = Callable[[RunConfig], Iterator[Problem]]
 RULES: tuple[Rule, ...] = (
     collection.frames_per_batch,
     collection.resets,
+    collection.least_workers,
     collection.preemption,
     training.learnable_batches,
     collection.single_collector,

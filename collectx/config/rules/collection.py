@@ -73,6 +73,14 @@ def single_collector(cfg: RunConfig) -> Iterator[Problem]:
         )
 
 
+def least_workers(cfg: RunConfig) -> Iterator[Problem]:
+    """A run begins with as many workers as it needs."""
+    least, count = cfg.collector.min_workers, cfg.collector.num_workers
+    if least > count:
+        rule = f"is more than collector.num_workers={count}"
+        yield Problem("collector.min_workers", rule, least, f"use at most {count}.")
+
+
 def preemption(cfg: RunConfig) -> Iterator[Problem]:
     """The trainer can end the parts of slow workers of its machine only."""
     path, threshold = "collector.preemptive_threshold", cfg.collector.preemptive_threshold
@@ -101,6 +109,9 @@ def nested_collectors(cfg: RunConfig) -> Iterator[Problem]:
     if collector.inner == "single":
         advice = "use collector.inner=sync or async, or collector.num_workers_per_collector=1."
         yield Problem(path, "collector.inner=single has one process", count, advice)
+    if collector.max_policy_lag is not None and collector.inner == "async":
+        rule = f"a worker that is itself an async collector ({path}={count}, collector.inner=async) adds a lag"
+        yield Problem("collector.max_policy_lag", rule, collector.max_policy_lag, "use collector.inner=sync, or null.")
     if (backend := backend_of(cfg)) not in NETWORK_BACKENDS:
         rule = f"over backend={backend} every process of this machine is a worker itself"
         advice = f"use collector.num_workers={collector.num_workers * count}, or collector=distributed."

@@ -18,6 +18,7 @@ class CollectorConfig(Section):
     zero_copy: bool
     on_worker_failure: str = one_of("raise", "restart", "drop")
     max_restarts: int = at_least(0)
+    min_workers: int = at_least(1)
     start_timeout_s: float = above(0)
     worker_timeout_s: float = above(0)
     close_timeout_s: float = at_least(0)
@@ -28,6 +29,7 @@ class CollectorConfig(Section):
     reset_at_each_iter: bool
     set_truncated: bool
     refresh: str = one_of("batch", "step")
+    max_policy_lag: int | None = at_least(0)
     preemptive_threshold: float | None = within(0, 1)
     trajs_per_batch: int | None = at_least(1)
     traj_format: str = one_of("padded", "cat")

@@ -36,7 +36,7 @@ class Stub:
         self.calls.append((cfg, folder, argv))
         status, files = self.status(cfg), RunFolder(folder)
         files.begin()
-        snapshot.write_config(cfg, files)
+        snapshot.write_config(cfg, files.config)
         files.meta.write_text(json.dumps({"numerics": {"torch threads of the trainer": len(self.calls)}}))
         for index, (digest, worker) in enumerate(zip(self.digests, self.workers, strict=True)):
             line = {"version": index, "workers": [{"worker": worker, "policy_version": index}]}

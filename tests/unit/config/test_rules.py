@@ -37,6 +37,12 @@ BROKEN = {
     f"{DISTRIBUTED} collector.num_workers_per_collector=2 collector.inner=single": (
         "collector.num_workers_per_collector=2: collector.inner=single"
     ),
+    "collector=multi_sync collector.num_workers=2 collector.min_workers=3": (
+        "collector.min_workers=3 is more than collector.num_workers=2"
+    ),
+    f"{DISTRIBUTED} collector.num_workers_per_collector=2 collector.inner=async collector.max_policy_lag=2": (
+        "collector.max_policy_lag=2: .*collector.inner=async"
+    ),
     f"collector=multi_async {METER}=0.5": "collector.preemptive_threshold=0.5: .*waits for no",
     f"collector=single {METER}=1": "collector.preemptive_threshold=1.*: collector=single",
     f"collector=distributed_sync {METER}=0.5": "collector.preemptive_threshold=0.5: over backend=gloo",

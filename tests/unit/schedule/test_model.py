@@ -10,11 +10,13 @@ from __future__ import annotations
 import copy
 from collections import deque
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import pytest
 
 from collectx.schedule.asynchronous import AsyncSchedule
 from collectx.schedule.base import Schedule
+from collectx.schedule.bounded_lag import BoundedLagSchedule
 from collectx.schedule.replay import RecordedBatch, ReplaySchedule
 from collectx.schedule.sync import SyncSchedule
 from collectx.transport.base import Arrival
@@ -146,6 +148,47 @@ class Model:
                 model.publish()
 
 
+@dataclass
+class BoundedLagModel(Model):
+    """The trainer publishes once per batch at most. `take` raises where the lag of a batch is above the limit."""
+
+    # The version at the grant of each slot that is granted or full.
+    acted: dict[tuple[int, int], int] = field(default_factory=dict)
+    may_publish: bool = False
+
+    def grant(self, grants) -> None:
+        super().grant(grants)
+        self.acted |= dict.fromkeys(grants, self.version)
+
+    def next(self) -> bool:
+        has_slots, before = bool(self.delivered), self.num_delivered
+        has_moved = super().next()
+        self.may_publish = self.num_delivered > before or (has_slots and self.may_publish)
+        return has_moved
+
+    def fill(self, worker: int) -> None:
+        slot = self.granted[worker].popleft()
+        self.full.add((worker, slot))
+        self.schedule.arrived(Arrival(worker, slot, Acted(self.acted.pop((worker, slot)))))
+
+    def publish(self) -> None:
+        super().publish()
+        self.may_publish = False
+
+    def events(self) -> list[tuple]:
+        return [event for event in super().events() if event != ("publish",) or self.may_publish]
+
+
+class Acted(NamedTuple):
+    """The part of a report that a schedule reads."""
+
+    policy_version: int
+
+
+def _bounded(max_lag: int) -> Model:
+    return BoundedLagModel(BoundedLagSchedule(2, 2, None, False, max_lag), None, {0: deque(), 1: deque()})
+
+
 def _sync() -> Model:
     return Model(SyncSchedule(2), None, {0: deque(), 1: deque()})
 
@@ -166,6 +209,9 @@ _MODELS = {
     "async": lambda: _async(2),
     "async-5-batches": lambda: _async(2, 5),
     "async-exact": lambda: _async(2, 3, exact=True),
+    "lag-0": lambda: _bounded(0),
+    "lag-1": lambda: _bounded(1),
+    "lag-2": lambda: _bounded(2),
     "replay": _replay,
 }
 

@@ -1,0 +1,91 @@
+"""`collectx cancel DIR`: ends a run, or the runs of a sweep, and waits for their end.
+
+A run of this host ends by the first signal of its trainer's process, whose id is in the lock file; a job by scancel.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Sequence
+
+from collectx.cli import attach, output, run_status
+from collectx.cli.arguments import Arguments, run_subcommand
+from collectx.errors import ConfigError
+from collectx.launcher.slurm import commands
+from collectx.run import RunFolder
+from collectx.run.folder import holder
+
+_USAGE = """\
+collectx cancel DIR [--now]: end the run in DIR, or all runs of the sweep in DIR, and wait until they have ended.
+
+The trainer completes the batch, writes a checkpoint and ends, within checkpoint.grace_s; `collectx resume` continues
+the run. --now ends it at once, as a second signal does. A run of this machine must be cancelled on its host; of a run
+that is a job, and of workers that are jobs, scancel ends the jobs.
+
+Exit status: 0 the runs have ended, 1 one has not ended in time, 2 wrong usage or another host, 130 Ctrl-C."""
+
+_POLL_S = 0.5
+# SLURM's KillWait is 30 s, and its accounting takes a while.
+_MARGIN_S = 60.0
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs the subcommand; returns the exit status."""
+    return run_subcommand(argv, _USAGE, _cancel, ["now"])
+
+
+def _cancel(arguments: Arguments) -> int:
+    runs = attach.find("cancel", arguments.words)
+    living = [run for run, status in zip(runs, attach.statuses(runs), strict=True) if not status.has_ended]
+    # The jobs of workers whose trainer is gone.
+    orphans = [job for run in runs if run not in living and run.worker_jobs.exists() for job in _worker_jobs(run)]
+    jobs = [job for run in living if (job := run_status.read_job(run)) is not None]
+    processes = {run.path: _process(run) for run in living if run_status.read_job(run) is None}
+    if ended := len(runs) - len(living):
+        print(f"{ended} of {len(runs)} runs had ended" if len(runs) > 1 else f"{runs[0].path} had ended", flush=True)
+    for pid in processes.values():
+        for _ in range(2 if "now" in arguments.flags else 1):
+            os.kill(pid, signal.SIGTERM)
+            time.sleep(_POLL_S)
+    if jobs or orphans:
+        commands.cancel([*jobs, *orphans])
+    return _wait(living)
+
+
+def _wait(runs: Sequence[RunFolder]) -> int:
+    """Waits until the runs have ended; returns the exit status."""
+    grace_s = [(cfg := attach.submitted(run).cfg).checkpoint.grace_s + cfg.collector.close_timeout_s for run in runs]
+    timeout_s = max(grace_s, default=0.0) + _MARGIN_S
+    deadline_s = time.monotonic() + timeout_s
+    while runs:
+        known = zip(runs, attach.statuses(runs), strict=True)
+        for run, status in known:
+            if status.has_ended:
+                print(f"{run.path}: {status.status}: {status.detail}".rstrip(": "), flush=True)
+                runs = [other for other in runs if other is not run]
+        if runs and time.monotonic() > deadline_s:
+            reason = "checkpoint.grace_s, collector.close_timeout_s and a minute"
+            output.error(f"{runs[0].path} has not ended within {timeout_s:g} s ({reason}): add --now.")
+            return 1
+        time.sleep(_POLL_S if runs else 0)
+    return 0
+
+
+def _process(run: RunFolder) -> int:
+    """The id of the trainer's process.
+
+    Raises:
+        ConfigError: it is not a process of this host.
+    """
+    pid, host = holder(run)
+    if pid is None:
+        raise ConfigError([f"cancel: {run.path}: no process of this host holds its lock: cancel it on {host}."])
+    return pid
+
+
+def _worker_jobs(run: RunFolder) -> list[str]:
+    jobs = run.worker_jobs.read_text().split()
+    states = run_status.query_slurm(jobs)
+    return [job for job, state in states.items() if not state.is_over] if isinstance(states, dict) else []

@@ -1,0 +1,145 @@
+"""The configurations of a run that is resumed: which one applies from which batch on, and what a resume may change.
+
+    snapshot/config.yaml             with which the run began
+    snapshot/config-000000050.yaml   from its batch 50 on, if a resume changed the configuration there
+
+Used in the trainer's process and by the command line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from collectx.config.schema.run import RunConfig, as_dict
+from collectx.errors import DamagedFile
+from collectx.run import snapshot
+from collectx.run.checkpoint import Checkpoints
+from collectx.run.folder import RunFolder
+from collectx.run.result import Result, Status
+
+# Sections without an effect on the content of the batches.
+_NO_EFFECT = ("run", "checkpoint", "launcher", "hydra")
+# What the saved state was made for.
+_FIXED: dict[str, tuple[str, ...]] = {
+    "collector": (
+        *("kind", "sync", "num_workers", "num_workers_per_collector", "inner", "frames_per_batch"),
+        *("max_frames_per_traj", "reset_at_each_iter", "preemptive_threshold", "trajs_per_batch", "traj_format"),
+    ),
+    "trainer": ("kind", "target"),
+}
+_FIXED_GROUPS = ("env", "policy")
+
+
+def newest_config(files: RunFolder) -> Path:
+    """The configuration with which the run was begun or resumed last."""
+    return files.configs[-1][1]
+
+
+def write_snapshot(cfg: RunConfig, files: RunFolder, argv: list[str], batches: int) -> None:
+    """Writes the snapshot of a run that continues after `batches` batches. Earlier configurations are kept."""
+    for before, path in files.configs[1:]:
+        if before >= batches:
+            path.unlink()
+    if _read(newest_config(files)) != _plain(cfg):
+        snapshot.write_config(cfg, files.resumed_config(batches))
+    snapshot.write_meta(cfg, files, argv)
+
+
+def is_equal_run(config: Path, cfg: RunConfig) -> bool:
+    """Whether a saved configuration gives the same batches as `cfg`, as far as their first ones go."""
+    return _are_equal(_read(config), _plain(cfg))
+
+
+def repeatable_config(files: RunFolder) -> tuple[Path, int | None]:
+    """The newest configuration that gives the same batches as the first one; and after how many batches the run was
+    resumed with another one, None if it never was."""
+    (_, path), *others = files.configs
+    for batches, other in others:
+        if not _are_equal(_read(path), _read(other)):
+            return path, batches
+        path = other
+    return path, None
+
+
+def completed(files: RunFolder, cfg: RunConfig) -> Result | None:
+    """The result of the run in a folder, if it is completed and `cfg` does not change what ended it; otherwise None.
+
+    Raises:
+        DamagedFile: its result cannot be read.
+    """
+    result = files.read_result()
+    if result is None or result["status"] != Status.COMPLETED or not files.config.is_file():
+        return None
+    config = newest_config(files)
+    max_batches = (_read(config).get("run") or {}).get("max_batches")
+    if max_batches != cfg.run.max_batches or not is_equal_run(config, cfg):
+        return None
+    return Result.from_json(result, files.path)
+
+
+def begins_anew(files: RunFolder) -> bool:
+    """Whether the run in a folder has not completed and left no checkpoint, so that there is nothing to continue."""
+    result = files.read_result()
+    is_complete = result is not None and result["status"] == Status.COMPLETED
+    return not is_complete and not Checkpoints(files.checkpoints).all()
+
+
+def problems(files: RunFolder, cfg: RunConfig) -> list[str]:
+    """The options of `cfg` that do not fit the saved state of the run in a folder."""
+    if not files.config.is_file() or not Checkpoints(files.checkpoints).all():
+        return []
+    saved, new = _read(newest_config(files)), _plain(cfg)
+    changed = [f"seed={new['seed']}: is {saved['seed']}"] if saved.get("seed") != new["seed"] else []
+    for group in (*_FIXED_GROUPS, *_FIXED):
+        before, after = saved.get(group) or {}, new[group]
+        names = _FIXED.get(group, (*after, *before))
+        changed += [
+            f"{group}.{name}={after.get(name)}: is {before.get(name)}"
+            for name in dict.fromkeys(names)
+            if before.get(name) != after.get(name)
+        ]
+    rule = "a resumed run keeps its seed, env, policy, kind of trainer, and number and batches of workers"
+    return [f"{text} in {files.path}, and {rule}: start a new run in another folder." for text in changed]
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """A saved configuration as plain data.
+
+    Raises:
+        DamagedFile: it cannot be read.
+    """
+    import yaml
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    try:
+        content = OmegaConf.to_container(OmegaConf.load(path))
+    except (OSError, ValueError, OmegaConfBaseException, yaml.YAMLError) as error:
+        raise DamagedFile([f"{path}: cannot be read: {error}"]) from error
+    if not isinstance(content, dict) or not content:
+        raise DamagedFile([f"{path}: is not a configuration"])
+    return {str(key): value for key, value in content.items()}
+
+
+def _are_equal(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    return all(one.get(name) == other.get(name) for name in {**one, **other} if name not in _NO_EFFECT)
+
+
+def _read(config: Path) -> dict[str, Any]:
+    return _relevant(read_config(config))
+
+
+def _plain(cfg: RunConfig) -> dict[str, Any]:
+    from omegaconf import OmegaConf
+
+    content = OmegaConf.to_container(OmegaConf.create(as_dict(cfg)), resolve=True)
+    assert isinstance(content, dict)
+    return _relevant({str(key): value for key, value in content.items()})
+
+
+def _relevant(content: dict[str, Any]) -> dict[str, Any]:
+    """Without the options that say what happens to an earlier run in the folder."""
+    run = {name: value for name, value in (content.get("run") or {}).items() if name not in ("overwrite", "resume")}
+    return {**content, "run": run}

@@ -1,0 +1,75 @@
+"""A run whose command was killed or told to stop continues from its checkpoint, and every batch counts once."""
+
+import signal
+
+import pytest
+from commands import COUNTING, collectx, result, start
+
+from collectx.run import RunFolder
+from collectx.run.checkpoint import Checkpoints
+
+OPTIONS = ["trainer.digest=true", "checkpoint.every_batches=7", "hydra.run.dir=run"]
+PPO = ["collector.total_frames=20480", *OPTIONS]
+ASYNC = [*COUNTING, "collector=multi_async", "collector.total_frames=200000", *OPTIONS]
+
+
+def digests(folder):
+    lines = list(RunFolder(folder).read_metrics())
+    assert [line["batch"] for line in lines] == list(range(len(lines)))
+    return [line["digest"] for line in lines]
+
+
+def cut(words, num_batches, number, tmp_path, wait_until):
+    """The digests of a run whose command got this signal after so many batches."""
+    files = RunFolder(tmp_path / "run")
+    command = start("run", *words, cwd=tmp_path)
+    wait_until(lambda: command.poll() is not None or len(list(files.read_metrics())) >= num_batches, 200, "batches")
+    command.send_signal(number)
+    status = command.wait(200)
+    assert status == (-number if number == signal.SIGKILL else 130), (tmp_path / "said.txt").read_text()
+    return digests(files.path)
+
+
+@pytest.mark.parametrize(("words", "is_sync"), [(PPO, True), (ASYNC, False)], ids=["sync_ppo", "async"])
+def test_a_run_that_was_killed_is_resumed_as_if_it_had_not_been(tmp_path, wait_until, words, is_sync):
+    before = cut(words, 12, signal.SIGKILL, tmp_path, wait_until)
+    assert "its process has ended without" in collectx("status", "run", cwd=tmp_path).stdout
+    assert "continues after " in collectx("resume", "run", cwd=tmp_path).stdout
+    after = digests(tmp_path / "run")
+    assert after[: len(before)] == before
+    assert len(after) > len(before)
+    assert result(tmp_path / "run")["status"] == "completed"
+    if is_sync:
+        collectx("run", *words[:-1], "hydra.run.dir=uncut", cwd=tmp_path)
+        assert digests(tmp_path / "uncut") == after
+        assert result(tmp_path / "uncut")["digest"] == result(tmp_path / "run")["digest"]
+
+
+def test_a_run_that_was_told_to_stop_writes_a_checkpoint_and_resume_auto_completes_it(tmp_path, wait_until):
+    words = [*ASYNC, "checkpoint.every_batches=null", "resume=auto"]
+    before = cut(words, 12, signal.SIGTERM, tmp_path, wait_until)
+    ended = result(tmp_path / "run")
+    assert (ended["status"], ended["batches"]) == ("interrupted", len(before))
+    assert [path.name for path in Checkpoints(tmp_path / "run" / "checkpoints").all()] == [f"{len(before):09d}"]
+    collectx("run", *words, cwd=tmp_path)
+    completed = result(tmp_path / "run")
+    assert (completed["status"], completed["frames"]) == ("completed", 200192)
+    assert digests(tmp_path / "run")[: len(before)] == before
+    again = collectx("run", *words, cwd=tmp_path)
+    assert "the run is completed" in again.stderr
+    assert result(tmp_path / "run") == completed
+
+
+def test_a_run_is_watched_and_cancelled_by_other_commands(tmp_path, wait_until):
+    words = [*COUNTING, "collector=multi_async", "collector.total_frames=-1", "hydra.run.dir=run"]
+    files = RunFolder(tmp_path / "run")
+    command = start("run", *words, cwd=tmp_path)
+    wait_until(lambda: command.poll() is not None or any(files.read_metrics()), 200, "a batch")
+    (tmp_path / "watch").mkdir()
+    watch = start("watch", str(files.path), cwd=tmp_path / "watch")
+    watched = tmp_path / "watch" / "said.txt"
+    wait_until(lambda: watch.poll() is not None or "is running" in watched.read_text(), 200, "watch")
+    assert "interrupted by SIGTERM" in collectx("cancel", "run", cwd=tmp_path).stdout
+    assert (command.wait(200), watch.wait(200)) == (130, 130), watched.read_text()
+    assert "interrupted by SIGTERM" in watched.read_text()
+    assert "had ended" in collectx("cancel", "run", "--now", cwd=tmp_path).stdout

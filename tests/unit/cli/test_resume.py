@@ -1,0 +1,98 @@
+"""`collectx resume` and `resume=auto`: what is refused, what is complete already, and what a resume may change."""
+
+import json
+import os
+
+import pytest
+from composing import composed
+
+from collectx.cli import reproduce, resume, run
+from collectx.run import RunFolder, resumed
+from collectx.run.checkpoint import Checkpoints
+
+
+@pytest.fixture
+def old(stub, tmp_path):
+    """`old(status)` makes the folder of a run, whose name is that of a point of a sweep, with a checkpoint."""
+
+    def make(status="interrupted"):
+        stub.status = lambda cfg: status
+        stub.execute(composed("trainer.digest=true"), tmp_path / "seed=0,a=1", [])
+        files = RunFolder(tmp_path / "seed=0,a=1")
+        Checkpoints(files.checkpoints).write(2, {"frames": 1024}, {}, {})
+        del stub.calls[:]
+        return files
+
+    return make
+
+
+def test_a_run_is_resumed_in_its_folder_with_its_configuration(stub, old):
+    files = old()
+    assert resume.main([str(files.path), "collector.total_frames=1024000"]) == 130
+    ((cfg, folder, _),) = stub.calls
+    assert (cfg.run.resume, cfg.collector.total_frames, folder) == ("auto", 1024000, files.path)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("seed=1", "seed=1: is 0 in"),
+        ("env.num_envs=4", "env.num_envs=4: is"),
+        ("collector.num_workers=4", "collector.num_workers=4: is 2 in"),
+        ("trainer=impala", "trainer.kind=impala: is ppo in"),
+        ("trainer.gama=1", "did you mean trainer.gamma?"),
+        ("-m", "continues one run"),
+    ],
+)
+def test_what_does_not_fit_the_saved_state_is_refused_before_anything_starts(stub, old, capsys, line, message):
+    assert resume.main([str(old().path), line]) == 2
+    assert message in capsys.readouterr().err
+    assert not stub.calls
+
+
+def test_a_completed_run_is_left_as_it_is_unless_its_end_is_changed(stub, old, capsys):
+    files = old("completed")
+    words = ["trainer.digest=true", f"hydra.run.dir='{files.path}'", "resume=auto"]
+    assert resume.main([str(files.path)]) == run.main(words) == 0
+    assert capsys.readouterr().err.count("the run is completed") == 2
+    assert not stub.calls
+    assert not files.hydra.exists()
+    assert resume.main([str(files.path), "run.max_batches=5"]) == run.main([*words, "run.max_batches=6"]) == 0
+    assert [cfg.run.max_batches for cfg, *_ in stub.calls] == [5, 6]
+
+
+def test_a_run_without_a_checkpoint_begins_anew_only_by_itself(stub, old, capsys):
+    files = old("failed")
+    Checkpoints(files.checkpoints).remove_after(0)
+    assert resume.main([str(files.path)]) == 2
+    assert "add resume=auto to the command that started it" in capsys.readouterr().err
+    assert run.main([f"hydra.run.dir='{files.path}'", "seed=7", "resume=auto"]) == 1
+    assert stub.calls[0][0].seed == 7
+
+
+def test_checkpoints_of_another_user_are_read_on_request_only(stub, old, capsys, monkeypatch):
+    files = old()
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    assert run.main([f"hydra.run.dir='{files.path}'", "resume=auto"]) == resume.main([str(files.path)]) == 2
+    assert capsys.readouterr().err.count("--trust") == 2
+    assert not stub.calls
+    assert resume.main([str(files.path), "--trust"]) == 130
+
+
+def test_a_run_is_reproduced_up_to_where_a_resume_changed_it(stub, old, capsys):
+    files = old()
+    before = files.config.read_text()
+    resumed.write_snapshot(composed("trainer.digest=true checkpoint.keep=5"), files, [], 1)
+    resumed.write_snapshot(composed("trainer.digest=true trainer.gamma=0.5"), files, [], 2)
+    assert (files.config.read_text(), [batches for batches, _ in files.configs]) == (before, [0, 1, 2])
+    stub.status, stub.digests, stub.workers = (lambda cfg: "completed"), ["0", "1"], [0, 1]
+    assert reproduce.main([str(files.path), "hydra.run.dir=new"]) == 0
+    cfg = stub.calls[0][0]
+    assert (cfg.checkpoint.keep, cfg.trainer.gamma, cfg.run.max_batches) == (5, composed().trainer.gamma, 2)
+    assert "resumed with another configuration after 2 batches" in capsys.readouterr().err
+    # The newest configuration is resumed; one that applied after the checkpoint is replaced.
+    assert resume.main([str(files.path)]) == 0
+    assert stub.calls[-1][0].trainer.gamma == 0.5
+    resumed.write_snapshot(stub.calls[-1][0], files, [], 1)
+    assert [batches for batches, _ in files.configs] == [0]
+    assert json.loads(files.meta.read_text())["seeds"] == {"seed": 0}

@@ -67,7 +67,13 @@ def pack_full(slot: int, report: BatchReport) -> bytes:
 
 
 def unpack_full(message: bytes) -> tuple[int, BatchReport]:
-    """The slot and the report of `pack_full`; the arrays are views of `message`."""
+    """The slot and the report of `pack_full`; the arrays are views of `message`.
+
+    Raises:
+        ValueError: the message has another size.
+    """
+    if len(message) < _FULL.size or (len(message) - _FULL.size) % 16:
+        raise ValueError(f"FULL with {len(message)} bytes")
     _, slot, version, frames, env_s, policy_s, wait_s, send_s = _FULL.unpack_from(message)
     episodes = (len(message) - _FULL.size) // 16
     returns = np.frombuffer(message, np.float64, episodes, _FULL.size)

@@ -13,7 +13,7 @@ ROOT = TESTS.parent
 # Folder, names that its files neither import nor use, and paths that may.
 RULES = {
     "unit tests start no process": ("unit", r"(subprocess|multiprocessing)\b(?!\.(Pipe|connection))", r"$^"),
-    "tests wait for a condition, not for a time": (".", r"time\.sleep$", r"(worlds|slurm|scripts)/|conftest\.py"),
+    "tests wait for a condition, not for a time": (".", r"time\.sleep$", r"(chaos|worlds|slurm|scripts)/|conftest\.py"),
     "contract suites take their ways from ways.py": ("contract", r"(.*\.)?\w+Transport$", r"$^"),
     "nothing imports a test module": (".", r"(.*\.)?test_\w+(\.\w+)?$", r"$^"),
 }

@@ -15,13 +15,13 @@ class StreamChecker:
     Batches may come from any number of workers in any order, as long as those of one env come in order; their leading
     dimensions may have any shape, with time last. An episode may end early (a time limit), if its last frame is done.
     With `restarts`, an env's frames may stop anywhere, and continue with the first frame of a later incarnation.
-    `frames` counts those that were checked.
+    `frames` and `batches` count what was checked.
     """
 
     def __init__(self, restarts: bool = False):
         self.frames = 0
         self._restarts = restarts
-        self._batches = 0
+        self.batches = 0
         # For each env: episode and step of the frame that must come next, and the trajectory it must belong to.
         self._next: dict[int, tuple[int, int, int | None]] = {}
         self._trajectories: dict[int, tuple[int, int]] = {}
@@ -40,7 +40,7 @@ class StreamChecker:
         for f in range(num_frames):
             self._check_frame(f, observation, following, bool(done[f]), int(traj_ids[f]))
         self.frames += num_frames
-        self._batches += 1
+        self.batches += 1
 
     def _refuse_torn(self, observation: np.ndarray, name: str) -> None:
         right = frame(observation[:, 0], observation[:, 1], observation[:, 2], observation.shape[1])
@@ -82,7 +82,7 @@ class StreamChecker:
         self._next[index] = (episode + 1, 0, None) if done else (episode, step + 1, trajectory)
 
     def _where(self, f: int, observation: np.ndarray) -> str:
-        return f"env {observation[f, 0]}, frame {f} of batch {self._batches}"
+        return f"env {observation[f, 0]}, frame {f} of batch {self.batches}"
 
 
 def check_stream(batches: Iterable[Any]) -> int:

@@ -173,12 +173,15 @@ class NetworkTransport:
         self._supervisor.restart_timer(worker)
 
     def _handle_message(self, worker: RemoteWorker, message: bytes) -> None:
-        if message[:1] == messages.HAVE:
-            self._weight_sync.acknowledge(worker)
-            return
         try:
+            if message[:1] == messages.HAVE:
+                self._weight_sync.acknowledge(worker)
+                return
             if message[:1] == messages.FULL:
-                self._announced.append((worker, *messages.unpack_full(message)))
+                slot, report = messages.unpack_full(message)
+                if not 0 <= report.frames <= self.spec.rows * self.spec.steps:
+                    raise ValueError(f"{report.frames} frames")
+                self._announced.append((worker, slot, report))
                 # It was in time, even if the trainer did not listen for long and the last bytes are still to come.
                 self._supervisor.restart_timer(worker)
                 return

@@ -98,8 +98,13 @@ class WeightSync:
             self._spare.append(weights)
 
     def acknowledge(self, worker: RemoteWorker) -> None:
-        """Notes that a worker has received what it was sent, and sends newer weights, if there are any."""
-        assert worker.sending is not None
+        """Notes that a worker has received what it was sent, and sends newer weights, if there are any.
+
+        Raises:
+            ValueError: it was sent nothing.
+        """
+        if worker.sending is None:
+            raise ValueError("HAVE without WEIGHTS")
         work, weights = worker.sending
         worker.sending = None
         self._num_sending -= 1

@@ -1,0 +1,60 @@
+"""What is done to which run: drawn from a seed, nothing else."""
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+COLLECTORS = ("multi_sync", "multi_async", "distributed_sync", "distributed", "rpc")
+RULES = ("restart", "raise", "drop")
+MOMENTS = ("start-up", "within a batch", "between batches", "while a checkpoint is written", "at the end")
+# By name, the number of workers that it ends, None: all of them.
+WORKER_FAULTS = {
+    "worker killed": 1,
+    "worker stopped for 0.5 s": 0,
+    "worker stopped": 1,
+    "worker terminated": 1,
+    "two workers killed": 2,
+    "fork server killed": None,
+}
+TRAINER_FAULTS = ("trainer killed", "trainer terminated")
+FULL_DISK = "disk full"
+FAULTS = (*WORKER_FAULTS, *TRAINER_FAULTS, FULL_DISK)
+
+
+@dataclass(frozen=True)
+class Fault:
+    kind: str
+    moment: str
+    # Between 0 and 1: when exactly, and whom.
+    chance: float
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One run and its faults, in order."""
+
+    number: int
+    collector: str
+    rule: str
+    num_workers: int
+    faults: tuple[Fault, ...]
+
+
+def plans(seed: int, num_faults: int, can_mount: bool) -> Iterator[Plan]:
+    """Runs with that many faults in all."""
+    generator, number, kinds = random.Random(seed), 0, []
+    while num_faults > 0:
+        faults: list[Fault] = []
+        for index in range(size := min(num_faults, generator.randint(4, 8))):
+            # Each kind before any for the second time.
+            kinds = kinds or generator.sample(FAULTS, len(FAULTS))
+            kind = kinds.pop()
+            if kind == FULL_DISK and not can_mount:
+                kind = "worker killed"
+            is_new = not faults or faults[-1].kind in TRAINER_FAULTS
+            moments = MOMENTS[1 - is_new : None if index == size - 1 else -1]
+            faults.append(Fault(kind, generator.choice(moments), generator.random()))
+        # Every rule with every collector.
+        collector, rule = COLLECTORS[number % 5], RULES[number % 3]
+        yield Plan(number, collector, rule, generator.randint(2, 3), tuple(faults))
+        num_faults, number = num_faults - size, number + 1

@@ -1,0 +1,75 @@
+"""Files of a run folder that are truncated, altered or missing: one message that names the file, and no traceback."""
+
+import random
+import re
+import shutil
+
+import pytest
+
+from collectx.cli import reproduce, resume, run, status
+from collectx.run import RunFolder
+
+_WORDS = [
+    *("env=counting", "env.num_envs=2", "policy=mlp", "collector=single", "collector.frames_per_batch=20"),
+    *("collector.total_frames=100", "trainer=meter", "trainer.digest=true", "launcher=inline"),
+    *("run.max_batches=3", "checkpoint.every_batches=1"),
+]
+_FILES = [
+    *("snapshot/config.yaml", "snapshot/meta.json", "metrics.jsonl", "events.jsonl", "result.json", "lock"),
+    *("checkpoints/{}/manifest.json", "checkpoints/{}/state.pt"),
+]
+_COMMANDS = {"resume": resume.main, "reproduce": reproduce.main, "status": status.main}
+_ARGUMENTS = {"resume": ["run.max_batches=4"], "reproduce": ["hydra.run.dir=again", "run.overwrite=true"], "status": []}
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A completed run of three batches."""
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    assert run.main([*_WORDS, f"hydra.run.dir={folder}"]) == 0
+    return folder
+
+
+def _alter(generator, content):
+    place = generator.randrange(len(content))
+    return content[:place] + bytes([content[place] ^ generator.randrange(1, 256)]) + content[place + 1 :]
+
+
+_DAMAGES = {
+    "missing": lambda generator, content: None,
+    "empty": lambda generator, content: b"",
+    "truncated": lambda generator, content: content[: generator.randrange(1, len(content))],
+    **dict.fromkeys((f"altered-{i}" for i in range(3)), _alter),
+}
+
+
+@pytest.mark.parametrize("command", _COMMANDS)
+@pytest.mark.parametrize(
+    "damage",
+    [
+        pytest.param(name, marks=[] if name in ("missing", "truncated", "altered-0") else pytest.mark.ci)
+        for name in _DAMAGES
+    ],
+)
+@pytest.mark.parametrize("name", _FILES)
+def test_a_damaged_file_is_named(whole, tmp_path, monkeypatch, capsys, name, damage, command):
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(whole, "run")
+    newest = max((tmp_path / "run" / "checkpoints").glob("[0-9]*")).name
+    path = tmp_path / "run" / name.format(newest)
+    content = _DAMAGES[damage](random.Random(f"{name} {damage}"), path.read_bytes())
+    if content is None:
+        path.unlink()
+    else:
+        path.write_bytes(content)
+    done = _COMMANDS[command](["run", *_ARGUMENTS[command]])
+    said = "".join(capsys.readouterr())
+    assert "traceback" not in said.lower(), said
+    # Without some of its lines, a run differs from its repetition.
+    assert done in (0, 2) or "different: batch " in said, said
+    # An altered value may be a valid one, or a wrong one of a key that the message names.
+    if done == 2 and "config.yaml" not in name:
+        assert str(path) in said or path.name in said, said
+    if "checkpoints/" in name and command == "resume":
+        assert re.search(rf"{path.parent}/.*: .*the checkpoint before it is taken", said), said
+        assert RunFolder("run").read_result()["batches"] == 4

@@ -27,6 +27,7 @@ def _batches(folder):
 
 
 @pytest.mark.nightly
+@pytest.mark.timeout(7200)
 def test_a_million_batches_need_no_more_than_the_first_tenth(tmp_path, wait_until):
     folder, found = tmp_path / "run", []
     size = [f"collector.total_frames={BATCHES}", f"checkpoint.every_batches={BATCHES // 20}", "hydra.run.dir=run"]

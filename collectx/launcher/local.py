@@ -126,8 +126,9 @@ def set_up_process(num_threads: int, core: int | None, log: str | None, ignore_w
     `collectx.filter_warnings_subprocess`."""
     if ignore_warnings:
         warnings.simplefilter("ignore")
-    # A terminal's Ctrl-C and SIGHUP reach the whole process group; only the trainer stops workers.
-    for signum in (signal.SIGINT, signal.SIGHUP):
+    # A terminal's Ctrl-C and SIGHUP reach the whole process group, a scheduler's SIGUSR1 all processes of a job; only
+    # the trainer stops workers and writes checkpoints.
+    for signum in (signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(signum, signal.SIG_IGN)
     # So does SIGTERM of `timeout` and of schedulers, while the trainer still writes a checkpoint.
     leave_signals_to_trainer(signal.SIGTERM)

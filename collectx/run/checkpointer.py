@@ -14,6 +14,7 @@ import os
 import random
 import time
 from collections.abc import Callable
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,6 +27,7 @@ from collectx.config.schema.run import CheckpointOptions, RunConfig
 from collectx.errors import ConfigError, DamagedFile
 from collectx.run import resumed
 from collectx.run.checkpoint import Checkpoint, Checkpoints, sync
+from collectx.run.digest import Digest
 from collectx.run.folder import RunFolder
 from collectx.run.reproduce import order_of
 from collectx.run.result import Record
@@ -118,8 +120,11 @@ class Checkpointer:
             self._events("checkpoint_failed", batches=statistics.batches, message=message)
         else:
             cost_s = time.monotonic() - began_s
-            self._wait_s = max(self._wait_s, cost_s / _MOST_SHARE)
             self._events("checkpoint", batches=statistics.batches, path=path.name, seconds=round(cost_s, 3))
+        finally:
+            cost_s = time.monotonic() - began_s
+            statistics.checkpoint_s += cost_s
+            self._wait_s = max(self._wait_s, cost_s / _MOST_SHARE)
         self._last_batches, self._due_s = statistics.batches, time.monotonic() + self._wait_s
 
     def _state(self) -> dict[str, Any]:
@@ -140,7 +145,6 @@ class ResumePoint:
     Attributes:
         batches: how many batches the run had delivered.
         collector: for `collectx.collector.build`.
-        lines: the lines of `metrics.jsonl` up to the checkpoint.
         order: of an async run, the order of the batches after it, which are collected once more; see
             `collectx.run.reproduce.recorded_order`. Empty where it cannot be repeated.
         damaged: messages about newer checkpoints, which are damaged.
@@ -166,13 +170,16 @@ class ResumePoint:
         self._state = checkpoint.state()
         self.batches: int = checkpoint.manifest["batches"]
         self.collector: dict[str, Any] = self._state["collector"]
-        lines = list(files.read_metrics())
-        self.lines = lines[: self.batches]
-        self.order = self._order(files, cfg, lines[self.batches :])
-        if len(self.lines) < self.batches:
-            raise DamagedFile(
-                [f"{files.metrics}: has {len(lines)} lines, {checkpoint.path} is of {self.batches} batches"]
-            )
+        # The file may be larger than the memory.
+        lines, self._digest, count = files.read_metrics(), Digest(), 0
+        for count, line in enumerate(islice(lines, self.batches), start=1):
+            try:
+                self._digest.resume([line["digest"]] if "digest" in line else [])
+            except (AttributeError, ValueError) as error:
+                raise DamagedFile([f"{files.metrics}: line {count}: its digest is {line['digest']!r}"]) from error
+        if count < self.batches:
+            raise DamagedFile([f"{files.metrics}: has {count} lines, {checkpoint.path} is of {self.batches} batches"])
+        self.order = self._order(files, cfg, list(lines))
 
     def _order(self, files: RunFolder, cfg: RunConfig, lines: list[dict[str, Any]]) -> list[tuple[int, int, int]]:
         losses = ("worker_restarted", "worker_dropped")
@@ -193,7 +200,7 @@ class ResumePoint:
         Checkpoints(files.checkpoints).remove_after(self.batches)
         if files.metrics.exists():
             with open(files.metrics, "rb") as file:
-                for _ in self.lines:
+                for _ in range(self.batches):
                     file.readline()
                 position = file.tell()
             os.truncate(files.metrics, position)
@@ -204,7 +211,7 @@ class ResumePoint:
         record.statistics.load(self._state["statistics"], record.start_s)
         record.start_s -= self._state["wall_s"]
         if record.digest is not None:
-            record.digest.resume(line["digest"] for line in self.lines if "digest" in line)
+            record.digest = self._digest
 
     def load_trainer(self, trainer: Trainer) -> None:
         """Restores the trainer and its replay buffers.

@@ -9,9 +9,11 @@ Called from the main thread of the trainer's process only.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -30,10 +32,45 @@ if TYPE_CHECKING:
     from collectx.transport.base import Arrival
 
 
+WORKERS_S = 1.0
+"""Least seconds between two complete entries of a worker in `metrics.jsonl`."""
+
+
+@dataclass(slots=True)
+class _Parts:
+    """A worker's parts since its last complete entry, written at `written_s`."""
+
+    written_s: float = -math.inf
+    spent_s: tuple[float, ...] = (0.0,) * len(TIMES)
+    frames: int = 0
+    episodes: int = 0
+    total_return: float = 0.0
+
+    def add(self, part: Arrival) -> None:
+        report = part.report
+        self.spent_s = tuple(before + getattr(report, name) for before, name in zip(self.spent_s, TIMES, strict=True))
+        self.frames += report.frames
+        self.episodes += len(report.returns)
+        self.total_return += float(report.returns.sum())
+
+    def entry(self, last: Arrival, version: int) -> dict[str, Any]:
+        policy_version = last.report.policy_version
+        return {
+            "worker": last.worker,
+            "policy_version": policy_version,
+            "lag": version - policy_version,
+            "frames": self.frames,
+            **{name: round(spent_s, 6) for name, spent_s in zip(TIMES, self.spent_s, strict=True)},
+            "episodes": self.episodes,
+            "return": self.total_return / self.episodes if self.episodes else None,
+        }
+
+
 class RunCollection:
     """A `collectx.trainer.base.Collection` over a collector.
 
     The line of a batch is written to `metrics.jsonl` when the trainer takes the next batch, as it logs scalars between.
+    A worker's times are in one line per second, whatever the number of batches: they would be most of the file.
 
     Attributes:
         statistics: sums over all deliveries, also read by the progress display.
@@ -45,7 +82,6 @@ class RunCollection:
         folder: RunFolder,
         statistics: Statistics,
         digest: Digest | None = None,
-        events: Callable[..., None] = lambda name, **fields: None,
         check: Callable[[], None] = lambda: None,
         hold: Callable[[], AbstractContextManager[None]] = nullcontext,
         clock: Callable[[], float] = time.monotonic,
@@ -57,10 +93,9 @@ class RunCollection:
         """
         Args:
             digest: costs about 0.05 ms, and 0.2 ms per MB, of every batch; None leaves it out.
-            events: the event log; receives every publish.
             check: called before each batch; raises if the run has to stop.
             hold: context manager in which a signal does not raise, so that each batch is counted completely.
-            clock: returns seconds, for `Statistics.first_s` and `last_s`.
+            clock: returns seconds, for `Statistics.first_s` and `last_s`, and the times in lines.
             masked: batches may have places without a frame, which a mask marks.
             assembler: makes the trainer's batches out of complete trajectories. The collector's batches are counted,
                 digested and logged. None: the trainer gets the collector's batches.
@@ -75,13 +110,13 @@ class RunCollection:
         self._collector = collector
         self._batches = batches
         self._digest = digest
-        self._events = events
         self._check = check
         self._hold = hold
         self._clock = clock
         self._masked = masked
         self._assembler = assembler
         self._max_batches = max_batches
+        self._parts: dict[int, _Parts] = {}
         self._lines = JsonLines(folder.metrics)
         self._line: dict[str, Any] | None = None
         self._logged: dict[str, float] = {}
@@ -111,20 +146,19 @@ class RunCollection:
             mask(batch, self._collector.steps)
         with self._hold():
             delivery = self._collector.delivery
-            statistics.add(delivery, self._clock())
+            now_s = self._clock()
+            statistics.add(delivery, now_s)
             self.frames = statistics.frames
             self.mean_return = statistics.mean_return
             self.num_episodes = statistics.num_episodes
-            self._line = _line(delivery, statistics)
+            self._line = _line(delivery, statistics) | {"workers": self._workers(delivery, now_s)}
             if self._digest is not None:
                 self._line["digest"] = self._digest.add(batch)
         return batch
 
     def publish(self, policy: nn.Module) -> int:
         """See `Collection.publish`."""
-        version = self._collector.publish(policy)
-        self._events("publish", version=version, frames=self.frames)
-        return version
+        return self._collector.publish(policy)
 
     def log(self, **scalars: float) -> None:
         """See `Collection.log`. Accepts tensors of one element too."""
@@ -139,6 +173,20 @@ class RunCollection:
             self._write()
         finally:
             self._lines.close()
+
+    def _workers(self, delivery: Delivery, now_s: float) -> list[dict[str, Any]]:
+        """The entries of the workers whose last one is `WORKERS_S` old. A batch of one worker always names it, with the
+        version of its weights: `collectx.run.reproduce.order_of` needs both."""
+        entries = []
+        for part in delivery.parts:
+            parts = self._parts.setdefault(part.worker, _Parts())
+            parts.add(part)
+            if now_s - parts.written_s >= WORKERS_S:
+                entries.append(parts.entry(part, delivery.version))
+                self._parts[part.worker] = _Parts(now_s)
+            elif len(delivery.parts) == 1:
+                entries.append({"worker": part.worker, "policy_version": part.report.policy_version})
+        return entries
 
     def _write(self) -> None:
         with self._hold():
@@ -168,20 +216,6 @@ def _line(delivery: Delivery, statistics: Statistics) -> dict[str, Any]:
         "return": _mean(returns),
         "length": _mean(lengths),
         "mean_return": statistics.mean_return if statistics.num_episodes else None,
-        "workers": [_part(part, delivery.version) for part in delivery.parts],
-    }
-
-
-def _part(part: Arrival, version: int) -> dict[str, Any]:
-    report = part.report
-    return {
-        "worker": part.worker,
-        "policy_version": report.policy_version,
-        "lag": version - report.policy_version,
-        "frames": report.frames,
-        **{name: round(getattr(report, name), 6) for name in TIMES},
-        "episodes": len(report.returns),
-        "return": _mean(report.returns),
     }
 
 

@@ -109,6 +109,8 @@ def format_line(view: View) -> str:
     if view.workers:
         means = (sum(column) / len(view.workers) for column in zip(*(w.shares for w in view.workers), strict=True))
         parts.append(" ".join(f"{name} {mean:.0%}" for name, mean in zip(_SHARES, means, strict=True)))
+    if now.checkpoint_s:
+        parts.append(f"checkpoints {now.checkpoint_s / view.elapsed_s:.2%}")
     if view.left_s is not None:
         parts.append(f"{clock(view.left_s)} left")
     parts.extend(f"{name} {number(value)}" for name, value in now.scalars.items())
@@ -135,6 +137,7 @@ def render_panel(view: View) -> RenderableType:
         "return ",
         (number(now.mean_return), "bold green"),
         f" ({now.num_episodes:,} episodes)   version {now.version}   lag {now.lag:.1f}",
+        f"   checkpoints {now.checkpoint_s / view.elapsed_s:.2%}" if now.checkpoint_s else "",
     )
     rows: list[RenderableType] = [head, learning]
     if view.workers:

@@ -1,4 +1,4 @@
-"""The event log of a run: joins, deaths, publishes and signals, one line each, in the order in which they happened.
+"""The event log of a run: joins, deaths, checkpoints and signals, one line each, in the order in which they happened.
 Called in the trainer's process from any thread."""
 
 from __future__ import annotations

@@ -227,7 +227,6 @@ class _Execution:
             self._files,
             self._record.statistics,
             self._record.digest,
-            self._add_event,
             checkpointer.before_batch,
             self._signals.hold,
             masked=options.preemptive_threshold is not None,

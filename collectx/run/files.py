@@ -112,6 +112,10 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
         raise DamagedFile([f"{path}: cannot be read: {error.strerror}"]) from error
 
 
+# Of a file that is read while it grows.
+_BLOCK = 1 << 24
+
+
 class JsonLinesTail:
     """Reads the objects that are appended to a JSON lines file."""
 
@@ -121,8 +125,8 @@ class JsonLinesTail:
         self._file: int | None = None
 
     def read(self) -> tuple[list[dict[str, Any]], bool]:
-        """Returns the complete lines added since the last call, and whether the file was replaced before them, as by a
-        restart of the job. Blocks for the disk only.
+        """Returns complete lines added since the last call, at most `_BLOCK` bytes of them, and whether the file was
+        replaced before them, as by a restart of the job. Blocks for the disk only.
 
         Raises:
             DamagedFile: a line cannot be read.
@@ -135,7 +139,8 @@ class JsonLinesTail:
                     restarted, self._position, self._number = True, 0, 0
                 self._file = status.st_ino
                 file.seek(self._position)
-                text = file.read()
+                text = file.read(_BLOCK)
+                text += b"" if b"\n" in text else file.readline()
         except FileNotFoundError:
             return [], False
         text = text[: text.rfind(b"\n") + 1]

@@ -3,7 +3,7 @@
     <run>/.hydra/              what Hydra writes
     <run>/snapshot/            config.yaml, meta.json; config-<batches>.yaml, see resumed.py
     <run>/metrics.jsonl        one line per batch
-    <run>/events.jsonl         joins, deaths, publishes, in order
+    <run>/events.jsonl         joins, deaths, checkpoints, in order
     <run>/rendezvous.json      where the trainer listens, for workers that other processes start; removed at the end
     <run>/secret               authenticates trainer and workers; readable by the owner only
     <run>/lock                 locked by the trainer's process (`locked`); host and process id

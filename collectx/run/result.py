@@ -61,6 +61,7 @@ class Result:
         exit_reason: one sentence.
         frames, batches: received by the trainer.
         wall_s: from the command's start to the end of the run.
+        checkpoint_s: the part of it that writing checkpoints took.
         start_s: from the command's start to the first delivered batch; None where there was none.
         frames_per_s: frames after the first delivered batch, by the time from the first delivery to the last; None with
             fewer than two batches.
@@ -76,6 +77,7 @@ class Result:
     frames: int
     batches: int
     wall_s: float
+    checkpoint_s: float
     start_s: float | None
     frames_per_s: float | None
     mean_return: float | None
@@ -103,7 +105,9 @@ class Result:
     def from_json(cls, content: Mapping[str, Any], folder: Path) -> Result:
         """The result in a `result.json`."""
         failures = tuple(Failure(**failure) for failure in content["failures"])
-        return cls(**{**content, "status": Status(content["status"]), "failures": failures}, folder=folder)
+        return cls(
+            **{"checkpoint_s": 0.0, **content, "status": Status(content["status"]), "failures": failures}, folder=folder
+        )
 
 
 class Record:
@@ -176,6 +180,7 @@ class Record:
             frames=statistics.frames,
             batches=statistics.batches,
             wall_s=round(time.monotonic() - self.start_s, 3),
+            checkpoint_s=round(statistics.checkpoint_s, 3),
             start_s=None if first_s is None else round(first_s - self.start_s, 3),
             frames_per_s=None if statistics.frames_per_s is None else round(statistics.frames_per_s, 3),
             mean_return=None if math.isnan(statistics.mean_return) else statistics.mean_return,

@@ -48,6 +48,7 @@ class Signals:
     def __init__(self) -> None:
         self._old_handlers: dict[int, Any] = {}
         self._count = 0
+        self._pid = os.getpid()
         self.last: int | None = None
         self._raise_at = 1
         self._shielded = False
@@ -126,6 +127,11 @@ class Signals:
         self._shielded = self._sealed = True
 
     def _handle(self, signum: int, frame: FrameType | None) -> None:
+        if os.getpid() != self._pid:
+            # A process that an env or a trainer has forked: `terminate()` must end it.
+            signal.signal(signum, self._old_handlers.get(signum, signal.SIG_DFL))
+            os.kill(os.getpid(), signum)
+            return
         self._count += 1
         self.last = signum
         if signum == signal.SIGHUP:

@@ -52,7 +52,17 @@ class WorkerTotals:
         return tuple(each / total_s if total_s > 0 else 0.0 for each in spent_s)
 
 
-_SUMS = ("frames", "batches", "num_episodes", "waited_s", "mean_return", "version", "lag", "_first_frames")
+_SUMS = (
+    "frames",
+    "batches",
+    "num_episodes",
+    "waited_s",
+    "mean_return",
+    "version",
+    "lag",
+    "checkpoint_s",
+    "_first_frames",
+)
 
 
 class Statistics:
@@ -63,6 +73,7 @@ class Statistics:
         scalars: the newest value of every scalar that the trainer logged.
         frames, batches, num_episodes: sums.
         waited_s: total time that the trainer waited for batches.
+        checkpoint_s: total time that writing checkpoints took.
         first_s, last_s: when the first and the last batch were delivered, on the caller's clock; None before.
         rate: frames of the last batch divided by the time since the previous delivery; None before the second.
         mean_return: mean return of the last `RETURN_WINDOW` finished episodes; nan before the first.
@@ -78,6 +89,7 @@ class Statistics:
         self.batches = 0
         self.num_episodes = 0
         self.waited_s = 0.0
+        self.checkpoint_s = 0.0
         self.first_s: float | None = None
         self.last_s: float | None = None
         self.rate: float | None = None
@@ -164,15 +176,19 @@ class MetricsTail(Statistics):
         Raises:
             DamagedFile: a line cannot be read, or is not that of a batch.
         """
-        lines, restarted = self._lines.read()
-        if restarted:
-            super().__init__(self.total_frames)
-        try:
-            for line in lines:
-                self._add_line(line)
-        except (KeyError, TypeError) as error:
-            raise DamagedFile([f"{self._lines.path}: a line is not of a batch: {error!r}"]) from error
-        return bool(lines)
+        has_lines = False
+        while True:
+            lines, restarted = self._lines.read()
+            if restarted:
+                super().__init__(self.total_frames)
+            if not lines:
+                return has_lines
+            has_lines = True
+            try:
+                for line in lines:
+                    self._add_line(line)
+            except (KeyError, TypeError) as error:
+                raise DamagedFile([f"{self._lines.path}: a line is not of a batch: {error!r}"]) from error
 
     def _add_line(self, line: dict[str, Any]) -> None:
         if self.first_s is None:
@@ -190,7 +206,8 @@ class MetricsTail(Statistics):
         self.mean_return = math.nan if line["mean_return"] is None else line["mean_return"]
         self.scalars = self.scalars | line.get("scalars", {})
         for part in line["workers"]:
-            self._totals(part["worker"]).add([part[name] for name in TIMES], part["frames"], part["lag"])
+            if "frames" in part:  # complete, with the sums since the last complete one
+                self._totals(part["worker"]).add([part[name] for name in TIMES], part["frames"], part["lag"])
 
 
 @dataclass(frozen=True)

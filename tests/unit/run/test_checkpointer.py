@@ -1,0 +1,128 @@
+"""When checkpoints are written and what they cost; what a run continues from."""
+
+import os
+import signal
+from types import SimpleNamespace
+
+import pytest
+
+from collectx.collector import saved_state
+from collectx.config.schema.run import CheckpointOptions
+from collectx.errors import DamagedFile
+from collectx.run import Status, checkpointer, execute
+from collectx.run.checkpoint import Checkpoints
+from collectx.run.checkpointer import Checkpointer, ResumePoint
+from collectx.run.result import Record
+from collectx.run.signals import Signals
+from collectx.run.statistics import Statistics
+
+
+class Run:
+    """A checkpointer over a collector that is idle or not; `cost_s` is what a write takes on the injected clock."""
+
+    def __init__(self, monkeypatch, cfg, folder, signals, **options):
+        self.now_s, self.cost_s, self.events = 0.0, 0.0, []
+        monkeypatch.setattr(checkpointer, "time", SimpleNamespace(monotonic=lambda: self.now_s))
+        monkeypatch.setattr(saved_state, "save", self._save)
+        folder.metrics.touch()
+        self.collector = SimpleNamespace(is_draining=False, is_idle=True, policy_version=1)
+        self.record = Record(cfg, signals)
+        given = CheckpointOptions(**{"every_min": None, **options})
+        self.checkpointer = Checkpointer(
+            given,
+            folder,
+            self.collector,
+            object(),
+            self.record,
+            signals,
+            lambda name, **fields: self.events.append(name),
+        )
+
+    def _save(self, collector):
+        self.now_s += self.cost_s
+        return {}
+
+    def batch(self, seconds=0.0):
+        """Delivers a batch; returns the new events."""
+        self.now_s += seconds
+        self.record.statistics.batches += 1
+        before = len(self.events)
+        self.checkpointer.before_batch()
+        return self.events[before:]
+
+
+@pytest.fixture
+def start(monkeypatch, cfg, folder):
+    with Signals() as signals:
+        yield lambda **options: Run(monkeypatch, cfg, folder, signals, **options)
+
+
+def test_due_by_batches(start):
+    run = start(every_batches=3)
+    assert [len(run.batch()) for _ in range(7)] == [0, 0, 1, 0, 0, 1, 0]
+
+
+def test_due_by_time_and_postponed_where_it_would_cost_more_than_a_hundredth(start):
+    run = start(every_min=1)
+    assert [len(run.batch(seconds)) for seconds in (59, 1, 59, 1)] == [0, 1, 0, 1]
+    run.cost_s = 2.0
+    assert len(run.batch(60)) == 1
+    assert [len(run.batch(seconds)) for seconds in (199, 1)] == [0, 1]
+    assert run.record.statistics.checkpoint_s == 4.0
+
+
+def test_a_request_waits_until_async_workers_are_idle(start):
+    run = start()
+    run.collector.is_idle = False
+    os.kill(os.getpid(), signal.SIGUSR1)
+    assert (run.batch(), run.collector.is_draining) == ([], True)
+    run.collector.is_idle = True
+    assert (run.batch(), run.collector.is_draining) == (["checkpoint"], False)
+    assert run.batch() == []
+
+
+def test_a_failing_write_is_an_event(start, monkeypatch):
+    run = start(every_batches=1)
+    with monkeypatch.context() as patch:
+        patch.setattr(Checkpoints, "write", lambda *arguments: (_ for _ in ()).throw(OSError(28, "No space left")))
+        assert run.batch() == ["checkpoint_failed"]
+    assert run.batch() == ["checkpoint"]
+
+
+def test_statistics_continue(delivery):
+    old, new = Statistics(100), Statistics(100)
+    old.add(delivery(0, {"returns": [2.0]}, version=3), 10.0)
+    old.checkpoint_s = 0.5
+    new.load(old.state(), 50.0)
+    for each, now_s in ((old, 11.0), (new, 51.0)):
+        each.add(delivery(1, {"returns": [4.0]}), now_s)
+    assert new.state() == old.state()
+    assert (new.rate, new.mean_return, new.checkpoint_s) == (10.0, 3.0, 0.5)
+
+
+@pytest.fixture
+def ended(cfg, folder):
+    """The folder of a run that has ended after 5 batches, with a checkpoint."""
+    assert execute(cfg, folder.path, []).status is Status.COMPLETED
+    return folder
+
+
+def test_a_folder_is_rewound_to_its_checkpoint(cfg, ended):
+    lines = ended.metrics.read_bytes()
+    with open(ended.metrics, "ab") as file:
+        file.write(lines.splitlines(keepends=True)[-1] + b'{"half')
+    point, later = ResumePoint(ended, cfg), ended.checkpoints / "000000009"
+    later.mkdir()
+    point.rewind(ended)
+    assert (ended.metrics.read_bytes(), later.exists()) == (lines, False)
+    with Signals() as signals:
+        record = Record(cfg, signals)
+    point.load_record(record)
+    assert record.digest.total == ended.read_result()["digest"]
+
+
+@pytest.mark.parametrize("damage", [lambda lines: lines[:-1], lambda lines: [*lines[:-1], b'{"digest": "xxh3-z"}\n']])
+def test_lines_that_are_missing_or_altered_are_reported(cfg, ended, damage):
+    ended.metrics.write_bytes(b"".join(damage(ended.metrics.read_bytes().splitlines(keepends=True))))
+    with pytest.raises(DamagedFile, match=rf"{ended.metrics}: .*(4 lines, {ended.checkpoints}/000000005|line 5: its)"):
+        ResumePoint(ended, cfg)

@@ -58,6 +58,8 @@ def script(
         "output": "/dev/null",  # the script redirects its output to the log of its run
         "requeue": launcher.requeue,
         "no_requeue": not launcher.requeue,
+        # To the tasks, not to this script.
+        "signal": f"TERM@{launcher.signal_s}" if launcher.requeue else None,
         "no_kill": survives_nodes,
     }
     sees_folder = f'bash -c {shlex.quote(_SEES)} "$run" || exit 1'

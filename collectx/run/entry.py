@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import random
 import signal
 import sys
 import time
@@ -20,7 +21,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from importlib.util import find_spec
 
-from collectx.config.derived import backend_of
+from collectx.config.derived import backend_of, num_workers_of
 from collectx.config.schema.launcher import SlurmLauncherConfig
 from collectx.config.schema.run import RunConfig
 from collectx.errors import ConfigError, LauncherError
@@ -34,6 +35,7 @@ from collectx.run.rendezvous import JobSpec, announce_trainer, find_trainer, rea
 from collectx.user_objects import UserObjects
 
 _POLL_S = 0.25
+_ASK_S = 5.0
 
 
 def main(argv: Sequence[str]) -> int:
@@ -56,7 +58,10 @@ def main(argv: Sequence[str]) -> int:
     if rank == 0:
         return _run_trainer(spec, files, token, arguments.folder)
     _ignore_signals()
-    return _run_worker(spec.cfg, files, rank - 1, token)
+    status = _run_worker(spec.cfg, files, rank - 1, token)
+    if arguments.worker is None and status == 0:
+        _wait_for_trainer(spec.cfg, files)
+    return status
 
 
 def _wait_for_spec(files: RunFolder, timeout_s: float) -> bool:
@@ -132,6 +137,26 @@ def _run_worker(cfg: RunConfig, files: RunFolder, worker: int, token: str, objec
         traceback.print_exc()
         return 1
     return 0
+
+
+def _wait_for_trainer(cfg: RunConfig, files: RunFolder) -> None:
+    """Waits, after the end of a worker, for the end of the trainer, or until SLURM has noticed the loss of its node."""
+    assert isinstance(cfg.launcher, SlurmLauncherConfig)
+    node = files.jobs / f"node.{requeue.job_id(os.environ)}"
+    ended = files.jobs / f"exit_status.{os.environ['SLURM_JOB_ID']}"
+    # Together, the workers of a run ask SLURM every few seconds.
+    period_s = _ASK_S * num_workers_of(cfg)
+    next_s = time.monotonic() + random.uniform(0, period_s)
+    while node.exists() and not ended.exists():
+        time.sleep(_POLL_S)
+        if time.monotonic() < next_s:
+            continue
+        next_s += period_s
+        try:
+            if requeue.end_after_loss(node.read_text().strip(), cfg.launcher, os.environ):
+                return
+        except LauncherError as error:
+            print(f"collectx: {error}", file=sys.stderr)
 
 
 def _begin_mpi(cfg: RunConfig) -> None:

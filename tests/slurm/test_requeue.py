@@ -25,6 +25,12 @@ def _time_limit(started):
     """SLURM looks for it once a minute."""
 
 
+def _crash(started):
+    """Of the trainer's node: SLURM takes it out of the job, and a worker requeues the job."""
+    started.wait_for("checkpoint", 2)
+    started.cluster.crash("n1")
+
+
 def _wait_for_next_start(started, life):
     (job,), cluster = started.jobs, started.cluster
     started.wait_until(lambda: "PENDING" in cluster.job_states(job), "the job to be pending")
@@ -39,6 +45,7 @@ def _wait_for_next_start(started, life):
         ("slurm", _urgent_job, []),
         nightly("slurm", _requeue, ["collector=multi_async", "collector.frames_per_batch=500"]),
         nightly("slurm", _time_limit, ["launcher.time=1", "env.step_s=0.02"]),
+        nightly("slurm", _crash, ["collector.on_worker_failure=drop", "checkpoint.every_batches=1"]),
         nightly("submitit_delayed", _urgent_job, []),
     ],
 )
@@ -53,3 +60,12 @@ def test_a_requeued_run_delivers_every_batch_once(cluster, run, digest, launcher
     if "collector=multi_async" not in more:
         assert started.result["digest"] == digest
     assert set(started.states()) == {"COMPLETED"}
+
+
+@pytest.mark.nightly
+def test_a_job_ends_where_the_node_of_its_trainer_is_lost(run):
+    started = run(*SMALL, "env.step_s=0.01", *LAUNCHERS["slurm"], "collector.on_worker_failure=drop")
+    started.wait_for_more(2)
+    started.cluster.crash("n1")
+    assert started.finish() in (1, 130), started.output
+    assert started.states() == ["CANCELLED"]

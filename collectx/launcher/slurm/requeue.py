@@ -5,7 +5,10 @@ SIGTERM as failed: an interrupted run asks for the requeue itself.
         trainer: completes the batch, writes a checkpoint and `result.json`
         `requeue` -> the job is pending -> its next start resumes from the checkpoint
 
-Used in the trainer's process, and in that of a worker whose trainer is gone.
+    the trainer's node is lost: SLURM takes it out of a job that may lose nodes, and goes on
+        a worker whose connection is gone: `end_after_loss` -> the job is pending, or cancelled
+
+Used in the trainer's process, and in that of a worker.
 """
 
 from __future__ import annotations
@@ -46,3 +49,19 @@ def requeue(cfg: SlurmLauncherConfig, environment: Mapping[str, str]) -> str:
     except LauncherError as error:
         return f"job {job} is not requeued: {error}"
     return ""
+
+
+def end_after_loss(node: str, cfg: SlurmLauncherConfig, environment: Mapping[str, str]) -> bool:
+    """Requeues or cancels the job of this process if SLURM has taken `node`, that of the trainer, out of it; returns
+    whether it has. Blocks for a few commands.
+
+    Raises:
+        LauncherError: SLURM does not answer.
+    """
+    job = job_id(environment)
+    state = commands.states([job]).get(job)
+    if state is None or state.word != "RUNNING" or node in commands.hostnames(state.node):
+        return False
+    if requeue(cfg, environment):
+        commands.cancel([job])
+    return True

@@ -94,6 +94,8 @@ def script(
         'ended="$run/jobs/exit_status.$SLURM_JOB_ID"',
         'rm -f "$ended" "$run/result.json"  # of an earlier attempt of the job',
         'stat --format=%s "$run/logs/job.log" > "$run/jobs/log_begin"',
+        "job=${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}${SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TASK_ID}",
+        'echo "$SLURMD_NODENAME" > "$run/jobs/node.$job"  # of this script and of the trainer',
         *commands.set_up(launcher.setup),
         "",
         look,

@@ -1,5 +1,5 @@
-"""The code that a saved configuration names: `collectx reproduce` prints it, and requires `--trust` for another user's
-folder, before any of it is imported. Imports none of it."""
+"""The code that a saved configuration names: `collectx reproduce` and `resume` print it, and require `--trust` for
+another user's folder, before any of it is imported. Imports none of it."""
 
 from __future__ import annotations
 

@@ -5,6 +5,7 @@
     |   `-- DamagedFile       a file of a run folder cannot be read
     |-- SpaceError            a Gymnasium space that cannot be stored as tensors
     |-- RendezvousError       trainer and worker did not connect, or could not authenticate
+    |-- NotRestorable         the state of an env cannot be saved, or does not fit
     |-- LauncherError         a scheduler refused or ended a job, or does not answer
     |-- WorkerError           a worker is gone, or did not answer in time
     |   |-- WorkerDied        the process ended without reporting an error (killed, out of memory, segfault)

@@ -39,6 +39,10 @@ class DeliverySpec:
         size = (*((num_parts,) if self.stacked else ()), *self.shape, self.slab.steps)
         return to_tensordict(self.slab.layout(num_parts).tensors(memory, size), size, self.storing_device)
 
+    def zeros(self, num_parts: int) -> TensorDict:
+        """A batch of `num_parts` parts, of zeros."""
+        return self.batch(torch.zeros(self.slab.layout(num_parts).nbytes, dtype=torch.uint8), num_parts)
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Delivery:

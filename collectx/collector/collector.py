@@ -9,7 +9,6 @@ from multiprocessing.util import Finalize
 from time import perf_counter
 from typing import Any
 
-import torch
 from tensordict import TensorDict
 from torch import nn
 
@@ -24,9 +23,8 @@ from collectx.transport.base import NO_RESET, RESET, STATE_REQUESTS, Arrival, De
 
 
 class Collector(Iterator[TensorDict], AbstractContextManager["Collector"]):
-    """Yields TensorDicts of `frames_per_batch` frames (`collectx/batch.py`) until `total_frames` are delivered; of
-    fewer frames after a sync worker was dropped. The last steps of a part with fewer frames than its slot
-    (`BatchReport.frames`) are undefined.
+    """Yields TensorDicts of `frames_per_batch` frames (`collectx/batch.py`), of fewer after a sync worker was dropped,
+    until `total_frames` are delivered. The last steps of a part with fewer frames than its slot are undefined.
 
     Attributes:
         delivery: the metadata of the last batch.
@@ -65,8 +63,10 @@ class Collector(Iterator[TensorDict], AbstractContextManager["Collector"]):
         self._delivered: tuple[Arrival, ...] = ()
         # For each worker, how many of its slots are granted and not full.
         self._num_granted: Counter[int] = Counter()
+        # Slots that are full and were not delivered.
+        self._num_full = 0
         self._requests = Requests()
-        # No slots are granted but to replacements, until the collector is idle.
+        # While it is set, no slots are granted but to replacements, or where no batch could be completed otherwise.
         self.is_draining = False
         self.policy_version = -1
         self.total_frames = spec.total_frames
@@ -78,7 +78,6 @@ class Collector(Iterator[TensorDict], AbstractContextManager["Collector"]):
         """Blocks until the next batch is complete.
 
         Raises:
-            StopIteration: all frames were delivered.
             RuntimeError: the collector is closed, or in use by another thread.
             WorkerTimeout, WorkerDied, Exception: a worker is gone (see `Departure`), and `collector.on_worker_failure`
                 does not allow to continue.
@@ -119,7 +118,8 @@ class Collector(Iterator[TensorDict], AbstractContextManager["Collector"]):
         began = perf_counter()
         self._release_slots()
         while (parts := self._take_parts()) is None:
-            if not self.is_draining:
+            if not self.is_draining or not any(self._num_granted.values()):
+                self._release_slots(always=True)
                 self._grant(self._schedule.begin())
             self._handle_event()
         return parts, perf_counter() - began
@@ -131,14 +131,14 @@ class Collector(Iterator[TensorDict], AbstractContextManager["Collector"]):
             raise self._failure
 
     def _take_parts(self) -> tuple[Arrival, ...] | None:
-        """The parts of the next batch, if it is complete: the same ones until they are counted."""
+        """The parts of the next batch if it is complete, the same ones until they are counted."""
         if self._next_parts is None:
             self._next_parts = self._schedule.take()
         return self._next_parts
 
     def _count(self, parts: tuple[Arrival, ...], waited_s: float) -> None:
-        """Counts a batch as delivered; `_release_slots` frees its slots."""
         self._next_parts, self._delivered = None, self._delivered + parts
+        self._num_full -= len(parts)
         frames = sum(part.report.frames for part in parts)
         self.delivery = Delivery(self.num_batches, frames, parts, self.policy_version, waited_s)
         self.num_batches += 1
@@ -146,8 +146,8 @@ class Collector(Iterator[TensorDict], AbstractContextManager["Collector"]):
         for part in parts:
             self.frames_by_worker[part.worker] += part.report.frames
 
-    def _release_slots(self) -> None:
-        if self.is_draining:
+    def _release_slots(self, always: bool = False) -> None:
+        if self.is_draining and not always:
             return
         parts, self._delivered = self._delivered, ()
         if parts:
@@ -163,6 +163,7 @@ class Collector(Iterator[TensorDict], AbstractContextManager["Collector"]):
         event = self.transport.receive()
         if isinstance(event, Arrival):
             self._num_granted[event.worker] -= 1
+            self._num_full += 1
             self._schedule.arrived(event)
         elif isinstance(event, Joined):
             self._events("worker_joined", worker=event.worker, **event.info)
@@ -226,15 +227,13 @@ class Collector(Iterator[TensorDict], AbstractContextManager["Collector"]):
 
     def zeros(self) -> TensorDict:
         """A batch of all workers, of zeros."""
-        num_parts = len(self._workers) if self._schedule.stacked else 1
-        memory = torch.zeros(self._spec.slab.layout(num_parts).nbytes, dtype=torch.uint8)
-        return self._spec.batch(memory, num_parts)
+        return self._spec.zeros(len(self._workers) if self._schedule.stacked else 1)
 
     @property
     def is_idle(self) -> bool:
-        """Whether no worker has a slot to fill, and no batch is ready. A sync collector is idle between two batches; an
-        async one after it was draining."""
-        return not any(self._num_granted.values()) and self._take_parts() is None
+        """Whether no worker has a slot to fill, and no slot is full that was not delivered. A sync collector is idle
+        between two batches; an async one after it was draining."""
+        return not any(self._num_granted.values()) and not self._num_full
 
     def count_from(self, num_frames: int, num_batches: int, by_worker: Mapping[int, int] | None = None) -> None:
         """Continues the counts of another collector: `total_frames` includes its frames."""

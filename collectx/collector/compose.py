@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -118,14 +119,19 @@ def build(
             fields["rollout"] = dataclasses.replace(rollout, num_random_batches=0)
         return dataclasses.replace(worker_spec, **fields)
 
+    # Of the newest process of each worker: its life, and how many came before it.
+    newest: dict[int, int] = {}
+    restarts: Counter[int] = Counter()
     launcher = launcher or make_launcher(cfg, log_dir)
-    transport = _connect(cfg, slab, spec_of, launcher, events)
+    transport = _connect(cfg, slab, spec_of, newest, launcher, events)
     if isinstance(schedule, PreemptiveSchedule):
         schedule.preempt = transport.preempt
 
     def start(worker: int, life: int) -> None:
+        newest[worker] = life
         transport.expect(worker, life)
-        handle = launcher.start(worker, life)
+        handle = launcher.start(worker, restarts[worker])
+        restarts[worker] += 1
         if handle is not None:
             transport.attach(worker, handle)
 
@@ -168,16 +174,25 @@ def _make_schedule(
 
 
 def _connect(
-    cfg: RunConfig, slab: SlabSpec, spec_of: SpecOf, launcher: Launcher, events: Callable[..., None]
+    cfg: RunConfig,
+    slab: SlabSpec,
+    spec_of: SpecOf,
+    lives: Mapping[int, int],
+    launcher: Launcher,
+    events: Callable[..., None],
 ) -> Transport:
-    """Makes the transport, and tells the launcher what its workers call."""
+    """Makes the transport, and passes the launcher the function that its workers call.
+
+    Args:
+        lives: of each worker's newest process, which is about to start.
+    """
     backend, options = backend_of(cfg), cfg.collector
     if backend == "inline":
         from collectx.transport.inline import InlineTransport
         from collectx.worker.entry import inline_worker
 
         inline = InlineTransport(slab)
-        launcher.prepare(lambda worker, life: (inline_worker, (spec_of(worker, life), inline.link(worker))))
+        launcher.prepare(lambda worker: (inline_worker, (spec_of(worker, lives[worker]), inline.link(worker))))
         return inline
     from collectx.launcher.local import allow_descriptors
     from collectx.transport.supervisor import Supervisor
@@ -195,7 +210,7 @@ def _connect(
         from collectx.worker.entry import run_worker
 
         shared = SharedMemoryTransport(slab, supervisor)
-        launcher.prepare(lambda worker, life: (run_worker, (spec_of(worker, life), shared.link(worker))))
+        launcher.prepare(lambda worker: (run_worker, (spec_of(worker, lives[worker]), shared.link(worker))))
         return shared
     from collectx.transport.network.addresses import local_addresses
     from collectx.transport.network.handshake import Endpoint, new_secret
@@ -219,8 +234,8 @@ def _connect(
         interface,
     )
 
-    def entry(worker: int, life: int) -> tuple[Callable[..., None], tuple[Any, ...]]:
-        objects = spec_of(worker, life).user_objects
+    def entry(worker: int) -> tuple[Callable[..., None], tuple[Any, ...]]:
+        objects = spec_of(worker, lives[worker]).user_objects
         return run_remote_worker, (network.endpoint, worker, options.start_timeout_s, objects, build)
 
     launcher.prepare(entry, network.endpoint)

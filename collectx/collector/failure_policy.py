@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 class FailurePolicy:
     """Starts workers; restarts or drops those that are gone, or ends the run.
 
-    Every process of a worker has another `life` (`collectx.worker.spec.WorkerSpec`). An added worker has the envs of
-    one of the first workers, in lives that no other worker has.
+    A `life` is one sequence of seeds and trajectory ids of a worker (`collectx.worker.spec.WorkerSpec`); a restart
+    begins the next one. An added worker has the envs of one of the first workers, in lives that no other worker has.
 
     Args:
         on_worker_failure: "raise", "restart" or "drop".
@@ -19,7 +19,7 @@ class FailurePolicy:
         first_lives: the lives with which workers begin, by index; 0 where there is none.
 
     Attributes:
-        lives: the life of the newest process of each worker.
+        lives: the newest life of each worker.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class FailurePolicy:
         self.lives: dict[int, int] = {}
 
     def begin(self) -> int:
-        """Starts the first worker, or one more; returns its index."""
+        """Starts the next worker, of the lowest unused index; returns its index."""
         worker = len(self.lives)
         life = self._first_lives.get(worker, worker // self._num_workers * (self._max_restarts + 1))
         self._start(worker, life)

@@ -116,8 +116,7 @@ def implementation(group: str, name: str) -> Any:
 
 
 def packaged_values(group: str, name: str) -> dict[str, Any]:
-    """The values of `conf/<group>/<name>.yaml` and of the choices that it inherits; empty if there is no such file. No
-    default is written in a second place."""
+    """The values of `conf/<group>/<name>.yaml` and of the choices that it inherits; empty if there is no such file."""
     file = resources.files("collectx.conf") / group / f"{name}.yaml"
     content = yaml.safe_load(file.read_text()) if file.is_file() else {}
     values: dict[str, Any] = {}

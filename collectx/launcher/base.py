@@ -15,8 +15,8 @@ from typing import Any, TypeAlias
 from collectx.transport.batch_timers import Limit
 from collectx.transport.network.handshake import Endpoint
 
-# `entry(worker, life)` returns the function that a worker calls, and its arguments.
-Entry: TypeAlias = Callable[[int, int], tuple[Callable[..., Any], tuple[Any, ...]]]
+# `entry(worker)` returns the function that the next process of a worker calls, and its arguments.
+Entry: TypeAlias = Callable[[int], tuple[Callable[..., Any], tuple[Any, ...]]]
 
 _LAST_WORDS_BYTES = 2000
 _NO_LOG = ", which does not exist: the run folder must be on a file system that all nodes share (hydra.run.dir)"
@@ -61,9 +61,9 @@ class Launcher:
         if self._announce is not None and endpoint is not None:
             self._announce(endpoint)
 
-    def start(self, worker: int, life: int) -> Any:
-        """Starts a worker; `life` is 0 for its first process. Returns its handle, or None if its end cannot be
-        observed. The handle is a `collectx.transport.processes.Handle`; of an inline worker, a generator."""
+    def start(self, worker: int, restarts: int) -> Any:
+        """Starts a worker; `restarts` counts its earlier processes, from 0. Returns its handle, or None if its end
+        cannot be observed. The handle is a `collectx.transport.processes.Handle`; of an inline worker, a generator."""
         raise NotImplementedError
 
     def describe(self, worker: int) -> str:
@@ -84,7 +84,7 @@ class Launcher:
 class WaitingWorkers(Launcher):
     """Workers that were started before the trainer, and wait for its announcement. They are not replaced."""
 
-    def start(self, worker: int, life: int) -> None:
+    def start(self, worker: int, restarts: int) -> None:
         """Nothing: the worker is running, or in a scheduler's queue."""
 
 

@@ -21,6 +21,6 @@ class InlineLauncher(Launcher):
 
     is_local = True
 
-    def start(self, worker: int, life: int) -> Iterator[None]:
-        function, arguments = self._entry(worker, life)
+    def start(self, worker: int, restarts: int) -> Iterator[None]:
+        function, arguments = self._entry(worker)
         return function(*arguments)

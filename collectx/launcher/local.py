@@ -98,12 +98,12 @@ class LocalLauncher(Launcher):
             "ignore_warnings": sys.modules["collectx"].filter_warnings_subprocess,
         }
 
-    def start(self, worker: int, life: int) -> Any:
+    def start(self, worker: int, restarts: int) -> Any:
         """Starts a process; returns when it is forked. What it calls is pickled. It is not daemonic, as an env may have
         child processes."""
         warm_up()
         process = multiprocessing.get_context("forkserver").Process(
-            target=_run, args=(*self._entry(worker, life), self.process_setup(worker)), name=f"collectx-worker-{worker}"
+            target=_run, args=(*self._entry(worker), self.process_setup(worker)), name=f"collectx-worker-{worker}"
         )
         process.start()
         return process

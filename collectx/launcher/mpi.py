@@ -21,7 +21,7 @@ class MpiLauncher(LocalLauncher):
     """Starts workers on this machine, one after the other. They have no handle, as they are not children of this
     process; a worker that hangs ends with the trainer's process."""
 
-    def start(self, worker: int, life: int) -> None:
+    def start(self, worker: int, restarts: int) -> None:
         """Blocks until the process has initialised MPI, about a second.
 
         Raises:
@@ -40,7 +40,7 @@ class MpiLauncher(LocalLauncher):
         child.Set_errhandler(MPI.ERRORS_RETURN)
         _send(child, pickle.dumps((sys.path, self.process_setup(worker))))
         # Its pickle may refer to modules on this process's path.
-        _send(child, pickle.dumps(self._entry(worker, life)))
+        _send(child, pickle.dumps(self._entry(worker)))
         spawned[_receive(child).decode()] = child
 
 

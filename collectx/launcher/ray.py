@@ -49,11 +49,11 @@ class RayLauncher(Launcher):
             configs = [self._remote_config(worker) for worker in range(num_workers)]
             ray_cluster.check_resources("launcher.remote_configs", configs)
 
-    def start(self, worker: int, life: int) -> ActorHandle:
+    def start(self, worker: int, restarts: int) -> ActorHandle:
         """Starts an actor. What it calls is pickled. Does not block."""
         actor = actor_class(self._remote_config(worker)).remote()
         actors[actor._actor_id.hex()] = actor
-        call = pickle.dumps(self._entry(worker, life))
+        call = pickle.dumps(self._entry(worker))
         self._handles[worker] = handle = ActorHandle(actor, self._cfg.num_threads, call)
         return handle
 
@@ -79,7 +79,7 @@ class ActorHandle(RemoteHandle):
 
     def __init__(self, actor: Any, num_threads: int, call: bytes):
         super().__init__()
-        self._actor = actor
+        self.actor = actor
         self._error = ""
         self._started = actor.ready.remote()
         actor.work.remote(sys.path, num_threads, call).future().add_done_callback(self._finish)
@@ -100,7 +100,7 @@ class ActorHandle(RemoteHandle):
 
     def __str__(self) -> str:
         """Names the actor, with the error that ended it."""
-        return f"Ray actor {self._actor._actor_id.hex()}" + (f": {self._error}" if self._error else "")
+        return f"Ray actor {self.actor._actor_id.hex()}" + (f": {self._error}" if self._error else "")
 
     def join(self, timeout: float | None = None) -> None:
         """Waits until its function has returned; then ends the actor."""
@@ -110,6 +110,6 @@ class ActorHandle(RemoteHandle):
             self.terminate()
 
     def terminate(self) -> None:
-        if actors.pop(self._actor._actor_id.hex(), None) is not None and ray.is_initialized():
+        if actors.pop(self.actor._actor_id.hex(), None) is not None and ray.is_initialized():
             with contextlib.suppress(Exception):
-                ray.kill(self._actor)
+                ray.kill(self.actor)

@@ -173,7 +173,9 @@ class ResumePoint:
         written_s = self._checkpoint.manifest["time"]
         if any(event["event"] in losses and event["time"] > written_s for event in files.read_events()):
             return []
-        if not is_equal_run(files, cfg) or not all("rollout" in each for each in self.collector["workers"].values()):
+        if not is_equal_run(files, cfg) or any(
+            "reason" in each["rollout"] for each in self.collector["workers"].values()
+        ):
             return []
         try:
             return order_of(files.metrics, lines)

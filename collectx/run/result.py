@@ -111,7 +111,7 @@ class Record:
 
     Attributes:
         start_s: when the command started, by `time.monotonic`.
-        statistics, digest: of the delivered batches; `digest` is None without `trainer.digest`.
+        statistics, digest: of the delivered batches; `digest` is None where batches are not hashed.
         errors: errors of training and closing, in order.
         config_error: the mistake in the configuration that ended the run before any worker started.
     """

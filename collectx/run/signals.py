@@ -5,7 +5,7 @@
     held         a signal raises at the end of the block, which must not be interrupted
     deferred     the first signal lets the run complete its batch, see `check`; after some seconds, or at the second
                  signal, it raises
-    shielded     the first signal is only counted too
+    shielded     the first and the second signal are only counted
     sealed       nothing raises: the result is being written and shown
 
 Used by execution.py, in the trainer's process.
@@ -42,7 +42,7 @@ class Signals:
 
     Attributes:
         last: the signal that came last, or None.
-        is_checkpoint_requested: SIGUSR1 or SIGUSR2 came, while stops were deferred.
+        is_checkpoint_requested: SIGUSR1 or SIGUSR2 came.
     """
 
     def __init__(self) -> None:

@@ -50,7 +50,7 @@ class Worker:
         connection, reader: for control messages; None until it has joined.
         handle: its process, if the trainer has started it.
         host: where it runs, unless on the trainer's host.
-        num_outstanding: grants without a delivery yet; in shared memory also requests without a reply yet.
+        num_outstanding: grants without a delivery yet, and requests without a reply yet.
         has_delivered: whether it has ever delivered a batch.
         limit: the timeout that applies while `num_outstanding` is above 0.
     """

@@ -45,8 +45,9 @@ class WorkerSpec:
         seed: the run's seed.
         leaves: of the trainer's slots; the worker's env and policy must have the same.
         rollout: how its batches and trajectories begin and end.
-        life: the number of this worker process, in the order of starts at its `index`: 0 for the first one. Added
-            workers begin at a higher number. Every life has other seeds and trajectory ids, so no data is repeated.
+        life: the number of its sequence of seeds and trajectory ids: 0 at first; a restart begins the next one, so that
+            no data is repeated, and a process that continues saved envs has that of their worker. Added workers begin
+            at a higher number.
         first_worker: `index - worker`: for the first workers of a collector, the number of the run's workers before
             those of the collector; lower, and possibly negative, for added workers, which reuse an index.
         nested: the collector that the worker runs; `num_workers` then counts the processes of all workers, and

@@ -11,7 +11,7 @@ import torch
 from collectx import env as envs
 from collectx import policy as policies
 from collectx.cli.compose import compose
-from collectx.collector import build, saved_state
+from collectx.collector import RecordedBatch, build, saved_state
 
 _SYNC = ["collector=multi_sync", "launcher=inline"]
 _ASYNC = ["collector=multi_async", "launcher=inline", "env=counting", "policy=random"]
@@ -25,8 +25,8 @@ class Runs:
         self.spec = envs.read_spec(self.cfg.env, policies.is_user_policy(self.cfg.policy))
         self.policy = policies.build(self.cfg.policy, self.spec, self.cfg.seed)
 
-    def start(self, resume=None):
-        collector = build(self.cfg, self.policy, self.spec, resume=resume)
+    def start(self, resume=None, recorded=None):
+        collector = build(self.cfg, self.policy, self.spec, resume=resume, recorded=recorded)
         reasons = {} if resume is None else saved_state.load(collector, resume, self.cfg.seed)
         return collector, reasons
 
@@ -67,12 +67,17 @@ def test_sync_batches_are_those_of_the_uncut_run(options):
     assert resumed.frames_by_worker == uncut.frames_by_worker
 
 
+# Batches of worker 1 arrive before their turn.
+_ORDER = [RecordedBatch(worker, 0, 0) for worker in (0, 0, 1, 1, 1, 0, 1, 0, 0, 1)]
+
+
+@pytest.mark.parametrize("recorded", [None, _ORDER], ids=["free", "recorded"])
 @pytest.mark.parametrize("cut", [1, 4, 7])
-def test_async_delivers_every_frame_once(cut):
+def test_async_delivers_every_frame_once(cut, recorded):
     """The observation of the counting env is the index of the env, the episode and the step."""
     runs = Runs(_ASYNC)
     frames = []
-    first, _ = runs.start()
+    first, _ = runs.start(recorded=recorded)
     with first:
         for _ in range(cut):
             frames.append(next(first)["observation"][..., :3].clone())

@@ -90,7 +90,7 @@ def die(buffer, where: str) -> None:
         def killed(*arguments):
             if where == "write":
                 places = np.arange(ring.end, ring.end + 16) % ring.capacity
-                ring.view(("observation",))[places, : SIZE // 2] = -1
+                ring.views()["observation",][places, : SIZE // 2] = -1
             else:
                 original(*arguments)
                 if where == "update":

@@ -1,7 +1,7 @@
 """Rules between options, each with its arithmetic and what to change.
 
-Called by the command line and by the Python classes, after every option was checked by itself. What this machine can do
-is checked in `collectx/run/preflight.py`.
+Called by the command line, and those about collection and devices also by the Python classes, after every option was
+checked by itself. What this machine can do is checked in `collectx/run/preflight.py`.
 """
 
 from __future__ import annotations

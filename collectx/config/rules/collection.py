@@ -74,7 +74,7 @@ def single_collector(cfg: RunConfig) -> Iterator[Problem]:
 
 
 def preemption(cfg: RunConfig) -> Iterator[Problem]:
-    """The trainer can end the parts of slow workers only through shared memory."""
+    """The trainer can end the parts of slow workers of its machine only."""
     path, threshold = "collector.preemptive_threshold", cfg.collector.preemptive_threshold
     if threshold is None:
         return

@@ -76,13 +76,13 @@ class JobTasksLauncher(Launcher):
         self._tasks = LogWatcher(job_log, log_begin, lambda: self._nodes()[self._first :], self._first)
         self._kills: list[StepHandle] = []
 
-    def start(self, worker: int, life: int) -> TaskHandle | StepHandle:
+    def start(self, worker: int, restarts: int) -> TaskHandle | StepHandle:
         """Returns the handle of the worker's task, or of a new step. Does not block. A replaced task that may hang is
         killed."""
         previous, log = self._handles.get(worker), self._worker_log(worker)
         if isinstance(previous, TaskHandle) and previous.exitcode is None:
             self._kills.append(StepHandle(lambda: self._kill(worker), log))
-        handle = StepHandle(lambda: self._step(worker, life), log) if life else self._tasks.watch(worker)
+        handle = StepHandle(lambda: self._step(worker, restarts), log) if restarts else self._tasks.watch(worker)
         self._handles[worker] = handle
         return handle
 
@@ -90,7 +90,7 @@ class JobTasksLauncher(Launcher):
         """The node of every task of that part."""
         return layout(self._environment, self._part)
 
-    def _step(self, worker: int, life: int) -> list[str]:
+    def _step(self, worker: int, restarts: int) -> list[str]:
         """The command of a replacement's step. Blocks for some seconds if nodes are gone."""
         task = worker + self._first
         nodes = self._nodes()
@@ -98,7 +98,7 @@ class JobTasksLauncher(Launcher):
         # First the node of the lost worker, whose cores are free; then the others in turn, as a hung node may still
         # answer.
         turn = list(dict.fromkeys([home, *nodes[task:], *nodes]))
-        turn = turn[(life - 1) % len(turn) :] + turn[: (life - 1) % len(turn)]
+        turn = turn[(restarts - 1) % len(turn) :] + turn[: (restarts - 1) % len(turn)]
         node = next((node for node in turn if is_up(node)), home)
         cpus = self._environment.get(f"SLURM_CPUS_PER_TASK{self._part}")
         return self._srun(node, [*self._command, str(worker)], container=self._cfg.container, cpus_per_task=cpus)

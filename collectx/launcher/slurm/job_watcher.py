@@ -1,6 +1,6 @@
 """Workers as jobs of a scheduler: submitted, watched until they end, cancelled when they are no longer needed.
 
-    start(worker, life) -> JobHandle     the trainer's thread; only the first start of all waits for the scheduler
+    start(worker, restarts) -> JobHandle     the trainer's thread; only the first start of all waits for the scheduler
     watcher thread                       submits replacements, polls all jobs, cancels
 
 Runs in the trainer's process. The watcher thread makes the slow calls, so that batches do not wait for the scheduler.
@@ -33,7 +33,7 @@ _NOTICE_S = 15.0
 
 
 class JobHandle(RemoteHandle):
-    """The job of one life of a worker. Its exit code is 0 if it has completed, otherwise 1.
+    """The job of one process of a worker. Its exit code is 0 if it has completed, otherwise 1.
 
     Attributes:
         id: the job's id; None until it is submitted.
@@ -108,14 +108,14 @@ class JobWatcher(Launcher):
 
     # --- in the trainer's thread ---
 
-    def start(self, worker: int, life: int) -> JobHandle:
-        """Returns the handle of a job that runs the worker; see `collectx.launcher.base.Launcher`. The first lives
+    def start(self, worker: int, restarts: int) -> JobHandle:
+        """Returns the handle of a job that runs the worker; see `collectx.launcher.base.Launcher`. The first processes
         of all workers are submitted together, which blocks; the watcher submits replacements.
 
         Raises:
             LauncherError: the scheduler refused the first jobs.
         """
-        if life == 0:
+        if restarts == 0:
             if not self._handles:
                 self._submit_all()
             return self._handles[worker]

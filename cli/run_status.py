@@ -108,6 +108,9 @@ def status_of_job(files: RunFolder, job: str, states: JobStates) -> RunStatus:
     if state is None:
         return _failed(files, f"SLURM knows no job {job} any more, and it left no result")
     where = f"on {state.node}" if state.node else ""
+    # SLURM takes nodes out of a job that may lose them, and out of one that is ending.
+    if state.word != "COMPLETING" and (lost := _lost_node(files, job, state)):
+        return _failed(files, f"{lost}, the node of the trainer, is gone: job {job} is {state}")
     if not state.is_over:
         return RunStatus(Status.RUNNING, where)
     reason = f"job {job} ended as {' '.join(filter(None, (state.word, where)))}"
@@ -119,6 +122,17 @@ def status_of_job(files: RunFolder, job: str, states: JobStates) -> RunStatus:
 def status_of(files: RunFolder, job: str | None, states: JobStates) -> RunStatus:
     """The status of a run; `job` is from `read_job`, `states` are from `query_slurm`."""
     return status_of_process(files) if job is None else status_of_job(files, job, states)
+
+
+def _lost_node(files: RunFolder, job: str, state: JobState) -> str:
+    """The node of the trainer where it is not one of the job; otherwise empty."""
+    from collectx.launcher.slurm import commands
+
+    try:
+        node = (files.jobs / f"node.{job}").read_text().strip()
+        return "" if node in commands.hostnames(state.node) else node
+    except (OSError, LauncherError):
+        return ""
 
 
 def status_of_process(files: RunFolder) -> RunStatus:

@@ -28,7 +28,7 @@ _KEYS = {
 _OTHERS = {
     "tasks_per_node": "the tasks are the trainer and collector.num_workers workers; launcher.nodes spreads them.",
     "signal_delay_s": "launcher.sbatch.signal is SLURM's option for a signal.",
-    "max_num_timeout": "launcher.requeue=true restarts a job that was preempted or has lost a node.",
+    "max_num_timeout": "launcher.requeue=true continues a job after its time limit, launcher.max_requeues times.",
     "stderr_to_stdout": "logs/job.log of the run folder has both.",
     "submitit_folder": "jobs/ and logs/ of the run folder have scripts and logs.",
 }

@@ -12,25 +12,31 @@ from __future__ import annotations
 
 import argparse
 import os
+import random
 import signal
 import sys
 import time
 import traceback
 from collections.abc import Sequence
+from dataclasses import replace
 from importlib.util import find_spec
 
-from collectx.config.derived import backend_of
+from collectx.config.derived import backend_of, num_workers_of
 from collectx.config.schema.launcher import SlurmLauncherConfig
 from collectx.config.schema.run import RunConfig
 from collectx.errors import ConfigError, LauncherError
 from collectx.launcher.local import leave_signals_to_trainer
+from collectx.launcher.slurm import requeue
 from collectx.launcher.slurm.job import JobTasksLauncher
 from collectx.launcher.slurm.script import WORKERS
+from collectx.run.checkpoint import Checkpoints
+from collectx.run.files import write_json
 from collectx.run.folder import RunFolder
 from collectx.run.rendezvous import JobSpec, announce_trainer, find_trainer, read_objects
 from collectx.user_objects import UserObjects
 
 _POLL_S = 0.25
+_ASK_S = 5.0
 
 
 def main(argv: Sequence[str]) -> int:
@@ -54,7 +60,10 @@ def main(argv: Sequence[str]) -> int:
         return _run_trainer(spec, files, token, arguments.folder)
     # SLURM signals all tasks of a job; the death of a worker would look like a failure.
     leave_signals_to_trainer(signal.SIGTERM, signal.SIGINT)
-    return _run_worker(spec.cfg, files, rank - 1, token)
+    status = _run_worker(spec.cfg, files, rank - 1, token)
+    if arguments.worker is None and status == 0:
+        _wait_for_trainer(spec.cfg, files)
+    return status
 
 
 def _wait_for_spec(files: RunFolder, timeout_s: float) -> bool:
@@ -75,25 +84,36 @@ def _run_trainer(spec: JobSpec, files: RunFolder, token: str, folder: str) -> in
     """Runs the trainer of a job whose other tasks are workers; `folder` is the run folder as the script names it."""
     from collectx.run.execution import execute
 
-    cfg = spec.cfg
-    assert isinstance(cfg.launcher, SlurmLauncherConfig)
+    cfg, slurm = spec.cfg, spec.cfg.launcher
+    assert isinstance(slurm, SlurmLauncherConfig)
+    if requeue.num_requeues(os.environ):
+        resume = "auto" if Checkpoints(files.checkpoints).all() else "never"
+        cfg = replace(cfg, run=replace(cfg.run, resume=resume))
     _begin_mpi(cfg)
     launcher = JobTasksLauncher(
-        cfg.launcher,
-        [cfg.launcher.python or sys.executable, "-u", "-m", "collectx.run.entry", str(files.path), "--worker"],
+        slurm,
+        [slurm.python or sys.executable, "-u", "-m", "collectx.run.entry", str(files.path), "--worker"],
         os.environ,
         files.log("job"),
         int((files.jobs / "log_begin").read_text()),
         lambda worker: files.log(f"worker-{worker}"),
         folder,
-        WORKERS if cfg.launcher.kind == "submitit_delayed" else None,
+        WORKERS if slurm.kind == "submitit_delayed" else None,
         lambda endpoint: announce_trainer(files, endpoint, token),
     )
     try:
-        return execute(cfg, files.path, list(spec.argv), launcher).exit_status
+        result = execute(cfg, files.path, list(spec.argv), launcher)
     except ConfigError as error:
         print("\n".join(error.problems), file=sys.stderr)
         return 2
+    if slurm.requeue and result.exit_reason == "interrupted by SIGTERM":
+        if reason := requeue.requeue(slurm, os.environ):
+            print(f"collectx: {reason}", file=sys.stderr)
+            result = replace(result, exit_reason=f"{result.exit_reason}: {reason}")
+            write_json(files.result, result.as_json())
+        else:
+            print("collectx: the job is requeued", file=sys.stderr)
+    return result.exit_status
 
 
 def _run_worker(cfg: RunConfig, files: RunFolder, worker: int, token: str, objects: UserObjects | None = None) -> int:
@@ -119,6 +139,26 @@ def _run_worker(cfg: RunConfig, files: RunFolder, worker: int, token: str, objec
         traceback.print_exc()
         return 1
     return 0
+
+
+def _wait_for_trainer(cfg: RunConfig, files: RunFolder) -> None:
+    """Waits, after the end of a worker, for the end of the trainer, or until SLURM has noticed the loss of its node."""
+    assert isinstance(cfg.launcher, SlurmLauncherConfig)
+    node = files.jobs / f"node.{requeue.job_id(os.environ)}"
+    ended = files.jobs / f"exit_status.{os.environ['SLURM_JOB_ID']}"
+    # Together, the workers of a run ask SLURM every few seconds.
+    period_s = _ASK_S * num_workers_of(cfg)
+    next_s = time.monotonic() + random.uniform(0, period_s)
+    while node.exists() and not ended.exists():
+        time.sleep(_POLL_S)
+        if time.monotonic() < next_s:
+            continue
+        next_s += period_s
+        try:
+            if requeue.end_after_loss(node.read_text().strip(), cfg.launcher, os.environ):
+                return
+        except LauncherError as error:
+            print(f"collectx: {error}", file=sys.stderr)
 
 
 def _begin_mpi(cfg: RunConfig) -> None:

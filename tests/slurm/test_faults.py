@@ -1,4 +1,4 @@
-"""Workers that are killed, nodes that crash, are cut off or hang, jobs that are preempted.
+"""Workers that are killed, nodes that crash, are cut off or hang.
 
 Of `launcher=slurm` on four nodes, the trainer is on n1 and worker r on the node r + 2.
 """
@@ -6,7 +6,6 @@ Of `launcher=slurm` on four nodes, the trainer is on n1 and worker r on the node
 import signal
 
 import pytest
-from cluster import GRACE_S
 from machines import wait_until
 from running import ENDLESS, LAUNCHERS, nightly
 
@@ -118,16 +117,3 @@ def test_a_delayed_trainer_has_resources_of_its_own_and_each_part_ends_with_the_
     cluster.login(["scancel", job])
     assert started.finish() in (1, 130), started.output
     started.states()
-
-
-@pytest.mark.nightly
-def test_a_preempted_run_stops_in_an_orderly_way(cluster, run):
-    started = run(*ENDLESS, *LAUNCHERS["slurm"])
-    started.wait_for_more()
-    words = ["--parsable", "--partition=urgent", "--nodes=4", "--exclusive", "--output=/dev/null"]
-    urgent = cluster.login(["sbatch", *words, "--wrap=true"], cwd=cluster.shared).strip()
-    wait_until(lambda: cluster.job_states(urgent) == ["COMPLETED"], GRACE_S + 120, "the urgent job to run")
-    assert started.finish() == 130, started.output
-    assert started.result["exit_reason"] == "interrupted by SIGTERM"
-    assert started.num_batches * 300 == started.result["frames"]
-    assert started.states() == ["FAILED"]

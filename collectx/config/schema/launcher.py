@@ -60,6 +60,8 @@ class SlurmLauncherConfig(SlurmResources, LauncherConfig):
     nodes: int | None = at_least(1)
     srun: dict[str, Any] = field(default_factory=dict)
     requeue: bool
+    max_requeues: int = at_least(0)
+    signal_s: int = at_least(1)
     max_parallel: int | None = at_least(1)
     wait: bool
 

@@ -214,6 +214,15 @@ def cancel(jobs: Sequence[str]) -> None:
     _run(["scancel", "--quiet", *jobs])
 
 
+def requeue(job: str) -> None:
+    """Calls `scontrol requeue`.
+
+    Raises:
+        LauncherError: SLURM does not answer, or refuses.
+    """
+    _run(["scontrol", "requeue", job])
+
+
 def _run(command: Sequence[str]) -> str:
     name = command[0]
     try:

@@ -4,6 +4,7 @@
     <run>/jobs/task.json       the composed configuration, as plain data
     <run>/jobs/slurm.json      the job of the run
     <run>/jobs/exit_status.17  exit status of the trainer in job 17; another job may still be ending in the folder
+    <run>/jobs/node.17         the node of the script and of the trainer
     <run>/jobs/log_begin       offset in job.log of this attempt of the job
     <run>/logs/job.log         output of SLURM and the trainer
 

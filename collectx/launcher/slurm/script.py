@@ -58,6 +58,8 @@ def script(
         "output": "/dev/null",  # the script redirects its output to the log of its run
         "requeue": launcher.requeue,
         "no_requeue": not launcher.requeue,
+        # To the tasks, not to this script.
+        "signal": f"TERM@{launcher.signal_s}" if launcher.requeue else None,
         "no_kill": survives_nodes,
     }
     sees_folder = f'bash -c {shlex.quote(_SEES)} "$run" || exit 1'
@@ -92,6 +94,8 @@ def script(
         'ended="$run/jobs/exit_status.$SLURM_JOB_ID"',
         'rm -f "$ended" "$run/result.json"  # of an earlier attempt of the job',
         'stat --format=%s "$run/logs/job.log" > "$run/jobs/log_begin"',
+        "job=${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}${SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TASK_ID}",
+        'echo "$SLURMD_NODENAME" > "$run/jobs/node.$job"  # of this script and of the trainer',
         *commands.set_up(launcher.setup),
         "",
         look,

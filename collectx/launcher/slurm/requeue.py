@@ -1,0 +1,67 @@
+"""Requeues a job from inside. SLURM requeues only jobs that it has to kill, and records one that ends by itself after
+SIGTERM as failed: an interrupted run asks for the requeue itself.
+
+    SIGTERM: preemption, or `launcher.signal_s` before the time limit
+        trainer: completes the batch, writes a checkpoint and `result.json`
+        `requeue` -> the job is pending -> its next start resumes from the checkpoint
+
+    the trainer's node is lost: SLURM takes it out of a job that may lose nodes, and goes on
+        a worker whose connection is gone: `end_after_loss` -> the job is pending, or cancelled
+
+Used in the trainer's process, and in that of a worker.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from collectx.config.schema.launcher import SlurmLauncherConfig
+from collectx.errors import LauncherError
+from collectx.launcher.slurm import commands
+
+
+def num_requeues(environment: Mapping[str, str]) -> int:
+    """How often SLURM has started the job of this process before."""
+    return int(environment.get("SLURM_RESTART_COUNT", 0))
+
+
+def job_id(environment: Mapping[str, str]) -> str:
+    """The id of the job of this process, such as 17, or 17_3 in an array: the number of an array's last task is also
+    that of the array."""
+    array = environment.get("SLURM_ARRAY_JOB_ID")
+    return environment["SLURM_JOB_ID"] if array is None else f"{array}_{environment['SLURM_ARRAY_TASK_ID']}"
+
+
+def requeue(cfg: SlurmLauncherConfig, environment: Mapping[str, str]) -> str:
+    """Requeues the job of this process, whose steps SLURM then ends; blocks for at most two commands. Returns the
+    reason where the job is not requeued, otherwise an empty string."""
+    job = job_id(environment)
+    if not cfg.requeue:
+        return f"job {job} is not requeued (launcher.requeue=false)"
+    if num_requeues(environment) >= cfg.max_requeues:
+        return f"job {job} is not requeued: it was requeued launcher.max_requeues={cfg.max_requeues} times"
+    try:
+        state = commands.states([job]).get(job)
+        # A cancelled job, or one at its time limit, would be requeued as well.
+        if state is None or state.word != "RUNNING":
+            return f"job {job} is not requeued: it is {state or 'not known to SLURM'}"
+        commands.requeue(job)
+    except LauncherError as error:
+        return f"job {job} is not requeued: {error}"
+    return ""
+
+
+def end_after_loss(node: str, cfg: SlurmLauncherConfig, environment: Mapping[str, str]) -> bool:
+    """Requeues or cancels the job of this process if SLURM has taken `node`, that of the trainer, out of it; returns
+    whether it has. Blocks for a few commands.
+
+    Raises:
+        LauncherError: SLURM does not answer.
+    """
+    job = job_id(environment)
+    state = commands.states([job]).get(job)
+    if state is None or state.word != "RUNNING" or node in commands.hostnames(state.node):
+        return False
+    if requeue(cfg, environment):
+        commands.cancel([job])
+    return True

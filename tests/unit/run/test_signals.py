@@ -67,15 +67,6 @@ def test_when_the_grace_is_over_it_raises_also_in_a_system_call():
     os.close(write)
 
 
-def test_a_process_that_was_forked_while_stops_are_deferred_ends_at_once():
-    with Signals() as signals:
-        signals.defer(100.0, lambda: None)
-        if not (child := os.fork()):
-            os.kill(os.getpid(), signal.SIGTERM)
-            os._exit(1)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGTERM
-
-
 def test_an_ignored_signal_stays_ignored():
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     with Signals():

@@ -23,10 +23,11 @@ from collectx.errors import ConfigError
 from collectx.launcher.slurm import commands
 from collectx.launcher.slurm.commands import JobState
 from collectx.launcher.slurm.log_watcher import role_command
-from collectx.run import Status, snapshot
+from collectx.run import Status
 from collectx.run.cores import per_node
 from collectx.run.folder import RunFolder
 from collectx.run.rendezvous import JobSpec
+from collectx.run.resumed import begin_submitted
 
 _POLL_S = 0.1
 
@@ -74,8 +75,7 @@ class Step:
         self._exit_status = files.jobs / f"exit_status.{job}"
         self._ended_s: float | None = None
         self._is_cancelled = False
-        files.begin()
-        snapshot.write(run.cfg, files, argv)
+        begin_submitted(run.cfg, files, argv)
         JobSpec(run.cfg, tuple(argv)).write(files)
         self._exit_status.unlink(missing_ok=True)
         (files.jobs / "log_begin").write_text("0\n")

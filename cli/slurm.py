@@ -22,9 +22,10 @@ from collectx.config.schema.run import RunConfig, as_dict
 from collectx.errors import ConfigError, LauncherError
 from collectx.launcher.slurm import commands
 from collectx.launcher.slurm import script as slurm_script
-from collectx.run import Status, snapshot
+from collectx.run import Status
 from collectx.run.folder import RunFolder, locked
 from collectx.run.rendezvous import JobSpec
+from collectx.run.resumed import begin_submitted
 
 # SLURM's default limit of array tasks (MaxArraySize) is 1001.
 _LARGEST_ARRAY = 1000
@@ -137,7 +138,7 @@ def _has_same_config(files: RunFolder, cfg: RunConfig) -> bool:
 def _folder_problems(run: SubmittedRun) -> Sequence[str]:
     """Reasons why the run's folder cannot be written to."""
     try:
-        with locked(RunFolder(run.folder), run.cfg.run.overwrite):
+        with locked(RunFolder(run.folder), run.cfg.run.overwrite or run.cfg.run.resume == "auto"):
             return ()
     except ConfigError as error:
         return error.problems
@@ -154,8 +155,7 @@ def _submit(
         lane = lanes.setdefault(limit, Lanes(limit, unfinished))
         files = [RunFolder(run.folder) for run in group]
         for run, folder in zip(group, files, strict=True):
-            folder.begin()
-            snapshot.write(run.cfg, folder, list(argv))
+            begin_submitted(run.cfg, folder, list(argv))
             JobSpec(run.cfg, tuple(argv)).write(folder)
         script = _script_text(group, lane.before(len(group)))
         try:

@@ -47,6 +47,14 @@ def write_snapshot(cfg: RunConfig, files: RunFolder, argv: list[str], batches: i
     snapshot.write_meta(cfg, files, argv)
 
 
+def begin_submitted(cfg: RunConfig, files: RunFolder, argv: list[str]) -> None:
+    """Prepares the folder of a run that a job will begin, or continue (`run.resume=auto`) where it has a checkpoint."""
+    resumes = cfg.run.resume == "auto" and bool(Checkpoints(files.checkpoints).all())
+    files.begin(keep_run=resumes)
+    if not resumes:
+        snapshot.write(cfg, files, argv)
+
+
 def is_equal_run(config: Path, cfg: RunConfig) -> bool:
     """Whether a saved configuration gives the same batches as `cfg`, as far as their first ones go."""
     return _are_equal(_read(config), _plain(cfg))

@@ -49,6 +49,20 @@ def test_a_run_is_one_job_with_what_the_launcher_asks_for(queue, capsys):
     assert (RunFolder("run").read_result()["status"], len(queue.scripts)) == ("completed", 1)
 
 
+def test_a_job_continues_a_run_that_has_a_checkpoint(queue):
+    command = ["launcher=slurm", "hydra.run.dir=run"]
+    assert run.main(command) == 0
+    files = RunFolder("run")
+    files.result.unlink()  # the job was lost
+    (files.checkpoints / "000000001").mkdir()
+    assert run.main([*command, "resume=auto"]) == 0
+    assert [path.name for path in files.checkpoints.iterdir()] == ["000000001"]
+    assert JobSpec.read(files).cfg.run.resume == "auto"
+    assert len(queue.scripts) == 2
+    assert run.main([*command, "run.overwrite=true"]) == 0
+    assert not list(files.checkpoints.iterdir())
+
+
 def start(*lines: str) -> SimpleNamespace:
     """Submits runs of these configurations as those of a sweep, and follows those that are not to be left."""
     lines = [f"launcher=slurm run.overwrite=true {line}" for line in lines]

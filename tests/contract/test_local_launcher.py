@@ -16,7 +16,7 @@ def reports(launcher, count):
     """What each of `count` workers finds around it."""
     ours, theirs = multiprocessing.Pipe()
     with ours, theirs:
-        launcher.prepare(lambda worker, life: (launched.report, (theirs, worker)))
+        launcher.prepare(lambda worker: (launched.report, (theirs, worker)))
         processes = [launcher.start(worker, 0) for worker in range(count)]
         found = sorted((ours.recv() for _ in processes), key=lambda each: each["name"])
     for process in processes:

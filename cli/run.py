@@ -26,7 +26,7 @@ from collectx.config.derived import ELSEWHERE
 from collectx.config.schema.run import RunConfig
 from collectx.config.warnings import warnings_of
 from collectx.errors import CollectxError, ConfigError
-from collectx.run import RunFolder, Status, display, preflight, resumed
+from collectx.run import RunFolder, Status, preflight, resumed
 from collectx.run.folder import locked
 from collectx.run.result import Result
 
@@ -149,6 +149,8 @@ def _run_one(composer: Composer, node: DictConfig, cfg: RunConfig, session: Sess
     if any(text.lstrip("+").startswith("hydra.run.dir=") for text in overrides_of(node, "hydra")):
         files = RunFolder(node.hydra.run.dir)
         if cfg.run.resume == "auto" and (done := _check_resume(files, cfg, trusted)) is not None:
+            from collectx.run import display
+
             display.print_completed(done)
             session.results.append(Outcome(done.status, done.folder))
             return

@@ -16,7 +16,7 @@ from collectx.cli.compose import parsed
 from collectx.cli.overrides import quoted
 from collectx.cli.run import launch
 from collectx.cli.run_status import Outcome
-from collectx.cli.saved import read_snapshot, snapshot_composer
+from collectx.cli.saved import hydra_flags, read_snapshot, snapshot_composer, split_folders
 from collectx.config.derived import ASYNC
 from collectx.errors import ConfigError, DamagedFile
 from collectx.run import RunFolder, resumed, snapshot
@@ -46,9 +46,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _reproduce(arguments: Arguments, argv: Sequence[str]) -> int:
-    # A sweep names its points' folders by overrides, such as `collector.num_workers=2`.
-    folders = [word for word in arguments.words if Path(word).is_dir() or not ("=" in word or word.startswith("~"))]
-    overrides = tuple(word for word in arguments.words if word not in folders)
+    folders, overrides = split_folders(arguments)
     if len(folders) != 1:
         return output.usage_error(f"reproduce needs one run folder, got {len(folders)}.\n{_USAGE}")
     if "multirun" in arguments.flags:
@@ -92,8 +90,7 @@ def _reproduce(arguments: Arguments, argv: Sequence[str]) -> int:
         overrides = (*overrides, f"++collector.order_of={quoted(old.path)}")
     results: list[Outcome] = []
     # Another file would replace the snapshot.
-    flags = {name: value for name, value in arguments.flags.items() if name not in ("config-name", "trust")}
-    status = launch(composer, Arguments(overrides, flags), argv, results)
+    status = launch(composer, Arguments(overrides, hydra_flags(arguments)), argv, results)
     # The error of a failed run may repeat after its last batch.
     if not results or not had_digest or status not in ((0, 1) if ended == "failed" else (0,)):
         return status
@@ -135,8 +132,3 @@ def _compared(old: RunFolder, new: Path, limit: int, reason: str | None, is_cut:
         more = f"\n  and {len(differences) - _SHOWN} more, see snapshot/meta.json" if len(differences) > _SHOWN else ""
         print("note: results may depend on these differences:", *differences[:_SHOWN], sep="\n  ", end=f"{more}\n")
     return 0 if comparison.identical else 1
-
-
-def _flags(arguments: Arguments) -> dict[str, str]:
-    """The flags for Hydra, without one that would replace the snapshot."""
-    return {name: value for name, value in arguments.flags.items() if name not in ("config-name", "trust")}

@@ -6,13 +6,12 @@ The composition starts from the saved configuration, as in `collectx reproduce`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 from collectx.cli import foreign_code, output
 from collectx.cli.arguments import Arguments, run_subcommand
 from collectx.cli.overrides import quoted
 from collectx.cli.run import launch
-from collectx.cli.saved import read_snapshot, snapshot_composer
+from collectx.cli.saved import hydra_flags, read_snapshot, snapshot_composer, split_folders
 from collectx.errors import ConfigError
 from collectx.run import RunFolder, resumed
 
@@ -37,8 +36,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _resume(arguments: Arguments, argv: Sequence[str]) -> int:
-    folders = [word for word in arguments.words if Path(word).is_dir() or not ("=" in word or word.startswith("~"))]
-    overrides = tuple(word for word in arguments.words if word not in folders)
+    folders, overrides = split_folders(arguments)
     if len(folders) != 1:
         return output.usage_error(f"resume needs one run folder, got {len(folders)}.\n{_USAGE}")
     if "multirun" in arguments.flags:
@@ -59,6 +57,5 @@ def _resume(arguments: Arguments, argv: Sequence[str]) -> int:
         raise ConfigError(problems)
     trusted = "trust" in arguments.flags
     foreign_code.check(files, composed.cfg, trusted)
-    flags = {name: value for name, value in arguments.flags.items() if name not in ("config-name", "trust")}
     overrides = (*overrides, f"hydra.run.dir={quoted(files.path)}", "run.resume=auto")
-    return launch(composer, Arguments(overrides, flags), argv, trusted=trusted)
+    return launch(composer, Arguments(overrides, hydra_flags(arguments)), argv, trusted=trusted)

@@ -8,12 +8,25 @@ from typing import Any
 
 from hydra.core.config_store import ConfigStore
 
+from collectx.cli.arguments import Arguments
 from collectx.cli.compose import Composer
 from collectx.config.registry import GROUPS
 from collectx.errors import ConfigError
 from collectx.run import RunFolder, resumed
 
 _PRIMARY = "_collectx_snapshot"
+
+
+def split_folders(arguments: Arguments) -> tuple[list[str], tuple[str, ...]]:
+    """The run folders and the overrides among the words. A sweep names its points' folders by overrides, such as
+    `collector.num_workers=2`."""
+    folders = [word for word in arguments.words if Path(word).is_dir() or not ("=" in word or word.startswith("~"))]
+    return folders, tuple(word for word in arguments.words if word not in folders)
+
+
+def hydra_flags(arguments: Arguments) -> dict[str, str]:
+    """The flags for Hydra, without one that would replace the snapshot."""
+    return {name: value for name, value in arguments.flags.items() if name not in ("config-name", "trust")}
 
 
 def read_snapshot(folder: RunFolder, choose: Callable[[RunFolder], Path]) -> dict[str, Any]:

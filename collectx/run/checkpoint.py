@@ -63,7 +63,7 @@ class Checkpoints:
         """
         import torch
 
-        target = self.path / f"{batches:09d}"
+        target = self.folder(batches)
         if target.exists():
             return target
         self.path.mkdir(parents=True, exist_ok=True)
@@ -95,6 +95,10 @@ class Checkpoints:
         for old in self.all()[: -self._keep]:
             shutil.rmtree(old, ignore_errors=True)
         return target
+
+    def folder(self, batches: int) -> Path:
+        """The folder of the checkpoint after so many batches, whether it exists or not."""
+        return self.path / f"{batches:09d}"
 
     def all(self) -> list[Path]:
         """The folders of all checkpoints, the oldest first."""

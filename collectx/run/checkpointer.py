@@ -99,9 +99,10 @@ class Checkpointer:
 
     def write(self) -> None:
         """Writes a checkpoint of the current state; blocks until it is on the disk. Does nothing before the first
-        batch. A checkpoint that cannot be written, on a full disk for example, is reported; the run continues."""
+        batch, or if there is one of as many batches. A checkpoint that cannot be written, on a full disk for example,
+        is reported; the run continues."""
         statistics = self._record.statistics
-        if statistics.batches == 0:
+        if statistics.batches == 0 or self._checkpoints.folder(statistics.batches).exists():
             return
         began_s = time.monotonic()
         buffers = getattr(self._trainer, "replay_buffers", {})

@@ -28,6 +28,7 @@ from collectx.policy.weights import FlatWeights
 from collectx.rollout.loop import Stopped
 from collectx.transport.base import NO_RESET, BatchReport
 from collectx.transport.network.link import NetworkLink
+from collectx.worker.requests import reply_without_state
 from collectx.worker.spec import NestedSpec, WorkerSpec, rollout_options
 
 
@@ -111,12 +112,7 @@ class NestedSource:
         )
 
     def reply(self) -> None:
-        """A collector within a worker has no state that could be saved."""
-        name, _ = self._link.request
-        if name == "state":
-            self._link.reply({"rollout": {"reason": "the worker runs a collector, whose state cannot be read"}})
-        else:
-            self._link.reply(None, NotImplementedError(f"{name}: the worker runs a collector"))
+        reply_without_state(self._link)
 
     def close(self) -> None:
         self._collector.close()

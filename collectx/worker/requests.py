@@ -21,6 +21,15 @@ from collectx.transport.base import Link
 from collectx.user_objects import Hooks
 
 
+def reply_without_state(link: Link) -> None:
+    """Answers the link's request for a worker that runs a collector, which has no state that could be saved."""
+    name, _ = link.request
+    if name == "state":
+        link.reply({"rollout": {"reason": "the worker runs a collector, whose state cannot be read"}})
+    else:
+        link.reply(None, NotImplementedError(f"{name}: the worker runs a collector"))
+
+
 class RequestHandler:
     """Answers the requests that a worker receives.
 

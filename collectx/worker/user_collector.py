@@ -21,6 +21,7 @@ from collectx.errors import ShapeError, WorkerError
 from collectx.policy.weights import FlatWeights
 from collectx.transport.base import NO_RESET, BatchReport, Link, decode_reset
 from collectx.user_objects import UserCollector, UserEnvConfig, UserPolicyConfig
+from collectx.worker.requests import reply_without_state
 from collectx.worker.spec import WorkerSpec, env_seed, seed_policy
 
 _REWARD: Key = ("next", "reward")
@@ -132,12 +133,7 @@ class UserCollectorSource:
             self._collector.reset()
 
     def reply(self) -> None:
-        """A collector within a worker has no state that could be saved."""
-        name, _ = self._link.request
-        if name == "state":
-            self._link.reply({"rollout": {"reason": "the worker runs a collector, whose state cannot be read"}})
-        else:
-            self._link.reply(None, NotImplementedError(f"{name}: the worker runs a collector"))
+        reply_without_state(self._link)
 
     def close(self) -> None:
         for name in ("shutdown", "close"):

@@ -1,5 +1,6 @@
 """Configurations for tests, and collectors over them. One default of each configuration class; tests replace fields."""
 
+import io
 from dataclasses import fields, replace
 from typing import Any
 
@@ -119,3 +120,11 @@ def batches(*args: Any, **kwargs: Any) -> list:
 def worker_pids(collector) -> list[int]:
     """The processes behind a collector of local workers."""
     return [handle.pid for _, handle in sorted(collector.handles().items())]
+
+
+def through_a_file(state):
+    """A state as `torch.load` reads it from a file, without pickles."""
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import io
 import itertools
 
 import pytest
 import torch
+from collecting import through_a_file
 
 from collectx import env as envs
 from collectx import policy as policies
@@ -31,13 +31,6 @@ class Runs:
         return collector, reasons
 
 
-def _through_a_file(state):
-    file = io.BytesIO()
-    torch.save(state, file)
-    file.seek(0)
-    return torch.load(file, weights_only=True)
-
-
 @pytest.mark.parametrize("options", [_SYNC, ["collector=single"]], ids=["sync", "single"])
 def test_sync_batches_are_those_of_the_uncut_run(options):
     runs = Runs(options)
@@ -50,7 +43,7 @@ def test_sync_batches_are_those_of_the_uncut_run(options):
                 parameter.add_(0.1)
         assert uncut.publish(runs.policy) == 1
         next(uncut)
-        state = _through_a_file(saved_state.save(uncut))
+        state = through_a_file(saved_state.save(uncut))
         with torch.no_grad():  # what was not published is not restored
             for parameter in runs.policy.parameters():
                 parameter.add_(9)
@@ -84,7 +77,7 @@ def test_async_delivers_every_frame_once(cut, recorded):
         first.is_draining = True
         while not first.is_idle:
             frames.append(next(first)["observation"][..., :3].clone())
-        state = _through_a_file(saved_state.save(first))
+        state = through_a_file(saved_state.save(first))
     second, reasons = runs.start(state)
     with second:
         assert reasons == {}
@@ -105,7 +98,7 @@ def test_workers_whose_envs_cannot_be_saved_begin_new_lives():
     first, _ = runs.start()
     with first:
         ids = {id for _ in range(3) for id in next(first)["collector", "traj_ids"].flatten().tolist()}
-        state = _through_a_file(saved_state.save(first))
+        state = through_a_file(saved_state.save(first))
     second, reasons = runs.start(state)
     with second:
         assert all("whose state cannot be read" in reason for reason in reasons.values())

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import io
-
 import pytest
 import torch
+from collecting import through_a_file
 
 from collectx import env as envs
 from collectx import policy as policies
@@ -42,20 +41,13 @@ def _make(options):
     return build(cfg, policies.build(cfg.policy, spec, cfg.seed), spec)
 
 
-def _through_a_file(state):
-    file = io.BytesIO()
-    torch.save(state, file)
-    file.seek(0)
-    return torch.load(file, weights_only=True)
-
-
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("kind", RESTORABLE)
 def test_workers_continue_as_the_saved_ones(kind):
     with _make(RESTORABLE[kind]) as saved:
         for _ in range(3):
             next(saved)
-        states = _through_a_file(saved.ask("state"))
+        states = through_a_file(saved.ask("state"))
         expected = [next(saved).clone() for _ in range(5)]
     with _make(RESTORABLE[kind]) as other:
         next(other)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import collections
-import io
 
 import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from collecting import through_a_file
 
 from collectx.errors import NotRestorable
 from collectx.state import restore, save
@@ -91,13 +91,6 @@ def _walk(env, actions) -> list:
     return steps
 
 
-def _through_a_file(state):
-    file = io.BytesIO()
-    torch.save(state, file)
-    file.seek(0)
-    return torch.load(file, weights_only=True)
-
-
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", _MAKERS)
 def test_a_restored_env_continues_as_the_saved_one(name):
@@ -108,7 +101,7 @@ def test_a_restored_env_continues_as_the_saved_one(name):
     other.reset(seed=99)
     _walk(saved, actions[:103])
     _walk(other, actions[:37])
-    state = _through_a_file(save(saved, name))
+    state = through_a_file(save(saved, name))
     expected = _walk(saved, actions[103:])
     restore(other, state, name)
     continued = _walk(other, actions[103:])

@@ -15,7 +15,9 @@ from worlds.toyworker import Toys, slab_spec
 from collectx.errors import RemoteFailure
 from collectx.transport import messages
 
-CASES = pytest.mark.parametrize("cases", [100, pytest.param(10_000, marks=pytest.mark.nightly)])
+CASES = pytest.mark.parametrize(
+    "cases", [100, pytest.param(10_000, marks=[pytest.mark.nightly, pytest.mark.timeout(3600)])]
+)
 
 
 class Evil:

@@ -11,6 +11,7 @@ import numpy as np
 
 from collectx.config.schema.env import TorchrlEnvConfig
 from collectx.env.base import Env, StepArrays, closed_on_error
+from collectx.env.torchrl_gym import GymMember, Recipe, Unrecognised
 from collectx.env.torchrl_member import TorchrlMember
 from collectx.env.torchrl_specs import is_torchrl_env, random_actions, read_spec
 from collectx.errors import ConfigError, SpaceError
@@ -69,7 +70,15 @@ class TorchrlEnv(Env):
         num_envs = sum(spec.num_envs for spec in specs)
         self.spec = replace(specs[0], num_envs=num_envs, draw=lambda: random_actions(envs, action))
         parts = [slice(0, num_envs)] if envs[0].batch_size else [slice(e, e + 1) for e in range(num_envs)]
-        self._members = [TorchrlMember(env, self.spec, part) for env, part in zip(envs, parts, strict=True)]
+        self.detours: list[str] = []
+        self._members = [self._member(env, part) for env, part in zip(envs, parts, strict=True)]
+
+    def _member(self, env: Any, part: slice) -> TorchrlMember | GymMember:
+        try:
+            return GymMember(env, Recipe.of(env, self.spec), self.spec, part.start)
+        except Unrecognised as error:
+            self.detours.append(str(error))
+            return TorchrlMember(env, self.spec, part)
 
     def reset(self, seeds: Sequence[int] | None, out: Sequence[np.ndarray]) -> None:
         for member in self._members:

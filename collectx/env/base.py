@@ -52,6 +52,8 @@ class EnvSpec:
             tensor per action leaf; None: `action_space` is sampled.
         is_single: the group is one env without a batch dimension, not a group of one; a user's policy is called with
             its observation, `[*shape]`.
+        path: of an env of TorchRL, what steps it: "gymnasium", or "torchrl: " and the reason why its own `_step` does;
+            otherwise empty.
         first: observations after a reset, by leaf, `[1, *shape]` or `[E, *shape]`, with which a user's policy is
             called once to learn its outputs. Empty: that call takes zeros.
     """
@@ -67,6 +69,7 @@ class EnvSpec:
     batch_shape: tuple[int, ...] = ()
     draw: Callable[[], Iterator[Sequence[torch.Tensor]]] | None = None
     is_single: bool = False
+    path: str = field(default="", compare=False)
     first: Mapping[Key, torch.Tensor] = field(default_factory=dict, compare=False, repr=False)
 
     @property

@@ -11,7 +11,7 @@ import numpy as np
 
 from collectx.config.schema.env import TorchrlEnvConfig
 from collectx.env.base import Env, StepArrays, closed_on_error
-from collectx.env.torchrl_gym import GymMember, Recipe, Unrecognised
+from collectx.env.torchrl_gym import GymMember, Recipe, Unrecognised, peel
 from collectx.env.torchrl_member import TorchrlMember
 from collectx.env.torchrl_specs import is_torchrl_env, random_actions, read_spec
 from collectx.errors import ConfigError, SpaceError
@@ -69,20 +69,37 @@ class TorchrlEnv(Env):
         action = specs[0].action
         num_envs = sum(spec.num_envs for spec in specs)
         self.spec = replace(specs[0], num_envs=num_envs, draw=lambda: random_actions(envs, action))
-        parts = [slice(0, num_envs)] if envs[0].batch_size else [slice(e, e + 1) for e in range(num_envs)]
-        self.detours: list[str] = []
-        self._members = [self._member(env, part) for env, part in zip(envs, parts, strict=True)]
-
-    def _member(self, env: Any, part: slice) -> TorchrlMember | GymMember:
+        # The seeds of a batched env's envs follow from the first one.
+        self._derives_seeds = bool(envs[0].batch_size)
+        self._members: list[TorchrlMember | GymMember] = []
         try:
-            return GymMember(env, Recipe.of(env, self.spec), self.spec, part.start)
-        except Unrecognised as error:
-            self.detours.append(str(error))
-            return TorchrlMember(env, self.spec, part)
+            self._members += self._gym_members()
+            self.spec = replace(self.spec, path="gymnasium")
+        except Unrecognised as reason:
+            while len(self.user_envs) > len(envs):
+                self.user_envs.pop().close()
+            parts = [slice(0, num_envs)] if envs[0].batch_size else [slice(e, e + 1) for e in range(num_envs)]
+            self._members += [TorchrlMember(env, self.spec, part) for env, part in zip(envs, parts, strict=True)]
+            self.spec = replace(self.spec, path=f"torchrl: {reason}")
+
+    def _gym_members(self) -> list[GymMember]:
+        """Members that step the Gymnasium envs below; raises `Unrecognised`."""
+        env, outer = peel(self.user_envs[0])
+        if not env.batch_size:
+            return [GymMember(each, Recipe.of(each, self.spec), self.spec, e) for e, each in enumerate(self.user_envs)]
+        envs = split_serial_env(env) if self._owned else [env]
+        if envs == [env]:
+            raise Unrecognised(f"{type(env).__name__} is a batched env of its own")
+        self.user_envs += envs
+        return [GymMember(each, Recipe.of(each, self.spec, outer), self.spec, e) for e, each in enumerate(envs)]
 
     def reset(self, seeds: Sequence[int] | None, out: Sequence[np.ndarray]) -> None:
-        for member in self._members:
-            member.reset(None if seeds is None else int(seeds[member.envs.start]), out)
+        next_seed = 0
+        for e, member in enumerate(self._members):
+            if seeds is not None:
+                is_derived = self._derives_seeds and e > 0
+                next_seed = member.set_seed(next_seed if is_derived else int(seeds[member.envs.start]))
+            member.reset(out)
 
     def step(self, action: Sequence[np.ndarray], out: StepArrays) -> bool:
         any_ended = False

@@ -60,7 +60,8 @@ class Recipe:
         Raises:
             Unrecognised: the env has to be stepped by its `_step`.
         """
-        base, transforms = _peel(env)
+        base, transforms = peel(env)
+        base = _base(base)
         by_name = _by_name([*transforms, *outer])
         reads = _reads(base)
         recipe = cls(
@@ -85,12 +86,26 @@ class Recipe:
                 raise Unrecognised(f"the origin of {'.'.join(leaf.key)} is not known")
 
 
-def _peel(env: Any) -> tuple[Any, list[Any]]:
-    """The env below all `TransformedEnv`, which is a `GymEnv` or `GymWrapper`, and their transforms."""
+def peel(env: Any) -> tuple[Any, list[Any]]:
+    """The env below all `TransformedEnv`, and their transforms."""
     transforms: list[Any] = []
     while _is_torchrls(env, "TransformedEnv"):
-        transforms += flat_transforms(env.transform)
+        _check_methods(env)
+        transforms += _flat(env.transform)
         env = env.base_env
+    _check_methods(env)
+    return env, transforms
+
+
+def _check_methods(env: Any) -> None:
+    """TorchRL itself replaces methods of an object, by the version of Gymnasium for example; others do more."""
+    for name, value in vars(env).items():
+        if callable(value) and hasattr(type(env), name) and not _is_torchrls_module(getattr(value, "__module__", None)):
+            raise Unrecognised(f"its {name} was replaced")
+
+
+def _base(env: Any) -> Any:
+    """Returns a `GymEnv` or `GymWrapper` of one env, as it is; raises `Unrecognised` for all others."""
     if not _is_torchrls(env, "GymEnv", "GymWrapper"):
         raise Unrecognised(f"{type(env).__module__}.{type(env).__name__} is no GymEnv of TorchRL")
     if not isinstance(env._env, gymnasium.Env):
@@ -104,18 +119,14 @@ def _peel(env: Any) -> tuple[Any, list[Any]]:
     }.items():
         if applies:
             raise Unrecognised(reason)
-    for name, value in vars(env).items():
-        # TorchRL itself replaces methods, by the version of Gymnasium for example.
-        if callable(value) and hasattr(type(env), name) and not _is_torchrls_module(getattr(value, "__module__", None)):
-            raise Unrecognised(f"its {name} was replaced")
-    return env, transforms
+    return env
 
 
-def flat_transforms(transform: Any) -> Iterator[Any]:
+def _flat(transform: Any) -> Iterator[Any]:
     """The transforms of a `Compose`, nested or not, in order; or the transform itself."""
     if _is_torchrls(transform, "Compose"):
         for each in transform.transforms:
-            yield from flat_transforms(each)
+            yield from _flat(each)
     else:
         yield transform
 
@@ -129,23 +140,23 @@ def _by_name(transforms: Sequence[Any]) -> dict[str, Any]:
         if name in found and name != "DoubleToFloat":
             raise Unrecognised(f"it has two {name}")
         found[name] = transform
-    if (counter := found.get("StepCounter")) is not None:
-        if counter.truncated_key != "truncated" or not counter.update_done:
-            raise Unrecognised("its StepCounter writes truncated or done otherwise than by default")
-    if (total := found.get("RewardSum")) is not None:
-        if [*total.in_keys] != ["reward"] or not isinstance(total.out_keys[0], str) or total.reward_spec:
-            raise Unrecognised(f"its RewardSum adds {total.in_keys} to {total.out_keys}")
+    counter, total = found.get("StepCounter"), found.get("RewardSum")
+    if counter is not None and (counter.truncated_key != "truncated" or not counter.update_done):
+        raise Unrecognised("its StepCounter writes truncated or done otherwise than by default")
+    if total is not None and ([*total.in_keys] != ["reward"] or not isinstance(total.out_keys[0], str)):
+        raise Unrecognised(f"its RewardSum adds {total.in_keys} to {total.out_keys}")
     return found
 
 
 def _reads(base: Any) -> dict[str, str | None]:
     space = base._env.observation_space
     if isinstance(space, spaces.Box):
-        names = [key for key in base.observation_spec.keys(True, True)]
+        names = list(base.observation_spec.keys(True, True))
         if len(names) == 1 and isinstance(names[0], str):
             return {names[0]: None}
-    elif isinstance(space, spaces.Dict) and not ("state" in space.keys() and "observation" not in space.keys()):
-        if all(isinstance(part, spaces.Box) for part in space.values()):
+    if isinstance(space, spaces.Dict) and all(isinstance(part, spaces.Box) for part in space.values()):
+        # TorchRL renames a "state" without an "observation".
+        if "state" not in space.spaces or "observation" in space.spaces:
             return {name: name for name in space}
     raise Unrecognised(f"its observations are of {space}")
 
@@ -209,18 +220,16 @@ class GymMember:
         self._sum = np.float32(0)
 
     def set_seed(self, seed: int) -> int:
-        """Seeds the env as TorchRL does, by a reset; returns the seed of the next env of a batched one."""
+        """Seeds the env as TorchRL does, by a reset; returns the seed for the next env of a batched one."""
         return self._env.set_seed(seed)
 
-    def reset(self, seed: int | None, out: Sequence[np.ndarray]) -> None:
-        if seed is not None:
-            self.set_seed(seed)
+    def reset(self, out: Sequence[np.ndarray]) -> None:
         observation, _ = self._gym.reset()
         self._steps, self._sum = 0, np.float32(0)
         self._write(observation, out, True)
 
     def restart(self, ended: np.ndarray, out: Sequence[np.ndarray]) -> None:
-        self.reset(None, out)
+        self.reset(out)
 
     def step(self, action: Sequence[np.ndarray], out: StepArrays) -> bool:
         index = self._index

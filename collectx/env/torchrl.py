@@ -59,6 +59,8 @@ class TorchrlEnv(Env):
     def __init__(self, envs: Sequence[Any], owned: bool = True, exclude: Sequence[str] = ()):
         self._owned = owned
         self.user_envs: list[Any] = list(envs)
+        # The envs that a batched env would make, where they are stepped in its place.
+        self._parts: list[Any] = []
         with closed_on_error(self):
             for env in envs:
                 _check(env, alone=len(envs) == 1)
@@ -76,8 +78,7 @@ class TorchrlEnv(Env):
             self._members += self._gym_members()
             self.spec = replace(self.spec, path="gymnasium")
         except Unrecognised as reason:
-            while len(self.user_envs) > len(envs):
-                self.user_envs.pop().close()
+            self._close(self._parts)
             parts = [slice(0, num_envs)] if envs[0].batch_size else [slice(e, e + 1) for e in range(num_envs)]
             self._members += [TorchrlMember(env, self.spec, part) for env, part in zip(envs, parts, strict=True)]
             self.spec = replace(self.spec, path=f"torchrl: {reason}")
@@ -90,7 +91,7 @@ class TorchrlEnv(Env):
         envs = split_serial_env(env) if self._owned else [env]
         if envs == [env]:
             raise Unrecognised(f"{type(env).__name__} is a batched env of its own")
-        self.user_envs += envs
+        self._parts += envs
         return [GymMember(each, Recipe.of(each, self.spec, outer), self.spec, e) for e, each in enumerate(envs)]
 
     def reset(self, seeds: Sequence[int] | None, out: Sequence[np.ndarray]) -> None:
@@ -113,8 +114,14 @@ class TorchrlEnv(Env):
                 member.restart(ended[member.envs], out)
 
     def close(self) -> None:
-        while self._owned and self.user_envs:
-            env = self.user_envs.pop(0)
+        if self._owned:
+            self._close(self._parts)
+            self._close(self.user_envs)
+
+    @staticmethod
+    def _close(envs: list[Any]) -> None:
+        while envs:
+            env = envs.pop(0)
             if not env.is_closed:
                 env.close()
 

@@ -154,10 +154,10 @@ def _reads(base: Any) -> dict[str, str | None]:
         names = list(base.observation_spec.keys(True, True))
         if len(names) == 1 and isinstance(names[0], str):
             return {names[0]: None}
-    if isinstance(space, spaces.Dict) and all(isinstance(part, spaces.Box) for part in space.values()):
-        # TorchRL renames a "state" without an "observation".
-        if "state" not in space.spaces or "observation" in space.spaces:
-            return {name: name for name in space}
+    is_boxes = isinstance(space, spaces.Dict) and all(isinstance(part, spaces.Box) for part in space.values())
+    # TorchRL renames a "state" without an "observation".
+    if is_boxes and ("state" not in space.spaces or "observation" in space.spaces):
+        return {name: name for name in space}
     raise Unrecognised(f"its observations are of {space}")
 
 

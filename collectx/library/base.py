@@ -63,7 +63,7 @@ class DataCollector(CollectorProperties):
         self._frames_per_batch = fit_frames(request, cfg, overrides, spec)
         if request.has_surplus and (note := surplus_note(self.total_frames, self._frames_per_batch)):
             warnings.warn(note, stacklevel=3)
-        self._num_envs, self._is_cuttable = spec.num_envs, spec.can_restart_early
+        self._spec = spec
         self.policy: Any = policies.build(cfg.policy, spec, cfg.seed)
         with contextlib.ExitStack() as stack:
             launcher, events = open_launcher(stack, cfg, objects, request.remote)

@@ -13,6 +13,7 @@ from collectx.collector.collector import Collector
 from collectx.collector.compose import resolve_devices
 from collectx.config.derived import is_stacked
 from collectx.config.schema.run import RunConfig
+from collectx.env.base import EnvSpec
 from collectx.library.request import CollectorRequest
 
 _WEIGHT_SCHEMES = "it connects the parts of TorchRL's collectors; here weights travel by the collector's transport"
@@ -40,6 +41,7 @@ class CollectorProperties:
     # For each worker, the fields of its `WorkerSpec` that differ from `_cfg`.
     _overrides: list[dict[str, Any]]
     _frames_per_batch: int
+    _spec: EnvSpec
 
     if not TYPE_CHECKING:
 
@@ -67,6 +69,12 @@ class CollectorProperties:
         """The device of each worker's policy."""
         devices = [torch.device(each["policy_device"]) for each in self._overrides]
         return devices[0] if self._cfg.collector.kind == "single" else devices
+
+    @property
+    def env_path(self) -> str:
+        """What steps an env of TorchRL: "gymnasium", the env below it, or "torchrl: ", its own `_step`, and the reason;
+        otherwise empty."""
+        return self._spec.path
 
     def _per_worker(self, name: str | None) -> Any:
         device = None if name is None else torch.device(name)

@@ -215,7 +215,7 @@ class DataCollector(CollectorProperties):
             close_env: ignored (accepted for TorchRL compatibility): envs are closed with their workers.
             raise_on_error: whether to raise the error that ended the background thread.
         """
-        background, self._background = self._background, None
+        background, self._background, self.closed = self._background, None, True
         with contextlib.closing(self._exit_stack):
             if background is not None:
                 limit_s = self._cfg.collector.close_timeout_s

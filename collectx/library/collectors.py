@@ -31,6 +31,11 @@ class Collector(InspectableCollector):
     def __init__(self, *arguments: Any, **keywords: Any):
         InspectableCollector.__init__(self, SingleRequest, arguments, keywords)
 
+    @property
+    def env(self) -> Any:
+        """The env; a list for several envs. Stepping or resetting it changes what is collected."""
+        return self._ask("envs")[0]
+
     def reset(self, index: Any = None, **keywords: Any) -> None:  # type: ignore[override]
         """Resets envs before the next batch.
 

@@ -82,6 +82,10 @@ class RequestHandler:
         if self._profiling is not None and not self._profiling.step():
             self._profiling = None
 
+    def envs(self) -> Any:
+        """Returns the user's env; a list for several envs."""
+        return self._envs[0] if len(self._envs) == 1 else [*self._envs]
+
     def getattr_env(self, attr: str) -> Any:
         """Returns an attribute of the user's env; a list for several envs."""
         values = [getattr(env, attr) for env in self._envs or [self._group]]

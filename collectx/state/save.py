@@ -15,6 +15,7 @@ import enum
 import functools
 import random
 import types
+import weakref
 from collections import deque
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,8 @@ _CONSTANTS = (
     types.BuiltinFunctionType,
     types.MethodType,
     types.ModuleType,
+    types.EllipsisType,
+    weakref.ReferenceType,
     type,
     functools.partial,
     range,
@@ -75,7 +78,7 @@ class _Writer:
     def write(self, value: Any, path: str) -> Any:
         if type(value) in PLAIN:
             return value
-        if isinstance(value, _CONSTANTS):
+        if is_constant(value):
             return ["constant", name_of(value)]
         if isinstance(value, enum.Enum):
             return ["enum", value.name]
@@ -156,7 +159,18 @@ def _slots(kind: type) -> list[str]:
     ]
 
 
+def is_constant(value: Any) -> bool:
+    return isinstance(value, _CONSTANTS) or _is_spec(value)
+
+
+def _is_spec(value: Any) -> bool:
+    """Whether it is one of TorchRL's specs."""
+    return type(value).__module__ == "torchrl.data.tensor_specs"
+
+
 def name_of(value: Any) -> str:
+    if isinstance(value, weakref.ReferenceType) or _is_spec(value):
+        value = type(value)
     if isinstance(value, functools.partial):
         value = value.func
     name = getattr(value, "__qualname__", getattr(value, "__name__", None))

@@ -13,6 +13,7 @@ from collectx.collector import build
 
 _OPTIONS = ["trainer=meter", "collector.frames_per_batch=64", "collector.total_frames=640"]
 _VECTOR = ["env=gym_vector", "env.id=CartPole-v1", "env.num_envs=4"]
+_BATCHED = ["env=torchrl", "env.target=worlds.torchrlenvs:counted_serial", "env.num_envs=3"]
 RESTORABLE = {
     "gym": ["policy=mlp"],
     "gym, random actions": ["policy=random", "env=pendulum"],
@@ -21,6 +22,9 @@ RESTORABLE = {
     "vector": ["policy=mlp", *_VECTOR],
     "vector, same_step": ["policy=mlp", *_VECTOR, "env.autoreset_mode=same_step"],
     "vector, next_step": ["policy=mlp", *_VECTOR, "env.autoreset_mode=next_step"],
+    "torchrl": ["policy=mlp", "env=torchrl", "env.target=worlds.torchrlenvs:counted", "env.num_envs=2"],
+    "torchrl, batched": ["policy=mlp", *_BATCHED, "collector.frames_per_batch=63", "collector.total_frames=630"],
+    "torchrl, with other transforms": ["policy=mlp", "env=torchrl", "env.target=worlds.torchrlenvs:primed"],
     "counting": ["policy=random", "env=counting"],
     "time limit, random frames": [
         "policy=mlp",
@@ -36,6 +40,8 @@ NOT_RESTORABLE = {
 
 
 def _make(options):
+    if "env=torchrl" in options:
+        pytest.importorskip("torchrl", reason="needs the torchrl extra")
     cfg = compose([*_OPTIONS, *([] if "collector=multi_sync" in options else ["collector=single"]), *options])
     spec = envs.read_spec(cfg.env, policies.is_user_policy(cfg.policy))
     return build(cfg, policies.build(cfg.policy, spec, cfg.seed), spec)

@@ -49,6 +49,24 @@ def test_a_run_is_one_job_with_what_the_launcher_asks_for(queue, capsys):
     assert (RunFolder("run").read_result()["status"], len(queue.scripts)) == ("completed", 1)
 
 
+@pytest.mark.parametrize(
+    ("words", "requeues"),
+    [
+        ("partition=cpu", False),
+        ("partition=cpu,spot", True),
+        ("partition=cpu time=30", True),
+        ("partition=spot requeue=false", False),
+        ("sbatch={partition:spot}", True),
+    ],
+)
+def test_jobs_that_slurm_may_end_before_the_run_are_requeued(queue, words, requeues):
+    queue.preempted = ["spot"]
+    start(" ".join(f"launcher.{word}" for word in words.split()))
+    (script,) = queue.scripts
+    assert missing(script, "requeue" if requeues else "no-requeue") == []
+    assert JobSpec.read(RunFolder("point0")).cfg.launcher.requeue is requeues
+
+
 def test_a_job_continues_a_run_that_has_a_checkpoint(queue):
     command = ["launcher=slurm", "hydra.run.dir=run"]
     assert run.main(command) == 0

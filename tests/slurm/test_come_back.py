@@ -14,8 +14,8 @@ from running import ENDLESS, LAUNCHERS, nightly
 )
 def test_a_run_is_looked_at_followed_and_cancelled(cluster, run, launcher, states):
     left = [] if launcher == "submitit" else ["launcher.wait=false"]
-    started = run(*ENDLESS, *LAUNCHERS[launcher], *left)
-    wait_until(lambda: started.num_batches > 5, 300, "batches")
+    started = run(*ENDLESS, *LAUNCHERS[launcher], *left, "collector.worker_timeout_s=60")
+    wait_until(lambda: started.num_batches > 5 or started.result, 300, "batches")
     jobs = sorted({event["job"] for event in started.events("worker_joined")})
 
     def collectx(*words):

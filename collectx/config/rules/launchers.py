@@ -68,7 +68,8 @@ def slurm_time(cfg: RunConfig) -> Iterator[Problem]:
         return
     limit_s = _seconds(str(launcher.time))
     if limit_s is not None and limit_s <= launcher.signal_s + _EARLY_S:
-        rule = f"and the {_EARLY_S} s by which SLURM may be early are not less than launcher.time={limit_s} s"
+        early = f"SLURM may signal {_EARLY_S} s earlier, {launcher.signal_s + _EARLY_S} s before the end"
+        rule = f"is too much for launcher.time={limit_s} s: {early}"
         advice = "use a smaller value, a longer launcher.time, or launcher.requeue=false."
         yield Problem("launcher.signal_s", rule, launcher.signal_s, advice)
 

@@ -33,7 +33,7 @@ def test_a_run_is_one_job_with_what_the_launcher_asks_for(queue, capsys):
     assert run.main(["launcher=slurm", *others, *(f"launcher.{word}" for word in [*asked.split(), *more])]) == 0
     (script,) = queue.scripts
     options = "partition=p account=a qos=q time=30 mem=4G cpus-per-task=2 gres=gpu:1 constraint=ib nodes=2 exclusive"
-    assert missing(script, *options.split(), "job-name=mine", "no-requeue", "ntasks=4") == []
+    assert missing(script, *options.split(), "job-name=mine", "requeue", "ntasks=4") == []
     assert "--array" not in script
     for text in ("\nexport LEVER=up\n", "--container=/image", "SRUN_CPUS_PER_TASK"):
         assert text in script
@@ -53,7 +53,7 @@ def test_a_run_is_one_job_with_what_the_launcher_asks_for(queue, capsys):
     ("words", "requeues"),
     [
         ("partition=cpu", False),
-        ("partition=cpu,spot", True),
+        ("partition='cpu,spot'", True),
         ("partition=cpu time=30", True),
         ("partition=spot requeue=false", False),
         ("sbatch={partition:spot}", True),

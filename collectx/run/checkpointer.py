@@ -11,22 +11,19 @@ with its workers, of the statistics, and of the generators of the trainer's proc
 from __future__ import annotations
 
 import os
-import random
 import time
 from collections.abc import Callable
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import torch
-
 from collectx import state as states
 from collectx.collector import saved_state
 from collectx.collector.trajectories import Assembler
 from collectx.config.schema.run import CheckpointOptions, RunConfig
+from collectx.disk import sync
 from collectx.errors import ConfigError, DamagedFile
 from collectx.run import resumed
-from collectx.run.checkpoint import Checkpoint, Checkpoints, sync
+from collectx.run.checkpoint import Checkpoint, Checkpoints
 from collectx.run.digest import Digest
 from collectx.run.folder import RunFolder
 from collectx.run.reproduce import order_of
@@ -35,6 +32,7 @@ from collectx.run.signals import Signals
 
 if TYPE_CHECKING:
     from collectx.collector import Collector
+    from collectx.env.base import Env
     from collectx.trainer.base import Trainer
 
 # The share of the time that checkpoints by time may take.
@@ -136,7 +134,7 @@ class Checkpointer:
             "assembler": None if self._assembler is None else self._assembler.state(),
             "statistics": self._record.statistics.state(),
             "wall_s": time.monotonic() - self._record.start_s,
-            "generators": _generators(),
+            "generators": states.save_generators(),
         }
 
 
@@ -243,10 +241,7 @@ class ResumePoint:
 
     def load_generators(self) -> None:
         """Restores the generators of this process; to be called right before training."""
-        generators = self._state["generators"]
-        torch.set_rng_state(generators["torch"])
-        np.random.set_state(states.read(generators["numpy"]))
-        random.setstate(states.read(generators["python"]))
+        states.load_generators(self._state["generators"])
 
 
 def resume_point(files: RunFolder, cfg: RunConfig, say: Callable[[str], None]) -> ResumePoint | None:
@@ -268,9 +263,15 @@ def resume_point(files: RunFolder, cfg: RunConfig, say: Callable[[str], None]) -
     return point
 
 
-def _generators() -> dict[str, Any]:
-    return {
-        "torch": torch.get_rng_state(),
-        "numpy": states.save(np.random.get_state(), "numpy.random"),
-        "python": states.save(random.getstate(), "random"),
-    }
+def announce_unsaved(cfg: RunConfig, events: Callable[..., None]) -> Callable[[Env], None]:
+    """Returns a function that announces, at the start of a run, that checkpoints will not hold the state of its envs.
+    It takes the group of envs of one worker, or one env of it, in any state."""
+
+    def announce(group: Env) -> None:
+        reason = group.unsaved or states.reason_not_saved(group, "the group of envs")
+        if cfg.collector.num_workers_per_collector > 1:
+            reason = "each worker runs a collector, whose state cannot be read"
+        if reason is not None:
+            events("envs_not_saved", reason=reason)
+
+    return announce

@@ -66,6 +66,8 @@ def format_event(name: str, fields: dict[str, Any]) -> str | None:
         return f"the run continues without worker {worker} (collector.on_worker_failure=drop): {left} left"
     if name == "checkpoint_failed":
         return f"no checkpoint could be written: {fields['message']}"
+    if name == "envs_not_saved":
+        return f"checkpoints do not save the envs: after a resume they begin new episodes: {fields['reason']}"
     if name == "resumed":
         reasons = fields["new_episodes"].items()
         begin = "".join(f"; worker {worker} begins new episodes: {reason}" for worker, reason in reasons)

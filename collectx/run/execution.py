@@ -168,6 +168,7 @@ class _Execution:
         import torch
 
         from collectx import collector, env, policy, trainer
+        from collectx.run.checkpointer import announce_unsaved
         from collectx.trainer.base import overrides_of_workers
 
         cfg = self._cfg
@@ -177,7 +178,7 @@ class _Execution:
         device = torch.device(cfg.devices.storing_device or cfg.devices.device or "cpu")
         cores.limit_threads(cfg)
         snapshot.write_numerics(self._files, device)
-        spec = env.read_spec(cfg.env, policy.is_user_policy(cfg.policy))
+        spec = env.read_spec(cfg.env, policy.is_user_policy(cfg.policy), announce_unsaved(cfg, self._add_event))
         # Of what a policy's initialisation or a user's trainer draws from; envs and workers have separate seeds.
         random.seed(cfg.seed)
         np.random.seed(cfg.seed % 2**32)

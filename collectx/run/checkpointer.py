@@ -14,7 +14,10 @@ import os
 import time
 from collections.abc import Callable
 from itertools import islice
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import torch
 
 from collectx import state as states
 from collectx.collector import saved_state
@@ -25,6 +28,7 @@ from collectx.errors import ConfigError, DamagedFile
 from collectx.run import resumed
 from collectx.run.checkpoint import Checkpoint, Checkpoints
 from collectx.run.digest import Digest
+from collectx.run.files import write_atomically
 from collectx.run.folder import RunFolder
 from collectx.run.reproduce import order_of
 from collectx.run.result import Record
@@ -111,20 +115,29 @@ class Checkpointer:
                 path = self._checkpoints.write(
                     statistics.batches, facts, self._state(), {name: each.dumps for name, each in buffers.items()}
                 )
+                seconds = round(time.monotonic() - began_s, 3)
+                self._events("checkpoint", batches=statistics.batches, path=path.name, seconds=seconds)
         except Exception as error:
             # A worker that is gone is handled when the next batch is requested.
             message = f"{type(error).__name__}: {error}"
             if isinstance(error, OSError):
                 message = f"{error.filename or self._checkpoints.path}: {error.strerror or error}"
             self._events("checkpoint_failed", batches=statistics.batches, message=message)
-        else:
-            cost_s = time.monotonic() - began_s
-            self._events("checkpoint", batches=statistics.batches, path=path.name, seconds=round(cost_s, 3))
         finally:
             cost_s = time.monotonic() - began_s
             statistics.checkpoint_s += cost_s
             self._wait_s = max(self._wait_s, cost_s / _MOST_SHARE)
         self._last_batches, self._due_s = statistics.batches, time.monotonic() + self._wait_s
+
+    def write_final(self, path: Path) -> None:
+        """Writes the trainer's state alone, if it has one, to the file `path`; blocks until it is on the disk.
+
+        Raises:
+            OSError: it could not be written.
+        """
+        state: dict = getattr(self._trainer, "state_dict", dict)()
+        if state:
+            write_atomically(path, lambda file: torch.save(state, file))
 
     def _state(self) -> dict[str, Any]:
         state_dict = getattr(self._trainer, "state_dict", None)

@@ -74,6 +74,7 @@ class RunCollection:
 
     Attributes:
         statistics: sums over all deliveries, also read by the progress display.
+        is_learning: the trainer has a batch, and has not asked for the next one.
     """
 
     def __init__(
@@ -120,6 +121,7 @@ class RunCollection:
         self._lines = JsonLines(folder.metrics)
         self._line: dict[str, Any] | None = None
         self._logged: dict[str, float] = {}
+        self.is_learning = False
 
     def __iter__(self) -> Iterator[Any]:
         return self
@@ -127,10 +129,13 @@ class RunCollection:
     def __next__(self) -> Any:
         """Returns the next batch; blocks until it is complete. Raises the errors of the collector, and `StopIteration`
         after `max_batches`."""
+        self.is_learning = False
         if self._assembler is None:
-            return self._collect()
-        while (batch := self._assembler.take()) is None:
-            self._assembler.add(self._collect())
+            batch = self._collect()
+        else:
+            while (batch := self._assembler.take()) is None:
+                self._assembler.add(self._collect())
+        self.is_learning = True
         return batch
 
     def _collect(self) -> Any:

@@ -56,7 +56,7 @@ def _reproduce(arguments: Arguments, argv: Sequence[str]) -> int:
     saved = read_snapshot(old, lambda files: resumed.repeatable_config(files)[0])
     _, change = resumed.repeatable_config(old)
     # A damaged file is reported before the run, not after it.
-    digests = [line.get("digest") for line in old.read_metrics()][: change and change.batches]
+    digests = [line.get("digest") for line in old.read_metrics()][: None if change is None else change.batches]
     result, _ = old.read_result(), list(old.read_events())
     ended = "failed" if result is None else result["status"]
     if ended != "completed" and not digests:

@@ -97,3 +97,9 @@ def test_envs_that_cannot_be_saved_are_announced_before_workers_start(kind):
     for name, reason in announced:
         assert "after a resume they begin new episodes: " in format_event(name, {"reason": reason})
         assert NOT_RESTORABLE[kind][1][0] in reason
+
+
+def test_workers_that_run_collectors_are_announced():
+    cfg, announced = compose(["collector=distributed", "collector.num_workers_per_collector=2"]), []
+    envs.read_spec(cfg.env, examine=announce_unsaved(cfg, lambda name, reason: announced.append(reason)))
+    assert announced == ["each worker runs a collector, whose state cannot be read"]

@@ -202,7 +202,7 @@ def test_a_job_that_is_signalled_before_its_run_begins_is_requeued(
     folder, command, monkeypatch, state, job, has_result, requeued
 ):
     monkeypatch.setenv("COLLECTX_REQUEUE", job)
-    command("squeue", f"echo {state}")
+    command("squeue", f"echo {state}; echo {state}")  # one line for each part of a job
     command("scontrol", f'echo "$*" >> {folder.parent}/called')
     if has_result:
         (folder / "result.json").touch()

@@ -34,7 +34,7 @@ if [ "$SLURM_PROCID" = 0 ]; then
   status=$?
   # SIGTERM came before the trainer could handle it, as while it was importing.
   if [ "$status" = 143 ] && [ -n "$COLLECTX_REQUEUE" ] && [ ! -e "$1/result.json" ] &&
-      [ "$(squeue --noheader --jobs="$COLLECTX_REQUEUE" --format=%T)" = RUNNING ]; then
+      [ "$(squeue --noheader --jobs="$COLLECTX_REQUEUE" --format=%T | sort -u)" = RUNNING ]; then
     echo "collectx: the job is requeued: it was signalled before the run began"
     scontrol requeue "$COLLECTX_REQUEUE"
   fi

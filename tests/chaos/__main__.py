@@ -45,6 +45,7 @@ def main() -> int:
     parser.add_argument("--faults", type=int, default=40)
     parser.add_argument("--jobs", type=int, default=2, help="runs at a time")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="begin no run after this time")
+    parser.add_argument("--only", type=int, nargs="*", help="the numbers of the runs; all of them if omitted")
     parser.add_argument("--json", type=Path, help="the file for the outcome of every fault")
     arguments = parser.parse_args()
     end_s = time.monotonic() + 60 * arguments.minutes
@@ -62,11 +63,13 @@ def main() -> int:
         return outcomes
 
     with ThreadPoolExecutor(arguments.jobs) as pool:
-        runs = list(pool.map(play, plans(arguments.seed, arguments.faults, os.geteuid() == 0)))
+        drawn = plans(arguments.seed, arguments.faults, os.geteuid() == 0)
+        runs = list(pool.map(play, [each for each in drawn if not arguments.only or each.number in arguments.only]))
     outcomes = [each for run in runs for each in run]
     if arguments.json is not None:
         arguments.json.write_text(json.dumps([as_plain(each) for each in outcomes], indent=2) + "\n")
-    print(f"\nseed {arguments.seed}, {sum(map(bool, runs))} runs\n\n{table(outcomes)}")
+    cut = sum(each.is_cut for each in outcomes)
+    print(f"\nseed {arguments.seed}, {sum(map(bool, runs))} runs, {cut} checkpoints cut while written\n\n{table(outcomes)}")
     return int(not all(each.survived and not each.wrong_frames for each in outcomes))
 
 

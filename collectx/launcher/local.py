@@ -26,7 +26,7 @@ from collectx.launcher.base import Launcher
 from collectx.transport.stacks import write_on_signal
 
 # Modules that the fork server imports when it starts.
-PRELOAD = ["collectx.env.gym", "collectx.policy.mlp", "collectx.worker.entry"]
+PRELOAD = ["collectx.launcher.fork_server", "collectx.env.gym", "collectx.policy.mlp", "collectx.worker.entry"]
 # File descriptors that libraries may need, and that each worker needs.
 _DESCRIPTORS, _WORKER_DESCRIPTORS = 256, 4
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")

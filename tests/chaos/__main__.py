@@ -48,7 +48,8 @@ def main() -> int:
     parser.add_argument("--only", type=int, nargs="*", help="the numbers of the runs; all of them if omitted")
     parser.add_argument("--json", type=Path, help="the file for the outcome of every fault")
     arguments = parser.parse_args()
-    end_s = time.monotonic() + 60 * arguments.minutes
+    begin_s = time.monotonic()
+    end_s = begin_s + 60 * arguments.minutes
     folder = Path(tempfile.mkdtemp(prefix="collectx-chaos-"))
 
     def play(plan: Plan) -> list[Outcome]:
@@ -68,8 +69,9 @@ def main() -> int:
     outcomes = [each for run in runs for each in run]
     if arguments.json is not None:
         arguments.json.write_text(json.dumps([as_plain(each) for each in outcomes], indent=2) + "\n")
-    cut = sum(each.is_cut for each in outcomes)
-    print(f"\nseed {arguments.seed}, {sum(map(bool, runs))} runs, {cut} checkpoints cut while written\n\n{table(outcomes)}")
+    seconds, cut = time.monotonic() - begin_s, sum(each.is_cut for each in outcomes)
+    print(f"\nseed {arguments.seed}, {sum(map(bool, runs))} runs, {seconds:.0f} s, {cut} checkpoints cut while written")
+    print(f"\n{table(outcomes)}")
     return int(not all(each.survived and not each.wrong_frames for each in outcomes))
 
 

@@ -4,7 +4,6 @@ A listening port belongs to a process, so that none is left where no process is.
 """
 
 import contextlib
-import os
 import re
 from pathlib import Path
 
@@ -50,6 +49,8 @@ class Leftovers:
         """What is left of a run that has ended, in the folder `run` and elsewhere; `keep` checkpoints may be."""
         found = [f"process {each.pid}: {' '.join(each.cmdline())[:100]}" for each in self.processes()]
         found += [str(path) for folder in (self._temporary, self._shared) for path in folder.rglob("*")]
+        # The cache of torch, for all processes of a user.
+        found = [each for each in found if "torchinductor_" not in each]
         files = [str(path.relative_to(run)) for path in run.rglob("*") if not path.is_dir()]
         found += [path for path in files if not _FILES.fullmatch(path)]
         numbers = {path.parent.name for path in run.glob("checkpoints/*/state.pt")}

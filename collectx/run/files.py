@@ -13,7 +13,6 @@ from typing import Any, BinaryIO
 
 from collectx.errors import DamagedFile
 
-
 # Begins the names of files and folders that are being written; a process that is killed leaves them.
 INCOMPLETE = ".new-"
 

@@ -76,8 +76,8 @@ class RunFolder:
         return self.snapshot / f"config-{batches:09d}.yaml"
 
     def begin(self, keep_logs: bool = False, keep_run: bool = False) -> None:
-        """Makes the folders. Removes the files of an earlier run in the same folder, and those that a killed process did
-        not complete.
+        """Makes the folders. Removes the files of an earlier run in the same folder, and those that a
+        killed process did not complete.
 
         Args:
             keep_logs: keeps `logs/` and `jobs/`, which other processes of this run may have written already.

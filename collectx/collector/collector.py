@@ -185,7 +185,7 @@ class Collector(Iterator[TensorDict], AbstractContextManager["Collector"]):
             self._failure = failure
             raise
         if life is not None:
-            self._events("worker_restarted", worker=worker, life=life)
+            self._events("worker_restarted", worker=worker, life=life, after=type(error).__name__)
             self._grant(self._schedule.replaced(worker))
         else:
             self._workers.remove(worker)

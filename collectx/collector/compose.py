@@ -146,7 +146,13 @@ def build(
     )
     lives = {} if resume is None else next_lives(resume)
     failure_policy = FailurePolicy(
-        options.on_worker_failure, options.max_restarts, num_workers, start, lives, options.min_workers
+        options.on_worker_failure,
+        options.max_restarts,
+        num_workers,
+        start,
+        lives,
+        options.min_workers,
+        launcher.max_requeues,
     )
     collector = Collector(transport, schedule, delivery, num_workers, failure_policy, events)
     try:

@@ -5,6 +5,7 @@ Faults of a full disk need root, for a disk of their own.
 """
 
 import argparse
+import contextlib
 import json
 import os
 import shutil
@@ -67,6 +68,8 @@ def main() -> int:
         drawn = plans(arguments.seed, arguments.faults, os.geteuid() == 0)
         runs = list(pool.map(play, [each for each in drawn if not arguments.only or each.number in arguments.only]))
     outcomes = [each for run in runs for each in run]
+    with contextlib.suppress(OSError):  # it has what is left of runs that did not survive
+        folder.rmdir()
     if arguments.json is not None:
         arguments.json.write_text(json.dumps([as_plain(each) for each in outcomes], indent=2) + "\n")
     seconds, cut = time.monotonic() - begin_s, sum(each.is_cut for each in outcomes)

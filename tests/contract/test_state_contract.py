@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import pickle
+
 import pytest
 import torch
-from collecting import through_a_file
+from collecting import gym, through_a_file
 
 from collectx import env as envs
 from collectx import policy as policies
 from collectx.cli.compose import compose
 from collectx.collector import build
+from collectx.policy.random import RandomActor
 from collectx.run.checkpointer import announce_unsaved
 from collectx.run.events import format_event
 
@@ -103,3 +106,10 @@ def test_workers_that_run_collectors_are_announced():
     cfg, announced = compose(["collector=distributed", "collector.num_workers_per_collector=2"]), []
     envs.read_spec(cfg.env, examine=announce_unsaved(cfg, lambda name, reason: announced.append(reason)))
     assert announced == ["each worker runs a collector, whose state cannot be read"]
+
+
+def test_random_actions_take_as_many_bytes_as_they_have():
+    actor = RandomActor(envs.read_spec(gym(4, "CartPole-v1")))
+    drawn, _ = actor.act([]), actor.act([])
+    size = 256 * drawn[0].nbytes
+    assert size / 2 < len(pickle.dumps(actor.state())) < 1.5 * size

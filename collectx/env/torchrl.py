@@ -13,7 +13,7 @@ from collectx.config.schema.env import TorchrlEnvConfig
 from collectx.env.base import Env, StepArrays, closed_on_error
 from collectx.env.torchrl_gym import GymMember, Recipe, Unrecognised, peel
 from collectx.env.torchrl_member import TorchrlMember
-from collectx.env.torchrl_specs import is_torchrl_env, random_actions, read_spec
+from collectx.env.torchrl_specs import RandomActions, is_torchrl_env, read_spec
 from collectx.errors import ConfigError, SpaceError
 from collectx.user_objects import resolve
 
@@ -70,7 +70,7 @@ class TorchrlEnv(Env):
                 raise SpaceError("the envs of a group must have the same specs, but these differ")
         action = specs[0].action
         num_envs = sum(spec.num_envs for spec in specs)
-        self.spec = replace(specs[0], num_envs=num_envs, draw=lambda: random_actions(envs, action))
+        self.spec = replace(specs[0], num_envs=num_envs, draw=lambda: RandomActions(envs, action))
         # The seeds of a batched env's envs follow from the first one.
         self._derives_seeds = bool(envs[0].batch_size)
         self._members: list[TorchrlMember | GymMember] = []

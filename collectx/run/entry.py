@@ -36,6 +36,7 @@ from collectx.run.files import write_json
 from collectx.run.folder import RunFolder
 from collectx.run.rendezvous import JobSpec, announce_trainer, find_trainer, read_objects
 from collectx.run.result import Result, Status
+from collectx.run.signals import ignore_requests
 from collectx.user_objects import UserObjects
 
 _POLL_S = 0.25
@@ -49,6 +50,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--worker", type=int)
     parser.add_argument("folder")
     arguments = parser.parse_args(argv)
+    ignore_requests()
     files = RunFolder(arguments.folder)
     if arguments.worker is not None:
         signal.signal(signal.SIGTERM, lambda signum, frame: _end_job(files))
@@ -177,7 +179,9 @@ def _wait_for_trainer(cfg: RunConfig, files: RunFolder) -> None:
             continue
         next_s += period_s
         try:
-            if requeue.end_after_loss(node.read_text().strip(), cfg.launcher, os.environ):
+            host = node.read_text().strip()
+            if requeue.end_after_loss(host, cfg.launcher, os.environ):
+                print(f"collectx: {host}, the node of the trainer, is gone", file=sys.stderr)
                 return
         except LauncherError as error:
             print(f"collectx: {error}", file=sys.stderr)

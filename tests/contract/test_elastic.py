@@ -1,12 +1,12 @@
-"""Runs that begin with `collector.min_workers` of their workers, which come late, are lost, or never come. Every frame of
-the counting envs is delivered once, in the order of its env."""
+"""Runs that begin with `collector.min_workers` of their workers, which come late, are lost, or never come. Every frame
+of the counting envs is delivered once, in the order of its env."""
 
 import os
 import signal
 
 import pytest
 import ways
-from collecting import Log, config, counting, through_a_file, worker_pids
+from collecting import Log, config, counting, through_a_file
 from worlds.gates import Gates
 from worlds.streams import StreamChecker
 

@@ -1,4 +1,4 @@
-"""Workers that start late: each waits for the file of its index before it does anything. Imported by worker processes."""
+"""Workers that start late: each waits for the file of its index before anything else. Imported by worker processes."""
 
 import time
 from collections.abc import Callable

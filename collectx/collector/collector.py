@@ -193,7 +193,17 @@ class Collector(Iterator[TensorDict], AbstractContextManager["Collector"]):
         except Exception as failure:
             self._failure = failure
             raise
+<<<<<<< HEAD
         self._grant(grants)
+=======
+        if life is not None:
+            self._events("worker_restarted", worker=worker, life=life, after=type(error).__name__)
+            self._grant(self._schedule.replaced(worker))
+        else:
+            self._workers.remove(worker)
+            self._events("worker_dropped", worker=worker, num_workers=len(self._workers))
+            self._schedule.dropped(worker)
+>>>>>>> house
 
     @property
     def steps(self) -> list[int]:

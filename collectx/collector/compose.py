@@ -149,7 +149,17 @@ def build(
     )
     lives = {} if resume is None else next_lives(resume)
     failure_policy = FailurePolicy(
+<<<<<<< HEAD
         options.on_worker_failure, options.max_restarts, num_workers, start, lives, options.min_workers or 1
+=======
+        options.on_worker_failure,
+        options.max_restarts,
+        num_workers,
+        start,
+        lives,
+        options.min_workers,
+        launcher.max_requeues,
+>>>>>>> house
     )
     members = Members(transport, schedule, failure_policy, events, options.min_workers or num_workers)
     collector = Collector(transport, schedule, delivery, members)

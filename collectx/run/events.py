@@ -59,8 +59,9 @@ def format_event(name: str, fields: dict[str, Any]) -> str | None:
     if name == "worker_failed":
         return f"worker {worker} failed: {fields['type']}: {fields['message']}"
     if name == "worker_restarted":
-        time = _nth(fields["life"])
-        return f"worker {worker} is restarted (collector.on_worker_failure=restart), for the {time} time"
+        time, after = _nth(fields["life"]), fields.get("after")
+        why = "as SLURM has ended its job" if after == "JobEnded" else f"after {after}"
+        return f"worker {worker} is restarted for the {time} time, {why}"
     if name == "worker_dropped":
         left = fields["num_workers"]
         return f"the run continues without worker {worker} (collector.on_worker_failure=drop): {left} left"

@@ -23,7 +23,7 @@ class Runs:
 
     def __init__(self, way, gates, least, **knobs):
         shape = {"num_workers": 3, "frames_per_batch": 90 if way.is_sync else 30, "total_frames": -1}
-        shape |= {"on_worker_failure": "drop", "min_workers": least}
+        shape |= {"on_worker_failure": "drop", "min_workers": least, "close_timeout_s": 3.0}
         self.cfg = config(way.kind, way.place, counting(NUM_ENVS), **shape | knobs)
         self.gates = gates
         self._spec = envs.read_spec(self.cfg.env, policies.is_user_policy(self.cfg.policy))

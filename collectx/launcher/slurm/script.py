@@ -91,6 +91,7 @@ def script(
         ")",
         "run=${runs[${SLURM_ARRAY_TASK_ID:-0}]}",
         'exec >>"$run/logs/job.log" 2>&1 || exit 1',
+        *_limit(launcher),
         'ended="$run/jobs/exit_status.$SLURM_JOB_ID"',
         'rm -f "$ended" "$run/result.json"  # of an earlier attempt of the job',
         'stat --format=%s "$run/logs/job.log" > "$run/jobs/log_begin"',
@@ -111,6 +112,15 @@ def script(
         "",
     ]
     return "\n".join(lines)
+
+
+def _limit(launcher: SlurmLauncherConfig) -> list[str]:
+    """Ends a job that SLURM itself has requeued once too often, as after a preemption without time for a checkpoint."""
+    if not launcher.requeue:
+        return []
+    limit = launcher.max_requeues
+    message = f"collectx: job $SLURM_JOB_ID is not started again: it was requeued launcher.max_requeues={limit} times"
+    return [f'if [ "${{SLURM_RESTART_COUNT:-0}}" -gt {limit} ]; then echo "{message}"; exit 1; fi']
 
 
 def _part(launcher: SubmititDelayedLauncherConfig, resources: PartResources) -> SubmititDelayedLauncherConfig:

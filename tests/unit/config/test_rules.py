@@ -52,6 +52,14 @@ BROKEN = {
     f"{NEXT_STEP} collector.max_frames_per_traj=9": "collector.max_frames_per_traj=9: .*disabled or same_step",
     f"{NEXT_STEP} collector.reset_at_each_iter=true": "collector.reset_at_each_iter=true: .*disabled or same_step",
     "env=gym_vector env.id=X env.vectorization_mode=vector_entry_point env.wrappers=[a.B]": "env.wrappers: ",
+    # jobs
+    "launcher=slurm launcher.time=2": (
+        "launcher.signal_s=60 is too much for launcher.time=120 s: .* 120 s before the end: .*requeue=false"
+    ),
+    "launcher=slurm launcher.time='1-0:0:30' launcher.signal_s=90000": (
+        "launcher.signal_s=90000 is too much for launcher.time=86430 s"
+    ),
+    "launcher=submitit launcher.sbatch={requeue:true}": "launcher.sbatch.requeue: .*use launcher.requeue",
     # what trainers learn from
     "collector.preemptive_threshold=0.5": "collector.preemptive_threshold=0.5: .*collector.traj_format=cat",
     "collector.trajs_per_batch=4": "collector.trajs_per_batch=4: .*collector.traj_format=cat",

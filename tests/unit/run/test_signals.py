@@ -4,7 +4,7 @@ from contextlib import nullcontext
 
 import pytest
 
-from collectx.errors import LauncherError
+from collectx.errors import JobEnded
 from collectx.run import entry
 from collectx.run.signals import Signals, Stopped
 
@@ -79,7 +79,20 @@ def test_a_worker_whose_job_is_ended_says_so(monkeypatch, tmp_path):
     before = signal.getsignal(signal.SIGTERM)
     monkeypatch.setattr(entry.time, "sleep", lambda seconds: signal.raise_signal(signal.SIGTERM))
     try:
-        with pytest.raises(LauncherError, match="preempted"):
+        with pytest.raises(JobEnded, match="preempted"):
             entry.main(["--wait", "100", str(tmp_path), "--worker", "0"])
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def test_a_signal_after_the_result_of_a_job_is_without_effect(monkeypatch, folder):
+    killed = []
+    monkeypatch.setattr(os, "kill", lambda *arguments: killed.append(arguments))
+    before = signal.getsignal(signal.SIGUSR1)
+    folder.result.touch()
+    entry._end_without_result(folder, signal.SIGUSR1)
+    assert (killed, signal.getsignal(signal.SIGUSR1)) == ([], before)
+    folder.result.unlink()
+    entry._end_without_result(folder, signal.SIGUSR1)
+    assert killed == [(os.getpid(), signal.SIGUSR1)]
+    signal.signal(signal.SIGUSR1, before)

@@ -121,11 +121,12 @@ class Collector(Iterator[TensorDict], AbstractContextManager["Collector"]):
             raise StopIteration
         self._check_usable()
         began = perf_counter()
-        while self.members.are_too_few:
+        while self.members.are_too_few and not self.is_draining:
             self._handle_event()
         self._release_slots()
         while (parts := self._take_parts()) is None:
-            if not self.is_draining or not any(self._num_granted.values()):
+            is_due = not self.is_draining or not any(self._num_granted.values())
+            if is_due and not self.members.are_too_few:
                 self._release_slots(always=True)
                 self._grant(self._schedule.begin())
             self._handle_event()
@@ -193,17 +194,7 @@ class Collector(Iterator[TensorDict], AbstractContextManager["Collector"]):
         except Exception as failure:
             self._failure = failure
             raise
-<<<<<<< HEAD
         self._grant(grants)
-=======
-        if life is not None:
-            self._events("worker_restarted", worker=worker, life=life, after=type(error).__name__)
-            self._grant(self._schedule.replaced(worker))
-        else:
-            self._workers.remove(worker)
-            self._events("worker_dropped", worker=worker, num_workers=len(self._workers))
-            self._schedule.dropped(worker)
->>>>>>> house
 
     @property
     def steps(self) -> list[int]:

@@ -149,19 +149,16 @@ def build(
     )
     lives = {} if resume is None else next_lives(resume)
     failure_policy = FailurePolicy(
-<<<<<<< HEAD
-        options.on_worker_failure, options.max_restarts, num_workers, start, lives, options.min_workers or 1
-=======
         options.on_worker_failure,
         options.max_restarts,
         num_workers,
         start,
         lives,
-        options.min_workers,
+        options.min_workers or 1,
         launcher.max_requeues,
->>>>>>> house
     )
-    members = Members(transport, schedule, failure_policy, events, options.min_workers or num_workers)
+    request = partial(first_request, resume) if is_elastic else None
+    members = Members(transport, schedule, failure_policy, events, options.min_workers or num_workers, request)
     collector = Collector(transport, schedule, delivery, members)
     try:
         if resume is None:
@@ -169,7 +166,7 @@ def build(
         else:
             collector.publish_flat(lambda buffer: buffer.copy_(resume["weights"]))
         for _ in range(num_workers):
-            members.start(partial(first_request, resume) if is_elastic else None)
+            members.start()
     except BaseException:
         collector.close()
         raise

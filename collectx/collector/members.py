@@ -3,7 +3,8 @@
     starting --replies to its first request--> ready        starting, ready --dropped--> not alive
 
 Where a run waits for all workers, they are ready as soon as they are started, and there are no first requests. Where it
-begins with some of them (`collector.min_workers`), each is sent a request, and is ready when it has replied.
+begins with some of them (`collector.min_workers`), each is sent a request, and is ready when it has replied; so is one
+whose job is submitted again.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ class Members:
     Args:
         events: called as `events(name, **fields)` when a worker has joined or failed.
         min_workers: how many workers have to be ready before a batch is requested, as long as others are starting.
+        first_request: returns the first request to a worker. None: workers are ready as soon as they are started.
 
     Attributes:
         ready: workers that take part.
@@ -36,6 +38,7 @@ class Members:
         failure_policy: FailurePolicy,
         events: Callable[..., None],
         min_workers: int,
+        first_request: Callable[[int], Request] | None = None,
     ):
         self.failure_policy = failure_policy
         self.ready: set[int] = set()
@@ -45,6 +48,7 @@ class Members:
         self._schedule = schedule
         self._events = events
         self._min_workers = min_workers
+        self._first_request = first_request
 
     @property
     def num_alive(self) -> int:
@@ -67,24 +71,22 @@ class Members:
         """Whether the next batch has to wait for workers that are starting."""
         return bool(self.starting) and len(self.ready) < self._min_workers
 
-    def start(self, first_request: Callable[[int], Request] | None = None) -> int:
-        """Starts the worker of the next index and returns the index. Does not wait for it.
-
-        Args:
-            first_request: returns the first request to a worker, which is ready when it has replied. None: it is ready
-                now.
-        """
+    def start(self) -> int:
+        """Starts the worker of the next index and returns the index. Does not wait for it."""
         worker = self.failure_policy.begin()
-        if first_request is None:
+        if self._first_request is None:
             self.ready.add(worker)
         else:
-            self.starting.add(worker)
-            self.unanswered[worker] = first_request(worker)
-            self._transport.send_request(worker, self.unanswered[worker])
+            self._wait_for(worker, self._first_request(worker))
         return worker
 
+    def _wait_for(self, worker: int, first_request: Request) -> None:
+        self.starting.add(worker)
+        self.unanswered[worker] = first_request
+        self._transport.send_request(worker, first_request)
+
     def add(self) -> None:
-        """Starts one more worker than the run began with, which is ready now."""
+        """Starts one more worker. Only for a run that waits for all."""
         worker = self.start()
         self._events("worker_added", worker=worker, num_workers=self.num_alive)
         self._schedule.joined(worker)
@@ -124,12 +126,15 @@ class Members:
             raise error
         life = self.failure_policy.replace(worker, error, num_others=self.num_alive - 1)
         if life is not None:
-            self._events("worker_restarted", worker=worker, life=life)
-            return self._schedule.replaced(worker)
-        was_ready = worker in self.ready
-        self.ready.discard(worker)
-        self.starting.discard(worker)
-        self._events("worker_dropped", worker=worker, num_workers=self.num_alive)
-        if was_ready:
+            self._events("worker_restarted", worker=worker, life=life, after=type(error).__name__)
+            if self._first_request is None:
+                return self._schedule.replaced(worker)
+        if worker in self.ready:
+            self.ready.remove(worker)
             self._schedule.dropped(worker)
+        self.starting.discard(worker)
+        if life is None:
+            self._events("worker_dropped", worker=worker, num_workers=self.num_alive)
+        else:
+            self._wait_for(worker, ("ready", ()))
         return ()

@@ -23,7 +23,7 @@ class SyncSchedule(Schedule):
 
     def begin(self) -> Iterable[Grant]:
         # After an interrupted wait the slots are still granted; their frames belong to the next batch.
-        if self._is_requested:
+        if self._is_requested or not self._workers:
             return ()
         self._is_requested = True
         self._missing.update(self._workers)

@@ -120,6 +120,18 @@ def test_a_run_begins_with_few_loses_one_and_gains_one(way, gates):
         assert sum(len(members) < 2 for members in run.members) <= 1
 
 
+@ways.over([ways.SHARED_SYNC, ways.GLOO_SYNC, ways.GLOO_ASYNC])
+def test_a_run_that_has_lost_all_that_were_ready_goes_on_with_one_that_is_late(way, gates):
+    gates.open(0)
+    checker = StreamChecker()
+    with Runs(way, gates, 1).start() as run:
+        run.until(checker, lambda run: run.has_joined(0))
+        run.at_drop = lambda: gates.open(1)
+        _kill(run, way, 0)
+        run.until(checker, lambda run: run.has_joined(1))
+        assert run.members[-1] == {1}
+
+
 def _kill(run, way, worker):
     if way.place == "ray":
         import ray

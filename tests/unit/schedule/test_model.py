@@ -76,8 +76,6 @@ class Model:
             return False
         parts = self.schedule.take()
         if parts is None:
-            if not self.granted:
-                return False  # too few are ready
             grants = list(self.schedule.begin())
             if self.schedule.stacked and grants:
                 assert self.begun is None or not self.begun, "a batch is begun in the middle of another one"

@@ -1,9 +1,14 @@
 """Workers that start late: each waits for the file of its index before anything else. Imported by worker processes."""
 
+import multiprocessing
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+import torch
+from tensordict.nn import TensorDictModule
+from torch import nn
 
 from collectx.launcher.base import Launcher
 
@@ -37,6 +42,22 @@ class Gates:
 
 
 def _run(gate: str, function: Callable, arguments: tuple) -> None:
-    while not Path(gate).exists():
-        time.sleep(0.02)
+    _wait_for(Path(gate))
     function(*arguments)
+
+
+def _wait_for(gate: Path) -> None:
+    while not gate.exists():
+        time.sleep(0.02)
+
+
+def late_policy(folder: str) -> nn.Module:
+    """A policy for counting envs; the process of a local worker waits for its gate in `folder` before it makes one."""
+    name = multiprocessing.current_process().name
+    if name.startswith("collectx-worker-"):
+        _wait_for(Path(folder) / f"gate-{name.removeprefix('collectx-worker-')}")
+    return TensorDictModule(_act, in_keys=["observation"], out_keys=["action"])
+
+
+def _act(observation: torch.Tensor) -> torch.Tensor:
+    return torch.zeros(len(observation), dtype=torch.int64)

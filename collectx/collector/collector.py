@@ -185,7 +185,7 @@ class Collector(Iterator[TensorDict], AbstractContextManager["Collector"]):
         try:
             if isinstance(event, Reply):
                 self.members.handle_first_reply(event, self.num_batches)
-                if event.value is None:
+                if event.value is None and event.worker in self.members.ready:
                     self._resets.pop(event.worker, None)  # its envs are restored, or new
                 return
             self._num_granted.pop(event.worker, None)

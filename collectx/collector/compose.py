@@ -18,7 +18,7 @@ from collectx.collector.batch_info import DeliverySpec
 from collectx.collector.collector import Collector
 from collectx.collector.failure_policy import FailurePolicy
 from collectx.collector.members import Members
-from collectx.collector.saved_state import first_request, next_lives
+from collectx.collector.saved_state import first_requests, next_lives
 from collectx.config.derived import backend_of, begins_with_few, is_async, is_stacked, num_workers_of, rows_per_env
 from collectx.config.schema.collector import CollectorConfig
 from collectx.config.schema.launcher import DevicesConfig, LauncherConfig, RpcBackendConfig
@@ -157,8 +157,8 @@ def build(
         options.min_workers or 1,
         launcher.max_requeues,
     )
-    request = partial(first_request, resume) if is_elastic else None
-    members = Members(transport, schedule, failure_policy, events, options.min_workers or num_workers, request)
+    requests = partial(first_requests, resume) if is_elastic else None
+    members = Members(transport, schedule, failure_policy, events, options.min_workers or num_workers, requests)
     collector = Collector(transport, schedule, delivery, members)
     try:
         if resume is None:

@@ -1,15 +1,16 @@
 """Which workers take part in the batches of a collector: they are started, join, fail, and are replaced or dropped.
 
-    starting --replies to its first request--> ready        starting, ready --dropped--> not alive
+    starting --replies to its first requests--> ready        starting, ready --dropped--> not alive
 
 Where a run waits for all workers, they are ready as soon as they are started, and there are no first requests. Where it
-begins with some of them (`collector.min_workers`), each is sent a request, and is ready when it has replied; so is one
-whose job is submitted again.
+begins with some of them (`collector.min_workers`), each is sent requests, the next one after the reply to the one
+before, as a worker that has not started reads nothing. It is ready when it has replied to all; so is one whose job is
+submitted again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from collectx.collector.failure_policy import FailurePolicy
 from collectx.errors import text_of
@@ -23,11 +24,12 @@ class Members:
     Args:
         events: called as `events(name, **fields)` when a worker has joined or failed.
         min_workers: how many workers have to be ready before a batch is requested, as long as others are starting.
-        first_request: returns the first request to a worker. None: workers are ready as soon as they are started.
+        first_requests: returns the first requests to a worker, at least one. None: workers are ready as soon as they
+            are started.
 
     Attributes:
         ready: workers that take part.
-        starting: workers that have not replied to their first request.
+        starting: workers that have not replied to their first requests.
         unanswered: the first requests without a reply, by worker, also of workers that were dropped.
     """
 
@@ -38,17 +40,17 @@ class Members:
         failure_policy: FailurePolicy,
         events: Callable[..., None],
         min_workers: int,
-        first_request: Callable[[int], Request] | None = None,
+        first_requests: Callable[[int], Sequence[Request]] | None = None,
     ):
         self.failure_policy = failure_policy
         self.ready: set[int] = set()
         self.starting: set[int] = set()
-        self.unanswered: dict[int, Request] = {}
+        self.unanswered: dict[int, list[Request]] = {}
         self._transport = transport
         self._schedule = schedule
         self._events = events
         self._min_workers = min_workers
-        self._first_request = first_request
+        self._first_requests = first_requests
 
     @property
     def num_alive(self) -> int:
@@ -74,16 +76,16 @@ class Members:
     def start(self) -> int:
         """Starts the worker of the next index and returns the index. Does not wait for it."""
         worker = self.failure_policy.begin()
-        if self._first_request is None:
+        if self._first_requests is None:
             self.ready.add(worker)
         else:
-            self._wait_for(worker, self._first_request(worker))
+            self._wait_for(worker, self._first_requests(worker))
         return worker
 
-    def _wait_for(self, worker: int, first_request: Request) -> None:
+    def _wait_for(self, worker: int, first_requests: Sequence[Request]) -> None:
         self.starting.add(worker)
-        self.unanswered[worker] = first_request
-        self._transport.send_request(worker, first_request)
+        self.unanswered[worker] = list(first_requests)
+        self._transport.send_request(worker, first_requests[0])
 
     def add(self) -> None:
         """Starts one more worker. Only for a run that waits for all."""
@@ -96,7 +98,7 @@ class Members:
         self._events("worker_joined", worker=joined.worker, **joined.info)
 
     def handle_first_reply(self, reply: Reply, num_batches: int) -> None:
-        """Lets a starting worker take part. Raises the reply's error.
+        """Sends a starting worker its next request, or lets it take part after the last one. Raises the reply's error.
 
         Args:
             num_batches: how many batches the run has delivered.
@@ -104,6 +106,11 @@ class Members:
         if reply.error is not None:
             raise reply.error
         worker = reply.worker
+        _, *requests = self.unanswered[worker]
+        if requests:
+            self.unanswered[worker] = requests
+            self._transport.send_request(worker, requests[0])
+            return
         self.starting.remove(worker)
         del self.unanswered[worker]
         self.ready.add(worker)
@@ -127,7 +134,7 @@ class Members:
         life = self.failure_policy.replace(worker, error, num_others=self.num_alive - 1)
         if life is not None:
             self._events("worker_restarted", worker=worker, life=life, after=type(error).__name__)
-            if self._first_request is None:
+            if self._first_requests is None:
                 return self._schedule.replaced(worker)
         if worker in self.ready:
             self.ready.remove(worker)
@@ -136,5 +143,5 @@ class Members:
         if life is None:
             self._events("worker_dropped", worker=worker, num_workers=self.num_alive)
         else:
-            self._wait_for(worker, ("ready", ()))
+            self._wait_for(worker, [("ready", ())])
         return ()

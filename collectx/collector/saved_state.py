@@ -32,7 +32,8 @@ def save(collector: Collector) -> dict[str, Any]:
     """
     members = collector.members
     unanswered = members.unanswered
-    kept = {worker: arguments[0] for worker, (name, arguments) in unanswered.items() if name == "load"}
+    # Requests to load a state.
+    kept = {worker: arguments[0] for worker, requests in unanswered.items() for _, arguments in requests if arguments}
     lives = members.failure_policy.lives.items()
     return {
         "frames": collector.num_frames,
@@ -50,12 +51,13 @@ def next_lives(state: Mapping[str, Any]) -> dict[int, int]:
     return {worker: life + (not _is_saved(state, worker)) for worker, life in state["lives"].items()}
 
 
-def first_request(state: Mapping[str, Any] | None, worker: int) -> Request:
-    """The first request to a worker that takes part when it has replied (`Collector.expect`). `state` is that of the
-    collector to continue, or None."""
+def first_requests(state: Mapping[str, Any] | None, worker: int) -> list[Request]:
+    """The requests to a worker before it takes part; see `Members`. `state` is that of the collector to continue, or
+    None."""
+    requests: list[Request] = [("ready", ())]
     if state is not None and _is_saved(state, worker):
-        return "load", (state["workers"][worker],)
-    return "ready", ()
+        requests.append(("load", (state["workers"][worker],)))
+    return requests
 
 
 def _is_saved(state: Mapping[str, Any], worker: int) -> bool:
@@ -65,7 +67,7 @@ def _is_saved(state: Mapping[str, Any], worker: int) -> bool:
 
 def load(collector: Collector, state: dict[str, Any], seed: int) -> dict[int, str]:
     """Continues the counts, and restores the workers. Blocks until those have replied that take part; the others are
-    restored before they do (`first_request`).
+    restored before they do (`first_requests`).
 
     Args:
         collector: was built with `resume=state`, and has delivered nothing.

@@ -9,6 +9,8 @@ from collectx.errors import JobEnded, WorkerDied
 from collectx.schedule.sync import SyncSchedule
 from collectx.transport.base import Departure, Reply
 
+READY, LOAD = ("ready", ()), ("load", (7,))
+
 
 class Sent:
     """A transport that keeps the requests."""
@@ -22,12 +24,10 @@ class Sent:
 
 @pytest.fixture
 def made():
-    """Members of three workers that begin with two, a saved state of worker 2, and the schedule and the requests."""
+    """Members of three workers that begin with two, where worker 2 has a state; the schedule, requests and events."""
     transport, schedule, log = Sent(), SyncSchedule(0), Log()
     policy = FailurePolicy("drop", 10, 3, lambda worker, life: None, {}, min_workers=2, max_requeues=1)
-    members = Members(
-        transport, schedule, policy, log, 2, lambda worker: ("load", (7,)) if worker == 2 else ("ready", ())
-    )
+    members = Members(transport, schedule, policy, log, 2, lambda worker: [READY, LOAD] if worker == 2 else [READY])
     for _ in range(3):
         members.start()
     return members, schedule, transport.requests, log
@@ -35,7 +35,9 @@ def made():
 
 def test_a_worker_is_ready_when_it_has_replied(made):
     members, _, requests, log = made
-    assert requests == [(0, "ready", ()), (1, "ready", ()), (2, "load", (7,))]
+    assert requests == [(0, *READY), (1, *READY), (2, *READY)]
+    members.handle_first_reply(Reply(2), num_batches=0)
+    assert (requests[3:], members.ready) == ([(2, *LOAD)], set())
     sizes = []
     for worker in (2, 0, 1):
         members.handle_first_reply(Reply(worker), num_batches=0)
@@ -54,20 +56,20 @@ def test_a_worker_that_never_replied_is_dropped_and_its_request_is_kept(made):
     members, _, _, log = made
     members.handle_departure(Departure(2, WorkerDied("late")), is_final=False)
     assert log.of("worker_dropped") == [{"worker": 2, "num_workers": 2}]
-    assert members.unanswered[2] == ("load", (7,))
+    assert members.unanswered[2] == [READY, LOAD]
     with pytest.raises(WorkerDied):
         members.handle_departure(Departure(1, WorkerDied("late")), is_final=False)
 
 
 def test_a_worker_whose_job_is_submitted_again_is_not_waited_for(made):
     members, schedule, requests, _ = made
-    for worker in range(3):
+    for worker in (0, 1, 2, 2):
         members.handle_first_reply(Reply(worker), 0)
     assert list(schedule.begin()) == [(0, 0), (1, 0), (2, 0)]
     assert list(members.handle_departure(Departure(2, JobEnded("preempted")), is_final=False)) == []
     assert (members.ready, members.starting) == ({0, 1}, {2})
     # It begins new episodes, so it gets no state.
-    assert requests[-1] == (2, "ready", ())
+    assert requests[-1] == (2, *READY)
     assert members.failure_policy.lives[2] == 1
     members.handle_first_reply(Reply(2), 5)
     assert members.taking_part is None

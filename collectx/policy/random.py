@@ -83,10 +83,12 @@ class _Draws:
             self._left = iter(self._draw().to(self._leaf.dtype).unbind(0))
 
     def state(self) -> dict[str, Any]:
-        return {"left": [*copy.copy(self._left)], "space": save(self._copied, "action_space")}
+        left = [*copy.copy(self._left)]
+        # Not as views of one draw: a copy of each may hold all bytes of the draw.
+        return {"left": torch.stack(left) if left else torch.empty(0), "space": save(self._copied, "action_space")}
 
     def load(self, state: dict[str, Any]) -> None:
-        self._left = iter([*state["left"]])
+        self._left = iter(state["left"].unbind(0))
         if state["space"] is not None:
             self._copied = copy.deepcopy(self._space)
             restore(self._copied, state["space"], "action_space")

@@ -24,7 +24,7 @@ from typing import Any
 import xxhash
 
 from collectx.errors import DamagedFile
-from collectx.run.files import decode, write_json
+from collectx.run.files import INCOMPLETE, decode, write_json
 
 _FORMAT = 1
 _MANIFEST = "manifest.json"
@@ -67,8 +67,7 @@ class Checkpoints:
         if target.exists():
             return target
         self.path.mkdir(parents=True, exist_ok=True)
-        self._remove_incomplete()
-        temporary = Path(tempfile.mkdtemp(prefix=".new-", dir=self.path))
+        temporary = Path(tempfile.mkdtemp(prefix=INCOMPLETE, dir=self.path))
         try:
             with open(temporary / _STATE, "wb") as file:
                 try:
@@ -120,11 +119,6 @@ class Checkpoints:
         for path in self.all():
             if int(path.name) > batches:
                 shutil.rmtree(path)
-
-    def _remove_incomplete(self) -> None:
-        """Removes what a process that was killed has left."""
-        for path in self.path.glob(".new-*"):
-            shutil.rmtree(path, ignore_errors=True)
 
 
 class Checkpoint:

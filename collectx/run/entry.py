@@ -177,7 +177,9 @@ def _wait_for_trainer(cfg: RunConfig, files: RunFolder) -> None:
             continue
         next_s += period_s
         try:
-            if requeue.end_after_loss(node.read_text().strip(), cfg.launcher, os.environ):
+            host = node.read_text().strip()
+            if requeue.end_after_loss(host, cfg.launcher, os.environ):
+                print(f"collectx: {host}, the node of the trainer, is gone", file=sys.stderr)
                 return
         except LauncherError as error:
             print(f"collectx: {error}", file=sys.stderr)

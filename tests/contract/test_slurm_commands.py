@@ -190,6 +190,28 @@ def test_the_trainer_leaves_its_status_and_a_worker_that_ends_well_says_nothing(
 
 
 @pytest.mark.parametrize(
+    ("state", "job", "has_result", "requeued"),
+    [
+        ("RUNNING", "17_3", False, ["requeue 17_3"]),
+        ("RUNNING", "17_3", True, []),
+        ("COMPLETING", "17_3", False, []),
+        ("RUNNING", "", False, []),
+    ],
+)
+def test_a_job_that_is_signalled_before_its_run_begins_is_requeued(
+    folder, command, monkeypatch, state, job, has_result, requeued
+):
+    monkeypatch.setenv("COLLECTX_REQUEUE", job)
+    command("squeue", f"echo {state}; echo {state}")  # one line for each part of a job
+    command("scontrol", f'echo "$*" >> {folder.parent}/called')
+    if has_result:
+        (folder / "result.json").touch()
+    assert play(folder, 0, command("python", "kill -TERM $$")) == 143
+    called = folder.parent / "called"
+    assert (called.read_text().splitlines() if called.exists() else []) == requeued
+
+
+@pytest.mark.parametrize(
     ("line", "first", "workers", "how"),
     [
         ("srun: error: n2: task 2: Killed", 1, [1], "on n2 is gone: srun says 'Killed'"),

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import pickle
+
 import pytest
 import torch
-from collecting import through_a_file
+from collecting import gym, through_a_file
 
 from collectx import env as envs
 from collectx import policy as policies
 from collectx.cli.compose import compose
 from collectx.collector import build
+from collectx.policy.random import RandomActor
 
 _OPTIONS = ["trainer=meter", "collector.frames_per_batch=64", "collector.total_frames=640"]
 _VECTOR = ["env=gym_vector", "env.id=CartPole-v1", "env.num_envs=4"]
@@ -66,3 +69,10 @@ def test_the_reason_why_envs_cannot_be_saved(kind):
         state = collector.ask("state")[0]
         assert "whose state cannot be read" in state["rollout"]["reason"]
         assert collector.ask("load", per_worker={0: (state,)}) == {0: state["rollout"]["reason"]}
+
+
+def test_random_actions_take_as_many_bytes_as_they_have():
+    actor = RandomActor(envs.read_spec(gym(4, "CartPole-v1")))
+    drawn, _ = actor.act([]), actor.act([])
+    size = 256 * drawn[0].nbytes
+    assert size / 2 < len(pickle.dumps(actor.state())) < 1.5 * size

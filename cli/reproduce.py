@@ -30,7 +30,8 @@ collectx reproduce RUN_DIR [overrides] [flags]: repeat a run from RUN_DIR/snapsh
 The code that the configuration imports and calls is printed first. If RUN_DIR belongs to another user, --trust is
 required.
 
-A run that was interrupted, or failed, is repeated up to the last batch in its folder.
+A run that was interrupted, or failed, is repeated up to the last batch in its folder; one that was resumed with another
+configuration, up to the first change that has an effect on the batches.
 
 Exit status: 0 identical (or completed, where the saved run has no digest), 1 different or failed, 2 wrong usage.
 To compare, the run must have digests of its batches; trainer.digest says when it has."""
@@ -53,9 +54,9 @@ def _reproduce(arguments: Arguments, argv: Sequence[str]) -> int:
         return output.usage_error("reproduce runs one configuration; sweeps are `collectx run -m`.")
     old = RunFolder(folders[0])
     saved = read_snapshot(old, lambda files: resumed.repeatable_config(files)[0])
-    _, changed_at = resumed.repeatable_config(old)
+    _, change = resumed.repeatable_config(old)
     # A damaged file is reported before the run, not after it.
-    digests = [line.get("digest") for line in old.read_metrics()][:changed_at]
+    digests = [line.get("digest") for line in old.read_metrics()][: None if change is None else change.batches]
     result, _ = old.read_result(), list(old.read_events())
     ended = "failed" if result is None else result["status"]
     if ended != "completed" and not digests:
@@ -80,9 +81,9 @@ def _reproduce(arguments: Arguments, argv: Sequence[str]) -> int:
         # Batches are compared when the run has ended.
         overrides = (*overrides, "launcher.wait=true")
     collector = saved.get("collector") or {}
-    if changed_at is not None:
-        output.note(f"{old.path} was resumed with another configuration after {changed_at} batches: repeats these.")
-    is_cut = ended != "completed" or changed_at is not None
+    if change is not None:
+        output.note(f"{old.path} was resumed after {change.batches} batches {change.reason}: repeats these batches.")
+    is_cut = ended != "completed" or change is not None
     if is_cut and not any(text.lstrip("+").startswith("run.max_batches=") for text in overrides):
         overrides = (*overrides, f"run.max_batches={len(digests)}")
     reason = _order_problem(old, collector, overrides)

@@ -193,22 +193,24 @@ class MetricsTail(Statistics):
                 raise DamagedFile([f"{self._lines.path}: a line is not of a batch: {error!r}"]) from error
 
     def _add_line(self, line: dict[str, Any]) -> None:
+        batch_frames = line["frames"] - self.frames
         if self.first_s is None:
             self.first_s = self.last_s = line["time"]
-            self._first_frames = line["batch_frames"]
+            self._first_frames = batch_frames
         self.rate = line["frames_per_s"]
         if self.rate and self.last_s is not None:
-            self.last_s += line["batch_frames"] / self.rate
+            self.last_s += batch_frames / self.rate
         self.frames = line["frames"]
         self.batches = line["batch"] + 1
         self.waited_s += line["waited_s"]
         self.version = line["version"]
         self.lag = line["lag"]
-        self.num_episodes += line["episodes"]
-        self.mean_return = math.nan if line["mean_return"] is None else line["mean_return"]
+        self.num_episodes += line.get("episodes", 0)
+        mean_return = line.get("mean_return", self.mean_return)
+        self.mean_return = math.nan if mean_return is None else mean_return
         self.scalars = self.scalars | line.get("scalars", {})
         self.taking_part = line.get("taking_part")
-        for part in line["workers"]:
+        for part in line.get("workers", ()):
             if "frames" in part:  # complete, with the sums since the last complete one
                 self._totals(part["worker"]).add([part[name] for name in TIMES], part["frames"], part["lag"])
 

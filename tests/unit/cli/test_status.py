@@ -95,7 +95,7 @@ def test_a_run_here_lives_as_long_as_a_process_holds_its_lock(tmp_path, capsys, 
     files.begin()
     files.meta.write_text(json.dumps({"host": socket.gethostname()}))
     files.lock.touch()
-    numbers = dict.fromkeys(("batch", "batch_frames", "frames", "waited_s", "version", "lag", "episodes"), 0)
+    numbers = dict.fromkeys(("batch", "frames", "waited_s", "version", "lag", "episodes"), 0)
     line = numbers | {"time": 0.0, "frames_per_s": None, "mean_return": None, "workers": [], "taking_part": [2, 3]}
     files.metrics.write_text(json.dumps(line) + "\n")
     with monkeypatch.context() as patch:

@@ -87,6 +87,9 @@ def _reproduce(arguments: Arguments, argv: Sequence[str]) -> int:
     if is_cut and not any(text.lstrip("+").startswith("run.max_batches=") for text in overrides):
         overrides = (*overrides, f"run.max_batches={len(digests)}")
     reason = _order_problem(old, collector, overrides)
+    if collector.get("min_workers") is not None:
+        # Which workers take part would depend on when they are ready: waits for all of them.
+        overrides = ("collector.min_workers=null", *overrides)
     if reason is None:
         overrides = (*overrides, f"++collector.order_of={quoted(old.path)}")
     results: list[Outcome] = []
@@ -104,7 +107,10 @@ def _order_problem(old: RunFolder, collector: dict[str, Any], overrides: Sequenc
     delivered in the recorded order of `old`."""
     if collector.get("kind") not in ASYNC and collector.get("sync") is not False:
         is_preemptive = collector.get("preemptive_threshold") is not None
-        return "with collector.preemptive_threshold batches end when enough workers are ready" if is_preemptive else ""
+        if is_preemptive:
+            return "with collector.preemptive_threshold batches end when enough workers are ready"
+        has_members = collector.get("min_workers") is not None
+        return "with collector.min_workers batches have the parts of the workers that are ready" if has_members else ""
     if any(text.lstrip("+~").startswith("collector") for text in overrides):
         return "the overrides change the collector"
     why = why_not_recorded(

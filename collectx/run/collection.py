@@ -153,12 +153,15 @@ class RunCollection:
             delivery = self._collector.delivery
             now_s = self._clock()
             statistics.add(delivery, now_s)
+            statistics.taking_part = self._collector.members.taking_part
             self.frames = statistics.frames
             self.mean_return = statistics.mean_return
             self.num_episodes = statistics.num_episodes
             self._line = _line(delivery, statistics)
             if entries := self._workers(delivery, now_s):
                 self._line["workers"] = entries
+            if statistics.taking_part is not None:
+                self._line["taking_part"] = statistics.taking_part
             if self._digest is not None:
                 self._line["digest"] = self._digest.add(batch)
         return batch

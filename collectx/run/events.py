@@ -65,6 +65,11 @@ def format_event(name: str, fields: dict[str, Any]) -> str | None:
     if name == "worker_dropped":
         left = fields["num_workers"]
         return f"the run continues without worker {worker} (collector.on_worker_failure=drop): {left} left"
+    if name == "worker_ready" and fields["batches"]:
+        reason = fields["new_episodes"]
+        begins = "" if reason is None else f"; it begins new episodes: {reason}"
+        counts = f"{fields['num_workers']} of {fields['of']} workers"
+        return f"worker {worker} joins after {fields['batches']} batches: {counts}{begins}"
     if name == "checkpoint_failed":
         return f"no checkpoint could be written: {fields['message']}"
     if name == "not_saved":

@@ -80,6 +80,7 @@ class Statistics:
         version: newest published policy version at the last delivery.
         lag: mean lag of the last batch's frames, in versions.
         workers: `WorkerTotals` by worker index.
+        taking_part: how many workers take part and how many were started; None if all take part.
     """
 
     def __init__(self, total_frames: int) -> None:
@@ -97,6 +98,7 @@ class Statistics:
         self.version = 0
         self.lag = 0.0
         self.workers: dict[int, WorkerTotals] = {}
+        self.taking_part: tuple[int, int] | None = None
         self._first_frames = 0
         self._returns: deque[float] = deque(maxlen=RETURN_WINDOW)
 
@@ -207,6 +209,7 @@ class MetricsTail(Statistics):
         mean_return = line.get("mean_return", self.mean_return)
         self.mean_return = math.nan if mean_return is None else mean_return
         self.scalars = self.scalars | line.get("scalars", {})
+        self.taking_part = line.get("taking_part")
         for part in line.get("workers", ()):
             if "frames" in part:  # complete, with the sums since the last complete one
                 self._totals(part["worker"]).add([part[name] for name in TIMES], part["frames"], part["lag"])

@@ -23,7 +23,9 @@ from collectx.user_objects import Hooks
 def reply_without_state(link: Link) -> None:
     """Answers the link's request for a worker that runs a collector, which has no state that could be saved."""
     name, _ = link.request
-    if name == "state":
+    if name == "ready":
+        link.reply(None)
+    elif name == "state":
         link.reply({"rollout": {"reason": "the worker runs a collector, whose state cannot be read"}})
     else:
         link.reply(None, NotImplementedError(f"{name}: the worker runs a collector"))
@@ -84,6 +86,9 @@ class RequestHandler:
     def envs(self) -> Any:
         """Returns the user's env; a list for several envs."""
         return self._envs[0] if len(self._envs) == 1 else [*self._envs]
+
+    def ready(self) -> None:
+        """Replies once the envs and the policy are made."""
 
     def getattr_env(self, attr: str) -> Any:
         """Returns an attribute of the user's env; a list for several envs."""

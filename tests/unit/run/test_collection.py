@@ -3,6 +3,7 @@
 import math
 from contextlib import closing
 from itertools import count
+from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
@@ -17,7 +18,8 @@ from collectx.run.statistics import MetricsTail, Statistics
 
 
 class FakeCollector:
-    """Delivers these deliveries, each with a batch whose observation is its index."""
+    """Delivers these deliveries, each with a batch whose observation is its index. All workers take part, but in the
+    last one."""
 
     def __init__(self, *deliveries):
         self.deliveries, self.total_frames, self._versions = deliveries, 60, count(1)
@@ -25,6 +27,7 @@ class FakeCollector:
     def __iter__(self):
         for each in self.deliveries:
             self.delivery = each
+            self.members = SimpleNamespace(taking_part=(2, 4) if each is self.deliveries[-1] else None)
             yield TensorDict({"observation": torch.full([each.frames], each.index)}, [each.frames])
 
     def publish(self, policy):
@@ -55,6 +58,7 @@ def test_batches_lines_and_sums(folder, delivery):
     # After the first batch.
     assert (statistics.frames_per_s, statistics.first_s, statistics.last_s) == (40.0, 100, 101)
     first, second = folder.read_metrics()
+    assert (first.get("taking_part"), second["taking_part"]) == (None, [2, 4])
     assert first["return"] == first["mean_return"] == 4.0
     assert not {"episodes", "return", "length", "mean_return"} & second.keys()
     assert first["scalars"] == {"loss": 1.5, "entropy": 1.0, "frames": 123456789, "rate": 0.1234568}

@@ -100,10 +100,12 @@ class Env(ABC):
 
     Attributes:
         user_envs: the user's env objects, where there are any.
+        unsaved: why checkpoints cannot hold the state of the envs, where a group that was not reset does not show it.
     """
 
     spec: EnvSpec
     user_envs: Sequence[Any] = ()
+    unsaved: str | None = None
 
     @abstractmethod
     def reset(self, seeds: Sequence[int] | None, out: Sequence[np.ndarray]) -> None:

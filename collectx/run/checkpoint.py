@@ -23,6 +23,7 @@ from typing import Any
 
 import xxhash
 
+from collectx.disk import sync
 from collectx.errors import DamagedFile
 from collectx.run.files import INCOMPLETE, decode, write_json
 
@@ -188,12 +189,3 @@ def _describe(path: Path) -> dict[str, Any]:
             digest.update(block)
             size += len(block)
     return {"size": size, "xxh3": digest.hexdigest()}
-
-
-def sync(path: Path) -> None:
-    """Writes a file or folder to the disk."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

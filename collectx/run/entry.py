@@ -36,6 +36,7 @@ from collectx.run.files import write_json
 from collectx.run.folder import RunFolder
 from collectx.run.rendezvous import JobSpec, announce_trainer, find_trainer, read_objects
 from collectx.run.result import Result, Status
+from collectx.run.signals import ignore_requests
 from collectx.user_objects import UserObjects
 
 _POLL_S = 0.25
@@ -49,6 +50,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--worker", type=int)
     parser.add_argument("folder")
     arguments = parser.parse_args(argv)
+    ignore_requests()
     files = RunFolder(arguments.folder)
     if arguments.worker is not None:
         signal.signal(signal.SIGTERM, lambda signum, frame: _end_job(files))

@@ -96,8 +96,8 @@ class RunFolder:
             notes = () if keep_logs else (self.job_note, self.worker_jobs)
             logs = () if keep_logs else self.logs.glob("*.log")
             configs = (path for _, path in self.configs[1:])
-            ended = (self.result, self.rendezvous, self.secret, *notes)
-            for stale in ended if keep_run else (*ended, *lines, *logs, *configs, self.final_checkpoint):
+            ended = (self.result, self.final_checkpoint, self.rendezvous, self.secret, *notes)
+            for stale in ended if keep_run else (*ended, *lines, *logs, *configs):
                 stale.unlink(missing_ok=True)
             if not keep_run:
                 for checkpoint in self.checkpoints.glob("[0-9]*"):

@@ -4,7 +4,8 @@
     any other object                           its attributes, and those of all objects that it holds
 
 Attributes may be numbers, text, containers, numpy arrays, tensors, generators, spaces, objects of Python classes, and
-the simulators of MuJoCo and the Arcade Learning Environment, whose state their interfaces return. Functions, classes
+the simulators of MuJoCo and the Arcade Learning Environment, whose state their interfaces return, and Gymnasium's
+AsyncVectorEnv, whose processes do. Functions, classes
 and modules count as constants. An object that keeps its state elsewhere, as those of Box2D do, cannot be saved:
 `NotRestorable` names it.
 """
@@ -56,6 +57,18 @@ def save(value: Any, name: str) -> Any:
         NotRestorable: an object keeps its state where it cannot be read.
     """
     return _Writer().write(value, name)
+
+
+def reason_not_saved(value: Any, name: str) -> str | None:
+    """Why `save` refuses `value`; None if it does not. An error of a `state_dict` of the value's, which may not have
+    been reset, does not count."""
+    try:
+        save(value, name)
+    except NotRestorable as error:
+        return str(error)
+    except Exception:
+        return None
+    return None
 
 
 def has_state_dict(value: Any) -> bool:

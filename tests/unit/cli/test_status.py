@@ -95,9 +95,13 @@ def test_a_run_here_lives_as_long_as_a_process_holds_its_lock(tmp_path, capsys, 
     files.begin()
     files.meta.write_text(json.dumps({"host": socket.gethostname()}))
     files.lock.touch()
+    numbers = dict.fromkeys(("batch", "frames", "waited_s", "version", "lag", "episodes"), 0)
+    line = numbers | {"time": 0.0, "frames_per_s": None, "mean_return": None, "workers": [], "taking_part": [2, 3]}
+    files.metrics.write_text(json.dumps(line) + "\n")
     with monkeypatch.context() as patch:
         patch.setattr(fcntl, "lockf", Mock(side_effect=BlockingIOError(errno.EAGAIN, "held by another process")))
-        assert said(capsys, files)[0] == "running"
+        word, text = said(capsys, files)
+        assert (word, "2 of 3 workers take part" in text) == ("running", True)
     word, text = said(capsys, files)
     assert (word, "it was killed" in text, "all nodes" in text) == ("failed", True, False)
     files.meta.write_text(json.dumps({"host": "elsewhere"}))

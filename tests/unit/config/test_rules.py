@@ -173,6 +173,8 @@ def test_what_this_machine_lacks_is_a_problem_where_it_is_used(line, problem):
         ("experiment=cartpole_impala", []),
         ("collector.total_frames=1000", ["(1000 / 512 = 1.95): 2 whole batches, 1024 frames"]),
         ("collector.total_frames=100", ["(100 / 512 = 0.20): 1 whole batch (512 frames) is collected."]),
+        ("collector.min_workers=1 collector.on_worker_failure=restart", ["the run needs all workers"]),
+        ("collector.min_workers=1 collector.on_worker_failure=drop", []),
         ("collector.init_random_frames=192000", ["log-probability", "the policy never acts"]),
         # Keys that need no reset of single envs are allowed where there is none.
         (f"{NEXT_STEP} trainer=meter collector.init_random_frames=9 collector.set_truncated=true", []),

@@ -6,7 +6,7 @@ import pytest
 
 from collectx.errors import JobEnded
 from collectx.run import entry
-from collectx.run.signals import Signals, Stopped
+from collectx.run.signals import Signals, Stopped, ignore_requests
 
 ALL = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -54,6 +54,23 @@ def test_deferred_the_first_only_counts_and_the_second_raises():
         assert [raises(signal.SIGTERM), raises(signal.SIGINT)] == [False, True]
         with pytest.raises(Stopped, match="SIGINT"):
             signals.check()
+
+
+def test_requests_never_end_the_process_and_count_during_a_run():
+    requests = (signal.SIGUSR1, signal.SIGUSR2)
+    before = [signal.getsignal(number) for number in requests]
+    try:
+        for number in requests:
+            ignore_requests()
+            assert not raises(number)
+            with Signals() as signals:
+                with signals.ignored_by_children():
+                    assert {signal.getsignal(each) for each in (*ALL, *requests)} == {signal.SIG_IGN}
+                assert (raises(number), signals.is_checkpoint_requested) == (False, True)
+            assert not raises(number)
+    finally:
+        for number, handler in zip(requests, before, strict=True):
+            signal.signal(number, handler)
 
 
 def test_when_the_grace_is_over_it_raises_also_in_a_system_call():

@@ -112,7 +112,7 @@ def test_a_preempted_point_of_a_sweep_continues_in_its_folder(run):
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize(("cut", "more"), [(_urgent_job, []), (_time_limit, ["launcher.time=1"])])
+@pytest.mark.parametrize(("cut", "more"), [(_urgent_job, []), (_time_limit, ["launcher.time=2"])])
 def test_workers_that_are_jobs_come_back_after_slurm_has_ended_them(cluster, run, cut, more):
     started = run(*ENDLESS, *LAUNCHERS["submitit"], *more, "collector.worker_timeout_s=60")
     jobs = {event["job"] for event in started.wait_for("worker_joined", 2)}

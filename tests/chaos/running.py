@@ -23,7 +23,7 @@ _NUM_ENVS, _STEPS = 5, 5
 _PAUSE_S, _STEP_S, _SHORT_S, _TIMEOUT_S = 0.04, 0.0005, 0.5, 3.0
 _KEEP = 2
 # A run that does nothing for that long has not survived.
-_PATIENCE_S = 180.0
+_PATIENCE_S = 400.0
 _DISK_BYTES = 16 << 20
 
 
@@ -276,7 +276,13 @@ class Run:
             if check and self._trainer.poll() is not None and not condition():
                 raise Broken(f"it ended with status {self._trainer.returncode} before {what}")
             if time.monotonic() > end_s:
-                raise Broken(f"not within {_PATIENCE_S:g} s: {what}")
+                left = [
+                    f"{each.pid} {each.status()} {sum(each.cpu_times()[:2]):.1f} s"
+                    for each in self._leftovers.processes()
+                ]
+                raise Broken(
+                    f"not within {_PATIENCE_S:g} s: {what}; processes, their states and processor time: {left}"
+                )
             time.sleep(0.01)
 
     def _wait_for_processes(self) -> None:

@@ -5,12 +5,13 @@ import subprocess
 import pytest
 from commands import COMMAND
 from machines import wait_until
-from running import ENDLESS, LAUNCHERS, nightly
+from running import ENDLESS, LAUNCHERS
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("launcher", "states"),
-    [("slurm", ["CANCELLED"]), nightly("submitit_delayed", ["CANCELLED"] * 2), nightly("submitit", ["COMPLETED"] * 2)],
+    [("slurm", ["CANCELLED"]), ("submitit_delayed", ["CANCELLED"] * 2), ("submitit", ["COMPLETED"] * 2)],
 )
 def test_a_run_is_looked_at_followed_and_cancelled(cluster, run, launcher, states):
     left = [] if launcher == "submitit" else ["launcher.wait=false"]

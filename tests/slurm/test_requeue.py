@@ -9,6 +9,8 @@ from collectx.run import RunFolder
 
 # Some seconds long, with the batches of `digest`. The partition preempts, so that launcher.requeue is true.
 _SLOW = [*SMALL, "env.step_s=0.003"]
+# Three minutes long; one batch takes 18 s.
+_SLOWER = ["env.step_s=0.035", "checkpoint.grace_s=35"]
 
 
 def _urgent_job(started, nodes="--nodes=4"):
@@ -24,7 +26,7 @@ def _requeue(started):
 
 
 def _time_limit(started):
-    """Comes by itself; that of the first run after 80 to 110 s, when it is at its second half."""
+    """Comes by itself: SLURM signals a run of three minutes after 80 to 140 s."""
 
 
 def _crash(started):
@@ -57,7 +59,7 @@ def _finish(started):
     [
         ("slurm", _urgent_job, []),
         nightly("slurm", _requeue, ["collector=multi_async", "collector.frames_per_batch=500"]),
-        nightly("slurm", _time_limit, ["launcher.time=2", "launcher.signal_s=10", "env.step_s=0.02"]),
+        nightly("slurm", _time_limit, ["launcher.time=3", "launcher.signal_s=40", *_SLOWER]),
         nightly("slurm", _crash, ["collector.on_worker_failure=drop", "checkpoint.every_batches=1"]),
         nightly("slurm", _crash_worker, ["checkpoint.every_batches=1"]),
         nightly("submitit_delayed", _urgent_job, []),
@@ -110,7 +112,7 @@ def test_a_preempted_point_of_a_sweep_continues_in_its_folder(run):
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize(("cut", "more"), [(_urgent_job, []), (_time_limit, ["launcher.time=1"])])
+@pytest.mark.parametrize(("cut", "more"), [(_urgent_job, []), (_time_limit, ["launcher.time=2"])])
 def test_workers_that_are_jobs_come_back_after_slurm_has_ended_them(cluster, run, cut, more):
     started = run(*ENDLESS, *LAUNCHERS["submitit"], *more, "collector.worker_timeout_s=60")
     jobs = {event["job"] for event in started.wait_for("worker_joined", 2)}

@@ -27,7 +27,7 @@ from collectx.disk import sync
 from collectx.errors import DamagedFile
 from collectx.run.files import INCOMPLETE, decode, write_json
 
-_FORMAT = 1
+_FORMAT = 2
 _MANIFEST = "manifest.json"
 _STATE = "state.pt"
 

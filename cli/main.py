@@ -84,6 +84,10 @@ def _dispatch(argv: list[str]) -> int:
 
         print(f"collectx: {name}: no such subcommand{did_you_mean(name, SUBCOMMANDS)}", file=sys.stderr)
         return 2
+    from collectx.run.signals import ignore_requests
+
+    # They ask a run for a checkpoint, and may come before it begins or after its end.
+    ignore_requests()
     # As `python -m` does, so that modules of the working directory can be imported, here and in the workers.
     sys.path.insert(0, os.getcwd())
     subcommand: Callable[[list[str]], int] = import_module(f"collectx.cli.{_MODULES.get(name, name)}").main

@@ -30,7 +30,8 @@ collectx reproduce RUN_DIR [overrides] [flags]: repeat a run from RUN_DIR/snapsh
 The code that the configuration imports and calls is printed first. If RUN_DIR belongs to another user, --trust is
 required.
 
-A run that was interrupted, or failed, is repeated up to the last batch in its folder.
+A run that was interrupted, or failed, is repeated up to the last batch in its folder; one that was resumed with another
+configuration, up to the first change that has an effect on the batches.
 
 Exit status: 0 identical (or completed, where the saved run has no digest), 1 different or failed, 2 wrong usage.
 To compare, the run must have digests of its batches; trainer.digest says when it has."""
@@ -53,9 +54,9 @@ def _reproduce(arguments: Arguments, argv: Sequence[str]) -> int:
         return output.usage_error("reproduce runs one configuration; sweeps are `collectx run -m`.")
     old = RunFolder(folders[0])
     saved = read_snapshot(old, lambda files: resumed.repeatable_config(files)[0])
-    _, changed_at = resumed.repeatable_config(old)
+    _, change = resumed.repeatable_config(old)
     # A damaged file is reported before the run, not after it.
-    digests = [line.get("digest") for line in old.read_metrics()][:changed_at]
+    digests = [line.get("digest") for line in old.read_metrics()][: None if change is None else change.batches]
     result, _ = old.read_result(), list(old.read_events())
     ended = "failed" if result is None else result["status"]
     if ended != "completed" and not digests:
@@ -80,12 +81,15 @@ def _reproduce(arguments: Arguments, argv: Sequence[str]) -> int:
         # Batches are compared when the run has ended.
         overrides = (*overrides, "launcher.wait=true")
     collector = saved.get("collector") or {}
-    if changed_at is not None:
-        output.note(f"{old.path} was resumed with another configuration after {changed_at} batches: repeats these.")
-    is_cut = ended != "completed" or changed_at is not None
+    if change is not None:
+        output.note(f"{old.path} was resumed after {change.batches} batches {change.reason}: repeats these batches.")
+    is_cut = ended != "completed" or change is not None
     if is_cut and not any(text.lstrip("+").startswith("run.max_batches=") for text in overrides):
         overrides = (*overrides, f"run.max_batches={len(digests)}")
     reason = _order_problem(old, collector, overrides)
+    if collector.get("min_workers") is not None:
+        # Which workers take part would depend on when they are ready: waits for all of them.
+        overrides = ("collector.min_workers=null", *overrides)
     if reason is None:
         overrides = (*overrides, f"++collector.order_of={quoted(old.path)}")
     results: list[Outcome] = []
@@ -103,7 +107,10 @@ def _order_problem(old: RunFolder, collector: dict[str, Any], overrides: Sequenc
     delivered in the recorded order of `old`."""
     if collector.get("kind") not in ASYNC and collector.get("sync") is not False:
         is_preemptive = collector.get("preemptive_threshold") is not None
-        return "with collector.preemptive_threshold batches end when enough workers are ready" if is_preemptive else ""
+        if is_preemptive:
+            return "with collector.preemptive_threshold batches end when enough workers are ready"
+        has_members = collector.get("min_workers") is not None
+        return "with collector.min_workers batches have the parts of the workers that are ready" if has_members else ""
     if any(text.lstrip("+~").startswith("collector") for text in overrides):
         return "the overrides change the collector"
     why = why_not_recorded(

@@ -24,6 +24,14 @@ from collectx.run.folder import RunFolder, is_locked
 JobStates: TypeAlias = Mapping[str, JobState] | LauncherError
 
 _NUM_LOG_LINES = 40
+# States of a job that has started, is not running, and has not ended.
+_TRANSITIONS = {
+    "COMPLETING": "SLURM ends its processes",
+    "SUSPENDED": "SLURM has stopped it for a while",
+    "STOPPED": "SLURM has stopped it for a while",
+    "SIGNALING": "SLURM signals its processes",
+    "STAGE_OUT": "SLURM copies its files",
+}
 _END_REASONS = {
     "TIMEOUT": "its time limit was reached: ask for more with launcher.time",
     "OUT_OF_MEMORY": "it had too little memory: ask for more with launcher.mem",
@@ -91,13 +99,16 @@ def status_of_job(files: RunFolder, job: str, states: JobStates) -> RunStatus:
     result = files.read_result()
     state = None if isinstance(states, LauncherError) else states.get(job)
     if state is not None and not state.is_over and not state.has_started:
-        return RunStatus(Status.QUEUED, state.reason)
+        words = state.reason if state.word == "PENDING" else ": ".join(filter(None, (state.word, state.reason)))
+        return RunStatus(Status.QUEUED, words)
     if result is not None:
         run = _from_result(result)
         # The trainer knows only which signal ended it.
         if run.status is Status.INTERRUPTED and state is not None and state.word in _END_REASONS:
             reason = f"job {job} ended as {state.word}: {_END_REASONS[state.word]}"
             return RunStatus(run.status, f"{run.detail}: {reason}")
+        if run.status is Status.INTERRUPTED and state is not None and state.word in _TRANSITIONS:
+            return RunStatus(run.status, f"{run.detail}: job {job} is {_transition(state)}")
         return run
     if isinstance(states, LauncherError):
         return RunStatus(Status.UNKNOWN, f"{_last_batch(files)}; SLURM does not say: {states}")
@@ -112,10 +123,14 @@ def status_of_job(files: RunFolder, job: str, states: JobStates) -> RunStatus:
     if state.word != "COMPLETING" and (lost := _lost_node(files, job, state)):
         return _failed(files, f"{lost}, the node of the trainer, is gone: job {job} is {state}")
     if not state.is_over:
+        if state.word != "RUNNING":
+            where += f": {_transition(state)}"
         return RunStatus(Status.RUNNING, where)
     reason = f"job {job} ended as {' '.join(filter(None, (state.word, where)))}"
     if state.word in _END_REASONS:
         reason += f": {_END_REASONS[state.word]}"
+    if state.word == "NODE_FAIL" and (nodes := _down_nodes(state)):
+        reason += f"; SLURM says that {', '.join(nodes)} is down"
     return RunStatus(Status.INTERRUPTED, reason) if state.word == "CANCELLED" else _failed(files, reason)
 
 
@@ -133,6 +148,20 @@ def _lost_node(files: RunFolder, job: str, state: JobState) -> str:
         return "" if node in commands.hostnames(state.node) else node
     except (OSError, LauncherError):
         return ""
+
+
+def _transition(state: JobState) -> str:
+    words = _TRANSITIONS.get(state.word)
+    return f"{state.word} ({words})" if words else state.word
+
+
+def _down_nodes(state: JobState) -> list[str]:
+    from collectx.launcher.slurm import commands
+
+    try:
+        return commands.down(state.node)
+    except LauncherError:
+        return []
 
 
 def status_of_process(files: RunFolder) -> RunStatus:

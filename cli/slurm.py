@@ -6,6 +6,8 @@ points of a sweep, or one run.
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import itertools
 import json
 import shlex
@@ -22,6 +24,7 @@ from collectx.config.schema.run import RunConfig, as_dict
 from collectx.errors import ConfigError, LauncherError
 from collectx.launcher.slurm import commands
 from collectx.launcher.slurm import script as slurm_script
+from collectx.launcher.slurm.requeue import is_requeue_wanted
 from collectx.run import Status
 from collectx.run.folder import RunFolder, locked
 from collectx.run.rendezvous import JobSpec
@@ -62,11 +65,12 @@ def _submit_and_watch(
     results: list[Outcome],
     submitted: dict[Path, str],
 ) -> bool:
+    job = allocation.job()
+    runs = _with_requeue(runs, job is not None)
     unfinished = _unfinished(runs)
     missing = [run for run in runs if run.folder not in unfinished]
     if problems := [problem for run in missing for problem in _folder_problems(run)]:
         raise ConfigError(problems)
-    job = allocation.job()
     inside = [run for run in missing if run.cfg.launcher.kind == "slurm"] if job else []
     if job and inside:
         allocation.run_steps(inside, argv, job, _GRACE_S, results)
@@ -94,6 +98,21 @@ def _submit_and_watch(
         root = running[0].folder if sweep is None else sweep.absolute()
         print(f"look in later: collectx status {shlex.quote(str(root))}", flush=True)
     return is_detached
+
+
+def _with_requeue(runs: Sequence[SubmittedRun], is_inside: bool) -> list[SubmittedRun]:
+    """The runs with `launcher.requeue` true or false; `is_inside` an allocation, null stands for false."""
+    preempts = functools.cache(commands.preempts)
+    decided = []
+    for run in runs:
+        launcher = _launcher(run)
+        if is_inside and launcher.kind == "slurm":
+            requeue = bool(launcher.requeue)
+        else:
+            requeue = is_requeue_wanted(launcher, preempts)
+        cfg = dataclasses.replace(run.cfg, launcher=dataclasses.replace(launcher, requeue=requeue))
+        decided.append(dataclasses.replace(run, cfg=cfg))
+    return decided
 
 
 def _cancel(submitted: dict[Path, str]) -> None:

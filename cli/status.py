@@ -68,15 +68,18 @@ def _show(root: Path, folders: Sequence[Path]) -> int:
         job = jobs[run.path]
         try:
             status = run_status.status_of(run, job, states)
-            cells = output.cells(run.path.name, run.read_result() or _numbers(run), status.status)
+            numbers = run.read_result() or _numbers(run) or {}
+            cells = output.cells(run.path.name, numbers or None, status.status)
         except DamagedFile as error:
             if run.path == root.absolute():
                 return output.usage_error(f"status: {error}")
-            status = run_status.RunStatus(Status.DAMAGED, str(error))
+            status, numbers = run_status.RunStatus(Status.DAMAGED, str(error)), {}
             cells = output.cells(run.path.name, None, Status.DAMAGED)
         rows.append((cells[0], status.status, *cells[2:], job or ""))
         if status.detail:
             details.append(f"{run.path.name}: {status.detail}\n")
+        if status.status is Status.RUNNING and (taking_part := numbers.get("taking_part")) is not None:
+            details.append(f"{run.path.name}: {taking_part[0]} of {taking_part[1]} workers take part\n")
     output.print_table(rows, (*output.COLUMNS, "job"))
     print("".join(details) + f"folder: {root}", flush=True)
     return 0
@@ -89,4 +92,5 @@ def _numbers(run: RunFolder) -> dict[str, Any] | None:
     numbers = MetricsTail(run.metrics, -1)
     if not numbers.update():
         return None
-    return {"frames": numbers.frames, "frames_per_s": numbers.frames_per_s, "mean_return": numbers.mean_return}
+    names = ("frames", "frames_per_s", "mean_return", "taking_part")
+    return {name: getattr(numbers, name) for name in names}

@@ -48,6 +48,8 @@ class WatchedRun:
     result_ns: int | None = None
 
     def __post_init__(self) -> None:
+        # What was there before is no part of the rate.
+        self.statistics.update()
         self.sampler = Sampler(self.statistics, self.since_s)
 
 

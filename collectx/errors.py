@@ -7,6 +7,7 @@
     |-- RendezvousError       trainer and worker did not connect, or could not authenticate
     |-- NotRestorable         the state of an env cannot be saved, or does not fit
     |-- LauncherError         a scheduler refused or ended a job, or does not answer
+    |   `-- JobEnded          a scheduler ends the job of a worker, which has not failed
     |-- WorkerError           a worker is gone, or did not answer in time
     |   |-- WorkerDied        the process ended without reporting an error (killed, out of memory, segfault)
     |   `-- WorkerTimeout     nothing arrived within the named timeout
@@ -90,6 +91,10 @@ class RendezvousError(CollectxError):
 
 class LauncherError(CollectxError):
     """A scheduler refused or ended a job, or does not answer. The message quotes the scheduler."""
+
+
+class JobEnded(LauncherError):
+    """A scheduler ends the job of a worker, which is preempted, cancelled or at its time limit."""
 
 
 class WorkerError(CollectxError):

@@ -13,21 +13,31 @@ from tensordict import TensorDict
 from torch import nn
 
 from collectx.collector.batch_info import Delivery, DeliverySpec
-from collectx.collector.failure_policy import FailurePolicy
+from collectx.collector.members import Members
 from collectx.collector.one_thread import OneThread
 from collectx.collector.requests import Requests
-from collectx.errors import text_of
 from collectx.policy.weights import FlatWeights
 from collectx.schedule.base import Grant, Schedule
-from collectx.transport.base import NO_RESET, RESET, STATE_REQUESTS, Arrival, Departure, Joined, Transport, Write
+from collectx.transport.base import (
+    NO_RESET,
+    PLAIN_REQUESTS,
+    RESET,
+    Arrival,
+    Departure,
+    Joined,
+    Reply,
+    Transport,
+    Write,
+)
 
 
 class Collector(Iterator[TensorDict], AbstractContextManager["Collector"]):
-    """Yields TensorDicts of `frames_per_batch` frames (`collectx/batch.py`), of fewer after a sync worker was dropped,
-    until `total_frames` are delivered. The last steps of a part with fewer frames than its slot are undefined.
+    """Yields TensorDicts of `frames_per_batch` frames (`collectx/batch.py`), of fewer where not all sync workers take
+    part, until `total_frames` are delivered. The last steps of a part with fewer frames than its slot are undefined.
 
     Attributes:
         delivery: the metadata of the last batch.
+        members: which workers take part.
         policy_version: the newest published version.
         num_frames, num_batches, frames_by_worker: delivered so far.
     """
@@ -39,17 +49,13 @@ class Collector(Iterator[TensorDict], AbstractContextManager["Collector"]):
         transport: Transport,
         schedule: Schedule,
         spec: DeliverySpec,
-        num_workers: int,
-        failure_policy: FailurePolicy,
-        events: Callable[..., None],
+        members: Members,
     ):
         self.transport = transport
         self._one_thread = OneThread()
         self._schedule = schedule
         self._spec = spec
-        self._workers = set(range(num_workers))
-        self.failure_policy = failure_policy
-        self._events = events
+        self.members = members
         self.num_batches = 0
         self._is_interrupted = False
         self.num_frames = 0
@@ -79,8 +85,7 @@ class Collector(Iterator[TensorDict], AbstractContextManager["Collector"]):
 
         Raises:
             RuntimeError: the collector is closed, or in use by another thread.
-            WorkerTimeout, WorkerDied, Exception: a worker is gone (see `Departure`), and `collector.on_worker_failure`
-                does not allow to continue.
+            WorkerTimeout, WorkerDied, Exception: a worker is gone, and `collector.on_worker_failure` ends the run.
         """
         spec = self._spec
         with self._one_thread:
@@ -116,9 +121,12 @@ class Collector(Iterator[TensorDict], AbstractContextManager["Collector"]):
             raise StopIteration
         self._check_usable()
         began = perf_counter()
+        while self.members.are_too_few and not self.is_draining:
+            self._handle_event()
         self._release_slots()
         while (parts := self._take_parts()) is None:
-            if not self.is_draining or not any(self._num_granted.values()):
+            is_due = not self.is_draining or not any(self._num_granted.values())
+            if is_due and not self.members.are_too_few:
                 self._release_slots(always=True)
                 self._grant(self._schedule.begin())
             self._handle_event()
@@ -166,31 +174,27 @@ class Collector(Iterator[TensorDict], AbstractContextManager["Collector"]):
             self._num_full += 1
             self._schedule.arrived(event)
         elif isinstance(event, Joined):
-            self._events("worker_joined", worker=event.worker, **event.info)
-        elif isinstance(event, Departure):
-            self._handle_departure(event)
-        else:
+            self.members.handle_joined(event)
+        elif isinstance(event, Reply) and event.worker not in self.members.starting:
             self._requests.handle_reply(event)
+        else:
+            self._handle_change(event)
 
-    def _handle_departure(self, departure: Departure) -> None:
-        worker, error = departure.worker, departure.error
-        self._events("worker_failed", worker=worker, type=type(error).__name__, message=text_of(error))
-        self._num_granted.pop(worker, None)
-        self._requests.handle_departure(departure)
+    def _handle_change(self, event: Departure | Reply) -> None:
+        """Handles that a worker is gone, or the first reply of one that is starting."""
         try:
-            if self._is_interrupted:
-                raise error
-            life = self.failure_policy.replace(worker, error, num_others=len(self._workers) - 1)
+            if isinstance(event, Reply):
+                self.members.handle_first_reply(event, self.num_batches)
+                if event.value is None and event.worker in self.members.ready:
+                    self._resets.pop(event.worker, None)  # its envs are restored, or new
+                return
+            self._num_granted.pop(event.worker, None)
+            self._requests.handle_departure(event)
+            grants = self.members.handle_departure(event, self._is_interrupted)
         except Exception as failure:
             self._failure = failure
             raise
-        if life is not None:
-            self._events("worker_restarted", worker=worker, life=life)
-            self._grant(self._schedule.replaced(worker))
-        else:
-            self._workers.remove(worker)
-            self._events("worker_dropped", worker=worker, num_workers=len(self._workers))
-            self._schedule.dropped(worker)
+        self._grant(grants)
 
     @property
     def steps(self) -> list[int]:
@@ -222,12 +226,12 @@ class Collector(Iterator[TensorDict], AbstractContextManager["Collector"]):
 
     @property
     def workers(self) -> list[int]:
-        """Indices of the workers that are not dropped."""
-        return sorted(self._workers)
+        """Indices of the workers that take part."""
+        return sorted(self.members.ready)
 
     def zeros(self) -> TensorDict:
         """A batch of all workers, of zeros."""
-        return self._spec.zeros(len(self._workers) if self._schedule.stacked else 1)
+        return self._spec.zeros(len(self.members.ready) if self._schedule.stacked else 1)
 
     @property
     def is_idle(self) -> bool:
@@ -243,7 +247,7 @@ class Collector(Iterator[TensorDict], AbstractContextManager["Collector"]):
 
     def can_ask(self, name: str) -> bool:
         """Whether the transport carries this request."""
-        return self.transport.carries_objects or name in STATE_REQUESTS
+        return self.transport.carries_objects or name in PLAIN_REQUESTS
 
     def ask(self, name: str, *arguments: Any, per_worker: Mapping[int, tuple] | None = None) -> dict[int, Any]:
         """Returns the answers by worker; `name` is a method of `collectx.worker.requests.RequestHandler`. Blocks until
@@ -259,8 +263,9 @@ class Collector(Iterator[TensorDict], AbstractContextManager["Collector"]):
         if not self.can_ask(name):
             raise NotImplementedError(f"{name}: only workers in processes of this machine can be asked")
         self._check_usable()
-        every = dict.fromkeys(self._workers, arguments) if per_worker is None else per_worker
-        requests = {worker: every[worker] for worker in self._workers if worker in every}
+        ready = self.members.ready
+        every = dict.fromkeys(ready, arguments) if per_worker is None else per_worker
+        requests = {worker: every[worker] for worker in ready if worker in every}
         with self._one_thread:
             return self._requests.send(self.transport, self._handle_event, name, requests)
 
@@ -268,17 +273,14 @@ class Collector(Iterator[TensorDict], AbstractContextManager["Collector"]):
         """Resets the envs of all workers, or of some, before the next slot that they are granted; batches of slots that
         are granted already come first. Does not block. The replacement of a worker that is restarted before is reset
         too. `reset` is `RESET`, or one with seeds (`encode_reset`), which a later `RESET` does not replace."""
-        for worker in self._workers if workers is None else workers:
+        for worker in self.members.ready if workers is None else workers:
             if reset != RESET or self._resets.get(worker, NO_RESET) == NO_RESET:
                 self._resets[worker] = reset
 
     def add(self) -> None:
-        """Starts one more worker, of the next index; sync batches grow by one part. Does not block. For network
-        transports only, as the other ones allocate all slots at once."""
-        worker = self.failure_policy.begin()
-        self._workers.add(worker)
-        self._events("worker_added", worker=worker, num_workers=len(self._workers))
-        self._grant(self._schedule.added(worker))
+        """Starts one more worker, of the next index, which takes part from the next batch on. Does not block. For
+        network transports only, as the other ones allocate all slots at once."""
+        self.members.add()
 
     def handles(self) -> dict[int, Any]:
         """The launcher's handles of the workers' processes, by worker; empty if workers are not processes."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,9 @@ from collectx.batch import batch_leaves
 from collectx.collector.batch_info import DeliverySpec
 from collectx.collector.collector import Collector
 from collectx.collector.failure_policy import FailurePolicy
-from collectx.collector.saved_state import next_lives
-from collectx.config.derived import backend_of, is_async, is_stacked, num_workers_of, rows_per_env
+from collectx.collector.members import Members
+from collectx.collector.saved_state import first_requests, next_lives
+from collectx.config.derived import backend_of, begins_with_few, is_async, is_stacked, num_workers_of, rows_per_env
 from collectx.config.schema.collector import CollectorConfig
 from collectx.config.schema.launcher import DevicesConfig, LauncherConfig, RpcBackendConfig
 from collectx.config.schema.run import RunConfig
@@ -77,7 +79,8 @@ def build(
     actor = policies.make_actor(policy, spec, _device_of(policy), exploration, is_trusted)
     # A batch that a worker has written elsewhere has to be delivered.
     exact = any(fields.get("hooks", Hooks()).write_batch is not None for fields in overrides)
-    schedule = _make_schedule(options, num_workers, recorded, exact)
+    is_elastic = begins_with_few(options) and recorded is None
+    schedule = _make_schedule(options, 0 if is_elastic else num_workers, recorded, exact)
     rows = spec.num_envs * rows_per_env(options)
     observation = spec_with_states(spec, actor.states).observation
     slab = SlabSpec(
@@ -146,16 +149,24 @@ def build(
     )
     lives = {} if resume is None else next_lives(resume)
     failure_policy = FailurePolicy(
-        options.on_worker_failure, options.max_restarts, num_workers, start, lives, options.min_workers
+        options.on_worker_failure,
+        options.max_restarts,
+        num_workers,
+        start,
+        lives,
+        options.min_workers or 1,
+        launcher.max_requeues,
     )
-    collector = Collector(transport, schedule, delivery, num_workers, failure_policy, events)
+    requests = partial(first_requests, resume) if is_elastic else None
+    members = Members(transport, schedule, failure_policy, events, options.min_workers or num_workers, requests)
+    collector = Collector(transport, schedule, delivery, members)
     try:
         if resume is None:
             collector.publish(policy if isinstance(policy, nn.Module) else actor.module)
         else:
             collector.publish_flat(lambda buffer: buffer.copy_(resume["weights"]))
         for _ in range(num_workers):
-            failure_policy.begin()
+            members.start()
     except BaseException:
         collector.close()
         raise
@@ -260,7 +271,7 @@ def _nested_spec(cfg: RunConfig) -> NestedSpec | None:
         "total_frames": -1,
         "zero_copy": True,
         "on_worker_failure": "raise",
-        "min_workers": 1,
+        "min_workers": None,
         "max_policy_lag": None,
         "num_workers_per_collector": 1,
         "init_random_frames": -(-(options.init_random_frames or 0) // options.num_workers),

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
+
+from collectx.errors import JobEnded
 
 
 class FailurePolicy:
@@ -18,6 +21,8 @@ class FailurePolicy:
         start: `start(worker, life)` starts a worker.
         first_lives: the lives with which workers begin, by index; 0 where there is none.
         min_workers: no worker is dropped if fewer would be left.
+        max_requeues: how often each worker is started again after a scheduler has ended its job, which is not a
+            failure.
 
     Attributes:
         lives: the newest life of each worker.
@@ -31,19 +36,24 @@ class FailurePolicy:
         start: Callable[[int, int], None],
         first_lives: Mapping[int, int],
         min_workers: int = 1,
+        max_requeues: int = 0,
     ):
         self._mode = on_worker_failure
         self._max_restarts = self._restarts_left = max_restarts
+        # The most lives of one worker.
+        self._num_lives = max_restarts + max_requeues + 1
         self._num_workers = num_workers
         self._start = start
         self._first_lives = first_lives
         self._min_workers = min_workers
+        self._max_requeues = max_requeues
+        self._requeues: Counter[int] = Counter()
         self.lives: dict[int, int] = {}
 
     def begin(self) -> int:
         """Starts the next worker, of the lowest unused index; returns its index."""
         worker = len(self.lives)
-        life = self._first_lives.get(worker, worker // self._num_workers * (self._max_restarts + 1))
+        life = self._first_lives.get(worker, worker // self._num_workers * self._num_lives)
         self._start(worker, life)
         self.lives[worker] = life
         return worker
@@ -55,6 +65,11 @@ class FailurePolicy:
         Args:
             num_others: how many workers are left.
         """
+        if isinstance(error, JobEnded) and self._max_requeues:
+            if self._requeues[worker] < self._max_requeues:
+                self._requeues[worker] += 1
+                return self._begin_next_life(worker)
+            error.add_note(f"worker {worker} was submitted launcher.max_requeues={self._max_requeues} times again.")
         if self._mode == "raise":
             raise error
         if self._mode == "drop":
@@ -72,6 +87,9 @@ class FailurePolicy:
             )
             raise error
         self._restarts_left -= 1
+        return self._begin_next_life(worker)
+
+    def _begin_next_life(self, worker: int) -> int:
         self.lives[worker] += 1
         self._start(worker, self.lives[worker])
         return self.lives[worker]

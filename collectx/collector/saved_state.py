@@ -5,6 +5,9 @@
     lives                               of the workers, by index; see `FailurePolicy`
     workers                             by worker: what `RequestHandler.state` returns
 
+A worker that is starting has the state of an earlier process of the run, if there is one, and one that was never ready
+has no life.
+
 A worker whose envs were saved continues them in the same life. Any other one begins the next life: new episodes, with
 seeds and trajectory ids that were not used before.
 """
@@ -15,7 +18,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from collectx.collector.collector import Collector
-from collectx.transport.base import encode_reset
+from collectx.transport.base import Request, encode_reset
 from collectx.worker.spec import env_seed
 
 
@@ -27,42 +30,66 @@ def save(collector: Collector) -> dict[str, Any]:
     Raises:
         Exception: a worker is gone, as in `Collector.next`.
     """
+    members = collector.members
+    unanswered = members.unanswered
+    # Requests to load a state.
+    kept = {worker: arguments[0] for worker, requests in unanswered.items() for _, arguments in requests if arguments}
+    lives = members.failure_policy.lives.items()
     return {
         "frames": collector.num_frames,
         "batches": collector.num_batches,
         "frames_by_worker": dict(collector.frames_by_worker),
         "version": collector.policy_version,
         "weights": collector.transport.newest_weights(),
-        "lives": dict(collector.failure_policy.lives),
-        "workers": collector.ask("state") if collector.is_idle else {},
+        "lives": {worker: life for worker, life in lives if life or worker in kept or worker not in unanswered},
+        "workers": (collector.ask("state") if collector.is_idle else {}) | kept,
     }
 
 
 def next_lives(state: Mapping[str, Any]) -> dict[int, int]:
     """The lives of the workers that continue after `state`."""
-    restored = {worker for worker, saved in state["workers"].items() if "reason" not in saved["rollout"]}
-    return {worker: life + (worker not in restored) for worker, life in state["lives"].items()}
+    return {worker: life + (not _is_saved(state, worker)) for worker, life in state["lives"].items()}
+
+
+def first_requests(state: Mapping[str, Any] | None, worker: int) -> list[Request]:
+    """The requests to a worker before it takes part; see `Members`. `state` is that of the collector to continue, or
+    None."""
+    requests: list[Request] = [("ready", ())]
+    if state is not None and _is_saved(state, worker):
+        requests.append(("load", (state["workers"][worker],)))
+    return requests
+
+
+def _is_saved(state: Mapping[str, Any], worker: int) -> bool:
+    saved = state["workers"].get(worker)
+    return saved is not None and "reason" not in saved["rollout"]
 
 
 def load(collector: Collector, state: dict[str, Any], seed: int) -> dict[int, str]:
-    """Continues the counts, and restores the workers. Blocks until they have replied.
+    """Continues the counts, and restores the workers. Blocks until those have replied that take part; the others are
+    restored before they do (`first_requests`).
 
     Args:
         collector: was built with `resume=state`, and has delivered nothing.
         seed: the run's.
 
     Returns:
-        For each worker that begins new episodes, the reason.
+        For each worker that is known to begin new episodes, the reason.
     """
     collector.count_from(state["frames"], state["batches"], state["frames_by_worker"])
-    saved = {worker: each for worker, each in state["workers"].items() if worker in collector.workers}
-    reasons = {worker: each["rollout"]["reason"] for worker, each in saved.items() if "reason" in each["rollout"]}
-    states = {worker: (each,) for worker, each in saved.items() if worker not in reasons}
+    members = collector.members
+    known = {worker: state["workers"].get(worker) for worker in members.ready | members.starting}
+    states = {worker: (each,) for worker, each in known.items() if _is_saved(state, worker)}
     refused = {worker: reason for worker, reason in _ask(collector, states).items() if reason is not None}
-    # These were built with the seeds of their first episodes.
-    collector.request_reset(encode_reset(env_seed(seed, state["frames"], 1), False), refused)
-    without = "the state of its envs was not saved"
-    return {worker: without for worker in collector.workers if worker not in saved} | reasons | refused
+    # These were built with the seeds of their first episodes. Of those that are starting it is not known yet.
+    reset = encode_reset(env_seed(seed, state["frames"], 1), False)
+    collector.request_reset(reset, refused.keys() | (members.starting & states.keys()))
+    reasons = {
+        worker: "the state of its envs was not saved" if each is None else each["rollout"]["reason"]
+        for worker, each in known.items()
+        if worker not in states and worker in state["lives"]
+    }
+    return reasons | refused
 
 
 def _ask(collector: Collector, states: dict[int, tuple]) -> dict[int, str | None]:

@@ -53,6 +53,12 @@ def is_stacked(collector: CollectorConfig) -> bool:
     return collector.kind != "single" and not is_async(collector)
 
 
+def begins_with_few(collector: CollectorConfig) -> bool:
+    """Whether a run begins as soon as `min_workers` of its workers are ready, and the others join later."""
+    least, is_free = collector.min_workers, collector.order_of is None
+    return collector.on_worker_failure == "drop" and is_free and least is not None and least < collector.num_workers
+
+
 def num_workers_of(cfg: RunConfig) -> int:
     """Number of workers."""
     return 1 if cfg.collector.kind == "single" else cfg.collector.num_workers

@@ -19,6 +19,11 @@ def warnings_of(cfg: RunConfig) -> list[str]:
         notes.append(
             f"trainer=impala collector={collector.kind}: nothing lags, so V-trace corrects nothing; try multi_async."
         )
+    if collector.min_workers is not None and collector.on_worker_failure != "drop":
+        notes.append(
+            f"collector.min_workers={collector.min_workers} collector.on_worker_failure={collector.on_worker_failure}: "
+            "the run needs all workers; min_workers has an effect with on_worker_failure=drop only."
+        )
     frames, total = collector.init_random_frames, collector.total_frames
     if frames and cfg.policy.kind != "random":
         if trainer in ("ppo", "impala"):

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 
 from collectx.config.registry import implementation
 from collectx.config.schema.env import EnvConfig, GymEnvConfig
@@ -35,11 +36,14 @@ def build(cfg: EnvConfig, first_index: int = 0, life: int = 0) -> Env:
     return implementation("env", cfg.kind)(cfg, first_index, life)
 
 
-def read_spec(cfg: EnvConfig, with_first: bool = False) -> EnvSpec:
+def read_spec(
+    cfg: EnvConfig, with_first: bool = False, examine: Callable[[Env], object] = lambda group: None
+) -> EnvSpec:
     """The spec of `build(cfg)`. Makes the envs, only one where they are independent of each other, and closes them.
 
     Args:
         with_first: also resets the envs, for `EnvSpec.first`. The global random generators are left unchanged.
+        examine: called with the group of envs before they are closed.
     """
     # A vector env's entry point, and EnvPool, may depend on the number of envs; a group of gym envs does not.
     smallest = dataclasses.replace(cfg, num_envs=min(cfg.num_envs, 1)) if isinstance(cfg, GymEnvConfig) else cfg
@@ -49,6 +53,7 @@ def read_spec(cfg: EnvConfig, with_first: bool = False) -> EnvSpec:
         if with_first:
             with preserve_random_state():
                 spec = dataclasses.replace(spec, first=first_observations(env, [0] * spec.num_envs))
+        examine(env)
         # A user's callable decides the number of envs itself.
         return spec if smallest is cfg else dataclasses.replace(spec, num_envs=cfg.num_envs)
     finally:

@@ -32,6 +32,18 @@ import torch
 from collectx.batch import REWARD, Key, Leaf
 
 
+class Draws(Iterator[Sequence[torch.Tensor]]):
+    """Endless random actions of a group from torch's generator: one `[E, *shape]` tensor per action leaf."""
+
+    @abstractmethod
+    def state(self) -> list[torch.Tensor]:
+        """A copy of the actions that were drawn in advance, for `load`."""
+
+    @abstractmethod
+    def load(self, state: list[torch.Tensor]) -> None:
+        """Restores the result of `state`."""
+
+
 @dataclass(frozen=True)
 class EnvSpec:
     """The leaves and spaces of a group of envs.
@@ -48,10 +60,11 @@ class EnvSpec:
         can_restart_early: whether `restart` accepts envs whose episode did not end.
         rewards: leaves of a step's rewards; usually one float32 number, `[1]`.
         batch_shape: the envs' dimensions in a batch, where there are several; (): one dimension, or none for one env.
-        draw: returns an endless iterator of random actions of the group, from torch's generator, one `[E, *shape]`
-            tensor per action leaf; None: `action_space` is sampled.
+        draw: returns random actions of the group; None: `action_space` is sampled.
         is_single: the group is one env without a batch dimension, not a group of one; a user's policy is called with
             its observation, `[*shape]`.
+        path: of an env of TorchRL, what steps it: "gymnasium", or "torchrl: " and the reason why its own `_step` does;
+            otherwise empty.
         first: observations after a reset, by leaf, `[1, *shape]` or `[E, *shape]`, with which a user's policy is
             called once to learn its outputs. Empty: that call takes zeros.
     """
@@ -65,8 +78,9 @@ class EnvSpec:
     can_restart_early: bool = True
     rewards: tuple[Leaf, ...] = (REWARD,)
     batch_shape: tuple[int, ...] = ()
-    draw: Callable[[], Iterator[Sequence[torch.Tensor]]] | None = None
+    draw: Callable[[], Draws] | None = None
     is_single: bool = False
+    path: str = field(default="", compare=False)
     first: Mapping[Key, torch.Tensor] = field(default_factory=dict, compare=False, repr=False)
 
     @property
@@ -100,10 +114,12 @@ class Env(ABC):
 
     Attributes:
         user_envs: the user's env objects, where there are any.
+        unsaved: why checkpoints cannot hold the state of the envs, where a group that was not reset does not show it.
     """
 
     spec: EnvSpec
     user_envs: Sequence[Any] = ()
+    unsaved: str | None = None
 
     @abstractmethod
     def reset(self, seeds: Sequence[int] | None, out: Sequence[np.ndarray]) -> None:

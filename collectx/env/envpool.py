@@ -39,6 +39,8 @@ class EnvPoolEnv(Env):
     2**31; the spares get seeds derived from these.
     """
 
+    unsaved = "EnvPool gives no access to the state of its envs"
+
     def __init__(self, cfg: EnvPoolEnvConfig, first_index: int, life: int):
         try:
             import envpool

@@ -26,6 +26,7 @@ from collectx.env.gym_factory import explain_missing_package, resolve_source, wr
 from collectx.env.infos import InfoKeys
 from collectx.env.spaces import SpaceLeaves, check, checked_values, numpy_dtype, write_env
 from collectx.errors import CollectxError, ConfigError, ShapeError
+from collectx.state import ProcessState
 
 # How long the processes of an async env may take to finish a step before they are killed, in seconds.
 _CLOSE_S = 2.0
@@ -216,7 +217,7 @@ def _make(cfg: GymVectorEnvConfig) -> VectorEnv:
         vector_kwargs = {"autoreset_mode": mode, "copy": False}
     wrappers: list[Callable] = [wrapper(item, f"env.wrappers[{i}]") for i, item in enumerate(cfg.wrappers)]
     if vectorization == "async":
-        wrappers.append(partial(CheckedEnv, exclude_keys=cfg.exclude_keys))
+        wrappers += [partial(CheckedEnv, exclude_keys=cfg.exclude_keys), ProcessState]
     return gymnasium.make_vec(
         str(cfg.id),
         cfg.num_envs,

@@ -11,8 +11,9 @@ import numpy as np
 
 from collectx.config.schema.env import TorchrlEnvConfig
 from collectx.env.base import Env, StepArrays, closed_on_error
+from collectx.env.torchrl_gym import GymMember, Recipe, Unrecognised, peel
 from collectx.env.torchrl_member import TorchrlMember
-from collectx.env.torchrl_specs import is_torchrl_env, random_actions, read_spec
+from collectx.env.torchrl_specs import RandomActions, is_torchrl_env, read_spec
 from collectx.errors import ConfigError, SpaceError
 from collectx.user_objects import resolve
 
@@ -58,6 +59,8 @@ class TorchrlEnv(Env):
     def __init__(self, envs: Sequence[Any], owned: bool = True, exclude: Sequence[str] = ()):
         self._owned = owned
         self.user_envs: list[Any] = list(envs)
+        # The envs that a batched env would make, where they are stepped in its place.
+        self._parts: list[Any] = []
         with closed_on_error(self):
             for env in envs:
                 _check(env, alone=len(envs) == 1)
@@ -67,13 +70,37 @@ class TorchrlEnv(Env):
                 raise SpaceError("the envs of a group must have the same specs, but these differ")
         action = specs[0].action
         num_envs = sum(spec.num_envs for spec in specs)
-        self.spec = replace(specs[0], num_envs=num_envs, draw=lambda: random_actions(envs, action))
-        parts = [slice(0, num_envs)] if envs[0].batch_size else [slice(e, e + 1) for e in range(num_envs)]
-        self._members = [TorchrlMember(env, self.spec, part) for env, part in zip(envs, parts, strict=True)]
+        self.spec = replace(specs[0], num_envs=num_envs, draw=lambda: RandomActions(envs, action))
+        # The seeds of a batched env's envs follow from the first one.
+        self._derives_seeds = bool(envs[0].batch_size)
+        self._members: list[TorchrlMember | GymMember] = []
+        try:
+            self._members += self._gym_members()
+            self.spec = replace(self.spec, path="gymnasium")
+        except Unrecognised as reason:
+            self._close(self._parts)
+            parts = [slice(0, num_envs)] if envs[0].batch_size else [slice(e, e + 1) for e in range(num_envs)]
+            self._members += [TorchrlMember(env, self.spec, part) for env, part in zip(envs, parts, strict=True)]
+            self.spec = replace(self.spec, path=f"torchrl: {reason}")
+
+    def _gym_members(self) -> list[GymMember]:
+        """Members that step the Gymnasium envs below; raises `Unrecognised`."""
+        env, outer = peel(self.user_envs[0])
+        if not env.batch_size:
+            return [GymMember(each, Recipe.of(each, self.spec), self.spec, e) for e, each in enumerate(self.user_envs)]
+        envs = split_serial_env(env) if self._owned else [env]
+        if envs == [env]:
+            raise Unrecognised(f"{type(env).__name__} is a batched env of its own")
+        self._parts += envs
+        return [GymMember(each, Recipe.of(each, self.spec, outer), self.spec, e) for e, each in enumerate(envs)]
 
     def reset(self, seeds: Sequence[int] | None, out: Sequence[np.ndarray]) -> None:
-        for member in self._members:
-            member.reset(None if seeds is None else int(seeds[member.envs.start]), out)
+        next_seed = 0
+        for e, member in enumerate(self._members):
+            if seeds is not None:
+                is_derived = self._derives_seeds and e > 0
+                next_seed = member.set_seed(next_seed if is_derived else int(seeds[member.envs.start]))
+            member.reset(out)
 
     def step(self, action: Sequence[np.ndarray], out: StepArrays) -> bool:
         any_ended = False
@@ -87,8 +114,14 @@ class TorchrlEnv(Env):
                 member.restart(ended[member.envs], out)
 
     def close(self) -> None:
-        while self._owned and self.user_envs:
-            env = self.user_envs.pop(0)
+        if self._owned:
+            self._close(self._parts)
+            self._close(self.user_envs)
+
+    @staticmethod
+    def _close(envs: list[Any]) -> None:
+        while envs:
+            env = envs.pop(0)
             if not env.is_closed:
                 env.close()
 

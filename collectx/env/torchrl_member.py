@@ -57,9 +57,11 @@ class TorchrlMember:
         # Keys at the root that `_step` does not write; known after the first step.
         self._kept: list[Any] | None = None
 
-    def reset(self, seed: int | None, out: Sequence[np.ndarray]) -> None:
-        if seed is not None:
-            self._env.set_seed(seed)
+    def set_seed(self, seed: int) -> int:
+        """Returns the seed for the next env of a batched one."""
+        return self._env.set_seed(seed)
+
+    def reset(self, out: Sequence[np.ndarray]) -> None:
         self._data = self._env.reset()
         for key, leaf, array in zip(self._keys, self._leaves, out, strict=True):
             value = self._data.get(key, None)

@@ -4,7 +4,7 @@ itself is not imported: its objects are recognised by the names of their classes
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ import torch
 from gymnasium import Space, spaces
 
 from collectx.batch import DONE_KEYS, Key, Leaf, as_key, is_agents_end, nest
-from collectx.env.base import EnvSpec, steps_per_draw
+from collectx.env.base import Draws, EnvSpec, steps_per_draw
 from collectx.env.spaces import leave_out, numpy_dtype
 from collectx.errors import ConfigError, SpaceError
 
@@ -58,14 +58,32 @@ def read_spec(env: Any, exclude: Sequence[str]) -> EnvSpec:
     )
 
 
-def random_actions(envs: Sequence[Any], leaves: Sequence[Leaf]) -> Iterator[tuple[torch.Tensor, ...]]:
-    """Endless random actions of `envs`, batched or not, from torch's generator: one `[E, *shape]` tensor per leaf.
+class RandomActions(Draws):
+    """Random actions of `envs`, batched or not, by their specs.
 
     A mask of legal actions (TorchRL's `ActionMask`) holds for one step: a spec with a mask is sampled in every step,
     all others for many steps at once.
     """
-    while True:
-        specs = [env.full_action_spec for env in envs]
+
+    def __init__(self, envs: Sequence[Any], leaves: Sequence[Leaf]):
+        self._envs = envs
+        self._leaves = leaves
+        # The actions of the steps that are left, the next one last.
+        self._left: list[tuple[torch.Tensor, ...]] = []
+
+    def __next__(self) -> tuple[torch.Tensor, ...]:
+        if not self._left:
+            self.load(self._draw())
+        return self._left.pop()
+
+    def state(self) -> list[torch.Tensor]:
+        return [torch.stack(steps[::-1]) for steps in zip(*self._left, strict=True)]
+
+    def load(self, state: list[torch.Tensor]) -> None:
+        self._left = list(zip(*(block.unbind(0) for block in state), strict=True))[::-1]
+
+    def _draw(self) -> list[torch.Tensor]:
+        specs, leaves = [env.full_action_spec for env in self._envs], self._leaves
         masked = any(getattr(spec[leaf.key], "mask", None) is not None for spec in specs for leaf in leaves)
         elements = sum(spec[leaf.key].shape.numel() for spec in specs for leaf in leaves)
         steps = 1 if masked else steps_per_draw(elements)
@@ -74,7 +92,7 @@ def random_actions(envs: Sequence[Any], leaves: Sequence[Leaf]) -> Iterator[tupl
         for leaf in leaves:
             values = [each.get(leaf.key).cpu().reshape(steps, -1, *leaf.shape) for each in drawn]
             blocks.append(values[0] if len(values) == 1 else torch.cat(values, 1))
-        yield from zip(*(block.unbind(0) for block in blocks), strict=True)
+        return blocks
 
 
 def _by_key(composite: Any) -> dict[Key, Any]:

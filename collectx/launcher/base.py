@@ -34,9 +34,11 @@ class Launcher:
 
     Attributes:
         is_local: whether every worker runs on this machine.
+        max_requeues: how often each worker is started again after a scheduler has ended its job (`JobEnded`).
     """
 
     is_local = False
+    max_requeues = 0
 
     def __init__(
         self,
@@ -95,9 +97,11 @@ class RemoteHandle:
     Attributes:
         sentinel: a descriptor that becomes readable at the worker's end.
         exitcode: None until then.
+        is_ended_by_scheduler: whether a scheduler has ended it, without a failure of the worker.
     """
 
     pid = None
+    is_ended_by_scheduler = False
 
     def __init__(self) -> None:
         self.exitcode: int | None = None

@@ -13,6 +13,7 @@ import multiprocessing
 import os
 import signal
 import sys
+import time
 import warnings
 from collections.abc import Callable
 from multiprocessing import forkserver
@@ -26,9 +27,11 @@ from collectx.launcher.base import Launcher
 from collectx.transport.stacks import write_on_signal
 
 # Modules that the fork server imports when it starts.
-PRELOAD = ["collectx.env.gym", "collectx.policy.mlp", "collectx.worker.entry"]
+PRELOAD = ["collectx.launcher.fork_server", "collectx.env.gym", "collectx.policy.mlp", "collectx.worker.entry"]
 # File descriptors that libraries may need, and that each worker needs.
 _DESCRIPTORS, _WORKER_DESCRIPTORS = 256, 4
+# Pauses before a worker is started again whose start the end of the fork server has cut.
+_RETRY_S = (0.1, 1.0)
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
@@ -102,11 +105,19 @@ class LocalLauncher(Launcher):
     def start(self, worker: int, restarts: int) -> Any:
         """Starts a process; returns when it is forked. What it calls is pickled. It is not daemonic, as an env may have
         child processes."""
-        warm_up()
         process = multiprocessing.get_context("forkserver").Process(
             target=_run, args=(*self._entry(worker), self.process_setup(worker)), name=f"collectx-worker-{worker}"
         )
-        process.start()
+        for pause_s in (*_RETRY_S, None):
+            warm_up()
+            try:
+                process.start()
+                break
+            except (EOFError, ConnectionError):
+                # The fork server is being killed; when it has ended, multiprocessing starts another one.
+                if pause_s is None:
+                    raise
+                time.sleep(pause_s)
         return process
 
 

@@ -63,7 +63,7 @@ class DataCollector(CollectorProperties):
         self._frames_per_batch = fit_frames(request, cfg, overrides, spec)
         if request.has_surplus and (note := surplus_note(self.total_frames, self._frames_per_batch)):
             warnings.warn(note, stacklevel=3)
-        self._num_envs, self._is_cuttable = spec.num_envs, spec.can_restart_early
+        self._spec = spec
         self.policy: Any = policies.build(cfg.policy, spec, cfg.seed)
         with contextlib.ExitStack() as stack:
             launcher, events = open_launcher(stack, cfg, objects, request.remote)
@@ -215,7 +215,7 @@ class DataCollector(CollectorProperties):
             close_env: ignored (accepted for TorchRL compatibility): envs are closed with their workers.
             raise_on_error: whether to raise the error that ended the background thread.
         """
-        background, self._background = self._background, None
+        background, self._background, self.closed = self._background, None, True
         with contextlib.closing(self._exit_stack):
             if background is not None:
                 limit_s = self._cfg.collector.close_timeout_s

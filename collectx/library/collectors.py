@@ -31,6 +31,11 @@ class Collector(InspectableCollector):
     def __init__(self, *arguments: Any, **keywords: Any):
         InspectableCollector.__init__(self, SingleRequest, arguments, keywords)
 
+    @property
+    def env(self) -> Any:
+        """The env; a list for several envs. Stepping or resetting it changes what is collected."""
+        return self._ask("envs")[0]
+
     def reset(self, index: Any = None, **keywords: Any) -> None:  # type: ignore[override]
         """Resets envs before the next batch.
 
@@ -50,10 +55,10 @@ class Collector(InspectableCollector):
         if index is None:
             super().reset()
             return
-        mask = torch.zeros(self._num_envs, dtype=torch.bool)
+        mask = torch.zeros(self._spec.num_envs, dtype=torch.bool)
         mask[index] = True
-        self._check_selection("index", mask.tolist(), self._num_envs, "envs")
-        if not self._is_cuttable:
+        self._check_selection("index", mask.tolist(), self._spec.num_envs, "envs")
+        if not self._spec.can_restart_early:
             raise ValueError(f"index={index!r}: this vector env resets its envs by itself, at the ends of episodes")
         self._ask("restart", mask.tolist())
 

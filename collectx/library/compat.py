@@ -5,6 +5,7 @@ Base class of `collectx.library.base.DataCollector`. Used in the trainer's proce
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,25 +14,44 @@ from collectx.collector.collector import Collector
 from collectx.collector.compose import resolve_devices
 from collectx.config.derived import is_stacked
 from collectx.config.schema.run import RunConfig
+from collectx.env.base import EnvSpec
 from collectx.library.request import CollectorRequest
 
 _WEIGHT_SCHEMES = "it connects the parts of TorchRL's collectors; here weights travel by the collector's transport"
+_PROCESSES = "the transport has the workers' processes and connections; use getattr_env or stats"
 
 # Public methods and attributes of TorchRL's collectors that do not exist here, with the reason or a replacement.
 REFUSED_ATTRIBUTES = {
     "cascade_execute": _WEIGHT_SCHEMES,
+    "compiled_policy_kwargs": "use compile_policy",
+    "cudagraphed_policy_kwargs": "use cudagraph_policy",
+    "frames_per_worker": "use collector.frames_per_batch_worker",
     "get_cached_weights": "no copy of the weights is kept; use collector.policy",
     "get_distant_attr": "workers are not collectors; use getattr_env, getattr_policy or getattr_rb",
+    "get_weights_fn": _WEIGHT_SCHEMES,
     "init_updater": "a weight updater only supplies weights; set it up before passing it to the constructor",
+    "local_init_rb": "replay buffers are always created by the collector",
+    "pipes": _PROCESSES,
+    "policy_version_tracker": "use collector.policy_version",
+    "policy_weights": "use collector.policy.state_dict()",
+    "procs": _PROCESSES,
+    "queue_out": _PROCESSES,
     "register_scheme_receiver": _WEIGHT_SCHEMES,
     "verbose": "use the logging of the program that iterates",
 }
 
 
+def _keywords(collector: Any) -> set[str]:
+    """The keywords of the collector's constructor; none before it has read them."""
+    request = vars(collector).get("_request")
+    return set() if request is None else {field.name for field in dataclasses.fields(request)}
+
+
 class CollectorProperties:
     """The configuration of a collector, as properties.
 
-    A device property is one device for a collector in this process, otherwise a list with one per worker.
+    A device property is one device for a collector in this process, otherwise a list with one per worker. Every keyword
+    of the constructor that has no property here is an attribute too, as it was passed or with its default.
     """
 
     _collector: Collector
@@ -40,12 +60,20 @@ class CollectorProperties:
     # For each worker, the fields of its `WorkerSpec` that differ from `_cfg`.
     _overrides: list[dict[str, Any]]
     _frames_per_batch: int
+    _spec: EnvSpec
+    # Whether `shutdown` was called.
+    closed: bool = False
 
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
+            if name in _keywords(self):
+                return getattr(self._request, name)
             why = f" (of TorchRL's, not here: {REFUSED_ATTRIBUTES[name]})" if name in REFUSED_ATTRIBUTES else ""
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{why}")
+
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__(), *_keywords(self)})
 
     @property
     def device(self) -> Any:
@@ -67,6 +95,12 @@ class CollectorProperties:
         """The device of each worker's policy."""
         devices = [torch.device(each["policy_device"]) for each in self._overrides]
         return devices[0] if self._cfg.collector.kind == "single" else devices
+
+    @property
+    def env_path(self) -> str:
+        """What steps an env of TorchRL: "gymnasium", the env below it, or "torchrl: ", its own `_step`, and the reason;
+        otherwise empty."""
+        return self._spec.path
 
     def _per_worker(self, name: str | None) -> Any:
         device = None if name is None else torch.device(name)
@@ -112,6 +146,31 @@ class CollectorProperties:
         return self._cfg.collector.total_frames
 
     @property
+    def init_random_frames(self) -> int:
+        """Frames with random actions at the begin, as passed to the constructor; 0: none."""
+        return self._request.init_random_frames or 0
+
+    @property
+    def max_frames_per_traj(self) -> int:
+        """Frames after which trajectories are truncated, as passed to the constructor; 0: never."""
+        return self._request.max_frames_per_traj or 0
+
+    @property
+    def n_env(self) -> int:
+        """Number of envs of one worker."""
+        return self._spec.num_envs
+
+    @property
+    def compiled_policy(self) -> bool:
+        """Whether workers compile the policy."""
+        return bool(self._request.compile_policy)
+
+    @property
+    def cudagraphed_policy(self) -> bool:
+        """Whether workers record the policy in CUDA graphs."""
+        return bool(self._request.cudagraph_policy)
+
+    @property
     def trajs_per_batch(self) -> int | None:
         """As passed to the constructor."""
         return self._request.trajs_per_batch
@@ -122,11 +181,6 @@ class CollectorProperties:
         return self._request.trajs_per_write
 
     @property
-    def traj_format(self) -> str:
-        """ "padded" or "cat"."""
-        return self._request.traj_format or "padded"
-
-    @property
     def weight_updater(self) -> Any:
         """As passed to the constructor."""
         return self._request.weight_updater
@@ -135,6 +189,11 @@ class CollectorProperties:
     def replay_buffer(self) -> Any:
         """As passed to the constructor."""
         return self._request.replay_buffer
+
+    @property
+    def traj_format(self) -> str:
+        """ "padded" or "cat"."""
+        return self._request.traj_format or "padded"
 
     @property
     def worker_idx(self) -> int:

@@ -17,8 +17,7 @@ from gymnasium import Space, spaces
 from torch import nn
 
 from collectx.batch import Leaf
-from collectx.env.base import EnvSpec, steps_per_draw
-from collectx.errors import NotRestorable
+from collectx.env.base import Draws, EnvSpec, steps_per_draw
 from collectx.policy.fast_call import Acceleration
 from collectx.policy.recurrent import StateSpec
 from collectx.policy.spaces import subspace
@@ -39,8 +38,7 @@ class RandomActor:
 
     def reset(self) -> None:
         spec = self._spec
-        self._draws = [] if spec.draw else [_Draws(spec, leaf) for leaf in spec.action]
-        self._actions = spec.draw() if spec.draw else zip(*self._draws, strict=True)
+        self._actions: Draws = spec.draw() if spec.draw else _SpaceDraws(spec)
 
     def act(self, observation: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         return next(self._actions)
@@ -49,23 +47,34 @@ class RandomActor:
         pass
 
     def state(self) -> list[Any]:
-        """A copy of the actions that were drawn in advance, for `load`.
-
-        Raises:
-            NotRestorable: the env draws its actions itself.
-        """
-        if self._spec.draw is not None:
-            raise NotRestorable("the random actions of this env are drawn by its specs, whose state cannot be read")
-        return [draws.state() for draws in self._draws]
+        """A copy of the actions that were drawn in advance, for `load`."""
+        return self._actions.state()
 
     def load(self, state: list[Any]) -> None:
         """Restores the result of `state`."""
         self.reset()
-        for draws, saved in zip(self._draws, state, strict=True):
-            draws.load(saved)
+        self._actions.load(state)
 
 
-class _Draws:
+class _SpaceDraws(Draws):
+    """Samples of the action space."""
+
+    def __init__(self, spec: EnvSpec):
+        self._parts = [_LeafDraws(spec, leaf) for leaf in spec.action]
+        self._actions = zip(*self._parts, strict=True)
+
+    def __next__(self) -> Sequence[torch.Tensor]:
+        return next(self._actions)
+
+    def state(self) -> list[Any]:
+        return [part.state() for part in self._parts]
+
+    def load(self, state: list[Any]) -> None:
+        for part, saved in zip(self._parts, state, strict=True):
+            part.load(saved)
+
+
+class _LeafDraws:
     """Endless samples `[E, *leaf.shape]` of the part of the action space that belongs to a leaf, one for each step."""
 
     def __init__(self, spec: EnvSpec, leaf: Leaf):
@@ -83,10 +92,12 @@ class _Draws:
             self._left = iter(self._draw().to(self._leaf.dtype).unbind(0))
 
     def state(self) -> dict[str, Any]:
-        return {"left": [*copy.copy(self._left)], "space": save(self._copied, "action_space")}
+        left = [*copy.copy(self._left)]
+        # Not as views of one draw: a copy of each may hold all bytes of the draw.
+        return {"left": torch.stack(left) if left else torch.empty(0), "space": save(self._copied, "action_space")}
 
     def load(self, state: dict[str, Any]) -> None:
-        self._left = iter([*state["left"]])
+        self._left = iter(state["left"].unbind(0))
         if state["space"] is not None:
             self._copied = copy.deepcopy(self._space)
             restore(self._copied, state["space"], "action_space")

@@ -27,6 +27,7 @@ from typing import Any
 import torch
 
 from collectx.batch import nest
+from collectx.disk import sync, write_synced
 from collectx.replay.ring import as_array, iter_leaves
 
 _TENSORS = ("frames", "sampler")
@@ -45,16 +46,16 @@ def save(state: dict[str, Any], path: Path) -> None:
         for key, tensor in iter_leaves({name: state[name] for name in _TENSORS}):
             array = as_array(tensor)
             content = array.reshape(-1).view("uint8").data
-            _write(data / f"{len(tensors)}.bin", content)
+            write_synced(data / f"{len(tensors)}.bin", content)
             shape, dtype = list(tensor.shape), str(tensor.dtype).removeprefix("torch.")
             tensors.append({"key": key, "dtype": dtype, "shape": shape, "checksum": zlib.crc32(content)})
         plain = {key: value for key, value in state.items() if key not in _TENSORS}
         body = {"state": plain, "data": data.name, "tensors": tensors}
-        _write(path / "state.json.new", json.dumps({**body, "checksum": _checksum(body)}).encode())
-        _sync(data)
+        write_synced(path / "state.json.new", json.dumps({**body, "checksum": _checksum(body)}).encode())
+        sync(data)
         os.replace(path / "state.json.new", path / "state.json")
-        _sync(path)
-        _sync(path.parent)
+        sync(path)
+        sync(path.parent)
     finally:
         _remove_unused(path)
 
@@ -101,22 +102,6 @@ def _read(file: Path, saved: Mapping[str, Any]) -> torch.Tensor:
             f"{_ADVICE}"
         )
     return torch.frombuffer(content, dtype=dtype).view(shape)
-
-
-def _write(file: Path, content: Any) -> None:
-    with open(file, "wb") as opened:
-        opened.write(content)
-        opened.flush()
-        os.fsync(opened.fileno())
-
-
-def _sync(folder: Path) -> None:
-    """Syncs the directory entries of a folder to the disk."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _remove_unused(path: Path) -> None:

@@ -23,10 +23,11 @@ from typing import Any
 
 import xxhash
 
+from collectx.disk import sync
 from collectx.errors import DamagedFile
-from collectx.run.files import decode, write_json
+from collectx.run.files import INCOMPLETE, decode, write_json
 
-_FORMAT = 1
+_FORMAT = 2
 _MANIFEST = "manifest.json"
 _STATE = "state.pt"
 
@@ -67,8 +68,7 @@ class Checkpoints:
         if target.exists():
             return target
         self.path.mkdir(parents=True, exist_ok=True)
-        self._remove_incomplete()
-        temporary = Path(tempfile.mkdtemp(prefix=".new-", dir=self.path))
+        temporary = Path(tempfile.mkdtemp(prefix=INCOMPLETE, dir=self.path))
         try:
             with open(temporary / _STATE, "wb") as file:
                 try:
@@ -120,11 +120,6 @@ class Checkpoints:
         for path in self.all():
             if int(path.name) > batches:
                 shutil.rmtree(path)
-
-    def _remove_incomplete(self) -> None:
-        """Removes what a process that was killed has left."""
-        for path in self.path.glob(".new-*"):
-            shutil.rmtree(path, ignore_errors=True)
 
 
 class Checkpoint:
@@ -194,12 +189,3 @@ def _describe(path: Path) -> dict[str, Any]:
             digest.update(block)
             size += len(block)
     return {"size": size, "xxh3": digest.hexdigest()}
-
-
-def sync(path: Path) -> None:
-    """Writes a file or folder to the disk."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -11,23 +11,25 @@ with its workers, of the statistics, and of the generators of the trainer's proc
 from __future__ import annotations
 
 import os
-import random
 import time
 from collections.abc import Callable
 from itertools import islice
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 
 from collectx import state as states
 from collectx.collector import saved_state
 from collectx.collector.trajectories import Assembler
+from collectx.config.derived import begins_with_few
 from collectx.config.schema.run import CheckpointOptions, RunConfig
+from collectx.disk import sync
 from collectx.errors import ConfigError, DamagedFile
 from collectx.run import resumed
-from collectx.run.checkpoint import Checkpoint, Checkpoints, sync
+from collectx.run.checkpoint import Checkpoint, Checkpoints
 from collectx.run.digest import Digest
+from collectx.run.files import write_atomically
 from collectx.run.folder import RunFolder
 from collectx.run.reproduce import order_of
 from collectx.run.result import Record
@@ -35,6 +37,7 @@ from collectx.run.signals import Signals
 
 if TYPE_CHECKING:
     from collectx.collector import Collector
+    from collectx.env.base import Env
     from collectx.trainer.base import Trainer
 
 # The share of the time that checkpoints by time may take.
@@ -113,20 +116,29 @@ class Checkpointer:
                 path = self._checkpoints.write(
                     statistics.batches, facts, self._state(), {name: each.dumps for name, each in buffers.items()}
                 )
+                seconds = round(time.monotonic() - began_s, 3)
+                self._events("checkpoint", batches=statistics.batches, path=path.name, seconds=seconds)
         except Exception as error:
             # A worker that is gone is handled when the next batch is requested.
             message = f"{type(error).__name__}: {error}"
             if isinstance(error, OSError):
                 message = f"{error.filename or self._checkpoints.path}: {error.strerror or error}"
             self._events("checkpoint_failed", batches=statistics.batches, message=message)
-        else:
-            cost_s = time.monotonic() - began_s
-            self._events("checkpoint", batches=statistics.batches, path=path.name, seconds=round(cost_s, 3))
         finally:
             cost_s = time.monotonic() - began_s
             statistics.checkpoint_s += cost_s
             self._wait_s = max(self._wait_s, cost_s / _MOST_SHARE)
         self._last_batches, self._due_s = statistics.batches, time.monotonic() + self._wait_s
+
+    def write_final(self, path: Path) -> None:
+        """Writes the trainer's state alone, if it has one, to the file `path`; blocks until it is on the disk.
+
+        Raises:
+            OSError: it could not be written.
+        """
+        state: dict = getattr(self._trainer, "state_dict", dict)()
+        if state:
+            write_atomically(path, lambda file: torch.save(state, file))
 
     def _state(self) -> dict[str, Any]:
         state_dict = getattr(self._trainer, "state_dict", None)
@@ -136,7 +148,7 @@ class Checkpointer:
             "assembler": None if self._assembler is None else self._assembler.state(),
             "statistics": self._record.statistics.state(),
             "wall_s": time.monotonic() - self._record.start_s,
-            "generators": _generators(),
+            "generators": states.save_generators(),
         }
 
 
@@ -187,7 +199,7 @@ class ResumePoint:
         written_s = self._checkpoint.manifest["time"]
         if any(event["event"] in losses and event["time"] > written_s for event in files.read_events()):
             return []
-        if not resumed.is_equal_run(resumed.newest_config(files), cfg):
+        if begins_with_few(cfg.collector) or not resumed.is_equal_run(resumed.newest_config(files), cfg):
             return []
         if any("reason" in each["rollout"] for each in self.collector["workers"].values()):
             return []
@@ -243,10 +255,7 @@ class ResumePoint:
 
     def load_generators(self) -> None:
         """Restores the generators of this process; to be called right before training."""
-        generators = self._state["generators"]
-        torch.set_rng_state(generators["torch"])
-        np.random.set_state(states.read(generators["numpy"]))
-        random.setstate(states.read(generators["python"]))
+        states.load_generators(self._state["generators"])
 
 
 def resume_point(files: RunFolder, cfg: RunConfig, say: Callable[[str], None]) -> ResumePoint | None:
@@ -268,9 +277,15 @@ def resume_point(files: RunFolder, cfg: RunConfig, say: Callable[[str], None]) -
     return point
 
 
-def _generators() -> dict[str, Any]:
-    return {
-        "torch": torch.get_rng_state(),
-        "numpy": states.save(np.random.get_state(), "numpy.random"),
-        "python": states.save(random.getstate(), "random"),
-    }
+def announce_unsaved(cfg: RunConfig, events: Callable[..., None]) -> Callable[[Env], None]:
+    """Returns a function that announces, at the start of a run, that checkpoints will not hold the state of its envs.
+    It takes the group of envs of one worker, or one env of it, in any state."""
+
+    def announce(group: Env) -> None:
+        reason = group.unsaved or states.reason_not_saved(group, "the group of envs")
+        if cfg.collector.num_workers_per_collector > 1:
+            reason = "each worker runs a collector, whose state cannot be read"
+        if reason is not None:
+            events("envs_not_saved", reason=reason)
+
+    return announce

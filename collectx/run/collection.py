@@ -74,6 +74,7 @@ class RunCollection:
 
     Attributes:
         statistics: sums over all deliveries, also read by the progress display.
+        is_learning: the trainer has a batch, and has not asked for the next one.
     """
 
     def __init__(
@@ -120,6 +121,7 @@ class RunCollection:
         self._lines = JsonLines(folder.metrics)
         self._line: dict[str, Any] | None = None
         self._logged: dict[str, float] = {}
+        self.is_learning = False
 
     def __iter__(self) -> Iterator[Any]:
         return self
@@ -127,10 +129,13 @@ class RunCollection:
     def __next__(self) -> Any:
         """Returns the next batch; blocks until it is complete. Raises the errors of the collector, and `StopIteration`
         after `max_batches`."""
+        self.is_learning = False
         if self._assembler is None:
-            return self._collect()
-        while (batch := self._assembler.take()) is None:
-            self._assembler.add(self._collect())
+            batch = self._collect()
+        else:
+            while (batch := self._assembler.take()) is None:
+                self._assembler.add(self._collect())
+        self.is_learning = True
         return batch
 
     def _collect(self) -> Any:
@@ -148,10 +153,15 @@ class RunCollection:
             delivery = self._collector.delivery
             now_s = self._clock()
             statistics.add(delivery, now_s)
+            statistics.taking_part = self._collector.members.taking_part
             self.frames = statistics.frames
             self.mean_return = statistics.mean_return
             self.num_episodes = statistics.num_episodes
-            self._line = _line(delivery, statistics) | {"workers": self._workers(delivery, now_s)}
+            self._line = _line(delivery, statistics)
+            if entries := self._workers(delivery, now_s):
+                self._line["workers"] = entries
+            if statistics.taking_part is not None:
+                self._line["taking_part"] = statistics.taking_part
             if self._digest is not None:
                 self._line["digest"] = self._digest.add(batch)
         return batch
@@ -194,30 +204,35 @@ class RunCollection:
                 return
             line, self._line = self._line, None
             if self._logged:
-                line["scalars"] = self._logged
+                line["scalars"] = {name: _short(value) for name, value in self._logged.items()}
                 self._logged = {}
             self._lines.append(line)
 
 
 def _line(delivery: Delivery, statistics: Statistics) -> dict[str, Any]:
-    """The line of a batch in `metrics.jsonl`; times in seconds, `frames` since the start of the run."""
-    returns = np.concatenate([part.report.returns for part in delivery.parts])
-    lengths = np.concatenate([part.report.lengths for part in delivery.parts])
-    return {
+    """The line of a batch in `metrics.jsonl`; times in seconds, `frames` since the start of the run. Lines of batches
+    without the end of an episode have no returns and lengths."""
+    line = {
         "batch": delivery.index,
-        "time": round(time.time(), 6),
+        "time": round(time.time(), 3),
         "frames": statistics.frames,
-        "batch_frames": delivery.frames,
-        "frames_per_s": None if statistics.rate is None else round(statistics.rate, 3),
+        "frames_per_s": None if statistics.rate is None else round(statistics.rate, 1),
         "waited_s": round(delivery.waited_s, 6),
         "version": delivery.version,
         "lag": round(statistics.lag, 3),
-        "episodes": len(returns),
-        "return": _mean(returns),
-        "length": _mean(lengths),
-        "mean_return": statistics.mean_return if statistics.num_episodes else None,
     }
+    returns = np.concatenate([part.report.returns for part in delivery.parts])
+    if returns.size:
+        lengths = np.concatenate([part.report.lengths for part in delivery.parts])
+        line |= {
+            "episodes": len(returns),
+            "return": _short(float(returns.mean())),
+            "length": _short(float(lengths.mean())),
+            "mean_return": _short(statistics.mean_return),
+        }
+    return line
 
 
-def _mean(values: np.ndarray) -> float | None:
-    return float(values.mean()) if values.size else None
+def _short(value: float) -> float:
+    """Rounds to seven significant digits; whole numbers are left as they are."""
+    return value if not math.isfinite(value) or value.is_integer() else float(f"{value:.7g}")

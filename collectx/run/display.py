@@ -106,6 +106,8 @@ def format_line(view: View) -> str:
         f"return {number(now.mean_return)} ({now.num_episodes:,} episodes)",
         f"version {now.version}, lag {now.lag:.1f}",
     ]
+    if now.taking_part is not None:
+        parts.append(_members(now.taking_part))
     if view.workers:
         means = (sum(column) / len(view.workers) for column in zip(*(w.shares for w in view.workers), strict=True))
         parts.append(" ".join(f"{name} {mean:.0%}" for name, mean in zip(_SHARES, means, strict=True)))
@@ -138,6 +140,7 @@ def render_panel(view: View) -> RenderableType:
         (number(now.mean_return), "bold green"),
         f" ({now.num_episodes:,} episodes)   version {now.version}   lag {now.lag:.1f}",
         f"   checkpoints {now.checkpoint_s / view.elapsed_s:.2%}" if now.checkpoint_s else "",
+        f"   {_members(now.taking_part)}" if now.taking_part is not None else "",
     )
     rows: list[RenderableType] = [head, learning]
     if view.workers:
@@ -145,6 +148,11 @@ def render_panel(view: View) -> RenderableType:
     if now.scalars:
         rows.append(Text("   ".join(f"{name} {number(value)}" for name, value in now.scalars.items()), style="cyan"))
     return Group(*rows)
+
+
+def _members(taking_part: tuple[int, int]) -> str:
+    ready, started = taking_part
+    return f"{ready} of {started} workers"
 
 
 def _worker_table(workers: tuple[WorkerView, ...]) -> Table:

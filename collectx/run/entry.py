@@ -18,21 +18,25 @@ import sys
 import time
 import traceback
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from importlib.util import find_spec
 
 from collectx.config.derived import backend_of, num_workers_of
 from collectx.config.schema.launcher import SlurmLauncherConfig
 from collectx.config.schema.run import RunConfig
-from collectx.errors import ConfigError, LauncherError
+from collectx.errors import ConfigError, JobEnded, LauncherError
 from collectx.launcher.local import leave_signals_to_trainer
 from collectx.launcher.slurm import requeue
+from collectx.launcher.slurm.array import note_of_end
 from collectx.launcher.slurm.job import JobTasksLauncher
 from collectx.launcher.slurm.script import WORKERS
 from collectx.run.checkpoint import Checkpoints
 from collectx.run.files import write_json
 from collectx.run.folder import RunFolder
 from collectx.run.rendezvous import JobSpec, announce_trainer, find_trainer, read_objects
+from collectx.run.result import Result, Status
+from collectx.run.signals import ignore_requests
 from collectx.user_objects import UserObjects
 
 _POLL_S = 0.25
@@ -46,13 +50,17 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--worker", type=int)
     parser.add_argument("folder")
     arguments = parser.parse_args(argv)
+    ignore_requests()
     files = RunFolder(arguments.folder)
     if arguments.worker is not None:
-        signal.signal(signal.SIGTERM, _raise_launcher_error)
+        signal.signal(signal.SIGTERM, lambda signum, frame: _end_job(files))
     if not _wait_for_spec(files, arguments.wait):
         return 1
     spec = JobSpec.read(files)
     if spec.token is not None:
+        if requeue.num_requeues(os.environ):
+            print("SLURM has requeued this job: the trainer has submitted another one for this worker", flush=True)
+            return 1
         return _run_worker(spec.cfg, files, arguments.worker, spec.token, read_objects(files, arguments.worker))
     token = f"{os.environ['SLURM_JOB_ID']}.{os.environ.get('SLURM_RESTART_COUNT', '0')}"
     rank = int(os.environ["SLURM_PROCID"]) if arguments.worker is None else arguments.worker + 1
@@ -90,6 +98,8 @@ def _run_trainer(spec: JobSpec, files: RunFolder, token: str, folder: str) -> in
         resume = "auto" if Checkpoints(files.checkpoints).all() else "never"
         cfg = replace(cfg, run=replace(cfg.run, resume=resume))
     _begin_mpi(cfg)
+    # SLURM's state of the job has to agree with the result, also where it signals a run that has just ended.
+    signal.signal(signal.SIGTERM, lambda signum, frame: _end_without_result(files, signum))
     launcher = JobTasksLauncher(
         slurm,
         [slurm.python or sys.executable, "-u", "-m", "collectx.run.entry", str(files.path), "--worker"],
@@ -106,7 +116,7 @@ def _run_trainer(spec: JobSpec, files: RunFolder, token: str, folder: str) -> in
     except ConfigError as error:
         print("\n".join(error.problems), file=sys.stderr)
         return 2
-    if slurm.requeue and result.exit_reason == "interrupted by SIGTERM":
+    if slurm.requeue and (result.exit_reason == "interrupted by SIGTERM" or _has_lost_node(result, launcher)):
         if reason := requeue.requeue(slurm, os.environ):
             print(f"collectx: {reason}", file=sys.stderr)
             result = replace(result, exit_reason=f"{result.exit_reason}: {reason}")
@@ -114,6 +124,20 @@ def _run_trainer(spec: JobSpec, files: RunFolder, token: str, folder: str) -> in
         else:
             print("collectx: the job is requeued", file=sys.stderr)
     return result.exit_status
+
+
+def _has_lost_node(result: Result, launcher: JobTasksLauncher) -> bool:
+    """Whether a run has failed by the loss of a worker whose node does not answer; says which node it is."""
+    if result.status is not Status.FAILED or not result.failures or (worker := result.failures[0].worker) is None:
+        return False
+    try:
+        node = launcher.lost_node(worker)
+    except LauncherError as error:
+        print(f"collectx: {error}", file=sys.stderr)
+        return False
+    if node:
+        print(f"collectx: {node}, the node of worker {worker}, does not answer", file=sys.stderr)
+    return bool(node)
 
 
 def _run_worker(cfg: RunConfig, files: RunFolder, worker: int, token: str, objects: UserObjects | None = None) -> int:
@@ -155,7 +179,9 @@ def _wait_for_trainer(cfg: RunConfig, files: RunFolder) -> None:
             continue
         next_s += period_s
         try:
-            if requeue.end_after_loss(node.read_text().strip(), cfg.launcher, os.environ):
+            host = node.read_text().strip()
+            if requeue.end_after_loss(host, cfg.launcher, os.environ):
+                print(f"collectx: {host}, the node of the trainer, is gone", file=sys.stderr)
                 return
         except LauncherError as error:
             print(f"collectx: {error}", file=sys.stderr)
@@ -169,9 +195,20 @@ def _begin_mpi(cfg: RunConfig) -> None:
         initialize_ranks(cfg.collector.start_timeout_s, "collector.start_timeout_s")
 
 
-def _raise_launcher_error(signum: int, frame: object) -> None:
-    """SIGTERM handler: raises the reason, which the worker's loop reports."""
-    raise LauncherError(
+def _end_without_result(files: RunFolder, signum: int) -> None:
+    """Handles a signal before and after a run: ends this process, unless the result is written."""
+    if not files.result.exists():
+        signal.signal(signum, signal.SIG_DFL)
+        os.kill(os.getpid(), signum)
+
+
+def _end_job(files: RunFolder) -> None:
+    """Handles SIGTERM in a worker's job: raises the reason, which the worker's loop reports; for a worker that has not
+    joined, a file says it."""
+    if "SLURM_ARRAY_TASK_ID" in os.environ:
+        with suppress(OSError):
+            note_of_end(files.jobs, requeue.job_id(os.environ)).touch()
+    raise JobEnded(
         "SLURM ends the job of this worker (SIGTERM): it is preempted, cancelled (scancel) or at its time limit."
     )
 

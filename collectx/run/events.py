@@ -59,13 +59,26 @@ def format_event(name: str, fields: dict[str, Any]) -> str | None:
     if name == "worker_failed":
         return f"worker {worker} failed: {fields['type']}: {fields['message']}"
     if name == "worker_restarted":
-        time = _nth(fields["life"])
-        return f"worker {worker} is restarted (collector.on_worker_failure=restart), for the {time} time"
+        time, after = _nth(fields["life"]), fields.get("after")
+        why = "as SLURM has ended its job" if after == "JobEnded" else f"after {after}"
+        return f"worker {worker} is restarted for the {time} time, {why}"
     if name == "worker_dropped":
         left = fields["num_workers"]
         return f"the run continues without worker {worker} (collector.on_worker_failure=drop): {left} left"
+    if name == "worker_ready" and fields["batches"]:
+        reason = fields["new_episodes"]
+        begins = "" if reason is None else f"; it begins new episodes: {reason}"
+        counts = f"{fields['num_workers']} of {fields['of']} workers"
+        return f"worker {worker} joins after {fields['batches']} batches: {counts}{begins}"
     if name == "checkpoint_failed":
         return f"no checkpoint could be written: {fields['message']}"
+    if name == "not_saved":
+        return (
+            f"the trainer was interrupted within batch {fields['batches'] - 1}: neither a checkpoint nor final.pt is "
+            "written; `collectx resume` continues from the newest checkpoint, if there is one"
+        )
+    if name == "envs_not_saved":
+        return f"checkpoints do not save the envs: after a resume they begin new episodes: {fields['reason']}"
     if name == "resumed":
         reasons = fields["new_episodes"].items()
         begin = "".join(f"; worker {worker} begins new episodes: {reason}" for worker, reason in reasons)

@@ -22,7 +22,7 @@ from collectx.config.schema.run import RunConfig
 from collectx.errors import ConfigError, LauncherError, SpaceError, text_of
 from collectx.run import cores, display, preflight, resumed, snapshot
 from collectx.run.events import EventLog
-from collectx.run.files import write_atomically, write_json
+from collectx.run.files import write_json
 from collectx.run.folder import RunFolder, locked
 from collectx.run.reproduce import recorded_order
 from collectx.run.result import Record, Result, type_name
@@ -168,6 +168,7 @@ class _Execution:
         import torch
 
         from collectx import collector, env, policy, trainer
+        from collectx.run.checkpointer import announce_unsaved
         from collectx.trainer.base import overrides_of_workers
 
         cfg = self._cfg
@@ -177,7 +178,7 @@ class _Execution:
         device = torch.device(cfg.devices.storing_device or cfg.devices.device or "cpu")
         cores.limit_threads(cfg)
         snapshot.write_numerics(self._files, device)
-        spec = env.read_spec(cfg.env, policy.is_user_policy(cfg.policy))
+        spec = env.read_spec(cfg.env, policy.is_user_policy(cfg.policy), announce_unsaved(cfg, self._add_event))
         # Of what a policy's initialisation or a user's trainer draws from; envs and workers have separate seeds.
         random.seed(cfg.seed)
         np.random.seed(cfg.seed % 2**32)
@@ -266,18 +267,18 @@ class _Execution:
 
     def finish(self, collection: RunCollection, checkpointer: Checkpointer) -> None:
         """Writes the last batch's line, a checkpoint unless the run has failed, and `checkpoints/final.pt`, before the
-        workers close."""
-        import torch
-
+        workers close. A trainer that a signal has interrupted within a batch is not saved."""
         self._signals.shield()
+        if self._record.is_interrupted and collection.is_learning:
+            collection.close()
+            self._add_event("not_saved", batches=self._record.statistics.batches)
+            return
         try:
             collection.close()
             if not self._record.errors:
                 checkpointer.write()
         finally:
-            state: dict = getattr(self._trainer, "state_dict", dict)()
-            if state:
-                write_atomically(self._files.final_checkpoint, lambda file: torch.save(state, file))
+            checkpointer.write_final(self._files.final_checkpoint)
 
     def close(self) -> None:
         """Called when the workers are closed."""

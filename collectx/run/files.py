@@ -13,6 +13,9 @@ from typing import Any, BinaryIO
 
 from collectx.errors import DamagedFile
 
+# Begins the names of files and folders that are being written; a process that is killed leaves them.
+INCOMPLETE = ".new-"
+
 
 def write_json(path: Path, value: Any) -> None:
     """Writes `value` so that a reader, or a crash at any moment, sees the complete old or new file."""
@@ -22,7 +25,7 @@ def write_json(path: Path, value: Any) -> None:
 
 def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
     """Calls `write(file)` on a new file beside `path`, syncs it, and renames it to `path`."""
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f"{INCOMPLETE}{path.name}-")
     try:
         with os.fdopen(handle, "w+b") as file:
             write(file)

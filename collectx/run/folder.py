@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from collectx.errors import ConfigError, DamagedFile
-from collectx.run.files import decode, read_lines
+from collectx.run.files import INCOMPLETE, decode, read_lines
 from collectx.run.result import ENDED
 
 _HELD = (errno.EACCES, errno.EAGAIN)
@@ -76,7 +76,8 @@ class RunFolder:
         return self.snapshot / f"config-{batches:09d}.yaml"
 
     def begin(self, keep_logs: bool = False, keep_run: bool = False) -> None:
-        """Makes the folders, and removes the files of an earlier run in the same folder.
+        """Makes the folders. Removes the files of an earlier run in the same folder, and those that a
+        killed process did not complete.
 
         Args:
             keep_logs: keeps `logs/` and `jobs/`, which other processes of this run may have written already.
@@ -88,12 +89,15 @@ class RunFolder:
         with folder_errors(self.path):
             for folder in (self.path, self.snapshot, self.logs, self.checkpoints):
                 folder.mkdir(parents=True, exist_ok=True)
+            for folder in (self.path, self.snapshot, self.checkpoints, *(() if keep_logs else (self.jobs,))):
+                for path in folder.glob(f"{INCOMPLETE}*"):
+                    shutil.rmtree(path) if path.is_dir() else path.unlink()
             lines = (self.metrics, self.events)
             notes = () if keep_logs else (self.job_note, self.worker_jobs)
             logs = () if keep_logs else self.logs.glob("*.log")
             configs = (path for _, path in self.configs[1:])
-            ended = (self.result, self.rendezvous, self.secret, *notes)
-            for stale in ended if keep_run else (*ended, *lines, *logs, *configs, self.final_checkpoint):
+            ended = (self.result, self.final_checkpoint, self.rendezvous, self.secret, *notes)
+            for stale in ended if keep_run else (*ended, *lines, *logs, *configs):
                 stale.unlink(missing_ok=True)
             if not keep_run:
                 for checkpoint in self.checkpoints.glob("[0-9]*"):

@@ -157,6 +157,11 @@ class Record:
             if not is_complete and self.statistics.batches == self._max_batches:
                 self._reason = f"{self._max_batches} batches delivered (run.max_batches={self._max_batches})"
 
+    @property
+    def is_interrupted(self) -> bool:
+        """Whether a signal has ended training."""
+        return self._status is Status.INTERRUPTED
+
     def add_event(self, name: str, fields: Mapping[str, Any]) -> None:
         """Records an event of `events.jsonl`. The failure of a worker that is restarted or dropped is a failure of the
         run; otherwise it is raised as an error."""

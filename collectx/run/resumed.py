@@ -9,6 +9,7 @@ Used in the trainer's process and by the command line.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,12 @@ from collectx.run.checkpoint import Checkpoints
 from collectx.run.folder import RunFolder
 from collectx.run.result import Result, Status
 
-# Sections without an effect on the content of the batches.
+# Sections, and options of the collector, without an effect on the content of the batches.
 _NO_EFFECT = ("run", "checkpoint", "launcher", "hydra")
+_NO_EFFECT_OPTIONS = (
+    *("on_worker_failure", "max_restarts", "min_workers"),
+    *("start_timeout_s", "worker_timeout_s", "close_timeout_s"),
+)
 # What the saved state was made for.
 _FIXED: dict[str, tuple[str, ...]] = {
     "collector": (
@@ -57,18 +62,37 @@ def begin_submitted(cfg: RunConfig, files: RunFolder, argv: list[str]) -> None:
 
 def is_equal_run(config: Path, cfg: RunConfig) -> bool:
     """Whether a saved configuration gives the same batches as `cfg`, as far as their first ones go."""
-    return _are_equal(_read(config), _plain(cfg))
+    return not _effects(_read(config), _plain(cfg))
 
 
-def repeatable_config(files: RunFolder) -> tuple[Path, int | None]:
-    """The newest configuration that gives the same batches as the first one; and after how many batches the run was
-    resumed with another one, None if it never was."""
+@dataclass(frozen=True)
+class Change:
+    """What a resume has changed: the run gives the same batches as an uncut one up to `batches`, but not further, for
+    this `reason`."""
+
+    batches: int
+    reason: str
+
+
+def repeatable_config(files: RunFolder) -> tuple[Path, Change | None]:
+    """The newest configuration that gives the same batches as the first one, and the first change that ends this; None
+    if all batches of the run can be repeated.
+
+    Raises:
+        DamagedFile: a file cannot be read.
+    """
     (_, path), *others = files.configs
+    changes = []
     for batches, other in others:
-        if not _are_equal(_read(path), _read(other)):
-            return path, batches
+        if effects := _effects(_read(path), _read(other)):
+            changes.append(Change(batches, f"with {', '.join(effects)}"))
+            break
         path = other
-    return path, None
+    for event in files.read_events():
+        if event.get("event") == "resumed" and event.get("new_episodes"):
+            changes.append(Change(event["batches"], "with new episodes, as the state of envs was not saved"))
+            break
+    return path, min(changes, key=lambda change: change.batches, default=None)
 
 
 def completed(files: RunFolder, cfg: RunConfig) -> Result | None:
@@ -80,9 +104,9 @@ def completed(files: RunFolder, cfg: RunConfig) -> Result | None:
     result = files.read_result()
     if result is None or result["status"] != Status.COMPLETED or not files.config.is_file():
         return None
-    config = newest_config(files)
-    max_batches = (_read(config).get("run") or {}).get("max_batches")
-    if max_batches != cfg.run.max_batches or not is_equal_run(config, cfg):
+    saved, new = _read(newest_config(files)), _plain(cfg)
+    ends = [(each.get("run", {}).get("max_batches"), each["collector"].get("total_frames")) for each in (saved, new)]
+    if ends[0] != ends[1] or _effects(saved, new):
         return None
     return Result.from_json(result, files.path)
 
@@ -131,8 +155,23 @@ def read_config(path: Path) -> dict[str, Any]:
     return {str(key): value for key, value in content.items()}
 
 
-def _are_equal(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    return all(one.get(name) == other.get(name) for name in {**one, **other} if name not in _NO_EFFECT)
+def _effects(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
+    """The options of `other` that differ from those of `one` and have an effect on the content of the batches."""
+    # A trainer that anneals its learning rate learns otherwise if the run has another length.
+    is_length_free = not (other.get("trainer") or {}).get("anneal")
+    no_effect = {"collector": (*_NO_EFFECT_OPTIONS, *(("total_frames",) if is_length_free else ()))}
+    differences = []
+    for section in {**one, **other}:
+        before, after = one.get(section), other.get(section)
+        if section in _NO_EFFECT or before == after:
+            continue
+        if not (isinstance(before, Mapping) and isinstance(after, Mapping)):
+            differences.append(f"{section}={after}, which was {before}")
+            continue
+        for name in {**before, **after}:
+            if before.get(name) != after.get(name) and name not in no_effect.get(section, ()):
+                differences.append(f"{section}.{name}={after.get(name)}, which was {before.get(name)}")
+    return differences
 
 
 def _read(config: Path) -> dict[str, Any]:

@@ -26,6 +26,13 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _REQUESTS = (signal.SIGUSR1, signal.SIGUSR2)
 
 
+def ignore_requests() -> None:
+    """Ignores SIGUSR1 and SIGUSR2, which would end this process, while no `Signals` handles them. Processes that it
+    starts ignore them too."""
+    for signum in _REQUESTS:
+        signal.signal(signum, signal.SIG_IGN)
+
+
 class Stopped(KeyboardInterrupt):
     """A signal stops the run. A `KeyboardInterrupt`, so that no `except Exception` in user code catches it. `signal` is
     its name, as in "SIGTERM"."""
@@ -36,9 +43,9 @@ class Stopped(KeyboardInterrupt):
 
 
 class Signals:
-    """Handles SIGINT, SIGTERM and SIGHUP while the `with` block lasts. Outside the main thread, where Python allows no
-    handlers, it does nothing; a signal that the parent process set to be ignored (`nohup`) stays ignored. After a
-    SIGHUP of a closed terminal, output to it is dropped.
+    """Handles SIGINT, SIGTERM and SIGHUP, and SIGUSR1 and SIGUSR2, while the `with` block lasts. Outside the main
+    thread, where Python allows no handlers, it does nothing; of the first three, one that the parent process set to be
+    ignored (`nohup`) stays ignored. After a SIGHUP of a closed terminal, output to it is dropped.
 
     Attributes:
         last: the signal that came last, or None.
@@ -66,7 +73,7 @@ class Signals:
                 if signal.getsignal(signum) is not signal.SIG_IGN:
                     self._old_handlers[signum] = signal.signal(signum, self._handle)
             for signum in _REQUESTS:
-                if signal.getsignal(signum) is signal.SIG_DFL:
+                if signal.getsignal(signum) in (signal.SIG_DFL, signal.SIG_IGN):
                     self._old_handlers[signum] = signal.signal(signum, self._request_checkpoint)
         return self
 
@@ -78,17 +85,15 @@ class Signals:
 
     @contextmanager
     def ignored_by_children(self) -> Iterator[None]:
-        """Processes that start in the block ignore SIGINT, SIGTERM and SIGHUP, which a terminal or a scheduler sends to
-        all processes: the trainer closes them, and one that is still importing would die with a traceback. A signal in
-        the block is lost."""
-        ignored = [signum for signum in _SIGNALS if signum in self._old_handlers]
-        for signum in ignored:
-            signal.signal(signum, signal.SIG_IGN)
+        """Processes that start in the block ignore all of these signals, which a terminal or a scheduler sends to all
+        processes: the trainer closes them, and one that is still importing would die with a traceback. A signal in the
+        block is lost."""
+        handlers = {signum: signal.signal(signum, signal.SIG_IGN) for signum in self._old_handlers}
         try:
             yield
         finally:
-            for signum in ignored:
-                signal.signal(signum, self._handle)
+            for signum, handler in handlers.items():
+                signal.signal(signum, handler)
 
     @contextmanager
     def hold(self) -> Iterator[None]:

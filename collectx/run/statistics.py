@@ -80,6 +80,7 @@ class Statistics:
         version: newest published policy version at the last delivery.
         lag: mean lag of the last batch's frames, in versions.
         workers: `WorkerTotals` by worker index.
+        taking_part: how many workers take part and how many were started; None if all take part.
     """
 
     def __init__(self, total_frames: int) -> None:
@@ -97,6 +98,7 @@ class Statistics:
         self.version = 0
         self.lag = 0.0
         self.workers: dict[int, WorkerTotals] = {}
+        self.taking_part: tuple[int, int] | None = None
         self._first_frames = 0
         self._returns: deque[float] = deque(maxlen=RETURN_WINDOW)
 
@@ -191,21 +193,24 @@ class MetricsTail(Statistics):
                 raise DamagedFile([f"{self._lines.path}: a line is not of a batch: {error!r}"]) from error
 
     def _add_line(self, line: dict[str, Any]) -> None:
+        batch_frames = line["frames"] - self.frames
         if self.first_s is None:
             self.first_s = self.last_s = line["time"]
-            self._first_frames = line["batch_frames"]
+            self._first_frames = batch_frames
         self.rate = line["frames_per_s"]
         if self.rate and self.last_s is not None:
-            self.last_s += line["batch_frames"] / self.rate
+            self.last_s += batch_frames / self.rate
         self.frames = line["frames"]
         self.batches = line["batch"] + 1
         self.waited_s += line["waited_s"]
         self.version = line["version"]
         self.lag = line["lag"]
-        self.num_episodes += line["episodes"]
-        self.mean_return = math.nan if line["mean_return"] is None else line["mean_return"]
+        self.num_episodes += line.get("episodes", 0)
+        mean_return = line.get("mean_return", self.mean_return)
+        self.mean_return = math.nan if mean_return is None else mean_return
         self.scalars = self.scalars | line.get("scalars", {})
-        for part in line["workers"]:
+        self.taking_part = line.get("taking_part")
+        for part in line.get("workers", ()):
             if "frames" in part:  # complete, with the sums since the last complete one
                 self._totals(part["worker"]).add([part[name] for name in TIMES], part["frames"], part["lag"])
 

@@ -37,6 +37,7 @@ def submitted_workers(
     and hooks of each worker that plain data cannot hold."""
     from collectx.launcher.slurm.array import JobArray
     from collectx.launcher.slurm.job_watcher import JobWatcher
+    from collectx.launcher.slurm.requeue import is_requeue_wanted
 
     launcher = cfg.launcher
     assert isinstance(launcher, SubmititLauncherConfig)
@@ -52,6 +53,7 @@ def submitted_workers(
         show,
         lambda endpoint: announce_trainer(files, endpoint, token),
         ("launcher.queue_timeout_s", launcher.queue_timeout_s),
+        launcher.max_requeues if is_requeue_wanted(launcher) else 0,
     )
     with closing(watcher):
         yield watcher

@@ -63,10 +63,9 @@ class AsyncSchedule(Schedule):
         if self._num_left is not None:
             self._num_left -= batches
 
-    def added(self, worker: int) -> Iterable[Grant]:
+    def joined(self, worker: int) -> None:
         self._granted[worker] = []
         self._free.extend((worker, slot) for slot in range(self.num_slots))
-        return self._grant_free_slots()
 
     def _grant_free_slots(self) -> list[Grant]:
         grants: list[Grant] = []

@@ -9,7 +9,7 @@ A schedule returns grants `(worker, slot)`, which the collector passes to the tr
     released(arrivals) the memory of a batch was read; returns the slots that may be filled again
     replaced(worker)   a new process has this index; returns the slots that it may fill
     dropped(worker)    the worker is gone and is not replaced
-    added(worker)      a worker of a new index was started; returns the slots that it may fill
+    joined(worker)     a worker of a new index takes part from now on; the next `begin` or `released` grants its slots
 
     sync:   next() -> grant all -> wait for all -> one stacked batch      workers wait while the trainer learns
     async:  slots are always granted; each arrival is a batch             workers wait only for a free slot
@@ -30,7 +30,7 @@ class Schedule:
     """See the module's docstring.
 
     Attributes:
-        stacked: whether a batch has a part of every worker.
+        stacked: whether a batch has a part of every worker that takes part when it is begun.
         require_latest: whether a slot must be filled with the weights that were the newest when it was granted, or with
             newer ones.
         num_slots: of each worker.
@@ -63,7 +63,7 @@ class Schedule:
     def dropped(self, worker: int) -> None:
         raise NotImplementedError
 
-    def added(self, worker: int) -> Iterable[Grant]:
+    def joined(self, worker: int) -> None:
         raise NotImplementedError
 
     def published(self, version: int) -> None:

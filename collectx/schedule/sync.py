@@ -1,4 +1,4 @@
-"""Sync schedules: every batch has a part of every worker."""
+"""Sync schedules: every batch has a part of every worker that takes part when the batch is begun."""
 
 from __future__ import annotations
 
@@ -17,15 +17,16 @@ class SyncSchedule(Schedule):
     def __init__(self, num_workers: int):
         self._workers = list(range(num_workers))
         self._parts: dict[int, Arrival] = {}
-        # Workers whose part of the next batch has not arrived.
-        self._missing = set(self._workers)
+        # Workers whose part of the requested batch has not arrived.
+        self._missing: set[int] = set()
         self._is_requested = False
 
     def begin(self) -> Iterable[Grant]:
         # After an interrupted wait the slots are still granted; their frames belong to the next batch.
-        if self._is_requested:
+        if self._is_requested or not self._workers:
             return ()
         self._is_requested = True
+        self._missing.update(self._workers)
         return [(worker, 0) for worker in self._workers]
 
     def arrived(self, arrival: Arrival) -> None:
@@ -37,7 +38,6 @@ class SyncSchedule(Schedule):
             return None
         parts = tuple(self._parts[worker] for worker in sorted(self._parts))
         self._parts.clear()
-        self._missing.update(self._workers)
         self._is_requested = False
         return parts
 
@@ -45,17 +45,17 @@ class SyncSchedule(Schedule):
         return ()
 
     def replaced(self, worker: int) -> Iterable[Grant]:
-        return [(worker, 0)] if self._is_requested and worker not in self._parts else ()
+        return [(worker, 0)] if worker in self._missing else ()
 
     def dropped(self, worker: int) -> None:
         # A part that the worker delivered before is complete and stays in its batch.
         self._workers.remove(worker)
         self._missing.discard(worker)
+        if not self._missing and not self._parts:
+            self._is_requested = False  # nothing is left of the batch: workers that have joined meanwhile begin another
 
-    def added(self, worker: int) -> Iterable[Grant]:
+    def joined(self, worker: int) -> None:
         self._workers.append(worker)
-        self._missing.add(worker)
-        return [(worker, 0)] if self._is_requested else ()
 
 
 class PreemptiveSchedule(SyncSchedule):
@@ -76,7 +76,7 @@ class PreemptiveSchedule(SyncSchedule):
 
     def arrived(self, arrival: Arrival) -> None:
         super().arrived(arrival)
-        if self._missing and len(self._parts) >= max(1, self._threshold * len(self._workers)):
+        if self._missing and len(self._parts) >= max(1, self._threshold * (len(self._parts) + len(self._missing))):
             self.preempt(True)
 
     def take(self) -> tuple[Arrival, ...] | None:

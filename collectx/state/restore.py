@@ -103,7 +103,8 @@ class _Reader:
     def _read_tensor(self, content: torch.Tensor, current: Any, path: str) -> torch.Tensor:
         if not isinstance(current, torch.Tensor) or (current.shape, current.dtype) != (content.shape, content.dtype):
             return content.clone()
-        with torch.no_grad():
+        # A tensor that was made in inference mode is changed in it only.
+        with torch.inference_mode() if current.is_inference() else torch.no_grad():
             return current.copy_(content)
 
     def _read_dict(self, content: Any, current: Any, path: str) -> dict:

@@ -4,7 +4,8 @@
     any other object                           its attributes, and those of all objects that it holds
 
 Attributes may be numbers, text, containers, numpy arrays, tensors, generators, spaces, objects of Python classes, and
-the simulators of MuJoCo and the Arcade Learning Environment, whose state their interfaces return. Functions, classes
+the simulators of MuJoCo and the Arcade Learning Environment, whose state their interfaces return, and Gymnasium's
+AsyncVectorEnv, whose processes do. Functions, classes
 and modules count as constants. An object that keeps its state elsewhere, as those of Box2D do, cannot be saved:
 `NotRestorable` names it.
 """
@@ -15,6 +16,7 @@ import enum
 import functools
 import random
 import types
+import weakref
 from collections import deque
 from pathlib import Path
 from typing import Any
@@ -33,6 +35,8 @@ _CONSTANTS = (
     types.BuiltinFunctionType,
     types.MethodType,
     types.ModuleType,
+    types.EllipsisType,
+    weakref.ReferenceType,
     type,
     functools.partial,
     range,
@@ -58,6 +62,18 @@ def save(value: Any, name: str) -> Any:
     return _Writer().write(value, name)
 
 
+def reason_not_saved(value: Any, name: str) -> str | None:
+    """Why `save` refuses `value`; None if it does not. An error of a `state_dict` of the value's, which may not have
+    been reset, does not count."""
+    try:
+        save(value, name)
+    except NotRestorable as error:
+        return str(error)
+    except Exception:
+        return None
+    return None
+
+
 def has_state_dict(value: Any) -> bool:
     names = ("state_dict", "load_state_dict")
     return isinstance(value, _ENVS) and all(callable(getattr(type(value), name, None)) for name in names)
@@ -75,7 +91,7 @@ class _Writer:
     def write(self, value: Any, path: str) -> Any:
         if type(value) in PLAIN:
             return value
-        if isinstance(value, _CONSTANTS):
+        if is_constant(value):
             return ["constant", name_of(value)]
         if isinstance(value, enum.Enum):
             return ["enum", value.name]
@@ -156,7 +172,18 @@ def _slots(kind: type) -> list[str]:
     ]
 
 
+def is_constant(value: Any) -> bool:
+    return isinstance(value, _CONSTANTS) or _is_spec(value)
+
+
+def _is_spec(value: Any) -> bool:
+    """Whether it is one of TorchRL's specs."""
+    return type(value).__module__ == "torchrl.data.tensor_specs"
+
+
 def name_of(value: Any) -> str:
+    if isinstance(value, weakref.ReferenceType) or _is_spec(value):
+        value = type(value)
     if isinstance(value, functools.partial):
         value = value.func
     name = getattr(value, "__qualname__", getattr(value, "__name__", None))

@@ -1,4 +1,5 @@
-"""The state of simulators whose objects hold it outside of Python: MuJoCo and the Arcade Learning Environment.
+"""The state that objects hold outside of Python: MuJoCo and the Arcade Learning Environment; or in other processes:
+Gymnasium's AsyncVectorEnv.
 
 Used by `collectx.state.save`. Their packages are imported only where an env has already done so.
 """
@@ -13,6 +14,9 @@ from typing import Any
 import numpy as np
 
 from collectx.errors import NotRestorable
+
+SAVES_PROCESS = "saves_process"
+"""In the metadata of an AsyncVectorEnv: its envs are `collectx.state.ProcessState`."""
 
 
 @dataclass(frozen=True)
@@ -93,8 +97,31 @@ def _restore_atari(ale: Any, state: bytes) -> None:
     ale.restoreState(ale_py.ALEState(state))
 
 
+def _save_processes(env: Any) -> list[bytes]:
+    if SAVES_PROCESS not in env.metadata or not env.shared_memory:
+        raise NotRestorable(
+            "an AsyncVectorEnv is saved if the option env.vectorization_mode=async has made it, or if its env_fns "
+            "return collectx.state.ProcessState(env), with shared_memory=True"
+        )
+    states = env.call("save_process")
+    for index, state in enumerate(states):
+        if isinstance(state, str):
+            raise NotRestorable(f"env {index} of the AsyncVectorEnv: {state}")
+    return list(states)
+
+
+def _restore_processes(env: Any, states: list[bytes]) -> None:
+    # So that no process resets its env at the next step, as it does in the autoreset mode NEXT_STEP.
+    env.reset()
+    env.set_attr("received", states)
+    for index, reason in enumerate(env.call("load_process")):
+        if reason is not None:
+            raise NotRestorable(f"env {index} of the AsyncVectorEnv: {reason}")
+
+
 _SIMULATORS = (
     Simulator("mujoco", "MjModel", _model_digest, _check_model),
     Simulator("mujoco", "MjData", _save_data, _restore_data),
     Simulator("ale_py", "ALEInterface", _save_atari, _restore_atari),
+    Simulator("gymnasium", "AsyncVectorEnv", _save_processes, _restore_processes),
 )

@@ -114,7 +114,7 @@ class Departure:
 Request = tuple[str, tuple]
 
 # Their arguments and results are tensors and plain data, which travel over networks too.
-STATE_REQUESTS = ("state", "load")
+PLAIN_REQUESTS = ("ready", "state", "load")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -156,7 +156,7 @@ class Transport(Protocol):
 
     Attributes:
         carries_objects: whether requests and replies may be any objects, as all processes belong to one user on one
-            machine, and they may be pickled. Otherwise they are tensors and plain data, of `STATE_REQUESTS` only.
+            machine, and they may be pickled. Otherwise they are tensors and plain data, of `PLAIN_REQUESTS` only.
     """
 
     carries_objects: bool

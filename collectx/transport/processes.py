@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from typing import Protocol
 
-from collectx.errors import WorkerDied, WorkerTimeout
+from collectx.errors import JobEnded, WorkerDied, WorkerTimeout
 from collectx.transport.batch_timers import Limit
 
 
@@ -58,7 +58,7 @@ def timeout_error(name: str, has_joined: bool, limit: Limit, stacks: str = "") -
 
 def death_error(
     name: str, has_joined: bool, handle: Handle | None, join_timeout_s: float, error: Exception | None
-) -> WorkerDied:
+) -> WorkerDied | JobEnded:
     """The error of a worker whose process or connection has ended. Blocks for up to `join_timeout_s` until a process of
     this machine has ended.
 
@@ -66,6 +66,8 @@ def death_error(
         error: what reading from its connection has raised.
     """
     if handle is None or handle.pid is None:
+        if getattr(handle, "is_ended_by_scheduler", False):
+            return JobEnded(f"{name} is gone: SLURM has ended its job.")
         if not has_joined:
             return WorkerDied(f"{name} ended before it had joined the trainer.")
         cause = "" if error is None or isinstance(error, EOFError) else f" ({error})"

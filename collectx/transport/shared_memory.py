@@ -91,9 +91,10 @@ class SharedMemoryTransport(SlabTransport):
             return
         if message[:1] == messages.FULL:
             event = Arrival(worker.index, *messages.unpack_full(message))
+            self._supervisor.delivered(worker)
         else:
             event = self._unpack_reply(worker, message[1:])
-        self._supervisor.delivered(worker)
+            self._supervisor.replied(worker)
         self._events.append(event)
 
     def _unpack_reply(self, worker: _LocalWorker, pickled: bytes) -> Reply:

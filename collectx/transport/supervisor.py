@@ -165,6 +165,10 @@ class Supervisor(Generic[AnyWorker]):
             worker.has_delivered = True
             assert worker.connection is not None
             set_send_timeout(worker.connection, self._worker_timeout_s)
+        self.replied(worker)
+
+    def replied(self, worker: Worker) -> None:
+        """Notes that a worker has replied to one of its requests."""
         worker.num_outstanding -= 1
         self._timers.stop(worker)
         if worker.num_outstanding:

@@ -4,7 +4,6 @@ hooks around batches. In the worker's process.
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -16,7 +15,7 @@ from torch.profiler import ProfilerActivity, profile, schedule
 
 from collectx.env.base import Env
 from collectx.rollout.loop import Rollout
-from collectx.state import read, save
+from collectx.state import load_generators, save_generators
 from collectx.transport.base import Link
 from collectx.user_objects import Hooks
 
@@ -24,7 +23,9 @@ from collectx.user_objects import Hooks
 def reply_without_state(link: Link) -> None:
     """Answers the link's request for a worker that runs a collector, which has no state that could be saved."""
     name, _ = link.request
-    if name == "state":
+    if name == "ready":
+        link.reply(None)
+    elif name == "state":
         link.reply({"rollout": {"reason": "the worker runs a collector, whose state cannot be read"}})
     else:
         link.reply(None, NotImplementedError(f"{name}: the worker runs a collector"))
@@ -82,6 +83,13 @@ class RequestHandler:
         if self._profiling is not None and not self._profiling.step():
             self._profiling = None
 
+    def envs(self) -> Any:
+        """Returns the user's env; a list for several envs."""
+        return self._envs[0] if len(self._envs) == 1 else [*self._envs]
+
+    def ready(self) -> None:
+        """Replies once the envs and the policy are made."""
+
     def getattr_env(self, attr: str) -> Any:
         """Returns an attribute of the user's env; a list for several envs."""
         values = [getattr(env, attr) for env in self._envs or [self._group]]
@@ -108,10 +116,8 @@ class RequestHandler:
     def state(self) -> dict[str, Any]:
         """Returns a copy of the worker's state for `load`: tensors and plain data. Where the envs' state cannot be
         saved, `["rollout"]["reason"]` says why."""
-        state: dict[str, Any] = {"rollout": self._rollout.state(), "torch": torch.get_rng_state()}
-        if not self._is_guest:
-            generators = {"numpy": np.random.get_state(), "python": random.getstate()}
-            state |= {name: save(value, name) for name, value in generators.items()}
+        own = ("torch",) if self._is_guest else ("torch", "numpy", "python")
+        state: dict[str, Any] = {"rollout": self._rollout.state(), "generators": save_generators(own)}
         if "reason" in state["rollout"] and self._has_state_dicts():
             # A TorchRL env has the state of its transforms.
             state["env_state_dict"] = [env.state_dict() for env in self._envs]
@@ -124,10 +130,7 @@ class RequestHandler:
                 env.load_state_dict(env_state)
         reason = self._rollout.load(state["rollout"])
         if reason is None:
-            torch.set_rng_state(state["torch"])
-            if not self._is_guest:
-                np.random.set_state(read(state["numpy"]))
-                random.setstate(read(state["python"]))
+            load_generators(state["generators"])
         return reason
 
     def _has_state_dicts(self) -> bool:

@@ -5,6 +5,7 @@ Faults of a full disk need root, for a disk of their own.
 """
 
 import argparse
+import contextlib
 import json
 import os
 import shutil
@@ -45,9 +46,11 @@ def main() -> int:
     parser.add_argument("--faults", type=int, default=40)
     parser.add_argument("--jobs", type=int, default=2, help="runs at a time")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="begin no run after this time")
+    parser.add_argument("--only", type=int, nargs="*", help="the numbers of the runs; all of them if omitted")
     parser.add_argument("--json", type=Path, help="the file for the outcome of every fault")
     arguments = parser.parse_args()
-    end_s = time.monotonic() + 60 * arguments.minutes
+    begin_s = time.monotonic()
+    end_s = begin_s + 60 * arguments.minutes
     folder = Path(tempfile.mkdtemp(prefix="collectx-chaos-"))
 
     def play(plan: Plan) -> list[Outcome]:
@@ -62,11 +65,16 @@ def main() -> int:
         return outcomes
 
     with ThreadPoolExecutor(arguments.jobs) as pool:
-        runs = list(pool.map(play, plans(arguments.seed, arguments.faults, os.geteuid() == 0)))
+        drawn = plans(arguments.seed, arguments.faults, os.geteuid() == 0)
+        runs = list(pool.map(play, [each for each in drawn if not arguments.only or each.number in arguments.only]))
     outcomes = [each for run in runs for each in run]
+    with contextlib.suppress(OSError):  # it has what is left of runs that did not survive
+        folder.rmdir()
     if arguments.json is not None:
         arguments.json.write_text(json.dumps([as_plain(each) for each in outcomes], indent=2) + "\n")
-    print(f"\nseed {arguments.seed}, {sum(map(bool, runs))} runs\n\n{table(outcomes)}")
+    seconds, cut = time.monotonic() - begin_s, sum(each.is_cut for each in outcomes)
+    print(f"\nseed {arguments.seed}, {sum(map(bool, runs))} runs, {seconds:.0f} s, {cut} checkpoints cut while written")
+    print(f"\n{table(outcomes)}")
     return int(not all(each.survived and not each.wrong_frames for each in outcomes))
 
 

@@ -6,17 +6,19 @@ from dataclasses import dataclass
 
 COLLECTORS = ("multi_sync", "multi_async", "distributed_sync", "distributed", "rpc")
 RULES = ("restart", "raise", "drop")
-MOMENTS = ("start-up", "within a batch", "between batches", "while a checkpoint is written", "at the end")
-# By name, the number of workers that it ends, None: all of them.
+_IN_CHECKPOINT = "while a checkpoint is written"
+MOMENTS = ("start-up", "within a batch", "between batches", _IN_CHECKPOINT, "at the end")
+# By name, the number of workers that it ends, None: all of them. Workers leave SIGTERM to the trainer.
 WORKER_FAULTS = {
     "worker killed": 1,
     "worker stopped for 0.5 s": 0,
     "worker stopped": 1,
-    "worker terminated": 1,
+    "worker terminated": 0,
     "two workers killed": 2,
     "fork server killed": None,
 }
-TRAINER_FAULTS = ("trainer killed", "trainer terminated")
+CHECKPOINT_CUT = "trainer killed in a checkpoint"
+TRAINER_FAULTS = ("trainer killed", CHECKPOINT_CUT, "trainer terminated")
 FULL_DISK = "disk full"
 FAULTS = (*WORKER_FAULTS, *TRAINER_FAULTS, FULL_DISK)
 
@@ -53,7 +55,8 @@ def plans(seed: int, num_faults: int, can_mount: bool) -> Iterator[Plan]:
                 kind = "worker killed"
             is_new = not faults or faults[-1].kind in TRAINER_FAULTS
             moments = MOMENTS[1 - is_new : None if index == size - 1 else -1]
-            faults.append(Fault(kind, generator.choice(moments), generator.random()))
+            moment = generator.choice(moments)
+            faults.append(Fault(kind, _IN_CHECKPOINT if kind == CHECKPOINT_CUT else moment, generator.random()))
         # Every rule with every collector.
         collector, rule = COLLECTORS[number % 5], RULES[number % 3]
         yield Plan(number, collector, rule, generator.randint(2, 3), tuple(faults))

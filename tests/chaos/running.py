@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,14 +14,16 @@ from pathlib import Path
 
 import psutil
 
+from .leftovers import Leftovers
 from .plan import FULL_DISK, TRAINER_FAULTS, WORKER_FAULTS, Fault, Plan
 
 _COMMAND = str(Path(sys.executable).parent / "collectx")
 _TESTS = Path(__file__).parents[1]
 _NUM_ENVS, _STEPS = 5, 5
-_PAUSE_S, _STEP_S, _SHORT_S, _TIMEOUT_S = 0.02, 0.002, 0.5, 3.0
+_PAUSE_S, _STEP_S, _SHORT_S, _TIMEOUT_S = 0.04, 0.0005, 0.5, 3.0
+_KEEP = 2
 # A run that does nothing for that long has not survived.
-_PATIENCE_S = 180.0
+_PATIENCE_S = 400.0
 _DISK_BYTES = 16 << 20
 
 
@@ -37,6 +40,8 @@ class Outcome:
     wrong_frames: int = 0
     notice_s: float | None = None
     recover_s: float | None = None
+    # Whether it has cut a checkpoint that was being written.
+    is_cut: bool = False
     note: str = ""
 
 
@@ -54,7 +59,7 @@ class Run:
         self._disk = folder if any(each.kind == FULL_DISK for each in plan.faults) else None
         is_sync = plan.collector.endswith("_sync")
         frames = _NUM_ENVS * _STEPS * (plan.num_workers if is_sync else 2)
-        self.num_batches = 120 + 40 * len(plan.faults)
+        self.num_batches = 80 + 30 * len(plan.faults)
         self._words = [
             *(f"collector={plan.collector}", f"collector.on_worker_failure={plan.rule}"),
             *(f"collector.num_workers={plan.num_workers}", f"collector.frames_per_batch={frames}"),
@@ -66,15 +71,14 @@ class Run:
             f"hydra.run.dir={self._run}",
         ]
         self._trainer: subprocess.Popen | None = None
-        self._processes: set[psutil.Process] = set()
+        self._leftovers: Leftovers
         self._batches_of_part = 0
-        # When the processes are looked for next, which costs milliseconds.
-        self._look_s = 0.0
 
     def play(self) -> list[Outcome]:
         """Blocks until the run is completed, or has broken."""
         plan, outcomes = self.plan, []
         self._folder.mkdir()
+        self._leftovers = Leftovers(self._folder, can_mount=os.geteuid() == 0)
         if self._disk:
             self._run.mkdir()
             options = f"size={_DISK_BYTES}"
@@ -91,6 +95,8 @@ class Run:
         except Broken as error:
             outcome.survived, outcome.note = False, f"{error} (run {plan.number}: {self._folder})"
             outcome.wrong_frames = int("AssertionError: env " in self._read(self._said))
+            if self._disk:
+                shutil.copytree(self._run, self._folder / "disk")
         finally:
             self._end()
         return outcomes
@@ -101,8 +107,9 @@ class Run:
         self._wait_for(fault)
         before, struck_s = self._numbers(), time.time()
         if fault.kind in TRAINER_FAULTS:
-            self._trainer.send_signal(signal.SIGKILL if fault.kind == "trainer killed" else signal.SIGTERM)
-            self._continue(outcome, struck_s, {"trainer killed": -9, "trainer terminated": 130}[fault.kind])
+            is_kill = fault.kind != "trainer terminated"
+            self._trainer.send_signal(signal.SIGKILL if is_kill else signal.SIGTERM)
+            self._continue(outcome, struck_s, -9 if is_kill else 130)
         elif fault.kind == FULL_DISK:
             self._fill_disk(outcome, struck_s)
         else:
@@ -121,10 +128,10 @@ class Run:
         if fault.moment == "while a checkpoint is written":
             with contextlib.suppress(ProcessLookupError):
                 self._trainer.send_signal(signal.SIGUSR1)
-            end_s = time.monotonic() + 1.0
-            while time.monotonic() < end_s and not list((self._run / "checkpoints").glob(".new-*")):
+            end_s = time.monotonic() + 5.0
+            while time.monotonic() < end_s and not self._is_writing() and self._trainer.poll() is None:
                 time.sleep(0.0005)
-            time.sleep(0.01 * fault.chance)
+            time.sleep(0.005 * fault.chance)
         elif fault.moment == "within a batch":
             time.sleep(_PAUSE_S + _STEP_S * _STEPS * fault.chance)
 
@@ -144,7 +151,13 @@ class Run:
             for victim in workers:
                 with contextlib.suppress(psutil.NoSuchProcess):
                     victim.send_signal(signal.SIGCONT)
-            return self._expect_batches(fault, outcome, struck_s)
+            return self._expect_batches(outcome, struck_s)
+        if fault.kind == "worker terminated":
+            # A worker that has only just been forked has the default action still.
+            psutil.wait_procs(victims, _SHORT_S)
+            if all(map(_is_alive, victims)):
+                return self._expect_batches(outcome, struck_s)
+            count = 1
         ends = self.plan.rule == "raise" or (self.plan.rule == "drop" and count >= len(workers))
         name = {"restart": "worker_restarted", "drop": "worker_dropped"}.get(self.plan.rule)
 
@@ -170,13 +183,13 @@ class Run:
             raise Broken(f"it ended with status {self._trainer.returncode}, {len(failed)} failures noticed")
         return self._continue(outcome, struck_s, 1)
 
-    def _expect_batches(self, fault: Fault, outcome: Outcome, struck_s: float) -> None:
+    def _expect_batches(self, outcome: Outcome, struck_s: float) -> None:
         seen = self._numbers()["batches"]
         self._wait(lambda: self._trainer.poll() is not None or self._numbers()["batches"] > seen + 3, "batches")
         if failed := self._events("worker_failed", struck_s):
-            raise Broken(f"a short stop is a failure: {failed}")
+            raise Broken(f"{outcome.fault} is a failure: {failed}")
         if self._trainer.poll() not in (None, 0):
-            raise Broken(f"a short stop ended the run: {self._trainer.returncode}")
+            raise Broken(f"{outcome.fault} ended the run: {self._trainer.returncode}")
 
     def _fill_disk(self, outcome: Outcome, struck_s: float) -> None:
         filler = self._run / "filler"
@@ -195,7 +208,8 @@ class Run:
     def _continue(self, outcome: Outcome, struck_s: float, status: int) -> None:
         """Waits for the end of the trainer and all its processes, and resumes the run."""
         self._wait(lambda: self._trainer.poll() is not None, "the end of the trainer", check=False)
-        self._wait(lambda: not any(map(_is_alive, self._processes)), "the end of all processes", check=False)
+        outcome.is_cut = self._is_writing()
+        self._wait_for_processes()
         ended_s, code = time.time(), self._trainer.returncode
         if code == 0 and outcome.moment == "at the end":
             return
@@ -203,7 +217,6 @@ class Run:
             raise Broken(f"exit status {code}, expected {status}")
         if outcome.notice_s is None:
             outcome.notice_s = ended_s - struck_s
-        self._processes.clear()
         has_checkpoint = any((self._run / "checkpoints").glob("[0-9]" * 9))
         if outcome.fault == "trainer terminated" or not has_checkpoint:
             self._start("run", *self._words, "resume=auto")
@@ -217,7 +230,7 @@ class Run:
     def _start(self, *argv: str) -> None:
         self._pulse.unlink(missing_ok=True)
         paths = [str(_TESTS), *filter(None, [os.environ.get("PYTHONPATH")])]
-        environ = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
+        environ = os.environ | self._leftovers.environ | {"PYTHONPATH": os.pathsep.join(paths)}
         environ.pop("OMP_NUM_THREADS", None)
         complete = sorted((self._run / "checkpoints").glob("[0-9]" * 9))
         self._batches_of_part = int(complete[-1].name) if complete else 0
@@ -225,7 +238,11 @@ class Run:
             said.write(f"\n$ collectx {' '.join(argv)}\n")
             said.flush()
             self._trainer = subprocess.Popen(
-                [_COMMAND, *argv], cwd=self._folder, env=environ, stdout=said, stderr=subprocess.STDOUT
+                [*self._leftovers.prefix, _COMMAND, *argv],
+                cwd=self._folder,
+                env=environ,
+                stdout=said,
+                stderr=subprocess.STDOUT,
             )
 
     def _complete(self) -> None:
@@ -233,7 +250,9 @@ class Run:
         self._wait(lambda: self._trainer.poll() is not None, "the end of the run", check=False)
         if self._trainer.returncode != 0:
             raise Broken(f"the last part ended with status {self._trainer.returncode}")
-        self._wait(lambda: not any(map(_is_alive, self._processes)), "the end of all processes", check=False)
+        self._wait_for_processes()
+        if left := self._leftovers.problems(self._run, _KEEP):
+            raise Broken(f"it has left {left}")
         result, numbers = json.loads((self._run / "result.json").read_text()), self._numbers()
         if (result["status"], result["frames"]) != ("completed", numbers["frames"]):
             raise Broken(f"result {result['status']} with {result['frames']} frames, checked {numbers['frames']}")
@@ -243,28 +262,35 @@ class Run:
             raise Broken(f"workers began {numbers['lives']} lives, {begun} were reported")
 
     def _end(self) -> None:
-        if self._trainer is not None and self._trainer.poll() is None:
-            self._processes.update(psutil.Process(self._trainer.pid).children(recursive=True))
-            self._trainer.kill()
-            self._trainer.wait()
-        for process in self._processes:
-            if _is_alive(process):
+        for process in self._leftovers.processes():
+            with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
+        if self._trainer is not None:
+            self._trainer.wait()
         if self._disk:
             subprocess.run(["umount", "-l", str(self._run)], check=True)
 
     def _wait(self, condition: Callable[[], object], what: str, check: bool = True) -> None:
         end_s = time.monotonic() + _PATIENCE_S
         while not condition():
-            if time.monotonic() > self._look_s:
-                with contextlib.suppress(psutil.NoSuchProcess):
-                    self._processes.update(psutil.Process(self._trainer.pid).children(recursive=True))
-                self._look_s = time.monotonic() + 0.2
             if check and self._trainer.poll() is not None and not condition():
                 raise Broken(f"it ended with status {self._trainer.returncode} before {what}")
             if time.monotonic() > end_s:
-                raise Broken(f"not within {_PATIENCE_S:g} s: {what}")
-            time.sleep(0.004)
+                left = [
+                    f"{each.pid} {each.status()} {sum(each.cpu_times()[:2]):.1f} s"
+                    for each in self._leftovers.processes()
+                ]
+                raise Broken(
+                    f"not within {_PATIENCE_S:g} s: {what}; processes, their states and processor time: {left}"
+                )
+            time.sleep(0.01)
+
+    def _wait_for_processes(self) -> None:
+        """Blocks until the trainer, which has ended, has no process any more."""
+        processes = self._leftovers.processes()
+        self._wait(lambda: not any(map(_is_alive, processes)), "the end of all processes", check=False)
+        if left := self._leftovers.processes():
+            raise Broken(f"processes without a trainer: {left}")
 
     def _numbers(self) -> dict:
         text = self._read(self._pulse)
@@ -275,26 +301,39 @@ class Run:
         events = [json.loads(line) for line in lines if line.endswith("\n")]
         return [each for each in events if each["event"] == name and each["time"] >= since_s]
 
+    def _is_writing(self) -> bool:
+        """Whether there is an incomplete checkpoint."""
+        with contextlib.suppress(FileNotFoundError):
+            return any(name.startswith(".new-") for name in os.listdir(self._run / "checkpoints"))
+        return False
+
     def _fork_server(self) -> psutil.Process | None:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            for child in psutil.Process(self._trainer.pid).children():
+        for child in _children(self._trainer.pid):
+            with contextlib.suppress(psutil.NoSuchProcess):
                 if any("forkserver" in word for word in child.cmdline()):
                     return child
         return None
 
     def _workers(self) -> list[psutil.Process]:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            if server := self._fork_server():
-                children = sorted(server.children(), key=lambda child: child.pid)
-                self._processes.update(children)
-                return [child for child in children if _is_alive(child)]
-        return []
+        server = self._fork_server()
+        return [] if server is None else [child for child in _children(server.pid) if _is_alive(child)]
 
     @staticmethod
     def _read(path: Path) -> str:
         with contextlib.suppress(FileNotFoundError):
             return path.read_text()
         return ""
+
+
+def _children(pid: int) -> list[psutil.Process]:
+    """In order of their ids. Costs less than psutil's, which reads about all processes of the machine."""
+    found: list[psutil.Process] = []
+    with contextlib.suppress(OSError):
+        for path in Path(f"/proc/{pid}/task").glob("*/children"):
+            for child in path.read_text().split():
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    found.append(psutil.Process(int(child)))
+    return sorted(found, key=lambda child: child.pid)
 
 
 def _is_alive(process: psutil.Process) -> bool:

@@ -3,6 +3,7 @@
 import multiprocessing
 import os
 import signal
+from multiprocessing import forkserver
 
 import pytest
 from worlds import launched
@@ -43,3 +44,19 @@ def test_pinned_workers_share_out_the_cores_of_the_trainer():
     available = sorted(os.sched_getaffinity(0))
     cores = [each["cores"] for each in reports(LocalLauncher(1, pin_cores=True), 3)]
     assert cores == [{available[worker % len(available)]} for worker in range(3)]
+
+
+def test_a_worker_starts_although_the_fork_server_is_killed_meanwhile(monkeypatch):
+    assert reports(LocalLauncher(1), 1)
+    server, read_signed = forkserver._forkserver._forkserver_pid, forkserver.read_signed
+
+    def kill_server(descriptor):
+        monkeypatch.undo()
+        os.kill(server, signal.SIGKILL)
+        return read_signed(descriptor)
+
+    # The worker's process id, for which the start waits.
+    monkeypatch.setattr(forkserver, "read_signed", kill_server)
+    os.kill(server, signal.SIGSTOP)
+    assert reports(LocalLauncher(1), 1)
+    assert forkserver._forkserver._forkserver_pid != server

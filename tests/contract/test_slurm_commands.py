@@ -15,7 +15,7 @@ from collectx.cli import slurm as cli_slurm
 from collectx.cli import watch
 from collectx.cli.run_status import SubmittedRun
 from collectx.errors import ConfigError, LauncherError
-from collectx.launcher.slurm import array, commands, job, log_watcher
+from collectx.launcher.slurm import array, commands, job, log_watcher, script
 from collectx.launcher.slurm.commands import JobState
 from collectx.launcher.slurm.log_watcher import role_shell
 
@@ -59,6 +59,25 @@ def test_a_workers_script_has_the_options_of_the_configuration_and_runs_the_set_
     environment = os.environ | {"SLURM_ARRAY_TASK_ID": "3", "SLURM_CPUS_PER_TASK": "2"}
     printed = subprocess.check_output(["bash", script], env=environment, text=True)
     assert printed.splitlines() == ["good day", "srun: --container-image=a b work 3"]
+
+
+def test_a_worker_that_slurm_has_ended_leaves_a_note(tmp_path):
+    workers = array.JobArray(array.slurm_resources({}, 1), tmp_path / "worker.sh", tmp_path, [], tmp_path / "jobs.txt")
+    failed, timeout = (JobState(word, True, True) for word in ("FAILED", "TIMEOUT"))
+    assert workers.is_ended_by_slurm("17_0", timeout)
+    assert not workers.is_ended_by_slurm("17_0", failed)
+    array.note_of_end(tmp_path, "17_0").touch()
+    assert workers.is_ended_by_slurm("17_0", failed)
+    assert not workers.is_ended_by_slurm("17_1", failed)
+
+
+def test_a_job_that_slurm_has_requeued_too_often_is_not_started_again(folder):
+    launcher = composed("launcher=slurm launcher.requeue=true launcher.max_requeues=2").launcher
+    environment = os.environ | {"SLURM_RESTART_COUNT": "3", "SLURM_JOB_ID": "17"}
+    text = script.script([folder], launcher, 3, False, 1.0)
+    assert subprocess.run(["bash"], input=text, env=environment, text=True).returncode == 1
+    message = "collectx: job 17 is not started again: it was requeued launcher.max_requeues=2 times\n"
+    assert (folder / "logs" / "job.log").read_text() == message
 
 
 @pytest.mark.parametrize(
@@ -168,6 +187,28 @@ def test_the_trainer_leaves_its_status_and_a_worker_that_ends_well_says_nothing(
     assert (folder / "jobs" / "exit_status.100").read_text() == "3\n"
     assert play(folder, 1, command("python", "exit 0")) == 0
     assert (folder / "logs" / "job.log").read_text() == ""
+
+
+@pytest.mark.parametrize(
+    ("state", "job", "has_result", "requeued"),
+    [
+        ("RUNNING", "17_3", False, ["requeue 17_3"]),
+        ("RUNNING", "17_3", True, []),
+        ("COMPLETING", "17_3", False, []),
+        ("RUNNING", "", False, []),
+    ],
+)
+def test_a_job_that_is_signalled_before_its_run_begins_is_requeued(
+    folder, command, monkeypatch, state, job, has_result, requeued
+):
+    monkeypatch.setenv("COLLECTX_REQUEUE", job)
+    command("squeue", f"echo {state}; echo {state}")  # one line for each part of a job
+    command("scontrol", f'echo "$*" >> {folder.parent}/called')
+    if has_result:
+        (folder / "result.json").touch()
+    assert play(folder, 0, command("python", "kill -TERM $$")) == 143
+    called = folder.parent / "called"
+    assert (called.read_text().splitlines() if called.exists() else []) == requeued
 
 
 @pytest.mark.parametrize(

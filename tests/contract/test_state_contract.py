@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import pickle
+
 import pytest
 import torch
-from collecting import through_a_file
+from collecting import gym, through_a_file
 
 from collectx import env as envs
 from collectx import policy as policies
 from collectx.cli.compose import compose
 from collectx.collector import build
+from collectx.policy.random import RandomActor
+from collectx.run.checkpointer import announce_unsaved
+from collectx.run.events import format_event
 
 _OPTIONS = ["trainer=meter", "collector.frames_per_batch=64", "collector.total_frames=640"]
 _VECTOR = ["env=gym_vector", "env.id=CartPole-v1", "env.num_envs=4"]
+_BATCHED = ["env=torchrl", "env.target=worlds.torchrlenvs:counted_serial", "env.num_envs=3"]
 RESTORABLE = {
     "gym": ["policy=mlp"],
     "gym, random actions": ["policy=random", "env=pendulum"],
@@ -21,6 +27,14 @@ RESTORABLE = {
     "vector": ["policy=mlp", *_VECTOR],
     "vector, same_step": ["policy=mlp", *_VECTOR, "env.autoreset_mode=same_step"],
     "vector, next_step": ["policy=mlp", *_VECTOR, "env.autoreset_mode=next_step"],
+    "torchrl": ["policy=mlp", "env=torchrl", "env.target=worlds.torchrlenvs:counted", "env.num_envs=2"],
+    "torchrl, batched": ["policy=mlp", *_BATCHED, "collector.frames_per_batch=63", "collector.total_frames=630"],
+    "torchrl, random actions": ["policy=random", "env=torchrl", "env.target=worlds.torchrlenvs:one_hot"],
+    "torchrl, with other transforms": ["policy=mlp", "env=torchrl", "env.target=worlds.torchrlenvs:primed"],
+    **{
+        f"vector, async, {mode}": ["policy=mlp", *_VECTOR, "env.vectorization_mode=async", f"env.autoreset_mode={mode}"]
+        for mode in ("disabled", "same_step", "next_step")
+    },
     "counting": ["policy=random", "env=counting"],
     "time limit, random frames": [
         "policy=mlp",
@@ -30,13 +44,26 @@ RESTORABLE = {
     "two workers": ["policy=mlp", "collector=multi_sync", "launcher=inline"],
 }
 NOT_RESTORABLE = {
-    "envpool": ["policy=random", "env=envpool", "env.id=CartPole-v1"],
-    "vector, async": ["policy=mlp", *_VECTOR, "env.vectorization_mode=async"],
+    "envpool": (["policy=random", "env=envpool", "env.id=CartPole-v1"], ["EnvPool", "cannot be read"]),
+    "sticky actions": (
+        ["policy=random", "env=pong", "env.kwargs.repeat_action_probability=0.25"],
+        ["repeat_action_probability=0"],
+    ),
+    "vector, the user's processes": (
+        ["policy=random", "env=gym_vector", "env.id=null", "env.entry_point=worlds.cartpoles:processes"],
+        ["env.vectorization_mode=async"],
+    ),
 }
 
 
+def _configuration(options):
+    return compose([*_OPTIONS, *([] if "collector=multi_sync" in options else ["collector=single"]), *options])
+
+
 def _make(options):
-    cfg = compose([*_OPTIONS, *([] if "collector=multi_sync" in options else ["collector=single"]), *options])
+    if "env=torchrl" in options:
+        pytest.importorskip("torchrl", reason="needs the torchrl extra")
+    cfg = _configuration(options)
     spec = envs.read_spec(cfg.env, policies.is_user_policy(cfg.policy))
     return build(cfg, policies.build(cfg.policy, spec, cfg.seed), spec)
 
@@ -59,10 +86,37 @@ def test_workers_continue_as_the_saved_ones(kind):
                 assert torch.equal(batch[key], continued[key]), key
 
 
+@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("kind", NOT_RESTORABLE)
 def test_the_reason_why_envs_cannot_be_saved(kind):
-    with _make(NOT_RESTORABLE[kind]) as collector:
+    options, words = NOT_RESTORABLE[kind]
+    with _make(options) as collector:
         next(collector)
         state = collector.ask("state")[0]
-        assert "whose state cannot be read" in state["rollout"]["reason"]
+        assert words[-1] in state["rollout"]["reason"]
         assert collector.ask("load", per_worker={0: (state,)}) == {0: state["rollout"]["reason"]}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", [*RESTORABLE, *NOT_RESTORABLE])
+def test_envs_that_cannot_be_saved_are_announced_before_workers_start(kind):
+    cfg = _configuration(RESTORABLE.get(kind) or NOT_RESTORABLE[kind][0])
+    announced = []
+    envs.read_spec(cfg.env, examine=announce_unsaved(cfg, lambda name, reason: announced.append((name, reason))))
+    assert len(announced) == (kind in NOT_RESTORABLE)
+    for name, reason in announced:
+        assert "after a resume they begin new episodes: " in format_event(name, {"reason": reason})
+        assert NOT_RESTORABLE[kind][1][0] in reason
+
+
+def test_workers_that_run_collectors_are_announced():
+    cfg, announced = compose(["collector=distributed", "collector.num_workers_per_collector=2"]), []
+    envs.read_spec(cfg.env, examine=announce_unsaved(cfg, lambda name, reason: announced.append(reason)))
+    assert announced == ["each worker runs a collector, whose state cannot be read"]
+
+
+def test_random_actions_take_as_many_bytes_as_they_have():
+    actor = RandomActor(envs.read_spec(gym(4, "CartPole-v1")))
+    drawn, _ = actor.act([]), actor.act([])
+    size = 256 * drawn[0].nbytes
+    assert size / 2 < len(pickle.dumps(actor.state())) < 1.5 * size

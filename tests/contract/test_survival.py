@@ -6,7 +6,10 @@ import contextlib
 import os
 import re
 import signal
+import subprocess
+import sys
 from collections import deque
+from multiprocessing.connection import Listener
 
 import psutil
 import pytest
@@ -18,6 +21,7 @@ from worlds.streams import StreamChecker
 
 import collectx
 from collectx.errors import WorkerDied, WorkerError, WorkerTimeout
+from collectx.transport.stacks import request_stacks
 
 # What the policy of one worker does, and the error that the trainer gets.
 ERRORS = {"killed": WorkerDied, "raises": BrokenLever, "stopped": WorkerTimeout}
@@ -155,6 +159,35 @@ def test_a_worker_that_hangs_has_its_stacks_in_the_error_and_in_its_log(fault, t
             list(collector)
     for text in (str(caught.value), (tmp_path / "worker-0.log").read_text()):
         assert re.search(r'faulty.py", line \d+ in pull_the_lever\n.*faulty.py", line \d+ in step\n', text)
+
+
+# A worker of another host, whose output is its log.
+REMOTE = """
+import sys
+from multiprocessing.connection import Client
+from collectx.transport.stacks import write_on_signal
+
+def hangs():
+    return connection.recv_bytes()
+
+connection = Client(("127.0.0.1", int(sys.argv[1])))
+write_on_signal(connection)
+connection.send_bytes(b"ready")
+assert hangs() == b"go on"
+"""
+
+
+def test_a_worker_of_another_host_writes_its_stacks_to_its_log_and_goes_on(tmp_path, wait_until):
+    log = tmp_path / "worker-0.log"
+    with Listener(("127.0.0.1", 0)) as listener, open(log, "w") as output:
+        words = [sys.executable, "-c", REMOTE, str(listener.address[1])]
+        with subprocess.Popen(words, stderr=output) as worker, listener.accept() as connection:
+            assert connection.recv_bytes() == b"ready"
+            for number in (1, 2):
+                assert "Its log ends with the stack" in request_stacks(None, connection)
+                wait_until(lambda number=number: log.read_text().count(" in hangs\n") == number)
+            connection.send_bytes(b"go on")
+            assert worker.wait(60) == 0, log.read_text()
 
 
 @ways.over([ways.SINGLE, ways.SHARED_SYNC])

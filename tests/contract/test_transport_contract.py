@@ -95,6 +95,21 @@ def test_individual_weights_reach_their_workers_alone_until_newer_ones_come_for_
 
 
 @over(TRANSPORTS)
+def test_versions_begin_with_the_first_one_and_the_newest_weights_of_all_are_returned(way):
+    with Toys(way.transport, replace(slab_spec(1, 1), first_version=7, require_latest=True)) as toys:
+        toys.start(0)
+        for version, value in ((7, 100), (8, 101)):
+            toys.grant(0, 0)
+            report = toys.arrive().report
+            assert (report.policy_version, report.returns.tolist()) == (version, [value])
+            newest = toys.transport.newest_weights()
+            assert toys.publish(writer(value + 1)) == version + 1
+            assert (len(newest), newest.unique().tolist()) == (4096, [value])
+        toys.transport.publish_to({0: writer(9)})
+        assert toys.transport.newest_weights().unique().tolist() == [102]
+
+
+@over(TRANSPORTS)
 @pytest.mark.parametrize("num_started", [0, 2])
 def test_close_is_idempotent_and_ends_busy_and_idle_workers(connect, num_started):
     toys = connect(num_slots=2, num_started=num_started)

@@ -53,6 +53,24 @@ class Coin(nn.Module):
         return (torch.rand(observation.shape[:-1]) + self.bias < 0.5).long()
 
 
+@over((SINGLE, SHARED_SYNC))
+def test_keywords_are_attributes(way):
+    with make(way, frames_per_batch=20, total_frames=40, split_trajs=True, set_truncated=True) as collector:
+        assert (collector.split_trajs, collector.set_truncated, collector.return_same_td) == (True, True, False)
+        assert (collector.max_frames_per_traj, collector.init_random_frames, collector.n_env) == (0, 0, 1)
+        assert (collector.postproc, collector.closed, collector.compiled_policy) == (None, False, False)
+        assert "reset_at_each_iter" in dir(collector)
+        with pytest.raises(AttributeError, match=r"procs.*getattr_env"):
+            collector.procs  # noqa: B018
+    assert collector.closed
+
+
+def test_the_env_of_a_collector_in_this_process():
+    with make(SINGLE, cartpole, frames_per_batch=20) as collector:
+        assert collector.env.spec.id == "CartPole-v1"
+        assert collector.env_path == ""
+
+
 @over(ASKED)
 def test_an_attribute_of_the_env(way):
     with make(way, frames_per_batch=20) as collector:

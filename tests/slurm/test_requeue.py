@@ -3,16 +3,20 @@
 import pytest
 from cluster import GRACE_S
 from machines import wait_until
-from running import LAUNCHERS, SMALL, nightly
+from running import ENDLESS, LAUNCHERS, SMALL, nightly
 
-# Some seconds long, with the batches of `digest`.
-_SLOW = [*SMALL, "env.step_s=0.003", "launcher.requeue=true"]
+from collectx.run import RunFolder
+
+# Some seconds long, with the batches of `digest`. The partition preempts, so that launcher.requeue is true.
+_SLOW = [*SMALL, "env.step_s=0.003"]
+# Three minutes long; one batch takes 18 s.
+_SLOWER = ["env.step_s=0.035", "checkpoint.grace_s=35"]
 
 
-def _urgent_job(started):
-    """Preempts all others, and ends."""
+def _urgent_job(started, nodes="--nodes=4"):
+    """Preempts all others, or those on some nodes, and ends."""
     cluster = started.cluster
-    words = ["--parsable", "--partition=urgent", "--nodes=4", "--exclusive", "--output=/dev/null"]
+    words = ["--parsable", "--partition=urgent", nodes, "--exclusive", "--output=/dev/null"]
     urgent = cluster.login(["sbatch", *words, "--wrap=true"], cwd=cluster.shared).strip()
     wait_until(lambda: cluster.job_states(urgent) == ["COMPLETED"], GRACE_S + 120, "the urgent job to run")
 
@@ -22,7 +26,7 @@ def _requeue(started):
 
 
 def _time_limit(started):
-    """SLURM looks for it once a minute."""
+    """Comes by itself: SLURM signals a run of three minutes after 80 to 140 s."""
 
 
 def _crash(started):
@@ -31,12 +35,23 @@ def _crash(started):
     started.cluster.crash("n1")
 
 
-def _wait_for_next_start(started, life):
-    (job,), cluster = started.jobs, started.cluster
-    started.wait_until(lambda: "PENDING" in cluster.job_states(job), "the job to be pending")
-    # SLURM makes a requeued job wait for two minutes.
-    cluster.login(["scontrol", "update", f"JobId={job}", "StartTime=now"])
-    started.wait_until(lambda: len(started.events("resumed")) == life, "the job to start")
+def _crash_worker(started):
+    """Its node, without which the run cannot continue: the trainer requeues the job."""
+    started.wait_for("checkpoint", 1)
+    started.cluster.crash("n3")
+
+
+def _finish(started):
+    """The exit status of the command. A requeued job starts at once: SLURM makes it wait for two minutes."""
+    cluster = started.cluster
+
+    def has_ended():
+        for job in cluster.squeue("--states=pending", "--format=%i"):
+            cluster.login(["scontrol", "update", f"JobId={job}", "StartTime=now"], check=False)
+        return started.process.poll() is not None
+
+    wait_until(has_ended, 600, "the end of the command")
+    return started.finish()
 
 
 @pytest.mark.parametrize(
@@ -44,17 +59,18 @@ def _wait_for_next_start(started, life):
     [
         ("slurm", _urgent_job, []),
         nightly("slurm", _requeue, ["collector=multi_async", "collector.frames_per_batch=500"]),
-        nightly("slurm", _time_limit, ["launcher.time=1", "env.step_s=0.02"]),
+        nightly("slurm", _time_limit, ["launcher.time=3", "launcher.signal_s=40", *_SLOWER]),
         nightly("slurm", _crash, ["collector.on_worker_failure=drop", "checkpoint.every_batches=1"]),
+        nightly("slurm", _crash_worker, ["checkpoint.every_batches=1"]),
         nightly("submitit_delayed", _urgent_job, []),
     ],
 )
 def test_a_requeued_run_delivers_every_batch_once(cluster, run, digest, launcher, cut, more):
     started = run(*_SLOW, *LAUNCHERS[launcher], *more)
-    started.wait_for_more(3)
+    started.wait_for_more(1)
     cut(started)
-    _wait_for_next_start(started, 1)
-    assert started.finish() == 0, started.output
+    assert _finish(started) == 0, started.output
+    assert started.events("resumed")
     assert [line["batch"] for line in started.files.read_metrics()] == list(range(started.result["batches"]))
     assert started.result["frames"] == 10_000
     if "collector=multi_async" not in more:
@@ -63,8 +79,56 @@ def test_a_requeued_run_delivers_every_batch_once(cluster, run, digest, launcher
 
 
 @pytest.mark.nightly
+def test_a_run_that_was_requeued_often_enough_ends_and_says_so(cluster, run):
+    started = run(*_SLOW, *LAUNCHERS["slurm"], "launcher.nodes=1", "launcher.max_requeues=1")
+    for life in (0, 1):
+        started.wait_until(lambda life=life: len(started.events("resumed")) == life, "the job to start")
+        started.wait_for_more(1)
+        cluster.login(["scancel", "--signal=TERM", *started.jobs])
+        if life == 0:
+            started.wait_until(lambda: cluster.job_states(started.jobs[0]) == ["PENDING"], "the job to be requeued")
+            cluster.login(["scontrol", "update", f"JobId={started.jobs[0]}", "StartTime=now"])
+    assert started.finish() == 130, started.output
+    reason = f"job {started.jobs[0]} is not requeued: it was requeued launcher.max_requeues=1 times"
+    assert started.result["status"] == "interrupted"
+    assert started.result["exit_reason"] == f"interrupted by SIGTERM: {reason}"
+    assert reason in started.output
+    assert started.states() == ["FAILED"]
+
+
+@pytest.mark.nightly
+def test_a_preempted_point_of_a_sweep_continues_in_its_folder(run):
+    one_node = ["launcher=slurm", "launcher.nodes=1", "collector.num_workers=1", "collector.frames_per_batch=500"]
+    started = run(*_SLOW, *one_node, "env.step_s=0.006", "-m", "seed=0,1")
+    first, second = (RunFolder(started.cwd / "sweep" / f"seed={seed}") for seed in (0, 1))
+    started.wait_until(lambda: all(len(list(each.read_metrics())) > 1 for each in (first, second)), "batches of both")
+    (node,) = started.cluster.squeue(f"--jobs={started.jobs[0]}", "--format=%N")
+    _urgent_job(started, f"--nodelist={node}")
+    assert _finish(started) == 0, started.output
+    assert started.status() == ["completed"] * 2
+    for files, num_resumed in ((first, 1), (second, 0)):
+        assert [line["batch"] for line in files.read_metrics()] == list(range(20))
+        assert sum(event["event"] == "resumed" for event in files.read_events()) == num_resumed
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(("cut", "more"), [(_urgent_job, []), (_time_limit, ["launcher.time=2"])])
+def test_workers_that_are_jobs_come_back_after_slurm_has_ended_them(cluster, run, cut, more):
+    started = run(*ENDLESS, *LAUNCHERS["submitit"], *more, "collector.worker_timeout_s=60")
+    jobs = {event["job"] for event in started.wait_for("worker_joined", 2)}
+    cut(started)
+    back = started.wait_for("worker_joined", 4)[2:]
+    assert {event["worker"] for event in back} == {0, 1}
+    assert not jobs & {event["job"] for event in back}
+    assert {event["type"] for event in started.events("worker_failed")} == {"JobEnded"}
+    started.wait_for_more()
+    started.complete()
+
+
+@pytest.mark.nightly
 def test_a_job_ends_where_the_node_of_its_trainer_is_lost(run):
-    started = run(*SMALL, "env.step_s=0.01", *LAUNCHERS["slurm"], "collector.on_worker_failure=drop")
+    rule = ["collector.on_worker_failure=drop", "launcher.requeue=false"]
+    started = run(*SMALL, "env.step_s=0.01", *LAUNCHERS["slurm"], *rule)
     started.wait_for_more(2)
     started.cluster.crash("n1")
     assert started.finish() == 1, started.output

@@ -78,10 +78,12 @@ PROCESSES = {"env": "gym_vector(2, vectorization='async')"}
 def test_nothing_is_left_of_a_trainer(tmp_path, body, parts, number, status, last_line):
     parts = {"before": "", "env": "counting(2)", "body": body} | parts
     Path(tmp_path, "trainer.py").write_text(SCRIPT.format(**parts))
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
     trainer = subprocess.Popen(
         [sys.executable, "trainer.py"],
         cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join((str(TESTS), *sys.path))},
+        env=os.environ | {"PYTHONPATH": os.pathsep.join((str(TESTS), *sys.path)), "TMPDIR": str(temporary)},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -98,6 +100,7 @@ def test_nothing_is_left_of_a_trainer(tmp_path, body, parts, number, status, las
         _, error = trainer.communicate(timeout=200)
         _, left = psutil.wait_procs(family, timeout=60)
         assert left == []
+        assert list(temporary.rglob("*")) == []
     finally:
         for process in (trainer, *filter(psutil.Process.is_running, family)):
             process.kill()

@@ -1,6 +1,9 @@
 """A run whose command was killed or told to stop continues from its checkpoint, and every batch counts once."""
 
+import os
+import re
 import signal
+from pathlib import Path
 
 import pytest
 from commands import COUNTING, collectx, result, start
@@ -43,6 +46,50 @@ def test_a_run_that_was_killed_is_resumed_as_if_it_had_not_been(tmp_path, wait_u
         collectx("run", *words[:-1], "hydra.run.dir=uncut", cwd=tmp_path)
         assert digests(tmp_path / "uncut") == after
         assert result(tmp_path / "uncut")["digest"] == result(tmp_path / "run")["digest"]
+
+
+@pytest.mark.ci
+def test_a_run_that_is_killed_while_it_writes_a_checkpoint_continues_from_the_one_before(tmp_path, wait_until):
+    # Weights and moments of some megabytes, so that writing takes a while.
+    words = ["collector.total_frames=3072", "collector.frames_per_batch=128", "policy.hidden_sizes=[512, 1024]"]
+    words += ["trainer.num_epochs=1", *OPTIONS[:1], "checkpoint.every_batches=3", "hydra.run.dir=run"]
+    checkpoints = Checkpoints(tmp_path / "run" / "checkpoints")
+    command = start("run", *words, cwd=tmp_path)
+    wait_until(lambda: command.poll() is not None or checkpoints.all(), 200, "a checkpoint")
+    while command.poll() is None:
+        if any(checkpoints.path.glob(".new-*/state.pt")):
+            command.kill()
+    assert command.wait() == -signal.SIGKILL, (tmp_path / "said.txt").read_text()
+    assert any(checkpoints.path.glob(".new-*"))
+    batches = int(checkpoints.all()[-1].name)
+    assert f"continues after {batches} batches, " in collectx("resume", "run", cwd=tmp_path).stdout
+    assert not any(checkpoints.path.glob(".new-*"))
+    collectx("run", *words[:-1], "hydra.run.dir=uncut", cwd=tmp_path)
+    assert digests(tmp_path / "uncut") == digests(tmp_path / "run")
+    assert result(tmp_path / "uncut")["digest"] == result(tmp_path / "run")["digest"]
+
+
+@pytest.mark.ci
+def test_requests_for_a_checkpoint_never_end_a_run(tmp_path, wait_until):
+    command = start("run", *COUNTING, "collector.total_frames=4096", "hydra.run.dir=run", cwd=tmp_path)
+
+    def ignores():
+        text = Path(f"/proc/{command.pid}/status").read_text()
+        return int(re.search(r"SigIgn:\s*(\w+)", text)[1], 16) >> signal.SIGUSR1 - 1 & 1
+
+    def ask():
+        # The whole group, as a scheduler does.
+        if command.poll() is None:
+            os.killpg(command.pid, signal.SIGUSR1)
+            os.killpg(command.pid, signal.SIGUSR2)
+        return command.returncode is not None
+
+    wait_until(ignores, 100, "the start of the command")
+    wait_until(ask, 200, "the end of the run")
+    assert command.returncode == 0, (tmp_path / "said.txt").read_text()
+    names = [event["event"] for event in RunFolder(tmp_path / "run").read_events()]
+    assert names.count("checkpoint") > 1
+    assert set(names) == {"workers_started", "checkpoint"}
 
 
 def test_a_run_that_was_told_to_stop_writes_a_checkpoint_and_resume_auto_completes_it(tmp_path, wait_until):

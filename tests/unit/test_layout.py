@@ -19,7 +19,7 @@ RULES = {
 }
 # Parts of the product, low to high; those of one row do not import each other.
 LAYERS = [
-    {"errors", "batch", "memory", "random_state"},
+    {"errors", "batch", "disk", "memory", "random_state"},
     {"config"},
     {"state", "user_objects"},
     {"env", "policy", "transport", "replay"},

@@ -5,7 +5,7 @@ from functools import partial
 
 import gymnasium
 import torch
-from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from torch import nn
 
 
@@ -16,6 +16,11 @@ def cartpole(**kwargs):
 def cartpoles(num_envs=3, mode="SAME_STEP", **kwargs):
     """A vector env with that mode of autoreset."""
     return SyncVectorEnv([partial(cartpole, **kwargs)] * num_envs, autoreset_mode=AutoresetMode[mode])
+
+
+def processes(num_envs):
+    """A vector env whose processes collectx knows nothing of."""
+    return AsyncVectorEnv([cartpole] * num_envs)
 
 
 def with_pid():

@@ -30,6 +30,7 @@ RULES: tuple[Rule, ...] = (
     collection.nested_collectors,
     launchers.slurm_jobs,
     launchers.slurm_nodes,
+    launchers.slurm_time,
     launchers.ray_gpus,
     collection.gym_envs,
     training.convolutions,

@@ -76,7 +76,7 @@ def single_collector(cfg: RunConfig) -> Iterator[Problem]:
 def least_workers(cfg: RunConfig) -> Iterator[Problem]:
     """A run begins with as many workers as it needs."""
     least, count = cfg.collector.min_workers, cfg.collector.num_workers
-    if least > count:
+    if least is not None and least > count:
         rule = f"is more than collector.num_workers={count}"
         yield Problem("collector.min_workers", rule, least, f"use at most {count}.")
 

@@ -20,7 +20,11 @@ _SBATCH = {
     "output": ": the run folder has the logs",
     "error": ": the run folder has the logs",
     "no-kill": ": use collector.on_worker_failure",
+    "requeue": ": use launcher.requeue",
+    "no-requeue": ": use launcher.requeue",
 }
+# SLURM's signal before the time limit comes up to so many seconds early.
+_EARLY_S = 60
 
 
 def slurm_jobs(cfg: RunConfig) -> Iterator[Problem]:
@@ -55,6 +59,30 @@ def slurm_nodes(cfg: RunConfig) -> Iterator[Problem]:
     if launcher.nodes > num_tasks:
         rule = f"is more than the {num_tasks} {described}"
         yield Problem("launcher.nodes", rule, launcher.nodes, f"use {num_tasks} or null.")
+
+
+def slurm_time(cfg: RunConfig) -> Iterator[Problem]:
+    """A run that is signalled as soon as it starts, life after life, delivers nothing."""
+    launcher = cfg.launcher
+    if not isinstance(launcher, SlurmLauncherConfig) or launcher.requeue is False or launcher.time is None:
+        return
+    limit_s = _seconds(str(launcher.time))
+    if limit_s is not None and limit_s <= launcher.signal_s + _EARLY_S:
+        early = f"SLURM may signal {_EARLY_S} s earlier, {launcher.signal_s + _EARLY_S} s before the end"
+        rule = f"is too much for launcher.time={limit_s} s: {early}"
+        advice = "use a smaller value, a longer launcher.time, or launcher.requeue=false."
+        yield Problem("launcher.signal_s", rule, launcher.signal_s, advice)
+
+
+def _seconds(time: str) -> int | None:
+    """A time in SLURM's syntax: minutes, minutes:seconds, hours:minutes:seconds, days-hours[:minutes[:seconds]]; None
+    for other words, such as UNLIMITED."""
+    days, has_days, rest = time.rpartition("-")
+    parts = rest.split(":")
+    if not all(part.isdecimal() for part in (*parts, days or "0")) or len(parts) > 3:
+        return None
+    units = (3600, 60, 1) if has_days or len(parts) == 3 else (60, 1)
+    return 86400 * int(days or 0) + sum(unit * int(part) for unit, part in zip(units, parts, strict=False))
 
 
 def ray_gpus(cfg: RunConfig) -> Iterator[Problem]:

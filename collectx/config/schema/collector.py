@@ -18,7 +18,7 @@ class CollectorConfig(Section):
     zero_copy: bool
     on_worker_failure: str = one_of("raise", "restart", "drop")
     max_restarts: int = at_least(0)
-    min_workers: int = at_least(1)
+    min_workers: int | None = at_least(1)
     start_timeout_s: float = above(0)
     worker_timeout_s: float = above(0)
     close_timeout_s: float = at_least(0)

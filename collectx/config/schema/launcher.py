@@ -48,19 +48,21 @@ class SlurmResources(Section):
 
 
 @dataclass(kw_only=True)
-class SubmititLauncherConfig(SlurmResources, LauncherConfig):
+class JobLauncherConfig(SlurmResources, LauncherConfig):
     python: str | None
     srun: dict[str, Any] = field(default_factory=dict)
+    requeue: bool | None
+    max_requeues: int = at_least(0)
+
+
+@dataclass(kw_only=True)
+class SubmititLauncherConfig(JobLauncherConfig):
     queue_timeout_s: float = above(0)
 
 
 @dataclass(kw_only=True)
-class SlurmLauncherConfig(SlurmResources, LauncherConfig):
-    python: str | None
+class SlurmLauncherConfig(JobLauncherConfig):
     nodes: int | None = at_least(1)
-    srun: dict[str, Any] = field(default_factory=dict)
-    requeue: bool
-    max_requeues: int = at_least(0)
     signal_s: int = at_least(1)
     max_parallel: int | None = at_least(1)
     wait: bool

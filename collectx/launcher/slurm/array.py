@@ -1,10 +1,12 @@
 """`launcher=submitit`: the trainer runs where it was started, and every worker is a SLURM job that it submits.
 
     <run>/jobs/worker.sh       the script of all workers: one task of a job array, whose number is the worker's index
+    <run>/jobs/ended.17_3      SLURM has ended job 17_3
     <run>/logs/worker-3.log    output of SLURM and of worker 3's job
 
-SLURM does not requeue a lost worker; the trainer submits a replacement if it is needed. That covers crashes, lost
-nodes, time limits and preemption.
+SLURM does not requeue a worker's job: a second life of the same job would look for a trainer that has replaced the
+worker. The trainer submits a new job: with `launcher.requeue` after preemption and at the time limit, and with
+`collector.on_worker_failure=restart` after any loss.
 """
 
 from __future__ import annotations
@@ -59,8 +61,18 @@ class JobArray:
             file.writelines(f"{each}\n" for each in jobs.values())
         return jobs
 
+    def is_ended_by_slurm(self, job: str, state: commands.JobState) -> bool:
+        """Whether SLURM has ended a job that had not failed: it was preempted, or at its time limit."""
+        return state.word in ("PREEMPTED", "TIMEOUT") or note_of_end(self._script.parent, job).exists()
+
     states = staticmethod(commands.states)
     cancel = staticmethod(commands.cancel)
+
+
+def note_of_end(jobs: Path, job: str) -> Path:
+    """The file that a worker's process leaves in the folder `jobs` where SLURM ends its job (SIGTERM). A process that
+    ends before the job is killed is a failed job for SLURM."""
+    return jobs / f"ended.{job}"
 
 
 # submitit's parameters about how it starts and watches jobs.
@@ -113,6 +125,8 @@ def slurm_resources(slurm_kwargs: dict[str, Any], num_threads: int) -> SubmititL
         num_threads=num_threads,
         pin_cores=False,
         python=None,
+        requeue=None,
+        max_requeues=20,
         queue_timeout_s=3600.0,
         **values,
     )

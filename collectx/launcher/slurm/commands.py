@@ -32,6 +32,7 @@ _REASONS = {
     "PartitionNodeLimit": "PartitionNodeLimit: it asks for more nodes than the partition allows",
     "BadConstraints": "BadConstraints: no node has the features and resources that it asks for",
     "Dependency": "Dependency: launcher.max_parallel or launcher.sbatch.dependency lets others go first",
+    "BeginTime": "BeginTime: its start is set to a later time; SLURM does so for two minutes when it requeues a job",
     "None": "",
 }
 
@@ -203,6 +204,31 @@ def hostnames(nodes: str) -> list[str]:
         LauncherError: scontrol cannot be called.
     """
     return _run(["scontrol", "show", "hostnames", nodes]).split()
+
+
+def down(nodes: str) -> list[str]:
+    """Those of a list of nodes as SLURM writes it that are down or do not answer.
+
+    Raises:
+        LauncherError: SLURM does not answer.
+    """
+    command = ["sinfo", "--noheader", "--Node", f"--nodes={nodes}", "--states=down,no_respond", "--format=%N"]
+    return list(dict.fromkeys(_run(command).split()))
+
+
+def preempts(partitions: str | None) -> bool:
+    """Whether SLURM may preempt jobs in one of these partitions, such as `a,b`; None: in the default one.
+
+    Raises:
+        LauncherError: SLURM does not answer.
+    """
+    for line in _run(["scontrol", "--oneliner", "show", "partition"]).splitlines():
+        fields = dict(word.split("=", 1) for word in line.split() if "=" in word)
+        is_default = fields.get("Default") == "YES"
+        is_meant = is_default if partitions is None else fields.get("PartitionName") in partitions.split(",")
+        if is_meant and fields.get("PreemptMode") in ("REQUEUE", "CANCEL"):
+            return True
+    return False
 
 
 def cancel(jobs: Sequence[str]) -> None:

@@ -86,15 +86,27 @@ class JobTasksLauncher(Launcher):
         self._handles[worker] = handle
         return handle
 
+    def lost_node(self, worker: int) -> str:
+        """The node of a worker's task, if it does not answer; otherwise empty. Blocks for some seconds.
+
+        Raises:
+            LauncherError: scontrol does not answer.
+        """
+        node = self._home(worker)
+        return "" if is_up(node) else node
+
+    def _home(self, worker: int) -> str:
+        """The node of a worker's task."""
+        nodes = self._nodes()
+        return nodes[min(worker + self._first, len(nodes) - 1)]
+
     def _nodes(self) -> list[str]:
         """The node of every task of that part."""
         return layout(self._environment, self._part)
 
     def _step(self, worker: int, restarts: int) -> list[str]:
         """The command of a replacement's step. Blocks for some seconds if nodes are gone."""
-        task = worker + self._first
-        nodes = self._nodes()
-        home = nodes[min(task, len(nodes) - 1)]
+        task, nodes, home = worker + self._first, self._nodes(), self._home(worker)
         # First the node of the lost worker, whose cores are free; then the others in turn, as a hung node may still
         # answer.
         turn = list(dict.fromkeys([home, *nodes[task:], *nodes]))
@@ -105,8 +117,7 @@ class JobTasksLauncher(Launcher):
 
     def _kill(self, worker: int) -> list[str]:
         """The command of a step that kills the worker's task. SLURM cannot signal a single task of a step."""
-        nodes = self._nodes()
-        home = nodes[min(worker + self._first, len(nodes) - 1)]
+        home = self._home(worker)
         if not is_up(home):
             raise LauncherError(f"worker {worker} may still be running on {home}, which does not answer")
         return self._srun(home, kill_command(worker, self._run))

@@ -37,6 +37,7 @@ class JobHandle(RemoteHandle):
 
     Attributes:
         id: the job's id; None until it is submitted.
+        is_ended_by_scheduler: see `RemoteHandle`.
         released_until_s: when its grace period ends; None while it is needed.
     """
 
@@ -76,6 +77,7 @@ class JobWatcher(Launcher):
 
     Args:
         scheduler: used in the thread of the first `start`, afterwards in the watcher thread.
+        max_requeues: see `Launcher`.
         num_workers: how many jobs the first `start` submits.
         grace_s: how long a job that has run may take to end by itself when it is no longer needed.
         say: called with a line for the user, from any thread.
@@ -91,8 +93,10 @@ class JobWatcher(Launcher):
         say: Callable[[str], None],
         announce: Callable[[Endpoint], None] | None = None,
         join_timeout: Limit | None = None,
+        max_requeues: int = 0,
     ):
         super().__init__(log, announce, join_timeout)
+        self.max_requeues = max_requeues
         self._scheduler = scheduler
         self._num_workers = num_workers
         self._grace_s = grace_s
@@ -208,8 +212,12 @@ class JobWatcher(Launcher):
             return False
         self._errors.pop("ask", None)
         gone = JobState("GONE", True, True, "cancelled in the queue, or forgotten since it ended")
-        changes = [job.become(states.get(str(job.id), gone)) for job in jobs]
+        changes = [self._become(job, states.get(str(job.id), gone)) for job in jobs]
         return any(changes)
+
+    def _become(self, job: JobHandle, state: JobState) -> bool:
+        job.is_ended_by_scheduler = state.is_over and self._scheduler.is_ended_by_slurm(str(job.id), state)
+        return job.become(state)
 
     def _cancel(self, jobs: Sequence[JobHandle]) -> None:
         """Cancels jobs that have not started, and those whose grace period is over."""

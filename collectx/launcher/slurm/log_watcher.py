@@ -32,6 +32,12 @@ export COLLECTX_TASK="$SLURM_PROCID $1"
 if [ "$SLURM_PROCID" = 0 ]; then
   "$0" -u -m collectx.run.entry "$1"
   status=$?
+  # SIGTERM came before the trainer could handle it, as while it was importing.
+  if [ "$status" = 143 ] && [ -n "$COLLECTX_REQUEUE" ] && [ ! -e "$1/result.json" ] &&
+      [ "$(squeue --noheader --jobs="$COLLECTX_REQUEUE" --format=%T | sort -u)" = RUNNING ]; then
+    echo "collectx: the job is requeued: it was signalled before the run began"
+    scontrol requeue "$COLLECTX_REQUEUE"
+  fi
   echo "$status" > "$1/jobs/exit_status.$SLURM_JOB_ID"
 else
   "$0" -u -m collectx.run.entry "$1" >> "$1/logs/worker-$((SLURM_PROCID - 1)).log" 2>&1

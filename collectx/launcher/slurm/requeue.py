@@ -1,23 +1,42 @@
-"""Requeues a job from inside. SLURM requeues only jobs that it has to kill, and records one that ends by itself after
-SIGTERM as failed: an interrupted run asks for the requeue itself.
+"""Requeues the job of a run from inside. SLURM requeues only jobs that it has to kill, and records one that ends by
+itself after SIGTERM as failed: an interrupted run asks for the requeue itself.
 
     SIGTERM: preemption, or `launcher.signal_s` before the time limit
         trainer: completes the batch, writes a checkpoint and `result.json`
         `requeue` -> the job is pending -> its next start resumes from the checkpoint
 
+    a worker's node is lost and the run fails: `requeue`, as above, from the checkpoint before
+
     the trainer's node is lost: SLURM takes it out of a job that may lose nodes, and goes on
         a worker whose connection is gone: `end_after_loss` -> the job is pending, or cancelled
 
-Used in the trainer's process, and in that of a worker.
+Used in the trainer's process, in that of a worker, and at submission.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
-from collectx.config.schema.launcher import SlurmLauncherConfig
+from collectx.config.schema.launcher import JobLauncherConfig, SlurmLauncherConfig, SubmititDelayedLauncherConfig
 from collectx.errors import LauncherError
 from collectx.launcher.slurm import commands
+
+
+def is_requeue_wanted(launcher: JobLauncherConfig, preempts: Callable[[str | None], bool] = commands.preempts) -> bool:
+    """`launcher.requeue`; where that is null, whether the user has set a time limit, or the partition preempts jobs.
+    Blocks while SLURM is asked. Where it does not answer or does not know the partition, returns False."""
+    if launcher.requeue is not None:
+        return launcher.requeue
+    if launcher.sbatch.get("time", launcher.time) is not None:
+        return True
+    parts = [launcher.sbatch.get("partition", launcher.partition)]
+    if isinstance(launcher, SubmititDelayedLauncherConfig):
+        resources = (launcher.trainer, launcher.worker)
+        parts = [part.sbatch.get("partition", part.partition) or parts[0] for part in resources]
+    try:
+        return any(preempts(part) for part in dict.fromkeys(parts))
+    except LauncherError:
+        return False
 
 
 def num_requeues(environment: Mapping[str, str]) -> int:
@@ -44,7 +63,7 @@ def requeue(cfg: SlurmLauncherConfig, environment: Mapping[str, str]) -> str:
         state = commands.states([job]).get(job)
         # A cancelled job, or one at its time limit, would be requeued as well.
         if state is None or state.word != "RUNNING":
-            return f"job {job} is not requeued: it is {state or 'not known to SLURM'}"
+            return f"SLURM ends job {job}" if state else f"SLURM knows no job {job}"
         commands.requeue(job)
     except LauncherError as error:
         return f"job {job} is not requeued: {error}"

@@ -91,10 +91,11 @@ def script(
         ")",
         "run=${runs[${SLURM_ARRAY_TASK_ID:-0}]}",
         'exec >>"$run/logs/job.log" 2>&1 || exit 1',
+        "job=${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}${SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TASK_ID}",
+        *_limit(launcher),
         'ended="$run/jobs/exit_status.$SLURM_JOB_ID"',
         'rm -f "$ended" "$run/result.json"  # of an earlier attempt of the job',
         'stat --format=%s "$run/logs/job.log" > "$run/jobs/log_begin"',
-        "job=${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}${SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TASK_ID}",
         'echo "$SLURMD_NODENAME" > "$run/jobs/node.$job"  # of this script and of the trainer',
         *commands.set_up(launcher.setup),
         "",
@@ -111,6 +112,20 @@ def script(
         "",
     ]
     return "\n".join(lines)
+
+
+def _limit(launcher: SlurmLauncherConfig) -> list[str]:
+    """Ends a job that SLURM itself has requeued once too often, as after a preemption without time for a checkpoint;
+    tells the trainer's shell which job it may requeue (`log_watcher`)."""
+    if not launcher.requeue:
+        return []
+    limit = launcher.max_requeues
+    message = f"collectx: job $job is not started again: it was requeued launcher.max_requeues={limit} times"
+    count = '"${SLURM_RESTART_COUNT:-0}"'
+    return [
+        f'if [ {count} -gt {limit} ]; then echo "{message}"; exit 1; fi',
+        f'if [ {count} -lt {limit} ]; then export COLLECTX_REQUEUE="$job"; fi',
+    ]
 
 
 def _part(launcher: SubmititDelayedLauncherConfig, resources: PartResources) -> SubmititDelayedLauncherConfig:

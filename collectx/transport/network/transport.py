@@ -189,7 +189,7 @@ class NetworkTransport:
                 value, failure = messages.unpack_tensors(message)
                 name = self._supervisor.describe(worker)
                 cause = failure and RemoteFailure.from_json(failure.encode()).rebuild(name)
-                self._supervisor.delivered(worker)
+                self._supervisor.replied(worker)
                 self._received.append(Reply(worker.index, value, cause))
                 return
             error = RemoteFailure.from_json(message[1:]).rebuild(self._supervisor.describe(worker))

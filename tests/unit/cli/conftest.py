@@ -55,12 +55,14 @@ class Queue:
     Attributes:
         states: of every job; a test may change them.
         scripts: in the order in which they were submitted.
+        preempted: the names of partitions that preempt.
         error: what every command fails with.
     """
 
     def __init__(self) -> None:
         self.states: dict[str, str] = {}
         self.scripts: list[str] = []
+        self.preempted: list[str] = []
         self.error = ""
         self.is_held = False
 
@@ -94,6 +96,11 @@ class Queue:
 
     def squeue(self, command: Sequence[str]) -> str:
         return "".join(f"{job}|{state}|Resources|n1\n" for job, state in self.states.items())
+
+    def scontrol(self, command: Sequence[str]) -> str:
+        modes = {"REQUEUE": self.preempted, "OFF": ["cpu"]}
+        lines = [f"PartitionName={name} Default=NO PreemptMode={mode}" for mode in modes for name in modes[mode]]
+        return "\n".join(lines)
 
     def scancel(self, command: Sequence[str]) -> str:
         living = [job for job, state in self.states.items() if state in ("PENDING", "RUNNING")]

@@ -117,6 +117,15 @@ def test_a_failed_reproduction_is_not_compared(stub, old, capsys):
     assert "identical" not in capsys.readouterr().out
 
 
+def test_a_run_that_began_with_some_workers_waits_for_all(stub, old, capsys):
+    """Which of them were ready for which batch is not recorded."""
+    old("collector.min_workers=1 collector.on_worker_failure=drop")
+    stub.digests = ["0", "other", "2"]
+    assert reproduce.main(["old"]) == 1
+    assert stub.calls[-1][0].collector.min_workers is None
+    assert "the parts of the workers that are ready" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("line", "event", "message"),
     [

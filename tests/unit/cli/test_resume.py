@@ -89,10 +89,39 @@ def test_a_run_is_reproduced_up_to_where_a_resume_changed_it(stub, old, capsys):
     assert reproduce.main([str(files.path), "hydra.run.dir=new"]) == 0
     cfg = stub.calls[0][0]
     assert (cfg.checkpoint.keep, cfg.trainer.gamma, cfg.run.max_batches) == (5, composed().trainer.gamma, 2)
-    assert "resumed with another configuration after 2 batches" in capsys.readouterr().err
+    assert f"resumed after 2 batches with trainer.gamma=0.5, which was {cfg.trainer.gamma}: " in capsys.readouterr().err
     # The newest configuration is resumed; one that applied after the checkpoint is replaced.
     assert resume.main([str(files.path)]) == 0
     assert stub.calls[-1][0].trainer.gamma == 0.5
     resumed.write_snapshot(stub.calls[-1][0], files, [], 1)
     assert [batches for batches, _ in files.configs] == [0]
     assert json.loads(files.meta.read_text())["seeds"] == {"seed": 0}
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("collector.total_frames=9999 trainer.anneal=false run.max_batches=3 checkpoint.keep=5", (9999, 3)),
+        ("collector.total_frames=9999", (192000, 1)),
+    ],
+)
+def test_a_run_is_reproduced_beyond_changes_that_have_no_effect(stub, old, capsys, line, expected):
+    """More frames change how a trainer anneals its learning rate."""
+    words = [word for word in line.split() if "anneal" in word]
+    stub.execute(composed(" ".join(["trainer.digest=true", *words])), old().path, [])
+    files, stub.calls[:] = RunFolder(stub.calls[0][1]), []
+    resumed.write_snapshot(composed(f"trainer.digest=true {line}"), files, [], 1)
+    stub.status = lambda cfg: "completed"
+    reproduce.main([str(files.path), "hydra.run.dir=new"])
+    cfg = stub.calls[0][0]
+    assert (cfg.collector.total_frames, cfg.run.max_batches) == expected
+    is_cut = "after 1 batches with collector.total_frames=9999, which was " in capsys.readouterr().err
+    assert is_cut == (expected[1] == 1)
+
+
+def test_a_run_is_reproduced_up_to_where_envs_began_new_episodes(old):
+    files = old()
+    with open(files.events, "w") as file:
+        for batches, reasons in ((1, {}), (2, {"0": "it is EnvPool"}), (3, {"0": "it is EnvPool"})):
+            file.write(json.dumps({"event": "resumed", "batches": batches, "new_episodes": reasons}) + "\n")
+    assert resumed.repeatable_config(files)[1].batches == 2

@@ -33,7 +33,7 @@ def test_a_run_is_one_job_with_what_the_launcher_asks_for(queue, capsys):
     assert run.main(["launcher=slurm", *others, *(f"launcher.{word}" for word in [*asked.split(), *more])]) == 0
     (script,) = queue.scripts
     options = "partition=p account=a qos=q time=30 mem=4G cpus-per-task=2 gres=gpu:1 constraint=ib nodes=2 exclusive"
-    assert missing(script, *options.split(), "job-name=mine", "no-requeue", "ntasks=4") == []
+    assert missing(script, *options.split(), "job-name=mine", "requeue", "ntasks=4") == []
     assert "--array" not in script
     for text in ("\nexport LEVER=up\n", "--container=/image", "SRUN_CPUS_PER_TASK"):
         assert text in script
@@ -47,6 +47,24 @@ def test_a_run_is_one_job_with_what_the_launcher_asks_for(queue, capsys):
     assert run.main(["launcher=slurm", "hydra.run.dir=run", "launcher.wait=false"]) == 2
     assert "run.overwrite=true" in capsys.readouterr().err
     assert (RunFolder("run").read_result()["status"], len(queue.scripts)) == ("completed", 1)
+
+
+@pytest.mark.parametrize(
+    ("words", "requeues"),
+    [
+        ("partition=cpu", False),
+        ("partition='cpu,spot'", True),
+        ("partition=cpu time=30", True),
+        ("partition=spot requeue=false", False),
+        ("sbatch={partition:spot}", True),
+    ],
+)
+def test_jobs_that_slurm_may_end_before_the_run_are_requeued(queue, words, requeues):
+    queue.preempted = ["spot"]
+    start(" ".join(f"launcher.{word}" for word in words.split()))
+    (script,) = queue.scripts
+    assert missing(script, "requeue" if requeues else "no-requeue") == []
+    assert JobSpec.read(RunFolder("point0")).cfg.launcher.requeue is requeues
 
 
 def test_a_job_continues_a_run_that_has_a_checkpoint(queue):

@@ -12,6 +12,7 @@ import pytest
 
 from collectx.cli import run_status, status
 from collectx.errors import LauncherError
+from collectx.launcher.slurm import commands
 from collectx.launcher.slurm.commands import JobState
 from collectx.run import RunFolder
 from collectx.run.files import write_json
@@ -40,6 +41,13 @@ def said(capsys, files: RunFolder) -> tuple[str, str]:
     [
         ({"7": JobState("PENDING", False, False, "Resources")}, "queued", "Resources"),
         ({"7": JobState("RUNNING", False, True, "", "n1")}, "running", "n1"),
+        ({"7": JobState("CONFIGURING", False, False)}, "queued", "CONFIGURING"),
+        (
+            {"7": JobState("COMPLETING", False, True, "", "n1")},
+            "running",
+            "on n1: COMPLETING (SLURM ends its processes)",
+        ),
+        ({"7": JobState("NODE_FAIL", True, True, "", "n[1-2]")}, "failed", "; SLURM says that n2 is down"),
         ({"7": JobState("CANCELLED", True, True)}, "interrupted", "CANCELLED"),
         ({"7": JobState("FAILED", True, True)}, "failed", "FAILED"),
         ({}, "interrupted", "job 7 was cancelled in the queue"),
@@ -47,7 +55,8 @@ def said(capsys, files: RunFolder) -> tuple[str, str]:
         (LauncherError("Unable to contact slurm controller"), "unknown", "Unable to contact"),
     ],
 )
-def test_a_job_without_a_result_is_what_slurm_says(folder, said, word, part):
+def test_a_job_without_a_result_is_what_slurm_says(folder, said, word, part, monkeypatch):
+    monkeypatch.setattr(commands, "down", lambda nodes: ["n2"])
     found = run_status.status_of_job(folder, "7", said)
     assert found.status == word
     assert part in found.detail
@@ -67,6 +76,8 @@ def test_a_run_that_slurm_has_interrupted_says_why(folder, state, advice):
     assert ended.detail.startswith(f"interrupted by SIGTERM: job 7 ended as {state}: ")
     assert advice in ended.detail
     assert cancelled.detail == "interrupted by SIGTERM"
+    ending = run_status.status_of_job(folder, "7", {"7": JobState("COMPLETING", False, True)})
+    assert ending.detail == "interrupted by SIGTERM: job 7 is COMPLETING (SLURM ends its processes)"
 
 
 def test_where_slurm_cannot_be_asked_the_folder_is_read_and_it_says_so(queue, folder, capsys, monkeypatch):
@@ -84,9 +95,13 @@ def test_a_run_here_lives_as_long_as_a_process_holds_its_lock(tmp_path, capsys, 
     files.begin()
     files.meta.write_text(json.dumps({"host": socket.gethostname()}))
     files.lock.touch()
+    numbers = dict.fromkeys(("batch", "frames", "waited_s", "version", "lag", "episodes"), 0)
+    line = numbers | {"time": 0.0, "frames_per_s": None, "mean_return": None, "workers": [], "taking_part": [2, 3]}
+    files.metrics.write_text(json.dumps(line) + "\n")
     with monkeypatch.context() as patch:
         patch.setattr(fcntl, "lockf", Mock(side_effect=BlockingIOError(errno.EAGAIN, "held by another process")))
-        assert said(capsys, files)[0] == "running"
+        word, text = said(capsys, files)
+        assert (word, "2 of 3 workers take part" in text) == ("running", True)
     word, text = said(capsys, files)
     assert (word, "it was killed" in text, "all nodes" in text) == ("failed", True, False)
     files.meta.write_text(json.dumps({"host": "elsewhere"}))

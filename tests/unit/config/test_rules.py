@@ -52,6 +52,14 @@ BROKEN = {
     f"{NEXT_STEP} collector.max_frames_per_traj=9": "collector.max_frames_per_traj=9: .*disabled or same_step",
     f"{NEXT_STEP} collector.reset_at_each_iter=true": "collector.reset_at_each_iter=true: .*disabled or same_step",
     "env=gym_vector env.id=X env.vectorization_mode=vector_entry_point env.wrappers=[a.B]": "env.wrappers: ",
+    # jobs
+    "launcher=slurm launcher.time=2": (
+        "launcher.signal_s=60 is too much for launcher.time=120 s: .* 120 s before the end: .*requeue=false"
+    ),
+    "launcher=slurm launcher.time='1-0:0:30' launcher.signal_s=90000": (
+        "launcher.signal_s=90000 is too much for launcher.time=86430 s"
+    ),
+    "launcher=submitit launcher.sbatch={requeue:true}": "launcher.sbatch.requeue: .*use launcher.requeue",
     # what trainers learn from
     "collector.preemptive_threshold=0.5": "collector.preemptive_threshold=0.5: .*collector.traj_format=cat",
     "collector.trajs_per_batch=4": "collector.trajs_per_batch=4: .*collector.traj_format=cat",
@@ -165,6 +173,8 @@ def test_what_this_machine_lacks_is_a_problem_where_it_is_used(line, problem):
         ("experiment=cartpole_impala", []),
         ("collector.total_frames=1000", ["(1000 / 512 = 1.95): 2 whole batches, 1024 frames"]),
         ("collector.total_frames=100", ["(100 / 512 = 0.20): 1 whole batch (512 frames) is collected."]),
+        ("collector.min_workers=1 collector.on_worker_failure=restart", ["the run needs all workers"]),
+        ("collector.min_workers=1 collector.on_worker_failure=drop", []),
         ("collector.init_random_frames=192000", ["log-probability", "the policy never acts"]),
         # Keys that need no reset of single envs are allowed where there is none.
         (f"{NEXT_STEP} trainer=meter collector.init_random_frames=9 collector.set_truncated=true", []),

@@ -5,10 +5,11 @@ from contextlib import closing
 
 import pytest
 
-from collectx.errors import LauncherError
+from collectx.errors import JobEnded, LauncherError, WorkerDied
 from collectx.launcher.slurm import job_watcher
 from collectx.launcher.slurm.commands import JobState
 from collectx.launcher.slurm.job_watcher import JobWatcher
+from collectx.transport.processes import death_error
 
 PENDING = JobState("PENDING", False, False, "Resources")
 RUNNING = JobState("RUNNING", False, True, "", "n1")
@@ -36,6 +37,9 @@ class Scripted:
         if self.trouble:
             raise self.trouble
         return {job: state for job in ids if (state := self.now[job])}
+
+    def is_ended_by_slurm(self, job, state):
+        return state.word == "PREEMPTED"
 
     def cancel(self, ids):
         self.cancelled += ids
@@ -167,6 +171,14 @@ def test_a_scheduler_that_does_not_answer_or_not_as_it_should_is_no_dead_worker(
     workers.scheduler.trouble = None
     workers.become(0, RUNNING)
     wait_until(lambda: handle.state == RUNNING)
+
+
+@pytest.mark.parametrize(("word", "kind"), [("PREEMPTED", JobEnded), ("FAILED", WorkerDied)])
+def test_a_worker_that_slurm_ends_before_it_joins_has_not_failed(workers, wait_until, word, kind):
+    handle, *_ = workers.start_all()
+    workers.become(0, JobState(word, True, True))
+    wait_until(lambda: is_readable(handle.sentinel))
+    assert type(death_error("worker 0", False, handle, 0.0, None)) is kind
 
 
 def test_which_workers_wait_in_the_queue_is_said_with_the_reason(workers, wait_until):

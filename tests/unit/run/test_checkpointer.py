@@ -13,7 +13,7 @@ from collectx.run import Status, checkpointer, execute
 from collectx.run.checkpoint import Checkpoints
 from collectx.run.checkpointer import Checkpointer, ResumePoint
 from collectx.run.result import Record
-from collectx.run.signals import Signals
+from collectx.run.signals import Signals, Stopped
 from collectx.run.statistics import Statistics
 
 
@@ -25,8 +25,9 @@ class Run:
         monkeypatch.setattr(checkpointer, "time", SimpleNamespace(monotonic=lambda: self.now_s))
         monkeypatch.setattr(saved_state, "save", self._save)
         folder.metrics.touch()
+        self.checkpoints = Checkpoints(folder.checkpoints)
         self.collector = SimpleNamespace(is_draining=False, is_idle=True, policy_version=1)
-        self.record = Record(cfg, signals)
+        self.record, self.signals = Record(cfg, signals), signals
         given = CheckpointOptions(**{"every_min": None, **options})
         self.checkpointer = Checkpointer(
             given,
@@ -87,6 +88,24 @@ def test_a_failing_write_is_an_event(start, monkeypatch):
         patch.setattr(Checkpoints, "write", lambda *arguments: (_ for _ in ()).throw(OSError(28, "No space left")))
         assert run.batch() == ["checkpoint_failed"]
     assert run.batch() == ["checkpoint"]
+
+
+@pytest.mark.parametrize("presses", [1, 2])
+def test_a_signal_while_a_checkpoint_is_written_ends_the_run_after_it(start, monkeypatch, presses):
+    run, save = start(every_batches=1), saved_state.save
+
+    def interrupted(collector):
+        for _ in range(presses):
+            os.kill(os.getpid(), signal.SIGTERM)
+        return save(collector)
+
+    monkeypatch.setattr(saved_state, "save", interrupted)
+    run.signals.defer(100.0, lambda: None)
+    with pytest.raises(Stopped, match="SIGTERM"):
+        run.batch()
+    assert run.events == ["checkpoint"]
+    assert [path.name for path in run.checkpoints.all()] == ["000000001"]
+    assert run.checkpoints.newest()[1] == []
 
 
 def test_statistics_continue(delivery):

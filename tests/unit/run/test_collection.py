@@ -3,6 +3,7 @@
 import math
 from contextlib import closing
 from itertools import count
+from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
@@ -17,7 +18,8 @@ from collectx.run.statistics import MetricsTail, Statistics
 
 
 class FakeCollector:
-    """Delivers these deliveries, each with a batch whose observation is its index."""
+    """Delivers these deliveries, each with a batch whose observation is its index. All workers take part, but in the
+    last one."""
 
     def __init__(self, *deliveries):
         self.deliveries, self.total_frames, self._versions = deliveries, 60, count(1)
@@ -25,6 +27,7 @@ class FakeCollector:
     def __iter__(self):
         for each in self.deliveries:
             self.delivery = each
+            self.members = SimpleNamespace(taking_part=(2, 4) if each is self.deliveries[-1] else None)
             yield TensorDict({"observation": torch.full([each.frames], each.index)}, [each.frames])
 
     def publish(self, policy):
@@ -45,28 +48,30 @@ def test_batches_lines_and_sums(folder, delivery):
         seen.append((int(batch["observation"][0]), collection.frames, collection.num_episodes))
         digests.append(again.add(batch))
         collection.log(loss=torch.tensor(0.5) + len(seen))
-        collection.log(entropy=1)
+        collection.log(entropy=1, frames=123456789, rate=0.123456789)
         assert len(list(folder.read_metrics())) == len(seen) - 1
         assert collection.publish(nn.Linear(1, 1)) == len(seen)
     collection.close()
     assert seen == [(0, 20, 2), (1, 60, 2)]
     assert collection.mean_return == 4.0
-    assert statistics.scalars == {"loss": 2.5, "entropy": 1.0}
+    assert statistics.scalars == {"loss": 2.5, "entropy": 1.0, "frames": 123456789, "rate": 0.123456789}
     # After the first batch.
     assert (statistics.frames_per_s, statistics.first_s, statistics.last_s) == (40.0, 100, 101)
     first, second = folder.read_metrics()
-    assert first["return"] == first["mean_return"] == second["mean_return"] == 4.0
-    assert second["return"] is None
-    assert first["scalars"] == {"loss": 1.5, "entropy": 1.0}
+    assert (first.get("taking_part"), second["taking_part"]) == (None, [2, 4])
+    assert first["return"] == first["mean_return"] == 4.0
+    assert not {"episodes", "return", "length", "mean_return"} & second.keys()
+    assert first["scalars"] == {"loss": 1.5, "entropy": 1.0, "frames": 123456789, "rate": 0.1234568}
     assert (first["frames_per_s"], second["frames_per_s"]) == (None, 40.0)
-    assert (second["batch"], second["frames"], second["batch_frames"], second["lag"]) == (1, 60, 40, 0.125)
+    assert (second["batch"], second["frames"], second["lag"]) == (1, 60, 0.125)
     told = {"worker": 1, "policy_version": 0, "lag": 1, "frames": 5, "episodes": 0, "return": None}
     assert second["workers"][1] == told | {"env_s": 1.0, "policy_s": 2.0, "wait_s": 3.0, "send_s": 4.0}
     assert ([first["digest"], second["digest"]], digest.total) == (digests, again.total)
     # Who reads the folder has the same numbers.
     replay = MetricsTail(folder.metrics, 60)
     assert replay.update()
-    same = "frames batches num_episodes waited_s rate mean_return version lag scalars workers"
+    assert replay.scalars == first["scalars"] | {"loss": 2.5}
+    same = "frames batches num_episodes waited_s rate mean_return version lag workers"
     for name in same.split():
         assert getattr(replay, name) == getattr(statistics, name), name
 

@@ -77,6 +77,12 @@ def test_the_line_and_the_panel_have_all_of_it(statistics, delivery):
         assert piece in shown
 
 
+def test_how_many_workers_take_part_is_shown_where_not_all_do(statistics):
+    assert not any("workers" in text for text in drawn(statistics, 1.0))
+    statistics.taking_part = 3, 4
+    assert all("3 of 4 workers" in text for text in drawn(statistics, 1.0))
+
+
 @pytest.mark.parametrize(
     ("total_frames", "num_batches", "piece", "other"),
     [(1000, 0, "waiting for the first batch", "frames"), (-1, 2, "20 frames", "left")],

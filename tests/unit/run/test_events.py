@@ -1,6 +1,8 @@
 """The event log, and which events the user is told of."""
 
-from collectx.run.events import EventLog
+import pytest
+
+from collectx.run.events import EventLog, format_event
 
 
 def test_events_are_lines_in_order_and_some_are_told(folder):
@@ -18,3 +20,16 @@ def test_events_are_lines_in_order_and_some_are_told(folder):
     assert told == ["workers are submitted: job 12"]
     log = folder.log("trainer").read_text().splitlines()
     assert [line.split(" ", 2)[2] for line in log] == ["worker 1 failed: WorkerDied: killed", *told]
+
+
+@pytest.mark.parametrize(
+    ("batches", "reason", "text"),
+    [
+        (0, None, None),  # the run has not begun
+        (7, None, "worker 2 joins after 7 batches: 3 of 4 workers"),
+        (7, "lost", "worker 2 joins after 7 batches: 3 of 4 workers; it begins new episodes: lost"),
+    ],
+)
+def test_a_worker_that_joins_later_is_told(batches, reason, text):
+    fields = {"worker": 2, "num_workers": 3, "of": 4, "batches": batches, "new_episodes": reason}
+    assert format_event("worker_ready", fields) == text

@@ -2,12 +2,15 @@
 
 import json
 import os
+import shutil
 import stat
+from pathlib import Path
 
 import pytest
 
 from collectx.errors import DamagedFile, RendezvousError
 from collectx.run import entry, rendezvous
+from collectx.run.checkpoint import Checkpoints
 from collectx.run.files import JsonLines, read_lines, write_atomically, write_json
 from collectx.run.folder import RunFolder
 from collectx.transport.network.handshake import Endpoint
@@ -34,6 +37,29 @@ def test_begin_makes_the_folders_and_removes_the_old_run(tmp_path, monkeypatch):
     assert not list(folder.logs.iterdir()) + list(folder.checkpoints.iterdir())
     assert folder.read_result() is None
     assert list(folder.read_metrics()) == list(folder.read_events()) == []
+
+
+@pytest.mark.parametrize("keep_run", [False, True])
+def test_begin_removes_what_a_killed_process_has_not_completed(tmp_path, monkeypatch, keep_run):
+    folder = RunFolder(tmp_path)
+    folder.begin()
+    before = set(folder.path.rglob("*"))
+
+    def fail(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as killed:
+        for module, name in ((os, "replace"), (os, "rename")):
+            killed.setattr(module, name, fail)
+        for module, name in ((Path, "unlink"), (shutil, "rmtree")):
+            killed.setattr(module, name, lambda *_, **__: None)
+        with pytest.raises(KeyboardInterrupt):
+            write_json(folder.result, {})
+        with pytest.raises(KeyboardInterrupt):
+            Checkpoints(folder.checkpoints).write(1, {}, {}, {})
+    assert len(set(folder.path.rglob("*")) - before) == 4
+    folder.begin(keep_run=keep_run)
+    assert set(folder.path.rglob("*")) == before
 
 
 def test_json_is_written_whole_or_not_at_all_and_as_readable_as_any_other_file(tmp_path):

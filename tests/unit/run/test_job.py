@@ -20,6 +20,7 @@ from collectx import trainer as trainers
 from collectx.config.schema.run import RunOptions
 from collectx.errors import ConfigError, SpaceError
 from collectx.run import RunFolder, Status, cores, execute, execution
+from collectx.run.checkpoint import Checkpoints
 
 
 def read(folder):
@@ -38,7 +39,7 @@ def test_a_completed_run(cfg, tmp_path, train_with, capsys):
     assert saved["frames_per_s"] > 0
     assert len(saved["digest"]) == 37
     assert [line["frames"] for line in lines] == [line["scalars"]["frames"] for line in lines] == [20, 40, 60, 80, 100]
-    assert saved["num_episodes"] == sum(line["episodes"] for line in lines) > 0
+    assert saved["num_episodes"] == sum(line.get("episodes", 0) for line in lines) > 0
     assert torch.load(files.final_checkpoint)["batches"] == 5
     assert OmegaConf.to_container(OmegaConf.load(files.config)) == asdict(cfg)
     meta = json.loads(files.meta.read_text())
@@ -178,6 +179,27 @@ def test_a_signal_interrupts(cfg, tmp_path, train_with, number):
     assert saved["exit_reason"] == f"interrupted by {number.name}"
     assert (saved["frames"], saved["batches"], len(lines), saved["failures"]) == (60, 3, 3, [])
     assert files.final_checkpoint.exists()
+
+
+@pytest.mark.parametrize("within", [True, False], ids=["within a batch", "between batches"])
+def test_a_trainer_that_a_second_signal_interrupts_within_a_batch_is_not_saved(cfg, tmp_path, train_with, within):
+    def interrupt():
+        for _ in range(2):
+            os.kill(os.getpid(), signal.SIGINT)
+
+    def train(collection):
+        next(collection)
+        if within:
+            interrupt()
+        collection._collector.transport.receive = interrupt
+        next(collection)
+
+    train_with(train)
+    result = execute(cfg, tmp_path, [])
+    files, saved, lines = read(tmp_path)
+    assert (result.status, saved["batches"], len(lines)) == (Status.INTERRUPTED, 1, 1)
+    assert files.final_checkpoint.exists() == bool(Checkpoints(files.checkpoints).all()) == (not within)
+    assert ("not_saved" in [event["event"] for event in files.read_events()]) == within
 
 
 # Launcher, quota of the control group, environment, and the threads that the trainer of one worker has on four cores.

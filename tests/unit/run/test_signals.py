@@ -4,9 +4,9 @@ from contextlib import nullcontext
 
 import pytest
 
-from collectx.errors import LauncherError
+from collectx.errors import JobEnded
 from collectx.run import entry
-from collectx.run.signals import Signals, Stopped
+from collectx.run.signals import Signals, Stopped, ignore_requests
 
 ALL = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -56,6 +56,23 @@ def test_deferred_the_first_only_counts_and_the_second_raises():
             signals.check()
 
 
+def test_requests_never_end_the_process_and_count_during_a_run():
+    requests = (signal.SIGUSR1, signal.SIGUSR2)
+    before = [signal.getsignal(number) for number in requests]
+    try:
+        for number in requests:
+            ignore_requests()
+            assert not raises(number)
+            with Signals() as signals:
+                with signals.ignored_by_children():
+                    assert {signal.getsignal(each) for each in (*ALL, *requests)} == {signal.SIG_IGN}
+                assert (raises(number), signals.is_checkpoint_requested) == (False, True)
+            assert not raises(number)
+    finally:
+        for number, handler in zip(requests, before, strict=True):
+            signal.signal(number, handler)
+
+
 def test_when_the_grace_is_over_it_raises_also_in_a_system_call():
     read, write = os.pipe()
     with Signals() as signals:
@@ -79,7 +96,20 @@ def test_a_worker_whose_job_is_ended_says_so(monkeypatch, tmp_path):
     before = signal.getsignal(signal.SIGTERM)
     monkeypatch.setattr(entry.time, "sleep", lambda seconds: signal.raise_signal(signal.SIGTERM))
     try:
-        with pytest.raises(LauncherError, match="preempted"):
+        with pytest.raises(JobEnded, match="preempted"):
             entry.main(["--wait", "100", str(tmp_path), "--worker", "0"])
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def test_a_signal_after_the_result_of_a_job_is_without_effect(monkeypatch, folder):
+    killed = []
+    monkeypatch.setattr(os, "kill", lambda *arguments: killed.append(arguments))
+    before = signal.getsignal(signal.SIGUSR1)
+    folder.result.touch()
+    entry._end_without_result(folder, signal.SIGUSR1)
+    assert (killed, signal.getsignal(signal.SIGUSR1)) == ([], before)
+    folder.result.unlink()
+    entry._end_without_result(folder, signal.SIGUSR1)
+    assert killed == [(os.getpid(), signal.SIGUSR1)]
+    signal.signal(signal.SIGUSR1, before)

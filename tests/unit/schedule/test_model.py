@@ -1,7 +1,8 @@
-"""Every order of events up to a depth, for each schedule: no slot is granted twice, none is lost, none waits for ever.
+"""Every order of events up to a depth, for each schedule: no slot is granted twice, none is lost, none waits for ever,
+and no worker joins in the middle of a sync batch.
 
 The model is the collector's use of a schedule. One event at a time: the trainer takes a step of `next`, a worker fills
-its oldest granted slot, a worker is gone and is replaced or dropped, a worker is added, weights are published. States
+its oldest granted slot, a worker is gone and is replaced or dropped, a worker joins, weights are published. States
 that were seen are not entered again.
 """
 
@@ -37,6 +38,10 @@ class Model:
     version: int = 0
     faults: int = 0
     next_worker: int = 2
+    # Workers that may still join.
+    late: int = 0
+    # Of a stacked schedule, the workers that took part when the batch was begun and are not dropped; None between two.
+    begun: set[int] | None = None
 
     @property
     def key(self) -> str:
@@ -71,15 +76,22 @@ class Model:
             return False
         parts = self.schedule.take()
         if parts is None:
-            before = sum(map(len, self.granted.values()))
-            self.grant(self.schedule.begin())
-            return sum(map(len, self.granted.values())) > before
+            grants = list(self.schedule.begin())
+            if self.schedule.stacked and grants:
+                assert self.begun is None or not self.begun, "a batch is begun in the middle of another one"
+                assert {worker for worker, _ in grants} == set(self.granted), "a batch is begun without a worker"
+                self.begun = set(self.granted)
+            self.grant(grants)
+            return bool(grants)
         assert parts
         assert len({part.worker for part in parts}) == len(parts)
         assert {(part.worker, part.slot) for part in parts} <= self.full
         if self.schedule.stacked:
             # A worker that was dropped after its part had arrived stays in the batch.
-            assert {part.worker for part in parts} >= set(self.granted)
+            workers = {part.worker for part in parts}
+            assert workers >= self.begun, "a worker is missing"
+            assert not (workers - self.begun) & set(self.granted), "a worker has joined in the middle of the batch"
+            self.begun = None
         else:
             assert len(parts) == 1
         self.delivered, self.num_delivered = parts, self.num_delivered + 1
@@ -101,12 +113,14 @@ class Model:
         del self.granted[worker]
         self.faults += 1
         self.schedule.dropped(worker)
+        if self.begun is not None:
+            self.begun.discard(worker)
 
-    def add(self) -> None:
+    def join(self) -> None:
         worker, self.next_worker = self.next_worker, self.next_worker + 1
         self.granted[worker] = deque()
-        self.faults += 1
-        self.grant(self.schedule.added(worker))
+        self.late -= 1
+        self.schedule.joined(worker)
 
     def publish(self) -> None:
         self.version += 1
@@ -117,13 +131,12 @@ class Model:
         events += [("fill", worker) for worker, slots in self.granted.items() if slots]
         if self.version < 2 and not self.schedule.must_wait_to_publish:
             events.append(("publish",))
-        is_replay = isinstance(self.schedule, ReplaySchedule)
+        if self.late:
+            events.append(("join",))
         if self.faults < 2:
             events += [("replace", worker) for worker in self.granted]
-            if len(self.granted) > 1:
+            if len(self.granted) + self.late > 1:
                 events += [("drop", worker) for worker in self.granted]
-            if not is_replay:
-                events.append(("add",))
         return events
 
     def after(self, event: tuple) -> Model:
@@ -135,6 +148,8 @@ class Model:
     def check_end(self) -> None:
         """From here, workers that fill their slots let the trainer deliver more batches, without a further fault."""
         model = copy.deepcopy(self)
+        if not model.granted:
+            model.join()
         target = model.num_delivered + 4 if model.num_batches is None else model.num_batches
         while model.num_delivered < target:
             if model.next():
@@ -185,32 +200,41 @@ class Acted(NamedTuple):
     policy_version: int
 
 
-def _bounded(max_lag: int) -> Model:
-    return BoundedLagModel(BoundedLagSchedule(2, 2, None, False, max_lag), None, {0: deque(), 1: deque()})
+def _workers(count: int) -> dict[int, deque[int]]:
+    return {worker: deque() for worker in range(count)}
 
 
-def _sync() -> Model:
-    return Model(SyncSchedule(2), None, {0: deque(), 1: deque()})
+def _model(make, num_batches: int | None = None, late: int = 0, model=Model) -> Model:
+    """Two workers; or, of three, `late` ones join."""
+    ready = 3 - late if late else 2
+    return model(make(ready), num_batches, _workers(ready), next_worker=ready, late=late)
 
 
-def _async(num_slots: int, num_batches: int | None = None, exact: bool = False) -> Model:
-    return Model(AsyncSchedule(2, num_slots, num_batches, exact), num_batches, {0: deque(), 1: deque()})
+def _bounded(max_lag: int, late: int = 0) -> Model:
+    return _model(lambda ready: BoundedLagSchedule(ready, 2, None, False, max_lag), late=late, model=BoundedLagModel)
+
+
+def _async(num_slots: int, num_batches: int | None = None, exact: bool = False, late: int = 0) -> Model:
+    return _model(lambda ready: AsyncSchedule(ready, num_slots, num_batches, exact), num_batches, late)
 
 
 def _replay() -> Model:
     schedule = ReplaySchedule(2, 2, len(RECORD), RECORD, False)
     schedule.published(0)
-    return Model(schedule, len(RECORD), {0: deque(), 1: deque()})
+    return Model(schedule, len(RECORD), _workers(2))
 
 
 _MODELS = {
-    "sync": _sync,
+    "sync": lambda: _model(SyncSchedule, late=1),
+    "sync-all-late": lambda: _model(SyncSchedule, late=3),
     "async-1-slot": lambda: _async(1),
+    "async-all-late": lambda: _async(2, 5, late=3),
     "async": lambda: _async(2),
     "async-5-batches": lambda: _async(2, 5),
     "async-exact": lambda: _async(2, 3, exact=True),
-    "lag-0": lambda: _bounded(0),
+    "lag-0": lambda: _bounded(0, late=1),
     "lag-1": lambda: _bounded(1),
+    "lag-1-all-late": lambda: _bounded(1, late=3),
     "lag-2": lambda: _bounded(2),
     "replay": _replay,
 }

@@ -110,15 +110,36 @@ def test_async_waits_for_workers_that_have_come():
     assert list(schedule.begin()) == [(0, 0)]  # the other one has not come yet
 
 
-def test_a_worker_that_is_added_is_granted_its_slots():
-    for num_batches, added in ((None, [(1, 0), (1, 1)]), (3, [(1, 0)])):
-        free = AsyncSchedule(1, 2, num_batches)
-        assert list(free.begin()) == [(0, 0), (0, 1)]
-        assert list(free.added(1)) == added
-    sync = SyncSchedule(1)
-    assert list(sync.added(1)) == []
-    assert list(sync.begin()) == [(0, 0), (1, 0)]
-    assert list(sync.added(2)) == [(2, 0)]
+@pytest.mark.parametrize(("num_batches", "granted"), [(None, [(1, 0), (1, 1)]), (3, [(1, 0)])])
+def test_a_worker_that_joins_an_async_run_is_granted_its_slots(num_batches, granted):
+    schedule = AsyncSchedule(1, 2, num_batches)
+    assert list(schedule.begin()) == [(0, 0), (0, 1)]
+    schedule.joined(1)
+    assert list(schedule.begin()) == granted
+
+
+def test_a_worker_that_joins_a_sync_run_takes_part_from_the_next_batch_on():
+    schedule = SyncSchedule(0)
+    assert schedule.take() is None
+    schedule.joined(2)
+    assert list(schedule.begin()) == [(2, 0)]
+    schedule.joined(0)
+    assert list(schedule.begin()) == []
+    assert arrive(schedule, 2) == (arrival(2),)
+    schedule.joined(1)
+    schedule.joined(3)
+    schedule.dropped(3)
+    assert sorted(schedule.begin()) == [(0, 0), (1, 0), (2, 0)]
+
+
+def test_where_all_workers_of_a_batch_are_dropped_those_that_are_joining_begin_another():
+    schedule = SyncSchedule(1)
+    assert list(schedule.begin()) == [(0, 0)]
+    schedule.joined(1)
+    schedule.dropped(0)
+    assert schedule.take() is None
+    assert list(schedule.begin()) == [(1, 0)]
+    assert arrive(schedule, 1) == (arrival(1),)
 
 
 # --- an async run that is done again ---

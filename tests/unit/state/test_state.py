@@ -11,7 +11,7 @@ import torch
 from collecting import through_a_file
 
 from collectx.errors import NotRestorable
-from collectx.state import restore, save
+from collectx.state import ProcessState, restore, save
 
 
 def _atari() -> gym.Env:
@@ -114,14 +114,54 @@ def test_a_restored_env_continues_as_the_saved_one(name):
 
 
 def test_what_cannot_be_saved_is_named():
-    env = gym.make_vec("CartPole-v1", num_envs=1, vectorization_mode="async")
-    with pytest.raises(NotRestorable, match=r"AsyncVectorEnv\.parent_pipes\[0\] is of type multiprocessing"):
-        save(env, "env")
-    env.close()
     env = _Shared()
     env.handle = iter(())
     with pytest.raises(NotRestorable, match=r"_Shared\.handle is of type builtins\.tuple_iterator"):
         save(env, "env")
+
+
+@pytest.mark.parametrize("mode", ["NextStep", "SameStep"])
+@pytest.mark.parametrize("cut", [5, 7])
+def test_processes_of_a_vector_env_continue_in_and_right_after_an_episode(mode, cut):
+    def make():
+        functions = [lambda: ProcessState(gym.make("CartPole-v1", max_episode_steps=7))] * 2
+        return gym.vector.AsyncVectorEnv(functions, autoreset_mode=mode)
+
+    saved, other = make(), make()
+    saved.reset(seed=1)
+    other.reset(seed=2)
+    actions = np.arange(80).reshape(40, 2) % 2
+    _walk(saved, actions[:cut])
+    _walk(other, actions[:7])
+    state = through_a_file(save(saved, "env"))
+    restore(other, state, "env")
+    for left, right in zip(_walk(other, actions[cut:]), _walk(saved, actions[cut:]), strict=True):
+        for one, two in zip(left, right, strict=True):
+            np.testing.assert_array_equal(one, two)
+    saved.close()
+    other.close()
+
+
+def _with_an_iterator():
+    env = ProcessState(_Shared())
+    env.unwrapped.handle = iter(())
+    return env
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (_Shared, "saved if the option env.vectorization_mode=async has made it"),
+        (_with_an_iterator, r"env 0 of the AsyncVectorEnv: _Shared\.handle is of type builtins\.tuple_iterator"),
+    ],
+)
+def test_processes_that_cannot_be_saved_continue_to_work(make, reason):
+    env = gym.vector.AsyncVectorEnv([make])
+    env.reset(seed=0)
+    with pytest.raises(NotRestorable, match=reason):
+        save(env, "env")
+    env.step(np.zeros(1, int))
+    env.close()
 
 
 def test_the_state_of_another_env_is_refused():

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from collecting import through_a_file
 
 from collectx import env, policy, trainer
 from collectx.batch import to_tensordict
@@ -127,6 +128,27 @@ def test_the_same_seed_learns_the_same_and_its_state_can_be_put_back(name):
     for other in (same, restored):
         torch.testing.assert_close(other.state_dict(), module.state_dict(), rtol=0, atol=0)
     torch.testing.assert_close(third.state_dict(), first.state_dict(), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("name", OVERRIDES)
+def test_a_restored_trainer_learns_on_as_the_saved_one(name, tmp_path):
+    # A fraction of a step of DQN is due after each batch.
+    fields = {"updates_per_frame": 0.02} if "dqn" in name else {}
+    batches = list(bandit(6))
+    (saved, _), (other, _) = made(name, seed=3, **fields), made(name, seed=1, **fields)
+    saved.train(Recorded(batches[:3]))
+    other.train(Recorded(batches[:1]))
+    other.load_state_dict(through_a_file(saved.state_dict()))
+    for key, buffer in getattr(saved, "replay_buffers", {}).items():
+        buffer.dumps(tmp_path / key)
+        other.replay_buffers[key].loads(tmp_path / key)
+    logs = []
+    for each in (saved, other):
+        collection = Recorded(batches[3:])
+        each.train(collection)
+        logs.append(collection.scalars)
+    assert logs[0] == logs[1] != []
+    torch.testing.assert_close(other.state_dict(), saved.state_dict(), rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("name", OVERRIDES)

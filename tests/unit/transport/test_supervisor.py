@@ -56,6 +56,9 @@ class ManualSupervisor(Supervisor):
     def delivered(self, index):
         super().delivered(self.worker(index))
 
+    def reply(self, index):
+        self.replied(self.worker(index))
+
     def connect(self, index):
         ours, self.ends[index] = (Connection(end.detach()) for end in socketpair())
         self._stack.callback(self.ends[index].close)
@@ -100,6 +103,9 @@ def supervisor():
         ([(0, "granted", 0), (60,)], (0, "collector.start_timeout_s=60")),
         ([(0, "granted", 0), (1, "delivered", 0), (50, "granted", 0), (69.9,)], None),
         ([(0, "granted", 0), (1, "delivered", 0), (50, "granted", 0), (70,)], (0, "collector.worker_timeout_s=20")),
+        # A reply is no batch: the first one is still to come.
+        ([(0, "granted", 0), (1, "reply", 0), (50, "granted", 0), (109.9,)], None),
+        ([(0, "granted", 0), (1, "reply", 0), (50, "granted", 0), (110,)], (0, "collector.start_timeout_s=60")),
         # The second of two that it owes counts from the first one's delivery.
         ([(0, "granted", 0), (1, "granted", 0), (50, "delivered", 0), (69.9,)], None),
         ([(0, "granted", 0), (1, "granted", 0), (50, "delivered", 0), (70,)], (0, "collector.worker_timeout_s=20")),

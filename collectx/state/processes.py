@@ -1,0 +1,67 @@
+"""The state of an env in a process of Gymnasium's AsyncVectorEnv; see `collectx.state.simulators` for the other end of
+the pipe."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import gymnasium
+import torch
+
+from collectx.errors import NotRestorable
+from collectx.state.generators import load_generators, save_generators
+from collectx.state.restore import restore
+from collectx.state.save import save
+from collectx.state.simulators import SAVES_PROCESS
+
+
+class ProcessState(gymnasium.Wrapper):
+    """Saves and restores an env within the process that steps it, and the global random generators of the process.
+
+    An AsyncVectorEnv has the metadata of its first env, by which its state is known to be readable.
+    """
+
+    def __init__(self, env: gymnasium.Env):
+        super().__init__(env)
+        self.metadata = {**env.metadata, SAVES_PROCESS: True}
+        # With the autoreset mode NEXT_STEP a process resets the env in the step after an episode's end. Whether it is
+        # due is known to the process only, so that a restored env does it itself.
+        self._has_ended = self._resets_next = False
+        # The state that `load_process` restores; the vector env sets it.
+        self.received = b""
+
+    def reset(self, **kwargs: Any) -> Any:
+        self._has_ended = self._resets_next = False
+        return self.env.reset(**kwargs)
+
+    def step(self, action: Any) -> Any:
+        if self._resets_next:
+            observation, info = self.reset()
+            return observation, 0, False, False, info
+        result = self.env.step(action)
+        self._has_ended = bool(result[2] or result[3])
+        return result
+
+    def save_process(self) -> bytes | str:
+        """Returns the state, or the reason why it cannot be saved."""
+        try:
+            env = save(self.env, "the env")
+        except NotRestorable as error:
+            return str(error)
+        file = io.BytesIO()
+        # As bytes: torch would send tensors through shared memory, which ends with the process.
+        ended = self._has_ended or self._resets_next
+        torch.save({"env": env, "has_ended": ended, "generators": save_generators()}, file)
+        return file.getvalue()
+
+    def load_process(self) -> str | None:
+        """Restores `received`. Returns None, or the reason why it does not fit; the env must be reset then."""
+        state = torch.load(io.BytesIO(self.received), weights_only=True)
+        try:
+            restore(self.env, state["env"], "the env")
+        except NotRestorable as error:
+            return str(error)
+        self._resets_next = state["has_ended"]
+        load_generators(state["generators"])
+        return None

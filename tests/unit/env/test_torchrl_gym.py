@@ -1,0 +1,133 @@
+"""TorchRL's envs are stepped by the Gymnasium env below them: the frames are those of their own `_step`, bit by bit."""
+
+import numpy as np
+import pytest
+import torch
+from gymnasium.spaces import Discrete
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+pytest.importorskip("torchrl", reason="needs the torchrl extra")
+
+from torchrl import envs
+from worlds import torchrlenvs
+
+from collectx.env.base import StepArrays
+from collectx.env.spaces import numpy_dtype
+from collectx.env.torchrl import TorchrlEnv
+from collectx.env.torchrl_gym import Unrecognised
+
+BASES = {"one-hot": torchrlenvs.one_hot, "categorical": torchrlenvs.walking, "box": torchrlenvs.pushing}
+TRANSFORMS = {
+    "StepCounter": envs.StepCounter,
+    "StepCounter(4)": lambda: envs.StepCounter(4),
+    "RewardSum": envs.RewardSum,
+    "a name": lambda: envs.RewardSum(in_keys=["reward"], out_keys=["total"]),
+    "InitTracker": envs.InitTracker,
+    "DoubleToFloat": envs.DoubleToFloat,
+}
+
+
+def _transformed(env, names):
+    parts = envs.Compose(*(TRANSFORMS[name]() for name in names))
+    return envs.TransformedEnv(env, parts, auto_unwrap=False) if names else env
+
+
+def _make(base, layout, inner, outer):
+    def one():
+        return _transformed(BASES[base](), inner)
+
+    if layout == "serial":
+        return [_transformed(envs.SerialEnv(3, one), outer)]
+    return [_transformed(one(), outer) for _ in range(layout)]
+
+
+def _frames(group, num_steps):
+    """The arrays of each reset and step, with random actions."""
+    spec, size = group.spec, group.spec.num_envs
+    out = [np.full((size, *leaf.shape), 7, numpy_dtype(leaf)) for leaf in spec.observation]
+    torch.manual_seed(0)
+    frames, draw = [], spec.draw()
+    group.reset(range(5, 5 + size), out)
+    for _ in range(num_steps):
+        frames += [array.copy() for array in out]
+        ends = np.zeros((2, size), bool)
+        reward = np.zeros(size, np.float32)
+        group.step([values.numpy() for values in next(draw)], StepArrays(out, reward, *ends, np.ones(size, bool)))
+        frames += [array.copy() for array in (*out, reward, *ends)]
+        if (ended := ends.any(0)).any():
+            group.restart(ended, out)
+    group.close()
+    return frames
+
+
+@pytest.mark.parametrize("cases", [10, pytest.param(1000, marks=[pytest.mark.nightly, pytest.mark.timeout(3600)])])
+def test_frames_are_those_of_the_envs_own_step(cases):
+    settings(max_examples=cases)(compare)()
+
+
+@given(
+    st.sampled_from([*BASES]),
+    st.sampled_from([1, 2, "serial"]),
+    st.lists(st.sampled_from([*TRANSFORMS]), unique_by=lambda name: TRANSFORMS[name]().__class__, max_size=4),
+    st.integers(0, 4),
+)
+def compare(base, layout, transforms, num_inner):
+    parts = transforms[:num_inner], transforms[num_inner:]
+    group = TorchrlEnv(_make(base, layout, *parts))
+    assert group.spec.path == "gymnasium"
+    frames = _frames(group, 15)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(TorchrlEnv, "_gym_members", _refuse)
+        expected = _frames(TorchrlEnv(_make(base, layout, *parts)), 15)
+    assert len(frames) == len(expected)
+    for ours, theirs in zip(frames, expected, strict=True):
+        assert ours.dtype == theirs.dtype
+        assert ours.tobytes() == theirs.tobytes()
+
+
+def _refuse(group):
+    raise Unrecognised("for comparison")
+
+
+class Subclass(envs.GymEnv):
+    pass
+
+
+class Doubled(envs.RewardSum):
+    pass
+
+
+def _patched():
+    env = torchrlenvs.walking()
+    env.read_action = lambda action: 0
+    return env
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (lambda: Subclass("CartPole-v1"), "Subclass is no GymEnv of TorchRL"),
+        (lambda: envs.TransformedEnv(torchrlenvs.walking(), Doubled()), "the transform Doubled is not one of"),
+        (lambda: torchrlenvs.transformed(torchrlenvs.pushing(), envs.RewardScaling(0, 2)), "RewardScaling"),
+        (lambda: _transformed(torchrlenvs.counted(), ["StepCounter"]), "two StepCounter"),
+        (lambda: torchrlenvs.walking().set_info_dict_reader(lambda info, data: data), "it reads infos"),
+        (lambda: envs.GymEnv("CartPole-v1", frame_skip=2), "frame"),
+        (lambda: envs.GymEnv("FrozenLake-v1"), f"its observations are of {Discrete(16)}"),
+        (torchrlenvs.ManyKeys, "ManyKeys is no GymEnv of TorchRL"),
+        (_patched, "its read_action was replaced"),
+    ],
+)
+def test_other_envs_are_stepped_by_themselves(make, reason):
+    group = TorchrlEnv([make()])
+    assert group.spec.path.startswith("torchrl: ")
+    assert reason in group.spec.path
+    group.close()
+
+
+def test_a_batched_env_that_was_passed_itself_or_is_at_work_is_stepped_by_itself():
+    env = torchrlenvs.serial()
+    env.reset()
+    group = TorchrlEnv([env], owned=False)
+    assert group.spec.path == "torchrl: SerialEnv is a batched env of its own"
+    env.close()

@@ -1,0 +1,63 @@
+"""Workers that start late: each waits for the file of its index before anything else. Imported by worker processes."""
+
+import multiprocessing
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from tensordict.nn import TensorDictModule
+from torch import nn
+
+from collectx.launcher.base import Launcher
+
+
+class Gates:
+    """Of the workers that this process starts while it is installed; `open` lets them go on. A process that is started
+    for an index whose gate is open is not late."""
+
+    def __init__(self, folder: Path):
+        self._folder = folder
+
+    def open(self, *workers: int) -> None:
+        for worker in workers:
+            (self._folder / f"gate-{worker}").touch()
+
+    def close(self, *workers: int) -> None:
+        for worker in workers:
+            (self._folder / f"gate-{worker}").unlink()
+
+    def install(self, monkeypatch: Any) -> None:
+        """Until `monkeypatch` is undone."""
+        prepare, folder = Launcher.prepare, self._folder
+
+        def prepare_late(launcher: Launcher, entry: Callable, endpoint: Any = None) -> None:
+            def late(worker: int) -> tuple[Callable, tuple]:
+                return _run, (str(folder / f"gate-{worker}"), *entry(worker))
+
+            prepare(launcher, late, endpoint)
+
+        monkeypatch.setattr(Launcher, "prepare", prepare_late)
+
+
+def _run(gate: str, function: Callable, arguments: tuple) -> None:
+    _wait_for(Path(gate))
+    function(*arguments)
+
+
+def _wait_for(gate: Path) -> None:
+    while not gate.exists():
+        time.sleep(0.02)
+
+
+def late_policy(folder: str) -> nn.Module:
+    """A policy for counting envs; the process of a local worker waits for its gate in `folder` before it makes one."""
+    name = multiprocessing.current_process().name
+    if name.startswith("collectx-worker-"):
+        _wait_for(Path(folder) / f"gate-{name.removeprefix('collectx-worker-')}")
+    return TensorDictModule(_act, in_keys=["observation"], out_keys=["action"])
+
+
+def _act(observation: torch.Tensor) -> torch.Tensor:
+    return torch.zeros(len(observation), dtype=torch.int64)

@@ -168,11 +168,11 @@ from multiprocessing.connection import Client
 from collectx.transport.stacks import write_on_signal
 
 def hangs():
+    connection.send_bytes(b"ready")
     return connection.recv_bytes()
 
 connection = Client(("127.0.0.1", int(sys.argv[1])))
 write_on_signal(connection)
-connection.send_bytes(b"ready")
 assert hangs() == b"go on"
 """
 

@@ -1,4 +1,4 @@
-"""The end of the fork server, which imports this module (`collectx.launcher.local`); no other process does.
+"""The end of the trainer's fork server, which imports this module (`collectx.launcher.local`); no other process does.
 
 The server listens on a socket in a temporary folder of the trainer's process, which removes it when it exits. Of a
 trainer that is killed, the server removes it.

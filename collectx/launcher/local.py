@@ -27,7 +27,7 @@ from collectx.launcher.base import Launcher
 from collectx.transport.stacks import write_on_signal
 
 # Modules that the fork server imports when it starts.
-PRELOAD = ["collectx.launcher.fork_server", "collectx.env.gym", "collectx.policy.mlp", "collectx.worker.entry"]
+PRELOAD = ["collectx.env.gym", "collectx.policy.mlp", "collectx.worker.entry"]
 # File descriptors that libraries may need, and that each worker needs.
 _DESCRIPTORS, _WORKER_DESCRIPTORS = 256, 4
 # Pauses before a worker is started again whose start the end of the fork server has cut.
@@ -44,7 +44,10 @@ def warm_up() -> None:
     saved = {name: os.environ.get(name) for name in _THREAD_VARIABLES}
     os.environ.update(dict.fromkeys(_THREAD_VARIABLES, "1"))
     try:
-        multiprocessing.get_context("forkserver").set_forkserver_preload(PRELOAD)
+        # The server of a worker uses the temporary folder of the trainer, and must not remove it.
+        is_trainers = multiprocessing.parent_process() is None
+        modules = [*PRELOAD, "collectx.launcher.fork_server"] if is_trainers else PRELOAD
+        multiprocessing.get_context("forkserver").set_forkserver_preload(modules)
         forkserver.ensure_running()
     finally:
         for name, value in saved.items():

@@ -36,11 +36,11 @@ class Draws(Iterator[Sequence[torch.Tensor]]):
     """Endless random actions of a group from torch's generator: one `[E, *shape]` tensor per action leaf."""
 
     @abstractmethod
-    def state(self) -> list[torch.Tensor]:
-        """A copy of the actions that were drawn in advance, for `load`."""
+    def state(self) -> list[Any]:
+        """A copy of the actions that were drawn in advance, tensors and plain data, for `load`."""
 
     @abstractmethod
-    def load(self, state: list[torch.Tensor]) -> None:
+    def load(self, state: list[Any]) -> None:
         """Restores the result of `state`."""
 
 

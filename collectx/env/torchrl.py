@@ -68,20 +68,18 @@ class TorchrlEnv(Env):
             leaves, *others = [(spec.observation, spec.action, spec.rewards) for spec in specs]
             if any(each != leaves for each in others):
                 raise SpaceError("the envs of a group must have the same specs, but these differ")
-        action = specs[0].action
-        num_envs = sum(spec.num_envs for spec in specs)
-        self.spec = replace(specs[0], num_envs=num_envs, draw=lambda: RandomActions(envs, action))
-        # The seeds of a batched env's envs follow from the first one.
-        self._derives_seeds = bool(envs[0].batch_size)
-        self._members: list[TorchrlMember | GymMember] = []
-        try:
-            self._members += self._gym_members()
-            self.spec = replace(self.spec, path="gymnasium")
-        except Unrecognised as reason:
-            self._close(self._parts)
-            parts = [slice(0, num_envs)] if envs[0].batch_size else [slice(e, e + 1) for e in range(num_envs)]
-            self._members += [TorchrlMember(env, self.spec, part) for env, part in zip(envs, parts, strict=True)]
-            self.spec = replace(self.spec, path=f"torchrl: {reason}")
+            action = specs[0].action
+            num_envs = sum(spec.num_envs for spec in specs)
+            self.spec = replace(specs[0], num_envs=num_envs, draw=lambda: RandomActions(envs, action))
+            self._members: list[TorchrlMember | GymMember] = []
+            try:
+                self._members += self._gym_members()
+                self.spec = replace(self.spec, path="gymnasium")
+            except Unrecognised as reason:
+                self._close(self._parts)
+                parts = [slice(0, num_envs)] if envs[0].batch_size else [slice(e, e + 1) for e in range(num_envs)]
+                self._members += [TorchrlMember(env, self.spec, part) for env, part in zip(envs, parts, strict=True)]
+                self.spec = replace(self.spec, path=f"torchrl: {reason}")
 
     def _gym_members(self) -> list[GymMember]:
         """Members that step the Gymnasium envs below; raises `Unrecognised`."""
@@ -98,7 +96,8 @@ class TorchrlEnv(Env):
         next_seed = 0
         for e, member in enumerate(self._members):
             if seeds is not None:
-                is_derived = self._derives_seeds and e > 0
+                # The seeds of a batched env's envs follow from the first one.
+                is_derived = self._parts and e > 0
                 next_seed = member.set_seed(next_seed if is_derived else int(seeds[member.envs.start]))
             member.reset(out)
 

@@ -61,12 +61,11 @@ class Recipe:
             Unrecognised: the env has to be stepped by its `_step`.
         """
         base, transforms = peel(env)
-        base = _base(base)
+        _check_base(base)
         by_name = _by_name([*transforms, *outer])
-        reads = _reads(base)
         recipe = cls(
             base._env,
-            reads,
+            _reads(base),
             by_name["StepCounter"].max_steps if "StepCounter" in by_name else None,
             by_name["StepCounter"].step_count_key if "StepCounter" in by_name else None,
             by_name["RewardSum"].out_keys[0] if "RewardSum" in by_name else None,
@@ -104,8 +103,8 @@ def _check_methods(env: Any) -> None:
             raise Unrecognised(f"its {name} was replaced")
 
 
-def _base(env: Any) -> Any:
-    """Returns a `GymEnv` or `GymWrapper` of one env, as it is; raises `Unrecognised` for all others."""
+def _check_base(env: Any) -> None:
+    """Raises `Unrecognised` unless it is a `GymEnv` or `GymWrapper` of one env that adds nothing but conversions."""
     if not _is_torchrls(env, "GymEnv", "GymWrapper"):
         raise Unrecognised(f"{type(env).__module__}.{type(env).__name__} is no GymEnv of TorchRL")
     if not isinstance(env._env, gymnasium.Env):
@@ -119,7 +118,6 @@ def _base(env: Any) -> Any:
     }.items():
         if applies:
             raise Unrecognised(reason)
-    return env
 
 
 def _flat(transform: Any) -> Iterator[Any]:

@@ -181,6 +181,11 @@ class CollectorProperties:
         return self._request.trajs_per_write
 
     @property
+    def traj_format(self) -> str:
+        """ "padded" or "cat"."""
+        return self._request.traj_format or "padded"
+
+    @property
     def weight_updater(self) -> Any:
         """As passed to the constructor."""
         return self._request.weight_updater
@@ -189,11 +194,6 @@ class CollectorProperties:
     def replay_buffer(self) -> Any:
         """As passed to the constructor."""
         return self._request.replay_buffer
-
-    @property
-    def traj_format(self) -> str:
-        """ "padded" or "cat"."""
-        return self._request.traj_format or "padded"
 
     @property
     def worker_idx(self) -> int:

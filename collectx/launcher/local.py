@@ -13,10 +13,11 @@ import multiprocessing
 import os
 import signal
 import sys
+import tempfile
 import time
 import warnings
 from collections.abc import Callable
-from multiprocessing import forkserver
+from multiprocessing import forkserver, util
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,21 @@ PRELOAD = ["collectx.env.gym", "collectx.policy.mlp", "collectx.worker.entry"]
 _DESCRIPTORS, _WORKER_DESCRIPTORS = 256, 4
 # Pauses before a worker is started again whose start the end of the fork server has cut.
 _RETRY_S = (0.1, 1.0)
+# Bytes of the path of a Unix socket on every system (104 on BSD, 108 on Linux), without `/pymp-xxxxxxxx/listener-xxxxxxxx`.
+_MAX_TEMPORARY_PATH = 103 - 32
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+
+
+def _choose_socket_folder() -> None:
+    """Has multiprocessing create its temporary folder, which has the fork server's socket: in `/tmp` where the path of
+    `TMPDIR` is too long for a socket, as that of a SLURM job may be."""
+    if len(os.fsencode(tempfile.gettempdir())) <= _MAX_TEMPORARY_PATH:
+        return
+    long, tempfile.tempdir = tempfile.tempdir, "/tmp"
+    try:
+        util.get_temp_dir()
+    finally:
+        tempfile.tempdir = long
 
 
 def warm_up() -> None:
@@ -48,6 +63,7 @@ def warm_up() -> None:
         is_trainers = multiprocessing.parent_process() is None
         modules = [*PRELOAD, "collectx.launcher.fork_server"] if is_trainers else PRELOAD
         multiprocessing.get_context("forkserver").set_forkserver_preload(modules)
+        _choose_socket_folder()
         forkserver.ensure_running()
     finally:
         for name, value in saved.items():

@@ -3,7 +3,10 @@
 import multiprocessing
 import os
 import signal
+import subprocess
+import sys
 from multiprocessing import forkserver
+from pathlib import Path
 
 import pytest
 from worlds import launched
@@ -60,3 +63,22 @@ def test_a_worker_starts_although_the_fork_server_is_killed_meanwhile(monkeypatc
     os.kill(server, signal.SIGSTOP)
     assert reports(LocalLauncher(1), 1)
     assert forkserver._forkserver._forkserver_pid != server
+
+
+def test_workers_start_where_the_path_of_the_temporary_folder_is_long(tmp_path):
+    """Too long for the socket of the fork server."""
+    folder = tmp_path / ("long" * 25)
+    folder.mkdir()
+    script = """
+from multiprocessing import forkserver, util
+from collectx.launcher.local import warm_up
+
+warm_up()
+print(util.get_temp_dir())
+"""
+    ended = subprocess.run(
+        [sys.executable, "-c", script], env=os.environ | {"TMPDIR": str(folder)}, capture_output=True, text=True
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert not Path(ended.stdout.strip()).exists()
+    assert list(folder.iterdir()) == []

@@ -57,7 +57,8 @@ def test_lost_workers_are_replaced_and_no_frame_is_lost_or_torn(run, collector):
 
 def _lose_worker_1(run, fault: str, collector: str, then: str):
     """A run whose worker 1 meets the fault, and its node."""
-    started = run(*ENDLESS, *LAUNCHERS["slurm"], f"collector={collector}", f"collector.on_worker_failure={then}")
+    rules = [f"collector={collector}", f"collector.on_worker_failure={then}", "launcher.requeue=false"]
+    started = run(*ENDLESS, *LAUNCHERS["slurm"], *rules)
     started.wait_for("worker_joined", 2)
     started.wait_for_more()
     return started, _hit(started, fault, 1)["host"]

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import psutil
@@ -78,8 +79,8 @@ PROCESSES = {"env": "gym_vector(2, vectorization='async')"}
 def test_nothing_is_left_of_a_trainer(tmp_path, body, parts, number, status, last_line):
     parts = {"before": "", "env": "counting(2)", "body": body} | parts
     Path(tmp_path, "trainer.py").write_text(SCRIPT.format(**parts))
-    temporary = tmp_path / "tmp"
-    temporary.mkdir()
+    # Short enough for a socket's path.
+    temporary = Path(tempfile.mkdtemp())
     trainer = subprocess.Popen(
         [sys.executable, "trainer.py"],
         cwd=tmp_path,
@@ -101,6 +102,7 @@ def test_nothing_is_left_of_a_trainer(tmp_path, body, parts, number, status, las
         _, left = psutil.wait_procs(family, timeout=60)
         assert left == []
         assert list(temporary.rglob("*")) == []
+        temporary.rmdir()
     finally:
         for process in (trainer, *filter(psutil.Process.is_running, family)):
             process.kill()

@@ -33,7 +33,7 @@ PRELOAD = ["collectx.env.gym", "collectx.policy.mlp", "collectx.worker.entry"]
 _DESCRIPTORS, _WORKER_DESCRIPTORS = 256, 4
 # Pauses before a worker is started again whose start the end of the fork server has cut.
 _RETRY_S = (0.1, 1.0)
-# Bytes of the path of a Unix socket on every system (104 on BSD, 108 on Linux), without `/pymp-xxxxxxxx/listener-xxxxxxxx`.
+# Bytes of the path of a Unix socket (104 on BSD, 108 on Linux), without `/pymp-xxxxxxxx/listener-xxxxxxxx`.
 _MAX_TEMPORARY_PATH = 103 - 32
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 

@@ -136,6 +136,8 @@ def nothing_left_behind():
     """Fails a test that leaves a worker process, an open descriptor of shared memory or a file in /dev/shm."""
     files, slabs = _shared_files(), _shared_descriptors()
     yield
+    # Importing torchrl sets "spawn", with which each process of an AsyncVectorEnv takes seconds to start.
+    multiprocessing.set_start_method(None, force=True)
     workers = [child for child in multiprocessing.active_children() if child.name.startswith("collectx-")]
     for child in workers:
         child.kill()

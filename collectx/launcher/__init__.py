@@ -25,7 +25,7 @@ def make_launcher(cfg: RunConfig, log_dir: Path | None) -> Launcher:
     if backend == "mpi":
         from collectx.launcher.mpi import MpiLauncher
 
-        return MpiLauncher(cfg.launcher.num_threads, cfg.launcher.pin_cores, log_dir)
+        return MpiLauncher(cfg.launcher.num_threads, cfg.collector.start_timeout_s, cfg.launcher.pin_cores, log_dir)
     build = implementation("launcher", "inline" if backend == "inline" else cfg.launcher.kind)
     if build is None:
         raise LauncherError(f"launcher={cfg.launcher.kind} submits its workers as jobs: start it by `collectx run`.")

@@ -9,21 +9,26 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import math
 import multiprocessing
 import os
 import signal
 import sys
 import tempfile
+import threading
 import time
 import warnings
 from collections.abc import Callable
 from multiprocessing import forkserver, util
+from multiprocessing.process import BaseProcess
 from pathlib import Path
+from queue import Empty, SimpleQueue
 from typing import Any
 
 import psutil
 
 from collectx.config.schema.run import RunConfig
+from collectx.errors import LauncherError
 from collectx.launcher.base import Launcher
 from collectx.transport.stacks import write_on_signal
 
@@ -91,7 +96,7 @@ def allow_descriptors(num_workers: int) -> None:
 
 def build(cfg: RunConfig, log_dir: Path | None) -> LocalLauncher:
     """See `collectx.config.registry`."""
-    return LocalLauncher(cfg.launcher.num_threads, cfg.launcher.pin_cores, log_dir)
+    return LocalLauncher(cfg.launcher.num_threads, cfg.collector.start_timeout_s, cfg.launcher.pin_cores, log_dir)
 
 
 class LocalLauncher(Launcher):
@@ -99,15 +104,19 @@ class LocalLauncher(Launcher):
 
     Args:
         num_threads: torch's intra-op threads in each worker.
+        start_timeout_s: how long the fork server may take to fork a worker; `collector.start_timeout_s`.
         pin_cores: worker i runs on core i, modulo the cores that this process may use; so do its env's threads.
         log_dir: the folder for `worker-<index>.log` with each worker's stdout and stderr; None: as this process.
     """
 
     is_local = True
 
-    def __init__(self, num_threads: int, pin_cores: bool = False, log_dir: Path | None = None):
+    def __init__(
+        self, num_threads: int, start_timeout_s: float = math.inf, pin_cores: bool = False, log_dir: Path | None = None
+    ):
         super().__init__(None if log_dir is None else lambda worker: log_dir / f"worker-{worker}.log")
         self._num_threads = num_threads
+        self._start_timeout_s = start_timeout_s
         self._pin_cores = pin_cores
 
     def process_setup(self, worker: int) -> dict[str, Any]:
@@ -123,14 +132,18 @@ class LocalLauncher(Launcher):
 
     def start(self, worker: int, restarts: int) -> Any:
         """Starts a process; returns when it is forked. What it calls is pickled. It is not daemonic, as an env may have
-        child processes."""
+        child processes.
+
+        Raises:
+            LauncherError: the fork server takes longer than `collector.start_timeout_s`.
+        """
         process = multiprocessing.get_context("forkserver").Process(
             target=_run, args=(*self._entry(worker), self.process_setup(worker)), name=f"collectx-worker-{worker}"
         )
         for pause_s in (*_RETRY_S, None):
             warm_up()
             try:
-                process.start()
+                self._fork(process)
                 break
             except (EOFError, ConnectionError):
                 # The fork server is being killed; when it has ended, multiprocessing starts another one.
@@ -138,6 +151,30 @@ class LocalLauncher(Launcher):
                     raise
                 time.sleep(pause_s)
         return process
+
+    def _fork(self, process: BaseProcess) -> None:
+        """Blocks for the fork server, in a thread: reading its reply has no timeout."""
+        ended: SimpleQueue[BaseException | None] = SimpleQueue()
+
+        def start() -> None:
+            try:
+                process.start()
+            except BaseException as error:
+                ended.put(error)
+            else:
+                ended.put(None)
+
+        threading.Thread(target=start, name="collectx-fork", daemon=True).start()
+        try:
+            error = ended.get(timeout=min(self._start_timeout_s, threading.TIMEOUT_MAX))
+        except Empty:
+            timeout_s = self._start_timeout_s
+            raise LauncherError(
+                f"{process.name} was not forked within {timeout_s:g} s (collector.start_timeout_s={timeout_s:g}): the "
+                "fork server, a process of this machine that imports what workers need, hangs or has not started yet."
+            ) from None
+        if error is not None:
+            raise error
 
 
 def _run(function: Callable[..., None], arguments: tuple[Any, ...], process_setup: dict[str, Any]) -> None:

@@ -5,12 +5,14 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from multiprocessing import forkserver
 from pathlib import Path
 
 import pytest
 from worlds import launched
 
+from collectx.errors import LauncherError
 from collectx.launcher.local import LocalLauncher
 
 pytestmark = pytest.mark.ci
@@ -81,4 +83,22 @@ print(util.get_temp_dir())
     )
     assert ended.returncode == 0, ended.stderr
     assert not Path(ended.stdout.strip()).exists()
-    assert list(folder.iterdir()) == []
+    assert not list(folder.glob("pymp-*"))
+
+
+def test_a_fork_server_that_hangs_is_an_error_that_names_the_timeout():
+    assert reports(LocalLauncher(1), 1)
+    server, launcher = forkserver._forkserver._forkserver_pid, LocalLauncher(1, start_timeout_s=0.5)
+    launcher.prepare(lambda worker: (print, ()))
+    os.kill(server, signal.SIGSTOP)
+    try:
+        with pytest.raises(LauncherError, match=r"worker-7 was not forked within 0\.5 s .*start_timeout_s=0\.5"):
+            launcher.start(7, 0)
+    finally:
+        os.kill(server, signal.SIGCONT)
+    for thread in threading.enumerate():
+        if thread.name == "collectx-fork":
+            thread.join(100)
+    for process in multiprocessing.active_children():
+        process.join(100)
+    assert reports(LocalLauncher(1), 1)

@@ -104,8 +104,8 @@ def status_of_job(files: RunFolder, job: str, states: JobStates) -> RunStatus:
     result = files.read_result()
     state = None if isinstance(states, LauncherError) else states.get(job)
     if state is not None and not state.is_over and not state.has_started:
-        words = state.reason if state.word == "PENDING" else ": ".join(filter(None, (state.word, state.reason)))
-        return RunStatus(Status.QUEUED, words)
+        word = "" if state.word == "PENDING" else state.word
+        return RunStatus(Status.QUEUED, ": ".join(filter(None, (_requeue_reason(files), word, state.reason))))
     if result is not None:
         run = _from_result(result)
         # The trainer knows only which signal ended it.
@@ -153,6 +153,12 @@ def _lost_node(files: RunFolder, job: str, state: JobState) -> str:
         return "" if node in commands.hostnames(state.node) else node
     except (OSError, LauncherError):
         return ""
+
+
+def _requeue_reason(files: RunFolder) -> str:
+    """Why the job has been requeued by its last processes; empty where it was not."""
+    *_, last = ({}, *files.read_events())
+    return f"requeued ({last['reason']})" if last.get("event") == "requeued" else ""
 
 
 def _transition(state: JobState) -> str:

@@ -18,7 +18,7 @@ import sys
 import time
 import traceback
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import replace
 from importlib.util import find_spec
 
@@ -32,6 +32,7 @@ from collectx.launcher.slurm.array import note_of_end
 from collectx.launcher.slurm.job import JobTasksLauncher
 from collectx.launcher.slurm.script import WORKERS
 from collectx.run.checkpoint import Checkpoints
+from collectx.run.events import EventLog
 from collectx.run.files import write_json
 from collectx.run.folder import RunFolder
 from collectx.run.rendezvous import JobSpec, announce_trainer, find_trainer, read_objects
@@ -116,13 +117,14 @@ def _run_trainer(spec: JobSpec, files: RunFolder, token: str, folder: str) -> in
     except ConfigError as error:
         print("\n".join(error.problems), file=sys.stderr)
         return 2
-    if slurm.requeue and (result.exit_reason == "interrupted by SIGTERM" or _has_lost_node(result, launcher)):
+    lost = _lost_node(result, launcher) if slurm.requeue else ""
+    if lost or (slurm.requeue and result.exit_reason == "interrupted by SIGTERM"):
         if reason := requeue.requeue(slurm, os.environ):
             print(f"collectx: {reason}", file=sys.stderr)
             result = replace(result, exit_reason=f"{result.exit_reason}: {reason}")
             write_json(files.result, result.as_json())
         else:
-            print("collectx: the job is requeued", file=sys.stderr)
+            _report(files, "requeued", lost or result.exit_reason)
     if result.exit_reason == "interrupted by SIGINT":
         _cancel_job(files)
     return result.exit_status
@@ -140,18 +142,23 @@ def _cancel_job(files: RunFolder) -> None:
         print(f"collectx: job {job} is not cancelled: {error}", file=sys.stderr)
 
 
-def _has_lost_node(result: Result, launcher: JobTasksLauncher) -> bool:
-    """Whether a run has failed by the loss of a worker whose node does not answer; says which node it is."""
+def _report(files: RunFolder, name: str, reason: str) -> None:
+    """Writes the event that the job is "requeued" or "cancelled", which SLURM ends meanwhile."""
+    print(f"collectx: the job is {name}: {reason}", file=sys.stderr)
+    with closing(EventLog(files)) as events:
+        events(name, reason=reason)
+
+
+def _lost_node(result: Result, launcher: JobTasksLauncher) -> str:
+    """The reason why a run has failed, if it is the loss of a worker whose node does not answer; otherwise empty."""
     if result.status is not Status.FAILED or not result.failures or (worker := result.failures[0].worker) is None:
-        return False
+        return ""
     try:
         node = launcher.lost_node(worker)
     except LauncherError as error:
         print(f"collectx: {error}", file=sys.stderr)
-        return False
-    if node:
-        print(f"collectx: {node}, the node of worker {worker}, does not answer", file=sys.stderr)
-    return bool(node)
+        return ""
+    return f"{node}, the node of worker {worker}, does not answer" if node else ""
 
 
 def _run_worker(cfg: RunConfig, files: RunFolder, worker: int, token: str, objects: UserObjects | None = None) -> int:
@@ -194,8 +201,8 @@ def _wait_for_trainer(cfg: RunConfig, files: RunFolder) -> None:
         next_s += period_s
         try:
             host = node.read_text().strip()
-            if requeue.end_after_loss(host, cfg.launcher, os.environ):
-                print(f"collectx: {host}, the node of the trainer, is gone", file=sys.stderr)
+            if end := requeue.end_after_loss(host, cfg.launcher, os.environ):
+                _report(files, end, f"{host}, the node of the trainer, is gone")
                 return
         except LauncherError as error:
             print(f"collectx: {error}", file=sys.stderr)

@@ -83,6 +83,8 @@ def format_event(name: str, fields: dict[str, Any]) -> str | None:
         reasons = fields["new_episodes"].items()
         begin = "".join(f"; worker {worker} begins new episodes: {reason}" for worker, reason in reasons)
         return f"continues after {fields['batches']} batches, {fields['frames']} frames{begin}"
+    if name in ("requeued", "cancelled"):
+        return f"the job is {name}: {fields['reason']}"
     if name == "jobs":
         return str(fields["message"])
     if name == "peer_refused":

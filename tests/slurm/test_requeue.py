@@ -71,6 +71,8 @@ def test_a_requeued_run_delivers_every_batch_once(cluster, run, digest, launcher
     cut(started)
     assert _finish(started) == 0, started.output
     assert started.events("resumed")
+    if node := {_crash: "n1", _crash_worker: "n3"}.get(cut):
+        assert started.events("requeued")[0]["reason"].startswith(f"{node}, the node of ")
     assert [line["batch"] for line in started.files.read_metrics()] == list(range(started.result["batches"]))
     assert started.result["frames"] == 10_000
     if "collector=multi_async" not in more:

@@ -70,9 +70,9 @@ def requeue(cfg: SlurmLauncherConfig, environment: Mapping[str, str]) -> str:
     return ""
 
 
-def end_after_loss(node: str, cfg: SlurmLauncherConfig, environment: Mapping[str, str]) -> bool:
+def end_after_loss(node: str, cfg: SlurmLauncherConfig, environment: Mapping[str, str]) -> str:
     """Requeues or cancels the job of this process if SLURM has taken `node`, that of the trainer, out of it; returns
-    whether it has. Blocks for a few commands.
+    "requeued" or "cancelled", or an empty string if it has not. Blocks for a few commands.
 
     Raises:
         LauncherError: SLURM does not answer.
@@ -80,7 +80,8 @@ def end_after_loss(node: str, cfg: SlurmLauncherConfig, environment: Mapping[str
     job = job_id(environment)
     state = commands.states([job]).get(job)
     if state is None or state.word != "RUNNING" or node in commands.hostnames(state.node):
-        return False
+        return ""
     if requeue(cfg, environment):
         commands.cancel([job])
-    return True
+        return "cancelled"
+    return "requeued"

@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 import socket
+from contextlib import closing
 from unittest.mock import Mock
 
 import pytest
@@ -15,6 +16,7 @@ from collectx.errors import LauncherError
 from collectx.launcher.slurm import commands
 from collectx.launcher.slurm.commands import JobState
 from collectx.run import RunFolder
+from collectx.run.events import EventLog
 from collectx.run.files import write_json
 
 
@@ -64,6 +66,15 @@ def test_a_job_without_a_result_is_what_slurm_says(folder, said, word, part, mon
     forgotten = run_status.status_of_job(folder, "7", {})
     assert forgotten.status == "failed"
     assert re.match(r"SLURM knows no job 7 any more(?s:.*)job.log ends:\n  Killed", forgotten.detail)
+
+
+def test_a_job_that_waits_because_a_node_was_lost_says_so(folder):
+    states = {"7": JobState("PENDING", False, False, "BeginTime")}
+    assert run_status.status_of_job(folder, "7", states).detail == "BeginTime"
+    with closing(EventLog(folder)) as events:
+        events("requeued", reason="n3, the node of worker 1, does not answer")
+    reason = "requeued (n3, the node of worker 1, does not answer): BeginTime"
+    assert run_status.status_of_job(folder, "7", states).detail == reason
 
 
 @pytest.mark.parametrize(("state", "advice"), [("TIMEOUT", "launcher.time"), ("PREEMPTED", "launcher.requeue=true")])

@@ -8,6 +8,7 @@ import os
 import stat
 import tempfile
 from collections.abc import Callable, Iterator
+from io import FileIO
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -74,11 +75,15 @@ def read_private(path: Path) -> bytes:
 
 class JsonLines:
     """Appends one JSON object per line. Each line is one write, so that readers see complete lines only, also after a
-    kill; the file is not synced."""
+    kill; the file is not synced. An incomplete last line, which a full disk leaves, is removed when the file is
+    opened."""
 
     def __init__(self, path: Path):
         self._path = path
-        self._file = open(path, "ab", buffering=0)  # noqa: SIM115, closed by close()
+        self._file = open(path, "a+b", buffering=0)  # noqa: SIM115, closed by close()
+        size = self._file.seek(0, os.SEEK_END)
+        if (complete := _size_of_complete_lines(self._file, size)) < size:
+            self._file.truncate(complete)
 
     def append(self, line: dict[str, Any]) -> None:
         """Adds `line`. Numbers that JSON lacks (nan, inf) become null."""
@@ -98,6 +103,18 @@ class JsonLines:
         self._file.close()
 
 
+def _size_of_complete_lines(file: FileIO, size: int) -> int:
+    """The position after the last newline of a file of that size."""
+    while size > 0:
+        begin = max(0, size - _TAIL)
+        file.seek(begin)
+        newline = file.read(size - begin).rfind(b"\n")
+        if newline >= 0:
+            return begin + newline + 1
+        size = begin
+    return 0
+
+
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:
     """Yields the objects of a JSON lines file, none where the file does not exist. An incomplete last line is skipped.
 
@@ -115,7 +132,8 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
         raise DamagedFile([f"{path}: cannot be read: {error.strerror}"]) from error
 
 
-# Of a file that is read while it grows.
+# Bytes that are read at once: from the end of a file, and of a file that grows.
+_TAIL = 1 << 12
 _BLOCK = 1 << 24
 
 

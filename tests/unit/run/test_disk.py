@@ -86,6 +86,17 @@ def test_a_line_that_the_disk_takes_in_parts_is_complete(tmp_path):
     assert list(read_lines(tmp_path / "metrics.jsonl")) == [{"batch": 0, "frames": 20}]
 
 
+@pytest.mark.parametrize("rest", ["", "{", '{"batch": "' + 9000 * "x"])
+@pytest.mark.parametrize("before", ["", '{"batch": 0}\n'])
+def test_a_line_that_the_full_disk_has_cut_is_replaced_by_the_next_one(tmp_path, before, rest):
+    path = tmp_path / "events.jsonl"
+    path.write_text(before + rest)
+    lines = JsonLines(path)
+    lines.append({"batch": 1})
+    lines.close()
+    assert path.read_text() == before + '{"batch":1}\n'
+
+
 def test_a_checkpoint_that_torch_cannot_write_says_why(tmp_path):
     class Full(io.BytesIO):
         """Takes the first part: of a later error, torch raises one of its own."""

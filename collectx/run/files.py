@@ -8,7 +8,7 @@ import os
 import stat
 import tempfile
 from collections.abc import Callable, Iterator
-from io import FileIO
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -80,10 +80,8 @@ class JsonLines:
 
     def __init__(self, path: Path):
         self._path = path
-        self._file = open(path, "a+b", buffering=0)  # noqa: SIM115, closed by close()
-        size = self._file.seek(0, os.SEEK_END)
-        if (complete := _size_of_complete_lines(self._file, size)) < size:
-            self._file.truncate(complete)
+        _drop_incomplete_line(path)
+        self._file = open(path, "ab", buffering=0)  # noqa: SIM115, closed by close()
 
     def append(self, line: dict[str, Any]) -> None:
         """Adds `line`. Numbers that JSON lacks (nan, inf) become null."""
@@ -103,16 +101,17 @@ class JsonLines:
         self._file.close()
 
 
-def _size_of_complete_lines(file: FileIO, size: int) -> int:
-    """The position after the last newline of a file of that size."""
-    while size > 0:
-        begin = max(0, size - _TAIL)
-        file.seek(begin)
-        newline = file.read(size - begin).rfind(b"\n")
-        if newline >= 0:
-            return begin + newline + 1
-        size = begin
-    return 0
+def _drop_incomplete_line(path: Path) -> None:
+    """Truncates a file, if it exists, after its last newline."""
+    with suppress(FileNotFoundError), open(path, "r+b") as file:
+        size = begin = file.seek(0, os.SEEK_END)
+        newline = -1
+        while newline < 0 < begin:
+            end, begin = begin, max(0, begin - _TAIL)
+            file.seek(begin)
+            newline = file.read(end - begin).rfind(b"\n")
+        if (complete := begin + newline + 1) < size:
+            file.truncate(complete)
 
 
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from collectx.library.collectors import RPCDataCollector as RPCDataCollector
     from collectx.library.collectors import SyncDataCollector as SyncDataCollector
     from collectx.library.slurm import submitit_delayed_launcher as submitit_delayed_launcher
+    from collectx.policy.adapt import adapt as adapt
     from collectx.replay import ReplayBuffer as ReplayBuffer
 
 __version__ = "0.1.0"
@@ -50,6 +51,7 @@ _MODULES = {
     "RayCollector": "library.collectors",
     "ReplayBuffer": "replay",
     "SyncDataCollector": "library.collectors",
+    "adapt": "policy.adapt",
     "split_trajectories": "collector.trajectories",
     "submitit_delayed_launcher": "library.slurm",
 }

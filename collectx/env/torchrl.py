@@ -87,17 +87,17 @@ class TorchrlEnv(Env):
     def _gym_members(self) -> Sequence[GymMember | GymProcesses]:
         """Members that step the Gymnasium envs below; raises `Unrecognised`."""
         env, outer = peel(self.user_envs[0])
-        if env.batch_size:
-            makers = _makers(env)
-            self._parts.append(makers[0]())
-            recipe = Recipe.of(self._parts[0], self.spec, outer)
-            if type(env).__name__ == "ParallelEnv" and not recipe.is_light:
-                self._close(self._parts)
-                self._parts.append(GymProcesses(makers, recipe, self.spec, env._mp_start_method))
-                return self._parts
-            self._parts += [make() for make in makers[1:]]
-        envs = self._parts or self.user_envs
-        return [GymMember(each, Recipe.of(each, self.spec, outer), self.spec, e) for e, each in enumerate(envs)]
+        if not env.batch_size:
+            return [GymMember(each, Recipe.of(each, self.spec), self.spec, e) for e, each in enumerate(self.user_envs)]
+        makers = _makers(env)
+        self._parts.append(makers[0]())
+        recipe = Recipe.of(self._parts[0], self.spec, outer)
+        if type(env).__name__ == "ParallelEnv" and not recipe.is_light:
+            self._close(self._parts)
+            self._parts.append(GymProcesses(makers, recipe, self.spec, env._mp_start_method))
+            return self._parts
+        self._parts += [make() for make in makers[1:]]
+        return [GymMember(each, Recipe.of(each, self.spec, outer), self.spec, e) for e, each in enumerate(self._parts)]
 
     def reset(self, seeds: Sequence[int] | None, out: Sequence[np.ndarray]) -> None:
         next_seed = 0

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from collectx.env.base import EnvSpec, StepArrays
-from collectx.env.torchrl_recipe import Read, Recipe
+from collectx.env.torchrl_recipe import Recipe
 
 
 class GymMember:
@@ -32,7 +32,7 @@ class GymMember:
         places = {leaf.key: place for place, leaf in enumerate(spec.observation)}
         self._observed = [(places[key], read) for key, read in recipe.reads.items() if key in places]
         # The place of the one leaf that is the whole observation.
-        is_whole = len(self._observed) == 1 and self._observed[0][1] == Read((), None)
+        is_whole = len(self._observed) == 1 and self._observed[0][1].is_whole
         self._whole = self._observed[0][0] if is_whole else None
         self._count_place, self._sum_place, self._init_place = (
             None if name is None else places.get((name,))

@@ -32,7 +32,7 @@ class Unrecognised(Exception):
     """An env is more than a Gymnasium env with well-known transforms; the message says by what."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Read:
     """How to read one leaf from Gymnasium's observation.
 
@@ -43,6 +43,11 @@ class Read:
 
     path: tuple[str, ...]
     codes: np.ndarray | None
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the leaf is the observation as it is."""
+        return not self.path and self.codes is None
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,8 @@ class Sampled(gymnasium.Env):
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
-        self.observation_space.seed(seed)
+        if seed is not None:
+            self.observation_space.seed(seed)
         self._step_number = 0
         return self.observation_space.sample(), {}
 
@@ -48,6 +49,10 @@ class Sampled(gymnasium.Env):
 
 def sampled(space, **kwargs):
     return envs.GymWrapper(Sampled(space, spaces.Discrete(2)), **kwargs)
+
+
+def discrete():
+    return sampled(spaces.Discrete(4))
 
 
 def nested_dict(**kwargs):

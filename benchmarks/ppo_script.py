@@ -9,6 +9,7 @@ import argparse
 import importlib
 import json
 import random
+import resource
 import subprocess
 import sys
 from statistics import mean, median
@@ -82,21 +83,32 @@ def main() -> None:
         print(json.dumps({"returns": train(SIDES[options.side], options.seed)}))
         return
     seconds: dict[str, list[float]] = {side: [] for side in SIDES}
+    processor: dict[str, list[float]] = {side: [] for side in SIDES}
     curves: dict[str, list[list[float]]] = {side: [] for side in SIDES}
     for seed in range(options.seeds):
         for side in SIDES:
-            began = perf_counter()
+            began, used = perf_counter(), _processor_s()
             command = [sys.executable, "-m", __spec__.name, "--side", side, "--seed", str(seed)]
             output = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
             seconds[side].append(perf_counter() - began)
+            processor[side].append(_processor_s() - used)
             curves[side].append(json.loads(output.splitlines()[-1])["returns"])
-            print(f"seed {seed}, {side}: {seconds[side][-1]:.1f} s", flush=True)
-    ratios = [theirs / ours for ours, theirs in zip(*seconds.values(), strict=True)]
-    print(f"wall time, TorchRL's in times of collectx's: {median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})")
+            times = f"{seconds[side][-1]:.1f} s, {processor[side][-1]:.1f} s of processor time"
+            print(f"seed {seed}, {side}: {times}", flush=True)
+    for name, by_side in (("wall", seconds), ("processor", processor)):
+        ratios = [theirs / ours for ours, theirs in zip(*by_side.values(), strict=True)]
+        spread = f"{min(ratios):.2f} to {max(ratios):.2f}"
+        print(f"{name} time, TorchRL's in times of collectx's: {median(ratios):.2f} ({spread})")
     print("frames | " + " | ".join(f"mean return with {side} (95 % bootstrap interval)" for side in SIDES))
     for last in range(4, TOTAL_FRAMES // FRAMES_PER_BATCH, 5):
         cells = [_interval([mean(curve[last - 4 : last + 1]) for curve in of_side]) for of_side in curves.values()]
         print(f"{(last + 1) * FRAMES_PER_BATCH:,} | " + " | ".join(cells))
+
+
+def _processor_s() -> float:
+    """The processor time of all child processes that have ended."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
 
 
 def _interval(values: list[float]) -> str:

@@ -177,6 +177,7 @@ def test_small_envs_of_a_parallel_env_need_no_processes():
 
 
 @pytest.mark.ci
+@pytest.mark.filterwarnings("ignore")
 def test_an_error_of_an_env_in_its_process_is_raised():
     def failing():
         env = torchrlenvs.walking()

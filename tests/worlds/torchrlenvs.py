@@ -78,8 +78,8 @@ def serial():
     return envs.SerialEnv(3, walking)
 
 
-def parallel():
-    return envs.ParallelEnv(2, walking)
+def parallel(**kwargs):
+    return envs.ParallelEnv(2, walking, **kwargs)
 
 
 def counted_serial():

@@ -1,6 +1,6 @@
 """Read-only attributes of TorchRL's collectors, and the attributes of theirs that do not exist here.
 
-Base class of `collectx.library.base.DataCollector`. Used in the trainer's process.
+Base class of `collectx.library.base.BaseCollector`. Used in the trainer's process.
 """
 
 from __future__ import annotations
@@ -38,6 +38,13 @@ REFUSED_ATTRIBUTES = {
     "queue_out": _PROCESSES,
     "register_scheme_receiver": _WEIGHT_SCHEMES,
     "verbose": "use the logging of the program that iterates",
+}
+
+# Public names of `torchrl.collectors` that do not exist in `collectx`, with the reason or a replacement.
+REFUSED_NAMES = {
+    "AsyncBatchedCollector": "one policy that acts for envs in several processes: use MultiAsyncCollector",
+    "Evaluator": "evaluate with Collector(..., exploration_type='DETERMINISTIC')",
+    "RayEvalWorker": "evaluate with RayCollector(..., exploration_type='DETERMINISTIC')",
 }
 
 

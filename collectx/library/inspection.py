@@ -1,10 +1,11 @@
-"""Queries to the workers, hooks, profiling and saved state of a collector.
+"""Queries to the workers, hooks, resets, profiling and saved state of a collector.
 
 Base class of the collectors in `collectx.library.collectors`. Runs in the trainer's process.
 """
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -12,14 +13,14 @@ from typing import Any
 from tensordict import TensorDictBase
 from torch import nn
 
-from collectx.library.base import DataCollector
+from collectx.library.base import BaseCollector
 from collectx.library.keywords.parse import signature_of
 from collectx.library.profiling import ProfileConfig
-from collectx.transport.base import encode_reset
+from collectx.transport.base import RESET, encode_reset
 from collectx.worker.spec import env_seed
 
 
-class InspectableCollector(DataCollector):
+class InspectableCollector(BaseCollector):
     """Workers answer queries between two of their batches; an async worker completes its granted batches first. Workers
     on other hosts (over torch.distributed) cannot be queried: `NotImplementedError`."""
 
@@ -139,6 +140,52 @@ class InspectableCollector(DataCollector):
     def _replace_hook(self, name: str, hook: Callable | None) -> None:
         self._ask("set_hook", name, hook)
         self._hooks = replace(self._hooks, **{name: hook})
+
+    def reset(self, reset_idx: Sequence[bool] | None = None) -> None:
+        """Resets envs before the next batch that a worker begins. An async collector delivers up to `num_slots` earlier
+        batches of each worker first.
+
+        Args:
+            reset_idx: for each worker, whether to reset its envs; None: all.
+
+        Raises:
+            ValueError: the length is not the number of workers, or only some are selected and batches consist of whole
+                trajectories.
+        """
+        workers = None
+        if reset_idx is not None:
+            self._check_selection("reset_idx", reset_idx, self.num_workers, "workers")
+            workers = [worker for worker, is_selected in enumerate(reset_idx) if is_selected]
+        self._reset(RESET, workers)
+
+    def _reset(self, reset: int, workers: Sequence[int] | None = None) -> None:
+        """Requests a reset of workers; None: all, and drops the trajectories that have not ended."""
+        with self._exclusive():
+            self._collector.request_reset(reset, workers)
+            if workers is None:
+                self._delivery.forget()
+
+    def _check_selection(self, name: str, selection: Sequence[bool], count: int, what: str) -> None:
+        """Raises ValueError unless `selection` says for each of `count` whether it is to be reset."""
+        if len(selection) != count:
+            raise ValueError(f"{name}={list(selection)}: one entry for each of {count} {what}, or None for all")
+        if self.trajs_per_batch is not None:
+            raise ValueError(f"{name}={list(selection)} with trajs_per_batch={self.trajs_per_batch}: reset all or none")
+
+    def set_seed(self, seed: int, static_seed: bool = False) -> int:
+        """Seeds envs and random actions as the constructor does, and resets the envs as `reset` does.
+
+        Args:
+            seed: at least 0, below 2**61.
+            static_seed: True: every env gets `seed`. False: every env gets another seed, derived from `seed`.
+
+        Returns:
+            A seed for the next call: `seed` if `static_seed`, otherwise another.
+        """
+        if not isinstance(seed, numbers.Integral) or not 0 <= seed < 2**61:
+            raise ValueError(f"seed={seed!r}: must be at least 0, below 2**61 and a whole number")
+        self._reset(encode_reset(seed, static_seed))
+        return seed if static_seed else env_seed(seed, 0)
 
     @signature_of(ProfileConfig)
     def enable_profile(self, **options: Any) -> None:

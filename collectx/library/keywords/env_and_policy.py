@@ -27,8 +27,8 @@ class EnvAndPolicy(Keywords):
     Args:
         create_env_fn: returns a Gymnasium env, a vector env, whose envs are a dimension of the batch, or a TorchRL env.
             With several workers: one callable for all, or one for each.
-        policy: a TensorDictModule, an `nn.Module`, a callable from the observation to the action, or None (or
-            TorchRL's `RandomPolicy`) for random actions.
+        policy: a TensorDictModule, an `nn.Module`, a callable from the observation to the action, or None or a
+            `RandomPolicy` for random actions.
         policy_factory: returns the policy instead, in every process. One callable for all workers: they act with the
             weights of the policy that it returns in this process. A list with one per worker: each worker acts with the
             weights of its policy until `update_policy_weights_`, or an update interval, publishes others; the first

@@ -15,6 +15,7 @@ from collectx.collector.compose import resolve_devices
 from collectx.config.derived import is_stacked
 from collectx.config.schema.run import RunConfig
 from collectx.env.base import EnvSpec
+from collectx.library.delivery import Delivery
 from collectx.library.request import CollectorRequest
 
 _WEIGHT_SCHEMES = "it connects the parts of TorchRL's collectors; here weights travel by the collector's transport"
@@ -68,6 +69,7 @@ class CollectorProperties:
     _overrides: list[dict[str, Any]]
     _frames_per_batch: int
     _spec: EnvSpec
+    _delivery: Delivery
     # Whether `shutdown` was called.
     closed: bool = False
 
@@ -99,8 +101,9 @@ class CollectorProperties:
 
     @property
     def policy_device(self) -> Any:
-        """The device of each worker's policy."""
-        devices = [torch.device(each["policy_device"]) for each in self._overrides]
+        """The device of each worker's policy; None: the CPU, as none was passed."""
+        names = [each["policy_device"] for each in self._overrides]
+        devices = [None if name is None else torch.device(name) for name in names]
         return devices[0] if self._cfg.collector.kind == "single" else devices
 
     @property
@@ -216,8 +219,8 @@ class CollectorProperties:
 
     @property
     def policy_version(self) -> int:
-        """The version of the newest published weights; 0 at first."""
-        return self._collector.policy_version
+        """The version of the newest published weights; 0 at first. `load_state_dict` restores it."""
+        return self._collector.policy_version + self._delivery.version_offset
 
     def get_policy_version(self) -> int:
         """Returns `policy_version`."""

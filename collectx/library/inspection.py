@@ -138,7 +138,10 @@ class InspectableCollector(BaseCollector):
         self.post_collect_hook = hook
 
     def _replace_hook(self, name: str, hook: Callable | None) -> None:
-        self._ask("set_hook", name, hook)
+        if name == "post_collect_hook" and self._request.kind == "single":
+            self._delivery.post_collect_hook = hook
+        else:
+            self._ask("set_hook", name, hook)
         self._hooks = replace(self._hooks, **{name: hook})
 
     def reset(self, reset_idx: Sequence[bool] | None = None) -> None:
@@ -214,23 +217,27 @@ class InspectableCollector(BaseCollector):
 
     def state_dict(self) -> dict[str, Any]:
         """Returns a copy of the state: the policy's weights, counts of frames and batches and, for each worker process
-        of this machine, its trajectory ids, its individual weights, if any, and the `state_dict` of its envs."""
+        of this machine, its weights, its trajectory ids and the `state_dict` of its envs."""
         weights = self.policy.state_dict() if isinstance(self.policy, nn.Module) else {}
         state: dict[str, Any] = {
             "policy_state_dict": {name: value.clone() for name, value in weights.items()},
             "frames": self._collector.num_frames,
             "iter": self._collector.num_batches,
+            "policy_version": self.policy_version,
         }
         if self._collector.can_ask("weights"):
             state |= {f"worker{index}": saved for index, saved in self._ask("state").items()}
             per_worker = dict.fromkeys(self._weights.individual.intersection(self._collector.workers), ())
-            for index, individual in self._ask("weights", per_worker=per_worker).items():
-                state[f"worker{index}"]["policy_state_dict"] = individual
+            individual = self._ask("weights", per_worker=per_worker)
+            for index in self._collector.workers:
+                own = individual.get(index, state["policy_state_dict"])
+                state[f"worker{index}"] |= {"policy_state_dict": own, "is_individual": index in individual}
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any], strict: bool = True) -> None:
-        """Restores a state: loads and publishes the weights, sets the counts, restores the envs. The collector must be
-        constructed with the same arguments. Workers with individual weights that are not in the state keep theirs.
+        """Restores a state: loads and publishes the weights, sets their version and the counts, restores the envs. The
+        collector must be constructed with the same arguments. Workers with individual weights that are not in the state
+        keep theirs.
 
         Envs resume within their episodes where their state can be saved (`collectx.state`): those that have
         `state_dict` and `load_state_dict`, and those whose state is in Python objects, MuJoCo or the Arcade Learning
@@ -245,8 +252,10 @@ class InspectableCollector(BaseCollector):
         workers = self._collector.workers
         if isinstance(self.policy, nn.Module):
             self.policy.load_state_dict(state_dict["policy_state_dict"], strict=strict)
-            saved = {index: state_dict.get(f"worker{index}", {}).get("policy_state_dict") for index in workers}
-            individual = {index: weights for index, weights in saved.items() if weights is not None}
+            saved = {index: state_dict.get(f"worker{index}", {}) for index in workers}
+            individual = {
+                index: each["policy_state_dict"] for index, each in saved.items() if each.get("is_individual")
+            }
             kept = self._weights.individual - set(individual)
             if not kept and not individual:
                 self.update_policy_weights_()
@@ -256,6 +265,8 @@ class InspectableCollector(BaseCollector):
                 if by_worker := {**dict.fromkeys(shared), **individual}:
                     self.update_policy_weights_(by_worker)
                 self._weights.individual.difference_update(shared)
+        version = state_dict.get("policy_version", self._collector.policy_version)
+        self._delivery.version_offset = version - self._collector.policy_version
         states = {index: (state_dict[f"worker{index}"],) for index in workers if f"worker{index}" in state_dict}
         reasons = self._ask("load", per_worker=states) if states else {}
         with self._exclusive():

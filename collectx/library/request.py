@@ -83,10 +83,15 @@ class CollectorRequest(UserHooks, Assembly, Weights, BatchOutput, Devices, Frame
     @property
     def policy_devices(self) -> list[str]:
         """The device of each worker's policy. Requires `has_valid_devices`."""
+        return [device or "cpu" for device in self.chosen_policy_devices]
+
+    @property
+    def chosen_policy_devices(self) -> list[str | None]:
+        """The device that was passed for each worker's policy; None: none. Requires `has_valid_devices`."""
         values = self.devices_of_workers()
         candidates = zip(self.kwargs_of_workers, values["policy_device"], values["device"], strict=True)
         return [
-            device_name(kwargs.get("policy_device") or kwargs.get("device") or policy or device) or "cpu"
+            device_name(kwargs.get("policy_device") or kwargs.get("device") or policy or device)
             for kwargs, policy, device in candidates
         ]
 
@@ -101,6 +106,10 @@ class SingleRequest(Unified, Interruptor, CollectorRequest):
     """Of `Collector`."""
 
     _kinds = ("single", "single")
+
+    def problems(self) -> list[str]:
+        refused = "policy and policy_factory: give one of them, as there are no workers."
+        return super().problems() + ([refused] if self.has_both_policies else [])
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -46,7 +46,7 @@ def _altered(message, changes):
     return bytes(content)
 
 
-FULL = struct.pack("<cqqqdddd", messages.FULL, 0, 0, 6, 0.1, 0.1, 0.1, 0.1) + struct.pack("<dq", 1.5, 6)
+FULL = struct.pack("<cqqqqdddd", messages.FULL, 0, 0, 6, 1, 0.1, 0.1, 0.1, 0.1) + struct.pack("<dq", 1.5, 6)
 WHOLE = [
     FULL,
     messages.pack_have(0),

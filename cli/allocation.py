@@ -57,7 +57,7 @@ def run_steps(
     )
     for run in runs:
         step = Step(run, job, list(argv), grace_s)
-        watcher = watch.Watcher([(run, job)], step.states, step.cancel, may_leave=False)
+        watcher = watch.Watcher([(run, job)], step.states, step.cancel, step.cancel, may_leave=False)
         results += watcher.watch()
         step.join()
         if results[-1].status is Status.INTERRUPTED:

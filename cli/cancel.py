@@ -1,6 +1,7 @@
 """`collectx cancel DIR`: ends a run, or the runs of a sweep, and waits for their end.
 
-A run of this host ends by the first signal of its trainer's process, whose id is in the lock file; a job by scancel.
+A run of this host ends by the first signal of its trainer's process, whose id is in the lock file, a job by SIGINT to
+its tasks, and by scancel where that is not enough.
 """
 
 from __future__ import annotations
@@ -21,8 +22,7 @@ _USAGE = """\
 collectx cancel DIR [--now]: end the run in DIR, or all runs of the sweep in DIR, and wait until they have ended.
 
 The trainer completes the batch, writes a checkpoint and ends, within checkpoint.grace_s; `collectx resume` continues
-the run. --now ends it at once, as a second signal does. A run of this machine must be cancelled on its host; of a run
-that is a job, and of workers that are jobs, scancel ends the jobs.
+the run. --now ends it at once, as a second signal and scancel do. A run of this machine must be cancelled on its host.
 
 Exit status: 0 the runs have ended, 1 one has not ended in time, 2 wrong usage or another host, 130 Ctrl-C."""
 
@@ -49,25 +49,32 @@ def _cancel(arguments: Arguments) -> int:
         for _ in range(2 if "now" in arguments.flags else 1):
             os.kill(pid, signal.SIGTERM)
             time.sleep(_POLL_S)
+    if jobs and "now" not in arguments.flags:
+        commands.interrupt(jobs)
+        jobs = []
     if jobs or orphans:
         commands.cancel([*jobs, *orphans])
     return _wait(living)
 
 
 def _wait(runs: Sequence[RunFolder]) -> int:
-    """Waits until the runs have ended; returns the exit status."""
-    grace_s = [(cfg := attach.submitted(run).cfg).checkpoint.grace_s + cfg.collector.close_timeout_s for run in runs]
-    timeout_s = max(grace_s, default=0.0) + _MARGIN_S
-    deadline_s = time.monotonic() + timeout_s
+    """Waits until the runs have ended, and cancels the jobs of those that take too long; returns the exit status."""
+    grace_s = max((attach.submitted(run).grace_s for run in runs), default=0.0)
+    begin_s, is_cancelled = time.monotonic(), False
     while runs:
         known = zip(runs, attach.statuses(runs), strict=True)
         for run, status in known:
             if status.has_ended:
                 print(f"{run.path}: {status.status}: {status.detail}".rstrip(": "), flush=True)
                 runs = [other for other in runs if other is not run]
-        if runs and time.monotonic() > deadline_s:
-            reason = "checkpoint.grace_s, collector.close_timeout_s and a minute"
-            output.error(f"{runs[0].path} has not ended within {timeout_s:g} s ({reason}): add --now.")
+        waited_s = time.monotonic() - begin_s
+        if waited_s > grace_s and not is_cancelled:
+            is_cancelled = True
+            if jobs := [job for run in runs if (job := run_status.read_job(run)) is not None]:
+                commands.cancel(jobs)
+        if runs and waited_s > grace_s + _MARGIN_S:
+            rule = f"{grace_s + _MARGIN_S:g} s (checkpoint.grace_s + collector.close_timeout_s + a minute)"
+            output.error(f"{runs[0].path} has not ended within {rule}: add --now.")
             return 1
         time.sleep(_POLL_S if runs else 0)
     return 0

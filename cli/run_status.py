@@ -70,6 +70,11 @@ class SubmittedRun:
     folder: Path
     cfg: RunConfig
 
+    @property
+    def grace_s(self) -> float:
+        """How long the run may take to end after its first signal, in seconds."""
+        return self.cfg.checkpoint.grace_s + self.cfg.collector.close_timeout_s
+
 
 def write_job(files: RunFolder, job: str) -> None:
     """Records the job that runs in the folder."""

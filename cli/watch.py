@@ -1,8 +1,8 @@
 """Watches runs that are jobs: in the queue, then with the live progress of a run on this machine, read from the run
 folders.
 
-Ctrl-C asks once whether to cancel the jobs, where the input is a terminal; without an answer, or a second time, it
-cancels them, as SIGTERM does at once. Used by the command line.
+Ctrl-C asks once whether to end the jobs, where the input is a terminal; without an answer it ends them, as SIGTERM does
+at once: they write a checkpoint. A second time, and where they take too long, it cancels them. Used by the CLI.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _MIN_QUERY_S = 1.0
 _MAX_QUERY_S = 10.0
 # After the end of a job, its result may take some seconds to be visible on this host, and SLURM to report its state.
 _SETTLE_S = 5.0
-# How long SLURM may take to end cancelled jobs: its KillWait is 30 s.
+# How long SLURM may take to end cancelled jobs, or interrupted ones after their grace: its KillWait is 30 s.
 _CANCEL_S = 90.0
 
 
@@ -52,15 +52,18 @@ class Watcher:
         self,
         runs: Sequence[tuple[SubmittedRun, str | None]],
         states: Callable[[Iterable[str]], JobStates] = query_slurm,
+        interrupt: Callable[[Sequence[str]], None] = commands.interrupt,
         cancel: Callable[[Sequence[str]], None] = commands.cancel,
         may_leave: bool = True,
         is_owner: bool = True,
     ):
-        """`runs` have the id of each job, None for a process, whose states `states` reports and which `cancel` cancels;
-        `may_leave`: the jobs may outlive this process; `is_owner`: this command has started them, and Ctrl-C may cancel
-        them."""
+        """`runs` have the id of each job, None for a process, whose states `states` reports and which `interrupt` ends
+        with a checkpoint, `cancel` without; `may_leave`: the jobs may outlive this process; `is_owner`: this command
+        has started them, and Ctrl-C may end them."""
         self._states = states
+        self._interrupt_jobs = interrupt
         self._cancel_jobs = cancel
+        self._grace_s = max(run.grace_s for run, _ in runs)
         self._may_leave = may_leave
         self._is_owner = is_owner
         self._runs = [
@@ -78,7 +81,8 @@ class Watcher:
             for run, job in runs
         ]
         self.is_detached = False
-        self._cancelled_s: float | None = None
+        self._interrupted_s: float | None = None
+        self._is_cancelled = False
         self._next_query_s = 0.0
         self._has_outage = False
 
@@ -89,13 +93,16 @@ class Watcher:
             try:
                 self._watch()
             except Terminated:
-                self._cancel()
+                self._interrupt()
             except KeyboardInterrupt:
                 if not self._is_owner:
                     self.is_detached = True
                     print(f"left; {self._describe_jobs()} goes on", file=sys.stderr)
                     break
-                if self._cancelled_s is not None:
+                if self._interrupted_s is not None and not self._is_cancelled:
+                    self._cancel()
+                    continue
+                if self._is_cancelled:
                     print(f"left; SLURM is still ending {self._describe_jobs()}", file=sys.stderr)
                     break
                 if self._ask_to_leave():
@@ -115,9 +122,18 @@ class Watcher:
         with view:
             while self._unfinished():
                 self._update(view)
-                if self._cancelled_s is not None and time.monotonic() > self._cancelled_s + _CANCEL_S:
-                    raise KeyboardInterrupt
+                self._limit_end()
                 time.sleep(REFRESH_S)
+
+    def _limit_end(self) -> None:
+        """Cancels jobs that take too long to end, and raises KeyboardInterrupt where SLURM takes too long as well."""
+        if self._interrupted_s is None:
+            return
+        waited_s = time.monotonic() - self._interrupted_s
+        if waited_s > self._grace_s and not self._is_cancelled:
+            self._cancel()
+        if waited_s > self._grace_s + _CANCEL_S:
+            raise KeyboardInterrupt
 
     def _update(self, view: View) -> None:
         for run in self._runs:
@@ -182,23 +198,30 @@ class Watcher:
             self._may_leave = False
             try:
                 jobs = self._describe_jobs()
-                question = f"cancel {jobs}? y cancels, n leaves and lets them run, Enter keeps watching [y/n]: "
+                question = f"end {jobs}? y ends, n leaves and lets them run, Enter keeps watching [y/n]: "
                 answer = input(question).strip().lower()
             except (EOFError, KeyboardInterrupt):
                 answer = "y"
             if not answer.startswith("y"):
                 return answer.startswith("n")
-        self._cancel()
+        self._interrupt()
         return False
 
+    def _interrupt(self) -> None:
+        self._interrupted_s = self._interrupted_s or time.monotonic()
+        words = f"within {self._grace_s:g} s (checkpoint.grace_s + collector.close_timeout_s); Ctrl-C cancels at once"
+        self._end(self._interrupt_jobs, f"ending {self._describe_jobs()}, with a checkpoint, {words}")
+
     def _cancel(self) -> None:
-        if self._cancelled_s is None:
-            self._cancelled_s = time.monotonic()
-        print(f"cancelling {self._describe_jobs()}; this may take SLURM half a minute", file=sys.stderr, flush=True)
+        self._is_cancelled = True
+        self._end(self._cancel_jobs, f"cancelling {self._describe_jobs()}; this may take SLURM half a minute")
+
+    def _end(self, end: Callable[[Sequence[str]], None], message: str) -> None:
+        print(message, file=sys.stderr, flush=True)
         try:
-            self._cancel_jobs([run.job for run in self._unfinished() if run.job is not None])
+            end([run.job for run in self._unfinished() if run.job is not None])
         except LauncherError as error:
-            print(f"collectx: the jobs were not cancelled: {error}", file=sys.stderr)
+            print(f"collectx: the jobs were not ended: {error}", file=sys.stderr)
         self._next_query_s = 0.0
 
     def _describe_jobs(self) -> str:

@@ -27,7 +27,7 @@ from collectx.config.schema.launcher import SlurmLauncherConfig
 from collectx.config.schema.run import RunConfig
 from collectx.errors import ConfigError, JobEnded, LauncherError
 from collectx.launcher.local import leave_signals_to_trainer
-from collectx.launcher.slurm import requeue
+from collectx.launcher.slurm import commands, requeue
 from collectx.launcher.slurm.array import note_of_end
 from collectx.launcher.slurm.job import JobTasksLauncher
 from collectx.launcher.slurm.script import WORKERS
@@ -123,7 +123,21 @@ def _run_trainer(spec: JobSpec, files: RunFolder, token: str, folder: str) -> in
             write_json(files.result, result.as_json())
         else:
             print("collectx: the job is requeued", file=sys.stderr)
+    if result.exit_reason == "interrupted by SIGINT":
+        _cancel_job(files)
     return result.exit_status
+
+
+def _cancel_job(files: RunFolder) -> None:
+    """Cancels the job of this process, so that SLURM does not record it as failed; not an allocation in which the run
+    is a step, which has no batch script."""
+    job = requeue.job_id(os.environ)
+    if not (files.jobs / f"node.{job}").exists():
+        return
+    try:
+        commands.cancel([job])
+    except LauncherError as error:
+        print(f"collectx: job {job} is not cancelled: {error}", file=sys.stderr)
 
 
 def _has_lost_node(result: Result, launcher: JobTasksLauncher) -> bool:

@@ -118,3 +118,25 @@ def test_a_delayed_trainer_has_resources_of_its_own_and_each_part_ends_with_the_
     cluster.login(["scancel", job])
     assert started.finish() in (1, 130), started.output
     started.states()
+
+
+@pytest.mark.nightly
+def test_a_run_begins_while_a_job_waits_and_its_worker_joins(cluster, run):
+    """One node of four CPUs is free, for four of the five workers."""
+    others = ["--parsable", "--nodes=3", "--exclusive", "--output=/dev/null", "--wrap=sleep 1000"]
+    blocking = cluster.login(["sbatch", *others], cwd=cluster.shared).strip()
+    wait_until(lambda: cluster.job_states(blocking) == ["RUNNING"], 60, "the other job to run")
+    members = ["collector.num_workers=5", "collector.min_workers=3", "collector.on_worker_failure=drop"]
+    started = run(*ENDLESS, *LAUNCHERS["submitit"], "collector=multi_sync", *members, "collector.worker_timeout_s=60")
+
+    def taking_part():
+        """In each batch, how many of the five; None: all."""
+        return [line.get("taking_part") for line in started.files.read_metrics()]
+
+    started.wait_until(lambda: [4, 5] in taking_part(), "a batch of four workers")
+    assert len(started.events("worker_joined")) == 4
+    assert None not in taking_part()
+    cluster.login(["scancel", blocking])
+    started.wait_until(lambda: None in taking_part(), "a batch of five workers")
+    started.complete()
+    assert not started.events("worker_failed")

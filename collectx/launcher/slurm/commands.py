@@ -240,6 +240,18 @@ def cancel(jobs: Sequence[str]) -> None:
     _run(["scancel", "--quiet", *jobs])
 
 
+def interrupt(jobs: Sequence[str]) -> None:
+    """Sends SIGINT to the tasks of jobs that run, whose trainers then write a checkpoint, end, and cancel their jobs;
+    cancels jobs that wait. After `cancel`, SLURM gives them its KillWait only.
+
+    Raises:
+        LauncherError: SLURM does not answer.
+    """
+    for state in ("PENDING", "SUSPENDED"):
+        _run(["scancel", "--quiet", f"--state={state}", *jobs])
+    _run(["scancel", "--quiet", "--state=RUNNING", "--signal=INT", *jobs])
+
+
 def requeue(job: str) -> None:
     """Calls `scontrol requeue`.
 

@@ -65,6 +65,7 @@ class Queue:
         self.preempted: list[str] = []
         self.error = ""
         self.is_held = False
+        self.deaf: set[str] = set()
 
     write_result = staticmethod(write_result)
 
@@ -103,8 +104,10 @@ class Queue:
         return "\n".join(lines)
 
     def scancel(self, command: Sequence[str]) -> str:
-        living = [job for job, state in self.states.items() if state in ("PENDING", "RUNNING")]
-        self.states |= dict.fromkeys(set(living) & set(command), "CANCELLED")
+        (meant,) = [word[8:].split() for word in command if word.startswith("--state=")] or [["PENDING", "RUNNING"]]
+        jobs = {job for job, state in self.states.items() if state in meant and job in command}
+        # A trainer that SIGINT interrupts cancels its job.
+        self.states |= dict.fromkeys(jobs - (self.deaf if "--signal=INT" in command else set()), "CANCELLED")
         return ""
 
 

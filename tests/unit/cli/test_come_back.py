@@ -7,7 +7,7 @@ import pytest
 from composing import composed
 
 from collectx.cli import attach, cancel, logs
-from collectx.cli.run_status import write_job
+from collectx.cli.run_status import SubmittedRun, write_job
 from collectx.run import RunFolder, snapshot
 
 
@@ -54,6 +54,14 @@ def test_a_job_is_cancelled_and_one_that_has_ended_is_left(queue, job, capsys):
     assert "interrupted: job 7 ended as CANCELLED" in capsys.readouterr().out
     assert cancel.main(["sweep"]) == 0
     assert "had ended" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("words", [["--now"], []])
+def test_a_job_that_does_not_end_by_its_signal_is_cancelled(queue, job, monkeypatch, words):
+    monkeypatch.setattr(SubmittedRun, "grace_s", 0.0)
+    queue.deaf = {"7"}
+    assert cancel.main(["sweep", *words]) == 0
+    assert queue.states == {"7": "CANCELLED"}
 
 
 def test_a_process_of_another_host_is_not_cancelled(job, capsys):

@@ -1,5 +1,6 @@
 """Runs as SLURM jobs: scripts, arrays, refusals, a second start, Ctrl-C. Real jobs: tests/slurm."""
 
+import itertools
 import os
 import shutil
 import signal
@@ -187,6 +188,21 @@ def test_an_interruption_cancels_unless_the_user_says_no(queue, monkeypatch, num
     assert queue.states == {"100": state}
     assert done.is_detached == (state == "RUNNING")
     assert len(questions) == (number == signal.SIGINT)
+
+
+@pytest.mark.parametrize("grace_s", [0.0, 1000.0])
+def test_a_job_that_does_not_end_is_cancelled_by_the_second_signal_or_after_its_grace(queue, monkeypatch, grace_s):
+    presses = iter([signal.SIGINT] * (1 if grace_s == 0 else 2))
+    queue.deaf = {"100"}
+    monkeypatch.setattr(SubmittedRun, "grace_s", grace_s)
+
+    def interrupted(seconds: float) -> None:
+        for number in itertools.islice(presses, 1):
+            signal.raise_signal(number)
+
+    monkeypatch.setattr(watch, "time", SimpleNamespace(monotonic=time.monotonic, sleep=interrupted))
+    assert [ended.status for ended in start("seed=2").results] == ["interrupted"]
+    assert queue.states == {"100": "CANCELLED"}
 
 
 def test_an_interruption_before_jobs_are_followed_leaves_no_job(queue, monkeypatch):

@@ -15,7 +15,7 @@ from collectx.errors import ShapeError
 FRAMES = {"frames_per_batch": 24, "total_frames": 48}
 
 
-@over((SINGLE, *SYNC, *ASYNC), smoke=True)
+@over((SINGLE, *SYNC, *ASYNC))
 def test_keys_that_a_hook_adds_and_tensors_that_it_replaces_are_delivered(way):
     def hook(batch):
         batch["steps"] = torch.arange(batch.shape[-1]).expand(batch.shape)
@@ -78,7 +78,7 @@ class Chosen(nn.Module):
         return torch.full(observation.shape[:-1], int(self.action.detach()))
 
 
-@over((SINGLE, INLINE_SYNC, *BETWEEN_PROCESSES), smoke=True)
+@over((SINGLE, INLINE_SYNC, *BETWEEN_PROCESSES))
 def test_a_state_restores_the_version_of_the_weights_in_this_process_and_in_all_workers(way):
     with make(way, policy=Chosen(0), track_policy_version=True, **FRAMES) as collector:
         collector.update_policy_weights_()
@@ -98,7 +98,7 @@ def test_a_state_restores_the_version_of_the_weights_in_this_process_and_in_all_
         assert collector.policy_version == 3
 
 
-@over((INLINE_SYNC, SHARED_SYNC), smoke=True)
+@over((INLINE_SYNC, SHARED_SYNC))
 def test_a_factory_beside_a_policy_is_called_in_the_workers_alone(way):
     trainers, called = Chosen(0), []
 

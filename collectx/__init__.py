@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from collectx.library.updaters import RPCWeightUpdater as RPCWeightUpdater
     from collectx.library.updaters import VanillaWeightUpdater as VanillaWeightUpdater
     from collectx.library.updaters import WeightUpdaterBase as WeightUpdaterBase
+    from collectx.policy.adapt import adapt as adapt
     from collectx.policy.random import RandomPolicy as RandomPolicy
     from collectx.replay import ReplayBuffer as ReplayBuffer
 
@@ -80,6 +81,7 @@ _MODULES = {
     "WeightUpdaterBase": "library.updaters",
     "aSyncDataCollector": "library.collectors",
     "service_backend": "library.unified",
+    "adapt": "policy.adapt",
     "split_trajectories": "collector.trajectories",
     "submitit_delayed_launcher": "library.slurm",
 }

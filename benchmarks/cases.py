@@ -28,7 +28,7 @@ class Case:
             and 128 are also what IMPALA and PPO use.
         share: target for the share of the bare loop, by kind of collector. No entry: no target.
         ratio: target for the ratio to TorchRL, by kind. No entry: no target. None: not compared.
-        torchrl: whether collectx steps TorchRL's env (a GymEnv or a SerialEnv), not Gymnasium's.
+        torchrl: whether collectx has TorchRL's env (a GymEnv or a SerialEnv, with transforms), not Gymnasium's.
         kinds: kinds of collectors, in the order of measurement.
     """
 
@@ -76,10 +76,11 @@ CASES = {
 }
 # TorchRL's env on both sides.
 _TORCHRL = ("single", "multi_sync")
-for _num_envs, _steps in ((1, 256), (8, 64)):
-    CASES[f"torchrl_{_num_envs}"] = Case(
-        "CartPole-v1", _num_envs, "mlp", _steps, {}, dict.fromkeys(_TORCHRL, 2.0), torchrl=True, kinds=_TORCHRL
-    )
+for _name, _env_id, _times in (("torchrl", "CartPole-v1", 6.0), ("torchrl_halfcheetah", "HalfCheetah-v5", 2.5)):
+    for _num_envs, _steps in ((1, 256), (8, 64)):
+        CASES[f"{_name}_{_num_envs}"] = Case(
+            _env_id, _num_envs, "mlp", _steps, {}, dict.fromkeys(_TORCHRL, _times), torchrl=True, kinds=_TORCHRL
+        )
 # The same over gloo on loopback, as between hosts.
 for _name in ("cartpole_32", "halfcheetah_8"):
     CASES[f"{_name}_gloo"] = replace(

@@ -86,11 +86,12 @@ def _collector(kind: str, make: Callable[[], Any], policy: Any, case: Case) -> A
 
 
 def make_env(case: Case) -> Any:
-    """The env group of one worker."""
-    from torchrl.envs import GymEnv, SerialEnv
+    """The env group of one worker; with `Case.torchrl` under transforms, as in most scripts."""
+    from torchrl.envs import Compose, GymEnv, RewardSum, SerialEnv, StepCounter, TransformedEnv
 
     one = partial(GymEnv, case.env_id, categorical_action_encoding=True)
-    return one() if case.num_envs == 1 else SerialEnv(case.num_envs, one)
+    env = one() if case.num_envs == 1 else SerialEnv(case.num_envs, one)
+    return TransformedEnv(env, Compose(StepCounter(), RewardSum())) if case.torchrl else env
 
 
 if __name__ == "__main__":

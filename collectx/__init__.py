@@ -10,7 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collectx.collector.trajectories import split_trajectories as split_trajectories
+    from collectx.library.collectors import AsyncCollector as AsyncCollector
+    from collectx.library.collectors import BaseCollector as BaseCollector
     from collectx.library.collectors import Collector as Collector
+    from collectx.library.collectors import DataCollectorBase as DataCollectorBase
     from collectx.library.collectors import DistributedCollector as DistributedCollector
     from collectx.library.collectors import DistributedDataCollector as DistributedDataCollector
     from collectx.library.collectors import DistributedSyncCollector as DistributedSyncCollector
@@ -24,7 +27,20 @@ if TYPE_CHECKING:
     from collectx.library.collectors import RPCCollector as RPCCollector
     from collectx.library.collectors import RPCDataCollector as RPCDataCollector
     from collectx.library.collectors import SyncDataCollector as SyncDataCollector
+    from collectx.library.collectors import aSyncDataCollector as aSyncDataCollector
+    from collectx.library.profiling import ProfileConfig as ProfileConfig
+    from collectx.library.slurm import DEFAULT_SLURM_CONF as DEFAULT_SLURM_CONF
     from collectx.library.slurm import submitit_delayed_launcher as submitit_delayed_launcher
+    from collectx.library.unified import service_backend as service_backend
+    from collectx.library.updaters import DistributedWeightUpdater as DistributedWeightUpdater
+    from collectx.library.updaters import MultiProcessedWeightUpdater as MultiProcessedWeightUpdater
+    from collectx.library.updaters import RayWeightUpdater as RayWeightUpdater
+    from collectx.library.updaters import RemoteModuleWeightUpdater as RemoteModuleWeightUpdater
+    from collectx.library.updaters import RPCWeightUpdater as RPCWeightUpdater
+    from collectx.library.updaters import VanillaWeightUpdater as VanillaWeightUpdater
+    from collectx.library.updaters import WeightUpdaterBase as WeightUpdaterBase
+    from collectx.policy.adapt import adapt as adapt
+    from collectx.policy.random import RandomPolicy as RandomPolicy
     from collectx.replay import ReplayBuffer as ReplayBuffer
 
 __version__ = "0.1.0"
@@ -35,21 +51,37 @@ filter_warnings_subprocess = True
 
 # The module of each public name.
 _MODULES = {
+    "AsyncCollector": "library.collectors",
+    "BaseCollector": "library.collectors",
     "Collector": "library.collectors",
+    "DEFAULT_SLURM_CONF": "library.slurm",
+    "DataCollectorBase": "library.collectors",
     "DistributedCollector": "library.collectors",
     "DistributedDataCollector": "library.collectors",
     "DistributedSyncCollector": "library.collectors",
     "DistributedSyncDataCollector": "library.collectors",
+    "DistributedWeightUpdater": "library.updaters",
     "MultiAsyncCollector": "library.collectors",
     "MultiCollector": "library.collectors",
+    "MultiProcessedWeightUpdater": "library.updaters",
     "MultiSyncCollector": "library.collectors",
     "MultiSyncDataCollector": "library.collectors",
     "MultiaSyncDataCollector": "library.collectors",
+    "ProfileConfig": "library.profiling",
     "RPCCollector": "library.collectors",
     "RPCDataCollector": "library.collectors",
+    "RPCWeightUpdater": "library.updaters",
+    "RandomPolicy": "policy.random",
     "RayCollector": "library.collectors",
+    "RayWeightUpdater": "library.updaters",
+    "RemoteModuleWeightUpdater": "library.updaters",
     "ReplayBuffer": "replay",
     "SyncDataCollector": "library.collectors",
+    "VanillaWeightUpdater": "library.updaters",
+    "WeightUpdaterBase": "library.updaters",
+    "aSyncDataCollector": "library.collectors",
+    "service_backend": "library.unified",
+    "adapt": "policy.adapt",
     "split_trajectories": "collector.trajectories",
     "submitit_delayed_launcher": "library.slurm",
 }
@@ -60,7 +92,10 @@ __all__ = [*_MODULES]
 def __getattr__(name: str) -> Any:
     if name in _MODULES:
         return getattr(importlib.import_module(f"collectx.{_MODULES[name]}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from collectx.library.compat import REFUSED_NAMES
+
+    why = f" (of TorchRL's, not here: {REFUSED_NAMES[name]})" if name in REFUSED_NAMES else ""
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}{why}")
 
 
 def __dir__() -> list[str]:

@@ -4,7 +4,8 @@ collected by pytest.
     python tests/installs.py [--python 3.12 3.13]
 
 For each Python that is on the path: `make test` in an environment of its own. In one that has no extra: the command
-works, and what needs an extra gives one message that names it.
+works, and what needs an extra gives one message that names it; then Stable-Baselines3 is installed, and its models act
+in a collector.
 """
 
 import argparse
@@ -51,6 +52,14 @@ def refuses(python: Path, extra: str, overrides: str) -> list[str]:
     return [] if is_good and "Traceback" not in text else [f"{overrides}: exit status {status}\n{text}"]
 
 
+def acts_for_stable_baselines3(python: Path) -> list[str]:
+    """Installs the package beside `python`. What fails of `scripts/sb3.py`."""
+    install = [python, "-m", "pip", "install", "--quiet", "--constraint", "constraints.txt", "stable-baselines3"]
+    subprocess.run(install, cwd=ROOT, check=True)
+    done = subprocess.run([python, "tests/scripts/sb3.py"], cwd=ROOT, stdout=PIPE, stderr=subprocess.STDOUT, text=True)
+    return [f"tests/scripts/sb3.py: exit status {done.returncode}\n{done.stdout}"] if done.returncode else []
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"].keys() - {"dev"}
@@ -70,6 +79,7 @@ def main() -> int:
         subprocess.run(install, cwd=ROOT, check=True)
         refused = [text for extra, overrides in NEEDS for text in refuses(python, extra, overrides)]
         report("a fresh environment without extras", works(python) + refused)
+        report("Stable-Baselines3", acts_for_stable_baselines3(python))
         for version in options.python:
             path = shutil.which(f"python{version}")
             # A shim of pyenv is there for versions that are not chosen, and does not run.

@@ -101,7 +101,7 @@ def build(
         num_envs=spec.num_envs,
         env=cfg.env,
         policy=cfg.policy,
-        policy_device=devices.policy_device or "cpu",
+        policy_device=devices.policy_device,
         exploration_type=options.exploration_type,
         seed=cfg.seed,
         leaves=slab.leaves,

@@ -122,10 +122,11 @@ class Assembler:
             return None if chosen is None else _joined(chosen)
         return _pad(_joined(chosen), torch.tensor([len(each) for each in chosen], device=chosen[0].device))
 
-    def writes(self, count: int) -> Iterator[TensorDictBase]:
-        """Yields all ended trajectories, `count` at a time: `[time]`."""
-        while chosen := self._next(count):
-            yield _joined(chosen)
+    def writes(self, count: int | None) -> Iterator[TensorDictBase]:
+        """Yields all ended trajectories, at most `count` at a time, or all at once: `[time]`."""
+        while self._ended:
+            size = len(self._ended) if count is None else min(count, len(self._ended))
+            yield _joined([self._ended.popleft() for _ in range(size)])
 
     def _next(self, count: int) -> list[TensorDictBase] | None:
         if len(self._ended) < count:

@@ -65,6 +65,8 @@ class EnvSpec:
             its observation, `[*shape]`.
         path: of an env of TorchRL, what steps it: "gymnasium", or "torchrl: " and the reason why its own `_step` does;
             otherwise empty.
+        data_device: `device` of the TensorDict that a user's policy is called with, if the policy acts on the CPU.
+        action_spec: the actions as the env describes them: TorchRL's spec with all keys; None for Gymnasium's envs.
         first: observations after a reset, by leaf, `[1, *shape]` or `[E, *shape]`, with which a user's policy is
             called once to learn its outputs. Empty: that call takes zeros.
     """
@@ -81,6 +83,8 @@ class EnvSpec:
     draw: Callable[[], Draws] | None = None
     is_single: bool = False
     path: str = field(default="", compare=False)
+    data_device: torch.device | None = field(default=None, compare=False)
+    action_spec: Any = field(default=None, compare=False, repr=False)
     first: Mapping[Key, torch.Tensor] = field(default_factory=dict, compare=False, repr=False)
 
     @property

@@ -5,14 +5,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from collectx.config.schema.env import TorchrlEnvConfig
 from collectx.env.base import Env, StepArrays, closed_on_error
-from collectx.env.torchrl_gym import GymMember, Recipe, Unrecognised, peel
+from collectx.env.torchrl_gym import GymMember
 from collectx.env.torchrl_member import TorchrlMember
+from collectx.env.torchrl_processes import GymProcesses
+from collectx.env.torchrl_recipe import Recipe, Unrecognised, peel
 from collectx.env.torchrl_specs import RandomActions, is_torchrl_env, read_spec
 from collectx.errors import ConfigError, SpaceError
 from collectx.user_objects import resolve
@@ -59,7 +62,7 @@ class TorchrlEnv(Env):
     def __init__(self, envs: Sequence[Any], owned: bool = True, exclude: Sequence[str] = ()):
         self._owned = owned
         self.user_envs: list[Any] = list(envs)
-        # The envs that a batched env would make, where they are stepped in its place.
+        # The envs that a batched env would make, or the processes that have them, where they are stepped in its place.
         self._parts: list[Any] = []
         with closed_on_error(self):
             for env in envs:
@@ -71,26 +74,30 @@ class TorchrlEnv(Env):
             action = specs[0].action
             num_envs = sum(spec.num_envs for spec in specs)
             self.spec = replace(specs[0], num_envs=num_envs, draw=lambda: RandomActions(envs, action))
-            self._members: list[TorchrlMember | GymMember] = []
+            self._members: list[TorchrlMember | GymMember | GymProcesses] = []
             try:
                 self._members += self._gym_members()
-                self.spec = replace(self.spec, path="gymnasium")
+                self.spec = replace(self.spec, path=_path(self.user_envs[0], self._members))
             except Unrecognised as reason:
                 self._close(self._parts)
                 parts = [slice(0, num_envs)] if envs[0].batch_size else [slice(e, e + 1) for e in range(num_envs)]
                 self._members += [TorchrlMember(env, self.spec, part) for env, part in zip(envs, parts, strict=True)]
                 self.spec = replace(self.spec, path=f"torchrl: {reason}")
 
-    def _gym_members(self) -> list[GymMember]:
+    def _gym_members(self) -> Sequence[GymMember | GymProcesses]:
         """Members that step the Gymnasium envs below; raises `Unrecognised`."""
         env, outer = peel(self.user_envs[0])
         if not env.batch_size:
             return [GymMember(each, Recipe.of(each, self.spec), self.spec, e) for e, each in enumerate(self.user_envs)]
-        envs = split_serial_env(env) if self._owned else [env]
-        if envs == [env]:
-            raise Unrecognised(f"{type(env).__name__} is a batched env of its own")
-        self._parts += envs
-        return [GymMember(each, Recipe.of(each, self.spec, outer), self.spec, e) for e, each in enumerate(envs)]
+        makers = _makers(env)
+        self._parts.append(makers[0]())
+        recipe = Recipe.of(self._parts[0], self.spec, outer)
+        if type(env).__name__ == "ParallelEnv" and not recipe.is_light:
+            self._close(self._parts)
+            self._parts.append(GymProcesses(makers, recipe, self.spec, env._mp_start_method))
+            return self._parts
+        self._parts += [make() for make in makers[1:]]
+        return [GymMember(each, Recipe.of(each, self.spec, outer), self.spec, e) for e, each in enumerate(self._parts)]
 
     def reset(self, seeds: Sequence[int] | None, out: Sequence[np.ndarray]) -> None:
         next_seed = 0
@@ -113,8 +120,8 @@ class TorchrlEnv(Env):
                 member.restart(ended[member.envs], out)
 
     def close(self) -> None:
+        self._close(self._parts)
         if self._owned:
-            self._close(self._parts)
             self._close(self.user_envs)
 
     @staticmethod
@@ -130,10 +137,37 @@ def split_serial_env(env: Any) -> list[Any]:
     Otherwise `[env]`."""
     if type(env).__name__ != "SerialEnv" or len(env.batch_size) != 1 or not env.is_closed:
         return [env]
+    return [make() for make in _constructors(env)]
+
+
+def _makers(env: Any) -> list[partial]:
+    """The constructors of the envs of a `SerialEnv` or `ParallelEnv`; raises `Unrecognised`."""
+    name = type(env).__name__
+    if name not in ("SerialEnv", "ParallelEnv") or len(env.batch_size) != 1:
+        raise Unrecognised(f"{name} is a batched env of its own")
+    if not env.is_closed:
+        raise Unrecognised(f"the {name} has started: pass a function that makes it")
+    makers = _constructors(env)
+    first, *others = [(make.func, make.args, make.keywords) for make in makers]
+    if name == "ParallelEnv" and any(other != first for other in others):
+        raise Unrecognised("its envs are made by different functions")
+    return makers
+
+
+def _constructors(env: Any) -> list[partial]:
     kwargs_of_each = [env.create_env_kwargs] * env.num_workers
     if not isinstance(env.create_env_kwargs, Mapping):
         kwargs_of_each = [kwargs or {} for kwargs in env.create_env_kwargs]
-    return [make(**kwargs) for make, kwargs in zip(env.create_env_fn, kwargs_of_each, strict=True)]
+    return [partial(make, **kwargs) for make, kwargs in zip(env.create_env_fn, kwargs_of_each, strict=True)]
+
+
+def _path(env: Any, members: Sequence[Any]) -> str:
+    """`EnvSpec.path` of a group whose members step Gymnasium's envs."""
+    if isinstance(members[0], GymProcesses):
+        return "gymnasium, in a process for each env"
+    if type(peel(env)[0]).__name__ == "ParallelEnv":
+        return "gymnasium, without processes, as a step takes less time than a message to a process"
+    return "gymnasium"
 
 
 def _check(env: Any, alone: bool) -> None:

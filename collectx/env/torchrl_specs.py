@@ -55,6 +55,8 @@ def read_spec(env: Any, exclude: Sequence[str]) -> EnvSpec:
         _joint_space(acted, action, len(size)),
         rewards=rewards,
         batch_shape=size if len(size) > 1 else (),
+        data_device=env.device,
+        action_spec=env.full_action_spec,
     )
 
 

@@ -1,4 +1,4 @@
-"""The background thread of `DataCollector.start`, in the trainer's process. Other threads use the collector between two
+"""The background thread of `BaseCollector.start`, in the trainer's process. Other threads use the collector between two
 batches, inside `hold()`.
 """
 

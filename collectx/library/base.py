@@ -1,4 +1,4 @@
-"""`DataCollector`, the base class of the library's collectors: iteration, publishing of weights, life cycle.
+"""`BaseCollector`, the base class of the library's collectors: iteration, publishing of weights, life cycle.
 
     keywords --parsed, checked--> request --> RunConfig, overrides per worker --> collector.compose.build --> batches
 
@@ -8,7 +8,6 @@ Runs in the trainer's process. `delivery` converts batches to the form that the 
 from __future__ import annotations
 
 import contextlib
-import numbers
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
@@ -32,14 +31,14 @@ from collectx.library.keywords.nested import lift_shared
 from collectx.library.keywords.parse import parse
 from collectx.library.request import CollectorRequest
 from collectx.library.slurm import open_launcher
+from collectx.library.updaters import WeightUpdaterBase
 from collectx.library.weights import WeightPublisher, WeightsLike, weights_by_worker
-from collectx.transport.base import RESET, encode_reset
+from collectx.policy.random import RandomPolicy
 from collectx.user_objects import UserObjects
-from collectx.worker.spec import env_seed
 
 
-class DataCollector(CollectorProperties):
-    """Base class of all collectors of the library; not instantiated itself.
+class BaseCollector(CollectorProperties):
+    """Base class of all collectors of the library, for `isinstance`; not instantiated itself.
 
     Iterate to get TensorDicts of `frames_per_batch` frames (see README, "A batch and a run"), until `total_frames` are
     delivered. Use it from one thread. As a context manager, it shuts the workers down at the end of the block.
@@ -55,7 +54,7 @@ class DataCollector(CollectorProperties):
         check_request(request, problems + conflicts)
         cfg, overrides = to_config(request)
         objects = [
-            UserObjects.of(each["env"], each.get("policy", cfg.policy), user_collector=each.get("user_collector"))
+            UserObjects.of(each["env"], each.get("policy", cfg.policy), each.get("hooks"), each.get("user_collector"))
             for each in overrides
         ]
         spec = envs.read_spec(overrides[0]["env"], policies.is_user_policy(cfg.policy))
@@ -64,10 +63,13 @@ class DataCollector(CollectorProperties):
         if request.has_surplus and (note := surplus_note(self.total_frames, self._frames_per_batch)):
             warnings.warn(note, stacklevel=3)
         self._spec = spec
-        self.policy: Any = policies.build(cfg.policy, spec, cfg.seed)
+        policy: Any = policies.build(cfg.policy, spec, cfg.seed)
+        self.policy = RandomPolicy() if policy is None and cfg.collector.kind == "single" else policy
+        if policies.is_random_policy(self.policy) and self.policy.action_spec is None:
+            self.policy.action_spec = spec.action_space if spec.action_spec is None else spec.action_spec
         with contextlib.ExitStack() as stack:
             launcher, events = open_launcher(stack, cfg, objects, request.remote)
-            self._collector: Collector = build(cfg, self.policy, spec, events, launcher=launcher, overrides=overrides)
+            self._collector: Collector = build(cfg, policy, spec, events, launcher=launcher, overrides=overrides)
             stack.callback(self._collector.close)
             self._exit_stack = stack.pop_all()
         if request.workers.num_threads is not None:
@@ -77,6 +79,8 @@ class DataCollector(CollectorProperties):
         self._background: Background | None = None
         individual = range(self.num_workers) if request.has_individual_policies else ()
         self._weights = WeightPublisher(self._collector, request, individual)
+        if isinstance(self._weights.updater, WeightUpdaterBase):
+            self._weights.updater.register_collector(self)
 
     def __iter__(self) -> Iterator[TensorDictBase]:
         return self
@@ -239,52 +243,6 @@ class DataCollector(CollectorProperties):
     def async_shutdown(self, timeout: float | None = None, close_env: bool = True) -> None:
         """The same as `shutdown`."""
         self.shutdown(timeout, close_env)
-
-    def reset(self, reset_idx: Sequence[bool] | None = None) -> None:
-        """Resets envs before the next batch that a worker begins. An async collector delivers up to `num_slots` earlier
-        batches of each worker first.
-
-        Args:
-            reset_idx: for each worker, whether to reset its envs; None: all.
-
-        Raises:
-            ValueError: the length is not the number of workers, or only some are selected and batches consist of whole
-                trajectories.
-        """
-        workers = None
-        if reset_idx is not None:
-            self._check_selection("reset_idx", reset_idx, self.num_workers, "workers")
-            workers = [worker for worker, is_selected in enumerate(reset_idx) if is_selected]
-        self._reset(RESET, workers)
-
-    def _reset(self, reset: int, workers: Sequence[int] | None = None) -> None:
-        """Requests a reset of workers; None: all, and drops the trajectories that have not ended."""
-        with self._exclusive():
-            self._collector.request_reset(reset, workers)
-            if workers is None:
-                self._delivery.forget()
-
-    def _check_selection(self, name: str, selection: Sequence[bool], count: int, what: str) -> None:
-        """Raises ValueError unless `selection` says for each of `count` whether it is to be reset."""
-        if len(selection) != count:
-            raise ValueError(f"{name}={list(selection)}: one entry for each of {count} {what}, or None for all")
-        if self.trajs_per_batch is not None:
-            raise ValueError(f"{name}={list(selection)} with trajs_per_batch={self.trajs_per_batch}: reset all or none")
-
-    def set_seed(self, seed: int, static_seed: bool = False) -> int:
-        """Seeds envs and random actions as the constructor does, and resets the envs as `reset` does.
-
-        Args:
-            seed: at least 0, below 2**61.
-            static_seed: True: every env gets `seed`. False: every env gets another seed, derived from `seed`.
-
-        Returns:
-            A seed for the next call: `seed` if `static_seed`, otherwise another.
-        """
-        if not isinstance(seed, numbers.Integral) or not 0 <= seed < 2**61:
-            raise ValueError(f"seed={seed!r}: must be at least 0, below 2**61 and a whole number")
-        self._reset(encode_reset(seed, static_seed))
-        return seed if static_seed else env_seed(seed, 0)
 
     def rollout(self) -> TensorDictBase | None:
         """Returns one batch, as `next()` does."""

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 
 from collectx.config.schema.launcher import RayLauncherConfig
+from collectx.library import unified
+from collectx.library.base import BaseCollector
 from collectx.library.configuration import added_worker_overrides
 from collectx.library.inspection import InspectableCollector
 from collectx.library.keywords.parse import signature_of
@@ -25,7 +27,17 @@ from collectx.library.request import (
 
 class Collector(InspectableCollector):
     """Collects in this process, without workers (TorchRL's `Collector` or `SyncDataCollector`). Acts with the policy
-    object itself, so its weights need not be published."""
+    object itself, so its weights need not be published.
+
+    With `num_collectors`, `backend` or `collectx.service_backend`, the result is a collector of another class.
+    """
+
+    def __new__(cls, *arguments: Any, **keywords: Any) -> Any:
+        chosen = unified.select(arguments, keywords) if cls is Collector else None
+        if chosen is None:
+            return super().__new__(cls)
+        name, arguments, keywords = chosen
+        return globals()[name](*arguments, **keywords)
 
     @signature_of(SingleRequest)
     def __init__(self, *arguments: Any, **keywords: Any):
@@ -89,6 +101,15 @@ class MultiAsyncCollector(MultiCollector):
     @signature_of(MultiAsyncRequest)
     def __init__(self, *arguments: Any, **keywords: Any):
         InspectableCollector.__init__(self, MultiAsyncRequest, arguments, keywords)
+
+
+class AsyncCollector(MultiAsyncCollector):
+    """`MultiAsyncCollector` with one worker."""
+
+    @signature_of(MultiAsyncRequest)
+    def __init__(self, create_env_fn: Any, *arguments: Any, **keywords: Any):
+        keywords.pop("num_workers", None)
+        super().__init__([create_env_fn], *arguments, **keywords)
 
 
 class DistributedCollector(InspectableCollector):
@@ -179,7 +200,7 @@ class RayCollector(InspectableCollector):
         raise_on_error: bool = True,
         shutdown_ray: bool = False,
     ) -> None:
-        """See `DataCollector.shutdown`.
+        """See `BaseCollector.shutdown`.
 
         Args:
             shutdown_ray: whether to disconnect this process from Ray, which ends a cluster that it has started.
@@ -202,6 +223,8 @@ class RayCollector(InspectableCollector):
 
 
 # TorchRL's earlier names.
+DataCollectorBase = BaseCollector
+aSyncDataCollector = AsyncCollector
 SyncDataCollector = Collector
 MultiSyncDataCollector = MultiSyncCollector
 MultiaSyncDataCollector = MultiAsyncCollector

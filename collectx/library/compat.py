@@ -1,6 +1,6 @@
 """Read-only attributes of TorchRL's collectors, and the attributes of theirs that do not exist here.
 
-Base class of `collectx.library.base.DataCollector`. Used in the trainer's process.
+Base class of `collectx.library.base.BaseCollector`. Used in the trainer's process.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from collectx.collector.compose import resolve_devices
 from collectx.config.derived import is_stacked
 from collectx.config.schema.run import RunConfig
 from collectx.env.base import EnvSpec
+from collectx.library.delivery import Delivery
 from collectx.library.request import CollectorRequest
 
 _WEIGHT_SCHEMES = "it connects the parts of TorchRL's collectors; here weights travel by the collector's transport"
@@ -40,6 +41,13 @@ REFUSED_ATTRIBUTES = {
     "verbose": "use the logging of the program that iterates",
 }
 
+# Public names of `torchrl.collectors` that do not exist in `collectx`, with the reason or a replacement.
+REFUSED_NAMES = {
+    "AsyncBatchedCollector": "one policy that acts for envs in several processes: use MultiAsyncCollector",
+    "Evaluator": "evaluate with Collector(..., exploration_type='DETERMINISTIC')",
+    "RayEvalWorker": "evaluate with RayCollector(..., exploration_type='DETERMINISTIC')",
+}
+
 
 def _keywords(collector: Any) -> set[str]:
     """The keywords of the collector's constructor; none before it has read them."""
@@ -61,6 +69,7 @@ class CollectorProperties:
     _overrides: list[dict[str, Any]]
     _frames_per_batch: int
     _spec: EnvSpec
+    _delivery: Delivery
     # Whether `shutdown` was called.
     closed: bool = False
 
@@ -92,8 +101,9 @@ class CollectorProperties:
 
     @property
     def policy_device(self) -> Any:
-        """The device of each worker's policy."""
-        devices = [torch.device(each["policy_device"]) for each in self._overrides]
+        """The device of each worker's policy; None: the CPU, as none was passed."""
+        names = [each["policy_device"] for each in self._overrides]
+        devices = [None if name is None else torch.device(name) for name in names]
         return devices[0] if self._cfg.collector.kind == "single" else devices
 
     @property
@@ -209,8 +219,8 @@ class CollectorProperties:
 
     @property
     def policy_version(self) -> int:
-        """The version of the newest published weights; 0 at first."""
-        return self._collector.policy_version
+        """The version of the newest published weights; 0 at first. `load_state_dict` restores it."""
+        return self._collector.policy_version + self._delivery.version_offset
 
     def get_policy_version(self) -> int:
         """Returns `policy_version`."""

@@ -33,7 +33,7 @@ def to_config(request: CollectorRequest) -> tuple[RunConfig, list[dict[str, Any]
     overrides = _worker_overrides(request)
     cfg = RunConfig(
         env=overrides[0]["env"],
-        policy=request.policies()[0],
+        policy=request.trainers_policy(),
         collector=_collector(request),
         backend=_backend(request),
         launcher=_launcher(request),
@@ -137,10 +137,10 @@ def _worker_overrides(request: CollectorRequest) -> list[dict[str, Any]]:
     policies, collectors = request.policies(), user_collectors(request)
     overrides = [
         _overrides(request, *each)
-        for each in zip(request.envs(), request.policy_devices, request.kwargs_of_workers, strict=True)
+        for each in zip(request.envs(), request.chosen_policy_devices, request.kwargs_of_workers, strict=True)
     ]
     for index, fields in enumerate(overrides):
-        if request.has_individual_policies:
+        if request.has_individual_policies or request.has_both_policies:
             fields |= {"policy": policies[index], "keeps_weights": True}
         if collectors:
             fields["user_collector"] = collectors[index]
@@ -164,18 +164,25 @@ def added_worker_overrides(
     problems = kwargs_problems(kwargs, collector is None) + ([] if collector is None else call_problems(collector))
     if problems:
         raise ConfigError(problems)
-    fields = _overrides(request, request.env(create), request.policy_devices[0], kwargs)
+    fields = _overrides(request, request.env(create), request.chosen_policy_devices[0], kwargs)
     return fields if collector is None else fields | {"user_collector": collector}
 
 
-def _overrides(request: CollectorRequest, env: UserEnvConfig, device: str, kwargs: Mapping[str, Any]) -> dict[str, Any]:
+def _overrides(
+    request: CollectorRequest, env: UserEnvConfig, device: str | None, kwargs: Mapping[str, Any]
+) -> dict[str, Any]:
     env = dataclasses.replace(env, kwargs=env.kwargs | (kwargs.get("create_env_kwargs") or {}))
     fields: dict[str, Any] = {"env": env, "policy_device": device}
     if "exploration_type" in kwargs:
         fields["exploration_type"] = exploration_name(kwargs["exploration_type"])
-    if request.hooks != Hooks():
-        fields["hooks"] = request.hooks
+    if hooks_of_workers(request) != Hooks():
+        fields["hooks"] = hooks_of_workers(request)
     return fields
+
+
+def hooks_of_workers(request: CollectorRequest) -> Hooks:
+    """The hooks that workers call; in this process `post_collect_hook` is called with the delivered batch."""
+    return dataclasses.replace(request.hooks, post_collect_hook=None) if request.kind == "single" else request.hooks
 
 
 def user_collectors(request: CollectorRequest) -> list[UserCollector]:

@@ -15,6 +15,7 @@ from collectx.collector.collector import Collector
 from collectx.collector.trajectories import Assembler, mask, split_trajectories
 from collectx.config.derived import is_stacked
 from collectx.config.schema.collector import CollectorConfig
+from collectx.errors import ShapeError
 from collectx.library.request import CollectorRequest
 
 
@@ -23,10 +24,14 @@ class Delivery:
 
     Attributes:
         num_collected: number of batches that were collected.
+        version_offset: what is added to the versions of weights, so that they continue those of a loaded state.
+        post_collect_hook: called with every batch as it is delivered; None if workers of other processes call it.
     """
 
     def __init__(self, request: CollectorRequest, options: CollectorConfig, collector: Collector):
         self.num_collected = 0
+        self.version_offset = 0
+        self.post_collect_hook = request.post_collect_hook if request.kind == "single" else None
         self._request = request
         self._collector = collector
         # Whether the first dimension of a batch is that of the workers.
@@ -69,7 +74,28 @@ class Delivery:
     def _collect(self) -> TensorDict:
         batch = next(self._collector)
         self.num_collected += 1
+        if self.version_offset:
+            batch[POLICY_VERSION].add_(self.version_offset)
+        if any(part.report.added for part in self._collector.delivery.parts):
+            self._add(batch, [part.report.added for part in self._collector.delivery.parts])
         return batch
+
+    def _add(self, batch: TensorDict, parts: Sequence[dict[str, torch.Tensor]]) -> None:
+        """Adds what the hooks of the workers have added to their parts.
+
+        Raises:
+            ShapeError: the parts do not have the same keys, shapes and dtypes.
+        """
+        forms = [{name: (*value.shape[2:], value.dtype) for name, value in added.items()} for added in parts]
+        if any(form != forms[0] for form in forms):
+            raise ShapeError(f"the post_collect_hook of the workers adds different keys, shapes or dtypes: {forms}")
+        rows = batch.unbind(0) if self._stacked else (batch,)
+        for name, value in parts[0].items():
+            whole = value.new_zeros(*batch.shape, *value.shape[2:], device=batch.device)
+            for part, added, frames in zip(rows, parts, whole if self._stacked else (whole,), strict=True):
+                filled = added[name].reshape(*part.shape[:-1], -1, *value.shape[2:])
+                frames.narrow(part.ndim - 1, 0, filled.shape[part.ndim - 1]).copy_(filled)
+            batch[tuple(name.split("."))] = whole
 
     def _next_trajectories(self) -> TensorDictBase | None:
         """Collects until a batch of `trajs_per_batch` trajectories is complete, and returns it. With a replay buffer,
@@ -80,7 +106,7 @@ class Delivery:
                 return trajectories
             self._assembler.add(self.convert(self._collect(), self._collector.steps, self._stacked))
             if buffer is not None:
-                for frames in self._assembler.writes(self._request.trajs_per_write or 1):
+                for frames in self._assembler.writes(self._request.trajs_per_write):
                     buffer.extend(frames)
                 return None
 
@@ -112,13 +138,18 @@ class Delivery:
             versions = batch[POLICY_VERSION]
             batch["policy_version"] = versions
             batch["next", "policy_version"] = versions.clone()
-        if not request.track_traj_ids:
-            del batch[TRAJ_IDS]
         if stacked and isinstance(request.cat_results, int):
             parts = zip(batch.unbind(0), steps, strict=True)
             batch = torch.cat([part[..., :filled] for part, filled in parts], request.cat_results)
+        if not request.track_traj_ids:
+            del batch[TRAJ_IDS], batch[POLICY_VERSION]
+            batch.exclude(*(["collector"] if batch["collector"].is_empty() else []), inplace=True)
         result = split_trajectories(batch) if request.split_trajs else batch
-        return result if request.postproc is None else request.postproc(result)
+        if request.postproc is not None:
+            result = request.postproc(result)
+        if self.post_collect_hook is not None:
+            self.post_collect_hook(result)
+        return result
 
     def _write(self, batch: TensorDict, steps: Sequence[int]) -> None:
         """Writes a batch to the replay buffer, part by part. As with TorchRL, an item is one frame; with several envs

@@ -1,10 +1,11 @@
-"""Queries to the workers, hooks, profiling and saved state of a collector.
+"""Queries to the workers, hooks, resets, profiling and saved state of a collector.
 
 Base class of the collectors in `collectx.library.collectors`. Runs in the trainer's process.
 """
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -12,14 +13,14 @@ from typing import Any
 from tensordict import TensorDictBase
 from torch import nn
 
-from collectx.library.base import DataCollector
+from collectx.library.base import BaseCollector
 from collectx.library.keywords.parse import signature_of
 from collectx.library.profiling import ProfileConfig
-from collectx.transport.base import encode_reset
+from collectx.transport.base import RESET, encode_reset
 from collectx.worker.spec import env_seed
 
 
-class InspectableCollector(DataCollector):
+class InspectableCollector(BaseCollector):
     """Workers answer queries between two of their batches; an async worker completes its granted batches first. Workers
     on other hosts (over torch.distributed) cannot be queried: `NotImplementedError`."""
 
@@ -137,8 +138,57 @@ class InspectableCollector(DataCollector):
         self.post_collect_hook = hook
 
     def _replace_hook(self, name: str, hook: Callable | None) -> None:
-        self._ask("set_hook", name, hook)
+        if name == "post_collect_hook" and self._request.kind == "single":
+            self._delivery.post_collect_hook = hook
+        else:
+            self._ask("set_hook", name, hook)
         self._hooks = replace(self._hooks, **{name: hook})
+
+    def reset(self, reset_idx: Sequence[bool] | None = None) -> None:
+        """Resets envs before the next batch that a worker begins. An async collector delivers up to `num_slots` earlier
+        batches of each worker first.
+
+        Args:
+            reset_idx: for each worker, whether to reset its envs; None: all.
+
+        Raises:
+            ValueError: the length is not the number of workers, or only some are selected and batches consist of whole
+                trajectories.
+        """
+        workers = None
+        if reset_idx is not None:
+            self._check_selection("reset_idx", reset_idx, self.num_workers, "workers")
+            workers = [worker for worker, is_selected in enumerate(reset_idx) if is_selected]
+        self._reset(RESET, workers)
+
+    def _reset(self, reset: int, workers: Sequence[int] | None = None) -> None:
+        """Requests a reset of workers; None: all, and drops the trajectories that have not ended."""
+        with self._exclusive():
+            self._collector.request_reset(reset, workers)
+            if workers is None:
+                self._delivery.forget()
+
+    def _check_selection(self, name: str, selection: Sequence[bool], count: int, what: str) -> None:
+        """Raises ValueError unless `selection` says for each of `count` whether it is to be reset."""
+        if len(selection) != count:
+            raise ValueError(f"{name}={list(selection)}: one entry for each of {count} {what}, or None for all")
+        if self.trajs_per_batch is not None:
+            raise ValueError(f"{name}={list(selection)} with trajs_per_batch={self.trajs_per_batch}: reset all or none")
+
+    def set_seed(self, seed: int, static_seed: bool = False) -> int:
+        """Seeds envs and random actions as the constructor does, and resets the envs as `reset` does.
+
+        Args:
+            seed: at least 0, below 2**61.
+            static_seed: True: every env gets `seed`. False: every env gets another seed, derived from `seed`.
+
+        Returns:
+            A seed for the next call: `seed` if `static_seed`, otherwise another.
+        """
+        if not isinstance(seed, numbers.Integral) or not 0 <= seed < 2**61:
+            raise ValueError(f"seed={seed!r}: must be at least 0, below 2**61 and a whole number")
+        self._reset(encode_reset(seed, static_seed))
+        return seed if static_seed else env_seed(seed, 0)
 
     @signature_of(ProfileConfig)
     def enable_profile(self, **options: Any) -> None:
@@ -167,23 +217,27 @@ class InspectableCollector(DataCollector):
 
     def state_dict(self) -> dict[str, Any]:
         """Returns a copy of the state: the policy's weights, counts of frames and batches and, for each worker process
-        of this machine, its trajectory ids, its individual weights, if any, and the `state_dict` of its envs."""
+        of this machine, its weights, its trajectory ids and the `state_dict` of its envs."""
         weights = self.policy.state_dict() if isinstance(self.policy, nn.Module) else {}
         state: dict[str, Any] = {
             "policy_state_dict": {name: value.clone() for name, value in weights.items()},
             "frames": self._collector.num_frames,
             "iter": self._collector.num_batches,
+            "policy_version": self.policy_version,
         }
         if self._collector.can_ask("weights"):
             state |= {f"worker{index}": saved for index, saved in self._ask("state").items()}
             per_worker = dict.fromkeys(self._weights.individual.intersection(self._collector.workers), ())
-            for index, individual in self._ask("weights", per_worker=per_worker).items():
-                state[f"worker{index}"]["policy_state_dict"] = individual
+            individual = self._ask("weights", per_worker=per_worker)
+            for index in self._collector.workers:
+                own = individual.get(index, state["policy_state_dict"])
+                state[f"worker{index}"] |= {"policy_state_dict": own, "is_individual": index in individual}
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any], strict: bool = True) -> None:
-        """Restores a state: loads and publishes the weights, sets the counts, restores the envs. The collector must be
-        constructed with the same arguments. Workers with individual weights that are not in the state keep theirs.
+        """Restores a state: loads and publishes the weights, sets their version and the counts, restores the envs. The
+        collector must be constructed with the same arguments. Workers with individual weights that are not in the state
+        keep theirs.
 
         Envs resume within their episodes where their state can be saved (`collectx.state`): those that have
         `state_dict` and `load_state_dict`, and those whose state is in Python objects, MuJoCo or the Arcade Learning
@@ -198,8 +252,10 @@ class InspectableCollector(DataCollector):
         workers = self._collector.workers
         if isinstance(self.policy, nn.Module):
             self.policy.load_state_dict(state_dict["policy_state_dict"], strict=strict)
-            saved = {index: state_dict.get(f"worker{index}", {}).get("policy_state_dict") for index in workers}
-            individual = {index: weights for index, weights in saved.items() if weights is not None}
+            saved = {index: state_dict.get(f"worker{index}", {}) for index in workers}
+            individual = {
+                index: each["policy_state_dict"] for index, each in saved.items() if each.get("is_individual")
+            }
             kept = self._weights.individual - set(individual)
             if not kept and not individual:
                 self.update_policy_weights_()
@@ -209,6 +265,8 @@ class InspectableCollector(DataCollector):
                 if by_worker := {**dict.fromkeys(shared), **individual}:
                     self.update_policy_weights_(by_worker)
                 self._weights.individual.difference_update(shared)
+        version = state_dict.get("policy_version", self._collector.policy_version)
+        self._delivery.version_offset = version - self._collector.policy_version
         states = {index: (state_dict[f"worker{index}"],) for index in workers if f"worker{index}" in state_dict}
         reasons = self._ask("load", per_worker=states) if states else {}
         with self._exclusive():

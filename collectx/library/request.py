@@ -11,15 +11,16 @@ from typing import Any, ClassVar
 from collectx.library.keywords.batches import Assembly, BatchOutput, Interruptor, Preemption
 from collectx.library.keywords.coerce import device_name, for_each
 from collectx.library.keywords.env_and_policy import EnvAndPolicy
-from collectx.library.keywords.nested import Nested
+from collectx.library.keywords.nested import Nested, WorkerClass, user_class
 from collectx.library.keywords.remote import RayRemote, Remote, RpcRemote
 from collectx.library.keywords.specs import Devices, Frames, Weights, Workers
+from collectx.library.keywords.unified import Unified
 from collectx.user_objects import Hooks, UserHooks
 
 
 # The fields of the last base class come first.
 @dataclass(frozen=True, kw_only=True)
-class CollectorRequest(Assembly, Weights, BatchOutput, Devices, Frames, EnvAndPolicy):
+class CollectorRequest(UserHooks, Assembly, Weights, BatchOutput, Devices, Frames, EnvAndPolicy):
     """What a collector is constructed with."""
 
     # `collector.kind` of the configuration: of an async collector, and of a sync one.
@@ -28,7 +29,7 @@ class CollectorRequest(Assembly, Weights, BatchOutput, Devices, Frames, EnvAndPo
     @property
     def kind(self) -> str:
         """`collector.kind` of the configuration."""
-        return self._kinds[getattr(self, "sync", False)]
+        return self._kinds[bool(getattr(self, "sync", False))]
 
     @property
     def workers(self) -> Workers:
@@ -38,12 +39,12 @@ class CollectorRequest(Assembly, Weights, BatchOutput, Devices, Frames, EnvAndPo
     @property
     def remote(self) -> Nested:
         """The keywords about the workers' collectors and hosts; the defaults for a class that does not take them."""
-        return self if isinstance(self, Nested) else Nested()
+        return self if isinstance(self, Nested) else Nested(collector_class=getattr(self, "collector_class", None))
 
     @property
     def hooks(self) -> Hooks:
-        """The hooks; none for a class that does not take them."""
-        return Hooks(**{field.name: getattr(self, field.name, None) for field in dataclasses.fields(UserHooks)})
+        """The hooks."""
+        return Hooks(**{field.name: getattr(self, field.name) for field in dataclasses.fields(UserHooks)})
 
     @property
     def threshold(self) -> float | None:
@@ -76,15 +77,21 @@ class CollectorRequest(Assembly, Weights, BatchOutput, Devices, Frames, EnvAndPo
     @property
     def workers_write(self) -> bool:
         """Whether workers write to the replay buffer themselves."""
-        return self.kind.startswith("multi") and self.shared_buffer is not None and self.trajs_per_batch is None
+        are_able = self.kind.startswith("multi") and user_class(self.remote.collector_class) is None
+        return are_able and self.shared_buffer is not None and self.trajs_per_batch is None
 
     @property
     def policy_devices(self) -> list[str]:
         """The device of each worker's policy. Requires `has_valid_devices`."""
+        return [device or "cpu" for device in self.chosen_policy_devices]
+
+    @property
+    def chosen_policy_devices(self) -> list[str | None]:
+        """The device that was passed for each worker's policy; None: none. Requires `has_valid_devices`."""
         values = self.devices_of_workers()
         candidates = zip(self.kwargs_of_workers, values["policy_device"], values["device"], strict=True)
         return [
-            device_name(kwargs.get("policy_device") or kwargs.get("device") or policy or device) or "cpu"
+            device_name(kwargs.get("policy_device") or kwargs.get("device") or policy or device)
             for kwargs, policy, device in candidates
         ]
 
@@ -95,14 +102,18 @@ class CollectorRequest(Assembly, Weights, BatchOutput, Devices, Frames, EnvAndPo
 
 
 @dataclass(frozen=True, kw_only=True)
-class SingleRequest(Interruptor, UserHooks, CollectorRequest):
+class SingleRequest(Unified, Interruptor, CollectorRequest):
     """Of `Collector`."""
 
     _kinds = ("single", "single")
 
+    def problems(self) -> list[str]:
+        refused = "policy and policy_factory: give one of them, as there are no workers."
+        return super().problems() + ([refused] if self.has_both_policies else [])
+
 
 @dataclass(frozen=True, kw_only=True)
-class MultiSyncRequest(Preemption, UserHooks, Workers, CollectorRequest):
+class MultiSyncRequest(Preemption, WorkerClass, Workers, CollectorRequest):
     """Of `MultiSyncCollector`."""
 
     _kinds = ("multi_sync", "multi_sync")
@@ -148,7 +159,7 @@ class RpcRequest(RpcRemote, Workers, CollectorRequest):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RayRequest(RayRemote, UserHooks, Workers, CollectorRequest):
+class RayRequest(RayRemote, Workers, CollectorRequest):
     """Of `RayCollector`."""
 
     _kinds = ("ray", "ray")

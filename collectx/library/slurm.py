@@ -30,6 +30,14 @@ from collectx.run.folder import RunFolder, locked, new_folder
 from collectx.run.submitted_workers import PresubmittedJobs, presubmitted_workers, submitted_workers, worker_command
 from collectx.user_objects import UserObjects
 
+# TorchRL's example of `slurm_kwargs`. Without `slurm_kwargs`, jobs have the defaults of the cluster.
+DEFAULT_SLURM_CONF: dict[str, Any] = {
+    "timeout_min": 10,
+    "slurm_partition": "train",
+    "slurm_cpus_per_task": 32,
+    "slurm_gpus_per_node": 0,
+}
+
 _MIN_PAUSE_S = 1.0
 _MAX_PAUSE_S = 10.0
 

@@ -17,6 +17,7 @@ from torch import nn
 
 from collectx.collector.collector import Collector
 from collectx.library.keywords.specs import Weights
+from collectx.library.updaters import WeightUpdaterBase
 from collectx.policy.weights import FlatWeights
 from collectx.transport.base import Write
 
@@ -29,22 +30,29 @@ class WeightPublisher:
 
     Attributes:
         individual: indices of the workers whose weights are not those of `policy`.
+        updater: `weight_updater`; an object of it, if it is a class derived from `WeightUpdaterBase`.
     """
 
     def __init__(self, collector: Collector, options: Weights, individual: Iterable[int]):
         self._collector = collector
         self._options = options
         self.individual = set(individual)
+        updater = options.weight_updater
+        is_own_class = isinstance(updater, type) and issubclass(updater, WeightUpdaterBase)
+        self.updater: Any = updater() if is_own_class and updater is not None else updater
         self._lock = threading.Lock()
 
     def publish(self, policy: Any, by_worker: Mapping[int | None, WeightsLike], num_workers: int) -> None:
         """Publishes weights by worker; the key None stands for all workers: their weights are loaded into `policy`,
-        which is published. Raises what `load_weights` raises."""
-        if not self._options.are_published:
-            return
-        updater = self._options.weight_updater
+        which is published. Then calls the updater's post-hooks. Raises what `load_weights` raises."""
+        if self._options.are_published:
+            self._publish(policy, by_worker, num_workers)
+            for hook in getattr(self.updater, "post_hooks", ()):
+                hook()
+
+    def _publish(self, policy: Any, by_worker: Mapping[int | None, WeightsLike], num_workers: int) -> None:
         with self._lock:
-            by_worker = {worker: apply_weight_updater(updater, weights) for worker, weights in by_worker.items()}
+            by_worker = {worker: apply_weight_updater(self.updater, weights) for worker, weights in by_worker.items()}
             individual = {worker: weights for worker, weights in by_worker.items() if worker is not None}
             if individual and num_workers > 1:
                 self._collector.publish_to(weight_writers(policy, individual))

@@ -20,10 +20,20 @@ if TYPE_CHECKING:
     from collectx.env.base import EnvSpec
     from collectx.policy.base import Actor
 
-__all__ = ["ExplorationType", "accelerate", "build", "exploration", "is_trusted", "is_user_policy", "make_actor"]
+__all__ = [
+    "ExplorationType",
+    "accelerate",
+    "build",
+    "exploration",
+    "is_random_policy",
+    "is_trusted",
+    "is_user_policy",
+    "make_actor",
+]
 
-# Replaced by `RandomActor`, as its actions have the shape of one env's spec and actors act for groups of envs.
-_TORCHRLS_RANDOM = "RandomPolicy"
+# Of TorchRL or of this package. Replaced by `RandomActor`, as its actions have the shape of one env's spec and actors
+# act for groups of envs.
+_RANDOM_POLICY = "RandomPolicy"
 
 
 def build(cfg: PolicyConfig, spec: EnvSpec, seed: int) -> Callable | None:
@@ -56,6 +66,11 @@ def is_user_policy(cfg: PolicyConfig) -> bool:
     return cfg.kind == "custom" or isinstance(cfg, UserPolicyConfig)
 
 
+def is_random_policy(policy: object) -> bool:
+    """Whether `policy` is a `RandomPolicy`."""
+    return type(policy).__name__ == _RANDOM_POLICY
+
+
 def is_trusted(cfg: PolicyConfig) -> bool:
     """Whether the policy of `cfg` is called with a TensorDict, whatever its signature and its keys."""
     return isinstance(cfg, UserPolicyConfig) and cfg.is_trusted
@@ -76,7 +91,7 @@ def make_actor(
     exploration_type: ExplorationType,
     is_trusted: bool = False,
 ) -> Actor:
-    """The actor over `policy` (None, and TorchRL's `RandomPolicy`: random actions), with the module moved to `device`.
+    """The actor over `policy` (None, and a `RandomPolicy`: random actions), with the module moved to `device`.
 
     A user's policy is called once to learn its outputs, on `spec.first`, or on zeros where that is empty.
 
@@ -86,7 +101,7 @@ def make_actor(
     Raises:
         ConfigError, ShapeError: the policy does not fit the env; see `collectx.policy.user_actor`.
     """
-    if policy is None or type(policy).__name__ == _TORCHRLS_RANDOM:
+    if policy is None or is_random_policy(policy):
         from collectx.policy.random import RandomActor
 
         return RandomActor(spec)

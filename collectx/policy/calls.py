@@ -63,7 +63,8 @@ def make_call(
         return call_modules(modules, index)
     compiled = policy if acceleration.compile is None else acceleration.compile_call(policy)
     keeps_outputs = acceleration.cudagraph is None
-    return call_with_tensordict(compiled, index, spec.policy_shape, device, exploration_type, keeps_outputs)
+    data_device = spec.data_device if device.type == "cpu" else device
+    return call_with_tensordict(compiled, index, spec.policy_shape, data_device, exploration_type, keeps_outputs)
 
 
 def takes_tensordict(policy: Callable) -> bool:
@@ -169,7 +170,7 @@ def call_with_tensordict(
     policy: Callable,
     index: dict[Key, int],
     size: tuple[int, ...],
-    device: torch.device,
+    device: torch.device | None,
     exploration_type: ExplorationType,
     keeps_outputs: bool,
 ) -> Call:
@@ -177,7 +178,7 @@ def call_with_tensordict(
 
     Args:
         index: of each leaf in the observation.
-        size: batch size of the TensorDict.
+        size, device: of the TensorDict.
         keeps_outputs: whether the policy finds its outputs of the call before in the TensorDict. A CUDA graph cannot
             pass them on.
     """

@@ -1,4 +1,4 @@
-"""`policy.kind=random`: actions sampled from the action space; the observation is ignored.
+"""`policy.kind=random`, and `RandomPolicy`: actions sampled from the action space; the observation is ignored.
 
 Draws from torch's global generator, which the worker seeds, so equal seeds give equal actions. Actions are drawn for
 many steps at once, because a single draw costs more than stepping a small env.
@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 from gymnasium import Space, spaces
+from tensordict import NestedKey, TensorDictBase
 from torch import nn
 
 from collectx.batch import Leaf
@@ -22,6 +23,34 @@ from collectx.policy.fast_call import Acceleration
 from collectx.policy.recurrent import StateSpec
 from collectx.policy.spaces import subspace
 from collectx.state import restore, save
+
+
+class RandomPolicy:
+    """Random actions, as a policy that is called with a TensorDict. A collector draws the actions itself.
+
+    Args:
+        action_spec: what actions are drawn from: a spec of TorchRL, or a Gymnasium space. None: a collector that is
+            constructed with this policy sets it to that of its env.
+        action_key: the key of the action; ignored if `action_spec` has keys of its own.
+    """
+
+    def __init__(self, action_spec: Any = None, action_key: NestedKey = "action"):
+        self.action_spec = action_spec
+        self.action_key = action_key
+
+    def __call__(self, td: TensorDictBase) -> TensorDictBase:
+        """Writes an action into `td`, which it returns.
+
+        Raises:
+            RuntimeError: there is no `action_spec`.
+        """
+        if self.action_spec is None:
+            raise RuntimeError("RandomPolicy has no action_spec: pass it, or construct a collector with this policy")
+        if hasattr(self.action_spec, "rand"):
+            action = self.action_spec.rand()
+        else:
+            action = self.action_spec.sample()
+        return td.update(action) if isinstance(action, TensorDictBase) else td.set(self.action_key, action)
 
 
 class RandomActor:

@@ -76,6 +76,7 @@ class BatchReport:
             ended in this batch, in order of time.
         wait_s: seconds spent on waiting for the grant.
         send_s: seconds spent on sending the previous batch, and on taking new weights for this one.
+        added: what the user's hook has added to the batch: tensors `[envs, steps, *shape]` by key, joined by dots.
     """
 
     policy_version: int
@@ -86,6 +87,7 @@ class BatchReport:
     lengths: np.ndarray
     wait_s: float = 0.0
     send_s: float = 0.0
+    added: dict[str, torch.Tensor] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

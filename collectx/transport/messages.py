@@ -2,7 +2,8 @@
 
 trainer -> worker    GRANT   | slot, reset, least version to act with (int64)
                      WEIGHTS | version (int64)
-worker -> trainer    FULL    | slot, version, frames, seconds (4 float64) | returns (float64) | lengths (int64)
+worker -> trainer    FULL    | slot, version, frames, episodes (int64), seconds (4 float64) | returns (float64)
+                             | lengths (int64) | nothing, or `BatchReport.added` as by `pack_tensors`
                      HAVE    | version (int64)
                      FAILED  | the error, encoded by the transport
 between processes of one machine    REQUEST | pickled request        REPLY | pickled answer
@@ -22,7 +23,7 @@ from collectx.transport.base import BatchReport
 
 FULL, FAILED, GRANT, WEIGHTS, HAVE, REQUEST, REPLY = (bytes([number]) for number in range(7))
 _NUMBERS = struct.Struct("<cqqq")
-_FULL = struct.Struct("<cqqqdddd")
+_FULL = struct.Struct("<cqqqqdddd")
 
 
 def pack_tensors(kind: bytes, content: Any) -> bytes:
@@ -62,20 +63,34 @@ def unpack(message: bytes) -> tuple[bytes, int, int, int]:
 def pack_full(slot: int, report: BatchReport) -> bytes:
     """`slot` is filled."""
     times = (report.env_s, report.policy_s, report.wait_s, report.send_s)
-    head = _FULL.pack(FULL, slot, report.policy_version, report.frames, *times)
-    return head + report.returns.tobytes() + report.lengths.tobytes()
+    head = _FULL.pack(FULL, slot, report.policy_version, report.frames, len(report.returns), *times)
+    added = pack_tensors(FULL, report.added) if report.added else b""
+    return head + report.returns.tobytes() + report.lengths.tobytes() + added
 
 
 def unpack_full(message: bytes) -> tuple[int, BatchReport]:
     """The slot and the report of `pack_full`; the arrays are views of `message`.
 
     Raises:
-        ValueError: the message has another size.
+        ValueError: the message has another size or another content.
     """
-    if len(message) < _FULL.size or (len(message) - _FULL.size) % 16:
+    if len(message) < _FULL.size:
         raise ValueError(f"FULL with {len(message)} bytes")
-    _, slot, version, frames, env_s, policy_s, wait_s, send_s = _FULL.unpack_from(message)
-    episodes = (len(message) - _FULL.size) // 16
+    _, slot, version, frames, episodes, env_s, policy_s, wait_s, send_s = _FULL.unpack_from(message)
+    end = _FULL.size + 16 * episodes
+    if not _FULL.size <= end <= len(message):
+        raise ValueError(f"FULL with {len(message)} bytes and {episodes} episodes")
     returns = np.frombuffer(message, np.float64, episodes, _FULL.size)
     lengths = np.frombuffer(message, np.int64, episodes, _FULL.size + 8 * episodes)
-    return slot, BatchReport(version, frames, env_s, policy_s, returns, lengths, wait_s, send_s)
+    added = _unpack_added(message[end:]) if end < len(message) else {}
+    return slot, BatchReport(version, frames, env_s, policy_s, returns, lengths, wait_s, send_s, added)
+
+
+def _unpack_added(message: bytes) -> dict[str, torch.Tensor]:
+    try:
+        added = unpack_tensors(message)
+    except Exception as error:
+        raise ValueError(f"FULL with {len(message)} bytes that are no tensors") from error
+    if not isinstance(added, dict) or not all(isinstance(value, torch.Tensor) for value in added.values()):
+        raise ValueError(f"FULL with a {type(added).__name__} in place of tensors")
+    return added

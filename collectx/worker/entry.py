@@ -72,7 +72,7 @@ def run_remote_worker(
         info["job"] = os.environ["SLURM_JOB_ID"]
     message, config, connection, pair = join_trainer(endpoint, worker, info, start_timeout_s, set_visible_device)
     spec = WorkerSpec.from_json(message, user_objects or UserObjects())
-    if spec.visible_device not in (None, "cpu") and spec.policy_device != "cpu":
+    if spec.visible_device not in (None, "cpu") and spec.policy_device not in (None, "cpu"):
         # The visible device is the first of those that this process sees.
         spec = dataclasses.replace(spec, policy_device="cuda:0")
     layout = Layout(spec.leaves, config.rows, config.steps)

@@ -13,7 +13,9 @@ import torch
 from tensordict import TensorDictBase
 from torch.profiler import ProfilerActivity, profile, schedule
 
+from collectx.batch import as_key, nest
 from collectx.env.base import Env
+from collectx.errors import ShapeError
 from collectx.rollout.loop import Rollout
 from collectx.state import load_generators, save_generators
 from collectx.transport.base import Link
@@ -73,15 +75,17 @@ class RequestHandler:
         if self._hooks.pre_collect_hook is not None:
             self._hooks.pre_collect_hook()
 
-    def after_batch(self, slot: int, steps: int) -> None:
-        hooks = self._hooks
-        if hooks.post_collect_hook is not None:
-            batch = self._batches(slot, steps)
-            hooks.post_collect_hook(batch if batch.shape[0] > 1 else batch[0])
+    def after_batch(self, slot: int, steps: int) -> dict[str, torch.Tensor]:
+        """Calls the hooks with the first `steps` steps of a slot. Returns what `post_collect_hook` has added; see
+        `BatchReport.added`."""
+        hooks, batch = self._hooks, self._batches(slot, steps)
+        added = {} if hooks.post_collect_hook is None else _call_hook(hooks.post_collect_hook, batch)
         if hooks.write_batch is not None:
-            hooks.write_batch(self._batches(slot, steps))
+            names = {tuple(name.split(".")): value for name, value in added.items()}
+            hooks.write_batch(batch.clone(recurse=False).update(nest(names)) if added else batch)
         if self._profiling is not None and not self._profiling.step():
             self._profiling = None
+        return added
 
     def envs(self) -> Any:
         """Returns the user's env; a list for several envs."""
@@ -136,6 +140,33 @@ class RequestHandler:
     def _has_state_dicts(self) -> bool:
         names = ("state_dict", "load_state_dict")
         return bool(self._envs) and all(hasattr(env, name) for env in self._envs for name in names)
+
+
+def _call_hook(hook: Callable[[TensorDictBase], Any], batch: TensorDictBase) -> dict[str, torch.Tensor]:
+    """Calls `hook` with `batch`, `[envs, steps]`; as `[steps]` if it has one row. Copies tensors that the hook replaces
+    into those of the batch; returns those that it adds.
+
+    Raises:
+        ShapeError: it adds something else than tensors with the batch's dimensions, or replaces a tensor by one of
+            another shape.
+    """
+    seen = batch.clone(recurse=False) if batch.shape[0] > 1 else batch[0]
+    before = dict(seen.items(include_nested=True, leaves_only=True))
+    hook(seen)
+    added = {}
+    for key, value in seen.items(include_nested=True):
+        if isinstance(value, TensorDictBase) or value is before.get(key):
+            continue
+        name = ".".join(as_key(key))
+        if key in before:
+            if not isinstance(value, torch.Tensor) or value.shape != before[key].shape:
+                raise ShapeError(f"post_collect_hook replaces {name}: it must keep the shape {[*before[key].shape]}")
+            before[key].copy_(value)
+        elif isinstance(value, torch.Tensor):
+            added[name] = value.detach().to("cpu", copy=True).reshape(*batch.shape, *value.shape[seen.ndim :])
+        else:
+            raise ShapeError(f"post_collect_hook adds {name}, a {type(value).__name__}: it may add tensors only")
+    return added
 
 
 class _Profiling:

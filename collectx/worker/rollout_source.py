@@ -81,7 +81,9 @@ class RolloutSource:
             # Such a policy is called once, to learn its outputs: with the observations that begin the first episodes.
             first = first_observations(env, env_seeds(spec, spec.seed))
             env.spec, seeds = replace(env.spec, first=first), None
-        device, is_trusted = torch.device(spec.policy_device), policies.is_trusted(spec.policy)
+        device, is_trusted = torch.device(spec.policy_device or "cpu"), policies.is_trusted(spec.policy)
+        if spec.policy_device is not None:
+            env.spec = replace(env.spec, data_device=device)
         self._actor = actor = policies.make_actor(policy, env.spec, device, self._exploration, is_trusted)
         if actor.states:
             env = RecurrentStateEnv(env, actor.states)
@@ -134,7 +136,7 @@ class RolloutSource:
             steps = report.frames // self._spec.num_envs
             if self._check is not None:
                 self._check(slot, steps)
-            self._requests.after_batch(slot, steps)
+            report.added = self._requests.after_batch(slot, steps)
         return report
 
     def _reset(self, code: int) -> None:
@@ -162,7 +164,7 @@ def _build_policy(spec: WorkerSpec, env_spec: EnvSpec, is_guest: bool) -> tuple[
         seed_policy(replace(spec, life=0), is_guest)
     policy = policies.build(spec.policy, env_spec, spec.seed)
     is_trainers = is_guest and is_object(spec.policy)
-    if is_trainers and not is_on_device(policy, torch.device(spec.policy_device)):
+    if is_trainers and not is_on_device(policy, torch.device(spec.policy_device or "cpu")):
         policy, is_trainers = copy.deepcopy(policy), False
     if spec.keeps_weights:
         seed_policy(spec, is_guest)

@@ -40,7 +40,8 @@ class WorkerSpec:
         num_workers: workers of the whole run.
         num_envs: envs of every worker.
         env, policy: what to build.
-        policy_device: the device that the policy acts on, as `torch.device` takes it.
+        policy_device: the device that the policy acts on, as `torch.device` takes it; None: the CPU, as no device was
+            named.
         exploration_type: how the policy acts.
         seed: the run's seed.
         leaves: of the trainer's slots; the worker's env and policy must have the same.
@@ -65,7 +66,7 @@ class WorkerSpec:
     num_envs: int
     env: EnvConfig
     policy: PolicyConfig
-    policy_device: str
+    policy_device: str | None
     exploration_type: str
     seed: int
     leaves: tuple[Leaf, ...]

@@ -26,7 +26,7 @@ def signatures():
         name: getattr(module, name)
         for module in (torchrl.collectors, torchrl.collectors.distributed)
         for name in dir(module)
-        if name.endswith("Collector") and hasattr(collectx, name)
+        if name.endswith("Collector") and hasattr(collectx, name) and name != "BaseCollector"
     }
     return {
         name: {
@@ -34,6 +34,16 @@ def signatures():
             "methods": {each: _parameters(getattr(cls, each)) for each in sorted(dir(cls)) if each[0] != "_"},
         }
         for name, cls in sorted(classes.items())
+    }
+
+
+def names():
+    """The public names of TorchRL's modules of collectors, without those of modules."""
+    return {
+        module.__name__: [
+            name for name in dir(module) if name[0] != "_" and not inspect.ismodule(getattr(module, name))
+        ]
+        for module in (torchrl.collectors, torchrl.collectors.distributed)
     }
 
 
@@ -49,8 +59,8 @@ def main(names):
         golden.save(golden.FOLDER / f"{name}.npz", theirs(CASES[name]))
         print(name, flush=True)
     if not names:
-        text = json.dumps(signatures(), indent=1)
-        (golden.FOLDER / "signatures.json").write_text(text + "\n")
+        for function in (signatures, names):
+            (golden.FOLDER / f"{function.__name__}.json").write_text(json.dumps(function(), indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
-"""Every keyword and every public method of TorchRL's collectors is there, or is refused with a reason. Theirs are in
-golden/signatures.json, so that TorchRL itself is not needed."""
+"""Every public name, keyword and method of TorchRL's collectors is there, or is refused with a reason. Theirs are in
+golden/names.json and golden/signatures.json, so that TorchRL itself is not needed."""
 
 import inspect
 import json
@@ -10,12 +10,9 @@ from worlds.cartpoles import cartpole
 
 import collectx
 from collectx.library import compat
-from collectx.library.keywords.parse import REFUSED_KEYWORDS
 
+NAMES = json.loads((golden.FOLDER / "names.json").read_text())
 THEIRS = json.loads((golden.FOLDER / "signatures.json").read_text())
-
-# What a class of ours cannot do without.
-REQUIRED = {"MultiCollector": {"sync": True}}
 
 
 def parameters(function):
@@ -32,9 +29,18 @@ def not_taken(name):
     return theirs - parameters(getattr(collectx, name).__init__)
 
 
+@pytest.mark.parametrize("module", NAMES)
+def test_every_public_name_of_theirs_is_exported_or_refused_with_a_reason(module):
+    missing = {name for name in NAMES[module] if not hasattr(collectx, name)}
+    assert missing == compat.REFUSED_NAMES.keys() & set(NAMES[module])
+    for name in missing:
+        with pytest.raises(AttributeError, match=f"{name}.*of TorchRL's, not here: {compat.REFUSED_NAMES[name][:15]}"):
+            getattr(collectx, name)
+
+
 @pytest.mark.parametrize("name", THEIRS)
 def test_keywords_and_methods_are_taken_or_refused(name):
-    assert not_taken(name) <= set(REFUSED_KEYWORDS)
+    assert not not_taken(name)
     methods = THEIRS[name]["methods"]
     assert set(methods) - public(name) <= set(compat.REFUSED_ATTRIBUTES)
     assert not set(compat.REFUSED_ATTRIBUTES) & public(name)
@@ -48,18 +54,8 @@ def test_keywords_and_methods_are_taken_or_refused(name):
         assert not set(methods[method] or ()) - (parameters(function) if callable(function) else set()), method
 
 
-@pytest.mark.parametrize("keyword", REFUSED_KEYWORDS)
-def test_a_refused_keyword_is_refused_with_its_reason(keyword):
-    def never():
-        raise AssertionError("an env was made")
-
-    name = next(name for name in THEIRS if keyword in not_taken(name))
-    with pytest.raises(TypeError, match=rf"'{keyword}' \(of TorchRL's, not taken here: \w+"):
-        getattr(collectx, name)(never if name == "Collector" else [never], **{keyword: 1, **REQUIRED.get(name, {})})
-
-
-def test_a_refused_keyword_may_have_its_default_and_a_refused_method_is_refused_with_its_reason():
-    with collectx.Collector(cartpole, frames_per_batch=4, backend=None, compact_obs=False) as collector:
+def test_a_refused_method_is_refused_with_its_reason():
+    with collectx.Collector(cartpole, frames_per_batch=4, compact_obs=False) as collector:
         for refused, why in compat.REFUSED_ATTRIBUTES.items():
             with pytest.raises(AttributeError, match=f"{refused}.*of TorchRL's, not here: {why[:20]}"):
                 getattr(collector, refused)

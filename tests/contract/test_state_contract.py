@@ -19,6 +19,7 @@ from collectx.run.events import format_event
 _OPTIONS = ["trainer=meter", "collector.frames_per_batch=64", "collector.total_frames=640"]
 _VECTOR = ["env=gym_vector", "env.id=CartPole-v1", "env.num_envs=4"]
 _BATCHED = ["env=torchrl", "env.target=worlds.torchrlenvs:counted_serial", "env.num_envs=3"]
+_PROCESSES = ["env=torchrl", "env.target=worlds.torchrlenvs:parallel"]
 RESTORABLE = {
     "gym": ["policy=mlp"],
     "gym, random actions": ["policy=random", "env=pendulum"],
@@ -29,6 +30,7 @@ RESTORABLE = {
     "vector, next_step": ["policy=mlp", *_VECTOR, "env.autoreset_mode=next_step"],
     "torchrl": ["policy=mlp", "env=torchrl", "env.target=worlds.torchrlenvs:counted", "env.num_envs=2"],
     "torchrl, batched": ["policy=mlp", *_BATCHED, "collector.frames_per_batch=63", "collector.total_frames=630"],
+    "torchrl, processes": ["policy=mlp", *_PROCESSES, "env.num_envs=2", "env.kwargs.mp_start_method=fork"],
     "torchrl, random actions": ["policy=random", "env=torchrl", "env.target=worlds.torchrlenvs:one_hot"],
     "torchrl, with other transforms": ["policy=mlp", "env=torchrl", "env.target=worlds.torchrlenvs:primed"],
     **{

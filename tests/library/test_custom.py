@@ -36,7 +36,7 @@ def check_complete(batches):
 
 
 @pytest.mark.parametrize("cls", [Doubling, Handmade])
-@ways.over([SYNC, ways.GLOO_SYNC, ways.RPC_SYNC])
+@ways.over([SYNC, ways.SHARED_SYNC, ways.GLOO_SYNC, ways.RPC_SYNC])
 def test_what_it_yields_arrives_complete(way, cls):
     with start(cls, way) as collector:
         batches = [next(collector) for _ in range(4)]

@@ -58,7 +58,7 @@ BETWEEN_STEPS = {"num_workers_per_collector": 2, "update_weights_between_steps":
         ("sync", {"total_frames": 0}, "total_frames=0 1 -1"),
         ("sync", {"exploration_type": "wild"}, "exploration_type='wild' random"),
         ("sync", {"num_workers": 3}, "num_workers=3 create_env_fn 2"),
-        ("sync", {"policy_factory": Argmax, "policy": Argmax()}, "policy policy_factory one"),
+        ("single", {"policy_factory": Argmax, "policy": Argmax()}, "policy policy_factory one"),
         ("sync", {"policy_factory": [Argmax]}, "policy_factory 1 2"),
         ("sync", {"policy_factory": [Argmax, 3]}, "policy_factory=3"),
         ("sync", {"policy": Argmax}, "policy= class policy_factory"),

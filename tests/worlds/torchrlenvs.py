@@ -1,6 +1,9 @@
 """TorchRL's envs for the tests, by name. Its functions are at the top of a module, so that processes find them."""
 
+import gymnasium
+import numpy as np
 import torch
+from gymnasium import spaces
 from tensordict import TensorDict
 from torchrl import envs
 from torchrl.data import Binary, Bounded, Categorical, Composite, NonTensor, OneHot, Unbounded
@@ -25,6 +28,39 @@ def transformed(env, *transforms):
     return envs.TransformedEnv(env, envs.Compose(*transforms))
 
 
+class Sampled(gymnasium.Env):
+    """Observes samples of a space, in episodes of 5 steps; rewards are -0.0, -0.1, ..."""
+
+    def __init__(self, space, action_space):
+        self.observation_space, self.action_space = space, action_space
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        if seed is not None:
+            self.observation_space.seed(seed)
+        self._step_number = 0
+        return self.observation_space.sample(), {}
+
+    def step(self, action):
+        reward = np.float64(-0.1) * self._step_number
+        self._step_number += 1
+        return self.observation_space.sample(), reward, self._step_number == 5, False, {}
+
+
+def sampled(space, **kwargs):
+    return envs.GymWrapper(Sampled(space, spaces.Discrete(2)), **kwargs)
+
+
+def discrete():
+    return sampled(spaces.Discrete(4))
+
+
+def nested_dict(**kwargs):
+    part = spaces.Dict(number=spaces.Discrete(3), double=spaces.Box(-1, 1, (2,), np.float64))
+    space = spaces.Dict(part=part, flags=spaces.MultiBinary(3), pixel=spaces.Box(0, 255, (), np.uint8))
+    return sampled(space, **kwargs)
+
+
 def counted():
     return transformed(walking(), envs.StepCounter(5), envs.RewardSum(), envs.InitTracker())
 
@@ -42,8 +78,8 @@ def serial():
     return envs.SerialEnv(3, walking)
 
 
-def parallel():
-    return envs.ParallelEnv(2, walking)
+def parallel(**kwargs):
+    return envs.ParallelEnv(2, walking, **kwargs)
 
 
 def counted_serial():

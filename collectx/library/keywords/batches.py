@@ -93,9 +93,9 @@ class Assembly(Keywords):
 
     Args:
         trajs_per_batch: number of trajectories of a batch, in the order in which they ended; those left at the end of
-            the run are dropped. With a replay buffer they are written there one by one. None: batches have
+            the run are dropped. With a replay buffer they are written there as soon as they end. None: batches have
             `frames_per_batch` frames.
-        trajs_per_write: number of trajectories that one write to the replay buffer has; None: 1.
+        trajs_per_write: maximal number of trajectories that one write to the replay buffer has; None: no maximum.
         traj_format: "padded" or None: `[trajectories, longest]`, as with `split_trajs`; "cat": `[time]`, trajectories
             concatenated.
     """

@@ -27,12 +27,13 @@ class EnvAndPolicy(Keywords):
     Args:
         create_env_fn: returns a Gymnasium env, a vector env, whose envs are a dimension of the batch, or a TorchRL env.
             With several workers: one callable for all, or one for each.
-        policy: a TensorDictModule, an `nn.Module`, a callable from the observation to the action, or None (or
-            TorchRL's `RandomPolicy`) for random actions.
-        policy_factory: returns the policy instead, in every process. One callable for all workers: they act with the
-            weights of the policy that it returns in this process. A list with one per worker: each worker acts with the
-            weights of its policy until `update_policy_weights_`, or an update interval, publishes others; the first
-            callable also makes this process's policy.
+        policy: a TensorDictModule, an `nn.Module`, a callable from the observation to the action, or None or a
+            `RandomPolicy` for random actions.
+        policy_factory: returns the policy instead, in every process; with `policy`, in the workers alone, which then
+            act with the weights of their factory until others are published. One callable for all workers: they act
+            with the weights of the policy that it returns in this process. A list with one per worker: each worker acts
+            with the weights of its policy until `update_policy_weights_`, or an update interval, publishes others; the
+            first callable also makes this process's policy.
         create_env_kwargs: passed to `create_env_fn`; one dict for all workers, or one for each.
         exploration_type: how actions are taken from the policy's distribution: RANDOM, MODE, MEAN, MEDIAN or
             DETERMINISTIC of TorchRL's `ExplorationType`, or its name. Built-in policies support RANDOM and the mode.
@@ -102,8 +103,6 @@ class EnvAndPolicy(Keywords):
             problems += [
                 f"create_env_kwargs={one!r}: must be a dict, or a list of one for each worker." for one in wrong
             ]
-        if self.policy is not None and self.policy_factory is not None:
-            problems.append("policy and policy_factory: give one of them.")
         if isinstance(self.policy, type):
             problems.append(f"policy={self.policy!r} is a class: give an object of it, or the class as policy_factory.")
         elif self.policy is not None and not callable(self.policy):
@@ -140,6 +139,11 @@ class EnvAndPolicy(Keywords):
         factories = self.policy_factory
         return isinstance(factories, list | tuple) and any(factory is not factories[0] for factory in factories)
 
+    @property
+    def has_both_policies(self) -> bool:
+        """Whether this process has the policy `policy`, and the workers have those of `policy_factory`."""
+        return self.policy is not None and self.policy_factory is not None
+
     def envs(self) -> list[UserEnvConfig]:
         """One for each worker."""
         creates, kwargs = (for_each(each, self.worker_count) for each in (self.create_env_fn, self.create_env_kwargs))
@@ -158,16 +162,21 @@ class EnvAndPolicy(Keywords):
 
     def policies(self) -> list[PolicyConfig]:
         """Each worker's policy, as a choice of the group."""
-        return [
-            PolicyConfig(kind="random")
-            if self.policy is None and factory is None
-            else UserPolicyConfig(
-                kind="given",
-                policy=self.policy,
-                factory=factory,
-                compile=kwargs_of(self.compile_policy),
-                cudagraph=kwargs_of(self.cudagraph_policy),
-                is_trusted=bool(self.trust_policy),
-            )
-            for factory in for_each(self.policy_factory, self.worker_count)
-        ]
+        factories = for_each(self.policy_factory, self.worker_count)
+        return [self._policy(self.policy if factory is None else None, factory) for factory in factories]
+
+    def trainers_policy(self) -> PolicyConfig:
+        """This process's policy."""
+        return self.policies()[0] if self.policy is None else self._policy(self.policy, None)
+
+    def _policy(self, policy: Any, factory: Callable[[], Any] | None) -> PolicyConfig:
+        if policy is None and factory is None:
+            return PolicyConfig(kind="random")
+        return UserPolicyConfig(
+            kind="given",
+            policy=policy,
+            factory=factory,
+            compile=kwargs_of(self.compile_policy),
+            cudagraph=kwargs_of(self.cudagraph_policy),
+            is_trusted=bool(self.trust_policy),
+        )

@@ -47,6 +47,25 @@ SHARED = (
 
 
 @dataclass(frozen=True, kw_only=True)
+class WorkerClass(Keywords):
+    """The class of the collector that a worker of this machine runs.
+
+    Args:
+        collector_class: None or `Collector`; or a user's class, see docs/LIBRARY.md, "User-defined collector classes".
+    """
+
+    collector_class: Any = None
+
+    def problems(self) -> list[str]:
+        problems, base = super().problems(), _known_base(self.collector_class)
+        is_users = user_class(self.collector_class) is not None
+        if self.collector_class is not None and not is_users and base != "single":
+            rule = "workers of this machine are single collectors"
+            problems.append(f"collector_class={self.collector_class!r}: {rule}: leave it out, or give a user's class.")
+        return problems
+
+
+@dataclass(frozen=True, kw_only=True)
 class Nested(Keywords):
     """The keywords about the collector that a worker runs.
 

@@ -46,10 +46,10 @@ def parse(
         name: of the function that was called, for messages.
 
     Raises:
-        TypeError: an argument is unknown, missing or passed twice. Those of `REFUSED_KEYWORDS` may be None or False.
+        TypeError: an argument is unknown, missing or passed twice.
     """
     fields = {field.name: field for field in dataclasses.fields(keywords_class)}  # type: ignore[arg-type]
-    _check_known(name, [*fields], {key: value for key, value in keywords.items() if key not in fields})
+    _check_known(name, [*fields], [key for key in keywords if key not in fields])
     known = {key: value for key, value in keywords.items() if key in fields}
     try:
         passed = inspect.signature(keywords_class).bind(*arguments, **known).arguments
@@ -65,27 +65,12 @@ def parse(
     return keywords_class(**values), problems
 
 
-def _check_known(name: str, known: list[str], others: dict[str, Any]) -> None:
+def _check_known(name: str, known: list[str], others: list[str]) -> None:
     unknown = []
-    for key, value in others.items():
+    for key in others:
         near = difflib.get_close_matches(key, known, 1)
-        if key not in REFUSED_KEYWORDS:
-            unknown.append(f"{key!r}" + (f" (did you mean {near[0]!r}?)" if near else ""))
-        elif value is not None and (value is not False or (key == "sync" and name != "Collector")):
-            unknown.append(f"{key!r} (of TorchRL's, not taken here: {REFUSED_KEYWORDS[key]})")
+        unknown.append(f"{key!r}" + (f" (did you mean {near[0]!r}?)" if near else ""))
     if unknown:
         raise TypeError(
             f"{name}() got an unexpected keyword argument {', '.join(unknown)}; it takes {', '.join(known)}"
         )
-
-
-_BY_THE_CLASS = "use the class of that meaning, as MultiSyncCollector or DistributedCollector"
-
-# Keywords of TorchRL's collectors that some of ours do not take, with the reason or a replacement.
-REFUSED_KEYWORDS = {
-    "backend": _BY_THE_CLASS,
-    "backend_options": _BY_THE_CLASS,
-    "num_collectors": _BY_THE_CLASS,
-    "sync": _BY_THE_CLASS,
-    "collector_class": "workers of this machine always are single collectors",
-}

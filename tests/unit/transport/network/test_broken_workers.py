@@ -6,6 +6,7 @@ import json
 import pickle
 import struct
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import example, given, settings
@@ -14,6 +15,7 @@ from worlds.toyworker import Toys, slab_spec
 
 from collectx.errors import RemoteFailure
 from collectx.transport import messages
+from collectx.transport.base import BatchReport
 
 CASES = pytest.mark.parametrize(
     "cases", [100, pytest.param(10_000, marks=[pytest.mark.nightly, pytest.mark.timeout(3600)])]
@@ -36,7 +38,8 @@ def _evil_messages(path):
     pickles = [file.getvalue(), pickle.dumps(Evil(path))]
     failure = {"type_name": "subprocess.Popen", "message": "", "traceback": "", "attributes": {}}
     texts = [json.dumps(failure | {"arguments": [["touch", str(path)]]}).encode()]
-    return [kind + content for kind in (messages.REPLY, messages.FAILED, messages.FULL) for content in pickles + texts]
+    kinds = (messages.REPLY, messages.FAILED, messages.FULL, FULL)
+    return [kind + content for kind in kinds for content in pickles + texts]
 
 
 def _altered(message, changes):
@@ -46,9 +49,10 @@ def _altered(message, changes):
     return bytes(content)
 
 
-FULL = struct.pack("<cqqqdddd", messages.FULL, 0, 0, 6, 0.1, 0.1, 0.1, 0.1) + struct.pack("<dq", 1.5, 6)
+FULL = struct.pack("<cqqqqdddd", messages.FULL, 0, 0, 6, 1, 0.1, 0.1, 0.1, 0.1) + struct.pack("<dq", 1.5, 6)
 WHOLE = [
     FULL,
+    FULL + messages.pack_tensors(messages.FULL, {"added": torch.ones(1, 6)}),
     messages.pack_have(0),
     messages.FAILED + RemoteFailure.of(ValueError("wrong")).to_json(),
     messages.pack_tensors(messages.REPLY, ({"weights": torch.ones(2)}, None)),
@@ -102,3 +106,10 @@ def test_what_is_no_message_is_refused_by_the_worker(cases):
                 unpack(message)
 
     check()
+
+
+def test_what_a_hook_has_added_travels_with_the_report():
+    report = BatchReport(3, 6, 0.1, 0.2, np.array([1.5]), np.array([6]), added={"deep.key": torch.ones(1, 6)})
+    slot, same = messages.unpack_full(messages.pack_full(2, report))
+    assert (slot, same.policy_version, same.returns.tolist(), same.lengths.tolist()) == (2, 3, [1.5], [6])
+    assert torch.equal(same.added["deep.key"], report.added["deep.key"])

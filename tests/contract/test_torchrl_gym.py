@@ -1,9 +1,12 @@
 """TorchRL's envs are stepped by the Gymnasium env below them: the frames are those of their own `_step`, bit by bit."""
 
+import multiprocessing
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
-from gymnasium.spaces import Discrete
+from gymnasium.spaces import MultiDiscrete
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -15,9 +18,18 @@ from worlds import torchrlenvs
 from collectx.env.base import StepArrays
 from collectx.env.spaces import numpy_dtype
 from collectx.env.torchrl import TorchrlEnv
-from collectx.env.torchrl_gym import Unrecognised
+from collectx.env.torchrl_recipe import Unrecognised
 
-BASES = {"one-hot": torchrlenvs.one_hot, "categorical": torchrlenvs.walking, "box": torchrlenvs.pushing}
+BASES = {
+    "one-hot": torchrlenvs.one_hot,
+    "categorical": torchrlenvs.walking,
+    "box": torchrlenvs.pushing,
+    "skipping": partial(torchrlenvs.one_hot, frame_skip=4),
+    "device": partial(torchrlenvs.one_hot, device="cpu", from_pixels=False),
+    "discrete": torchrlenvs.discrete,
+    "dict": torchrlenvs.nested_dict,
+    "categorical dict": partial(torchrlenvs.nested_dict, categorical_action_encoding=True),
+}
 TRANSFORMS = {
     "StepCounter": envs.StepCounter,
     "StepCounter(4)": lambda: envs.StepCounter(4),
@@ -33,12 +45,16 @@ def _transformed(env, names):
     return envs.TransformedEnv(env, parts, auto_unwrap=False) if names else env
 
 
-def _make(base, layout, inner, outer):
-    def one():
-        return _transformed(BASES[base](), inner)
+def _one(base, inner):
+    return _transformed(BASES[base](), inner)
 
+
+def _make(base, layout, inner, outer):
+    one = partial(_one, base, inner)
     if layout == "serial":
         return [_transformed(envs.SerialEnv(3, one), outer)]
+    if layout == "parallel":
+        return [_transformed(envs.ParallelEnv(2, one, mp_start_method="fork"), outer)]
     return [_transformed(one(), outer) for _ in range(layout)]
 
 
@@ -61,21 +77,40 @@ def _frames(group, num_steps):
     return frames
 
 
-@pytest.mark.parametrize("cases", [10, pytest.param(1000, marks=[pytest.mark.nightly, pytest.mark.timeout(3600)])])
-def test_frames_are_those_of_the_envs_own_step(cases):
-    settings(max_examples=cases)(compare)()
-
-
-@given(
-    st.sampled_from([*BASES]),
-    st.sampled_from([1, 2, "serial"]),
-    st.lists(st.sampled_from([*TRANSFORMS]), unique_by=lambda name: TRANSFORMS[name]().__class__, max_size=4),
-    st.integers(0, 4),
+TRANSFORM_LISTS = st.lists(
+    st.sampled_from([*TRANSFORMS]), unique_by=lambda name: TRANSFORMS[name]().__class__, max_size=4
 )
-def compare(base, layout, transforms, num_inner):
-    parts = transforms[:num_inner], transforms[num_inner:]
+
+
+def many(cases):
+    return pytest.param(cases, marks=[pytest.mark.nightly, pytest.mark.timeout(3600)])
+
+
+@pytest.mark.parametrize("cases", [3, many(1000)])
+def test_frames_are_those_of_the_envs_own_step(cases):
+    @settings(max_examples=cases)
+    @given(st.sampled_from([*BASES]), st.sampled_from([1, 2, "serial"]), TRANSFORM_LISTS, st.integers(0, 4))
+    def compare(base, layout, transforms, num_inner):
+        _compare(base, layout, transforms[:num_inner], transforms[num_inner:])
+
+    compare()
+
+
+# The processes of TorchRL's side take seconds.
+@pytest.mark.parametrize("cases", [pytest.param(2, marks=pytest.mark.ci), many(100)])
+def test_frames_of_processes_are_those_of_the_envs_own_step(cases):
+    @settings(max_examples=cases)
+    @given(st.sampled_from([*BASES]), TRANSFORM_LISTS, st.integers(0, 4))
+    def compare(base, transforms, num_inner):
+        _compare(base, "parallel", transforms[:num_inner], transforms[num_inner:])
+
+    compare()
+    assert not multiprocessing.active_children()
+
+
+def _compare(base, layout, *parts):
     group = TorchrlEnv(_make(base, layout, *parts))
-    assert group.spec.path == "gymnasium"
+    assert group.spec.path == ("gymnasium, in a process for each env" if layout == "parallel" else "gymnasium")
     frames = _frames(group, 15)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(TorchrlEnv, "_gym_members", _refuse)
@@ -112,8 +147,8 @@ def _patched():
         (lambda: torchrlenvs.transformed(torchrlenvs.pushing(), envs.RewardScaling(0, 2)), "RewardScaling"),
         (lambda: _transformed(torchrlenvs.counted(), ["StepCounter"]), "two StepCounter"),
         (lambda: torchrlenvs.walking().set_info_dict_reader(lambda info, data: data), "it reads infos"),
-        (lambda: envs.GymEnv("CartPole-v1", frame_skip=2), "frame"),
-        (lambda: envs.GymEnv("FrozenLake-v1"), f"its observations are of {Discrete(16)}"),
+        (lambda: torchrlenvs.sampled(MultiDiscrete([2, 3])), f"its observations are of {MultiDiscrete([2, 3])}"),
+        (lambda: envs.ParallelEnv(2, [torchrlenvs.one_hot, partial(_one, "one-hot", [])]), "by different functions"),
         (torchrlenvs.ManyKeys, "ManyKeys is no GymEnv of TorchRL"),
         (_patched, "its read_action was replaced"),
     ],
@@ -125,9 +160,32 @@ def test_other_envs_are_stepped_by_themselves(make, reason):
     group.close()
 
 
-def test_a_batched_env_that_was_passed_itself_or_is_at_work_is_stepped_by_itself():
+def test_a_batched_env_that_has_started_is_stepped_by_itself():
     env = torchrlenvs.serial()
+    assert TorchrlEnv([env], owned=False).spec.path == "gymnasium"
     env.reset()
     group = TorchrlEnv([env], owned=False)
-    assert group.spec.path == "torchrl: SerialEnv is a batched env of its own"
+    assert group.spec.path == "torchrl: the SerialEnv has started: pass a function that makes it"
     env.close()
+
+
+def test_small_envs_of_a_parallel_env_need_no_processes():
+    group = TorchrlEnv([envs.ParallelEnv(2, partial(envs.GymEnv, "CartPole-v1"))])
+    assert group.spec.path.startswith("gymnasium, without processes")
+    assert not multiprocessing.active_children()
+    group.close()
+
+
+@pytest.mark.ci
+@pytest.mark.filterwarnings("ignore")
+def test_an_error_of_an_env_in_its_process_is_raised():
+    def failing():
+        env = torchrlenvs.walking()
+        env._env.unwrapped.step = None
+        return env
+
+    group = TorchrlEnv([envs.ParallelEnv(2, failing, mp_start_method="fork")])
+    with pytest.raises(TypeError, match="'NoneType' object is not callable"):
+        _frames(group, 1)
+    group.close()
+    assert not multiprocessing.active_children()

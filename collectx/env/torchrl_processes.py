@@ -1,0 +1,126 @@
+"""Steps the Gymnasium envs below a TorchRL `ParallelEnv`, each in a process of Gymnasium's AsyncVectorEnv.
+
+Each process has a `GymMember`, transforms included. Frames and actions pass between the processes as rows of bytes,
+which hold leaves of any dtype.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode
+
+from collectx.batch import Leaf
+from collectx.env.base import EnvSpec, StepArrays
+from collectx.env.spaces import numpy_dtype
+from collectx.env.torchrl_gym import GymMember
+from collectx.env.torchrl_recipe import Recipe, peel
+from collectx.state import ProcessState
+
+# How long the processes may take to finish a step before they are killed, in seconds.
+_CLOSE_S = 2.0
+
+
+class GymProcesses:
+    """All envs of a group; see `GymMember` for the methods. The constructor starts the processes.
+
+    Args:
+        makers: constructors of the TorchRL envs, one for each process.
+        recipe: of any of these envs.
+        spec: of the group.
+        start_method: of the processes; None: the default of `multiprocessing`.
+    """
+
+    def __init__(self, makers: Sequence[Callable[[], Any]], recipe: Recipe, spec: EnvSpec, start_method: str | None):
+        self.envs = slice(0, spec.num_envs)
+        self._record = _record(spec.observation)
+        # Without what no process needs, and which cannot be sent to one.
+        recipe, spec = replace(recipe, env=None), replace(spec, draw=None)
+        self._vector = AsyncVectorEnv(
+            [partial(_make, make, recipe, spec, index) for index, make in enumerate(makers)],
+            copy=False,
+            autoreset_mode=AutoresetMode.DISABLED,
+            context=start_method,
+        )
+
+    @property
+    def is_closed(self) -> bool:
+        return self._vector.closed
+
+    def set_seed(self, seed: int) -> int:
+        """Seeds one env after the other, as the seed of each follows from that of the one before."""
+        for index in range(self.envs.stop):
+            seed = self._vector.call("set_seed", index, seed)[index]
+        return seed
+
+    def reset(self, out: Sequence[np.ndarray]) -> None:
+        self._write(self._vector.reset()[0], out, ...)
+
+    def restart(self, ended: np.ndarray, out: Sequence[np.ndarray]) -> None:
+        self._write(self._vector.reset(options={"reset_mask": ended.copy()})[0], out, ended)
+
+    def step(self, action: Sequence[np.ndarray], out: StepArrays) -> bool:
+        rows = np.ascontiguousarray(action[0]).reshape(self.envs.stop, -1).view(np.uint8)
+        observation, out.reward[:], out.terminated[:], out.truncated[:], _ = self._vector.step(rows)
+        self._write(observation, out.observation, ...)
+        return bool(out.terminated.any() or out.truncated.any())
+
+    def close(self) -> None:
+        # Without a timeout Gymnasium waits for ever for the results of a step that an error has interrupted.
+        self._vector.close(timeout=_CLOSE_S)
+
+    def _write(self, rows: Any, out: Sequence[np.ndarray], envs: Any) -> None:
+        frames = rows.view(self._record)[:, 0]
+        for place, array in enumerate(out):
+            array[envs] = frames[str(place)][envs]
+
+
+class _ProcessEnv(gymnasium.Env):
+    """The env of one process."""
+
+    def __init__(self, env: Any, recipe: Recipe, spec: EnvSpec, index: int):
+        base, _ = peel(env)
+        self._env, self._index = env, index
+        self._member = GymMember(env, replace(recipe, env=base._env), spec, 0)
+        self._record, self._action = _record(spec.observation), _record(spec.action)
+        self.observation_space, self.action_space = map(_bytes_space, (self._record, self._action))
+
+    def set_seed(self, index: int, seed: int) -> int | None:
+        """Seeds the env of the process with this index; returns the seed for the next one."""
+        return self._member.set_seed(seed) if index == self._index else None
+
+    def reset(self, **_: Any) -> tuple[np.ndarray, dict]:
+        frame = np.empty(1, self._record)
+        self._member.reset(self._leaves(frame))
+        return frame.view(np.uint8), {}
+
+    def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict]:
+        frame = np.empty(1, self._record)
+        terminated, truncated, is_frame = np.zeros(1, bool), np.zeros(1, bool), np.ones(1, bool)
+        out = StepArrays(self._leaves(frame), np.empty(1, np.float32), terminated, truncated, is_frame)
+        self._member.step([action.view(self._action)["0"]], out)
+        return frame.view(np.uint8), float(out.reward[0]), bool(terminated[0]), bool(truncated[0]), {}
+
+    def close(self) -> None:
+        if not self._env.is_closed:
+            self._env.close()
+
+    def _leaves(self, frame: np.ndarray) -> list[np.ndarray]:
+        return [frame[name] for name in self._record.names or ()]
+
+
+def _make(make: Callable[[], Any], recipe: Recipe, spec: EnvSpec, index: int) -> gymnasium.Env:
+    return ProcessState(_ProcessEnv(make(), recipe, spec, index))
+
+
+def _record(leaves: Sequence[Leaf]) -> np.dtype:
+    return np.dtype([(str(place), numpy_dtype(leaf), leaf.shape) for place, leaf in enumerate(leaves)])
+
+
+def _bytes_space(record: np.dtype) -> gymnasium.spaces.Box:
+    return gymnasium.spaces.Box(0, 255, (record.itemsize,), np.uint8)

@@ -1,0 +1,228 @@
+"""Recognises TorchRL envs that add nothing but conversions and well-known transforms to a Gymnasium env, so that
+`GymMember` (`collectx/env/torchrl_gym.py`) can step that one. torchrl itself is not imported.
+
+    recognised   `GymEnv` or `GymWrapper`, exactly, of one env: observations of Box, Discrete, MultiBinary, and
+                 categorical MultiDiscrete spaces, or nested dicts of them; Discrete, Box, and categorical MultiDiscrete
+                 actions
+    transforms   StepCounter, RewardSum, InitTracker, DoubleToFloat, in any order, nested or not, with default keys
+                 apart from the names of those that they write
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+from collectx.batch import REWARD, Key, Leaf, as_key
+from collectx.env.base import EnvSpec
+from collectx.env.spaces import numpy_dtype
+
+_LIGHT = ("gymnasium.envs.classic_control.", "gymnasium.envs.toy_text.")
+# Spaces whose values are stored as they are, unless TorchRL makes them one-hot.
+_STORED = (spaces.Box, spaces.Discrete, spaces.MultiBinary, spaces.MultiDiscrete)
+_TRANSFORMS = ("StepCounter", "RewardSum", "InitTracker", "DoubleToFloat")
+
+
+class Unrecognised(Exception):
+    """An env is more than a Gymnasium env with well-known transforms; the message says by what."""
+
+
+@dataclass(frozen=True, eq=False)
+class Read:
+    """How to read one leaf from Gymnasium's observation.
+
+    Attributes:
+        path: keys of nested dicts; (): the observation itself.
+        codes: the one-hot code of each value, `[n, n]`; None: the value is stored as it is.
+    """
+
+    path: tuple[str, ...]
+    codes: np.ndarray | None
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the leaf is the observation as it is."""
+        return not self.path and self.codes is None
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How to produce the frames of a TorchRL env from the Gymnasium env below it.
+
+    Attributes:
+        env: the Gymnasium env; None: each process has its own.
+        reads: the base observations, by their leaves' keys.
+        frame_skip: steps of the Gymnasium env in a frame, fewer where the episode ends.
+        max_steps: frames of an episode after which it is truncated; None: no limit.
+        step_count, episode_reward, is_init: the names of these leaves; None: absent.
+        to_action: converts an action of the batch, `[*shape]`, to Gymnasium's.
+    """
+
+    env: Any
+    reads: dict[Key, Read]
+    frame_skip: int
+    max_steps: int | None
+    step_count: str | None
+    episode_reward: str | None
+    is_init: str | None
+    to_action: Callable[[np.ndarray], Any]
+
+    @classmethod
+    def of(cls, env: Any, spec: EnvSpec, outer: Sequence[Any] = ()) -> Recipe:
+        """Recognises an unbatched env.
+
+        Args:
+            spec: its leaves; with `outer`, those of the batched env.
+            outer: transforms of the batched env that `env` is part of.
+
+        Raises:
+            Unrecognised: the env has to be stepped by its `_step`.
+        """
+        base, transforms = peel(env)
+        _check_base(base)
+        by_name = _by_name([*transforms, *outer])
+        recipe = cls(
+            base._env,
+            dict(_reads(base)),
+            base.wrapper_frame_skip,
+            by_name["StepCounter"].max_steps if "StepCounter" in by_name else None,
+            by_name["StepCounter"].step_count_key if "StepCounter" in by_name else None,
+            by_name["RewardSum"].out_keys[0] if "RewardSum" in by_name else None,
+            by_name["InitTracker"].init_key if "InitTracker" in by_name else None,
+            _to_action(base, spec.action),
+        )
+        recipe._check(spec)
+        return recipe
+
+    @property
+    def is_light(self) -> bool:
+        """Whether a step is known to take less time than a message to another process: an env of Gymnasium without
+        physics or images, and without wrappers of the user's."""
+        env = self.env
+        while isinstance(env, gymnasium.Wrapper) and type(env).__module__.startswith("gymnasium.wrappers."):
+            env = env.env
+        return type(env).__module__.startswith(_LIGHT) and env.render_mode is None
+
+    def _check(self, spec: EnvSpec) -> None:
+        """Checks that the spec has no leaf of another origin."""
+        written = {(name,) for name in (self.step_count, self.episode_reward, self.is_init) if name is not None}
+        if spec.rewards != (REWARD,):
+            raise Unrecognised(f"its rewards are {[leaf.key for leaf in spec.rewards]}")
+        for leaf in spec.observation:
+            if leaf.key not in {*self.reads, *written}:
+                raise Unrecognised(f"the origin of {'.'.join(leaf.key)} is not known")
+
+
+def peel(env: Any) -> tuple[Any, list[Any]]:
+    """The env below all `TransformedEnv`, and their transforms."""
+    transforms: list[Any] = []
+    while _is_torchrls(env, "TransformedEnv"):
+        _check_methods(env)
+        transforms += _flat(env.transform)
+        env = env.base_env
+    _check_methods(env)
+    return env, transforms
+
+
+def _check_methods(env: Any) -> None:
+    """TorchRL itself replaces methods of an object, by the version of Gymnasium for example; others do more."""
+    for name, value in vars(env).items():
+        if callable(value) and hasattr(type(env), name) and not _is_torchrls_module(getattr(value, "__module__", None)):
+            raise Unrecognised(f"its {name} was replaced")
+
+
+def _check_base(env: Any) -> None:
+    """Raises `Unrecognised` unless it is a `GymEnv` or `GymWrapper` of one env that adds nothing but conversions."""
+    if not _is_torchrls(env, "GymEnv", "GymWrapper"):
+        raise Unrecognised(f"{type(env).__module__}.{type(env).__name__} is no GymEnv of TorchRL")
+    if not isinstance(env._env, gymnasium.Env):
+        raise Unrecognised(f"{type(env._env).__name__} is no gymnasium.Env")
+    for reason, applies in {
+        "it reads infos": bool(env.info_dict_reader),
+        "it observes pixels": bool(env.from_pixels),
+        "it passes tensors to its env": not env._convert_actions_to_numpy,
+    }.items():
+        if applies:
+            raise Unrecognised(reason)
+
+
+def _flat(transform: Any) -> Iterator[Any]:
+    """The transforms of a `Compose`, nested or not, in order; or the transform itself."""
+    if _is_torchrls(transform, "Compose"):
+        for each in transform.transforms:
+            yield from _flat(each)
+    else:
+        yield transform
+
+
+def _by_name(transforms: Sequence[Any]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for transform in transforms:
+        name = type(transform).__name__
+        if not _is_torchrls(transform, *_TRANSFORMS):
+            raise Unrecognised(f"the transform {name} is not one of {', '.join(_TRANSFORMS)}")
+        if name in found and name != "DoubleToFloat":
+            raise Unrecognised(f"it has two {name}")
+        found[name] = transform
+    counter, total = found.get("StepCounter"), found.get("RewardSum")
+    if counter is not None and (counter.truncated_key != "truncated" or not counter.update_done):
+        raise Unrecognised("its StepCounter writes truncated or done otherwise than by default")
+    if total is not None and ([*total.in_keys] != ["reward"] or not isinstance(total.out_keys[0], str)):
+        raise Unrecognised(f"its RewardSum adds {total.in_keys} to {total.out_keys}")
+    return found
+
+
+def _reads(base: Any) -> Iterator[tuple[Key, Read]]:
+    space = base._env.observation_space
+    specs = {as_key(key): spec for key, spec in base.observation_spec.items(True, True)}
+    is_dict = isinstance(space, spaces.Dict)
+    # TorchRL renames a "state" without an "observation".
+    if is_dict and "state" in space.spaces and "observation" not in space.spaces:
+        raise Unrecognised(f"its observations are of {space}")
+    for key, spec in specs.items():
+        part, path = space, key if is_dict else ()
+        for name in path:
+            part = part[name]
+        shape = tuple(spec.shape)
+        if isinstance(part, spaces.Discrete) and shape == (part.n,) and part.start == 0:
+            yield key, Read(path, np.eye(int(part.n), dtype=np.int64))
+        elif isinstance(part, _STORED) and shape in (part.shape, part.shape or (1,)):
+            yield key, Read(path, None)
+        else:
+            raise Unrecognised(f"its observations are of {space}")
+
+
+def _to_action(base: Any, leaves: Sequence[Leaf]) -> Callable[[np.ndarray], Any]:
+    space, (leaf, *others) = base._env.action_space, leaves
+    if others or leaf.key != ("action",):
+        raise Unrecognised(f"its actions are {[each.key for each in leaves]}")
+    is_integer = numpy_dtype(leaf).kind in "iu"
+    if isinstance(space, spaces.Discrete) and space.start == 0:
+        if leaf.shape == () and is_integer:
+            return int
+        if leaf.shape == (space.n,):
+            return lambda action: int(action.argmax())
+    same_shape = leaf.shape == space.shape
+    if same_shape and (isinstance(space, spaces.Box) or (isinstance(space, spaces.MultiDiscrete) and is_integer)):
+        dtype = _base_dtype(base)
+        # A copy: the env may keep its action.
+        return lambda action: action.astype(dtype)
+    raise Unrecognised(f"its actions are of {space}, with {leaf.dtype} {list(leaf.shape)}")
+
+
+def _base_dtype(base: Any) -> np.dtype:
+    return numpy_dtype(Leaf(("action",), (), base.action_spec.dtype))
+
+
+def _is_torchrls(value: Any, *names: str) -> bool:
+    """Whether the class itself is one of TorchRL's with these names."""
+    return type(value).__name__ in names and _is_torchrls_module(type(value).__module__)
+
+
+def _is_torchrls_module(name: str | None) -> bool:
+    return name is not None and name.startswith("torchrl.")

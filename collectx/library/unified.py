@@ -1,0 +1,98 @@
+"""The class that `Collector(..., backend=..., num_collectors=...)` makes, and `service_backend`, the default of
+`backend` within a block. Used in the trainer's process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextvars import ContextVar
+from typing import Any
+
+from collectx.errors import ConfigError
+from collectx.library.keywords.unified import BACKENDS, ONE_CONSTRUCTOR
+
+_default: ContextVar[str | None] = ContextVar("collectx_service_backend", default=None)
+
+# The class of each backend: of an async collector, and of a sync one.
+_CLASSES = {
+    "process": ("MultiAsyncCollector", "MultiSyncCollector"),
+    "ray": ("RayCollector", "RayCollector"),
+    "rpc": ("RPCCollector", "RPCCollector"),
+    "distributed": ("DistributedCollector", "DistributedCollector"),
+    "submitit": ("DistributedCollector", "DistributedCollector"),
+}
+
+
+@contextlib.contextmanager
+def service_backend(backend: str) -> Iterator[None]:
+    """`with service_backend("process"):` sets the default of `Collector`'s keyword `backend` inside the block, for this
+    thread or task. TorchRL's context manager of this name has the same effect.
+
+    Raises:
+        ConfigError: there is no such backend.
+    """
+    token = _default.set(_checked(backend))
+    try:
+        yield
+    finally:
+        _default.reset(token)
+
+
+def select(arguments: Sequence[Any], keywords: Mapping[str, Any]) -> tuple[str, tuple[Any, ...], dict[str, Any]] | None:
+    """Returns the class and its arguments for those of `Collector`; None for `Collector` itself.
+
+    Raises:
+        ConfigError: there is no such backend, or `num_collectors` does not match the other keywords.
+    """
+    rest = dict(keywords)
+    backend, count, sync, options = (rest.pop(name, None) for name in ONE_CONSTRUCTOR)
+    if backend is None:
+        backend = _default_backend() or ("direct" if count is None else "process")
+    if _checked(backend) == "direct":
+        return None
+    name = _CLASSES[backend][bool(sync)]
+    creates = arguments[0] if arguments else rest.pop("create_env_fn", None)
+    problems = _problems(creates, count, rest, options or {})
+    if not isinstance(creates, list | tuple):
+        creates = [creates] * (count or 1)
+    rest |= options or {}
+    if name not in _CLASSES["process"]:
+        rest["sync"] = bool(sync)
+    if backend == "submitit" and rest.setdefault("launcher", "submitit") != "submitit":
+        problems.append(f"launcher={rest['launcher']!r} with backend='submitit': leave launcher out.")
+    if problems:
+        raise ConfigError(problems)
+    return name, (creates, *arguments[1:]), rest
+
+
+def _problems(creates: Any, count: Any, keywords: Mapping[str, Any], options: Any) -> list[str]:
+    if not isinstance(options, Mapping):
+        return [f"backend_options={options!r}: must be a dict of the keywords of the class of that backend."]
+    problems = []
+    if count is not None and not (isinstance(count, int) and count > 0):
+        problems.append(f"num_collectors={count!r}: must be a whole number, at least 1.")
+    elif isinstance(creates, list | tuple) and count not in (None, len(creates)):
+        given = f"create_env_fn has {len(creates)} callables"
+        problems.append(f"num_collectors={count}, but {given}: one for each, or one callable for all.")
+    if twice := sorted(set(options) & ({*keywords, *ONE_CONSTRUCTOR} - {"backend"})):
+        problems.append(f"backend_options has {', '.join(twice)}, a keyword of Collector itself: give it there.")
+    return problems
+
+
+def _checked(backend: Any) -> str:
+    if backend not in BACKENDS:
+        raise ConfigError([f"backend={backend!r}: must be one of {', '.join(BACKENDS)}."])
+    return backend
+
+
+def _default_backend() -> str | None:
+    """The backend of the innermost `service_backend`, of this package or, where it is imported, of TorchRL."""
+    if (backend := _default.get()) is not None:
+        return backend
+    theirs = getattr(sys.modules.get("torchrl._comm.backends"), "_SERVICE_BACKEND_CONTEXT", None)
+    # A process and its backend: a forked process has none.
+    process, backend = (None if theirs is None else theirs.get(None)) or (None, None)
+    return backend if process == os.getpid() else None

@@ -1,0 +1,105 @@
+"""TorchRL's weight updaters by name, for scripts that derive from them. An updater supplies the weights and their
+mapping; the collector's transport sends them. Used in the trainer's process.
+"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from tensordict import TensorDict
+from torch import nn
+
+
+class WeightUpdaterBase:
+    """Base class of weight updaters, for the keyword `weight_updater`. Override `_get_server_weights`, which returns
+    the weights if none are passed, and `_maybe_map_weights`, which maps them. TorchRL's `_sync_weights_with_worker` and
+    `all_worker_ids` are not called.
+    """
+
+    _registered: Callable[[], Any] | None = None
+
+    @functools.cached_property
+    def post_hooks(self) -> list[Callable[[], Any]]:
+        """Called after every publishing of weights."""
+        return []
+
+    @property
+    def collector(self) -> Any:
+        """The collector that was constructed with this updater; None without one."""
+        return None if self._registered is None else self._registered()
+
+    def _get_server_weights(self) -> Any:
+        """Returns the weights as `update_policy_weights_` takes them; here those of the collector's policy."""
+        policy = getattr(self.collector, "policy", None)
+        return TensorDict.from_module(policy).data if isinstance(policy, nn.Module) else None
+
+    def _maybe_map_weights(self, weights: Any) -> Any:
+        """Returns the weights to send, for those that were passed or that `_get_server_weights` has returned."""
+        return weights
+
+    def register_collector(self, collector: Any) -> None:
+        """Sets `collector`, without keeping it alive. Called by the constructor of the collector."""
+        self._registered = weakref.ref(collector)
+
+    def register_post_hook(self, hook: Callable[[], Any]) -> None:
+        """Appends to `post_hooks`."""
+        self.post_hooks.append(hook)
+
+    def push_weights(self, policy_or_weights: Any = None, worker_ids: Any = None) -> None:
+        """Publishes weights as `collector.update_policy_weights_` does.
+
+        Raises:
+            RuntimeError: there is no collector.
+        """
+        if self.collector is None:
+            raise RuntimeError(f"{type(self).__name__}: construct a collector with weight_updater=... first")
+        self.collector.update_policy_weights_(policy_or_weights, worker_ids=worker_ids)
+
+    __call__ = push_weights
+
+
+class VanillaWeightUpdater(WeightUpdaterBase):
+    """Weights that a function returns.
+
+    Args:
+        weight_getter: returns the weights; None: those of the collector's policy.
+        policy_weights: ignored (accepted for TorchRL compatibility).
+    """
+
+    def __init__(self, *, weight_getter: Callable[[], Any] | None = None, policy_weights: Any = None):
+        self._getter = weight_getter
+
+    def _get_server_weights(self) -> Any:
+        return super()._get_server_weights() if self._getter is None else self._getter()
+
+
+class MultiProcessedWeightUpdater(VanillaWeightUpdater):
+    """`VanillaWeightUpdater` with another name for `weight_getter`."""
+
+    def __init__(self, *, get_server_weights: Callable[[], Any] | None = None, policy_weights: Any = None):
+        super().__init__(weight_getter=get_server_weights)
+
+
+class RemoteModuleWeightUpdater(WeightUpdaterBase):
+    """Refuses to publish unless weights are passed."""
+
+    def _get_server_weights(self) -> Any:
+        raise RuntimeError("RemoteModuleWeightUpdater: pass the weights to update_policy_weights_")
+
+
+class RayWeightUpdater(WeightUpdaterBase):
+    """Weights of the collector's policy.
+
+    Args:
+        options: ignored (accepted for TorchRL compatibility); the collector's keyword `update_interval` says after how
+            many batches weights are published.
+    """
+
+    def __init__(self, *options: Any, **others: Any):
+        pass
+
+
+DistributedWeightUpdater = RPCWeightUpdater = RayWeightUpdater

@@ -1,0 +1,59 @@
+"""Makes policies of agents of CleanRL and Stable-Baselines3. Neither is imported."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from tensordict.nn import TensorDictModule
+from torch import nn
+
+from collectx.errors import ConfigError
+
+
+def adapt(agent: Any, *, deterministic: bool = False) -> TensorDictModule:
+    """A policy from `observation` that acts as an agent of another library. Its parameters are those of the agent.
+
+    Args:
+        agent: an `nn.Module` with `get_action_and_value(observation)`, as CleanRL's agents for PPO have: the policy
+            writes `action`, `log_prob`, `entropy` and `value`. Or a model of Stable-Baselines3 or its policy, with
+            `predict(observation, deterministic=...)`, which converts to NumPy: the policy writes `action`.
+        deterministic: the argument of `predict`.
+
+    Raises:
+        ConfigError: the agent is none of these.
+    """
+    module = agent if isinstance(agent, nn.Module) else getattr(agent, "policy", None)
+    if isinstance(module, nn.Module):
+        if hasattr(module, "get_action_and_value"):
+            keys = ["action", "log_prob", "entropy", "value"]
+            return TensorDictModule(_ActionAndValue(module), in_keys=["observation"], out_keys=keys)
+        if hasattr(module, "predict"):
+            policy = _Predict(module, deterministic)
+            return TensorDictModule(policy, in_keys=["observation"], out_keys=["action"])
+    raise ConfigError(
+        [
+            f"adapt: {type(agent).__name__} is neither a torch.nn.Module with get_action_and_value or predict nor a "
+            "model of Stable-Baselines3: a policy from observation to action needs no adapter."
+        ]
+    )
+
+
+class _ActionAndValue(nn.Module):
+    def __init__(self, agent: nn.Module):
+        super().__init__()
+        self.agent = agent
+
+    def forward(self, observation: torch.Tensor) -> Any:
+        return self.agent.get_action_and_value(observation)  # type: ignore[operator]
+
+
+class _Predict(nn.Module):
+    def __init__(self, policy: nn.Module, deterministic: bool):
+        super().__init__()
+        self.policy = policy
+        self._deterministic = deterministic
+
+    def forward(self, observation: torch.Tensor) -> torch.Tensor:
+        action, _ = self.policy.predict(observation.numpy(force=True), deterministic=self._deterministic)  # type: ignore[operator]
+        return torch.as_tensor(action, device=observation.device)

@@ -1,0 +1,152 @@
+"""What hooks see and add, and what the policy, its versions and its factories are in each process, over every way."""
+
+import os
+
+import pytest
+import torch
+from making import make
+from torch import nn
+from ways import ASYNC, INLINE_ASYNC, INLINE_SYNC, SHARED_SYNC, SINGLE, SYNC, over
+from worlds.cartpoles import cartpole
+
+from collectx import Collector
+from collectx.errors import ShapeError
+
+FRAMES = {"frames_per_batch": 24, "total_frames": 48}
+
+
+@over((SINGLE, *SYNC, *ASYNC))
+def test_keys_that_a_hook_adds_and_tensors_that_it_replaces_are_delivered(way):
+    def hook(batch):
+        batch["steps"] = torch.arange(batch.shape[-1]).expand(batch.shape)
+        batch["deep", "pair"] = torch.full((*batch.shape, 2), 7.0)
+        batch["observation"] = torch.zeros_like(batch["observation"])
+
+    with make(way, num_envs=2, post_collect_hook=hook, **FRAMES) as collector:
+        for batch in collector:
+            steps = batch.shape[-1]
+            assert batch["steps"].unique().tolist() == [*range(steps)]
+            assert batch["deep", "pair"].shape == (*batch.shape, 2)
+            assert batch["deep", "pair"].unique().tolist() == [7.0]
+            assert not batch["observation"].any()
+            assert batch["next", "observation"].any()
+
+
+def test_in_this_process_a_hook_sees_what_postproc_has_made():
+    seen = []
+
+    def hook(batch):
+        seen.append((batch.shape, "made" in [*batch.keys()]))
+        batch["added"] = batch["made"] + 1
+
+    keywords = {"postproc": lambda batch: batch.set("made", torch.ones(batch.shape)), "split_trajs": True}
+    with Collector(cartpole, post_collect_hook=hook, **keywords, **FRAMES) as collector:
+        batch = next(collector)
+        assert seen == [(batch.shape, True)]
+        assert batch["added"].unique().tolist() == [2.0]
+        collector.post_collect_hook = None
+        assert "added" not in [*next(collector).keys()]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda batch: batch.set("text", "words"), "post_collect_hook adds text, a NonTensorData"),
+        (
+            lambda batch: batch.set("action", torch.zeros(*batch.shape, 3)),
+            r"replaces action: it must keep the shape \[24\]",
+        ),
+    ],
+)
+def test_a_hook_in_a_worker_that_adds_something_else_is_refused(change, words):
+    with make(INLINE_ASYNC, post_collect_hook=change, **FRAMES) as collector, pytest.raises(ShapeError, match=words):
+        next(collector)
+
+
+@over((SINGLE, INLINE_SYNC, SHARED_SYNC))
+def test_without_track_traj_ids_a_batch_has_no_collector_key(way):
+    with make(way, track_traj_ids=False, **FRAMES) as collector:
+        assert "collector" not in [*next(collector).keys()]
+
+
+class Chosen(nn.Module):
+    def __init__(self, action):
+        super().__init__()
+        self.action = nn.Parameter(torch.tensor([float(action)]))
+
+    def forward(self, observation):
+        return torch.full(observation.shape[:-1], int(self.action.detach()))
+
+
+@over((SINGLE, *SYNC))
+def test_a_state_restores_the_version_of_the_weights_in_this_process_and_in_all_workers(way):
+    with make(way, policy=Chosen(0), track_policy_version=True, **FRAMES) as collector:
+        collector.update_policy_weights_()
+        collector.update_policy_weights_({"action": torch.ones(1)})
+        state = collector.state_dict()
+        assert state["policy_version"] == collector.policy_version == 2
+        if way.place in ("inline", "local") and way.transport in ("inline", "shared_memory"):
+            assert state["worker0"]["policy_state_dict"]["action"].item() == 1.0
+    with make(way, policy=Chosen(0), track_policy_version=True, **FRAMES) as collector:
+        collector.load_state_dict(state)
+        assert collector.policy_version == 2
+        batch = list(collector)[-1]
+        assert batch["policy_version"].unique().tolist() == [2]
+        assert batch["collector", "policy_version"].unique().tolist() == [2]
+        assert batch["action"].unique().tolist() == [1]
+        collector.update_policy_weights_()
+        assert collector.policy_version == 3
+
+
+@over((INLINE_SYNC, SHARED_SYNC))
+def test_a_factory_beside_a_policy_is_called_in_the_workers_alone(way):
+    trainers, called = Chosen(0), []
+
+    def factory():
+        called.append(os.getpid())
+        return Chosen(1)
+
+    with make(way, policy=trainers, policy_factory=factory, **FRAMES) as collector:
+        assert collector.policy is trainers
+        assert next(collector)["action"].unique().tolist() == [1]
+        # Workers of other processes append to lists of their own.
+        assert len(called) == (way.num_workers if way.place == "inline" else 0)
+        collector.update_policy_weights_()
+        assert next(collector)["action"].unique().tolist() == [0]
+
+
+@pytest.mark.parametrize("per_write", [None, 2])
+def test_trajectories_that_have_ended_are_written_at_once(per_write):
+    class Counting:
+        def __init__(self):
+            self.writes = []
+
+        def extend(self, frames):
+            self.writes.append(int(frames["next", "done"].sum()))
+
+    buffer = Counting()
+    keywords = {"max_frames_per_traj": 10, "frames_per_batch": 100, "total_frames": 100, "seed": 1}
+    with Collector(
+        cartpole, Chosen(1), replay_buffer=buffer, trajs_per_batch=3, trajs_per_write=per_write, **keywords
+    ) as collector:
+        assert next(collector) is None
+    assert sum(buffer.writes) >= 10
+    assert len(buffer.writes) == (1 if per_write is None else -(-sum(buffer.writes) // per_write))
+
+
+@pytest.mark.parametrize(
+    ("keywords", "device"), [({}, None), ({"policy_device": "cpu"}, "cpu"), ({"device": "cpu"}, "cpu")]
+)
+def test_a_policy_is_called_with_a_tensordict_on_the_device_that_was_named(keywords, device):
+    seen = set()
+
+    def act(tensordict):
+        seen.add(tensordict.device)
+        return tensordict.set("action", torch.zeros(tensordict.shape, dtype=torch.int64))
+
+    with Collector(cartpole, act, **keywords, **FRAMES) as collector:
+        seen.clear()  # the first call of this process, which tells what the policy writes
+        assert next(collector).device == (None if "device" not in keywords else torch.device("cpu"))
+        expected = torch.device("cpu") if keywords else None
+        assert collector.policy_device == expected
+        assert seen == {expected}

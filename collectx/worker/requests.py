@@ -78,9 +78,11 @@ class RequestHandler:
     def after_batch(self, slot: int, steps: int) -> dict[str, torch.Tensor]:
         """Calls the hooks with the first `steps` steps of a slot. Returns what `post_collect_hook` has added; see
         `BatchReport.added`."""
-        hooks, batch = self._hooks, self._batches(slot, steps)
-        added = {} if hooks.post_collect_hook is None else _call_hook(hooks.post_collect_hook, batch)
+        hooks, added = self._hooks, {}
+        if hooks.post_collect_hook is not None:
+            added = _call_hook(hooks.post_collect_hook, self._batches(slot, steps))
         if hooks.write_batch is not None:
+            batch = self._batches(slot, steps)
             names = {tuple(name.split(".")): value for name, value in added.items()}
             hooks.write_batch(batch.clone(recurse=False).update(nest(names)) if added else batch)
         if self._profiling is not None and not self._profiling.step():

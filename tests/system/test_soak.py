@@ -27,7 +27,7 @@ def _batches(folder):
 
 
 @pytest.mark.nightly
-@pytest.mark.timeout(7200)
+@pytest.mark.timeout(9 * 3600)
 def test_a_million_batches_need_no_more_than_the_first_tenth(tmp_path, wait_until):
     folder, found = tmp_path / "run", []
     size = [f"collector.total_frames={BATCHES}", f"checkpoint.every_batches={BATCHES // 20}", "hydra.run.dir=run"]
@@ -36,7 +36,7 @@ def test_a_million_batches_need_no_more_than_the_first_tenth(tmp_path, wait_unti
     for share in (0.1, 0.9):
         wait_until(
             lambda share=share: _batches(folder) >= share * BATCHES or command.poll() is not None,
-            3600,
+            4 * 3600,
             f"{share:.0%} of the batches",
         )
         assert command.poll() is None, (tmp_path / "said.txt").read_text()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -38,6 +39,11 @@ class Collector(InspectableCollector):
             return super().__new__(cls)
         name, arguments, keywords = chosen
         return globals()[name](*arguments, **keywords)
+
+    def __init_subclass__(cls, **keywords: Any):
+        super().__init_subclass__(**keywords)
+        # Otherwise that of `__new__`.
+        cls.__signature__ = _signature(cls)  # type: ignore[attr-defined]
 
     @signature_of(SingleRequest)
     def __init__(self, *arguments: Any, **keywords: Any):
@@ -221,6 +227,14 @@ class RayCollector(InspectableCollector):
 
     stop = stop_remote_collectors
 
+
+def _signature(cls: type) -> inspect.Signature:
+    """That of the constructor."""
+    parameters = [*inspect.signature(cls.__init__).parameters.values()]  # type: ignore[misc]
+    return inspect.Signature(parameters[1:])
+
+
+Collector.__signature__ = _signature(Collector)  # type: ignore[attr-defined]
 
 # TorchRL's earlier names.
 DataCollectorBase = BaseCollector

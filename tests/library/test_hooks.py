@@ -90,12 +90,14 @@ def test_a_state_restores_the_version_of_the_weights_in_this_process_and_in_all_
     with make(way, policy=Chosen(0), track_policy_version=True, **FRAMES) as collector:
         collector.load_state_dict(state)
         assert collector.policy_version == 2
-        batch = list(collector)[-1]
+        # Collectors over a network publish the weights after each batch.
+        batch = next(collector)
         assert batch["policy_version"].unique().tolist() == [2]
         assert batch["collector", "policy_version"].unique().tolist() == [2]
         assert batch["action"].unique().tolist() == [1]
+        before = collector.policy_version
         collector.update_policy_weights_()
-        assert collector.policy_version == 3
+        assert collector.policy_version == before + 1 >= 3
 
 
 @over((INLINE_SYNC, SHARED_SYNC))

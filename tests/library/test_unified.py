@@ -1,5 +1,6 @@
 """`Collector` as the one constructor, and TorchRL's names that scripts import beside the collectors."""
 
+import inspect
 import sys
 import types
 from contextvars import ContextVar
@@ -148,3 +149,12 @@ def test_a_weight_updater_maps_the_weights_of_the_policy_and_calls_its_hooks(mak
         collector.update_policy_weights_(policy=None, weights=TensorDict.from_module(act).data * 4)
         assert torch.equal(policy.bias, torch.ones(2))
         assert collector.policy_version == 2
+
+
+def test_signatures_are_those_of_the_constructors():
+    class Users(Collector):
+        def __init__(self, create_env_fn, extra=1):
+            pass
+
+    assert {"create_env_fn", "policy", "backend"} < set(inspect.signature(Collector).parameters)
+    assert list(inspect.signature(Users).parameters) == ["create_env_fn", "extra"]

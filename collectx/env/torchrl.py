@@ -144,7 +144,7 @@ def _makers(env: Any) -> list[partial]:
     """The constructors of the envs of a `SerialEnv` or `ParallelEnv`; raises `Unrecognised`."""
     name = type(env).__name__
     if name not in ("SerialEnv", "ParallelEnv") or len(env.batch_size) != 1:
-        raise Unrecognised(f"{name} is a batched env of its own")
+        raise Unrecognised(f"{name} is a batched env")
     if not env.is_closed:
         raise Unrecognised(f"the {name} has started: pass a function that makes it")
     makers = _constructors(env)

@@ -75,8 +75,8 @@ def _problems(creates: Any, count: Any, keywords: Mapping[str, Any], options: An
     if count is not None and not (isinstance(count, int) and count > 0):
         problems.append(f"num_collectors={count!r}: must be a whole number, at least 1.")
     elif isinstance(creates, list | tuple) and count not in (None, len(creates)):
-        given = f"create_env_fn has {len(creates)} callables"
-        problems.append(f"num_collectors={count}, but {given}: one for each, or one callable for all.")
+        callables = f"create_env_fn has {len(creates)} callables"
+        problems.append(f"num_collectors={count}, but {callables}: one for each, or one callable for all.")
     if twice := sorted(set(options) & ({*keywords, *ONE_CONSTRUCTOR} - {"backend"})):
         problems.append(f"backend_options has {', '.join(twice)}, a keyword of Collector itself: give it there.")
     return problems

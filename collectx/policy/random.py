@@ -31,7 +31,7 @@ class RandomPolicy:
     Args:
         action_spec: what actions are drawn from: a spec of TorchRL, or a Gymnasium space. None: a collector that is
             constructed with this policy sets it to that of its env.
-        action_key: the key of the action; ignored if `action_spec` has keys of its own.
+        action_key: the key of the action; ignored if `action_spec` has keys.
     """
 
     def __init__(self, action_spec: Any = None, action_key: NestedKey = "action"):

@@ -7,7 +7,7 @@ itself after SIGTERM as failed: an interrupted run asks for the requeue itself.
 
     a worker's node is lost and the run fails: `requeue`, as above, from the checkpoint before
 
-    the trainer's node is lost: SLURM takes it out of a job that may lose nodes, and goes on
+    the trainer's node is lost: SLURM takes it out of a job that may lose nodes, which continues
         a worker whose connection is gone: `end_after_loss` -> the job is pending, or cancelled
 
 Used in the trainer's process, in that of a worker, and at submission.

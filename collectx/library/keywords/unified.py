@@ -33,10 +33,10 @@ class Unified(Keywords):
     backend_options: dict[str, Any] | None = None
 
     def problems(self) -> list[str]:
-        own = {"backend": "direct", "num_collectors": 1}
+        defaults = {"backend": "direct", "num_collectors": 1}
         rule = "this collector collects in this process, without workers"
         return super().problems() + [
             f"{name}={value!r}: {rule}: call Collector itself, with backend='process' or another."
             for name in ONE_CONSTRUCTOR
-            if (value := getattr(self, name)) not in (None, own.get(name))
+            if (value := getattr(self, name)) not in (None, defaults.get(name))
         ]

@@ -93,19 +93,18 @@ class Watcher:
             try:
                 self._watch()
             except Terminated:
-                self._interrupt()
+                self._interrupt_or_cancel()
             except KeyboardInterrupt:
                 if not self._is_owner:
                     self.is_detached = True
                     print(f"left; {self._describe_jobs()} goes on", file=sys.stderr)
                     break
-                if self._interrupted_s is not None and not self._is_cancelled:
-                    self._cancel()
-                    continue
                 if self._is_cancelled:
                     print(f"left; SLURM is still ending {self._describe_jobs()}", file=sys.stderr)
                     break
-                if self._ask_to_leave():
+                if self._interrupted_s is not None:
+                    self._cancel()
+                elif self._ask_to_leave():
                     self.is_detached = True
                     break
         self._print_failures()
@@ -204,11 +203,15 @@ class Watcher:
                 answer = "y"
             if not answer.startswith("y"):
                 return answer.startswith("n")
-        self._interrupt()
+        self._interrupt_or_cancel()
         return False
 
-    def _interrupt(self) -> None:
-        self._interrupted_s = self._interrupted_s or time.monotonic()
+    def _interrupt_or_cancel(self) -> None:
+        """Ends the jobs with a checkpoint; the second time without."""
+        if self._interrupted_s is not None:
+            self._cancel()
+            return
+        self._interrupted_s = time.monotonic()
         words = f"within {self._grace_s:g} s (checkpoint.grace_s + collector.close_timeout_s); Ctrl-C cancels at once"
         self._end(self._interrupt_jobs, f"ending {self._describe_jobs()}, with a checkpoint, {words}")
 

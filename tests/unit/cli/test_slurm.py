@@ -190,9 +190,12 @@ def test_an_interruption_cancels_unless_the_user_says_no(queue, monkeypatch, num
     assert len(questions) == (number == signal.SIGINT)
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("grace_s", [0.0, 1000.0])
-def test_a_job_that_does_not_end_is_cancelled_by_the_second_signal_or_after_its_grace(queue, monkeypatch, grace_s):
-    presses = iter([signal.SIGINT] * (1 if grace_s == 0 else 2))
+def test_a_job_that_does_not_end_is_cancelled_by_the_second_signal_or_after_its_grace(
+    queue, monkeypatch, grace_s, number
+):
+    presses = iter([number] * (1 if grace_s == 0 else 2))
     queue.deaf = {"100"}
     monkeypatch.setattr(SubmittedRun, "grace_s", grace_s)
 

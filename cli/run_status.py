@@ -149,7 +149,7 @@ def _lost_node(files: RunFolder, job: str, state: JobState) -> str:
     from collectx.launcher.slurm import commands
 
     try:
-        node = (files.jobs / f"node.{job}").read_text().strip()
+        node = files.node_note(job).read_text().strip()
         return "" if node in commands.hostnames(state.node) else node
     except (OSError, LauncherError):
         return ""

@@ -76,8 +76,9 @@ class Delivery:
         self.num_collected += 1
         if self.version_offset:
             batch[POLICY_VERSION].add_(self.version_offset)
-        if any(part.report.added for part in self._collector.delivery.parts):
-            self._add(batch, [part.report.added for part in self._collector.delivery.parts])
+        added = [part.report.added for part in self._collector.delivery.parts]
+        if any(added):
+            self._add(batch, added)
         return batch
 
     def _add(self, batch: TensorDict, parts: Sequence[dict[str, torch.Tensor]]) -> None:

@@ -38,8 +38,9 @@ class WeightPublisher:
         self._options = options
         self.individual = set(individual)
         updater = options.weight_updater
-        is_own_class = isinstance(updater, type) and issubclass(updater, WeightUpdaterBase)
-        self.updater: Any = updater() if is_own_class and updater is not None else updater
+        self.updater: Any = updater
+        if isinstance(updater, type) and issubclass(updater, WeightUpdaterBase):
+            self.updater = updater()
         self._lock = threading.Lock()
 
     def publish(self, policy: Any, by_worker: Mapping[int | None, WeightsLike], num_workers: int) -> None:

@@ -134,7 +134,7 @@ def _cancel_job(files: RunFolder) -> None:
     """Cancels the job of this process, so that SLURM does not record it as failed; not an allocation in which the run
     is a step, which has no batch script."""
     job = requeue.job_id(os.environ)
-    if not (files.jobs / f"node.{job}").exists():
+    if not files.node_note(job).exists():
         return
     try:
         commands.cancel([job])
@@ -189,7 +189,7 @@ def _run_worker(cfg: RunConfig, files: RunFolder, worker: int, token: str, objec
 def _wait_for_trainer(cfg: RunConfig, files: RunFolder) -> None:
     """Waits, after the end of a worker, for the end of the trainer, or until SLURM has noticed the loss of its node."""
     assert isinstance(cfg.launcher, SlurmLauncherConfig)
-    node = files.jobs / f"node.{requeue.job_id(os.environ)}"
+    node = files.node_note(requeue.job_id(os.environ))
     ended = files.jobs / f"exit_status.{os.environ['SLURM_JOB_ID']}"
     # Together, the workers of a run ask SLURM every few seconds.
     period_s = _ASK_S * num_workers_of(cfg)

@@ -107,6 +107,10 @@ class RunFolder:
         """The log file of a role, `trainer`, `job` or `worker-0`."""
         return self.logs / f"{role}.log"
 
+    def node_note(self, job: str) -> Path:
+        """The file into which the batch script of a job writes its node, which is also that of the trainer."""
+        return self.jobs / f"node.{job}"
+
     def read_result(self) -> dict[str, Any] | None:
         """The content of `result.json`; None where the file does not exist.
 

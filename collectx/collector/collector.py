@@ -44,13 +44,7 @@ class Collector(Iterator[TensorDict], AbstractContextManager["Collector"]):
 
     delivery: Delivery
 
-    def __init__(
-        self,
-        transport: Transport,
-        schedule: Schedule,
-        spec: DeliverySpec,
-        members: Members,
-    ):
+    def __init__(self, transport: Transport, schedule: Schedule, spec: DeliverySpec, members: Members):
         self.transport = transport
         self._one_thread = OneThread()
         self._schedule = schedule
@@ -72,8 +66,6 @@ class Collector(Iterator[TensorDict], AbstractContextManager["Collector"]):
         # Slots that are full and were not delivered.
         self._num_full = 0
         self._requests = Requests()
-        # While it is set, no slots are granted but to replacements, or where no batch could be completed otherwise.
-        self.is_draining = False
         self.policy_version = -1
         self.total_frames = spec.total_frames
         # Also runs at exit, before multiprocessing joins its processes: a collector that was not closed leaves none
@@ -125,9 +117,7 @@ class Collector(Iterator[TensorDict], AbstractContextManager["Collector"]):
             self._handle_event()
         self._release_slots()
         while (parts := self._take_parts()) is None:
-            is_due = not self.is_draining or not any(self._num_granted.values())
-            if is_due and not self.members.are_too_few:
-                self._release_slots(always=True)
+            if not self.members.are_too_few:
                 self._grant(self._schedule.begin())
             self._handle_event()
         return parts, perf_counter() - began
@@ -154,9 +144,7 @@ class Collector(Iterator[TensorDict], AbstractContextManager["Collector"]):
         for part in parts:
             self.frames_by_worker[part.worker] += part.report.frames
 
-    def _release_slots(self, always: bool = False) -> None:
-        if self.is_draining and not always:
-            return
+    def _release_slots(self) -> None:
         parts, self._delivered = self._delivered, ()
         if parts:
             self._grant(self._schedule.released(parts))
@@ -218,7 +206,7 @@ class Collector(Iterator[TensorDict], AbstractContextManager["Collector"]):
 
     def _publish(self, publish: Callable[[], int]) -> int:
         while self._schedule.must_wait_to_publish:
-            self._grant(self._schedule.begin())
+            self._grant(self._schedule.before_publish())
             self._handle_event()
         self.policy_version = publish()
         self._schedule.published(self.policy_version)
@@ -232,6 +220,16 @@ class Collector(Iterator[TensorDict], AbstractContextManager["Collector"]):
     def zeros(self) -> TensorDict:
         """A batch of all workers, of zeros."""
         return self._spec.zeros(len(self.members.ready) if self._schedule.stacked else 1)
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether only the slots are granted without which no batch could be completed, so that the collector becomes
+        idle."""
+        return self._schedule.is_draining
+
+    @is_draining.setter
+    def is_draining(self, value: bool) -> None:
+        self._schedule.is_draining = value
 
     @property
     def is_idle(self) -> bool:

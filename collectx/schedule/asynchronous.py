@@ -34,7 +34,9 @@ class AsyncSchedule(Schedule):
         self._arrivals: deque[Arrival] = deque()
 
     def begin(self) -> Iterable[Grant]:
-        return self._grant_free_slots() or self._grant_beyond_budget()
+        if self.is_draining and any(self._granted.values()):
+            return ()
+        return self._grant_free_slots(1 if self.is_draining else None) or self._grant_beyond_budget()
 
     def arrived(self, arrival: Arrival) -> None:
         self._granted[arrival.worker].remove(arrival.slot)
@@ -46,7 +48,7 @@ class AsyncSchedule(Schedule):
 
     def released(self, arrivals: tuple[Arrival, ...]) -> Iterable[Grant]:
         self._free.extend((arrival.worker, arrival.slot) for arrival in arrivals if arrival.worker in self._granted)
-        return self._grant_free_slots()
+        return () if self.is_draining else self._grant_free_slots()
 
     def replaced(self, worker: int) -> Iterable[Grant]:
         self._active.discard(worker)
@@ -67,9 +69,11 @@ class AsyncSchedule(Schedule):
         self._granted[worker] = []
         self._free.extend((worker, slot) for slot in range(self.num_slots))
 
-    def _grant_free_slots(self) -> list[Grant]:
+    def _grant_free_slots(self, most: int | None = None) -> list[Grant]:
         grants: list[Grant] = []
-        while self._free and (self._num_left is None or self._num_left > 0) and self._may_grant():
+        while (
+            self._free and len(grants) != most and (self._num_left is None or self._num_left > 0) and self._may_grant()
+        ):
             grants.append(self._grant(self._free.popleft()))
             if self._num_left is not None:
                 self._num_left -= 1

@@ -4,6 +4,7 @@ processes, no clocks, no memory.
 A schedule returns grants `(worker, slot)`, which the collector passes to the transport:
 
     begin()            a batch is requested; returns the slots that may be filled
+    before_publish()   while `must_wait_to_publish`: returns the slots to be filled with the current weights
     arrived(arrival)   a slot is full
     take()             returns the arrivals of the next batch, or None while it is incomplete
     released(arrivals) the memory of a batch was read; returns the slots that may be filled again
@@ -34,12 +35,15 @@ class Schedule:
         require_latest: whether a slot must be filled with the weights that were the newest when it was granted, or with
             newer ones.
         num_slots: of each worker.
-        must_wait_to_publish: whether granted slots still have to be filled with the current weights.
+        is_draining: while it is set, slots are granted to replacements only, or where no batch could be completed
+            otherwise, or before weights are published.
+        must_wait_to_publish: whether slots still have to be filled with the current weights.
     """
 
     stacked: bool
     require_latest: bool
     num_slots: int
+    is_draining = False
 
     @property
     def must_wait_to_publish(self) -> bool:
@@ -47,6 +51,9 @@ class Schedule:
 
     def begin(self) -> Iterable[Grant]:
         raise NotImplementedError
+
+    def before_publish(self) -> Iterable[Grant]:
+        return ()
 
     def arrived(self, arrival: Arrival) -> None:
         raise NotImplementedError

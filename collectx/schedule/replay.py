@@ -54,10 +54,18 @@ class ReplaySchedule(AsyncSchedule):
 
     @property
     def must_wait_to_publish(self) -> bool:
-        return bool(self._order) and (any(self._granted.values()) or any(map(self._can_act, self._versions)))
+        return bool(self._order) and (any(self._granted.values()) or any(self._can_act(grant) for grant in self._free))
 
     def begin(self) -> Iterable[Grant]:
-        return self._grant_free_slots() if self._order else super().begin()
+        if not self._order:
+            return super().begin()
+        if not self.is_draining:
+            return self._grant_free_slots()
+        first = self._order[0]
+        return () if self._granted[first] else self._grant_those([each for each in self._free if each[0] == first][:1])
+
+    def before_publish(self) -> Iterable[Grant]:
+        return self._grant_free_slots()
 
     def take(self) -> tuple[Arrival, ...] | None:
         if not self._order:
@@ -85,34 +93,37 @@ class ReplaySchedule(AsyncSchedule):
     def published(self, version: int) -> None:
         self._version = version
 
-    def _can_act(self, worker: int) -> bool:
+    def _can_act(self, grant: Grant) -> bool:
         """Whether the weights of the worker's next batch are published."""
-        versions = self._versions[worker]
+        versions = self._versions[grant[0]]
         return bool(versions) and versions[0] <= self._version
 
-    def _grant_free_slots(self) -> list[Grant]:
-        if not self._order:
-            return super()._grant_free_slots()
+    def _grant_free_slots(self, most: int | None = None) -> list[Grant]:
+        return self._grant_those(list(self._free)) if self._order else super()._grant_free_slots(most)
+
+    def _grant_those(self, free: Iterable[Grant]) -> list[Grant]:
+        """Grants each of these free slots whose worker may act."""
         grants: list[Grant] = []
-        for grant in list(self._free):
-            if self._can_act(grant[0]):
+        for grant in free:
+            if self._can_act(grant):
                 self._versions[grant[0]].popleft()
                 self._free.remove(grant)
-                self._granted[grant[0]].append(grant[1])
-                grants.append(grant)
+                grants.append(self._grant(grant))
         if self._num_left is not None:
             self._num_left -= len(grants)
         return grants
 
 
 def slots_needed(record: Sequence[RecordedBatch]) -> int:
-    """The largest number of batches of one worker whose weights are published and that are not delivered."""
+    """The largest number of batches of one worker that are filled when weights are published, and delivered later."""
     most, pending = 1, Counter[int]()
-    ahead = deque(sorted(record, key=lambda batch: batch.acted))
-    for batch in record:
-        while ahead and ahead[0].acted <= batch.newest:
-            worker = ahead.popleft().worker
-            pending[worker] += 1
-            most = max(most, pending[worker])
-        pending[batch.worker] -= 1
+    ahead = deque(sorted(range(len(record)), key=lambda index: record[index].acted))
+    for index, batch in enumerate(record):
+        while ahead and record[ahead[0]].acted < batch.newest:
+            filled = ahead.popleft()
+            if filled >= index:
+                pending[record[filled].worker] += 1
+        most = max(most, *pending.values(), 1)
+        if batch.acted < batch.newest:
+            pending[batch.worker] -= 1
     return most

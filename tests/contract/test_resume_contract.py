@@ -77,6 +77,7 @@ def test_async_delivers_every_frame_once(cut, recorded):
         first.is_draining = True
         while not first.is_idle:
             frames.append(next(first)["observation"][..., :3].clone())
+        assert len(frames) <= cut + 6  # four slots are in flight
         state = through_a_file(saved_state.save(first))
     second, reasons = runs.start(state)
     with second:

@@ -2,8 +2,8 @@
 and no worker joins in the middle of a sync batch.
 
 The model is the collector's use of a schedule. One event at a time: the trainer takes a step of `next`, a worker fills
-its oldest granted slot, a worker is gone and is replaced or dropped, a worker joins, weights are published. States
-that were seen are not entered again.
+its oldest granted slot, a worker is gone and is replaced or dropped, a worker joins, weights are published, a
+checkpoint is due, so that the schedule drains until it is idle. States that were seen are not entered again.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ class Model:
     next_worker: int = 2
     # Workers that may still join.
     late: int = 0
+    may_drain: bool = True
     # Of a stacked schedule, the workers that took part when the batch was begun and are not dropped; None between two.
     begun: set[int] | None = None
 
@@ -62,15 +63,27 @@ class Model:
             self.granted[worker].append(slot)
 
     @property
+    def num_in_flight(self) -> int:
+        """Slots that are granted, or full and not delivered."""
+        return sum(map(len, self.granted.values())) + len(self.full) - len(self.delivered)
+
+    def drain(self) -> None:
+        self.may_drain, self.schedule.is_draining = False, True
+
+    @property
     def is_over(self) -> bool:
         return self.num_batches is not None and self.num_delivered >= self.num_batches
 
     def next(self) -> bool:
         """One step of `Collector.next`; False where it has to wait for an event."""
+        if not self.num_in_flight:
+            self.schedule.is_draining = False
         if self.delivered:
             parts, self.delivered = self.delivered, ()
             self.full -= {(part.worker, part.slot) for part in parts}
-            self.grant(self.schedule.released(parts))
+            grants = list(self.schedule.released(parts))
+            assert not (self.schedule.is_draining and grants), "slots are granted, and the schedule drains"
+            self.grant(grants)
             return True
         if self.is_over:
             return False
@@ -81,6 +94,10 @@ class Model:
                 assert self.begun is None or not self.begun, "a batch is begun in the middle of another one"
                 assert {worker for worker, _ in grants} == set(self.granted), "a batch is begun without a worker"
                 self.begun = set(self.granted)
+            if self.schedule.is_draining and not self.schedule.stacked:
+                # Those that are granted may be later in a recorded order.
+                is_due = isinstance(self.schedule, ReplaySchedule) or not any(self.granted.values())
+                assert len(grants) <= is_due, "a slot is granted without which a batch will be completed"
             self.grant(grants)
             return bool(grants)
         assert parts
@@ -122,14 +139,21 @@ class Model:
         self.late -= 1
         self.schedule.joined(worker)
 
-    def publish(self) -> None:
-        self.version += 1
-        self.schedule.published(self.version)
+    def publish(self) -> bool:
+        """Whether the weights were published; else slots have to be filled before."""
+        if self.schedule.must_wait_to_publish:
+            self.grant(self.schedule.before_publish())
+        if is_due := not self.schedule.must_wait_to_publish:
+            self.version += 1
+            self.schedule.published(self.version)
+        return is_due
 
     def events(self) -> list[tuple]:
         events: list[tuple] = [("next",)]
         events += [("fill", worker) for worker, slots in self.granted.items() if slots]
-        if self.version < 2 and not self.schedule.must_wait_to_publish:
+        if self.may_drain:
+            events.append(("drain",))
+        if self.version < 2:
             events.append(("publish",))
         if self.late:
             events.append(("join",))
@@ -158,9 +182,10 @@ class Model:
             if busy:
                 model.fill(busy[0])
             else:
-                assert not model.schedule.must_wait_to_publish, "nothing is granted, and publishing has to wait"
                 assert model.version < 2, "nothing is granted, and a batch is requested"
-                model.publish()
+                assert model.publish() or any(model.granted.values()), "nothing is granted, and publishing has to wait"
+        if model.schedule.is_draining and not isinstance(model.schedule, ReplaySchedule):
+            assert model.num_delivered - self.num_delivered <= max(1, self.num_in_flight), "it does not become idle"
 
 
 @dataclass

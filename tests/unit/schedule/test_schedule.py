@@ -158,7 +158,9 @@ def record(text):
         ("0:0/0 1:0/1 1:0/2", 2),
         ("1:0/0 1:1/1 1:2/2", 1),
         # Weights that came late: worker 1 still acts with the first when the fourth are there.
-        ("1:0/0 0:0/1 0:1/2 1:0/3 1:0/3", 3),
+        ("1:0/0 0:0/1 0:1/2 1:0/3 1:0/3", 2),
+        # No weights are published.
+        ("1:0/0 0:0/0 1:0/0 1:0/0", 1),
     ],
 )
 def test_slots_are_as_many_as_batches_may_be_ahead(text, slots):
@@ -166,7 +168,7 @@ def test_slots_are_as_many_as_batches_may_be_ahead(text, slots):
 
 
 def test_batches_of_a_worker_that_is_dropped_are_not_waited_for():
-    again = ReplaySchedule(2, 1, None, record("0:0/0 1:0/0 0:0/0 1:0/0"), zero_copy=False)
+    again = ReplaySchedule(2, 2, None, record("0:0/0 1:0/0 0:0/0 1:0/0"), zero_copy=False)
     again.published(0)
     again.begin()
     assert arrive(again, 1) is None  # the other one's turn

@@ -9,6 +9,8 @@ import dataclasses
 from typing import TYPE_CHECKING, Any
 
 import torch
+from tensordict import TensorDict
+from torch import nn
 
 from collectx.collector.collector import Collector
 from collectx.collector.compose import resolve_devices
@@ -16,7 +18,9 @@ from collectx.config.derived import is_stacked
 from collectx.config.schema.run import RunConfig
 from collectx.env.base import EnvSpec
 from collectx.library.delivery import Delivery
+from collectx.library.keywords.coerce import for_each
 from collectx.library.request import CollectorRequest
+from collectx.policy.random import RandomPolicy
 
 _WEIGHT_SCHEMES = "it connects the parts of TorchRL's collectors; here weights travel by the collector's transport"
 _PROCESSES = "the transport has the workers' processes and connections; use getattr_env or stats"
@@ -24,21 +28,16 @@ _PROCESSES = "the transport has the workers' processes and connections; use geta
 # Public methods and attributes of TorchRL's collectors that do not exist here, with the reason or a replacement.
 REFUSED_ATTRIBUTES = {
     "cascade_execute": _WEIGHT_SCHEMES,
-    "compiled_policy_kwargs": "use compile_policy",
-    "cudagraphed_policy_kwargs": "use cudagraph_policy",
     "frames_per_worker": "use collector.frames_per_batch_worker",
     "get_cached_weights": "no copy of the weights is kept; use collector.policy",
-    "get_distant_attr": "workers are not collectors; use getattr_env, getattr_policy or getattr_rb",
-    "get_weights_fn": _WEIGHT_SCHEMES,
     "init_updater": "a weight updater only supplies weights; set it up before passing it to the constructor",
-    "local_init_rb": "replay buffers are always created by the collector",
+    "out_tensordicts": _PROCESSES,
     "pipes": _PROCESSES,
     "policy_version_tracker": "use collector.policy_version",
-    "policy_weights": "use collector.policy.state_dict()",
     "procs": _PROCESSES,
     "queue_out": _PROCESSES,
     "register_scheme_receiver": _WEIGHT_SCHEMES,
-    "verbose": "use the logging of the program that iterates",
+    "running": "use collector.is_running()",
 }
 
 # Public names of `torchrl.collectors` that do not exist in `collectx`, with the reason or a replacement.
@@ -55,11 +54,15 @@ def _keywords(collector: Any) -> set[str]:
     return set() if request is None else {field.name for field in dataclasses.fields(request)}
 
 
+def _kwargs(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
 class CollectorProperties:
     """The configuration of a collector, as properties.
 
-    A device property is one device for a collector in this process, otherwise a list with one per worker. Every keyword
-    of the constructor that has no property here is an attribute too, as it was passed or with its default.
+    A device property is one device for a collector in this process, otherwise a tuple with one per worker. Every
+    keyword of the constructor that has no property here is an attribute too, as it was passed or with its default.
     """
 
     _collector: Collector
@@ -70,8 +73,13 @@ class CollectorProperties:
     _frames_per_batch: int
     _spec: EnvSpec
     _delivery: Delivery
+    policy: Any
     # Whether `shutdown` was called.
     closed: bool = False
+    # Of TorchRL; here they have no other values.
+    get_weights_fn = None
+    local_init_rb = True
+    verbose = False
 
     if not TYPE_CHECKING:
 
@@ -104,7 +112,7 @@ class CollectorProperties:
         """The device of each worker's policy; None: the CPU, as none was passed."""
         names = [each["policy_device"] for each in self._overrides]
         devices = [None if name is None else torch.device(name) for name in names]
-        return devices[0] if self._cfg.collector.kind == "single" else devices
+        return devices[0] if self._cfg.collector.kind == "single" else tuple(devices)
 
     @property
     def env_path(self) -> str:
@@ -114,7 +122,7 @@ class CollectorProperties:
 
     def _per_worker(self, name: str | None) -> Any:
         device = None if name is None else torch.device(name)
-        return device if self._cfg.collector.kind == "single" else [device] * self.num_workers
+        return device if self._cfg.collector.kind == "single" else (device,) * self.num_workers
 
     @property
     def num_workers(self) -> int:
@@ -181,6 +189,62 @@ class CollectorProperties:
         return bool(self._request.cudagraph_policy)
 
     @property
+    def compiled_policy_kwargs(self) -> dict[str, Any]:
+        """The keyword arguments of `compile_policy`."""
+        return _kwargs(self._request.compile_policy)
+
+    @property
+    def cudagraphed_policy_kwargs(self) -> dict[str, Any]:
+        """The keyword arguments of `cudagraph_policy`."""
+        return _kwargs(self._request.cudagraph_policy)
+
+    @property
+    def create_env_kwargs(self) -> Any:
+        """As passed to the constructor; a list with one dict per worker, if there are workers."""
+        return self._by_worker(self._request.create_env_kwargs, {})
+
+    @property
+    def policy_factory(self) -> Any:
+        """As passed to the constructor; a list with one per worker, if there are workers."""
+        return self._by_worker(self._request.policy_factory, None)
+
+    def _by_worker(self, value: Any, default: Any) -> Any:
+        if self._cfg.collector.kind == "single":
+            return value
+        return [default if each is None else each for each in for_each(value, self.num_workers)]
+
+    @property
+    def num_threads(self) -> int:
+        """torch's intra-op threads of this process."""
+        return self._request.workers.num_threads or torch.get_num_threads()
+
+    @property
+    def preemptive_threshold(self) -> float:
+        """The share of the workers that a batch waits for."""
+        return 1.0 if self._request.threshold is None else self._request.threshold
+
+    @property
+    def trust_policy(self) -> bool:
+        """As passed to the constructor; by default, whether the policy is a `RandomPolicy`."""
+        trusted = self._request.trust_policy
+        return isinstance(self.policy, RandomPolicy) if trusted is None else trusted
+
+    @property
+    def interruptor(self) -> Any:
+        """As passed to the constructor."""
+        return getattr(self._request, "interruptor", None)
+
+    @property
+    def worker_idx(self) -> int | None:
+        """As passed to the constructor."""
+        return self._request.worker_idx
+
+    @property
+    def policy_weights(self) -> TensorDict:
+        """The parameters and buffers of `collector.policy`, not copied; empty if it is no module."""
+        return TensorDict.from_module(self.policy).data if isinstance(self.policy, nn.Module) else TensorDict({}, [])
+
+    @property
     def trajs_per_batch(self) -> int | None:
         """As passed to the constructor."""
         return self._request.trajs_per_batch
@@ -204,18 +268,6 @@ class CollectorProperties:
     def replay_buffer(self) -> Any:
         """As passed to the constructor."""
         return self._request.replay_buffer
-
-    @property
-    def worker_idx(self) -> int:
-        """As passed to the constructor.
-
-        Raises:
-            RuntimeError: none was passed.
-        """
-        index = self._request.worker_idx
-        if index is None:
-            raise RuntimeError("this collector has no index: pass worker_idx=... to the constructor")
-        return index
 
     @property
     def policy_version(self) -> int:

@@ -17,6 +17,7 @@ from collectx.library.base import BaseCollector
 from collectx.library.keywords.parse import signature_of
 from collectx.library.profiling import ProfileConfig
 from collectx.transport.base import RESET, encode_reset
+from collectx.worker.requests import resolve
 from collectx.worker.spec import env_seed
 
 
@@ -38,10 +39,27 @@ class InspectableCollector(BaseCollector):
     def getattr_env(self, attr: str) -> Any:
         """Returns a copy of an attribute of the first worker's env; a list if that worker has several envs.
 
+        Args:
+            attr: its name, or a path such as `transform[0].shape`.
+
         Raises:
             AttributeError: the env has no such attribute.
         """
         return self._ask("getattr_env", per_worker={min(self._collector.workers): (attr,)}).popitem()[1]
+
+    def get_distant_attr(self, attr: str) -> Any:
+        """Returns, for each worker, a copy of what a path that begins with `env.` names in its env, in a list. Without
+        workers, returns what a path names in this collector.
+
+        Raises:
+            AttributeError: it does not exist; or there are workers and the path does not begin with `env.`.
+        """
+        if self._request.kind == "single":
+            return resolve(self, attr)
+        place, _, path = attr.partition(".")
+        if place != "env":
+            raise AttributeError(f"{attr!r}: workers are no collectors: give a path within env, as in env.x")
+        return [value for _, value in sorted(self._ask("getattr_env", path).items())]
 
     def getattr_policy(self, attr: str) -> Any:
         """Returns an attribute of `collector.policy`."""
@@ -80,11 +98,16 @@ class InspectableCollector(BaseCollector):
         return [getattr(self, method_name)(*args, **kwargs) for args, kwargs in calls]
 
     def stats(self, workers: str = "aggregate", *, timeout: float | None = None) -> dict[str, int | float | bool]:
-        """Returns counters of this process, without a query to workers: `frames`, `batches`, `completed`,
-        `requested_frames_per_batch`, `policy_version`, `workers`, `workers_alive`, and `total_frames` unless it is -1.
+        """Returns counters of this process, without a query to workers.
+
+        - `workers`, `workers_alive`
+        - `frames`, `batches`, `completed`, `requested_frames_per_batch`, `policy_version`, and `total_frames` unless it
+          is -1; `worker_frames`, the sum over the workers
+        - of each worker `worker_<index>/frames`, `.../batches` and `.../requested_frames_per_batch`, of its parts of
+          the batches that were delivered
 
         Args:
-            workers: "aggregate"; "per_worker": only `worker_<index>/frames`; "both".
+            workers: "aggregate": the first and the second; "per_worker": the first and the third; "both": all.
             timeout: ignored (accepted for TorchRL compatibility), as the call does not block.
 
         Raises:
@@ -93,22 +116,27 @@ class InspectableCollector(BaseCollector):
         if workers not in ("aggregate", "per_worker", "both"):
             raise ValueError(f"workers={workers!r}: must be 'aggregate', 'per_worker' or 'both'")
         collector = self._collector
-        per_worker = {f"worker_{index}/frames": frames for index, frames in sorted(collector.frames_by_worker.items())}
-        if workers == "per_worker":
-            return dict(per_worker)
-        total = collector.total_frames
         counters: dict[str, int | float | bool] = {
-            "frames": collector.num_frames,
-            "batches": collector.num_batches,
-            "completed": 0 <= total <= collector.num_frames,
-            "requested_frames_per_batch": self.requested_frames_per_batch,
-            "policy_version": self.policy_version,
             "workers": self._cfg.collector.num_workers,
             "workers_alive": len(collector.workers),
         }
-        if total >= 0:
-            counters["total_frames"] = total
-        return counters | (per_worker if workers == "both" else {})
+        if workers != "per_worker":
+            total = collector.total_frames
+            counters |= {
+                "frames": collector.num_frames,
+                "worker_frames": sum(collector.frames_by_worker.values()),
+                "batches": collector.num_batches,
+                "completed": 0 <= total <= collector.num_frames,
+                "requested_frames_per_batch": self.requested_frames_per_batch,
+                "policy_version": self.policy_version,
+            } | ({"total_frames": total} if total >= 0 else {})
+        if workers != "aggregate":
+            for index, frames in sorted(collector.frames_by_worker.items()):
+                part = self.frames_per_batch_worker(worker_idx=index)
+                counters[f"worker_{index}/frames"] = frames
+                counters[f"worker_{index}/batches"] = -(-frames // part)
+                counters[f"worker_{index}/requested_frames_per_batch"] = part
+        return counters
 
     def fake_tensordict(self) -> TensorDictBase:
         """Returns a batch of zeros with the keys, shapes, dtypes and names that `next` returns. Steps no env."""

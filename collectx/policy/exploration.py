@@ -2,31 +2,23 @@
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
+from tensordict.nn import InteractionType as ExplorationType
+from tensordict.nn import set_interaction_type
 
-class ExplorationType(enum.Enum):
-    """TorchRL's exploration types; the values are those of a configuration.
-
-    Only RANDOM samples. For the other four, the built-in policies return the mode: the most likely action of a
-    discrete policy, the mean of a Gaussian one.
-    """
-
-    RANDOM = "random"
-    DETERMINISTIC = "deterministic"
-    MODE = "mode"
-    MEAN = "mean"
-    MEDIAN = "median"
+__all__ = ["ExplorationType", "exploration"]
 
 
 def exploration(kind: ExplorationType) -> AbstractContextManager:
-    """A context that sets the exploration type of tensordict's probabilistic modules (and TorchRL's)."""
-    from tensordict.nn import InteractionType, set_interaction_type
+    """A context that sets the exploration type of tensordict's probabilistic modules (and TorchRL's).
 
-    context = set_interaction_type(InteractionType[kind.name])
+    Only RANDOM samples. For the other four, the built-in policies return the mode: the most likely action of a discrete
+    policy, the mean of a Gaussian one.
+    """
+    context = set_interaction_type(kind)
     return _with_medians(context) if kind is ExplorationType.MEDIAN else context
 
 

@@ -4,6 +4,7 @@ hooks around batches. In the worker's process.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -20,6 +21,9 @@ from collectx.rollout.loop import Rollout
 from collectx.state import load_generators, save_generators
 from collectx.transport.base import Link
 from collectx.user_objects import Hooks
+
+# Of a path: an attribute, a position, or a key.
+_STEP = re.compile(r"""\.?(\w+)|\[(-?\d+)\]|\[(['"])(.*?)\3\]""")
 
 
 def reply_without_state(link: Link) -> None:
@@ -96,9 +100,9 @@ class RequestHandler:
     def ready(self) -> None:
         """Replies once the envs and the policy are made."""
 
-    def getattr_env(self, attr: str) -> Any:
-        """Returns an attribute of the user's env; a list for several envs."""
-        values = [getattr(env, attr) for env in self._envs or [self._group]]
+    def getattr_env(self, path: str) -> Any:
+        """Returns what `path` names in the user's env, see `resolve`; a list for several envs."""
+        values = [resolve(env, path) for env in self._envs or [self._group]]
         return values[0] if len(values) == 1 else values
 
     def set_hook(self, name: str, hook: Callable | None) -> None:
@@ -142,6 +146,24 @@ class RequestHandler:
     def _has_state_dicts(self) -> bool:
         names = ("state_dict", "load_state_dict")
         return bool(self._envs) and all(hasattr(env, name) for env in self._envs for name in names)
+
+
+def resolve(value: Any, path: str) -> Any:
+    """Returns what a path such as `transform[0].shape` or `spaces['a']` names in `value`.
+
+    Raises:
+        AttributeError: an attribute does not exist, or `path` is no path.
+        LookupError: an item does not exist.
+    """
+    end = 0
+    while end < len(path) or not path:
+        match = _STEP.match(path, end)
+        if match is None:
+            raise AttributeError(f"{path!r}: must be attributes and items, as in transform[0].shape or spaces['a']")
+        name, number, _, key = match.groups()
+        value = getattr(value, name) if name else value[key if number is None else int(number)]
+        end = match.end()
+    return value
 
 
 def _call_hook(hook: Callable[[TensorDictBase], Any], batch: TensorDictBase) -> dict[str, torch.Tensor]:

@@ -1,5 +1,6 @@
 """Files of batches, and the comparison of batches."""
 
+import enum
 import json
 from pathlib import Path
 
@@ -12,6 +13,22 @@ FOLDER = Path(__file__).parent / "golden"
 OURS_ALONE = ("collector", "policy_version")
 TRAJ_IDS = ("collector", "traj_ids")
 MASK = ("collector", "mask")
+
+# The classes, and their arguments, of the collectors whose attributes are compared.
+INSTANCES = ("Collector", "MultiSyncCollector", "MultiAsyncCollector")
+SIZES = {"frames_per_batch": 40, "total_frames": 400}
+
+
+def plain(value):
+    """The text of a value that consists of plain data; None for any other."""
+    if isinstance(value, enum.Enum):
+        return value.name
+    if isinstance(value, list | tuple):
+        texts = [plain(each) for each in value]
+        return None if None in texts else f"{type(value).__name__}: {', '.join(texts)}"
+    if isinstance(value, dict):
+        return "dict: empty" if not value else None
+    return repr(value) if isinstance(value, bool | int | float | str | torch.device | None) else None
 
 
 def keys(batch):

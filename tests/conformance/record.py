@@ -47,6 +47,28 @@ def names():
     }
 
 
+def attributes():
+    """The public attributes of a collector of each class on this machine that was constructed with defaults: the values
+    of plain ones, None for others."""
+    found = {}
+    for name in golden.INSTANCES:
+        cls = getattr(torchrl.collectors, name)
+        collector = cls(_cartpole if name == "Collector" else [_cartpole] * 2, None, **golden.SIZES)
+        try:
+            names = sorted(each for each in {*dir(collector), *vars(collector)} if each[0] != "_")
+            values = {each: getattr(collector, each, None) for each in names}
+            found[name] = {each: golden.plain(value) for each, value in values.items() if not inspect.isroutine(value)}
+        finally:
+            collector.shutdown()
+    return found
+
+
+def _cartpole():
+    from torchrl.envs import GymEnv
+
+    return GymEnv("CartPole-v1")
+
+
 def _parameters(function):
     if not callable(function):
         return None
@@ -59,7 +81,7 @@ def main(names):
         golden.save(golden.FOLDER / f"{name}.npz", theirs(CASES[name]))
         print(name, flush=True)
     if not names:
-        for function in (signatures, names):
+        for function in (signatures, names, attributes):
             (golden.FOLDER / f"{function.__name__}.json").write_text(json.dumps(function(), indent=1) + "\n")
 
 

@@ -1,5 +1,5 @@
 """Every public name, keyword and method of TorchRL's collectors is there, or is refused with a reason. Theirs are in
-golden/names.json and golden/signatures.json, so that TorchRL itself is not needed."""
+golden/names.json, golden/signatures.json and golden/attributes.json, so that TorchRL itself is not needed."""
 
 import inspect
 import json
@@ -13,6 +13,9 @@ from collectx.library import compat
 
 NAMES = json.loads((golden.FOLDER / "names.json").read_text())
 THEIRS = json.loads((golden.FOLDER / "signatures.json").read_text())
+ATTRIBUTES = json.loads((golden.FOLDER / "attributes.json").read_text())
+# These have other values, or the policy that was passed; see the differences in docs/LIBRARY.md.
+DIFFERENT = {"num_threads", "policy", "policy_version"}
 
 
 def parameters(function):
@@ -52,6 +55,24 @@ def test_keywords_and_methods_are_taken_or_refused(name):
         function = getattr(getattr(collectx, name), method)
         assert callable(function) == (methods[method] is not None), method
         assert not set(methods[method] or ()) - (parameters(function) if callable(function) else set()), method
+
+
+@pytest.mark.parametrize("name", ATTRIBUTES)
+def test_attributes_have_the_values_of_theirs_or_are_refused(name):
+    theirs = {each: value for each, value in ATTRIBUTES[name].items() if each not in compat.REFUSED_ATTRIBUTES}
+    make = cartpole if name == "Collector" else [cartpole] * 2
+    with getattr(collectx, name)(make, None, **golden.SIZES) as collector:
+        values = {each: golden.plain(getattr(collector, each)) for each in theirs}
+        assert set(values) <= set(dir(collector))
+    plain = {each: value for each, value in theirs.items() if value is not None and each not in DIFFERENT}
+    assert {each: values[each] for each in plain} == plain
+
+
+def test_exploration_types_are_theirs():
+    from tensordict.nn import InteractionType
+
+    with collectx.Collector(cartpole, frames_per_batch=4) as collector:
+        assert collector.exploration_type is InteractionType.RANDOM  # which TorchRL calls ExplorationType
 
 
 def test_a_refused_method_is_refused_with_its_reason():

@@ -83,6 +83,21 @@ def test_an_attribute_of_the_env(way):
         assert collector.next() is not None
 
 
+@over(ASKED)
+def test_a_path_in_the_envs_of_all_workers(way):
+    with make(way, frames_per_batch=20) as collector:
+        found = collector.get_distant_attr("env.spec.id")
+        assert found == "CartPole-v1" if way == SINGLE else found == ["CartPole-v1"] * collector.num_workers
+        assert collector.getattr_env("observation_space.shape[0]") == 4
+        assert collector.getattr_env("metadata['render_modes'][-1]") == "rgb_array"
+        for path in ("", "shape[", "a b", "__import__('os')"):
+            with pytest.raises(AttributeError):
+                collector.getattr_env(path)
+        if way != SINGLE:
+            with pytest.raises(AttributeError, match="workers are no collectors"):
+                collector.get_distant_attr("policy.weight")
+
+
 @over([GLOO_SYNC])
 def test_workers_on_other_hosts_cannot_be_asked(way):
     with make(way, frames_per_batch=20) as collector, pytest.raises(NotImplementedError, match="of this machine"):
@@ -163,11 +178,13 @@ def test_stats():
     with make(INLINE_SYNC, frames_per_batch=20, total_frames=40) as collector:
         collector.next()
         counts = {"frames": 20, "batches": 1, "completed": False, "policy_version": 0}
-        sizes = {"requested_frames_per_batch": 20, "workers": 2, "workers_alive": 2, "total_frames": 40}
-        each = {"worker_0/frames": 10, "worker_1/frames": 10}
-        assert collector.stats() == counts | sizes
-        assert collector.stats("per_worker") == each
-        assert collector.stats("both") == counts | sizes | each
+        counts |= {"requested_frames_per_batch": 20, "total_frames": 40, "worker_frames": 20}
+        workers = {"workers": 2, "workers_alive": 2}
+        part = {"frames": 10, "batches": 1, "requested_frames_per_batch": 10}
+        each = {f"worker_{worker}/{name}": value for worker in range(2) for name, value in part.items()}
+        assert collector.stats() == counts | workers
+        assert collector.stats("per_worker") == workers | each
+        assert collector.stats("both") == counts | workers | each
         collector.next()
         assert collector.stats()["completed"]
         assert len(collector) == 2
@@ -181,8 +198,8 @@ def test_devices_are_those_that_the_keywords_resolve_to():
         assert collector.device == collector.policy_device == collector.env_device == cpu
         assert collector.storing_device == torch.device("meta")
     with make(INLINE_SYNC, policy=Coin(), frames_per_batch=4, policy_device=["cpu", None]) as collector:
-        assert collector.device == collector.env_device == collector.storing_device == [None, None]
-        assert collector.policy_device == [cpu, None]
+        assert collector.device == collector.env_device == collector.storing_device == (None, None)
+        assert collector.policy_device == (cpu, None)
         assert collector.next().device is None
     with make(INLINE_SYNC, frames_per_batch=4, storing_device=["cpu", cpu]) as collector:
         assert collector.next().device == cpu

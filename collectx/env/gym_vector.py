@@ -25,7 +25,7 @@ from collectx.env.base import Env, EnvSpec, StepArrays, closed_on_error
 from collectx.env.gym_factory import explain_missing_package, resolve_source, wrapper
 from collectx.env.infos import InfoKeys
 from collectx.env.spaces import SpaceLeaves, check, checked_values, numpy_dtype, write_env
-from collectx.errors import CollectxError, ConfigError, ShapeError
+from collectx.errors import CollectxError, ConfigError, ShapeError, SpaceError
 from collectx.state import ProcessState
 
 # How long the processes of an async env may take to finish a step before they are killed, in seconds.
@@ -61,6 +61,11 @@ class GymVectorEnv(Env):
         with closed_on_error(self):
             self._mode = _autoreset_mode(env, autoreset_mode)
             self._observation = SpaceLeaves(env.single_observation_space, ("observation",), exclude_keys)
+            if self._observation.has_text and getattr(env.unwrapped, "shared_memory", False):
+                raise SpaceError(
+                    f"{self._observation.space} has a Text, which Gymnasium's AsyncVectorEnv reads from its shared "
+                    "memory only once: use env.vectorization_mode=sync, or an AsyncVectorEnv(..., shared_memory=False)"
+                )
             self._action = SpaceLeaves(env.single_action_space, ("action",))
             self._infos = InfoKeys(info_keys, env)
         self._leaves = (*self._observation.leaves, *self._infos.leaves)

@@ -3,6 +3,7 @@
 space                                 leaves
 Box, MultiDiscrete, MultiBinary       one, with the space's shape and dtype
 Discrete                              one int64 of shape (); the value is the env's own, `start` included
+Text, in observations                 one int32 of shape (max_length,): Unicode code points, zeros after the end
 Dict, Tuple                           those of the parts, below the part's name, or "0", "1", ...
 """
 
@@ -59,6 +60,7 @@ class SpaceLeaves(Leaves):
 
     Attributes:
         space: the space, without the omitted parts.
+        has_text: whether a part is a Text.
 
     Raises:
         ConfigError: no part has one of the names in `exclude`.
@@ -72,8 +74,20 @@ class SpaceLeaves(Leaves):
             raise SpaceError(f"{'.'.join(root)}: {space} is empty, so there is nothing to store: give it a Box")
         super().__init__((leaf, path) for leaf, path, _ in parts)
         self._part_spaces = [part for *_, part in parts]
+        self._texts = [
+            (i, part.max_length) for i, part in enumerate(self._part_spaces) if isinstance(part, spaces.Text)
+        ]
+        self.has_text = bool(self._texts)
+        if self.has_text:
+            self.flatten = self._flatten_with_texts  # type: ignore[method-assign]
         if len({leaf.key for leaf in self.leaves}) < len(parts):
             raise SpaceError(f"two parts of {space} have the same name as text: rename one")
+
+    def _flatten_with_texts(self, value: Any) -> list[Any]:
+        flat = super().flatten(value)
+        for i, length in self._texts:
+            flat[i] = _code_points(self.leaves[i], flat[i], length)
+        return flat
 
     def nest(self, values: Sequence[Any]) -> Any:
         """The nested value that Gymnasium expects, from one value per leaf; nothing is copied."""
@@ -133,6 +147,21 @@ def _exclude_parts(space: Space, prefix: str, names: frozenset[str], known: list
 
 def _items(space: spaces.Dict | spaces.Tuple) -> Iterable[tuple[Any, Space]]:
     return space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces)
+
+
+def _code_points(leaf: Leaf, texts: Any, length: int) -> np.ndarray:
+    """Of one text, `[length]`, or of a sequence of them, `[E, length]`.
+
+    Raises:
+        ShapeError: a text is longer than `length`, or is none.
+    """
+    found = np.asarray(texts)
+    if found.dtype.kind != "U" or np.char.str_len(found).max(initial=0) > length:
+        raise ShapeError(
+            f"{'.'.join(leaf.key)}: expected text of at most {length} characters, got {texts!r:.200}: the env must "
+            "return what its space says"
+        )
+    return found.astype(f"U{length}")[..., None].view(np.int32)
 
 
 def write_env(leaves: Sequence[Leaf], out: Sequence[np.ndarray], e: int, values: Sequence[Any]) -> None:
@@ -230,6 +259,8 @@ def _walk(space: Space, key: Key, path: Path) -> Iterator[tuple[Leaf, Path, Spac
             yield from _walk(part, (*key, str(name)), (*path, name))
     elif isinstance(space, spaces.Discrete):
         yield Leaf(key, (), torch.int64), path, space
+    elif isinstance(space, spaces.Text) and key[0] == "observation":
+        yield Leaf(key, (space.max_length,), torch.int32), path, space
     else:
         why = "it has no fixed shape and dtype"
         if isinstance(space, spaces.Box | spaces.MultiDiscrete | spaces.MultiBinary):

@@ -136,7 +136,10 @@ def test_an_info_that_comes_now_and_then_has_a_mask(cfg):
     stepper.env.close()
 
 
-MISSION = spaces.Dict(seen=spaces.Box(-1, 1, (2,)), inner=spaces.Dict(mission=spaces.Text(5), n=spaces.Discrete(3)))
+MISSION = spaces.Dict(
+    seen=spaces.Box(-1, 1, (2,)),
+    inner=spaces.Dict(mission=spaces.Graph(spaces.Discrete(2), None), n=spaces.Discrete(3)),
+)
 
 
 def spoken():

@@ -9,7 +9,7 @@ from gymnasium.vector.utils import batch_space
 from stepping import Stepper
 
 from collectx.env import build
-from collectx.errors import CollectxError, ConfigError, ShapeError
+from collectx.errors import CollectxError, ConfigError, ShapeError, SpaceError
 
 
 class Dense(gymnasium.vector.VectorEnv):
@@ -95,4 +95,38 @@ def test_infos_are_kept_in_every_mode(mode, tmp_path, monkeypatch):
     for step in range(3):
         out = stepper.step(np.full((2, 6), 0.5, np.float32))
         assert (out.observation[1] < 0).all(), f"the action's cost is missing after step {step}"
+    stepper.env.close()
+
+
+class Speaking(gymnasium.Env):
+    observation_space = gymnasium.spaces.Dict(said=gymnasium.spaces.Text(6), t=gymnasium.spaces.Discrete(9))
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def _result(self):
+        return {"said": f"step {self.t}", "t": self.t}
+
+    def reset(self, *, seed=None, options=None):
+        self.t = 0
+        return self._result(), {}
+
+    def step(self, action):
+        self.t += 1
+        return self._result(), 0.0, self.t == 3, False, {}
+
+
+@pytest.mark.parametrize("vectorize", [gymnasium.vector.SyncVectorEnv, gymnasium.vector.AsyncVectorEnv])
+def test_texts_of_a_vector_env(vectorize):
+    is_async = vectorize is gymnasium.vector.AsyncVectorEnv
+
+    def make(num_envs, **kwargs):
+        return vectorize([Speaking] * num_envs, autoreset_mode=AutoresetMode.DISABLED, **kwargs)
+
+    cfg = replace(gym_vector(2, None), id=None, entry_point=make)
+    if is_async:
+        with pytest.raises(SpaceError, match=r"a Text, .*shared_memory=False"):
+            build(cfg)
+        cfg = replace(cfg, kwargs={"shared_memory": False})
+    stepper = Stepper(build(cfg)).reset()
+    texts = [stepper.observation[0].copy(), stepper.step().observation[0].copy()]
+    assert [text.view("U6").squeeze(-1).tolist() for text in texts] == [["step 0"] * 2, ["step 1"] * 2]
     stepper.env.close()

@@ -3,6 +3,7 @@ import pytest
 import torch
 from gymnasium import spaces
 
+from collectx.batch import Leaf
 from collectx.env.spaces import SpaceLeaves, exclude_parts, write_env
 from collectx.errors import ShapeError, SpaceError
 
@@ -23,7 +24,7 @@ def test_keys_shapes_and_dtypes():
 @pytest.mark.parametrize(
     ("space", "message"),
     [
-        (spaces.Dict({"inner": spaces.Text(5)}), r"observation\.inner: the space Text.*turn it into a Box"),
+        (spaces.Dict({"inner": spaces.Graph(PAIR, None)}), r"observation\.inner: the space Graph.*turn it into a Box"),
         (spaces.Tuple([spaces.Sequence(PAIR)]), r"observation\.0: the space Sequence.*turn it into a Box"),
         (spaces.Dict({}), "is empty"),
     ],
@@ -45,6 +46,21 @@ def test_what_is_left_out_of_a_tuple_leaves_the_others_their_names():
         spaces.Tuple([spaces.Text(5), spaces.Dict(a=PAIR, b=spaces.Text(5)), PAIR]), ["0", "1.b", "2.a"]
     )
     assert [leaf.key[1:] for leaf in SpaceLeaves(space, ROOT).leaves] == [("1", "a", "a"), ("1", "a", "b"), ("2", "b")]
+
+
+def test_texts_are_their_code_points():
+    leaves = SpaceLeaves(spaces.Dict(said=spaces.Text(4), n=spaces.Discrete(2)), ROOT)
+    assert leaves.leaves[0] == Leaf(("observation", "said"), (4,), torch.int32)
+    one, _ = leaves.flatten({"said": "né", "n": 1})
+    assert one.tolist() == [ord("n"), ord("é"), 0, 0]
+    both, _ = leaves.flatten({"said": ("", "four"), "n": [0, 1]})
+    assert both.tolist() == [[0] * 4, [ord(letter) for letter in "four"]]
+    assert both.view("U4").squeeze(-1).tolist() == ["", "four"]
+    for wrong in ("fiver", 3, None):
+        with pytest.raises(ShapeError, match=r"observation\.said: expected text of at most 4 characters, got"):
+            leaves.flatten({"said": wrong, "n": 1})
+    with pytest.raises(SpaceError, match="the space Text"):
+        SpaceLeaves(spaces.Text(4), ("action",))
 
 
 def test_a_missing_part():

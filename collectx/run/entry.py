@@ -70,7 +70,8 @@ def main(argv: Sequence[str]) -> int:
     # SLURM signals all tasks of a job; the death of a worker would look like a failure.
     leave_signals_to_trainer(signal.SIGTERM, signal.SIGINT)
     status = _run_worker(spec.cfg, files, rank - 1, token)
-    if arguments.worker is None and status == 0:
+    # Ranks of one MPI job wait for each other at their exit.
+    if arguments.worker is None and status == 0 and backend_of(spec.cfg) != "mpi":
         _wait_for_trainer(spec.cfg, files)
     return status
 

@@ -5,7 +5,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 COLLECTORS = ("multi_sync", "multi_async", "distributed_sync", "distributed", "rpc")
-RULES = ("restart", "raise", "drop")
+# Where the first failure ends the run, most faults need a new command, which costs the most.
+RULES = ("restart", "drop", "raise", "restart", "drop", "restart")
 _IN_CHECKPOINT = "while a checkpoint is written"
 MOMENTS = ("start-up", "within a batch", "between batches", _IN_CHECKPOINT, "at the end")
 # By name, the number of workers that it ends, None: all of them. Workers leave SIGTERM to the trainer.
@@ -47,9 +48,9 @@ def plans(seed: int, num_faults: int, can_mount: bool) -> Iterator[Plan]:
     generator, number, kinds = random.Random(seed), 0, []
     while num_faults > 0:
         faults: list[Fault] = []
-        for index in range(size := min(num_faults, generator.randint(4, 8))):
-            # Each kind before any for the second time.
-            kinds = kinds or generator.sample(FAULTS, len(FAULTS))
+        for index in range(size := min(num_faults, generator.randint(8, 14))):
+            # Each kind equally often, those of workers twice as often as the others.
+            kinds = kinds or generator.sample([*FAULTS, *WORKER_FAULTS], len(FAULTS) + len(WORKER_FAULTS))
             kind = kinds.pop()
             if kind == FULL_DISK and not can_mount:
                 kind = "worker killed"
@@ -58,6 +59,6 @@ def plans(seed: int, num_faults: int, can_mount: bool) -> Iterator[Plan]:
             moment = generator.choice(moments)
             faults.append(Fault(kind, _IN_CHECKPOINT if kind == CHECKPOINT_CUT else moment, generator.random()))
         # Every rule with every collector.
-        collector, rule = COLLECTORS[number % 5], RULES[number % 3]
+        collector, rule = COLLECTORS[number % len(COLLECTORS)], RULES[number % len(RULES)]
         yield Plan(number, collector, rule, generator.randint(2, 3), tuple(faults))
         num_faults, number = num_faults - size, number + 1

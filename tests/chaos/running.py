@@ -193,10 +193,16 @@ class Run:
 
     def _fill_disk(self, outcome: Outcome, struck_s: float) -> None:
         filler = self._run / "filler"
-        with contextlib.suppress(OSError), open(filler, "wb", buffering=0) as file:
-            while True:
-                file.write(bytes(1 << 16))
-        self._wait(lambda: self._trainer.poll() is not None, "the error of a full disk", check=False)
+        with open(filler, "wb", buffering=0) as file:
+
+            def has_ended() -> bool:
+                # Also what the run itself has removed meanwhile.
+                with contextlib.suppress(OSError):
+                    while True:
+                        file.write(bytes(1 << 12))
+                return self._trainer.poll() is not None
+
+            self._wait(has_ended, "the error of a full disk", check=False)
         filler.unlink()
         if self._trainer.returncode == 0 and outcome.moment == "at the end":
             return

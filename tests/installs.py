@@ -5,7 +5,7 @@ collected by pytest.
 
 For each Python that is on the path: `make test` in an environment of its own. In one that has no extra: the command
 works, and what needs an extra gives one message that names it; then Stable-Baselines3 is installed, and its models act
-in a collector.
+in a collector; then the wheel, with which the README's loop passes `mypy --strict`.
 """
 
 import argparse
@@ -52,12 +52,30 @@ def refuses(python: Path, extra: str, overrides: str) -> list[str]:
     return [] if is_good and "Traceback" not in text else [f"{overrides}: exit status {status}\n{text}"]
 
 
+def install(python: Path, *words: str) -> None:
+    """Installs packages beside `python`, of the versions in constraints.txt."""
+    pip = [python, "-m", "pip", "install", "--quiet", "--constraint", "constraints.txt"]
+    subprocess.run([*pip, *words], cwd=ROOT, check=True)
+
+
+def fails(python: Path, *words: str | Path, cwd: Path = ROOT) -> list[str]:
+    """What is wrong if `python` with these arguments fails."""
+    done = subprocess.run([python, *words], cwd=cwd, stdout=PIPE, stderr=subprocess.STDOUT, text=True)
+    return [f"{' '.join(map(str, words))}: exit status {done.returncode}\n{done.stdout}"] if done.returncode else []
+
+
 def acts_for_stable_baselines3(python: Path) -> list[str]:
     """Installs the package beside `python`. What fails of `scripts/sb3.py`."""
-    install = [python, "-m", "pip", "install", "--quiet", "--constraint", "constraints.txt", "stable-baselines3"]
-    subprocess.run(install, cwd=ROOT, check=True)
-    done = subprocess.run([python, "tests/scripts/sb3.py"], cwd=ROOT, stdout=PIPE, stderr=subprocess.STDOUT, text=True)
-    return [f"tests/scripts/sb3.py: exit status {done.returncode}\n{done.stdout}"] if done.returncode else []
+    install(python, "stable-baselines3")
+    return fails(python, "tests/scripts/sb3.py")
+
+
+def is_typed(python: Path) -> list[str]:
+    """Installs mypy and, in place of what is there, the wheel beside `python`. What mypy finds in the README's loop."""
+    install(python, "mypy")
+    install(python, "--force-reinstall", "--no-deps", ".")
+    # From another folder, where mypy sees the installed package alone.
+    return fails(python, "-m", "mypy", "--strict", ROOT / "tests/scripts/typed_loop.py", cwd=python.parent)
 
 
 def main() -> int:
@@ -75,11 +93,11 @@ def main() -> int:
         folder = Path(name)
         python = folder / "fresh" / "bin" / "python"
         subprocess.run([sys.executable, "-m", "venv", folder / "fresh"], check=True)
-        install = [python, "-m", "pip", "install", "--quiet", "--constraint", "constraints.txt", "--editable", "."]
-        subprocess.run(install, cwd=ROOT, check=True)
+        install(python, "--editable", ".")
         refused = [text for extra, overrides in NEEDS for text in refuses(python, extra, overrides)]
         report("a fresh environment without extras", works(python) + refused)
         report("Stable-Baselines3", acts_for_stable_baselines3(python))
+        report("mypy --strict with the wheel", is_typed(python))
         for version in options.python:
             path = shutil.which(f"python{version}")
             # A shim of pyenv is there for versions that are not chosen, and does not run.

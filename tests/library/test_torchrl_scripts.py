@@ -15,7 +15,7 @@ pytest.importorskip("torchrl", reason="needs the torchrl extra")
 from torchrl import modules
 from torchrl.data import LazyTensorStorage, ReplayBuffer, TensorDictReplayBuffer
 from torchrl.data.replay_buffers.samplers import SamplerWithoutReplacement
-from torchrl.envs import RewardSum, StepCounter
+from torchrl.envs import Compose, GymEnv, InitTracker, ParallelEnv, RewardSum, SerialEnv, StepCounter, TransformedEnv
 from torchrl.objectives import ClipPPOLoss, DQNLoss, SACLoss, SoftUpdate
 from torchrl.objectives.value import GAE
 from worlds import torchrlenvs
@@ -61,6 +61,46 @@ def descend(losses, optimizer):
 def test_torchrl_is_imported_only_by_who_uses_it():
     code = "import sys, collectx, collectx.env.torchrl, collectx.env.user_env; assert 'torchrl' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+class Recurrent:
+    """An env whose primer is within the processes, or around them, and its policy with a nested state."""
+
+    def __init__(self, vectorize, is_inner):
+        self.vectorize, self.is_inner = vectorize, is_inner
+
+    def network(self):
+        keys = {"in_keys": ["observation", ("state", "h"), "is_init"], "out_keys": ["embed", ("next", "state", "h")]}
+        return modules.GRUModule(input_size=4, hidden_size=5, **keys)
+
+    def member(self):
+        env = TransformedEnv(GymEnv("CartPole-v1"), Compose(InitTracker(), StepCounter()))
+        return env.append_transform(self.network().make_tensordict_primer()) if self.is_inner else env
+
+    def __call__(self):
+        env = self.vectorize(2, self.member)
+        return env if self.is_inner else TransformedEnv(env, self.network().make_tensordict_primer())
+
+
+@pytest.mark.parametrize("is_inner", [True, False], ids=["inner", "outer"])
+@pytest.mark.parametrize("vectorize", [SerialEnv, ParallelEnv])
+def test_a_nested_state_of_a_recurrent_policy(vectorize, is_inner):
+    make = Recurrent(vectorize, is_inner)
+    torch.manual_seed(0)
+    head = TensorDictModule(nn.Linear(5, 2), in_keys=["embed"], out_keys=["logits"])
+    keys = {"in_keys": ["logits"], "distribution_class": modules.OneHotCategorical}
+    policy = modules.ProbabilisticActor(TensorDictSequential(make.network(), head), **keys)
+    with MultiSyncCollector([make], policy, frames_per_batch=100, total_frames=200) as collector:
+        first, second = collector
+    state, new = second["state", "h"], second["is_init"].squeeze(-1)
+    assert second.shape == (1, 2, 50)
+    assert new.any()
+    assert state[new].abs().sum() == 0 < state[~new].abs().sum()
+    follows = ~new[..., 1:]
+    assert torch.equal(state[..., 1:, :, :][follows], second["next", "state", "h"][..., :-1, :, :][follows])
+    assert torch.equal(
+        second["state", "h"][..., 0, :, :][~new[..., 0]], first["next", "state", "h"][..., -1, :, :][~new[..., 0]]
+    )
 
 
 def test_ppo():

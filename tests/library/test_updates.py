@@ -7,6 +7,7 @@ import pytest
 import torch
 from making import by_worker, make
 from tensordict import TensorDict
+from tensordict.nn import TensorDictModule
 from torch import nn
 from ways import GLOO_ASYNC, GLOO_SYNC, INLINE_ASYNC, INLINE_SYNC, SHARED_ASYNC, SHARED_SYNC, SINGLE, SYNC, over
 from worlds.cartpoles import Constant, cartpole
@@ -119,6 +120,35 @@ class DrawnPolicy(nn.Module):
 
     def forward(self, observation):
         return (observation[..., 0] * 0).long(), self.weight.expand(observation.shape[:-1])
+
+
+class Counting(nn.Module):
+    """Counts its calls in a buffer, and in a tensor that is none."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(1))
+        self.all_calls = torch.zeros(1)
+
+    def forward(self, observation):
+        self.calls += 1
+        self.all_calls += 1
+        size = observation.shape[:-1]
+        return torch.zeros(size, dtype=torch.long), self.calls.expand(*size, 1), self.all_calls.expand(*size, 1)
+
+
+@over((SHARED_SYNC, GLOO_SYNC))
+def test_publishing_sets_the_buffers_of_workers_to_those_of_the_trainer(way):
+    policy = TensorDictModule(Counting(), in_keys=["observation"], out_keys=["action", "calls", "all_calls"])
+    with make(way, policy=policy, frames_per_batch=20, update_interval=-1) as collector:
+        first, second = collector.next(), collector.next()
+        policy.module.calls.fill_(100)
+        collector.update_policy_weights_()
+        third = collector.next()
+    for batch, before in ((second, first), (third, second)):
+        assert torch.equal(batch["all_calls"][..., 0, 0], before["all_calls"][..., -1, 0] + 1)
+    assert torch.equal(second["calls"][..., 0, 0], first["calls"][..., -1, 0] + 1)
+    assert (third["calls"][..., 0, 0] == 101).all()
 
 
 def test_a_worker_that_is_replaced_has_the_weights_of_its_first_life():

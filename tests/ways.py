@@ -64,7 +64,7 @@ GLOO_ASYNC = Way("gloo_async", "distributed", "gloo", "local", "ci", "test")
 RPC_SYNC = Way("rpc_sync", "rpc_sync", "rpc", "local", "nightly", "ci")
 RPC_ASYNC = Way("rpc_async", "rpc", "rpc", "local", "nightly", "ci")
 RAY_SYNC = Way("ray_sync", "ray_sync", "ray", "ray", "nightly", "ci", "ray")
-RAY_ASYNC = Way("ray_async", "ray", "ray", "ray", "nightly", "ci", "ray")
+RAY_ASYNC = Way("ray_async", "ray", "ray", "ray", "nightly", "nightly", "ray")
 
 INLINE = (SINGLE, INLINE_SYNC, INLINE_ASYNC)
 SHARED = (SHARED_SYNC, SHARED_ASYNC)

@@ -22,7 +22,7 @@ from collectx.run.folder import locked
         pytest.param(["collector=multi_sync"], signal.SIGHUP, 1, id="local-hangup"),
         pytest.param(["collector=rpc"], signal.SIGINT, 1, id="rpc-ctrl_c"),
         pytest.param(["collector=rpc"], signal.SIGTERM, 1, id="rpc-sigterm"),
-        pytest.param(RAY, signal.SIGINT, 1, id="ray-ctrl_c", marks=needs_ray),
+        pytest.param(RAY, signal.SIGINT, 1, id="ray-ctrl_c", marks=[needs_ray, pytest.mark.nightly]),
         pytest.param(RAY, signal.SIGTERM, 1, id="ray-sigterm", marks=needs_ray),
     ],
 )

@@ -62,6 +62,7 @@ def test_what_the_cluster_does_not_have_is_refused_before_anything_starts(remote
         start("ray", "ray", num_workers=num_workers, remote_configs=remote_configs)
 
 
+@pytest.mark.nightly
 def test_a_worker_sees_the_gpu_that_it_asks_for():
     def tell(batch):
         batch["next", "reward"].fill_(float(os.environ["CUDA_VISIBLE_DEVICES"]))

@@ -48,7 +48,7 @@ def test_a_run_that_was_killed_is_resumed_as_if_it_had_not_been(tmp_path, wait_u
         assert result(tmp_path / "uncut")["digest"] == result(tmp_path / "run")["digest"]
 
 
-@pytest.mark.ci
+@pytest.mark.nightly
 def test_a_run_that_is_killed_while_it_writes_a_checkpoint_continues_from_the_one_before(tmp_path, wait_until):
     # Weights and moments of some megabytes, so that writing takes a while.
     words = ["collector.total_frames=3072", "collector.frames_per_batch=128", "policy.hidden_sizes=[512, 1024]"]

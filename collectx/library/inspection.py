@@ -1,4 +1,4 @@
-"""Queries to the workers, hooks, resets, profiling and saved state of a collector.
+"""Queries to the workers, hooks, resets and profiling of a collector.
 
 Base class of the collectors in `collectx.library.collectors`. Runs in the trainer's process.
 """
@@ -11,30 +11,20 @@ from dataclasses import replace
 from typing import Any
 
 from tensordict import TensorDictBase
-from torch import nn
 
-from collectx.library.base import BaseCollector
 from collectx.library.keywords.parse import signature_of
 from collectx.library.profiling import ProfileConfig
+from collectx.library.stateful import StatefulCollector
 from collectx.transport.base import RESET, encode_reset
 from collectx.worker.requests import resolve
 from collectx.worker.spec import env_seed
 
 
-class InspectableCollector(BaseCollector):
+class InspectableCollector(StatefulCollector):
     """Workers answer queries between two of their batches; an async worker completes its granted batches first. Workers
     on other hosts (over torch.distributed) cannot be queried: `NotImplementedError`."""
 
     _profile_config: ProfileConfig | None = None
-
-    def _ask(self, name: str, *arguments: Any, per_worker: dict[int, tuple] | None = None) -> dict[int, Any]:
-        """Calls the method `name` of `worker.requests.RequestHandler` in workers; returns the results by index.
-
-        Args:
-            per_worker: arguments by worker index; None: `arguments` for all workers.
-        """
-        with self._exclusive():
-            return self._collector.ask(name, *arguments, per_worker=per_worker)
 
     def getattr_env(self, attr: str) -> Any:
         """Returns a copy of an attribute of the first worker's env; a list if that worker has several envs.
@@ -242,64 +232,3 @@ class InspectableCollector(BaseCollector):
         config, self._profile_config = self._profile_config, None
         if config is not None:
             self._ask("end_profile", per_worker=dict.fromkeys(config.workers or (), ()))
-
-    def state_dict(self) -> dict[str, Any]:
-        """Returns a copy of the state: the policy's weights, counts of frames and batches and, for each worker process
-        of this machine, its weights, its trajectory ids and the `state_dict` of its envs."""
-        weights = self.policy.state_dict() if isinstance(self.policy, nn.Module) else {}
-        state: dict[str, Any] = {
-            "policy_state_dict": {name: value.clone() for name, value in weights.items()},
-            "frames": self._collector.num_frames,
-            "iter": self._collector.num_batches,
-            "policy_version": self.policy_version,
-        }
-        if self._collector.can_ask("weights"):
-            state |= {f"worker{index}": saved for index, saved in self._ask("state").items()}
-            per_worker = dict.fromkeys(self._weights.individual.intersection(self._collector.workers), ())
-            individual = self._ask("weights", per_worker=per_worker)
-            for index in self._collector.workers:
-                own = individual.get(index, state["policy_state_dict"])
-                state[f"worker{index}"] |= {"policy_state_dict": own, "is_individual": index in individual}
-        return state
-
-    def load_state_dict(self, state_dict: dict[str, Any], strict: bool = True) -> None:
-        """Restores a state: loads and publishes the weights, sets their version and the counts, restores the envs. The
-        collector must be constructed with the same arguments. Workers with individual weights that are not in the state
-        keep theirs.
-
-        Envs resume within their episodes where their state can be saved (`collectx.state`): those that have
-        `state_dict` and `load_state_dict`, and those whose state is in Python objects, MuJoCo or the Arcade Learning
-        Environment. All other envs begin new episodes with seeds that were not used before. Async workers first
-        complete the batches granted before.
-
-        Raises:
-            KeyError: the dict is not the state of a collector.
-        """
-        if missing := sorted({"policy_state_dict", "frames"} - set(state_dict)):
-            raise KeyError(f"the state lacks {', '.join(missing)}: pass the result of state_dict()")
-        workers = self._collector.workers
-        if isinstance(self.policy, nn.Module):
-            self.policy.load_state_dict(state_dict["policy_state_dict"], strict=strict)
-            saved = {index: state_dict.get(f"worker{index}", {}) for index in workers}
-            individual = {
-                index: each["policy_state_dict"] for index, each in saved.items() if each.get("is_individual")
-            }
-            kept = self._weights.individual - set(individual)
-            if not kept and not individual:
-                self.update_policy_weights_()
-            else:
-                # In one call, so that no worker acts with the weights of another in between.
-                shared = [index for index in workers if index not in kept and index not in individual]
-                if by_worker := {**dict.fromkeys(shared), **individual}:
-                    self.update_policy_weights_(by_worker)
-                self._weights.individual.difference_update(shared)
-        version = state_dict.get("policy_version", self._collector.policy_version)
-        self._delivery.version_offset = version - self._collector.policy_version
-        states = {index: (state_dict[f"worker{index}"],) for index in workers if f"worker{index}" in state_dict}
-        reasons = self._ask("load", per_worker=states) if states else {}
-        with self._exclusive():
-            self._collector.count_from(state_dict["frames"], state_dict.get("iter", 0))
-            others = [index for index in workers if reasons.get(index, "") is not None]
-            self._collector.request_reset(
-                encode_reset(env_seed(self._cfg.seed, state_dict["frames"], 1), False), others
-            )

@@ -22,6 +22,7 @@ from collectx import policy as policies
 from collectx.collector.collector import Collector
 from collectx.collector.compose import build
 from collectx.config.derived import backend_of, surplus_note
+from collectx.env.torchrl_specs import is_torchrl_env
 from collectx.library.background import Background
 from collectx.library.checks import check_request
 from collectx.library.compat import CollectorProperties
@@ -234,11 +235,15 @@ class BaseCollector(CollectorProperties):
 
         Args:
             timeout: after `start()`, seconds to wait for the current batch; None: `close_timeout_s`.
-            close_env: ignored (accepted for TorchRL compatibility): envs are closed with their workers.
+            close_env: whether to close an env that was passed itself to a collector without workers. Envs that the
+                collector has made are always closed; the end of a `with` block leaves the env open.
             raise_on_error: whether to raise the error that ended the background thread.
         """
         background, self._background, self.closed = self._background, None, True
-        with contextlib.closing(self._exit_stack):
+        with contextlib.ExitStack() as ends:
+            if close_env:
+                ends.callback(self._close_users_env)
+            ends.callback(self._exit_stack.close)
             if background is not None:
                 limit_s = self._cfg.collector.close_timeout_s
                 try:
@@ -248,6 +253,11 @@ class BaseCollector(CollectorProperties):
                         raise
                 finally:
                     self._abort(background, limit_s)
+
+    def _close_users_env(self) -> None:
+        env: Any = self._request.create_env_fn
+        if self._request.kind == "single" and is_torchrl_env(env) and not env.is_closed:
+            env.close()
 
     def _abort(self, background: Background, limit_s: float) -> None:
         """Interrupts the current batch if the thread, which uses what is about to be closed, is still alive."""
@@ -272,4 +282,4 @@ class BaseCollector(CollectorProperties):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.shutdown()
+        self.shutdown(close_env=False)

@@ -65,12 +65,17 @@ def test_a_serial_env_is_taken_apart_unless_it_is_at_work():
     env.close()
 
 
-def test_an_env_that_was_given_itself_is_left_open():
+def test_an_env_that_was_given_itself_is_closed_by_shutdown_alone():
     env = torchrlenvs.walking()
     with Collector(env, frames_per_batch=20, total_frames=40) as collector:
         assert [batch.numel() for batch in collector] == [20, 20]
     assert not env.is_closed
-    env.close()
+    collector = Collector(env, frames_per_batch=20)
+    collector.shutdown(close_env=False)
+    assert not env.is_closed
+    collector.shutdown()
+    assert env.is_closed
+    collector.shutdown()
 
 
 @pytest.mark.parametrize("size", [(), (1,), (2, 1)])

@@ -78,6 +78,17 @@ def test_an_env_that_was_given_itself_is_closed_by_shutdown_alone():
     collector.shutdown()
 
 
+def test_the_seed_that_an_env_has_does_not_count():
+    starts = []
+    for seed in (1, 2):
+        env = torchrlenvs.walking()
+        env.set_seed(seed)
+        with Collector(env, frames_per_batch=20, seed=0) as collector:
+            starts.append(collector.next()["observation"])
+        env.close()
+    assert torch.equal(*starts)
+
+
 @pytest.mark.parametrize("size", [(), (1,), (2, 1)])
 def test_a_policy_sees_the_batch_size_of_its_env(size):
     env = torchrlenvs.Agents(size)

@@ -22,6 +22,7 @@ from collectx import policy as policies
 from collectx.collector.collector import Collector
 from collectx.collector.compose import build
 from collectx.config.derived import backend_of, surplus_note
+from collectx.env.torchrl_specs import is_torchrl_env
 from collectx.library.background import Background
 from collectx.library.checks import check_request
 from collectx.library.compat import CollectorProperties
@@ -32,9 +33,10 @@ from collectx.library.keywords.parse import parse
 from collectx.library.request import CollectorRequest
 from collectx.library.slurm import open_launcher
 from collectx.library.updaters import WeightUpdaterBase
-from collectx.library.weights import WeightPublisher, WeightsLike, weights_by_worker
+from collectx.library.weights import WeightPublisher, WeightsLike, as_state_dict, weights_by_model, weights_by_worker
 from collectx.policy.random import RandomPolicy
 from collectx.user_objects import UserObjects
+from collectx.worker.requests import load_into
 
 
 class BaseCollector(CollectorProperties):
@@ -178,21 +180,38 @@ class BaseCollector(CollectorProperties):
                 `collector.policy` as it is, or the weights that `weight_updater` returns. A dict from worker indices to
                 any of these sets individual weights for those workers, until newer weights for them or for all are
                 published; the other workers and `collector.policy` keep theirs.
-            weights, policy_weights, policy, weights_dict: alternatives to `policy_or_weights`; the last as
-                `{"policy": ...}`.
-            model_id: must be "policy" or None.
+            weights, policy_weights, policy: alternatives to `policy_or_weights`.
+            weights_dict: weights by model, see `model_id`; only the policy's may be None.
+            model_id: of which model the other arguments are: None or "policy"; or the path of a module, as in
+                "env.transform[0].module" (in each worker; waits until it is between two batches) or
+                "replay_buffer.transform[0].module" (in this process).
             worker_ids: indices of the workers that get the weights, as with a dict; None: all.
             wait: ignored; accepted for TorchRL compatibility.
 
         Raises:
             KeyError: the weights lack one of the policy's.
-            TypeError, ValueError: weights were passed twice, have another type or shape, or are for another model or
-                for workers that do not exist. Nothing is published then.
+            TypeError, ValueError: weights were passed twice, have another type or shape, or are for models or workers
+                that do not exist. Nothing is published then.
         """
-        alternatives = (policy_or_weights, weights, policy_weights, policy)
-        by_worker = weights_by_worker(alternatives, weights_dict, model_id, worker_ids, self.num_workers)
-        with self._before_publishing():
-            self._weights.publish(self.policy, by_worker, self.num_workers)
+        by_model = weights_by_model((policy_or_weights, weights, policy_weights, policy), weights_dict, model_id)
+        by_worker = {model: weights_by_worker(each, worker_ids, self.num_workers) for model, each in by_model.items()}
+        for model, each in by_worker.items():
+            if model != "policy":
+                self._load_into(model, each)
+        if "policy" in by_worker:
+            with self._before_publishing():
+                self._weights.publish(self.policy, by_worker["policy"], self.num_workers)
+
+    def _load_into(self, model: str, by_worker: Mapping[int | None, Any]) -> None:
+        """Copies weights into the modules that `model` names; see `update_policy_weights_`."""
+        place, _, path = model.partition(".")
+        states = {worker: as_state_dict(weights) for worker, weights in by_worker.items()}
+        some = {worker: (path, state) for worker, state in states.items() if worker is not None}
+        with self._exclusive():
+            if place == "replay_buffer":
+                load_into(self.replay_buffer, path, next(iter(states.values())))
+            else:
+                self._collector.ask("load_weights", path, states.get(None), per_worker=some or None)
 
     # TorchRL's workers receive weights by this method; here all weights come from the trainer's policy.
     receive_weights = update_policy_weights_
@@ -216,11 +235,15 @@ class BaseCollector(CollectorProperties):
 
         Args:
             timeout: after `start()`, seconds to wait for the current batch; None: `close_timeout_s`.
-            close_env: ignored (accepted for TorchRL compatibility): envs are closed with their workers.
+            close_env: whether to close an env that was passed itself to a collector without workers. Envs that the
+                collector has made are always closed; the end of a `with` block leaves the env open.
             raise_on_error: whether to raise the error that ended the background thread.
         """
         background, self._background, self.closed = self._background, None, True
-        with contextlib.closing(self._exit_stack):
+        with contextlib.ExitStack() as ends:
+            if close_env:
+                ends.callback(self._close_users_env)
+            ends.callback(self._exit_stack.close)
             if background is not None:
                 limit_s = self._cfg.collector.close_timeout_s
                 try:
@@ -230,6 +253,11 @@ class BaseCollector(CollectorProperties):
                         raise
                 finally:
                     self._abort(background, limit_s)
+
+    def _close_users_env(self) -> None:
+        env: Any = self._request.create_env_fn
+        if self._request.kind == "single" and is_torchrl_env(env) and not env.is_closed:
+            env.close()
 
     def _abort(self, background: Background, limit_s: float) -> None:
         """Interrupts the current batch if the thread, which uses what is about to be closed, is still alive."""
@@ -254,4 +282,4 @@ class BaseCollector(CollectorProperties):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.shutdown()
+        self.shutdown(close_env=False)

@@ -8,6 +8,8 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
+
 from collectx.config.derived import is_stacked, rows_per_env
 from collectx.config.registry import packaged_values
 from collectx.config.schema.collector import CollectorConfig, EitherCollectorConfig
@@ -39,7 +41,7 @@ def to_config(request: CollectorRequest) -> tuple[RunConfig, list[dict[str, Any]
         launcher=_launcher(request),
         devices=request.devices_config(),
         trainer=TrainerConfig(kind="meter", digest=False),
-        seed=request.seed,
+        seed=torch.initial_seed() % 2**61 if request.seed is None else request.seed,
     )
     return cfg, overrides
 

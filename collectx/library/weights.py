@@ -21,6 +21,9 @@ from collectx.library.updaters import WeightUpdaterBase
 from collectx.policy.weights import FlatWeights
 from collectx.transport.base import Write
 
+# How the paths of models begin that are not the policy.
+_PLACES = ("env.", "replay_buffer.")
+
 # None stands for the weights of `collector.policy`.
 WeightsLike: TypeAlias = nn.Module | TensorDictBase | Mapping[str, Any] | None
 
@@ -66,33 +69,48 @@ class WeightPublisher:
             self.individual.clear()
 
 
+def weights_by_model(
+    alternatives: Sequence[Any], models: Mapping[str, Any] | None, model: str | None
+) -> dict[str, Any]:
+    """Returns the weights by model: "policy", or a path within the env or the replay buffer. Those of the policy may be
+    None; without other models they are there.
+
+    Args:
+        alternatives: arguments of which at most one may be set: the weights of `model`.
+        models: weights by model.
+        model: None: the policy.
+
+    Raises:
+        TypeError: a model has weights of several arguments.
+        ValueError: there is no such model.
+    """
+    passed = [(model or "policy", each) for each in alternatives if each is not None] + [*(models or {}).items()]
+    by_model = dict(passed) or {model or "policy": None}
+    if unknown := sorted(name for name in by_model if name != "policy" and not name.startswith(_PLACES)):
+        raise ValueError(
+            f"weights of {', '.join(unknown)}: the models are 'policy', 'env.<path>' and 'replay_buffer.<path>'"
+        )
+    if len(passed) > len(by_model):
+        raise TypeError(
+            "weights were passed more than once, by policy_or_weights, weights, policy_weights, policy, weights_dict"
+        )
+    if missing := [name for name, weights in by_model.items() if weights is None and name != "policy"]:
+        raise TypeError(f"{missing[0]}: pass its weights; only the policy's may be None")
+    return by_model
+
+
 def weights_by_worker(
-    alternatives: Sequence[WeightsLike | Mapping[int, WeightsLike]],
-    models: Mapping[str, Any] | None,
-    model: str | None,
-    worker_ids: int | Sequence[int] | None,
-    num_workers: int,
+    weights: Any, worker_ids: int | Sequence[int] | None, num_workers: int
 ) -> dict[int | None, WeightsLike]:
     """Returns the weights by worker index; the key None stands for all workers.
 
     Args:
-        alternatives: arguments of which at most one may be set.
-        models: weights by model name; an alternative to `alternatives`.
-        model: name of the model.
+        weights: of one model, or a dict of such by worker index.
         worker_ids: the workers that get the weights; None: all.
 
     Raises:
-        TypeError: several arguments have weights.
-        ValueError: the weights are for another model than "policy", or for workers that do not exist.
+        ValueError: the weights are for workers that do not exist.
     """
-    if unknown := sorted({"policy" if model is None else model, *(models or ())} - {"policy"}):
-        raise ValueError(f"weights of {', '.join(unknown)}: the only model here is 'policy'")
-    passed: list[Any] = [each for each in (*alternatives, (models or {}).get("policy")) if each is not None]
-    if len(passed) > 1:
-        raise TypeError(
-            "weights were passed more than once, by policy_or_weights, weights, policy_weights, policy, weights_dict"
-        )
-    weights = passed[0] if passed else None
     # Not every Mapping: a TensorDict is one, but iterating over it yields rows.
     if isinstance(weights, dict) and any(isinstance(key, int | np.integer) for key in weights):
         if worker_ids is not None:
@@ -128,6 +146,13 @@ def apply_weight_updater(updater: Callable[[], Any] | None, weights: WeightsLike
     if isinstance(weights, nn.Module):
         weights = TensorDict.from_module(weights).data
     return torchrl_updater._maybe_map_weights(torchrl_updater._get_server_weights() if weights is None else weights)
+
+
+def as_state_dict(weights: nn.Module | TensorDictBase | Mapping[str, Any]) -> dict[str, Any]:
+    """The weights by name, as plain data."""
+    if isinstance(weights, nn.Module):
+        return weights.state_dict()
+    return weights.flatten_keys(".").to_dict() if isinstance(weights, TensorDictBase) else dict(weights)
 
 
 def load_weights(policy: Any, weights: nn.Module | TensorDictBase | Mapping[str, Any]) -> None:
@@ -176,10 +201,9 @@ def _tensors_of(module: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def _by_name(policy: nn.Module, weights: TensorDictBase | Mapping[str, Any]) -> list[Any]:
-    if isinstance(weights, TensorDictBase):
-        weights = weights.flatten_keys(".").to_dict()
-    if not isinstance(weights, Mapping):
+    if not isinstance(weights, Mapping | TensorDictBase):
         raise TypeError(f"weights={weights!r}: pass a module, a state dict or a TensorDict of parameters")
+    weights = as_state_dict(weights)
     names = policy.state_dict().keys()
     if missing := sorted(names - set(weights)):
         raise KeyError(f"the weights lack {', '.join(missing)}")

@@ -13,6 +13,7 @@ from functools import partial
 
 import torch
 from torch import nn
+from torch.nn.functional import one_hot
 
 from collectx.batch import Key, Leaf
 from collectx.env.base import EnvSpec
@@ -145,16 +146,20 @@ class _Output:
         shape: that `act` returns, with the group's dimensions.
         is_reshaped: whether the policy's own shape is another one: of envs in several dimensions, or an action with a
             last dimension of size 1.
+        is_choice: whether the action is one-hot, and the policy returns its index, or a score for each action.
     """
 
     leaf: Leaf
     shape: tuple[int, ...]
     is_reshaped: bool
     is_action: bool
+    is_choice: bool = False
 
     def convert(self, value: torch.Tensor) -> torch.Tensor:
         """A later output in the dtype of the leaf. Raises ShapeError where that changes it."""
         dtype = self.leaf.dtype
+        if self.is_choice:
+            return _one_hot(value, self.leaf, self.shape)
         if value.shape != self.shape or not (self.is_action or torch.can_cast(value.dtype, dtype)):
             raise ShapeError(
                 f"the policy returned {key_names([self.leaf.key])} of shape {list(value.shape)}, {value.dtype}, but of "
@@ -192,6 +197,11 @@ def _outputs(outputs: Outputs, spec: EnvSpec) -> list[_Output]:
             )
         shape = tuple(value.shape[dims:])
         leaf = actions.get(key, Leaf(key, shape, value.dtype))
+        if is_action and _is_choice(value, shape, leaf, spec):
+            whole = (size if dims <= 1 else (spec.num_envs,)) + leaf.shape
+            _one_hot(value, leaf, whole)
+            records.append(_Output(leaf, whole, False, True, is_choice=True))
+            continue
         if shape not in (leaf.shape, (*leaf.shape, 1)):
             hint = " For a discrete action return its index (argmax), not logits or one-hot." if not leaf.shape else ""
             raise ShapeError(
@@ -208,6 +218,35 @@ def _outputs(outputs: Outputs, spec: EnvSpec) -> list[_Output]:
         is_reshaped = dims > 1 or shape != leaf.shape
         records.append(_Output(leaf, ((spec.num_envs,) if is_reshaped else size) + leaf.shape, is_reshaped, is_action))
     return records
+
+
+def _is_choice(value: torch.Tensor, shape: tuple[int, ...], leaf: Leaf, spec: EnvSpec) -> bool:
+    """Whether `value`, of this shape for each env, is the index of a one-hot action or a score for each action."""
+    if spec.action_spec is None or type(spec.action_spec[leaf.key]).__name__ != "OneHot":
+        return False
+    if value.is_floating_point():
+        return shape == leaf.shape
+    return shape in ((), (1,)) and shape != leaf.shape and value.dtype is not torch.bool
+
+
+def _one_hot(value: torch.Tensor, leaf: Leaf, shape: tuple[int, ...]) -> torch.Tensor:
+    """The one-hot action of an index, or of the largest score; `shape` includes the group's dimensions.
+
+    Raises:
+        ShapeError: a score is NaN, or there is no action with that index.
+    """
+    (num_actions,) = leaf.shape
+    name = key_names([leaf.key])
+    if value.is_floating_point():
+        if value.isnan().any():
+            raise ShapeError(f"the policy returned {name} with a NaN among the scores of the {num_actions} actions")
+        value = value.argmax(-1)
+    elif value.numel() and not 0 <= value.min() <= value.max() < num_actions:
+        raise ShapeError(
+            f"the policy returned {name} with the indices {value.unique().tolist()}, but there are {num_actions} "
+            "actions, numbered from 0"
+        )
+    return one_hot(value.long(), num_actions).reshape(shape).to(leaf.dtype)
 
 
 def _with_observations(call: Call, index: dict[Key, int]) -> Call:

@@ -80,7 +80,9 @@ def death_error(
     how = "is still running but closed its connection" if code is None else f"ended with exit code {code}"
     if code is not None and code < 0:
         how = f"was killed by signal {-code}"
+    # What Python returns after a traceback.
+    script = ', or a script without `if __name__ == "__main__":`, which worker processes import' if code == 1 else ""
     return WorkerDied(
         f"{name} (pid {handle.pid}) {how} without reporting an error: killed from outside, "
-        "out of memory, or a crash in native code of the env."
+        f"out of memory, or a crash in native code of the env{script}."
     )

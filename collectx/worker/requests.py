@@ -105,6 +105,11 @@ class RequestHandler:
         values = [resolve(env, path) for env in self._envs or [self._group]]
         return values[0] if len(values) == 1 else values
 
+    def load_weights(self, path: str, weights: dict[str, torch.Tensor]) -> None:
+        """Copies weights by name into the module that `path` names in every env."""
+        for env in self._envs or [self._group]:
+            load_into(env, path, weights)
+
     def set_hook(self, name: str, hook: Callable | None) -> None:
         """Replaces one hook."""
         self._hooks = replace(self._hooks, **{name: hook})
@@ -164,6 +169,20 @@ def resolve(value: Any, path: str) -> Any:
         value = getattr(value, name) if name else value[key if number is None else int(number)]
         end = match.end()
     return value
+
+
+def load_into(value: Any, path: str, weights: dict[str, torch.Tensor]) -> None:
+    """Copies weights by name into the module that `path` names in `value`.
+
+    Raises:
+        AttributeError, LookupError: see `resolve`.
+        TypeError: it names no module.
+        RuntimeError: names or shapes differ.
+    """
+    module = resolve(value, path)
+    if not isinstance(module, torch.nn.Module):
+        raise TypeError(f"{path} is a {type(module).__name__}, no module, and has no weights")
+    module.load_state_dict(weights)
 
 
 def _call_hook(hook: Callable[[TensorDictBase], Any], batch: TensorDictBase) -> dict[str, torch.Tensor]:

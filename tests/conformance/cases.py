@@ -280,7 +280,7 @@ def theirs(case):
 def ours(case, way=SINGLE):
     """The batches of our collector of that way."""
     creates = [_ours(case, worker) for worker in range(2)]
-    return _collect(case, partial(making.make, way, creates[0] if case.kind == "single" else creates))
+    return _collect(case, partial(making.make, way, creates[0] if case.kind == "single" else creates, seed=0))
 
 
 def _numbered(case, worker):

@@ -265,6 +265,18 @@ def test_what_is_imported_and_typed():
     assert issubclass(ShapeError, ValueError)
 
 
+@over((SINGLE, SHARED_SYNC))
+def test_without_a_seed_torchs_seed_counts(way):
+    starts = []
+    for seed in (3, 3, 4):
+        torch.manual_seed(seed)
+        with make(way, frames_per_batch=20) as collector:
+            starts.append(collector.next()["observation"])
+        assert torch.initial_seed() == seed
+    assert torch.equal(starts[0], starts[1])
+    assert not torch.equal(starts[0], starts[2])
+
+
 @over(WAYS)
 def test_set_seed_acts_as_the_keyword_does(way):
     def first_parts(collector):

@@ -2,6 +2,7 @@
 
 from functools import partial
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
@@ -218,6 +219,76 @@ def test_weights_act_in_every_form_and_stay(way, form):
 )
 def test_weights_that_do_not_fit_are_refused(policy, given, error, word):
     with Collector(cartpole, policy, frames_per_batch=10) as collector, pytest.raises(error, match=word):
+        collector.update_policy_weights_(**given)
+
+
+class Paying(gymnasium.Wrapper):
+    """Every reward is the weight of a module of the env."""
+
+    def __init__(self):
+        super().__init__(cartpole())
+        self.parts = {"pay": Constant()}
+
+    def step(self, action):
+        observation, _, *rest = self.env.step(action)
+        return observation, float(self.parts["pay"].action), *rest
+
+
+class Doubling:
+    """A replay buffer with a module."""
+
+    def __init__(self):
+        self.transform = [Constant()]
+
+    def extend(self, batch):
+        self.rewards = batch["next", "reward"].unique() * 2 ** self.transform[0].action.item()
+
+
+PAY = "env.parts['pay']"
+
+
+def rewards_of(way, batch):
+    return [part["next", "reward"].unique().tolist() for _, part in by_worker(way, batch)]
+
+
+@over((SINGLE, INLINE_SYNC, SHARED_SYNC))
+def test_weights_of_a_module_of_the_envs_take_effect(way):
+    with make(way, Paying, policy=Constant(), frames_per_batch=10, update_interval=-1) as collector:
+        assert {*map(tuple, rewards_of(way, collector.next()))} == {(0.0,)}
+        collector.update_policy_weights_(weights_dict={"policy": Constant(1.0), PAY: weights_of(Constant(3.0))})
+        batch = collector.next()
+        assert {*map(tuple, rewards_of(way, batch))} == {(3.0,)}
+        assert actions_of(batch) == [1]
+        version = collector.policy_version
+        collector.update_policy_weights_(Constant(5.0).state_dict(), model_id=PAY, worker_ids=[0])
+        batch = collector.next()
+        assert rewards_of(way, batch)[0] == [5.0]
+        assert {*map(tuple, rewards_of(way, batch)[1:])} <= {(3.0,)}
+        assert collector.policy_version == version
+
+
+def test_weights_of_a_module_of_the_replay_buffer_take_effect():
+    buffer = Doubling()
+    with Collector(cartpole, Constant(), frames_per_batch=10, replay_buffer=buffer) as collector:
+        collector.next()
+        assert buffer.rewards.tolist() == [1.0]
+        collector.update_policy_weights_(Constant(2.0), model_id="replay_buffer.transform[0]")
+        collector.next()
+        assert buffer.rewards.tolist() == [4.0]
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "word"),
+    [
+        ({"weights": Constant(), "model_id": "env.pay"}, AttributeError, "pay"),
+        ({"weights": Constant(), "model_id": "env.parts"}, TypeError, "parts is a dict, no module"),
+        ({"weights": Constant([1.0, 2.0]), "model_id": PAY}, RuntimeError, "size mismatch"),
+        ({"weights_dict": {"policy": None, PAY: None}}, TypeError, "pass its weights"),
+        ({"weights": Constant(), "model_id": PAY, "worker_ids": [1]}, ValueError, r"workers \[1\].* 0 to 0"),
+    ],
+)
+def test_weights_that_do_not_fit_a_module_of_the_envs_are_refused(given, error, word):
+    with Collector(Paying, Constant(), frames_per_batch=10) as collector, pytest.raises(error, match=word):
         collector.update_policy_weights_(**given)
 
 

@@ -265,3 +265,7 @@ class Hooked(envs.Transform):
 
 def hooked():
     return envs.TransformedEnv(walking(), Hooked())
+
+
+def differences():
+    return envs.TransformedEnv(walking(), envs.transforms.NextObservationDelta())

@@ -46,7 +46,7 @@ class EnvAndPolicy(Keywords):
             batch includes the compilation (`start_timeout_s`).
         cudagraph_policy: whether tensordict's `CudaGraphModule` records the policy's calls as CUDA graphs: True, or its
             keyword arguments. For policies on GPUs.
-        seed: seed of envs and random actions.
+        seed: seed of envs and of what policies draw; None: that of `torch.manual_seed`, a constant without such a call.
         num_envs: envs of each worker, if `create_env_fn` returns single ones: it is called `num_envs` times; batches
             are `[envs, time]`. None: the envs of one call.
         info_keys: entries of Gymnasium's `info` to keep in the batch, numbers, arrays or dicts of these, as
@@ -67,7 +67,7 @@ class EnvAndPolicy(Keywords):
     auto_register_policy_transforms: bool | None = None
     compile_policy: bool | dict[str, Any] | None = None
     cudagraph_policy: bool | dict[str, Any] | None = None
-    seed: int = option("seed", 0)
+    seed: int | None = option("seed", None)
     num_envs: int | None = option("env.num_envs", None)
     info_keys: Sequence[str] = ()
     exclude_keys: Sequence[str] = ()

@@ -65,12 +65,28 @@ def test_a_serial_env_is_taken_apart_unless_it_is_at_work():
     env.close()
 
 
-def test_an_env_that_was_given_itself_is_left_open():
+def test_an_env_that_was_given_itself_is_closed_by_shutdown_alone():
     env = torchrlenvs.walking()
     with Collector(env, frames_per_batch=20, total_frames=40) as collector:
         assert [batch.numel() for batch in collector] == [20, 20]
     assert not env.is_closed
-    env.close()
+    collector = Collector(env, frames_per_batch=20)
+    collector.shutdown(close_env=False)
+    assert not env.is_closed
+    collector.shutdown()
+    assert env.is_closed
+    collector.shutdown()
+
+
+def test_the_seed_that_an_env_has_does_not_count():
+    starts = []
+    for seed in (1, 2):
+        env = torchrlenvs.walking()
+        env.set_seed(seed)
+        with Collector(env, frames_per_batch=20, seed=0) as collector:
+            starts.append(collector.next()["observation"])
+        env.close()
+    assert torch.equal(*starts)
 
 
 @pytest.mark.parametrize("size", [(), (1,), (2, 1)])
@@ -162,6 +178,7 @@ class ByItself(torchrlenvs.ManyKeys):
     ("make", "kind", "message"),
     [
         (torchrlenvs.hooked, ConfigError, "Hooked has _post_step_mdp_hooks, by which a frame's keys below next"),
+        (torchrlenvs.differences, ConfigError, "NextObservationDelta has _post_step_mdp_hooks"),
         (ByItself, ConfigError, "ByItself resets its envs by itself"),
         (lambda: 3, ConfigError, "returned a builtins.int: expected a gymnasium.Env, .* or an EnvBase of TorchRL"),
         (torchrlenvs.Spoken, SpaceError, r"^mission: the spec NonTensor .*env.exclude_keys=\[mission\]"),

@@ -1,4 +1,7 @@
-"""An actor of TorchRL that plans several steps. Other policies of TorchRL are in `conformance/`."""
+"""Policies for envs of TorchRL: an actor that plans several steps, and other forms of one-hot actions. Other policies
+are in `conformance/`."""
+
+from functools import partial
 
 import pytest
 import torch
@@ -11,6 +14,7 @@ from torchrl.modules import MultiStepActorWrapper
 from worlds import torchrlenvs
 
 from collectx import Collector
+from collectx.errors import ShapeError
 
 
 class Plan(torch.nn.Module):
@@ -32,3 +36,51 @@ def test_an_actor_of_several_steps_goes_on_with_its_plan():
     assert number.max() >= 4
     planned = batch["observation"][torch.arange(40) - number % 4, 0] + number % 4 / 4
     torch.testing.assert_close(batch["action"][:, 0], planned)
+
+
+# An env, and two unbatched envs as a group; each in one-hot actions.
+ONE_HOT = {"env": torchrlenvs.one_hot, "envs": partial(SerialEnv, 2, torchrlenvs.one_hot)}
+
+
+def is_up(observation):
+    return observation[..., 0] < 0
+
+
+def collect_one_hot(create, choose):
+    policy = TensorDictModule(choose, ["observation"], ["action"])
+    with Collector(create, policy, frames_per_batch=40, total_frames=40, init_random_frames=0) as collector:
+        return collector.next()
+
+
+# TorchRL's envs take action 0 for an index, and the scores rounded to 0.
+@pytest.mark.parametrize("create", ONE_HOT.values(), ids=ONE_HOT)
+@pytest.mark.parametrize(
+    "choose",
+    [
+        lambda seen: is_up(seen).long(),
+        lambda seen: is_up(seen).int()[..., None],
+        lambda seen: torch.stack([0.1 - seen[..., 0], 0.1 - 2 * seen[..., 0]], -1),
+    ],
+    ids=["index", "index [1]", "scores"],
+)
+def test_an_index_or_scores_stand_for_a_one_hot_action(create, choose):
+    batch = collect_one_hot(create, choose)
+    up = is_up(batch["observation"])
+    assert batch["action"].dtype == torch.int64
+    assert torch.equal(batch["action"], torch.stack([~up, up], -1).long())
+    moved = batch["next", "observation"][..., 0] - batch["observation"][..., 0]
+    assert torch.equal(moved > 0, up)
+
+
+@pytest.mark.parametrize(
+    ("choose", "message"),
+    [
+        (lambda seen: torch.full(seen.shape[:-1], 2), r"the indices \[2\], but there are 2 actions"),
+        (lambda seen: torch.full(seen.shape[:-1], -1), r"the indices \[-1\], but there are 2 actions"),
+        (lambda seen: torch.full((*seen.shape[:-1], 2), torch.nan), "a NaN among the scores of the 2 actions"),
+        (lambda seen: torch.zeros(*seen.shape[:-1], 3), r"action of shape \[3\], but the action space demands \[2\]"),
+    ],
+)
+def test_an_index_or_scores_of_no_action_are_refused(choose, message):
+    with pytest.raises(ShapeError, match=message):
+        collect_one_hot(torchrlenvs.one_hot, choose)

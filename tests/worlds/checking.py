@@ -15,7 +15,8 @@ class CheckingTrainer:
     """Raises at the first frame that is lost, repeated or torn; its state has what it has checked.
 
     Args:
-        pulse: the file that it replaces after each batch: batches, frames, and the sum of the workers' lives.
+        pulse: the file that it replaces at the begin and after each batch: batches, frames, and the sum of the workers'
+            lives.
         pause_s: after each batch, unless the file `pulse` + ".hurry" exists.
         num_envs: of each worker.
     """
@@ -27,20 +28,24 @@ class CheckingTrainer:
         self._lives: dict[int, int] = {}
 
     def train(self, collection) -> None:
+        self._write_pulse()  # no batch may be left
         for batch in collection:
             self._checker.take(batch)
             for env, episode in batch["observation"][..., :2].reshape(-1, 2).tolist():
                 self._lives[env // self._num_envs] = episode // EPISODES_PER_LIFE
-            numbers = {
-                "batches": self._checker.batches,
-                "frames": self._checker.frames,
-                "lives": sum(self._lives.values()),
-            }
-            temporary = Path(f"{self._pulse}.new")
-            temporary.write_text(json.dumps(numbers))
-            os.replace(temporary, self._pulse)
+            self._write_pulse()
             if not self._hurry.exists():
                 time.sleep(self._pause_s)
+
+    def _write_pulse(self) -> None:
+        numbers = {
+            "batches": self._checker.batches,
+            "frames": self._checker.frames,
+            "lives": sum(self._lives.values()),
+        }
+        temporary = Path(f"{self._pulse}.new")
+        temporary.write_text(json.dumps(numbers))
+        os.replace(temporary, self._pulse)
 
     def state_dict(self) -> dict:
         # The tensor makes writing a checkpoint take long enough to be hit.

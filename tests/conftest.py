@@ -16,6 +16,7 @@ from pathlib import Path
 import cloudpickle
 import psutil
 import pytest
+import torch
 from hypothesis import HealthCheck, settings
 
 from collectx.launcher import local
@@ -129,6 +130,12 @@ def _wait_until(condition, timeout_s: float = 100.0, what: str = "condition") ->
 def wait_until():
     """`wait_until(condition, timeout_s, what)` polls until the condition holds, or fails."""
     return _wait_until
+
+
+@pytest.fixture(autouse=True)
+def torchs_seed():
+    """Collectors without a seed have torch's: the same one in every test, whichever ran before."""
+    torch.manual_seed(0)
 
 
 @pytest.fixture(autouse=True)

@@ -55,13 +55,14 @@ class TorchrlEnv(Env):
     Args:
         envs: unbatched envs with the same specs, or one batched env. Several batch dimensions are kept in a batch; for
             policy and actions they are flattened.
-        owned: whether they are closed with the group.
+        owned: whether they are closed with the group; otherwise only those that have not started are.
         exclude: keys of the observation and state specs to omit from the batch; see `read_spec`.
     """
 
     def __init__(self, envs: Sequence[Any], owned: bool = True, exclude: Sequence[str] = ()):
-        self._owned = owned
         self.user_envs: list[Any] = list(envs)
+        # A batched env that has started has processes and shared memory, and cannot travel to a worker.
+        self._closed_with_group = [env for env in envs if owned or env.is_closed]
         # The envs that a batched env would make, or the processes that have them, where they are stepped in its place.
         self._parts: list[Any] = []
         with closed_on_error(self):
@@ -121,8 +122,7 @@ class TorchrlEnv(Env):
 
     def close(self) -> None:
         self._close(self._parts)
-        if self._owned:
-            self._close(self.user_envs)
+        self._close(self._closed_with_group)
 
     @staticmethod
     def _close(envs: list[Any]) -> None:

@@ -8,6 +8,7 @@ Runs in the trainer's process. `delivery` converts batches to the form that the 
 from __future__ import annotations
 
 import contextlib
+import pickle
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
@@ -59,7 +60,11 @@ class BaseCollector(CollectorProperties):
             UserObjects.of(each["env"], each.get("policy", cfg.policy), each.get("hooks"), each.get("user_collector"))
             for each in overrides
         ]
-        spec = envs.read_spec(overrides[0]["env"], policies.is_user_policy(cfg.policy))
+        env = overrides[0]["env"]
+        if cfg.collector.kind != "single" and is_torchrl_env(env.create):
+            # Workers have copies of an env that was passed itself, which cannot be made of one that has started.
+            env = pickle.loads(pickle.dumps(env))
+        spec = envs.read_spec(env, policies.is_user_policy(cfg.policy))
         self._request, self._cfg, self._overrides = request, cfg, overrides
         self._frames_per_batch = fit_frames(request, cfg, overrides, spec)
         if request.has_surplus and (note := surplus_note(self.total_frames, self._frames_per_batch)):

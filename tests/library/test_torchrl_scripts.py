@@ -16,7 +16,17 @@ pytest.importorskip("torchrl", reason="needs the torchrl extra")
 from torchrl import modules
 from torchrl.data import LazyTensorStorage, ReplayBuffer, TensorDictReplayBuffer
 from torchrl.data.replay_buffers.samplers import SamplerWithoutReplacement
-from torchrl.envs import Compose, GymEnv, InitTracker, ParallelEnv, RewardSum, SerialEnv, StepCounter, TransformedEnv
+from torchrl.envs import (
+    Compose,
+    GymEnv,
+    InitTracker,
+    ParallelEnv,
+    RewardScaling,
+    RewardSum,
+    SerialEnv,
+    StepCounter,
+    TransformedEnv,
+)
 from torchrl.objectives import ClipPPOLoss, DQNLoss, SACLoss, SoftUpdate
 from torchrl.objectives.value import GAE
 from worlds import torchrlenvs
@@ -85,6 +95,17 @@ def test_the_error_of_an_unguarded_script_says_what_is_missing(tmp_path):
     )
     assert run.returncode == 1
     assert 'or a script without `if __name__ == "__main__":`, which worker processes import.' in run.stderr
+
+
+def test_a_parallel_env_that_is_passed_itself_travels_to_the_workers():
+    env = ParallelEnv(2, torchrlenvs.walking, mp_start_method="fork")
+    env = torchrlenvs.transformed(env, RewardScaling(0, 2))
+    policy = TensorDictModule(lambda seen: (seen[..., 0] < 0).long(), in_keys=["observation"], out_keys=["action"])
+    with MultiSyncCollector([env, env], policy, frames_per_batch=24, total_frames=24) as collector:
+        batch = collector.next()
+    assert batch.shape == (2, 2, 6)
+    assert torch.equal(batch["action"], (batch["observation"][..., 0] < 0).long())
+    assert env.is_closed
 
 
 class Recurrent:

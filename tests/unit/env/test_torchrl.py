@@ -12,6 +12,7 @@ from gymnasium import spaces
 pytest.importorskip("torchrl", reason="needs the torchrl extra")
 
 from collecting import config
+from torchrl.envs import RewardScaling
 from worlds import torchrlenvs
 
 from collectx import Collector
@@ -20,6 +21,7 @@ from collectx import trainer as trainers
 from collectx.cli.compose import compose
 from collectx.config.schema.env import TorchrlEnvConfig
 from collectx.env import read_spec
+from collectx.env.base import first_observations
 from collectx.env.torchrl import TorchrlEnv, split_serial_env
 from collectx.errors import ConfigError, ShapeError, SpaceError
 
@@ -76,6 +78,16 @@ def test_an_env_that_was_given_itself_is_closed_by_shutdown_alone():
     collector.shutdown()
     assert env.is_closed
     collector.shutdown()
+
+
+def test_a_batched_env_that_had_not_started_is_closed_again():
+    env = torchrlenvs.serial()
+    group = TorchrlEnv([torchrlenvs.transformed(env, RewardScaling(0, 2))], owned=False)
+    assert group.spec.path.startswith("torchrl: ")
+    first_observations(group, [0] * 3)
+    assert not env.is_closed
+    group.close()
+    assert env.is_closed
 
 
 def test_the_seed_that_an_env_has_does_not_count():

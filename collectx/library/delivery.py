@@ -159,8 +159,16 @@ class Delivery:
         parts = batch.unbind(0) if self._stacked else (batch,)
         for part, filled in zip(parts, steps, strict=True):
             delivered = self.convert(part, [filled], stacked=False)
+            if _is_shared_and_filled(buffer):
+                # A key that memory of several processes lacks cannot be added.
+                delivered = delivered.select(*buffer.storage[:0].keys(True, True), strict=False)
             if self._request.extend_buffer:
                 buffer.extend(delivered)
                 continue
             for step in delivered.unbind(-1):
                 buffer.add(step)
+
+
+def _is_shared_and_filled(buffer: Any) -> bool:
+    """Whether a replay buffer is one of TorchRL's in shared memory whose keys are given by what was written before."""
+    return bool(getattr(buffer, "shared", False)) and getattr(buffer.storage, "initialized", False)

@@ -16,13 +16,11 @@ from tensordict import TensorDict, TensorDictBase
 from torch import nn
 
 from collectx.collector.collector import Collector
+from collectx.library.keywords.coerce import MODELS, unknown_models
 from collectx.library.keywords.specs import Weights
 from collectx.library.updaters import WeightUpdaterBase
 from collectx.policy.weights import FlatWeights
 from collectx.transport.base import Write
-
-# How the paths of models begin that are not the policy.
-_PLACES = ("env.", "replay_buffer.")
 
 # None stands for the weights of `collector.policy`.
 WeightsLike: TypeAlias = nn.Module | TensorDictBase | Mapping[str, Any] | None
@@ -86,10 +84,8 @@ def weights_by_model(
     """
     passed = [(model or "policy", each) for each in alternatives if each is not None] + [*(models or {}).items()]
     by_model = dict(passed) or {model or "policy": None}
-    if unknown := sorted(name for name in by_model if name != "policy" and not name.startswith(_PLACES)):
-        raise ValueError(
-            f"weights of {', '.join(unknown)}: the models are 'policy', 'env.<path>' and 'replay_buffer.<path>'"
-        )
+    if unknown := unknown_models(by_model):
+        raise ValueError(f"weights of {', '.join(unknown)}: {MODELS}")
     if len(passed) > len(by_model):
         raise TypeError(
             "weights were passed more than once, by policy_or_weights, weights, policy_weights, policy, weights_dict"

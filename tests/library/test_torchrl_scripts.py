@@ -31,7 +31,7 @@ from torchrl.objectives import ClipPPOLoss, DQNLoss, SACLoss, SoftUpdate
 from torchrl.objectives.value import GAE
 from worlds import torchrlenvs
 
-from collectx import Collector, MultiAsyncCollector, MultiSyncCollector
+from collectx import AsyncCollector, Collector, MultiAsyncCollector, MultiSyncCollector
 
 torch.set_num_threads(1)
 
@@ -106,6 +106,19 @@ def test_a_parallel_env_that_is_passed_itself_travels_to_the_workers():
     assert batch.shape == (2, 2, 6)
     assert torch.equal(batch["action"], (batch["observation"][..., 0] < 0).long())
     assert env.is_closed
+
+
+def test_a_shared_buffer_that_has_its_keys_takes_no_others():
+    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(100), batch_size=10, shared=True)
+    buffer.extend(torchrlenvs.walking().rollout(2))
+    buffer.empty()
+    with AsyncCollector(torchrlenvs.walking, frames_per_batch=20, replay_buffer=buffer) as collector:
+        collector.next()
+        collector.next()
+    frames = buffer[:]
+    assert frames.shape == (40,)
+    assert "collector" not in frames
+    assert frames["next", "observation"][:, 2].min() > 0
 
 
 class Recurrent:

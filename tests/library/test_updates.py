@@ -253,7 +253,8 @@ def rewards_of(way, batch):
 
 @over((SINGLE, INLINE_SYNC, SHARED_SYNC))
 def test_weights_of_a_module_of_the_envs_take_effect(way):
-    with make(way, Paying, policy=Constant(), frames_per_batch=10, update_interval=-1) as collector:
+    schemes = {"weight_sync_schemes": dict.fromkeys(["policy", PAY])}
+    with make(way, Paying, policy=Constant(), frames_per_batch=10, update_interval=-1, **schemes) as collector:
         assert {*map(tuple, rewards_of(way, collector.next()))} == {(0.0,)}
         collector.update_policy_weights_(weights_dict={"policy": Constant(1.0), PAY: weights_of(Constant(3.0))})
         batch = collector.next()

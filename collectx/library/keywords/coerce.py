@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -9,6 +10,9 @@ import torch
 from collectx.config.convert import out_of_range
 from collectx.config.registry import limits_of
 from collectx.policy.exploration import ExplorationType
+
+# The end of a message about weights of other models.
+MODELS = "the models are 'policy', 'env.<path>' and 'replay_buffer.<path>'"
 
 
 def for_each(value: Any, num_workers: int) -> list[Any]:
@@ -60,3 +64,8 @@ def device_problem(device: Any, is_here: bool = False) -> str | None:
     if (torch.device(device).index or 0) < num_gpus:
         return None
     return f"no such device here; torch sees {', '.join(['cpu', *(f'cuda:{index}' for index in range(num_gpus))])}."
+
+
+def unknown_models(names: Iterable[str]) -> list[str]:
+    """Those that are neither "policy" nor paths of modules of the env or of the replay buffer."""
+    return sorted(name for name in names if name != "policy" and not name.startswith(("env.", "replay_buffer.")))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from collectx.config.schema.launcher import DevicesConfig
-from collectx.library.keywords.coerce import device_name, device_problem, for_each
+from collectx.library.keywords.coerce import MODELS, device_name, device_problem, for_each, unknown_models
 from collectx.library.keywords.options import limited, option
 
 
@@ -151,8 +151,9 @@ class Weights(Keywords):
         weight_updater: called without arguments whenever weights are published and none are passed; returns weights as
             `update_policy_weights_` takes them. Of TorchRL's updaters, or a callable that makes one, only the weights
             and their mapping are used; the transport is the collector's.
-        weight_sync_schemes, weight_recv_schemes: TorchRL's schemes by model; "policy" is the only model. The transport
-            is the collector's, whatever the scheme; with TorchRL's `NoWeightSyncScheme` no weights are published.
+        weight_sync_schemes, weight_recv_schemes: TorchRL's schemes by model, see `update_policy_weights_`. The
+            transport is the collector's, whatever the scheme; with TorchRL's `NoWeightSyncScheme` no weights of the
+            policy are published.
     """
 
     # Number of batches between two publishes where the keywords do not say; -1: never.
@@ -173,8 +174,8 @@ class Weights(Keywords):
         if updater is not None and not callable(updater):
             problems.append(f"weight_updater={updater!r}: give a callable that returns the weights, or TorchRL's.")
         for name in ("weight_sync_schemes", "weight_recv_schemes"):
-            if unknown := sorted(set(getattr(self, name) or ()) - {"policy"}):
-                problems.append(f"{name} names {', '.join(unknown)}: the only model here is 'policy'.")
+            if unknown := unknown_models(getattr(self, name) or ()):
+                problems.append(f"{name} names {', '.join(unknown)}: {MODELS}.")
         return problems
 
     @property

@@ -15,7 +15,7 @@ import pytest
     ],
 )
 def test_every_fault_is_survived_and_no_frame_is_wrong(seed, faults, tmp_path):
-    command = [sys.executable, "-m", "tests.chaos", f"--seed={seed}", f"--faults={faults}", "--jobs=3"]
+    command = [sys.executable, "-m", "tests.chaos", f"--seed={seed}", f"--faults={faults}", "--jobs=2"]
     done = subprocess.run(
         [*command, "--json", str(tmp_path / "outcomes.json")],
         cwd=Path(__file__).parents[2],

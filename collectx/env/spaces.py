@@ -155,13 +155,13 @@ def _code_points(leaf: Leaf, texts: Any, length: int) -> np.ndarray:
     Raises:
         ShapeError: a text is longer than `length`, or is none.
     """
-    found = np.asarray(texts)
-    if found.dtype.kind != "U" or np.char.str_len(found).max(initial=0) > length:
+    array = np.asarray(texts)
+    if array.dtype.kind != "U" or np.char.str_len(array).max(initial=0) > length:
         raise ShapeError(
             f"{'.'.join(leaf.key)}: expected text of at most {length} characters, got {texts!r:.200}: the env must "
             "return what its space says"
         )
-    return found.astype(f"U{length}")[..., None].view(np.int32)
+    return array.astype(f"U{length}")[..., None].view(np.int32)
 
 
 def write_env(leaves: Sequence[Leaf], out: Sequence[np.ndarray], e: int, values: Sequence[Any]) -> None:

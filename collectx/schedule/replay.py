@@ -122,8 +122,9 @@ def slots_needed(record: Sequence[RecordedBatch]) -> int:
         while ahead and record[ahead[0]].acted < batch.newest:
             filled = ahead.popleft()
             if filled >= index:
-                pending[record[filled].worker] += 1
-        most = max(most, *pending.values(), 1)
+                worker = record[filled].worker
+                pending[worker] += 1
+                most = max(most, pending[worker])
         if batch.acted < batch.newest:
             pending[batch.worker] -= 1
     return most

@@ -207,16 +207,25 @@ class BaseCollector(CollectorProperties):
             with self._before_publishing():
                 self._weights.publish(self.policy, by_worker["policy"], self.num_workers)
 
+    def _ask(self, name: str, *arguments: Any, per_worker: dict[int, tuple] | None = None) -> dict[int, Any]:
+        """Calls the method `name` of `worker.requests.RequestHandler` in workers; returns the results by index.
+
+        Args:
+            per_worker: arguments by worker index; None: `arguments` for all workers.
+        """
+        with self._exclusive():
+            return self._collector.ask(name, *arguments, per_worker=per_worker)
+
     def _load_into(self, model: str, by_worker: Mapping[int | None, Any]) -> None:
         """Copies weights into the modules that `model` names; see `update_policy_weights_`."""
         place, _, path = model.partition(".")
         states = {worker: as_state_dict(weights) for worker, weights in by_worker.items()}
         some = {worker: (path, state) for worker, state in states.items() if worker is not None}
+        if place == "env":
+            self._ask("load_weights", path, states.get(None), per_worker=some or None)
+            return
         with self._exclusive():
-            if place == "replay_buffer":
-                load_into(self.replay_buffer, path, next(iter(states.values())))
-            else:
-                self._collector.ask("load_weights", path, states.get(None), per_worker=some or None)
+            load_into(self.replay_buffer, path, next(iter(states.values())))
 
     # TorchRL's workers receive weights by this method; here all weights come from the trainer's policy.
     receive_weights = update_policy_weights_

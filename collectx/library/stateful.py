@@ -16,15 +16,6 @@ from collectx.worker.spec import env_seed
 class StatefulCollector(BaseCollector):
     """Saves and restores its state in the form of TorchRL; `collectx/collector/saved_state.py` does so for runs."""
 
-    def _ask(self, name: str, *arguments: Any, per_worker: dict[int, tuple] | None = None) -> dict[int, Any]:
-        """Calls the method `name` of `worker.requests.RequestHandler` in workers; returns the results by index.
-
-        Args:
-            per_worker: arguments by worker index; None: `arguments` for all workers.
-        """
-        with self._exclusive():
-            return self._collector.ask(name, *arguments, per_worker=per_worker)
-
     def state_dict(self) -> dict[str, Any]:
         """Returns a copy of the state: the policy's weights, counts of frames and batches and, for each worker process
         of this machine, its weights, its trajectory ids and the `state_dict` of its envs."""

@@ -30,6 +30,7 @@ import psutil
 from collectx.config.schema.run import RunConfig
 from collectx.errors import LauncherError
 from collectx.launcher.base import Launcher
+from collectx.launcher.script import not_imported_if_unguarded
 from collectx.transport.stacks import write_on_signal
 
 # Modules that the fork server imports when it starts.
@@ -158,7 +159,8 @@ class LocalLauncher(Launcher):
 
         def start() -> None:
             try:
-                process.start()
+                with not_imported_if_unguarded():
+                    process.start()
             except BaseException as error:
                 ended.put(error)
             else:

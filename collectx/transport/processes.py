@@ -81,7 +81,8 @@ def death_error(
     if code is not None and code < 0:
         how = f"was killed by signal {-code}"
     # What Python returns after a traceback.
-    script = ', or a script without `if __name__ == "__main__":`, which worker processes import' if code == 1 else ""
+    outside = ', or a collector that the script makes outside of its `if __name__ == "__main__":`'
+    script = f"{outside}, as worker processes import the script" if code == 1 else ""
     return WorkerDied(
         f"{name} (pid {handle.pid}) {how} without reporting an error: killed from outside, "
         f"out of memory, or a crash in native code of the env{script}."

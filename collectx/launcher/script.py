@@ -1,0 +1,51 @@
+"""The user's script in worker processes.
+
+multiprocessing imports the script, `__main__` of the trainer, in every process that it starts, so that a script without
+`if __name__ == "__main__":` would start its collector in each worker once more. Such a script is not imported: collectors
+pickle functions and classes of `__main__` by value (`collectx.user_objects`), and need no import.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from multiprocessing import spawn
+from pathlib import Path
+from typing import Any
+
+_replacing = threading.Lock()
+
+
+def is_guarded() -> bool:
+    """Whether the script has an `if` that reads `__name__`, outside of functions and classes. True where there is no
+    script, or its source cannot be read."""
+    path = getattr(sys.modules["__main__"], "__file__", None)
+    try:
+        statements = ast.parse(Path(path).read_bytes()).body if path else []
+    except (OSError, SyntaxError, ValueError):
+        return True
+    tests = [node.test for node in statements if isinstance(node, ast.If)]
+    names = [node.id for test in tests for node in ast.walk(test) if isinstance(node, ast.Name)]
+    return not statements or "__name__" in names
+
+
+@contextmanager
+def not_imported_if_unguarded() -> Iterator[None]:
+    """Processes that are started within this block do not import the script, unless it is guarded."""
+    if is_guarded():
+        yield
+        return
+    with _replacing:
+        describe = spawn.get_preparation_data
+
+        def without_script(name: str) -> dict[str, Any]:
+            return {key: value for key, value in describe(name).items() if not key.startswith("init_main_from")}
+
+        spawn.get_preparation_data = without_script  # type: ignore[attr-defined]
+        try:
+            yield
+        finally:
+            spawn.get_preparation_data = describe  # type: ignore[attr-defined]

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -82,26 +82,30 @@ REWARD = Leaf(("reward",), (1,), torch.float32)
 
 
 def batch_leaves(
-    observation: Iterable[Leaf], actor: Iterable[Leaf], compact: bool = False, rewards: Iterable[Leaf] = (REWARD,)
+    observation: Iterable[Leaf],
+    actor: Iterable[Leaf],
+    omitted: Collection[Key] = (),
+    only_next: Iterable[Leaf] = (REWARD,),
 ) -> tuple[Leaf, ...]:
     """All leaves of a batch: `observation` at the root and below `next`, the actor's outputs, and the rest. An output
     that overwrites an observation, at the root or below `next`, is one leaf with it.
 
     Args:
-        compact: omits the observation below `next`.
-        rewards: the env's, below `next` only.
+        omitted: keys of the observation that are not below `next`.
+        only_next: leaves of the env that are below `next` only, such as its rewards.
 
     Raises:
         ValueError: two leaves have the same key, or one's key is a prefix of another's.
     """
     observation, actor = tuple(observation), tuple(actor)
     flags = tuple(Leaf(key, (1,), torch.bool) for key in DONE_KEYS)
+    following = [leaf.under("next") for leaf in observation if leaf.key not in omitted]
     leaves = (
         *observation,
         *(leaf for leaf in actor if leaf not in observation),
         *flags,
-        *(leaf for leaf in (seen.under("next") for seen in observation) if leaf not in actor and not compact),
-        *(leaf.under("next") for leaf in rewards),
+        *(leaf for leaf in following if leaf not in actor),
+        *(leaf.under("next") for leaf in only_next),
         *(leaf.under("next") for leaf in flags),
         Leaf(TRAJ_IDS, (), torch.int64),
         Leaf(POLICY_VERSION, (), torch.int64),

@@ -83,8 +83,9 @@ def build(
     schedule = _make_schedule(options, 0 if is_elastic else num_workers, recorded, exact)
     rows = spec.num_envs * rows_per_env(options)
     observation = spec_with_states(spec, actor.states).observation
+    omitted = {leaf.key for leaf in observation} if options.compact_obs else {leaf.key[1:] for leaf in spec.deltas}
     slab = SlabSpec(
-        leaves=batch_leaves(observation, actor.leaves, options.compact_obs, spec.rewards),
+        leaves=batch_leaves(observation, actor.leaves, omitted, spec.only_next),
         rows=rows,
         steps=options.frames_per_batch // (rows * (num_workers if schedule.stacked else 1)),
         num_workers=num_workers,
@@ -147,13 +148,12 @@ def build(
         zero_copy=options.zero_copy,
         storing_device=None if devices.storing_device is None else torch.device(devices.storing_device),
     )
-    lives = {} if resume is None else next_lives(resume)
     failure_policy = FailurePolicy(
         options.on_worker_failure,
         options.max_restarts,
         num_workers,
         start,
-        lives,
+        {} if resume is None else next_lives(resume),
         options.min_workers or 1,
         launcher.max_requeues,
     )

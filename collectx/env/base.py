@@ -59,6 +59,7 @@ class EnvSpec:
         ragged: see the module's docstring.
         can_restart_early: whether `restart` accepts envs whose episode did not end.
         rewards: leaves of a step's rewards; usually one float32 number, `[1]`.
+        deltas: leaves `("delta", *key)`, below `next` in place of the observation `key`: its change in the step.
         batch_shape: the envs' dimensions in a batch, where there are several; (): one dimension, or none for one env.
         draw: returns random actions of the group; None: `action_space` is sampled.
         is_single: the group is one env without a batch dimension, not a group of one; a user's policy is called with
@@ -79,6 +80,7 @@ class EnvSpec:
     ragged: bool = False
     can_restart_early: bool = True
     rewards: tuple[Leaf, ...] = (REWARD,)
+    deltas: tuple[Leaf, ...] = ()
     batch_shape: tuple[int, ...] = ()
     draw: Callable[[], Draws] | None = None
     is_single: bool = False
@@ -86,6 +88,11 @@ class EnvSpec:
     data_device: torch.device | None = field(default=None, compare=False)
     action_spec: Any = field(default=None, compare=False, repr=False)
     first: Mapping[Key, torch.Tensor] = field(default_factory=dict, compare=False, repr=False)
+
+    @property
+    def only_next(self) -> tuple[Leaf, ...]:
+        """The leaves that a batch has below `next` only."""
+        return (*self.rewards, *self.deltas)
 
     @property
     def policy_shape(self) -> tuple[int, ...]:
@@ -99,10 +106,10 @@ class StepArrays:
 
     Attributes:
         observation: one array `[E, *shape]` for each leaf of `EnvSpec.observation`, in that order.
-        reward: `[E]` float32; the sum of all rewards where `EnvSpec.rewards` is not the usual leaf.
+        reward: `[E]` float32; the sum of all rewards where `rewards` is not empty.
         terminated, truncated: `[E]` bool, all False before the call.
         frame: `[E]` bool, all True before the call; only a ragged env writes it.
-        rewards: one array `[E, *shape]` for each leaf of `EnvSpec.rewards`; empty for the usual leaf.
+        rewards: one array `[E, *shape]` for each leaf of `EnvSpec.only_next`; empty for the usual reward alone.
     """
 
     observation: Sequence[np.ndarray]

@@ -20,9 +20,6 @@ from collectx.env.torchrl_specs import RandomActions, is_torchrl_env, read_spec
 from collectx.errors import ConfigError, SpaceError
 from collectx.user_objects import resolve
 
-# The hooks of base classes, which change nothing.
-_IDLE_HOOKS = ("Transform._post_step_mdp_hooks", "Compose._post_step_mdp_hooks")
-
 
 def build(cfg: TorchrlEnvConfig, first_index: int, life: int) -> TorchrlEnv:
     """See `collectx.env.build`. `cfg.target` makes either one env, or all `cfg.num_envs` envs as one batched env."""
@@ -69,7 +66,7 @@ class TorchrlEnv(Env):
             for env in envs:
                 _check(env, alone=len(envs) == 1)
             specs = [read_spec(env, exclude) for env in envs]
-            leaves, *others = [(spec.observation, spec.action, spec.rewards) for spec in specs]
+            leaves, *others = [(spec.observation, spec.action, spec.rewards, spec.deltas) for spec in specs]
             if any(each != leaves for each in others):
                 raise SpaceError("the envs of a group must have the same specs, but these differ")
             action = specs[0].action
@@ -181,22 +178,3 @@ def _check(env: Any, alone: bool) -> None:
         raise ConfigError(
             [f"{name} has the batch size {list(env.batch_size)}: it is a group of its own: pass it alone."]
         )
-    if changing := _post_step_hooks(env):
-        raise ConfigError(
-            [
-                f"{changing} has _post_step_mdp_hooks, by which a frame's keys below next are not those at its root: "
-                "leave it out, and change what was collected, as with postproc or a replay buffer's transforms."
-            ]
-        )
-
-
-def _post_step_hooks(env: Any) -> str | None:
-    """The name of the env's or transform's class that changes frames after their step, by a hook that only TorchRL's
-    rollouts call; None: there is none."""
-    names = [cls.__name__ for cls in type(env).__mro__]
-    if "TransformedEnv" not in names:
-        return None if getattr(env, "_post_step_mdp_hooks", None) is None else names[0]
-    for transform in getattr(env.transform, "transforms", [env.transform]):
-        if type(transform)._post_step_mdp_hooks.__qualname__ not in _IDLE_HOOKS:
-            return type(transform).__name__
-    return _post_step_hooks(env.base_env)

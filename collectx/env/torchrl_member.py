@@ -42,8 +42,9 @@ class TorchrlMember:
         self._leaves = spec.observation
         self._keys = [_plain(leaf.key) for leaf in spec.observation]
         self._actions = [_plain(leaf.key) for leaf in spec.action]
-        self._reward_leaves = spec.rewards
-        self._rewards = [_plain(leaf.key) for leaf in spec.rewards]
+        self._num_rewards = len(spec.rewards)
+        self._only_next = spec.only_next
+        self._only_next_keys = [_plain(leaf.key) for leaf in self._only_next]
         # Without a root end: the keys of the agents' ends, by their last parts.
         ends = [] if has_root_end(env) else [leaf.key for leaf in spec.observation if is_agents_end(leaf)]
         self._agents_ends = {name: [key for key in ends if key[-1] == name] for (name,) in DONE_KEYS} if ends else {}
@@ -83,7 +84,7 @@ class TorchrlMember:
         if self._kept is None:
             self._kept = self._check_first_step(after)
         # A new TensorDict: the env may keep the one that it returned.
-        following = after.exclude(*self._rewards)
+        following = after.exclude(*self._only_next_keys)
         for key in self._kept:
             following.set(key, data.get(key))
         self._data = following
@@ -102,10 +103,11 @@ class TorchrlMember:
             out.reward[self.envs] = numbers
             return
         total = np.zeros(num_envs)
-        for key, leaf, array in zip(self._rewards, self._reward_leaves, out.rewards, strict=True):
+        for i, (key, leaf, array) in enumerate(zip(self._only_next_keys, self._only_next, out.rewards, strict=True)):
             value = after.get(key, None)
             self._write(leaf, value, array)
-            total += _numpy(value).reshape(num_envs, -1).sum(1)
+            if i < self._num_rewards:
+                total += _numpy(value).reshape(num_envs, -1).sum(1)
         out.reward[self.envs] = total
 
     def restart(self, ended: np.ndarray, out: Sequence[np.ndarray]) -> None:

@@ -4,7 +4,7 @@ itself is not imported: its objects are recognised by the names of their classes
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,9 @@ from collectx.batch import DONE_KEYS, Key, Leaf, as_key, is_agents_end, nest
 from collectx.env.base import Draws, EnvSpec, steps_per_draw
 from collectx.env.spaces import leave_out, numpy_dtype
 from collectx.errors import ConfigError, SpaceError
+
+# The hooks of base classes, which change nothing.
+_IDLE_HOOKS = ("Transform._post_step_mdp_hooks", "Compose._post_step_mdp_hooks")
 
 
 def is_torchrl_env(value: Any) -> bool:
@@ -35,7 +38,7 @@ def read_spec(env: Any, exclude: Sequence[str]) -> EnvSpec:
         exclude: keys of the observation and state to omit, or their first parts; parts joined by dots.
 
     Raises:
-        ConfigError: no key begins with one of `exclude`.
+        ConfigError: no key begins with one of `exclude`, or a transform changes frames after their step.
         SpaceError: a leaf without a fixed shape and a dtype that numpy has, a root end whose shape is not `[1]`, or no
             reward.
     """
@@ -54,6 +57,7 @@ def read_spec(env: Any, exclude: Sequence[str]) -> EnvSpec:
         _joint_space(observed, seen, len(size)),
         _joint_space(acted, action, len(size)),
         rewards=rewards,
+        deltas=_deltas(env, leaves),
         batch_shape=size if len(size) > 1 else (),
         data_device=env.device,
         action_spec=env.full_action_spec,
@@ -124,6 +128,39 @@ def _observation_specs(env: Any, exclude: Sequence[str]) -> dict[Key, Any]:
             "several agents below the name of their group, as agents.done"
         )
     return observed | {key: spec for key, spec in ends.items() if key not in DONE_KEYS}
+
+
+def _deltas(env: Any, observed: Sequence[Leaf]) -> tuple[Leaf, ...]:
+    """The leaves that TorchRL's `NextObservationDelta` writes below `next`; its hook deletes the observations there.
+    Other hooks may do anything, and are refused."""
+    by_key, deltas = {leaf.key: leaf for leaf in observed}, []
+    for owner in _with_hooks(env):
+        if type(owner).__name__ != "NextObservationDelta":
+            raise ConfigError(
+                [
+                    f"{type(owner).__name__} has _post_step_mdp_hooks, by which a frame's keys below next are not "
+                    "those at its root: leave it out, and change what was collected, as with postproc or a replay "
+                    "buffer's transforms."
+                ]
+            )
+        changing = [by_key[key] for key in map(as_key, owner.in_keys) if key in by_key]
+        deltas += [Leaf(("delta", *leaf.key), leaf.shape, owner.delta_dtype) for leaf in changing]
+    for leaf in deltas:
+        if not _is_storable(leaf):
+            raise SpaceError(f"{'.'.join(leaf.key)}: numpy does not have {leaf.dtype}: use delta_dtype=torch.float16")
+    return tuple(deltas)
+
+
+def _with_hooks(env: Any) -> Iterator[Any]:
+    """The env and its transforms that change frames after their step, by a hook that only TorchRL's rollouts call."""
+    if not any(cls.__name__ == "TransformedEnv" for cls in type(env).__mro__):
+        if getattr(env, "_post_step_mdp_hooks", None) is not None:
+            yield env
+        return
+    for transform in getattr(env.transform, "transforms", [env.transform]):
+        if type(transform)._post_step_mdp_hooks.__qualname__ not in _IDLE_HOOKS:
+            yield transform
+    yield from _with_hooks(env.base_env)
 
 
 def _leaves(specs: dict[Key, Any], env: Any) -> tuple[Leaf, ...]:

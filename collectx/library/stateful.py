@@ -4,10 +4,14 @@ trainer's process.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
+from tensordict import TensorDictBase
 from torch import nn
 
+from collectx.batch import POLICY_VERSION
 from collectx.library.base import BaseCollector
 from collectx.transport.base import encode_reset
 from collectx.worker.spec import env_seed
@@ -67,7 +71,9 @@ class StatefulCollector(BaseCollector):
                     self.update_policy_weights_(by_worker)
                 self._weights.individual.difference_update(shared)
         version = state_dict.get("policy_version", self._collector.policy_version)
-        self._delivery.version_offset = version - self._collector.policy_version
+        self._delivery.version_offset = offset = version - self._collector.policy_version
+        if (buffer := self._request.shared_buffer) is not None and self._request.workers_write:
+            self._ask("set_hook", "write_batch", partial(_write, buffer.extend, offset))
         states = {index: (state_dict[f"worker{index}"],) for index in workers if f"worker{index}" in state_dict}
         reasons = self._ask("load", per_worker=states) if states else {}
         with self._exclusive():
@@ -76,3 +82,10 @@ class StatefulCollector(BaseCollector):
             self._collector.request_reset(
                 encode_reset(env_seed(self._cfg.seed, state_dict["frames"], 1), False), others
             )
+
+
+def _write(extend: Callable[[TensorDictBase], Any], version_offset: int, batch: TensorDictBase) -> None:
+    """In a worker: calls `extend` with the batch, its policy versions increased by the offset."""
+    batch = batch.clone(recurse=False)
+    batch[POLICY_VERSION] = batch[POLICY_VERSION] + version_offset
+    extend(batch)

@@ -73,11 +73,11 @@ class SlotViews:
         ]
         self._actor = [arrays[leaf.key] for leaf in actor_leaves]
         self._rewards: list[np.ndarray] = []
-        if spec.rewards == (REWARD,):
+        if spec.only_next == (REWARD,):
             self.reward = arrays["next", "reward"][:, :, 0]
         else:
             self.reward = np.zeros((self.steps, spec.num_envs), np.float32)
-            self._rewards = [arrays["next", *leaf.key] for leaf in spec.rewards]
+            self._rewards = [arrays["next", *leaf.key] for leaf in spec.only_next]
         self._policy_input = [slot.tensors[leaf.key].transpose(0, 1) for leaf in spec.observation]
         self._all_frames = np.ones(spec.num_envs, dtype=np.bool_)
 

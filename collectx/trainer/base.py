@@ -109,8 +109,12 @@ def check_trainable(
         advice: what is missing where it has not, and what to do.
 
     Raises:
-        ConfigError: the policy has not, or the env has not the one usual reward.
+        ConfigError: the policy has not, or the env has not the one usual reward, or no next observation.
     """
+    if spec.deltas:
+        raise ConfigError(
+            [f"trainer.kind={cfg.kind} reads the next observation, which NextObservationDelta deletes: leave it out."]
+        )
     if spec.rewards != (REWARD,):
         rewards = ", ".join(f"{'.'.join(leaf.key)} {list(leaf.shape)} {leaf.dtype}" for leaf in spec.rewards)
         raise ConfigError(

@@ -87,8 +87,8 @@ class RolloutSource:
         self._actor = actor = policies.make_actor(policy, env.spec, device, self._exploration, is_trusted)
         if actor.states:
             env = RecurrentStateEnv(env, actor.states)
-        rewards = (leaf.under("next") for leaf in env.spec.rewards)
-        _check_leaves(spec, (*env.spec.observation, *actor.leaves, *rewards))
+        only_next = (leaf.under("next") for leaf in env.spec.only_next)
+        _check_leaves(spec, (*env.spec.observation, *actor.leaves, *only_next))
         self._version = spec.first_version
         self._read: Callable[[torch.Tensor], None] = lambda buffer: None
         # The weights of the trainer's object are left alone: those that were published may be older, and its tensors

@@ -88,6 +88,21 @@ def test_every_frame_is_there_once_whoever_writes_it(way, keywords):
     assert len(firsts.unique(dim=0)) == 200
 
 
+@over(WRITING)
+def test_frames_continue_the_policy_versions_of_a_loaded_state(way):
+    buffer = ReplayBuffer(200)
+    with make(way, policy=Constant(), frames_per_batch=20, replay_buffer=buffer) as collector:
+        for _ in range(2):
+            collector.update_policy_weights_()
+        state = collector.state_dict()
+    with make(way, policy=Constant(), frames_per_batch=20, total_frames=100, replay_buffer=buffer) as collector:
+        collector.load_state_dict(state)
+        list(collector)
+    # Async workers had begun batches before.
+    newest = torch.arange(buffer.write_count)[0 if way.is_sync else -40 :]
+    assert set(buffer[newest][VERSION].tolist()) == {2}
+
+
 @pytest.mark.parametrize("kind", [Frames, partial(ReplayBuffer, 2000)], ids=["users", "shared"])
 @over((*INLINE, *SHARED, GLOO_ASYNC, RPC_ASYNC))
 def test_a_started_collector_fills_its_buffer_in_the_background(way, kind, wait_until):

@@ -1,8 +1,8 @@
 """How a user's policy is called: a function from observation tensors to outputs by key, in the cheapest form.
 
     policy                                    call
-    TensorDictModule, plain inner module      the inner module, with the observation's tensors
-    TensorDictSequential of such              the inner modules in turn
+    modules of tensordict's that only call    the functions in turn, with tensors (`collectx.policy.tensor_modules`)
+      functions or draw from distributions
     any other module of tensordict's,         the policy, with a TensorDict of the observation's tensors and of its
       forward(td), forward(tensordict)          outputs of the frame before
     anything else                             the policy, with the observation's tensors; it returns the action, or a
@@ -15,22 +15,19 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
 
 import torch
 from tensordict import TensorDict
-from tensordict.nn import TensorDictModule, TensorDictModuleBase, TensorDictSequential
+from tensordict.nn import TensorDictModuleBase
 from torch import nn
 
 from collectx.batch import Key, as_key, nest
 from collectx.env.base import EnvSpec
 from collectx.errors import ConfigError, ShapeError
 from collectx.policy.exploration import ExplorationType, exploration
-from collectx.policy.fast_call import Acceleration, hooked
+from collectx.policy.fast_call import Acceleration
 from collectx.policy.spaces import observation_leaves
-
-Outputs = dict[Key, torch.Tensor]
-Call = Callable[[Sequence[torch.Tensor]], Outputs]
+from collectx.policy.tensor_modules import Call, Outputs, call_modules, is_private, reads_only_tensors, tensor_modules
 
 
 def make_call(
@@ -58,8 +55,8 @@ def make_call(
         raise ConfigError(
             [f"the policy reads {key_names(unknown)}, but the env writes {key_names(index)}: change its in_keys."]
         )
-    modules = _tensor_modules(policy, acceleration)
-    if modules is not None and _reads_only_tensors(modules, set(index)):
+    modules = tensor_modules(policy, exploration_type, acceleration)
+    if modules is not None and reads_only_tensors(modules, set(index)):
         return call_modules(modules, index)
     compiled = policy if acceleration.compile is None else acceleration.compile_call(policy)
     keeps_outputs = acceleration.cudagraph is None
@@ -111,61 +108,6 @@ def call_with_tensors(policy: Callable, spec: EnvSpec, acceleration: Acceleratio
     return call
 
 
-# A function of tensors, with the keys that it reads and writes.
-_TensorModule = tuple[Callable, list[Key], list[Key]]
-
-
-def _tensor_modules(module: Any, acceleration: Acceleration) -> list[_TensorModule] | None:
-    """The functions that `module` consists of; None where it does more than call them."""
-    is_module = isinstance(module, nn.Module)
-    if not is_module or hooked(module) or getattr(module, "_kwargs", None) or getattr(module, "method", None):
-        return None
-    if type(module) is TensorDictModule and not getattr(module, "_get_kwargs", None):
-        keys = [as_key(k) for k in module.in_keys], [as_key(k) for k in module.out_keys]
-        return [(acceleration.compile_call(module.module), *keys)]
-    if type(module) is TensorDictSequential and not (module.partial_tolerant or module._select_before_return):
-        inner = [_tensor_modules(child, acceleration) for child in module.module]
-        return None if None in inner else [each for modules in inner for each in modules or ()]
-    return None
-
-
-def _reads_only_tensors(modules: list[_TensorModule], known: set[Key]) -> bool:
-    """False where a module reads a whole nested TensorDict."""
-    for _, reads, writes in modules:
-        if not known.issuperset(reads):
-            return False
-        known.update(writes)
-    return True
-
-
-def call_modules(modules: list[_TensorModule], index: dict[Key, int]) -> Call:
-    """Calls functions of tensors in turn, without a TensorDict.
-
-    Args:
-        index: of each leaf in the observation.
-    """
-    if len(modules) == 1 and len(modules[0][2]) == 1:
-        forward, reads, (written,) = modules[0]
-        indices = [index[key] for key in reads]
-        if len(indices) == 1:
-            (only,) = indices
-            return lambda observation: {written: forward(observation[only])}
-        return lambda observation: {written: forward(*[observation[i] for i in indices])}
-
-    def call(observation: Sequence[torch.Tensor]) -> Outputs:
-        values = {key: observation[i] for key, i in index.items()}
-        outputs: Outputs = {}
-        for forward, reads, writes in modules:
-            result = forward(*[values[key] for key in reads])
-            if isinstance(result, torch.Tensor):
-                result = (result,)
-            outputs.update(zip(writes, result, strict=True))
-            values.update(outputs)
-        return {key: value for key, value in outputs.items() if not _is_private(key)}
-
-    return call
-
-
 def call_with_tensordict(
     policy: Callable,
     index: dict[Key, int],
@@ -200,7 +142,7 @@ def call_with_tensordict(
         outputs = {}
         for name, value in data.items(include_nested=True, leaves_only=True):
             output_key = as_key(name)
-            if not isinstance(value, torch.Tensor) or _is_private(output_key):
+            if not isinstance(value, torch.Tensor) or is_private(output_key):
                 continue
             # An observation is an output where the policy replaced its tensor.
             if output_key not in index or value is not observation[index[output_key]]:
@@ -213,11 +155,6 @@ def call_with_tensordict(
 def key_names(keys: Iterable[Key]) -> str:
     """Keys as text for messages."""
     return ", ".join(".".join(key) for key in keys) or "nothing"
-
-
-def _is_private(key: Key) -> bool:
-    """Whether the key is omitted from batches, as in TorchRL."""
-    return any(part.startswith("_") for part in key)
 
 
 def _parameters(policy: Callable) -> list[inspect.Parameter]:

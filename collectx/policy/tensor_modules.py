@@ -1,0 +1,136 @@
+"""Modules of tensordict and TorchRL as functions of tensors: a TensorDict between them costs more than a small network.
+
+Recognised are `TensorDictModule`, sequences, and probabilistic modules, such as those of a `ProbabilisticActor`. The
+latter are called with a dict that has the methods of a TensorDict that they need, so distributions, exploration types
+and log-probabilities are theirs. Used by `collectx.policy.calls`, in the worker's process.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from tensordict.nn import (
+    CompositeDistribution,
+    ProbabilisticTensorDictModule,
+    ProbabilisticTensorDictSequential,
+    TensorDictModule,
+    TensorDictSequential,
+)
+from torch import nn
+from torch.distributions import Distribution
+
+from collectx.batch import Key, as_key
+from collectx.policy.exploration import ExplorationType
+from collectx.policy.fast_call import Acceleration, hooked
+
+Outputs = dict[Key, torch.Tensor]
+Call = Callable[[Sequence[torch.Tensor]], Outputs]
+
+_SEQUENTIAL = (TensorDictSequential.forward, ProbabilisticTensorDictSequential.forward)
+# Attributes of a probabilistic module that has to be called itself.
+_SAMPLER_OPTIONS = ("num_samples", "_generator", "_generator_key")
+
+# A function of tensors, with the keys that it reads and writes.
+TensorModule = tuple[Callable, list[Key], list[Key]]
+
+
+def tensor_modules(
+    module: Any, exploration_type: ExplorationType, acceleration: Acceleration
+) -> list[TensorModule] | None:
+    """The functions that `module` consists of; None where it does more than call them."""
+    if not isinstance(module, nn.Module) or hooked(module) or not _is_librarys(module):
+        return None
+    forward = type(module).forward
+    if forward is TensorDictModule.forward:
+        if any(getattr(module, name, None) for name in ("_kwargs", "_get_kwargs", "method", "method_kwargs")):
+            return None
+        keys = [as_key(k) for k in module.in_keys], [as_key(k) for k in module.out_keys]
+        return [(acceleration.compile_call(module.module), *keys)]
+    if isinstance(module, TensorDictSequential) and forward in _SEQUENTIAL:
+        if module.partial_tolerant or module._select_before_return or not getattr(module, "_requires_sample", True):
+            return None
+        sequence: Any = module
+        inner = [tensor_modules(child, exploration_type, acceleration) for child in sequence._module_iter()]
+        return None if None in inner else [each for modules in inner for each in modules or ()]
+    if isinstance(module, ProbabilisticTensorDictModule):
+        return _sampler(module, exploration_type)
+    return None
+
+
+def _is_librarys(module: nn.Module) -> bool:
+    """Whether its class is one of tensordict's or TorchRL's, which is not imported."""
+    return type(module).__module__.startswith(("tensordict.", "torchrl."))
+
+
+def _sampler(module: Any, exploration_type: ExplorationType) -> list[TensorModule] | None:
+    """A probabilistic module as a function of the parameters of its distribution, which returns what it writes."""
+    kind = module.distribution_class
+    is_plain = isinstance(kind, type) and issubclass(kind, Distribution) and not issubclass(kind, CompositeDistribution)
+    if not is_plain or any(getattr(module, name, None) is not None for name in _SAMPLER_OPTIONS):
+        return None
+    cls = type(module)
+    if cls is not ProbabilisticTensorDictModule and cls.__name__ != "SafeProbabilisticModule":
+        return None
+    # The forward of TorchRL's class serves random samples with their log-probabilities, and otherwise calls the other.
+    is_random = exploration_type is ExplorationType.RANDOM and module.return_log_prob
+    forward = inspect.unwrap((cls if is_random else ProbabilisticTensorDictModule).forward)
+    names = [*module.in_keys]
+    written = [*module.dist_sample_keys, *([module.log_prob_key] if module.return_log_prob else ())]
+
+    def sample(*parameters: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        values = _Values(zip(names, parameters, strict=True))
+        forward(module, values)
+        return tuple([values[name] for name in written])
+
+    return [(sample, [as_key(name) for name in names], [as_key(name) for name in written])]
+
+
+class _Values(dict[Any, torch.Tensor]):
+    """What the forward of a probabilistic module calls of a TensorDict."""
+
+    set = dict.__setitem__
+
+
+def reads_only_tensors(modules: list[TensorModule], known: set[Key]) -> bool:
+    """False where a module reads a whole nested TensorDict."""
+    for _, reads, writes in modules:
+        if not known.issuperset(reads):
+            return False
+        known.update(writes)
+    return True
+
+
+def call_modules(modules: list[TensorModule], index: dict[Key, int]) -> Call:
+    """Calls functions of tensors in turn, without a TensorDict.
+
+    Args:
+        index: of each leaf in the observation.
+    """
+    if len(modules) == 1 and len(modules[0][2]) == 1:
+        forward, reads, (written,) = modules[0]
+        indices = [index[key] for key in reads]
+        if len(indices) == 1:
+            (only,) = indices
+            return lambda observation: {written: forward(observation[only])}
+        return lambda observation: {written: forward(*[observation[i] for i in indices])}
+
+    def call(observation: Sequence[torch.Tensor]) -> Outputs:
+        values = {key: observation[i] for key, i in index.items()}
+        outputs: Outputs = {}
+        for forward, reads, writes in modules:
+            result = forward(*[values[key] for key in reads])
+            if isinstance(result, torch.Tensor):
+                result = (result,)
+            outputs.update(zip(writes, result, strict=True))
+            values.update(outputs)
+        return {key: value for key, value in outputs.items() if not is_private(key)}
+
+    return call
+
+
+def is_private(key: Key) -> bool:
+    """Whether the key is omitted from batches, as in TorchRL."""
+    return any(part.startswith("_") for part in key)

@@ -1,0 +1,106 @@
+"""Policies of modules of tensordict and TorchRL give the same bits when they are called without a TensorDict."""
+
+from functools import partial
+
+import pytest
+import torch
+from tensordict import TensorDict
+from tensordict.nn import NormalParamExtractor, ProbabilisticTensorDictSequential, TensorDictModule
+from tensordict.nn import ProbabilisticTensorDictModule as Sampler
+from torch import nn
+from torch.distributions import Categorical, Normal
+
+pytest.importorskip("torchrl", reason="needs the torchrl extra")
+
+from torchrl.data import Bounded
+from torchrl.modules import (
+    ActorValueOperator,
+    OneHotCategorical,
+    ProbabilisticActor,
+    SafeModule,
+    TanhNormal,
+    ValueOperator,
+)
+
+from collectx.batch import as_key
+from collectx.policy.exploration import ExplorationType, exploration
+from collectx.policy.fast_call import Acceleration
+from collectx.policy.tensor_modules import call_modules, tensor_modules
+
+
+def network(num_outputs, *layers):
+    return nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, num_outputs), *layers)
+
+
+def reads(module, *keys):
+    return TensorDictModule(module, ["observation"], list(keys))
+
+
+def discrete(distribution=OneHotCategorical, **keywords):
+    return ProbabilisticActor(reads(network(4), "logits"), ["logits"], distribution_class=distribution, **keywords)
+
+
+def continuous(distribution=TanhNormal, **keywords):
+    parameters = reads(network(4, NormalParamExtractor()), "loc", "scale")
+    keywords = {"in_keys": ["loc", "scale"], "distribution_class": distribution, **keywords}
+    return ProbabilisticActor(parameters, **keywords)
+
+
+def shared_trunk():
+    trunk = SafeModule(network(5), ["observation"], ["hidden"])
+    actor = TensorDictModule(nn.Linear(5, 4), ["hidden"], [("params", "logits")])
+    actor = ProbabilisticActor(actor, {"logits": ("params", "logits")}, distribution_class=Categorical)
+    return ActorValueOperator(trunk, actor, ValueOperator(nn.Linear(5, 1), ["hidden"]))
+
+
+ACTORS = {
+    "categorical": partial(discrete, Categorical, return_log_prob=True),
+    "one-hot": discrete,
+    "normal": partial(continuous, Normal, return_log_prob=True, log_prob_key="log"),
+    "tanh-normal": partial(continuous, return_log_prob=True, distribution_kwargs={"low": -2, "high": 1}),
+    "value": shared_trunk,
+    "sampler": lambda: ProbabilisticTensorDictSequential(reads(network(4), "logits"), sampler()),
+}
+
+
+def sampler(**keywords):
+    return Sampler(["logits"], ["action"], distribution_class=Categorical, **keywords)
+
+
+# No distribution has all: the mean of a choice is none, nor has a squashed normal distribution a mode.
+KINDS = {
+    True: (ExplorationType.RANDOM, ExplorationType.MODE, ExplorationType.DETERMINISTIC),
+    False: (ExplorationType.RANDOM, ExplorationType.MEAN, ExplorationType.DETERMINISTIC),
+}
+
+
+@pytest.mark.parametrize(("name", "kind"), [(name, kind) for name in ACTORS for kind in KINDS["normal" not in name]])
+@pytest.mark.parametrize("size", [(), (6,)], ids=["one", "several"])
+def test_the_outputs_are_those_of_the_policy(name, size, kind):
+    policy, observation = ACTORS[name](), torch.randn(*size, 3)
+    call = call_modules(tensor_modules(policy, kind, Acceleration()), {("observation",): 0})
+    with exploration(kind), torch.no_grad():
+        torch.manual_seed(5)
+        theirs = policy(TensorDict({"observation": observation}, size)).exclude("observation")
+        torch.manual_seed(5)
+        ours = call([observation])
+    theirs = {as_key(key): value for key, value in theirs.items(True, True)}
+    assert list(ours) == list(theirs)
+    assert all(torch.equal(ours[key], theirs[key]) for key in theirs)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        partial(discrete, num_samples=3),
+        partial(discrete, generator=torch.Generator()),
+        partial(discrete, generator="seed"),
+        partial(continuous, Normal, spec=Bounded(-1, 1, (2,)), safe=True),
+        partial(discrete, lambda logits: Categorical(logits=logits)),
+        lambda: TensorDictModule(network(4), ["observation"], ["action"], method="forward"),
+        lambda: ProbabilisticTensorDictSequential(reads(network(4), "logits"), sampler(), partial_tolerant=True),
+    ],
+    ids=["samples", "generator", "stream", "projected", "function", "method", "tolerant"],
+)
+def test_what_does_more_is_called_itself(make):
+    assert tensor_modules(make(), ExplorationType.RANDOM, Acceleration()) is None

@@ -23,7 +23,7 @@ from torch import nn
 from torch.distributions import Distribution
 
 from collectx.batch import Key, as_key
-from collectx.policy.exploration import ExplorationType
+from collectx.policy.exploration import ExplorationType, exploration
 from collectx.policy.fast_call import Acceleration, hooked
 
 Outputs = dict[Key, torch.Tensor]
@@ -41,7 +41,7 @@ def tensor_modules(
     module: Any, exploration_type: ExplorationType, acceleration: Acceleration
 ) -> list[TensorModule] | None:
     """The functions that `module` consists of; None where it does more than call them."""
-    if not isinstance(module, nn.Module) or hooked(module) or not _is_librarys(module):
+    if not _is_librarys(module) or hooked(module):
         return None
     forward = type(module).forward
     if forward is TensorDictModule.forward:
@@ -52,17 +52,16 @@ def tensor_modules(
     if isinstance(module, TensorDictSequential) and forward in _SEQUENTIAL:
         if module.partial_tolerant or module._select_before_return or not getattr(module, "_requires_sample", True):
             return None
-        sequence: Any = module
-        inner = [tensor_modules(child, exploration_type, acceleration) for child in sequence._module_iter()]
+        inner = [tensor_modules(child, exploration_type, acceleration) for child in module._module_iter()]
         return None if None in inner else [each for modules in inner for each in modules or ()]
     if isinstance(module, ProbabilisticTensorDictModule):
         return _sampler(module, exploration_type)
     return None
 
 
-def _is_librarys(module: nn.Module) -> bool:
-    """Whether its class is one of tensordict's or TorchRL's, which is not imported."""
-    return type(module).__module__.startswith(("tensordict.", "torchrl."))
+def _is_librarys(module: Any) -> bool:
+    """Whether it is a module of tensordict or TorchRL, which is not imported."""
+    return isinstance(module, nn.Module) and type(module).__module__.startswith(("tensordict.", "torchrl."))
 
 
 def _sampler(module: Any, exploration_type: ExplorationType) -> list[TensorModule] | None:
@@ -82,7 +81,8 @@ def _sampler(module: Any, exploration_type: ExplorationType) -> list[TensorModul
 
     def sample(*parameters: torch.Tensor) -> tuple[torch.Tensor, ...]:
         values = _Values(zip(names, parameters, strict=True))
-        forward(module, values)
+        with exploration(exploration_type):
+            forward(module, values)
         return tuple([values[name] for name in written])
 
     return [(sample, [as_key(name) for name in names], [as_key(name) for name in written])]

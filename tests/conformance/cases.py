@@ -129,6 +129,7 @@ WORLDS = {
     "one_hot": World(torchrlenvs.one_hot, outwards_one_hot),
     "push": PUSH,
     "counted": replace(WALK, make=torchrlenvs.counted),
+    "differences": replace(WALK, make=torchrlenvs.differences),
     "primed": replace(WALK, make=torchrlenvs.primed, numbered=True),
     "recurrent": World(torchrlenvs.recurrent, lstm, rtol=1e-5),
     "stateless": World(PendulumEnv, half_of_angle, "th", surplus=("truncated",), rtol=1e-5),

@@ -267,5 +267,5 @@ def hooked():
     return envs.TransformedEnv(walking(), Hooked())
 
 
-def differences():
-    return envs.TransformedEnv(walking(), envs.transforms.NextObservationDelta())
+def differences(**keywords):
+    return envs.TransformedEnv(walking(), envs.transforms.NextObservationDelta(**keywords))

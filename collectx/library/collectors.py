@@ -133,6 +133,11 @@ class DistributedSyncCollector(DistributedCollector):
     def __init__(self, *arguments: Any, **keywords: Any):
         InspectableCollector.__init__(self, DistributedSyncRequest, arguments, keywords)
 
+    @property
+    def update_interval(self) -> int:
+        """The number of batches after which the policy's weights are published; -1: never."""
+        return self._request.publish_interval
+
 
 class RPCCollector(InspectableCollector):
     """Collects in workers on any host, over torch RPC; `sync` as in `MultiCollector`.
@@ -194,6 +199,16 @@ class RayCollector(InspectableCollector):
     def remote_collectors(self) -> list[Any]:
         """The actor handles of the workers."""
         return [handle.actor for _, handle in sorted(self._collector.handles().items())]
+
+    @property
+    def num_collectors(self) -> int:
+        """The number of workers."""
+        return self.num_workers
+
+    @property
+    def collected_frames(self) -> int:
+        """The number of frames that were delivered."""
+        return self._collector.num_frames
 
     def local_policy(self) -> Any:
         """Returns `collector.policy`."""

@@ -27,10 +27,16 @@ _PROCESSES = "the transport has the workers' processes and connections; use geta
 
 # Public methods and attributes of TorchRL's collectors that do not exist here, with the reason or a replacement.
 REFUSED_ATTRIBUTES = {
+    "IPAddr": "workers are told how to reach the trainer; use the keyword tcp_port to choose its port",
     "cascade_execute": _WEIGHT_SCHEMES,
+    "collector_infos": _PROCESSES,
+    "collector_rrefs": _PROCESSES,
+    "env_constructors": "use collector.create_env_fn",
     "frames_per_worker": "use collector.frames_per_batch_worker",
+    "futures": _PROCESSES,
     "get_cached_weights": "no copy of the weights is kept; use collector.policy",
     "init_updater": "a weight updater only supplies weights; set it up before passing it to the constructor",
+    "jobs": _PROCESSES,
     "out_tensordicts": _PROCESSES,
     "pipes": _PROCESSES,
     "policy_version_tracker": "use collector.policy_version",
@@ -38,6 +44,7 @@ REFUSED_ATTRIBUTES = {
     "queue_out": _PROCESSES,
     "register_scheme_receiver": _WEIGHT_SCHEMES,
     "running": "use collector.is_running()",
+    "total_frames_per_collector": "workers collect until the run has total_frames",
 }
 
 # Public names of `torchrl.collectors` that do not exist in `collectx`, with the reason or a replacement.
@@ -61,8 +68,9 @@ def _kwargs(value: Any) -> dict[str, Any]:
 class CollectorProperties:
     """The configuration of a collector, as properties.
 
-    A device property is one device for a collector in this process, otherwise a tuple with one per worker. Every
-    keyword of the constructor that has no property here is an attribute too, as it was passed or with its default.
+    A device property is one device for a collector in this process, a tuple with one per worker process of this
+    machine, otherwise a list of them. Every keyword of the constructor that has no property here is an attribute too,
+    as it was passed or with its default.
     """
 
     _collector: Collector
@@ -111,8 +119,7 @@ class CollectorProperties:
     def policy_device(self) -> Any:
         """The device of each worker's policy; None: the CPU, as none was passed."""
         names = [each["policy_device"] for each in self._overrides]
-        devices = [None if name is None else torch.device(name) for name in names]
-        return devices[0] if self._cfg.collector.kind == "single" else tuple(devices)
+        return self._per_worker(*names)
 
     @property
     def env_path(self) -> str:
@@ -120,9 +127,13 @@ class CollectorProperties:
         otherwise empty."""
         return self._spec.path
 
-    def _per_worker(self, name: str | None) -> Any:
-        device = None if name is None else torch.device(name)
-        return device if self._cfg.collector.kind == "single" else (device,) * self.num_workers
+    def _per_worker(self, *names: str | None) -> Any:
+        devices = [None if name is None else torch.device(name) for name in names]
+        if self._request.kind == "single":
+            return devices[0]
+        if len(devices) == 1:
+            devices *= self.num_workers
+        return tuple(devices) if self._request.kind.startswith("multi") else devices
 
     @property
     def num_workers(self) -> int:

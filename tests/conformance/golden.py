@@ -15,7 +15,10 @@ TRAJ_IDS = ("collector", "traj_ids")
 MASK = ("collector", "mask")
 
 # The classes, and their arguments, of the collectors whose attributes are compared.
-INSTANCES = ("Collector", "MultiSyncCollector", "MultiAsyncCollector")
+LOCAL = ("Collector", "MultiSyncCollector", "MultiAsyncCollector")
+OVER_TORCH = ("DistributedCollector", "DistributedSyncCollector", "RPCCollector")
+INSTANCES = {name: {} for name in LOCAL} | {name: {"launcher": "mp"} for name in OVER_TORCH}
+INSTANCES["RayCollector"] = {"ray_init_config": {"num_cpus": 2, "include_dashboard": False}}
 SIZES = {"frames_per_batch": 40, "total_frames": 400}
 
 

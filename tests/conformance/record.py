@@ -8,6 +8,7 @@ classes. What is there is of TorchRL 0.14.1, tensordict 0.14.3, torch 2.13.0, gy
 
 import inspect
 import json
+import subprocess
 import sys
 import warnings
 
@@ -16,6 +17,7 @@ import torch
 import torchrl.collectors
 import torchrl.collectors.distributed
 from cases import CASES, theirs
+from tensordict.nn import TensorDictModule
 
 import collectx
 
@@ -48,19 +50,34 @@ def names():
 
 
 def attributes():
-    """The public attributes of a collector of each class on this machine that was constructed with defaults: the values
-    of plain ones, None for others."""
+    """The public attributes of a collector of each class that was constructed with defaults: the values of plain ones,
+    None for others."""
     found = {}
     for name in golden.INSTANCES:
-        cls = getattr(torchrl.collectors, name)
-        collector = cls(_cartpole if name == "Collector" else [_cartpole] * 2, None, **golden.SIZES)
-        try:
-            names = sorted(each for each in {*dir(collector), *vars(collector)} if each[0] != "_")
-            values = {each: getattr(collector, each, None) for each in names}
-            found[name] = {each: golden.plain(value) for each, value in values.items() if not inspect.isroutine(value)}
-        finally:
-            collector.shutdown()
+        # In a process of its own, which the end of a remote collector may crash.
+        output = subprocess.run([sys.executable, __file__, name], stdout=subprocess.PIPE, text=True, timeout=120).stdout
+        found[name] = json.loads(next(line for line in output.splitlines() if line.startswith("{")))
     return found
+
+
+def print_attributes(name):
+    module = torchrl.collectors.distributed if name not in golden.LOCAL else torchrl.collectors
+    creates, policy = _cartpole if name == "Collector" else [_cartpole] * 2, None
+    if name in golden.OVER_TORCH:
+        policy = TensorDictModule(torch.nn.Linear(4, 2), ["observation"], ["action"])
+    collector = getattr(module, name)(creates, policy, **golden.SIZES, **golden.INSTANCES[name])
+    names = sorted(each for each in {*dir(collector), *vars(collector)} if each[0] != "_")
+    values = {each: _attribute(collector, each) for each in names}
+    plain = {each: golden.plain(value) for each, value in values.items() if not inspect.isroutine(value)}
+    print(f"\n{json.dumps(plain)}", flush=True)
+    collector.shutdown()
+
+
+def _attribute(collector, name):
+    try:
+        return getattr(collector, name)
+    except Exception:  # `worker_idx`, which only a worker's collector has
+        return None
 
 
 def _cartpole():
@@ -77,6 +94,9 @@ def _parameters(function):
 
 
 def main(names):
+    if names and names[0] in golden.INSTANCES:
+        print_attributes(*names)
+        return
     for name in names or CASES:
         golden.save(golden.FOLDER / f"{name}.npz", theirs(CASES[name]))
         print(name, flush=True)

@@ -14,6 +14,8 @@ import sys
 from statistics import mean, median
 from time import perf_counter, process_time
 
+from numpy import nanmean
+
 SCRIPTS = ("torchrl", "cleanrl")
 # Batches that a point of a curve averages.
 _SMOOTH = 5
@@ -80,9 +82,10 @@ def _curve(returns: list[list[float]]) -> Curve:
     draw = random.Random(0)
     points = []
     for end in range(1, len(returns[0]) + 1):
-        values = [mean(of_seed[max(0, end - _SMOOTH) : end]) for of_seed in returns]
-        means = sorted(mean(draw.choices(values, k=len(values))) for _ in range(10_000))
-        points.append((mean(values), means[250], means[-251]))
+        # NaN where no episode has ended.
+        values = [nanmean(of_seed[max(0, end - _SMOOTH) : end]) for of_seed in returns]
+        means = sorted(mean(draw.choices(values, k=len(values))) for _ in range(2_000))
+        points.append((mean(values), means[50], means[-51]))
     return points
 
 

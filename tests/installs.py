@@ -3,17 +3,19 @@ collected by pytest.
 
     python tests/installs.py [--python 3.12 3.13]
 
-For each Python that is on the path: `make test` in an environment of its own. In one that has no extra: the command
-works, and what needs an extra gives one message that names it; then Stable-Baselines3 is installed, and its models act
-in a collector; then the wheel, with which the README's loop passes `mypy --strict`.
+For each Python that is on the path or that pyenv has: `make test` in an environment of its own. In one that has no
+extra: the command works, and what needs an extra gives one message that names it; then Stable-Baselines3 is installed,
+and its models act in a collector; then the wheel, with which the README's loop passes `mypy --strict`.
 """
 
 import argparse
+import os
 import shutil
 import subprocess
 import sys
 import tempfile
 import tomllib
+from collections.abc import Mapping
 from pathlib import Path
 from subprocess import PIPE
 
@@ -78,6 +80,21 @@ def is_typed(python: Path) -> list[str]:
     return fails(python, "-m", "mypy", "--strict", ROOT / "tests/scripts/typed_loop.py", cwd=python.parent)
 
 
+def find_python(version: str) -> str | None:
+    """The path of a Python of that version; None: there is none."""
+    path = shutil.which(f"python{version}")
+    # pyenv has shims of all its versions on the path, of which only the chosen ones run.
+    if path is not None and subprocess.run([path, "-c", "import venv"], capture_output=True).returncode:
+        chosen = {**os.environ, "PYENV_VERSION": output("pyenv", "latest", version)}
+        path = output("pyenv", "which", f"python{version}", env=chosen)
+    return path
+
+
+def output(*command: str, env: Mapping[str, str] | None = None) -> str:
+    """The output of a command."""
+    return subprocess.run(command, stdout=PIPE, text=True, check=True, env=env).stdout.strip()
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"].keys() - {"dev"}
@@ -99,9 +116,8 @@ def main() -> int:
         report("Stable-Baselines3", acts_for_stable_baselines3(python))
         report("mypy --strict with the wheel", is_typed(python))
         for version in options.python:
-            path = shutil.which(f"python{version}")
-            # A shim of pyenv is there for versions that are not chosen, and does not run.
-            if path is None or subprocess.run([path, "-c", "import venv"], capture_output=True).returncode:
+            path = find_python(version)
+            if path is None:
                 print(f"Python {version}: not on this machine, skipped")
                 continue
             variables = [f"PYTHON={path}", f"VENV={folder / version}"]

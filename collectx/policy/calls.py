@@ -55,7 +55,7 @@ def make_call(
         raise ConfigError(
             [f"the policy reads {key_names(unknown)}, but the env writes {key_names(index)}: change its in_keys."]
         )
-    modules = tensor_modules(policy, exploration_type, acceleration)
+    modules = tensor_modules(policy, spec.policy_shape, exploration_type, acceleration)
     if modules is not None and reads_only_tensors(modules, set(index)):
         return call_modules(modules, index)
     compiled = policy if acceleration.compile is None else acceleration.compile_call(policy)

@@ -1,8 +1,8 @@
 """Modules of tensordict and TorchRL as functions of tensors: a TensorDict between them costs more than a small network.
 
-Recognised are `TensorDictModule`, sequences, and probabilistic modules, such as those of a `ProbabilisticActor`. The
-latter are called with a dict that has the methods of a TensorDict that they need, so distributions, exploration types
-and log-probabilities are theirs. Used by `collectx.policy.calls`, in the worker's process.
+Recognised are `TensorDictModule`, sequences, and modules that draw or change actions, such as those of a
+`ProbabilisticActor`. The latter are called with a dict that has the methods of a TensorDict that they need, so
+distributions, exploration types and log-probabilities are theirs. Used by `collectx.policy.calls`, in workers.
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ Outputs = dict[Key, torch.Tensor]
 Call = Callable[[Sequence[torch.Tensor]], Outputs]
 
 _SEQUENTIAL = (TensorDictSequential.forward, ProbabilisticTensorDictSequential.forward)
+# Of TorchRL, besides probabilistic modules: what only reads and writes tensors of a TensorDict, and its shape.
+_ON_VALUES = ("QValueModule", "EGreedyModule", "AdditiveGaussianModule")
 # Attributes of a probabilistic module that has to be called itself.
 _SAMPLER_OPTIONS = ("num_samples", "_generator", "_generator_key")
 
@@ -38,9 +40,10 @@ TensorModule = tuple[Callable, list[Key], list[Key]]
 
 
 def tensor_modules(
-    module: Any, exploration_type: ExplorationType, acceleration: Acceleration
+    module: Any, shape: tuple[int, ...], exploration_type: ExplorationType, acceleration: Acceleration
 ) -> list[TensorModule] | None:
-    """The functions that `module` consists of; None where it does more than call them."""
+    """The functions that `module` consists of, for observations of that batch size; None where it does more than call
+    them."""
     if not _is_librarys(module) or hooked(module):
         return None
     forward = type(module).forward
@@ -52,11 +55,13 @@ def tensor_modules(
     if isinstance(module, TensorDictSequential) and forward in _SEQUENTIAL:
         if module.partial_tolerant or module._select_before_return or not getattr(module, "_requires_sample", True):
             return None
-        inner = [tensor_modules(child, exploration_type, acceleration) for child in module._module_iter()]
+        inner = [tensor_modules(child, shape, exploration_type, acceleration) for child in module._module_iter()]
         return None if None in inner else [each for modules in inner for each in modules or ()]
     if isinstance(module, ProbabilisticTensorDictModule):
-        return _sampler(module, exploration_type)
-    return None
+        forward = _probabilistic(module, exploration_type)
+    elif type(module).__name__ not in _ON_VALUES or not all(isinstance(k, str) for k in module.in_keys):
+        return None
+    return None if forward is None else [_with_values(module, forward, exploration_type, shape)]
 
 
 def _is_librarys(module: Any) -> bool:
@@ -64,8 +69,8 @@ def _is_librarys(module: Any) -> bool:
     return isinstance(module, nn.Module) and type(module).__module__.startswith(("tensordict.", "torchrl."))
 
 
-def _sampler(module: Any, exploration_type: ExplorationType) -> list[TensorModule] | None:
-    """A probabilistic module as a function of the parameters of its distribution, which returns what it writes."""
+def _probabilistic(module: Any, exploration_type: ExplorationType) -> Callable | None:
+    """The forward of a probabilistic module that writes one sample, which it draws with torch's generator."""
     kind = module.distribution_class
     is_plain = isinstance(kind, type) and issubclass(kind, Distribution) and not issubclass(kind, CompositeDistribution)
     if not is_plain or any(getattr(module, name, None) is not None for name in _SAMPLER_OPTIONS):
@@ -75,22 +80,30 @@ def _sampler(module: Any, exploration_type: ExplorationType) -> list[TensorModul
         return None
     # The forward of TorchRL's class serves random samples with their log-probabilities, and otherwise calls the other.
     is_random = exploration_type is ExplorationType.RANDOM and module.return_log_prob
-    forward = inspect.unwrap((cls if is_random else ProbabilisticTensorDictModule).forward)
-    names = [*module.in_keys]
-    written = [*module.dist_sample_keys, *([module.log_prob_key] if module.return_log_prob else ())]
+    return (cls if is_random else ProbabilisticTensorDictModule).forward
 
-    def sample(*parameters: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        values = _Values(zip(names, parameters, strict=True))
+
+def _with_values(
+    module: Any, forward: Callable, exploration_type: ExplorationType, shape: tuple[int, ...]
+) -> TensorModule:
+    """A function that calls `forward`, without its decorators, with a dict in place of a TensorDict."""
+    forward = inspect.unwrap(forward)
+    reads, writes = [*module.in_keys], [*module.out_keys]
+
+    def call(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        values = _Values(zip(reads, tensors, strict=True))
+        values.shape = shape
         with exploration(exploration_type):
             forward(module, values)
-        return tuple([values[name] for name in written])
+        return tuple([values[name] for name in writes])
 
-    return [(sample, [as_key(name) for name in names], [as_key(name) for name in written])]
+    return call, [as_key(name) for name in reads], [as_key(name) for name in writes]
 
 
 class _Values(dict[Any, torch.Tensor]):
-    """What the forward of a probabilistic module calls of a TensorDict."""
+    """What those modules call of a TensorDict."""
 
+    shape: tuple[int, ...]
     set = dict.__setitem__
 
 

@@ -7,16 +7,20 @@ import torch
 from tensordict import TensorDict
 from tensordict.nn import NormalParamExtractor, ProbabilisticTensorDictSequential, TensorDictModule
 from tensordict.nn import ProbabilisticTensorDictModule as Sampler
+from tensordict.nn import TensorDictSequential as Sequence
 from torch import nn
 from torch.distributions import Categorical, Normal
 
 pytest.importorskip("torchrl", reason="needs the torchrl extra")
 
-from torchrl.data import Bounded
+from torchrl.data import Bounded, OneHot
 from torchrl.modules import (
     ActorValueOperator,
+    AdditiveGaussianModule,
+    EGreedyModule,
     OneHotCategorical,
     ProbabilisticActor,
+    QValueActor,
     SafeModule,
     TanhNormal,
     ValueOperator,
@@ -59,6 +63,8 @@ ACTORS = {
     "normal": partial(continuous, Normal, return_log_prob=True, log_prob_key="log"),
     "tanh-normal": partial(continuous, return_log_prob=True, distribution_kwargs={"low": -2, "high": 1}),
     "value": shared_trunk,
+    "q-values": lambda: Sequence(QValueActor(network(4), spec=OneHot(4)), EGreedyModule(OneHot(4), eps_init=0.5)),
+    "noise": lambda: Sequence(reads(network(2), "action"), AdditiveGaussianModule(Bounded(-1, 1, (2,)))),
     "sampler": lambda: ProbabilisticTensorDictSequential(reads(network(4), "logits"), sampler()),
 }
 
@@ -78,7 +84,7 @@ KINDS = {
 @pytest.mark.parametrize("size", [(), (6,)], ids=["one", "several"])
 def test_the_outputs_are_those_of_the_policy(name, size, kind):
     policy, observation = ACTORS[name](), torch.randn(*size, 3)
-    call = call_modules(tensor_modules(policy, kind, Acceleration()), {("observation",): 0})
+    call = call_modules(tensor_modules(policy, size, kind, Acceleration()), {("observation",): 0})
     with exploration(kind), torch.no_grad():
         torch.manual_seed(5)
         theirs = policy(TensorDict({"observation": observation}, size)).exclude("observation")
@@ -98,9 +104,10 @@ def test_the_outputs_are_those_of_the_policy(name, size, kind):
         partial(continuous, Normal, spec=Bounded(-1, 1, (2,)), safe=True),
         partial(discrete, lambda logits: Categorical(logits=logits)),
         lambda: TensorDictModule(network(4), ["observation"], ["action"], method="forward"),
+        lambda: EGreedyModule(OneHot(4), action_key=("agents", "action")),
         lambda: ProbabilisticTensorDictSequential(reads(network(4), "logits"), sampler(), partial_tolerant=True),
     ],
-    ids=["samples", "generator", "stream", "projected", "function", "method", "tolerant"],
+    ids=["samples", "generator", "stream", "projected", "function", "method", "nested", "tolerant"],
 )
 def test_what_does_more_is_called_itself(make):
-    assert tensor_modules(make(), ExplorationType.RANDOM, Acceleration()) is None
+    assert tensor_modules(make(), (), ExplorationType.RANDOM, Acceleration()) is None

@@ -1,8 +1,8 @@
 """The user's script in worker processes.
 
 multiprocessing imports the script, `__main__` of the trainer, in every process that it starts, so that a script without
-`if __name__ == "__main__":` would start its collector in each worker once more. Such a script is not imported: collectors
-pickle functions and classes of `__main__` by value (`collectx.user_objects`), and need no import.
+`if __name__ == "__main__":` would start its collector in each worker once more. Such a script is not imported:
+collectors pickle functions and classes of `__main__` by value (`collectx.user_objects`), and need no import.
 """
 
 from __future__ import annotations

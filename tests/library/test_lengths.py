@@ -70,6 +70,7 @@ def stops(*at):
     return SimpleNamespace(collection_stopped=lambda: next(asked) in at)
 
 
+@pytest.mark.difference("a batch ended by `interruptor`")
 def test_an_interruptor_ends_a_batch_and_the_next_one_goes_on():
     batches = collect(SINGLE, Clock, frames_per_batch=8, total_frames=24, interruptor=stops(1, 4, 12))
     assert [len(batch) for batch in batches] == [1, 3, 8, 1, 8, 8]
@@ -131,6 +132,7 @@ short = partial(cartpole, max_episode_steps=8)
 shorts = partial(cartpoles, 3, "NEXT_STEP", max_episode_steps=8)
 
 
+@pytest.mark.difference("`split_trajs`")
 def test_every_frame_is_in_its_trajectory_in_order():
     """Ids come in no order, as workers give them, and a trajectory may go on in another row."""
     time = torch.arange(1, 13).reshape(2, 6)
@@ -187,6 +189,7 @@ def test_trajectories_that_are_broken_off_are_dropped(way, keywords):
             len(collector)
 
 
+@pytest.mark.difference("`NextObservationDelta`, and other transforms with `_post_step_mdp_hooks`")
 @pytest.mark.parametrize("autoreset", ["SAME_STEP", "NEXT_STEP"])
 @over((*INLINE, *SHARED))
 def test_compact_batches_have_no_observation_below_next(way, autoreset):

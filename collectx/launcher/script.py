@@ -44,8 +44,8 @@ def not_imported_if_unguarded() -> Iterator[None]:
         def without_script(name: str) -> dict[str, Any]:
             return {key: value for key, value in describe(name).items() if not key.startswith("init_main_from")}
 
-        spawn.get_preparation_data = without_script  # type: ignore[attr-defined]
+        spawn.get_preparation_data = without_script
         try:
             yield
         finally:
-            spawn.get_preparation_data = describe  # type: ignore[attr-defined]
+            spawn.get_preparation_data = describe

@@ -17,6 +17,7 @@ from worlds.cartpoles import cartpole, cartpoles
 from worlds.clocks import Clock, slow_clock
 
 from collectx import ReplayBuffer, split_trajectories
+from collectx.collector.trajectories import mask
 
 SYNC = (INLINE_SYNC, SHARED_SYNC)
 
@@ -110,6 +111,16 @@ def test_the_faster_workers_do_not_wait(way, dim):
     check_goes_on(slow, 1, 2)
     if dim == -1:
         assert all(41 <= len(batch) < 80 for batch in batches)
+
+
+@pytest.mark.difference("parts cut short by `preemptive_threshold`")
+def test_what_a_part_does_not_fill_is_zeros():
+    ones = torch.ones(2, 3, dtype=torch.int64)
+    batch = TensorDict({"seen": ones, "collector": {"traj_ids": ones.clone()}}, [2, 3])
+    mask(batch, [3, 1])
+    assert batch["seen"].tolist() == [[1, 1, 1], [1, 0, 0]]
+    assert batch["collector", "mask"].tolist() == [[True, True, True], [True, False, False]]
+    assert batch["collector", "traj_ids"].tolist() == [[1, 1, 1], [1, -1, -1]]
 
 
 @pytest.mark.parametrize("keywords", [{}, {"postproc": lambda batch: batch}], ids=["by workers", "by the trainer"])

@@ -46,6 +46,7 @@ def test_a_collector_gives_the_batches_of_torchrl(name):
     assert_same(CASES[name], recorded(name), ours(CASES[name]))
 
 
+@pytest.mark.difference("a recurrent policy without `InitTracker` and `TensorDictPrimer`")
 @pytest.mark.parametrize("primer", [(), (lstm()[0].make_tensordict_primer(),)], ids=["", "primer"])
 @pytest.mark.parametrize("tracker", [(), (InitTracker(),)], ids=["", "tracker"])
 def test_an_lstm_needs_no_transforms_of_the_env(tracker, primer, monkeypatch):

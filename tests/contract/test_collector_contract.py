@@ -175,6 +175,7 @@ def publish(collector, policy, number):
     return collector.publish(policy)
 
 
+@pytest.mark.difference("weights that acted")
 @over([*HERE, *ways.RAY, RELAY_SYNC, RELAY_MIXED])
 def test_weights_that_are_published_at_any_time_act_from_the_next_sync_batch_on_and_are_never_torn(way):
     theirs, mine = telling(20_000)
@@ -199,6 +200,7 @@ def test_weights_that_are_published_at_any_time_act_from_the_next_sync_batch_on_
         next(collector)
 
 
+@pytest.mark.difference("weights that acted")
 @pytest.mark.parametrize(
     ("way", "autoreset"),
     [case(ways.SHARED_ASYNC, None), case(ways.SHARED_ASYNC, "next_step"), case(ways.GLOO_ASYNC, None)],

@@ -55,6 +55,7 @@ def losses(mode):
     return pytest.mark.parametrize(("way", "fault"), cases)
 
 
+@pytest.mark.difference("a worker dies, hangs, loses its connection")
 @losses("restart")
 def test_a_lost_worker_is_replaced(way, fault):
     lives = 1 if fault == "stopped" or way.transport == "ray" or way is RELAY else 2
@@ -70,6 +71,7 @@ def test_a_worker_whose_error_has_no_text_is_replaced():
     ]
 
 
+@pytest.mark.difference("a worker dies, hangs, loses its connection")
 @losses("drop")
 def test_the_run_goes_on_without_a_lost_worker(way, fault):
     checker, log, sizes, late = StreamChecker(), Log(), [], []
@@ -88,6 +90,7 @@ def test_the_run_goes_on_without_a_lost_worker(way, fault):
         assert (sizes[0], sizes[-1]) == (3, 2)
 
 
+@pytest.mark.difference("a worker dies, hangs, loses its connection")
 @losses("raise")
 def test_the_error_of_a_lost_worker_ends_the_run(way, fault):
     with collector(way, "raise", fault) as batches:

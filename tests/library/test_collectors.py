@@ -50,6 +50,7 @@ def test_closures_make_the_env_from_its_keywords_and_act(way):
         assert collector.next() is None
 
 
+@pytest.mark.difference("`DistributedSyncCollector`")
 @over(SYNC, smoke=True)
 def test_every_worker_has_an_env_and_a_policy_factory_of_its_own(way):
     creates = [lambda reward=reward: TransformReward(cartpole(), lambda _: reward) for reward in (1, 5)]
@@ -60,6 +61,7 @@ def test_every_worker_has_an_env_and_a_policy_factory_of_its_own(way):
     assert [part.unique().tolist() for part in batch["action"]] == [[0], [1]]
 
 
+@pytest.mark.difference("constructing a distributed collector")
 @over((SINGLE, INLINE_SYNC, *BETWEEN_PROCESSES))
 def test_this_process_makes_one_env_to_read_its_spaces(way):
     made, closed = [], []
@@ -78,9 +80,10 @@ def test_this_process_makes_one_env_to_read_its_spaces(way):
         assert closed == [os.getpid()]
 
 
+@pytest.mark.difference("constructing a distributed collector")
 @over((SINGLE, SHARED_SYNC, GLOO_SYNC), smoke=True)
 def test_a_policy_is_called_with_observations_of_the_env_alone(way):
-    resets = []
+    resets, calls = [], []
 
     def create():
         env = cartpole()
@@ -88,10 +91,15 @@ def test_a_policy_is_called_with_observations_of_the_env_alone(way):
         env.reset = lambda **seed: resets.append(seed) or reset(**seed)
         return env
 
-    with make(way, create, towards, frames_per_batch=8) as collector:
+    def act(observation):
+        calls.append(None)
+        return towards(observation)
+
+    with make(way, create, act, frames_per_batch=8) as collector:
         collector.next()
     # By the env that tells its spaces, and, where it is in this process, by the worker's.
     assert len(resets) == (2 if way.place == "inline" else 1)
+    assert way.place == "inline" or len(calls) == 1
 
 
 def test_a_trusted_policy_is_called_with_a_tensordict():
@@ -103,6 +111,7 @@ def test_a_trusted_policy_is_called_with_a_tensordict():
     assert torch.equal(batch["action"], towards(batch["observation"]))
 
 
+@pytest.mark.difference("`split_trajs`")
 @over(INLINE)
 def test_a_batch_is_split_by_trajectory_and_then_passed_to_postproc(way):
     def postproc(batch):
@@ -169,6 +178,7 @@ def test_a_worker_is_a_collector_whose_workers_are_seeded(inner, size, wait_unti
             wait_until(lambda: torch.equal(collector.next()["observation"], seen), what="the same batch")
 
 
+@pytest.mark.difference("a keyword of the constructor in `collector_kwargs`, such as `max_frames_per_traj`")
 @over((GLOO_SYNC, RAY_SYNC))
 def test_collector_kwargs_are_of_each_worker_or_of_all(way):
     every = {"max_frames_per_traj": 5, "storing_device": "cpu", "reset_at_each_iter": 0}
@@ -211,6 +221,7 @@ def test_an_error_in_a_worker_keeps_its_type_and_every_next_raises_it(way, at):
             assert way.place == "inline" or re.search(r"raised in worker [01]\b", "".join(caught.value.__notes__))
 
 
+@pytest.mark.difference("NaN or an infinity in an observation or a reward")
 @over((SINGLE, INLINE_SYNC, SHARED_SYNC))
 @pytest.mark.parametrize(
     ("value", "at", "where"),
@@ -230,6 +241,23 @@ def test_a_value_that_is_not_finite_is_refused_with_its_place(way, value, at, wh
         collector.next()
     with make(way, creates, frames_per_batch=40, check_finite=False) as collector:
         assert not collector.next()["next", "observation", "pose"].isfinite().all() or at == 0
+
+
+@pytest.mark.difference("NaN or an infinity in an observation or a reward")
+@pytest.mark.parametrize(
+    ("reward", "check_finite", "message"),
+    [
+        (math.inf, True, r"^next\.reward: inf at step 0 of the batch, from env 0 of worker 0"),
+        (math.nan, False, "reward: env 0 of this group gave NaN or None at step 0"),
+    ],
+)
+def test_a_reward_that_is_not_finite_is_refused(reward, check_finite, message):
+    def create():
+        return TransformReward(cartpole(), lambda _: reward)
+
+    keywords = {"frames_per_batch": 5, "check_finite": check_finite}
+    with Collector(create, **keywords) as collector, pytest.raises(ShapeError, match=message):
+        collector.next()
 
 
 @over((SINGLE, INLINE_SYNC))
@@ -265,6 +293,7 @@ def test_what_is_imported_and_typed():
     assert issubclass(ShapeError, ValueError)
 
 
+@pytest.mark.difference("the seed of an env, by `env.set_seed` before it is passed")
 @over((SINGLE, SHARED_SYNC))
 def test_without_a_seed_torchs_seed_counts(way):
     starts = []
@@ -293,6 +322,7 @@ def test_set_seed_acts_as_the_keyword_does(way):
         assert all(torch.equal(expected[worker], seen) for worker, seen in first_parts(collector).items())
 
 
+@pytest.mark.difference("`set_seed`")
 @pytest.mark.parametrize(
     ("create", "keywords"),
     [(cartpole, {}), (partial(cartpoles, mode="NEXT_STEP"), {"init_random_frames": 800})],

@@ -117,6 +117,21 @@ def test_a_factory_beside_a_policy_is_called_in_the_workers_alone(way):
         assert next(collector)["action"].unique().tolist() == [0]
 
 
+@pytest.mark.difference("`policy_factory` without `policy`")
+@over((INLINE_SYNC, SHARED_SYNC))
+def test_a_factory_without_a_policy_is_called_in_this_process_too(way):
+    called = []
+
+    def factory():
+        called.append(os.getpid())
+        return Chosen(1)
+
+    with make(way, policy_factory=factory, **FRAMES) as collector:
+        assert collector.policy.action == 1
+        assert next(collector)["action"].unique().tolist() == [1]
+        assert len(called) == 1 + (way.num_workers if way.place == "inline" else 0)
+
+
 @pytest.mark.parametrize("per_write", [None, 2])
 def test_trajectories_that_have_ended_are_written_at_once(per_write):
     class Counting:

@@ -205,6 +205,20 @@ def test_devices_are_those_that_the_keywords_resolve_to():
         assert collector.next().device == cpu
 
 
+@pytest.mark.difference("torch's threads in the trainer's process, without `num_threads`")
+@over((INLINE_SYNC, SHARED_SYNC))
+def test_this_process_keeps_its_number_of_torch_threads_unless_num_threads_sets_it(way):
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(before + 1)
+        for keywords, expected in (({}, before + 1), ({"num_threads": before + 2}, before + 2)):
+            with make(way, frames_per_batch=20, **keywords) as collector:
+                collector.next()
+                assert torch.get_num_threads() == collector.num_threads == expected
+    finally:
+        torch.set_num_threads(before)
+
+
 @pytest.mark.parametrize(("frames", "each", "mean"), [(20, [12, 12], 12), ([6, 20], [6, 21], 14)])
 def test_frames_of_one_worker(frames, each, mean):
     with make(INLINE_SYNC, cartpoles, frames_per_batch=frames, cat_results=-1) as collector:
@@ -255,6 +269,7 @@ def test_resets_that_are_refused():
         collector.set_seed(-1)
 
 
+@pytest.mark.difference("`fake_tensordict` of several workers")
 @pytest.mark.parametrize("keywords", [{}, {"set_truncated": True}, {"track_policy_version": True}], ids=str)
 @over(INLINE)
 def test_a_batch_of_zeros_is_as_one_that_was_collected(way, keywords):
@@ -290,6 +305,7 @@ def same(one, other):
     )
 
 
+@pytest.mark.difference("resuming from `state_dict`")
 @over((SINGLE, INLINE_SYNC, SHARED_SYNC))
 def test_envs_that_can_be_saved_go_on_where_they_were_with_the_weights_that_were_saved(way, tmp_path):
     with make(way, Saved, Coin(), frames_per_batch=20, total_frames=100) as collector:
@@ -306,6 +322,7 @@ def test_envs_that_can_be_saved_go_on_where_they_were_with_the_weights_that_were
     assert all(map(same, batches, expected))
 
 
+@pytest.mark.difference("resuming from `state_dict`")
 @over(WAYS)
 def test_a_resumed_collector_repeats_nothing_and_ends_in_time(way):
     def collector():

@@ -17,6 +17,7 @@ from worlds.cartpoles import cartpole, cartpoles
 from worlds.clocks import Clock, slow_clock
 
 from collectx import ReplayBuffer, split_trajectories
+from collectx.collector.trajectories import mask
 
 SYNC = (INLINE_SYNC, SHARED_SYNC)
 
@@ -70,6 +71,7 @@ def stops(*at):
     return SimpleNamespace(collection_stopped=lambda: next(asked) in at)
 
 
+@pytest.mark.difference("a batch ended by `interruptor`")
 def test_an_interruptor_ends_a_batch_and_the_next_one_goes_on():
     batches = collect(SINGLE, Clock, frames_per_batch=8, total_frames=24, interruptor=stops(1, 4, 12))
     assert [len(batch) for batch in batches] == [1, 3, 8, 1, 8, 8]
@@ -111,6 +113,16 @@ def test_the_faster_workers_do_not_wait(way, dim):
         assert all(41 <= len(batch) < 80 for batch in batches)
 
 
+@pytest.mark.difference("parts cut short by `preemptive_threshold`")
+def test_what_a_part_does_not_fill_is_zeros():
+    ones = torch.ones(2, 3, dtype=torch.int64)
+    batch = TensorDict({"seen": ones, "collector": {"traj_ids": ones.clone()}}, [2, 3])
+    mask(batch, [3, 1])
+    assert batch["seen"].tolist() == [[1, 1, 1], [1, 0, 0]]
+    assert batch["collector", "mask"].tolist() == [[True, True, True], [True, False, False]]
+    assert batch["collector", "traj_ids"].tolist() == [[1, 1, 1], [1, -1, -1]]
+
+
 @pytest.mark.parametrize("keywords", [{}, {"postproc": lambda batch: batch}], ids=["by workers", "by the trainer"])
 @over(SYNC)
 def test_a_replay_buffer_gets_the_frames_that_there_are(way, keywords):
@@ -131,6 +143,7 @@ short = partial(cartpole, max_episode_steps=8)
 shorts = partial(cartpoles, 3, "NEXT_STEP", max_episode_steps=8)
 
 
+@pytest.mark.difference("`split_trajs`")
 def test_every_frame_is_in_its_trajectory_in_order():
     """Ids come in no order, as workers give them, and a trajectory may go on in another row."""
     time = torch.arange(1, 13).reshape(2, 6)

@@ -71,6 +71,7 @@ def check(rows, policy):
     assert num_ends > 2 * len(rows)
 
 
+@pytest.mark.difference("a recurrent policy without `InitTracker` and `TensorDictPrimer`")
 @over(WAYS)
 def test_a_state_is_carried_and_begins_with_an_episode(way):
     policy = recurrent()

@@ -52,6 +52,7 @@ BELL = SimpleNamespace(collection_stopped=lambda: False)
 BETWEEN_STEPS = {"num_workers_per_collector": 2, "update_weights_between_steps": True}
 
 
+@pytest.mark.difference("a keyword of the constructor in `collector_kwargs`, such as `max_frames_per_traj`")
 @pytest.mark.parametrize(
     ("kind", "keywords", "words"),
     [

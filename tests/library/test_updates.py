@@ -40,10 +40,16 @@ def test_newer_weights_act_in_every_worker(way):
                 assert batch[key].unique().tolist() == [version + 1]
 
 
+@pytest.mark.difference(
+    "`DistributedCollector`, async, `update_after_each_batch`, or any `max_weight_update_interval`",
+    "`collector.policy_version` without `track_policy_version`",
+    "weights that acted",
+)
+@pytest.mark.parametrize("keyword", ["update_after_each_batch", "max_weight_update_interval"])
 @over((INLINE_ASYNC, SHARED_ASYNC, GLOO_ASYNC))
-def test_async_workers_act_with_weights_that_are_published_after_each_batch(way):
+def test_async_workers_act_with_weights_that_are_published_after_each_batch(way, keyword):
     policy, newest, number = Constant(), [0, 0], 0
-    with make(way, policy=policy, frames_per_batch=20, update_after_each_batch=True) as collector:
+    with make(way, policy=policy, frames_per_batch=20, **{keyword: 1}) as collector:
         while min(newest) < 3:
             policy.action.data.fill_(number % 2)
             for worker, batch in by_worker(way, collector.next()):
@@ -54,6 +60,7 @@ def test_async_workers_act_with_weights_that_are_published_after_each_batch(way)
             number += 1
 
 
+@pytest.mark.difference("`DistributedCollector`, async, `update_after_each_batch`, or any `max_weight_update_interval`")
 @pytest.mark.parametrize(
     ("keywords", "versions"),
     [
@@ -304,6 +311,7 @@ def test_a_weight_updater_is_called_for_the_weights():
         assert collector.policy.action.item() == 1.0
 
 
+@pytest.mark.difference("a weight updater's `_sync_weights_with_worker` and `all_worker_ids`")
 @pytest.mark.ci
 @pytest.mark.parametrize("form", ["itself", "constructor"])
 def test_an_updater_of_torchrls_gets_and_maps_the_weights(form):
@@ -312,6 +320,11 @@ def test_an_updater_of_torchrls_gets_and_maps_the_weights(form):
     class Opposite(collectors.VanillaWeightUpdater):
         def _maybe_map_weights(self, weights):
             return weights.apply(lambda value: 1 - value)
+
+        def _sync_weights_with_worker(self, **_):
+            raise AssertionError("the collector's transport sends the weights")
+
+        all_worker_ids = _sync_weights_with_worker
 
     construct = partial(Opposite, weight_getter=lambda: weights_of(Constant()), policy_weights=weights_of(Constant()))
     updater = construct() if form == "itself" else construct

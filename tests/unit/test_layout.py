@@ -10,6 +10,8 @@ import pytest
 
 TESTS = Path(__file__).parents[1]
 ROOT = TESTS.parent
+# What TorchRL does, by the rows of the same table.
+THEIRS = TESTS / "conformance" / "test_differences.py"
 # Folder, names that its files neither import nor use, and paths that may.
 RULES = {
     "unit tests start no process": ("unit", r"(subprocess|multiprocessing)\b(?!\.(Pipe|connection))", r"$^"),
@@ -113,3 +115,19 @@ def test_the_list_of_packages_is_the_tree():
     found = {".".join(folder.relative_to(ROOT).parts) for folder in folders}
     assert set(setuptools["packages"]) == found | set(elsewhere)
     assert [folder for folder in (*folders, *elsewhere.values()) if not (folder / "__init__.py").is_file()] == []
+
+
+def differences(path):
+    """The arguments of all `pytest.mark.difference(...)` of a file."""
+    calls = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
+    marks = [node for node in calls if ast.unparse(node.func) == "pytest.mark.difference"]
+    return {ast.literal_eval(cell) for mark in marks for cell in mark.args}
+
+
+def test_every_difference_from_torchrl_has_a_test():
+    table = (ROOT / "docs" / "LIBRARY.md").read_text().partition("\n## Differences from TorchRL")[2]
+    rows = re.findall(r"^\| ([^|]+) \|", table, re.MULTILINE)
+    assert len(rows) == len(set(rows)) > 20
+    files = {path: differences(path) for path in TESTS.rglob("*.py")}
+    assert files.pop(THEIRS) <= set(rows)
+    assert set().union(*files.values()) == set(rows)

@@ -86,6 +86,7 @@ def test_gpus_are_counted_among_those_that_the_host_of_a_worker_sees(monkeypatch
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "3"
 
 
+@pytest.mark.difference("`RayCollector` without an address")
 @pytest.mark.parametrize(
     ("address", "environment", "asked", "message"),
     [

@@ -48,6 +48,7 @@ def test_what_is_left_out_of_a_tuple_leaves_the_others_their_names():
     assert [leaf.key[1:] for leaf in SpaceLeaves(space, ROOT).leaves] == [("1", "a", "a"), ("1", "a", "b"), ("2", "b")]
 
 
+@pytest.mark.difference("an observation of `gymnasium.spaces.Text`")
 def test_texts_are_their_code_points():
     leaves = SpaceLeaves(spaces.Dict(said=spaces.Text(4), n=spaces.Discrete(2)), ROOT)
     assert leaves.leaves[0] == Leaf(("observation", "said"), (4,), torch.int32)

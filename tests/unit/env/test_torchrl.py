@@ -90,6 +90,7 @@ def test_a_batched_env_that_had_not_started_is_closed_again():
     assert env.is_closed
 
 
+@pytest.mark.difference("the seed of an env, by `env.set_seed` before it is passed")
 def test_the_seed_that_an_env_has_does_not_count():
     starts = []
     for seed in (1, 2):
@@ -115,6 +116,7 @@ def test_a_policy_sees_the_batch_size_of_its_env(size):
         assert policy is not act or batch["seen"].unique().tolist() == [len(size)]
 
 
+@pytest.mark.difference("`traj_ids` if agents end separately, and the env as a whole at its own `done`")
 @pytest.mark.parametrize("size", [(), (2,), (2, 3)])
 def test_a_trajectory_goes_from_reset_to_reset_of_all_agents(size):
     with Collector(partial(torchrlenvs.Agents, size), frames_per_batch=30 * math.prod(size)) as collector:
@@ -133,6 +135,17 @@ def test_a_trajectory_that_is_cut_is_one_of_all_agents_though_each_ends_by_itsel
     assert torch.equal(counts, torch.tensor([1.0, 2.0])[:, None].expand(2, 2).repeat(len(rows), 4, 1))
     assert torch.equal(rows["next", "truncated"].squeeze(-1), torch.tensor([False, True]).repeat(len(rows), 4))
     assert not rows["next", "agents", "done"].any()
+
+
+@pytest.mark.difference("an env of TorchRL with a NonTensor spec")
+@pytest.mark.difference("`done`, `terminated`, `truncated` at the root, of an env with ends of groups only")
+def test_the_ends_at_the_root_are_those_of_any_agent():
+    with Collector(torchrlenvs.Apart, frames_per_batch=30) as collector:
+        after = collector.next()["next"]
+    ends = after["agents", "done"].any(-2)
+    assert torch.equal(ends.squeeze(-1), ((torch.arange(30) + 1) % 3 == 0) | ((torch.arange(30) + 1) % 5 == 0))
+    assert torch.equal(after["done"], ends)
+    assert torch.equal(after["terminated"] | after["truncated"], ends)
 
 
 def test_a_key_that_is_no_tensor_is_left_out():
@@ -186,6 +199,10 @@ class ByItself(torchrlenvs.ManyKeys):
         raise NotImplementedError
 
 
+@pytest.mark.difference(
+    "an env of TorchRL with a NonTensor spec",
+    "a user's transform with `_post_step_mdp_hooks`",
+)
 @pytest.mark.parametrize(
     ("make", "kind", "message"),
     [

@@ -31,6 +31,7 @@ def independent(loc, scale):
 
 
 # Each finds the median of its parameters in another way.
+@pytest.mark.difference("`exploration_type` MEDIAN and torch's distributions, such as `Normal`")
 @pytest.mark.parametrize(
     ("distribution", "median"),
     [
@@ -48,6 +49,7 @@ def test_half_of_the_probability_is_below(distribution, median):
     assert not hasattr(distributions.Distribution, "median")
 
 
+@pytest.mark.difference("`exploration_type` MEDIAN and torch's distributions, such as `Normal`")
 def test_a_distribution_without_a_median_is_refused():
     with pytest.raises(ConfigError, match=r"exploration_type=median: .*VonMises.*use random, mode, mean or determ"):
         median_actor(lambda loc, scale: distributions.VonMises(loc, 1 / scale))

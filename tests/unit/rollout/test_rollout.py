@@ -99,6 +99,7 @@ def test_a_value_that_does_not_fit_is_refused_with_its_step(cfg, monkeypatch):
     rollout.close()
 
 
+@pytest.mark.difference("frames of `init_random_frames`")
 def test_random_frames_leave_nothing_in_what_the_policy_writes_nor_the_slot_in_them():
     policy = telling_policy(4)
     with torch.no_grad():

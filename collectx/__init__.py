@@ -92,9 +92,9 @@ __all__ = [*_MODULES]
 def __getattr__(name: str) -> Any:
     if name in _MODULES:
         return getattr(importlib.import_module(f"collectx.{_MODULES[name]}"), name)
-    from collectx.library.compat import REFUSED_NAMES
+    from collectx.library import refused
 
-    why = f" (of TorchRL's, not here: {REFUSED_NAMES[name]})" if name in REFUSED_NAMES else ""
+    why = f" (of TorchRL's, not here: {refused.NAMES[name]})" if name in refused.NAMES else ""
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}{why}")
 
 

@@ -1,4 +1,4 @@
-"""Read-only attributes of TorchRL's collectors, and the attributes of theirs that do not exist here.
+"""Read-only attributes of TorchRL's collectors.
 
 Base class of `collectx.library.base.BaseCollector`. Used in the trainer's process.
 """
@@ -17,42 +17,11 @@ from collectx.collector.compose import resolve_devices
 from collectx.config.derived import is_stacked
 from collectx.config.schema.run import RunConfig
 from collectx.env.base import EnvSpec
+from collectx.library import refused
 from collectx.library.delivery import Delivery
 from collectx.library.keywords.coerce import for_each
 from collectx.library.request import CollectorRequest
 from collectx.policy.random import RandomPolicy
-
-_WEIGHT_SCHEMES = "it connects the parts of TorchRL's collectors; here weights travel by the collector's transport"
-_PROCESSES = "the transport has the workers' processes and connections; use getattr_env or stats"
-
-# Public methods and attributes of TorchRL's collectors that do not exist here, with the reason or a replacement.
-REFUSED_ATTRIBUTES = {
-    "IPAddr": "workers are told how to reach the trainer; use the keyword tcp_port to choose its port",
-    "cascade_execute": _WEIGHT_SCHEMES,
-    "collector_infos": _PROCESSES,
-    "collector_rrefs": _PROCESSES,
-    "env_constructors": "use collector.create_env_fn",
-    "frames_per_worker": "use collector.frames_per_batch_worker",
-    "futures": _PROCESSES,
-    "get_cached_weights": "no copy of the weights is kept; use collector.policy",
-    "init_updater": "a weight updater only supplies weights; set it up before passing it to the constructor",
-    "jobs": _PROCESSES,
-    "out_tensordicts": _PROCESSES,
-    "pipes": _PROCESSES,
-    "policy_version_tracker": "use collector.policy_version",
-    "procs": _PROCESSES,
-    "queue_out": _PROCESSES,
-    "register_scheme_receiver": _WEIGHT_SCHEMES,
-    "running": "use collector.is_running()",
-    "total_frames_per_collector": "workers collect until the run has total_frames",
-}
-
-# Public names of `torchrl.collectors` that do not exist in `collectx`, with the reason or a replacement.
-REFUSED_NAMES = {
-    "AsyncBatchedCollector": "one policy that acts for envs in several processes: use MultiAsyncCollector",
-    "Evaluator": "evaluate with Collector(..., exploration_type='DETERMINISTIC')",
-    "RayEvalWorker": "evaluate with RayCollector(..., exploration_type='DETERMINISTIC')",
-}
 
 
 def _keywords(collector: Any) -> set[str]:
@@ -94,7 +63,7 @@ class CollectorProperties:
         def __getattr__(self, name: str) -> Any:
             if name in _keywords(self):
                 return getattr(self._request, name)
-            why = f" (of TorchRL's, not here: {REFUSED_ATTRIBUTES[name]})" if name in REFUSED_ATTRIBUTES else ""
+            why = f" (of TorchRL's, not here: {refused.ATTRIBUTES[name]})" if name in refused.ATTRIBUTES else ""
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{why}")
 
     def __dir__(self) -> list[str]:

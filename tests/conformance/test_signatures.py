@@ -9,7 +9,7 @@ import pytest
 from worlds.cartpoles import cartpole
 
 import collectx
-from collectx.library import compat
+from collectx.library import refused
 
 NAMES = json.loads((golden.FOLDER / "names.json").read_text())
 THEIRS = json.loads((golden.FOLDER / "signatures.json").read_text())
@@ -36,9 +36,9 @@ def not_taken(name):
 @pytest.mark.parametrize("module", NAMES)
 def test_every_public_name_of_theirs_is_exported_or_refused_with_a_reason(module):
     missing = {name for name in NAMES[module] if not hasattr(collectx, name)}
-    assert missing == compat.REFUSED_NAMES.keys() & set(NAMES[module])
+    assert missing == refused.NAMES.keys() & set(NAMES[module])
     for name in missing:
-        with pytest.raises(AttributeError, match=f"{name}.*of TorchRL's, not here: {compat.REFUSED_NAMES[name][:15]}"):
+        with pytest.raises(AttributeError, match=f"{name}.*of TorchRL's, not here: {refused.NAMES[name][:15]}"):
             getattr(collectx, name)
 
 
@@ -46,8 +46,8 @@ def test_every_public_name_of_theirs_is_exported_or_refused_with_a_reason(module
 def test_keywords_and_methods_are_taken_or_refused(name):
     assert not not_taken(name)
     methods = THEIRS[name]["methods"]
-    assert set(methods) - public(name) <= set(compat.REFUSED_ATTRIBUTES)
-    assert not set(compat.REFUSED_ATTRIBUTES) & public(name)
+    assert set(methods) - public(name) <= set(refused.ATTRIBUTES)
+    assert not set(refused.ATTRIBUTES) & public(name)
     documented = getattr(collectx, name).__init__.__doc__
     assert all(keyword in documented for keyword in parameters(getattr(collectx, name)) - {"sync"})
     both = set(methods) & public(name)
@@ -62,7 +62,7 @@ def test_keywords_and_methods_are_taken_or_refused(name):
     "name", [pytest.param(name, marks=[] if name in golden.LOCAL else pytest.mark.nightly) for name in ATTRIBUTES]
 )
 def test_attributes_have_the_values_of_theirs_or_are_refused(name):
-    theirs = {each: value for each, value in ATTRIBUTES[name].items() if each not in compat.REFUSED_ATTRIBUTES}
+    theirs = {each: value for each, value in ATTRIBUTES[name].items() if each not in refused.ATTRIBUTES}
     make = cartpole if name == "Collector" else [cartpole] * 2
     with getattr(collectx, name)(make, None, **golden.SIZES, **golden.INSTANCES[name]) as collector:
         values = {each: golden.plain(getattr(collector, each)) for each in theirs}
@@ -80,8 +80,8 @@ def test_exploration_types_are_theirs():
 
 def test_a_refused_method_is_refused_with_its_reason():
     with collectx.Collector(cartpole, frames_per_batch=4, compact_obs=False) as collector:
-        for refused, why in compat.REFUSED_ATTRIBUTES.items():
-            with pytest.raises(AttributeError, match=f"{refused}.*of TorchRL's, not here: {why[:20]}"):
-                getattr(collector, refused)
+        for name, why in refused.ATTRIBUTES.items():
+            with pytest.raises(AttributeError, match=f"{name}.*of TorchRL's, not here: {why[:20]}"):
+                getattr(collector, name)
         with pytest.raises(AttributeError, match=r"no attribute 'no_such'$"):
             collector.no_such  # noqa: B018

@@ -2,7 +2,6 @@
 Rows that need Ray or other hosts have none here."""
 
 import math
-import multiprocessing
 from contextlib import contextmanager
 from types import SimpleNamespace
 
@@ -224,7 +223,6 @@ def test_the_first_frame_after_an_update_has_the_version_before():
     "`set_truncated`, several workers, reused buffers",
 )
 def test_several_workers():
-    multiprocessing.set_start_method("fork", force=True)  # which starts them at once
     called, before = [], torch.get_num_threads()
 
     def factory():
@@ -249,7 +247,6 @@ def test_several_workers():
 
 @pytest.mark.difference("`split_trajs` with several workers")
 def test_an_id_is_given_again_in_a_later_batch():
-    multiprocessing.set_start_method("fork", force=True)
     creates = [torchrlenvs.walking] * 2
     batches = collect(creates, cls=MultiSyncCollector, split_trajs=True, frames=24, num_batches=3)
     begins = {}

@@ -32,6 +32,8 @@ class Episodes:
         self._arrays = {"traj_ids": self._ids, "returns": self._returns, "lengths": self._lengths}
         self._finished: list[tuple[np.ndarray, np.ndarray]] = []
 
+    # An infinite reward makes NaN of returns here, and is reported by `FiniteCheck`.
+    @np.errstate(invalid="ignore")
     def record(self, envs: np.ndarray | slice, reward: np.ndarray, done: np.ndarray, traj_ids: np.ndarray) -> None:
         """Records the next T frames of some envs and writes their trajectory ids.
 

@@ -7,8 +7,6 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from collectx.errors import ShapeError
-
 
 class Episodes:
     """Trajectory ids, returns and lengths of a group of envs.
@@ -32,8 +30,6 @@ class Episodes:
         self._arrays = {"traj_ids": self._ids, "returns": self._returns, "lengths": self._lengths}
         self._finished: list[tuple[np.ndarray, np.ndarray]] = []
 
-    # An infinite reward makes NaN of returns here, and is reported by `FiniteCheck`.
-    @np.errstate(invalid="ignore")
     def record(self, envs: np.ndarray | slice, reward: np.ndarray, done: np.ndarray, traj_ids: np.ndarray) -> None:
         """Records the next T frames of some envs and writes their trajectory ids.
 
@@ -41,14 +37,10 @@ class Episodes:
             envs: indices in the group, each at most once.
             reward, done: `[T, len(envs)]` float32 and bool; `done` where a trajectory ends.
             traj_ids: `[T, len(envs)]` int64, written.
-
-        Raises:
-            ShapeError: a reward is NaN, or was None, which becomes NaN.
         """
-        if np.isnan(reward).any():
-            t, column = (int(axis[0]) for axis in np.isnan(reward).nonzero())
-            env = int(np.arange(len(self._ids))[envs][column])
-            raise ShapeError(f"reward: env {env} of this group gave NaN or None at step {t} of the batch")
+        is_finite = np.isfinite(reward)
+        if not is_finite.all():  # with `check_finite=False`; otherwise `FiniteCheck` raises an error
+            reward = np.where(is_finite, reward, 0)
         ends = np.cumsum(done, axis=0, dtype=np.int64)
         ids = self._ids[envs]
         traj_ids[0] = ids

@@ -36,7 +36,7 @@ class BatchOutput(Keywords):
             frame.
         check_finite: whether NaN or an infinity in an observation or a reward raises `ShapeError`, which names worker,
             env, key and step. Every batch is checked once, in its worker; batches of a user-defined `collector_class`
-            are not. A reward that is NaN is always an error.
+            are not. With False such values are delivered; returns in statistics leave out such rewards.
     """
 
     split_trajs: bool | None = False

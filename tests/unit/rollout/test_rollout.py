@@ -153,3 +153,11 @@ def test_ids_returns_and_lengths_do_not_depend_on_where_batches_are_cut(cut):
     assert ids[:, 1].tolist() == [3] * 7 + [9] * 5
     assert finished == [(0.0, 1), (12.0, 3), (8.0, 1), (49.0, 7), (112.0, 7)]
     assert [array.tolist() for array in episodes.take()] == [[], []]
+
+
+def test_returns_leave_out_rewards_that_are_not_finite():
+    episodes, ids = Episodes(first_env=0, num_envs=1, total_envs=1), np.zeros((4, 1), np.int64)
+    reward, done = np.array([[np.nan], [2], [np.inf], [5]], np.float32), np.array([[False], [True], [False], [True]])
+    episodes.record(slice(None), reward, done, ids)
+    assert [array.tolist() for array in episodes.take()] == [[2.0, 5.0], [2, 2]]
+    assert np.isnan(reward[0, 0])

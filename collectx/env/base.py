@@ -106,10 +106,10 @@ class StepArrays:
 
     Attributes:
         observation: one array `[E, *shape]` for each leaf of `EnvSpec.observation`, in that order.
-        reward: `[E]` float32; the sum of all rewards where `rewards` is not empty.
+        reward: `[E]` float32; the sum of all rewards where `only_next` is not empty.
         terminated, truncated: `[E]` bool, all False before the call.
         frame: `[E]` bool, all True before the call; only a ragged env writes it.
-        rewards: one array `[E, *shape]` for each leaf of `EnvSpec.only_next`; empty for the usual reward alone.
+        only_next: one array `[E, *shape]` for each leaf of `EnvSpec.only_next`; empty for the usual reward alone.
     """
 
     observation: Sequence[np.ndarray]
@@ -117,7 +117,7 @@ class StepArrays:
     terminated: np.ndarray
     truncated: np.ndarray
     frame: np.ndarray
-    rewards: Sequence[np.ndarray] = ()
+    only_next: Sequence[np.ndarray] = ()
 
 
 class Env(ABC):

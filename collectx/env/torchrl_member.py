@@ -95,7 +95,7 @@ class TorchrlMember:
 
     def _write_rewards(self, after: Any, out: StepArrays) -> None:
         num_envs = self.envs.stop - self.envs.start
-        if not out.rewards:
+        if not out.only_next:
             reward = after.get("reward", None)
             numbers = np.empty(0) if reward is None else _numpy(reward).reshape(-1)
             if len(numbers) != num_envs:
@@ -103,7 +103,7 @@ class TorchrlMember:
             out.reward[self.envs] = numbers
             return
         total = np.zeros(num_envs)
-        for i, (key, leaf, array) in enumerate(zip(self._only_next_keys, self._only_next, out.rewards, strict=True)):
+        for i, (key, leaf, array) in enumerate(zip(self._only_next_keys, self._only_next, out.only_next, strict=True)):
             value = after.get(key, None)
             self._write(leaf, value, array)
             if i < self._num_rewards:

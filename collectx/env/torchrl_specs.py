@@ -133,7 +133,8 @@ def _observation_specs(env: Any, exclude: Sequence[str]) -> dict[Key, Any]:
 def _deltas(env: Any, observed: Sequence[Leaf]) -> tuple[Leaf, ...]:
     """The leaves that TorchRL's `NextObservationDelta` writes below `next`; its hook deletes the observations there.
     Other hooks may do anything, and are refused."""
-    by_key, deltas = {leaf.key: leaf for leaf in observed}, []
+    by_key = {leaf.key: leaf for leaf in observed}
+    deltas: dict[Key, Leaf] = {}
     for owner in _with_hooks(env):
         if type(owner).__name__ != "NextObservationDelta":
             raise ConfigError(
@@ -144,11 +145,11 @@ def _deltas(env: Any, observed: Sequence[Leaf]) -> tuple[Leaf, ...]:
                 ]
             )
         changing = [by_key[key] for key in map(as_key, owner.in_keys) if key in by_key]
-        deltas += [Leaf(("delta", *leaf.key), leaf.shape, owner.delta_dtype) for leaf in changing]
-    for leaf in deltas:
+        deltas |= {leaf.key: Leaf(("delta", *leaf.key), leaf.shape, owner.delta_dtype) for leaf in changing}
+    for leaf in deltas.values():
         if not _is_storable(leaf):
             raise SpaceError(f"{'.'.join(leaf.key)}: numpy does not have {leaf.dtype}: use delta_dtype=torch.float16")
-    return tuple(deltas)
+    return tuple(deltas.values())
 
 
 def _with_hooks(env: Any) -> Iterator[Any]:

@@ -8,6 +8,7 @@ collectors pickle functions and classes of `__main__` by value (`collectx.user_o
 from __future__ import annotations
 
 import ast
+import functools
 import sys
 import threading
 from collections.abc import Iterator
@@ -19,17 +20,17 @@ from typing import Any
 _replacing = threading.Lock()
 
 
+@functools.cache
 def is_guarded() -> bool:
-    """Whether the script has an `if` that reads `__name__`, outside of functions and classes. True where there is no
-    script, or its source cannot be read."""
+    """Whether the script compares `__name__` with anything. True where there is no script, or its source cannot be
+    read."""
     path = getattr(sys.modules["__main__"], "__file__", None)
     try:
-        statements = ast.parse(Path(path).read_bytes()).body if path else []
+        nodes = list(ast.walk(ast.parse(Path(path).read_bytes()))) if path else []
     except (OSError, SyntaxError, ValueError):
         return True
-    tests = [node.test for node in statements if isinstance(node, ast.If)]
-    names = [node.id for test in tests for node in ast.walk(test) if isinstance(node, ast.Name)]
-    return not statements or "__name__" in names
+    compared = [each for node in nodes if isinstance(node, ast.Compare) for each in ast.walk(node)]
+    return not nodes or "__name__" in [each.id for each in compared if isinstance(each, ast.Name)]
 
 
 @contextmanager

@@ -5,6 +5,7 @@ trainer's process.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -73,7 +74,10 @@ class StatefulCollector(BaseCollector):
         version = state_dict.get("policy_version", self._collector.policy_version)
         self._delivery.version_offset = offset = version - self._collector.policy_version
         if (buffer := self._request.shared_buffer) is not None and self._request.workers_write:
-            self._ask("set_hook", "write_batch", partial(_write, buffer.extend, offset))
+            write = partial(_write, buffer.extend, offset)
+            self._ask("set_hook", "write_batch", write)
+            for fields in self._overrides:  # for workers that are started again
+                fields["hooks"] = replace(fields["hooks"], write_batch=write)
         states = {index: (state_dict[f"worker{index}"],) for index in workers if f"worker{index}" in state_dict}
         reasons = self._ask("load", per_worker=states) if states else {}
         with self._exclusive():

@@ -37,11 +37,13 @@ def make_call(
     exploration_type: ExplorationType,
     acceleration: Acceleration,
     is_trusted: bool,
+    by_tensors: bool = True,
 ) -> Call:
     """A function that calls `policy` with one tensor `[*spec.policy_shape, *shape]` per leaf of `spec.observation`.
 
     Args:
         is_trusted: the policy is called with a TensorDict, whatever its signature and its keys.
+        by_tensors: modules of tensordict may be called without a TensorDict.
 
     Raises:
         ConfigError: the policy reads keys that the env does not write.
@@ -55,7 +57,7 @@ def make_call(
         raise ConfigError(
             [f"the policy reads {key_names(unknown)}, but the env writes {key_names(index)}: change its in_keys."]
         )
-    modules = tensor_modules(policy, spec.policy_shape, exploration_type, acceleration)
+    modules = tensor_modules(policy, spec.policy_shape, exploration_type, acceleration) if by_tensors else None
     if modules is not None and reads_only_tensors(modules, set(index)):
         return call_modules(modules, index)
     compiled = policy if acceleration.compile is None else acceleration.compile_call(policy)

@@ -62,8 +62,7 @@ def fast_callable(module: Any, one_row: bool = False) -> Forward:
 
     A `Sequential` of known layers becomes a chain of kernels. The forward of any other module is called on a shadow: an
     object that shares its parameters, buffers and attributes, and whose layers are chains. Modules with hooks are
-    called unchanged; hooks added later have no effect. Parameters are looked up at each call, so they may be replaced
-    or moved later; other attributes (also `training`) that are changed later do not reach the shadow.
+    called unchanged. Hooks that are added later and modules that are replaced later have no effect; see `structure`.
 
     Args:
         one_row: inputs may have no batch dimension. Linear layers have a cheaper kernel for these, whose result differs
@@ -97,9 +96,8 @@ def _is_user_module(module: nn.Module) -> bool:
 
 def _shadow(module: nn.Module, one_row: bool) -> Any:
     """An object with the attributes of `module`, whose children are cheaper callables where possible."""
-    children: dict[str, nn.Module | None] = {}
+    cheaper: dict[str, Any] = {}
     for name, child in module._modules.items():
-        children[name] = child
         if child is None or hooked(child):
             continue
         steps = _steps(child, one_row) if type(child) in _FAST_CLASSES else None
@@ -107,13 +105,18 @@ def _shadow(module: nn.Module, one_row: bool) -> Any:
             light: Any = object.__new__(_FAST_CLASSES[type(child)])
             object.__setattr__(light, "__dict__", child.__dict__)
             object.__setattr__(light, "_fast", _chain(steps))
-            children[name] = light
-        elif _is_user_module(child):
-            children[name] = _shadow(child, one_row)
-    if all(children[name] is child for name, child in module._modules.items()):
+            cheaper[name] = light
+        elif _is_user_module(child) and (shadow := _shadow(child, one_row)) is not child:
+            cheaper[name] = shadow
+    if not cheaper:
         return module
-    shadow = object.__new__(type(module))
-    object.__setattr__(shadow, "__dict__", {**module.__dict__, "_modules": children})
+    kind: Any = type(module)
+    try:
+        # It shares all attributes. Those of its class are found before children, which are not among them.
+        shadow = object.__new__(type(kind)(kind.__name__, (kind,), cheaper))
+    except TypeError:  # a class that cannot be derived from in this way
+        return module
+    object.__setattr__(shadow, "__dict__", module.__dict__)
     return shadow
 
 
@@ -167,6 +170,14 @@ def _chain(steps: list[Forward]) -> Forward:
         return x
 
     return forward
+
+
+def structure(module: nn.Module) -> list[tuple[Any, ...]]:
+    """Changes when one of its modules is replaced, or gets or loses hooks."""
+    return [
+        (id(each), id(each.__dict__.get("module")), len(each._forward_hooks), len(each._forward_pre_hooks))
+        for each in module.modules()
+    ]
 
 
 def hooked(module: nn.Module) -> bool:

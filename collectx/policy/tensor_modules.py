@@ -23,6 +23,7 @@ from torch import nn
 from torch.distributions import Distribution
 
 from collectx.batch import Key, as_key
+from collectx.errors import ShapeError
 from collectx.policy.exploration import ExplorationType, exploration
 from collectx.policy.fast_call import Acceleration, hooked
 
@@ -32,7 +33,7 @@ Call = Callable[[Sequence[torch.Tensor]], Outputs]
 _SEQUENTIAL = (TensorDictSequential.forward, ProbabilisticTensorDictSequential.forward)
 # Of TorchRL, besides probabilistic modules: what only reads and writes tensors of a TensorDict, and its shape.
 _ON_VALUES = ("QValueModule", "EGreedyModule", "AdditiveGaussianModule")
-# Attributes of a probabilistic module that has to be called itself.
+# Attributes with which a probabilistic module does more than draw one sample with torch's generator.
 _SAMPLER_OPTIONS = ("num_samples", "_generator", "_generator_key")
 
 # A function of tensors, with the keys that it reads and writes.
@@ -48,12 +49,15 @@ def tensor_modules(
         return None
     forward = type(module).forward
     if forward is TensorDictModule.forward:
-        if any(getattr(module, name, None) for name in ("_kwargs", "_get_kwargs", "method", "method_kwargs")):
+        options = ("_kwargs", "_get_kwargs", "method", "method_kwargs")
+        if any(getattr(module, name, None) for name in options) or module.inplace is not True:
             return None
         keys = [as_key(k) for k in module.in_keys], [as_key(k) for k in module.out_keys]
         return [(acceleration.compile_call(module.module), *keys)]
     if isinstance(module, TensorDictSequential) and forward in _SEQUENTIAL:
-        if module.partial_tolerant or module._select_before_return or not getattr(module, "_requires_sample", True):
+        if module.partial_tolerant or module._select_before_return or module.inplace is not None:
+            return None
+        if not getattr(module, "_requires_sample", True):
             return None
         inner = [tensor_modules(child, shape, exploration_type, acceleration) for child in module._module_iter()]
         return None if None in inner else [each for modules in inner for each in modules or ()]
@@ -65,7 +69,7 @@ def tensor_modules(
 
 
 def _is_librarys(module: Any) -> bool:
-    """Whether it is a module of tensordict or TorchRL, which is not imported."""
+    """Whether it is a module of tensordict or of TorchRL; torchrl is not imported."""
     return isinstance(module, nn.Module) and type(module).__module__.startswith(("tensordict.", "torchrl."))
 
 
@@ -86,18 +90,24 @@ def _probabilistic(module: Any, exploration_type: ExplorationType) -> Callable |
 def _with_values(
     module: Any, forward: Callable, exploration_type: ExplorationType, shape: tuple[int, ...]
 ) -> TensorModule:
-    """A function that calls `forward`, without its decorators, with a dict in place of a TensorDict."""
+    """A function that calls `forward` with a dict in place of a TensorDict, and without tensordict's decorators, which
+    expect one."""
     forward = inspect.unwrap(forward)
     reads, writes = [*module.in_keys], [*module.out_keys]
 
-    def call(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def call(*tensors: torch.Tensor) -> Any:
         values = _Values(zip(reads, tensors, strict=True))
         values.shape = shape
         with exploration(exploration_type):
             forward(module, values)
-        return tuple([values[name] for name in writes])
+        results = tuple([values[name] for name in writes if name in values])
+        return results[0] if len(writes) == 1 else results
 
     return call, [as_key(name) for name in reads], [as_key(name) for name in writes]
+
+
+class NotTensors(ShapeError):
+    """A module returned neither a tensor nor a tuple of one for each of its out_keys: only tensordict can read that."""
 
 
 class _Values(dict[Any, torch.Tensor]):
@@ -137,6 +147,10 @@ def call_modules(modules: list[TensorModule], index: dict[Key, int]) -> Call:
             result = forward(*[values[key] for key in reads])
             if isinstance(result, torch.Tensor):
                 result = (result,)
+            elif not isinstance(result, tuple) or len(result) != len(writes):
+                raise NotTensors(
+                    f"a module of the policy returned a {type(result).__name__} for {len(writes)} out_keys"
+                )
             outputs.update(zip(writes, result, strict=True))
             values.update(outputs)
         return {key: value for key, value in outputs.items() if not is_private(key)}

@@ -37,7 +37,7 @@ class FiniteCheck:
     ):
         self._written, self._worker, self._first_env, self._total_envs = written, worker, first_env, total_envs
         observed = [leaf for leaf in spec.observation if leaf.dtype.is_floating_point and leaf.key[0] != "info"]
-        produced = [leaf.under("next") for leaf in (*observed, *spec.only_next) if leaf.dtype.is_floating_point]
+        produced = [leaf.under("next") for leaf in (*observed, *spec.rewards) if leaf.dtype.is_floating_point]
         self._slots = [slot.arrays() for slot in slots]
         self._keys = [leaf.key for leaf in (*produced, *observed) if leaf.key in self._slots[0]]
 

@@ -72,12 +72,12 @@ class SlotViews:
             for leaf in spec.observation
         ]
         self._actor = [arrays[leaf.key] for leaf in actor_leaves]
-        self._rewards: list[np.ndarray] = []
+        self._only_next: list[np.ndarray] = []
         if spec.only_next == (REWARD,):
             self.reward = arrays["next", "reward"][:, :, 0]
         else:
             self.reward = np.zeros((self.steps, spec.num_envs), np.float32)
-            self._rewards = [arrays["next", *leaf.key] for leaf in spec.only_next]
+            self._only_next = [arrays["next", *leaf.key] for leaf in spec.only_next]
         self._policy_input = [slot.tensors[leaf.key].transpose(0, 1) for leaf in spec.observation]
         self._all_frames = np.ones(spec.num_envs, dtype=np.bool_)
 
@@ -85,7 +85,7 @@ class SlotViews:
         """For each step, the policy's input, one `[E, *shape]` tensor per observation leaf; the arrays that the policy
         writes; those that the env writes."""
         inputs = zip(*(tensor.unbind(0) for tensor in self._policy_input), strict=True)
-        rewards = zip(*self._rewards, strict=True) if self._rewards else repeat((), self.steps)
+        rewards = zip(*self._only_next, strict=True) if self._only_next else repeat((), self.steps)
         outputs = map(
             StepArrays,
             zip(*self._next_observation, strict=True),

@@ -81,8 +81,7 @@ def death_error(
     if code is not None and code < 0:
         how = f"was killed by signal {-code}"
     # What Python returns after a traceback.
-    outside = ', or a collector that the script makes outside of its `if __name__ == "__main__":`'
-    script = f"{outside}, as worker processes import the script" if code == 1 else ""
+    script = ', or a script that makes a collector outside of its `if __name__ == "__main__":`' if code == 1 else ""
     return WorkerDied(
         f"{name} (pid {handle.pid}) {how} without reporting an error: killed from outside, "
         f"out of memory, or a crash in native code of the env{script}."

@@ -17,6 +17,7 @@ from collectx import policy as policies
 from collectx.batch import Leaf, Slot, to_tensordict
 from collectx.env.base import EnvSpec, first_observations
 from collectx.errors import ShapeError
+from collectx.policy.user_actor import UserActor
 from collectx.policy.weights import FlatWeights, is_on_device
 from collectx.rollout.episodes import Episodes
 from collectx.rollout.finite import FiniteCheck
@@ -98,6 +99,8 @@ class RolloutSource:
             weights.adopt()
             self._read = weights.read
         policies.accelerate(actor, spec.policy)
+        # The trainer may change its object between two batches.
+        self._follow = actor.follow if is_trainers and isinstance(actor, UserActor) else lambda: None
         episodes = Episodes(first_env, spec.num_envs, total_envs, spec.life)
         ends_early: EndsEarly | None = None
         if spec.rollout.may_end_early:
@@ -132,6 +135,7 @@ class RolloutSource:
             if reset != NO_RESET:
                 self._reset(reset)
             self._requests.before_batch()
+            self._follow()
             report = self._rollout.collect(self._prepared[slot], self._version)
             steps = report.frames // self._spec.num_envs
             if self._check is not None:

@@ -55,21 +55,27 @@ gymnasium.register("Mine-v0", CartPoleEnv)
 
 def main():
     print(MultiSyncCollector([lambda: gymnasium.make("Mine-v0")], frames_per_batch=10).next().shape, flush=True)
-
-if __name__ == "__main__":
-    main()
 """
 
 
-def test_what_a_guarded_script_registers_is_known_in_the_workers(script):
-    run = script(GUARDED)
+@pytest.mark.parametrize(
+    "guard",
+    [
+        'if __name__ == "__main__":\n    main()\n',
+        'try:\n    if __name__ == "__main__":\n        main()\nfinally:\n    pass\n',
+        '__name__ == "__main__" and main()\n',
+    ],
+    ids=["if", "within try", "and"],
+)
+def test_what_a_guarded_script_registers_is_known_in_the_workers(guard, script):
+    run = script(GUARDED + guard)
     assert (run.returncode, run.stdout) == (0, "torch.Size([1, 10])\n"), run.stderr
 
 
 def test_the_error_of_a_collector_outside_of_the_guard_says_so(script):
-    run = script(GUARDED + "main()\n")
+    run = script(GUARDED + 'if __name__ == "__main__":\n    pass\nmain()\n')
     assert run.returncode == 1
-    assert 'or a collector that the script makes outside of its `if __name__ == "__main__":`' in run.stderr
+    assert 'or a script that makes a collector outside of its `if __name__ == "__main__":`' in run.stderr
 
 
 @pytest.fixture

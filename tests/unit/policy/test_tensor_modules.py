@@ -2,6 +2,8 @@
 
 from functools import partial
 
+import gymnasium
+import numpy as np
 import pytest
 import torch
 from tensordict import TensorDict
@@ -26,6 +28,7 @@ from torchrl.modules import (
     ValueOperator,
 )
 
+from collectx import Collector
 from collectx.batch import as_key
 from collectx.policy.exploration import ExplorationType, exploration
 from collectx.policy.fast_call import Acceleration
@@ -111,3 +114,59 @@ def test_the_outputs_are_those_of_the_policy(name, size, kind):
 )
 def test_what_does_more_is_called_itself(make):
     assert tensor_modules(make(), (), ExplorationType.RANDOM, Acceleration()) is None
+
+
+class Returns(nn.Module):
+    """A network whose result has another form, and that has an attribute."""
+
+    def __init__(self, form=lambda logits: logits):
+        super().__init__()
+        self.form, self.net, self.factor = form, network(2), 1.0
+
+    def forward(self, observation):
+        return self.form(self.net(observation) * self.factor)
+
+
+def choosing(net):
+    return ProbabilisticActor(reads(net, "logits"), ["logits"], distribution_class=Categorical)
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        lambda logits: {"logits": logits, "more": logits},
+        lambda logits: (logits,),
+        lambda logits: logits.numpy(force=True),
+    ],
+    ids=["dict", "tuple", "numpy"],
+)
+def test_other_results_are_read_by_tensordict(form):
+    with Collector(cartpole, choosing(Returns(form)), frames_per_batch=5) as collector:
+        assert collector.next()["logits"].shape == (5, 2)
+
+
+def test_changes_of_the_policy_take_effect_in_the_next_batch():
+    net, calls = Returns(), []
+    policy = choosing(net)
+    with Collector(cartpole, policy, frames_per_batch=5) as collector:
+
+        def collect():
+            batch = collector.next()
+            torch.testing.assert_close(batch["logits"], policy.module[0].module(batch["observation"]))
+
+        collect()
+        net.factor = 100.0
+        collect()
+        net.net[2] = nn.Linear(8, 2)
+        collect()
+        policy.module[0].module = nn.Linear(3, 2)
+        collect()
+        policy.module[0].register_forward_hook(lambda *_: calls.append(None))
+        collect()
+    assert len(calls) == 5
+
+
+def cartpole():
+    """CartPole without its position."""
+    space = gymnasium.spaces.Box(-np.inf, np.inf, (3,))
+    return gymnasium.wrappers.TransformObservation(gymnasium.make("CartPole-v1"), lambda seen: seen[1:], space)

@@ -63,8 +63,8 @@ def tensor_modules(
         return None if None in inner else [each for modules in inner for each in modules or ()]
     if isinstance(module, ProbabilisticTensorDictModule):
         forward = _probabilistic(module, exploration_type)
-    elif type(module).__name__ not in _ON_VALUES or not all(isinstance(k, str) for k in module.in_keys):
-        return None
+    elif not (type(module).__name__ in _ON_VALUES and all(isinstance(key, str) for key in module.in_keys)):
+        forward = None
     return None if forward is None else [_with_values(module, forward, exploration_type, shape)]
 
 

@@ -87,8 +87,7 @@ class CollectorProperties:
     @property
     def policy_device(self) -> Any:
         """The device of each worker's policy; None: the CPU, as none was passed."""
-        names = [each["policy_device"] for each in self._overrides]
-        return self._per_worker(*names)
+        return self._per_worker([each["policy_device"] for each in self._overrides])
 
     @property
     def env_path(self) -> str:
@@ -96,12 +95,10 @@ class CollectorProperties:
         otherwise empty."""
         return self._spec.path
 
-    def _per_worker(self, *names: str | None) -> Any:
-        devices = [None if name is None else torch.device(name) for name in names]
+    def _per_worker(self, names: str | list[str | None] | None) -> Any:
+        devices = [None if name is None else torch.device(name) for name in for_each(names, self.num_workers)]
         if self._request.kind == "single":
             return devices[0]
-        if len(devices) == 1:
-            devices *= self.num_workers
         return tuple(devices) if self._request.kind.startswith("multi") else devices
 
     @property

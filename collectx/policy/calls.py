@@ -37,7 +37,7 @@ def make_call(
     exploration_type: ExplorationType,
     acceleration: Acceleration,
     is_trusted: bool,
-    by_tensors: bool = True,
+    by_tensors: bool,
 ) -> Call:
     """A function that calls `policy` with one tensor `[*spec.policy_shape, *shape]` per leaf of `spec.observation`.
 

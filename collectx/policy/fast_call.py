@@ -173,9 +173,10 @@ def _chain(steps: list[Forward]) -> Forward:
 
 
 def structure(module: nn.Module) -> list[tuple[Any, ...]]:
-    """Changes when one of its modules is replaced, or gets or loses hooks."""
+    """Its modules and the numbers of their hooks: unequal after a module was replaced, or a hook added or removed."""
+    # The modules, not their ids: a new module may have the id of one that was freed.
     return [
-        (id(each), id(each.__dict__.get("module")), len(each._forward_hooks), len(each._forward_pre_hooks))
+        (each, each.__dict__.get("module"), len(each._forward_hooks), len(each._forward_pre_hooks))
         for each in module.modules()
     ]
 

@@ -1,4 +1,4 @@
-"""What TorchRL's module of collectors and its classes have, and this package has not."""
+"""Public names and attributes of TorchRL's collectors that do not exist in this package, and the reasons."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Modules of tensordict and TorchRL as functions of tensors: a TensorDict between them costs more than a small network.
+"""Calls modules of tensordict and TorchRL with tensors, as passing a TensorDict costs more than a small network.
 
-Recognised are `TensorDictModule`, sequences, and modules that draw or change actions, such as those of a
-`ProbabilisticActor`. The latter are called with a dict that has the methods of a TensorDict that they need, so
-distributions, exploration types and log-probabilities are theirs. Used by `collectx.policy.calls`, in workers.
+A `TensorDictModule` becomes its inner module, a sequence the list of its parts. The forward of a module that draws or
+changes actions, such as the last one of a `ProbabilisticActor`, is called with a dict in place of the TensorDict. All
+other modules are called with a TensorDict by `collectx.policy.calls`. Used in the worker's process.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Outputs = dict[Key, torch.Tensor]
 Call = Callable[[Sequence[torch.Tensor]], Outputs]
 
 _SEQUENTIAL = (TensorDictSequential.forward, ProbabilisticTensorDictSequential.forward)
-# Of TorchRL, besides probabilistic modules: what only reads and writes tensors of a TensorDict, and its shape.
+# Classes of TorchRL whose forward reads and writes tensors of a TensorDict and reads its shape, and nothing else.
 _ON_VALUES = ("QValueModule", "EGreedyModule", "AdditiveGaussianModule")
 # Attributes with which a probabilistic module does more than draw one sample with torch's generator.
 _SAMPLER_OPTIONS = ("num_samples", "_generator", "_generator_key")
@@ -43,8 +43,11 @@ TensorModule = tuple[Callable, list[Key], list[Key]]
 def tensor_modules(
     module: Any, shape: tuple[int, ...], exploration_type: ExplorationType, acceleration: Acceleration
 ) -> list[TensorModule] | None:
-    """The functions that `module` consists of, for observations of that batch size; None where it does more than call
-    them."""
+    """Returns the functions that `module` calls in turn; None if it has to be called with a TensorDict.
+
+    Args:
+        shape: the batch size of the observations.
+    """
     if not _is_librarys(module) or hooked(module):
         return None
     forward = type(module).forward
@@ -111,7 +114,7 @@ class NotTensors(ShapeError):
 
 
 class _Values(dict[Any, torch.Tensor]):
-    """What those modules call of a TensorDict."""
+    """A dict with those methods and attributes of a TensorDict that the modules use."""
 
     shape: tuple[int, ...]
     set = dict.__setitem__

@@ -10,8 +10,10 @@ import multiprocessing
 import os
 import signal
 import sys
+import threading
 import time
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 
 import cloudpickle
 import psutil
@@ -37,6 +39,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 _SHM = Path("/dev/shm")
+# How long a thread that was told to end may take.
+_THREAD_S = 5.0
 # What workers of many tests import beside what workers of runs do.
 PRELOAD = [
     "collectx.worker.entry",
@@ -73,6 +77,11 @@ def fork_server():
         local.warm_up()
     # What was imported is no garbage: a collection without it takes milliseconds.
     gc.freeze()
+
+
+def _threads() -> set[threading.Thread]:
+    """The threads that collectx has started in this process."""
+    return {thread for thread in threading.enumerate() if thread.name.startswith("collectx-")}
 
 
 def _shared_descriptors() -> set[str]:
@@ -132,6 +141,18 @@ def wait_until():
     return _wait_until
 
 
+@pytest.fixture
+def within(monkeypatch):
+    """`within(module, "time", sleep=f)`: in `module` alone, `time.sleep` is f. Other modules and their threads keep the
+    real one."""
+
+    def replace(module: ModuleType, name: str, **attributes: object) -> None:
+        replaced = SimpleNamespace(**(vars(getattr(module, name)) | attributes))
+        monkeypatch.setattr(module, name, replaced)
+
+    return replace
+
+
 @pytest.fixture(autouse=True)
 def torchs_seed():
     """Collectors without a seed have torch's: the same one in every test, whichever ran before."""
@@ -140,8 +161,8 @@ def torchs_seed():
 
 @pytest.fixture(autouse=True)
 def nothing_left_behind():
-    """Fails a test that leaves a worker process, an open descriptor of shared memory or a file in /dev/shm."""
-    files, slabs = _shared_files(), _shared_descriptors()
+    """Fails a test that leaves a worker process, a thread, a descriptor of shared memory or a file in /dev/shm."""
+    files, slabs, threads = _shared_files(), _shared_descriptors(), _threads()
     yield
     # Importing torchrl sets "spawn", with which each process of an AsyncVectorEnv takes seconds to start.
     multiprocessing.set_start_method(None, force=True)
@@ -152,6 +173,9 @@ def nothing_left_behind():
     if _shared_descriptors() - slabs:
         gc.collect()  # a failure's traceback keeps a collector alive in a cycle
     left = _shared_descriptors() - slabs
+    for thread in _threads() - threads:
+        thread.join(_THREAD_S)
+    assert not _threads() - threads, f"threads left: {_threads() - threads}"
     assert not workers, f"worker processes left: {workers}"
     assert not left, f"descriptors of shared memory left open: {sorted(left)}"
     # An env's processes remove theirs when they end, a moment after the collector is closed.

@@ -68,6 +68,10 @@ class Launcher:
         cannot be observed. The handle is a `collectx.transport.processes.Handle`; of an inline worker, a generator."""
         raise NotImplementedError
 
+    def close(self) -> None:
+        """Ends the threads of the launcher, and what it has started that still runs. Called by whoever made the
+        launcher, after the collector is closed. Idempotent."""
+
     def describe(self, worker: int) -> str:
         """Names a worker in messages: its handle, its log, and the last line of the log if it has failed."""
         handle = self._handles.get(worker)

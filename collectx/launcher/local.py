@@ -154,7 +154,8 @@ class LocalLauncher(Launcher):
         return process
 
     def _fork(self, process: BaseProcess) -> None:
-        """Blocks for the fork server, in a thread: reading its reply has no timeout."""
+        """Blocks for the fork server, in a thread: reading its reply has no timeout. If this times out, the thread ends
+        when the fork server replies or ends."""
         ended: SimpleQueue[BaseException | None] = SimpleQueue()
 
         def start() -> None:
@@ -166,7 +167,8 @@ class LocalLauncher(Launcher):
             else:
                 ended.put(None)
 
-        threading.Thread(target=start, name="collectx-fork", daemon=True).start()
+        thread = threading.Thread(target=start, name="collectx-fork", daemon=True)
+        thread.start()
         try:
             error = ended.get(timeout=min(self._start_timeout_s, threading.TIMEOUT_MAX))
         except Empty:
@@ -175,6 +177,7 @@ class LocalLauncher(Launcher):
                 f"{process.name} was not forked within {timeout_s:g} s (collector.start_timeout_s={timeout_s:g}): the "
                 "fork server, a process of this machine that imports what workers need, hangs or has not started yet."
             ) from None
+        thread.join()
         if error is not None:
             raise error
 

@@ -38,7 +38,8 @@ _STYLES = {Status.COMPLETED: "green", Status.FAILED: "red", Status.INTERRUPTED: 
 
 
 class Progress:
-    """Shows a run during the `with` block; the last state stays on the screen."""
+    """Shows a run during the `with` block; the last state stays on the screen. The end of the block waits for the
+    thread for at most 2 s: if it is writing to a pipe that no process reads, it ends with the process."""
 
     def __init__(self, statistics: Statistics, console: Console | None = None, start_s: float | None = None):
         """`console` is standard output by default; `start_s`, by `time.monotonic`, the zero of the elapsed time."""

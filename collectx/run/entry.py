@@ -114,7 +114,8 @@ def _run_trainer(spec: JobSpec, files: RunFolder, token: str, folder: str) -> in
         lambda endpoint: announce_trainer(files, endpoint, token),
     )
     try:
-        result = execute(cfg, files.path, list(spec.argv), launcher)
+        with closing(launcher):
+            result = execute(cfg, files.path, list(spec.argv), launcher)
     except ConfigError as error:
         print("\n".join(error.problems), file=sys.stderr)
         return 2

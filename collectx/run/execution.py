@@ -284,12 +284,13 @@ class _Execution:
         """Called when the workers are closed."""
         if self._close_note is not None:
             self._close_note.cancel()
+            self._close_note.join(_CLOSE_S)  # it may write to a pipe that nobody reads
 
     def _report_before_close(self, error: BaseException) -> None:
         """Reports the error of a run whose envs are in this process, which closing them may block or end."""
         text = f"{type_name(error)}: {text_of(error)}: closing the envs takes more than {_CLOSE_S:g} s"
         self._close_note = threading.Timer(_CLOSE_S, self._event_log.show, [text])
-        self._close_note.daemon = True
+        self._close_note.name, self._close_note.daemon = "collectx-close-note", True
         self._close_note.start()
         with suppress(OSError):
             write_json(self._files.result, self._record.result(self._files.path).as_json())

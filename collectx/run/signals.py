@@ -22,6 +22,8 @@ from types import FrameType
 from typing import Any, Self
 
 PATIENCE = 3
+# How long the end of the `with` block waits for a note, whose terminal or pipe may take nothing.
+_NOTE_S = 2.0
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _REQUESTS = (signal.SIGUSR1, signal.SIGUSR2)
 
@@ -63,7 +65,7 @@ class Signals:
         self._held = self._is_pending = False
         self._grace_s = 0.0
         self._note: Callable[[], None] = lambda: None
-        self._timer: threading.Timer | None = None
+        self._threads: list[threading.Thread] = []
         self.is_checkpoint_requested = False
         self._terminals = [descriptor for descriptor in (1, 2) if os.isatty(descriptor)]
 
@@ -79,6 +81,8 @@ class Signals:
 
     def __exit__(self, *error: object) -> None:
         self._end_grace()
+        for thread in self._threads:
+            thread.join(_NOTE_S)
         for signum, handler in self._old_handlers.items():
             signal.signal(signum, handler)
         self._old_handlers.clear()
@@ -111,7 +115,8 @@ class Signals:
         """From now on the first signal raises in `check` only, or after `grace_s` seconds.
 
         Args:
-            note: called in another thread when that signal comes.
+            note: called in another thread when that signal comes; one that takes long at the end of the `with` block is
+                waited for for `_NOTE_S` seconds, and ends with the process.
         """
         self._grace_s, self._note = grace_s, note
 
@@ -142,12 +147,13 @@ class Signals:
         if signum == signal.SIGHUP:
             _drop_output(self._terminals)
         if self._grace_s and self._count == 1:
-            threading.Thread(target=self._note, daemon=True).start()
+            note = threading.Thread(target=self._note)
             # To the main thread, which may wait for a worker.
-            main = threading.main_thread().ident
-            self._timer = threading.Timer(self._grace_s, signal.pthread_kill, [main, signum])
-            self._timer.daemon = True
-            self._timer.start()
+            timer = threading.Timer(self._grace_s, signal.pthread_kill, [threading.main_thread().ident, signum])
+            self._threads = [note, timer]
+            for thread in self._threads:
+                thread.name, thread.daemon = "collectx-signal", True
+                thread.start()
             return
         if not self._sealed and self._count >= self._raise_at:
             # The second signal of an impatient user must not interrupt the closing that the first one starts.
@@ -162,8 +168,9 @@ class Signals:
 
     def _end_grace(self) -> None:
         self._grace_s = 0.0
-        if self._timer is not None:
-            self._timer.cancel()
+        for thread in self._threads:
+            if isinstance(thread, threading.Timer):
+                thread.cancel()
 
 
 def _drop_output(terminals: Sequence[int]) -> None:

@@ -40,7 +40,6 @@ class NestedSource:
         warm_up()
         self._link = link
         self._build(spec, nested, build)
-        link.on_disconnect(self._collector.interrupt)
         self._weights = FlatWeights(self._policy)
         self._slots = [slot.tensors for slot in link.slots]
         self._version = spec.first_version
@@ -49,6 +48,7 @@ class NestedSource:
         self._versions = {0: self._version}
         # The collector's version with which each of its workers acted last.
         self._acted: dict[int, int] = {}
+        self._end_watch = link.on_disconnect(self._collector.interrupt)
 
     def _build(self, spec: WorkerSpec, nested: NestedSpec, build: Callable[..., Any]) -> None:
         """Starts the collector; builds the module that receives its weights."""
@@ -115,4 +115,5 @@ class NestedSource:
         reply_without_state(self._link)
 
     def close(self) -> None:
+        self._end_watch()
         self._collector.close()

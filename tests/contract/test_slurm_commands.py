@@ -6,6 +6,8 @@ import select
 import socket
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from unittest.mock import Mock
 
 import psutil
 import pytest
@@ -159,9 +161,11 @@ def workers(folder, monkeypatch, command):
     monkeypatch.setattr(commands, "hostnames", lambda nodes: nodes.split(","))
     environment = {"SLURM_JOB_ID": "100", "SLURM_JOB_NODELIST": "n1,n2,n3", "SLURM_TASKS_PER_NODE": "2,1(x2)"}
     cfg, logs = array.slurm_resources({"slurm_srun_args": ["--mpi=none"]}, 1), folder / "logs"
-    return job.JobTasksLauncher(
+    launcher = job.JobTasksLauncher(
         cfg, ["work"], environment, logs / "job.log", 0, lambda worker: logs / f"worker-{worker}.log", str(folder)
     )
+    with closing(launcher):
+        yield launcher
 
 
 @pytest.mark.parametrize(
@@ -232,13 +236,14 @@ def test_whole_lines_of_srun_and_of_tasks_in_the_jobs_log(folder, line, first, w
     log.write_text("collectx: task 1 on n0: status 1\n")
     watcher = log_watcher.LogWatcher(log, log.stat().st_size, lambda: ["n0", "n2", "n3", "n3", "n0"], first)
     handles = [watcher.watch(worker) for worker in range(5)]
-    with open(log, "a") as file:
+    with closing(watcher), open(log, "a") as file:
         # The last line is understood after the first, and not before its end.
         file.write(f"{line}\ncollectx: task 5 on n0: status 12")
         file.flush()
         assert not is_readable(handles[4], 0.05)
         file.write("7\n")
-    assert is_readable(handles[4])
+        file.flush()
+        assert is_readable(handles[4])
     assert handles[4].exitcode == 127
     failed = {worker: str(handle) for worker, handle in enumerate(handles[:4]) if handle.exitcode}
     assert failed == {worker: f"task {worker + 1} {how}" for worker in workers}
@@ -247,9 +252,11 @@ def test_whole_lines_of_srun_and_of_tasks_in_the_jobs_log(folder, line, first, w
 @pytest.mark.parametrize(("down", "nodes"), [(None, ["n2", "n3", "n1", "n2"]), ("n2", ["n3", "n3", "n1", "n3"])])
 def test_a_worker_is_restarted_on_its_node_or_on_the_next_that_is_up(workers, monkeypatch, down, nodes):
     monkeypatch.setattr(job, "is_up", lambda host: host != down)
-    monkeypatch.setattr(job, "StepHandle", lambda command, log: command())
+    started = []
+    monkeypatch.setattr(job, "StepHandle", lambda command, log: started.append(command()) or Mock(exitcode=0))
     for life, node in enumerate(nodes, 1):
-        assert {f"--nodelist={node}", "--mpi=none"} <= set(workers.start(1, life))
+        workers.start(1, life)
+        assert {f"--nodelist={node}", "--mpi=none"} <= set(started[-1])
 
 
 def test_a_task_that_is_replaced_is_killed_with_its_processes(folder, workers, command, monkeypatch, wait_until):

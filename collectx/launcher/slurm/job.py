@@ -33,9 +33,12 @@ from collectx.launcher.base import Launcher, RemoteHandle
 from collectx.launcher.slurm import commands
 from collectx.launcher.slurm.log_watcher import LogWatcher, TaskHandle, kill_command
 from collectx.transport.network.handshake import Endpoint
+from collectx.transport.processes import end_processes
 
 # A running host answers at once, at least with a refusal.
 _ANSWER_S = 2.0
+# How long steps may take to end by themselves in `close`.
+_CLOSE_S = 2.0
 
 
 class JobTasksLauncher(Launcher):
@@ -74,17 +77,31 @@ class JobTasksLauncher(Launcher):
         # Without parts, the first task is the trainer's.
         self._first = 1 if group is None else 0
         self._tasks = LogWatcher(job_log, log_begin, lambda: self._nodes()[self._first :], self._first)
-        self._kills: list[StepHandle] = []
+        # All steps that may be running: replacements, and those that kill a task.
+        self._steps: list[StepHandle] = []
 
     def start(self, worker: int, restarts: int) -> TaskHandle | StepHandle:
         """Returns the handle of the worker's task, or of a new step. Does not block. A replaced task that may hang is
         killed."""
         previous, log = self._handles.get(worker), self._worker_log(worker)
         if isinstance(previous, TaskHandle) and previous.exitcode is None:
-            self._kills.append(StepHandle(lambda: self._kill(worker), log))
-        handle = StepHandle(lambda: self._step(worker, restarts), log) if restarts else self._tasks.watch(worker)
+            self._start_step(lambda: self._kill(worker), log)
+        handle: TaskHandle | StepHandle
+        if restarts:
+            handle = self._start_step(lambda: self._step(worker, restarts), log)
+        else:
+            handle = self._tasks.watch(worker)
         self._handles[worker] = handle
         return handle
+
+    def _start_step(self, command: Callable[[], list[str]], log: Path) -> StepHandle:
+        self._steps = [step for step in self._steps if step.exitcode is None]
+        self._steps.append(StepHandle(command, log))
+        return self._steps[-1]
+
+    def close(self) -> None:
+        self._tasks.close()
+        end_processes(self._steps, _CLOSE_S)
 
     def lost_node(self, worker: int) -> str:
         """The node of a worker's task, if it does not answer; otherwise empty. Blocks for some seconds.
@@ -137,7 +154,7 @@ class JobTasksLauncher(Launcher):
 
 
 class StepHandle(RemoteHandle):
-    """A started step; its exit code is srun's. Only `join` blocks: a thread calls srun."""
+    """A started step; its exit code is srun's. Only `join` blocks: a thread calls srun, and ends with it."""
 
     def __init__(self, command: Callable[[], list[str]], log: Path):
         """`command()` returns the command, and is called in the thread. Output of the step goes to `log`."""

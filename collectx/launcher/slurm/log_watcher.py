@@ -14,7 +14,6 @@ import functools
 import re
 import shlex
 import threading
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -111,6 +110,8 @@ class LogWatcher:
         begin: the offset in the log at which this attempt begins.
         nodes: returns the node of each worker, by SLURM's names; may raise `LauncherError`.
         first: srun's number of the first worker's task.
+
+    The thread starts with the first `watch`, and ends in `close`.
     """
 
     def __init__(self, log: Path, begin: int, nodes: Callable[[], Sequence[str]], first: int):
@@ -119,6 +120,7 @@ class LogWatcher:
         self._nodes = functools.cache(nodes)
         self._first = first
         self._tasks: dict[int, TaskHandle] = {}
+        self._closing = threading.Event()
         self._watcher = threading.Thread(target=self._watch, name="collectx-tasks", daemon=True)
 
     def watch(self, worker: int) -> TaskHandle:
@@ -126,6 +128,13 @@ class LogWatcher:
         if self._watcher.ident is None:
             self._watcher.start()
         return self._task(worker)
+
+    def close(self) -> None:
+        """Ends the thread, which closes the log. Blocks while it reads; if it asks SLURM for the nodes of a host list,
+        for at most `commands.COMMAND_S`. Idempotent."""
+        self._closing.set()
+        if self._watcher.ident is not None:
+            self._watcher.join()
 
     def _task(self, worker: int) -> TaskHandle:
         # Both threads call this.
@@ -135,13 +144,12 @@ class LogWatcher:
         with open(self._log, "rb") as log:
             log.seek(self._begin)
             rest = b""
-            while True:
+            while not self._closing.wait(_POLL_S):
                 *lines, rest = (rest + log.read()).split(b"\n")
                 for line in lines:
                     # Without scontrol, only the lines of the shells are understood.
                     with contextlib.suppress(LauncherError):
                         self._take(line.decode(errors="replace"))
-                time.sleep(_POLL_S)
 
     def _take(self, line: str) -> None:
         if match := _END.search(line):

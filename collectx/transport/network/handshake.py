@@ -41,6 +41,7 @@ _MOST_REFUSALS, _REFUSALS_S = 20, 60.0
 _HELLO_BYTES = 65536
 _CONNECT_S = 3.0
 _PAUSE_S = 0.25
+_CLOSE_S = 5.0
 _REFUSED = (
     "The trainer has ended, or an address is not its host's alone, as that of lo: choose a network that both hosts are "
     "on with backend.interface."
@@ -67,7 +68,8 @@ class Endpoint:
 
 
 class Listener:
-    """The trainer's listening sockets: one thread accepts at each, another one handles each connection.
+    """The trainer's listening sockets: one thread accepts at each, another one handles each connection. All threads end
+    in `close`.
 
     Args:
         endpoint: if all its addresses are loopback addresses, only these listen, and other hosts cannot connect.
@@ -99,11 +101,17 @@ class Listener:
         self._closed = False
         self._handshakes = threading.Semaphore(_MOST_HANDSHAKES)
         self._lock = threading.Lock()
+        # The threads of handshakes that are not over, with their connections.
+        self._peers: dict[threading.Thread, socket.socket] = {}
         self._refused_since_s, self._num_refused = time.monotonic(), 0
         self.endpoint = replace(endpoint, port=self._servers[0].getsockname()[1])
-        for server in self._servers:
+        self._threads = [
+            threading.Thread(target=self._accept, args=(server,), name="collectx-listener", daemon=True)
+            for server in self._servers
+        ]
+        for server, thread in zip(self._servers, self._threads, strict=True):
             server.settimeout(None)  # regardless of `socket.setdefaulttimeout`
-            threading.Thread(target=self._accept, args=(server,), name="collectx-listener", daemon=True).start()
+            thread.start()
 
     def _accept(self, server: socket.socket) -> None:
         while True:
@@ -117,9 +125,23 @@ class Listener:
                 continue
             # Other peers wait in the queue of the system.
             self._handshakes.acquire()
-            threading.Thread(
-                target=self._handshake, args=(peer, address[0]), name="collectx-handshake", daemon=True
-            ).start()
+            thread = threading.Thread(
+                target=self._run_handshake, args=(peer, address[0]), name="collectx-handshake", daemon=True
+            )
+            with self._lock:
+                if self._closed:
+                    peer.close()
+                    return
+                # `peer` passes its descriptor on, which may be closed and used for another file before the thread ends.
+                self._peers[thread] = peer.dup()
+                thread.start()
+
+    def _run_handshake(self, peer: socket.socket, address: str) -> None:
+        try:
+            self._handshake(peer, address)
+        finally:
+            with self._lock:
+                self._peers.pop(threading.current_thread()).close()
 
     def _handshake(self, peer: socket.socket, address: str) -> None:
         try:
@@ -151,13 +173,23 @@ class Listener:
             self._on_refuse(plain_address(address), f"{reason}{others}")
 
     def close(self) -> None:
-        """Stops listening. Connections stay open."""
+        """Stops listening, ends the connections of handshakes that are not over, and joins all threads. Other
+        connections stay open. Blocks for at most `_CLOSE_S`: a thread in which a library connects to a lost peer ends
+        when that times out."""
         self._closed = True
         for server in self._servers:
             # `close` alone would leave the thread in `accept`.
             with contextlib.suppress(OSError):
                 server.shutdown(socket.SHUT_RDWR)
             server.close()
+        with self._lock:
+            threads = [*self._threads, *self._peers]
+            for peer in self._peers.values():
+                with contextlib.suppress(OSError):
+                    peer.shutdown(socket.SHUT_RDWR)
+        deadline_s = time.monotonic() + _CLOSE_S
+        for thread in threads:
+            thread.join(max(0.0, deadline_s - time.monotonic()))
 
 
 def connect(endpoint: Endpoint, timeout_s: float, limit: str) -> tuple[Connection, str]:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import select
 import threading
 import time
@@ -204,16 +205,26 @@ class NetworkLink:
             self._has_failed = True
             self._send_message(messages.FAILED + RemoteFailure.of(error).to_json())
 
-    def on_disconnect(self, callback: Callable[[], None]) -> None:
+    def on_disconnect(self, callback: Callable[[], None]) -> Callable[[], None]:
         """Calls `callback` from another thread as soon as the trainer has closed or is gone: for a worker that does not
-        read `stop` while it works."""
+        read `stop` while it works. Returns a function that ends the thread; it blocks while `callback` runs."""
         poller = disconnect_poll(self._connection)
+        readable, writable = os.pipe()
+        poller.register(readable)
 
         def wait() -> None:
-            poller.poll()
-            callback()
+            if readable not in dict(poller.poll()):
+                callback()
 
-        threading.Thread(target=wait, name="collectx-disconnect", daemon=True).start()
+        thread = threading.Thread(target=wait, name="collectx-disconnect", daemon=True)
+        thread.start()
+
+        def end() -> None:
+            os.close(writable)  # hangs up the pipe
+            thread.join()
+            os.close(readable)
+
+        return end
 
     def _send_message(self, message: bytes) -> None:
         # If the trainer is gone, the next `acquire` returns None.

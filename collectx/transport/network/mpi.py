@@ -169,6 +169,7 @@ class MpiPair:
         for transfer in self._transfers:
             transfer.cancel()
         self._transfers = []
+        _progress.stop(only_if_idle=True)
 
 
 class MpiTransfer:
@@ -223,14 +224,14 @@ _uncancelled: list[Any] = []
 
 
 class _ProgressThread:
-    """Calls MPI while any transfer is in progress."""
+    """Calls MPI while any transfer is in progress. The thread starts with a transfer. It ends when a pair is closed and
+    no transfer is left, and at the end of the process."""
 
     def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self._wake = threading.Event()
+        # Also protects every call of MPI about a transfer.
+        self.lock = threading.Condition()
         self._transfers: list[MpiTransfer] = []
         self._thread: threading.Thread | None = None
-        self._is_over = False
 
     def add(self, transfer: MpiTransfer) -> None:
         with self.lock:
@@ -238,29 +239,30 @@ class _ProgressThread:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="collectx-mpi", daemon=True)
                 self._thread.start()
-        self._wake.set()
+            self.lock.notify_all()
 
-    def stop(self) -> None:
-        self._is_over = True
-        self._wake.set()
-        if self._thread is not None:
-            self._thread.join()
+    def stop(self, only_if_idle: bool = False) -> None:
+        with self.lock:
+            if only_if_idle and any(not transfer.poll() for transfer in self._transfers):
+                return
+            thread, self._thread = self._thread, None
+            self.lock.notify_all()
+        if thread is not None:
+            thread.join()
 
     def _run(self) -> None:
-        pause_s = _POLL_PAUSES_S[0]
-        while not self._is_over:
+        thread, pause_s = threading.current_thread(), _POLL_PAUSES_S[0]
+        while True:
             with self.lock:
+                self.lock.wait_for(lambda: self._transfers or self._thread is not thread)
+                if self._thread is not thread:
+                    return
                 before: Sequence[MpiTransfer] = self._transfers
                 self._transfers = [transfer for transfer in before if not transfer.poll()]
                 moved = len(self._transfers) < len(before)
-            pause_s = _POLL_PAUSES_S[0] if moved else min(2 * pause_s, _POLL_PAUSES_S[1])
             # Transfers must be polled.
-            if self._transfers:
-                time.sleep(pause_s)
-            else:
-                self._wake.wait()
-                self._wake.clear()
-                pause_s = _POLL_PAUSES_S[0]
+            pause_s = _POLL_PAUSES_S[0] if moved else min(2 * pause_s, _POLL_PAUSES_S[1])
+            time.sleep(pause_s)
 
 
 _progress = _ProgressThread()

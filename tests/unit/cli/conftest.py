@@ -1,7 +1,6 @@
 """Stand-ins, in this process, for `collectx.run.execute` and for SLURM. Real processes are in tests/system."""
 
 import json
-import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,11 +8,11 @@ from types import SimpleNamespace
 import pytest
 
 import collectx.run
-from collectx.cli import watch
+from collectx.cli import status, watch
 from collectx.config.schema.run import RunConfig
 from collectx.errors import LauncherError
 from collectx.launcher.slurm import commands
-from collectx.run import RunFolder, snapshot
+from collectx.run import RunFolder, preflight, snapshot
 
 
 def write_result(folder: Path, status: str, reason: str = "", **fields) -> None:
@@ -122,11 +121,12 @@ def stub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Stub:
 
 
 @pytest.fixture
-def queue(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Queue:
+def queue(monkeypatch: pytest.MonkeyPatch, within: Callable[..., None], tmp_path: Path) -> Queue:
     """Takes the place of SLURM, which is asked without pauses; the working directory is `tmp_path`."""
     queue = Queue()
     monkeypatch.setattr(commands, "_run", queue.run)
-    monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}")
+    for module in (commands, preflight, status):
+        within(module, "shutil", which=lambda name: f"/usr/bin/{name}")
     for name in ("REFRESH_S", "_MIN_QUERY_S", "_SETTLE_S"):
         monkeypatch.setattr(watch, name, 0)
     monkeypatch.setenv("HYDRA_FULL_ERROR", "1")

@@ -161,12 +161,12 @@ def test_an_order_that_does_not_fit_is_refused(stub, old, capsys, line, message)
 
 
 def test_code_that_a_folder_names_is_shown_and_that_of_another_user_is_trusted_on_request_only(
-    stub, old, capsys, monkeypatch
+    stub, old, capsys, within
 ):
     folder = old("env.entry_point=os:system env.id=null")
     with open(folder / "snapshot" / "config.yaml", "a") as file:
         file.write("hydra: {run: {dir: elsewhere}}\n")
-    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    within(foreign_code, "os", geteuid=lambda: os.getuid() + 1)
     assert reproduce.main(["old"]) == 2
     err = capsys.readouterr().err
     assert f"env.entry_point=os:system is imported from {importlib.util.find_spec('os').origin}\n" in err

@@ -6,7 +6,7 @@ import os
 import pytest
 from composing import composed
 
-from collectx.cli import reproduce, resume, run
+from collectx.cli import foreign_code, reproduce, resume, run
 from collectx.run import RunFolder, resumed
 from collectx.run.checkpoint import Checkpoints
 
@@ -70,9 +70,9 @@ def test_a_run_without_a_checkpoint_begins_anew_only_by_itself(stub, old, capsys
     assert stub.calls[0][0].seed == 7
 
 
-def test_checkpoints_of_another_user_are_read_on_request_only(stub, old, capsys, monkeypatch):
+def test_checkpoints_of_another_user_are_read_on_request_only(stub, old, capsys, within):
     files = old()
-    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    within(foreign_code, "os", geteuid=lambda: os.getuid() + 1)
     assert run.main([f"hydra.run.dir='{files.path}'", "resume=auto"]) == resume.main([str(files.path)]) == 2
     assert capsys.readouterr().err.count("--trust") == 2
     assert not stub.calls

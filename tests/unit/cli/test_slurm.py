@@ -2,7 +2,6 @@
 
 import itertools
 import os
-import shutil
 import signal
 import sys
 import time
@@ -164,8 +163,8 @@ def test_a_second_start_submits_no_job_twice_and_gives_its_folder_to_no_other(qu
 
 
 @pytest.mark.parametrize("launcher", ["slurm", "submitit", "submitit_delayed"])
-def test_a_launcher_that_needs_slurm_is_refused_where_there_is_none(launcher, monkeypatch):
-    monkeypatch.setattr(shutil, "which", lambda name: None)
+def test_a_launcher_that_needs_slurm_is_refused_where_there_is_none(launcher, within):
+    within(preflight, "shutil", which=lambda name: None)
     (problem,) = preflight.launcher_problems(composed(f"launcher={launcher}"))
     assert problem.startswith(f"launcher={launcher}: this machine has no sbatch on its PATH")
 

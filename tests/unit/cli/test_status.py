@@ -4,7 +4,6 @@ import errno
 import fcntl
 import json
 import re
-import shutil
 import socket
 from contextlib import closing
 from unittest.mock import Mock
@@ -91,13 +90,13 @@ def test_a_run_that_slurm_has_interrupted_says_why(folder, state, advice):
     assert ending.detail == "interrupted by SIGTERM: job 7 is COMPLETING (SLURM ends its processes)"
 
 
-def test_where_slurm_cannot_be_asked_the_folder_is_read_and_it_says_so(queue, folder, capsys, monkeypatch):
+def test_where_slurm_cannot_be_asked_the_folder_is_read_and_it_says_so(queue, folder, capsys, within):
     write_json(folder.result, {"status": "completed"})
     queue.error = "Unable to contact slurm controller"
     word, text = said(capsys, folder)
     assert word == "completed"
     assert f"SLURM cannot be asked on this machine ({queue.error})" in text
-    monkeypatch.setattr(shutil, "which", lambda name: None)
+    within(status, "shutil", which=lambda name: None)
     assert "(it has no squeue)" in said(capsys, folder)[1]
 
 

@@ -11,9 +11,9 @@ import torch
 from tensordict import NonTensorData, TensorDict
 from worlds.countedframes import Stream, check_whole
 
-from collectx import ReplayBuffer
+from collectx import ReplayBuffer, disk
 from collectx.errors import ShapeError
-from collectx.replay import PrioritizedSampler, SliceSampler, UniformSampler
+from collectx.replay import PrioritizedSampler, SliceSampler, UniformSampler, checkpoint
 from collectx.replay import buffer as replay_buffer
 
 SAMPLERS = {
@@ -153,7 +153,7 @@ def test_a_damaged_file_is_named_and_left_as_it_is(damage, tmp_path):
         assert len(other) == 0
 
 
-def test_a_crash_while_a_buffer_is_saved_leaves_the_state_before_or_the_new_one(tmp_path, monkeypatch):
+def test_a_crash_while_a_buffer_is_saved_leaves_the_state_before_or_the_new_one(tmp_path, monkeypatch, within):
     buffer, path, crashes, synced = make("uniform"), tmp_path / "now" / "saved", [], set()
 
     def recording(call):
@@ -168,11 +168,11 @@ def test_a_crash_while_a_buffer_is_saved_leaves_the_state_before_or_the_new_one(
     for number in (10, 20):
         buffer.extend(Stream(1).take(10))
         if number == 20:
-            for name in ("fsync", "rename", "replace"):
-                monkeypatch.setattr(os, name, recording(getattr(os, name)))
+            within(disk, "os", fsync=recording(os.fsync))
+            within(checkpoint, "os", replace=recording(os.replace))
         buffer.dumps(path)
     monkeypatch.undo()
-    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+    within(disk, "os", fsync=lambda descriptor: None)
     frames = []
     for crash in crashes:
         other = make("uniform")
@@ -193,18 +193,25 @@ def fails(code):
 
 
 @pytest.mark.parametrize(
-    ("what", "code"), [("tempfile.mkdtemp", errno.EACCES), ("os.fsync", errno.ENOSPC), ("os.replace", errno.EACCES)]
+    ("module", "library", "function", "code"),
+    [
+        (checkpoint, "tempfile", "mkdtemp", errno.EACCES),
+        (disk, "os", "fsync", errno.ENOSPC),
+        (checkpoint, "os", "replace", errno.EACCES),
+    ],
 )
-def test_a_disk_that_is_full_or_not_writable_leaves_what_was_saved_before(tmp_path, monkeypatch, what, code):
+def test_a_disk_that_is_full_or_not_writable_leaves_what_was_saved_before(
+    tmp_path, monkeypatch, within, module, library, function, code
+):
     buffer, other, stream, path = make("uniform"), make("uniform"), Stream(1), tmp_path / "saved"
     buffer.extend(stream.take(10))
     buffer.dumps(path)
     before = sorted(path.rglob("*"))
     buffer.extend(stream.take(10))
-    with monkeypatch.context() as patch:
-        patch.setattr(what, fails(code))
-        with pytest.raises(OSError, match=os.strerror(code)):
-            buffer.dumps(path)
+    within(module, library, **{function: fails(code)})
+    with pytest.raises(OSError, match=os.strerror(code)):
+        buffer.dumps(path)
+    monkeypatch.undo()
     assert sorted(path.rglob("*")) == before
     other.loads(path)
     assert len(other) == 10

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev
 
 
 @pytest.fixture
-def full(monkeypatch):
+def full(monkeypatch, within):
     """`full(name)`: writing that file of a run folder ends on a full disk."""
     names, mkstemp = [], tempfile.mkstemp
 
@@ -34,7 +34,7 @@ def full(monkeypatch):
         return handle, path
 
     monkeypatch.setattr(folders, "open", opened, raising=False)
-    monkeypatch.setattr(tempfile, "mkstemp", temporary)
+    within(folders, "tempfile", mkstemp=temporary)
     return names.append
 
 

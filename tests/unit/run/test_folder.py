@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from collectx.errors import DamagedFile, RendezvousError
-from collectx.run import entry, rendezvous
+from collectx.run import entry, files, rendezvous
 from collectx.run.checkpoint import Checkpoints
 from collectx.run.files import JsonLines, read_lines, write_atomically, write_json
 from collectx.run.folder import RunFolder
@@ -110,7 +110,7 @@ def test_the_secret_is_for_the_owner_alone_and_of_one_start(folder, tmp_path):
 
 
 @pytest.mark.parametrize("harm", ["mode", "owner", "link"])
-def test_a_secret_or_a_pickle_that_is_not_the_users_alone_is_not_read(folder, cfg, monkeypatch, harm):
+def test_a_secret_or_a_pickle_that_is_not_the_users_alone_is_not_read(folder, cfg, within, harm):
     rendezvous.announce_trainer(folder, Endpoint(("127.0.0.1",), 4000, b"secret"), "7.0")
     rendezvous.JobSpec(cfg, token="7.0").write(folder, [])
     for path in (folder.secret, folder.job_objects):
@@ -120,7 +120,7 @@ def test_a_secret_or_a_pickle_that_is_not_the_users_alone_is_not_read(folder, cf
             path.rename(path.with_name("elsewhere"))
             path.symlink_to(path.with_name("elsewhere"))
     if harm == "owner":
-        monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+        within(files, "os", geteuid=lambda: os.getuid() + 1)
     with pytest.raises(OSError, match=r"it must belong to user|symbolic links"):
         rendezvous.find_trainer(folder, "7.0", "knob", 0.0)
     with pytest.raises(OSError, match=r"it must belong to user|symbolic links"):

@@ -219,7 +219,7 @@ def test_a_trainer_that_a_second_signal_interrupts_within_a_batch_is_not_saved(c
         ("submitit", {}, {"SLURM_CPUS_ON_NODE": "2"}, 2),
     ],
 )
-def test_the_trainers_threads(cfg, tmp_path, monkeypatch, launcher, groups, environment, expected):
+def test_the_trainers_threads(cfg, tmp_path, monkeypatch, within, launcher, groups, environment, expected):
     taken = []
     for name in ("OMP_NUM_THREADS", *(name for name in os.environ if name.startswith("SLURM_"))):
         monkeypatch.delenv(name, raising=False)
@@ -230,7 +230,7 @@ def test_the_trainers_threads(cfg, tmp_path, monkeypatch, launcher, groups, envi
         (tmp_path / name).write_text(content)
     monkeypatch.setattr(cores, "_CGROUP_FILE", tmp_path / "cgroup")
     monkeypatch.setattr(cores, "_CGROUP_ROOT", tmp_path)
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: range(4), raising=False)
+    within(cores, "os", sched_getaffinity=lambda pid: range(4))
     monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
     monkeypatch.setattr(torch, "set_num_threads", taken.append)
     cores.limit_threads(replace(cfg, launcher=replace(cfg.launcher, kind=launcher)))

@@ -92,9 +92,9 @@ def test_an_ignored_signal_stays_ignored():
     assert not raised
 
 
-def test_a_worker_whose_job_is_ended_says_so(monkeypatch, tmp_path):
+def test_a_worker_whose_job_is_ended_says_so(within, tmp_path):
     before = signal.getsignal(signal.SIGTERM)
-    monkeypatch.setattr(entry.time, "sleep", lambda seconds: signal.raise_signal(signal.SIGTERM))
+    within(entry, "time", sleep=lambda seconds: signal.raise_signal(signal.SIGTERM))
     try:
         with pytest.raises(JobEnded, match="preempted"):
             entry.main(["--wait", "100", str(tmp_path), "--worker", "0"])
@@ -102,9 +102,9 @@ def test_a_worker_whose_job_is_ended_says_so(monkeypatch, tmp_path):
         signal.signal(signal.SIGTERM, before)
 
 
-def test_a_signal_after_the_result_of_a_job_is_without_effect(monkeypatch, folder):
+def test_a_signal_after_the_result_of_a_job_is_without_effect(within, folder):
     killed = []
-    monkeypatch.setattr(os, "kill", lambda *arguments: killed.append(arguments))
+    within(entry, "os", kill=lambda *arguments: killed.append(arguments))
     before = signal.getsignal(signal.SIGUSR1)
     folder.result.touch()
     entry._end_without_result(folder, signal.SIGUSR1)

@@ -1,5 +1,6 @@
 """Which backends can work here."""
 
+import importlib
 import sys
 from types import SimpleNamespace
 
@@ -23,14 +24,16 @@ def test_what_torch_was_built_without_is_refused_with_the_reason():
         ("Open MPI v5", "prte", "set PRTE_ALLOW_RUN_AS_ROOT=1"),
     ],
 )
-def test_mpi_is_refused_where_it_would_start_no_worker(monkeypatch, version, prte, reason):
+def test_mpi_is_refused_where_it_would_start_no_worker(monkeypatch, within, version, prte, reason):
     mpi = SimpleNamespace(Get_library_version=lambda: version)
     mpi4py = version and SimpleNamespace(rc=SimpleNamespace(), MPI=mpi)
     monkeypatch.setitem(sys.modules, "mpi4py", mpi4py)
     monkeypatch.setitem(sys.modules, "collectx.transport.network.mpi", None)
     del sys.modules["collectx.transport.network.mpi"]
-    monkeypatch.setattr("shutil.which", lambda name, path: prte)
-    monkeypatch.setattr("os.geteuid", lambda: 0)
+    if version is not None:
+        module = importlib.import_module("collectx.transport.network.mpi")
+        within(module, "shutil", which=lambda name, path: prte)
+        within(module, "os", geteuid=lambda: 0)
     for name in ("PMIX_NAMESPACE", "PRTE_ALLOW_RUN_AS_ROOT"):
         monkeypatch.delenv(name, raising=False)
     assert reason in why_not("mpi")

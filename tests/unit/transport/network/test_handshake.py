@@ -18,7 +18,7 @@ from worlds.toyworker import SECRET, Toys, slab_spec
 
 from collectx.errors import ConfigError, RendezvousError
 from collectx.transport.connections import enable_keepalive
-from collectx.transport.network import handshake
+from collectx.transport.network import addresses, handshake
 from collectx.transport.network.addresses import local_addresses
 from collectx.transport.network.handshake import PROTOCOL, Endpoint, Listener, connect
 from collectx.transport.network.transport import NetworkTransport
@@ -82,7 +82,7 @@ def test_a_worker_that_knows_the_secret_is_greeted_and_no_other(listen, wait_unt
 
 
 @pytest.mark.parametrize("interface", [None, "lo"])
-def test_loopback_alone_is_not_recordd_from_outside(listen, interface):
+def test_loopback_alone_is_not_reached_from_outside(listen, interface):
     here = ("127.0.0.1",) if interface is None else local_addresses(interface)
     port = listen(*here, interface=interface).endpoint.port
     for address in here:
@@ -302,7 +302,7 @@ NETWORKS = {
 
 
 @pytest.mark.parametrize(
-    ("interface", "there", "addresses"),
+    ("interface", "there", "expected"),
     [
         # What the host's name resolves to comes first, and IPv4 before IPv6.
         (None, NETWORKS, ("10.1.0.2", "10.0.0.2", "fd00::2", "fd01::2")),
@@ -313,7 +313,7 @@ NETWORKS = {
         ("local", NETWORKS, ("fe80::3",)),
     ],
 )
-def test_which_addresses_others_may_reach(monkeypatch, interface, there, addresses):
+def test_which_addresses_others_may_reach(monkeypatch, within, interface, there, expected):
     def entries(name):
         return [
             SimpleNamespace(address=each, family=socket.AF_INET6 if ":" in each else socket.AF_INET)
@@ -322,5 +322,5 @@ def test_which_addresses_others_may_reach(monkeypatch, interface, there, address
 
     monkeypatch.setattr("psutil.net_if_addrs", lambda: {name: entries(name) for name in there})
     monkeypatch.setattr("psutil.net_if_stats", lambda: {name: SimpleNamespace(isup=name != "down") for name in there})
-    monkeypatch.setattr("socket.getaddrinfo", lambda *_: [(0, 0, 0, "", ("10.1.0.2", 0))])
-    assert local_addresses(interface) == addresses
+    within(addresses, "socket", getaddrinfo=lambda *_: [(0, 0, 0, "", ("10.1.0.2", 0))])
+    assert local_addresses(interface) == expected

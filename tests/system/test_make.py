@@ -1,0 +1,57 @@
+"""A run of the tests by the Makefile's command ends, whatever happens in its processes."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.ci
+_ROOT = Path(__file__).parents[2]
+_TESTS = """
+import os, pytest, time
+
+@pytest.mark.parametrize("number", range(20))
+def test_scratch(number):
+    {body}
+"""
+
+
+def make_test(folder, body, **variables):
+    """Runs the command of `make test` on scratch tests; returns its process, with all output, and the time in seconds."""
+    (folder / "pytest.ini").write_text("[pytest]\n")
+    (folder / "test_scratch.py").write_text(_TESTS.format(body=body))
+    arguments = f"-c {folder}/pytest.ini --rootdir={folder} -p no:cacheprovider {folder}"
+    variables = {"VENV": sys.prefix, "ARGS": arguments, **variables}
+    make = ["make", "--dry-run", "test", *(f"{name}={value}" for name, value in variables.items())]
+    listed = subprocess.run(make, cwd=_ROOT, check=True, capture_output=True, text=True)
+    started_s = time.monotonic()
+    run = subprocess.run(
+        ["bash", "-c", listed.stdout.splitlines()[-1]],
+        cwd=folder,
+        env={name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=100,
+    )
+    return run, time.monotonic() - started_s
+
+
+def test_a_test_process_that_is_killed_fails_the_run(tmp_path):
+    run, seconds = make_test(tmp_path, "if number == 7: os.kill(os.getpid(), 9)")
+    assert run.returncode == 1, run.stdout
+    assert "crashed and worker restarting disabled" in run.stdout
+    assert "test_scratch[7]" in run.stdout
+    assert seconds < 30
+
+
+@pytest.mark.parametrize(("ci", "hung"), [("", 0), ("true", 2)])
+def test_a_run_that_hangs_ends_with_the_stacks_of_its_processes(tmp_path, ci, hung):
+    run, seconds = make_test(tmp_path, "time.sleep(1000)", LIMIT="5s", CI=ci)
+    assert run.returncode != 0
+    assert "Fatal Python error: Aborted" in run.stdout
+    assert run.stdout.count("in test_scratch") == hung
+    assert seconds < 50

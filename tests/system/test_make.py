@@ -41,7 +41,7 @@ def make_test(folder, body, **variables):
 
 
 def test_a_test_process_that_is_killed_fails_the_run(tmp_path):
-    run, seconds = make_test(tmp_path, "if number == 7: os.kill(os.getpid(), 9)")
+    run, seconds = make_test(tmp_path, "if number == 7: os.kill(os.getpid(), 9)", LIMIT="60s")
     assert run.returncode == 1, run.stdout
     assert "crashed and worker restarting disabled" in run.stdout
     assert "test_scratch[7]" in run.stdout

@@ -153,6 +153,14 @@ def within(monkeypatch):
     return replace
 
 
+@pytest.fixture
+def hangups():
+    """A hangup is not ignored in the test, nor by processes that it starts, also where `nohup` runs the tests."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
 @pytest.fixture(autouse=True)
 def torchs_seed():
     """Collectors without a seed have torch's: the same one in every test, whichever ran before."""

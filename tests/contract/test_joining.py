@@ -21,6 +21,7 @@ from worlds.toyworker import Toys, slab_spec
 from collectx.errors import RendezvousError, WorkerTimeout
 from collectx.transport.network.availability import why_not
 from collectx.transport.network.handshake import Endpoint, connect
+from collectx.transport.network.link import join_trainer
 
 REMOTE = [way for way in TRANSPORTS if way.kind == "distributed"]
 TESTS = Path(__file__).parents[1]
@@ -51,6 +52,16 @@ def test_strangers_before_and_during_a_run_disturb_nothing_and_are_logged(way, a
         wait_until(lambda: len(refused) >= 3)
         toys.deliver(3)
     assert set(refused) == {("peer_refused", address)}
+
+
+@over(REMOTE, smoke=True)
+def test_a_peer_does_not_take_the_index_of_a_worker_that_has_joined(way):
+    with Toys(way.transport, slab_spec(1)) as toys:
+        toys.start(0)
+        toys.deliver()
+        with pytest.raises(RendezvousError, match="refused: worker 0 is not expected: it has joined already"):
+            join_trainer(toys.transport.endpoint, 0, {}, 60.0)
+        toys.deliver(3)
 
 
 @over(REMOTE)

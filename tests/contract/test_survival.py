@@ -11,12 +11,16 @@ import sys
 from collections import deque
 from multiprocessing.connection import Listener
 
+import gymnasium
 import psutil
 import pytest
+import torch
 import ways
 from collecting import Log, counting, custom, faulty, start, worker_pids
+from making import make
 from surviving import RELAY, collector, survive
-from worlds.faulty import BrokenLever
+from worlds.cartpoles import cartpole
+from worlds.faulty import BrokenLever, pull_the_lever
 from worlds.streams import StreamChecker
 
 import collectx
@@ -69,6 +73,28 @@ def test_a_worker_whose_error_has_no_text_is_replaced():
     assert [(each["worker"], each["message"]) for each in log.of("worker_failed")] == [
         (1, "(its text cannot be made: RuntimeError)")
     ]
+
+
+class Brief(gymnasium.Wrapper):
+    """Fails at its 15th step."""
+
+    def __init__(self):
+        super().__init__(cartpole())
+        self._left = 15
+
+    def step(self, action):
+        self._left -= 1
+        return self.env.step(action) if self._left else pull_the_lever("raises")
+
+
+@ways.over((ways.INLINE_SYNC, ways.SHARED_SYNC))
+def test_a_replacement_draws_other_episodes_and_other_actions(way):
+    """Each worker delivers ten frames of a life, and fails in its second batch."""
+    with make(way, Brief, frames_per_batch=20, on_worker_failure="restart") as batches:
+        both = torch.cat([next(batches), next(batches)])
+    assert len(both["collector", "traj_ids"][:, 0].unique()) == 4
+    for drawn in (both["observation"][:, 0], both["action"]):
+        assert len(drawn.unique(dim=0)) == 4
 
 
 @pytest.mark.difference("a worker dies, hangs, loses its connection")

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import gymnasium
 import pytest
 import torch
+from gymnasium.spaces import Box, Discrete
 from gymnasium.vector import AutoresetMode
 from making import make
 from tensordict import TensorDict
@@ -15,6 +16,7 @@ from tensordict.nn import TensorDictModule
 from ways import INLINE, INLINE_ASYNC, INLINE_SYNC, SHARED, SHARED_ASYNC, SHARED_SYNC, SINGLE, over
 from worlds.cartpoles import cartpole, cartpoles
 from worlds.clocks import Clock, slow_clock
+from worlds.spaceenv import SpaceEnv, read
 
 from collectx import ReplayBuffer, split_trajectories
 from collectx.collector.trajectories import mask
@@ -57,6 +59,23 @@ def test_of_envs_that_spend_steps_on_resets():
     create = partial(clocks, mode=AutoresetMode.NEXT_STEP)
     (batch,) = collect(INLINE_SYNC, create, cat_results=-1, frames_per_batch=[4, 8], total_frames=12)
     assert batch.shape == (2, 6)
+
+
+@pytest.mark.parametrize("frames", [3, 12])
+def test_a_reset_of_such_envs_delivers_no_frame_from_before_it(frames):
+    """Of an env that is faster than the others, more is stepped than was delivered."""
+    lengths = (5, 1, 9)
+    envs = [partial(SpaceEnv, Box(0, 9), Discrete(2), length) for length in lengths]
+    create = partial(gymnasium.vector.SyncVectorEnv, envs, autoreset_mode=AutoresetMode.NEXT_STEP)
+    with make(SINGLE, create, frames_per_batch=frames) as collector:
+        seen = set()
+        for _ in range(3):
+            rewards = [int(each) for _ in range(4) for each in collector.next()["next", "reward"].flatten()]
+            assert not seen & set(rewards)
+            firsts = {env: step for env, _, step in map(read, reversed(rewards))}
+            assert set(firsts.values()) == {1}
+            seen.update(rewards)
+            collector.reset()
 
 
 @over((INLINE_ASYNC, SHARED_ASYNC))

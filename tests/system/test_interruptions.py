@@ -13,6 +13,7 @@ from collectx.run import RunFolder
 from collectx.run.folder import locked
 
 
+@pytest.mark.usefixtures("hangups")
 @pytest.mark.parametrize(
     ("words", "number", "presses"),
     [

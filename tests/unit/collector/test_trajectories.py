@@ -42,3 +42,14 @@ def test_a_restored_assembler_continues_the_trajectories(traj_format, cut):
     expected = taken(saved, range(cut, 3))
     assert [set(each["collector"]["traj_ids"].flatten().tolist()) for each in expected] == [{0, 1, 2}]
     torch.testing.assert_close(taken(other, range(cut, 3)), expected, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("breaks_off", [True, False])
+def test_frames_of_trajectories_that_do_not_go_on_are_not_kept(breaks_off):
+    assembler = Assembler(3, "cat", breaks_off)
+    for number in (0, 1):
+        assembler.add(batch(number))
+        unfinished = assembler.state()["unfinished"]
+        assert set(unfinished) == (set() if breaks_off else {0: {0, 1, 2}, 1: {2, 3}}[number])
+    assembler.forget()
+    assert assembler.state() == {"unfinished": {}, "ended": []}

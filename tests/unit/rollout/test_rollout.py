@@ -31,12 +31,12 @@ from collectx.worker.spec import WorkerSpec
 PLAIN = RolloutOptions(check_finite=False)
 
 
-def make(cfg, policy, steps, stop=b"\0", spec=PLAIN):
+def make(cfg, policy, steps, stop=b"\0", spec=PLAIN, refresh=None):
     """A rollout, a slot that is filled with sevens, and the slot's rows as `collect` takes them."""
     env = build(cfg)
     size = env.spec.num_envs
     actor = make_actor(policy, env.spec, torch.device("cpu"), ExplorationType.RANDOM)
-    rollout = rollout_class(env.spec)(env, actor, Episodes(0, size, size), range(size), memoryview(stop), spec)
+    rollout = rollout_class(env.spec)(env, actor, Episodes(0, size, size), range(size), memoryview(stop), spec, refresh)
     layout = Layout(batch_leaves(env.spec.observation, actor.leaves), size, steps)
     slot = layout.slot(torch.full((layout.nbytes,), 7, dtype=torch.uint8))
     return rollout, slot, rollout.prepare(slot)
@@ -125,6 +125,30 @@ def test_the_step_loop_keeps_no_object(cfg):
         blocks.append(sys.getallocatedblocks())
     # Between the last two, 500 steps of three envs.
     assert blocks[2] - blocks[1] < 100
+    rollout.close()
+
+
+@pytest.mark.parametrize("cfg", [counting(3), RAGGED], ids=["lockstep", "ragged"])
+def test_each_frame_has_the_version_of_the_weights_that_acted_in_it(cfg):
+    """Newer weights come before some of the steps."""
+    policy, versions = telling_policy(4), iter([0, 1, 1, 2, 2, 2, *range(5, 1000)])
+
+    def refresh():
+        version = next(versions)
+        with torch.no_grad():
+            policy.module.number.fill_(version)
+        return version
+
+    options = RolloutOptions(False, refresh_each_step=True)
+    rollout, slot, rows = make(cfg, policy, 6, spec=options, refresh=refresh)
+    for expected in ([0, 1, 1, 2, 2, 2], [5, 6, 7, 8, 9, 10]):
+        rollout.collect(rows, 99)
+        version = slot.tensors["collector", "policy_version"]
+        assert torch.equal(slot.tensors["low",], version.float())
+        if cfg is RAGGED:  # which has no frame of some steps
+            assert (version.diff() >= 0).all()
+        else:
+            assert version.tolist() == [expected] * 3
     rollout.close()
 
 

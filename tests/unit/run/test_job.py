@@ -165,6 +165,7 @@ def test_a_configuration_that_only_the_parts_can_refuse(cfg, tmp_path, monkeypat
     assert RunFolder(tmp_path).read_result()["status"] == "failed"
 
 
+@pytest.mark.usefixtures("hangups")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_interrupts(cfg, tmp_path, train_with, number):
     def train(collection):

@@ -1,6 +1,6 @@
 import os
 import signal
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 
 import pytest
 
@@ -8,6 +8,7 @@ from collectx.errors import JobEnded
 from collectx.run import entry
 from collectx.run.signals import Signals, Stopped, ignore_requests
 
+pytestmark = pytest.mark.usefixtures("hangups")
 ALL = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -90,6 +91,20 @@ def test_an_ignored_signal_stays_ignored():
         raised = raises(signal.SIGINT)
     assert signal.signal(signal.SIGINT, before) is signal.SIG_IGN
     assert not raised
+
+
+@pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_to_a_forked_process_ends_it_and_is_not_the_runs(number):
+    with Signals() as signals:
+        pid = os.fork()
+        if pid == 0:
+            with suppress(BaseException):
+                os.kill(os.getpid(), number)
+            os._exit(7)  # the signal was handled
+        _, status = os.waitpid(pid, 0)
+        assert signals.last is None
+    assert os.waitstatus_to_exitcode(status) == -number
 
 
 def test_a_worker_whose_job_is_ended_says_so(within, tmp_path):

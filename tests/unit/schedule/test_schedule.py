@@ -51,6 +51,12 @@ def test_async_grants_and_delivers_its_budget_also_without_a_dropped_worker(num_
     assert num_delivered == num_batches
 
 
+def test_async_grants_what_is_left_of_its_budget():
+    schedule = AsyncSchedule(2, 2, 17)
+    schedule.skip(14)
+    assert list(schedule.begin()) == [(0, 0), (1, 0), (0, 1)]
+
+
 def test_async_does_not_grant_the_last_slot_of_a_dropped_worker_again():
     schedule = AsyncSchedule(2, 1, None)
     schedule.begin()

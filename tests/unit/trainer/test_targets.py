@@ -3,7 +3,10 @@
 import pytest
 import torch
 
+from collectx import ReplayBuffer
+from collectx.batch import to_tensordict
 from collectx.trainer.actor_critic import Transitions, state_values
+from collectx.trainer.dqn import NstepWriter
 from collectx.trainer.returns import gae, nstep, vtrace
 
 
@@ -79,3 +82,22 @@ def test_next_values_at_the_ends():
     value, next_value = state_values(lambda seen: seen[0].squeeze(-1), batch)
     assert value.tolist() == [[1.0, 2.0, 10.0, 20.0]]
     assert next_value.tolist() == [[2.0, 3.0, 0.0, 21.0]]
+
+
+def test_dqn_counts_the_next_value_at_a_truncation_and_not_at_a_termination():
+    """Frames: inside, truncated, terminated, last of the batch."""
+    ends = {"truncated": [False, True, False, False], "terminated": [False, False, True, False]}
+    ends["done"] = [False, True, True, False]
+    buffer, seen = ReplayBuffer(4), ("observation",)
+    batch = {
+        seen: torch.tensor([[1.0], [2.0], [10.0], [20.0]]),
+        ("action",): torch.arange(4),
+        ("next", *seen): torch.tensor([[2.0], [3.0], [11.0], [21.0]]),
+        ("next", "reward"): torch.tensor([[1.0], [2.0], [4.0], [8.0]]),
+        **{("next", name): torch.tensor(flags).unsqueeze(-1) for name, flags in ends.items()},
+    }
+    NstepWriter(buffer, [seen], gamma=0.5, num_steps=2).extend(to_tensordict(batch, (4,)))
+    stored = buffer[torch.arange(4)]
+    assert stored["return"].tolist() == [2.0, 2.0, 4.0, 8.0]
+    assert stored["discount"].tolist() == [0.25, 0.5, 0.0, 0.5]
+    assert stored["next", "observation"].flatten().tolist() == [3.0, 3.0, 11.0, 21.0]

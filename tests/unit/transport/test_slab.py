@@ -46,6 +46,26 @@ def test_a_refresh_reads_what_is_new_and_again_where_it_is_overtaken():
     assert seen == [1, 2]
 
 
+@pytest.mark.parametrize("individual", [False, True])
+def test_weights_that_are_read_while_newer_ones_are_written_are_whole(individual):
+    slab, read = Slab(slab_spec(weights_nbytes=8), shared=False), []
+
+    def publish(write):
+        return slab.publish_to({0: write}) if individual else slab.publish(write)
+
+    for number in range(5):
+
+        def write(buffer, number=number):
+            for half in (slice(0, 4), slice(4, 8)):
+                buffer[half] = number
+                if number:
+                    version = slab.refresh(lambda seen: read.append(seen.tolist()), -1, 0)
+                    assert (version, read[-1]) == (number - 1, [number - 1] * 8)
+
+        assert publish(write) == number
+    assert len(read) == 8
+
+
 @pytest.mark.parametrize("has_memfd", [True, False])
 def test_shared_memory_is_an_anonymous_file_which_other_processes_map(has_memfd, tmp_path, monkeypatch):
     if not has_memfd:

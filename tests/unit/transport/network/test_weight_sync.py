@@ -1,0 +1,66 @@
+"""Which weights each remote worker is sent, and from which memory. Pairs are stand-ins."""
+
+import random
+
+import pytest
+from worlds.toyworker import writer
+
+from collectx.transport.network import weight_sync
+from collectx.transport.network.p2p import stamp_of
+from collectx.transport.network.remote_worker import RemoteWorker
+from collectx.transport.network.weight_sync import WeightSync
+from collectx.transport.supervisor import State
+
+NBYTES = 8
+
+
+class Channel:
+    """A pair to a worker that may still receive everything that it was sent: `sent` has each buffer, and a copy of its
+    bytes."""
+
+    def __init__(self):
+        self.sent = []
+
+    def send(self, buffer):
+        self.sent.append((buffer, buffer.clone()))
+        return self
+
+    def wait(self):
+        """The transfer is complete: it is the only one in progress."""
+        self.sent.clear()
+
+
+@pytest.mark.parametrize("most_sending", [1, 2, 100])
+def test_a_buffer_is_not_written_to_before_it_is_received(monkeypatch, most_sending):
+    """Four workers, one of which leaves and never receives; versions for all and for some, in any order."""
+    monkeypatch.setattr(weight_sync, "_LEAST_TRANSFERS", most_sending)
+    monkeypatch.setattr(weight_sync, "_TRANSFER_BYTES", 0)
+    workers = {index: RemoteWorker(index, state=State.JOINED, pair=Channel()) for index in range(4)}
+    sync, draw, buffers, expected = WeightSync(NBYTES, workers, lambda *message: None), random.Random(0), set(), {}
+
+    def check():
+        for worker in workers.values():
+            for buffer, copy in worker.pair.sent:
+                assert buffer.equal(copy)
+                buffers.add(buffer.data_ptr())
+
+    for number in range(1, 300):
+        sending = [worker for worker in workers.values() if worker.sending and worker.state is State.JOINED]
+        if number == 150:
+            workers[3].state = State.GONE
+            sync.remove(workers[3])
+        elif sending and draw.random() < 0.5:
+            sync.acknowledge(draw.choice(sending))
+        elif draw.random() < 0.5:
+            expected = dict.fromkeys(workers, sync.publish(writer(number % 256)))
+        else:
+            chosen = draw.sample(sorted(workers), 2)
+            expected |= dict.fromkeys(chosen, sync.publish_to(dict.fromkeys(chosen, writer(number % 256))))
+        check()
+    for _ in range(2 * len(workers)):
+        for worker in workers.values():
+            if worker.state is State.JOINED and worker.sending:
+                assert stamp_of(worker.pair.sent[0][0]) == worker.weights_version + 1
+                sync.acknowledge(worker)
+    assert all(workers[index].weights_version == expected[index] for index in range(3))
+    assert len(buffers) < 12  # each is used again

@@ -72,11 +72,6 @@ def nest(values: Mapping[Key, Any]) -> dict[str, Any]:
     return root
 
 
-def is_agents_end(leaf: Leaf) -> bool:
-    """Whether an observation leaf is the end of a group of agents."""
-    return leaf.dtype is torch.bool and len(leaf.key) > 1 and leaf.key[-1:] in DONE_KEYS
-
-
 # The usual reward.
 REWARD = Leaf(("reward",), (1,), torch.float32)
 

@@ -83,7 +83,9 @@ def build(
     schedule = _make_schedule(options, 0 if is_elastic else num_workers, recorded, exact)
     rows = spec.num_envs * rows_per_env(options)
     observation = spec_with_states(spec, actor.states).observation
-    omitted = {leaf.key for leaf in observation} if options.compact_obs else {leaf.key[1:] for leaf in spec.deltas}
+    omitted = {leaf.key[1:] for leaf in spec.deltas}
+    if options.compact_obs:
+        omitted = {leaf.key for leaf in observation if leaf not in spec.agents_ends}
     slab = SlabSpec(
         leaves=batch_leaves(observation, actor.leaves, omitted, spec.only_next),
         rows=rows,

@@ -58,6 +58,7 @@ class EnvSpec:
         observation_space, action_space: the single env's Gymnasium spaces.
         ragged: see the module's docstring.
         can_restart_early: whether `restart` accepts envs whose episode did not end.
+        agents_ends: the leaves of `observation` that are ends of groups of agents, such as `("agents", "done")`.
         rewards: leaves of a step's rewards; usually one float32 number, `[1]`.
         deltas: leaves `("delta", *key)`, below `next` in place of the observation `key`: its change in the step.
         batch_shape: the envs' dimensions in a batch, where there are several; (): one dimension, or none for one env.
@@ -79,6 +80,7 @@ class EnvSpec:
     action_space: gymnasium.Space
     ragged: bool = False
     can_restart_early: bool = True
+    agents_ends: tuple[Leaf, ...] = ()
     rewards: tuple[Leaf, ...] = (REWARD,)
     deltas: tuple[Leaf, ...] = ()
     batch_shape: tuple[int, ...] = ()
@@ -93,6 +95,12 @@ class EnvSpec:
     def only_next(self) -> tuple[Leaf, ...]:
         """The leaves that a batch has below `next` only."""
         return (*self.rewards, *self.deltas)
+
+    @property
+    def agents_cuts(self) -> list[int]:
+        """The indices in `observation` of the agents' ends that are set where their trajectory is truncated."""
+        cuts = [leaf for leaf in self.agents_ends if leaf.key[-1] != "terminated"]
+        return [index for index, leaf in enumerate(self.observation) if leaf in cuts]
 
     @property
     def policy_shape(self) -> tuple[int, ...]:

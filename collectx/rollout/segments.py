@@ -131,7 +131,7 @@ class RaggedRollout(Rollout):
         for index in np.flatnonzero(self._cursor == steps):
             segment = self._segment[index]
             truncated, done, reward = (segments["next", name][segment] for name in ("truncated", "done", "reward"))
-            ends = self._end_batch(truncated, done)
+            ends = self._end_batch(done, [truncated, done])
             self._episodes.record(np.array([index]), reward, ends, segments[TRAJ_IDS][segment][:, None])
             self._complete.append(int(segment))
             self._segment[index] = self._free.popleft()

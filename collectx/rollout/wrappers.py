@@ -71,6 +71,7 @@ class TimeLimitEnv(_Wrapper):
         super().__init__(env, spec)
         self._max_frames = max_frames
         self._frames = np.zeros(spec.num_envs, np.int64)
+        self._agents_cuts = spec.agents_cuts
 
     def step(self, action: Sequence[np.ndarray], out: StepArrays) -> bool:
         *observation, step_count = out.observation
@@ -79,6 +80,8 @@ class TimeLimitEnv(_Wrapper):
         step_count[:, 0] = self._frames
         at_limit = self._frames >= self._max_frames
         np.logical_or(out.truncated, at_limit, out=out.truncated)
+        for index in self._agents_cuts:
+            observation[index][at_limit] = True
         return any_ended or bool(at_limit.any())
 
     def _write_first(self, envs: np.ndarray | slice, added: Sequence[np.ndarray]) -> None:

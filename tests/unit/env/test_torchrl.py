@@ -134,7 +134,32 @@ def test_a_trajectory_that_is_cut_is_one_of_all_agents_though_each_ends_by_itsel
     counts = (rows["next", "agents", "observation"][..., 0] / torch.tensor([0.1, 0.01])).round()
     assert torch.equal(counts, torch.tensor([1.0, 2.0])[:, None].expand(2, 2).repeat(len(rows), 4, 1))
     assert torch.equal(rows["next", "truncated"].squeeze(-1), torch.tensor([False, True]).repeat(len(rows), 4))
-    assert not rows["next", "agents", "done"].any()
+    assert torch.equal(rows["next", "agents", "done"].squeeze(-1).all(-1), rows["next", "done"].squeeze(-1))
+
+
+@pytest.mark.parametrize("make", [torchrlenvs.Agents, torchrlenvs.Apart])
+@pytest.mark.parametrize("size", [(), (2,)])
+@pytest.mark.parametrize("keywords", [{"max_frames_per_traj": 2}, {"set_truncated": True}])
+def test_a_cut_trajectory_is_truncated_for_each_group_of_agents(make, size, keywords):
+    def create():
+        return make(size).add_truncated_keys()
+
+    with Collector(create, frames_per_batch=2 * math.prod(size), **keywords) as collector:
+        batch, fake = collector.next().reshape(-1, 2), collector.fake_tensordict().reshape(-1, 2)
+    for name, expected in (("truncated", [False, True]), ("done", [False, True]), ("terminated", [False, False])):
+        everywhere = torch.tensor(expected)[:, None, None].expand(len(batch), 2, 2, 1)
+        assert torch.equal(batch["next", "agents", name], everywhere)
+        assert torch.equal(batch["next", name], everywhere[:, :, 0])
+        assert not batch["agents", name].any()
+        assert "set_truncated" not in keywords or torch.equal(fake["next", "agents", name], everywhere)
+
+
+@pytest.mark.parametrize("make", [torchrlenvs.Agents, torchrlenvs.Apart])
+def test_compact_batches_have_the_ends_of_agents(make):
+    with Collector(make, frames_per_batch=30, compact_obs=True) as collector:
+        after = collector.next()["next"]
+    assert ("agents", "observation") not in after.keys(True)
+    assert torch.equal(after["agents", "done"].squeeze(-1).any(0), torch.tensor([True, True]))
 
 
 @pytest.mark.difference("an env of TorchRL with a NonTensor spec")

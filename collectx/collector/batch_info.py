@@ -10,7 +10,17 @@ import torch
 from tensordict import TensorDict
 
 from collectx.batch import to_tensordict
+from collectx.config.derived import rows_per_env
+from collectx.config.schema.collector import CollectorConfig
+from collectx.env.base import EnvSpec
 from collectx.transport.base import Arrival, SlabSpec
+
+
+def part_shape(spec: EnvSpec, collector: CollectorConfig) -> tuple[int, ...]:
+    """The dimensions of the envs in one worker's part of a batch, without time: those of its group of envs, of whatever
+    size, and none for a single env. The groups of several processes of one worker are one dimension."""
+    rows = rows_per_env(collector)
+    return spec.policy_shape if rows == 1 else (rows * spec.num_envs,)
 
 
 @dataclass(frozen=True)
@@ -19,7 +29,7 @@ class DeliverySpec:
 
     Attributes:
         slab: the transport's slots; each holds one worker's part.
-        shape: of the envs in a batch; empty for one env.
+        shape: of the envs in a part; see `part_shape`.
         stacked: whether a batch of several parts is `[parts, *shape, steps]`; otherwise it is one part, `[*shape,
             steps]`.
         total_frames: frames of the whole run, or -1.

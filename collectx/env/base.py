@@ -61,7 +61,7 @@ class EnvSpec:
         agents_ends: the leaves of `observation` that are ends of groups of agents, such as `("agents", "done")`.
         rewards: leaves of a step's rewards; usually one float32 number, `[1]`.
         deltas: leaves `("delta", *key)`, below `next` in place of the observation `key`: its change in the step.
-        batch_shape: the envs' dimensions in a batch, where there are several; (): one dimension, or none for one env.
+        batch_shape: the envs' dimensions in a batch, where there are several; (): `[E]`, or none for a single env.
         draw: returns random actions of the group; None: `action_space` is sampled.
         is_single: the group is one env without a batch dimension, not a group of one; a user's policy is called with
             its observation, `[*shape]`.
@@ -104,7 +104,7 @@ class EnvSpec:
 
     @property
     def policy_shape(self) -> tuple[int, ...]:
-        """The batch size of the observations that a user's policy is called with."""
+        """The dimensions of the envs: the batch size of the observations that a user's policy is called with."""
         return () if self.is_single else self.batch_shape or (self.num_envs,)
 
 

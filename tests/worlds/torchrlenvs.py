@@ -74,8 +74,8 @@ def recurrent():
     return transformed(walking(), envs.InitTracker(), envs.TensorDictPrimer(state, default_value=0.0))
 
 
-def serial():
-    return envs.SerialEnv(3, walking)
+def serial(num_envs=3):
+    return envs.SerialEnv(num_envs, walking)
 
 
 def parallel(**kwargs):

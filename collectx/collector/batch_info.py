@@ -4,12 +4,13 @@ event log.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 from tensordict import TensorDict
 
-from collectx.batch import to_tensordict
+from collectx.batch import Key, to_tensordict
 from collectx.config.derived import rows_per_env
 from collectx.config.schema.collector import CollectorConfig
 from collectx.env.base import EnvSpec
@@ -30,6 +31,7 @@ class DeliverySpec:
     Attributes:
         slab: the transport's slots; each holds one worker's part.
         shape: of the envs in a part; see `part_shape`.
+        nested_dims: batch dimensions of nested TensorDicts besides those of the batch, by key.
         stacked: whether a batch of several parts is `[parts, *shape, steps]`; otherwise it is one part, `[*shape,
             steps]`.
         total_frames: frames of the whole run, or -1.
@@ -39,6 +41,7 @@ class DeliverySpec:
 
     slab: SlabSpec
     shape: tuple[int, ...]
+    nested_dims: Mapping[Key, tuple[int, ...]]
     stacked: bool
     total_frames: int
     zero_copy: bool
@@ -47,7 +50,8 @@ class DeliverySpec:
     def batch(self, memory: torch.Tensor, num_parts: int) -> TensorDict:
         """A batch of `num_parts` parts over its bytes."""
         size = (*((num_parts,) if self.stacked else ()), *self.shape, self.slab.steps)
-        return to_tensordict(self.slab.layout(num_parts).tensors(memory, size), size, self.storing_device)
+        tensors = self.slab.layout(num_parts).tensors(memory, size)
+        return to_tensordict(tensors, size, self.storing_device, self.nested_dims)
 
     def zeros(self, num_parts: int) -> TensorDict:
         """A batch of `num_parts` parts, of zeros."""

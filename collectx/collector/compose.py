@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from collectx import policy as policies
-from collectx.batch import batch_leaves
+from collectx.batch import batch_leaves, nested_dims
 from collectx.collector.batch_info import DeliverySpec, part_shape
 from collectx.collector.collector import Collector
 from collectx.collector.failure_policy import FailurePolicy
@@ -146,6 +146,7 @@ def build(
     delivery = DeliverySpec(
         slab=slab,
         shape=part_shape(spec, options),
+        nested_dims=nested_dims(spec.nested_dims, slab.leaves),
         stacked=is_stacked(options),
         total_frames=options.total_frames,
         zero_copy=options.zero_copy,

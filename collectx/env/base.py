@@ -62,6 +62,7 @@ class EnvSpec:
         rewards: leaves of a step's rewards; usually one float32 number, `[1]`.
         deltas: leaves `("delta", *key)`, below `next` in place of the observation `key`: its change in the step.
         batch_shape: the envs' dimensions in a batch, where there are several; (): `[E]`, or none for a single env.
+        nested_dims: batch dimensions of nested TensorDicts besides those of the envs, by key: `{("agents",): (3,)}`.
         draw: returns random actions of the group; None: `action_space` is sampled.
         is_single: the group is one env without a batch dimension, not a group of one; a user's policy is called with
             its observation, `[*shape]`.
@@ -84,6 +85,7 @@ class EnvSpec:
     rewards: tuple[Leaf, ...] = (REWARD,)
     deltas: tuple[Leaf, ...] = ()
     batch_shape: tuple[int, ...] = ()
+    nested_dims: Mapping[Key, tuple[int, ...]] = field(default_factory=dict, compare=False)
     draw: Callable[[], Draws] | None = None
     is_single: bool = False
     path: str = field(default="", compare=False)

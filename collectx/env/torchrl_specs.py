@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from gymnasium import Space, spaces
 
-from collectx.batch import DONE_KEYS, Key, Leaf, as_key, nest
+from collectx.batch import DONE_KEYS, Key, Leaf, as_key, nest, nested_dims
 from collectx.env.base import Draws, EnvSpec, steps_per_draw
 from collectx.env.spaces import leave_out, numpy_dtype
 from collectx.errors import ConfigError, SpaceError
@@ -64,6 +64,7 @@ def read_spec(env: Any, exclude: Sequence[str]) -> EnvSpec:
         rewards=rewards,
         deltas=_deltas(env, leaves),
         batch_shape=size if len(size) > 1 else (),
+        nested_dims=_nested_dims(env, (*leaves, *action, *rewards)),
         data_device=env.device,
         action_spec=env.full_action_spec,
     )
@@ -133,6 +134,23 @@ def _observation_specs(env: Any, exclude: Sequence[str]) -> dict[Key, Any]:
             "several agents below the name of their group, as agents.done"
         )
     return observed | {key: spec for key, spec in ends.items() if key not in DONE_KEYS}
+
+
+def _nested_dims(env: Any, leaves: Sequence[Leaf]) -> dict[Key, tuple[int, ...]]:
+    """See `EnvSpec.nested_dims`: the dimensions of the nested specs; of the first one for a key that is in several."""
+    composites = (
+        env.full_observation_spec,
+        env.full_state_spec,
+        env.full_action_spec,
+        env.full_reward_spec,
+        env.full_done_spec,
+    )
+    dims: dict[Key, tuple[int, ...]] = {}
+    for composite in composites:
+        for key, spec in composite.items(include_nested=True):
+            if any(cls.__name__ == "Composite" for cls in type(spec).__mro__):
+                dims.setdefault(as_key(key), tuple(spec.shape[len(env.batch_size) :]))
+    return {key: shape for key, shape in nested_dims(dims, leaves).items() if shape}
 
 
 def _deltas(env: Any, observed: Sequence[Leaf]) -> tuple[Leaf, ...]:

@@ -12,6 +12,7 @@ from gymnasium import spaces
 pytest.importorskip("torchrl", reason="needs the torchrl extra")
 
 from collecting import config
+from tensordict.nn import TensorDictModule
 from torchrl.envs import RewardScaling
 from worlds import torchrlenvs
 
@@ -19,6 +20,7 @@ from collectx import Collector
 from collectx import collector as collectors
 from collectx import trainer as trainers
 from collectx.cli.compose import compose
+from collectx.collector.trajectories import split_trajectories
 from collectx.config.schema.env import TorchrlEnvConfig
 from collectx.env import read_spec
 from collectx.env.base import first_observations
@@ -114,6 +116,31 @@ def test_a_policy_sees_the_batch_size_of_its_env(size):
             batch = collector.next()
         assert batch["agents", "action"].unique().numel() == batch["agents", "action"].numel()
         assert policy is not act or batch["seen"].unique().tolist() == [len(size)]
+
+
+@pytest.mark.parametrize("size", [(), (1,), (2, 3)])
+@pytest.mark.parametrize("by_modules", [False, True])
+def test_a_nested_tensordict_keeps_its_own_batch_size(size, by_modules):
+    seen = []
+
+    def act(td):
+        seen.append(td["agents"].batch_size)
+        return td.set(("agents", "action"), torch.zeros(*td.shape, 2, 1))
+
+    def pair(observation):
+        return observation[..., :1], observation.sum((-2, -1))[..., None]
+
+    # The second output is of all agents together, so that the nested TensorDict of that batch cannot have their number.
+    module = TensorDictModule(pair, [("agents", "observation")], [("agents", "action"), ("agents", "sum")])
+    create, frames = partial(torchrlenvs.Agents, size, (2,)), 6 * math.prod(size)
+    policy, group = (module, ()) if by_modules else (act, (2,))
+    with Collector(create, policy, frames_per_batch=frames, total_frames=2 * frames) as collector:
+        for batch in collector:
+            for part in (batch["agents"], batch["next", "agents"]):
+                assert part.batch_size == (*batch.shape, *(group if part is batch["agents"] else (2,)))
+            assert batch["agents"].names == [*batch.names, *[None] * len(group)]
+            assert split_trajectories(batch)["next", "agents"].batch_size[2:] == (2,)
+    assert set(seen) == (set() if by_modules else {(*size, 2)})
 
 
 @pytest.mark.difference("`traj_ids` if agents end separately, and the env as a whole at its own `done`")

@@ -118,6 +118,29 @@ def batch_leaves(
     return leaves
 
 
+@functools.cache
+def stand_in(dtype: torch.dtype) -> torch.dtype | None:
+    """The integer dtype of the same size as which numpy has the values of a dtype that it lacks, such as bfloat16; None
+    for a dtype that numpy has."""
+    try:
+        torch.empty(0, dtype=dtype).numpy()
+    except TypeError:
+        return {1: torch.uint8, 2: torch.int16, 4: torch.int32}[dtype.itemsize]
+    return None
+
+
+def as_array(tensor: torch.Tensor) -> np.ndarray:
+    """A tensor as an array on the CPU, in the dtype's `stand_in` if there is one. Copies only from another device."""
+    dtype = stand_in(tensor.dtype)
+    return (tensor if dtype is None else tensor.view(dtype)).numpy(force=True)
+
+
+def as_tensor(array: np.ndarray, dtype: torch.dtype) -> torch.Tensor:
+    """The inverse of `as_array`, over the same memory."""
+    tensor = torch.from_numpy(np.asarray(array))  # a numpy scalar is not an array
+    return tensor if stand_in(dtype) is None else tensor.view(dtype)
+
+
 class Layout:
     """Where each leaf of `rows x steps` frames lies in a slot.
 
@@ -194,8 +217,8 @@ class Slot:
         return Slot({key: tensor.narrow(1, 0, steps) for key, tensor in self.tensors.items()})
 
     def arrays(self) -> dict[Key, np.ndarray]:
-        """The leaves as numpy arrays over the same memory."""
-        return {key: tensor.numpy() for key, tensor in self.tensors.items()}
+        """The leaves as numpy arrays over the same memory; see `as_array`."""
+        return {key: as_array(tensor) for key, tensor in self.tensors.items()}
 
 
 def nested_dims(dims: Mapping[Key, tuple[int, ...]], leaves: Collection[Leaf]) -> dict[Key, tuple[int, ...]]:

@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 import numpy as np
 import torch
 
-from collectx.batch import POLICY_VERSION, REWARD, TRAJ_IDS, Leaf, Slot
+from collectx.batch import POLICY_VERSION, REWARD, TRAJ_IDS, Leaf, Slot, as_array
 from collectx.env.base import Env, EnvSpec, StepArrays
 from collectx.errors import NotRestorable, ShapeError
 from collectx.policy.base import Actor
@@ -139,11 +139,11 @@ class Rollout:
         self._ends_early = ends_early
         # The first observations of the next batch. A copy, as the slot is sent before that.
         self._carry = tuple(
-            torch.zeros((env.spec.num_envs, *leaf.shape), dtype=leaf.dtype).numpy() for leaf in env.spec.observation
+            as_array(torch.zeros((env.spec.num_envs, *leaf.shape), dtype=leaf.dtype)) for leaf in env.spec.observation
         )
         if seeds is None:
             for carry, leaf in zip(self._carry, env.spec.observation, strict=True):
-                carry[...] = env.spec.first[leaf.key].numpy()
+                carry[...] = as_array(env.spec.first[leaf.key])
         else:
             env.reset(seeds, self._carry)
 

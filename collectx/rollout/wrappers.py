@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from collectx.batch import as_array
 from collectx.env.base import Env, EnvSpec, StepArrays
 from collectx.env.spaces import numpy_dtype
 from collectx.policy.recurrent import StateSpec, spec_with_states
@@ -99,7 +100,7 @@ class RecurrentStateEnv(_Wrapper):
 
     def __init__(self, env: Env, states: Sequence[StateSpec]):
         super().__init__(env, spec_with_states(env.spec, states))
-        added = [(state, state.initial.numpy()) for state in states if state.initial is not None]
+        added = [(state, as_array(state.initial)) for state in states if state.initial is not None]
         self._initial = [initial for _, initial in added]
         self._unwritten = [i for i, (state, _) in enumerate(added, self._num_inner) if not state.is_written]
         # The env writes the states that it observes here, as the policy writes them into the batch.

@@ -15,6 +15,7 @@ import functools
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -72,11 +73,6 @@ def nest(values: Mapping[Key, Any]) -> dict[str, Any]:
     return root
 
 
-def is_agents_end(leaf: Leaf) -> bool:
-    """Whether an observation leaf is the end of a group of agents."""
-    return leaf.dtype is torch.bool and len(leaf.key) > 1 and leaf.key[-1:] in DONE_KEYS
-
-
 # The usual reward.
 REWARD = Leaf(("reward",), (1,), torch.float32)
 
@@ -120,6 +116,29 @@ def batch_leaves(
             if key[:end] in seen:
                 raise ValueError(f"the key {key[:end]} is a tensor and also holds {key}")
     return leaves
+
+
+@functools.cache
+def stand_in(dtype: torch.dtype) -> torch.dtype | None:
+    """The integer dtype of the same size as which numpy has the values of a dtype that it lacks, such as bfloat16; None
+    for a dtype that numpy has."""
+    try:
+        torch.empty(0, dtype=dtype).numpy()
+    except TypeError:
+        return {1: torch.uint8, 2: torch.int16, 4: torch.int32}[dtype.itemsize]
+    return None
+
+
+def as_array(tensor: torch.Tensor) -> np.ndarray:
+    """A tensor as an array on the CPU, in the dtype's `stand_in` if there is one. Copies only from another device."""
+    dtype = stand_in(tensor.dtype)
+    return (tensor if dtype is None else tensor.view(dtype)).numpy(force=True)
+
+
+def as_tensor(array: np.ndarray, dtype: torch.dtype) -> torch.Tensor:
+    """The inverse of `as_array`, over the same memory."""
+    tensor = torch.from_numpy(np.asarray(array))  # a numpy scalar is not an array
+    return tensor if stand_in(dtype) is None else tensor.view(dtype)
 
 
 class Layout:
@@ -198,25 +217,52 @@ class Slot:
         return Slot({key: tensor.narrow(1, 0, steps) for key, tensor in self.tensors.items()})
 
     def arrays(self) -> dict[Key, np.ndarray]:
-        """The leaves as numpy arrays over the same memory."""
-        return {key: tensor.numpy() for key, tensor in self.tensors.items()}
+        """The leaves as numpy arrays over the same memory; see `as_array`."""
+        return {key: as_array(tensor) for key, tensor in self.tensors.items()}
+
+
+def nested_dims(dims: Mapping[Key, tuple[int, ...]], leaves: Collection[Leaf]) -> dict[Key, tuple[int, ...]]:
+    """Batch dimensions that nested TensorDicts of a batch have besides its own, at the root and below `next`: those of
+    `dims`, by key, that all leaves of the nested TensorDict begin with."""
+    found: dict[Key, tuple[int, ...]] = {}
+    for key, shape in (*dims.items(), *((("next", *key), shape) for key, shape in dims.items())):
+        within = [leaf.shape for leaf in leaves if leaf.key[: len(key)] == key]
+        if within and all(each[: len(shape)] == shape for each in within):
+            found[key] = shape
+    return found
 
 
 def to_tensordict(
-    tensors: dict[Key, torch.Tensor], batch_size: Sequence[int], device: torch.device | None = None
+    tensors: dict[Key, torch.Tensor],
+    batch_size: Sequence[int],
+    device: torch.device | None = None,
+    dims: Mapping[Key, tuple[int, ...]] = MappingProxyType({}),
 ) -> TensorDict:
     """A TensorDict over `tensors`, each `[*batch_size, *shape]`; the last batch dimension is named "time". A tensor is
     copied only where it is not on `device`.
 
     Args:
         batch_size: for example `[steps]`, `[rows, steps]`, `[workers, rows, steps]`.
+        dims: batch dimensions of nested TensorDicts after `batch_size`, by key; see `nested_dims`.
     """
     if device is not None:
         tensors = {key: tensor.to(device) for key, tensor in tensors.items()}
-    names = [None] * (len(batch_size) - 1) + ["time"]
-    return _build(nest(tensors), torch.Size(batch_size), names, device)
+    return _build(nest(tensors), torch.Size(batch_size), device, dims)
 
 
-def _build(nested: dict, size: torch.Size, names: list[str | None], device: torch.device | None) -> TensorDict:
-    children = {k: _build(v, size, names, device) if isinstance(v, dict) else v for k, v in nested.items()}
-    return TensorDict(children, batch_size=size, names=names, device=device)
+def _build(
+    nested: dict,
+    batch_size: torch.Size,
+    device: torch.device | None,
+    dims: Mapping[Key, tuple[int, ...]],
+    key: Key = (),
+    outer: tuple[int, ...] = (),
+) -> TensorDict:
+    """The TensorDict `key` of a batch; `outer` are the dimensions of the one that contains it."""
+    own = dims.get(key, outer)
+    children = {
+        name: _build(value, batch_size, device, dims, (*key, name), own) if isinstance(value, dict) else value
+        for name, value in nested.items()
+    }
+    names = [*[None] * (len(batch_size) - 1), "time", *[None] * len(own)]
+    return TensorDict(children, batch_size=batch_size + own, names=names, device=device)

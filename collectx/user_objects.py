@@ -113,7 +113,7 @@ class UserEnvConfig(_ByValue, EnvConfig):
 
     Attributes:
         create: `create(**kwargs)` returns a Gymnasium env or vector env, or an env of TorchRL; or is such an env.
-        num_envs: of the group; 0: the number that one call makes.
+        num_envs: of the group; 0: the number that one call makes, a single env without a batch dimension.
         info_keys, exclude_keys: as of the other kinds.
     """
 

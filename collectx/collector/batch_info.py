@@ -4,13 +4,24 @@ event log.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 from tensordict import TensorDict
 
-from collectx.batch import to_tensordict
+from collectx.batch import Key, to_tensordict
+from collectx.config.derived import rows_per_env
+from collectx.config.schema.collector import CollectorConfig
+from collectx.env.base import EnvSpec
 from collectx.transport.base import Arrival, SlabSpec
+
+
+def part_shape(spec: EnvSpec, collector: CollectorConfig) -> tuple[int, ...]:
+    """The dimensions of the envs in one worker's part of a batch, without time: those of its group of envs, of whatever
+    size, and none for a single env. The groups of several processes of one worker are one dimension."""
+    rows = rows_per_env(collector)
+    return spec.policy_shape if rows == 1 else (rows * spec.num_envs,)
 
 
 @dataclass(frozen=True)
@@ -19,7 +30,8 @@ class DeliverySpec:
 
     Attributes:
         slab: the transport's slots; each holds one worker's part.
-        shape: of the envs in a batch; empty for one env.
+        shape: of the envs in a part; see `part_shape`.
+        nested_dims: batch dimensions of nested TensorDicts besides those of the batch, by key.
         stacked: whether a batch of several parts is `[parts, *shape, steps]`; otherwise it is one part, `[*shape,
             steps]`.
         total_frames: frames of the whole run, or -1.
@@ -29,6 +41,7 @@ class DeliverySpec:
 
     slab: SlabSpec
     shape: tuple[int, ...]
+    nested_dims: Mapping[Key, tuple[int, ...]]
     stacked: bool
     total_frames: int
     zero_copy: bool
@@ -37,7 +50,8 @@ class DeliverySpec:
     def batch(self, memory: torch.Tensor, num_parts: int) -> TensorDict:
         """A batch of `num_parts` parts over its bytes."""
         size = (*((num_parts,) if self.stacked else ()), *self.shape, self.slab.steps)
-        return to_tensordict(self.slab.layout(num_parts).tensors(memory, size), size, self.storing_device)
+        tensors = self.slab.layout(num_parts).tensors(memory, size)
+        return to_tensordict(tensors, size, self.storing_device, self.nested_dims)
 
     def zeros(self, num_parts: int) -> TensorDict:
         """A batch of `num_parts` parts, of zeros."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -13,13 +14,13 @@ import torch
 from torch import nn
 
 from collectx import policy as policies
-from collectx.batch import batch_leaves
-from collectx.collector.batch_info import DeliverySpec
+from collectx.batch import batch_leaves, nested_dims
+from collectx.collector.batch_info import DeliverySpec, part_shape
 from collectx.collector.collector import Collector
 from collectx.collector.failure_policy import FailurePolicy
 from collectx.collector.members import Members
 from collectx.collector.saved_state import first_requests, next_lives
-from collectx.config.derived import backend_of, begins_with_few, is_async, is_stacked, num_workers_of, rows_per_env
+from collectx.config.derived import backend_of, begins_with_few, is_async, is_stacked, num_workers_of
 from collectx.config.schema.collector import CollectorConfig
 from collectx.config.schema.launcher import DevicesConfig, LauncherConfig, RpcBackendConfig
 from collectx.config.schema.run import RunConfig
@@ -27,7 +28,7 @@ from collectx.env.base import EnvSpec
 from collectx.launcher import make_launcher
 from collectx.launcher.base import Launcher
 from collectx.policy.recurrent import spec_with_states
-from collectx.policy.weights import FlatWeights
+from collectx.policy.weights import FlatWeights, device_of
 from collectx.schedule.asynchronous import AsyncSchedule
 from collectx.schedule.base import Schedule
 from collectx.schedule.bounded_lag import BoundedLagSchedule
@@ -76,14 +77,16 @@ def build(
     spec = rollout.env_spec(spec)
     # Only its leaves and the layout of its weights are used; it stays on the trainer's device.
     exploration, is_trusted = policies.ExplorationType(options.exploration_type), policies.is_trusted(cfg.policy)
-    actor = policies.make_actor(policy, spec, _device_of(policy), exploration, is_trusted)
+    actor = policies.make_actor(policy, spec, device_of(policy), exploration, is_trusted)
     # A batch that a worker has written elsewhere has to be delivered.
     exact = any(fields.get("hooks", Hooks()).write_batch is not None for fields in overrides)
     is_elastic = begins_with_few(options) and recorded is None
     schedule = _make_schedule(options, 0 if is_elastic else num_workers, recorded, exact)
-    rows = spec.num_envs * rows_per_env(options)
+    rows = math.prod(part_shape(spec, options))
     observation = spec_with_states(spec, actor.states).observation
-    omitted = {leaf.key for leaf in observation} if options.compact_obs else {leaf.key[1:] for leaf in spec.deltas}
+    omitted = {leaf.key[1:] for leaf in spec.deltas}
+    if options.compact_obs:
+        omitted = {leaf.key for leaf in observation if leaf not in spec.agents_ends}
     slab = SlabSpec(
         leaves=batch_leaves(observation, actor.leaves, omitted, spec.only_next),
         rows=rows,
@@ -142,7 +145,8 @@ def build(
 
     delivery = DeliverySpec(
         slab=slab,
-        shape=(spec.batch_shape if rows == spec.num_envs else ()) or ((rows,) if rows > 1 else ()),
+        shape=part_shape(spec, options),
+        nested_dims=nested_dims(spec.nested_dims, slab.leaves),
         stacked=is_stacked(options),
         total_frames=options.total_frames,
         zero_copy=options.zero_copy,
@@ -280,11 +284,6 @@ def _nested_spec(cfg: RunConfig) -> NestedSpec | None:
         kind="local", hydra_mode=None, num_threads=cfg.launcher.num_threads, pin_cores=cfg.launcher.pin_cores
     )
     return NestedSpec(CollectorConfig(**values), launcher)
-
-
-def _device_of(policy: Callable | None) -> torch.device:
-    parameters = policy.parameters() if isinstance(policy, nn.Module) else ()
-    return next((parameter.device for parameter in parameters), torch.device("cpu"))
 
 
 def resolve_devices(devices: DevicesConfig) -> DevicesConfig:

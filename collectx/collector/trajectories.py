@@ -58,14 +58,10 @@ def _pad(frames: TensorDictBase, lengths: torch.Tensor) -> TensorDictBase:
     longest = int(lengths.max())
     mask = torch.arange(longest, device=lengths.device) < lengths[:, None]
     place = mask.reshape(-1).nonzero().squeeze(-1)
-    size = (len(lengths), longest)
-
-    def pad(leaf: torch.Tensor) -> torch.Tensor:
-        padded = leaf.new_zeros((mask.numel(), *leaf.shape[1:]))
-        padded[place] = leaf
-        return padded.unflatten(0, size)
-
-    split = frames.apply(pad, batch_size=size, names=[None, "time"])
+    padded = torch.zeros_like(frames[:1]).expand(mask.numel()).clone()
+    padded[place] = frames
+    split: Any = padded.view(len(lengths), longest)
+    split.names = [None, "time"]
     split[MASK] = mask
     return split
 
@@ -134,13 +130,17 @@ class Assembler:
         return [self._ended.popleft() for _ in range(count)]
 
 
-def _saved(frames: TensorDictBase) -> tuple[dict[str, Any], int, str]:
-    return frames.clone().to_dict(), len(frames), str(frames.device)
+def _saved(frames: TensorDictBase) -> tuple[dict[str, Any], int, str, list]:
+    nested = [(key, list(part.shape)) for key, part in frames.items(True) if isinstance(part, TensorDictBase)]
+    return frames.clone().to_dict(), len(frames), str(frames.device), nested
 
 
-def _restored(saved: tuple[dict[str, Any], int, str]) -> TensorDictBase:
-    content, length, device = saved
-    return TensorDict.from_dict(content, batch_size=[length], device=None if device == "None" else device)
+def _restored(saved: tuple[dict[str, Any], int, str, list]) -> TensorDictBase:
+    content, length, device, nested = saved
+    frames = TensorDict.from_dict(content, batch_size=[length], device=None if device == "None" else device)
+    for key, size in nested:
+        frames.get(key).batch_size = size
+    return frames
 
 
 def _joined(trajectories: list[TensorDictBase]) -> TensorDictBase:

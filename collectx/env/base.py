@@ -58,9 +58,11 @@ class EnvSpec:
         observation_space, action_space: the single env's Gymnasium spaces.
         ragged: see the module's docstring.
         can_restart_early: whether `restart` accepts envs whose episode did not end.
+        agents_ends: the leaves of `observation` that are ends of groups of agents, such as `("agents", "done")`.
         rewards: leaves of a step's rewards; usually one float32 number, `[1]`.
         deltas: leaves `("delta", *key)`, below `next` in place of the observation `key`: its change in the step.
-        batch_shape: the envs' dimensions in a batch, where there are several; (): one dimension, or none for one env.
+        batch_shape: the envs' dimensions in a batch, where there are several; (): `[E]`, or none for a single env.
+        nested_dims: batch dimensions of nested TensorDicts besides those of the envs, by key: `{("agents",): (3,)}`.
         draw: returns random actions of the group; None: `action_space` is sampled.
         is_single: the group is one env without a batch dimension, not a group of one; a user's policy is called with
             its observation, `[*shape]`.
@@ -79,9 +81,11 @@ class EnvSpec:
     action_space: gymnasium.Space
     ragged: bool = False
     can_restart_early: bool = True
+    agents_ends: tuple[Leaf, ...] = ()
     rewards: tuple[Leaf, ...] = (REWARD,)
     deltas: tuple[Leaf, ...] = ()
     batch_shape: tuple[int, ...] = ()
+    nested_dims: Mapping[Key, tuple[int, ...]] = field(default_factory=dict, compare=False)
     draw: Callable[[], Draws] | None = None
     is_single: bool = False
     path: str = field(default="", compare=False)
@@ -95,8 +99,14 @@ class EnvSpec:
         return (*self.rewards, *self.deltas)
 
     @property
+    def agents_cuts(self) -> list[int]:
+        """The indices in `observation` of the agents' ends that are set where their trajectory is truncated."""
+        cuts = [leaf for leaf in self.agents_ends if leaf.key[-1] != "terminated"]
+        return [index for index, leaf in enumerate(self.observation) if leaf in cuts]
+
+    @property
     def policy_shape(self) -> tuple[int, ...]:
-        """The batch size of the observations that a user's policy is called with."""
+        """The dimensions of the envs: the batch size of the observations that a user's policy is called with."""
         return () if self.is_single else self.batch_shape or (self.num_envs,)
 
 

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from tensordict import TensorDictBase
 
-from collectx.batch import DONE_KEYS, Leaf, is_agents_end
+from collectx.batch import DONE_KEYS, Leaf
 from collectx.env.base import EnvSpec, StepArrays
 from collectx.env.spaces import check, checked_values
 from collectx.env.torchrl_specs import has_root_end
@@ -36,7 +36,7 @@ class TorchrlMember:
         self.envs = envs
         self._env = env
         # An overridden `step` does more than `_step`; `step` also adds the ends that agents omit.
-        is_plain = type(env).step.__module__.startswith("torchrl.") and not any(map(is_agents_end, spec.observation))
+        is_plain = type(env).step.__module__.startswith("torchrl.") and not spec.agents_ends
         self._step: Callable[[Any], Any] = env._step if is_plain else lambda data: env.step(data).get("next")
         self._at = (envs if env.batch_size else envs.start, ...)
         self._leaves = spec.observation
@@ -46,7 +46,7 @@ class TorchrlMember:
         self._only_next = spec.only_next
         self._only_next_keys = [_plain(leaf.key) for leaf in self._only_next]
         # Without a root end: the keys of the agents' ends, by their last parts.
-        ends = [] if has_root_end(env) else [leaf.key for leaf in spec.observation if is_agents_end(leaf)]
+        ends = [] if has_root_end(env) else [leaf.key for leaf in spec.agents_ends]
         self._agents_ends = {name: [key for key in ends if key[-1] == name] for (name,) in DONE_KEYS} if ends else {}
         # Several batch dimensions are flattened here.
         self._is_flattened = len(env.batch_size) > 1

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from gymnasium import Space, spaces
 
-from collectx.batch import DONE_KEYS, Key, Leaf, as_key, is_agents_end, nest
+from collectx.batch import DONE_KEYS, Key, Leaf, as_key, nest, nested_dims
 from collectx.env.base import Draws, EnvSpec, steps_per_draw
 from collectx.env.spaces import leave_out, numpy_dtype
 from collectx.errors import ConfigError, SpaceError
@@ -47,8 +47,12 @@ def read_spec(env: Any, exclude: Sequence[str]) -> EnvSpec:
     rewards = _leaves(_by_key(env.full_reward_spec), env)
     if not rewards:
         raise SpaceError(f"{type(env).__name__} gives no reward: add one with a transform")
+    ends = _by_key(env.full_done_spec).keys() - DONE_KEYS
+    agents_ends = tuple(
+        leaf for leaf in leaves if leaf.key in ends and leaf.key[-1:] in DONE_KEYS and leaf.dtype is torch.bool
+    )
     seen = [leaf for leaf in leaves if leaf.key[0] == "observation"]
-    seen = seen or [leaf for leaf in leaves if not is_agents_end(leaf)]
+    seen = seen or [leaf for leaf in leaves if leaf not in agents_ends]
     size = tuple(env.batch_size)
     return EnvSpec(
         env.batch_size.numel(),
@@ -56,9 +60,11 @@ def read_spec(env: Any, exclude: Sequence[str]) -> EnvSpec:
         action,
         _joint_space(observed, seen, len(size)),
         _joint_space(acted, action, len(size)),
+        agents_ends=agents_ends,
         rewards=rewards,
         deltas=_deltas(env, leaves),
         batch_shape=size if len(size) > 1 else (),
+        nested_dims=_nested_dims(env, (*leaves, *action, *rewards)),
         data_device=env.device,
         action_spec=env.full_action_spec,
     )
@@ -128,6 +134,23 @@ def _observation_specs(env: Any, exclude: Sequence[str]) -> dict[Key, Any]:
             "several agents below the name of their group, as agents.done"
         )
     return observed | {key: spec for key, spec in ends.items() if key not in DONE_KEYS}
+
+
+def _nested_dims(env: Any, leaves: Sequence[Leaf]) -> dict[Key, tuple[int, ...]]:
+    """See `EnvSpec.nested_dims`: the dimensions of the nested specs; of the first one for a key that is in several."""
+    composites = (
+        env.full_observation_spec,
+        env.full_state_spec,
+        env.full_action_spec,
+        env.full_reward_spec,
+        env.full_done_spec,
+    )
+    dims: dict[Key, tuple[int, ...]] = {}
+    for composite in composites:
+        for key, spec in composite.items(include_nested=True):
+            if any(cls.__name__ == "Composite" for cls in type(spec).__mro__):
+                dims.setdefault(as_key(key), tuple(spec.shape[len(env.batch_size) :]))
+    return {key: shape for key, shape in nested_dims(dims, leaves).items() if shape}
 
 
 def _deltas(env: Any, observed: Sequence[Leaf]) -> tuple[Leaf, ...]:

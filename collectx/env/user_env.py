@@ -23,7 +23,7 @@ def make_user_env(cfg: UserEnvConfig) -> Env:
     group: Env
     if is_torchrl_env(env):
         group = _torchrl_group(cfg, env, is_users)
-        is_single = not env.batch_size
+        is_batched = bool(env.batch_size)
     elif isinstance(env, VectorEnv):
         from collectx.env.gym_vector import GymVectorEnv
 
@@ -33,7 +33,7 @@ def make_user_env(cfg: UserEnvConfig) -> Env:
         from collectx.env.gym import GymEnv
 
         group = GymEnv(_make_envs(cfg, env), cfg.info_keys, cfg.exclude_keys)
-        is_single = True
+        is_batched = False
     else:
         raise ConfigError(
             [
@@ -41,7 +41,7 @@ def make_user_env(cfg: UserEnvConfig) -> Env:
                 "gymnasium.Env, a gymnasium.vector.VectorEnv, or an EnvBase of TorchRL."
             ]
         )
-    group.spec = dataclasses.replace(group.spec, is_single=is_single and group.spec.num_envs == 1)
+    group.spec = dataclasses.replace(group.spec, is_single=not (is_batched or cfg.num_envs))
     return group
 
 

@@ -82,7 +82,7 @@ class BaseCollector(CollectorProperties):
         if request.workers.num_threads is not None:
             torch.set_num_threads(request.workers.num_threads)
         self._hooks = request.hooks
-        self._delivery = Delivery(request, cfg.collector, self._collector)
+        self._delivery = Delivery(request, cfg.collector, self._collector, spec)
         self._background: Background | None = None
         individual = range(self.num_workers) if request.has_individual_policies else ()
         self._weights = WeightPublisher(self._collector, request, individual)

@@ -5,12 +5,14 @@ device, policy, hooks.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
-from collectx.config.derived import is_stacked, rows_per_env
+from collectx.collector.batch_info import part_shape
+from collectx.config.derived import is_stacked
 from collectx.config.registry import packaged_values
 from collectx.config.schema.collector import CollectorConfig, EitherCollectorConfig
 from collectx.config.schema.launcher import BackendConfig, LauncherConfig
@@ -102,7 +104,7 @@ def fit_frames(request: CollectorRequest, cfg: RunConfig, overrides: list[dict[s
     stacked, num_envs = is_stacked(collector), spec.num_envs
     if stacked:
         _check_dimension(request, cfg, spec)
-    unit = num_envs * rows_per_env(collector) * (collector.num_workers if stacked else 1)
+    unit = math.prod(part_shape(spec, collector)) * (collector.num_workers if stacked else 1)
     if per_worker is None or not stacked:
         collector.frames_per_batch = round_up(request.requested_frames, unit)
         return collector.frames_per_batch
@@ -122,7 +124,7 @@ def _check_dimension(request: CollectorRequest, cfg: RunConfig, spec: EnvSpec) -
     dim = request.cat_results
     if not isinstance(dim, int):
         return
-    num_dims = 1 if rows_per_env(cfg.collector) > 1 else len(spec.batch_shape) or int(spec.num_envs > 1)
+    num_dims = len(part_shape(spec, cfg.collector))
     part = [*["envs"] * num_dims, "time"]
     if not -len(part) <= dim < len(part):
         rule = (

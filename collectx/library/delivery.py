@@ -15,6 +15,7 @@ from collectx.collector.collector import Collector
 from collectx.collector.trajectories import Assembler, mask, split_trajectories
 from collectx.config.derived import is_stacked
 from collectx.config.schema.collector import CollectorConfig
+from collectx.env.base import EnvSpec
 from collectx.errors import ShapeError
 from collectx.library.request import CollectorRequest
 
@@ -28,12 +29,13 @@ class Delivery:
         post_collect_hook: called with every batch as it is delivered; None if workers of other processes call it.
     """
 
-    def __init__(self, request: CollectorRequest, options: CollectorConfig, collector: Collector):
+    def __init__(self, request: CollectorRequest, options: CollectorConfig, collector: Collector, spec: EnvSpec):
         self.num_collected = 0
         self.version_offset = 0
         self.post_collect_hook = request.post_collect_hook if request.kind == "single" else None
         self._request = request
         self._collector = collector
+        self._cuts = [("truncated",), ("done",), *(spec.observation[index].key for index in spec.agents_cuts)]
         # Whether the first dimension of a batch is that of the workers.
         self._stacked = is_stacked(options)
         # The TensorDict that every batch is copied into, with `return_same_td`.
@@ -119,8 +121,8 @@ class Delivery:
         """
         batch = self._collector.zeros()
         if self._request.set_truncated:
-            for name in ("truncated", "done"):
-                batch["next", name][..., -1, :] = True
+            for key in self._cuts:
+                batch["next", *key].select(batch.ndim - 1, -1).fill_(True)
         return self.convert(batch, [steps or batch.shape[-1] for steps in steps_of_workers], self._stacked)
 
     def convert(self, batch: Any, steps: Sequence[int], stacked: bool) -> Any:

@@ -21,7 +21,7 @@ from tensordict import TensorDict
 from tensordict.nn import TensorDictModuleBase
 from torch import nn
 
-from collectx.batch import Key, as_key, nest
+from collectx.batch import Key, as_key, nest, nested_dims
 from collectx.env.base import EnvSpec
 from collectx.errors import ConfigError, ShapeError
 from collectx.policy.exploration import ExplorationType, exploration
@@ -63,7 +63,7 @@ def make_call(
     compiled = policy if acceleration.compile is None else acceleration.compile_call(policy)
     keeps_outputs = acceleration.cudagraph is None
     data_device = spec.data_device if device.type == "cpu" else device
-    return call_with_tensordict(compiled, index, spec.policy_shape, data_device, exploration_type, keeps_outputs)
+    return call_with_tensordict(compiled, spec, data_device, exploration_type, keeps_outputs)
 
 
 def takes_tensordict(policy: Callable) -> bool:
@@ -112,8 +112,7 @@ def call_with_tensors(policy: Callable, spec: EnvSpec, acceleration: Acceleratio
 
 def call_with_tensordict(
     policy: Callable,
-    index: dict[Key, int],
-    size: tuple[int, ...],
+    spec: EnvSpec,
     device: torch.device | None,
     exploration_type: ExplorationType,
     keeps_outputs: bool,
@@ -121,12 +120,13 @@ def call_with_tensordict(
     """A policy that takes a TensorDict, and writes its outputs into it or returns them.
 
     Args:
-        index: of each leaf in the observation.
-        size, device: of the TensorDict.
+        device: of the TensorDict.
         keeps_outputs: whether the policy finds its outputs of the call before in the TensorDict. A CUDA graph cannot
             pass them on.
     """
+    index = {leaf.key: i for i, leaf in enumerate(spec.observation)}
     keys = [key[0] if len(key) == 1 else key for key in index]
+    size, dims = spec.policy_shape, nested_dims(spec.nested_dims, spec.observation)
     data: TensorDict | None = None
 
     def call(observation: Sequence[torch.Tensor]) -> Outputs:
@@ -135,6 +135,8 @@ def call_with_tensordict(
         nonlocal data
         if data is None or not keeps_outputs:
             data = TensorDict({}, batch_size=size, device=device)
+            for nested, shape in dims.items():
+                data.set(nested, TensorDict({}, batch_size=size + shape, device=device))
         for key, tensor in zip(keys, observation, strict=True):
             data.set(key, tensor)
         with exploration(exploration_type):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gymnasium import Space, spaces
 
-from collectx.batch import STEP_COUNT, Key, Leaf, is_agents_end
+from collectx.batch import STEP_COUNT, Key, Leaf
 from collectx.env.base import EnvSpec
 
 
@@ -24,4 +24,4 @@ def observation_leaves(spec: EnvSpec) -> tuple[Leaf, ...]:
     """The input leaves of a policy without keys: `("observation", ...)`; for an env of TorchRL without such keys, all
     leaves but the step count and the agents' ends. Kept infos are never among them."""
     named = tuple(leaf for leaf in spec.observation if leaf.key[0] == "observation")
-    return named or tuple(leaf for leaf in spec.observation if leaf.key != STEP_COUNT and not is_agents_end(leaf))
+    return named or tuple(leaf for leaf in spec.observation if leaf.key != STEP_COUNT and leaf not in spec.agents_ends)

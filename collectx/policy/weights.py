@@ -17,6 +17,12 @@ from torch import nn
 from collectx.batch import ALIGNMENT_BYTES
 
 
+def device_of(policy: Any) -> torch.device:
+    """The device of a policy's first parameter; the CPU where it has none."""
+    parameters = policy.parameters() if isinstance(policy, nn.Module) else ()
+    return next((parameter.device for parameter in parameters), torch.device("cpu"))
+
+
 def is_on_device(policy: Any, device: torch.device) -> bool:
     """Whether all tensors of a policy are on `device`; a policy that is no module has none."""
     if not isinstance(policy, nn.Module):

@@ -16,12 +16,12 @@ import numpy as np
 import torch
 from tensordict import TensorDict, TensorDictBase
 
-from collectx.batch import Key, Leaf, nest
+from collectx.batch import Key, Leaf, as_array, nest
 from collectx.errors import ConfigError
 from collectx.memory import barrier
 from collectx.replay import checkpoint
 from collectx.replay.lock import Lock
-from collectx.replay.ring import Ring, as_array, flatten_batch, iter_leaves
+from collectx.replay.ring import Ring, flatten_batch, iter_leaves
 from collectx.replay.sampler import Sampler, UniformSampler
 
 

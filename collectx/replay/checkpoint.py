@@ -26,9 +26,9 @@ from typing import Any
 
 import torch
 
-from collectx.batch import nest
+from collectx.batch import as_array, nest
 from collectx.disk import sync, write_synced
-from collectx.replay.ring import as_array, iter_leaves
+from collectx.replay.ring import iter_leaves
 
 _TENSORS = ("frames", "sampler")
 _DATA = "collectx-data-"

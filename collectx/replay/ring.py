@@ -22,12 +22,9 @@ import numpy as np
 import torch
 from tensordict import TensorDictBase
 
-from collectx.batch import Key, Layout, Leaf
+from collectx.batch import Key, Layout, Leaf, as_array, as_tensor
 from collectx.errors import ShapeError
 from collectx.memory import SharedMemory, barrier
-
-# Dtypes that numpy lacks, and the dtype of equal size whose bytes are copied instead.
-_NUMPY_DTYPES = {torch.bfloat16: torch.int16}
 
 # Keys that a sample has in addition to the keys of the frames.
 _SAMPLE_KEYS = ("index", "priority_weight")
@@ -210,16 +207,3 @@ def iter_leaves(nested: Mapping[str, Any] | TensorDictBase, prefix: Key = ()) ->
             yield from iter_leaves(value, (*prefix, name))
         else:
             yield (*prefix, name), value
-
-
-def as_array(tensor: torch.Tensor) -> np.ndarray:
-    """Converts a tensor to an array on the CPU; copies only from another device."""
-    tensor = tensor.detach()
-    numpy_dtype = _NUMPY_DTYPES.get(tensor.dtype)
-    return (tensor if numpy_dtype is None else tensor.contiguous().view(numpy_dtype)).cpu().numpy()
-
-
-def as_tensor(array: np.ndarray, dtype: torch.dtype) -> torch.Tensor:
-    """The inverse of `as_array`."""
-    tensor = torch.from_numpy(np.asarray(array))  # a numpy scalar is not an array
-    return tensor.view(dtype) if dtype in _NUMPY_DTYPES else tensor

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 
-from collectx.batch import Leaf
+from collectx.batch import Leaf, as_array, stand_in
 from collectx.env.base import EnvSpec
 from collectx.policy.base import Actor
 from collectx.policy.random import RandomActor
@@ -21,6 +21,13 @@ def make_inference(actor: Actor, spec: EnvSpec) -> Inference:
     if actor.device.type == "cuda":
         return CudaInference(actor, spec)
     act = actor.act
+    if any(stand_in(leaf.dtype) is not None for leaf in actor.leaves):
+
+        def infer_all(observation: Sequence[torch.Tensor], out: Sequence[np.ndarray]) -> None:
+            for array, value in zip(out, act(observation), strict=True):
+                array[...] = as_array(value)
+
+        return infer_all
 
     def infer(observation: Sequence[torch.Tensor], out: Sequence[np.ndarray]) -> None:
         for array, value in zip(out, act(observation), strict=True):
@@ -77,6 +84,7 @@ class CudaInference:
         self._host_in = [torch.empty(size + leaf.shape, dtype=leaf.dtype, pin_memory=True) for leaf in spec.observation]
         self._device_in = [torch.empty_like(host, device=actor.device) for host in self._host_in]
         self._host_out = [torch.empty(size + leaf.shape, dtype=leaf.dtype, pin_memory=True) for leaf in actor.leaves]
+        self._arrays = [as_array(host) for host in self._host_out]
 
     def __call__(self, observation: Sequence[torch.Tensor], out: Sequence[np.ndarray]) -> None:
         for device, host, seen in zip(self._device_in, self._host_in, observation, strict=True):
@@ -85,5 +93,5 @@ class CudaInference:
         for host, value in zip(self._host_out, self._actor.act(self._device_in), strict=True):
             host.copy_(value, non_blocking=True)
         torch.cuda.current_stream(self._actor.device).synchronize()
-        for array, host in zip(out, self._host_out, strict=True):
-            array[...] = host.numpy()
+        for array, arrived in zip(out, self._arrays, strict=True):
+            array[...] = host

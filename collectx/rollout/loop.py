@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 import numpy as np
 import torch
 
-from collectx.batch import POLICY_VERSION, REWARD, TRAJ_IDS, Leaf, Slot
+from collectx.batch import POLICY_VERSION, REWARD, TRAJ_IDS, Leaf, Slot, as_array
 from collectx.env.base import Env, EnvSpec, StepArrays
 from collectx.errors import NotRestorable, ShapeError
 from collectx.policy.base import Actor
@@ -71,6 +71,8 @@ class SlotViews:
             arrays[key] if (key := ("next", *leaf.key)) in arrays else np.zeros_like(arrays[leaf.key])
             for leaf in spec.observation
         ]
+        # What `set_truncated` sets in the last frames.
+        self.cuts = [self.truncated, self.done, *(self._next_observation[index] for index in spec.agents_cuts)]
         self._actor = [arrays[leaf.key] for leaf in actor_leaves]
         self._only_next: list[np.ndarray] = []
         if spec.only_next == (REWARD,):
@@ -137,11 +139,11 @@ class Rollout:
         self._ends_early = ends_early
         # The first observations of the next batch. A copy, as the slot is sent before that.
         self._carry = tuple(
-            torch.zeros((env.spec.num_envs, *leaf.shape), dtype=leaf.dtype).numpy() for leaf in env.spec.observation
+            as_array(torch.zeros((env.spec.num_envs, *leaf.shape), dtype=leaf.dtype)) for leaf in env.spec.observation
         )
         if seeds is None:
             for carry, leaf in zip(self._carry, env.spec.observation, strict=True):
-                carry[...] = env.spec.first[leaf.key].numpy()
+                carry[...] = as_array(env.spec.first[leaf.key])
         else:
             env.reset(seeds, self._carry)
 
@@ -197,7 +199,7 @@ class Rollout:
         terminated, truncated, done = (flag[:num_steps] for flag in (views.terminated, views.truncated, views.done))
         np.logical_or(terminated, truncated, out=done)
         started = perf_counter()
-        ends = self._end_batch(truncated, done)
+        ends = self._end_batch(done, [flag[:num_steps] for flag in views.cuts])
         env_s += perf_counter() - started
         self._episodes.record(slice(None), views.reward[:num_steps], ends, views.traj_ids[:num_steps])
         return BatchReport(policy_version, done.size, env_s, policy_s, *self._episodes.take())
@@ -256,9 +258,10 @@ class Rollout:
             return self._random
         return self._inference
 
-    def _end_batch(self, truncated: np.ndarray, done: np.ndarray) -> np.ndarray:
-        """Applies `reset_at_each_iter` and `set_truncated` to flags `[T, E]`, which it may change. Returns where
-        trajectories end, which differs from `done` where `set_truncated` marks a last frame."""
+    def _end_batch(self, done: np.ndarray, cuts: Sequence[np.ndarray]) -> np.ndarray:
+        """Applies `reset_at_each_iter`, and `set_truncated` to `cuts`, the flags `[T, E, ...]` that it sets, with
+        `done` among them. Returns where trajectories end, `[T, E]`, which differs from `done` where `set_truncated`
+        marks a last frame."""
         options = self._options
         if not (options.reset_at_each_iter or options.set_truncated):
             return done
@@ -269,7 +272,8 @@ class Rollout:
                 self._env.restart(unfinished, self._carry)
             ends[-1] = True
         if options.set_truncated:
-            truncated[-1] = done[-1] = True
+            for flag in cuts:
+                flag[-1] = True
         return ends
 
     def close(self) -> None:

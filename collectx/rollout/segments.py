@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from collectx.batch import POLICY_VERSION, TRAJ_IDS, Key, Slot
+from collectx.batch import POLICY_VERSION, TRAJ_IDS, Key, Slot, as_array, as_tensor
 from collectx.env.base import EnvSpec, StepArrays
 from collectx.errors import ShapeError
 from collectx.rollout.loop import Rollout, Stopped, raise_at_step
@@ -38,14 +38,16 @@ class RaggedRollout(Rollout):
         super().__init__(*args)
         spec = self._env.spec
         size = spec.num_envs
-        self._carry_tensors = [torch.from_numpy(carry) for carry in self._carry]
+        self._carry_tensors = [
+            as_tensor(carry, leaf.dtype) for carry, leaf in zip(self._carry, spec.observation, strict=True)
+        ]
         observation = [np.zeros_like(carry) for carry in self._carry]
         self._out = StepArrays(observation, np.zeros(size, np.float32), *np.zeros((3, size), np.bool_))
         # Policy outputs below `next` and overwritten observations share the env's arrays.
         observed = dict(zip(spec.observation, self._carry, strict=True))
         observed |= zip([leaf.under("next") for leaf in spec.observation], self._out.observation, strict=True)
         self._written = [
-            observed[leaf] if leaf in observed else torch.zeros((size, *leaf.shape), dtype=leaf.dtype).numpy()
+            observed[leaf] if leaf in observed else as_array(torch.zeros((size, *leaf.shape), dtype=leaf.dtype))
             for leaf in self._actor.leaves
         ]
         self._segments: dict[Key, np.ndarray] = {}
@@ -131,7 +133,7 @@ class RaggedRollout(Rollout):
         for index in np.flatnonzero(self._cursor == steps):
             segment = self._segment[index]
             truncated, done, reward = (segments["next", name][segment] for name in ("truncated", "done", "reward"))
-            ends = self._end_batch(truncated, done)
+            ends = self._end_batch(done, [truncated, done])
             self._episodes.record(np.array([index]), reward, ends, segments[TRAJ_IDS][segment][:, None])
             self._complete.append(int(segment))
             self._segment[index] = self._free.popleft()

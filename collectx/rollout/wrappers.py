@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from collectx.batch import as_array
 from collectx.env.base import Env, EnvSpec, StepArrays
 from collectx.env.spaces import numpy_dtype
 from collectx.policy.recurrent import StateSpec, spec_with_states
@@ -71,6 +72,7 @@ class TimeLimitEnv(_Wrapper):
         super().__init__(env, spec)
         self._max_frames = max_frames
         self._frames = np.zeros(spec.num_envs, np.int64)
+        self._agents_cuts = spec.agents_cuts
 
     def step(self, action: Sequence[np.ndarray], out: StepArrays) -> bool:
         *observation, step_count = out.observation
@@ -79,6 +81,8 @@ class TimeLimitEnv(_Wrapper):
         step_count[:, 0] = self._frames
         at_limit = self._frames >= self._max_frames
         np.logical_or(out.truncated, at_limit, out=out.truncated)
+        for index in self._agents_cuts:
+            observation[index][at_limit] = True
         return any_ended or bool(at_limit.any())
 
     def _write_first(self, envs: np.ndarray | slice, added: Sequence[np.ndarray]) -> None:
@@ -96,7 +100,7 @@ class RecurrentStateEnv(_Wrapper):
 
     def __init__(self, env: Env, states: Sequence[StateSpec]):
         super().__init__(env, spec_with_states(env.spec, states))
-        added = [(state, state.initial.numpy()) for state in states if state.initial is not None]
+        added = [(state, as_array(state.initial)) for state in states if state.initial is not None]
         self._initial = [initial for _, initial in added]
         self._unwritten = [i for i, (state, _) in enumerate(added, self._num_inner) if not state.is_written]
         # The env writes the states that it observes here, as the policy writes them into the batch.

@@ -43,7 +43,7 @@ class RequestHandler:
     Args:
         group: the envs, as they were built.
         is_guest: the worker shares Python's and numpy's generators with the trainer.
-        batches: `batches(slot, steps)` is a batch of the first steps of a slot, `[envs, steps]`, over its memory.
+        batches: `batches(slot, steps)` is a batch of the first steps of a slot, `[*envs, steps]`, over its memory.
         weights: returns the newest weights of the policy by name, copied to the CPU.
     """
 
@@ -87,7 +87,9 @@ class RequestHandler:
             added = _call_hook(hooks.post_collect_hook, self._batches(slot, steps))
         if hooks.write_batch is not None:
             batch = self._batches(slot, steps)
-            names = {tuple(name.split(".")): value for name, value in added.items()}
+            names = {
+                tuple(name.split(".")): value.view(*batch.shape, *value.shape[2:]) for name, value in added.items()
+            }
             hooks.write_batch(batch.clone(recurse=False).update(nest(names)) if added else batch)
         if self._profiling is not None and not self._profiling.step():
             self._profiling = None
@@ -186,14 +188,14 @@ def load_into(value: Any, path: str, weights: dict[str, torch.Tensor]) -> None:
 
 
 def _call_hook(hook: Callable[[TensorDictBase], Any], batch: TensorDictBase) -> dict[str, torch.Tensor]:
-    """Calls `hook` with `batch`, `[envs, steps]`; as `[steps]` if it has one row. Copies tensors that the hook replaces
-    into those of the batch; returns those that it adds.
+    """Calls `hook` with `batch`, `[*envs, steps]`. Copies tensors that the hook replaces into those of the batch;
+    returns those that it adds, `[rows, steps, *shape]`.
 
     Raises:
         ShapeError: it adds something else than tensors with the batch's dimensions, or replaces a tensor by one of
             another shape.
     """
-    seen = batch.clone(recurse=False) if batch.shape[0] > 1 else batch[0]
+    seen = batch.clone(recurse=False)
     before = dict(seen.items(include_nested=True, leaves_only=True))
     hook(seen)
     added = {}
@@ -206,7 +208,7 @@ def _call_hook(hook: Callable[[TensorDictBase], Any], batch: TensorDictBase) -> 
                 raise ShapeError(f"post_collect_hook replaces {name}: it must keep the shape {[*before[key].shape]}")
             before[key].copy_(value)
         elif isinstance(value, torch.Tensor):
-            added[name] = value.detach().to("cpu", copy=True).reshape(*batch.shape, *value.shape[seen.ndim :])
+            added[name] = value.detach().to("cpu", copy=True).reshape(-1, batch.shape[-1], *value.shape[seen.ndim :])
         else:
             raise ShapeError(f"post_collect_hook adds {name}, a {type(value).__name__}: it may add tensors only")
     return added

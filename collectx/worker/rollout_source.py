@@ -5,7 +5,7 @@ or in the trainer's for inline workers.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -14,7 +14,7 @@ from tensordict import TensorDict
 
 from collectx import env as envs
 from collectx import policy as policies
-from collectx.batch import Leaf, Slot, to_tensordict
+from collectx.batch import Leaf, Slot, nested_dims, to_tensordict
 from collectx.env.base import EnvSpec, first_observations
 from collectx.errors import ShapeError
 from collectx.policy.user_actor import UserActor
@@ -112,7 +112,7 @@ class RolloutSource:
         slots = link.slots if spec.steps is None else [slot.until(spec.steps) for slot in link.slots]
         self._prepared = [rollout.prepare(slot) for slot in slots]
         self._requests = RequestHandler(
-            spec.index, group, is_guest, rollout, spec.hooks, _Batches(slots), self._state_dict
+            spec.index, group, is_guest, rollout, spec.hooks, _Batches(slots, group.spec, spec.leaves), self._state_dict
         )
         self._check: FiniteCheck | None = None
         if spec.rollout.check_finite:
@@ -176,19 +176,24 @@ def _build_policy(spec: WorkerSpec, env_spec: EnvSpec, is_guest: bool) -> tuple[
 
 
 class _Batches:
-    """Slots as TensorDicts over their memory, `[envs, steps]`."""
+    """Slots as TensorDicts over their memory, `[*envs, steps]`; `[steps]` for a single env."""
 
-    def __init__(self, slots: Sequence[Slot]):
+    def __init__(self, slots: Sequence[Slot], spec: EnvSpec, leaves: Collection[Leaf]):
         self._slots = slots
+        self._envs = spec.policy_shape
+        self._nested_dims = nested_dims(spec.nested_dims, leaves)
         self._batches: dict[int, TensorDict] = {}
 
     def __call__(self, index: int, steps: int) -> TensorDict:
         """The first `steps` steps of a slot."""
         if index not in self._batches:
-            tensors = self._slots[index].tensors
-            self._batches[index] = to_tensordict(tensors, next(iter(tensors.values())).shape[:2])
+            tensors = {
+                key: tensor.view(*self._envs, *tensor.shape[1:]) for key, tensor in self._slots[index].tensors.items()
+            }
+            size = next(iter(tensors.values())).shape[: len(self._envs) + 1]
+            self._batches[index] = to_tensordict(tensors, size, dims=self._nested_dims)
         batch = self._batches[index]
-        return batch[:, :steps] if steps < batch.shape[1] else batch
+        return batch[..., :steps] if steps < batch.shape[-1] else batch
 
 
 def _check_leaves(spec: WorkerSpec, leaves: tuple[Leaf, ...]) -> None:

@@ -57,7 +57,7 @@ def test_added_workers_have_the_next_indices_and_trajectories_of_their_own(way):
         assert [part.worker for part in collector.delivery.parts] == [0, 1, 2, 3]
     # They have the envs of the first two, after all lives that these may have: their first one and four restarts.
     first_id = 5 * 2**32 * way.num_workers
-    assert batch["collector", "traj_ids"][2:, 0].tolist() == [first_id, first_id + 1]
+    assert batch["collector", "traj_ids"][2:, 0, 0].tolist() == [first_id, first_id + 1]
 
 
 @pytest.mark.parametrize(

@@ -230,7 +230,7 @@ def check_parts(case, batch, frames):
         assert sum(count == each for count, each in zip(counts, most, strict=True)) >= waited_for
     if case.split_trajs:
         return
-    part = ((case.rows,) if case.rows > 1 else ()) + (most[0] // case.rows,)
+    part = (() if case.autoreset is None else (case.rows,)) + (most[0] // case.rows,)
     if case.is_stacked:
         assert batch.batch_size == (len(most), *part)
     elif case.cat_results == 0 and case.way.is_sync:

@@ -140,6 +140,37 @@ def test_what_a_policy_writes_over_an_observation_is_stored(create):
             assert torch.equal(written[goes_on], observed[goes_on] * factor)
 
 
+@over((SINGLE, INLINE_SYNC))
+@pytest.mark.parametrize(
+    ("form", "size"),
+    [
+        ("env", ()),
+        ("num_envs=1", (1,)),
+        ("num_envs=2", (2,)),
+        ("vector env of 1", (1,)),
+        ("vector env of 2", (2,)),
+        ("SerialEnv(1)", (1,)),
+        ("EnvBase of size (1,)", (1,)),
+        ("EnvBase of size (1, 1)", (1, 1)),
+        ("EnvBase of size (2, 1)", (2, 1)),
+    ],
+)
+def test_envs_with_a_batch_dimension_keep_it_whatever_its_size(way, form, size):
+    keywords, create = {}, cartpole
+    if form.startswith("num_envs"):
+        keywords["num_envs"] = size[0]
+    elif form.startswith("vector"):
+        create = partial(cartpoles, *size)
+    elif form != "env":
+        torchrlenvs = pytest.importorskip("worlds.torchrlenvs", reason="needs the torchrl extra")
+        is_serial = form.startswith("Serial")
+        create = partial(torchrlenvs.serial, *size) if is_serial else partial(torchrlenvs.Agents, size)
+    workers = () if way is SINGLE else (2,)
+    frames = 4 * math.prod(workers + size)
+    with make(way, create, frames_per_batch=frames, **keywords) as collector:
+        assert collector.next().shape == collector.fake_tensordict().shape == (*workers, *size, 4)
+
+
 @over(INLINE)
 def test_the_last_batch_is_whole(way):
     with pytest.warns(

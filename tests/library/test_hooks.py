@@ -32,6 +32,20 @@ def test_keys_that_a_hook_adds_and_tensors_that_it_replaces_are_delivered(way):
             assert batch["next", "observation"].any()
 
 
+@pytest.mark.parametrize(("num_envs", "size"), [(None, (12,)), (1, (1, 12)), (2, (2, 6))])
+def test_a_hook_of_a_worker_sees_the_dimensions_of_its_envs(num_envs, size):
+    seen = []
+
+    def hook(batch):
+        seen.append(batch.shape)
+        batch["twice"] = 2 * batch["observation"]
+
+    with make(INLINE_SYNC, num_envs=num_envs, post_collect_hook=hook, **FRAMES) as collector:
+        for batch in collector:
+            assert torch.equal(batch["twice"], 2 * batch["observation"])
+    assert set(seen) == {size}
+
+
 def test_in_this_process_a_hook_sees_what_postproc_has_made():
     seen = []
 

@@ -1,6 +1,7 @@
 """Policies that carry a state through `next`: from frame to frame, over the borders of batches, not into the next
 episode."""
 
+import typing
 from functools import partial
 
 import pytest
@@ -8,7 +9,7 @@ import torch
 from making import by_worker, make
 from tensordict.nn import TensorDictModule
 from torch import nn
-from ways import SINGLE, WAYS, over
+from ways import SINGLE, WAYS, case, over
 from worlds.cartpoles import cartpole, cartpoles
 
 from collectx.errors import ConfigError
@@ -114,3 +115,36 @@ def test_an_initial_state_may_be_given_and_one_that_cannot_be_derived_is_asked_f
     batch = collect(policy)[0]
     sums = 1 + batch["observation"][:5].cumsum(0)
     torch.testing.assert_close(batch["next", "sums"][:5], sums.reshape(5, 2, 2))
+
+
+class InBfloat16(nn.Module):
+    """Acts by the sum of rounded observations, a state in a dtype that numpy lacks."""
+
+    initial_state: typing.ClassVar = {"sums": torch.ones(4, dtype=torch.bfloat16)}
+
+    def forward(self, observation, sums):
+        rounded = observation.bfloat16()
+        sums = sums + rounded
+        return sums[..., 0].gt(1).long(), rounded, sums
+
+
+@pytest.mark.parametrize(
+    ("way", "mode"), [*(case(way, "SAME_STEP", tier=way.smoke) for way in WAYS), case(SINGLE, "NEXT_STEP")]
+)
+def test_what_a_policy_writes_in_bfloat16_is_stored_as_it_is(way, mode):
+    policy = TensorDictModule(InBfloat16(), ["observation", "sums"], ["action", "rounded", ("next", "sums")])
+
+    def hook(batch):
+        batch["double"] = 2 * batch["rounded"]
+
+    create = partial(cartpoles, mode=mode)
+    with make(way, create, policy, frames_per_batch=24, post_collect_hook=hook) as collector:
+        for batch in (collector.next(), collector.next()):
+            assert {batch[key].dtype for key in ("rounded", "double", "sums", ("next", "sums"))} == {torch.bfloat16}
+            assert torch.equal(batch["rounded"], batch["observation"].bfloat16())
+            assert torch.equal(batch["double"], 2 * batch["rounded"])
+            assert torch.equal(batch["next", "sums"], batch["sums"] + batch["rounded"])
+            following, before = batch["sums"][..., 1:, :], batch["next", "sums"][..., :-1, :]
+            goes_on = ~batch["next", "done"][..., :-1, 0]
+            assert torch.equal(following[goes_on], before[goes_on])
+            assert (following[~goes_on] == 1).all()

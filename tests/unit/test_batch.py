@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from collectx.batch import ALIGNMENT_BYTES, Layout, Leaf, batch_leaves, is_agents_end, to_tensordict
+from collectx.batch import ALIGNMENT_BYTES, Layout, Leaf, batch_leaves, to_tensordict
 
 OBSERVATION = Leaf(("observation",), (3,), torch.float32)
 ACTION = Leaf(("action",), (), torch.int64)
@@ -20,12 +20,6 @@ LEAVES = batch_leaves([OBSERVATION], [ACTION])
 def test_keys_that_collide_are_refused(leaf, message):
     with pytest.raises(ValueError, match=message):
         batch_leaves([OBSERVATION, leaf], [ACTION])
-
-
-def test_which_leaves_are_ends_of_agents():
-    keys = [("agents", "done"), ("a", "b", "terminated"), ("agents", "alive"), ("done",)]
-    assert [is_agents_end(Leaf(key, (2, 1), torch.bool)) for key in keys] == [True, True, False, False]
-    assert not is_agents_end(Leaf(("agents", "done"), (2, 1), torch.float32))
 
 
 @pytest.mark.parametrize("leaves", [LEAVES, [Leaf(("a",), (3,), torch.uint8), Leaf(("b",), (), torch.float64)]])

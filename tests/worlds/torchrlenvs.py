@@ -74,8 +74,8 @@ def recurrent():
     return transformed(walking(), envs.InitTracker(), envs.TensorDictPrimer(state, default_value=0.0))
 
 
-def serial():
-    return envs.SerialEnv(3, walking)
+def serial(num_envs=3):
+    return envs.SerialEnv(num_envs, walking)
 
 
 def parallel(**kwargs):
@@ -191,21 +191,22 @@ class TwoRewards(ManyKeys):
 
 class Agents(envs.EnvBase):
     """Two agents, of which one ends after 3 steps, the other after 5 (one more in each env of a batch), and the env
-    with the later."""
+    with the later. Their nested TensorDict has the batch size of the env, or `group` more dimensions."""
 
-    def __init__(self, size=()):
+    def __init__(self, size=(), group=()):
         super().__init__(batch_size=torch.Size(size))
+        self._group = (*size, *group)
         self.observation_spec = self._of_agents(observation=Unbounded((*size, 2, 3)))
         self.action_spec = self._of_agents(action=Bounded(-1.0, 1.0, (*size, 2, 1)))
         self.reward_spec = self._of_agents(reward=Unbounded((*size, 2, 1)))
         ends = {name: Binary(1, (*size, 2, 1), dtype=torch.bool) for name in ("done", "terminated")}
         own = {name: Binary(1, (*size, 1), dtype=torch.bool) for name in ends}
-        self.done_spec = Composite(**own, agents=Composite(**ends, shape=size), shape=size)
+        self.done_spec = Composite(**own, agents=Composite(**ends, shape=self._group), shape=size)
         self._lengths = torch.arange(self.batch_size.numel()).reshape(size)
         self._count = torch.zeros(size)
 
     def _of_agents(self, **specs):
-        return Composite(agents=Composite(**specs, shape=self.batch_size), shape=self.batch_size)
+        return Composite(agents=Composite(**specs, shape=self._group), shape=self.batch_size)
 
     def _observation(self):
         return self._count[..., None, None] * torch.tensor([[0.1], [0.01]]).expand(2, 3)
@@ -214,7 +215,8 @@ class Agents(envs.EnvBase):
         every = torch.ones(self.batch_size, dtype=torch.bool)
         begins = every if tensordict is None else tensordict.get("_reset", every).reshape(self.batch_size)
         self._count = torch.where(begins, 0.0, self._count)
-        return TensorDict({"agents": {"observation": self._observation()}}, self.batch_size)
+        agents = TensorDict({"observation": self._observation()}, self._group)
+        return TensorDict({"agents": agents}, self.batch_size)
 
     def _step(self, tensordict):
         self._count = self._count + 1
@@ -222,6 +224,7 @@ class Agents(envs.EnvBase):
         reward = tensordict["agents", "action"] + self._count[..., None, None]
         agents = {"observation": self._observation(), "reward": reward, "done": ends, "terminated": ends}
         over = ends.all(-2)
+        agents = TensorDict(agents, self._group)
         return TensorDict({"agents": agents, "done": over, "terminated": over}, self.batch_size)
 
     def _set_seed(self, seed):

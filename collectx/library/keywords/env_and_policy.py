@@ -48,7 +48,7 @@ class EnvAndPolicy(Keywords):
             keyword arguments. For policies on GPUs.
         seed: seed of envs and of what policies draw; None: that of `torch.manual_seed`, a constant without such a call.
         num_envs: envs of each worker, if `create_env_fn` returns single ones: it is called `num_envs` times; batches
-            are `[envs, time]`. None: the envs of one call.
+            are `[envs, time]`, also of 1. None: the envs of one call; a single env's batches are `[time]`.
         info_keys: entries of Gymnasium's `info` to keep in the batch, numbers, arrays or dicts of these, as
             `("info", name)` and `("next", "info", name)`. `("info", "_name")` is False where the env lacks the entry;
             its value then is zero.

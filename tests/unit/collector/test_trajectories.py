@@ -19,8 +19,9 @@ def batch(number):
         ("collector", "traj_ids"): ids,
         ("observation",): 10.0 * number + torch.arange(4),
         ("next", "done"): torch.tensor(ends).unsqueeze(-1),
+        ("agents", "number"): torch.arange(12.0).view(4, 3) + number,
     }
-    return to_tensordict(frames, (4,))
+    return to_tensordict(frames, (4,), dims={("agents",): (3,)})
 
 
 def taken(assembler, numbers):
@@ -28,6 +29,7 @@ def taken(assembler, numbers):
     for number in numbers:
         assembler.add(batch(number))
         while (joined := assembler.take()) is not None:
+            assert joined["agents"].batch_size == (*joined.batch_size, 3)
             batches.append(joined.to_dict())
     return batches
 

@@ -12,6 +12,7 @@ from gymnasium import spaces
 pytest.importorskip("torchrl", reason="needs the torchrl extra")
 
 from collecting import config
+from tensordict.nn import TensorDictModule
 from torchrl.envs import RewardScaling
 from worlds import torchrlenvs
 
@@ -19,6 +20,7 @@ from collectx import Collector
 from collectx import collector as collectors
 from collectx import trainer as trainers
 from collectx.cli.compose import compose
+from collectx.collector.trajectories import split_trajectories
 from collectx.config.schema.env import TorchrlEnvConfig
 from collectx.env import read_spec
 from collectx.env.base import first_observations
@@ -116,6 +118,31 @@ def test_a_policy_sees_the_batch_size_of_its_env(size):
         assert policy is not act or batch["seen"].unique().tolist() == [len(size)]
 
 
+@pytest.mark.parametrize("size", [(), (1,), (2, 3)])
+@pytest.mark.parametrize("by_modules", [False, True])
+def test_a_nested_tensordict_keeps_its_own_batch_size(size, by_modules):
+    seen = []
+
+    def act(td):
+        seen.append(td["agents"].batch_size)
+        return td.set(("agents", "action"), torch.zeros(*td.shape, 2, 1))
+
+    def pair(observation):
+        return observation[..., :1], observation.sum((-2, -1))[..., None]
+
+    # The second output is of all agents together, so that the nested TensorDict of that batch cannot have their number.
+    module = TensorDictModule(pair, [("agents", "observation")], [("agents", "action"), ("agents", "sum")])
+    create, frames = partial(torchrlenvs.Agents, size, (2,)), 6 * math.prod(size)
+    policy, group = (module, ()) if by_modules else (act, (2,))
+    with Collector(create, policy, frames_per_batch=frames, total_frames=2 * frames) as collector:
+        for batch in collector:
+            for part in (batch["agents"], batch["next", "agents"]):
+                assert part.batch_size == (*batch.shape, *(group if part is batch["agents"] else (2,)))
+            assert batch["agents"].names == [*batch.names, *[None] * len(group)]
+            assert split_trajectories(batch)["next", "agents"].batch_size[2:] == (2,)
+    assert set(seen) == (set() if by_modules else {(*size, 2)})
+
+
 @pytest.mark.difference("`traj_ids` if agents end separately, and the env as a whole at its own `done`")
 @pytest.mark.parametrize("size", [(), (2,), (2, 3)])
 def test_a_trajectory_goes_from_reset_to_reset_of_all_agents(size):
@@ -134,7 +161,32 @@ def test_a_trajectory_that_is_cut_is_one_of_all_agents_though_each_ends_by_itsel
     counts = (rows["next", "agents", "observation"][..., 0] / torch.tensor([0.1, 0.01])).round()
     assert torch.equal(counts, torch.tensor([1.0, 2.0])[:, None].expand(2, 2).repeat(len(rows), 4, 1))
     assert torch.equal(rows["next", "truncated"].squeeze(-1), torch.tensor([False, True]).repeat(len(rows), 4))
-    assert not rows["next", "agents", "done"].any()
+    assert torch.equal(rows["next", "agents", "done"].squeeze(-1).all(-1), rows["next", "done"].squeeze(-1))
+
+
+@pytest.mark.parametrize("make", [torchrlenvs.Agents, torchrlenvs.Apart])
+@pytest.mark.parametrize("size", [(), (2,)])
+@pytest.mark.parametrize("keywords", [{"max_frames_per_traj": 2}, {"set_truncated": True}])
+def test_a_cut_trajectory_is_truncated_for_each_group_of_agents(make, size, keywords):
+    def create():
+        return make(size).add_truncated_keys()
+
+    with Collector(create, frames_per_batch=2 * math.prod(size), **keywords) as collector:
+        batch, fake = collector.next().reshape(-1, 2), collector.fake_tensordict().reshape(-1, 2)
+    for name, expected in (("truncated", [False, True]), ("done", [False, True]), ("terminated", [False, False])):
+        everywhere = torch.tensor(expected)[:, None, None].expand(len(batch), 2, 2, 1)
+        assert torch.equal(batch["next", "agents", name], everywhere)
+        assert torch.equal(batch["next", name], everywhere[:, :, 0])
+        assert not batch["agents", name].any()
+        assert "set_truncated" not in keywords or torch.equal(fake["next", "agents", name], everywhere)
+
+
+@pytest.mark.parametrize("make", [torchrlenvs.Agents, torchrlenvs.Apart])
+def test_compact_batches_have_the_ends_of_agents(make):
+    with Collector(make, frames_per_batch=30, compact_obs=True) as collector:
+        after = collector.next()["next"]
+    assert ("agents", "observation") not in after.keys(True)
+    assert torch.equal(after["agents", "done"].squeeze(-1).any(0), torch.tensor([True, True]))
 
 
 @pytest.mark.difference("an env of TorchRL with a NonTensor spec")

@@ -31,7 +31,7 @@ def test_an_actor_of_several_steps_goes_on_with_its_plan():
 
     policy = MultiStepActorWrapper(TensorDictModule(Plan(), ["observation"], ["action"]), n_steps=4)
     with Collector(create, policy, frames_per_batch=40, total_frames=40, max_frames_per_traj=6) as collector:
-        batch = collector.next()
+        batch = collector.next()[0]
     number = batch["step_count"][:, 0]  # of the frame in its trajectory
     assert number.max() >= 4
     planned = batch["observation"][torch.arange(40) - number % 4, 0] + number % 4 / 4

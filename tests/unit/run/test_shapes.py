@@ -25,6 +25,12 @@ def run(train_with, tmp_path):
     return start
 
 
+@pytest.mark.parametrize("num_envs", [1, 2])
+def test_a_batch_has_the_dimensions_of_its_envs_for_any_number(run, num_envs):
+    batches, _ = run(f"env.num_envs={num_envs} collector=multi_sync")
+    assert {batch.shape for batch in batches} == {(2, num_envs, 20 // num_envs)}
+
+
 @pytest.mark.parametrize(
     ("way", "size", "keywords"),
     [
@@ -39,7 +45,7 @@ def run(train_with, tmp_path):
 def test_batches_are_those_of_the_python_classes(run, way, size, keywords):
     values = {"num_workers": way.num_workers} | keywords
     batches, lines = run(f"collector={way.kind} " + " ".join(f"collector.{key}={values[key]}" for key in values))
-    with make(way, frames_per_batch=40, total_frames=400, **keywords) as collector:
+    with make(way, frames_per_batch=40, total_frames=400, num_envs=1, **keywords) as collector:
         expected = list(collector)
     assert len(batches) == len(expected) > 0
     for mine, other in zip(batches, expected, strict=True):

@@ -16,7 +16,7 @@ from collectx.env.torchrl_gym import GymMember
 from collectx.env.torchrl_member import TorchrlMember
 from collectx.env.torchrl_processes import GymProcesses
 from collectx.env.torchrl_recipe import Recipe, Unrecognised, peel
-from collectx.env.torchrl_specs import RandomActions, is_torchrl_env, read_spec
+from collectx.env.torchrl_specs import RandomActions, is_torchrl_env, read_spec, with_inputs
 from collectx.errors import ConfigError, SpaceError
 from collectx.user_objects import resolve
 
@@ -89,6 +89,7 @@ class TorchrlEnv(Env):
             return [GymMember(each, Recipe.of(each, self.spec), self.spec, e) for e, each in enumerate(self.user_envs)]
         makers = _makers(env)
         self._parts.append(makers[0]())
+        self.spec = with_inputs(self.spec, self.user_envs[0], self._parts[0])
         recipe = Recipe.of(self._parts[0], self.spec, outer)
         if type(env).__name__ == "ParallelEnv" and not recipe.is_light:
             self._close(self._parts)

@@ -5,13 +5,14 @@ itself is not imported: its objects are recognised by the names of their classes
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 from gymnasium import Space, spaces
 
-from collectx.batch import DONE_KEYS, Key, Leaf, as_key, is_agents_end, nest
+from collectx.batch import DONE_KEYS, STEP_COUNT, Key, Leaf, as_key, is_agents_end, nest
 from collectx.env.base import Draws, EnvSpec, steps_per_draw
 from collectx.env.spaces import leave_out, numpy_dtype
 from collectx.errors import ConfigError, SpaceError
@@ -32,7 +33,7 @@ def has_root_end(env: Any) -> bool:
 
 def read_spec(env: Any, exclude: Sequence[str]) -> EnvSpec:
     """The spec of an env, batched or not. Its spaces are those of the leaf where there is only one with a plain key,
-    otherwise a Dict, without the first part of the keys where all share it.
+    otherwise a Dict by the keys; that of actions without the first part of the keys where all share it.
 
     Args:
         exclude: keys of the observation and state to omit, or their first parts; parts joined by dots.
@@ -47,15 +48,15 @@ def read_spec(env: Any, exclude: Sequence[str]) -> EnvSpec:
     rewards = _leaves(_by_key(env.full_reward_spec), env)
     if not rewards:
         raise SpaceError(f"{type(env).__name__} gives no reward: add one with a transform")
-    seen = [leaf for leaf in leaves if leaf.key[0] == "observation"]
-    seen = seen or [leaf for leaf in leaves if not is_agents_end(leaf)]
     size = tuple(env.batch_size)
+    inputs, observation_space = _inputs(env, leaves, dict_parts(env))
     return EnvSpec(
         env.batch_size.numel(),
         leaves,
         action,
-        _joint_space(observed, seen, len(size)),
-        _joint_space(acted, action, len(size)),
+        observation_space,
+        _joint_space(acted, action, len(size), is_action=True),
+        inputs=inputs,
         rewards=rewards,
         deltas=_deltas(env, leaves),
         batch_shape=size if len(size) > 1 else (),
@@ -99,6 +100,30 @@ class RandomActions(Draws):
             values = [each.get(leaf.key).cpu().reshape(steps, -1, *leaf.shape) for each in drawn]
             blocks.append(values[0] if len(values) == 1 else torch.cat(values, 1))
         return blocks
+
+
+def with_inputs(spec: EnvSpec, env: Any, part: Any) -> EnvSpec:
+    """The spec of a batched env, with the inputs of policies that it has where its envs are as `part`."""
+    inputs, observation_space = _inputs(env, spec.observation, dict_parts(part))
+    return replace(spec, inputs=inputs, observation_space=observation_space)
+
+
+def dict_parts(env: Any) -> list[str]:
+    """The parts of the Dict observation of the Gymnasium env below an unbatched env; none where there is no such."""
+    while any(cls.__name__ == "TransformedEnv" for cls in type(env).__mro__):
+        env = env.base_env
+    is_gyms = any(cls.__name__ == "GymWrapper" for cls in type(env).__mro__)
+    space = getattr(env._env, "observation_space", None) if is_gyms else None
+    return [*space.spaces] if isinstance(space, spaces.Dict) else []
+
+
+def _inputs(env: Any, leaves: Sequence[Leaf], names: Sequence[str]) -> tuple[tuple[Leaf, ...], Space]:
+    """`EnvSpec.inputs` and the space of these: the leaves below "observation" and `names`; all leaves but the step
+    count and the agents' ends where there are none."""
+    seen = [leaf for leaf in leaves if leaf.key[0] in ("observation", *names)]
+    seen = seen or [leaf for leaf in leaves if leaf.key != STEP_COUNT and not is_agents_end(leaf)]
+    specs = _by_key(env.full_state_spec) | _by_key(env.full_observation_spec)
+    return tuple(seen), _joint_space(specs, seen, len(env.batch_size))
 
 
 def _by_key(composite: Any) -> dict[Key, Any]:
@@ -185,11 +210,13 @@ def _is_storable(leaf: Leaf) -> bool:
     return leaf.dtype is not None and min(leaf.shape, default=0) >= 0
 
 
-def _joint_space(specs: dict[Key, Any], leaves: Sequence[Leaf], num_batch_dims: int) -> Space:
+def _joint_space(specs: dict[Key, Any], leaves: Sequence[Leaf], num_batch_dims: int, is_action: bool = False) -> Space:
     by_key = {leaf.key: _space(specs[leaf.key], leaf, num_batch_dims) for leaf in leaves}
-    if len({key[0] for key in by_key}) == 1:
+    if [len(key) for key in by_key] == [1]:
+        return next(iter(by_key.values()))
+    if is_action and len({key[0] for key in by_key}) == 1:
         by_key = {key[1:]: space for key, space in by_key.items()}
-    return by_key[()] if () in by_key else _dict_space(nest(by_key))
+    return _dict_space(nest(by_key))
 
 
 def _space(spec: Any, leaf: Leaf, num_batch_dims: int) -> Space:

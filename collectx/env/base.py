@@ -66,7 +66,8 @@ class EnvSpec:
             its observation, `[*shape]`.
         path: of an env of TorchRL, what steps it: "gymnasium", or "torchrl: " and the reason why its own `_step` does;
             otherwise empty.
-        data_device: `device` of the TensorDict that a user's policy is called with, if the policy acts on the CPU.
+        data_device: `device` of the TensorDict that a user's policy is called with, if the policy acts on the CPU;
+            None: no device was named for the policy.
         action_spec: the actions as the env describes them: TorchRL's spec with all keys; None for Gymnasium's envs.
         inputs: the leaves of `observation_space`, which policies without keys are called with; kept infos and step
             counts are not among them. By default those of `observation`.

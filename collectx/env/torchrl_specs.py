@@ -8,9 +8,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
+import gymnasium
 import numpy as np
 import torch
 from gymnasium import Space, spaces
+from gymnasium.vector import VectorEnv
 
 from collectx.batch import DONE_KEYS, STEP_COUNT, Key, Leaf, as_key, is_agents_end, nest
 from collectx.env.base import Draws, EnvSpec, steps_per_draw
@@ -21,9 +23,26 @@ from collectx.errors import ConfigError, SpaceError
 _IDLE_HOOKS = ("Transform._post_step_mdp_hooks", "Compose._post_step_mdp_hooks")
 
 
+def _class_names(value: Any) -> set[str]:
+    return {cls.__name__ for cls in type(value).__mro__}
+
+
 def is_torchrl_env(value: Any) -> bool:
     """Whether `value` is one of TorchRL's envs (an `EnvBase`)."""
     return any(cls.__name__ == "EnvBase" and cls.__module__.startswith("torchrl.") for cls in type(value).__mro__)
+
+
+def below_transforms(env: Any) -> Any:
+    """The env below all `TransformedEnv`."""
+    while "TransformedEnv" in _class_names(env):
+        env = env.base_env
+    return env
+
+
+def has_started(env: Any) -> bool:
+    """Whether it is a `SerialEnv` or `ParallelEnv` that has started, with transforms or without."""
+    base = below_transforms(env)
+    return "BatchedEnvBase" in _class_names(base) and not base.is_closed
 
 
 def has_root_end(env: Any) -> bool:
@@ -60,7 +79,6 @@ def read_spec(env: Any, exclude: Sequence[str]) -> EnvSpec:
         rewards=rewards,
         deltas=_deltas(env, leaves),
         batch_shape=size if len(size) > 1 else (),
-        data_device=env.device,
         action_spec=env.full_action_spec,
     )
 
@@ -108,12 +126,22 @@ def with_inputs(spec: EnvSpec, env: Any, part: Any) -> EnvSpec:
     return replace(spec, inputs=inputs, observation_space=observation_space)
 
 
+def gym_wrapper(env: Any) -> Any:
+    """The `GymWrapper` below an env, if that wraps an env of Gymnasium and resets and seeds it as TorchRL's does;
+    otherwise None. Of a `SerialEnv` that has started, that of its first env."""
+    env = below_transforms(env)
+    if "SerialEnv" in _class_names(env) and not env.is_closed:
+        env = below_transforms(env._envs[0])
+    if "GymWrapper" not in _class_names(env) or not isinstance(env._env, gymnasium.Env | VectorEnv):
+        return None
+    methods = (type(env)._set_seed, type(env)._reset)
+    return env if all(method.__module__.startswith("torchrl.") for method in methods) else None
+
+
 def dict_parts(env: Any) -> list[str]:
     """The parts of the Dict observation of the Gymnasium env below an unbatched env; none where there is no such."""
-    while any(cls.__name__ == "TransformedEnv" for cls in type(env).__mro__):
-        env = env.base_env
-    is_gyms = any(cls.__name__ == "GymWrapper" for cls in type(env).__mro__)
-    space = getattr(env._env, "observation_space", None) if is_gyms else None
+    wrapper = gym_wrapper(env)
+    space = None if wrapper is None else wrapper._env.observation_space
     return [*space.spaces] if isinstance(space, spaces.Dict) else []
 
 

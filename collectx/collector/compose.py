@@ -74,10 +74,13 @@ def build(
     options, num_workers = cfg.collector, num_workers_of(cfg)
     may_end_early = options.preemptive_threshold is not None or any("should_end" in fields for fields in overrides)
     rollout = dataclasses.replace(rollout_options(options, num_workers), may_end_early=may_end_early)
-    spec = rollout.env_spec(spec)
+    spec, devices = rollout.env_spec(spec), resolve_devices(cfg.devices)
     # Only its leaves and the layout of its weights are used; it stays on the trainer's device.
     exploration, is_trusted = policies.ExplorationType(options.exploration_type), policies.is_trusted(cfg.policy)
-    actor = policies.make_actor(policy, spec, device_of(policy), exploration, is_trusted)
+    device = device_of(policy)
+    if devices.policy_device is not None:
+        spec = dataclasses.replace(spec, data_device=device)
+    actor = policies.make_actor(policy, spec, device, exploration, is_trusted)
     # A batch that a worker has written elsewhere has to be delivered.
     exact = any(fields.get("hooks", Hooks()).write_batch is not None for fields in overrides)
     is_elastic = begins_with_few(options) and recorded is None
@@ -98,7 +101,6 @@ def build(
         weights_nbytes=FlatWeights(actor.module).nbytes,
         first_version=0 if resume is None else resume["version"],
     )
-    devices = resolve_devices(cfg.devices)
     worker_spec = WorkerSpec(
         worker=0,
         num_workers=num_workers * options.num_workers_per_collector,

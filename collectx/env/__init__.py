@@ -52,7 +52,7 @@ def read_spec(
         spec = env.spec
         if with_first:
             with preserve_random_state():
-                spec = dataclasses.replace(spec, first=first_observations(env, [0] * spec.num_envs))
+                spec = dataclasses.replace(spec, first=first_observations(env, [1] * spec.num_envs))
         examine(env)
         # A user's callable decides the number of envs itself.
         return spec if smallest is cfg else dataclasses.replace(spec, num_envs=cfg.num_envs)

@@ -51,10 +51,10 @@ class EnvSpec:
     Attributes:
         num_envs: envs in the group (E).
         observation: leaves of one env's observation and of the kept `info` entries, in the order of `out`.
-            A Box, Discrete, ... space has one leaf `("observation",)`; Dict and Tuple spaces have nested keys such
-            as `("observation", "camera")` and `("observation", "0")`; kept infos are `("info", name)`; with a time
-            limit (`collectx/rollout/wrappers.py`), `("step_count",)` is the last.
-        action: leaves of one env's action, likewise, from `("action",)`.
+            A Box, Discrete, ... space has one leaf `("observation",)`; the parts of a Dict have their names, such as
+            `("camera",)`; kept infos are `("info", name)`; with a time limit (`collectx/rollout/wrappers.py`),
+            `("step_count",)` is the last.
+        action: leaves of one env's action: `("action",)`, or those below it of a Dict or Tuple.
         observation_space, action_space: the single env's Gymnasium spaces.
         ragged: see the module's docstring.
         can_restart_early: whether `restart` accepts envs whose episode did not end.
@@ -68,8 +68,11 @@ class EnvSpec:
             its observation, `[*shape]`.
         path: of an env of TorchRL, what steps it: "gymnasium", or "torchrl: " and the reason why its own `_step` does;
             otherwise empty.
-        data_device: `device` of the TensorDict that a user's policy is called with, if the policy acts on the CPU.
+        data_device: `device` of the TensorDict that a user's policy is called with, if the policy acts on the CPU;
+            None: no device was named for the policy.
         action_spec: the actions as the env describes them: TorchRL's spec with all keys; None for Gymnasium's envs.
+        inputs: the leaves of `observation_space`, which policies without keys are called with; kept infos and step
+            counts are not among them. By default those of `observation`.
         first: observations after a reset, by leaf, `[1, *shape]` or `[E, *shape]`, with which a user's policy is
             called once to learn its outputs. Empty: that call takes zeros.
     """
@@ -91,7 +94,12 @@ class EnvSpec:
     path: str = field(default="", compare=False)
     data_device: torch.device | None = field(default=None, compare=False)
     action_spec: Any = field(default=None, compare=False, repr=False)
+    inputs: tuple[Leaf, ...] = ()
     first: Mapping[Key, torch.Tensor] = field(default_factory=dict, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if not self.inputs:
+            object.__setattr__(self, "inputs", self.observation)
 
     @property
     def only_next(self) -> tuple[Leaf, ...]:

@@ -24,6 +24,7 @@ import numpy as np
 
 from collectx.config.schema.env import EnvPoolEnvConfig
 from collectx.env.base import Env, EnvSpec, StepArrays
+from collectx.env.observation import ObservationLeaves
 from collectx.env.spaces import SpaceLeaves, checked_values, numpy_dtype
 from collectx.errors import CollectxError, ConfigError, SpaceError
 
@@ -62,7 +63,7 @@ class EnvPoolEnv(Env):
         self._arguments = {**cfg.kwargs, "num_envs": num_members, "num_threads": cfg.num_threads}
         with _without_precision_warnings():
             spec = self._envpool.make_spec(cfg.id, **self._arguments)
-            self._observation = SpaceLeaves(spec.gymnasium_observation_space, ("observation",), cfg.exclude_keys)
+            self._observation = ObservationLeaves(spec.gymnasium_observation_space, cfg.exclude_keys)
             action = SpaceLeaves(spec.gymnasium_action_space, ("action",))
         if not action.single:
             raise SpaceError(f"action: {action.space} has several parts, which the envpool kind does not support")

@@ -17,6 +17,7 @@ from collectx.config.schema.env import GymEnvConfig
 from collectx.env.base import Env, EnvSpec, StepArrays, closed_on_error
 from collectx.env.gym_factory import env_factory, explain_missing_package
 from collectx.env.infos import InfoKeys
+from collectx.env.observation import ObservationLeaves
 from collectx.env.spaces import SpaceLeaves, check, checked_values, write_env
 
 # The reward of one env, without the batch's last dimension.
@@ -46,12 +47,13 @@ class GymEnv(Env):
             for env in envs:
                 self.user_envs.append(env)
             first = self.user_envs[0]
-            self._observation = SpaceLeaves(first.observation_space, ("observation",), exclude_keys)
+            self._observation = ObservationLeaves(first.observation_space, exclude_keys, info_keys)
             action = SpaceLeaves(first.action_space, ("action",))
             self._infos = InfoKeys(info_keys, first)
         self._leaves = (*self._observation.leaves, *self._infos.leaves)
         size = len(self.user_envs)
-        self.spec = EnvSpec(size, self._leaves, action.leaves, self._observation.space, first.action_space)
+        spaces = (self._observation.space, first.action_space)
+        self.spec = EnvSpec(size, self._leaves, action.leaves, *spaces, inputs=self._observation.leaves)
         self._split = action.element_splitter()
         self._steps = [env.step for env in self.user_envs]
         self._is_array = self._observation.single and not info_keys

@@ -24,6 +24,7 @@ from collectx.config.schema.env import GymVectorEnvConfig
 from collectx.env.base import Env, EnvSpec, StepArrays, closed_on_error
 from collectx.env.gym_factory import explain_missing_package, resolve_source, wrapper
 from collectx.env.infos import InfoKeys
+from collectx.env.observation import ObservationLeaves
 from collectx.env.spaces import SpaceLeaves, check, checked_values, numpy_dtype, write_env
 from collectx.errors import CollectxError, ConfigError, ShapeError, SpaceError
 from collectx.state import ProcessState
@@ -60,7 +61,7 @@ class GymVectorEnv(Env):
         self._env, self.user_envs = env, [env]
         with closed_on_error(self):
             self._mode = _autoreset_mode(env, autoreset_mode)
-            self._observation = SpaceLeaves(env.single_observation_space, ("observation",), exclude_keys)
+            self._observation = ObservationLeaves(env.single_observation_space, exclude_keys, info_keys)
             if self._observation.has_text and getattr(env.unwrapped, "shared_memory", False):
                 raise SpaceError(
                     f"{self._observation.space} has a Text, which Gymnasium's AsyncVectorEnv reads from its shared "
@@ -80,6 +81,7 @@ class GymVectorEnv(Env):
             # In SAME_STEP mode, only Gymnasium's VectorEnvs are known to accept a reset mask.
             can_restart_early=self._mode is AutoresetMode.DISABLED
             or (self._mode is AutoresetMode.SAME_STEP and is_gymnasiums),
+            inputs=self._observation.leaves,
         )
         self._seeds_each = is_gymnasiums
         # NEXT_STEP: the envs whose next step is a reset. SAME_STEP: the envs with a first observation in `_first`.
@@ -188,10 +190,10 @@ class CheckedEnv(gymnasium.Wrapper):
         super().__init__(env)
         index = multiprocessing.current_process().name.rpartition("-")[2]  # of an AsyncVectorEnv's process
         self._index = int(index) if index.isdigit() else None
-        self._observation: SpaceLeaves | None = None
+        self._observation: ObservationLeaves | None = None
         # What cannot be stored is an error of the worker, which has the name of the option.
         with contextlib.suppress(CollectxError):
-            self._observation = SpaceLeaves(env.observation_space, ("observation",), exclude_keys)
+            self._observation = ObservationLeaves(env.observation_space, exclude_keys)
             self._leaves = [(leaf, numpy_dtype(leaf)) for leaf in self._observation.leaves]
 
     def reset(self, **kwargs: Any) -> Any:

@@ -5,11 +5,12 @@ Box, MultiDiscrete, MultiBinary       one, with the space's shape and dtype
 Discrete                              one int64 of shape (); the value is the env's own, `start` included
 Text, in observations                 one int32 of shape (max_length,): Unicode code points, zeros after the end
 Dict, Tuple                           those of the parts, below the part's name, or "0", "1", ...
+
+Observations have further rules for keys: `collectx/env/observation.py`.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
 from typing import Any
@@ -19,7 +20,7 @@ import torch
 from gymnasium import Space, spaces
 
 from collectx.batch import Key, Leaf
-from collectx.errors import ConfigError, ShapeError, SpaceError
+from collectx.errors import ShapeError, SpaceError
 
 Path = tuple[Any, ...]
 
@@ -56,22 +57,21 @@ class SpaceLeaves(Leaves):
 
     Args:
         root: the key below which the leaves are; if the space is neither a Dict nor a Tuple, the key of its only leaf.
-        exclude: parts to omit; see `exclude_parts`.
 
     Attributes:
-        space: the space, without the omitted parts.
         has_text: whether a part is a Text.
 
     Raises:
-        ConfigError: no part has one of the names in `exclude`.
         SpaceError: a part of the space has no fixed shape and numeric dtype.
     """
 
-    def __init__(self, space: Space, root: Key, exclude: Sequence[str] = ()):
-        self.space = space = exclude_parts(space, exclude)
+    def __init__(self, space: Space, root: Key):
+        self.space = space
         parts = list(_walk(space, root, ()))
         if not parts:
-            raise SpaceError(f"{'.'.join(root)}: {space} is empty, so there is nothing to store: give it a Box")
+            raise SpaceError(
+                f"{'.'.join(root) or 'observation'}: {space} is empty, so there is nothing to store: give it a Box"
+            )
         super().__init__((leaf, path) for leaf, path, _ in parts)
         self._part_spaces = [part for *_, part in parts]
         self._texts = [
@@ -108,44 +108,8 @@ class SpaceLeaves(Leaves):
         return splitters[0] if self.single else split_nested
 
 
-def exclude_parts(space: Space, names: Sequence[str]) -> Space:
-    """`space` without some of its parts. In a Tuple an empty Dict replaces a part, so that the others keep their index.
-
-    Args:
-        names: paths of the parts, joined by dots: `mission`, `inner.text`.
-
-    Raises:
-        ConfigError: no part has one of the names.
-    """
-    if not names:
-        return space
-    known: list[str] = []
-    reduced = _exclude_parts(space, "", frozenset(names), known)
-    if unknown := [name for name in names if name not in known]:
-        raise ConfigError(
-            [
-                f"env.exclude_keys names {', '.join(unknown)}, which the observation does not have: it has "
-                f"{', '.join(known) or 'no parts'}."
-            ]
-        )
-    return reduced
-
-
-def _exclude_parts(space: Space, prefix: str, names: frozenset[str], known: list[str]) -> Space:
-    if not isinstance(space, spaces.Dict | spaces.Tuple):
-        return space
-    parts: dict[Any, Space] = OrderedDict()
-    for name, part in _items(space):
-        path = f"{prefix}{name}"
-        known.append(path)
-        if path not in names:
-            parts[name] = _exclude_parts(part, f"{path}.", names, known)
-        elif isinstance(space, spaces.Tuple):
-            parts[name] = spaces.Dict({})
-    return spaces.Dict(parts) if isinstance(space, spaces.Dict) else spaces.Tuple(parts.values())
-
-
-def _items(space: spaces.Dict | spaces.Tuple) -> Iterable[tuple[Any, Space]]:
+def parts_of(space: spaces.Dict | spaces.Tuple) -> Iterable[tuple[Any, Space]]:
+    """The parts with their names, or indices."""
     return space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces)
 
 
@@ -255,11 +219,11 @@ def torch_dtype(dtype: np.dtype) -> torch.dtype:
 
 def _walk(space: Space, key: Key, path: Path) -> Iterator[tuple[Leaf, Path, Space]]:
     if isinstance(space, spaces.Dict | spaces.Tuple):
-        for name, part in _items(space):
+        for name, part in parts_of(space):
             yield from _walk(part, (*key, str(name)), (*path, name))
     elif isinstance(space, spaces.Discrete):
         yield Leaf(key, (), torch.int64), path, space
-    elif isinstance(space, spaces.Text) and key[0] == "observation":
+    elif isinstance(space, spaces.Text) and key[0] != "action":
         yield Leaf(key, (space.max_length,), torch.int32), path, space
     else:
         why = "it has no fixed shape and dtype"
@@ -269,7 +233,7 @@ def _walk(space: Space, key: Key, path: Path) -> Iterator[tuple[Leaf, Path, Spac
                 return
             except TypeError:
                 why = f"torch has no dtype {space.dtype}"
-        advice = f", or {leave_out('.'.join(key[1:]))}" if key[0] == "observation" and len(key) > 1 else ""
+        advice = f", or {leave_out('.'.join(map(str, path)))}" if key[0] != "action" and path else ""
         raise SpaceError(
             f"{'.'.join(key)}: the space {space} cannot be stored as a tensor, as {why}: turn it into a Box, Discrete, "
             "MultiDiscrete, MultiBinary, or a Dict or Tuple of these, as gymnasium.wrappers.TransformObservation does"
@@ -277,9 +241,10 @@ def _walk(space: Space, key: Key, path: Path) -> Iterator[tuple[Leaf, Path, Spac
         )
 
 
-def leave_out(name: str) -> str:
-    """The advice to omit a part of the observation."""
-    return f"leave it out with env.exclude_keys=[{name}], in Python exclude_keys=['{name}']"
+def leave_out(*names: str) -> str:
+    """The advice to omit parts of the observation."""
+    what = "it" if len(names) == 1 else "them"
+    return f"leave {what} out with env.exclude_keys=[{', '.join(names)}], in Python exclude_keys={[*names]}"
 
 
 def _nest(space: Space, values: Iterator[Any]) -> Any:

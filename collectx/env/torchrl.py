@@ -16,7 +16,7 @@ from collectx.env.torchrl_gym import GymMember
 from collectx.env.torchrl_member import TorchrlMember
 from collectx.env.torchrl_processes import GymProcesses
 from collectx.env.torchrl_recipe import Recipe, Unrecognised, peel
-from collectx.env.torchrl_specs import RandomActions, is_torchrl_env, read_spec
+from collectx.env.torchrl_specs import RandomActions, gym_wrapper, is_torchrl_env, read_spec, with_inputs
 from collectx.errors import ConfigError, SpaceError
 from collectx.user_objects import resolve
 
@@ -46,8 +46,10 @@ class TorchrlEnv(Env):
     writes only at the root is repeated below `next`; one that it writes only below `next` is zero at the root of an
     episode's first frame. The same holds for the ends of groups of agents; an episode ends with the env's root `done`.
     Where the env has no root `done`, an episode ends with the first of its agents, and `restart` resets the agents that
-    have ended, or all of them where none has. Rewards are below `next`, with any keys and shapes. An env is seeded by
-    `set_seed`, a batched one with `seeds[0]`, from which it derives the others.
+    have ended, or all of them where none has. Rewards are below `next`, with any keys and shapes.
+
+    Envs of Gymnasium below TorchRL's are each seeded by their first reset, as they are without TorchRL. All others are
+    seeded by `set_seed`, a batched one with `seeds[0]`, from which it derives the others.
 
     Args:
         envs: unbatched envs with the same specs, or one batched env. Several batch dimensions are kept in a batch; for
@@ -77,34 +79,33 @@ class TorchrlEnv(Env):
                 self._members += self._gym_members()
                 self.spec = replace(self.spec, path=_path(self.user_envs[0], self._members))
             except Unrecognised as reason:
+                wrapper = gym_wrapper(self._parts[0] if self._parts else self.user_envs[0])
                 self._close(self._parts)
                 parts = [slice(0, num_envs)] if envs[0].batch_size else [slice(e, e + 1) for e in range(num_envs)]
-                self._members += [TorchrlMember(env, self.spec, part) for env, part in zip(envs, parts, strict=True)]
+                self._members += [
+                    TorchrlMember(env, self.spec, part, wrapper) for env, part in zip(envs, parts, strict=True)
+                ]
                 self.spec = replace(self.spec, path=f"torchrl: {reason}")
 
     def _gym_members(self) -> Sequence[GymMember | GymProcesses]:
         """Members that step the Gymnasium envs below; raises `Unrecognised`."""
         env, outer = peel(self.user_envs[0])
         if not env.batch_size:
-            return [GymMember(each, Recipe.of(each, self.spec), self.spec, e) for e, each in enumerate(self.user_envs)]
+            return [GymMember(Recipe.of(each, self.spec), self.spec, e) for e, each in enumerate(self.user_envs)]
         makers = _makers(env)
         self._parts.append(makers[0]())
+        self.spec = with_inputs(self.spec, self.user_envs[0], self._parts[0])
         recipe = Recipe.of(self._parts[0], self.spec, outer)
         if type(env).__name__ == "ParallelEnv" and not recipe.is_light:
             self._close(self._parts)
             self._parts.append(GymProcesses(makers, recipe, self.spec, env._mp_start_method))
             return self._parts
         self._parts += [make() for make in makers[1:]]
-        return [GymMember(each, Recipe.of(each, self.spec, outer), self.spec, e) for e, each in enumerate(self._parts)]
+        return [GymMember(Recipe.of(each, self.spec, outer), self.spec, e) for e, each in enumerate(self._parts)]
 
     def reset(self, seeds: Sequence[int] | None, out: Sequence[np.ndarray]) -> None:
-        next_seed = 0
-        for e, member in enumerate(self._members):
-            if seeds is not None:
-                # The seeds of a batched env's envs follow from the first one.
-                is_derived = self._parts and e > 0
-                next_seed = member.set_seed(next_seed if is_derived else int(seeds[member.envs.start]))
-            member.reset(out)
+        for member in self._members:
+            member.reset(None if seeds is None else [int(seed) for seed in seeds[member.envs]], out)
 
     def step(self, action: Sequence[np.ndarray], out: StepArrays) -> bool:
         any_ended = False

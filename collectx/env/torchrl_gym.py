@@ -16,15 +16,13 @@ class GymMember:
     """One env of a group; the counterpart of `collectx.env.torchrl_member.TorchrlMember`.
 
     Args:
-        env: the TorchRL env, for its seeds.
         spec: of the group.
         index: of the env in the group.
     """
 
-    def __init__(self, env: Any, recipe: Recipe, spec: EnvSpec, index: int):
+    def __init__(self, recipe: Recipe, spec: EnvSpec, index: int):
         self.envs = slice(index, index + 1)
         self._index = index
-        self._env = env
         self._gym = recipe.env
         self._max_steps = recipe.max_steps
         self._to_action = recipe.to_action
@@ -41,17 +39,13 @@ class GymMember:
         self._steps = 0
         self._sum = np.float32(0)
 
-    def set_seed(self, seed: int) -> int:
-        """Seeds the env as TorchRL does, by a reset; returns the seed for the next env of a batched one."""
-        return self._env.set_seed(seed)
-
-    def reset(self, out: Sequence[np.ndarray]) -> None:
-        observation, _ = self._gym.reset()
+    def reset(self, seeds: list[int] | None, out: Sequence[np.ndarray]) -> None:
+        observation, _ = self._gym.reset(seed=None if seeds is None else seeds[0])
         self._steps, self._sum = 0, np.float32(0)
         self._write(observation, out, True)
 
     def restart(self, ended: np.ndarray, out: Sequence[np.ndarray]) -> None:
-        self.reset(out)
+        self.reset(None, out)
 
     def step(self, action: Sequence[np.ndarray], out: StepArrays) -> bool:
         index = self._index

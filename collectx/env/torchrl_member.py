@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
 from tensordict import TensorDictBase
 
 from collectx.batch import DONE_KEYS, Leaf
@@ -30,11 +31,13 @@ class TorchrlMember:
     Args:
         spec: of the group.
         envs: the member's envs in the group.
+        wrapper: the wrapper of a Gymnasium env that the env has below its transforms, or for each of its envs.
     """
 
-    def __init__(self, env: Any, spec: EnvSpec, envs: slice):
+    def __init__(self, env: Any, spec: EnvSpec, envs: slice, wrapper: Any = None):
         self.envs = envs
         self._env = env
+        self._wrapper = wrapper
         # An overridden `step` does more than `_step`; `step` also adds the ends that agents omit.
         is_plain = type(env).step.__module__.startswith("torchrl.") and not spec.agents_ends
         self._step: Callable[[Any], Any] = env._step if is_plain else lambda data: env.step(data).get("next")
@@ -58,12 +61,8 @@ class TorchrlMember:
         # Keys at the root that `_step` does not write; known after the first step.
         self._kept: list[Any] | None = None
 
-    def set_seed(self, seed: int) -> int:
-        """Returns the seed for the next env of a batched one."""
-        return self._env.set_seed(seed)
-
-    def reset(self, out: Sequence[np.ndarray]) -> None:
-        self._data = self._env.reset()
+    def reset(self, seeds: list[int] | None, out: Sequence[np.ndarray]) -> None:
+        self._data = self._env.reset() if seeds is None else self._seeded_reset(seeds)
         for key, leaf, array in zip(self._keys, self._leaves, out, strict=True):
             value = self._data.get(key, None)
             if value is None:
@@ -121,6 +120,17 @@ class TorchrlMember:
             else:
                 values = self._numpy(value if self._env.batch_size else value[None])
                 target[ended] = checked_values(leaf, values, target)[ended]
+
+    def _seeded_reset(self, seeds: list[int]) -> Any:
+        """Returns the data after one reset with `seeds`. `set_seed` of a wrapper of Gymnasium would reset the env too,
+        so that its first episode would be lost."""
+        if self._wrapper is None:
+            self._env.set_seed(seeds[0])
+            return self._env.reset()
+        if self._env.batch_size and not self._wrapper.batch_size:
+            return self._env.reset(list_of_kwargs=[{"seed": seed} for seed in seeds])
+        is_gymnasiums = isinstance(self._wrapper._env.unwrapped, SyncVectorEnv | AsyncVectorEnv)
+        return self._env.reset(seed=seeds if is_gymnasiums else seeds[0])
 
     def _reset_ended(self, ended: np.ndarray) -> Any:
         """Returns the data after a reset of the envs with `ended`."""

@@ -42,7 +42,7 @@ class GymProcesses:
         # Without what no process needs, and which cannot be sent to one.
         recipe, spec = replace(recipe, env=None), replace(spec, draw=None)
         self._vector = AsyncVectorEnv(
-            [partial(_make, make, recipe, spec, index) for index, make in enumerate(makers)],
+            [partial(_make, make, recipe, spec) for make in makers],
             copy=False,
             autoreset_mode=AutoresetMode.DISABLED,
             context=start_method,
@@ -52,14 +52,8 @@ class GymProcesses:
     def is_closed(self) -> bool:
         return self._vector.closed
 
-    def set_seed(self, seed: int) -> int:
-        """Seeds one env after the other, as the seed of each follows from that of the one before."""
-        for index in range(self.envs.stop):
-            seed = self._vector.call("set_seed", index, seed)[index]
-        return seed
-
-    def reset(self, out: Sequence[np.ndarray]) -> None:
-        self._write(self._vector.reset()[0], out, ...)
+    def reset(self, seeds: list[int] | None, out: Sequence[np.ndarray]) -> None:
+        self._write(self._vector.reset(seed=seeds)[0], out, ...)  # type: ignore[arg-type]
 
     def restart(self, ended: np.ndarray, out: Sequence[np.ndarray]) -> None:
         self._write(self._vector.reset(options={"reset_mask": ended.copy()})[0], out, ended)
@@ -83,20 +77,16 @@ class GymProcesses:
 class _ProcessEnv(gymnasium.Env):
     """The env of one process."""
 
-    def __init__(self, env: Any, recipe: Recipe, spec: EnvSpec, index: int):
+    def __init__(self, env: Any, recipe: Recipe, spec: EnvSpec):
         base, _ = peel(env)
-        self._env, self._index = env, index
-        self._member = GymMember(env, replace(recipe, env=base._env), spec, 0)
+        self._env = env
+        self._member = GymMember(replace(recipe, env=base._env), spec, 0)
         self._record, self._action = _record(spec.observation), _record(spec.action)
         self.observation_space, self.action_space = map(_bytes_space, (self._record, self._action))
 
-    def set_seed(self, index: int, seed: int) -> int | None:
-        """Seeds the env of the process with this index; returns the seed for the next one."""
-        return self._member.set_seed(seed) if index == self._index else None
-
-    def reset(self, **_: Any) -> tuple[np.ndarray, dict]:
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, dict]:
         frame = np.empty(1, self._record)
-        self._member.reset(self._leaves(frame))
+        self._member.reset(None if seed is None else [seed], self._leaves(frame))
         return frame.view(np.uint8), {}
 
     def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict]:
@@ -114,8 +104,8 @@ class _ProcessEnv(gymnasium.Env):
         return [frame[name] for name in self._record.names or ()]
 
 
-def _make(make: Callable[[], Any], recipe: Recipe, spec: EnvSpec, index: int) -> gymnasium.Env:
-    return ProcessState(_ProcessEnv(make(), recipe, spec, index))
+def _make(make: Callable[[], Any], recipe: Recipe, spec: EnvSpec) -> gymnasium.Env:
+    return ProcessState(_ProcessEnv(make(), recipe, spec))
 
 
 def _record(leaves: Sequence[Leaf]) -> np.dtype:

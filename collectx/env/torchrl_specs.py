@@ -5,13 +5,16 @@ itself is not imported: its objects are recognised by the names of their classes
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
+import gymnasium
 import numpy as np
 import torch
 from gymnasium import Space, spaces
+from gymnasium.vector import VectorEnv
 
-from collectx.batch import DONE_KEYS, Key, Leaf, as_key, nest, nested_dims
+from collectx.batch import DONE_KEYS, STEP_COUNT, Key, Leaf, as_key, nest, nested_dims
 from collectx.env.base import Draws, EnvSpec, steps_per_draw
 from collectx.env.spaces import leave_out, numpy_dtype
 from collectx.errors import ConfigError, SpaceError
@@ -20,9 +23,26 @@ from collectx.errors import ConfigError, SpaceError
 _IDLE_HOOKS = ("Transform._post_step_mdp_hooks", "Compose._post_step_mdp_hooks")
 
 
+def _class_names(value: Any) -> set[str]:
+    return {cls.__name__ for cls in type(value).__mro__}
+
+
 def is_torchrl_env(value: Any) -> bool:
     """Whether `value` is one of TorchRL's envs (an `EnvBase`)."""
     return any(cls.__name__ == "EnvBase" and cls.__module__.startswith("torchrl.") for cls in type(value).__mro__)
+
+
+def below_transforms(env: Any) -> Any:
+    """The env below all `TransformedEnv`."""
+    while "TransformedEnv" in _class_names(env):
+        env = env.base_env
+    return env
+
+
+def has_started(env: Any) -> bool:
+    """Whether it is a `SerialEnv` or `ParallelEnv` that has started, with transforms or without."""
+    base = below_transforms(env)
+    return "BatchedEnvBase" in _class_names(base) and not base.is_closed
 
 
 def has_root_end(env: Any) -> bool:
@@ -32,7 +52,7 @@ def has_root_end(env: Any) -> bool:
 
 def read_spec(env: Any, exclude: Sequence[str]) -> EnvSpec:
     """The spec of an env, batched or not. Its spaces are those of the leaf where there is only one with a plain key,
-    otherwise a Dict, without the first part of the keys where all share it.
+    otherwise a Dict by the keys; that of actions without the first part of the keys where all share it.
 
     Args:
         exclude: keys of the observation and state to omit, or their first parts; parts joined by dots.
@@ -51,21 +71,20 @@ def read_spec(env: Any, exclude: Sequence[str]) -> EnvSpec:
     agents_ends = tuple(
         leaf for leaf in leaves if leaf.key in ends and leaf.key[-1:] in DONE_KEYS and leaf.dtype is torch.bool
     )
-    seen = [leaf for leaf in leaves if leaf.key[0] == "observation"]
-    seen = seen or [leaf for leaf in leaves if leaf not in agents_ends]
     size = tuple(env.batch_size)
+    inputs, observation_space = _inputs(env, leaves, agents_ends, dict_parts(env))
     return EnvSpec(
         env.batch_size.numel(),
         leaves,
         action,
-        _joint_space(observed, seen, len(size)),
-        _joint_space(acted, action, len(size)),
+        observation_space,
+        _joint_space(acted, action, len(size), is_action=True),
+        inputs=inputs,
         agents_ends=agents_ends,
         rewards=rewards,
         deltas=_deltas(env, leaves),
         batch_shape=size if len(size) > 1 else (),
         nested_dims=_nested_dims(env, (*leaves, *action, *rewards)),
-        data_device=env.device,
         action_spec=env.full_action_spec,
     )
 
@@ -105,6 +124,42 @@ class RandomActions(Draws):
             values = [each.get(leaf.key).cpu().reshape(steps, -1, *leaf.shape) for each in drawn]
             blocks.append(values[0] if len(values) == 1 else torch.cat(values, 1))
         return blocks
+
+
+def with_inputs(spec: EnvSpec, env: Any, part: Any) -> EnvSpec:
+    """The spec of a batched env, with the inputs of policies that it has where its envs are as `part`."""
+    inputs, observation_space = _inputs(env, spec.observation, spec.agents_ends, dict_parts(part))
+    return replace(spec, inputs=inputs, observation_space=observation_space)
+
+
+def gym_wrapper(env: Any) -> Any:
+    """The `GymWrapper` below an env, if that wraps an env of Gymnasium and resets and seeds it as TorchRL's does;
+    otherwise None. Of a `SerialEnv` that has started, that of its first env."""
+    env = below_transforms(env)
+    if "SerialEnv" in _class_names(env) and not env.is_closed:
+        env = below_transforms(env._envs[0])
+    if "GymWrapper" not in _class_names(env) or not isinstance(env._env, gymnasium.Env | VectorEnv):
+        return None
+    methods = (type(env)._set_seed, type(env)._reset)
+    return env if all(method.__module__.startswith("torchrl.") for method in methods) else None
+
+
+def dict_parts(env: Any) -> list[str]:
+    """The parts of the Dict observation of the Gymnasium env below an unbatched env; none where there is no such."""
+    wrapper = gym_wrapper(env)
+    space = None if wrapper is None else wrapper._env.observation_space
+    return [*space.spaces] if isinstance(space, spaces.Dict) else []
+
+
+def _inputs(
+    env: Any, leaves: Sequence[Leaf], agents_ends: Sequence[Leaf], names: Sequence[str]
+) -> tuple[tuple[Leaf, ...], Space]:
+    """`EnvSpec.inputs` and the space of these: the leaves below "observation" and `names`; all leaves but the step
+    count and the agents' ends where there are none."""
+    seen = [leaf for leaf in leaves if leaf.key[0] in ("observation", *names)]
+    seen = seen or [leaf for leaf in leaves if leaf.key != STEP_COUNT and leaf not in agents_ends]
+    specs = _by_key(env.full_state_spec) | _by_key(env.full_observation_spec)
+    return tuple(seen), _joint_space(specs, seen, len(env.batch_size))
 
 
 def _by_key(composite: Any) -> dict[Key, Any]:
@@ -208,11 +263,13 @@ def _is_storable(leaf: Leaf) -> bool:
     return leaf.dtype is not None and min(leaf.shape, default=0) >= 0
 
 
-def _joint_space(specs: dict[Key, Any], leaves: Sequence[Leaf], num_batch_dims: int) -> Space:
+def _joint_space(specs: dict[Key, Any], leaves: Sequence[Leaf], num_batch_dims: int, is_action: bool = False) -> Space:
     by_key = {leaf.key: _space(specs[leaf.key], leaf, num_batch_dims) for leaf in leaves}
-    if len({key[0] for key in by_key}) == 1:
+    if [len(key) for key in by_key] == [1]:
+        return next(iter(by_key.values()))
+    if is_action and len({key[0] for key in by_key}) == 1:
         by_key = {key[1:]: space for key, space in by_key.items()}
-    return by_key[()] if () in by_key else _dict_space(nest(by_key))
+    return _dict_space(nest(by_key))
 
 
 def _space(spec: Any, leaf: Leaf, num_batch_dims: int) -> Space:

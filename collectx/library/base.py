@@ -23,7 +23,7 @@ from collectx import policy as policies
 from collectx.collector.collector import Collector
 from collectx.collector.compose import build
 from collectx.config.derived import backend_of, surplus_note
-from collectx.env.torchrl_specs import is_torchrl_env
+from collectx.env.torchrl_specs import has_started, is_torchrl_env
 from collectx.library.background import Background
 from collectx.library.checks import check_request
 from collectx.library.compat import CollectorProperties
@@ -60,11 +60,15 @@ class BaseCollector(CollectorProperties):
             UserObjects.of(each["env"], each.get("policy", cfg.policy), each.get("hooks"), each.get("user_collector"))
             for each in overrides
         ]
-        env = overrides[0]["env"]
+        env, has_users_policy = overrides[0]["env"], policies.is_user_policy(cfg.policy)
         if cfg.collector.kind != "single" and is_torchrl_env(env.create):
             # Workers have copies of an env that was passed itself, which cannot be made of one that has started.
             env = pickle.loads(pickle.dumps(env))
-        spec = envs.read_spec(env, policies.is_user_policy(cfg.policy))
+        elif has_users_policy and is_torchrl_env(env.create) and not has_started(env.create):
+            # The policy is called with observations of a copy, so that the env itself is reset once.
+            with contextlib.suppress(Exception):
+                env = pickle.loads(pickle.dumps(env))
+        spec = envs.read_spec(env, has_users_policy)
         self._request, self._cfg, self._overrides = request, cfg, overrides
         self._frames_per_batch = fit_frames(request, cfg, overrides, spec)
         if request.has_surplus and (note := surplus_note(self.total_frames, self._frames_per_batch)):

@@ -15,8 +15,11 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Sequence
+from operator import itemgetter
+from typing import Any
 
 import torch
+from gymnasium import spaces
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModuleBase
 from torch import nn
@@ -26,7 +29,6 @@ from collectx.env.base import EnvSpec
 from collectx.errors import ConfigError, ShapeError
 from collectx.policy.exploration import ExplorationType, exploration
 from collectx.policy.fast_call import Acceleration
-from collectx.policy.spaces import observation_leaves
 from collectx.policy.tensor_modules import Call, Outputs, call_modules, is_private, reads_only_tensors, tensor_modules
 
 
@@ -80,21 +82,18 @@ def takes_tensordict(policy: Callable) -> bool:
 
 
 def call_with_tensors(policy: Callable, spec: EnvSpec, acceleration: Acceleration) -> Call:
-    """A policy from observation tensors to the action: one argument per observation leaf, or a nested dict of them for
-    a policy with one argument and an env with several leaves. Outputs after the action are `output1`, ..."""
-    leaves = observation_leaves(spec)
-    indices = [spec.observation.index(leaf) for leaf in leaves]
+    """A policy from observation tensors to the action. Outputs after the action are `output1`, ...
+
+    Its arguments are, in this order: the parts of the observation that have their names; a nested dict of all inputs
+    (`EnvSpec.inputs`), for a policy with one argument and an env with several inputs; the inputs.
+    """
     forward = acceleration.compile_call(policy)
     keys = names = [leaf.key for leaf in spec.action]
-    takes_dict = len(leaves) > 1 and len(_parameters(policy)) == 1
+    arguments = _arguments(policy, spec)
 
     def call(observation: Sequence[torch.Tensor]) -> Outputs:
         nonlocal names
-        tensors = [observation[i] for i in indices]
-        if takes_dict:
-            result = forward(nest({leaf.key[1:]: tensor for leaf, tensor in zip(leaves, tensors, strict=True)}))
-        else:
-            result = forward(*tensors)
+        result = forward(*[take(observation) for take in arguments])
         if isinstance(result, torch.Tensor):
             result = (result,)
         if not isinstance(result, tuple | list) or len(result) < len(keys):
@@ -108,6 +107,26 @@ def call_with_tensors(policy: Callable, spec: EnvSpec, acceleration: Acceleratio
         return dict(zip(names, result, strict=True))
 
     return call
+
+
+def _arguments(policy: Callable, spec: EnvSpec) -> list[Callable[[Sequence[torch.Tensor]], Any]]:
+    """What takes each argument of a policy without keys from the observation's tensors."""
+    index = {leaf.key: i for i, leaf in enumerate(spec.observation)}
+    names = [parameter.name for parameter in _parameters(policy)]
+    if names and {key[0] for key in index}.issuperset(names):
+        return [_take({key[1:]: i for key, i in index.items() if key[0] == name}) for name in names]
+    inputs = [leaf.key for leaf in spec.inputs]
+    if len(inputs) > 1 and len(names) == 1:
+        skipped = 0 if isinstance(spec.observation_space, spaces.Dict) else 1
+        return [_take({key[skipped:]: index[key] for key in inputs})]
+    return [itemgetter(index[key]) for key in inputs]
+
+
+def _take(index: dict[Key, int]) -> Callable[[Sequence[torch.Tensor]], Any]:
+    """Takes one tensor, or a nested dict of several."""
+    if () in index:
+        return itemgetter(index[()])
+    return lambda observation: nest({key: observation[i] for key, i in index.items()})
 
 
 def call_with_tensordict(

@@ -10,7 +10,6 @@ from torch import nn
 from collectx.config.schema.policy import CnnPolicyConfig
 from collectx.env.base import EnvSpec
 from collectx.errors import ConfigError
-from collectx.policy.spaces import observation_leaves
 from collectx.policy.stochastic import StochasticPolicy
 
 
@@ -57,7 +56,7 @@ def build(cfg: CnnPolicyConfig, spec: EnvSpec, kind: type[StochasticPolicy] = St
             lists differ in length.
         SpaceError: an action space without a head (see `collectx.policy.heads`).
     """
-    leaves = observation_leaves(spec)
+    leaves = spec.inputs
     if len(leaves) != 1:
         names = ", ".join(".".join(leaf.key) for leaf in leaves)
         raise ConfigError([f"policy.kind=cnn takes one image, but the env observes {names}: use policy=custom."])

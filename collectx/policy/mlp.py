@@ -7,7 +7,6 @@ from torch import nn
 from collectx.config.schema.policy import MlpPolicyConfig
 from collectx.env.base import EnvSpec
 from collectx.errors import ConfigError
-from collectx.policy.spaces import observation_leaves
 from collectx.policy.stochastic import Flatten, StochasticPolicy
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {
@@ -28,7 +27,7 @@ def build(cfg: MlpPolicyConfig, spec: EnvSpec, kind: type[StochasticPolicy] = St
     """
     if cfg.activation not in ACTIVATIONS:
         raise ConfigError([f"policy.activation={cfg.activation} is unknown: use one of {', '.join(ACTIVATIONS)}."])
-    encode = Flatten(observation_leaves(spec), spec.observation_space)
+    encode = Flatten(spec.inputs, spec.observation_space)
     layers: list[nn.Module] = []
     width = encode.num_outputs
     for size in cfg.hidden_sizes:

@@ -21,7 +21,7 @@ from collectx.batch import Leaf
 from collectx.env.base import Draws, EnvSpec, steps_per_draw
 from collectx.policy.fast_call import Acceleration
 from collectx.policy.recurrent import StateSpec
-from collectx.policy.spaces import subspace
+from collectx.policy.spaces import action_space
 from collectx.state import restore, save
 
 
@@ -107,7 +107,7 @@ class _LeafDraws:
     """Endless samples `[E, *leaf.shape]` of the part of the action space that belongs to a leaf, one for each step."""
 
     def __init__(self, spec: EnvSpec, leaf: Leaf):
-        self._space = subspace(spec.action_space, leaf.key)
+        self._space = action_space(spec.action_space, leaf.key)
         self._leaf = leaf
         self._rows = spec.num_envs
         self._num_steps = steps_per_draw(self._rows * math.prod(leaf.shape))

@@ -1,27 +1,29 @@
-"""The spaces and leaves that policies read."""
+"""The spaces of the leaves that policies read and write."""
 
 from __future__ import annotations
 
 from gymnasium import Space, spaces
 
-from collectx.batch import STEP_COUNT, Key, Leaf
-from collectx.env.base import EnvSpec
+from collectx.batch import Key
 
 
-def subspace(space: Space, key: Key) -> Space:
-    """The space of the leaf `key`: `("observation", "camera")` is the entry "camera" of a Dict, "0" a Tuple's first."""
-    for part in key[1:]:
+def input_space(space: Space, key: Key) -> Space:
+    """The part of an observation space that belongs to the leaf `key`: the parts of a Dict have its keys, those of a
+    Tuple are below `("observation",)`."""
+    return _part(space, key if isinstance(space, spaces.Dict) else key[1:])
+
+
+def action_space(space: Space, key: Key) -> Space:
+    """The part of an action space that belongs to the leaf `key`: `("action", "arm")` is the entry "arm" of a Dict."""
+    return _part(space, key[1:])
+
+
+def _part(space: Space, path: Key) -> Space:
+    for name in path:
         if isinstance(space, spaces.Dict):
-            space = space[part]
+            space = space[name]
         elif isinstance(space, spaces.Tuple):
-            space = space[int(part)]
+            space = space[int(name)]
         else:
-            raise KeyError(f"{key} names an entry of {space}, which has none")
+            raise KeyError(f"{path} names an entry of {space}, which has none")
     return space
-
-
-def observation_leaves(spec: EnvSpec) -> tuple[Leaf, ...]:
-    """The input leaves of a policy without keys: `("observation", ...)`; for an env of TorchRL without such keys, all
-    leaves but the step count and the agents' ends. Kept infos are never among them."""
-    named = tuple(leaf for leaf in spec.observation if leaf.key[0] == "observation")
-    return named or tuple(leaf for leaf in spec.observation if leaf.key != STEP_COUNT and leaf not in spec.agents_ends)

@@ -20,7 +20,7 @@ from collectx.policy.exploration import ExplorationType
 from collectx.policy.fast_call import Acceleration, fast_callable
 from collectx.policy.heads import Head, head_for
 from collectx.policy.recurrent import StateSpec
-from collectx.policy.spaces import observation_leaves, subspace
+from collectx.policy.spaces import input_space
 
 ACTION_LOG_PROB: Key = ("action_log_prob",)
 
@@ -31,7 +31,7 @@ class Flatten(nn.Module):
     def __init__(self, leaves: Sequence[Leaf], space: spaces.Space):
         super().__init__()
         self._shapes = [leaf.shape for leaf in leaves]
-        parts = [subspace(space, leaf.key) for leaf in leaves]
+        parts = [input_space(space, leaf.key) for leaf in leaves]
         self._choices = [(int(s.n), int(s.start)) if isinstance(s, spaces.Discrete) else None for s in parts]
         self.num_outputs = sum(
             math.prod(shape) if choice is None else choice[0]
@@ -74,7 +74,7 @@ class StochasticPolicy(nn.Module):
                 f"policy=mlp and policy=cnn write one action tensor, but {spec.action_space} has "
                 f"{len(spec.action)}: use policy=custom or policy=random."
             )
-        self.observation_keys = tuple(leaf.key for leaf in observation_leaves(spec))
+        self.observation_keys = tuple(leaf.key for leaf in spec.inputs)
         self.num_features = num_features
         self.encode = encode
         self.body = body
@@ -108,7 +108,7 @@ class StochasticActor:
         self.leaves: tuple[Leaf, ...] = spec.action
         if self._random:
             self.leaves += (Leaf(ACTION_LOG_PROB, (), torch.float32),)
-        indices = [spec.observation.index(leaf) for leaf in observation_leaves(spec)]
+        indices = [spec.observation.index(leaf) for leaf in spec.inputs]
         # None where the network takes the first leaf unchanged, which needs no call of the encoder.
         is_identity = getattr(policy.encode, "is_identity", False) and indices == [0]
         self._indices = None if is_identity else indices

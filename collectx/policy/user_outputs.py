@@ -21,8 +21,8 @@ class Output:
 
     Attributes:
         shape: that `act` returns, with the group's dimensions.
-        is_reshaped: whether the policy's own shape is another one: of envs in several dimensions, or an action with a
-            last dimension of size 1.
+        is_reshaped: whether the policy's own shape is another one: of envs in several dimensions, or an action with
+            more or fewer last dimensions of size 1.
         is_choice: whether the action is one-hot, and the policy returns its index, or a score for each action.
     """
 
@@ -79,7 +79,7 @@ def read_outputs(outputs: Outputs, spec: EnvSpec) -> list[Output]:
             _one_hot(value, leaf, whole)
             records.append(Output(leaf, whole, False, True, is_choice=True))
             continue
-        if shape not in (leaf.shape, (*leaf.shape, 1)):
+        if _without_last_ones(shape) != _without_last_ones(leaf.shape):
             hint = " For a discrete action return its index (argmax), not logits or one-hot." if not leaf.shape else ""
             raise ShapeError(
                 f"the policy returned {name} of shape {list(value.shape)}, but the action space demands "
@@ -95,6 +95,12 @@ def read_outputs(outputs: Outputs, spec: EnvSpec) -> list[Output]:
         is_reshaped = dims > 1 or shape != leaf.shape
         records.append(Output(leaf, ((spec.num_envs,) if is_reshaped else size) + leaf.shape, is_reshaped, is_action))
     return records
+
+
+def _without_last_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
+    while shape[-1:] == (1,):
+        shape = shape[:-1]
+    return shape
 
 
 def _is_choice(value: torch.Tensor, shape: tuple[int, ...], leaf: Leaf, spec: EnvSpec) -> bool:

@@ -36,7 +36,8 @@ class FiniteCheck:
         total_envs: int,
     ):
         self._written, self._worker, self._first_env, self._total_envs = written, worker, first_env, total_envs
-        observed = [leaf for leaf in spec.observation if leaf.dtype.is_floating_point and leaf.key[0] != "info"]
+        kept = [leaf for leaf in spec.observation if leaf.key[0] != "info" or leaf in spec.inputs]
+        observed = [leaf for leaf in kept if leaf.dtype.is_floating_point]
         produced = [leaf.under("next") for leaf in (*observed, *spec.rewards) if leaf.dtype.is_floating_point]
         self._slots = [slot.arrays() for slot in slots]
         self._keys = [leaf.key for leaf in (*produced, *observed) if leaf.key in self._slots[0]]

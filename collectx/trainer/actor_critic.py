@@ -20,7 +20,6 @@ from collectx.batch import Key
 from collectx.config.schema.trainer import ImpalaTrainerConfig, PpoTrainerConfig
 from collectx.env.base import EnvSpec
 from collectx.errors import ConfigError
-from collectx.policy.spaces import observation_leaves
 from collectx.policy.stochastic import Flatten, StochasticPolicy, initialize
 from collectx.random_state import single_threaded
 from collectx.trainer.base import Collection, check_trainable, has_reached, remaining_fraction
@@ -117,7 +116,7 @@ class Critic(nn.Module):
                 self.body: nn.Module = copy.deepcopy(policy.body)
                 width = policy.num_features
             else:
-                flatten = Flatten(observation_leaves(spec), spec.observation_space)
+                flatten = Flatten(spec.inputs, spec.observation_space)
                 self.encode = flatten
                 self.body = nn.Sequential(nn.Linear(flatten.num_outputs, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh())
                 width = 64

@@ -73,6 +73,8 @@ class NestedSource:
         }
         self._collector = build(cfg, policy, env_spec, overrides=[fields] * num_workers)
         rollout_spec = rollout_options(nested.collector, num_workers).env_spec(env_spec)
+        if spec.policy_device is not None:
+            rollout_spec = dataclasses.replace(rollout_spec, data_device=torch.device("cpu"))
         exploration, is_trusted = policies.ExplorationType(spec.exploration_type), policies.is_trusted(cfg.policy)
         actor = policies.make_actor(policy, rollout_spec, torch.device("cpu"), exploration, is_trusted)
         self._policy = actor.module

@@ -129,9 +129,10 @@ def rollout_options(options: CollectorConfig, num_workers: int) -> RolloutOption
 
 
 def env_seed(seed: int, index: int, life: int = 0) -> int:
-    """The seed of the env with global index `index`, whichever worker it is in: `[0, 2**31)`."""
+    """The seed of the env with global index `index`, whichever worker it is in: `[1, 2**31)`, as some envs of TorchRL
+    refuse 0."""
     words = (seed, index, life, 2) if life else (seed, index)
-    return int(np.random.SeedSequence(words).generate_state(1)[0] >> 1)
+    return max(1, int(np.random.SeedSequence(words).generate_state(1)[0] >> 1))
 
 
 def env_seeds(spec: WorkerSpec, seed: int) -> list[int]:

@@ -17,7 +17,7 @@ import torchrl.collectors
 from tensordict.nn import TensorDictModule as Module
 from tensordict.nn import TensorDictSequential as Sequence
 from torch.nn.functional import one_hot
-from torchrl.envs import PendulumEnv, SerialEnv
+from torchrl.envs import PendulumEnv
 from torchrl.envs.utils import ExplorationType, exploration_type
 from torchrl.modules import LSTMModule
 from ways import SINGLE
@@ -108,7 +108,7 @@ def lstm():
 
 
 class ResetAgain(gymnasium.Wrapper):
-    """A reset with a seed is followed by one without, as TorchRL's `GymEnv` does when it is seeded."""
+    """A reset with a seed is followed by one without."""
 
     def reset(self, *, seed=None, options=None):
         first = self.env.reset(seed=seed)
@@ -125,7 +125,8 @@ AGENTS = World(
 APART = replace(AGENTS, make=torchrlenvs.Apart, surplus=("done", "terminated", *ONLY_OURS), ids=True)
 WORLDS = {
     "walk": WALK,
-    "gymnasium": replace(WALK, ours=lambda: ResetAgain(walk())),
+    "gymnasium": replace(WALK, ours=walk),
+    "dict": World(torchrlenvs.goals, outwards, "desired_goal", ours=torchrlenvs.Goals),
     "one_hot": World(torchrlenvs.one_hot, outwards_one_hot),
     "push": PUSH,
     "counted": replace(WALK, make=torchrlenvs.counted),
@@ -295,20 +296,30 @@ def _ours(case, worker):
 
 def _reset_twice(make):
     """TorchRL resets envs when a collector is made, and with `reset_at_each_iter` again before the first batch."""
-    env = make()
-    seed_as_before = env.set_seed
-    env.set_seed = lambda seed, **kwargs: (seed_as_before(seed, **kwargs), env.reset())
-    return env
+
+    def walking():
+        env = torchrlenvs.walking()
+        env._env = ResetAgain(env._env)
+        return env
+
+    return walking() if make is torchrlenvs.walking else make(walking)
 
 
 def _seeded(make, seeds):
-    """An env as our worker seeds it: one by one, or as a whole."""
+    """An env whose first reset is with the seeds of our worker."""
 
     def create():
-        if make is torchrlenvs.serial:
-            return SerialEnv(len(seeds), [_seeded(torchrlenvs.walking, [seed]) for seed in seeds])
         env = make()
-        env.set_seed(seeds[0])
+        if make is PendulumEnv:
+            env.set_seed(seeds[0])
+            return env
+        reset, each = env._reset, [{"seed": seed} for seed in seeds]
+
+        def first_reset(tensordict=None, **kwargs):
+            del env._reset
+            return reset(tensordict, **({"list_of_kwargs": each} if env.batch_size else each[0]))
+
+        env._reset = first_reset
         return env
 
     return create

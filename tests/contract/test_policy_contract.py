@@ -17,6 +17,7 @@ from torch import nn
 
 from collectx.config.schema.policy import CnnPolicyConfig, MlpPolicyConfig, PolicyConfig
 from collectx.env.base import EnvSpec
+from collectx.env.observation import ObservationLeaves
 from collectx.env.spaces import SpaceLeaves
 from collectx.errors import ConfigError, ShapeError, SpaceError
 from collectx.policy import ExplorationType, build, make_actor
@@ -65,8 +66,7 @@ CHOICES += [("q_mlp", "vector", action, each) for action in ("discrete", "discre
 
 def make_spec(observation: str, action: str | spaces.Space, rows: int = ROWS) -> EnvSpec:
     seen, acted = OBSERVATIONS[observation], ACTIONS[action] if isinstance(action, str) else action
-    leaves = (SpaceLeaves(space, (name,)).leaves for space, name in ((seen, "observation"), (acted, "action")))
-    return EnvSpec(rows, *leaves, seen, acted)
+    return EnvSpec(rows, ObservationLeaves(seen).leaves, SpaceLeaves(acted, ("action",)).leaves, seen, acted)
 
 
 SPEC = make_spec("vector", "discrete")
@@ -74,7 +74,7 @@ MANY = make_spec("vector", spaces.Discrete(4, start=5), rows=20_000)
 
 
 def observe(spec: EnvSpec) -> list[torch.Tensor]:
-    structure = SpaceLeaves(spec.observation_space, ("observation",))
+    structure = ObservationLeaves(spec.observation_space)
     columns = zip(*(structure.flatten(spec.observation_space.sample()) for _ in range(spec.num_envs)), strict=True)
     return [torch.as_tensor(np.stack([np.asarray(value) for value in column])) for column in columns]
 
@@ -341,8 +341,9 @@ def choose(a, b):
     "policy",
     [
         choose,
+        lambda b, a: choose(a, b),
         lambda observation: choose(observation["a"], observation["b"]),
-        TensorDictModule(choose, [("observation", "a"), ("observation", "b")], ["action"]),
+        TensorDictModule(choose, ["a", "b"], ["action"]),
     ],
 )
 def test_dict_observation_by_key(policy):

@@ -16,6 +16,7 @@ from making import make
 from ways import INLINE, SHARED, SINGLE, Way
 from worlds.spaceenv import TAKEN, constant_policy, make_env, read, sample
 
+from collectx.env.observation import ObservationLeaves
 from collectx.env.spaces import SpaceLeaves
 
 # A SyncVectorEnv gives its envs numpy's scalars for a Box without dimensions.
@@ -175,7 +176,7 @@ def check_leaves(case, batch, observation, action):
     """Keys, shapes, dtypes and names."""
     size = batch.batch_size
     assert batch.names == [*[None] * (len(size) - 1), "time"]
-    seen = SpaceLeaves(observation, ("observation",)).leaves
+    seen = ObservationLeaves(observation).leaves
     expected = {leaf.key: (leaf.shape, leaf.dtype) for leaf in (*seen, *SpaceLeaves(action, ("action",)).leaves)}
     expected |= {("next", *leaf.key): (leaf.shape, leaf.dtype) for leaf in seen}
     expected |= {(*prefix, name): ((1,), torch.bool) for prefix in ((), ("next",)) for name in ENDS}
@@ -254,7 +255,7 @@ def check_actions(frames, action):
 
 def check_order(case, frames, observation):
     """One env's frames: each is what its reward says, and they follow one another."""
-    structure = SpaceLeaves(observation, ("observation",))
+    structure = ObservationLeaves(observation)
     steps = case.steps[frames[0]["id"] % case.num_envs // case.rows]
     random_batches = -(-(case.init_random_frames or 0) // (steps * case.num_envs))
     assert frames[0]["step"] == frames[0]["episode"] == 1

@@ -20,7 +20,7 @@ def test_scratch(number):
 
 
 def make_test(folder, body, **variables):
-    """Runs the command of `make test` on scratch tests; returns its process, with all output, and the time in seconds."""
+    """Runs the command of `make test` on scratch tests; returns its process, with all output, and its seconds."""
     (folder / "pytest.ini").write_text("[pytest]\n")
     (folder / "test_scratch.py").write_text(_TESTS.format(body=body))
     arguments = f"-c {folder}/pytest.ini --rootdir={folder} -p no:cacheprovider {folder}"

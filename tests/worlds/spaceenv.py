@@ -7,6 +7,7 @@ import gymnasium
 import torch
 from tensordict.nn import TensorDictModule
 
+from collectx.env.observation import ObservationLeaves
 from collectx.env.spaces import SpaceLeaves
 
 # A reward is exact in float32: (env * _EPISODES + episode) * _STEPS + step.
@@ -72,7 +73,7 @@ class Constant(torch.nn.Module):
 
 
 def constant_policy(observation_space, action_space):
-    seen = SpaceLeaves(observation_space, ("observation",)).leaves
+    seen = ObservationLeaves(observation_space).leaves
     writes = [leaf.key for leaf in SpaceLeaves(action_space, ("action",)).leaves]
     return TensorDictModule(Constant(action_space, len(seen[0].shape)), [leaf.key for leaf in seen], [*writes, "acted"])
 

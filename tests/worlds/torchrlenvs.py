@@ -74,16 +74,45 @@ def recurrent():
     return transformed(walking(), envs.InitTracker(), envs.TensorDictPrimer(state, default_value=0.0))
 
 
-def serial(num_envs=3):
-    return envs.SerialEnv(num_envs, walking)
+def serial(num_envs=3, one=walking):
+    return envs.SerialEnv(num_envs, one)
 
 
 def parallel(**kwargs):
     return envs.ParallelEnv(2, walking, **kwargs)
 
 
-def counted_serial():
-    return transformed(serial(), envs.StepCounter(5), envs.RewardSum())
+def counted_serial(one=walking):
+    return transformed(serial(one=one), envs.StepCounter(5), envs.RewardSum())
+
+
+class Goals(gymnasium.Env):
+    """Observes a Dict with a nested Dict and a Tuple, in episodes of 5 steps; the goal is that of the episode."""
+
+    box = spaces.Box(-9, 9, (2,), np.float32)
+    parts = spaces.Dict(flags=spaces.MultiBinary(3), both=spaces.Tuple([box, box]))
+    observation_space = spaces.Dict(observation=box, achieved_goal=box, desired_goal=box, more=parts)
+    action_space = spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self._goal = self.np_random.integers(-8, 9, 2).astype(np.float32)
+        self._at, self._steps = np.zeros(2, np.float32), 0
+        return self._observe(), {}
+
+    def step(self, action):
+        self._steps += 1
+        self._at = self._at + np.float32(2 * action - 1)
+        return self._observe(), -float(abs(self._at - self._goal).sum()), False, self._steps == 5, {}
+
+    def _observe(self):
+        flags = (np.arange(3) < self._steps).astype(np.int8)
+        more = {"flags": flags, "both": (self._at / 2, -self._at)}
+        return {"observation": self._at / 4, "achieved_goal": self._at, "desired_goal": self._goal, "more": more}
+
+
+def goals():
+    return envs.GymWrapper(Goals(), categorical_action_encoding=True)
 
 
 class Toy(envs.EnvBase):

@@ -4,66 +4,65 @@ import torch
 from gymnasium import spaces
 
 from collectx.batch import Leaf
-from collectx.env.spaces import SpaceLeaves, exclude_parts, write_env
+from collectx.env.observation import ObservationLeaves
+from collectx.env.spaces import SpaceLeaves, write_env
 from collectx.errors import ShapeError, SpaceError
 
-ROOT = ("observation",)
 PAIR = spaces.Dict({"a": spaces.Discrete(2), "b": spaces.Discrete(2)})
 
 
 def test_keys_shapes_and_dtypes():
     pose = spaces.Tuple([spaces.Box(-1, 1, (2,), np.float64), spaces.Discrete(3, start=5)])
     space = spaces.Dict({"camera": spaces.Box(0, 255, (4, 3), np.uint8), "pose": pose})
-    assert [(leaf.key, leaf.shape, leaf.dtype) for leaf in SpaceLeaves(space, ROOT).leaves] == [
-        (("observation", "camera"), (4, 3), torch.uint8),
-        (("observation", "pose", "0"), (2,), torch.float64),
-        (("observation", "pose", "1"), (), torch.int64),
+    assert [(leaf.key, leaf.shape, leaf.dtype) for leaf in ObservationLeaves(space).leaves] == [
+        (("camera",), (4, 3), torch.uint8),
+        (("pose", "0"), (2,), torch.float64),
+        (("pose", "1"), (), torch.int64),
     ]
 
 
 @pytest.mark.parametrize(
     ("space", "message"),
     [
-        (spaces.Dict({"inner": spaces.Graph(PAIR, None)}), r"observation\.inner: the space Graph.*turn it into a Box"),
+        (spaces.Dict({"inner": spaces.Graph(PAIR, None)}), r"inner: the space Graph.*turn it into a Box"),
         (spaces.Tuple([spaces.Sequence(PAIR)]), r"observation\.0: the space Sequence.*turn it into a Box"),
         (spaces.Dict({}), "is empty"),
     ],
 )
 def test_spaces_without_a_fixed_shape(space, message):
     with pytest.raises(SpaceError, match=message):
-        SpaceLeaves(space, ROOT)
+        ObservationLeaves(space)
 
 
 @pytest.mark.parametrize(("size", "dtype"), [(3, np.uint8), (1, np.uint8), (4, np.float32)])
 def test_values_of_one_env_that_do_not_fit(size, dtype):
-    (leaf,) = SpaceLeaves(spaces.Box(0, 255, (4,), np.uint8), ROOT).leaves
+    (leaf,) = ObservationLeaves(spaces.Box(0, 255, (4,), np.uint8)).leaves
     with pytest.raises(ShapeError, match=rf"expected shape \(4,\), dtype uint8, got shape \({size},\).* from env 0"):
         write_env([leaf], [np.zeros((1, 4), np.uint8)], 0, [np.zeros(size, dtype)])
 
 
 def test_what_is_left_out_of_a_tuple_leaves_the_others_their_names():
-    space = exclude_parts(
-        spaces.Tuple([spaces.Text(5), spaces.Dict(a=PAIR, b=spaces.Text(5)), PAIR]), ["0", "1.b", "2.a"]
-    )
-    assert [leaf.key[1:] for leaf in SpaceLeaves(space, ROOT).leaves] == [("1", "a", "a"), ("1", "a", "b"), ("2", "b")]
+    space = spaces.Tuple([spaces.Text(5), spaces.Dict(a=PAIR, b=spaces.Text(5)), PAIR])
+    leaves = ObservationLeaves(space, ["0", "1.b", "2.a"]).leaves
+    assert [leaf.key[1:] for leaf in leaves] == [("1", "a", "a"), ("1", "a", "b"), ("2", "b")]
 
 
 @pytest.mark.difference("an observation of `gymnasium.spaces.Text`")
 def test_texts_are_their_code_points():
-    leaves = SpaceLeaves(spaces.Dict(said=spaces.Text(4), n=spaces.Discrete(2)), ROOT)
-    assert leaves.leaves[0] == Leaf(("observation", "said"), (4,), torch.int32)
+    leaves = ObservationLeaves(spaces.Dict(said=spaces.Text(4), n=spaces.Discrete(2)))
+    assert leaves.leaves[0] == Leaf(("said",), (4,), torch.int32)
     one, _ = leaves.flatten({"said": "né", "n": 1})
     assert one.tolist() == [ord("n"), ord("é"), 0, 0]
     both, _ = leaves.flatten({"said": ("", "four"), "n": [0, 1]})
     assert both.tolist() == [[0] * 4, [ord(letter) for letter in "four"]]
     assert both.view("U4").squeeze(-1).tolist() == ["", "four"]
     for wrong in ("fiver", 3, None):
-        with pytest.raises(ShapeError, match=r"observation\.said: expected text of at most 4 characters, got"):
+        with pytest.raises(ShapeError, match=r"said: expected text of at most 4 characters, got"):
             leaves.flatten({"said": wrong, "n": 1})
     with pytest.raises(SpaceError, match="the space Text"):
         SpaceLeaves(spaces.Text(4), ("action",))
 
 
 def test_a_missing_part():
-    with pytest.raises(ShapeError, match=r"observation\.b: missing"):
-        SpaceLeaves(PAIR, ROOT).flatten({"a": 1})
+    with pytest.raises(ShapeError, match="b: missing"):
+        ObservationLeaves(PAIR).flatten({"a": 1})

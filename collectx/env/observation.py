@@ -1,0 +1,151 @@
+"""Converts Gymnasium's observations to leaves of a batch, with the keys that TorchRL's `GymWrapper` gives them.
+
+observation space     keys
+Dict                  those of its parts, at the root: `("camera",)`, `("pose", "arm")`; a part "state" is
+                      `("observation",)` if there is no part "observation"
+Tuple of equal parts  one, for the stacked parts: `("observation",)`, or the Tuple's own key in a Dict
+any other Tuple       below the Tuple's key: `("observation", "0")`, `("observation", "1")`, ...
+any other space       `("observation",)`
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from gymnasium import Space, spaces
+
+from collectx.batch import DONE_KEYS, REWARD, TRAJ_IDS
+from collectx.env.spaces import Path, SpaceLeaves, leave_out, parts_of
+from collectx.errors import ConfigError, SpaceError
+
+# Keys of every batch that no part of an observation can have.
+_TAKEN = ("action", *REWARD.key, "next", TRAJ_IDS[0], *(name for (name,) in DONE_KEYS))
+_STATE, _OBSERVATION = "state", "observation"
+
+
+class ObservationLeaves(SpaceLeaves):
+    """The leaves of an observation space; see the module's docstring.
+
+    Args:
+        exclude: parts to omit; see `exclude_parts`.
+        info_keys: kept entries of `info`, which a batch has below "info".
+
+    Attributes:
+        space: the space by the keys of the leaves, without the omitted parts.
+
+    Raises:
+        ConfigError: no part has one of the names in `exclude`.
+        SpaceError: a part of the space has no fixed shape and numeric dtype, or the name of another key of the batch.
+    """
+
+    def __init__(self, space: Space, exclude: Sequence[str] = (), info_keys: Sequence[str] = ()):
+        space = exclude_parts(space, exclude)
+        names = [*space.spaces] if isinstance(space, spaces.Dict) else []
+        _check_names(names, (*_TAKEN, "info") if info_keys else _TAKEN)
+        super().__init__(_stacked(space), () if isinstance(space, spaces.Dict) else (_OBSERVATION,))
+        self._tuples = [i for i, path in enumerate(self._paths) if isinstance(_part(space, path), spaces.Tuple)]
+        if self._tuples:
+            self.single = False
+            self.flatten = self._flatten_with_tuples  # type: ignore[method-assign]
+        if isinstance(self.space, spaces.Dict) and _STATE in names and _OBSERVATION not in names:
+            self.leaves = tuple(
+                replace(leaf, key=(_OBSERVATION, *leaf.key[1:])) if leaf.key[0] == _STATE else leaf
+                for leaf in self.leaves
+            )
+            parts = ((_OBSERVATION if name == _STATE else name, part) for name, part in parts_of(self.space))
+            self.space = spaces.Dict(OrderedDict(parts))
+
+    def _flatten_with_tuples(self, value: Any) -> list[Any]:
+        flat = self._flatten_with_texts(value) if self.has_text else super().flatten(value)
+        for i in self._tuples:
+            # Values of unequal shapes are left to the check of every value.
+            with contextlib.suppress(ValueError):
+                flat[i] = _stack(flat[i], self.leaves[i].shape)
+        return flat
+
+
+def _check_names(names: Sequence[Any], taken: Sequence[str]) -> None:
+    """Raises SpaceError where a part of a Dict observation has a name that is taken."""
+    if colliding := [str(name) for name in names if str(name) in taken]:
+        raise SpaceError(
+            f"a part of a Dict observation cannot have the name {' or '.join(colliding)}, as parts are at the root of "
+            "a batch, which has a key of its own with this name: choose another name, as "
+            f"gymnasium.wrappers.TransformObservation can give it, or {leave_out(*colliding)}"
+        )
+
+
+def _stacked(space: Space) -> Space:
+    """`space` with one space in place of each Tuple of equal parts."""
+    if isinstance(space, spaces.Dict):
+        return spaces.Dict(OrderedDict((name, _stacked(part)) for name, part in parts_of(space)))
+    if not isinstance(space, spaces.Tuple):
+        return space
+    parts = [_stacked(part) for part in space.spaces]
+    first, size = parts[0] if parts else None, len(parts)
+    if any(part != first for part in parts):
+        return spaces.Tuple(parts)
+    if isinstance(first, spaces.Box):
+        return spaces.Box(np.stack([first.low] * size), np.stack([first.high] * size), dtype=first.dtype.type)
+    if isinstance(first, spaces.MultiBinary):
+        return spaces.MultiBinary((size, *first.shape))
+    if isinstance(first, spaces.Discrete):
+        return spaces.MultiDiscrete([first.n] * size, np.int64, start=[first.start] * size)
+    if isinstance(first, spaces.MultiDiscrete):
+        return spaces.MultiDiscrete(
+            np.stack([first.nvec] * size), first.dtype.type, start=np.stack([first.start] * size)
+        )
+    return spaces.Tuple(parts)
+
+
+def _stack(value: Any, shape: tuple[int, ...]) -> np.ndarray:
+    """The stacked values of a Tuple of one env, `shape`, or of a batched one, `[E, *shape]`."""
+    parts = [_stack(part, shape[1:]) if isinstance(part, tuple) else part for part in value]
+    return np.stack(parts, axis=-len(shape))
+
+
+def _part(space: Space, path: Path) -> Space:
+    for name in path:
+        space = space[name]  # type: ignore[index]
+    return space
+
+
+def exclude_parts(space: Space, names: Sequence[str]) -> Space:
+    """`space` without some of its parts. In a Tuple an empty Dict replaces a part, so that the others keep their index.
+
+    Args:
+        names: paths of the parts, joined by dots: `mission`, `inner.text`.
+
+    Raises:
+        ConfigError: no part has one of the names.
+    """
+    if not names:
+        return space
+    known: list[str] = []
+    reduced = _exclude_parts(space, "", frozenset(names), known)
+    if unknown := [name for name in names if name not in known]:
+        raise ConfigError(
+            [
+                f"env.exclude_keys names {', '.join(unknown)}, which the observation does not have: it has "
+                f"{', '.join(known) or 'no parts'}."
+            ]
+        )
+    return reduced
+
+
+def _exclude_parts(space: Space, prefix: str, names: frozenset[str], known: list[str]) -> Space:
+    if not isinstance(space, spaces.Dict | spaces.Tuple):
+        return space
+    parts: dict[Any, Space] = OrderedDict()
+    for name, part in parts_of(space):
+        path = f"{prefix}{name}"
+        known.append(path)
+        if path not in names:
+            parts[name] = _exclude_parts(part, f"{path}.", names, known)
+        elif isinstance(space, spaces.Tuple):
+            parts[name] = spaces.Dict({})
+    return spaces.Dict(parts) if isinstance(space, spaces.Dict) else spaces.Tuple(parts.values())

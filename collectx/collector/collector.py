@@ -14,7 +14,7 @@ from torch import nn
 
 from collectx.collector.batch_info import Delivery, DeliverySpec
 from collectx.collector.members import Members
-from collectx.collector.one_thread import OneThread
+from collectx.collector.owner import Owner
 from collectx.collector.requests import Requests
 from collectx.policy.weights import FlatWeights
 from collectx.schedule.base import Grant, Schedule
@@ -38,6 +38,7 @@ class Collector(Iterator[TensorDict], AbstractContextManager["Collector"]):
     Attributes:
         delivery: the metadata of the last batch.
         members: which workers take part.
+        owner: the process that may use it. Others cannot collect, publish or ask.
         policy_version: the newest published version.
         num_frames, num_batches, frames_by_worker: delivered so far.
     """
@@ -46,7 +47,7 @@ class Collector(Iterator[TensorDict], AbstractContextManager["Collector"]):
 
     def __init__(self, transport: Transport, schedule: Schedule, spec: DeliverySpec, members: Members):
         self.transport = transport
-        self._one_thread = OneThread()
+        self.owner = Owner()
         self._schedule = schedule
         self._spec = spec
         self.members = members
@@ -76,11 +77,11 @@ class Collector(Iterator[TensorDict], AbstractContextManager["Collector"]):
         """Blocks until the next batch is complete.
 
         Raises:
-            RuntimeError: the collector is closed, or in use by another thread.
+            RuntimeError: the collector is closed, of another process, or in use by another thread.
             WorkerTimeout, WorkerDied, Exception: a worker is gone, and `collector.on_worker_failure` ends the run.
         """
         spec = self._spec
-        with self._one_thread:
+        with self.owner:
             parts, waited_s = self._wait_for_parts()
             memory = self.transport.gather(parts, copy=not spec.zero_copy and spec.storing_device is None)
             if spec.storing_device is not None and not spec.zero_copy:
@@ -92,7 +93,7 @@ class Collector(Iterator[TensorDict], AbstractContextManager["Collector"]):
 
     def advance(self) -> None:
         """Counts the next batch as delivered without reading its memory, for workers with `Hooks.write_batch`."""
-        with self._one_thread:
+        with self.owner:
             parts, waited_s = self._wait_for_parts()
             self._count(parts, waited_s)
             self._release_slots()
@@ -100,7 +101,7 @@ class Collector(Iterator[TensorDict], AbstractContextManager["Collector"]):
     def wait_until_idle(self) -> None:
         """After `advance`: waits until the workers have filled their granted slots, and counts these batches as
         delivered. The next `advance` grants slots again. Raises what `next` raises."""
-        with self._one_thread:
+        with self.owner:
             while (parts := self._take_parts()) or any(self._num_granted.values()):
                 if parts:
                     self._count(parts, 0.0)
@@ -205,6 +206,7 @@ class Collector(Iterator[TensorDict], AbstractContextManager["Collector"]):
         return self._publish(lambda: self.transport.publish_to(writes))
 
     def _publish(self, publish: Callable[[], int]) -> int:
+        self.owner.check_process()
         while self._schedule.must_wait_to_publish:
             self._grant(self._schedule.before_publish())
             self._handle_event()
@@ -264,7 +266,7 @@ class Collector(Iterator[TensorDict], AbstractContextManager["Collector"]):
         ready = self.members.ready
         every = dict.fromkeys(ready, arguments) if per_worker is None else per_worker
         requests = {worker: every[worker] for worker in ready if worker in every}
-        with self._one_thread:
+        with self.owner:
             return self._requests.send(self.transport, self._handle_event, name, requests)
 
     def request_reset(self, reset: int, workers: Iterable[int] | None = None) -> None:

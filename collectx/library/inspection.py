@@ -157,7 +157,8 @@ class InspectableCollector(StatefulCollector):
 
     def _replace_hook(self, name: str, hook: Callable | None) -> None:
         if name == "post_collect_hook" and self._request.kind == "single":
-            self._delivery.post_collect_hook = hook
+            with self._exclusive():
+                self._delivery.post_collect_hook = hook
         else:
             self._ask("set_hook", name, hook)
         self._hooks = replace(self._hooks, **{name: hook})

@@ -18,17 +18,7 @@ from collectx.collector.owner import Owner
 from collectx.collector.requests import Requests
 from collectx.policy.weights import FlatWeights
 from collectx.schedule.base import Grant, Schedule
-from collectx.transport.base import (
-    NO_RESET,
-    PLAIN_REQUESTS,
-    RESET,
-    Arrival,
-    Departure,
-    Joined,
-    Reply,
-    Transport,
-    Write,
-)
+from collectx.transport.base import NO_RESET, PLAIN_REQUESTS, RESET, Arrival, Departure, Joined, Reply, Transport, Write
 
 
 class Collector(Iterator[TensorDict], AbstractContextManager["Collector"]):
@@ -66,7 +56,7 @@ class Collector(Iterator[TensorDict], AbstractContextManager["Collector"]):
         self._num_granted: Counter[int] = Counter()
         # Slots that are full and were not delivered.
         self._num_full = 0
-        self._requests = Requests()
+        self._requests = Requests(transport, members, self._handle_event)
         self.policy_version = -1
         self.total_frames = spec.total_frames
         # Also runs at exit, before multiprocessing joins its processes: a collector that was not closed leaves none
@@ -263,11 +253,14 @@ class Collector(Iterator[TensorDict], AbstractContextManager["Collector"]):
         if not self.can_ask(name):
             raise NotImplementedError(f"{name}: only workers in processes of this machine can be asked")
         self._check_usable()
-        ready = self.members.ready
-        every = dict.fromkeys(ready, arguments) if per_worker is None else per_worker
-        requests = {worker: every[worker] for worker in ready if worker in every}
+        requests = dict.fromkeys(self.members.ready, arguments) if per_worker is None else per_worker
         with self.owner:
-            return self._requests.send(self.transport, self._handle_event, name, requests)
+            return self._requests.ask(name, requests)
+
+    def wait_until_ready(self) -> None:
+        """Blocks until the workers have made their envs and policies. Raises what `next` raises."""
+        with self.owner:
+            self._requests.wait_until_ready()
 
     def request_reset(self, reset: int, workers: Iterable[int] | None = None) -> None:
         """Resets the envs of all workers, or of some, before the next slot that they are granted; batches of slots that

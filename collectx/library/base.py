@@ -46,9 +46,13 @@ class BaseCollector(BackgroundCollector):
     delivered. Use it from one thread, and only in the process that has made it. As a context manager, it shuts the
     workers down at the end of the block.
 
+    With worker processes of this machine, the constructor blocks until they have made their envs and policies, for
+    `start_timeout_s` at most; with jobs and Ray's actors, the first batch waits for them.
+
     Raises:
         ConfigError: by the constructor: arguments are wrong. The message lists all problems; nothing was started.
         TypeError: by the constructor: unknown keywords.
+        Exception: by the constructor: what an env or a policy raised in a worker, as in `next`.
     """
 
     def __init__(self, request_class: type[CollectorRequest], arguments: tuple, keywords: dict[str, Any]):
@@ -78,6 +82,8 @@ class BaseCollector(BackgroundCollector):
             launcher, events = open_launcher(stack, cfg, objects, request.remote)
             self._core: Collector = build(cfg, policy, spec, events, launcher=launcher, overrides=overrides)
             stack.callback(self._core.close)
+            if cfg.launcher.kind == "local" and request.kind != "single":
+                self._core.wait_until_ready()
             self._exit_stack = stack.pop_all()
         if request.workers.num_threads is not None:
             torch.set_num_threads(request.workers.num_threads)

@@ -63,7 +63,10 @@ def make_call(
     compiled = policy if acceleration.compile is None else acceleration.compile_call(policy)
     keeps_outputs = acceleration.cudagraph is None
     data_device = spec.data_device if device.type == "cpu" else device
-    return call_with_tensordict(compiled, index, spec.policy_shape, data_device, exploration_type, keeps_outputs)
+    actions = [leaf.key for leaf in spec.action]
+    return call_with_tensordict(
+        compiled, index, actions, spec.policy_shape, data_device, exploration_type, keeps_outputs
+    )
 
 
 def takes_tensordict(policy: Callable) -> bool:
@@ -113,6 +116,7 @@ def call_with_tensors(policy: Callable, spec: EnvSpec, acceleration: Acceleratio
 def call_with_tensordict(
     policy: Callable,
     index: dict[Key, int],
+    actions: Sequence[Key],
     size: tuple[int, ...],
     device: torch.device | None,
     exploration_type: ExplorationType,
@@ -123,8 +127,9 @@ def call_with_tensordict(
     Args:
         index: of each leaf in the observation.
         size, device: of the TensorDict.
-        keeps_outputs: whether the policy finds its outputs of the call before in the TensorDict. A CUDA graph cannot
-            pass them on.
+        actions: their keys.
+        keeps_outputs: whether the policy finds its other outputs of the call before in the TensorDict. A CUDA graph
+            cannot pass them on.
     """
     keys = [key[0] if len(key) == 1 else key for key in index]
     data: TensorDict | None = None
@@ -149,6 +154,10 @@ def call_with_tensordict(
             # An observation is an output where the policy replaced its tensor.
             if output_key not in index or value is not observation[index[output_key]]:
                 outputs[output_key] = value
+        for action in actions:
+            # Otherwise a policy that writes none in the next call would repeat this one.
+            if action in outputs:
+                data.del_(action)
         return outputs
 
     return call

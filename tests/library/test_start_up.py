@@ -2,6 +2,7 @@
 
 import itertools
 import os
+import re
 import time
 from functools import partial
 
@@ -9,6 +10,7 @@ import pytest
 from making import make
 from ways import GLOO_ASYNC, RPC_SYNC, SHARED_ASYNC, SHARED_SYNC, over
 from worlds.cartpoles import cartpole
+from worlds.faulty import BrokenLever
 
 from collectx.errors import WorkerTimeout
 
@@ -22,7 +24,7 @@ def _logged(folder, trainer, fails=lambda count: False, hangs=False):
         return cartpole()
     count = next(index for index in itertools.count() if _makes(folder / str(index)))
     if fails(count):
-        raise ZeroDivisionError("no gravity")
+        raise BrokenLever("left", 3)
     if hangs:
         time.sleep(1000)
     return cartpole()
@@ -46,9 +48,10 @@ def test_all_envs_are_made_when_the_constructor_returns(way, tmp_path):
 
 @over(LOCAL, smoke=True)
 def test_a_worker_that_cannot_make_its_env_is_an_error_of_the_constructor(way, tmp_path):
-    with pytest.raises(ZeroDivisionError, match="no gravity") as error:
+    with pytest.raises(BrokenLever) as error:
         make(way, partial(_logged, tmp_path, os.getpid(), lambda count: count == 1), frames_per_batch=8)
-    assert any("in _logged" in note for note in error.value.__notes__)
+    assert (error.value.lever, error.value.force) == ("left", 3)
+    assert re.search(r"raised in worker [01]\b.*in _logged", "".join(error.value.__notes__), re.DOTALL)
 
 
 @over([SHARED_SYNC], smoke=True)

@@ -14,21 +14,11 @@ from torch import nn
 
 from collectx.collector.batch_info import Delivery, DeliverySpec
 from collectx.collector.members import Members
-from collectx.collector.one_thread import OneThread
+from collectx.collector.owner import Owner
 from collectx.collector.requests import Requests
 from collectx.policy.weights import FlatWeights
 from collectx.schedule.base import Grant, Schedule
-from collectx.transport.base import (
-    NO_RESET,
-    PLAIN_REQUESTS,
-    RESET,
-    Arrival,
-    Departure,
-    Joined,
-    Reply,
-    Transport,
-    Write,
-)
+from collectx.transport.base import NO_RESET, PLAIN_REQUESTS, RESET, Arrival, Departure, Joined, Reply, Transport, Write
 
 
 class Collector(Iterator[TensorDict], AbstractContextManager["Collector"]):
@@ -38,6 +28,7 @@ class Collector(Iterator[TensorDict], AbstractContextManager["Collector"]):
     Attributes:
         delivery: the metadata of the last batch.
         members: which workers take part.
+        owner: the process that may use it. Others cannot collect, publish or ask.
         policy_version: the newest published version.
         num_frames, num_batches, frames_by_worker: delivered so far.
     """
@@ -46,7 +37,7 @@ class Collector(Iterator[TensorDict], AbstractContextManager["Collector"]):
 
     def __init__(self, transport: Transport, schedule: Schedule, spec: DeliverySpec, members: Members):
         self.transport = transport
-        self._one_thread = OneThread()
+        self.owner = Owner()
         self._schedule = schedule
         self._spec = spec
         self.members = members
@@ -65,7 +56,7 @@ class Collector(Iterator[TensorDict], AbstractContextManager["Collector"]):
         self._num_granted: Counter[int] = Counter()
         # Slots that are full and were not delivered.
         self._num_full = 0
-        self._requests = Requests()
+        self._requests = Requests(transport, members, self._handle_event)
         self.policy_version = -1
         self.total_frames = spec.total_frames
         # Also runs at exit, before multiprocessing joins its processes: a collector that was not closed leaves none
@@ -76,11 +67,11 @@ class Collector(Iterator[TensorDict], AbstractContextManager["Collector"]):
         """Blocks until the next batch is complete.
 
         Raises:
-            RuntimeError: the collector is closed, or in use by another thread.
+            RuntimeError: the collector is closed, of another process, or in use by another thread.
             WorkerTimeout, WorkerDied, Exception: a worker is gone, and `collector.on_worker_failure` ends the run.
         """
         spec = self._spec
-        with self._one_thread:
+        with self.owner:
             parts, waited_s = self._wait_for_parts()
             memory = self.transport.gather(parts, copy=not spec.zero_copy and spec.storing_device is None)
             if spec.storing_device is not None and not spec.zero_copy:
@@ -92,7 +83,7 @@ class Collector(Iterator[TensorDict], AbstractContextManager["Collector"]):
 
     def advance(self) -> None:
         """Counts the next batch as delivered without reading its memory, for workers with `Hooks.write_batch`."""
-        with self._one_thread:
+        with self.owner:
             parts, waited_s = self._wait_for_parts()
             self._count(parts, waited_s)
             self._release_slots()
@@ -100,7 +91,7 @@ class Collector(Iterator[TensorDict], AbstractContextManager["Collector"]):
     def wait_until_idle(self) -> None:
         """After `advance`: waits until the workers have filled their granted slots, and counts these batches as
         delivered. The next `advance` grants slots again. Raises what `next` raises."""
-        with self._one_thread:
+        with self.owner:
             while (parts := self._take_parts()) or any(self._num_granted.values()):
                 if parts:
                     self._count(parts, 0.0)
@@ -205,6 +196,7 @@ class Collector(Iterator[TensorDict], AbstractContextManager["Collector"]):
         return self._publish(lambda: self.transport.publish_to(writes))
 
     def _publish(self, publish: Callable[[], int]) -> int:
+        self.owner.check_process()
         while self._schedule.must_wait_to_publish:
             self._grant(self._schedule.before_publish())
             self._handle_event()
@@ -261,11 +253,14 @@ class Collector(Iterator[TensorDict], AbstractContextManager["Collector"]):
         if not self.can_ask(name):
             raise NotImplementedError(f"{name}: only workers in processes of this machine can be asked")
         self._check_usable()
-        ready = self.members.ready
-        every = dict.fromkeys(ready, arguments) if per_worker is None else per_worker
-        requests = {worker: every[worker] for worker in ready if worker in every}
-        with self._one_thread:
-            return self._requests.send(self.transport, self._handle_event, name, requests)
+        requests = dict.fromkeys(self.members.ready, arguments) if per_worker is None else per_worker
+        with self.owner:
+            return self._requests.ask(name, requests)
+
+    def wait_until_ready(self) -> None:
+        """Blocks until the workers have made their envs and policies. Raises what `next` raises."""
+        with self.owner:
+            self._requests.wait_until_ready()
 
     def request_reset(self, reset: int, workers: Iterable[int] | None = None) -> None:
         """Resets the envs of all workers, or of some, before the next slot that they are granted; batches of slots that

@@ -53,6 +53,11 @@ class Members:
         self._first_requests = first_requests
 
     @property
+    def lives(self) -> dict[int, int]:
+        """The life of each ready worker, by index."""
+        return {worker: self.failure_policy.lives[worker] for worker in self.ready}
+
+    @property
     def num_alive(self) -> int:
         """How many workers are ready or starting."""
         return len(self.ready) + len(self.starting)

@@ -6,43 +6,57 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from collectx.collector.members import Members
 from collectx.transport.base import Departure, Reply, Transport
 
 
 class Requests:
-    """Sends requests and collects their replies."""
+    """Sends requests and collects their replies.
 
-    def __init__(self) -> None:
+    Args:
+        handle_event: blocks until the transport has an event, and handles it; replies and departures arrive here by
+            `handle_reply` and `handle_departure`.
+    """
+
+    def __init__(self, transport: Transport, members: Members, handle_event: Callable[[], None]):
+        self._transport = transport
+        self._members = members
+        self._handle_event = handle_event
         # Replies to come from each worker; more than one after a call that was interrupted.
         self._num_pending: Counter[int] = Counter()
         self._missing: set[int] = set()
         self._replies: list[Reply] = []
 
-    def send(
-        self,
-        transport: Transport,
-        handle_event: Callable[[], None],
-        name: str,
-        requests: Mapping[int, tuple[Any, ...]],
-    ) -> dict[int, Any]:
+    def ask(self, name: str, requests: Mapping[int, tuple[Any, ...]]) -> dict[int, Any]:
         """Calls a method of `collectx.worker.requests.RequestHandler` in workers; blocks until they have replied.
         Returns the results by worker; raises the first error of a method, or of a worker that is gone.
 
         Args:
-            handle_event: blocks until the transport has an event, and handles it; replies and departures arrive here by
-                `handle_reply` and `handle_departure`.
-            requests: arguments by worker.
+            requests: arguments by worker; those that do not take part are not asked.
         """
-        self._replies, self._missing = [], set(requests)
-        for worker, arguments in requests.items():
-            transport.send_request(worker, (name, arguments))
-            self._num_pending[worker] += 1
-        while self._missing:
-            handle_event()
-        for reply in self._replies:
+        ready = self._members.ready
+        replies = self._send(name, {worker: requests[worker] for worker in ready if worker in requests})
+        for reply in replies:
             if reply.error is not None:
                 raise reply.error
-        return {reply.worker: reply.value for reply in self._replies}
+        return {reply.worker: reply.value for reply in replies}
+
+    def wait_until_ready(self) -> None:
+        """Blocks until each worker that takes part, or its replacement, has replied to a request."""
+        asked: dict[int, int] = {}
+        while new := self._members.lives.items() - asked.items():
+            asked |= dict(new)
+            # The error of a worker that was replaced or dropped has been handled.
+            self._send("ready", {worker: () for worker, _ in new})
+
+    def _send(self, name: str, requests: Mapping[int, tuple[Any, ...]]) -> list[Reply]:
+        self._replies, self._missing = [], set(requests)
+        for worker, arguments in requests.items():
+            self._transport.send_request(worker, (name, arguments))
+            self._num_pending[worker] += 1
+        while self._missing:
+            self._handle_event()
+        return self._replies
 
     def handle_reply(self, reply: Reply) -> None:
         """Takes a reply; one to an interrupted call is discarded."""

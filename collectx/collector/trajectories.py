@@ -9,32 +9,66 @@ from typing import Any
 import torch
 from tensordict import TensorDict, TensorDictBase
 
-from collectx.batch import TRAJ_IDS
+from collectx.batch import TRAJ_IDS, Key, as_key
 
 MASK = ("collector", "mask")
 
 
-def split_trajectories(batch: TensorDictBase) -> TensorDictBase:
+def split_trajectories(
+    batch: TensorDictBase,
+    *,
+    prefix: str | Key | None = None,
+    trajectory_key: str | Key | None = None,
+    done_key: str | Key | None = None,
+    as_nested: bool = False,
+) -> TensorDictBase:
     """Returns the frames of a batch by trajectory, in order of trajectory ids.
 
     Args:
-        batch: `[*, time]`, of successive frames along time, with `("collector", "traj_ids")`.
+        batch: `[*, time]`, of successive frames along time.
+        prefix: where the trajectory ids "traj_ids" and the "mask" are; None: in "collector", if the batch has that,
+            otherwise at the root.
+        trajectory_key: of the ids, instead of `prefix`; the mask is beside them.
+        done_key: where the batch has no trajectory ids: the entry below "next" after which a trajectory has ended;
+            None: "done". The result then has ids too, from 0.
+        as_nested: whether the leaves are torch's nested tensors.
 
     Returns:
-        `[trajectories, longest]`, padded with zeros at the end; `("collector", "mask")`, bool, is True where there is a
-        frame. New memory, on the batch's device. A trajectory in several places of a batch (envs that spend a step on a
-        reset have such) is one of the result.
+        `[trajectories, longest]`, padded with zeros at the end; the mask, `("collector", "mask")`, bool, is True where
+        there is a frame. New memory, on the batch's device. A trajectory in several places of a batch (envs that spend
+        a step on a reset have such) is one of the result. With `as_nested`, `[trajectories, -1]` and no mask.
+
+    Raises:
+        KeyError: the batch has neither trajectory ids nor the entry that `done_key` names.
     """
+    if trajectory_key is None:
+        prefix = "collector" if prefix is None and "collector" in batch else prefix
+        trajectory_key = (*(() if prefix is None else as_key(prefix)), "traj_ids")
+    key = as_key(trajectory_key)
     frames = batch.reshape(-1)
-    _, lengths, order = _order(frames)
-    return _pad(frames[order], lengths)
+    if key not in frames.keys(include_nested=True):
+        frames = frames.copy().set(key, _count_ends(batch["next", *as_key(done_key or "done")], batch.shape))
+    _, lengths, order = _order(frames[key])
+    frames = frames[order]
+    if not as_nested:
+        return _pad(frames, lengths, (*key[:-1], "mask"))
+    sizes = lengths.tolist()
+    return frames.apply(lambda leaf: torch.nested.as_nested_tensor([*leaf.split(sizes)]), batch_size=[len(sizes), -1])
 
 
-def _order(frames: TensorDictBase) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def _count_ends(done: torch.Tensor, size: torch.Size) -> torch.Tensor:
+    """Trajectory ids of frames, `[frames]`: every row of a batch of this size begins a trajectory, and so does the
+    frame after one that is done."""
+    begins = torch.ones(size.numel() // size[-1], size[-1], dtype=torch.bool, device=done.device)
+    begins[:, 1:] = done.reshape(*begins.shape, -1).any(-1)[:, :-1]
+    return begins.flatten().cumsum(0) - 1
+
+
+def _order(traj_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """The trajectory ids, sorted; how many frames each has; and the places of the frames, in order of id and time."""
-    ids, lengths = torch.unique(frames[TRAJ_IDS], return_counts=True)
+    ids, lengths = torch.unique(traj_ids, return_counts=True)
     # A stable sort keeps the order of time within a trajectory.
-    return ids, lengths, torch.argsort(frames[TRAJ_IDS], stable=True)
+    return ids, lengths, torch.argsort(traj_ids, stable=True)
 
 
 def mask(batch: TensorDict, steps: Sequence[int]) -> None:
@@ -53,7 +87,7 @@ def mask(batch: TensorDict, steps: Sequence[int]) -> None:
     batch[MASK] = true
 
 
-def _pad(frames: TensorDictBase, lengths: torch.Tensor) -> TensorDictBase:
+def _pad(frames: TensorDictBase, lengths: torch.Tensor, mask_key: Key = MASK) -> TensorDictBase:
     """Splits successive frames into trajectories of these lengths, which are padded."""
     longest = int(lengths.max())
     mask = torch.arange(longest, device=lengths.device) < lengths[:, None]
@@ -62,7 +96,7 @@ def _pad(frames: TensorDictBase, lengths: torch.Tensor) -> TensorDictBase:
     padded[place] = frames
     split: Any = padded.view(len(lengths), longest)
     split.names = [None, "time"]
-    split[MASK] = mask
+    split[mask_key] = mask
     return split
 
 
@@ -100,7 +134,7 @@ class Assembler:
     def add(self, batch: TensorDictBase) -> None:
         """Copies the frames of a batch, `[*, time]`. The frames of a trajectory must come in order of time."""
         frames = batch.reshape(-1)
-        ids, lengths, order = _order(frames)
+        ids, lengths, order = _order(frames[TRAJ_IDS])
         for index, places in zip(ids.tolist(), order.split(lengths.tolist()), strict=True):
             if index < 0:
                 continue  # not filled

@@ -70,13 +70,27 @@ def warm_up() -> None:
         modules = [*PRELOAD, "collectx.launcher.fork_server"] if is_trainers else PRELOAD
         multiprocessing.get_context("forkserver").set_forkserver_preload(modules)
         _choose_socket_folder()
-        forkserver.ensure_running()
+        try:
+            forkserver.ensure_running()
+        except ChildProcessError:
+            _forget_server()
+            forkserver.ensure_running()
     finally:
         for name, value in saved.items():
             if value is None:
                 del os.environ[name]
             else:
                 os.environ[name] = value
+
+
+def _forget_server() -> None:
+    """Forgets a fork server that is no child of this process: it is that of the process from which this one was forked,
+    and ends with it. Its temporary folder is not used either, unless multiprocessing has made this process."""
+    server: Any = forkserver._forkserver
+    os.close(server._forkserver_alive_fd)
+    server.__init__()
+    if multiprocessing.parent_process() is None:
+        multiprocessing.process.current_process()._config.pop("tempdir", None)  # type: ignore[attr-defined]
 
 
 def allow_descriptors(num_workers: int) -> None:
@@ -136,8 +150,14 @@ class LocalLauncher(Launcher):
         child processes.
 
         Raises:
-            LauncherError: the fork server takes longer than `collector.start_timeout_s`.
+            LauncherError: this process is daemonic, or the fork server takes longer than `collector.start_timeout_s`.
         """
+        if multiprocessing.current_process().daemon:
+            raise LauncherError(
+                f"{multiprocessing.current_process().name} is a daemonic process, as those of multiprocessing.Pool "
+                "are, and Python lets it start no other process: collect in it (Collector, collector=single), or use "
+                "concurrent.futures.ProcessPoolExecutor, whose processes may start others."
+            )
         process = multiprocessing.get_context("forkserver").Process(
             target=_run, args=(*self._entry(worker), self.process_setup(worker)), name=f"collectx-worker-{worker}"
         )

@@ -24,9 +24,8 @@ from collectx.collector.collector import Collector
 from collectx.collector.compose import build
 from collectx.config.derived import backend_of, surplus_note
 from collectx.env.torchrl_specs import has_started, is_torchrl_env
-from collectx.library.background import Background
+from collectx.library.background import Background, BackgroundCollector
 from collectx.library.checks import check_request
-from collectx.library.compat import CollectorProperties
 from collectx.library.configuration import fit_frames, to_config
 from collectx.library.delivery import Delivery
 from collectx.library.keywords.nested import lift_shared
@@ -40,15 +39,20 @@ from collectx.user_objects import UserObjects
 from collectx.worker.requests import load_into
 
 
-class BaseCollector(CollectorProperties):
+class BaseCollector(BackgroundCollector):
     """Base class of all collectors of the library, for `isinstance`; not instantiated itself.
 
     Iterate to get TensorDicts of `frames_per_batch` frames (see README, "A batch and a run"), until `total_frames` are
-    delivered. Use it from one thread. As a context manager, it shuts the workers down at the end of the block.
+    delivered. Use it from one thread, and only in the process that has made it. As a context manager, it shuts the
+    workers down at the end of the block.
+
+    With worker processes of this machine, the constructor blocks until they have made their envs and policies, for
+    `start_timeout_s` at most; with jobs and Ray's actors, the first batch waits for them.
 
     Raises:
         ConfigError: by the constructor: arguments are wrong. The message lists all problems; nothing was started.
         TypeError: by the constructor: unknown keywords.
+        Exception: by the constructor: what an env or a policy raised in a worker, as in `next`.
     """
 
     def __init__(self, request_class: type[CollectorRequest], arguments: tuple, keywords: dict[str, Any]):
@@ -80,14 +84,15 @@ class BaseCollector(CollectorProperties):
             self.policy.action_spec = spec.action_space if spec.action_spec is None else spec.action_spec
         with contextlib.ExitStack() as stack:
             launcher, events = open_launcher(stack, cfg, objects, request.remote)
-            self._collector: Collector = build(cfg, policy, spec, events, launcher=launcher, overrides=overrides)
-            stack.callback(self._collector.close)
+            self._core: Collector = build(cfg, policy, spec, events, launcher=launcher, overrides=overrides)
+            stack.callback(self._core.close)
+            if cfg.launcher.kind == "local" and request.kind != "single":
+                self._core.wait_until_ready()
             self._exit_stack = stack.pop_all()
         if request.workers.num_threads is not None:
             torch.set_num_threads(request.workers.num_threads)
         self._hooks = request.hooks
         self._delivery = Delivery(request, cfg.collector, self._collector, spec)
-        self._background: Background | None = None
         individual = range(self.num_workers) if request.has_individual_policies else ()
         self._weights = WeightPublisher(self._collector, request, individual)
         if isinstance(self._weights.updater, WeightUpdaterBase):
@@ -99,6 +104,7 @@ class BaseCollector(CollectorProperties):
     def __next__(self) -> TensorDictBase:
         """Returns the next batch; blocks until it is complete. Returns None if batches go to `replay_buffer`; the
         annotation omits that, so that other loops need no check for None."""
+        self._core.owner.check_process()
         if self.is_running():
             raise RuntimeError("this collector collects in the background since start(): sample from its replay buffer")
         return cast(TensorDictBase, self._collect())
@@ -118,51 +124,9 @@ class BaseCollector(CollectorProperties):
         """Returns an iterator over the remaining batches."""
         return iter(self)
 
-    def start(self) -> None:
-        """Starts to collect into `replay_buffer` in a background thread, until `total_frames` or `shutdown`. Returns at
-        once. Weights may be published meanwhile.
-
-        Raises:
-            RuntimeError: the collector has no replay buffer, or was started before.
-        """
-        if self.replay_buffer is None:
-            raise RuntimeError("start() collects into a replay buffer: pass replay_buffer=... to the constructor")
-        if self._background is not None:
-            raise RuntimeError("start() was called before")
-        self._background = Background(self._collect)
-
-    def is_running(self) -> bool:
-        """Whether the background thread is collecting."""
-        return self._background is not None and self._background.is_running
-
-    @contextlib.contextmanager
-    def pause(self, timeout: float | None = None, *, resume: bool = True) -> Iterator[None]:
-        """`with collector.pause():` adds nothing to the replay buffer inside the block. Blocks until the current batch
-        is complete. Workers that write to the buffer themselves are idle inside the block; other workers fill their
-        free slots.
-
-        Args:
-            timeout: seconds to wait for the current batch; None: as long as `worker_timeout_s` allows.
-            resume: must be True; `shutdown` ends the collecting.
-
-        Raises:
-            ValueError: `resume=False`.
-            TimeoutError: on entering the block: the current batch was not complete within `timeout`.
-            Exception: on entering the block: the error that ended the background thread, raised once.
-        """
-        if not resume:
-            raise ValueError("resume=False: a pause ends with its block; use shutdown() to end the collecting")
-        with self._exclusive(timeout):
-            if self._request.workers_write:
-                self._collector.wait_until_idle()
-            yield
-
-    def _exclusive(self, timeout_s: float | None = None) -> contextlib.AbstractContextManager[None]:
-        """Waits for the current batch of the background thread, and keeps the thread idle inside the block."""
-        return contextlib.nullcontext() if self._background is None else self._background.hold(timeout_s)
-
     def _before_publishing(self) -> contextlib.AbstractContextManager[None]:
         """Waits for the current batch of the background thread, unless weights are in shared memory."""
+        self._core.owner.check_process()
         if self._background is None or backend_of(self._cfg) != "shared_memory":
             return self._exclusive()
         self._background.check()
@@ -257,6 +221,7 @@ class BaseCollector(CollectorProperties):
                 collector has made are always closed; the end of a `with` block leaves the env open.
             raise_on_error: whether to raise the error that ended the background thread.
         """
+        self._core.owner.check_process()
         background, self._background, self.closed = self._background, None, True
         with contextlib.ExitStack() as ends:
             if close_env:
@@ -300,4 +265,6 @@ class BaseCollector(CollectorProperties):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.shutdown(close_env=False)
+        # A block that a forked process leaves is that of its parent's collector.
+        if self._core.owner.is_this_process:
+            self.shutdown(close_env=False)

@@ -42,7 +42,7 @@ class CollectorProperties:
     as it was passed or with its default.
     """
 
-    _collector: Collector
+    _core: Collector
     _request: CollectorRequest
     _cfg: RunConfig
     # For each worker, the fields of its `WorkerSpec` that differ from `_cfg`.
@@ -68,6 +68,12 @@ class CollectorProperties:
 
     def __dir__(self) -> list[str]:
         return sorted({*super().__dir__(), *_keywords(self)})
+
+    @property
+    def _collector(self) -> Collector:
+        """The collector whose batches this one delivers. Raises `RuntimeError` in a forked process."""
+        self._core.owner.check_process()
+        return self._core
 
     @property
     def device(self) -> Any:

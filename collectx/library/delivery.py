@@ -110,7 +110,7 @@ class Delivery:
             self._assembler.add(self.convert(self._collect(), self._collector.steps, self._stacked))
             if buffer is not None:
                 for frames in self._assembler.writes(self._request.trajs_per_write):
-                    buffer.extend(frames)
+                    buffer.extend(_on_device_of(buffer, frames))
                 return None
 
     def zeros(self, steps_of_workers: Sequence[int | None]) -> Any:
@@ -160,7 +160,7 @@ class Delivery:
         buffer = self._request.replay_buffer
         parts = batch.unbind(0) if self._stacked else (batch,)
         for part, filled in zip(parts, steps, strict=True):
-            delivered = self.convert(part, [filled], stacked=False)
+            delivered = _on_device_of(buffer, self.convert(part, [filled], stacked=False))
             if _is_shared_and_filled(buffer):
                 # A key that memory of several processes lacks cannot be added.
                 delivered = delivered.select(*buffer.storage[:0].keys(True, True), strict=False)
@@ -169,6 +169,12 @@ class Delivery:
                 continue
             for step in delivered.unbind(-1):
                 buffer.add(step)
+
+
+def _on_device_of(buffer: Any, frames: TensorDictBase) -> TensorDictBase:
+    """The frames on the device of the buffer's storage, if that has one."""
+    device = getattr(getattr(buffer, "storage", None), "device", None)
+    return frames if device in (None, "auto") else frames.to(device)
 
 
 def _is_shared_and_filled(buffer: Any) -> bool:

@@ -38,17 +38,19 @@ class InspectableCollector(StatefulCollector):
         return self._ask("getattr_env", per_worker={min(self._collector.workers): (attr,)}).popitem()[1]
 
     def get_distant_attr(self, attr: str) -> Any:
-        """Returns, for each worker, a copy of what a path that begins with `env.` names in its env, in a list. Without
-        workers, returns what a path names in this collector.
+        """Returns, for each worker, a copy of what a path that begins with `env.` names in its env, or its index for
+        `worker_idx`, in a list. Without workers, returns what a path names in this collector.
 
         Raises:
             AttributeError: it does not exist; or there are workers and the path does not begin with `env.`.
         """
         if self._request.kind == "single":
             return resolve(self, attr)
+        if attr == "worker_idx":
+            return self._collector.workers
         place, _, path = attr.partition(".")
         if place != "env":
-            raise AttributeError(f"{attr!r}: workers are no collectors: give a path within env, as in env.x")
+            raise AttributeError(f"{attr!r}: workers are no collectors: give worker_idx or a path within env, as env.x")
         return [value for _, value in sorted(self._ask("getattr_env", path).items())]
 
     def getattr_policy(self, attr: str) -> Any:
@@ -121,7 +123,8 @@ class InspectableCollector(StatefulCollector):
                 "policy_version": self.policy_version,
             } | ({"total_frames": total} if total >= 0 else {})
         if workers != "aggregate":
-            for index, frames in sorted(collector.frames_by_worker.items()):
+            for index in sorted({*collector.workers, *collector.frames_by_worker}):
+                frames = collector.frames_by_worker[index]
                 part = self.frames_per_batch_worker(worker_idx=index)
                 counters[f"worker_{index}/frames"] = frames
                 counters[f"worker_{index}/batches"] = -(-frames // part)
@@ -157,7 +160,8 @@ class InspectableCollector(StatefulCollector):
 
     def _replace_hook(self, name: str, hook: Callable | None) -> None:
         if name == "post_collect_hook" and self._request.kind == "single":
-            self._delivery.post_collect_hook = hook
+            with self._exclusive():
+                self._delivery.post_collect_hook = hook
         else:
             self._ask("set_hook", name, hook)
         self._hooks = replace(self._hooks, **{name: hook})
@@ -209,13 +213,13 @@ class InspectableCollector(StatefulCollector):
         return seed if static_seed else env_seed(seed, 0)
 
     @signature_of(ProfileConfig)
-    def enable_profile(self, **options: Any) -> None:
+    def enable_profile(self, *arguments: Any, **options: Any) -> None:
         """Profiles the next batches of some workers, in their processes, with `torch.profiler`.
 
         Raises:
             ValueError: no batch is left to record, or a worker or activity does not exist.
         """
-        config = ProfileConfig(**options).complete(min(self._collector.workers))
+        config = ProfileConfig(*arguments, **options).complete(min(self._collector.workers))
         if problems := config.problems(self._collector.workers):
             raise ValueError(" ".join(problems))
         self._ask("profile", per_worker=dict.fromkeys(config.workers or (), config.arguments))

@@ -7,8 +7,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from torch.profiler import ProfilerActivity, supported_activities
 
-@dataclass(frozen=True, kw_only=True)
+_ACTIVITIES = ("cpu", "cuda")
+_FILE = "collector_profile_{worker_idx}.json"
+
+
+@dataclass(frozen=True)
 class ProfileConfig:
     """The arguments of `InspectableCollector.enable_profile`.
 
@@ -21,6 +26,9 @@ class ProfileConfig:
         activities: any of "cpu" and "cuda"; None: both.
         record_shapes, profile_memory, with_stack, with_flops: as `torch.profiler.profile` takes them.
         on_trace_ready: called in the worker with the profile, instead of writing a file.
+
+    Raises:
+        ValueError: no batch would be recorded.
     """
 
     workers: Sequence[int] | None = None
@@ -34,26 +42,42 @@ class ProfileConfig:
     with_flops: bool = False
     on_trace_ready: Callable[[Any], Any] | None = None
 
+    def __post_init__(self) -> None:
+        if not 0 <= self.warmup_rollouts < self.num_rollouts:
+            raise ValueError(
+                f"num_rollouts={self.num_rollouts}, warmup_rollouts={self.warmup_rollouts}: at least one batch must be "
+                "recorded."
+            )
+
+    def get_save_path(self, worker_idx: int) -> Path:
+        """Returns the file of a worker's trace."""
+        return Path(str(self.save_path or _FILE).format(worker_idx=worker_idx))
+
+    def get_activities(self) -> list[ProfilerActivity]:
+        """Returns torch's activities, of those that this process supports."""
+        names = _ACTIVITIES if self.activities is None else self.activities
+        activities = [getattr(ProfilerActivity, name.upper()) for name in names]
+        return [each for each in activities if each in supported_activities()]
+
+    def should_profile_worker(self, worker_idx: int) -> bool:
+        """Whether the worker of this index is profiled."""
+        return worker_idx in ([0] if self.workers is None else self.workers)
+
     def complete(self, first_worker: int) -> ProfileConfig:
         """Returns the same without None."""
         return replace(
             self,
             workers=[first_worker] if self.workers is None else list(self.workers),
-            save_path=str(Path(self.save_path or "collector_profile_{worker_idx}.json").absolute()),
-            activities=["cpu", "cuda"] if self.activities is None else list(self.activities),
+            save_path=str(Path(self.save_path or _FILE).absolute()),
+            activities=[*_ACTIVITIES] if self.activities is None else list(self.activities),
         )
 
     def problems(self, workers: Sequence[int]) -> list[str]:
         """Returns the problems, for a collector with these workers."""
         problems = []
-        if not 0 <= self.warmup_rollouts < self.num_rollouts:
-            problems.append(
-                f"num_rollouts={self.num_rollouts}, warmup_rollouts={self.warmup_rollouts}: at least one batch must "
-                "be recorded."
-            )
         if unknown := sorted(set(self.workers or ()) - set(workers)):
             problems.append(f"workers={self.workers}: there is no worker {unknown[0]}.")
-        if invalid := sorted(set(self.activities or ()) - {"cpu", "cuda"}):
+        if invalid := sorted(set(self.activities or ()) - {*_ACTIVITIES}):
             problems.append(f"activities={self.activities}: unknown activity {invalid[0]!r}; use 'cpu' or 'cuda'.")
         return problems
 

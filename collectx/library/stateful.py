@@ -23,7 +23,7 @@ class StatefulCollector(BaseCollector):
 
     def state_dict(self) -> dict[str, Any]:
         """Returns a copy of the state: the policy's weights, counts of frames and batches and, for each worker process
-        of this machine, its weights, its trajectory ids and the `state_dict` of its envs."""
+        of this machine, its weights and their version, its trajectory ids and the `state_dict` of its envs."""
         weights = self.policy.state_dict() if isinstance(self.policy, nn.Module) else {}
         state: dict[str, Any] = {
             "policy_state_dict": {name: value.clone() for name, value in weights.items()},
@@ -35,9 +35,13 @@ class StatefulCollector(BaseCollector):
             state |= {f"worker{index}": saved for index, saved in self._ask("state").items()}
             per_worker = dict.fromkeys(self._weights.individual.intersection(self._collector.workers), ())
             individual = self._ask("weights", per_worker=per_worker)
+            versions = self._weights.versions
             for index in self._collector.workers:
-                own = individual.get(index, state["policy_state_dict"])
-                state[f"worker{index}"] |= {"policy_state_dict": own, "is_individual": index in individual}
+                state[f"worker{index}"] |= {
+                    "policy_state_dict": individual.get(index, state["policy_state_dict"]),
+                    "is_individual": index in individual,
+                    "policy_version": versions.get(index, versions[None]) + self._delivery.version_offset,
+                }
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any], strict: bool = True) -> None:

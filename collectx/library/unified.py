@@ -51,7 +51,8 @@ def select(arguments: Sequence[Any], keywords: Mapping[str, Any]) -> tuple[str, 
     backend, count, sync, options = (rest.pop(name, None) for name in ONE_CONSTRUCTOR)
     if backend is None:
         backend = _default_backend() or ("direct" if count is None else "process")
-    if _checked(backend) == "direct":
+    backend = _checked(backend)
+    if backend == "direct":
         return None
     name = _CLASSES[backend][bool(sync)]
     creates = arguments[0] if arguments else rest.pop("create_env_fn", None)
@@ -85,7 +86,7 @@ def _problems(creates: Any, count: Any, keywords: Mapping[str, Any], options: An
 def _checked(backend: Any) -> str:
     if backend not in BACKENDS:
         raise ConfigError([f"backend={backend!r}: must be one of {', '.join(BACKENDS)}."])
-    return backend
+    return "process" if backend == "multiprocessing" else backend
 
 
 def _default_backend() -> str | None:

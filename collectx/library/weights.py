@@ -31,6 +31,7 @@ class WeightPublisher:
 
     Attributes:
         individual: indices of the workers whose weights are not those of `policy`.
+        versions: the newest version of each worker; of those that are missing, the one of the key None.
         updater: `weight_updater`; an object of it, if it is a class derived from `WeightUpdaterBase`.
     """
 
@@ -38,6 +39,7 @@ class WeightPublisher:
         self._collector = collector
         self._options = options
         self.individual = set(individual)
+        self.versions: dict[int | None, int] = {None: collector.policy_version}
         updater = options.weight_updater
         self.updater: Any = updater
         if isinstance(updater, type) and issubclass(updater, WeightUpdaterBase):
@@ -57,13 +59,15 @@ class WeightPublisher:
             by_worker = {worker: apply_weight_updater(self.updater, weights) for worker, weights in by_worker.items()}
             individual = {worker: weights for worker, weights in by_worker.items() if worker is not None}
             if individual and num_workers > 1:
-                self._collector.publish_to(weight_writers(policy, individual))
+                version = self._collector.publish_to(weight_writers(policy, individual))
+                self.versions |= dict.fromkeys(individual, version)
                 self.individual |= set(individual)
                 return
             (weights,) = by_worker.values()
             if weights is not None:
                 load_weights(policy, weights)
-            self._collector.publish(policy if isinstance(policy, nn.Module) else None)
+            version = self._collector.publish(policy if isinstance(policy, nn.Module) else None)
+            self.versions = {None: version}
             self.individual.clear()
 
 

@@ -140,11 +140,12 @@ def call_with_tensordict(
 
     Args:
         device: of the TensorDict.
-        keeps_outputs: whether the policy finds its outputs of the call before in the TensorDict. A CUDA graph cannot
-            pass them on.
+        keeps_outputs: whether the policy finds its other outputs of the call before in the TensorDict. A CUDA graph
+            cannot pass them on.
     """
     index = {leaf.key: i for i, leaf in enumerate(spec.observation)}
     keys = [key[0] if len(key) == 1 else key for key in index]
+    actions = [leaf.key for leaf in spec.action]
     size, dims = spec.policy_shape, nested_dims(spec.nested_dims, spec.observation)
     data: TensorDict | None = None
 
@@ -170,6 +171,10 @@ def call_with_tensordict(
             # An observation is an output where the policy replaced its tensor.
             if output_key not in index or value is not observation[index[output_key]]:
                 outputs[output_key] = value
+        for action in actions:
+            # Otherwise a policy that writes none in the next call would repeat this one.
+            if action in outputs:
+                data.del_(action)
         return outputs
 
     return call

@@ -34,9 +34,9 @@ class UserActor:
         ConfigError: the policy reads keys that the env does not write, writes no action, has a state of unknown shape
             (`collectx.policy.recurrent`), or its distribution has no action of that exploration type.
         ShapeError: an action does not have the shape or the kind of dtype of the action space, or an output that
-            overwrites an observation does not have its shape and dtype. `act` raises it for an output that has another
-            shape than in the first call, or whose values its dtype cannot represent, and for an observation that the
-            policy overwrites in a later call only.
+            overwrites an observation does not have its shape and dtype. `act` raises it for an output that is missing,
+            has another shape than in the first call, or values that its dtype cannot represent, and for an observation
+            that the policy overwrites in a later call only.
     """
 
     leaves: tuple[Leaf, ...]
@@ -61,9 +61,15 @@ class UserActor:
     def act(self, observation: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         outputs = self._call(observation)
         values = []
-        for key, shape, dtype, is_reshaped, output in self._expected:
-            value = outputs[key].reshape(shape) if is_reshaped else outputs[key]
-            values.append(value if value.dtype is dtype and value.shape == shape else output.convert(value))
+        try:
+            for key, shape, dtype, is_reshaped, output in self._expected:
+                value = outputs[key].reshape(shape) if is_reshaped else outputs[key]
+                values.append(value if value.dtype is dtype and value.shape == shape else output.convert(value))
+        except KeyError as error:
+            missing = key_names(each[0] for each in self._expected if each[0] not in outputs)
+            raise ShapeError(
+                f"the policy wrote no {missing}, which it did in its first call: write the same keys in every call."
+            ) from error
         if len(outputs) > len(values) and (late := self._not_overwritten.intersection(outputs)):
             raise ShapeError(
                 f"the policy overwrites {key_names(late)}, which it did not in its first call: overwrite it in every "

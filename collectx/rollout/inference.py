@@ -93,5 +93,5 @@ class CudaInference:
         for host, value in zip(self._host_out, self._actor.act(self._device_in), strict=True):
             host.copy_(value, non_blocking=True)
         torch.cuda.current_stream(self._actor.device).synchronize()
-        for array, host in zip(out, self._arrays, strict=True):
-            array[...] = host
+        for array, arrived in zip(out, self._arrays, strict=True):
+            array[...] = arrived

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from collectx.collector.owner import Owner
 from collectx.collector.trajectories import Assembler, mask
 from collectx.run.files import JsonLines
 from collectx.run.folder import RunFolder
@@ -122,6 +123,7 @@ class RunCollection:
         self._line: dict[str, Any] | None = None
         self._logged: dict[str, float] = {}
         self.is_learning = False
+        self._owner = Owner()
 
     def __iter__(self) -> Iterator[Any]:
         return self
@@ -139,6 +141,7 @@ class RunCollection:
         return batch
 
     def _collect(self) -> Any:
+        self._owner.check_process()
         self._write()
         self._check()
         statistics = self.statistics

@@ -320,6 +320,21 @@ def test_what_a_policy_returns_in_a_later_call_is_checked(later, match):
         act(actor, observe(SPEC))
 
 
+@pytest.mark.parametrize("keys", [("action", "extra"), ("extra",)])
+def test_a_policy_that_writes_no_action_in_a_later_call_is_told_so(keys):
+    """It does not repeat the action before."""
+    written = [("action", "extra"), keys]
+
+    def policy(td):
+        return td.update({key: torch.zeros(3).long() for key in written.pop(0)})
+
+    actor = actor_of(policy)
+    assert "action" not in keys or act(actor, observe(SPEC))
+    written[:] = [("extra",)]
+    with pytest.raises(ShapeError, match="wrote no action, which it did in its first call"):
+        act(actor, observe(SPEC))
+
+
 def test_lazy_layers_can_be_trained():
     net = nn.Sequential(nn.LazyLinear(8), nn.Tanh(), nn.LazyLinear(4))
     actor = actor_of(TensorDictSequential(TensorDictModule(net, ["observation"], ["logits"]), make_sequence()[1]))

@@ -95,7 +95,7 @@ WRONG = {
 )
 def test_a_wrong_one_is_an_error(way, wrong):
     cls, kwargs, error, message = WRONG[wrong]
-    with start(cls, way, collector_kwargs=kwargs, total_frames=160) as collector, pytest.raises(error, match=message):
+    with pytest.raises(error, match=message), start(cls, way, collector_kwargs=kwargs, total_frames=160) as collector:
         list(collector)
 
 

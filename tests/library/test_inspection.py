@@ -5,6 +5,7 @@ import os
 import signal
 import threading
 from functools import partial
+from pathlib import Path
 
 import gymnasium
 import pytest
@@ -13,9 +14,11 @@ from gymnasium import spaces
 from gymnasium.envs.classic_control import CartPoleEnv
 from making import by_worker, make
 from torch import nn
+from torch.profiler import ProfilerActivity
 from ways import GLOO_SYNC, INLINE, INLINE_SYNC, RAY_SYNC, SHARED, SHARED_SYNC, SINGLE, WAYS, case, over
 from worlds.cartpoles import Constant, cartpole, cartpoles, with_pid
 
+from collectx import ProfileConfig
 from collectx.errors import WorkerDied
 
 ASKED = (*INLINE, *SHARED)
@@ -190,6 +193,38 @@ def test_stats():
         assert len(collector) == 2
         with pytest.raises(ValueError, match="workers='all'"):
             collector.stats("all")
+
+
+@over(SHARED, smoke=True)
+def test_every_worker_has_counters_before_it_has_delivered_a_batch(way):
+    with make(way, frames_per_batch=8) as collector:
+        before = collector.stats(workers="both")
+        assert [before[f"worker_{index}/{name}"] for index in range(2) for name in ("frames", "batches")] == [0] * 4
+
+
+@over((INLINE_SYNC, SHARED_SYNC))
+def test_the_index_of_a_worker_and_the_version_of_its_weights(way):
+    with make(way, policy=Constant(), frames_per_batch=8) as collector:
+        assert collector.get_distant_attr("worker_idx") == [0, 1]
+        collector.update_policy_weights_()
+        collector.update_policy_weights_({1: Constant()})
+        state = collector.state_dict()
+        assert [state[f"worker{index}"]["policy_version"] for index in range(2)] == [1, 2]
+
+
+def test_the_configuration_of_a_profile():
+    config = ProfileConfig([0, 2], 5, save_path="trace_{worker_idx}.json", activities=["cpu"])
+    assert config.get_save_path(2) == Path("trace_2.json")
+    assert ProfileConfig().get_save_path(1) == Path("collector_profile_1.json")
+    assert config.get_activities() == [ProfilerActivity.CPU]
+    assert [config.should_profile_worker(index) for index in range(3)] == [True, False, True]
+    assert ProfileConfig().should_profile_worker(0)
+
+
+@pytest.mark.parametrize("keywords", [{"num_rollouts": 1}, {"warmup_rollouts": -1}], ids=str)
+def test_a_profile_of_no_batch_is_refused_when_it_is_configured(keywords):
+    with pytest.raises(ValueError, match="at least one batch must be recorded"):
+        ProfileConfig(**keywords)
 
 
 def test_devices_are_those_that_the_keywords_resolve_to():

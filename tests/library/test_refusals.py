@@ -169,6 +169,6 @@ def test_an_error_of_the_first_call_of_a_policy_says_what_it_was_called_with():
 )
 @over((INLINE_SYNC, SHARED_SYNC))
 def test_workers_with_unequal_envs_are_refused(way, creates, words):
-    with make(way, creates, frames_per_batch=40) as collector, pytest.raises(ShapeError) as caught:
+    with pytest.raises(ShapeError) as caught, make(way, creates, frames_per_batch=40) as collector:
         collector.next()
     assert [word for word in words.split() if word not in str(caught.value)] == []

@@ -6,6 +6,7 @@ import signal
 import threading
 from functools import partial
 from types import SimpleNamespace
+from typing import ClassVar
 
 import pytest
 import torch
@@ -213,6 +214,20 @@ def test_a_batch_that_another_thread_is_waiting_for_is_an_error_that_says_so():
         may_go_on.set()
         other.join(60)
         assert collector.next().numel() == 4
+
+
+@pytest.mark.parametrize("keywords", [{}, {"trajs_per_batch": 1}], ids=str)
+def test_batches_are_on_the_device_of_the_storage(keywords):
+    class Buffer:
+        storage = SimpleNamespace(device=torch.device("meta"))
+        devices: ClassVar = set()
+
+        def extend(self, batch):
+            self.devices |= {batch.device, *(leaf.device for leaf in batch.values(True, True))}
+
+    with Collector(cartpole, frames_per_batch=100, replay_buffer=Buffer(), **keywords) as collector:
+        collector.next()
+    assert Buffer.devices == {torch.device("meta")}
 
 
 def test_start_needs_a_buffer():

@@ -25,6 +25,7 @@ FRAMES = {"frames_per_batch": 8, "total_frames": 16}
         ({}, None, {}),
         ({"backend": "direct", "num_collectors": 1}, None, {}),
         ({"num_collectors": 2}, "MultiAsyncCollector", {}),
+        ({"backend": "multiprocessing"}, "MultiAsyncCollector", {}),
         ({"backend": "process", "sync": True, "cat_results": 0}, "MultiSyncCollector", {"cat_results": 0}),
         ({"backend": "ray"}, "RayCollector", {"sync": False}),
         ({"backend": "rpc", "backend_options": {"tcp_port": 1}}, "RPCCollector", {"sync": False, "tcp_port": 1}),

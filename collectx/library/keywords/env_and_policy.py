@@ -9,8 +9,11 @@ from typing import Any
 
 import torch
 from tensordict.nn import CudaGraphModule
+from torch import nn
 
 from collectx.config.schema.policy import PolicyConfig
+from collectx.env.policy_transforms import WithPolicyTransforms, with_policy_transforms
+from collectx.env.torchrl_specs import is_torchrl_env
 from collectx.library.keywords.coerce import exploration_name, exploration_problems, for_each, kwargs_of
 from collectx.library.keywords.options import option
 from collectx.library.keywords.specs import Keywords
@@ -40,8 +43,9 @@ class EnvAndPolicy(Keywords):
         exploration_mode: TorchRL's earlier keyword for the name.
         trust_policy: True: the policy is called with a TensorDict, and its signature and `in_keys` are not checked. It
             is still called once in each process, with first observations of the env, to learn what it writes.
-        auto_register_policy_transforms: ignored (accepted for TorchRL compatibility): a recurrent policy gets its state
-            and `is_init` without transforms of the env, see docs/EXTENDING.md, "A policy".
+        auto_register_policy_transforms: whether envs of TorchRL get `InitTracker` and the primers of `policy`, so that
+            their specs show `is_init` and the state of a recurrent policy. Without it, such a policy gets both too, see
+            docs/EXTENDING.md, "A policy".
         compile_policy: whether workers compile the policy by `torch.compile`: True, or its keyword arguments. The first
             batch includes the compilation (`start_timeout_s`).
         cudagraph_policy: whether tensordict's `CudaGraphModule` records the policy's calls as CUDA graphs: True, or its
@@ -151,6 +155,11 @@ class EnvAndPolicy(Keywords):
 
     def env(self, create: Callable[..., Any], kwargs: Mapping[str, Any] | None = None) -> UserEnvConfig:
         """The envs of a worker for which `create` makes them."""
+        if self.auto_register_policy_transforms and isinstance(self.policy, nn.Module):
+            if is_torchrl_env(create):
+                create = with_policy_transforms(create, self.policy)
+            else:
+                create = WithPolicyTransforms(create, self.policy)
         return UserEnvConfig(
             kind="given",
             num_envs=self.num_envs or 0,

@@ -8,7 +8,7 @@ from typing import Any
 from collectx.library.keywords.options import limited
 from collectx.library.keywords.specs import Keywords
 
-BACKENDS = ("direct", "process", "ray", "rpc", "distributed", "submitit")
+BACKENDS = ("direct", "process", "multiprocessing", "ray", "rpc", "distributed", "submitit")
 ONE_CONSTRUCTOR = ("backend", "num_collectors", "sync", "backend_options")
 
 
@@ -17,10 +17,10 @@ class Unified(Keywords):
     """The keywords that choose the class of the collector that `Collector(...)` makes. They are not for its subclasses.
 
     Args:
-        backend: where envs are stepped: "direct": in this process; "process": `MultiAsyncCollector`; "ray":
-            `RayCollector`; "rpc": `RPCCollector`; "distributed" and "submitit": `DistributedCollector`, in the latter
-            case with workers that are SLURM jobs. None: the backend of an enclosing `collectx.service_backend`;
-            without one, "process" with `num_collectors`, otherwise "direct".
+        backend: where envs are stepped: "direct": in this process; "process" or "multiprocessing":
+            `MultiAsyncCollector`; "ray": `RayCollector`; "rpc": `RPCCollector`; "distributed" and "submitit":
+            `DistributedCollector`, in the latter case with workers that are SLURM jobs. None: the backend of an
+            enclosing `collectx.service_backend`; without one, "process" with `num_collectors`, otherwise "direct".
         num_collectors: number of workers; one callable as `create_env_fn` is then for all of them.
         sync: whether a batch has a part of every worker; with "process": `MultiSyncCollector`.
         backend_options: further keywords of the class of that backend, such as `cat_results` or `launcher`. Type

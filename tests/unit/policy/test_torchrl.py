@@ -5,12 +5,12 @@ from functools import partial
 
 import pytest
 import torch
-from tensordict.nn import TensorDictModule
+from tensordict.nn import TensorDictModule, TensorDictSequential
 
 pytest.importorskip("torchrl", reason="needs the torchrl extra")
 
 from torchrl.envs import InitTracker, SerialEnv, TransformedEnv
-from torchrl.modules import MultiStepActorWrapper
+from torchrl.modules import GRUModule, MultiStepActorWrapper
 from worlds import torchrlenvs
 
 from collectx import Collector
@@ -85,3 +85,18 @@ def test_an_index_or_scores_stand_for_a_one_hot_action(create, choose):
 def test_an_index_or_scores_of_no_action_are_refused(choose, message):
     with pytest.raises(ShapeError, match=message):
         collect_one_hot(torchrlenvs.one_hot, choose)
+
+
+@pytest.mark.parametrize("num_envs", [0, 2])
+@pytest.mark.parametrize("is_instance", [False, True])
+def test_the_env_gets_the_transforms_of_a_recurrent_policy(is_instance, num_envs):
+    gru = GRUModule(3, 3, in_keys=["observation", "state", "is_init"], out_keys=["features", ("next", "state")])
+    act = TensorDictModule(lambda features: features[..., :2].argmax(-1), ["features"], ["action"])
+    create = partial(SerialEnv, num_envs, torchrlenvs.walking) if num_envs else torchrlenvs.walking
+    keywords = {"frames_per_batch": 20, "total_frames": 20, "auto_register_policy_transforms": True}
+    with Collector(create() if is_instance else create, TensorDictSequential(gru, act), **keywords) as collector:
+        batch = next(collector)
+        if not num_envs:
+            assert {"is_init", "state"} <= set(collector.env.observation_spec.keys())
+    assert batch["state"].shape == (*batch.shape, 1, 3)
+    assert torch.equal(batch["is_init"][..., 1:, :], batch["next", "done"][..., :-1, :])

@@ -1,0 +1,41 @@
+"""Refuses the use of a collector in a forked process, and by two threads at once."""
+
+from __future__ import annotations
+
+import os
+import threading
+
+
+class Owner:
+    """The process that has made a collector. As a context manager: a block that raises if another thread is in it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._pid = os.getpid()
+
+    @property
+    def is_this_process(self) -> bool:
+        """Whether this process has made the collector, and is not one forked from it."""
+        return os.getpid() == self._pid
+
+    def check_process(self) -> None:
+        """
+        Raises:
+            RuntimeError: another process has made the collector.
+        """
+        if os.getpid() != self._pid:
+            raise RuntimeError(
+                f"this collector belongs to process {self._pid}, from which this one ({os.getpid()}) was forked: both "
+                "would take frames of the same workers. Make another collector in this process, or send it the batches."
+            )
+
+    def __enter__(self) -> None:
+        self.check_process()
+        if not self._lock.acquire(blocking=False):
+            raise RuntimeError(
+                "this collector is in use by another thread, which waits for a batch or an answer, or by the hook or "
+                "env that calls it: take its batches in one thread, and pass them to others through a queue.Queue"
+            )
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()

@@ -1,0 +1,53 @@
+"""`auto_register_policy_transforms`: appends the transforms that a recurrent policy needs to an env of TorchRL.
+
+Called in every process that makes envs. Imports torchrl, which the env has imported before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from collectx.batch import as_key
+from collectx.env.torchrl_specs import is_torchrl_env
+
+
+@dataclass
+class WithPolicyTransforms:
+    """Makes the envs of `create`, with `InitTracker` and with the primers of the policy's modules
+    (`make_tensordict_primer`), unless their keys are in the env's specs. Envs that are not TorchRL's stay as they are.
+    """
+
+    create: Callable[..., Any]
+    policy: nn.Module
+
+    def __call__(self, **kwargs: Any) -> Any:
+        env = self.create(**kwargs)
+        return with_policy_transforms(env, self.policy) if is_torchrl_env(env) else env
+
+
+def with_policy_transforms(env: Any, policy: nn.Module) -> Any:
+    """The env of TorchRL with the transforms that it lacks."""
+    from torchrl.envs.transforms import InitTracker
+
+    if "is_init" not in {key[-1] for key in _keys(env)}:
+        env = env.append_transform(InitTracker())
+    for module in policy.modules():
+        for primer in _primers(module):
+            if not {as_key(key) for key in primer.primers.keys(True, True)} <= _keys(env):
+                env = env.append_transform(primer)
+    return env
+
+
+def _primers(module: Any) -> Iterator[Any]:
+    if hasattr(module, "make_tensordict_primer"):
+        primer = module.make_tensordict_primer()
+        yield from primer if hasattr(primer, "__iter__") else (primer,)
+
+
+def _keys(env: Any) -> set[tuple[str, ...]]:
+    specs = env.full_observation_spec, env.full_state_spec
+    return {as_key(key) for spec in specs for key in spec.keys(True, True)}

@@ -1,0 +1,119 @@
+"""Collectors in a process that was forked from the one that made them, and new ones that it makes."""
+
+import inspect
+import json
+import multiprocessing
+import os
+import warnings
+from concurrent.futures import ProcessPoolExecutor
+
+import pytest
+from worlds.cartpoles import cartpole
+
+import collectx
+from collectx import BaseCollector, Collector, MultiAsyncCollector, MultiSyncCollector
+from collectx.errors import LauncherError
+
+OPTIONS = {"frames_per_batch": 8, "total_frames": 16}
+# How the public methods that collect, publish, ask or end are called.
+CALLS = {
+    "async_shutdown": lambda c: c.async_shutdown(),
+    "enable_profile": lambda c: c.enable_profile(),
+    "get_distant_attr": lambda c: c.get_distant_attr("env.spec"),
+    "get_policy_version": lambda c: c.get_policy_version(),
+    "getattr_env": lambda c: c.getattr_env("spec"),
+    "increment_version": lambda c: c.increment_version(),
+    "load_state_dict": lambda c: c.load_state_dict({"policy_state_dict": {}, "frames": 0}),
+    "next": lambda c: c.next(),
+    "pause": lambda c: c.pause().__enter__(),
+    "receive_weights": lambda c: c.receive_weights(),
+    "reset": lambda c: c.reset(),
+    "rollout": lambda c: c.rollout(),
+    "set_post_collect_hook": lambda c: c.set_post_collect_hook(None),
+    "set_seed": lambda c: c.set_seed(1),
+    "shutdown": lambda c: c.shutdown(),
+    "start": lambda c: c.start(),
+    "state_dict": lambda c: c.state_dict(),
+    "stats": lambda c: c.stats(),
+    "update_policy_weights_": lambda c: c.update_policy_weights_(),
+}
+# Return what this process has, or call another method.
+READS = {"disable_profile", "fake_tensordict", "frames_per_batch_worker", "get_model", "getattr_policy", "getattr_rb"}
+READS |= {"is_running", "iterator", "map_fn"}
+# Of `RayCollector` alone; they publish, or end the collector.
+OF_RAY = {"add_collectors", "local_policy", "stop", "stop_remote_collectors"}
+
+
+def in_a_fork(function):
+    """What `function` returns in a forked process, as plain data."""
+    reading, writing = os.pipe()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # newer Pythons' of a fork beside threads
+        child = os.fork()
+    if child == 0:
+        try:
+            result = function()
+        except BaseException as error:
+            result = f"{type(error).__name__}: {error}"
+        os.write(writing, json.dumps(result).encode())
+        os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading) as lines:
+        text = lines.read()
+    os.waitpid(child, 0)
+    return json.loads(text)
+
+
+def _errors(collector):
+    """By method, what its call raises."""
+    errors = {}
+    for name, call in CALLS.items():
+        try:
+            call(collector)
+        except Exception as error:
+            errors[name] = f"{type(error).__name__}: {error}"
+    with collector:  # leaving the block of the parent's collector does not end it
+        pass
+    return errors
+
+
+@pytest.mark.parametrize("cls", [Collector, MultiSyncCollector, MultiAsyncCollector])
+def test_a_collector_cannot_be_used_in_a_forked_process_by_any_method(cls):
+    with cls(cartpole, **OPTIONS) as collector:
+        assert next(collector).numel() == 8
+        errors = in_a_fork(lambda: _errors(collector))
+        assert CALLS.keys() - errors.keys() == set()
+        expected = f"RuntimeError: this collector belongs to process {os.getpid()}, from which this one"
+        assert [name for name, error in errors.items() if not error.startswith(expected)] == []
+        assert next(collector).numel() == 8
+
+
+def test_the_table_of_calls_has_every_public_method():
+    classes = [each for each in vars(collectx.library.collectors).values() if inspect.isclass(each)]
+    names = {
+        name
+        for each in classes
+        if issubclass(each, BaseCollector)
+        for name in dir(each)
+        if not name.startswith("_") and inspect.isfunction(inspect.getattr_static(each, name))
+    }
+    assert names == CALLS.keys() | READS | OF_RAY
+
+
+def _collects(_=None):
+    with MultiSyncCollector([cartpole] * 2, **OPTIONS) as collector:
+        return [batch.numel() for batch in collector]
+
+
+@pytest.mark.ci
+def test_a_forked_process_makes_a_collector_after_its_parent_has_closed_its_own():
+    assert _collects() == [8, 8]
+    assert in_a_fork(_collects) == [8, 8]
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("fork")) as pool:
+        assert list(pool.map(_collects, [0])) == [[8, 8]]
+
+
+def test_a_worker_of_a_pool_is_told_what_to_do():
+    refused = pytest.raises(LauncherError, match=r"daemonic.*use concurrent\.futures\.ProcessPoolExecutor")
+    with multiprocessing.get_context("fork").Pool(1) as pool, refused:
+        pool.map(_collects, [0])

@@ -1,0 +1,70 @@
+"""The constructor of a class with worker processes of this machine returns when their envs are made."""
+
+import itertools
+import os
+import re
+import time
+from functools import partial
+
+import pytest
+from making import make
+from ways import GLOO_ASYNC, RPC_SYNC, SHARED_ASYNC, SHARED_SYNC, over
+from worlds.cartpoles import cartpole
+from worlds.faulty import BrokenLever
+
+from collectx.errors import WorkerTimeout
+
+LOCAL = (SHARED_SYNC, SHARED_ASYNC, GLOO_ASYNC, RPC_SYNC)
+
+
+def _logged(folder, trainer, fails=lambda count: False, hangs=False):
+    """CartPole; makes a file in each worker. A worker raises if `fails` of how many files there were before, or
+    sleeps if it `hangs`."""
+    if os.getpid() == trainer:
+        return cartpole()
+    count = next(index for index in itertools.count() if _makes(folder / str(index)))
+    if fails(count):
+        raise BrokenLever("left", 3)
+    if hangs:
+        time.sleep(1000)
+    return cartpole()
+
+
+def _makes(path):
+    """Whether this process was the first to make the file."""
+    try:
+        path.touch(exist_ok=False)
+    except FileExistsError:
+        return False
+    return True
+
+
+@over(LOCAL, smoke=True)
+def test_all_envs_are_made_when_the_constructor_returns(way, tmp_path):
+    with make(way, partial(_logged, tmp_path, os.getpid()), frames_per_batch=8) as collector:
+        assert len(list(tmp_path.iterdir())) == 2
+        assert next(collector).numel() == 8
+
+
+@over(LOCAL, smoke=True)
+def test_a_worker_that_cannot_make_its_env_is_an_error_of_the_constructor(way, tmp_path):
+    with pytest.raises(BrokenLever) as error:
+        make(way, partial(_logged, tmp_path, os.getpid(), lambda count: count == 1), frames_per_batch=8)
+    assert (error.value.lever, error.value.force) == ("left", 3)
+    assert re.search(r"raised in worker [01]\b.*in _logged", "".join(error.value.__notes__), re.DOTALL)
+
+
+@over([SHARED_SYNC], smoke=True)
+@pytest.mark.parametrize(("mode", "frames", "processes"), [("restart", 8, 3), ("drop", 4, 2)])
+def test_a_worker_that_fails_at_first_is_replaced_or_dropped(way, mode, frames, processes, tmp_path):
+    create = partial(_logged, tmp_path, os.getpid(), lambda count: count == 1)
+    with make(way, create, frames_per_batch=8, on_worker_failure=mode) as collector:
+        assert len(list(tmp_path.iterdir())) == processes
+        assert next(collector).numel() == frames
+
+
+@pytest.mark.ci
+def test_a_worker_that_hangs_is_an_error_of_the_constructor_after_start_timeout_s(tmp_path):
+    create = partial(_logged, tmp_path, os.getpid(), hangs=True)
+    with pytest.raises(WorkerTimeout, match=r"start_timeout_s=2\): its env or policy hangs"):
+        make(SHARED_SYNC, create, frames_per_batch=8, start_timeout_s=2, close_timeout_s=0.1)

@@ -82,6 +82,33 @@ def test_a_job_continues_a_run_that_has_a_checkpoint(queue):
     assert not list(files.checkpoints.iterdir())
 
 
+def test_the_points_of_a_sweep_whose_folder_is_not_chosen_have_one_folder(queue, capsys):
+    assert run.main(["launcher=slurm", "-m", "seed=0,4"]) == 0
+    folder = capsys.readouterr().out.rpartition("sweep folder: ")[-1].strip()
+    assert [f"  {Path.cwd() / folder}/seed={seed}\n" in queue.scripts[0] for seed in (0, 4)] == [True, True]
+    assert status.main([folder]) == 0
+    assert capsys.readouterr().out.count("  completed") == 2
+
+
+@pytest.mark.parametrize("more", [[], ["run.overwrite=true"]])
+def test_a_repeated_sweep_continues_points_from_their_checkpoints(queue, capsys, more):
+    words = ["launcher=slurm", "launcher.wait=false", "hydra.sweep.dir=sweep", "-m", "seed=1,2,4"]
+    assert run.main(words) == 0
+    queue.states["100_1"] = "CANCELLED"
+    checkpoints = [RunFolder(f"sweep/seed={seed}").checkpoints / "000000001" for seed in (1, 4)]
+    for checkpoint in checkpoints:
+        checkpoint.mkdir()
+    queue.write_result(Path("sweep/seed=2"), "interrupted")
+    capsys.readouterr()
+    assert run.main([*words, *more]) == 0
+    # seed=4 is completed.
+    assert [checkpoint.exists() for checkpoint in checkpoints] == [not more, True]
+    specs = [JobSpec.read(RunFolder(f"sweep/seed={seed}")).cfg.run for seed in (1, 2)]
+    assert [(spec.resume, spec.overwrite) for spec in specs] == [("never", True) if more else ("auto", False)] * 2
+    anew = f"{Path('sweep/seed=2').absolute()} has no checkpoint: the run begins anew"
+    assert capsys.readouterr().err.count(anew) == (0 if more else 1)
+
+
 def start(*lines: str) -> SimpleNamespace:
     """Submits runs of these configurations as those of a sweep, and follows those that are not to be left."""
     lines = [f"launcher=slurm run.overwrite=true {line}" for line in lines]

@@ -116,8 +116,11 @@ def _with_requeue(runs: Sequence[SubmittedRun], is_inside: bool) -> list[Submitt
 
 
 def _cancel(submitted: dict[Path, str]) -> None:
-    if submitted:
-        commands.cancel(list(submitted.values()))
+    try:
+        if submitted:
+            commands.cancel(list(submitted.values()))
+    except LauncherError as error:
+        output.error(f"not all of the jobs {', '.join(submitted.values())} were cancelled: {error}")
 
 
 def _unfinished(runs: Sequence[SubmittedRun]) -> dict[Path, str]:

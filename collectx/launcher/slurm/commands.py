@@ -78,6 +78,10 @@ class JobState:
         return f"{self.word}{reason}{f' on {self.node}' if self.node else ''}"
 
 
+class NoMessage(LauncherError):
+    """A command has failed without a message."""
+
+
 def is_here() -> bool:
     """Whether this machine can submit jobs."""
     return shutil.which("sbatch") is not None
@@ -242,14 +246,27 @@ def cancel(jobs: Sequence[str]) -> None:
 
 def interrupt(jobs: Sequence[str]) -> None:
     """Sends SIGINT to the tasks of jobs that run, whose trainers then write a checkpoint, end, and cancel their jobs;
-    cancels jobs that wait. After `cancel`, SLURM gives them its KillWait only.
+    cancels jobs that wait. After `cancel`, SLURM gives them its KillWait only. An error does not keep other jobs from
+    being handled.
 
     Raises:
-        LauncherError: SLURM does not answer.
+        LauncherError: SLURM does not answer, or refuses; the message has all errors.
     """
-    for state in ("PENDING", "SUSPENDED"):
-        _run(["scancel", "--quiet", f"--state={state}", *jobs])
-    _run(["scancel", "--quiet", "--state=RUNNING", "--signal=INT", *jobs])
+    # Not by scancel's option --state: for one task of an array, it cancels all tasks that are pending.
+    words = {job: state.word for job, state in queued(jobs).items() if not state.is_over}
+    running = [job for job, word in words.items() if word == "RUNNING"]
+    waiting = [job for job, word in words.items() if word in _WAITING or word in ("SUSPENDED", "STOPPED")]
+    errors = []
+    for command in (["--signal=INT", *running] if running else [], waiting):
+        try:
+            if command:
+                _run(["scancel", "--quiet", *command])
+        except NoMessage:
+            pass  # one of the jobs has ended meanwhile; the others are signalled
+        except LauncherError as error:
+            errors.append(str(error))
+    if errors:
+        raise LauncherError("; ".join(dict.fromkeys(errors)))
 
 
 def requeue(job: str) -> None:
@@ -279,7 +296,9 @@ def _run(command: Sequence[str]) -> str:
     except OSError as error:
         raise LauncherError(f"{name} cannot be called on this machine: {error}") from error
     if done.returncode:
-        message = "; ".join(line.strip() for line in done.stderr.splitlines()) or f"exit status {done.returncode}"
+        message = "; ".join(line.strip() for line in done.stderr.splitlines())
+        if not message:
+            raise NoMessage(f"{name}: exit status {done.returncode}")
         advice = next((text for part, text in _ADVICE.items() if part in message.lower()), None)
         raise LauncherError(message + (f": {advice}." if advice else ""))
     return done.stdout

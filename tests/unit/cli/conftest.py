@@ -104,10 +104,22 @@ class Queue:
         return "\n".join(lines)
 
     def scancel(self, command: Sequence[str]) -> str:
-        (meant,) = [word[8:].split() for word in command if word.startswith("--state=")] or [["PENDING", "RUNNING"]]
-        jobs = {job for job, state in self.states.items() if state in meant and job in command}
+        """As SLURM 22.05: with a state or a signal, it fails without a message for a job that has ended, and acts on
+        the others; a state means all pending tasks of an array; a signal is for jobs that run."""
+        named = {job: state for job, state in self.states.items() if job in command}
+        states = [word.removeprefix("--state=") for word in command if word.startswith("--state=")]
+        is_signal = "--signal=INT" in command
+        if is_signal and not states and "PENDING" in named.values():
+            raise LauncherError("Job can not be altered now, try again later")
+        has_ended = not {*named.values()} <= {"PENDING", "RUNNING"}
+        jobs = {job for job, state in named.items() if state in (states or ["PENDING", "RUNNING"])}
+        if states == ["PENDING"]:
+            arrays = {job.partition("_")[0] for job in jobs}
+            jobs |= {job for job in self.states if self.states[job] == "PENDING" and job.partition("_")[0] in arrays}
         # A trainer that SIGINT interrupts cancels its job.
-        self.states |= dict.fromkeys(jobs - (self.deaf if "--signal=INT" in command else set()), "CANCELLED")
+        self.states |= dict.fromkeys(jobs - (self.deaf if is_signal else set()), "CANCELLED")
+        if has_ended and (states or is_signal):
+            raise commands.NoMessage("scancel: exit status 1")
         return ""
 
 

@@ -32,6 +32,8 @@ _REASONS = {
     "PartitionNodeLimit": "PartitionNodeLimit: it asks for more nodes than the partition allows",
     "BadConstraints": "BadConstraints: no node has the features and resources that it asks for",
     "Dependency": "Dependency: launcher.max_parallel or launcher.sbatch.dependency lets others go first",
+    "JobArrayTaskLimit": "JobArrayTaskLimit: as many points run as launcher.max_parallel allows",
+    "JobHeldUser": "JobHeldUser: it is held until `scontrol release`",
     "BeginTime": "BeginTime: its start is set to a later time; SLURM does so for two minutes when it requeues a job",
     "None": "",
 }
@@ -267,6 +269,15 @@ def interrupt(jobs: Sequence[str]) -> None:
             errors.append(str(error))
     if errors:
         raise LauncherError("; ".join(dict.fromkeys(errors)))
+
+
+def release(job: str) -> None:
+    """Lets a held job start.
+
+    Raises:
+        LauncherError: SLURM does not answer.
+    """
+    _run(["scontrol", "release", job])
 
 
 def requeue(job: str) -> None:

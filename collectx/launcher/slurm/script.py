@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from collectx.config.schema.launcher import PartResources, SlurmLauncherConfig, SubmititDelayedLauncherConfig
+from collectx.errors import LauncherError
 from collectx.launcher.slurm import commands
 from collectx.launcher.slurm.log_watcher import role_shell
 
@@ -142,12 +143,20 @@ def _call(launcher: SlurmLauncherConfig, survives_nodes: bool, more: Mapping[str
 
 
 def submit(path: Path, text: str, num_runs: int) -> list[str]:
-    """Writes the script and submits it; returns the job ids of the runs, such as 17, or 17_0 and 17_1.
+    """Writes the script and submits it, held (`commands.release`); returns the job ids of the runs, such as 17, or 17_0
+    and 17_1.
 
     Raises:
-        LauncherError: SLURM refused it; the message has SLURM's reason and a remedy.
+        LauncherError: SLURM refused it; the message has SLURM's reason and a remedy. What was at `path` is there again.
     """
+    before, is_new = path.read_bytes() if path.exists() else None, not path.parent.exists()
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)
-    job = commands.submit([str(path)])
+    try:
+        job = commands.submit(["--hold", str(path)])
+    except LauncherError:
+        path.unlink() if before is None else path.write_bytes(before)
+        if is_new:
+            path.parent.rmdir()
+        raise
     return [job] if num_runs == 1 else [f"{job}_{index}" for index in range(num_runs)]

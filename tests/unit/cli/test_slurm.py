@@ -254,6 +254,47 @@ def test_a_run_folder_that_cannot_be_made_is_refused_before_its_job(queue):
     assert set(queue.states.values()) <= {"CANCELLED", "COMPLETED"}
 
 
+@pytest.mark.parametrize("launcher", ["slurm", "submitit_delayed"])
+def test_a_refused_run_leaves_its_folder_as_it_was(queue, capsys, launcher):
+    words = [f"launcher={launcher}", "hydra.run.dir=run", "launcher.wait=false"]
+    queue.refusal = "Invalid partition name specified"
+    assert run.main(words) == 2
+    assert queue.refusal in capsys.readouterr().err
+    assert not list(Path().iterdir())
+    queue.refusal = ""
+    assert run.main(words) == 0
+    RunFolder("run").final_checkpoint.write_text("weights")
+    (RunFolder("run").checkpoints / "000000001").mkdir()
+    before = files_of("run")
+    queue.refusal = "QOSMaxSubmitJobPerUserLimit"
+    for more in (["run.overwrite=true"], ["run.overwrite=true", "seed=4"], ["resume=auto", "run.max_batches=1"]):
+        assert run.main([*words, *more]) == 2
+        assert files_of("run") == before
+    assert status.main(["run"]) == 0
+    assert "  completed" in capsys.readouterr().out
+
+
+def test_refused_points_of_a_sweep_leave_their_folders_as_they_were(queue, capsys):
+    words = ["launcher=slurm", "hydra.sweep.dir=sweep", "launcher.wait=false", "-m", "seed=0,1"]
+    queue.refusal = "Invalid partition name specified"
+    assert run.main(words) == 2
+    assert [path.name for path in Path("sweep").iterdir()] == ["multirun.yaml"]
+    assert status.main(["sweep"]) == 2
+    assert "sweep holds neither a run nor runs" in capsys.readouterr().err
+    queue.refusal = ""
+    assert run.main(words) == 0
+    before = files_of("sweep")
+    queue.refusal = "Invalid partition name specified"
+    assert run.main(words) == 2
+    assert files_of("sweep") == before
+
+
+def files_of(folder: str) -> dict[Path, bytes]:
+    """The files of a run, without those of Hydra and of the lock, by their paths."""
+    paths = [path for path in Path(folder).rglob("*") if ".hydra" not in path.parts and path.name != "lock"]
+    return {path: path.read_bytes() if path.is_file() else b"" for path in paths if path.name != "multirun.yaml"}
+
+
 def test_hydras_own_launcher_is_taken_for_launcher_slurm(queue, capsys):
     theirs = "partition=p timeout_min=30 mem_gb=4 gpus_per_node=1 array_parallelism=1 name=mine"
     ours = "partition=p time=30 mem=4G gpus=1 max_parallel=1 sbatch.job-name=mine"

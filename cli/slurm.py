@@ -149,6 +149,11 @@ def _unfinished(runs: Sequence[SubmittedRun]) -> dict[Path, str]:
             )
         unfinished[run.folder] = job
         print(f"{run.name}: job {job} of an earlier submission is {status.status}")
+        if run.cfg.run.overwrite:
+            output.note(
+                f"{run.name}: run.overwrite=true does not replace a job that has not ended: this is the run of job "
+                f"{job}. To replace it: collectx cancel {shlex.quote(str(run.folder))}, then this command again."
+            )
     return unfinished
 
 

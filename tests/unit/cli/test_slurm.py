@@ -13,7 +13,7 @@ import pytest
 from composing import composed
 
 from collectx import DistributedCollector
-from collectx.cli import run, slurm, status, watch
+from collectx.cli import run, slurm, status, views, watch
 from collectx.cli.run_status import SubmittedRun
 from collectx.cli.submitit_slurm import translated
 from collectx.errors import ConfigError
@@ -153,6 +153,36 @@ def test_a_requeued_job_is_followed_to_its_last_end(queue, monkeypatch):
     assert [ended.status for ended in start("launcher.requeue=true seed=2").results] == ["completed"]
 
 
+def test_the_progress_of_a_requeued_job_begins_again(queue, monkeypatch):
+    lives, shown = iter(["RUNNING", "PENDING", "RUNNING", "COMPLETED"]), []
+
+    class Progress:
+        def __init__(self, statistics, start_s):
+            shown.append(["begun", start_s])
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *error):
+            shown[-1][0] = "ended"
+
+        def say(self, text):
+            """Prints nothing."""
+
+    def next_life(seconds: float) -> None:
+        assert [state for state, _ in shown[:-1]] == ["ended"] * (len(shown) - 1)
+        queue.states["100"] = next(lives, "COMPLETED")
+        if queue.states["100"] == "COMPLETED":
+            queue.write_result(Path("point0"), "completed")
+
+    queue.is_held = True
+    monkeypatch.setattr(views, "Progress", Progress)
+    monkeypatch.setattr(watch, "time", SimpleNamespace(monotonic=time.monotonic, sleep=next_life))
+    assert [ended.status for ended in start("launcher.requeue=true").results] == ["completed"]
+    (_, first_s), (_, second_s) = shown
+    assert second_s > first_s
+
+
 def test_an_old_result_of_a_requeued_job_is_no_reason_to_ask_at_every_refresh(queue, monkeypatch):
     asked, ticks, result = [], iter(range(100)), Path("point0", "result.json")
 
@@ -188,6 +218,24 @@ def test_a_second_start_submits_no_job_twice_and_gives_its_folder_to_no_other(qu
     out = capsys.readouterr().out
     assert [line.split()[1] for line in out.splitlines()[1:3]] == ["queued", "queued"]
     assert out.count(": Resources") == 2
+
+
+def test_a_queued_job_is_not_replaced_and_that_is_told(queue, capsys):
+    queue.is_held = True
+    words = ["launcher=slurm", "launcher.wait=false", "hydra.run.dir=run"]
+    assert run.main(words) == run.main([*words, "run.overwrite=true"]) == 0
+    assert queue.states == {"100": "PENDING"}
+    folder = Path("run").absolute()
+    told = "run.overwrite=true does not replace a job that has not ended: this is the run of job 100. To replace it: "
+    assert f"{told}collectx cancel {folder}, then this command again" in capsys.readouterr().err
+
+
+def test_the_limit_of_an_array_is_explained(queue, capsys):
+    queue.is_held = True
+    start(*(f"launcher.wait=false launcher.max_parallel=1 seed={seed}" for seed in (0, 4)))
+    queue.squeue = lambda command: "100_0|RUNNING||n1\n100_1|PENDING|JobArrayTaskLimit|\n"
+    assert status.main(["."]) == 0
+    assert "point1: JobArrayTaskLimit: as many points run as launcher.max_parallel allows\n" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("launcher", ["slurm", "submitit", "submitit_delayed"])
@@ -296,7 +344,7 @@ def files_of(folder: str) -> dict[Path, bytes]:
 
 
 def test_hydras_own_launcher_is_taken_for_launcher_slurm(queue, capsys):
-    theirs = "partition=p timeout_min=30 mem_gb=4 gpus_per_node=1 array_parallelism=1 name=mine"
+    theirs = "partition=p timeout_min=30 mem_gb=4 gpus_per_node=1 array_parallelism=1 name=mine tasks_per_node=1"
     ours = "partition=p time=30 mem=4G gpus=1 max_parallel=1 sbatch.job-name=mine"
     words = [HYDRAS, "hydra.sweep.dir=sweep", "-m", "seed=0,4", *(f"hydra.launcher.{word}" for word in theirs.split())]
     assert run.main(words) == 0

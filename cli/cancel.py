@@ -9,11 +9,12 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 from collectx.cli import attach, output, run_status
 from collectx.cli.arguments import Arguments, run_subcommand
-from collectx.errors import ConfigError
+from collectx.errors import ConfigError, LauncherError
 from collectx.launcher.slurm import commands
 from collectx.run import RunFolder
 from collectx.run.folder import holder
@@ -24,7 +25,7 @@ collectx cancel DIR [--now]: end the run in DIR, or all runs of the sweep in DIR
 The trainer completes the batch, writes a checkpoint and ends, within checkpoint.grace_s; `collectx resume` continues
 the run. --now ends it at once, as a second signal and scancel do. A run of this machine must be cancelled on its host.
 
-Exit status: 0 the runs have ended, 1 one has not ended in time, 2 wrong usage or another host, 130 Ctrl-C."""
+Exit status: 0 all runs have ended, 1 not all in time, 2 wrong usage or one is on another host, 130 Ctrl-C."""
 
 _POLL_S = 0.5
 # SLURM's KillWait is 30 s, and its accounting takes a while.
@@ -42,23 +43,42 @@ def _cancel(arguments: Arguments) -> int:
     # The jobs of workers whose trainer is gone.
     orphans = [job for run in runs if run not in living and run.worker_jobs.exists() for job in _worker_jobs(run)]
     jobs = [job for run in living if (job := run_status.read_job(run)) is not None]
-    processes = {run.path: _process(run) for run in living if run_status.read_job(run) is None}
+    processes: list[int] = []
+    elsewhere: list[RunFolder] = []
+    for run in living:
+        try:
+            if run_status.read_job(run) is None:
+                processes.append(_process(run))
+        except ConfigError as error:
+            elsewhere.append(run)
+            output.usage_errors(error.problems)
     if ended := len(runs) - len(living):
         print(f"{ended} of {len(runs)} runs had ended" if len(runs) > 1 else f"{runs[0].path} had ended", flush=True)
-    for pid in processes.values():
+    for pid in processes:
         for _ in range(2 if "now" in arguments.flags else 1):
-            os.kill(pid, signal.SIGTERM)
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGTERM)
             time.sleep(_POLL_S)
-    if jobs and "now" not in arguments.flags:
-        commands.interrupt(jobs)
-        jobs = []
-    if jobs or orphans:
-        commands.cancel([*jobs, *orphans])
-    return _wait(living)
+    are_orphans_ended = _end(commands.cancel, orphans)
+    _end(commands.cancel if "now" in arguments.flags else commands.interrupt, jobs)  # `_wait` sees what is left
+    have_ended = _wait([run for run in living if run not in elsewhere])
+    return 2 if elsewhere else int(not (have_ended and are_orphans_ended))
 
 
-def _wait(runs: Sequence[RunFolder]) -> int:
-    """Waits until the runs have ended, and cancels the jobs of those that take too long; returns the exit status."""
+def _end(end: Callable[[Sequence[str]], None], jobs: Sequence[str]) -> bool:
+    """Ends jobs by a function of `commands`; returns whether it did not fail, which is printed."""
+    try:
+        if jobs:
+            end(jobs)
+    except LauncherError as error:
+        output.error(f"not all jobs were cancelled: {error}")
+        return False
+    return True
+
+
+def _wait(runs: Sequence[RunFolder]) -> bool:
+    """Waits until the runs have ended, and cancels the jobs of those that take too long; returns whether all have
+    ended."""
     grace_s = max((attach.submitted(run).grace_s for run in runs), default=0.0)
     begin_s, is_cancelled = time.monotonic(), False
     while runs:
@@ -70,14 +90,14 @@ def _wait(runs: Sequence[RunFolder]) -> int:
         waited_s = time.monotonic() - begin_s
         if waited_s > grace_s and not is_cancelled:
             is_cancelled = True
-            if jobs := [job for run in runs if (job := run_status.read_job(run)) is not None]:
-                commands.cancel(jobs)
+            _end(commands.cancel, [job for run in runs if (job := run_status.read_job(run)) is not None])
         if runs and waited_s > grace_s + _MARGIN_S:
             rule = f"{grace_s + _MARGIN_S:g} s (checkpoint.grace_s + collector.close_timeout_s + a minute)"
-            output.error(f"{runs[0].path} has not ended within {rule}: add --now.")
-            return 1
+            for run in runs:
+                output.error(f"{run.path} has not ended within {rule}: add --now.")
+            return False
         time.sleep(_POLL_S if runs else 0)
-    return 0
+    return True
 
 
 def _process(run: RunFolder) -> int:

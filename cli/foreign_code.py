@@ -41,6 +41,16 @@ def check(files: RunFolder, cfg: RunConfig, trusted: bool) -> None:
         )
 
 
+def check_checkpoints(files: RunFolder) -> None:
+    """Checks the run that a command is to continue.
+
+    Raises:
+        ConfigError: it belongs to another user.
+    """
+    if files.has_run and (owner := other_owner(files)) is not None:
+        raise ConfigError([f"{files.path} belongs to {owner}: to continue it, collectx resume {files.path} --trust."])
+
+
 def references(cfg: RunConfig) -> Iterator[tuple[str, Any, str]]:
     """Yields key, value and origin of every reference to code in a configuration."""
     for group in ("env", "policy", "trainer"):

@@ -180,8 +180,8 @@ def _check_resume(files: RunFolder, cfg: RunConfig, trusted: bool) -> Result | N
     """
     if not files.has_run:
         return None
-    if not trusted and (owner := foreign_code.other_owner(files)) is not None:
-        raise ConfigError([f"{files.path} belongs to {owner}: to continue it, collectx resume {files.path} --trust."])
+    if not trusted:
+        foreign_code.check_checkpoints(files)
     if (done := resumed.completed(files, cfg)) is None and (problems := resumed.problems(files, cfg)):
         raise ConfigError(problems)
     return done

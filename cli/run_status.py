@@ -191,6 +191,19 @@ def status_of_process(files: RunFolder) -> RunStatus:
     return _failed(files, "its process has ended without leaving a result")
 
 
+def waiting_workers(files: RunFolder) -> list[str]:
+    """A line for each reason why jobs of the run's workers wait in the queue. Asks SLURM if the run has such jobs."""
+    jobs = files.worker_jobs.read_text().split() if files.worker_jobs.exists() else []
+    states = query_slurm(jobs) if jobs else {}
+    if isinstance(states, LauncherError):
+        return [f"whether its workers' jobs wait is not known: {states}"]
+    waiting: dict[str, list[str]] = {}
+    for job, state in states.items():
+        if not (state.has_started or state.is_over):
+            waiting.setdefault(str(state), []).append(job.rpartition("_")[2])
+    return [f"worker {', '.join(workers)}: {reason}" for reason, workers in waiting.items()]
+
+
 def _status_of_worker_jobs(files: RunFolder, host: str) -> RunStatus:
     """The status of a run whose process is on another host: it is running while jobs of its workers exist."""
     jobs = files.worker_jobs.read_text().split() if files.worker_jobs.exists() else []

@@ -53,8 +53,9 @@ class Session:
                 self.problems.extend(error.problems)
 
         if point is not None:
-            # A run in a point's folder is an earlier attempt of the same point: each point has its own folder.
-            cfg = replace(cfg, run=replace(cfg.run, overwrite=True))
+            if not cfg.run.overwrite:
+                # A run in a point's folder is an earlier attempt of the same point: each point has its own folder.
+                cfg = replace(cfg, run=replace(cfg.run, resume="auto"))
             return run_job(start, node, "hydra.sweep.dir", "hydra.sweep.subdir", hydra_context=context)
         return run_job(start, node, "hydra.run.dir", None, hydra_context=context)
 

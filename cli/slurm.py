@@ -11,8 +11,10 @@ import functools
 import itertools
 import json
 import shlex
+import shutil
 from collections import deque
 from collections.abc import Collection, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from collectx.cli import allocation, output, run_status, watch
@@ -116,8 +118,11 @@ def _with_requeue(runs: Sequence[SubmittedRun], is_inside: bool) -> list[Submitt
 
 
 def _cancel(submitted: dict[Path, str]) -> None:
-    if submitted:
-        commands.cancel(list(submitted.values()))
+    try:
+        if submitted:
+            commands.cancel(list(submitted.values()))
+    except LauncherError as error:
+        output.error(f"not all of the jobs {', '.join(submitted.values())} were cancelled: {error}")
 
 
 def _unfinished(runs: Sequence[SubmittedRun]) -> dict[Path, str]:
@@ -144,6 +149,11 @@ def _unfinished(runs: Sequence[SubmittedRun]) -> dict[Path, str]:
             )
         unfinished[run.folder] = job
         print(f"{run.name}: job {job} of an earlier submission is {status.status}")
+        if run.cfg.run.overwrite:
+            output.note(
+                f"{run.name}: run.overwrite=true does not replace a job that has not ended: this is the run of job "
+                f"{job}. To replace it: collectx cancel {shlex.quote(str(run.folder))}, then this command again."
+            )
     return unfinished
 
 
@@ -166,28 +176,42 @@ def _folder_problems(run: SubmittedRun) -> Sequence[str]:
 def _submit(
     runs: Sequence[SubmittedRun], argv: Sequence[str], jobs: dict[Path, str], unfinished: Collection[str]
 ) -> dict[Path, str]:
-    """Submits all; adds to `jobs`. Returns the refusals by run folder. `unfinished` are jobs of the same sweep."""
+    """Submits all; adds to `jobs`. Returns the refusals by run folder. `unfinished` are jobs of the same sweep. Folders
+    are begun when their jobs are accepted, which are held until then: a refusal leaves an earlier run as it was."""
     refusals: dict[Path, str] = {}
     lanes: dict[int | None, Lanes] = {}
     for group in _arrays(runs):
         limit = _launcher(group[0]).max_parallel
         lane = lanes.setdefault(limit, Lanes(limit, unfinished))
-        files = [RunFolder(run.folder) for run in group]
-        for run, folder in zip(group, files, strict=True):
-            begin_submitted(run.cfg, folder, list(argv))
-            JobSpec(run.cfg, tuple(argv)).write(folder)
         script = _script_text(group, lane.before(len(group)))
         try:
             submitted = slurm_script.submit(_script_path(group), script, len(group))
         except LauncherError as error:
             refusals |= {run.folder: str(error) for run in group}
+            for run in group:
+                _remove_traces(RunFolder(run.folder))
             continue
+        jobs |= {run.folder: job for run, job in zip(group, submitted, strict=True)}
         lane.take(len(group), submitted[0].partition("_")[0])
-        for run, folder, job in zip(group, files, submitted, strict=True):
-            jobs[run.folder] = job
-            run_status.write_job(folder, job)
+        for run, job in zip(group, submitted, strict=True):
+            files = RunFolder(run.folder)
+            begin_submitted(run.cfg, files, list(argv))
+            JobSpec(run.cfg, tuple(argv)).write(files)
+            run_status.write_job(files, job)
             print(f"{run.name}: job {job}, {num_tasks_of(run.cfg)} tasks", flush=True)
+        if not _launcher(group[0]).sbatch.get("hold"):
+            commands.release(submitted[0].partition("_")[0])
     return refusals
+
+
+def _remove_traces(files: RunFolder) -> None:
+    """Removes from the folder of a refused run, if there is no earlier run in it, what this command has made."""
+    if files.has_run:
+        return
+    shutil.rmtree(files.hydra, ignore_errors=True)
+    files.lock.unlink(missing_ok=True)
+    with suppress(OSError):  # it has something else in it
+        files.path.rmdir()
 
 
 class Lanes:

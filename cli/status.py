@@ -78,6 +78,8 @@ def _show(root: Path, folders: Sequence[Path]) -> int:
         rows.append((cells[0], status.status, *cells[2:], job or ""))
         if status.detail:
             details.append(f"{run.path.name}: {status.detail}\n")
+        if status.status is Status.RUNNING:
+            details += [f"{run.path.name}: {line}\n" for line in run_status.waiting_workers(run)]
         if status.status is Status.RUNNING and (taking_part := numbers.get("taking_part")) is not None:
             details.append(f"{run.path.name}: {taking_part[0]} of {taking_part[1]} workers take part\n")
     output.print_table(rows, (*output.COLUMNS, "job"))

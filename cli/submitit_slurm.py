@@ -58,6 +58,8 @@ def translated(words: Sequence[str]) -> tuple[list[str], list[str]]:
             ours.append(f"launcher.mem={value if value == 'null' else f'{value}G'}")
         elif (first := name.partition(".")[0]) in _KEYS:
             ours.append(f"launcher.{_KEYS[first]}{name[len(first) :]}={value}")
+        elif word.lstrip("+") == f"{_PREFIX}tasks_per_node=1":
+            pass  # the default of hydra-submitit-launcher: one process runs the function
         elif name in _OTHERS:
             problems.append(f"{word}: launcher=slurm has no such key: {_OTHERS[name]}")
         else:

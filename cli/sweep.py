@@ -5,7 +5,7 @@ completed ones.
     <sweep>/multirun.yaml       the configuration that the points vary
 
 A point is completed if a run folder in the sweep's folder has the same configuration in its snapshot and a completed
-result, independent of its number.
+result, independent of its number. An interrupted or failed point continues from its newest checkpoint.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from hydra.types import HydraContext, RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from collectx.cli import output, sweeper
+from collectx.cli import foreign_code, output, sweeper
 from collectx.cli.compose import Composed, Composer, config_text, overrides_of, parsed, typed, without_hydra
 from collectx.cli.overrides import Checked
 from collectx.cli.session import Session
@@ -157,6 +157,8 @@ class Sweep:
             return
         hydra = point.composed.node.hydra
         with open_dict(hydra):
+            # The default contains the time, which differs between the points.
+            hydra.sweep.dir = str(self.folder)
             hydra.job.id = hydra.job.num = len(self.folders)
             folder = done.get(text)
             if folder is None:
@@ -166,6 +168,8 @@ class Sweep:
                 while folder in planned or _has_other_run(RunFolder(folder), text):
                     number += 1
                     folder = first.with_name(f"{first.name}_{number}")
+                if not point.composed.cfg.run.overwrite:
+                    foreign_code.check_checkpoints(RunFolder(folder))
             hydra.sweep.subdir = str(folder.relative_to(root))
         self.folders.append((point.name, folder))
 

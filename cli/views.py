@@ -48,9 +48,13 @@ class WatchedRun:
     result_ns: int | None = None
 
     def __post_init__(self) -> None:
-        # What was there before is no part of the rate.
+        self.begin(self.since_s)
+
+    def begin(self, now_s: float) -> None:
+        """Begins the time and the rate at `now_s`: what was there before is no part of them."""
         self.statistics.update()
-        self.sampler = Sampler(self.statistics, self.since_s)
+        self.since_s = now_s
+        self.sampler = Sampler(self.statistics, now_s)
 
 
 class View:
@@ -95,12 +99,17 @@ class SingleView(View):
         super().say(text) if self._progress is None else self._progress.say(text)
 
     def draw(self) -> None:
-        """Updates the spinner; once the run is running, starts the progress display, which a thread draws."""
+        """Updates the spinner; once the run is running, starts the progress display, which a thread draws, and ends it
+        where the job is queued again."""
         if self._progress is not None:
-            return
+            if self._run.status.status is not Status.QUEUED:
+                return
+            self._progress.__exit__(None, None, None)
+            self._progress = None
         if self._run.status.status is Status.RUNNING:
             if self._spinner is not None:
                 self._spinner.stop()
+                self._spinner = None
             self._progress = Progress(self._run.statistics, start_s=self._run.since_s)
             self._progress.__enter__()
         elif self._console.is_terminal:

@@ -169,7 +169,7 @@ class Watcher:
             if status.status is Status.UNKNOWN or self._may_change(run, status, states, now_s) or status == run.status:
                 continue
             if status.status is Status.RUNNING is not run.status.status:
-                run.since_s = now_s
+                run.begin(now_s)
             run.status = status
             if not status.has_ended or len(self._runs) > 1:
                 reason = status.detail.partition("\n")[0]

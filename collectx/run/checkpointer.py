@@ -266,8 +266,9 @@ def resume_point(files: RunFolder, cfg: RunConfig, say: Callable[[str], None]) -
         ConfigError: as `ResumePoint` does, or `cfg` does not fit the saved state.
     """
     if resumed.begins_anew(files):
-        if files.metrics.exists():
-            say(f"{files.path} has no checkpoint: the run begins anew")
+        # Where there is neither, a job has been submitted for the run.
+        if files.metrics.exists() or files.result.exists():
+            say(f"{files.path} {resumed.NO_CHECKPOINT}")
         return None
     if problems := resumed.problems(files, cfg):
         raise ConfigError(problems)

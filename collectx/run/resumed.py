@@ -26,6 +26,7 @@ _NO_EFFECT_OPTIONS = (
     *("on_worker_failure", "max_restarts", "min_workers"),
     *("start_timeout_s", "worker_timeout_s", "close_timeout_s"),
 )
+NO_CHECKPOINT = "has no checkpoint: the run begins anew"
 # What the saved state was made for.
 _FIXED: dict[str, tuple[str, ...]] = {
     "collector": (
@@ -53,8 +54,13 @@ def write_snapshot(cfg: RunConfig, files: RunFolder, argv: list[str], batches: i
 
 
 def begin_submitted(cfg: RunConfig, files: RunFolder, argv: list[str]) -> None:
-    """Prepares the folder of a run that a job will begin, or continue (`run.resume=auto`) where it has a checkpoint."""
+    """Prepares the folder of a run that a job will begin, or continue (`run.resume=auto`) where it has a checkpoint;
+    prints that an earlier run in the folder begins anew."""
     resumes = cfg.run.resume == "auto" and bool(Checkpoints(files.checkpoints).all())
+    if cfg.run.resume == "auto" and files.has_run and not resumes:
+        from collectx.run import display
+
+        display.print_message(f"{files.path} {NO_CHECKPOINT}")
     files.begin(keep_run=resumes)
     if not resumes:
         snapshot.write(cfg, files, argv)

@@ -258,6 +258,8 @@ class Sampler:
         now = copy.copy(self._statistics)
         now.workers = {worker: copy.copy(totals) for worker, totals in now.workers.items()}
         samples = self._samples
+        if samples and now.frames < samples[-1][1].frames:
+            samples.clear()  # a restarted job continues from an earlier checkpoint
         if now.batches:
             # Of samples without new frames, the first and the last.
             if len(samples) > 2 and samples[-2][1].frames == samples[-1][1].frames == now.frames:

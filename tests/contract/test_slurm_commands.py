@@ -82,6 +82,14 @@ def test_a_job_that_slurm_has_requeued_too_often_is_not_started_again(folder):
     assert (folder / "logs" / "job.log").read_text() == message
 
 
+def test_a_job_whose_trainer_finds_its_configuration_wrong_ends_without_its_workers(folder, command):
+    """The workers wait for the trainer for their time to start."""
+    command("srun", f'echo 2 > "{folder}/jobs/exit_status.17"; exec sleep 1000')
+    environment = os.environ | {"SLURM_JOB_ID": "17", "SLURM_JOB_NUM_NODES": "1"}
+    text = script.script([folder], composed("launcher=slurm").launcher, 3, False, 1000.0)
+    assert subprocess.run(["bash"], input=text, env=environment, text=True, timeout=100).returncode == 2
+
+
 @pytest.mark.parametrize(
     ("words", "advice"),
     [

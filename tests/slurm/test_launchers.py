@@ -1,7 +1,14 @@
 """The launchers slurm, submitit and submitit_delayed by the real command: the same batches, and no job left."""
 
+import subprocess
+from pathlib import Path
+
 import pytest
+from commands import COMMAND
+from machines import wait_until
 from running import ENDLESS, LAUNCHERS, SMALL, nightly
+
+from collectx.run import RunFolder
 
 _RPC = ["collector=rpc", "collector.sync=true"]
 _MPI = ["backend=mpi", "launcher.srun.mpi=pmix"]
@@ -43,6 +50,39 @@ def test_inside_an_allocation_a_run_is_a_step_of_it(cluster, run, digest):
     (job,) = {event["job"] for event in joined}
     assert {event["worker"]: event["host"] for event in joined} == {0: "n2", 1: "n3"}
     assert started.states(job) == ["COMPLETED"]
+
+
+def test_a_sweep_without_a_folder_is_cancelled_as_a_whole_or_in_part_and_continued(cluster, run):
+    words = [word for word in SMALL if not word.startswith("hydra.")]
+    words += ["collector.num_workers=1", "collector.frames_per_batch=200", "collector.total_frames=4000"]
+    words += ["env.step_s=0.003", "launcher=slurm", "-m", "seed=0,1,2"]
+    first = run(*words, "launcher.wait=false", "launcher.max_parallel=1")
+    assert first.finish() == 0, first.output
+    folder = first.output.rpartition("look in later: collectx status ")[2].strip()
+    points = [RunFolder(Path(folder, f"seed={seed}")) for seed in range(3)]
+
+    def collectx(*words, status=0):
+        process = cluster.start([COMMAND, *words], cwd=first.cwd, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        said = process.communicate(timeout=300)[0].decode()
+        assert process.returncode == status, said
+        return said
+
+    wait_until(lambda: len(list(points[0].read_metrics())) > 2, 300, "batches")
+    collectx("cancel", str(points[1].path))
+    said = collectx("status", folder).splitlines()
+    assert [line.split()[1] for line in said if line.startswith("seed=") and ":" not in line.split()[0]] == [
+        *("running", "interrupted", "queued")
+    ]
+    said = collectx("cancel", folder)
+    assert "1 of 3 runs had ended" in said
+    assert "not all" not in said
+    assert set(first.states()) == {"CANCELLED"}
+    (checkpoint,) = points[0].checkpoints.iterdir()
+    again = run(*words, f"hydra.sweep.dir={folder}")
+    assert again.finish() == 0, again.output
+    assert [files.read_result()["status"] for files in points] == ["completed"] * 3
+    (resumed,) = [event for event in points[0].read_events() if event["event"] == "resumed"]
+    assert resumed["batches"] == int(checkpoint.name)
 
 
 @pytest.mark.nightly

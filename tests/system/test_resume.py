@@ -107,6 +107,27 @@ def test_a_run_that_was_told_to_stop_writes_a_checkpoint_and_resume_auto_complet
     assert result(tmp_path / "run") == completed
 
 
+@pytest.mark.ci
+def test_a_repeated_sweep_continues_the_point_that_was_interrupted(tmp_path, wait_until):
+    size = ["env.step_s=0.002", "collector.frames_per_batch=256", "collector.total_frames=5120"]
+    words = [*COUNTING, "launcher=inline", "trainer.digest=true", *size, "hydra.sweep.dir=sweep", "-m", "seed=0,1"]
+    first, second = (RunFolder(tmp_path / "sweep" / f"seed={seed}") for seed in (0, 1))
+    command = start("run", *words, cwd=tmp_path)
+    wait_until(lambda: command.poll() is not None or len(list(first.read_metrics())) >= 3, 200, "batches")
+    command.terminate()
+    assert command.wait(200) == 130
+    before = digests(first.path)
+    # The other point was killed before its first checkpoint.
+    second.begin()
+    second.config.write_bytes(first.config.read_bytes().replace(b"seed: 0", b"seed: 1"))
+    second.metrics.write_text("")
+    done = collectx("run", *words, cwd=tmp_path)
+    assert f"continues after {len(before)} batches" in done.stdout
+    assert f"{second.path} has no checkpoint: the run begins anew" in done.stderr
+    assert digests(first.path)[: len(before)] == before
+    assert [result(files.path)["frames"] for files in (first, second)] == [5120, 5120]
+
+
 def test_a_run_is_watched_and_cancelled_by_other_commands(tmp_path, wait_until):
     words = [*COUNTING, "collector=multi_async", "collector.total_frames=-1", "hydra.run.dir=run"]
     files = RunFolder(tmp_path / "run")

@@ -32,6 +32,8 @@ _REASONS = {
     "PartitionNodeLimit": "PartitionNodeLimit: it asks for more nodes than the partition allows",
     "BadConstraints": "BadConstraints: no node has the features and resources that it asks for",
     "Dependency": "Dependency: launcher.max_parallel or launcher.sbatch.dependency lets others go first",
+    "JobArrayTaskLimit": "JobArrayTaskLimit: as many points run as launcher.max_parallel allows",
+    "JobHeldUser": "JobHeldUser: it is held until `scontrol release`",
     "BeginTime": "BeginTime: its start is set to a later time; SLURM does so for two minutes when it requeues a job",
     "None": "",
 }
@@ -76,6 +78,10 @@ class JobState:
     def __str__(self) -> str:
         reason = f" ({self.reason})" if self.reason else ""
         return f"{self.word}{reason}{f' on {self.node}' if self.node else ''}"
+
+
+class NoMessage(LauncherError):
+    """A command has failed without a message."""
 
 
 def is_here() -> bool:
@@ -242,14 +248,36 @@ def cancel(jobs: Sequence[str]) -> None:
 
 def interrupt(jobs: Sequence[str]) -> None:
     """Sends SIGINT to the tasks of jobs that run, whose trainers then write a checkpoint, end, and cancel their jobs;
-    cancels jobs that wait. After `cancel`, SLURM gives them its KillWait only.
+    cancels jobs that wait. After `cancel`, SLURM gives them its KillWait only. An error does not keep other jobs from
+    being handled.
+
+    Raises:
+        LauncherError: SLURM does not answer, or refuses; the message has all errors.
+    """
+    # Not by scancel's option --state: for one task of an array, it cancels all tasks that are pending.
+    words = {job: state.word for job, state in queued(jobs).items() if not state.is_over}
+    running = [job for job, word in words.items() if word == "RUNNING"]
+    waiting = [job for job, word in words.items() if word in _WAITING or word in ("SUSPENDED", "STOPPED")]
+    errors = []
+    for command in (["--signal=INT", *running] if running else [], waiting):
+        try:
+            if command:
+                _run(["scancel", "--quiet", *command])
+        except NoMessage:
+            pass  # one of the jobs has ended meanwhile; the others are signalled
+        except LauncherError as error:
+            errors.append(str(error))
+    if errors:
+        raise LauncherError("; ".join(dict.fromkeys(errors)))
+
+
+def release(job: str) -> None:
+    """Lets a held job start.
 
     Raises:
         LauncherError: SLURM does not answer.
     """
-    for state in ("PENDING", "SUSPENDED"):
-        _run(["scancel", "--quiet", f"--state={state}", *jobs])
-    _run(["scancel", "--quiet", "--state=RUNNING", "--signal=INT", *jobs])
+    _run(["scontrol", "release", job])
 
 
 def requeue(job: str) -> None:
@@ -279,7 +307,9 @@ def _run(command: Sequence[str]) -> str:
     except OSError as error:
         raise LauncherError(f"{name} cannot be called on this machine: {error}") from error
     if done.returncode:
-        message = "; ".join(line.strip() for line in done.stderr.splitlines()) or f"exit status {done.returncode}"
+        message = "; ".join(line.strip() for line in done.stderr.splitlines())
+        if not message:
+            raise NoMessage(f"{name}: exit status {done.returncode}")
         advice = next((text for part, text in _ADVICE.items() if part in message.lower()), None)
         raise LauncherError(message + (f": {advice}." if advice else ""))
     return done.stdout

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from collectx.config.schema.launcher import PartResources, SlurmLauncherConfig, SubmititDelayedLauncherConfig
+from collectx.errors import LauncherError
 from collectx.launcher.slurm import commands
 from collectx.launcher.slurm.log_watcher import role_shell
 
@@ -102,8 +103,9 @@ def script(
         look,
         f"srun --distribution=block --kill-on-bad-exit=0 {' : '.join(calls)} &",
         "roles=$!",
-        "# A worker that has not ended after the trainer hangs.",
-        f'(until [ -e "$ended" ]; do sleep 1; done; sleep {grace_s:g}; kill -KILL "$roles") &',
+        "# A worker that has not ended after the trainer hangs. With status 2, no worker has heard of the trainer.",
+        'wait_for_trainer() { until [ -s "$ended" ]; do sleep 1; done; read -r status < "$ended"; }',
+        f'(wait_for_trainer; [ "$status" = 2 ] || sleep {grace_s:g}; kill -KILL "$roles") &',
         '{ wait "$roles"; } 2>/dev/null  # do not print how it was killed',
         "status=$?",
         "kill $! 2>/dev/null",
@@ -142,12 +144,20 @@ def _call(launcher: SlurmLauncherConfig, survives_nodes: bool, more: Mapping[str
 
 
 def submit(path: Path, text: str, num_runs: int) -> list[str]:
-    """Writes the script and submits it; returns the job ids of the runs, such as 17, or 17_0 and 17_1.
+    """Writes the script and submits it, held (`commands.release`); returns the job ids of the runs, such as 17, or 17_0
+    and 17_1.
 
     Raises:
-        LauncherError: SLURM refused it; the message has SLURM's reason and a remedy.
+        LauncherError: SLURM refused it; the message has SLURM's reason and a remedy. What was at `path` is there again.
     """
+    before, is_new = path.read_bytes() if path.exists() else None, not path.parent.exists()
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)
-    job = commands.submit([str(path)])
+    try:
+        job = commands.submit(["--hold", str(path)])
+    except LauncherError:
+        path.unlink() if before is None else path.write_bytes(before)
+        if is_new:
+            path.parent.rmdir()
+        raise
     return [job] if num_runs == 1 else [f"{job}_{index}" for index in range(num_runs)]

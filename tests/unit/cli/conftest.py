@@ -55,14 +55,15 @@ class Queue:
         states: of every job; a test may change them.
         scripts: in the order in which they were submitted.
         preempted: the names of partitions that preempt.
-        error: what every command fails with.
+        error, refusal: what every command, or a submission, fails with.
     """
 
     def __init__(self) -> None:
         self.states: dict[str, str] = {}
+        self.folders: dict[str, Path] = {}
         self.scripts: list[str] = []
         self.preempted: list[str] = []
-        self.error = ""
+        self.error = self.refusal = ""
         self.is_held = False
         self.deaf: set[str] = set()
 
@@ -74,13 +75,16 @@ class Queue:
         return getattr(self, command[0])(command)
 
     def sbatch(self, command: Sequence[str]) -> str:
+        if self.refusal:
+            raise LauncherError(self.refusal)
         text = Path(command[-1]).read_text()
         number = 100 + len(self.scripts)
         self.scripts.append(text)
         folders = [Path(line.strip()) for line in text.partition("runs=(\n")[2].partition("\n)\n")[0].splitlines()]
         for index, folder in enumerate(folders):
             job = f"{number}_{index}" if "#SBATCH --array" in text else f"{number}"
-            self.states[job] = "PENDING" if self.is_held else self.play(folder)
+            self.states[job] = "PENDING"
+            self.folders[job] = folder
         return f"{number}\n"
 
     def play(self, folder: Path) -> str:
@@ -98,15 +102,30 @@ class Queue:
         return "".join(f"{job}|{state}|Resources|n1\n" for job, state in self.states.items())
 
     def scontrol(self, command: Sequence[str]) -> str:
+        if command[1] == "release":
+            jobs = [job for job in self.folders if job.partition("_")[0] == command[2] and not self.is_held]
+            self.states |= {job: self.play(self.folders[job]) for job in jobs}
         modes = {"REQUEUE": self.preempted, "OFF": ["cpu"]}
         lines = [f"PartitionName={name} Default=NO PreemptMode={mode}" for mode in modes for name in modes[mode]]
         return "\n".join(lines)
 
     def scancel(self, command: Sequence[str]) -> str:
-        (meant,) = [word[8:].split() for word in command if word.startswith("--state=")] or [["PENDING", "RUNNING"]]
-        jobs = {job for job, state in self.states.items() if state in meant and job in command}
+        """As SLURM 22.05: with a state or a signal, it fails without a message for a job that has ended, and acts on
+        the others; a state means all pending tasks of an array; a signal is for jobs that run."""
+        named = {job: state for job, state in self.states.items() if job in command}
+        states = [word.removeprefix("--state=") for word in command if word.startswith("--state=")]
+        is_signal = "--signal=INT" in command
+        if is_signal and not states and "PENDING" in named.values():
+            raise LauncherError("Job can not be altered now, try again later")
+        has_ended = not {*named.values()} <= {"PENDING", "RUNNING"}
+        jobs = {job for job, state in named.items() if state in (states or ["PENDING", "RUNNING"])}
+        if states == ["PENDING"]:
+            arrays = {job.partition("_")[0] for job in jobs}
+            jobs |= {job for job in self.states if self.states[job] == "PENDING" and job.partition("_")[0] in arrays}
         # A trainer that SIGINT interrupts cancels its job.
-        self.states |= dict.fromkeys(jobs - (self.deaf if "--signal=INT" in command else set()), "CANCELLED")
+        self.states |= dict.fromkeys(jobs - (self.deaf if is_signal else set()), "CANCELLED")
+        if has_ended and (states or is_signal):
+            raise commands.NoMessage("scancel: exit status 1")
         return ""
 
 

@@ -2,26 +2,52 @@
 tests/system/test_resume.py."""
 
 import json
+from contextlib import suppress
 
 import pytest
 from composing import composed
 
 from collectx.cli import attach, cancel, logs
 from collectx.cli.run_status import SubmittedRun, write_job
+from collectx.errors import LauncherError
+from collectx.launcher.slurm import commands
 from collectx.run import RunFolder, snapshot
+
+
+def make(folder, job):
+    """The folder of a run that is this job."""
+    files = RunFolder(folder)
+    files.begin()
+    files.jobs.mkdir()
+    snapshot.write(composed("launcher=slurm"), files, [])
+    write_job(files, job)
+    files.log("job").write_text("begin\nend")
+    return files
 
 
 @pytest.fixture
 def job(queue, tmp_path):
     """The folder of a run that is job 7, in a sweep."""
-    files = RunFolder(tmp_path / "sweep" / "seed=0")
-    files.begin()
-    files.jobs.mkdir()
-    snapshot.write(composed("launcher=slurm"), files, [])
-    write_job(files, "7")
-    files.log("job").write_text("begin\nend")
     queue.states = {"7": "RUNNING"}
-    return files
+    return make(tmp_path / "sweep" / "seed=0", "7")
+
+
+@pytest.fixture
+def array(queue, tmp_path):
+    """A sweep of four points: one waits, one runs, one ends after it is asked for twice, and one waits."""
+    queue.states = {"8_0": "PENDING", "8_1": "RUNNING", "8_2": "RUNNING", "8_3": "PENDING"}
+    squeue, calls = queue.squeue, []
+
+    def ask(command):
+        calls.append(command)
+        told = squeue(command)
+        if len(calls) == 2 and queue.states["8_2"] == "RUNNING":
+            queue.states["8_2"] = "COMPLETED"
+        return told
+
+    queue.squeue = ask
+    for index, job in enumerate(queue.states):
+        make(tmp_path / "sweep" / f"seed={index}", job)
 
 
 @pytest.mark.parametrize("folder", ["sweep", "sweep/seed=0"])
@@ -54,6 +80,45 @@ def test_a_job_is_cancelled_and_one_that_has_ended_is_left(queue, job, capsys):
     assert "interrupted: job 7 ended as CANCELLED" in capsys.readouterr().out
     assert cancel.main(["sweep"]) == 0
     assert "had ended" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("words", "end"), [(["--now"], "CANCELLED"), ([], "COMPLETED")])
+def test_every_job_of_a_sweep_is_cancelled_in_whatever_state_it_is(queue, array, words, end, capsys):
+    assert cancel.main(["sweep", *words]) == 0
+    assert queue.states == {"8_0": "CANCELLED", "8_1": "CANCELLED", "8_2": end, "8_3": "CANCELLED"}
+    assert capsys.readouterr().err == ""
+
+
+def test_one_point_of_an_array_is_cancelled_alone(queue, array):
+    assert cancel.main(["sweep/seed=3"]) == 0
+    assert queue.states == {"8_0": "PENDING", "8_1": "RUNNING", "8_2": "COMPLETED", "8_3": "CANCELLED"}
+
+
+def test_what_cannot_be_cancelled_is_told_and_the_rest_is_cancelled(queue, array, tmp_path, capsys, monkeypatch):
+    def refuse(command):
+        if command[0] != "scancel":
+            return getattr(queue, command[0])(command)
+        if "--signal=INT" in command:
+            with suppress(commands.NoMessage):
+                queue.scancel(command)
+        raise LauncherError("Access/permission denied")
+
+    other = make(tmp_path / "sweep" / "seed=4", "9")
+    other.job_note.unlink()
+    other.meta.write_text(json.dumps({"host": "elsewhere"}))
+    other.lock.write_text("process 1 on elsewhere\n")
+    monkeypatch.setattr(cancel, "_MARGIN_S", 0.0)
+    monkeypatch.setattr(SubmittedRun, "grace_s", 0.0)
+    monkeypatch.setattr(commands, "_run", refuse)
+    assert cancel.main(["sweep"]) == 2
+    assert queue.states == {"8_0": "PENDING", "8_1": "CANCELLED", "8_2": "COMPLETED", "8_3": "PENDING"}
+    err = capsys.readouterr().err
+    assert "cancel it on elsewhere" in err
+    assert "not all jobs were cancelled: Access/permission denied\n" in err
+    assert [f"seed={index} has not ended within 0 s" in err for index in range(4)] == [True, False, False, True]
+    other.job_note.parent.rename(tmp_path / "away")
+    other.result.write_text('{"status": "interrupted"}')
+    assert cancel.main(["sweep"]) == 1
 
 
 @pytest.mark.parametrize("words", [["--now"], []])

@@ -8,7 +8,7 @@ from hydra.core.config_store import ConfigStore
 from hydra.core.plugins import Plugins
 from hydra.plugins.sweeper import Sweeper
 
-from collectx.cli import completion, main, run, run_status
+from collectx.cli import completion, main, run, run_status, status
 from collectx.cli import list as listing
 from collectx.errors import ConfigError
 from collectx.run import RunFolder
@@ -83,6 +83,14 @@ def test_every_point_has_a_folder_named_by_what_varies(stub, tmp_path, capsys):
     assert table[0].split() == ["point", "status", "frames", "frames/s", "return", "wall_s"]
     assert table[1].split() == ["env=cartpole", "completed", "512", "1,000", "-", "0.5"]
     assert table[-1] == "sweep folder: sweep"
+
+
+def test_the_points_of_a_sweep_whose_folder_is_not_chosen_have_one_folder(stub, capsys):
+    assert run.main(["-m", "seed=0,1"]) == 0
+    table = capsys.readouterr().out.split("\n\n")[-1].splitlines()
+    assert [line.split()[:2] for line in table[1:3]] == [["seed=0", "completed"], ["seed=1", "completed"]]
+    assert status.main([table[-1].removeprefix("sweep folder: ")]) == 0
+    assert capsys.readouterr().out.count("  completed") == 2
 
 
 def test_a_second_start_runs_only_what_is_missing(stub, capsys):

@@ -12,7 +12,7 @@ import pytest
 from composing import composed
 
 from collectx import DistributedCollector
-from collectx.cli import run, slurm, status, watch
+from collectx.cli import run, slurm, status, views, watch
 from collectx.cli.run_status import SubmittedRun
 from collectx.cli.submitit_slurm import translated
 from collectx.errors import ConfigError
@@ -81,6 +81,33 @@ def test_a_job_continues_a_run_that_has_a_checkpoint(queue):
     assert not list(files.checkpoints.iterdir())
 
 
+def test_the_points_of_a_sweep_whose_folder_is_not_chosen_have_one_folder(queue, capsys):
+    assert run.main(["launcher=slurm", "-m", "seed=0,4"]) == 0
+    folder = capsys.readouterr().out.rpartition("sweep folder: ")[-1].strip()
+    assert [f"  {Path.cwd() / folder}/seed={seed}\n" in queue.scripts[0] for seed in (0, 4)] == [True, True]
+    assert status.main([folder]) == 0
+    assert capsys.readouterr().out.count("  completed") == 2
+
+
+def test_a_repeated_sweep_continues_points_from_their_checkpoints(queue, capsys):
+    words = ["launcher=slurm", "launcher.wait=false", "hydra.sweep.dir=sweep", "-m", "seed=1,2"]
+    assert run.main(words) == 0
+    queue.states["100_1"] = "CANCELLED"
+    first, second = RunFolder("sweep/seed=1"), RunFolder("sweep/seed=2")
+    (first.checkpoints / "000000001").mkdir()
+    queue.write_result(second.path, "interrupted")
+    capsys.readouterr()
+    assert run.main(words) == 0
+    assert [path.name for path in first.checkpoints.iterdir()] == ["000000001"]
+    assert [JobSpec.read(files).cfg.run.resume for files in (first, second)] == ["auto", "auto"]
+    err = capsys.readouterr().err
+    assert f"{second.path} has no checkpoint: the run begins anew" in err
+    assert str(first.path) not in err
+    queue.states["101_1"] = "CANCELLED"
+    assert run.main([*words, "run.overwrite=true"]) == 0
+    assert not list(first.checkpoints.iterdir())
+
+
 def start(*lines: str) -> SimpleNamespace:
     """Submits runs of these configurations as those of a sweep, and follows those that are not to be left."""
     lines = [f"launcher=slurm run.overwrite=true {line}" for line in lines]
@@ -125,6 +152,36 @@ def test_a_requeued_job_is_followed_to_its_last_end(queue, monkeypatch):
     assert [ended.status for ended in start("launcher.requeue=true seed=2").results] == ["completed"]
 
 
+def test_the_progress_of_a_requeued_job_begins_again(queue, monkeypatch):
+    lives, shown = iter(["RUNNING", "PENDING", "RUNNING", "COMPLETED"]), []
+
+    class Progress:
+        def __init__(self, statistics, start_s):
+            shown.append(["begun", start_s])
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *error):
+            shown[-1][0] = "ended"
+
+        def say(self, text):
+            """Prints nothing."""
+
+    def next_life(seconds: float) -> None:
+        assert [state for state, _ in shown[:-1]] == ["ended"] * (len(shown) - 1)
+        queue.states["100"] = next(lives, "COMPLETED")
+        if queue.states["100"] == "COMPLETED":
+            queue.write_result(Path("point0"), "completed")
+
+    queue.is_held = True
+    monkeypatch.setattr(views, "Progress", Progress)
+    monkeypatch.setattr(watch, "time", SimpleNamespace(monotonic=time.monotonic, sleep=next_life))
+    assert [ended.status for ended in start("launcher.requeue=true").results] == ["completed"]
+    (_, first_s), (_, second_s) = shown
+    assert second_s > first_s
+
+
 def test_an_old_result_of_a_requeued_job_is_no_reason_to_ask_at_every_refresh(queue, monkeypatch):
     asked, ticks, result = [], iter(range(100)), Path("point0", "result.json")
 
@@ -160,6 +217,24 @@ def test_a_second_start_submits_no_job_twice_and_gives_its_folder_to_no_other(qu
     out = capsys.readouterr().out
     assert [line.split()[1] for line in out.splitlines()[1:3]] == ["queued", "queued"]
     assert out.count(": Resources") == 2
+
+
+def test_a_queued_job_is_not_replaced_and_that_is_told(queue, capsys):
+    queue.is_held = True
+    words = ["launcher=slurm", "launcher.wait=false", "hydra.run.dir=run"]
+    assert run.main(words) == run.main([*words, "run.overwrite=true"]) == 0
+    assert queue.states == {"100": "PENDING"}
+    folder = Path("run").absolute()
+    told = "run.overwrite=true does not replace a job that has not ended: this is the run of job 100. To replace it: "
+    assert f"{told}collectx cancel {folder}, then this command again" in capsys.readouterr().err
+
+
+def test_the_limit_of_an_array_is_explained(queue, capsys):
+    queue.is_held = True
+    start(*(f"launcher.wait=false launcher.max_parallel=1 seed={seed}" for seed in (0, 4)))
+    queue.squeue = lambda command: "100_0|RUNNING||n1\n100_1|PENDING|JobArrayTaskLimit|\n"
+    assert status.main(["."]) == 0
+    assert "point1: JobArrayTaskLimit: as many points run as launcher.max_parallel allows\n" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("launcher", ["slurm", "submitit", "submitit_delayed"])
@@ -226,8 +301,49 @@ def test_a_run_folder_that_cannot_be_made_is_refused_before_its_job(queue):
     assert set(queue.states.values()) <= {"CANCELLED", "COMPLETED"}
 
 
+@pytest.mark.parametrize("launcher", ["slurm", "submitit_delayed"])
+def test_a_refused_run_leaves_its_folder_as_it_was(queue, capsys, launcher):
+    words = [f"launcher={launcher}", "hydra.run.dir=run", "launcher.wait=false"]
+    queue.refusal = "Invalid partition name specified"
+    assert run.main(words) == 2
+    assert queue.refusal in capsys.readouterr().err
+    assert not list(Path().iterdir())
+    queue.refusal = ""
+    assert run.main(words) == 0
+    RunFolder("run").final_checkpoint.write_text("weights")
+    (RunFolder("run").checkpoints / "000000001").mkdir()
+    before = files_of("run")
+    queue.refusal = "QOSMaxSubmitJobPerUserLimit"
+    for more in (["run.overwrite=true"], ["run.overwrite=true", "seed=4"], ["resume=auto", "run.max_batches=1"]):
+        assert run.main([*words, *more]) == 2
+        assert files_of("run") == before
+    assert status.main(["run"]) == 0
+    assert "  completed" in capsys.readouterr().out
+
+
+def test_refused_points_of_a_sweep_leave_their_folders_as_they_were(queue, capsys):
+    words = ["launcher=slurm", "hydra.sweep.dir=sweep", "launcher.wait=false", "-m", "seed=0,1"]
+    queue.refusal = "Invalid partition name specified"
+    assert run.main(words) == 2
+    assert [path.name for path in Path("sweep").iterdir()] == ["multirun.yaml"]
+    assert status.main(["sweep"]) == 2
+    assert "sweep holds neither a run nor runs" in capsys.readouterr().err
+    queue.refusal = ""
+    assert run.main(words) == 0
+    before = files_of("sweep")
+    queue.refusal = "Invalid partition name specified"
+    assert run.main(words) == 2
+    assert files_of("sweep") == before
+
+
+def files_of(folder: str) -> dict[Path, bytes]:
+    """The files of a run, without those of Hydra and of the lock, by their paths."""
+    paths = [path for path in Path(folder).rglob("*") if ".hydra" not in path.parts and path.name != "lock"]
+    return {path: path.read_bytes() if path.is_file() else b"" for path in paths if path.name != "multirun.yaml"}
+
+
 def test_hydras_own_launcher_is_taken_for_launcher_slurm(queue, capsys):
-    theirs = "partition=p timeout_min=30 mem_gb=4 gpus_per_node=1 array_parallelism=1 name=mine"
+    theirs = "partition=p timeout_min=30 mem_gb=4 gpus_per_node=1 array_parallelism=1 name=mine tasks_per_node=1"
     ours = "partition=p time=30 mem=4G gpus=1 max_parallel=1 sbatch.job-name=mine"
     words = [HYDRAS, "hydra.sweep.dir=sweep", "-m", "seed=0,4", *(f"hydra.launcher.{word}" for word in theirs.split())]
     assert run.main(words) == 0

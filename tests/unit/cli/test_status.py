@@ -118,6 +118,21 @@ def test_a_run_here_lives_as_long_as_a_process_holds_its_lock(tmp_path, capsys, 
     assert said(capsys, files)[0] == "unknown"
 
 
+def test_workers_whose_jobs_wait_are_told_with_slurms_reason(queue, tmp_path, capsys, monkeypatch):
+    files = RunFolder(tmp_path)
+    files.begin()
+    files.jobs.mkdir()
+    files.meta.write_text(json.dumps({"host": socket.gethostname()}))
+    files.worker_jobs.write_text("7_0\n7_1\n7_2\n9_1\n")
+    queue.states = {"7_0": "RUNNING", "7_1": "FAILED", "7_2": "PENDING", "9_1": "PENDING"}
+    monkeypatch.setattr(run_status, "is_locked", lambda files: True)
+    word, text = said(capsys, files)
+    assert word == "running"
+    assert f"{tmp_path.name}: worker 2, 1: PENDING (Resources: what it asks for is in use) on n1\n" in text
+    queue.error = "Unable to contact slurm controller"
+    assert f"whether its workers' jobs wait is not known: {queue.error}" in said(capsys, files)[1]
+
+
 def test_a_damaged_run_does_not_keep_the_others_of_its_sweep_from_being_told(tmp_path, capsys):
     for name, text in {"a": "{", "b": '{"status": "completed"}'}.items():
         files = RunFolder(tmp_path / name)

@@ -56,6 +56,18 @@ def test_the_rate_falls_while_no_batch_comes(statistics, delivery):
     assert len(sampler._samples) < 6
 
 
+def test_the_rate_begins_again_where_a_restarted_job_has_fewer_frames(statistics, delivery):
+    sampler = Sampler(statistics, start_s=0.0)
+    statistics.add(delivery(1, {"frames": 900}), 1.0)
+    assert [sampler.view(float(second)).now_per_s for second in (1, 2)] == [900.0, 900.0]
+    resumed = Statistics(1000)
+    resumed.add(delivery(0, {"frames": 100}), 100.0)
+    statistics.__dict__.update(resumed.__dict__)
+    assert sampler.view(100.0).now_per_s is None
+    statistics.add(delivery(1, {"frames": 50}), 101.0)
+    assert sampler.view(101.0).now_per_s == 50.0
+
+
 def drawn(statistics, now_s):
     """The line and the panel."""
     view, console = Sampler(statistics, start_s=0.0).view(now_s), Console(file=io.StringIO(), width=120)

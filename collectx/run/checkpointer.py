@@ -142,9 +142,15 @@ class Checkpointer:
 
     def _state(self) -> dict[str, Any]:
         state_dict = getattr(self._trainer, "state_dict", None)
+        collector = saved_state.save(self._collector)
+        rollouts = {worker: each["rollout"] for worker, each in collector["workers"].items()}
+        unsaved = {worker: each["reason"] for worker, each in rollouts.items() if "reason" in each}
+        if unsaved and not self._record.is_unsaved_known:
+            # At the start of the run, before their reset, the state of the envs could be saved.
+            self._events("envs_not_saved", workers=[*unsaved], reason=min(unsaved.values()))
         return {
             "trainer": None if state_dict is None else state_dict(),
-            "collector": saved_state.save(self._collector),
+            "collector": collector,
             "assembler": None if self._assembler is None else self._assembler.state(),
             "statistics": self._record.statistics.state(),
             "wall_s": time.monotonic() - self._record.start_s,

@@ -41,7 +41,7 @@ class Run:
 
     def _save(self, collector):
         self.now_s += self.cost_s
-        return {}
+        return {"workers": {}}
 
     def batch(self, seconds=0.0):
         """Delivers a batch; returns the new events."""

@@ -125,8 +125,16 @@ class RunFolder:
         return result
 
     def read_metrics(self) -> Iterator[dict[str, Any]]:
-        """The lines of `metrics.jsonl`; see `read_lines`."""
-        return read_lines(self.metrics)
+        """The lines of `metrics.jsonl`; see `read_lines`.
+
+        Raises:
+            DamagedFile: also where lines are missing: each has the number of its batch.
+        """
+        for index, line in enumerate(read_lines(self.metrics)):
+            if (batch := line.get("batch", index)) != index:
+                told = f"line {index + 1} is of batch {batch}, not {index}: lines are missing"
+                raise DamagedFile([f"{self.metrics}: {told}"])
+            yield line
 
     def read_events(self) -> Iterator[dict[str, Any]]:
         """The lines of `events.jsonl`; see `read_lines`."""

@@ -23,7 +23,7 @@ from collectx.policy.random import RandomActor
 from collectx.rollout.episodes import Episodes
 from collectx.rollout.inference import Inference, RandomInference, make_inference, refreshing
 from collectx.rollout.options import RolloutOptions
-from collectx.state import restore, save
+from collectx.state import restore_bytes, save_bytes
 from collectx.transport.base import BatchReport, Stop
 
 # Returns whether the current batch ends early.
@@ -222,7 +222,7 @@ class Rollout:
         entry "reason" says why."""
         state: dict[str, Any] = {"episodes": self._episodes.state(), "num_random_batches": self._num_random}
         try:
-            state["envs"] = save(self._state_of_envs(), "the group of envs")
+            state["envs"] = save_bytes(self._state_of_envs(), "the group of envs")
             state["actions"] = [actor.state() for actor in self._random_actors()]
         except NotRestorable as error:
             return {name: value for name, value in state.items() if name != "envs"} | {"reason": str(error)}
@@ -236,7 +236,7 @@ class Rollout:
         if "envs" not in state:
             return state["reason"]
         try:
-            restore(self._state_of_envs(), state["envs"], "the group of envs")
+            restore_bytes(self._state_of_envs(), state["envs"], "the group of envs")
         except NotRestorable as error:
             return str(error)
         for actor, actions in zip(self._random_actors(), state["actions"], strict=True):

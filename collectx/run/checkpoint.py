@@ -19,7 +19,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import xxhash
 
@@ -30,6 +30,7 @@ from collectx.run.files import INCOMPLETE, decode, write_json
 _FORMAT = 2
 _MANIFEST = "manifest.json"
 _STATE = "state.pt"
+_Loaded = TypeVar("_Loaded")
 
 
 class Checkpoints:
@@ -104,13 +105,14 @@ class Checkpoints:
         """The folders of all checkpoints, the oldest first."""
         return sorted(path for path in self.path.glob("[0-9]" * 9) if path.is_dir())
 
-    def newest(self) -> tuple[Checkpoint | None, list[str]]:
-        """Returns the newest checkpoint whose files are as they were written, None if there is none, and what is wrong
-        with each newer one. Reads all of its files."""
+    def newest(self, load: Callable[[Checkpoint], _Loaded]) -> tuple[_Loaded | None, list[str]]:
+        """Returns what `load` returns for the newest checkpoint whose files are as they were written, None if there is
+        none, and what is wrong with each newer one; `load` raises `DamagedFile` for one that cannot be used. Reads all
+        of its files."""
         problems: list[str] = []
         for path in reversed(self.all()):
             try:
-                return Checkpoint(path), problems
+                return load(Checkpoint(path)), problems
             except DamagedFile as error:
                 problems += error.problems
         return None, problems

@@ -26,8 +26,8 @@ from collectx.config.derived import begins_with_few
 from collectx.config.schema.run import CheckpointOptions, RunConfig
 from collectx.disk import sync
 from collectx.errors import ConfigError, DamagedFile
-from collectx.run import resumed
-from collectx.run.checkpoint import Checkpoint, Checkpoints
+from collectx.run import checkpoint_content, resumed
+from collectx.run.checkpoint import Checkpoints
 from collectx.run.digest import Digest
 from collectx.run.files import write_atomically
 from collectx.run.folder import RunFolder
@@ -142,9 +142,15 @@ class Checkpointer:
 
     def _state(self) -> dict[str, Any]:
         state_dict = getattr(self._trainer, "state_dict", None)
+        collector = saved_state.save(self._collector)
+        rollouts = {worker: each["rollout"] for worker, each in collector["workers"].items()}
+        unsaved = {worker: each["reason"] for worker, each in rollouts.items() if "reason" in each}
+        if unsaved and not self._record.is_unsaved_known:
+            # At the start of the run, before their reset, the state of the envs could be saved.
+            self._events("envs_not_saved", workers=[*unsaved], reason=min(unsaved.values()))
         return {
             "trainer": None if state_dict is None else state_dict(),
-            "collector": saved_state.save(self._collector),
+            "collector": collector,
             "assembler": None if self._assembler is None else self._assembler.state(),
             "statistics": self._record.statistics.state(),
             "wall_s": time.monotonic() - self._record.start_s,
@@ -168,36 +174,39 @@ class ResumePoint:
     """
 
     def __init__(self, files: RunFolder, cfg: RunConfig):
-        checkpoint, self.damaged = Checkpoints(files.checkpoints).newest()
-        if checkpoint is None:
-            raise ConfigError(
-                self.damaged
-                or [f"{files.path}: has no checkpoint to continue from: begin it anew with run.overwrite=true."]
-            )
-        self._checkpoint: Checkpoint = checkpoint
-        frames, total = checkpoint.manifest["frames"], cfg.collector.total_frames
-        if 0 <= total < frames:
-            raise ConfigError(
-                [f"collector.total_frames={total}: {checkpoint.path} has {frames} frames already: choose more."]
-            )
-        self._state = checkpoint.state()
-        self.batches: int = checkpoint.manifest["batches"]
+        found, self.damaged = Checkpoints(files.checkpoints).newest(checkpoint_content.load)
+        if found is None:
+            missing = f"{files.path}: has no checkpoint to continue from: begin it anew with run.overwrite=true."
+            raise ConfigError(self.damaged or [missing])
+        self._checkpoint, self._state = found
+        path, manifest = self._checkpoint.path, self._checkpoint.manifest
+        self.batches: int = manifest["batches"]
+        ends = (
+            ("collector.total_frames", cfg.collector.total_frames, manifest["frames"], "frames"),
+            ("run.max_batches", cfg.run.max_batches, self.batches, "batches"),
+        )
+        passed = [each for each in ends if each[1] is not None and 0 <= each[1] < each[2]]
+        if passed:
+            text = "{}={}: {} has {} {} already: choose more."
+            raise ConfigError([text.format(name, end, path, done, what) for name, end, done, what in passed])
         self.collector: dict[str, Any] = self._state["collector"]
         # The file may be larger than the memory.
-        lines, self._digest, count = files.read_metrics(), Digest(), 0
+        lines, self._digest, count, frames = files.read_metrics(), Digest(), 0, None
         for count, line in enumerate(islice(lines, self.batches), start=1):
+            frames = line.get("frames")
             try:
                 self._digest.resume([line["digest"]] if "digest" in line else [])
             except (AttributeError, ValueError) as error:
                 raise DamagedFile([f"{files.metrics}: line {count}: its digest is {line['digest']!r}"]) from error
-        if count < self.batches:
-            raise DamagedFile([f"{files.metrics}: has {count} lines, {checkpoint.path} is of {self.batches} batches"])
+        if (count, frames) != (self.batches, manifest["frames"]):
+            has = f"has {count} lines up to {frames} frames, {path} is of {self.batches} batches"
+            raise DamagedFile([f"{files.metrics}: {has} and {manifest['frames']} frames"])
         self.order = self._order(files, cfg, list(lines))
 
     def _order(self, files: RunFolder, cfg: RunConfig, lines: list[dict[str, Any]]) -> list[tuple[int, int, int]]:
         losses = ("worker_restarted", "worker_dropped")
         written_s = self._checkpoint.manifest["time"]
-        if any(event["event"] in losses and event["time"] > written_s for event in files.read_events()):
+        if any(event.get("event") in losses and event["time"] > written_s for event in files.read_events()):
             return []
         if begins_with_few(cfg.collector) or not resumed.is_equal_run(resumed.newest_config(files), cfg):
             return []
@@ -239,14 +248,13 @@ class ResumePoint:
             for key, buffer in getattr(trainer, "replay_buffers", {}).items():
                 if (folder := self._checkpoint.folder(key)) is not None:
                     buffer.loads(folder)
-        except AttributeError as error:
-            if hasattr(trainer, "load_state_dict"):
-                raise
-            advice = "give the class load_state_dict(state), the inverse of its state_dict."
-            raise ConfigError([f"{self._checkpoint.path}: {name} cannot be restored: {advice}"]) from error
-        except (KeyError, ValueError, RuntimeError) as error:
-            text = f"{type(error).__name__}: {error}"
-            raise ConfigError([f"{self._checkpoint.path}: {name} does not accept its saved state: {text}"]) from error
+        except Exception as error:
+            text = f"{name} does not accept its saved state: {type(error).__name__}: {error}"
+            if not hasattr(trainer, "load_state_dict"):
+                text = (
+                    f"{name} cannot be restored: give the class load_state_dict(state), the inverse of its state_dict."
+                )
+            raise ConfigError([f"{self._checkpoint.path}: {text}"]) from error
 
     def load_assembler(self, assembler: Assembler | None) -> None:
         """Restores the frames of trajectories that are not delivered."""

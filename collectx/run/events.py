@@ -78,7 +78,8 @@ def format_event(name: str, fields: dict[str, Any]) -> str | None:
             "written; `collectx resume` continues from the newest checkpoint, if there is one"
         )
     if name == "envs_not_saved":
-        return f"checkpoints do not save the envs: after a resume they begin new episodes: {fields['reason']}"
+        of = f" of workers {', '.join(map(str, fields['workers']))}" if "workers" in fields else ""
+        return f"checkpoints do not save the envs{of}: after a resume they begin new episodes: {fields['reason']}"
     if name == "resumed":
         reasons = fields["new_episodes"].items()
         begin = "".join(f"; worker {worker} begins new episodes: {reason}" for worker, reason in reasons)

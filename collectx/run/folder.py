@@ -6,7 +6,7 @@
     <run>/events.jsonl         joins, deaths, checkpoints, in order
     <run>/rendezvous.json      where the trainer listens, for workers that other processes start; removed at the end
     <run>/secret               authenticates trainer and workers; readable by the owner only
-    <run>/lock                 locked by the trainer's process (`locked`); host and process id
+    <run>/lock                 locked by the trainer's process (lock.py); host and process id
     <run>/result.json          written atomically, last
     <run>/logs/                one file per role
     <run>/jobs/                scripts of a scheduler's jobs, and the task that they run
@@ -17,8 +17,6 @@ Used by the trainer's process while a run lives, and by the command line afterwa
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import os
 import shutil
 import socket
@@ -29,10 +27,9 @@ from pathlib import Path
 from typing import Any
 
 from collectx.errors import ConfigError, DamagedFile
+from collectx.run import lock
 from collectx.run.files import INCOMPLETE, decode, read_lines
 from collectx.run.result import ENDED
-
-_HELD = (errno.EACCES, errno.EAGAIN)
 
 
 class RunFolder:
@@ -128,8 +125,16 @@ class RunFolder:
         return result
 
     def read_metrics(self) -> Iterator[dict[str, Any]]:
-        """The lines of `metrics.jsonl`; see `read_lines`."""
-        return read_lines(self.metrics)
+        """The lines of `metrics.jsonl`; see `read_lines`.
+
+        Raises:
+            DamagedFile: also where lines are missing: each has the number of its batch.
+        """
+        for index, line in enumerate(read_lines(self.metrics)):
+            if (batch := line.get("batch", index)) != index:
+                told = f"line {index + 1} is of batch {batch}, not {index}: lines are missing"
+                raise DamagedFile([f"{self.metrics}: {told}"])
+            yield line
 
     def read_events(self) -> Iterator[dict[str, Any]]:
         """The lines of `events.jsonl`; see `read_lines`."""
@@ -148,10 +153,7 @@ def folder_errors(path: Path | str) -> Iterator[None]:
 
 @contextmanager
 def locked(files: RunFolder, replace: bool, force: bool = False) -> Iterator[None]:
-    """Makes the folder and locks it for the block. Does not wait. The lock is a POSIX record lock: the kernel releases
-    it when its holder exits or is killed, forked processes do not inherit it, it works between hosts on NFS, and it has
-    no effect on a file system without locks. A process must not lock a folder twice: leaving the inner block would
-    release the lock.
+    """Makes the folder and locks it for the block, see lock.py. Does not wait.
 
     Args:
         replace: whether to replace a run that the folder contains.
@@ -159,14 +161,13 @@ def locked(files: RunFolder, replace: bool, force: bool = False) -> Iterator[Non
             first process has ended although a file server may still hold its lock.
 
     Raises:
-        ConfigError: another process holds the lock, the folder contains a run and `replace` is false, or the folder
-            cannot be made.
+        ConfigError: the lock is held, the folder contains a run and `replace` is false, or the folder cannot be made.
     """
     with folder_errors(files.path):
         files.path.mkdir(parents=True, exist_ok=True)
-        handle = os.open(files.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        handle, is_ours = lock.acquire(files.lock)
     try:
-        if not _try_lock(handle) and not force:
+        if not is_ours and not force:
             holder = os.read(handle, 1000).decode(errors="replace").strip()
             raise ConfigError(
                 [
@@ -186,35 +187,26 @@ def locked(files: RunFolder, replace: bool, force: bool = False) -> Iterator[Non
             os.write(handle, f"process {os.getpid()} on {socket.gethostname()}\n".encode())
         yield
     finally:
-        os.close(handle)
+        lock.release(handle)
 
 
 def is_locked(files: RunFolder) -> bool:
-    """Whether another process holds the lock of the folder. False where its file does not exist or cannot be read."""
-    try:
-        with open(files.lock) as file:
-            return not _try_lock(file.fileno(), fcntl.LOCK_SH)
-    except OSError:
-        return False
+    """Whether a process holds the lock of the folder. False where its file does not exist or cannot be read."""
+    return lock.is_held(files.lock)
 
 
 def holder(files: RunFolder) -> tuple[int | None, str]:
-    """The process that holds the lock of the folder, None where it is not one of this host; and its host."""
+    """The process that holds the lock of the folder, None where it is not one of this host; and its host.
+
+    The file may be written by anyone who may write to the folder: the process that it names is looked at.
+    """
     try:
         words = files.lock.read_text().split()
         pid, host = int(words[1]), words[3]
     except (OSError, ValueError, IndexError):
         return None, "its host"
-    return (pid if host == socket.gethostname() and is_locked(files) else None), host
-
-
-def _try_lock(handle: int, kind: int = fcntl.LOCK_EX) -> bool:
-    """Locks the file; returns False if another process holds the lock."""
-    try:
-        fcntl.lockf(handle, kind | fcntl.LOCK_NB)
-    except OSError as error:
-        return error.errno not in _HELD
-    return True
+    is_here = host == socket.gethostname() and pid > 1 and lock.is_held_by(files.lock, pid)
+    return (pid if is_here else None), host
 
 
 def new_folder() -> RunFolder:

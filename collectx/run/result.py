@@ -117,6 +117,7 @@ class Record:
         start_s: when the command started, by `time.monotonic`.
         statistics, digest: of the delivered batches; `digest` is None where batches are not hashed.
         errors: errors of training and closing, in order.
+        is_unsaved_known: an event has said that the state of envs is not saved.
         config_error: the mistake in the configuration that ended the run before any worker started.
     """
 
@@ -125,6 +126,7 @@ class Record:
         self.statistics = Statistics(cfg.collector.total_frames)
         self.digest = None if getattr(cfg.trainer, "digest", False) is False else Digest()
         self.errors: list[BaseException] = []
+        self.is_unsaved_known = False
         self.config_error: ConfigError | None = None
         self._last_loss: Failure | None = None
         self._recovered: list[Failure] = []
@@ -167,6 +169,8 @@ class Record:
         run; otherwise it is raised as an error."""
         if name == "worker_failed":
             self._last_loss = Failure(fields["type"], fields["message"], fields["worker"])
+        elif name == "envs_not_saved":
+            self.is_unsaved_known = True
         elif name in ("worker_restarted", "worker_dropped") and self._last_loss is not None:
             self._recovered.append(self._last_loss)
 

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from collectx.errors import NotRestorable
-from collectx.state.save import PLAIN, attributes_of, has_state_dict, name_of
+from collectx.state.save import PLAIN, attributes_of, has_state_dict, name_of, unpack
 from collectx.state.simulators import simulator_of
 
 _BIT_GENERATORS = ("PCG64", "PCG64DXSM", "MT19937", "Philox", "SFC64")
@@ -33,6 +33,16 @@ def restore(value: Any, state: Any, name: str) -> None:
         raise
     except Exception as error:
         raise NotRestorable(f"{name}: the saved state does not fit: {type(error).__name__}: {error}") from error
+
+
+def restore_bytes(value: Any, state: torch.Tensor, name: str) -> None:
+    """As `restore`, with a state of `save_bytes`."""
+    try:
+        content = unpack(state)
+    except Exception as error:
+        text = str(error).strip().partition("\n")[0]
+        raise NotRestorable(f"{name}: the saved state cannot be read: {type(error).__name__}: {text}") from error
+    restore(value, content, name)
 
 
 def read(state: Any) -> Any:

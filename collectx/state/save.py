@@ -14,10 +14,13 @@ from __future__ import annotations
 
 import enum
 import functools
+import io
 import random
 import types
 import weakref
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +29,7 @@ import numpy as np
 import torch
 from gymnasium.envs.registration import EnvSpec
 
-from collectx.errors import NotRestorable
+from collectx.errors import NotRestorable, text_of
 from collectx.state.simulators import simulator_of
 
 PLAIN = (bool, int, float, str, type(None))
@@ -57,21 +60,68 @@ def save(value: Any, name: str) -> Any:
     copy is of tensors and plain data, which `torch.load(weights_only=True)` reads.
 
     Raises:
-        NotRestorable: an object keeps its state where it cannot be read.
+        NotRestorable: an object keeps its state where it cannot be read, or reading it raises an error.
     """
-    return _Writer().write(value, name)
+    with _not_restorable(name):
+        return _Writer().write(value, name)
+
+
+def save_bytes(value: Any, name: str) -> torch.Tensor:
+    """Returns what `save` returns as one tensor of bytes, uint8, for `restore_bytes`: whatever an env holds, a state
+    around that of its env can be written to a file and read.
+
+    Raises:
+        NotRestorable: as `save` does, or the copy cannot be written.
+    """
+    content = save(value, name)
+    with _not_restorable(name):
+        return pack(content)
+
+
+def pack(content: Any) -> torch.Tensor:
+    """Writes tensors and plain data to one tensor of bytes, uint8."""
+    file = io.BytesIO()
+    torch.save(content, file)
+    return _bytes(file.getvalue())
+
+
+def unpack(saved: torch.Tensor) -> Any:
+    """The inverse of `pack`. Raises an error where the content is neither tensors nor plain data."""
+    return torch.load(io.BytesIO(saved.numpy().tobytes()), weights_only=True)
 
 
 def reason_not_saved(value: Any, name: str) -> str | None:
-    """Why `save` refuses `value`; None if it does not. An error of a `state_dict` of the value's, which may not have
-    been reset, does not count."""
+    """Why the state of `value` cannot be saved, or not be read afterwards; None if it can. An error of a `state_dict`
+    of the value's, which may not have been reset, does not count."""
     try:
-        save(value, name)
+        saved = save_bytes(value, name)
+        with _not_restorable(name):
+            unpack(saved)
+    except _StateDictError:
+        return None
     except NotRestorable as error:
         return str(error)
-    except Exception:
-        return None
     return None
+
+
+class _StateDictError(NotRestorable):
+    """A `state_dict` raises an error."""
+
+
+@contextmanager
+def _not_restorable(name: str) -> Iterator[None]:
+    """Raises every error of the block as `NotRestorable`: what an env's objects do is not known."""
+    try:
+        yield
+    except NotRestorable:
+        raise
+    except Exception as error:
+        raise NotRestorable(_refusal(name, error)) from error
+
+
+def _refusal(name: str, error: Exception) -> str:
+    first = text_of(error).strip().partition("\n")[0]
+    return f"{name} cannot be saved: {type(error).__name__}: {first}"
 
 
 def has_state_dict(value: Any) -> bool:
@@ -105,7 +155,12 @@ class _Writer:
             return ["same", self._numbers[id(value)]]
         self._numbers[id(value)] = len(self._objects)
         self._objects.append(value)
-        return self._write_mutable(value, path)
+        try:
+            return self._write_mutable(value, path)
+        except (NotRestorable, RecursionError):
+            raise
+        except Exception as error:
+            raise NotRestorable(_refusal(path, error)) from error
 
     def _write_mutable(self, value: Any, path: str) -> list[Any]:
         if isinstance(value, np.ndarray):
@@ -130,7 +185,11 @@ class _Writer:
             return ["simulator", self.write(simulator.save(value), path)]
         if has_state_dict(value):
             generator = getattr(value.unwrapped, "_np_random", None)
-            return ["state_dict", [self.write(value.state_dict(), path), self.write(generator, path)]]
+            try:
+                state = value.state_dict()
+            except Exception as error:
+                raise _StateDictError(_refusal(f"{path}.state_dict", error)) from error
+            return ["state_dict", [self.write(state, path), self.write(generator, path)]]
         attributes = attributes_of(value)
         if attributes is None:
             raise NotRestorable(f"{path} is of type {name_of(type(value))}, whose state cannot be read")

@@ -16,9 +16,9 @@ from torch.profiler import ProfilerActivity, profile, schedule
 
 from collectx.batch import as_key, nest
 from collectx.env.base import Env
-from collectx.errors import ShapeError
+from collectx.errors import ShapeError, text_of
 from collectx.rollout.loop import Rollout
-from collectx.state import load_generators, save_generators
+from collectx.state import load_generators, pack, save_generators, unpack
 from collectx.transport.base import Link
 from collectx.user_objects import Hooks
 
@@ -137,7 +137,11 @@ class RequestHandler:
         state: dict[str, Any] = {"rollout": self._rollout.state(), "generators": save_generators(own)}
         if "reason" in state["rollout"] and self._has_state_dicts():
             # A TorchRL env has the state of its transforms.
-            state["env_state_dict"] = [env.state_dict() for env in self._envs]
+            try:
+                # What cannot be read again would cost the whole state.
+                state["env_state_dict"] = unpack(pack([env.state_dict() for env in self._envs]))
+            except Exception as error:
+                state["rollout"]["reason"] += f"; nor is their state_dict: {type(error).__name__}: {text_of(error)}"
         return state
 
     def load(self, state: dict[str, Any]) -> str | None:

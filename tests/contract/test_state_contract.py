@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import pickle
+import re
 
 import pytest
 import torch
 from collecting import gym, through_a_file
+from worlds.unsaved import PARTS
 
 from collectx import env as envs
 from collectx import policy as policies
 from collectx.cli.compose import compose
 from collectx.collector import build
 from collectx.policy.random import RandomActor
+from collectx.run import RunFolder, execute
+from collectx.run.checkpoint import Checkpoints
 from collectx.run.checkpointer import announce_unsaved
 from collectx.run.events import format_event
 
@@ -115,6 +119,31 @@ def test_workers_that_run_collectors_are_announced():
     cfg, announced = compose(["collector=distributed", "collector.num_workers_per_collector=2"]), []
     envs.read_spec(cfg.env, examine=announce_unsaved(cfg, lambda name, reason: announced.append(reason)))
     assert announced == ["each worker runs a collector, whose state cannot be read"]
+
+
+_UNSAVED = {
+    **{f"{part}": ["worlds.unsaved:UnsavedEnv", f"+env.kwargs.part={part}"] for part in PARTS},
+    "from_reset": ["worlds.unsaved:UnsavedEnv", "+env.kwargs.part=system", "+env.kwargs.from_reset=true"],
+    "state_dict": ["worlds.unsaved:FailingStateDict"],
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", _UNSAVED)
+def test_a_run_whose_envs_cannot_be_saved_has_checkpoints_and_resumes_with_new_episodes(tmp_path, kind):
+    entry_point, *kwargs = _UNSAVED[kind]
+    words = ["env=gym", "env.id=null", f"env.entry_point={entry_point}", "env.num_envs=1", *kwargs, "policy=random"]
+    size = ["collector=single", "collector.frames_per_batch=32", "run.resume=auto"]
+    for frames in (64, 96):
+        cfg = compose([*words, "trainer=meter", *size, f"collector.total_frames={frames}"])
+        assert execute(cfg, tmp_path, []).status == "completed"
+        assert [path.name for path in Checkpoints(tmp_path / "checkpoints").all()][-1] == f"{frames // 32:09d}"
+    events = list(RunFolder(tmp_path).read_events())
+    announced = [event for event in events if event["event"] == "envs_not_saved"]
+    assert len(announced) == 2, events
+    assert ("workers" in announced[0]) == (kind in ("from_reset", "state_dict"))
+    (resumed,) = (event for event in events if event["event"] == "resumed")
+    assert re.search("cannot be (saved|read): ", resumed["new_episodes"]["0"])
 
 
 def test_random_actions_take_as_many_bytes_as_they_have():

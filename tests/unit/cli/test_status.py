@@ -1,12 +1,9 @@
 """`collectx status`: nothing that is dead is said to run, with SLURM and without."""
 
-import errno
-import fcntl
 import json
 import re
 import socket
 from contextlib import closing
-from unittest.mock import Mock
 
 import pytest
 
@@ -17,6 +14,7 @@ from collectx.launcher.slurm.commands import JobState
 from collectx.run import RunFolder
 from collectx.run.events import EventLog
 from collectx.run.files import write_json
+from collectx.run.folder import locked
 
 
 @pytest.fixture
@@ -100,7 +98,7 @@ def test_where_slurm_cannot_be_asked_the_folder_is_read_and_it_says_so(queue, fo
     assert "(it has no squeue)" in said(capsys, folder)[1]
 
 
-def test_a_run_here_lives_as_long_as_a_process_holds_its_lock(tmp_path, capsys, monkeypatch):
+def test_a_run_here_lives_as_long_as_a_process_holds_its_lock(tmp_path, capsys):
     files = RunFolder(tmp_path)
     files.begin()
     files.meta.write_text(json.dumps({"host": socket.gethostname()}))
@@ -108,8 +106,7 @@ def test_a_run_here_lives_as_long_as_a_process_holds_its_lock(tmp_path, capsys, 
     numbers = dict.fromkeys(("batch", "frames", "waited_s", "version", "lag", "episodes"), 0)
     line = numbers | {"time": 0.0, "frames_per_s": None, "mean_return": None, "workers": [], "taking_part": [2, 3]}
     files.metrics.write_text(json.dumps(line) + "\n")
-    with monkeypatch.context() as patch:
-        patch.setattr(fcntl, "lockf", Mock(side_effect=BlockingIOError(errno.EAGAIN, "held by another process")))
+    with locked(files, replace=True):
         word, text = said(capsys, files)
         assert (word, "2 of 3 workers take part" in text) == ("running", True)
     word, text = said(capsys, files)

@@ -24,7 +24,7 @@ def _write_replay(path):
 
 def test_what_is_written_is_read(tmp_path):
     path = _write(Checkpoints(tmp_path / "checkpoints"), 12)
-    checkpoint, problems = Checkpoints(tmp_path / "checkpoints").newest()
+    checkpoint, problems = Checkpoints(tmp_path / "checkpoints").newest(lambda found: found)
     assert checkpoint is not None
     assert not problems
     assert checkpoint.path == path
@@ -67,7 +67,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_taken(tmp_path, nam
         damage(new / name)
     with pytest.raises(DamagedFile, match=name):
         Checkpoint(new)
-    checkpoint, problems = checkpoints.newest()
+    checkpoint, problems = checkpoints.newest(lambda found: found)
     assert checkpoint is not None
     assert checkpoint.path == old
     assert len(problems) == 1

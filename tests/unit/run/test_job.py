@@ -1,13 +1,11 @@
 """`execute` on real envs and collectors in this process. Over worker processes: tests/system."""
 
-import errno
-import fcntl
 import importlib.metadata
 import json
 import os
 import signal
+from contextlib import nullcontext
 from dataclasses import asdict, replace
-from unittest.mock import Mock
 
 import collecting
 import pytest
@@ -21,6 +19,7 @@ from collectx.config.schema.run import RunOptions
 from collectx.errors import ConfigError, SpaceError
 from collectx.run import RunFolder, Status, cores, execute, execution
 from collectx.run.checkpoint import Checkpoints
+from collectx.run.folder import locked
 
 
 def read(folder):
@@ -141,12 +140,11 @@ def test_losses_that_a_run_survives_are_among_its_failures(cfg, tmp_path):
     ("overwrite", "is_held", "message"),
     [(False, False, "run.overwrite=true"), (True, True, r"a run is going on .*\(process \d+ on ")],
 )
-def test_a_run_that_is_there_is_kept(cfg, tmp_path, monkeypatch, overwrite, is_held, message):
+def test_a_run_that_is_there_is_kept(cfg, tmp_path, overwrite, is_held, message):
     execute(cfg, tmp_path, [])
     before = read(tmp_path)[1:]
-    if is_held:
-        monkeypatch.setattr(fcntl, "lockf", Mock(side_effect=BlockingIOError(errno.EAGAIN, "")))
-    with pytest.raises(ConfigError, match=message):
+    held = locked(RunFolder(tmp_path), replace=True) if is_held else nullcontext()
+    with held, pytest.raises(ConfigError, match=message):
         execute(replace(cfg, seed=4, run=RunOptions(overwrite=overwrite)), tmp_path, [])
     assert read(tmp_path)[1:] == before
 

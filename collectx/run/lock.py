@@ -1,0 +1,97 @@
+"""The lock of a run folder: an open file description lock of Linux (fcntl(2), "OFD locks").
+
+The kernel releases it when its holder exits or is killed, and it works between hosts on NFS, as POSIX record locks do.
+Unlike those, it stays when its holder opens and closes the file again, as reading the whole folder does, and a process
+cannot lock a file twice. A forked process would share it, and closes its descriptor. On a file system without locks,
+every lock is granted.
+
+Used by folder.py.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import struct
+from contextlib import suppress
+from pathlib import Path
+
+# Of fcntl.h; Pythons that were built with glibc's headers before 2.20 have no names for them.
+_OFD_GETLK, _OFD_SETLK = 36, 37
+_HELD = (errno.EACCES, errno.EAGAIN)
+# struct flock of 64-bit Linux, without its padding: type, whence, start, length (0: the whole file), pid.
+_FLOCK = struct.Struct("hhqqi")
+_handles: set[int] = set()
+
+
+def acquire(path: Path) -> tuple[int, bool]:
+    """Opens the file, which is made where it does not exist, and locks it without waiting.
+
+    Returns:
+        its descriptor, for `release`, and False if the lock is held already.
+
+    Raises:
+        OSError: the file cannot be opened.
+    """
+    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    _handles.add(handle)
+    try:
+        _call(handle, _OFD_SETLK, fcntl.F_WRLCK)
+    except OSError as error:
+        return handle, error.errno not in _HELD
+    return handle, True
+
+
+def release(handle: int) -> None:
+    """Closes the file and releases its lock. Does nothing in a process that was forked since `acquire`."""
+    if handle in _handles:
+        _handles.remove(handle)
+        # A process that was forked by other means than Python may have a copy of the descriptor.
+        with suppress(OSError):
+            _call(handle, _OFD_SETLK, fcntl.F_UNLCK)
+        os.close(handle)
+
+
+def is_held(path: Path) -> bool:
+    """Whether a process, which may be this one, holds the lock of the file. False where the file does not exist or
+    cannot be read. Takes no lock itself."""
+    try:
+        with open(path, "rb") as file:
+            return _call(file.fileno(), _OFD_GETLK, fcntl.F_WRLCK) != fcntl.F_UNLCK
+    except OSError:
+        return False
+
+
+def is_held_by(path: Path, pid: int) -> bool:
+    """Whether process `pid` of this host holds the lock of the file. False where its files are hidden from this user.
+
+    The kernel does not say who holds such a lock, but it lists the locks of each open file of a process.
+    """
+    try:
+        lock = path.stat()
+        entries = list(os.scandir(f"/proc/{pid}/fd"))
+    except OSError:
+        return False
+    for entry in entries:
+        with suppress(OSError):  # closed since
+            info = Path(f"/proc/{pid}/fdinfo/{entry.name}")
+            if os.path.samestat(entry.stat(), lock) and "\nlock:" in info.read_text():
+                return True
+    return False
+
+
+def _call(handle: int, command: int, kind: int) -> int:
+    """Calls fcntl(2) for the whole file; returns the kind of the lock that it answers."""
+    answer = fcntl.fcntl(handle, command, _FLOCK.pack(kind, os.SEEK_SET, 0, 0, 0))
+    return int(_FLOCK.unpack(answer)[0])
+
+
+def _close_all() -> None:
+    for handle in _handles:
+        with suppress(OSError):
+            os.close(handle)
+    _handles.clear()
+
+
+os.register_at_fork(after_in_child=_close_all)

@@ -1,0 +1,30 @@
+"""A run folder that other processes read, change or fill with what a user does not expect."""
+
+from commands import COUNTING, collectx, result, start
+
+COPYING = """
+import shutil
+from pathlib import Path
+
+class Copying:
+    def train(self, collection):
+        for index, batch in enumerate(collection):
+            if index == 0:
+                shutil.copytree("run", "copy")
+                Path("copied").touch()
+"""
+
+
+def test_a_trainer_that_copies_its_run_folder_stays_its_only_writer(tmp_path, wait_until):
+    (tmp_path / "copying.py").write_text(COPYING)
+    words = [*COUNTING[:2], "trainer=custom", "trainer.target=copying:Copying", "collector.total_frames=-1"]
+    words += ["run.overwrite=true", "hydra.run.dir=run"]
+    command = start("run", *words, cwd=tmp_path)
+    copied = tmp_path / "copied"
+    wait_until(lambda: copied.exists() or command.poll() is not None, 200, "the copy")
+    second = collectx("run", *words, cwd=tmp_path, status=2)
+    assert f"a run is going on in this folder (process {command.pid} on " in second.stderr
+    assert " running " in collectx("status", "run", cwd=tmp_path).stdout
+    collectx("cancel", "run", cwd=tmp_path)
+    assert command.wait(200) == 130
+    assert result(tmp_path / "run")["exit_reason"] == "interrupted by SIGTERM"

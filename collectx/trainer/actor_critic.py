@@ -24,12 +24,17 @@ from collectx.policy.spaces import observation_leaves
 from collectx.policy.stochastic import Flatten, StochasticPolicy, initialize
 from collectx.random_state import single_threaded
 from collectx.trainer.base import Collection, check_trainable, has_reached, remaining_fraction
+from collectx.trainer.finite import check_finite
 
 _ADVICE = (
     "it needs log-probabilities of actions. Use policy=mlp or policy=cnn, or give your module observation_keys and "
     "evaluate(observation, action), as collectx.policy.stochastic.StochasticPolicy has them, and let it write "
     "action_log_prob."
 )
+
+
+# In the order of the columns of `ActorCriticTrainer.learn`.
+_LOSSES = ("actor_loss", "critic_loss", "entropy")
 
 
 class ActorCriticTrainer(ABC):
@@ -67,12 +72,14 @@ class ActorCriticTrainer(ABC):
             if self._cfg.anneal:
                 self._optimizer.param_groups[0]["lr"] = self._cfg.learning_rate * remaining_fraction(collection)
             losses = self.learn(Transitions.of(batch, self.policy.observation_keys, self.device))
+            modules = {"policy": self.policy, "critic": self.critic}
+            check_finite(self._cfg, _LOSSES, losses, modules, self._optimizer)
             collection.publish(self.policy)
-            collection.log(**losses)
+            collection.log(**dict(zip(_LOSSES, losses.mean(0).tolist(), strict=True)))
 
     @abstractmethod
-    def learn(self, batch: Transitions) -> dict[str, float]:
-        """Updates the networks from one batch; returns the losses."""
+    def learn(self, batch: Transitions) -> torch.Tensor:
+        """Updates the networks from one batch; returns the `_LOSSES` of each gradient step, `[steps, 3]`."""
 
     def step(self, loss: torch.Tensor) -> None:
         """Takes one gradient step."""

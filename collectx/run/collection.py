@@ -226,6 +226,7 @@ def _line(delivery: Delivery, statistics: Statistics) -> dict[str, Any]:
         lengths = np.concatenate([part.report.lengths for part in delivery.parts])
         line |= {
             "episodes": len(returns),
+            "num_episodes": statistics.num_episodes,
             "return": _short(float(returns.mean())),
             "length": _short(float(lengths.mean())),
             "mean_return": _short(statistics.mean_return),

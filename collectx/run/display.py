@@ -25,7 +25,7 @@ from rich.table import Table
 from rich.text import Text
 
 from collectx.errors import CollectxError, text_of, traceback_of
-from collectx.run.result import Result, Status, type_name
+from collectx.run.result import ALL_DELIVERED, Result, Status, type_name
 from collectx.run.statistics import TIMES, Sampler, Statistics, View, WorkerView
 
 NUM_WORKERS_SHOWN = 8
@@ -202,7 +202,7 @@ def print_result(result: Result, errors: Sequence[BaseException], log: Path) -> 
         print_message(format_error(error))
     if errors:
         print_message(f"full traceback: {log}")
-    elif result.status is Status.INTERRUPTED:
+    elif result.exit_reason != ALL_DELIVERED:
         print_message(result.exit_reason)
     print_table(result)
 

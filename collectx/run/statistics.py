@@ -163,13 +163,19 @@ class Statistics:
         return (self.frames - self._first_frames) / (self.last_s - self.first_s)
 
 
+# Of a longer `metrics.jsonl`, the end is read: some thousand batches. A million lines would take 15 s.
+_NEWEST_BYTES = 1 << 22
+
+
 class MetricsTail(Statistics):
     """`Statistics` that reads `metrics.jsonl`. `last_s - first_s` sums up the times of the batches, without the time
-    between the end of a run and its resumption."""
+    between the end of a run and its resumption. Times, and so the overall rate, are those of the last `_NEWEST_BYTES`
+    of the file at the first call of `update`, and of what follows; frames, batches and episodes are of the whole run.
+    """
 
     def __init__(self, metrics: Path, total_frames: int):
         super().__init__(total_frames)
-        self._lines = JsonLinesTail(metrics)
+        self._lines = JsonLinesTail(metrics, _NEWEST_BYTES)
 
     def update(self) -> bool:
         """Reads the lines added since the last call; returns whether there were any. Blocks for the disk only. After a
@@ -194,18 +200,18 @@ class MetricsTail(Statistics):
 
     def _add_line(self, line: dict[str, Any]) -> None:
         batch_frames = line["frames"] - self.frames
-        if self.first_s is None:
+        self.rate = line["frames_per_s"]
+        if self.last_s is None:
             self.first_s = self.last_s = line["time"]
             self._first_frames = batch_frames
-        self.rate = line["frames_per_s"]
-        if self.rate and self.last_s is not None:
+        elif self.rate:
             self.last_s += batch_frames / self.rate
         self.frames = line["frames"]
         self.batches = line["batch"] + 1
         self.waited_s += line["waited_s"]
         self.version = line["version"]
         self.lag = line["lag"]
-        self.num_episodes += line.get("episodes", 0)
+        self.num_episodes = line.get("num_episodes", self.num_episodes + line.get("episodes", 0))
         mean_return = line.get("mean_return", self.mean_return)
         self.mean_return = math.nan if mean_return is None else mean_return
         self.scalars = self.scalars | line.get("scalars", {})

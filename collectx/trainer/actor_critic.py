@@ -23,7 +23,7 @@ from collectx.errors import ConfigError
 from collectx.policy.spaces import observation_leaves
 from collectx.policy.stochastic import Flatten, StochasticPolicy, initialize
 from collectx.random_state import single_threaded
-from collectx.trainer.base import Collection, check_trainable, has_reached, remaining_fraction
+from collectx.trainer.base import Collection, check_trainable, reached, remaining_fraction
 from collectx.trainer.finite import check_finite
 
 _ADVICE = (
@@ -64,11 +64,11 @@ class ActorCriticTrainer(ABC):
         self._optimizer = torch.optim.Adam(self._parameters, lr=cfg.learning_rate, eps=1e-5, fused=True)
         self.generator = torch.Generator().manual_seed(seed)
 
-    def train(self, collection: Collection) -> None:
+    def train(self, collection: Collection) -> str | None:
         """Returns when the collection is exhausted or `target_return` is reached."""
         for batch in collection:
-            if has_reached(self._cfg.target_return, collection):
-                return
+            if reason := reached(self._cfg.target_return, collection):
+                return reason
             if self._cfg.anneal:
                 self._optimizer.param_groups[0]["lr"] = self._cfg.learning_rate * remaining_fraction(collection)
             losses = self.learn(Transitions.of(batch, self.policy.observation_keys, self.device))
@@ -76,6 +76,7 @@ class ActorCriticTrainer(ABC):
             check_finite(self._cfg, _LOSSES, losses, modules, self._optimizer)
             collection.publish(self.policy)
             collection.log(**dict(zip(_LOSSES, losses.mean(0).tolist(), strict=True)))
+        return None
 
     @abstractmethod
     def learn(self, batch: Transitions) -> torch.Tensor:

@@ -24,7 +24,7 @@ from collectx.batch import Key
 from collectx.config.schema.trainer import DqnTrainerConfig
 from collectx.env.base import EnvSpec
 from collectx.replay import PrioritizedSampler, ReplayBuffer, UniformSampler
-from collectx.trainer.base import Collection, check_trainable, has_reached, remaining_fraction
+from collectx.trainer.base import Collection, check_trainable, reached, remaining_fraction
 from collectx.trainer.finite import check_finite
 from collectx.trainer.returns import nstep
 
@@ -60,13 +60,13 @@ class DqnTrainer:
         self._due_steps = 0.0
         self.policy.epsilon.fill_(cfg.epsilon_start)
 
-    def train(self, collection: Collection) -> None:
+    def train(self, collection: Collection) -> str | None:
         """Returns when the collection is exhausted or `target_return` is reached."""
         cfg = self._cfg
         previous_frames = collection.frames
         for batch in collection:
-            if has_reached(cfg.target_return, collection):
-                return
+            if reason := reached(cfg.target_return, collection):
+                return reason
             if isinstance(batch, TensorDict):
                 self.shared_replay.extend(batch)
             self._anneal(collection)
@@ -78,6 +78,7 @@ class DqnTrainer:
             previous_frames = collection.frames
             collection.publish(self.policy)
             collection.log(epsilon=self.policy.epsilon.item(), **losses)
+        return None
 
     def state_dict(self) -> dict:
         """Tensors and plain data only, without the frames of the replay buffer."""

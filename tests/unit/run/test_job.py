@@ -77,11 +77,14 @@ def test_a_run_ends_with_the_batch_by_which_it_has_all_frames(cfg, tmp_path, tra
     assert (result.frames, result.exit_reason) == (60, "all frames delivered")
 
 
-def test_a_trainer_may_end_the_run(cfg, tmp_path, train_with):
+def test_a_trainer_may_end_the_run_and_say_why(cfg, tmp_path, train_with, capsys):
     train_with(next)
-    result = execute(cfg, tmp_path, [])
+    result = execute(cfg, tmp_path / "run", [])
     assert (result.status, result.frames_per_s) == (Status.COMPLETED, None)
     assert result.exit_reason == "the trainer ended the run after 20 frames"
+    assert "collectx: the trainer ended the run after 20 frames\n" in capsys.readouterr().err
+    train_with(lambda collection: f"enough after {next(collection).numel()}")
+    assert execute(cfg, tmp_path / "run2", []).exit_reason == "enough after 20"
 
 
 def test_a_trainer_that_raises(cfg, tmp_path, train_with, capsys):

@@ -115,8 +115,10 @@ def test_epsilon_falls_to_its_end():
 def test_the_target_ends_a_run(name, num_episodes, mean_return, ends):
     # Batches of one env, which have no dimension for it.
     collection = Recorded(bandit(2, (64,)), num_episodes, mean_return)
-    made(name, target_return=20.0)[0].train(collection)
+    reason = made(name, target_return=20.0)[0].train(collection)
     assert collection.version == (0 if ends else 2)
+    said = "trainer.target_return=20 is reached: the mean return of the last 100 episodes is 20"
+    assert reason == (said if ends else None)
 
 
 @pytest.mark.parametrize("name", OVERRIDES)

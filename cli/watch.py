@@ -72,7 +72,9 @@ class Watcher:
                 run.name,
                 files := RunFolder(run.folder),
                 job,
-                MetricsTail(files.metrics, run.cfg.collector.total_frames),
+                MetricsTail(
+                    files.metrics, run.cfg.collector.total_frames, getattr(run.cfg.trainer, "target_return", None)
+                ),
                 JsonLinesTail(files.events),
                 # With "raise" the error is shown at the end.
                 shows_events=run.cfg.collector.on_worker_failure != "raise",

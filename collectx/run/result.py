@@ -123,7 +123,7 @@ class Record:
 
     def __init__(self, cfg: RunConfig, signals: Signals):
         self.start_s = _command_start_s()
-        self.statistics = Statistics(cfg.collector.total_frames)
+        self.statistics = Statistics(cfg.collector.total_frames, getattr(cfg.trainer, "target_return", None))
         self.digest = None if getattr(cfg.trainer, "digest", False) is False else Digest()
         self.errors: list[BaseException] = []
         self.config_error: ConfigError | None = None

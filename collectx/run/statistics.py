@@ -52,17 +52,8 @@ class WorkerTotals:
         return tuple(each / total_s if total_s > 0 else 0.0 for each in spent_s)
 
 
-_SUMS = (
-    "frames",
-    "batches",
-    "num_episodes",
-    "waited_s",
-    "mean_return",
-    "version",
-    "lag",
-    "checkpoint_s",
-    "_first_frames",
-)
+_SUMS = ("frames", "batches", "num_episodes", "waited_s", "mean_return", "version", "lag", "checkpoint_s")
+_FIRSTS = ("_first_frames", "_first_waited_s")
 
 
 class Statistics:
@@ -70,6 +61,7 @@ class Statistics:
 
     Attributes:
         total_frames: frames that the run will deliver; -1 for an endless one.
+        target_return: the trainer may end the run at this mean return; None: there is no such option.
         scalars: the newest value of every scalar that the trainer logged.
         frames, batches, num_episodes: sums.
         waited_s: total time that the trainer waited for batches.
@@ -83,8 +75,9 @@ class Statistics:
         taking_part: how many workers take part and how many were started; None if all take part.
     """
 
-    def __init__(self, total_frames: int) -> None:
+    def __init__(self, total_frames: int, target_return: float | None = None) -> None:
         self.total_frames = total_frames
+        self.target_return = target_return
         self.scalars: dict[str, float] = {}
         self.frames = 0
         self.batches = 0
@@ -99,14 +92,14 @@ class Statistics:
         self.lag = 0.0
         self.workers: dict[int, WorkerTotals] = {}
         self.taking_part: tuple[int, int] | None = None
-        self._first_frames = 0
+        self._first_frames, self._first_waited_s = 0, 0.0
         self._returns: deque[float] = deque(maxlen=RETURN_WINDOW)
 
     def add(self, delivery: Delivery, now_s: float) -> None:
         """Counts one delivery, made at `now_s` on a monotonic clock."""
         if self.last_s is None:
             self.first_s = now_s
-            self._first_frames = delivery.frames
+            self._first_frames, self._first_waited_s = delivery.frames, delivery.waited_s
         elif now_s > self.last_s:
             self.rate = delivery.frames / (now_s - self.last_s)
         self.last_s = now_s
@@ -131,7 +124,7 @@ class Statistics:
         """Returns a copy as plain data, for `load`."""
         elapsed_s = None if self.first_s is None or self.last_s is None else self.last_s - self.first_s
         return {
-            "sums": {name: getattr(self, name) for name in _SUMS},
+            "sums": {name: getattr(self, name) for name in (*_SUMS, *_FIRSTS)},
             "elapsed_s": elapsed_s,
             "scalars": dict(self.scalars),
             "returns": list(self._returns),
@@ -173,8 +166,8 @@ class MetricsTail(Statistics):
     of the file at the first call of `update`, and of what follows; frames, batches and episodes are of the whole run.
     """
 
-    def __init__(self, metrics: Path, total_frames: int):
-        super().__init__(total_frames)
+    def __init__(self, metrics: Path, total_frames: int, target_return: float | None = None):
+        super().__init__(total_frames, target_return)
         self._lines = JsonLinesTail(metrics, _NEWEST_BYTES)
 
     def update(self) -> bool:
@@ -188,7 +181,7 @@ class MetricsTail(Statistics):
         while True:
             lines, restarted = self._lines.read()
             if restarted:
-                super().__init__(self.total_frames)
+                super().__init__(self.total_frames, self.target_return)
             if not lines:
                 return has_lines
             has_lines = True
@@ -203,7 +196,7 @@ class MetricsTail(Statistics):
         self.rate = line["frames_per_s"]
         if self.last_s is None:
             self.first_s = self.last_s = line["time"]
-            self._first_frames = batch_frames
+            self._first_frames, self._first_waited_s = batch_frames, line["waited_s"]
         elif self.rate:
             self.last_s += batch_frames / self.rate
         self.frames = line["frames"]
@@ -233,12 +226,13 @@ class WorkerView:
 
 @dataclass(frozen=True)
 class View:
-    """The numbers of a run at one moment: a copy of its `Statistics`, the time since its start, and the frames per
-    second over the last `NOW_S`, None while unknown."""
+    """The numbers of a run at one moment: a copy of its `Statistics` and the time since its start. Of the last `NOW_S`:
+    frames per second, and the share of the time in which the trainer did not wait for a batch, None while unknown."""
 
     numbers: Statistics
     elapsed_s: float
     now_per_s: float | None
+    trainer_share: float | None = None
     workers: tuple[WorkerView, ...] = ()
 
     @property
@@ -278,7 +272,19 @@ class Sampler:
             # All frames came before the first sample: the rate falls with time.
             rate = min(rate, now.frames / passed_s)
         now_per_s = frames / passed_s if frames and passed_s > 0 else rate
-        return View(now, now_s - self._start_s, now_per_s, tuple(_worker_views(now, since, passed_s)))
+        share = _trainer_share(now, since)
+        return View(now, now_s - self._start_s, now_per_s, share, tuple(_worker_views(now, since, passed_s)))
+
+
+def _trainer_share(now: Statistics, since: Statistics) -> float | None:
+    """Between the deliveries of two samples, or since the first delivery if there was none between them."""
+    if now.last_s is None or now.first_s is None or since.last_s is None:
+        return None
+    begin_s, waited_s = since.last_s, since.waited_s
+    if begin_s == now.last_s:
+        begin_s, waited_s = now.first_s, now._first_waited_s
+    passed_s = now.last_s - begin_s
+    return min(1.0, max(0.0, 1 - (now.waited_s - waited_s) / passed_s)) if passed_s > 0 else None
 
 
 def _worker_views(now: Statistics, since: Statistics, passed_s: float) -> Iterator[WorkerView]:

@@ -5,6 +5,7 @@ import fcntl
 import importlib.metadata
 import json
 import os
+import re
 import signal
 from dataclasses import asdict, replace
 from unittest.mock import Mock
@@ -13,6 +14,7 @@ import collecting
 import pytest
 import torch
 from collecting import custom, faulty, gym
+from composing import composed
 from omegaconf import OmegaConf
 from worlds.faulty import FAULTS, Wordless
 
@@ -50,6 +52,13 @@ def test_a_completed_run(cfg, tmp_path, train_with, capsys):
     assert out.splitlines()[-1] == str(tmp_path / "run")
     assert "completed" in out
     assert not err
+
+
+def test_the_screen_tells_the_trainers_share_and_the_return_that_may_end_the_run(cfg, tmp_path, train_with, capsys):
+    train_with()
+    execute(replace(cfg, trainer=composed("trainer=ppo trainer.target_return=475").trainer), tmp_path, [])
+    out = capsys.readouterr().out
+    assert re.search(r"\| trainer \d+% \|.* at most 0:00 left \(until target_return=475\)", out)
 
 
 def test_a_custom_policy_is_called_with_observations_of_the_env_alone(cfg, tmp_path, train_with):

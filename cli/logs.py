@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from collectx.cli import attach
+from collectx.cli import attach, output
 from collectx.cli.arguments import Arguments, run_subcommand
 from collectx.config.problem import did_you_mean
 from collectx.errors import ConfigError
@@ -45,10 +45,20 @@ def _logs(arguments: Arguments) -> int:
             for path in _paths(runs[0], role):
                 tails.setdefault(path, _Tail(path, f"{path.stem} | " if role is None else "")).show(has_ended)
             if has_ended:
+                if not any(tail.has_printed for tail in tails.values()):
+                    output.note(_where_output_is(runs[0]))
                 return 0
             if time.monotonic() > until_s:
                 break
             time.sleep(_POLL_S)
+
+
+def _where_output_is(run: RunFolder) -> str:
+    return (
+        f"{run.logs} is empty: it has failures, and what envs print. The output of a run is beside it: "
+        f"{run.metrics.name} (every batch), {run.events.name} (starts, failures, checkpoints), {run.result.name} (the "
+        f"end); collectx watch {run.path} shows it."
+    )
 
 
 def _paths(run: RunFolder, role: str | None) -> list[Path]:
@@ -79,6 +89,7 @@ class _Tail:
         self._prefix = prefix
         self._position = 0
         self._rest = b""
+        self.has_printed = False
 
     def show(self, is_last: bool) -> None:
         """Prints the new complete lines; with `is_last`, also one without an end."""
@@ -98,4 +109,5 @@ class _Tail:
         for line in lines:
             print(self._prefix + line.decode(errors="replace"))
         if lines:
+            self.has_printed = True
             print(end="", flush=True)

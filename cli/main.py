@@ -16,7 +16,7 @@ SUBCOMMANDS = {
     "run": "collect and train as configured: collectx run [overrides] [-m] [flags]",
     "reproduce": "repeat a run from its folder and compare: collectx reproduce RUN_DIR [overrides]",
     "resume": "continue a run from its newest checkpoint: collectx resume RUN_DIR [overrides]",
-    "status": "show the status of a run or a sweep, also from SLURM: collectx status DIR",
+    "status": "show the status of runs and sweeps, also from SLURM: collectx status [DIR]",
     "watch": "follow a run or a sweep that was left running: collectx watch DIR",
     "cancel": "end a run or a sweep: collectx cancel DIR [--now]",
     "logs": "print the logs of a run: collectx logs DIR [ROLE] [-f]",

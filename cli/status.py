@@ -1,4 +1,4 @@
-"""`collectx status DIR`: the status of a run, or of the runs of a sweep, from their folders and from SLURM."""
+"""`collectx status [DIR]`: the status of a run, or of runs and sweeps, from their folders and from SLURM."""
 
 from __future__ import annotations
 
@@ -15,15 +15,21 @@ if TYPE_CHECKING:
     from collectx.run.folder import RunFolder
 
 _USAGE = """\
-collectx status DIR: the status of the run in DIR, or of the points of the sweep in DIR. For runs that are jobs it asks
-SLURM (squeue, then sacct where there is accounting).
+collectx status [DIR]: the status of the run in DIR, or of the runs and the points of sweeps below DIR; without DIR, of
+the newest runs in outputs. For runs that are jobs it asks SLURM (squeue, then sacct where there is accounting).
 
   completed, failed, interrupted   the run has ended
   queued, running                  SLURM reports so; without SLURM, its process is running on this host
   unknown                          this host cannot tell; the reason is printed
   damaged                          a file of its folder cannot be read
 
-Exit status: 0 the status is known, 2 DIR is neither a run nor a sweep, or is damaged."""
+Exit status: 0 the status is known, 2 there is no run below DIR, or DIR is damaged."""
+
+_OUTPUTS = Path("outputs")
+# Runs that are shown without DIR.
+_NUM_NEWEST = 10
+# Folders between a folder and the runs below it: outputs, date, sweep, point.
+_MAX_DEPTH = 4
 
 
 def main(argv: Sequence[str]) -> int:
@@ -32,14 +38,30 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _status(arguments: Arguments) -> int:
-    if len(arguments.words) != 1:
-        return output.usage_error(f"status needs one folder, got {len(arguments.words)}.\n{_USAGE}")
-    root = Path(arguments.words[0])
-    folders = runs_in(root)
+    if len(arguments.words) > 1:
+        return output.usage_error(f"status takes one folder, got {len(arguments.words)}.\n{_USAGE}")
+    root = Path(arguments.words[0]) if arguments.words else _OUTPUTS
+    folders = _runs_below(root)
     if not folders:
-        reason = "holds neither a run nor runs" if root.is_dir() else "is no folder"
-        return output.usage_error(f"status: {root} {reason}.")
-    return _show(root, folders)
+        reason = "there is no run in it or below it" if root.is_dir() else "no such folder"
+        return output.usage_error(f"status: {root}: {reason}.")
+    if arguments.words:
+        return _show(root, folders)
+    newest = sorted(folders, key=lambda folder: (folder / "snapshot").stat().st_mtime)[-_NUM_NEWEST:]
+    status = _show(root, newest, is_brief=True)
+    if len(newest) < len(folders):
+        output.note(f"the newest {len(newest)} of {len(folders)} runs: collectx status {root} shows all.")
+    return status
+
+
+def _runs_below(root: Path) -> list[Path]:
+    """The run folders at most `_MAX_DEPTH` levels below `root`, or `root` itself."""
+    found, folders = [], [root]
+    for _ in range(_MAX_DEPTH + 1):
+        found += [folder for folder in folders if (folder / "snapshot").is_dir()]
+        inner = (path for folder in folders if folder not in found for path in folder.glob("[!.]*"))
+        folders = [path for path in inner if path.is_dir()]
+    return sorted(found)
 
 
 def runs_in(root: Path) -> list[Path]:
@@ -49,8 +71,8 @@ def runs_in(root: Path) -> list[Path]:
     return sorted(path.parent for path in root.glob("*/snapshot"))
 
 
-def _show(root: Path, folders: Sequence[Path]) -> int:
-    """Prints the status of each run; returns the exit status."""
+def _show(root: Path, folders: Sequence[Path], is_brief: bool = False) -> int:
+    """Prints the status of each run, and what is known about it, or only its first line; returns the exit status."""
     from collectx.cli import run_status
     from collectx.run import Status
     from collectx.run.folder import RunFolder
@@ -64,24 +86,26 @@ def _show(root: Path, folders: Sequence[Path]) -> int:
     if submitted and isinstance(states, LauncherError):
         output.note(f"SLURM cannot be asked on this machine ({states}): the status is that of the folders.")
     rows, details = [], []
-    for run in runs:
+    for run, folder in zip(runs, folders, strict=True):
+        name = run.path.name if folder == root else str(folder.relative_to(root))
         job = jobs[run.path]
         try:
             status = run_status.status_of(run, job, states)
             numbers = run.read_result() or _numbers(run) or {}
-            cells = output.cells(run.path.name, numbers or None, status.status)
+            cells = output.cells(name, numbers or None, status.status)
         except DamagedFile as error:
-            if run.path == root.absolute():
+            if folder == root:
                 return output.usage_error(f"status: {error}")
             status, numbers = run_status.RunStatus(Status.DAMAGED, str(error)), {}
-            cells = output.cells(run.path.name, None, Status.DAMAGED)
+            cells = output.cells(name, None, Status.DAMAGED)
         rows.append((cells[0], status.status, *cells[2:], job or ""))
         if status.detail:
-            details.append(f"{run.path.name}: {status.detail}\n")
+            lines = status.detail.splitlines()
+            details += [f"{name}: {lines[0]}\n", *(f"{line}\n" for line in ([] if is_brief else lines[1:]))]
         if status.status is Status.RUNNING:
-            details += [f"{run.path.name}: {line}\n" for line in run_status.waiting_workers(run)]
+            details += [f"{name}: {line}\n" for line in run_status.waiting_workers(run)]
         if status.status is Status.RUNNING and (taking_part := numbers.get("taking_part")) is not None:
-            details.append(f"{run.path.name}: {taking_part[0]} of {taking_part[1]} workers take part\n")
+            details.append(f"{name}: {taking_part[0]} of {taking_part[1]} workers take part\n")
     output.print_table(rows, (*output.COLUMNS, "job"))
     print("".join(details) + f"folder: {root}", flush=True)
     return 0

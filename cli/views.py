@@ -56,6 +56,13 @@ class WatchedRun:
         self.since_s = now_s
         self.sampler = Sampler(self.statistics, now_s)
 
+    def result_time_ns(self) -> int | None:
+        """When the result was written; None where there is none."""
+        try:
+            return self.files.result.stat().st_mtime_ns
+        except OSError:
+            return None
+
 
 class View:
     """A display of watched runs while the `with` block lasts."""

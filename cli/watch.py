@@ -16,6 +16,7 @@ from contextlib import contextmanager
 
 from rich.console import Console
 
+from collectx.cli import output
 from collectx.cli.run_status import JobStates, Outcome, RunStatus, SubmittedRun, query_slurm, status_of
 from collectx.cli.views import SingleView, SweepView, View, WatchedRun
 from collectx.errors import LauncherError
@@ -71,7 +72,9 @@ class Watcher:
                 run.name,
                 files := RunFolder(run.folder),
                 job,
-                MetricsTail(files.metrics, run.cfg.collector.total_frames),
+                MetricsTail(
+                    files.metrics, run.cfg.collector.total_frames, getattr(run.cfg.trainer, "target_return", None)
+                ),
                 JsonLinesTail(files.events),
                 # With "raise" the error is shown at the end.
                 shows_events=run.cfg.collector.on_worker_failure != "raise",
@@ -109,7 +112,7 @@ class Watcher:
                     break
         self._print_failures()
         if len(self._runs) == 1 and not self.is_detached:
-            _print_result(self._runs[0].files)
+            _print_result(self._runs[0])
         statuses = [run.status.status if run.status.has_ended else Status.INTERRUPTED for run in self._runs]
         return [Outcome(status, run.files.path) for status, run in zip(statuses, self._runs, strict=True)]
 
@@ -140,7 +143,7 @@ class Watcher:
             self._show_events(run, view)
         now_s = time.monotonic()
         # A requeued job that waits again keeps the result of its earlier attempt, which is no reason for a query.
-        changed = [(run, time_ns) for run in self._unfinished() if (time_ns := _result_time_ns(run)) != run.result_ns]
+        changed = [(run, time_ns) for run in self._unfinished() if (time_ns := run.result_time_ns()) != run.result_ns]
         if now_s >= self._next_query_s or any(time_ns is not None for _, time_ns in changed):
             for run, time_ns in changed:
                 run.result_ns = time_ns
@@ -248,14 +251,6 @@ class Watcher:
                 display.print_message(text if len(self._runs) == 1 else f"{run.name}: {text}")
 
 
-def _result_time_ns(run: WatchedRun) -> int | None:
-    """When the result of a run was written; None where it has none."""
-    try:
-        return run.files.result.stat().st_mtime_ns
-    except OSError:
-        return None
-
-
 def _failure_text(run: WatchedRun) -> str:
     """The first failure in the result with its traceback, or the status of the job."""
     failures = (run.files.read_result() or {}).get("failures")
@@ -264,10 +259,13 @@ def _failure_text(run: WatchedRun) -> str:
     return f"{failures[0]['type']}: {failures[0]['message']}\n{_traceback(run.files)}".rstrip()
 
 
-def _print_result(files: RunFolder) -> None:
+def _print_result(run: WatchedRun) -> None:
     """Prints the table and the folder, as at the end of a run on this machine."""
+    files = run.files
     content = files.read_result()
     if content is None:
+        numbers = {name: getattr(run.statistics, name) for name in ("frames", "frames_per_s", "mean_return")}
+        output.print_table([(run.name, run.status.status, *output.cells(run.name, numbers)[2:])])
         display.print_line(Console(), str(files.path))
     else:
         display.print_table(Result.from_json(content, files.path))

@@ -11,7 +11,8 @@
     |-- WorkerError           a worker is gone, or did not answer in time
     |   |-- WorkerDied        the process ended without reporting an error (killed, out of memory, segfault)
     |   `-- WorkerTimeout     nothing arrived within the named timeout
-    `-- ShapeError            an env or a policy returned what its spec does not allow; a ValueError
+    |-- ShapeError            an env or a policy returned what its spec does not allow; a ValueError
+    `-- TrainingDiverged      a loss or a weight of a built-in trainer is not finite
 
 An exception raised by user code in a worker keeps its type: the trainer raises the original exception with the remote
 traceback as a note (`RemoteFailure`).
@@ -83,6 +84,10 @@ class SpaceError(CollectxError):
 class ShapeError(CollectxError, ValueError):
     """An env or a policy returned a value that is not finite, or whose shape or dtype does not fit its spec. A
     `ValueError`."""
+
+
+class TrainingDiverged(CollectxError):
+    """A loss or a weight is not finite. The message names it, the trainer and the gradient step."""
 
 
 class RendezvousError(CollectxError):

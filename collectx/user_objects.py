@@ -6,10 +6,11 @@ connection to a peer.
 from __future__ import annotations
 
 import contextlib
+import inspect
 import io
 import pkgutil
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from types import ModuleType
@@ -40,6 +41,8 @@ def resolve(name: Any, where: str) -> Callable[..., Any]:
             path = f"{module_name}:{attribute}"
     try:
         target = pkgutil.resolve_name(path)
+    except SyntaxError as error:
+        raise ConfigError([f"{where}={name}: {place_of(error)}"]) from error
     except (ImportError, AttributeError) as error:
         module = getattr(error, "obj", None)
         if isinstance(error, AttributeError) and isinstance(module, ModuleType) and name.startswith(module.__name__):
@@ -50,6 +53,38 @@ def resolve(name: Any, where: str) -> Callable[..., Any]:
     if not callable(target):
         raise ConfigError([f"{where}={name}: is {type(target).__name__}, expected something to call"])
     return target
+
+
+def place_of(error: SyntaxError) -> str:
+    """The file and the line of an error in the source of a module, with its text."""
+    return f"{error.filename}, line {error.lineno}: {type(error).__name__}: {error.msg}: {(error.text or '').strip()}"
+
+
+def call(target: Callable[..., Any], kwargs: Mapping[str, Any], where: str) -> Any:
+    """Returns `target(**kwargs)`.
+
+    Raises:
+        ConfigError: it needs arguments that `kwargs` lack; the message names them as options below `where`.
+    """
+    try:
+        return target(**kwargs)
+    except TypeError as error:
+        raise_missing(error, target, kwargs, where)
+        raise
+
+
+def raise_missing(error: TypeError, target: Callable[..., Any], kwargs: Mapping[str, Any], where: str) -> None:
+    """Raises a `ConfigError` from `error` if `target` needs arguments that `kwargs` lack."""
+    try:
+        parameters = inspect.signature(target).parameters
+    except (TypeError, ValueError):  # a builtin may have no signature
+        return
+    variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    needed = (name for name, each in parameters.items() if each.default is each.empty and each.kind not in variable)
+    if missing := [name for name in needed if name not in kwargs]:
+        name = getattr(target, "__qualname__", repr(target))
+        problems = [f"{where}.{each}: {name} needs it: give {where}.{each}=VALUE." for each in missing]
+        raise ConfigError(problems) from error
 
 
 def extra_advice(error: Exception) -> str:

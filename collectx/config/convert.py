@@ -17,6 +17,7 @@ _LIMITS = {
     "minimum": operator.ge,
     "maximum": operator.le,
     "above": operator.gt,
+    "below": operator.lt,
     "bits": lambda number, bits: number < 2**bits,
 }
 
@@ -109,7 +110,7 @@ def out_of_range(value: Any, limits: Mapping[str, Any]) -> str | None:
 
 def _range(limits: Mapping[str, Any]) -> str:
     if "above" in limits:
-        return f"greater than {limits['above']}."
+        return f"greater than {limits['above']}{' and finite' if 'below' in limits else ''}."
     text = f"at least {limits['minimum']}"
     if "maximum" in limits:
         text += f" and at most {limits['maximum']}"

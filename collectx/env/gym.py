@@ -15,9 +15,10 @@ import numpy as np
 from collectx.batch import REWARD, Leaf
 from collectx.config.schema.env import GymEnvConfig
 from collectx.env.base import Env, EnvSpec, StepArrays, closed_on_error
-from collectx.env.gym_factory import env_factory, explain_missing_package
+from collectx.env.gym_factory import env_factory, explain_errors
 from collectx.env.infos import InfoKeys
 from collectx.env.observation import ObservationLeaves
+from collectx.env.old_api import refuse
 from collectx.env.spaces import SpaceLeaves, check, checked_values, write_env
 
 # The reward of one env, without the batch's last dimension.
@@ -26,7 +27,7 @@ _REWARD = Leaf(REWARD.key, (), REWARD.dtype)
 
 def build(cfg: GymEnvConfig, first_index: int, life: int) -> GymEnv:
     """See `collectx.env.build`."""
-    with explain_missing_package(cfg):
+    with explain_errors(cfg):
         make = env_factory(cfg)
         return GymEnv((make() for _ in range(cfg.num_envs)), cfg.info_keys, cfg.exclude_keys)
 
@@ -85,7 +86,9 @@ class GymEnv(Env):
                     out.truncated[e] = truncated
                     any_ended = True
         except Exception as error:
-            error.add_note(f"in env {len(rewards)} of this group of {self.spec.num_envs}, while stepping")
+            where = f"env {len(rewards)} of this group of {self.spec.num_envs}"
+            refuse(error, "step", where)
+            error.add_note(f"in {where}, while stepping")
             raise
         if len(values) == 1:
             # For one env, `write_env` costs half of `checked_values`.
@@ -107,10 +110,14 @@ class GymEnv(Env):
             self.user_envs.pop(0).close()
 
     def _restart_one(self, e: int, seed: int | None, out: Sequence[np.ndarray]) -> None:
+        result = None
         try:
-            write_env(self._leaves, out, e, self._values(*self.user_envs[e].reset(seed=seed)))
+            result = self.user_envs[e].reset(seed=seed)
+            write_env(self._leaves, out, e, self._values(*result))
         except Exception as error:
-            error.add_note(f"in env {e} of this group of {self.spec.num_envs}, while resetting")
+            where = f"env {e} of this group of {self.spec.num_envs}"
+            refuse(error, "reset", where, result)
+            error.add_note(f"in {where}, while resetting")
             raise
 
     def _values(self, observation: Any, info: dict) -> list[Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import pkgutil
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from types import NoneType
@@ -13,7 +14,7 @@ import gymnasium
 
 from collectx.config.schema.env import GymEnvConfig, GymVectorEnvConfig
 from collectx.errors import ConfigError
-from collectx.user_objects import extra_advice, resolve
+from collectx.user_objects import extra_advice, place_of, raise_missing, resolve
 
 
 def env_factory(cfg: GymEnvConfig) -> Callable[[], gymnasium.Env]:
@@ -48,6 +49,8 @@ def resolve_source(cfg: GymEnvConfig | GymVectorEnvConfig) -> Callable[..., Any]
         if module:
             importlib.import_module(module)
         gymnasium.spec(name)
+    except SyntaxError as error:
+        raise ConfigError([f"env.id={cfg.id}: {place_of(error)}"]) from error
     except (ImportError, gymnasium.error.Error) as error:
         raise ConfigError([f"env.id={cfg.id}: {error}"]) from error
     return None
@@ -75,8 +78,9 @@ def wrapper(item: Any, where: str) -> Callable[[gymnasium.Env], gymnasium.Env]:
 
 
 @contextlib.contextmanager
-def explain_missing_package(cfg: GymEnvConfig | GymVectorEnvConfig) -> Iterator[None]:
-    """Raises a `ConfigError` with the extra to install where the block lacks a package to make envs."""
+def explain_errors(cfg: GymEnvConfig | GymVectorEnvConfig) -> Iterator[None]:
+    """Raises a `ConfigError` where the block, which makes envs, lacks a package, with the extra to install, or an
+    argument of an env's constructor."""
     try:
         yield
     except gymnasium.error.DependencyNotInstalled as error:
@@ -84,3 +88,18 @@ def explain_missing_package(cfg: GymEnvConfig | GymVectorEnvConfig) -> Iterator[
         text = str(error).partition(", run ")[0] if extra_advice(error) else str(error)
         source = f"env.id={cfg.id}" if cfg.id is not None else f"env.entry_point={cfg.entry_point}"
         raise ConfigError([f"{source}: {text}{extra_advice(error)}"]) from error
+    except TypeError as error:
+        made_by, given = _constructor(cfg)
+        raise_missing(error, made_by, given, "env.kwargs")
+        raise
+
+
+def _constructor(cfg: GymEnvConfig | GymVectorEnvConfig) -> tuple[Callable[..., Any], Mapping[str, Any]]:
+    """What makes the envs, and the arguments that it is called with."""
+    if cfg.id is None:
+        return resolve(cfg.entry_point, "env.entry_point"), {"num_envs": cfg.num_envs, **cfg.kwargs}
+    spec = gymnasium.spec(cfg.id.rpartition(":")[2])
+    by_vector = getattr(cfg, "vectorization_mode", None) == "vector_entry_point"
+    made_by: Any = spec.vector_entry_point if by_vector else spec.entry_point
+    made_by = made_by if callable(made_by) else pkgutil.resolve_name(str(made_by))
+    return made_by, {"num_envs": cfg.num_envs, **spec.kwargs, **cfg.kwargs}

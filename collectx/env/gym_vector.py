@@ -22,9 +22,10 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, Vecto
 
 from collectx.config.schema.env import GymVectorEnvConfig
 from collectx.env.base import Env, EnvSpec, StepArrays, closed_on_error
-from collectx.env.gym_factory import explain_missing_package, resolve_source, wrapper
+from collectx.env.gym_factory import explain_errors, resolve_source, wrapper
 from collectx.env.infos import InfoKeys
 from collectx.env.observation import ObservationLeaves
+from collectx.env.old_api import refuse
 from collectx.env.spaces import SpaceLeaves, check, checked_values, numpy_dtype, write_env
 from collectx.errors import CollectxError, ConfigError, ShapeError, SpaceError
 from collectx.state import ProcessState
@@ -36,7 +37,7 @@ _MODES = f"one of {', '.join(mode.name.lower() for mode in AutoresetMode)}"
 
 def build(cfg: GymVectorEnvConfig, first_index: int, life: int) -> GymVectorEnv:
     """See `collectx.env.build`."""
-    with explain_missing_package(cfg):
+    with explain_errors(cfg):
         return GymVectorEnv(_make(cfg), cfg.info_keys, cfg.exclude_keys, cfg.autoreset_mode)
 
 
@@ -92,14 +93,22 @@ class GymVectorEnv(Env):
         seed: int | list[int] | None = None
         if seeds is not None:
             seed = [int(s) for s in seeds] if self._seeds_each else int(seeds[0])
-        observation, info = self._env.reset(seed=seed)  # type: ignore[arg-type]
+        try:
+            observation, info = self._env.reset(seed=seed)  # type: ignore[arg-type]
+        except Exception as error:
+            refuse(error, "reset", "an env of the vector env")
+            raise
         self._ended[:] = False
         self._write(out, self._values(observation, info))
 
     def step(self, action: Sequence[np.ndarray], out: StepArrays) -> bool:
         # A copy, as the env may keep its actions and the caller overwrites its arrays.
         actions = self._action.nest([array.copy() for array in action])
-        observation, reward, terminated, truncated, info = self._env.step(actions)
+        try:
+            observation, reward, terminated, truncated, info = self._env.step(actions)
+        except Exception as error:
+            refuse(error, "step", "an env of the vector env")
+            raise
         for name, array, value in (
             ("reward", out.reward, reward),
             ("terminated", out.terminated, terminated),
@@ -197,7 +206,12 @@ class CheckedEnv(gymnasium.Wrapper):
             self._leaves = [(leaf, numpy_dtype(leaf)) for leaf in self._observation.leaves]
 
     def reset(self, **kwargs: Any) -> Any:
-        return self._checked(self.env.reset(**kwargs))
+        result = self.env.reset(**kwargs)
+        try:
+            return self._checked(result)
+        except Exception as error:
+            refuse(error, "reset", f"env {self._index}", result)
+            raise
 
     def step(self, action: Any) -> Any:
         return self._checked(self.env.step(action))

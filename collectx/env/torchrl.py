@@ -18,13 +18,13 @@ from collectx.env.torchrl_processes import GymProcesses
 from collectx.env.torchrl_recipe import Recipe, Unrecognised, peel
 from collectx.env.torchrl_specs import RandomActions, gym_wrapper, is_torchrl_env, read_spec, with_inputs
 from collectx.errors import ConfigError, SpaceError
-from collectx.user_objects import resolve
+from collectx.user_objects import call, resolve
 
 
 def build(cfg: TorchrlEnvConfig, first_index: int, life: int) -> TorchrlEnv:
     """See `collectx.env.build`. `cfg.target` makes either one env, or all `cfg.num_envs` envs as one batched env."""
     make = resolve(cfg.target, "env.target")
-    env = make(**cfg.kwargs)
+    env = call(make, cfg.kwargs, "env.kwargs")
     if not is_torchrl_env(env):
         raise ConfigError([f"env.target={cfg.target}: returned {type(env).__name__}, expected an EnvBase of TorchRL."])
     if env.batch_size:

@@ -16,7 +16,7 @@ from torch import nn
 from collectx.config.schema.policy import CustomPolicyConfig
 from collectx.env.base import EnvSpec
 from collectx.errors import ConfigError
-from collectx.user_objects import resolve
+from collectx.user_objects import call, resolve
 
 
 def build(cfg: CustomPolicyConfig, spec: EnvSpec) -> Any:
@@ -56,4 +56,4 @@ def _call_factory(factory: Any, spec: EnvSpec, kwargs: dict[str, Any]) -> Any:
             signature.bind(**kwargs)
         except TypeError:
             return functools.partial(factory, **kwargs) if kwargs else factory
-    return factory(**kwargs)
+    return call(factory, kwargs, "policy.kwargs")

@@ -1,21 +1,21 @@
-"""Refuses batches with NaN or infinities in observations or rewards."""
+"""Refuses batches with NaN or infinities in observations, actions or rewards."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import NoReturn
 
 import numpy as np
 
 from collectx.batch import TRAJ_IDS, Key, Slot
 from collectx.env.base import EnvSpec
-from collectx.errors import ShapeError
+from collectx.errors import ShapeError, text_of
 
 
 class FiniteCheck:
-    """Checks all floating-point leaves of an env's observations and rewards; not its infos, where NaN often means "no
-    value".
+    """Checks all floating-point leaves of an env's observations, actions and rewards; not its infos, where NaN often
+    means "no value", nor the policy's other outputs, such as the log-probability of a masked action.
 
     Args:
         spec: of the rollout's env.
@@ -35,12 +35,16 @@ class FiniteCheck:
         first_env: int,
         total_envs: int,
     ):
-        self._written, self._worker, self._first_env, self._total_envs = written, worker, first_env, total_envs
+        self._worker, self._first_env, self._total_envs = worker, first_env, total_envs
         kept = [leaf for leaf in spec.observation if leaf.key[0] != "info" or leaf in spec.inputs]
         observed = [leaf for leaf in kept if leaf.dtype.is_floating_point]
         produced = [leaf.under("next") for leaf in (*observed, *spec.rewards) if leaf.dtype.is_floating_point]
         self._slots = [slot.arrays() for slot in slots]
-        self._keys = [leaf.key for leaf in (*produced, *observed) if leaf.key in self._slots[0]]
+        self._actions = [leaf.key for leaf in spec.action if leaf.dtype.is_floating_point]
+        # In the order of cause and effect within a step.
+        keys = (*(leaf.key for leaf in observed), *self._actions, *(leaf.key for leaf in produced))
+        self._keys = [key for key in keys if key in self._slots[0]]
+        self._from_policy = {*written, *self._actions}
 
     def __call__(self, slot: int, steps: int) -> None:
         """Checks the first `steps` steps of a slot.
@@ -55,16 +59,42 @@ class FiniteCheck:
                 # may overflow, so the values are checked after all.
                 values = arrays[key][:, :steps]
                 if not math.isfinite(values.sum()) and not np.isfinite(values).all():
-                    self._raise(key, values, arrays[TRAJ_IDS])
+                    self._raise(arrays, steps)
 
-    def _raise(self, key: Key, values: np.ndarray, traj_ids: np.ndarray) -> NoReturn:
-        places = np.argwhere(~np.isfinite(values))
-        row, step = places[places[:, 1].argmin(), :2].tolist()
-        env = traj_ids[row, step] % self._total_envs - self._first_env
-        value = values[row, step][~np.isfinite(values[row, step])].flat[0]
-        source, culprit = ("the policy for env", "policy") if key in self._written else ("env", "env")
+    def explain(self, slot: int, error: Exception) -> None:
+        """Raises a `ShapeError` from `error`, which ended a batch, if an action of that batch is not finite: an env may
+        refuse such an action with an error of its own."""
+        for key in self._actions:
+            # The slot's later steps are those of an earlier batch, which was checked.
+            values = self._slots[slot][key]
+            if not np.isfinite(values).all():
+                value = values[~np.isfinite(values)].flat[0]
+                raise ShapeError(
+                    f"{'.'.join(key)}: {value}, from the policy of worker {self._worker}; the env answers with "
+                    f"{type(error).__name__}: {text_of(error)}: {_advice('policy')}"
+                ) from error
+
+    def _raise(self, arrays: Mapping[Key, np.ndarray], steps: int) -> NoReturn:
+        step, _, row, key = min(self._first_places(arrays, steps))
+        env = arrays[TRAJ_IDS][row, step] % self._total_envs - self._first_env
+        value = arrays[key][row, step]
+        value = value[~np.isfinite(value)].flat[0]
+        source, culprit = ("the policy for env", "policy") if key in self._from_policy else ("env", "env")
         raise ShapeError(
             f"{'.'.join(key)}: {value} at step {step} of the batch, from {source} {env} of worker {self._worker}: "
-            f"values must be finite: fix the {culprit}, or keep such values with collector.check_finite=false "
-            "(in Python check_finite=False)"
+            f"{_advice(culprit)}"
         )
+
+    def _first_places(self, arrays: Mapping[Key, np.ndarray], steps: int) -> Iterator[tuple[int, int, int, Key]]:
+        """The first step of each key with a value that is not finite, the key's order within the step, and the row."""
+        for order, key in enumerate(self._keys):
+            places = np.argwhere(~np.isfinite(arrays[key][:, :steps]))
+            if len(places):
+                row, step = places[places[:, 1].argmin(), :2].tolist()
+                yield step, order, row, key
+
+
+def _advice(culprit: str) -> str:
+    where = "policy, whose weights may not be finite" if culprit == "policy" else culprit
+    keep = "collector.check_finite=false (in Python check_finite=False)"
+    return f"values must be finite: fix the {where}, or keep such values with {keep}"

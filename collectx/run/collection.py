@@ -175,7 +175,7 @@ class RunCollection:
 
     def log(self, **scalars: float) -> None:
         """See `Collection.log`. Accepts tensors of one element too."""
-        values = {name: float(value) for name, value in scalars.items()}
+        values = {name: _number(name, value) for name, value in scalars.items()}
         self._logged.update(values)
         # A new dict: the display may be iterating over the old one.
         self.statistics.scalars = self.statistics.scalars | values
@@ -229,11 +229,22 @@ def _line(delivery: Delivery, statistics: Statistics) -> dict[str, Any]:
         lengths = np.concatenate([part.report.lengths for part in delivery.parts])
         line |= {
             "episodes": len(returns),
+            "num_episodes": statistics.num_episodes,
             "return": _short(float(returns.mean())),
             "length": _short(float(lengths.mean())),
             "mean_return": _short(statistics.mean_return),
         }
     return line
+
+
+def _number(name: str, value: Any) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise TypeError(
+            f"collection.log({name}={value!r:.100}): is a {type(value).__name__}: log takes numbers, and tensors and "
+            "arrays of one element"
+        ) from error
 
 
 def _short(value: float) -> float:

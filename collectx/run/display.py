@@ -25,7 +25,7 @@ from rich.table import Table
 from rich.text import Text
 
 from collectx.errors import CollectxError, text_of, traceback_of
-from collectx.run.result import Result, Status, type_name
+from collectx.run.result import ALL_DELIVERED, Result, Status, type_name
 from collectx.run.statistics import TIMES, Sampler, Statistics, View, WorkerView
 
 NUM_WORKERS_SHOWN = 8
@@ -34,6 +34,8 @@ PLAIN_S = 5.0
 DRAWING_SHARE = 0.02
 # The columns of the shares of `TIMES`.
 _SHARES = tuple(name.removesuffix("_s") for name in TIMES)
+# From this share on, one side is said to wait for the other.
+_DOMINATES = 0.6
 _STYLES = {Status.COMPLETED: "green", Status.FAILED: "red", Status.INTERRUPTED: "yellow"}
 
 
@@ -112,10 +114,11 @@ def format_line(view: View) -> str:
     if view.workers:
         means = (sum(column) / len(view.workers) for column in zip(*(w.shares for w in view.workers), strict=True))
         parts.append(" ".join(f"{name} {mean:.0%}" for name, mean in zip(_SHARES, means, strict=True)))
+    parts += _trainer(view)
     if now.checkpoint_s:
         parts.append(f"checkpoints {now.checkpoint_s / view.elapsed_s:.2%}")
     if view.left_s is not None:
-        parts.append(f"{clock(view.left_s)} left")
+        parts.append(_left(view))
     parts.extend(f"{name} {number(value)}" for name, value in now.scalars.items())
     return " | ".join(parts)
 
@@ -134,7 +137,7 @@ def render_panel(view: View) -> RenderableType:
         f"[bold]{number(view.now_per_s)}[/]/s now",
         f"{number(now.frames_per_s)}/s overall",
         clock(view.elapsed_s),
-        f"{clock(view.left_s)} left" if view.left_s is not None else "",
+        _left(view) if view.left_s is not None else "",
     )
     learning = Text.assemble(
         "return ",
@@ -146,9 +149,30 @@ def render_panel(view: View) -> RenderableType:
     rows: list[RenderableType] = [head, learning]
     if view.workers:
         rows.append(_worker_table(view.workers))
+    if trainer := _trainer(view):
+        rows.append(Text("   ".join(trainer)))
     if now.scalars:
         rows.append(Text("   ".join(f"{name} {number(value)}" for name, value in now.scalars.items()), style="cyan"))
     return Group(*rows)
+
+
+def _left(view: View) -> str:
+    """The time until all frames are delivered, which is the longest where `trainer.target_return` may end the run."""
+    text, target = f"{clock(view.left_s or 0)} left", view.numbers.target_return
+    return text if target is None else f"at most {text} (until target_return={target:g})"
+
+
+def _trainer(view: View) -> list[str]:
+    """The trainer's share of the time, and which side waits for the other where one dominates."""
+    if view.trainer_share is None:
+        return []
+    parts = [f"trainer {view.trainer_share:.0%}"]
+    waits = [worker.shares[_SHARES.index("wait")] for worker in view.workers]
+    if waits and min(view.trainer_share, sum(waits) / len(waits)) >= _DOMINATES:
+        parts.append(f"workers wait for the trainer {sum(waits) / len(waits):.0%}")
+    elif 1 - view.trainer_share >= _DOMINATES:
+        parts.append(f"the trainer waits for the workers {1 - view.trainer_share:.0%}")
+    return parts
 
 
 def _members(taking_part: tuple[int, int]) -> str:
@@ -203,7 +227,7 @@ def print_result(result: Result, errors: Sequence[BaseException], log: Path) -> 
         print_message(format_error(error))
     if errors:
         print_message(f"full traceback: {log}")
-    elif result.status is Status.INTERRUPTED:
+    elif result.exit_reason != ALL_DELIVERED:
         print_message(result.exit_reason)
     print_table(result)
 

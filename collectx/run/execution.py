@@ -240,8 +240,8 @@ class _Execution:
                 self._resume(self._point, collector)
                 self._point.load_assembler(assembler)
             self._signals.defer(self._cfg.checkpoint.grace_s, self._say_stopping)
-            self._trainer.train(collection)
-            self._record.end(None)
+            reason = self._trainer.train(collection)
+            self._record.end(None, reason)
         except BaseException as error:
             self._record.end(error)
             if backend_of(self._cfg) == "inline":

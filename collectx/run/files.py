@@ -137,10 +137,12 @@ _BLOCK = 1 << 24
 
 
 class JsonLinesTail:
-    """Reads the objects that are appended to a JSON lines file."""
+    """Reads the objects that are appended to a JSON lines file; of a file that is longer than `newest_bytes` when it is
+    first read, only the lines in its last `newest_bytes`."""
 
-    def __init__(self, path: Path):
+    def __init__(self, path: Path, newest_bytes: int | None = None):
         self.path = path
+        self._newest_bytes = newest_bytes
         self._position = self._number = 0
         self._file: int | None = None
 
@@ -157,6 +159,10 @@ class JsonLinesTail:
                 status = os.fstat(file.fileno())
                 if self._file is not None and (status.st_ino != self._file or status.st_size < self._position):
                     restarted, self._position, self._number = True, 0, 0
+                if self._file is None and self._newest_bytes is not None and status.st_size > self._newest_bytes:
+                    file.seek(status.st_size - self._newest_bytes)
+                    file.readline()
+                    self._position = file.tell()
                 self._file = status.st_ino
                 file.seek(self._position)
                 text = file.read(_BLOCK)

@@ -39,6 +39,7 @@ class Status(StrEnum):
         return self in ENDED
 
 
+ALL_DELIVERED = "all frames delivered"
 ENDED = (Status.COMPLETED, Status.FAILED, Status.INTERRUPTED)
 
 
@@ -123,7 +124,7 @@ class Record:
 
     def __init__(self, cfg: RunConfig, signals: Signals):
         self.start_s = _command_start_s()
-        self.statistics = Statistics(cfg.collector.total_frames)
+        self.statistics = Statistics(cfg.collector.total_frames, getattr(cfg.trainer, "target_return", None))
         self.digest = None if getattr(cfg.trainer, "digest", False) is False else Digest()
         self.errors: list[BaseException] = []
         self.is_unsaved_known = False
@@ -135,10 +136,14 @@ class Record:
         self._status: Status | None = None
         self._reason = ""
 
-    def end(self, error: BaseException | None) -> None:
+    def end(self, error: BaseException | None, reason: object = None) -> None:
         """Records that training returned (None) or raised. The first call sets the status; a later error turns
         COMPLETED into FAILED. An error after a signal counts as an interruption: a signal during an import, for
-        example, raises an unrelated error."""
+        example, raises an unrelated error.
+
+        Args:
+            reason: what the trainer returned; a text is the reason why it ended the run.
+        """
         signum = self._signals.last
         if isinstance(error, KeyboardInterrupt) or (self._status is None and error is not None and signum is not None):
             if self._status is None:
@@ -155,9 +160,14 @@ class Record:
             self._status = Status.COMPLETED
             frames, total = self.statistics.frames, self.statistics.total_frames
             is_complete = frames >= total >= 0
-            self._reason = "all frames delivered" if is_complete else f"the trainer ended the run after {frames} frames"
-            if not is_complete and self.statistics.batches == self._max_batches:
+            if is_complete:
+                self._reason = ALL_DELIVERED
+            elif self.statistics.batches == self._max_batches:
                 self._reason = f"{self._max_batches} batches delivered (run.max_batches={self._max_batches})"
+            else:
+                self._reason = f"the trainer ended the run after {frames} frames"
+            if isinstance(reason, str):
+                self._reason = reason
 
     @property
     def is_interrupted(self) -> bool:

@@ -52,17 +52,8 @@ class WorkerTotals:
         return tuple(each / total_s if total_s > 0 else 0.0 for each in spent_s)
 
 
-_SUMS = (
-    "frames",
-    "batches",
-    "num_episodes",
-    "waited_s",
-    "mean_return",
-    "version",
-    "lag",
-    "checkpoint_s",
-    "_first_frames",
-)
+_SUMS = ("frames", "batches", "num_episodes", "waited_s", "mean_return", "version", "lag", "checkpoint_s")
+_FIRSTS = ("_first_frames", "_first_waited_s")
 
 
 class Statistics:
@@ -70,6 +61,7 @@ class Statistics:
 
     Attributes:
         total_frames: frames that the run will deliver; -1 for an endless one.
+        target_return: the trainer may end the run at this mean return; None: there is no such option.
         scalars: the newest value of every scalar that the trainer logged.
         frames, batches, num_episodes: sums.
         waited_s: total time that the trainer waited for batches.
@@ -83,8 +75,9 @@ class Statistics:
         taking_part: how many workers take part and how many were started; None if all take part.
     """
 
-    def __init__(self, total_frames: int) -> None:
+    def __init__(self, total_frames: int, target_return: float | None = None) -> None:
         self.total_frames = total_frames
+        self.target_return = target_return
         self.scalars: dict[str, float] = {}
         self.frames = 0
         self.batches = 0
@@ -99,14 +92,14 @@ class Statistics:
         self.lag = 0.0
         self.workers: dict[int, WorkerTotals] = {}
         self.taking_part: tuple[int, int] | None = None
-        self._first_frames = 0
+        self._first_frames, self._first_waited_s = 0, 0.0
         self._returns: deque[float] = deque(maxlen=RETURN_WINDOW)
 
     def add(self, delivery: Delivery, now_s: float) -> None:
         """Counts one delivery, made at `now_s` on a monotonic clock."""
         if self.last_s is None:
             self.first_s = now_s
-            self._first_frames = delivery.frames
+            self._first_frames, self._first_waited_s = delivery.frames, delivery.waited_s
         elif now_s > self.last_s:
             self.rate = delivery.frames / (now_s - self.last_s)
         self.last_s = now_s
@@ -131,7 +124,7 @@ class Statistics:
         """Returns a copy as plain data, for `load`."""
         elapsed_s = None if self.first_s is None or self.last_s is None else self.last_s - self.first_s
         return {
-            "sums": {name: getattr(self, name) for name in _SUMS},
+            "sums": {name: getattr(self, name) for name in (*_SUMS, *_FIRSTS)},
             "elapsed_s": elapsed_s,
             "scalars": dict(self.scalars),
             "returns": list(self._returns),
@@ -163,13 +156,19 @@ class Statistics:
         return (self.frames - self._first_frames) / (self.last_s - self.first_s)
 
 
+# Of a longer `metrics.jsonl`, the end is read: some thousand batches. A million lines would take 15 s.
+_NEWEST_BYTES = 1 << 22
+
+
 class MetricsTail(Statistics):
     """`Statistics` that reads `metrics.jsonl`. `last_s - first_s` sums up the times of the batches, without the time
-    between the end of a run and its resumption."""
+    between the end of a run and its resumption. Times, and so the overall rate, are those of the last `_NEWEST_BYTES`
+    of the file at the first call of `update`, and of what follows; frames, batches and episodes are of the whole run.
+    """
 
-    def __init__(self, metrics: Path, total_frames: int):
-        super().__init__(total_frames)
-        self._lines = JsonLinesTail(metrics)
+    def __init__(self, metrics: Path, total_frames: int, target_return: float | None = None):
+        super().__init__(total_frames, target_return)
+        self._lines = JsonLinesTail(metrics, _NEWEST_BYTES)
 
     def update(self) -> bool:
         """Reads the lines added since the last call; returns whether there were any. Blocks for the disk only. After a
@@ -182,7 +181,7 @@ class MetricsTail(Statistics):
         while True:
             lines, restarted = self._lines.read()
             if restarted:
-                super().__init__(self.total_frames)
+                super().__init__(self.total_frames, self.target_return)
             if not lines:
                 return has_lines
             has_lines = True
@@ -194,18 +193,18 @@ class MetricsTail(Statistics):
 
     def _add_line(self, line: dict[str, Any]) -> None:
         batch_frames = line["frames"] - self.frames
-        if self.first_s is None:
-            self.first_s = self.last_s = line["time"]
-            self._first_frames = batch_frames
         self.rate = line["frames_per_s"]
-        if self.rate and self.last_s is not None:
+        if self.last_s is None:
+            self.first_s = self.last_s = line["time"]
+            self._first_frames, self._first_waited_s = batch_frames, line["waited_s"]
+        elif self.rate:
             self.last_s += batch_frames / self.rate
         self.frames = line["frames"]
         self.batches = line["batch"] + 1
         self.waited_s += line["waited_s"]
         self.version = line["version"]
         self.lag = line["lag"]
-        self.num_episodes += line.get("episodes", 0)
+        self.num_episodes = line.get("num_episodes", self.num_episodes + line.get("episodes", 0))
         mean_return = line.get("mean_return", self.mean_return)
         self.mean_return = math.nan if mean_return is None else mean_return
         self.scalars = self.scalars | line.get("scalars", {})
@@ -227,12 +226,13 @@ class WorkerView:
 
 @dataclass(frozen=True)
 class View:
-    """The numbers of a run at one moment: a copy of its `Statistics`, the time since its start, and the frames per
-    second over the last `NOW_S`, None while unknown."""
+    """The numbers of a run at one moment: a copy of its `Statistics` and the time since its start. Of the last `NOW_S`:
+    frames per second, and the share of the time in which the trainer did not wait for a batch, None while unknown."""
 
     numbers: Statistics
     elapsed_s: float
     now_per_s: float | None
+    trainer_share: float | None = None
     workers: tuple[WorkerView, ...] = ()
 
     @property
@@ -274,7 +274,19 @@ class Sampler:
             # All frames came before the first sample: the rate falls with time.
             rate = min(rate, now.frames / passed_s)
         now_per_s = frames / passed_s if frames and passed_s > 0 else rate
-        return View(now, now_s - self._start_s, now_per_s, tuple(_worker_views(now, since, passed_s)))
+        share = _trainer_share(now, since)
+        return View(now, now_s - self._start_s, now_per_s, share, tuple(_worker_views(now, since, passed_s)))
+
+
+def _trainer_share(now: Statistics, since: Statistics) -> float | None:
+    """Between the deliveries of two samples, or since the first delivery if there was none between them."""
+    if now.last_s is None or now.first_s is None or since.last_s is None:
+        return None
+    begin_s, waited_s = since.last_s, since.waited_s
+    if begin_s == now.last_s:
+        begin_s, waited_s = now.first_s, now._first_waited_s
+    passed_s = now.last_s - begin_s
+    return min(1.0, max(0.0, 1 - (now.waited_s - waited_s) / passed_s)) if passed_s > 0 else None
 
 
 def _worker_views(now: Statistics, since: Statistics, passed_s: float) -> Iterator[WorkerView]:

@@ -22,13 +22,18 @@ from collectx.env.base import EnvSpec
 from collectx.errors import ConfigError
 from collectx.policy.stochastic import Flatten, StochasticPolicy, initialize
 from collectx.random_state import single_threaded
-from collectx.trainer.base import Collection, check_trainable, has_reached, remaining_fraction
+from collectx.trainer.base import Collection, check_trainable, reached, remaining_fraction
+from collectx.trainer.finite import check_finite
 
 _ADVICE = (
     "it needs log-probabilities of actions. Use policy=mlp or policy=cnn, or give your module observation_keys and "
     "evaluate(observation, action), as collectx.policy.stochastic.StochasticPolicy has them, and let it write "
     "action_log_prob."
 )
+
+
+# In the order of the columns of `ActorCriticTrainer.learn`.
+_LOSSES = ("actor_loss", "critic_loss", "entropy")
 
 
 class ActorCriticTrainer(ABC):
@@ -58,20 +63,23 @@ class ActorCriticTrainer(ABC):
         self._optimizer = torch.optim.Adam(self._parameters, lr=cfg.learning_rate, eps=1e-5, fused=True)
         self.generator = torch.Generator().manual_seed(seed)
 
-    def train(self, collection: Collection) -> None:
+    def train(self, collection: Collection) -> str | None:
         """Returns when the collection is exhausted or `target_return` is reached."""
         for batch in collection:
-            if has_reached(self._cfg.target_return, collection):
-                return
+            if reason := reached(self._cfg.target_return, collection):
+                return reason
             if self._cfg.anneal:
                 self._optimizer.param_groups[0]["lr"] = self._cfg.learning_rate * remaining_fraction(collection)
             losses = self.learn(Transitions.of(batch, self.policy.observation_keys, self.device))
+            modules = {"policy": self.policy, "critic": self.critic}
+            check_finite(self._cfg, _LOSSES, losses, modules, self._optimizer)
             collection.publish(self.policy)
-            collection.log(**losses)
+            collection.log(**dict(zip(_LOSSES, losses.mean(0).tolist(), strict=True)))
+        return None
 
     @abstractmethod
-    def learn(self, batch: Transitions) -> dict[str, float]:
-        """Updates the networks from one batch; returns the losses."""
+    def learn(self, batch: Transitions) -> torch.Tensor:
+        """Updates the networks from one batch; returns the `_LOSSES` of each gradient step, `[steps, 3]`."""
 
     def step(self, loss: torch.Tensor) -> None:
         """Takes one gradient step."""

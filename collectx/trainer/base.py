@@ -61,7 +61,8 @@ class Collection(Protocol):
 
 
 class Trainer(Protocol):
-    """Consumes a collection: returns when it is exhausted, or earlier to end the run (status completed).
+    """Consumes a collection: returns when it is exhausted, or earlier to end the run (status completed). A text that it
+    returns is the `exit_reason`.
 
     A trainer may have the attribute `shared_replay`: a `collectx.ReplayBuffer`, or a picklable object whose
     `extend(batch)` writes to one. Async workers of this machine then write their batches to it, `[envs, time]`, in the
@@ -72,7 +73,7 @@ class Trainer(Protocol):
     restored is built, then `load_state_dict` and the buffers' `loads` are called, then `train`.
     """
 
-    def train(self, collection: Collection) -> None: ...
+    def train(self, collection: Collection) -> str | None: ...
 
     def state_dict(self) -> dict:
         """Returns the state to continue from: tensors and plain data only."""
@@ -130,10 +131,13 @@ def check_trainable(
     return policy
 
 
-def has_reached(target_return: float | None, collection: Collection) -> bool:
-    """Whether the mean return is at least `target_return`, once it averages 100 episodes. False if it is None."""
-    is_known = collection.num_episodes >= _RETURN_EPISODES
-    return target_return is not None and is_known and collection.mean_return >= target_return
+def reached(target_return: float | None, collection: Collection) -> str | None:
+    """Says that the mean return is at least `target_return`, once it averages 100 episodes; otherwise returns None."""
+    value, is_known = collection.mean_return, collection.num_episodes >= _RETURN_EPISODES
+    if target_return is None or not is_known or value < target_return:
+        return None
+    last = f"the last {_RETURN_EPISODES} episodes"
+    return f"trainer.target_return={target_return:g} is reached: the mean return of {last} is {value:.6g}"
 
 
 def remaining_fraction(collection: Collection) -> float:

@@ -13,7 +13,7 @@ from collectx.config.schema.trainer import CustomTrainerConfig
 from collectx.env.base import EnvSpec
 from collectx.errors import ConfigError
 from collectx.trainer.base import Trainer
-from collectx.user_objects import resolve
+from collectx.user_objects import call, resolve
 
 
 def build(cfg: CustomTrainerConfig, policy: Callable | None, spec: EnvSpec, seed: int, device: torch.device) -> Trainer:
@@ -33,7 +33,7 @@ def build(cfg: CustomTrainerConfig, policy: Callable | None, spec: EnvSpec, seed
         parameters = {}
     if not any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values()):
         arguments = {name: value for name, value in arguments.items() if name in parameters}
-    trainer = target(**{**arguments, **cfg.kwargs})
+    trainer = call(target, {**arguments, **cfg.kwargs}, "trainer.kwargs")
     if not callable(getattr(trainer, "train", None)):
         raise ConfigError(
             [f"trainer.target={cfg.target} gave a {type(trainer).__name__}, which has no train(collection)."]

@@ -24,13 +24,14 @@ from collectx.batch import Key
 from collectx.config.schema.trainer import DqnTrainerConfig
 from collectx.env.base import EnvSpec
 from collectx.replay import PrioritizedSampler, ReplayBuffer, UniformSampler
-from collectx.trainer.base import Collection, check_trainable, has_reached, remaining_fraction
+from collectx.trainer.base import Collection, check_trainable, reached, remaining_fraction
+from collectx.trainer.finite import check_finite
 from collectx.trainer.returns import nstep
 
 # Most gradient steps that share one sample. Larger values need fewer calls, but use older targets.
 _MAX_STEPS_PER_SAMPLE = 16
 
-
+_LOSSES = ("loss", "value")
 _ADVICE = (
     "it needs the values of actions. Use policy=q_mlp or policy=q_cnn, or give your module observation_keys, epsilon, "
     "index and forward, as collectx.policy.q.QPolicy has them."
@@ -59,13 +60,13 @@ class DqnTrainer:
         self._due_steps = 0.0
         self.policy.epsilon.fill_(cfg.epsilon_start)
 
-    def train(self, collection: Collection) -> None:
+    def train(self, collection: Collection) -> str | None:
         """Returns when the collection is exhausted or `target_return` is reached."""
         cfg = self._cfg
         previous_frames = collection.frames
         for batch in collection:
-            if has_reached(cfg.target_return, collection):
-                return
+            if reason := reached(cfg.target_return, collection):
+                return reason
             if isinstance(batch, TensorDict):
                 self.shared_replay.extend(batch)
             self._anneal(collection)
@@ -77,6 +78,7 @@ class DqnTrainer:
             previous_frames = collection.frames
             collection.publish(self.policy)
             collection.log(epsilon=self.policy.epsilon.item(), **losses)
+        return None
 
     def state_dict(self) -> dict:
         """Tensors and plain data only, without the frames of the replay buffer."""
@@ -110,40 +112,38 @@ class DqnTrainer:
         sums = torch.zeros(2, device=self._device)
         for done in range(0, steps, _MAX_STEPS_PER_SAMPLE):
             sums += self._learn(min(_MAX_STEPS_PER_SAMPLE, steps - done))
-        if steps == 0:
-            return {}
-        loss, value = (sums / steps).tolist()
-        return {"loss": loss, "value": value}
+        return dict(zip(_LOSSES, (sums / steps).tolist(), strict=True)) if steps else {}
 
     def _learn(self, steps: int) -> torch.Tensor:
-        """Takes `steps` gradient steps on one sample with fixed targets. Returns the sums of losses and values."""
+        """Takes `steps` gradient steps on one sample with fixed targets. Returns the sums of the `_LOSSES`."""
         cfg, policy = self._cfg, self.policy
         sample = self._buffer.sample(steps * cfg.batch_size)
         frames = sample.to(self._device)
         observation = [frames[key].split(cfg.batch_size) for key in policy.observation_keys]
         column = policy.index(frames["action"]).unsqueeze(-1).split(cfg.batch_size)
         target = self._td_target(frames)
-        errors = []
-        sums = torch.zeros(2, device=self._device)
+        errors, rows = [], []
         weight = frames["priority_weight"].split(cfg.batch_size) if self._is_prioritized else None
         for i, expected in enumerate(target.split(cfg.batch_size)):
             value = policy([part[i] for part in observation]).gather(-1, column[i]).squeeze(-1)
-            losses = F.smooth_l1_loss(value, expected, reduction="none")
-            loss = (losses if weight is None else losses * weight[i]).mean()
+            distance = F.smooth_l1_loss(value, expected, reduction="none")
+            loss = (distance if weight is None else distance * weight[i]).mean()
             self._optimizer.zero_grad()
             loss.backward()
             nn.utils.clip_grad_norm_(self._parameters, cfg.max_grad_norm)
             self._optimizer.step()
             value = value.detach()
             errors.append((value - expected).abs())
-            sums += torch.stack((loss.detach(), value.mean()))
+            rows.append(torch.stack((loss.detach(), value.mean())))
+        losses = torch.stack(rows)
+        check_finite(cfg, _LOSSES, losses, {"policy": policy}, self._optimizer)
         if self._is_prioritized:
             self._buffer.update_priority(sample["index"], torch.cat(errors))
         with torch.no_grad():
             # The same as `steps` updates by `target_rate`.
             rate = 1 - (1 - cfg.target_rate) ** steps
             torch._foreach_lerp_([*self._target.parameters()], self._parameters, rate)
-        return sums
+        return losses.sum(0)
 
     @torch.no_grad()
     def _td_target(self, frames: TensorDict) -> torch.Tensor:

@@ -17,7 +17,7 @@ class ImpalaTrainer(ActorCriticTrainer):
 
     _cfg: ImpalaTrainerConfig
 
-    def learn(self, batch: Transitions) -> dict[str, float]:
+    def learn(self, batch: Transitions) -> torch.Tensor:
         cfg = self._cfg
         observation = flat(batch.observation)
         log_prob, entropy = self.policy.evaluate(observation, flat([batch.action])[0])
@@ -36,5 +36,4 @@ class ImpalaTrainer(ActorCriticTrainer):
         actor_loss = -(log_prob * advantage).mean()
         critic_loss = (self.critic(observation) - target.flatten()).square().mean()
         self.step(actor_loss + cfg.critic_coeff * critic_loss - cfg.entropy_coeff * entropy)
-        losses = torch.stack((actor_loss, critic_loss, entropy)).detach().tolist()
-        return dict(zip(("actor_loss", "critic_loss", "entropy"), losses, strict=True))
+        return torch.stack((actor_loss, critic_loss, entropy)).detach().unsqueeze(0)

@@ -17,7 +17,7 @@ class PpoTrainer(ActorCriticTrainer):
 
     _cfg: PpoTrainerConfig
 
-    def learn(self, batch: Transitions) -> dict[str, float]:
+    def learn(self, batch: Transitions) -> torch.Tensor:
         cfg = self._cfg
         value, next_value = state_values(self.critic, batch)
         advantage = gae(batch.reward, value, next_value, batch.done, cfg.gamma, cfg.gae_lambda)
@@ -27,7 +27,7 @@ class PpoTrainer(ActorCriticTrainer):
         frames = len(advantage)
         # Minibatches of equal size: a small last one would have a noisy gradient.
         num_minibatches = max(1, round(frames / cfg.minibatch_size))
-        sums = torch.zeros(3, device=self.device)
+        losses = []
         for _ in range(cfg.num_epochs):
             order = torch.randperm(frames, generator=self.generator).to(self.device)
             for index in order.tensor_split(num_minibatches):
@@ -42,6 +42,5 @@ class PpoTrainer(ActorCriticTrainer):
                 critic_loss = (self.critic(x) - target[index]).square().mean()
                 entropy = entropy.mean()
                 self.step(actor_loss + cfg.critic_coeff * critic_loss - cfg.entropy_coeff * entropy)
-                sums += torch.stack((actor_loss, critic_loss, entropy)).detach()
-        actor_mean, critic_mean, entropy_mean = (sums / (cfg.num_epochs * num_minibatches)).tolist()
-        return {"actor_loss": actor_mean, "critic_loss": critic_mean, "entropy": entropy_mean}
+                losses.append(torch.stack((actor_loss, critic_loss, entropy)).detach())
+        return torch.stack(losses)

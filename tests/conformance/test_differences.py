@@ -60,7 +60,7 @@ def test_what_is_not_one_hot_is_action_0(action):
     assert (batch["next", "observation"][:, 0] < batch["observation"][:, 0]).all()
 
 
-@pytest.mark.difference("NaN or an infinity in an observation or a reward")
+@pytest.mark.difference("NaN or an infinity in an observation, an action or a reward")
 def test_a_reward_that_is_not_finite_is_delivered():
     (batch,) = collect(lambda: GymWrapper(TransformReward(walk(), lambda _: math.nan)))
     assert batch["next", "reward"].isnan().all()

@@ -7,6 +7,8 @@ import typing
 from collections.abc import Iterator
 from functools import partial
 
+import gymnasium
+import numpy as np
 import pytest
 import torch
 from gymnasium.vector import SyncVectorEnv
@@ -255,7 +257,7 @@ def test_an_error_in_a_worker_keeps_its_type_and_every_next_raises_it(way, at):
             assert way.place == "inline" or re.search(r"raised in worker [01]\b", "".join(caught.value.__notes__))
 
 
-@pytest.mark.difference("NaN or an infinity in an observation or a reward")
+@pytest.mark.difference("NaN or an infinity in an observation, an action or a reward")
 @over((SINGLE, INLINE_SYNC, SHARED_SYNC))
 @pytest.mark.parametrize(
     ("value", "at", "where"),
@@ -277,7 +279,7 @@ def test_a_value_that_is_not_finite_is_refused_with_its_place(way, value, at, wh
         assert not collector.next()["next", "pose"].isfinite().all() or at == 0
 
 
-@pytest.mark.difference("NaN or an infinity in an observation or a reward")
+@pytest.mark.difference("NaN or an infinity in an observation, an action or a reward")
 @pytest.mark.parametrize("reward", [math.inf, math.nan])
 def test_a_reward_that_is_not_finite_is_refused_or_delivered(reward):
     def create():
@@ -288,6 +290,32 @@ def test_a_reward_that_is_not_finite_is_refused_or_delivered(reward):
         collector.next()
     with Collector(create, frames_per_batch=5, check_finite=False) as collector:
         assert not collector.next()["next", "reward"].isfinite().any()
+
+
+@pytest.mark.parametrize(("asserts", "place"), [(False, "at step 3 of the batch, "), (True, "")])
+def test_an_action_that_is_not_finite_is_the_policys_fault_not_the_envs(asserts, place):
+    class Integrates(gymnasium.Env):
+        observation_space = action_space = gymnasium.spaces.Box(-math.inf, math.inf, (1,))
+
+        def reset(self, *, seed=None, options=None):
+            self.sum = np.zeros(1, np.float32)
+            return self.sum.copy(), {}
+
+        def step(self, action):
+            assert not asserts or np.isfinite(action).all(), "invalid action"
+            self.sum += action
+            return self.sum.copy(), float(self.sum[0]), False, False, {}
+
+    def policy(observation):
+        return torch.where(observation == 3, math.nan, 1.0)
+
+    where = rf"^action: nan{',' if asserts else ''} {place}from the policy .*worker 0"
+    with (
+        Collector(Integrates, policy, frames_per_batch=8) as collector,
+        pytest.raises(ShapeError, match=where) as caught,
+    ):
+        collector.next()
+    assert ("AssertionError: invalid action" in str(caught.value)) == asserts
 
 
 @over((SINGLE, INLINE_SYNC))

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import gymnasium
 import numpy as np
 import pytest
+from gymnasium.vector import SyncVectorEnv
 from making import make
 from tensordict.nn import TensorDictModule
 from torch import nn
@@ -44,6 +45,38 @@ def test_all_that_is_wrong_is_said_at_once():
     }
     problems = refused(DistributedCollector, **wrong)
     assert {name for name in wrong if any(problem.startswith(name) for problem in problems)} == set(wrong)
+
+
+class FourValues(gymnasium.Wrapper):
+    def step(self, action):
+        observation, reward, terminated, truncated, info = self.env.step(action)
+        return observation, reward, terminated or truncated, info
+
+
+class NoInfo(gymnasium.Wrapper):
+    def reset(self, **keywords):
+        return self.env.reset(**keywords)[0]
+
+
+class NoSeed(gymnasium.Wrapper):
+    def reset(self):
+        return self.env.reset()
+
+
+@pytest.mark.parametrize("create", [lambda old: old(cartpole()), lambda old: SyncVectorEnv([lambda: old(cartpole())])])
+@pytest.mark.parametrize(
+    ("old", "words"),
+    [
+        (FourValues, r"step returned 4 values, as in the old API of Gym .*step 0 of the batch"),
+        (NoInfo, "reset returned an observation without an info, as in the old API of Gym"),
+        (NoSeed, "reset has no argument seed, as in the old API of Gym"),
+    ],
+)
+def test_an_env_with_the_old_api_of_gym_is_named_so(create, old, words):
+    collector = Collector(partial(create, old), frames_per_batch=2)
+    with pytest.raises(ShapeError, match=words):
+        collector.next()
+    collector.shutdown()
 
 
 KINDS = {"single": Collector, "sync": MultiSyncCollector, "async": MultiAsyncCollector, "gloo": DistributedCollector}

@@ -6,6 +6,7 @@ lists and mappings, are in the YAML files of `collectx.conf`.
 
 from __future__ import annotations
 
+import math
 from dataclasses import field, fields
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -39,9 +40,9 @@ def at_least(minimum: float) -> Any:
     return field(metadata={"minimum": minimum})
 
 
-def above(bound: float) -> Any:
-    """A number greater than `bound`."""
-    return field(metadata={"above": bound})
+def above(bound: float, finite: bool = False) -> Any:
+    """A number greater than `bound`; with `finite`, not infinity."""
+    return field(metadata={"above": bound} | ({"below": math.inf} if finite else {}))
 
 
 def within(minimum: float, maximum: float) -> Any:

@@ -20,11 +20,12 @@ class TrainerConfig(Section):
 class LearningTrainerConfig(TrainerConfig):
     """Of every built-in trainer that learns."""
 
-    learning_rate: float = above(0)
+    learning_rate: float = above(0, finite=True)
     anneal: bool
     gamma: float = within(0, 1)
     max_grad_norm: float = above(0)
     target_return: float | None
+    check_finite: bool
 
 
 @dataclass(kw_only=True)

@@ -143,6 +143,34 @@ def test_logs_are_those_of_all_roles_or_of_one(job, capsys):
     assert capsys.readouterr().out == "job | begin\njob | end\nworker-0 | hello\nbegin\nend\n"
 
 
+def test_logs_without_a_line_name_the_files_that_have_the_output(job, capsys):
+    job.log("job").write_text("")
+    queue_result = {"status": "completed", "exit_reason": "all frames delivered"}
+    job.result.write_text(json.dumps(queue_result))
+    assert logs.main(["sweep"]) == 0
+    out, err = capsys.readouterr()
+    assert not out
+    words = ("logs is empty", "metrics.jsonl", "events.jsonl", "result.json", f"collectx watch {job.path}")
+    assert [word for word in words if word not in err] == []
+
+
+def test_a_dead_run_with_many_batches_is_watched_to_its_end_by_the_last_of_them(queue, tmp_path, capsys):
+    files = RunFolder(tmp_path / "run")
+    files.begin()
+    snapshot.write(composed("trainer=meter"), files, [])
+    line = {"batch": 0, "time": 0.0, "frames": 0, "frames_per_s": 50.0, "waited_s": 0.0, "version": 0, "lag": 0.0}
+    last = line | {"batch": 999_999, "frames": 123_456, "episodes": 1, "num_episodes": 77, "mean_return": 3.5}
+    with open(files.metrics, "w") as file:
+        file.write("not read\n" * 1000)
+        file.writelines(f"{json.dumps(each)}\n" for each in (*[line | {"long": "-" * 100_000}] * 50, last))
+    assert attach.main(["run"]) == 1
+    out, err = capsys.readouterr()
+    assert "123,456/" in out
+    assert "(77 episodes)" in out
+    assert out.splitlines()[-2].split()[:3] == ["run", "failed", "123,456"]
+    assert "its process has ended without leaving a result" in err
+
+
 @pytest.mark.parametrize(
     ("main", "argv", "message"),
     [

@@ -1,6 +1,7 @@
 """`collectx status`: nothing that is dead is said to run, with SLURM and without."""
 
 import json
+import os
 import re
 import socket
 from contextlib import closing
@@ -156,7 +157,30 @@ def test_a_run_elsewhere_lives_as_long_as_jobs_of_its_workers(queue, tmp_path, c
     assert said(capsys, files)[0] == "unknown"
 
 
+def test_without_a_folder_the_newest_runs_of_outputs_are_shown(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert status.main([]) == 2
+    assert "outputs: no such folder" in capsys.readouterr().err
+    names = [f"day/{number}" for number in range(9)] + ["day/time-sweep/seed=0", "day/time-sweep/seed=1", "mine"]
+    for time_s, name in enumerate(reversed(names)):
+        files = RunFolder(tmp_path / "outputs" / name)
+        files.begin()
+        files.result.write_text('{"status": "failed", "exit_reason": "first line\\nsecond line"}')
+        os.utime(files.snapshot, (time_s, time_s))
+    assert status.main([]) == 0
+    out, err = capsys.readouterr()
+    assert [line.split()[0] for line in out.splitlines()[1:11]] == list(reversed(names))[2:]
+    assert "day/0: first line\n" in out
+    assert "second line" not in out
+    assert "the newest 10 of 12 runs" in err
+    for folder in (".", "outputs", "outputs/day"):
+        assert status.main([folder]) == 0
+        out = capsys.readouterr().out
+        assert out.count("  failed  ") == (11 if folder == "outputs/day" else 12)
+        assert "second line" in out
+
+
 def test_a_folder_that_is_no_run(tmp_path, capsys):
     assert status.main([str(tmp_path)]) == 2
     assert status.main([str(tmp_path / "nowhere")]) == 2
-    assert "is no folder" in capsys.readouterr().err
+    assert "nowhere: no such folder" in capsys.readouterr().err

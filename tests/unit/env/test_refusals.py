@@ -6,6 +6,7 @@ from importlib.util import find_spec
 
 import pytest
 from collecting import counting, gym, gym_vector
+from gymnasium.envs.registration import registry
 from gymnasium.error import DependencyNotInstalled
 
 from collectx.config.schema.env import EnvConfig, EnvPoolEnvConfig, TorchrlEnvConfig
@@ -70,6 +71,76 @@ REFUSED = [
 def test_a_wrong_configuration(cfg, message):
     with pytest.raises(CollectxError, match=message):
         build(cfg)
+
+
+BROKEN = "import gymnasium\n\n\ndef make(:\n    pass\n"
+NEEDS_SIZE = """
+import gymnasium
+
+
+class Env(gymnasium.Env):
+    def __init__(self, size, *, width, depth=1):
+        super().__init__(size)
+
+
+gymnasium.register("Needs-v0", entry_point=Env, kwargs={"width": 3})
+"""
+
+
+@pytest.fixture
+def module(tmp_path, monkeypatch):
+    """`module(source)` makes the module `user_module` of this source, and returns its path."""
+
+    def make(source):
+        (tmp_path / "user_module.py").write_text(source)
+        return tmp_path / "user_module.py"
+
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "user_module", raising=False)
+    yield make
+    sys.modules.pop("user_module", None)
+    registry.pop("Needs-v0", None)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: build(gym(entry_point="user_module:make")),
+        lambda: build(gym(id="user_module:Any-v0")),
+        lambda: build(gym_vector(2, None, "sync", id="user_module:Any-v0")),
+        lambda: resolve("user_module:make", "policy.target"),
+    ],
+    ids=["entry_point", "id", "vector", "policy"],
+)
+def test_a_syntax_error_of_a_users_module_names_file_and_line(module, make):
+    path = module(BROKEN)
+    with pytest.raises(ConfigError, match=rf"user_module:.*: {path}, line 4: SyntaxError: .*: def make\(:$"):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("make", "names"),
+    [
+        (lambda: build(gym(entry_point="user_module:Env")), ["size", "width"]),
+        (lambda: build(gym(id="user_module:Needs-v0")), ["size"]),
+        (lambda: build(gym_vector(2, None, "sync", id="user_module:Needs-v0")), ["size"]),
+        (lambda: build(TorchrlEnvConfig(kind="torchrl", num_envs=1, target="user_module:Env")), ["size", "width"]),
+    ],
+    ids=["entry_point", "id", "vector", "torchrl"],
+)
+def test_a_missing_argument_of_an_envs_constructor_is_named_as_an_option(module, make, names):
+    module(NEEDS_SIZE)
+    with pytest.raises(ConfigError) as caught:
+        make()
+    assert list(caught.value.problems) == [
+        f"env.kwargs.{name}: Env needs it: give env.kwargs.{name}=VALUE." for name in names
+    ]
+
+
+def test_a_type_error_of_a_constructor_that_has_its_arguments_is_the_users(module):
+    module(NEEDS_SIZE)
+    with pytest.raises(TypeError, match="takes"):
+        build(replace(gym(entry_point="user_module:Env"), kwargs={"size": 1, "width": 2}))
 
 
 @pytest.mark.parametrize(

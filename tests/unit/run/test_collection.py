@@ -76,6 +76,15 @@ def test_batches_lines_and_sums(folder, delivery):
         assert getattr(replay, name) == getattr(statistics, name), name
 
 
+@pytest.mark.parametrize("value", ["hello", [1, 2], torch.zeros(2), None])
+def test_what_is_no_number_is_not_logged_and_said_so(folder, delivery, value):
+    with closing(RunCollection(FakeCollector(delivery(0)), folder, Statistics(-1))) as collection:
+        next(collection)
+        words = rf"^collection.log\(note=.*\): is a {type(value).__name__}: log takes numbers, and tensors"
+        with pytest.raises(TypeError, match=words):
+            collection.log(loss=1.0, note=value)
+
+
 def test_fast_batches_have_the_workers_times_once_a_second_and_their_sums(folder, delivery):
     statistics, clock = Statistics(-1), (0.4 * index for index in count())
     deliveries = [delivery(index, {"worker": 3, "policy_version": index, "returns": [index]}) for index in range(7)]

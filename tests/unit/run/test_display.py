@@ -1,6 +1,7 @@
 """What the user sees of a run that goes on: its numbers, a line or a panel of them, and the terminal left as it was."""
 
 import io
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
@@ -87,6 +88,40 @@ def test_the_line_and_the_panel_have_all_of_it(statistics, delivery):
     assert "lag 3.0" in text
     for piece in ("210 / 1,000 frames", "110/s overall", "1:15", "return 20", "40%", "+ 3 more", "loss 0.0123", "left"):
         assert piece in shown
+
+
+WAITING, WORKING = (1.0, 1.0, 8.0, 0.0), (9.0, 0.0, 1.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("waited_s", "timings", "share", "words"),
+    [
+        (1.0, WAITING, 90, "workers wait for the trainer 80%"),
+        (8.0, WORKING, 20, "the trainer waits for the workers 80%"),
+        (5.0, WORKING, 50, None),  # no side dominates
+        (5.0, WAITING, 50, None),  # the workers wait for each other
+    ],
+)
+def test_the_trainers_share_of_the_time_and_which_side_waits(delivery, waited_s, timings, share, words):
+    statistics = Statistics(1000)
+    for index in range(3):
+        batch = delivery(index, {"timings": timings}, {"worker": 1, "timings": timings})
+        # The first batch waits for the start of the workers, too.
+        statistics.add(replace(batch, waited_s=waited_s if index else 100.0), 10.0 * index)
+    for text in drawn(statistics, 30.0):
+        assert f"trainer {share}%" in text
+        assert ("wait for" in text or "waits for" in text) == (words is not None)
+        assert (words or "") in text
+
+
+def test_a_return_that_may_end_the_run_makes_the_time_left_the_longest(delivery):
+    for target, said in {None: "0:04 left", 475.0: "at most 0:04 left (until target_return=475)"}.items():
+        statistics = Statistics(60, target)
+        for index in range(2):
+            statistics.add(delivery(index), float(index))
+        for text in drawn(statistics, 1.0):
+            assert said in text
+            assert ("at most" in text) == (target is not None)
 
 
 def test_how_many_workers_take_part_is_shown_where_not_all_do(statistics):

@@ -3,6 +3,7 @@
 import importlib.metadata
 import json
 import os
+import re
 import signal
 from contextlib import nullcontext
 from dataclasses import asdict, replace
@@ -11,6 +12,7 @@ import collecting
 import pytest
 import torch
 from collecting import custom, faulty, gym
+from composing import composed
 from omegaconf import OmegaConf
 from worlds.faulty import FAULTS, Wordless
 
@@ -51,6 +53,13 @@ def test_a_completed_run(cfg, tmp_path, train_with, capsys):
     assert not err
 
 
+def test_the_screen_tells_the_trainers_share_and_the_return_that_may_end_the_run(cfg, tmp_path, train_with, capsys):
+    train_with()
+    execute(replace(cfg, trainer=composed("trainer=ppo trainer.target_return=475").trainer), tmp_path, [])
+    out = capsys.readouterr().out
+    assert re.search(r"\| trainer \d+% \|.* at most 0:00 left \(until target_return=475\)", out)
+
+
 def test_a_custom_policy_is_called_with_observations_of_the_env_alone(cfg, tmp_path, train_with):
     train_with()
     cfg = replace(cfg, env=gym(2), policy=custom("worlds.cartpoles:towards"))
@@ -76,11 +85,14 @@ def test_a_run_ends_with_the_batch_by_which_it_has_all_frames(cfg, tmp_path, tra
     assert (result.frames, result.exit_reason) == (60, "all frames delivered")
 
 
-def test_a_trainer_may_end_the_run(cfg, tmp_path, train_with):
+def test_a_trainer_may_end_the_run_and_say_why(cfg, tmp_path, train_with, capsys):
     train_with(next)
-    result = execute(cfg, tmp_path, [])
+    result = execute(cfg, tmp_path / "run", [])
     assert (result.status, result.frames_per_s) == (Status.COMPLETED, None)
     assert result.exit_reason == "the trainer ended the run after 20 frames"
+    assert "collectx: the trainer ended the run after 20 frames\n" in capsys.readouterr().err
+    train_with(lambda collection: f"enough after {next(collection).numel()}")
+    assert execute(cfg, tmp_path / "run2", []).exit_reason == "enough after 20"
 
 
 def test_a_trainer_that_raises(cfg, tmp_path, train_with, capsys):

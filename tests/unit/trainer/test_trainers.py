@@ -12,7 +12,7 @@ from collectx.batch import to_tensordict
 from collectx.cli.compose import compose
 from collectx.config.schema.policy import MlpPolicyConfig
 from collectx.config.schema.trainer import CustomTrainerConfig
-from collectx.errors import ConfigError
+from collectx.errors import ConfigError, TrainingDiverged
 from collectx.trainer.actor_critic import Critic
 from collectx.user_objects import UserPolicyConfig
 
@@ -115,8 +115,24 @@ def test_epsilon_falls_to_its_end():
 def test_the_target_ends_a_run(name, num_episodes, mean_return, ends):
     # Batches of one env, which have no dimension for it.
     collection = Recorded(bandit(2, (64,)), num_episodes, mean_return)
-    made(name, target_return=20.0)[0].train(collection)
+    reason = made(name, target_return=20.0)[0].train(collection)
     assert collection.version == (0 if ends else 2)
+    said = "trainer.target_return=20 is reached: the mean return of the last 100 episodes is 20"
+    assert reason == (said if ends else None)
+
+
+@pytest.mark.parametrize("name", OVERRIDES)
+def test_a_diverged_trainer_stops_before_it_publishes(name):
+    fields = {"learning_rate": 1e38, "anneal": False}
+    collection = Recorded(bandit(3))
+    what = r"(loss|value|(critic|policy)\.\S+) .*(nan|inf) in gradient step [12]"
+    words = rf"trainer.kind=\w+: .*{what}: .*trainer.learning_rate=1e\+38"
+    with pytest.raises(TrainingDiverged, match=words):
+        made(name, **fields)[0].train(collection)
+    assert collection.version == len(collection.scalars) == 0
+    if name != "dqn":  # a prioritised buffer refuses NaN
+        made(name, **fields, check_finite=False)[0].train(collection)
+        assert collection.version == 3
 
 
 @pytest.mark.parametrize("name", OVERRIDES)

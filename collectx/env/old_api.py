@@ -1,0 +1,33 @@
+"""Names the API of Gym before 0.26, which an env may still have. Called where its `step` or `reset` has failed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from collectx.errors import ShapeError
+
+
+def refuse(error: Exception, method: str, where: str, result: Any = None) -> None:
+    """Raises a `ShapeError` from `error` if the env has the old API.
+
+    Args:
+        method: the env's method that was called, "step" or "reset".
+        where: which env, for the message.
+        result: what `reset` returned; None if it raised.
+    """
+    text = str(error)
+    if method == "step":
+        what = "step returned 4 values" if "values to unpack (expected 5, got 4)" in text else ""
+    elif "unexpected keyword argument 'seed'" in text:
+        what = "reset has no argument seed"
+    else:
+        is_pair = isinstance(result, tuple) and len(result) == 2
+        unpacked = "values to unpack (expected 2" in text or "has no attribute 'items'" in text
+        lacks_info = unpacked if result is None else not is_pair
+        what = "reset returned an observation without an info" if lacks_info else ""
+    if what:
+        raise ShapeError(
+            f"{where}: {what}, as in the old API of Gym (before 0.26): in Gymnasium's, step returns observation, "
+            "reward, terminated, truncated, info, and reset(*, seed=None, options=None) returns observation, info: "
+            "change the env, or wrap it"
+        ) from error

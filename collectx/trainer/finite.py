@@ -1,0 +1,59 @@
+"""`trainer.check_finite`: ends a run in which a loss or a weight is not finite, before the weights are published.
+
+Used by the built-in trainers after the gradient steps on a batch or a sample, in the trainer's process.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import nn
+
+from collectx.config.schema.trainer import LearningTrainerConfig
+from collectx.errors import TrainingDiverged
+
+
+def check_finite(
+    cfg: LearningTrainerConfig,
+    names: Sequence[str],
+    losses: torch.Tensor,
+    modules: Mapping[str, nn.Module],
+    optimizer: torch.optim.Optimizer,
+) -> None:
+    """Checks the newest gradient steps, unless `cfg.check_finite` is false.
+
+    Args:
+        names: those of the losses.
+        losses: `[steps, names]`, a row for each of these steps, at least one.
+        modules: what was trained, by name.
+        optimizer: counts the gradient steps since the start of the run.
+
+    Raises:
+        TrainingDiverged: names the first loss that is not finite, otherwise the first such weight, and the step.
+    """
+    if not cfg.check_finite:
+        return
+    weights = {f"{of}.{name}": weight for of, module in modules.items() for name, weight in module.named_parameters()}
+    # The largest absolute value of each: it does not overflow, and NaN stays NaN.
+    largest = torch._foreach_norm([weight.detach() for weight in weights.values() if weight.numel()], math.inf)
+    if torch.cat((losses.flatten(), torch.stack(largest))).isfinite().all():
+        return
+    last_step = int(max(state["step"] for state in optimizer.state.values()))
+    found = [
+        (last_step - len(losses) + row, f"{name} is {value}")
+        for row, values in enumerate(losses.tolist(), 1)
+        for name, value in zip(names, values, strict=True)
+        if not math.isfinite(value)
+    ]
+    for name, weight in weights.items():
+        bad = weight[~weight.isfinite()]
+        if len(bad):
+            found.append((last_step, f"the weight {name} has the value {bad[0].item()}"))
+    step, what = found[0]
+    raise TrainingDiverged(
+        f"trainer.kind={cfg.kind}: {what} in gradient step {step}: training has diverged: lower "
+        f"trainer.learning_rate={cfg.learning_rate:g} or trainer.max_grad_norm={cfg.max_grad_norm:g}, or train on with "
+        "trainer.check_finite=false."
+    )

@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from collectx.run.collection import RunCollection
     from collectx.trainer.base import Trainer
 
-
 # After this time of closing the envs of this process, the error that ended the run is shown.
 _CLOSE_S = 2.0
 
@@ -198,8 +197,10 @@ class _Execution:
             order = self._point.order
         recorded = [collector.RecordedBatch(*batch) for batch in order] or None
         resume = None if self._point is None else self._point.collector
+        # A job of `collector=single` has no tasks for workers.
+        starter = None if backend_of(cfg) == "inline" else launcher
         return collector.build(
-            cfg, module, spec, self._add_event, self._files.logs, launcher, overrides, recorded, resume
+            cfg, module, spec, self._add_event, self._files.logs, starter, overrides, recorded, resume
         )
 
     def collect(self, collector: Collector) -> None:

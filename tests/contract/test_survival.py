@@ -137,7 +137,7 @@ def test_the_error_of_a_lost_worker_ends_the_run(way, fault):
 
 def test_more_restarts_than_allowed_end_the_run_with_the_error_of_the_worker():
     with (
-        collector(ways.INLINE_ASYNC, "restart", "raises", lives=9, max_restarts=2) as batches,
+        collector(ways.INLINE_ASYNC, "restart", "raises", 9, max_restarts=2, total_frames=20_000) as batches,
         pytest.raises(BrokenLever) as caught,
     ):
         deque(batches, maxlen=0)

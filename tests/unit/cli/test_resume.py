@@ -90,12 +90,12 @@ def test_a_run_is_reproduced_up_to_where_a_resume_changed_it(stub, old, capsys):
     cfg = stub.calls[0][0]
     assert (cfg.checkpoint.keep, cfg.trainer.gamma, cfg.run.max_batches) == (5, composed().trainer.gamma, 2)
     assert f"resumed after 2 batches with trainer.gamma=0.5, which was {cfg.trainer.gamma}: " in capsys.readouterr().err
-    # The newest configuration is resumed; one that applied after the checkpoint is replaced.
-    assert resume.main([str(files.path)]) == 0
-    assert stub.calls[-1][0].trainer.gamma == 0.5
-    resumed.write_snapshot(stub.calls[-1][0], files, [], 1)
-    assert [batches for batches, _ in files.configs] == [0]
+    # One that applied after the checkpoint is replaced, and the newest one is resumed.
+    resumed.write_snapshot(composed("trainer.digest=true trainer.gamma=0.25"), files, [], 1)
+    assert [batches for batches, _ in files.configs] == [0, 1]
     assert json.loads(files.meta.read_text())["seeds"] == {"seed": 0}
+    assert resume.main([str(files.path)]) == 0
+    assert stub.calls[-1][0].trainer.gamma == 0.25
 
 
 @pytest.mark.parametrize(

@@ -101,7 +101,7 @@ def test_a_second_start_runs_only_what_is_missing(stub, capsys):
     assert (out.count("  failed"), out.count("  completed")) == (1, 1)
     stub.calls.clear()
     stub.status = lambda cfg: "interrupted"
-    assert run.main([*SWEEP, "seed=0,1,2"]) == 130
+    assert run.main([*SWEEP, "seed=1,0,2"]) == 130
     assert [cfg.seed for cfg, _, _ in stub.calls] == [0]
     assert capsys.readouterr().out.count("not run") == 1
 

@@ -9,6 +9,7 @@ from socket import socketpair
 import pytest
 
 from collectx.errors import WorkerDied, WorkerTimeout
+from collectx.transport.connections import set_receive_timeout, set_send_timeout
 from collectx.transport.supervisor import Supervisor, Worker
 
 
@@ -62,6 +63,9 @@ class ManualSupervisor(Supervisor):
     def connect(self, index):
         ours, self.ends[index] = (Connection(end.detach()) for end in socketpair())
         self._stack.callback(self.ends[index].close)
+        # Where the supervisor blocks, or does not read what was sent, the test fails instead of waiting.
+        set_receive_timeout(ours, 5.0)
+        set_send_timeout(self.ends[index], 5.0)
         super().connect(self.worker(index), ours)
 
     def send(self, worker):
@@ -182,14 +186,15 @@ def test_a_message_of_which_a_part_has_come_holds_up_nobody(supervisor):
         supervisor.connect(worker)
         supervisor.granted(worker)
     parts = [struct.pack("!iQ", -1, len(long)), long, *(struct.pack("!i", len(each)) + each for each in words)]
-    sent, received = b"".join(parts), []
-    while sent:
-        count = os.write(supervisor.ends[0].fileno(), sent[:77_777])
-        sent = sent[count:]
+    rest, received = b"".join(parts), []
+    while rest:
+        count = os.write(supervisor.ends[0].fileno(), rest[:77_777])
+        rest = rest[count:]
         received += supervisor.poll()
+        assert not any(isinstance(message, Exception) for _, message in received)
         supervisor.send(1)
         assert (1, b"word") in supervisor.poll()
-    while len(received) < 4:
+    for _ in range(100):  # what has not been read, in parts of any size
         received += supervisor.poll()
     assert received == [(0, long), *((0, each) for each in words)]
     os.write(supervisor.ends[0].fileno(), b"\0\0\0\5half")

@@ -94,4 +94,4 @@ class CudaInference:
             host.copy_(value, non_blocking=True)
         torch.cuda.current_stream(self._actor.device).synchronize()
         for array, arrived in zip(out, self._arrays, strict=True):
-            array[...] = host
+            array[...] = arrived

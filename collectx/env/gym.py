@@ -12,17 +12,14 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from collectx.batch import REWARD, Leaf
 from collectx.config.schema.env import GymEnvConfig
 from collectx.env.base import Env, EnvSpec, StepArrays, closed_on_error
 from collectx.env.gym_factory import env_factory, explain_errors
 from collectx.env.infos import InfoKeys
 from collectx.env.observation import ObservationLeaves
 from collectx.env.old_api import refuse
-from collectx.env.spaces import SpaceLeaves, check, checked_values, write_env
-
-# The reward of one env, without the batch's last dimension.
-_REWARD = Leaf(REWARD.key, (), REWARD.dtype)
+from collectx.env.spaces import SpaceLeaves, checked_values, write_env
+from collectx.errors import ShapeError
 
 
 def build(cfg: GymEnvConfig, first_index: int, life: int) -> GymEnv:
@@ -57,7 +54,8 @@ class GymEnv(Env):
         self.spec = EnvSpec(size, self._leaves, action.leaves, *spaces, inputs=self._observation.leaves)
         self._split = action.element_splitter()
         self._steps = [env.step for env in self.user_envs]
-        self._is_array = self._observation.single and not info_keys
+        # Whether an observation is the value of the only leaf.
+        self._is_array = self._observation.single and not self._observation.has_text and not info_keys
 
     def reset(self, seeds: Sequence[int] | None, out: Sequence[np.ndarray]) -> None:
         for e in range(self.spec.num_envs):
@@ -100,9 +98,7 @@ class GymEnv(Env):
         try:
             out.reward[:] = rewards
         except (TypeError, ValueError):
-            for e, reward in enumerate(rewards):
-                check(_REWARD, reward, out.reward.dtype, e)
-            raise
+            out.reward[:] = [reward_number(reward, e) for e, reward in enumerate(rewards)]
         return any_ended
 
     def close(self) -> None:
@@ -122,3 +118,20 @@ class GymEnv(Env):
 
     def _values(self, observation: Any, info: dict) -> list[Any]:
         return [*self._observation.flatten(observation), *self._infos.values(info)]
+
+
+def reward_number(reward: Any, e: int) -> float:
+    """The reward of env `e` of a group, which is a number or has one element.
+
+    Raises:
+        ShapeError: it is something else.
+    """
+    try:
+        array = np.asarray(reward)
+    except ValueError:
+        got = f"a {type(reward).__name__} of uneven shape"
+    else:
+        if array.size == 1 and array.dtype.kind in "biuf":
+            return array.item()
+        got = f"shape {array.shape}, dtype {array.dtype}"
+    raise ShapeError(f"reward: expected one number, got {got} from env {e} of the group: return a float from step")

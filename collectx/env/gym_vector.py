@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -108,7 +109,10 @@ class GymVectorEnv(Env):
             observation, reward, terminated, truncated, info = self._env.step(actions)
         except Exception as error:
             refuse(error, "step", "an env of the vector env")
+            _explain(error)
             raise
+        if np.shape(reward) == (*out.reward.shape, 1):
+            reward = reward[:, 0]
         for name, array, value in (
             ("reward", out.reward, reward),
             ("terminated", out.terminated, terminated),
@@ -221,6 +225,17 @@ class CheckedEnv(gymnasium.Wrapper):
             for (leaf, dtype), value in zip(self._leaves, self._observation.flatten(result[0]), strict=True):
                 check(leaf, value, dtype, self._index)
         return result
+
+
+def _explain(error: Exception) -> None:
+    """Raises ShapeError where a VectorEnv of Gymnasium could not store the reward of an env, and its message does not
+    say so."""
+    *_, place = traceback.extract_tb(error.__traceback__)
+    if "gymnasium" in place.filename and "rewards" in (place.line or ""):
+        raise ShapeError(
+            f"reward: expected one number from each env, which Gymnasium's vector env stores ({error}): return a float "
+            "from step"
+        ) from error
 
 
 def _make(cfg: GymVectorEnvConfig) -> VectorEnv:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from collectx.env.base import EnvSpec, StepArrays
+from collectx.env.gym import reward_number
 from collectx.env.torchrl_recipe import Recipe
 
 
@@ -58,7 +59,7 @@ class GymMember:
             if terminated or truncated:
                 break
         if not isinstance(reward, float | int):
-            reward = np.asarray(reward).item()
+            reward = reward_number(reward, index)
         self._steps += 1
         out.reward[index] = reward
         self._sum += out.reward[index]

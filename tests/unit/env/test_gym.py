@@ -1,4 +1,5 @@
 from dataclasses import replace
+from functools import partial
 
 import gymnasium
 import numpy as np
@@ -8,6 +9,7 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from stepping import Stepper
 
+from collectx import Collector
 from collectx.env import build, read_spec
 from collectx.env.gym_vector import CheckedEnv
 from collectx.env.observation import ObservationLeaves
@@ -85,6 +87,82 @@ def test_an_observation_that_does_not_fit_is_refused_in_any_step(misfit, at):
 def test_values_of_another_dtype_are_stored_where_they_fit():
     stepper = Stepper(build(toys(space=BYTES, fault=np.array([255, 0])))).reset()
     assert stepper.step().observation[0].tolist() == [[255, 0]] * 3
+
+
+class Text(gymnasium.Env):
+    """Observes a text, in episodes of 3 steps."""
+
+    observation_space, action_space = spaces.Text(6), spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        self.t = 0
+        return "begin", {}
+
+    def step(self, action):
+        self.t += 1
+        return f"step {self.t}", 0.0, self.t == 3, False, {}
+
+
+class Paying(gymnasium.Env):
+    """Its rewards are `reward`."""
+
+    observation_space = action_space = spaces.Discrete(2)
+
+    def __init__(self, reward=1.5):
+        self.reward = reward
+
+    def reset(self, *, seed=None, options=None):
+        return 0, {}
+
+    def step(self, action):
+        return 1, self.reward, False, False, {}
+
+
+class Columns(SyncVectorEnv):
+    """Its rewards are `[E, 1]`, as those of an AsyncVectorEnv whose envs have rewards of shape (1,)."""
+
+    def step(self, actions):
+        observation, rewards, *rest = super().step(actions)
+        return observation, rewards[:, None], *rest
+
+
+@pytest.mark.parametrize("num_envs", [None, 1, 2])
+def test_an_observation_that_is_one_text(num_envs):
+    with Collector(Text, frames_per_batch=6 * (num_envs or 1), num_envs=num_envs) as collector:
+        batch = collector.next()
+    texts = {
+        key: batch[key].numpy().view("U6").reshape(-1, 6).tolist() for key in ("observation", ("next", "observation"))
+    }
+    assert texts["observation"] == [["begin", "step 1", "step 2"] * 2] * (num_envs or 1)
+    assert texts["next", "observation"] == [["step 1", "step 2", "step 3"] * 2] * (num_envs or 1)
+
+
+@pytest.mark.parametrize("reward", [np.array([1.5]), np.array(1.5, np.float32), [1.5], np.array([[1.5]])], ids=repr)
+@pytest.mark.parametrize("num_envs", [None, 2])
+def test_a_reward_with_one_element_is_a_number(num_envs, reward):
+    with Collector(partial(Paying, reward), frames_per_batch=8, num_envs=num_envs) as collector:
+        assert (collector.next()["next", "reward"] == 1.5).all()
+
+
+def test_rewards_of_a_vector_env_may_be_a_column():
+    with Collector(lambda: Columns([Paying] * 2), frames_per_batch=8) as collector:
+        assert (collector.next()["next", "reward"] == 1.5).all()
+
+
+@pytest.mark.parametrize(
+    ("reward", "got"),
+    [(np.ones(2), r"shape \(2,\)"), ([], r"shape \(0,\)"), ([1, [2]], "list of uneven"), ("x", "<U1")],
+)
+def test_another_reward_is_refused_as_one(reward, got):
+    words = rf"^reward: expected one number, got .*{got}.* from env 0 of the group"
+    with Collector(partial(Paying, reward), frames_per_batch=8) as single, pytest.raises(ShapeError, match=words):
+        single.next()
+    envs, words = (
+        [partial(Paying, reward)] * 2,
+        r"^reward: expected one number from each env.*: return a float from step",
+    )
+    with Collector(partial(SyncVectorEnv, envs), frames_per_batch=8) as several, pytest.raises(ShapeError, match=words):
+        several.next()
 
 
 def test_kept_infos():

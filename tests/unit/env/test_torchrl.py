@@ -13,7 +13,7 @@ pytest.importorskip("torchrl", reason="needs the torchrl extra")
 
 from collecting import config
 from tensordict.nn import TensorDictModule
-from torchrl.envs import RewardScaling
+from torchrl.envs import GymWrapper, RewardScaling
 from worlds import torchrlenvs
 
 from collectx import Collector
@@ -213,6 +213,24 @@ def test_several_plain_envs_are_those_of_a_serial_env():
         with Collector(create, frames_per_batch=30, **keywords) as collector:
             each.append(collector.next())
     assert (each[0] == each[1]).all()
+
+
+class Paying(torchrlenvs.Sampled):
+    def step(self, action):
+        observation, _, *rest = super().step(action)
+        return observation, self.reward, *rest
+
+
+@pytest.mark.parametrize("reward", [np.array([0.5]), np.ones(2)], ids=repr)
+def test_a_reward_of_a_gymnasium_env_has_one_element(reward):
+    env = Paying(spaces.Discrete(4), spaces.Discrete(2))
+    env.reward = reward
+    with Collector(lambda: GymWrapper(env), frames_per_batch=4) as collector:
+        if reward.size == 1:
+            assert (collector.next()["next", "reward"] == 0.5).all()
+        else:
+            with pytest.raises(ShapeError, match=r"^reward: expected one number, got shape \(2,\)"):
+                collector.next()
 
 
 def test_returns_sum_all_rewards():

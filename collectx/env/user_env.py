@@ -16,9 +16,9 @@ from collectx.user_objects import UserEnvConfig
 
 def make_user_env(cfg: UserEnvConfig) -> Env:
     """The group of envs that `cfg.create` makes: those of a VectorEnv or of a batched env of TorchRL, or `cfg.num_envs`
-    single ones (0: one), each made by one call. `cfg.create` may also be an env of TorchRL; it is not closed then.
+    single ones (0: one), each made by one call. `cfg.create` may also be an env itself; it is not closed then.
     """
-    is_users = is_torchrl_env(cfg.create)
+    is_users = is_env(cfg.create)
     env: Any = cfg.create if is_users else cfg.create(**cfg.kwargs)
     group: Env
     if is_torchrl_env(env):
@@ -28,7 +28,8 @@ def make_user_env(cfg: UserEnvConfig) -> Env:
         from collectx.env.gym_vector import GymVectorEnv
 
         _check_count(cfg, env.num_envs, f"a vector env of {env.num_envs}")
-        return GymVectorEnv(env, cfg.info_keys, cfg.exclude_keys)
+        group = GymVectorEnv(env, cfg.info_keys, cfg.exclude_keys)
+        is_single = False
     elif isinstance(env, gymnasium.Env):
         from collectx.env.gym import GymEnv
 
@@ -41,8 +42,15 @@ def make_user_env(cfg: UserEnvConfig) -> Env:
                 "gymnasium.Env, a gymnasium.vector.VectorEnv, or an EnvBase of TorchRL."
             ]
         )
+    if is_users and not is_torchrl_env(env):
+        group.close = lambda: None  # type: ignore[method-assign]
     group.spec = dataclasses.replace(group.spec, is_single=not (is_batched or cfg.num_envs))
     return group
+
+
+def is_env(value: Any) -> bool:
+    """Whether `value` is an env, and not a function that makes one."""
+    return isinstance(value, gymnasium.Env | VectorEnv) or is_torchrl_env(value)
 
 
 def _torchrl_group(cfg: UserEnvConfig, env: Any, is_users: bool) -> Env:
@@ -58,9 +66,6 @@ def _torchrl_group(cfg: UserEnvConfig, env: Any, is_users: bool) -> Env:
     if env.batch_size:
         _check_count(cfg, env.batch_size.numel(), f"an env of batch size {list(env.batch_size)}")
         envs = [env] if is_users else split_serial_env(env)
-    elif is_users:
-        _check_count(cfg, 1, "one env, as it is an env and no function")
-        envs = [env]
     else:
         envs = _make_envs(cfg, env)
     return TorchrlEnv(envs, owned=not is_users, exclude=cfg.exclude_keys)
@@ -68,6 +73,9 @@ def _torchrl_group(cfg: UserEnvConfig, env: Any, is_users: bool) -> Env:
 
 def _make_envs(cfg: UserEnvConfig, first: Any) -> list[Any]:
     """`first`, and the other envs of the group."""
+    if is_env(cfg.create):
+        _check_count(cfg, 1, "one env, as it is an env and no function")
+        return [first]
     count = cfg.num_envs or 1
     envs = [first, *(cfg.create(**cfg.kwargs) for _ in range(count - 1))]
     if len(set(map(id, envs))) < count:

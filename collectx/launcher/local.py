@@ -111,7 +111,10 @@ def allow_descriptors(num_workers: int) -> None:
 
 def build(cfg: RunConfig, log_dir: Path | None) -> LocalLauncher:
     """See `collectx.config.registry`."""
-    return LocalLauncher(cfg.launcher.num_threads, cfg.collector.start_timeout_s, cfg.launcher.pin_cores, log_dir)
+    prints_errors = log_dir is not None or cfg.collector.on_worker_failure != "raise"
+    return LocalLauncher(
+        cfg.launcher.num_threads, cfg.collector.start_timeout_s, cfg.launcher.pin_cores, log_dir, prints_errors
+    )
 
 
 class LocalLauncher(Launcher):
@@ -122,17 +125,24 @@ class LocalLauncher(Launcher):
         start_timeout_s: how long the fork server may take to fork a worker; `collector.start_timeout_s`.
         pin_cores: worker i runs on core i, modulo the cores that this process may use; so do its env's threads.
         log_dir: the folder for `worker-<index>.log` with each worker's stdout and stderr; None: as this process.
+        prints_errors: whether a worker prints the traceback of an error that it has reported to the trainer.
     """
 
     is_local = True
 
     def __init__(
-        self, num_threads: int, start_timeout_s: float = math.inf, pin_cores: bool = False, log_dir: Path | None = None
+        self,
+        num_threads: int,
+        start_timeout_s: float = math.inf,
+        pin_cores: bool = False,
+        log_dir: Path | None = None,
+        prints_errors: bool = True,
     ):
         super().__init__(None if log_dir is None else lambda worker: log_dir / f"worker-{worker}.log")
         self._num_threads = num_threads
         self._start_timeout_s = start_timeout_s
         self._pin_cores = pin_cores
+        self._prints_errors = prints_errors
 
     def process_setup(self, worker: int) -> dict[str, Any]:
         """The arguments of `set_up_process`, as plain data."""
@@ -159,7 +169,9 @@ class LocalLauncher(Launcher):
                 "concurrent.futures.ProcessPoolExecutor, whose processes may start others."
             )
         process = multiprocessing.get_context("forkserver").Process(
-            target=_run, args=(*self._entry(worker), self.process_setup(worker)), name=f"collectx-worker-{worker}"
+            target=_run,
+            args=(*self._entry(worker), self.process_setup(worker), self._prints_errors),
+            name=f"collectx-worker-{worker}",
         )
         for pause_s in (*_RETRY_S, None):
             warm_up()
@@ -202,12 +214,18 @@ class LocalLauncher(Launcher):
             raise error
 
 
-def _run(function: Callable[..., None], arguments: tuple[Any, ...], process_setup: dict[str, Any]) -> None:
+def _run(
+    function: Callable[..., None], arguments: tuple[Any, ...], process_setup: dict[str, Any], prints_errors: bool
+) -> None:
     set_up_process(**process_setup)
     write_on_signal()
     _die_with_parent()
     try:
         function(*arguments)
+    except Exception as error:
+        if prints_errors or not getattr(error, "is_reported", False):
+            raise
+        sys.exit(1)
     finally:
         sys.stdout.flush()
         sys.stderr.flush()

@@ -24,6 +24,7 @@ from collectx.collector.collector import Collector
 from collectx.collector.compose import build
 from collectx.config.derived import backend_of, surplus_note
 from collectx.env.torchrl_specs import has_started, is_torchrl_env
+from collectx.env.user_env import is_env
 from collectx.library.background import Background, BackgroundCollector
 from collectx.library.checks import check_request
 from collectx.library.configuration import fit_frames, to_config
@@ -65,7 +66,7 @@ class BaseCollector(BackgroundCollector):
             for each in overrides
         ]
         env, has_users_policy = overrides[0]["env"], policies.is_user_policy(cfg.policy)
-        if cfg.collector.kind != "single" and is_torchrl_env(env.create):
+        if cfg.collector.kind != "single" and is_env(env.create):
             # Workers have copies of an env that was passed itself, which cannot be made of one that has started.
             env = pickle.loads(pickle.dumps(env))
         elif has_users_policy and is_torchrl_env(env.create) and not has_started(env.create):
@@ -97,6 +98,12 @@ class BaseCollector(BackgroundCollector):
         self._weights = WeightPublisher(self._collector, request, individual)
         if isinstance(self._weights.updater, WeightUpdaterBase):
             self._weights.updater.register_collector(self)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise TypeError(
+            f"a {type(self).__name__} cannot be pickled or copied: it has processes, envs and memory of its own. "
+            "Pickle its state_dict(), and call load_state_dict on another collector."
+        )
 
     def __iter__(self) -> Iterator[TensorDictBase]:
         return self
@@ -143,6 +150,7 @@ class BaseCollector(BackgroundCollector):
         model_id: str | None = None,
         worker_ids: int | Sequence[int] | None = None,
         wait: bool = True,
+        strict: bool = False,
     ) -> None:
         """Publishes weights; workers act with them from their next batch. Copies the weights before it returns. Does
         not block, except after `start()` without shared memory: then it waits for the current batch.
@@ -160,9 +168,12 @@ class BaseCollector(BackgroundCollector):
                 "replay_buffer.transform[0].module" (in this process).
             worker_ids: indices of the workers that get the weights, as with a dict; None: all.
             wait: ignored; accepted for TorchRL compatibility.
+            strict: whether weights by name that the policy does not have are an error.
+
+        Names may have the prefixes of wrappers, `_orig_mod.` of `torch.compile` and `module.` of data parallelism.
 
         Raises:
-            KeyError: the weights lack one of the policy's.
+            KeyError: the weights lack one of the policy's, or, if `strict`, it has no weights of these names.
             TypeError, ValueError: weights were passed twice, have another type or shape, or are for models or workers
                 that do not exist. Nothing is published then.
         """
@@ -173,7 +184,7 @@ class BaseCollector(BackgroundCollector):
                 self._load_into(model, each)
         if "policy" in by_worker:
             with self._before_publishing():
-                self._weights.publish(self.policy, by_worker["policy"], self.num_workers)
+                self._weights.publish(self.policy, by_worker["policy"], self.num_workers, strict)
 
     def _ask(self, name: str, *arguments: Any, per_worker: dict[int, tuple] | None = None) -> dict[int, Any]:
         """Calls the method `name` of `worker.requests.RequestHandler` in workers; returns the results by index.
@@ -239,7 +250,7 @@ class BaseCollector(BackgroundCollector):
 
     def _close_users_env(self) -> None:
         env: Any = self._request.create_env_fn
-        if self._request.kind == "single" and is_torchrl_env(env) and not env.is_closed:
+        if self._request.kind == "single" and is_env(env) and not getattr(env, "is_closed", False):
             env.close()
 
     def _abort(self, background: Background, limit_s: float) -> None:

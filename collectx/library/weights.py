@@ -46,26 +46,30 @@ class WeightPublisher:
             self.updater = updater()
         self._lock = threading.Lock()
 
-    def publish(self, policy: Any, by_worker: Mapping[int | None, WeightsLike], num_workers: int) -> None:
+    def publish(
+        self, policy: Any, by_worker: Mapping[int | None, WeightsLike], num_workers: int, strict: bool = False
+    ) -> None:
         """Publishes weights by worker; the key None stands for all workers: their weights are loaded into `policy`,
         which is published. Then calls the updater's post-hooks. Raises what `load_weights` raises."""
         if self._options.are_published:
-            self._publish(policy, by_worker, num_workers)
+            self._publish(policy, by_worker, num_workers, strict)
             for hook in getattr(self.updater, "post_hooks", ()):
                 hook()
 
-    def _publish(self, policy: Any, by_worker: Mapping[int | None, WeightsLike], num_workers: int) -> None:
+    def _publish(
+        self, policy: Any, by_worker: Mapping[int | None, WeightsLike], num_workers: int, strict: bool
+    ) -> None:
         with self._lock:
             by_worker = {worker: apply_weight_updater(self.updater, weights) for worker, weights in by_worker.items()}
             individual = {worker: weights for worker, weights in by_worker.items() if worker is not None}
             if individual and num_workers > 1:
-                version = self._collector.publish_to(weight_writers(policy, individual))
+                version = self._collector.publish_to(weight_writers(policy, individual, strict))
                 self.versions |= dict.fromkeys(individual, version)
                 self.individual |= set(individual)
                 return
             (weights,) = by_worker.values()
             if weights is not None:
-                load_weights(policy, weights)
+                load_weights(policy, weights, strict)
             version = self._collector.publish(policy if isinstance(policy, nn.Module) else None)
             self.versions = {None: version}
             self.individual.clear()
@@ -155,15 +159,16 @@ def as_state_dict(weights: nn.Module | TensorDictBase | Mapping[str, Any]) -> di
     return weights.flatten_keys(".").to_dict() if isinstance(weights, TensorDictBase) else dict(weights)
 
 
-def load_weights(policy: Any, weights: nn.Module | TensorDictBase | Mapping[str, Any]) -> None:
+def load_weights(policy: Any, weights: nn.Module | TensorDictBase | Mapping[str, Any], strict: bool = False) -> None:
     """Copies weights into `policy`, from any device and dtype.
 
     Args:
         weights: a module with the architecture of `policy`, or weights by name: a state dict, or a TensorDict of
             parameters.
+        strict: whether names that the policy does not have are an error.
 
     Raises:
-        KeyError: one of the policy's weights is missing.
+        KeyError: one of the policy's weights is missing, or a name is an error.
         TypeError: `weights` are none, or the policy is not a module.
         ValueError: shapes differ, or the module has another number of weights.
     """
@@ -176,20 +181,20 @@ def load_weights(policy: Any, weights: nn.Module | TensorDictBase | Mapping[str,
         if len(targets) != len(sources):
             raise ValueError(f"the module has {len(sources)} weights, the policy has {len(targets)}: {_ADVICE}")
     else:
-        targets, sources = policy.state_dict(), _by_name(policy, weights)
+        targets, sources = policy.state_dict(), _by_name(policy, weights, strict)
     _check_shapes(targets, sources)
     with torch.no_grad():
         for target, source in zip(targets.values(), sources, strict=True):
             target.copy_(source)
 
 
-def weight_writers(policy: Any, by_worker: Mapping[int, WeightsLike]) -> dict[int, Write]:
+def weight_writers(policy: Any, by_worker: Mapping[int, WeightsLike], strict: bool = False) -> dict[int, Write]:
     """Returns for each worker a function that writes its weights into a flat buffer; None stands for the weights of
     `policy`, which is not changed. A writer raises what `load_weights` raises."""
     scratch = copy.deepcopy(policy)
 
     def write(weights: WeightsLike, buffer: torch.Tensor) -> None:
-        load_weights(scratch, policy if weights is None else weights)
+        load_weights(scratch, policy if weights is None else weights, strict)
         FlatWeights(scratch).write(buffer)
 
     return {worker: partial(write, weights) for worker, weights in by_worker.items()}
@@ -200,14 +205,29 @@ def _tensors_of(module: nn.Module) -> dict[str, torch.Tensor]:
     return {**dict(module.named_parameters()), **dict(module.named_buffers())}
 
 
-def _by_name(policy: nn.Module, weights: TensorDictBase | Mapping[str, Any]) -> list[Any]:
+def _by_name(policy: nn.Module, weights: TensorDictBase | Mapping[str, Any], strict: bool) -> list[Any]:
     if not isinstance(weights, Mapping | TensorDictBase):
         raise TypeError(f"weights={weights!r}: pass a module, a state dict or a TensorDict of parameters")
-    weights = as_state_dict(weights)
-    names = policy.state_dict().keys()
-    if missing := sorted(names - set(weights)):
+    weights, names = _unwrapped(as_state_dict(weights)), _unwrapped(dict.fromkeys(policy.state_dict()))
+    if names.keys() - weights and names.keys() <= _within(weights).keys():
+        weights = _within(weights)
+    elif names.keys() - weights and _within(names).keys() <= weights.keys():
+        names = _within(names)
+    if missing := sorted(names.keys() - weights):
         raise KeyError(f"the weights lack {', '.join(missing)}")
+    if strict and (unexpected := sorted(weights.keys() - names)):
+        raise KeyError(f"the policy has no weights {', '.join(unexpected)} (strict=True)")
     return [weights[name] for name in names]
+
+
+def _unwrapped(weights: dict[str, Any]) -> dict[str, Any]:
+    """Weights by name, without the names that `torch.compile` inserts."""
+    return {".".join(part for part in name.split(".") if part != "_orig_mod"): each for name, each in weights.items()}
+
+
+def _within(weights: dict[str, Any]) -> dict[str, Any]:
+    """Weights by name, without the prefix of data parallelism."""
+    return {name.removeprefix("module."): each for name, each in weights.items()}
 
 
 _ADVICE = "pass those of a module with the policy's architecture"

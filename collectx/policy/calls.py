@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Sequence
 from operator import itemgetter
 from typing import Any
 
+import numpy as np
 import torch
 from gymnasium import spaces
 from tensordict import TensorDict
@@ -82,7 +83,8 @@ def takes_tensordict(policy: Callable) -> bool:
 
 
 def call_with_tensors(policy: Callable, spec: EnvSpec, acceleration: Acceleration) -> Call:
-    """A policy from observation tensors to the action. Outputs after the action are `output1`, ...
+    """A policy from observation tensors to the action. Outputs after the action are `output1`, ... Outputs may be
+    Python's numbers and NumPy's arrays.
 
     Its arguments are, in this order: the parts of the observation that have their names; a nested dict of all inputs
     (`EnvSpec.inputs`), for a policy with one argument and an env with several inputs; the inputs.
@@ -96,6 +98,8 @@ def call_with_tensors(policy: Callable, spec: EnvSpec, acceleration: Acceleratio
         result = forward(*[take(observation) for take in arguments])
         if isinstance(result, torch.Tensor):
             result = (result,)
+        else:
+            result = _tensors(result, len(keys), observation[0].device)
         if not isinstance(result, tuple | list) or len(result) < len(keys):
             raise ShapeError(
                 f"a policy without out_keys has to return the env's action ({key_names(keys)}) as "
@@ -178,6 +182,23 @@ def call_with_tensordict(
         return outputs
 
     return call
+
+
+def _tensors(result: Any, num_actions: int, device: torch.device) -> Any:
+    """The result of a policy without keys, Python's numbers and NumPy's arrays as tensors. A list of numbers is one
+    action; a tuple has several outputs."""
+    if isinstance(result, _NUMBERS) or (num_actions == 1 and isinstance(result, list) and _are_numbers(result)):
+        return (torch.tensor(result, device=device),)
+    if isinstance(result, tuple | list):
+        return [torch.tensor(each, device=device) if isinstance(each, _NUMBERS) else each for each in result]
+    return result
+
+
+_NUMBERS = (int, float, np.generic, np.ndarray)
+
+
+def _are_numbers(values: list[Any]) -> bool:
+    return bool(values) and all(isinstance(each, int | float | np.generic) for each in values)
 
 
 def key_names(keys: Iterable[Key]) -> str:

@@ -8,6 +8,7 @@ Runs in the worker's process, or in the trainer's for inline workers.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
+from contextlib import suppress
 from time import perf_counter
 from typing import Protocol
 
@@ -89,7 +90,8 @@ def _close_after(source: BatchSource, error: BaseException) -> None:
 
 
 def run_until_stopped(link: Link, make_source: Callable[[], BatchSource]) -> None:
-    """Runs the loop until the trainer says stop; an error is reported to the trainer, then raised."""
+    """Runs the loop until the trainer says stop; an error is reported to the trainer, then raised, with the attribute
+    `is_reported`."""
     try:
         for _ in run_worker_loop(link, make_source):
             pass
@@ -97,4 +99,6 @@ def run_until_stopped(link: Link, make_source: Callable[[], BatchSource]) -> Non
         pass
     except BaseException as error:
         link.fail(error)
+        with suppress(AttributeError):
+            error.is_reported = True  # type: ignore[attr-defined]
         raise

@@ -269,6 +269,9 @@ def build_custom(name):
         (lambda: lambda seen: (positive(seen), seen * 2, seen.sum(-1)), [("output1",), ("output2",)]),
         (lambda: lambda observation: positive(observation)[:, None].int(), []),  # of one more dimension
         (lambda: lambda observation: positive(observation).double(), []),
+        (lambda: lambda observation: positive(observation).numpy().astype(np.int32), []),
+        (lambda: lambda observation: positive(observation).tolist(), []),
+        (lambda: lambda observation: (positive(observation).numpy(), observation.numpy()), [("output1",)]),
     ],
 )
 def test_a_custom_policy(make, extra, monkeypatch):
@@ -290,6 +293,13 @@ def test_a_custom_policy(make, extra, monkeypatch):
             assert [value.unique().tolist() for value in act(actor, seen)] == [[count], [10 * count]]
     elif not state:
         assert torch.equal(values[0], positive(seen[0]).long())
+
+
+@pytest.mark.parametrize("number", [1, np.int32(1), np.array(1), True, [1]], ids=repr)
+def test_a_number_is_the_action_of_a_single_env(number):
+    spec = dataclasses.replace(make_spec("discrete", "discrete", 1), is_single=True)
+    actor = actor_of(lambda observation: number, spec)
+    assert [value.flatten().tolist() for value in act(actor, [torch.tensor([1])])] == [[1]]
 
 
 def test_a_scalar_observation_of_a_single_env_is_changed_in_place():

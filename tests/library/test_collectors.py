@@ -1,7 +1,9 @@
 """The collectors as a library: envs, policies, keywords and seeds, over every way."""
 
+import copy
 import math
 import os
+import pickle
 import re
 import typing
 from collections.abc import Iterator
@@ -34,7 +36,7 @@ from worlds.faulty import BrokenLever, NotFinite
 
 import collectx
 from collectx import Collector, DistributedCollector, MultiAsyncCollector, MultiSyncCollector
-from collectx.errors import ShapeError
+from collectx.errors import ConfigError, ShapeError
 
 
 # Over Ray as it is by default, async.
@@ -62,6 +64,40 @@ def test_every_worker_has_an_env_and_a_policy_factory_of_its_own(way):
         batch = collector.next()
     assert [part.unique().tolist() for part in batch["next", "reward"]] == [[1.0], [5.0]]
     assert [part.unique().tolist() for part in batch["action"]] == [[0], [1]]
+
+
+@pytest.mark.parametrize("create", [cartpole, cartpoles])
+def test_an_env_that_is_passed_itself_is_stepped_and_closed_by_shutdown_alone(create):
+    env, closed = create(), []
+    env.close = lambda **_: closed.append(True)
+    with Collector(env, frames_per_batch=12, total_frames=24) as collector:
+        assert collector.env is env
+        assert [batch.numel() for batch in collector] == [12, 12]
+    assert not closed
+    with Collector(env, frames_per_batch=12) as collector:
+        assert collector.next().numel() == 12
+        collector.shutdown()
+    assert closed
+
+
+@over([SHARED_SYNC], smoke=True)
+def test_workers_step_copies_of_an_env_that_is_passed_itself(way):
+    env = cartpole()
+    with make(way, [env] * 2, frames_per_batch=12) as collector:
+        batch = collector.next()
+    assert batch.shape == (2, 6)
+    assert not torch.equal(batch[0]["observation"], batch[1]["observation"])
+    with pytest.raises(ConfigError, match="num_envs=3: create_env_fn makes one env, as it is an env and no function"):
+        Collector(env, frames_per_batch=12, num_envs=3)
+
+
+@pytest.mark.parametrize("copied", [pickle.dumps, copy.copy, copy.deepcopy])
+def test_a_collector_cannot_be_copied(copied):
+    with (
+        Collector(cartpole) as collector,
+        pytest.raises(TypeError, match=r"a Collector cannot be .* its state_dict\(\)"),
+    ):
+        copied(collector)
 
 
 @pytest.mark.difference("constructing a distributed collector")

@@ -43,6 +43,8 @@ def test_a_script_needs_no_guard(start_method, script):
     run = script(chosen * (start_method is not None) + UNGUARDED)
     assert run.returncode == 0, run.stderr
     assert run.stdout == "torch.Size([2, 5])\ntoo far\n"
+    # The error of the worker is raised, and not printed by the worker too.
+    assert "Traceback" not in run.stderr
 
 
 GUARDED = """

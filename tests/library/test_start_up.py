@@ -3,30 +3,27 @@
 import itertools
 import os
 import re
-import time
 from functools import partial
 
 import pytest
 from making import make
 from ways import GLOO_ASYNC, RPC_SYNC, SHARED_ASYNC, SHARED_SYNC, over
 from worlds.cartpoles import cartpole
-from worlds.faulty import BrokenLever
+from worlds.faulty import BrokenLever, pull_the_lever
 
 from collectx.errors import WorkerTimeout
 
 LOCAL = (SHARED_SYNC, SHARED_ASYNC, GLOO_ASYNC, RPC_SYNC)
 
 
-def _logged(folder, trainer, fails=lambda count: False, hangs=False):
-    """CartPole; makes a file in each worker. A worker raises if `fails` of how many files there were before, or
-    sleeps if it `hangs`."""
+def _logged(folder, trainer, fails=lambda count: False, fault="raises"):
+    """CartPole; makes a file in each worker. A worker has the `fault` (`worlds.faulty`) if `fails` of how many files
+    there were before."""
     if os.getpid() == trainer:
         return cartpole()
     count = next(index for index in itertools.count() if _makes(folder / str(index)))
     if fails(count):
-        raise BrokenLever("left", 3)
-    if hangs:
-        time.sleep(1000)
+        pull_the_lever(fault)
     return cartpole()
 
 
@@ -65,6 +62,6 @@ def test_a_worker_that_fails_at_first_is_replaced_or_dropped(way, mode, frames, 
 
 @pytest.mark.ci
 def test_a_worker_that_hangs_is_an_error_of_the_constructor_after_start_timeout_s(tmp_path):
-    create = partial(_logged, tmp_path, os.getpid(), hangs=True)
+    create = partial(_logged, tmp_path, os.getpid(), lambda count: True, "sleeps")
     with pytest.raises(WorkerTimeout, match=r"start_timeout_s=2\): its env or policy hangs"):
         make(SHARED_SYNC, create, frames_per_batch=8, start_timeout_s=2, close_timeout_s=0.1)

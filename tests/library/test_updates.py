@@ -185,6 +185,9 @@ def test_individual_weights_are_saved_where_workers_can_be_asked(way):
 FORMS = {
     "module": lambda new: {"policy_or_weights": new},
     "state dict": lambda new: {"policy_or_weights": new.state_dict()},
+    "compiled": lambda new: {"policy_or_weights": {"_orig_mod.action": new.action}},
+    "data parallel": lambda new: {"policy_or_weights": {"module.action": new.action}},
+    "compiled, data parallel": lambda new: {"policy_or_weights": {"module._orig_mod.action": new.action}},
     "TensorDict": lambda new: {"policy_or_weights": weights_of(new)},
     "float64": lambda new: {"policy_or_weights": new.double()},
     "float16": lambda new: {"policy_or_weights": new.half()},
@@ -219,6 +222,8 @@ def test_weights_act_in_every_form_and_stay(way, form):
         (Constant(), {"weights": {0: Constant(), 1: Constant()}}, ValueError, r"workers \[0, 1\].* 0 to 0"),
         (Constant(), {"weights": 3}, TypeError, "weights=3"),
         (Constant(), {"weights": {}}, KeyError, "action"),
+        (Constant(), {"weights": {"module.other": 1.0}}, KeyError, "lack action"),
+        (Constant(), {"weights": {"action": 1.0, "other": 2.0}, "strict": True}, KeyError, "no weights other"),
         (Constant(), {"weights": Constant([1.0, 2.0])}, ValueError, r"action .*\[2\]"),
         (None, {"weights": Constant()}, TypeError, "no module"),
         (lambda seen: seen[..., 0].long(), {"weights": Constant()}, TypeError, "no module"),
@@ -227,6 +232,14 @@ def test_weights_act_in_every_form_and_stay(way, form):
 def test_weights_that_do_not_fit_are_refused(policy, given, error, word):
     with Collector(cartpole, policy, frames_per_batch=10) as collector, pytest.raises(error, match=word):
         collector.update_policy_weights_(**given)
+
+
+def test_weights_that_the_policy_does_not_have_are_left_out_by_default():
+    policy = TensorDictModule(Constant(), ["observation"], ["action"])
+    with Collector(cartpole, policy, frames_per_batch=10) as collector:
+        # Of the module within the policy, whose names begin with "module.".
+        collector.update_policy_weights_({"action": torch.tensor(1.0), "other": torch.tensor(2.0)})
+        assert actions_of(collector.next()) == [1]
 
 
 class Paying(gymnasium.Wrapper):

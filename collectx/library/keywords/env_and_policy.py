@@ -7,20 +7,23 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import gymnasium
 import torch
+from gymnasium.vector import VectorEnv
 from tensordict.nn import CudaGraphModule
 from torch import nn
 
 from collectx.config.schema.policy import PolicyConfig
 from collectx.env.policy_transforms import WithPolicyTransforms, with_policy_transforms
 from collectx.env.torchrl_specs import is_torchrl_env
+from collectx.env.user_env import is_env
 from collectx.library.keywords.coerce import exploration_name, exploration_problems, for_each, kwargs_of
 from collectx.library.keywords.options import option
 from collectx.library.keywords.specs import Keywords
 from collectx.policy.exploration import ExplorationType
 from collectx.user_objects import UserEnvConfig, UserPolicyConfig
 
-CreateEnv = Callable[..., Any] | Sequence[Callable[..., Any]]
+CreateEnv = Callable[..., Any] | gymnasium.Env | VectorEnv | Sequence[Any]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +32,8 @@ class EnvAndPolicy(Keywords):
 
     Args:
         create_env_fn: returns a Gymnasium env, a vector env, whose envs are a dimension of the batch, or a TorchRL env.
-            With several workers: one callable for all, or one for each.
+            With several workers: one callable for all, or one for each. An env itself will do too: `Collector` steps
+            it, and `shutdown()` closes it; workers step copies of it.
         policy: a TensorDictModule, an `nn.Module`, a callable from the observation to the action, or None or a
             `RandomPolicy` for random actions.
         policy_factory: returns the policy instead, in every process; with `policy`, in the workers alone, which then
@@ -86,10 +90,10 @@ class EnvAndPolicy(Keywords):
         num_workers = self.worker_count
         creates = for_each(self.create_env_fn, num_workers)
         problems = super().problems() + [
-            f"create_env_fn[{i}]={one!r} cannot be called: give a function that makes the env, as lambda: "
-            "gymnasium.make('CartPole-v1')."
+            f"create_env_fn[{i}]={one!r} is no env and cannot be called: give a function that makes the env, as "
+            "lambda: gymnasium.make('CartPole-v1')."
             for i, one in enumerate(creates)
-            if not callable(one) and (i == 0 or isinstance(self.create_env_fn, list | tuple))
+            if not (callable(one) or is_env(one)) and (i == 0 or isinstance(self.create_env_fn, list | tuple))
         ]
         if isinstance(self.create_env_fn, list | tuple) and not creates:
             problems.append("create_env_fn is empty: give one callable for each worker.")

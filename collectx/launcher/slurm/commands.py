@@ -14,6 +14,7 @@ from typing import Any
 
 from collectx.config.schema.launcher import SlurmResources
 from collectx.errors import LauncherError
+from collectx.launcher.slurm.explanations import ADVICE, REASONS
 
 # A busy controller takes tens of seconds; one that takes longer is down.
 COMMAND_S = 60.0
@@ -22,39 +23,10 @@ _OVER = {"COMPLETED", "CANCELLED", "PREEMPTED", "REVOKED", "BOOT_FAIL", "DEADLIN
 _OVER |= {"OUT_OF_MEMORY", "TIMEOUT"}
 _WAITING = {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT"}
 
-# Explanations of SLURM's reasons.
-_REASONS = {
-    "Priority": "Priority: others are before it",
-    "Resources": "Resources: what it asks for is in use",
-    "PartitionConfig": "PartitionConfig: no node of the partition has what it asks for: ask for less, or choose "
-    "another",
-    "PartitionTimeLimit": "PartitionTimeLimit: launcher.time is more than the partition allows",
-    "PartitionNodeLimit": "PartitionNodeLimit: it asks for more nodes than the partition allows",
-    "BadConstraints": "BadConstraints: no node has the features and resources that it asks for",
-    "Dependency": "Dependency: launcher.max_parallel or launcher.sbatch.dependency lets others go first",
-    "JobArrayTaskLimit": "JobArrayTaskLimit: as many points run as launcher.max_parallel allows",
-    "JobHeldUser": "JobHeldUser: it is held until `scontrol release`",
-    "BeginTime": "BeginTime: its start is set to a later time; SLURM does so for two minutes when it requeues a job",
-    "None": "",
-}
-
 _GUARD = (
     """trap 'status=$?; if [ "${#BASH_SOURCE[@]}" -le 1 ]; then echo "collectx: a line of launcher.setup ended with """
     """status $status: $BASH_COMMAND; a line may fail where it ends with || true" >&2; exit "$status"; fi' ERR"""
 )
-
-# Remedies by a part of sbatch's message.
-_ADVICE = {
-    "account": "choose another with launcher.account (`sacctmgr show associations user=$USER` lists yours)",
-    "partition": "choose another with launcher.partition (`sinfo` lists them)",
-    "qos": "choose another with launcher.qos",
-    "time limit": "ask for less with launcher.time",
-    "feature": "choose another with launcher.constraint (`sinfo -o %f` lists them)",
-    "memory": "ask for less with launcher.mem",
-    "node configuration": "no node has so much: ask for less launcher.cpus_per_task, launcher.gpus or launcher.mem",
-    "contact slurm controller": "SLURM does not answer: try again later",
-    "timed out": "SLURM does not answer: try again later",
-}
 
 
 @dataclass(frozen=True)
@@ -199,7 +171,7 @@ def _read_states(rows: Iterable[Sequence[str]], jobs: Sequence[str]) -> dict[str
     for part, word, reason, nodes in rows:
         job, _, number = part.partition("+")
         if number in ("", "0"):
-            found[job] = JobState(word, word in _OVER, word not in _WAITING, _REASONS.get(reason, reason), nodes)
+            found[job] = JobState(word, word in _OVER, word not in _WAITING, REASONS.get(reason, reason), nodes)
     return {job: found[job] for job in jobs if job in found}
 
 
@@ -310,7 +282,7 @@ def _run(command: Sequence[str]) -> str:
         message = "; ".join(line.strip() for line in done.stderr.splitlines())
         if not message:
             raise NoMessage(f"{name}: exit status {done.returncode}")
-        advice = next((text for part, text in _ADVICE.items() if part in message.lower()), None)
+        advice = next((text for part, text in ADVICE.items() if part in message.lower()), None)
         raise LauncherError(message + (f": {advice}." if advice else ""))
     return done.stdout
 

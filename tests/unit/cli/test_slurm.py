@@ -265,6 +265,22 @@ def test_an_interruption_cancels_unless_the_user_says_no(queue, monkeypatch, num
     assert len(questions) == (number == signal.SIGINT)
 
 
+def test_an_interruption_ends_the_points_that_run_and_those_that_wait(queue, monkeypatch, capsys):
+    signals = iter([signal.SIGTERM])
+
+    def interrupted(seconds: float) -> None:
+        for number in signals:
+            queue.states["100_1"] = "PENDING"
+            signal.raise_signal(number)
+
+    monkeypatch.setattr(watch, "time", SimpleNamespace(monotonic=time.monotonic, sleep=interrupted))
+    assert [ended.status for ended in start("seed=2", "seed=2 trainer.gamma=0.5").results] == ["interrupted"] * 2
+    assert queue.states == {"100_0": "CANCELLED", "100_1": "CANCELLED"}
+    err = capsys.readouterr().err
+    assert "ending 2 jobs, with a checkpoint" in err
+    assert "not ended" not in err
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("grace_s", [0.0, 1000.0])
 def test_a_job_that_does_not_end_is_cancelled_by_the_second_signal_or_after_its_grace(

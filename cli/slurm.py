@@ -200,7 +200,7 @@ def _submit(
             run_status.write_job(files, job)
             print(f"{run.name}: job {job}, {num_tasks_of(run.cfg)} tasks", flush=True)
         if not _launcher(group[0]).sbatch.get("hold"):
-            commands.release(submitted[0].partition("_")[0])
+            commands.release(submitted)
     return refusals
 
 

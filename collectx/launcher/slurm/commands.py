@@ -220,8 +220,7 @@ def cancel(jobs: Sequence[str]) -> None:
 
 def interrupt(jobs: Sequence[str]) -> None:
     """Sends SIGINT to the tasks of jobs that run, whose trainers then write a checkpoint, end, and cancel their jobs;
-    cancels jobs that wait. After `cancel`, SLURM gives them its KillWait only. An error does not keep other jobs from
-    being handled.
+    cancels jobs that wait. After `cancel`, SLURM gives them its KillWait only. Goes on after an error.
 
     Raises:
         LauncherError: SLURM does not answer, or refuses; the message has all errors.
@@ -231,10 +230,9 @@ def interrupt(jobs: Sequence[str]) -> None:
     running = [job for job, word in words.items() if word == "RUNNING"]
     waiting = [job for job, word in words.items() if word in _WAITING or word in ("SUSPENDED", "STOPPED")]
     errors = []
-    for command in (["--signal=INT", *running] if running else [], waiting):
+    for command in filter(None, (running and ["--signal=INT", *running], waiting)):
         try:
-            if command:
-                _run(["scancel", "--quiet", *command])
+            _run(["scancel", "--quiet", *command])
         except NoMessage:
             pass  # one of the jobs has ended meanwhile; the others are signalled
         except LauncherError as error:
@@ -243,13 +241,18 @@ def interrupt(jobs: Sequence[str]) -> None:
         raise LauncherError("; ".join(dict.fromkeys(errors)))
 
 
-def release(job: str) -> None:
-    """Lets a held job start.
+def release(jobs: Sequence[str]) -> None:
+    """Lets a held job, or all tasks of a held array, start.
 
     Raises:
-        LauncherError: SLURM does not answer.
+        LauncherError: SLURM does not answer, or refuses.
     """
-    _run(["scontrol", "release", job])
+    try:
+        _run(["scontrol", "release", jobs[0].partition("_")[0]])
+    except LauncherError:
+        # scontrol also fails for a job that it has released and that cannot start yet.
+        if any(state.reason == REASONS["JobHeldUser"] for state in queued(jobs).values()):
+            raise
 
 
 def requeue(job: str) -> None:

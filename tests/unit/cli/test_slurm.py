@@ -16,7 +16,7 @@ from collectx import DistributedCollector
 from collectx.cli import run, slurm, status, views, watch
 from collectx.cli.run_status import SubmittedRun
 from collectx.cli.submitit_slurm import translated
-from collectx.errors import ConfigError
+from collectx.errors import ConfigError, LauncherError
 from collectx.run import RunFolder, preflight
 from collectx.run.rendezvous import JobSpec
 
@@ -351,6 +351,20 @@ def test_refused_points_of_a_sweep_leave_their_folders_as_they_were(queue, capsy
     queue.refusal = "Invalid partition name specified"
     assert run.main(words) == 2
     assert files_of("sweep") == before
+
+
+@pytest.mark.parametrize(("reason", "state"), [("PartitionConfig", "PENDING"), ("JobHeldUser", "CANCELLED")])
+def test_a_job_that_is_not_released_is_cancelled_but_not_one_that_cannot_start_yet(queue, capsys, reason, state):
+    def refuse(command):
+        if command[1] == "release":
+            raise LauncherError("Requested partition configuration not available now")
+        return ""
+
+    queue.scontrol = refuse
+    queue.squeue = lambda command: f"100|{queue.states['100']}|{reason}|\n"
+    assert run.main(["launcher=slurm", "hydra.run.dir=run", "launcher.wait=false"]) == (0 if state == "PENDING" else 2)
+    assert queue.states == {"100": state}
+    assert ("not available now" in capsys.readouterr().err) == (state == "CANCELLED")
 
 
 def files_of(folder: str) -> dict[Path, bytes]:

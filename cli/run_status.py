@@ -9,7 +9,7 @@ import json
 import socket
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -64,11 +64,13 @@ class Outcome:
 
 @dataclass(frozen=True)
 class SubmittedRun:
-    """A run that is a job of SLURM: its name among the runs of a sweep, and its absolute folder."""
+    """A run that is a job of SLURM: its name among the runs of a sweep, and its absolute folder, with the files that
+    `.hydra` had in it before the command."""
 
     name: str
     folder: Path
     cfg: RunConfig
+    hydra_before: Mapping[Path, bytes] = field(default_factory=dict)
 
     @property
     def grace_s(self) -> float:

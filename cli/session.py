@@ -15,7 +15,7 @@ from collectx.cli.run_status import Outcome, SubmittedRun
 from collectx.config.derived import ELSEWHERE
 from collectx.config.schema.run import RunConfig
 from collectx.errors import ConfigError
-from collectx.run import Status
+from collectx.run import RunFolder, Status
 
 
 class Session:
@@ -41,7 +41,7 @@ class Session:
         def start(_: DictConfig) -> None:
             folder = Path(node.hydra.runtime.output_dir)
             if cfg.launcher.kind in ELSEWHERE:
-                self._jobs.append(SubmittedRun(point or folder.name, folder, cfg))
+                self._jobs.append(SubmittedRun(point or folder.name, folder, cfg, hydra_before))
                 return
             from collectx.run import execute
 
@@ -52,6 +52,9 @@ class Session:
                 # Not raised: Hydra would add text to it.
                 self.problems.extend(error.problems)
 
+        hydra = node.hydra
+        place = hydra.run.dir if point is None else Path(hydra.sweep.dir, str(hydra.sweep.subdir))
+        hydra_before = {path: path.read_bytes() for path in RunFolder(place).hydra.glob("*")}
         if point is not None:
             if not cfg.run.overwrite:
                 # A run in a point's folder is an earlier attempt of the same point: each point has its own folder.

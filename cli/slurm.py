@@ -58,6 +58,11 @@ def run_jobs(runs: Sequence[SubmittedRun], argv: Sequence[str], sweep: Path | No
         except KeyboardInterrupt:
             _cancel(submitted)
             raise
+        except ConfigError:
+            for run in runs:
+                if run.folder not in submitted:
+                    _remove_traces(run)
+            raise
 
 
 def _submit_and_watch(
@@ -86,6 +91,9 @@ def _submit_and_watch(
     jobs = unfinished | submitted
     if refusals and not jobs:
         raise ConfigError(list(dict.fromkeys(refusals.values())))
+    for run in runs:
+        if run.folder in refusals:
+            _remove_traces(run)
     for text in dict.fromkeys(refusals.values()):
         output.note(f"not submitted: {text}")
     results += [Outcome(Status.FAILED, run.folder) for run in runs if run.folder in refusals]
@@ -188,8 +196,6 @@ def _submit(
             submitted = slurm_script.submit(_script_path(group), script, len(group))
         except LauncherError as error:
             refusals |= {run.folder: str(error) for run in group}
-            for run in group:
-                _remove_traces(RunFolder(run.folder))
             continue
         jobs |= {run.folder: job for run, job in zip(group, submitted, strict=True)}
         lane.take(len(group), submitted[0].partition("_")[0])
@@ -200,13 +206,16 @@ def _submit(
             run_status.write_job(files, job)
             print(f"{run.name}: job {job}, {num_tasks_of(run.cfg)} tasks", flush=True)
         if not _launcher(group[0]).sbatch.get("hold"):
-            commands.release(submitted[0].partition("_")[0])
+            commands.release(submitted)
     return refusals
 
 
-def _remove_traces(files: RunFolder) -> None:
-    """Removes from the folder of a refused run, if there is no earlier run in it, what this command has made."""
+def _remove_traces(run: SubmittedRun) -> None:
+    """Leaves the folder of a refused run as it was before this command."""
+    files = RunFolder(run.folder)
     if files.has_run:
+        for path, content in run.hydra_before.items():
+            path.write_bytes(content)
         return
     shutil.rmtree(files.hydra, ignore_errors=True)
     files.lock.unlink(missing_ok=True)

@@ -14,6 +14,7 @@ from typing import Any
 
 from collectx.config.schema.launcher import SlurmResources
 from collectx.errors import LauncherError
+from collectx.launcher.slurm.explanations import ADVICE, REASONS
 
 # A busy controller takes tens of seconds; one that takes longer is down.
 COMMAND_S = 60.0
@@ -22,39 +23,10 @@ _OVER = {"COMPLETED", "CANCELLED", "PREEMPTED", "REVOKED", "BOOT_FAIL", "DEADLIN
 _OVER |= {"OUT_OF_MEMORY", "TIMEOUT"}
 _WAITING = {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT"}
 
-# Explanations of SLURM's reasons.
-_REASONS = {
-    "Priority": "Priority: others are before it",
-    "Resources": "Resources: what it asks for is in use",
-    "PartitionConfig": "PartitionConfig: no node of the partition has what it asks for: ask for less, or choose "
-    "another",
-    "PartitionTimeLimit": "PartitionTimeLimit: launcher.time is more than the partition allows",
-    "PartitionNodeLimit": "PartitionNodeLimit: it asks for more nodes than the partition allows",
-    "BadConstraints": "BadConstraints: no node has the features and resources that it asks for",
-    "Dependency": "Dependency: launcher.max_parallel or launcher.sbatch.dependency lets others go first",
-    "JobArrayTaskLimit": "JobArrayTaskLimit: as many points run as launcher.max_parallel allows",
-    "JobHeldUser": "JobHeldUser: it is held until `scontrol release`",
-    "BeginTime": "BeginTime: its start is set to a later time; SLURM does so for two minutes when it requeues a job",
-    "None": "",
-}
-
 _GUARD = (
     """trap 'status=$?; if [ "${#BASH_SOURCE[@]}" -le 1 ]; then echo "collectx: a line of launcher.setup ended with """
     """status $status: $BASH_COMMAND; a line may fail where it ends with || true" >&2; exit "$status"; fi' ERR"""
 )
-
-# Remedies by a part of sbatch's message.
-_ADVICE = {
-    "account": "choose another with launcher.account (`sacctmgr show associations user=$USER` lists yours)",
-    "partition": "choose another with launcher.partition (`sinfo` lists them)",
-    "qos": "choose another with launcher.qos",
-    "time limit": "ask for less with launcher.time",
-    "feature": "choose another with launcher.constraint (`sinfo -o %f` lists them)",
-    "memory": "ask for less with launcher.mem",
-    "node configuration": "no node has so much: ask for less launcher.cpus_per_task, launcher.gpus or launcher.mem",
-    "contact slurm controller": "SLURM does not answer: try again later",
-    "timed out": "SLURM does not answer: try again later",
-}
 
 
 @dataclass(frozen=True)
@@ -199,7 +171,7 @@ def _read_states(rows: Iterable[Sequence[str]], jobs: Sequence[str]) -> dict[str
     for part, word, reason, nodes in rows:
         job, _, number = part.partition("+")
         if number in ("", "0"):
-            found[job] = JobState(word, word in _OVER, word not in _WAITING, _REASONS.get(reason, reason), nodes)
+            found[job] = JobState(word, word in _OVER, word not in _WAITING, REASONS.get(reason, reason), nodes)
     return {job: found[job] for job in jobs if job in found}
 
 
@@ -248,8 +220,7 @@ def cancel(jobs: Sequence[str]) -> None:
 
 def interrupt(jobs: Sequence[str]) -> None:
     """Sends SIGINT to the tasks of jobs that run, whose trainers then write a checkpoint, end, and cancel their jobs;
-    cancels jobs that wait. After `cancel`, SLURM gives them its KillWait only. An error does not keep other jobs from
-    being handled.
+    cancels jobs that wait. After `cancel`, SLURM gives them its KillWait only. Goes on after an error.
 
     Raises:
         LauncherError: SLURM does not answer, or refuses; the message has all errors.
@@ -259,10 +230,9 @@ def interrupt(jobs: Sequence[str]) -> None:
     running = [job for job, word in words.items() if word == "RUNNING"]
     waiting = [job for job, word in words.items() if word in _WAITING or word in ("SUSPENDED", "STOPPED")]
     errors = []
-    for command in (["--signal=INT", *running] if running else [], waiting):
+    for command in filter(None, (running and ["--signal=INT", *running], waiting)):
         try:
-            if command:
-                _run(["scancel", "--quiet", *command])
+            _run(["scancel", "--quiet", *command])
         except NoMessage:
             pass  # one of the jobs has ended meanwhile; the others are signalled
         except LauncherError as error:
@@ -271,13 +241,18 @@ def interrupt(jobs: Sequence[str]) -> None:
         raise LauncherError("; ".join(dict.fromkeys(errors)))
 
 
-def release(job: str) -> None:
-    """Lets a held job start.
+def release(jobs: Sequence[str]) -> None:
+    """Lets a held job, or all tasks of a held array, start.
 
     Raises:
-        LauncherError: SLURM does not answer.
+        LauncherError: SLURM does not answer, or refuses.
     """
-    _run(["scontrol", "release", job])
+    try:
+        _run(["scontrol", "release", jobs[0].partition("_")[0]])
+    except LauncherError:
+        # scontrol also fails for a job that it has released and that cannot start yet.
+        if any(state.reason == REASONS["JobHeldUser"] for state in queued(jobs).values()):
+            raise
 
 
 def requeue(job: str) -> None:
@@ -310,7 +285,7 @@ def _run(command: Sequence[str]) -> str:
         message = "; ".join(line.strip() for line in done.stderr.splitlines())
         if not message:
             raise NoMessage(f"{name}: exit status {done.returncode}")
-        advice = next((text for part, text in _ADVICE.items() if part in message.lower()), None)
+        advice = next((text for part, text in ADVICE.items() if part in message.lower()), None)
         raise LauncherError(message + (f": {advice}." if advice else ""))
     return done.stdout
 

@@ -15,7 +15,7 @@ from collectx import DistributedCollector
 from collectx.cli import run, slurm, status, views, watch
 from collectx.cli.run_status import SubmittedRun
 from collectx.cli.submitit_slurm import translated
-from collectx.errors import ConfigError
+from collectx.errors import ConfigError, LauncherError
 from collectx.run import RunFolder, preflight
 from collectx.run.rendezvous import JobSpec
 
@@ -264,6 +264,22 @@ def test_an_interruption_cancels_unless_the_user_says_no(queue, monkeypatch, num
     assert len(questions) == (number == signal.SIGINT)
 
 
+def test_an_interruption_ends_the_points_that_run_and_those_that_wait(queue, monkeypatch, capsys):
+    signals = iter([signal.SIGTERM])
+
+    def interrupted(seconds: float) -> None:
+        for number in signals:
+            queue.states["100_1"] = "PENDING"
+            signal.raise_signal(number)
+
+    monkeypatch.setattr(watch, "time", SimpleNamespace(monotonic=time.monotonic, sleep=interrupted))
+    assert [ended.status for ended in start("seed=2", "seed=2 trainer.gamma=0.5").results] == ["interrupted"] * 2
+    assert queue.states == {"100_0": "CANCELLED", "100_1": "CANCELLED"}
+    err = capsys.readouterr().err
+    assert "ending 2 jobs, with a checkpoint" in err
+    assert "not ended" not in err
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("grace_s", [0.0, 1000.0])
 def test_a_job_that_does_not_end_is_cancelled_by_the_second_signal_or_after_its_grace(
@@ -314,7 +330,7 @@ def test_a_refused_run_leaves_its_folder_as_it_was(queue, capsys, launcher):
     (RunFolder("run").checkpoints / "000000001").mkdir()
     before = files_of("run")
     queue.refusal = "QOSMaxSubmitJobPerUserLimit"
-    for more in (["run.overwrite=true"], ["run.overwrite=true", "seed=4"], ["resume=auto", "run.max_batches=1"]):
+    for more in ([], ["run.overwrite=true", "seed=4"], ["resume=auto", "run.max_batches=1"]):
         assert run.main([*words, *more]) == 2
         assert files_of("run") == before
     assert status.main(["run"]) == 0
@@ -336,10 +352,24 @@ def test_refused_points_of_a_sweep_leave_their_folders_as_they_were(queue, capsy
     assert files_of("sweep") == before
 
 
+@pytest.mark.parametrize(("reason", "state"), [("PartitionConfig", "PENDING"), ("JobHeldUser", "CANCELLED")])
+def test_a_job_that_is_not_released_is_cancelled_but_not_one_that_cannot_start_yet(queue, capsys, reason, state):
+    def refuse(command):
+        if command[1] == "release":
+            raise LauncherError("Requested partition configuration not available now")
+        return ""
+
+    queue.scontrol = refuse
+    queue.squeue = lambda command: f"100|{queue.states['100']}|{reason}|\n"
+    assert run.main(["launcher=slurm", "hydra.run.dir=run", "launcher.wait=false"]) == (0 if state == "PENDING" else 2)
+    assert queue.states == {"100": state}
+    assert ("not available now" in capsys.readouterr().err) == (state == "CANCELLED")
+
+
 def files_of(folder: str) -> dict[Path, bytes]:
-    """The files of a run, without those of Hydra and of the lock, by their paths."""
-    paths = [path for path in Path(folder).rglob("*") if ".hydra" not in path.parts and path.name != "lock"]
-    return {path: path.read_bytes() if path.is_file() else b"" for path in paths if path.name != "multirun.yaml"}
+    """The files of a run or a sweep by their paths, without the lock and the times in a sweep's file."""
+    paths = [path for path in Path(folder).rglob("*") if path.name not in ("lock", "multirun.yaml")]
+    return {path: path.read_bytes() if path.is_file() else b"" for path in paths}
 
 
 def test_hydras_own_launcher_is_taken_for_launcher_slurm(queue, capsys):

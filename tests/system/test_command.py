@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from commands import COUNTING, RAY, collectx, environment, needs_ray, result
+from composing import composed
 
 from collectx import __version__
 from collectx.cli.main import SUBCOMMANDS, help_text

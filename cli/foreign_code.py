@@ -5,15 +5,14 @@ from __future__ import annotations
 
 import os
 import pwd
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from importlib.util import find_spec
 from typing import Any
 
 from collectx.cli import output
-from collectx.config.schema.env import GymEnvConfig, GymVectorEnvConfig
 from collectx.config.schema.run import RunConfig
 from collectx.errors import ConfigError
-from collectx.run import RunFolder
+from collectx.run import RunFolder, sources
 
 # Keys of a launcher that name code, or may.
 _EXECUTED_BY_LAUNCHER = {
@@ -53,17 +52,8 @@ def check_checkpoints(files: RunFolder) -> None:
 
 def references(cfg: RunConfig) -> Iterator[tuple[str, Any, str]]:
     """Yields key, value and origin of every reference to code in a configuration."""
-    for group in ("env", "policy", "trainer"):
-        section = getattr(cfg, group)
-        for name in ("entry_point", "target"):
-            if target := getattr(section, name, None):
-                yield f"{group}.{name}", target, _origin(target)
-    if isinstance(cfg.env, (GymEnvConfig, GymVectorEnvConfig)):
-        if ":" in (cfg.env.id or ""):
-            yield "env.id", cfg.env.id, _origin(str(cfg.env.id))
-        for index, item in enumerate(cfg.env.wrappers):
-            target = item.get("_target_", next(iter(item), "")) if isinstance(item, Mapping) else item
-            yield f"env.wrappers[{index}]", target, _origin(str(target))
+    for key, target in sources.targets(cfg):
+        yield key, target, _origin(target)
     parts = {f"launcher.{name}": getattr(cfg.launcher, name, None) for name in ("trainer", "worker")}
     for path, part in {"launcher": cfg.launcher, **parts}.items():
         for name, origin in _EXECUTED_BY_LAUNCHER.items():

@@ -68,6 +68,8 @@ def _reproduce(arguments: Arguments, argv: Sequence[str]) -> int:
     if problems := [*checked.problems, *composed.problems]:
         raise ConfigError(problems)
     foreign_code.check(old, composed.cfg, "trust" in arguments.flags)
+    for text in snapshot.changed_sources(old, composed.cfg):
+        output.note(f"the source of {text} has changed since the run.")
     for override in parsed(checked.overrides):
         if override.key_or_group == "hydra.run.dir" and Path(str(override.value())).resolve() == old.path.resolve():
             raise ConfigError(

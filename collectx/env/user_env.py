@@ -29,7 +29,7 @@ def make_user_env(cfg: UserEnvConfig) -> Env:
 
         _check_count(cfg, env.num_envs, f"a vector env of {env.num_envs}")
         group = GymVectorEnv(env, cfg.info_keys, cfg.exclude_keys)
-        is_single = False
+        is_batched = True
     elif isinstance(env, gymnasium.Env):
         from collectx.env.gym import GymEnv
 

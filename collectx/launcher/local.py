@@ -7,8 +7,10 @@ tensordict and gymnasium: imports take seconds, a fork takes milliseconds.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import ctypes
+import functools
 import math
 import multiprocessing
 import os
@@ -75,6 +77,7 @@ def warm_up() -> None:
         except ChildProcessError:
             _forget_server()
             forkserver.ensure_running()
+        _end_server_at_exit(os.getpid())
     finally:
         for name, value in saved.items():
             if value is None:
@@ -91,6 +94,22 @@ def _forget_server() -> None:
     server.__init__()
     if multiprocessing.parent_process() is None:
         multiprocessing.process.current_process()._config.pop("tempdir", None)  # type: ignore[attr-defined]
+
+
+@functools.cache
+def _end_server_at_exit(trainer: int) -> None:
+    """Has the exit of this process end the fork server at once, also while it imports: it would end by itself
+    afterwards, and keep the standard output open until then. Not while processes are left that it has forked."""
+
+    def end() -> None:
+        server: Any = forkserver._forkserver
+        # A process that was forked from this one may run its exit handlers.
+        if os.getpid() == trainer and server._forkserver_pid is not None and not multiprocessing.active_children():
+            with contextlib.suppress(ProcessLookupError, ChildProcessError):
+                os.kill(server._forkserver_pid, signal.SIGKILL)
+                os.waitpid(server._forkserver_pid, 0)
+
+    atexit.register(end)
 
 
 def allow_descriptors(num_workers: int) -> None:

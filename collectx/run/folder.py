@@ -1,7 +1,7 @@
 """The run folder: the one place that knows its file names.
 
     <run>/.hydra/              what Hydra writes
-    <run>/snapshot/            config.yaml, meta.json; config-<batches>.yaml, see resumed.py
+    <run>/snapshot/            config.yaml, meta.json, git.patch; config-<batches>.yaml, see resumed.py
     <run>/metrics.jsonl        one line per batch
     <run>/events.jsonl         joins, deaths, checkpoints, in order
     <run>/rendezvous.json      where the trainer listens, for workers that other processes start; removed at the end
@@ -41,6 +41,7 @@ class RunFolder:
         self.snapshot = self.path / "snapshot"
         self.config = self.snapshot / "config.yaml"
         self.meta = self.snapshot / "meta.json"
+        self.patch = self.snapshot / "git.patch"
         self.metrics = self.path / "metrics.jsonl"
         self.events = self.path / "events.jsonl"
         self.result = self.path / "result.json"

@@ -18,7 +18,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import xxhash
+
 from collectx.config.schema.run import RunConfig
+from collectx.run import sources
 from collectx.run.cores import num_cores
 from collectx.run.files import write_atomically, write_json
 from collectx.run.folder import RunFolder
@@ -27,6 +30,8 @@ if TYPE_CHECKING:
     import torch
 
 _GIT_TIMEOUT_S = 5
+# In bytes.
+_MAX_PATCH = 1_000_000
 
 
 def write(cfg: RunConfig, folder: RunFolder, argv: list[str]) -> None:
@@ -44,8 +49,14 @@ def write_config(cfg: RunConfig, path: Path) -> None:
 
 
 def write_meta(cfg: RunConfig, folder: RunFolder, argv: list[str]) -> None:
-    """Writes `snapshot/meta.json`."""
+    """Writes `snapshot/meta.json`, and `snapshot/git.patch`: what the checkout that contains the current folder adds
+    to its commit, if that is below `_MAX_PATCH`."""
     write_json(folder.meta, meta(cfg, argv))
+    patch = _diff(Path.cwd())
+    if patch and len(patch) < _MAX_PATCH:
+        write_atomically(folder.patch, lambda file: file.write(patch))
+    else:
+        folder.patch.unlink(missing_ok=True)
 
 
 def meta(cfg: RunConfig, argv: list[str]) -> dict[str, Any]:
@@ -59,6 +70,7 @@ def meta(cfg: RunConfig, argv: list[str]) -> dict[str, Any]:
         "num_cpus": num_cores(),
         "python": platform.python_version(),
         "packages": packages(),
+        "sources": sources.digests(cfg),
         "git": {"cwd": git_state(Path.cwd()), "collectx": git_state(Path(__file__).parent)},
         "seeds": {"seed": cfg.seed},
     }
@@ -88,9 +100,17 @@ def differences(old: RunFolder, new: RunFolder) -> list[str]:
     ]
 
 
+def changed_sources(folder: RunFolder, cfg: RunConfig) -> list[str]:
+    """The import paths in a configuration, with their keys, whose source files differ from those of the snapshot."""
+    before = _read(folder).get("sources") or {}
+    return [name for name, digest in sources.digests(cfg).items() if before.get(name, digest) != digest]
+
+
 def _circumstances(meta: dict[str, Any]) -> dict[str, Any]:
     git = {f"git checkout of {name}": state for name, state in (meta.get("git") or {}).items()}
+    files = {f"source of {name}": digest for name, digest in (meta.get("sources") or {}).items()}
     return {
+        **files,
         **(meta.get("numerics") or {}),
         "python": meta.get("python"),
         **git,
@@ -129,13 +149,28 @@ def packages() -> dict[str, str]:
 
 
 def git_state(folder: Path) -> dict[str, Any] | None:
-    """`{"commit", "dirty"}` of the checkout that contains `folder`; None without a checkout or git. Dirty means that
-    tracked files differ from the commit."""
-    command = ["git", "--no-optional-locks", "status", "--porcelain=v2", "--branch", "--untracked-files=no"]
+    """`{"commit", "dirty"}` of the checkout that contains `folder`, and `"diff"`, the digest of the difference, if it
+    is dirty; None without a checkout or git. Dirty means that tracked files differ from the commit."""
+    status = _git("status", "--porcelain=v2", "--branch", "--untracked-files=no", folder=folder)
+    if status is None:
+        return None
+    lines = status.decode(errors="replace").splitlines()
+    commit = next((line.split()[-1] for line in lines if line.startswith("# branch.oid")), None)
+    state: dict[str, Any] = {"commit": commit, "dirty": any(not line.startswith("#") for line in lines)}
+    if state["dirty"] and (diff := _diff(folder)) is not None:
+        state["diff"] = xxhash.xxh3_128(diff).hexdigest()
+    return state
+
+
+def _diff(folder: Path) -> bytes | None:
+    """What tracked files of the checkout add to the commit, in a form that `git apply` reads."""
+    return _git("diff", "--binary", "--no-ext-diff", "--no-textconv", "HEAD", folder=folder)
+
+
+def _git(*arguments: str, folder: Path) -> bytes | None:
+    """The output of git; None without a checkout or git, or where it takes too long."""
+    command = ["git", "--no-optional-locks", *arguments]
     try:
-        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=_GIT_TIMEOUT_S, check=True)
+        return subprocess.run(command, cwd=folder, capture_output=True, timeout=_GIT_TIMEOUT_S, check=True).stdout
     except (OSError, subprocess.SubprocessError):
         return None
-    lines = done.stdout.splitlines()
-    commit = next((line.split()[-1] for line in lines if line.startswith("# branch.oid")), None)
-    return {"commit": commit, "dirty": any(not line.startswith("#") for line in lines)}

@@ -1,5 +1,6 @@
 """The installed command: what it imports, completion by a real bash, runs, sweeps, failures."""
 
+import json
 import re
 import subprocess
 import sys
@@ -7,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from commands import COUNTING, RAY, collectx, environment, needs_ray, result
+from composing import composed
 
 from collectx import __version__
 from collectx.cli.main import SUBCOMMANDS, help_text
@@ -143,3 +145,28 @@ def test_the_state_of_a_git_checkout(tmp_path):
     assert not state["dirty"]
     (tmp_path / "file").write_text("2")
     assert snapshot.git_state(tmp_path)["dirty"]
+
+
+def test_uncommitted_changes_are_in_the_snapshot_as_a_patch(tmp_path, monkeypatch):
+    def git(*words):
+        subprocess.run(["git", "-c", "user.name=n", "-c", "user.email=e@example.org", *words], check=True)
+
+    monkeypatch.chdir(tmp_path)
+    file, files, cfg = tmp_path / "file", RunFolder(tmp_path / "run"), composed("env=counting")
+    git("init", "-q")
+    file.write_text("before\n")
+    git("add", "file")
+    git("commit", "-q", "-m", "one")
+    digests = []
+    for content in ("before\n", "after\n", "\n" * 1_000_000, "again\n"):
+        files.begin()
+        file.write_text(content)
+        snapshot.write(cfg, files, [])
+        digests.append(json.loads(files.meta.read_text())["git"]["cwd"].get("diff"))
+        # Not without changes, and not of a megabyte.
+        assert files.patch.exists() == (content in ("after\n", "again\n"))
+    assert digests[0] is None
+    assert len(set(digests)) == 4
+    git("checkout", "-q", "file")
+    git("apply", str(files.patch))
+    assert file.read_text() == "again\n"

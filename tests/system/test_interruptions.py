@@ -70,3 +70,24 @@ def test_a_run_that_was_stopped_for_longer_than_its_timeouts_goes_on_with_its_wo
     command.terminate()
     assert command.wait(200) == 130
     assert result(tmp_path / "run")["failures"] == []
+
+
+def test_the_fork_server_of_a_run_that_is_interrupted_during_its_start_ends_with_it(tmp_path, wait_until):
+    command = start("run", *COUNTING, "collector=multi_sync", "hydra.run.dir=run", cwd=tmp_path)
+
+    def servers():
+        children = psutil.Process(command.pid).children()
+        return [each for each in children if "multiprocessing.forkserver" in " ".join(each.cmdline())]
+
+    wait_until(lambda: command.poll() is not None or servers(), 200, "the fork server")
+    (server,) = servers()
+    # While it imports, it does not notice that its trainer has ended.
+    server.suspend()
+    command.send_signal(signal.SIGINT)
+    assert command.wait(200) == 130
+    try:
+        assert not server.is_running()
+    finally:
+        if server.is_running():
+            server.kill()
+    assert result(tmp_path / "run")["exit_reason"] == "interrupted by SIGINT"

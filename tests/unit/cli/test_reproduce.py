@@ -8,6 +8,7 @@ import pytest
 from composing import composed
 
 from collectx.cli import foreign_code, reproduce, run
+from collectx.run import RunFolder, snapshot
 
 
 @pytest.fixture
@@ -213,3 +214,30 @@ def test_wrong_usage(stub, old, capsys, argv, message):
     assert reproduce.main(argv) == 2
     assert message in capsys.readouterr().err
     assert len(stub.calls) == 1
+
+
+def test_changed_sources_of_user_code_are_named(stub, tmp_path, monkeypatch, capsys):
+    monkeypatch.syspath_prepend(tmp_path)
+    package = tmp_path / "mine" / "envs"
+    package.mkdir(parents=True)
+    env, helper, trainer = package / "one.py", package / "helper.py", tmp_path / "learner.py"
+    for path in (tmp_path / "mine" / "__init__.py", package / "__init__.py", env, helper, trainer):
+        path.write_text("raise AssertionError('imported')\n")
+    words = "env=gym env.id=null env.entry_point=mine.envs.one:make trainer=custom trainer.target=learner:Learner"
+    words += " env.wrappers=[mine.envs:wrap,gymnasium.wrappers.TimeLimit] policy=custom policy.target=none:n"
+    cfg = composed(words)
+    stub.execute(cfg, tmp_path / "old", [])
+    snapshot.write_meta(cfg, RunFolder(tmp_path / "old"), [])
+
+    def changed():
+        reproduce.main(["old"])
+        lines = capsys.readouterr().err.splitlines()
+        return sorted(line.split()[4].partition("=")[0] for line in lines if line.endswith(" changed since the run."))
+
+    assert changed() == []
+    trainer.write_text("# changed\n")
+    assert changed() == ["trainer.target"]
+    helper.write_text("# changed\n")
+    assert changed() == ["env.wrappers[0]", "trainer.target"]
+    env.write_text("# changed\n")
+    assert changed() == ["env.entry_point", "env.wrappers[0]", "trainer.target"]

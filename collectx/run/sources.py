@@ -1,0 +1,75 @@
+"""The user code that a configuration names, and digests of its source files: for the snapshot, and for `collectx
+reproduce`, which names what has changed. Imports none of it.
+
+The versions of installed packages are in the snapshot: only files outside of them are read.
+"""
+
+from __future__ import annotations
+
+import sysconfig
+from collections.abc import Iterable, Iterator, Mapping
+from importlib.util import find_spec
+from pathlib import Path
+
+import xxhash
+
+from collectx.config.schema.env import GymEnvConfig, GymVectorEnvConfig
+from collectx.config.schema.run import RunConfig
+
+
+def targets(cfg: RunConfig) -> Iterator[tuple[str, str]]:
+    """Yields key and import path of every object of user code that a configuration names."""
+    for group in ("env", "policy", "trainer"):
+        section = getattr(cfg, group)
+        for name in ("entry_point", "target"):
+            if target := getattr(section, name, None):
+                yield f"{group}.{name}", target
+    if isinstance(cfg.env, (GymEnvConfig, GymVectorEnvConfig)):
+        if ":" in (cfg.env.id or ""):
+            yield "env.id", str(cfg.env.id)
+        for index, item in enumerate(cfg.env.wrappers):
+            target = item.get("_target_", next(iter(item), "")) if isinstance(item, Mapping) else item
+            yield f"env.wrappers[{index}]", str(target)
+
+
+def digests(cfg: RunConfig) -> dict[str, str]:
+    """For each `key=import path` of `targets` the digest of its module's file, of all Python files for a package.
+
+    Leaves out those of installed packages, and those that are not found.
+    """
+    found = {f"{key}={target}": _module(target) for key, target in targets(cfg)}
+    return {name: _digest(path) for name, path in found.items() if path is not None}
+
+
+def _module(target: str) -> Path | None:
+    """The file of the module in an import path, the folder of a package."""
+    first, *others = target.partition(":")[0].split(".")
+    try:
+        spec = find_spec(first)
+    except (ImportError, ValueError):
+        return None
+    if spec is None or not spec.origin or not Path(spec.origin).is_file():
+        return None
+    path = Path(spec.origin)
+    if any(path.is_relative_to(sysconfig.get_path(name)) for name in ("purelib", "platlib", "stdlib")):
+        return None
+    for name in others if path.name == "__init__.py" else ():
+        # Not by find_spec, which imports the packages above.
+        following = [path.parent / f"{name}.py", path.parent / name / "__init__.py"]
+        if not (there := [each for each in following if each.is_file()]):
+            break
+        path = there[-1]
+    return path.parent if path.name == "__init__.py" else path
+
+
+def _digest(path: Path) -> str:
+    digest = xxhash.xxh3_128()
+    files: Iterable[Path] = sorted(path.rglob("*.py")) if path.is_dir() else [path]
+    for file in files:
+        try:
+            content = file.read_bytes()
+        except OSError:
+            content = b""
+        digest.update(f"{file.relative_to(path.parent)} {len(content)}\n".encode())
+        digest.update(content)
+    return digest.hexdigest()

@@ -22,7 +22,7 @@ from collectx.cli import foreign_code, output, run_status, submitit_slurm, sweep
 from collectx.cli import list as listing
 from collectx.cli.arguments import Arguments, call_hydra, run_subcommand
 from collectx.cli.compose import Composed, Composer, overrides_of, parsed
-from collectx.cli.overrides import Checked
+from collectx.cli.overrides import Checked, notes
 from collectx.cli.run_status import Outcome
 from collectx.cli.session import Session
 from collectx.config.derived import ELSEWHERE
@@ -73,6 +73,8 @@ def launch(
     if any(flag in arguments.flags for flag in _INFORMATIVE_FLAGS):
         return _inform(composer, checked, arguments)
     prepared = _prepare(composer, checked, "multirun" in arguments.flags)
+    for text in notes(checked.overrides):
+        output.note(text)
     session = Session(argv)
     is_complete = _run(composer, prepared, session, trusted)
     if session.problems:

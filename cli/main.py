@@ -20,7 +20,7 @@ SUBCOMMANDS = {
     "watch": "follow a run or a sweep that was left running: collectx watch DIR",
     "cancel": "end a run or a sweep: collectx cancel DIR [--now]",
     "logs": "print the logs of a run: collectx logs DIR [ROLE] [-f]",
-    "list": "list the choices of every group: collectx list [GROUP]",
+    "list": "list the choices of every group, or its keys: collectx list [GROUP] [-v]",
     "schema": "a JSON schema for editors: collectx schema [GROUP]",
 }
 

@@ -5,13 +5,15 @@ Called by the composer before Hydra. Values are checked after the composition.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Glob, Override, OverrideType
 from hydra.errors import HydraException
 
+from collectx.config.check import is_integer
 from collectx.config.problem import did_you_mean
 from collectx.config.registry import GROUPS
 
@@ -24,6 +26,9 @@ class Checked:
     overrides: tuple[str, ...]
     problems: tuple[str, ...]
     broken: frozenset[str]
+
+
+_FOLDERS = ("hydra.run.dir", "hydra.sweep.dir")
 
 
 def quoted(value: object) -> str:
@@ -46,6 +51,9 @@ def check(overrides: Sequence[str], groups: Mapping[str, Sequence[str]]) -> Chec
             continue
         key = override.key_or_group
         pattern: object = override.value()
+        if key in _FOLDERS and pattern in ("", None):
+            problems.append(f"{text}: is empty: give a folder, or leave it out for a new one below outputs.")
+            continue
         if isinstance(pattern, Glob):
             # Hydra's expansion would include files with a leading underscore, and needs its config loader.
             names = pattern.filter([*groups.get(key, ())])
@@ -70,6 +78,19 @@ def check(overrides: Sequence[str], groups: Mapping[str, Sequence[str]]) -> Chec
         else:
             usable.append(_forced(override, text))
     return Checked(tuple(usable), tuple(problems), frozenset(broken))
+
+
+def notes(usable: Sequence[str]) -> Iterator[str]:
+    """What the user may not expect of overrides that `check` accepts: of those of one key, only the last one has an
+    effect, and an integer may be written as a float."""
+    last: dict[tuple[str, str | None], str] = {}
+    for override, typed in zip(OverridesParser.create().parse_overrides(list(usable)), usable, strict=True):
+        place, text, value = (override.key_or_group, override.package), typed.lstrip("+"), override.value()
+        if last.get(place, text) != text:
+            yield f"{last[place]} has no effect: {text} comes later."
+        last[place] = text
+        if isinstance(value, float) and re.search(r"=[+-]?\d+\.0*$", text) and is_integer(override.key_or_group):
+            yield f"{text}: taken as {value:.0f}."
 
 
 def _nothing_matches(text: str, key: str, groups: Mapping[str, Sequence[str]]) -> str:

@@ -7,9 +7,11 @@ process.
 
 from __future__ import annotations
 
+import io
 import os
+import re
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout, suppress
 
 from hydra.errors import HydraException
 from hydra.types import RunMode
@@ -17,12 +19,14 @@ from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from collectx.cli import foreign_code, output, run_status, submitit_slurm, sweep, sweeper
+from collectx.cli import list as listing
 from collectx.cli.arguments import Arguments, call_hydra, run_subcommand
 from collectx.cli.compose import Composed, Composer, overrides_of, parsed
-from collectx.cli.overrides import Checked
+from collectx.cli.overrides import Checked, notes
 from collectx.cli.run_status import Outcome
 from collectx.cli.session import Session
 from collectx.config.derived import ELSEWHERE
+from collectx.config.registry import GROUPS
 from collectx.config.schema.run import RunConfig
 from collectx.config.warnings import warnings_of
 from collectx.errors import CollectxError, ConfigError
@@ -38,6 +42,8 @@ def main(argv: Sequence[str]) -> int:
     """Runs the subcommand; returns the exit status."""
 
     def run(arguments: Arguments) -> int:
+        if "help" in arguments.flags and len(arguments.words) == 1 and arguments.words[0] in GROUPS:
+            return listing.main([*arguments.words, "--verbose"])
         composer = Composer(arguments.config_dir, arguments.config_name)
         return launch(composer, arguments, ["run", *argv])
 
@@ -67,6 +73,8 @@ def launch(
     if any(flag in arguments.flags for flag in _INFORMATIVE_FLAGS):
         return _inform(composer, checked, arguments)
     prepared = _prepare(composer, checked, "multirun" in arguments.flags)
+    for text in notes(checked.overrides):
+        output.note(text)
     session = Session(argv)
     is_complete = _run(composer, prepared, session, trusted)
     if session.problems:
@@ -93,8 +101,12 @@ def _inform(composer: Composer, checked: Checked, arguments: Arguments) -> int:
         raise ConfigError(checked.problems)
     # For errors as exceptions; Hydra would print them and exit.
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")
-    with _config_errors():
+    # Hydra exits after `--help`.
+    with _config_errors(), suppress(SystemExit), redirect_stdout(io.StringIO()) as printed:
         call_hydra(["collectx run", *checked.overrides, *arguments.hydra_argv()], composer.config_name)
+    text = printed.getvalue()
+    # Files with a leading underscore are bases of others, not choices.
+    print(re.sub(r"(?m)^(\w+: .*?)\b_\w+, ", r"\1", text) if "help" in arguments.flags else text, end="")
     return 0
 
 

@@ -11,7 +11,7 @@ import typing
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
-from collectx.config.convert import convert, describe, out_of_range
+from collectx.config.convert import convert, describe, members, out_of_range
 from collectx.config.problem import ABSENT, YAML, Language, Problem, did_you_mean
 from collectx.config.registry import GROUPS, KINDS, limits_of, packaged_values, schemas
 from collectx.config.schema.fields import incomplete
@@ -75,6 +75,16 @@ def _paths(name: str, cls: Any) -> Iterator[str]:
     for field in dataclasses.fields(cls):
         path, hint = f"{name}.{field.name}", _hints(cls)[field.name]
         yield from _paths(path, hint) if dataclasses.is_dataclass(hint) else [path]
+
+
+def is_integer(path: str) -> bool:
+    """Whether an option of any choice, such as `collector.num_workers`, is an integer and no other number."""
+    group, _, name = path.rpartition(".")
+    classes = (
+        schemas(group).values() if group in GROUPS else [RunConfig if not group else SECTIONS.get(group, RunConfig)]
+    )
+    kinds = [set(members(_hints(cls)[name])) for cls in classes if name in _hints(cls)]
+    return any(int in kind and float not in kind for kind in kinds)
 
 
 def check_group(group: str, section: Any, problems: list[Problem]) -> Any:

@@ -13,6 +13,7 @@ from typing import Any
 import gymnasium
 
 from collectx.config.schema.env import GymEnvConfig, GymVectorEnvConfig
+from collectx.env.mujoco_warnings import show_once
 from collectx.errors import ConfigError
 from collectx.user_objects import extra_advice, place_of, raise_missing, resolve
 
@@ -20,6 +21,7 @@ from collectx.user_objects import extra_advice, place_of, raise_missing, resolve
 def env_factory(cfg: GymEnvConfig) -> Callable[[], gymnasium.Env]:
     """A function that makes one env of `cfg`, wrapped."""
     entry_point = resolve_source(cfg)
+    show_once()
     wrappers = [wrapper(item, f"env.wrappers[{i}]") for i, item in enumerate(cfg.wrappers)]
     make: Callable[..., gymnasium.Env] = entry_point or partial(gymnasium.make, str(cfg.id))
     kwargs = dict(cfg.kwargs)
@@ -48,7 +50,10 @@ def resolve_source(cfg: GymEnvConfig | GymVectorEnvConfig) -> Callable[..., Any]
     try:
         if module:
             importlib.import_module(module)
-        gymnasium.spec(name)
+        if "mujoco" in str(gymnasium.spec(name).entry_point):
+            # Before the first env is made. Making it says what to install where MuJoCo is missing.
+            with contextlib.suppress(ImportError):
+                importlib.import_module("mujoco")
     except SyntaxError as error:
         raise ConfigError([f"env.id={cfg.id}: {place_of(error)}"]) from error
     except (ImportError, gymnasium.error.Error) as error:

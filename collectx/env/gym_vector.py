@@ -25,6 +25,7 @@ from collectx.config.schema.env import GymVectorEnvConfig
 from collectx.env.base import Env, EnvSpec, StepArrays, closed_on_error
 from collectx.env.gym_factory import explain_errors, resolve_source, wrapper
 from collectx.env.infos import InfoKeys
+from collectx.env.mujoco_warnings import show_once
 from collectx.env.observation import ObservationLeaves
 from collectx.env.old_api import refuse
 from collectx.env.spaces import SpaceLeaves, check, checked_values, numpy_dtype, write_env
@@ -240,6 +241,7 @@ def _explain(error: Exception) -> None:
 
 def _make(cfg: GymVectorEnvConfig) -> VectorEnv:
     entry_point = resolve_source(cfg)
+    show_once()
     if entry_point is not None:
         return entry_point(num_envs=cfg.num_envs, **cfg.kwargs)
     vectorization = cfg.vectorization_mode

@@ -12,6 +12,7 @@ import numpy as np
 
 from collectx.config.schema.env import TorchrlEnvConfig
 from collectx.env.base import Env, StepArrays, closed_on_error
+from collectx.env.mujoco_warnings import show_once
 from collectx.env.torchrl_gym import GymMember
 from collectx.env.torchrl_member import TorchrlMember
 from collectx.env.torchrl_processes import GymProcesses
@@ -24,6 +25,7 @@ from collectx.user_objects import call, resolve
 def build(cfg: TorchrlEnvConfig, first_index: int, life: int) -> TorchrlEnv:
     """See `collectx.env.build`. `cfg.target` makes either one env, or all `cfg.num_envs` envs as one batched env."""
     make = resolve(cfg.target, "env.target")
+    show_once()
     env = call(make, cfg.kwargs, "env.kwargs")
     if not is_torchrl_env(env):
         raise ConfigError([f"env.target={cfg.target}: returned {type(env).__name__}, expected an EnvBase of TorchRL."])

@@ -9,6 +9,7 @@ import gymnasium
 from gymnasium.vector import VectorEnv
 
 from collectx.env.base import Env
+from collectx.env.mujoco_warnings import show_once
 from collectx.env.torchrl_specs import is_torchrl_env
 from collectx.errors import ConfigError
 from collectx.user_objects import UserEnvConfig
@@ -19,7 +20,9 @@ def make_user_env(cfg: UserEnvConfig) -> Env:
     single ones (0: one), each made by one call. `cfg.create` may also be an env itself; it is not closed then.
     """
     is_users = is_env(cfg.create)
+    show_once()
     env: Any = cfg.create if is_users else cfg.create(**cfg.kwargs)
+    show_once()  # the first env may have imported MuJoCo
     group: Env
     if is_torchrl_env(env):
         group = _torchrl_group(cfg, env, is_users)

@@ -51,8 +51,8 @@ def within(minimum: float, maximum: float) -> Any:
 
 
 def count_or_endless() -> Any:
-    """A positive count, or -1 for no end."""
-    return field(metadata={"minimum": 1, "also": (-1,)})
+    """A positive count below 2**63, or -1 for no end."""
+    return field(metadata={"minimum": 1, "bits": 63, "also": (-1,)})
 
 
 def unsigned(bits: int) -> Any:

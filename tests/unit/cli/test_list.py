@@ -1,6 +1,13 @@
-"""`collectx list`."""
+"""`collectx list`, and the help of `collectx run`, which shows the same."""
+
+from dataclasses import fields
+from functools import partial
+
+import pytest
 
 from collectx.cli import list as listing
+from collectx.cli import run
+from collectx.config.registry import KINDS
 
 
 def test_every_group_in_the_order_of_the_data_path(capsys):
@@ -11,6 +18,24 @@ def test_every_group_in_the_order_of_the_data_path(capsys):
     assert "  cartpole     CartPole-v1: balance a pole" in out
     assert "@package" not in out
     assert out.count("Ray exchanges pickles: use it on trusted networks only.\n") == 2
+
+
+@pytest.mark.parametrize("show", [partial(listing.main, ["trainer", "-v"]), partial(run.main, ["--help", "trainer"])])
+def test_the_keys_of_a_group_with_defaults_and_documentation(capsys, show):
+    assert show() == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "ppo PPO with a clipped objective and GAE" in out
+    assert "trainer.gamma default 0.98 (ppo, impala), default 0.99 (dqn). Discount factor per frame, 0 to 1." in out
+    assert "trainer.target must be given (custom). `module:Class` with train(collection)." in out
+    keys = {f"trainer.{field.name}" for kind in KINDS["trainer"].values() for field in fields(kind.schema)}
+    assert [key for key in keys - {"trainer.kind"} if f" {key} " not in out] == []
+
+
+def test_the_help_of_run_has_the_choices_and_no_bases_of_them(capsys):
+    assert run.main(["--help"]) == 0
+    out = capsys.readouterr().out
+    assert "\nlauncher: inline, local, ray, slurm, submitit, submitit_delayed\n" in out
+    assert "\n  learning_rate: 0.002\n" in out
 
 
 def test_one_group_with_choices_of_the_user(tmp_path, capsys):

@@ -48,6 +48,30 @@ def test_a_wrong_configuration_starts_nothing_and_leaves_nothing(stub, tmp_path,
     assert (stub.calls, [*tmp_path.iterdir()]) == ([], [])
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("experiment=cartpole_ppo experiment=cartpole_dqn", "experiment=cartpole_ppo has no effect: experiment=cart"),
+        ("seed=1 trainer=meter seed=2", "seed=1 has no effect: seed=2 comes later."),
+        ("seed=1.0", "seed=1.0: taken as 1."),
+        ("collector.num_workers=2.", "collector.num_workers=2.: taken as 2."),
+        ("collector.total_frames=1e6 trainer.gamma=1.0 seed=2", ""),
+        ("trainer.entropy_coeff=1.0 env.kwargs.sutton_barto_reward=true", ""),
+    ],
+)
+def test_an_override_without_an_effect_and_an_integer_as_a_float_are_taken_with_a_note(stub, capsys, words, said):
+    assert run.main(words.split()) == 0
+    notes = [line for line in capsys.readouterr().err.splitlines() if line.startswith("note: ")]
+    assert [line.startswith(f"note: {said}") for line in notes if " are collected." not in line] == [True] * bool(said)
+
+
+@pytest.mark.parametrize("word", ["hydra.run.dir=", "hydra.run.dir=''", "hydra.run.dir=null", "hydra.sweep.dir="])
+def test_an_empty_folder_is_refused(stub, tmp_path, capsys, word):
+    assert run.main([word, *(["-m"] if "sweep" in word else [])]) == 2
+    assert f"  - {word}: is empty: give a folder" in capsys.readouterr().err
+    assert (stub.calls, [*tmp_path.iterdir()]) == ([], [])
+
+
 def test_a_folder_that_has_a_run_in_it_is_refused_and_left_as_it_is(stub, tmp_path, capsys):
     assert run.main(["hydra.run.dir=here"]) == 0
     before = {path: path.read_bytes() for path in tmp_path.rglob("*.*") if path.is_file()}

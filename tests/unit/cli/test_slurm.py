@@ -343,7 +343,7 @@ def test_refused_points_of_a_sweep_leave_their_folders_as_they_were(queue, capsy
     assert run.main(words) == 2
     assert [path.name for path in Path("sweep").iterdir()] == ["multirun.yaml"]
     assert status.main(["sweep"]) == 2
-    assert "sweep holds neither a run nor runs" in capsys.readouterr().err
+    assert "there is no run in it or below it" in capsys.readouterr().err
     queue.refusal = ""
     assert run.main(words) == 0
     before = files_of("sweep")

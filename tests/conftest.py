@@ -38,9 +38,14 @@ from ways import TIERS, tier_of  # noqa: E402
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# The tiers of the tests, where none of them is of the wanted one.
+_OTHER_TIERS = pytest.StashKey[list[str]]()
 _SHM = Path("/dev/shm")
 # How long a thread that was told to end may take.
 _THREAD_S = 5.0
+# How the names begin there that Python, torch, Ray, Open MPI, UCX and NCCL give: other programs have files there too.
+# Python's semaphores (`sem.*`) are of an env's own processes; multiprocessing's tracker removes a killed one's late.
+_SHM_NAMES = ("psm_", "pym-", "torch_", "plasma", "vader_segment", "sm_segment", "ucx_", "nccl-")
 # What workers of many tests import beside what workers of runs do.
 PRELOAD = [
     "collectx.worker.entry",
@@ -65,6 +70,13 @@ def pytest_collection_modifyitems(config, items):
         tiers = [tier_of(item) for item in items]
         config.hook.pytest_deselected(items=[item for item, tier in zip(items, tiers, strict=True) if tier != wanted])
         items[:] = [item for item, tier in zip(items, tiers, strict=True) if tier == wanted]
+        config.stash[_OTHER_TIERS] = [] if items else sorted(set(tiers), key=TIERS.index)
+
+
+def pytest_terminal_summary(terminalreporter, config):
+    if others := config.stash.get(_OTHER_TIERS, []):
+        tiers = " or ".join(f"--tier={tier}" for tier in (*others, "all"))
+        terminalreporter.write_line(f"none of these tests is of the tier {config.getoption('--tier')}: add {tiers}")
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -100,8 +112,7 @@ def _shared_files() -> set[str]:
     names = set()
     for path in _SHM.iterdir() if _SHM.is_dir() else ():
         with contextlib.suppress(FileNotFoundError):
-            # Semaphores (`sem.*`) are of an env's own processes; multiprocessing's tracker removes a killed one's late.
-            if path.stat().st_uid == os.getuid() and not path.name.startswith("sem."):
+            if path.stat().st_uid == os.getuid() and path.name.startswith(_SHM_NAMES):
                 names.add(path.name)
     return names
 

@@ -102,7 +102,8 @@ def test_a_rewarded_action_becomes_more_likely(name):
 
 
 def test_epsilon_falls_to_its_end():
-    learner, _ = made("dqn", epsilon_frames=128, epsilon_start=0.9, epsilon_end=0.1)
+    learner, module = made("dqn", epsilon_frames=128, epsilon_start=0.9, epsilon_end=0.1)
+    assert module.epsilon.item() == pytest.approx(0.9)
     collection = Recorded(bandit(4))
     learner.train(collection)
     assert [each["epsilon"] for each in collection.scalars] == pytest.approx([0.5, 0.1, 0.1, 0.1])

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
-from tensordict import TensorDictBase
+from tensordict import TensorDictBase, is_leaf_nontensor
 
 from collectx.batch import DONE_KEYS, Leaf
 from collectx.env.base import EnvSpec, StepArrays
@@ -214,12 +214,9 @@ class TorchrlMember:
 
 
 def _leaf_keys(data: TensorDictBase) -> list[Any]:
-    """The keys of its leaves, including those that are no tensors, as text."""
-    is_leaf = {
-        key: not isinstance(value, TensorDictBase) or type(value).__name__.startswith("NonTensor")
-        for key, value in data.items(True)
-    }
-    return [_plain(key) for key in is_leaf if is_leaf[key]]
+    """The keys of its leaves, including those that are no tensors, as text. Reads no leaf, as those of agents that
+    differ in shape cannot be read together."""
+    return [_plain(key) for key in data.keys(True, True, is_leaf=is_leaf_nontensor)]
 
 
 def _plain(key: Any) -> Any:

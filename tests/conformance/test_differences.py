@@ -13,7 +13,7 @@ pytest.importorskip("torchrl", reason="needs the torchrl extra")
 from cases import lstm, outwards
 from gymnasium import spaces
 from gymnasium.wrappers import TransformReward
-from tensordict import TensorDict
+from tensordict import LazyStackedTensorDict, TensorDict
 from tensordict.nn import ProbabilisticTensorDictModule, ProbabilisticTensorDictSequential, TensorDictModule
 from torchrl.collectors import Collector, MultiSyncCollector, WeightUpdaterBase
 from torchrl.envs import GymWrapper, InitTracker
@@ -76,6 +76,18 @@ def test_a_text_is_its_string():
 def test_what_is_no_tensor_is_in_the_batch():
     (batch,) = collect(torchrlenvs.Spoken)
     assert set(batch.get("mission").tolist()) == {"go"}
+
+
+@pytest.mark.difference(
+    "an env of TorchRL with a leaf of no fixed size: agents that observe or act in different shapes, or a size that "
+    "changes in an episode"
+)
+def test_what_has_no_fixed_size_is_stacked_lazily():
+    (batch,) = collect(torchrlenvs.Unequal)
+    assert isinstance(batch.get("agents"), LazyStackedTensorDict)
+    assert [agent.get("rows").shape for agent in batch.get("agents").unbind(-1)] == [(12, 2), (12, 3)]
+    (batch,) = collect(torchrlenvs.Growing)
+    assert [frame.get("rows").shape for frame in batch.unbind(-1)][:7] == [(1 + step, 2) for step in range(7)]
 
 
 @pytest.mark.difference("frames of `init_random_frames`")

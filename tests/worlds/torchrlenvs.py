@@ -206,6 +206,32 @@ class Spoken(Toy):
         return super()._step(tensordict)
 
 
+class Growing(Toy):
+    """Observes one row more in each step."""
+
+    def __init__(self):
+        super().__init__()
+        self.observation_spec = Composite(rows=Unbounded((-1, 2)), number=Unbounded((1,)))
+        self.action_spec = Categorical(4)
+
+    def _values(self):
+        return {"rows": torch.zeros(self._step_number + 1, 2), "number": torch.full((1,), float(self._step_number))}
+
+
+class Unequal(Toy):
+    """Two agents, which observe 2 and 3 numbers."""
+
+    def __init__(self):
+        super().__init__()
+        agents = torch.stack([Composite(rows=Unbounded((size,))) for size in (2, 3)])
+        self.observation_spec = Composite(agents=agents, number=Unbounded((1,)))
+        self.action_spec = Categorical(4)
+
+    def _values(self):
+        agents = TensorDict.lazy_stack([TensorDict(rows=torch.zeros(size)) for size in (2, 3)])
+        return {"agents": agents, "number": torch.full((1,), float(self._step_number))}
+
+
 class TwoRewards(ManyKeys):
     """Two rewards, in double precision."""
 

@@ -207,6 +207,22 @@ def test_a_key_that_is_no_tensor_is_left_out():
     assert "mission" not in batch.keys(True)
 
 
+@pytest.mark.difference(
+    "an env of TorchRL with a leaf of no fixed size: agents that observe or act in different shapes, or a size that "
+    "changes in an episode"
+)
+@pytest.mark.parametrize(
+    ("create", "key", "size"), [(torchrlenvs.Growing, "rows", "-1, 2"), (torchrlenvs.Unequal, "agents.rows", "2, -1")]
+)
+def test_an_observation_without_a_fixed_size_is_refused_or_left_out(create, key, size):
+    with pytest.raises(SpaceError, match=rf"^{key}: .* has shape \({size}\) .*exclude_keys=\['{key}'\]"):
+        Collector(create, frames_per_batch=20)
+    with Collector(create, frames_per_batch=20, exclude_keys=[key]) as collector:
+        batch = collector.next()
+    assert batch["next", "number"].flatten().tolist() == [1 + step % 7 for step in range(20)]
+    assert not {"rows", "agents"} & {*batch.keys()}
+
+
 def test_several_plain_envs_are_those_of_a_serial_env():
     each = []
     for create, keywords in ((torchrlenvs.serial, {}), (torchrlenvs.walking, {"num_envs": 3})):

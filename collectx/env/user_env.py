@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import pickle
 from typing import Any
 
 import gymnasium
 from gymnasium.vector import VectorEnv
 
 from collectx.env.base import Env
-from collectx.env.torchrl_specs import is_torchrl_env
+from collectx.env.torchrl_specs import has_started, is_torchrl_env
 from collectx.errors import ConfigError
 from collectx.user_objects import UserEnvConfig
 
@@ -43,6 +44,24 @@ def make_user_env(cfg: UserEnvConfig) -> Env:
         )
     group.spec = dataclasses.replace(group.spec, is_single=is_single and group.spec.num_envs == 1)
     return group
+
+
+def copied(cfg: UserEnvConfig, is_required: bool) -> UserEnvConfig:
+    """`cfg` with a copy of the env, if it has an env of TorchRL itself, so that reading its spec neither starts nor
+    resets that env: one that has started cannot be copied for workers, and one of this process begins once.
+
+    Args:
+        is_required: False: `cfg` itself is returned where there can be no copy. Pickling a batched env that has started
+            would close it.
+    """
+    if not is_torchrl_env(cfg.create) or (has_started(cfg.create) and not is_required):
+        return cfg
+    try:
+        return pickle.loads(pickle.dumps(cfg))
+    except Exception:
+        if is_required:
+            raise
+        return cfg
 
 
 def _torchrl_group(cfg: UserEnvConfig, env: Any, is_users: bool) -> Env:

@@ -127,6 +127,7 @@ def test_a_part_named_state_is_the_observation_where_there_is_no_other():
     assert {"state", "observation"} < {*first_batch(partial(Named, "state", "observation"), None).keys()}
 
 
+@pytest.mark.difference("a Tuple observation whose parts are not equal")
 def test_unequal_tuples():
     class Pair(Named):
         observation_space = property(lambda self: self.space, lambda self, _: None)

@@ -74,12 +74,10 @@ def build(
     options, num_workers = cfg.collector, num_workers_of(cfg)
     may_end_early = options.preemptive_threshold is not None or any("should_end" in fields for fields in overrides)
     rollout = dataclasses.replace(rollout_options(options, num_workers), may_end_early=may_end_early)
-    spec, devices = rollout.env_spec(spec), resolve_devices(cfg.devices)
+    devices, device = resolve_devices(cfg.devices), device_of(policy)
+    spec = dataclasses.replace(rollout.env_spec(spec), data_device=device if devices.policy_device else None)
     # Only its leaves and the layout of its weights are used; it stays on the trainer's device.
     exploration, is_trusted = policies.ExplorationType(options.exploration_type), policies.is_trusted(cfg.policy)
-    device = device_of(policy)
-    if devices.policy_device is not None:
-        spec = dataclasses.replace(spec, data_device=device)
     actor = policies.make_actor(policy, spec, device, exploration, is_trusted)
     # A batch that a worker has written elsewhere has to be delivered.
     exact = any(fields.get("hooks", Hooks()).write_batch is not None for fields in overrides)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import pickle
 from typing import Any
 
 import gymnasium
@@ -10,7 +11,7 @@ from gymnasium.vector import VectorEnv
 
 from collectx.env.base import Env
 from collectx.env.mujoco_warnings import show_once
-from collectx.env.torchrl_specs import is_torchrl_env
+from collectx.env.torchrl_specs import has_started, is_torchrl_env
 from collectx.errors import ConfigError
 from collectx.user_objects import UserEnvConfig
 
@@ -54,6 +55,26 @@ def make_user_env(cfg: UserEnvConfig) -> Env:
 def is_env(value: Any) -> bool:
     """Whether `value` is an env, and not a function that makes one."""
     return isinstance(value, gymnasium.Env | VectorEnv) or is_torchrl_env(value)
+
+
+def copied(cfg: UserEnvConfig, is_required: bool) -> UserEnvConfig:
+    """`cfg` with a copy of the env, if it has an env itself, so that reading its spec neither starts nor resets that
+    env: one that has started cannot be copied for workers, and one of this process begins once.
+
+    Args:
+        is_required: False: `cfg` itself is returned where there can be no copy. Pickling a batched env of TorchRL that
+            has started would close it.
+    """
+    if not is_env(cfg.create):
+        return cfg
+    if not is_required and is_torchrl_env(cfg.create) and has_started(cfg.create):
+        return cfg
+    try:
+        return pickle.loads(pickle.dumps(cfg))
+    except Exception:
+        if is_required:
+            raise
+        return cfg
 
 
 def _torchrl_group(cfg: UserEnvConfig, env: Any, is_users: bool) -> Env:

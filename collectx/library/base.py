@@ -8,7 +8,6 @@ Runs in the trainer's process. `delivery` converts batches to the form that the 
 from __future__ import annotations
 
 import contextlib
-import pickle
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
@@ -23,8 +22,7 @@ from collectx import policy as policies
 from collectx.collector.collector import Collector
 from collectx.collector.compose import build
 from collectx.config.derived import backend_of, surplus_note
-from collectx.env.torchrl_specs import has_started, is_torchrl_env
-from collectx.env.user_env import is_env
+from collectx.env.user_env import copied, is_env
 from collectx.library.background import Background, BackgroundCollector
 from collectx.library.checks import check_request
 from collectx.library.configuration import fit_frames, to_config
@@ -66,13 +64,9 @@ class BaseCollector(BackgroundCollector):
             for each in overrides
         ]
         env, has_users_policy = overrides[0]["env"], policies.is_user_policy(cfg.policy)
-        if cfg.collector.kind != "single" and is_env(env.create):
-            # Workers have copies of an env that was passed itself, which cannot be made of one that has started.
-            env = pickle.loads(pickle.dumps(env))
-        elif has_users_policy and is_torchrl_env(env.create) and not has_started(env.create):
-            # The policy is called with observations of a copy, so that the env itself is reset once.
-            with contextlib.suppress(Exception):
-                env = pickle.loads(pickle.dumps(env))
+        has_workers = cfg.collector.kind != "single"
+        if has_workers or has_users_policy:
+            env = copied(env, is_required=has_workers)
         spec = envs.read_spec(env, has_users_policy)
         self._request, self._cfg, self._overrides = request, cfg, overrides
         self._frames_per_batch = fit_frames(request, cfg, overrides, spec)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
+from gymnasium import spaces
 from tensordict.nn import TensorDictModule
 from torch import nn
 
@@ -17,7 +19,8 @@ def adapt(agent: Any, *, deterministic: bool = False) -> TensorDictModule:
     Args:
         agent: an `nn.Module` with `get_action_and_value(observation)`, as CleanRL's agents for PPO have: the policy
             writes `action`, `log_prob`, `entropy` and `value`. Or a model of Stable-Baselines3 or its policy, with
-            `predict(observation, deterministic=...)`, which converts to NumPy: the policy writes `action`.
+            `predict(observation, deterministic=...)`, which takes NumPy arrays, a dict of them for a Dict observation:
+            the policy writes `action`.
         deterministic: the argument of `predict`.
 
     Raises:
@@ -29,8 +32,10 @@ def adapt(agent: Any, *, deterministic: bool = False) -> TensorDictModule:
             keys = ["action", "log_prob", "entropy", "value"]
             return TensorDictModule(_ActionAndValue(module), in_keys=["observation"], out_keys=keys)
         if hasattr(module, "predict"):
-            policy = _Predict(module, deterministic)
-            return TensorDictModule(policy, in_keys=["observation"], out_keys=["action"])
+            space = getattr(module, "observation_space", None)
+            names = [*space.spaces] if isinstance(space, spaces.Dict) else []
+            policy = _Predict(module, deterministic, names)
+            return TensorDictModule(policy, in_keys=names or ["observation"], out_keys=["action"])
     raise ConfigError(
         [
             f"adapt: {type(agent).__name__} is neither a torch.nn.Module with get_action_and_value or predict nor a "
@@ -49,11 +54,15 @@ class _ActionAndValue(nn.Module):
 
 
 class _Predict(nn.Module):
-    def __init__(self, policy: nn.Module, deterministic: bool):
+    def __init__(self, policy: nn.Module, deterministic: bool, names: Sequence[str]):
         super().__init__()
         self.policy = policy
         self._deterministic = deterministic
+        # The parts of a Dict observation.
+        self._names = names
 
-    def forward(self, observation: torch.Tensor) -> torch.Tensor:
-        action, _ = self.policy.predict(observation.numpy(force=True), deterministic=self._deterministic)  # type: ignore[operator]
-        return torch.as_tensor(action, device=observation.device)
+    def forward(self, *parts: torch.Tensor) -> torch.Tensor:
+        arrays = [part.numpy(force=True) for part in parts]
+        observation = dict(zip(self._names, arrays, strict=True)) if self._names else arrays[0]
+        action, _ = self.policy.predict(observation, deterministic=self._deterministic)  # type: ignore[operator]
+        return torch.as_tensor(action, device=parts[0].device)

@@ -17,7 +17,7 @@ import torchrl.collectors
 from tensordict.nn import TensorDictModule as Module
 from tensordict.nn import TensorDictSequential as Sequence
 from torch.nn.functional import one_hot
-from torchrl.envs import PendulumEnv
+from torchrl.envs import PendulumEnv, TransformedEnv
 from torchrl.envs.utils import ExplorationType, exploration_type
 from torchrl.modules import LSTMModule
 from ways import SINGLE
@@ -313,13 +313,15 @@ def _seeded(make, seeds):
         if make is PendulumEnv:
             env.set_seed(seeds[0])
             return env
-        reset, each = env._reset, [{"seed": seed} for seed in seeds]
+        # A collector may replace an env with transforms by one that shares the env below them.
+        base = env.base_env if isinstance(env, TransformedEnv) else env
+        reset, each = base._reset, [{"seed": seed} for seed in seeds]
 
         def first_reset(tensordict=None, **kwargs):
-            del env._reset
-            return reset(tensordict, **({"list_of_kwargs": each} if env.batch_size else each[0]))
+            del base._reset
+            return reset(tensordict, **({"list_of_kwargs": each} if base.batch_size else each[0]))
 
-        env._reset = first_reset
+        base._reset = first_reset
         return env
 
     return create

@@ -57,3 +57,13 @@ def test_every_env_has_its_own_seed():
     (one,), (two,) = (stepper.reset(seeds).observation for seeds in ([5, 6, 2**31 + 7], [9, 6, 7]))
     assert (one[1:] == two[1:]).all()
     assert (one[0] != two[0]).any()
+
+
+@pytest.mark.filterwarnings("ignore:.*precision lowered")
+def test_the_first_episodes_are_those_of_the_seeds():
+    import envpool
+
+    stepper = cartpoles(2).reset([11, 12])
+    pool = envpool.make("CartPole-v1", env_type="gymnasium", num_envs=2, seed=[11, 12])
+    np.testing.assert_array_equal(stepper.observation[0], pool.reset()[0])
+    stepper.env.close()

@@ -70,6 +70,37 @@ def test_a_model_of_stable_baselines3(num_envs):
     assert torch.equal(batch["action"], model.policy.actor(batch["observation"]).argmax(-1))
 
 
+class Parts(gymnasium.ObservationWrapper):
+    """CartPole with a Dict observation of its position and its angle."""
+
+    def __init__(self):
+        super().__init__(gymnasium.make("CartPole-v1"))
+        low, high = self.env.observation_space.low, self.env.observation_space.high
+        parts = {name: gymnasium.spaces.Box(low[i:], high[i:]) for i, name in ((0, "all"), (2, "angle"))}
+        self.observation_space = gymnasium.spaces.Dict(parts)
+
+    def observation(self, observation):
+        return {"all": observation, "angle": observation[2:]}
+
+
+class PredictingParts(nn.Module):
+    """As a MultiInputPolicy of Stable-Baselines3."""
+
+    observation_space = Parts().observation_space
+
+    def predict(self, observation, state=None, episode_start=None, deterministic=False):
+        assert (observation["all"][..., 2:] == observation["angle"]).all()
+        return (observation["angle"][..., 0] > 0).astype(np.int64), state
+
+
+@pytest.mark.parametrize("num_envs", [1, 3])
+def test_a_policy_of_stable_baselines3_for_a_dict_observation(num_envs):
+    policy = adapt(PredictingParts())
+    with Collector(Parts, policy, num_envs=num_envs, frames_per_batch=24) as collector:
+        batch = collector.next()
+    assert torch.equal(batch["action"], batch["angle"][..., 0].gt(0).long())
+
+
 def test_its_parameters_are_those_of_the_agent():
     agent = Agent()
     assert {*map(id, adapt(agent).parameters())} == {*map(id, agent.parameters())}

@@ -1,0 +1,98 @@
+"""How often and with which seeds envs are reset, over all adapters of `collectx.env`."""
+
+from functools import partial
+
+import pytest
+import torch
+from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
+
+pytest.importorskip("torchrl", reason="needs the torchrl extra")
+
+from making import make
+from torchrl.envs import GymWrapper, ParallelEnv, SerialEnv, TransformedEnv
+from torchrl.envs.transforms import RewardScaling
+from ways import INLINE_SYNC, SHARED_SYNC, over
+from worlds.resets import PlainResets, Resets, counted, scaled, wrapped
+
+from collectx import Collector
+from collectx.worker.spec import env_seed
+
+
+def started(env):
+    env.start()
+    return env
+
+
+def vector(kind, mode):
+    return kind([Resets] * 2, autoreset_mode=mode)
+
+
+def over_transforms(kind, create, **keywords):
+    return TransformedEnv(kind(2, create, **keywords), RewardScaling(0, 1))
+
+
+FORK = {"mp_start_method": "fork"}
+MAKES = {
+    "gym": Resets,
+    "gym_vector-Disabled": partial(vector, SyncVectorEnv, "Disabled"),
+    "gym_vector-SameStep": partial(vector, SyncVectorEnv, "SameStep"),
+    "gym_vector-NextStep": partial(vector, SyncVectorEnv, "NextStep"),
+    "gym_vector-async": partial(vector, AsyncVectorEnv, "Disabled"),
+    "wrapped": wrapped,
+    "wrapped-counted": counted,
+    "wrapped-scaled": scaled,
+    "wrapped-vector": lambda: GymWrapper(vector(SyncVectorEnv, "Disabled")),
+    "serial": partial(SerialEnv, 2, wrapped),
+    "serial-scaled": partial(over_transforms, SerialEnv, wrapped),
+    "serial-started": lambda: started(SerialEnv(2, wrapped)),
+    "parallel": partial(ParallelEnv, 2, wrapped, **FORK),
+    "parallel-scaled": partial(over_transforms, ParallelEnv, scaled, **FORK),
+    "plain": PlainResets,
+    "serial-plain": partial(SerialEnv, 2, PlainResets),
+}
+WITH_PROCESSES = ("gym_vector-async", "parallel", "parallel-scaled")
+PARAMS = [pytest.param(name, marks=[pytest.mark.ci] * (name in WITH_PROCESSES)) for name in MAKES]
+
+
+def still(observation):
+    return torch.zeros(observation.shape[:-1], dtype=torch.int64)
+
+
+@pytest.mark.difference("the first episode of an env of Gymnasium below `GymEnv` or `GymWrapper`")
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("policy", [None, still])
+@pytest.mark.parametrize("name", PARAMS)
+def test_an_env_is_reset_once_with_its_seed_and_then_for_every_episode(name, policy):
+    with Collector(MAKES[name], policy, frames_per_batch=24, seed=5) as collector:
+        seen = collector.next()["observation"]
+    for e, frames in enumerate(seen if seen.ndim == 3 else seen[None]):
+        assert frames[:, 1].unique().tolist() == [env_seed(5, e)]
+        resets = frames[::3, 0].tolist()
+        assert resets == [*range(1, len(resets) + 1)]
+
+
+@pytest.mark.parametrize("policy", [None, still])
+@pytest.mark.parametrize("create", [wrapped, scaled, PlainResets, partial(SerialEnv, 2, wrapped)])
+def test_an_env_that_is_passed_itself_is_reset_once_with_its_seed(create, policy):
+    env = create()
+    with Collector(env, policy, frames_per_batch=6, seed=5) as collector:
+        assert collector.next()["observation"][..., 0, :].reshape(-1, 2)[0].tolist() == [1, env_seed(5, 0)]
+
+
+@over((INLINE_SYNC, SHARED_SYNC))
+def test_workers_reset_their_envs_once(way):
+    with make(way, [wrapped, Resets], still, frames_per_batch=12, seed=5) as collector:
+        assert collector.next()["observation"][:, 0].tolist() == [[1, env_seed(5, 0)], [1, env_seed(5, 1)]]
+
+
+def test_no_seed_is_0(monkeypatch):
+    monkeypatch.setattr("collectx.worker.spec.np.random.SeedSequence", Zeros)
+    assert env_seed(5, 0) == 1
+
+
+class Zeros:
+    def __init__(self, words):
+        pass
+
+    def generate_state(self, count):
+        return [0] * count

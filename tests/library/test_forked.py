@@ -4,6 +4,8 @@ import inspect
 import json
 import multiprocessing
 import os
+import signal
+import time
 import warnings
 from concurrent.futures import ProcessPoolExecutor
 
@@ -50,19 +52,31 @@ OF_RAY = {
 }
 
 
-def in_a_fork(function):
-    """What `function` returns in a forked process, as plain data."""
-    reading, writing = os.pipe()
+def forked(function):
+    """Forks a process that calls `function` and ends; returns its pid."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # newer Pythons' of a fork beside threads
         child = os.fork()
     if child == 0:
         try:
+            function()
+        finally:
+            os._exit(0)
+    return child
+
+
+def in_a_fork(function):
+    """What `function` returns in a forked process, as plain data."""
+    reading, writing = os.pipe()
+
+    def write():
+        try:
             result = function()
         except BaseException as error:
             result = f"{type(error).__name__}: {error}"
         os.write(writing, json.dumps(result).encode())
-        os._exit(0)
+
+    child = forked(write)
     os.close(writing)
     with os.fdopen(reading) as lines:
         text = lines.read()
@@ -93,6 +107,20 @@ def test_a_collector_cannot_be_used_in_a_forked_process_by_any_method(way):
         expected = f"RuntimeError: this collector belongs to process {os.getpid()}, from which this one"
         assert [name for name in called if not errors[name].startswith(expected)] == []
         assert next(collector).numel() == 8
+
+
+@over((SHARED[0], GLOO_ASYNC), smoke=True)
+def test_workers_end_at_once_while_a_forked_process_lives(way):
+    with make(way, close_timeout_s=60.0, **OPTIONS) as collector:
+        assert next(collector).numel() == 8
+        child = forked(signal.pause)
+        began = time.monotonic()
+        try:
+            collector.shutdown()
+            assert time.monotonic() - began < 30.0
+        finally:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
 
 
 def test_the_table_of_calls_has_every_public_method():

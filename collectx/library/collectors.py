@@ -182,6 +182,7 @@ class RayCollector(InspectableCollector):
         """
         from collectx.launcher.ray_cluster import check_resources
 
+        self._core.owner.check_process()
         launcher = self._cfg.launcher
         assert isinstance(launcher, RayLauncherConfig)
         creates = [create_env_fn] if callable(create_env_fn) else list(create_env_fn)

@@ -32,6 +32,14 @@ def socket_of(connection: Connection) -> Iterator[socket.socket]:
         yield view
 
 
+def shut_down(connection: Connection) -> None:
+    """Ends a connection for both ends, and closes this one. Closing alone would not tell the other end while a process
+    that was forked from this one lives, as that has this end too."""
+    with contextlib.suppress(OSError), socket_of(connection) as line:
+        line.shutdown(socket.SHUT_RDWR)
+    connection.close()
+
+
 def set_send_timeout(connection: Connection, seconds: float) -> None:
     """Makes sending fail if the other end reads nothing for `seconds`."""
     _set_timeout(connection, socket.SO_SNDTIMEO, seconds)

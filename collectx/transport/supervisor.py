@@ -16,7 +16,7 @@ from multiprocessing.connection import Connection
 from typing import Any, Generic, TypeVar
 
 from collectx.transport.batch_timers import BatchTimers, Limit
-from collectx.transport.connections import MessageReader, set_send_timeout
+from collectx.transport.connections import MessageReader, set_send_timeout, shut_down
 from collectx.transport.processes import Handle, death_error, end_processes, timeout_error
 from collectx.transport.stacks import request_stacks
 
@@ -264,7 +264,7 @@ class Supervisor(Generic[AnyWorker]):
         connection, worker.connection, worker.reader = worker.connection, None, None
         if connection is not None:
             self._selector.unregister(connection)
-            connection.close()
+            shut_down(connection)
         handle, worker.handle = worker.handle, None
         if handle is not None:
             if handle.sentinel >= 0:
@@ -282,7 +282,7 @@ class Supervisor(Generic[AnyWorker]):
         """Closes all connections, which tells the workers to stop, and ends their processes."""
         for worker in self.workers.values():
             if worker.connection is not None:
-                worker.connection.close()
+                shut_down(worker.connection)
         handles = list(self.handles.values())
         try:
             end_processes(handles, self._close_timeout_s)

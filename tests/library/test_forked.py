@@ -4,14 +4,18 @@ import inspect
 import json
 import multiprocessing
 import os
+import signal
+import time
 import warnings
 from concurrent.futures import ProcessPoolExecutor
 
 import pytest
+from making import make
+from ways import GLOO_ASYNC, RAY_ASYNC, RPC_SYNC, SHARED, SINGLE, over
 from worlds.cartpoles import cartpole
 
 import collectx
-from collectx import BaseCollector, Collector, MultiAsyncCollector, MultiSyncCollector
+from collectx import BaseCollector, MultiSyncCollector
 from collectx.errors import LauncherError
 
 OPTIONS = {"frames_per_batch": 8, "total_frames": 16}
@@ -39,24 +43,40 @@ CALLS = {
 }
 # Return what this process has, or call another method.
 READS = {"disable_profile", "fake_tensordict", "frames_per_batch_worker", "get_model", "getattr_policy", "getattr_rb"}
-READS |= {"is_running", "iterator", "map_fn"}
-# Of `RayCollector` alone; they publish, or end the collector.
-OF_RAY = {"add_collectors", "local_policy", "stop", "stop_remote_collectors"}
+READS |= {"is_running", "iterator", "local_policy", "map_fn"}
+# Of `RayCollector` alone.
+OF_RAY = {
+    "add_collectors": lambda c: c.add_collectors(cartpole),
+    "stop": lambda c: c.stop(),
+    "stop_remote_collectors": lambda c: c.stop_remote_collectors(),
+}
 
 
-def in_a_fork(function):
-    """What `function` returns in a forked process, as plain data."""
-    reading, writing = os.pipe()
+def forked(function):
+    """Forks a process that calls `function` and ends; returns its pid."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # newer Pythons' of a fork beside threads
         child = os.fork()
     if child == 0:
         try:
+            function()
+        finally:
+            os._exit(0)
+    return child
+
+
+def in_a_fork(function):
+    """What `function` returns in a forked process, as plain data."""
+    reading, writing = os.pipe()
+
+    def write():
+        try:
             result = function()
         except BaseException as error:
             result = f"{type(error).__name__}: {error}"
         os.write(writing, json.dumps(result).encode())
-        os._exit(0)
+
+    child = forked(write)
     os.close(writing)
     with os.fdopen(reading) as lines:
         text = lines.read()
@@ -67,25 +87,40 @@ def in_a_fork(function):
 def _errors(collector):
     """By method, what its call raises."""
     errors = {}
-    for name, call in CALLS.items():
+    for name, call in (CALLS | OF_RAY).items():
         try:
             call(collector)
-        except Exception as error:
+        except Exception as error:  # AttributeError, where the class lacks the method
             errors[name] = f"{type(error).__name__}: {error}"
     with collector:  # leaving the block of the parent's collector does not end it
         pass
     return errors
 
 
-@pytest.mark.parametrize("cls", [Collector, MultiSyncCollector, MultiAsyncCollector])
-def test_a_collector_cannot_be_used_in_a_forked_process_by_any_method(cls):
-    with cls(cartpole, **OPTIONS) as collector:
+@over((SINGLE, *SHARED, GLOO_ASYNC, RPC_SYNC, RAY_ASYNC), smoke=True)
+def test_a_collector_cannot_be_used_in_a_forked_process_by_any_method(way):
+    with make(way, **OPTIONS) as collector:
         assert next(collector).numel() == 8
         errors = in_a_fork(lambda: _errors(collector))
-        assert CALLS.keys() - errors.keys() == set()
+        called = CALLS | OF_RAY if way.transport == "ray" else CALLS
+        assert called.keys() - errors.keys() == set()
         expected = f"RuntimeError: this collector belongs to process {os.getpid()}, from which this one"
-        assert [name for name, error in errors.items() if not error.startswith(expected)] == []
+        assert [name for name in called if not errors[name].startswith(expected)] == []
         assert next(collector).numel() == 8
+
+
+@over((SHARED[0], GLOO_ASYNC), smoke=True)
+def test_workers_end_at_once_while_a_forked_process_lives(way):
+    with make(way, close_timeout_s=60.0, **OPTIONS) as collector:
+        assert next(collector).numel() == 8
+        child = forked(signal.pause)
+        began = time.monotonic()
+        try:
+            collector.shutdown()
+            assert time.monotonic() - began < 30.0
+        finally:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
 
 
 def test_the_table_of_calls_has_every_public_method():
@@ -97,7 +132,7 @@ def test_the_table_of_calls_has_every_public_method():
         for name in dir(each)
         if not name.startswith("_") and inspect.isfunction(inspect.getattr_static(each, name))
     }
-    assert names == CALLS.keys() | READS | OF_RAY
+    assert names == CALLS.keys() | READS | OF_RAY.keys()
 
 
 def _collects(_=None):

@@ -54,7 +54,7 @@ class Session:
 
         hydra = node.hydra
         place = hydra.run.dir if point is None else Path(hydra.sweep.dir, str(hydra.sweep.subdir))
-        hydra_before = {path: path.read_bytes() for path in RunFolder(place).hydra.glob("*")}
+        hydra_before = {path: path.read_bytes() for path in RunFolder(place).hydra.glob("*") if path.is_file()}
         if point is not None:
             if not cfg.run.overwrite:
                 # A run in a point's folder is an earlier attempt of the same point: each point has its own folder.

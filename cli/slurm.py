@@ -213,14 +213,14 @@ def _submit(
 def _remove_traces(run: SubmittedRun) -> None:
     """Leaves the folder of a refused run as it was before this command."""
     files = RunFolder(run.folder)
-    if files.has_run:
-        for path, content in run.hydra_before.items():
-            path.write_bytes(content)
-        return
     shutil.rmtree(files.hydra, ignore_errors=True)
-    files.lock.unlink(missing_ok=True)
-    with suppress(OSError):  # it has something else in it
-        files.path.rmdir()
+    for path, content in run.hydra_before.items():
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(content)
+    if not files.has_run:
+        files.lock.unlink(missing_ok=True)
+        with suppress(OSError):  # it has something else in it
+            files.path.rmdir()
 
 
 class Lanes:

@@ -100,7 +100,7 @@ def test_equal_points_of_a_sweep_are_one_array_and_a_second_start_runs_only_what
     num_cpus = cluster.squeue("--states=all", "--format=%C", "--sort=i", f"--jobs={','.join(first.jobs)}")
     assert num_cpus == ["2", "2", "3", "3"]
     assert first.status() == ["interrupted", "completed", "completed", "completed"]
-    second = run(*sweep)
+    second = run(*sweep, "run.overwrite=true")  # its trainer has no state to continue from
     assert second.finish() == 0, second.output
     assert second.states() == ["COMPLETED"]
     assert second.status() == ["completed"] * 4

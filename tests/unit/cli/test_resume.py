@@ -74,7 +74,9 @@ def test_checkpoints_of_another_user_are_read_on_request_only(stub, old, capsys,
     files = old()
     within(foreign_code, "os", geteuid=lambda: os.getuid() + 1)
     assert run.main([f"hydra.run.dir='{files.path}'", "resume=auto"]) == resume.main([str(files.path)]) == 2
-    assert capsys.readouterr().err.count("--trust") == 2
+    point = ["-m", f"hydra.sweep.dir={files.path.parent}", f"hydra.sweep.subdir='{files.path.name}'"]
+    assert run.main(["trainer.digest=true", *point]) == 2
+    assert capsys.readouterr().err.count("--trust") == 3
     assert not stub.calls
     assert resume.main([str(files.path), "--trust"]) == 130
 

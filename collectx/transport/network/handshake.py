@@ -22,7 +22,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from typing import Any
 
 from collectx.errors import RendezvousError
@@ -33,9 +33,11 @@ PROTOCOL = b"collectx-1\n"
 _NONCE_BYTES = 32
 _PROOF_BYTES = 32
 # How long the proofs may take, and the first message after them; and how many peers may be proving themselves at a
-# time. So silent peers exhaust neither threads nor descriptors.
+# time. So silent peers exhaust neither threads nor descriptors. While others wait, a peer may be silent for less time
+# after the trainer's nonce: a worker answers at once.
 _HANDSHAKE_S = 10.0
 _MOST_HANDSHAKES = 64
+_SILENT_S = 0.25
 # At most this many refusals are reported in this many seconds.
 _MOST_REFUSALS, _REFUSALS_S = 20, 60.0
 _HELLO_BYTES = 65536
@@ -103,6 +105,8 @@ class Listener:
         self._lock = threading.Lock()
         # The threads of handshakes that are not over, with their connections.
         self._peers: dict[threading.Thread, socket.socket] = {}
+        # The peers that were sent a nonce and have not proved themselves, with the time.
+        self._asked: dict[socket.socket, float] = {}
         self._refused_since_s, self._num_refused = time.monotonic(), 0
         self.endpoint = replace(endpoint, port=self._servers[0].getsockname()[1])
         self._threads = [
@@ -124,7 +128,8 @@ class Listener:
                 time.sleep(_PAUSE_S)
                 continue
             # Other peers wait in the queue of the system.
-            self._handshakes.acquire()
+            while not self._handshakes.acquire(timeout=_SILENT_S):
+                self._end_silent()
             thread = threading.Thread(
                 target=self._run_handshake, args=(peer, address[0]), name="collectx-handshake", daemon=True
             )
@@ -143,9 +148,29 @@ class Listener:
             with self._lock:
                 self._peers.pop(threading.current_thread()).close()
 
+    def _end_silent(self) -> None:
+        """Ends the handshakes of peers that have not said anything for `_SILENT_S`."""
+        with self._lock:
+            until_s = time.monotonic() - _SILENT_S
+            asked = [peer for peer, since_s in self._asked.items() if since_s < until_s]
+            for peer in set(asked).difference(wait(asked, 0.0)):
+                with contextlib.suppress(OSError):
+                    peer.shutdown(socket.SHUT_RDWR)
+
+    def _prove(self, peer: socket.socket) -> None:
+        deadline_s = time.monotonic() + _HANDSHAKE_S
+        mine = _ask(peer)
+        with self._lock:
+            self._asked[peer] = time.monotonic()
+        try:
+            _prove_to_worker(peer, self.endpoint.secret, mine, deadline_s)
+        finally:
+            with self._lock:
+                del self._asked[peer]
+
     def _handshake(self, peer: socket.socket, address: str) -> None:
         try:
-            _prove_to_worker(peer, self.endpoint.secret)
+            self._prove(peer)
         except (OSError, RendezvousError) as error:
             peer.close()
             self._refuse(address, str(error))
@@ -257,11 +282,15 @@ def new_secret() -> bytes:
     return secrets.token_bytes(32)
 
 
-def _prove_to_worker(peer: socket.socket, secret: bytes) -> None:
-    deadline_s = time.monotonic() + _HANDSHAKE_S
+def _ask(peer: socket.socket) -> bytes:
+    """Sends a nonce to a worker, and returns it."""
     peer.settimeout(_HANDSHAKE_S)
     mine = secrets.token_bytes(_NONCE_BYTES)
     peer.sendall(PROTOCOL + mine)
+    return mine
+
+
+def _prove_to_worker(peer: socket.socket, secret: bytes, mine: bytes, deadline_s: float) -> None:
     theirs = _receive_exactly(peer, _NONCE_BYTES, deadline_s)
     if not hmac.compare_digest(
         _receive_exactly(peer, _PROOF_BYTES, deadline_s), _proof(secret, b"worker", mine, theirs)

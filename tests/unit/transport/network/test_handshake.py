@@ -170,11 +170,11 @@ def test_nonsense_is_refused_before_and_after_the_proof(wait_until, monkeypatch)
 def test_strangers_hold_few_threads_for_a_short_time_and_do_not_fill_the_log(listen, wait_until, monkeypatch):
     proving, num_proving, prove = set(), [], handshake._prove_to_worker
 
-    def counted(peer, secret):
+    def counted(peer, *arguments):
         proving.add(peer)
         num_proving.append(len(proving))
         try:
-            prove(peer, secret)
+            prove(peer, *arguments)
         finally:
             proving.discard(peer)
 
@@ -194,6 +194,21 @@ def test_strangers_hold_few_threads_for_a_short_time_and_do_not_fill_the_log(lis
     challenged(place[1], lambda nonce: b"")
     wait_until(lambda: len(listener.refusals) > 4)
     assert re.search(r" \(before, \d+ more were refused\)$", listener.refusals[4][1])
+
+
+def test_many_silent_strangers_keep_no_worker_out(listen, monkeypatch):
+    monkeypatch.setattr(handshake, "_SILENT_S", 0.02)
+    listener = listen()
+    place = "127.0.0.1", listener.endpoint.port
+    with contextlib.ExitStack() as stack:
+        for _ in range(4 * handshake._MOST_HANDSHAKES):
+            peer = stack.enter_context(socket.socket())
+            peer.setblocking(False)
+            peer.connect_ex(place)
+        began_s = time.monotonic()
+        say_hello(place[1])
+        # Each of them may be silent for 10 s, 64 at a time.
+        assert time.monotonic() - began_s < handshake._HANDSHAKE_S
 
 
 def test_all_of_a_handshake_has_one_deadline(listen, wait_until, monkeypatch):

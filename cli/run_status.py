@@ -19,6 +19,7 @@ from collectx.launcher.slurm.commands import JobState
 from collectx.run import Status
 from collectx.run.files import write_json
 from collectx.run.folder import RunFolder, is_locked
+from collectx.run.result import ALL_DELIVERED
 
 # The states of jobs by their ids, or the error of the command that asks for them.
 JobStates: TypeAlias = Mapping[str, JobState] | LauncherError
@@ -222,8 +223,8 @@ def _status_of_worker_jobs(files: RunFolder, host: str) -> RunStatus:
 
 
 def _from_result(result: Mapping[str, Any]) -> RunStatus:
-    status = Status(result["status"])
-    return RunStatus(status, "" if status is Status.COMPLETED else str(result.get("exit_reason", "")))
+    reason = str(result.get("exit_reason", ""))
+    return RunStatus(Status(result["status"]), "" if reason == ALL_DELIVERED else reason)
 
 
 def _failed(files: RunFolder, reason: str) -> RunStatus:

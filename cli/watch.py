@@ -26,6 +26,7 @@ from collectx.run.display import REFRESH_S
 from collectx.run.events import format_event
 from collectx.run.files import JsonLinesTail
 from collectx.run.folder import RunFolder
+from collectx.run.notices import Notices
 from collectx.run.result import Result, Status
 from collectx.run.statistics import MetricsTail
 
@@ -155,10 +156,11 @@ class Watcher:
         view.draw()
 
     def _show_events(self, run: WatchedRun, view: View) -> None:
-        for event in run.events.read()[0]:
-            text = format_event(event["event"], event) if run.shows_events else None
-            if text is not None:
-                view.say(text if len(self._runs) == 1 else f"{run.name}: {text}")
+        with Notices(lambda text: view.say(text if len(self._runs) == 1 else f"{run.name}: {text}")) as show:
+            for event in run.events.read()[0]:
+                text = format_event(event["event"], event) if run.shows_events else None
+                if text is not None:
+                    show(text, event.get("worker"))
 
     def _query(self, view: View, now_s: float) -> None:
         runs = self._unfinished()

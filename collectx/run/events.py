@@ -10,15 +10,18 @@ from typing import Any
 
 from collectx.run.files import JsonLines
 from collectx.run.folder import RunFolder
+from collectx.run.notices import Notices
 
 
 class EventLog:
     """`events(name, **fields)` appends `{"time": unix seconds, "event": name, **fields}` to `events.jsonl`. Events with
-    a message (`format_event`) are also written to `logs/trainer.log` and, unless `hidden`, passed to `show`."""
+    a message (`format_event`) are also written to `logs/trainer.log` and, unless `hidden`, passed to `show`; the same
+    message of many workers once (`Notices`)."""
 
     def __init__(self, folder: RunFolder, hidden: Collection[str] = ()):
         self._hidden = frozenset(hidden)
         self.show: Callable[[str], None] = lambda text: None
+        self._notices = Notices(lambda text: self.show(text))
         self._log = folder.log("trainer")
         self._lines = JsonLines(folder.events)
         self._lock = threading.Lock()
@@ -43,7 +46,11 @@ class EventLog:
                     self._has_failed, failure = True, error
         if failure is not None:
             self.show(f"no more events are written: {failure}")
-        if text is not None and name not in self._hidden:
+        if text is None or name in self._hidden:
+            return
+        if "worker" in fields:
+            self._notices(text, fields["worker"])
+        else:
             self.show(text)
 
     def close(self) -> None:
@@ -51,6 +58,7 @@ class EventLog:
         with self._lock:
             self._closed = True
             self._lines.close()
+        self._notices.flush()
 
 
 def format_event(name: str, fields: dict[str, Any]) -> str | None:
@@ -81,8 +89,13 @@ def format_event(name: str, fields: dict[str, Any]) -> str | None:
         of = f" of workers {', '.join(map(str, fields['workers']))}" if "workers" in fields else ""
         return f"checkpoints do not save the envs{of}: after a resume they begin new episodes: {fields['reason']}"
     if name == "resumed":
-        reasons = fields["new_episodes"].items()
-        begin = "".join(f"; worker {worker} begins new episodes: {reason}" for worker, reason in reasons)
+        workers: dict[str, list[str]] = {}
+        for worker, reason in fields["new_episodes"].items():
+            workers.setdefault(reason, []).append(f"worker {worker} begins")
+        begin = "".join(
+            f"; {which[0] if len(which) == 1 else f'{len(which)} workers begin'} new episodes: {reason}"
+            for reason, which in workers.items()
+        )
         return f"continues after {fields['batches']} batches, {fields['frames']} frames{begin}"
     if name in ("requeued", "cancelled"):
         return f"the job is {name}: {fields['reason']}"

@@ -53,7 +53,7 @@ def check_finite(
             found.append((last_step, f"the weight {name} has the value {bad[0].item()}"))
     step, what = found[0]
     raise TrainingDiverged(
-        f"trainer.kind={cfg.kind}: {what} in gradient step {step}: training has diverged: lower "
-        f"trainer.learning_rate={cfg.learning_rate:g} or trainer.max_grad_norm={cfg.max_grad_norm:g}, or train on with "
-        "trainer.check_finite=false."
+        f"trainer.kind={cfg.kind}: {what} in gradient step {step}: training has diverged, or, with "
+        f"collector.check_finite=false, batches have such values: lower trainer.learning_rate={cfg.learning_rate:g} or "
+        f"trainer.max_grad_norm={cfg.max_grad_norm:g}, or train on with trainer.check_finite=false"
     )

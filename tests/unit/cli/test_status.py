@@ -180,6 +180,15 @@ def test_without_a_folder_the_newest_runs_of_outputs_are_shown(tmp_path, monkeyp
         assert "second line" in out
 
 
+@pytest.mark.parametrize(("reason", "said"), [("all frames delivered", False), ("trainer.target_return=9 is", True)])
+def test_a_run_that_ended_before_its_last_frame_says_why(tmp_path, capsys, reason, said):
+    files = RunFolder(tmp_path)
+    files.begin()
+    write_json(files.result, {"status": "completed", "exit_reason": reason})
+    assert status.main([str(tmp_path)]) == 0
+    assert (f"{tmp_path.name}: {reason}\n" in capsys.readouterr().out) == said
+
+
 def test_a_folder_that_is_no_run(tmp_path, capsys):
     assert status.main([str(tmp_path)]) == 2
     assert status.main([str(tmp_path / "nowhere")]) == 2

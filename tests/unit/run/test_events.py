@@ -2,6 +2,7 @@
 
 import pytest
 
+from collectx.run import notices
 from collectx.run.events import EventLog, format_event
 
 
@@ -20,6 +21,48 @@ def test_events_are_lines_in_order_and_some_are_told(folder):
     assert told == ["workers are submitted: job 12"]
     log = folder.log("trainer").read_text().splitlines()
     assert [line.split(" ", 2)[2] for line in log] == ["worker 1 failed: WorkerDied: killed", *told]
+
+
+def test_the_same_text_of_many_workers_is_told_once_with_their_number(folder):
+    events, told = EventLog(folder), []
+    events.show = told.append
+    for worker in range(20):
+        events("worker_failed", worker=worker, type="WorkerDied", message=f"worker {worker} (pid {worker + 7}): killed")
+        events("worker_restarted", worker=worker, life=1, after="WorkerDied")
+    events("worker_failed", worker=3, type="ValueError", message="another reason")
+    events.close()
+    failed, restarted = (
+        "failed: WorkerDied: worker {} (pid {}): killed",
+        "is restarted for the 1st time, after WorkerDied",
+    )
+    assert told == [
+        f"worker 0 {failed.format(0, 7)}",
+        f"worker 0 {restarted}",
+        "worker 3 failed: ValueError: another reason",
+        f"the same of 20 workers, the last one: worker 19 {failed.format(19, 26)}",
+        f"the same of 20 workers, the last one: worker 19 {restarted}",
+    ]
+    assert len(folder.log("trainer").read_text().splitlines()) == len(list(folder.read_events())) == 41
+
+
+def test_repeated_texts_are_told_after_a_pause_and_then_at_once_again(monkeypatch, wait_until):
+    monkeypatch.setattr(notices, "PAUSE_S", 0.01)
+    told = []
+    show = notices.Notices(told.append)
+    for worker in range(3):
+        show("no more memory", worker)
+    wait_until(lambda: len(told) > 1)
+    show("no more memory", 7)
+    assert [told[0], told[-1]] == ["no more memory"] * 2
+    show.flush()
+
+
+def test_reasons_of_many_workers_that_begin_new_episodes_are_told_once():
+    reasons = {"0": "lost", "1": "not saved", "2": "lost", "3": "lost"}
+    assert format_event("resumed", {"batches": 7, "frames": 70, "new_episodes": reasons}) == (
+        "continues after 7 batches, 70 frames; 3 workers begin new episodes: lost"
+        "; worker 1 begins new episodes: not saved"
+    )
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,57 @@
+"""Messages that many workers repeat, such as the failure of a node's workers, shown once with the number of workers."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Callable
+from typing import Any, Self
+
+# For how long messages of the same text are gathered, in seconds.
+PAUSE_S = 1.0
+
+
+class Notices:
+    """Passes the first message of a text to `show`, and after `PAUSE_S`, or at `flush`, how many workers have repeated
+    it. Texts that differ in numbers are the same. From any thread; `show` is called from a thread of this object too.
+
+    As a context manager, flushes at the end of the block.
+    """
+
+    def __init__(self, show: Callable[[str], None]):
+        self._show = show
+        self._lock = threading.Lock()
+        # By text without numbers: the workers, the newest text, and whether it was repeated.
+        self._gathered: dict[str, tuple[set[Any], str, bool]] = {}
+        self._timer: threading.Timer | None = None
+
+    def __call__(self, text: str, worker: Any) -> None:
+        """Shows a message about `worker`, its index or address."""
+        kind = re.sub(r"\d+", "#", text)
+        with self._lock:
+            workers, _, _ = self._gathered.get(kind, (set(), "", False))
+            is_repeated = bool(workers)
+            self._gathered[kind] = (workers | {worker}, text, is_repeated)
+            if self._timer is None:
+                self._timer = threading.Timer(PAUSE_S, self.flush)
+                self._timer.daemon = True
+                self._timer.start()
+        if not is_repeated:
+            self._show(text)
+
+    def flush(self) -> None:
+        """Shows what was repeated since the last call."""
+        with self._lock:
+            gathered, self._gathered = self._gathered, {}
+            if self._timer is not None:
+                self._timer.cancel()
+                self._timer = None
+        for workers, text, is_repeated in gathered.values():
+            if is_repeated:
+                self._show(f"the same of {len(workers)} workers, the last one: {text}" if len(workers) > 1 else text)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.flush()

@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import signal
 import stat
 from pathlib import Path
 
@@ -123,5 +124,7 @@ def test_a_secret_or_a_pickle_that_is_not_the_users_alone_is_not_read(folder, cf
         within(files, "os", geteuid=lambda: os.getuid() + 1)
     with pytest.raises(OSError, match=r"it must belong to user|symbolic links"):
         rendezvous.find_trainer(folder, "7.0", "knob", 0.0)
+    before = signal.getsignal(signal.SIGTERM)
     with pytest.raises(OSError, match=r"it must belong to user|symbolic links"):
         entry.main([str(folder.path), "--worker", "0"])
+    signal.signal(signal.SIGTERM, before)

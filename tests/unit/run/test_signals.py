@@ -96,14 +96,18 @@ def test_an_ignored_signal_stays_ignored():
 @pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_to_a_forked_process_ends_it_and_is_not_the_runs(number):
-    with Signals() as signals:
-        pid = os.fork()
-        if pid == 0:
-            with suppress(BaseException):
-                os.kill(os.getpid(), number)
-            os._exit(7)  # the signal was handled
-        _, status = os.waitpid(pid, 0)
-        assert signals.last is None
+    before = signal.signal(number, signal.SIG_DFL)
+    try:
+        with Signals() as signals:
+            pid = os.fork()
+            if pid == 0:
+                with suppress(BaseException):
+                    os.kill(os.getpid(), number)
+                os._exit(7)  # the signal was handled
+            _, status = os.waitpid(pid, 0)
+            assert signals.last is None
+    finally:
+        signal.signal(number, before)
     assert os.waitstatus_to_exitcode(status) == -number
 
 

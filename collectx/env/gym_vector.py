@@ -103,19 +103,12 @@ class GymVectorEnv(Env):
         except (TypeError, ValueError) as error:
             _explain(error)
             raise
-        if np.shape(reward) == (*out.reward.shape, 1):
-            reward = reward[:, 0]
         for name, array, value in (
             ("reward", out.reward, reward),
             ("terminated", out.terminated, terminated),
             ("truncated", out.truncated, truncated),
         ):
-            if np.shape(value) != array.shape:
-                raise ShapeError(
-                    f"{name}: expected shape {array.shape}, one value for each env, got shape {np.shape(value)}: the "
-                    "vector env must return one value for each env"
-                )
-            array[:] = value
+            array[:] = value if np.shape(value) == array.shape else _one_each(name, value, array.shape)
         ended = np.logical_or(terminated, truncated)
         any_ended = bool(ended.any())
         if self._mode is AutoresetMode.SAME_STEP and any_ended:
@@ -212,6 +205,20 @@ class CheckedEnv(gymnasium.Wrapper):
             for (leaf, dtype), value in zip(self._leaves, self._observation.flatten(result[0]), strict=True):
                 check(leaf, value, dtype, self._index)
         return result
+
+
+def _one_each(name: str, value: Any, shape: tuple[int, ...]) -> np.ndarray:
+    """The rewards, if each has one element, which AsyncVectorEnv keeps.
+
+    Raises:
+        ShapeError: otherwise.
+    """
+    if name != "reward" or np.shape(value) != (*shape, 1):
+        raise ShapeError(
+            f"{name}: expected shape {shape}, one value for each env, got shape {np.shape(value)}: the vector env must "
+            "return one value for each env"
+        )
+    return np.reshape(value, shape)
 
 
 def _explain(error: Exception) -> None:

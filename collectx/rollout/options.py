@@ -23,7 +23,8 @@ class RolloutOptions:
         max_frames_per_traj: trajectories are truncated after this number of frames; None: never.
         num_random_batches: number of batches at the beginning that have random actions.
         reset_at_each_iter: every batch begins with new trajectories in all envs.
-        set_truncated: the last frame of every row of a batch is marked truncated, and thereby done.
+        set_truncated: the last frame of every row of a batch is marked truncated, and thereby done, in all groups of
+            agents.
         refresh_each_step: newer weights are taken before every step, not only between batches.
         may_end_early: a batch may end with fewer frames than its slot has room for.
     """

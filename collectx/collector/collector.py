@@ -56,7 +56,7 @@ class Collector(Iterator[TensorDict], AbstractContextManager["Collector"]):
         self._num_granted: Counter[int] = Counter()
         # Slots that are full and were not delivered.
         self._num_full = 0
-        self._requests = Requests(transport, members, self._handle_event)
+        self._requests = Requests(transport, members)
         self.policy_version = -1
         self.total_frames = spec.total_frames
         # Also runs at exit, before multiprocessing joins its processes: a collector that was not closed leaves none
@@ -255,12 +255,12 @@ class Collector(Iterator[TensorDict], AbstractContextManager["Collector"]):
         self._check_usable()
         requests = dict.fromkeys(self.members.ready, arguments) if per_worker is None else per_worker
         with self.owner:
-            return self._requests.ask(name, requests)
+            return self._requests.ask(self._handle_event, name, requests)
 
     def wait_until_ready(self) -> None:
         """Blocks until the workers have made their envs and policies. Raises what `next` raises."""
         with self.owner:
-            self._requests.wait_until_ready()
+            self._requests.wait_until_ready(self._handle_event)
 
     def request_reset(self, reset: int, workers: Iterable[int] | None = None) -> None:
         """Resets the envs of all workers, or of some, before the next slot that they are granted; batches of slots that

@@ -13,21 +13,22 @@ from collectx.transport.base import Departure, Reply, Transport
 class Requests:
     """Sends requests and collects their replies.
 
-    Args:
-        handle_event: blocks until the transport has an event, and handles it; replies and departures arrive here by
-            `handle_reply` and `handle_departure`.
+    The argument `handle_event` of its methods blocks until the transport has an event, and handles it; replies and
+    departures arrive here by `handle_reply` and `handle_departure`. It is not kept: its collector has to be freed with
+    the last reference to it.
     """
 
-    def __init__(self, transport: Transport, members: Members, handle_event: Callable[[], None]):
+    def __init__(self, transport: Transport, members: Members):
         self._transport = transport
         self._members = members
-        self._handle_event = handle_event
         # Replies to come from each worker; more than one after a call that was interrupted.
         self._num_pending: Counter[int] = Counter()
         self._missing: set[int] = set()
         self._replies: list[Reply] = []
 
-    def ask(self, name: str, requests: Mapping[int, tuple[Any, ...]]) -> dict[int, Any]:
+    def ask(
+        self, handle_event: Callable[[], None], name: str, requests: Mapping[int, tuple[Any, ...]]
+    ) -> dict[int, Any]:
         """Calls a method of `collectx.worker.requests.RequestHandler` in workers; blocks until they have replied.
         Returns the results by worker; raises the first error of a method, or of a worker that is gone.
 
@@ -35,27 +36,29 @@ class Requests:
             requests: arguments by worker; those that do not take part are not asked.
         """
         ready = self._members.ready
-        replies = self._send(name, {worker: requests[worker] for worker in ready if worker in requests})
+        replies = self._send(handle_event, name, {worker: requests[worker] for worker in ready if worker in requests})
         for reply in replies:
             if reply.error is not None:
                 raise reply.error
         return {reply.worker: reply.value for reply in replies}
 
-    def wait_until_ready(self) -> None:
+    def wait_until_ready(self, handle_event: Callable[[], None]) -> None:
         """Blocks until each worker that takes part, or its replacement, has replied to a request."""
         asked: dict[int, int] = {}
         while new := self._members.lives.items() - asked.items():
             asked |= dict(new)
             # The error of a worker that was replaced or dropped has been handled.
-            self._send("ready", {worker: () for worker, _ in new})
+            self._send(handle_event, "ready", {worker: () for worker, _ in new})
 
-    def _send(self, name: str, requests: Mapping[int, tuple[Any, ...]]) -> list[Reply]:
+    def _send(
+        self, handle_event: Callable[[], None], name: str, requests: Mapping[int, tuple[Any, ...]]
+    ) -> list[Reply]:
         self._replies, self._missing = [], set(requests)
         for worker, arguments in requests.items():
             self._transport.send_request(worker, (name, arguments))
             self._num_pending[worker] += 1
         while self._missing:
-            self._handle_event()
+            handle_event()
         return self._replies
 
     def handle_reply(self, reply: Reply) -> None:

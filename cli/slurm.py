@@ -143,7 +143,7 @@ def _unfinished(runs: Sequence[SubmittedRun]) -> dict[Path, str]:
                 ]
             )
         unfinished[run.folder] = job
-        print(f"{run.name}: job {job} of an earlier submission is {status.status}")
+        output.say(f"{run.name}: job {job} of an earlier submission is {status.status}")
     return unfinished
 
 

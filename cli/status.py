@@ -34,6 +34,8 @@ def main(argv: Sequence[str]) -> int:
 def _status(arguments: Arguments) -> int:
     if len(arguments.words) != 1:
         return output.usage_error(f"status needs one folder, got {len(arguments.words)}.\n{_USAGE}")
+    if not arguments.words[0]:
+        return output.usage_error("status: the name of the folder is empty; . is the current one.")
     root = Path(arguments.words[0])
     folders = runs_in(root)
     if not folders:
@@ -81,7 +83,7 @@ def _show(root: Path, folders: Sequence[Path]) -> int:
         if status.status is Status.RUNNING and (taking_part := numbers.get("taking_part")) is not None:
             details.append(f"{run.path.name}: {taking_part[0]} of {taking_part[1]} workers take part\n")
     output.print_table(rows, (*output.COLUMNS, "job"))
-    print("".join(details) + f"folder: {root}", flush=True)
+    output.say("".join(details) + f"folder: {root}")
     return 0
 
 

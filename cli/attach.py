@@ -51,6 +51,8 @@ def find(subcommand: str, words: Sequence[str]) -> list[RunFolder]:
     """
     if len(words) != 1:
         raise ConfigError([f"{subcommand} needs one folder, got {len(words)}: collectx {subcommand} --help says more."])
+    if not words[0]:
+        raise ConfigError([f"{subcommand}: the name of the folder is empty; . is the current one."])
     folders = runs_in(Path(words[0]))
     if not folders:
         raise ConfigError([f"{subcommand}: {words[0]} is neither the folder of a run nor of a sweep."])

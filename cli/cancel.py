@@ -12,6 +12,8 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
+import psutil
+
 from collectx.cli import attach, output, run_status
 from collectx.cli.arguments import Arguments, run_subcommand
 from collectx.errors import ConfigError, LauncherError
@@ -53,7 +55,7 @@ def _cancel(arguments: Arguments) -> int:
             elsewhere.append(run)
             output.usage_errors(error.problems)
     if ended := len(runs) - len(living):
-        print(f"{ended} of {len(runs)} runs had ended" if len(runs) > 1 else f"{runs[0].path} had ended", flush=True)
+        output.say(f"{ended} of {len(runs)} runs had ended" if len(runs) > 1 else f"{runs[0].path} had ended")
     for pid in processes:
         for _ in range(2 if "now" in arguments.flags else 1):
             with suppress(ProcessLookupError):
@@ -85,7 +87,7 @@ def _wait(runs: Sequence[RunFolder]) -> bool:
         known = zip(runs, attach.statuses(runs), strict=True)
         for run, status in known:
             if status.has_ended:
-                print(f"{run.path}: {status.status}: {status.detail}".rstrip(": "), flush=True)
+                output.say(f"{run.path}: {status.status}: {status.detail}".rstrip(": "))
                 runs = [other for other in runs if other is not run]
         waited_s = time.monotonic() - begin_s
         if waited_s > grace_s and not is_cancelled:
@@ -104,11 +106,13 @@ def _process(run: RunFolder) -> int:
     """The id of the trainer's process.
 
     Raises:
-        ConfigError: it is not a process of this host.
+        ConfigError: it is not a process of this host, or one of another user.
     """
     pid, host = holder(run)
     if pid is None:
         raise ConfigError([f"cancel: {run.path}: no process of this host holds its lock: cancel it on {host}."])
+    if (user := psutil.Process(pid).uids().real) != os.getuid():
+        raise ConfigError([f"cancel: {run.path}: process {pid} is one of user {user}: cancel it as that user."])
     return pid
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from collectx.cli import attach, output
 from collectx.cli.arguments import Arguments, run_subcommand
 from collectx.config.problem import did_you_mean
-from collectx.errors import ConfigError
+from collectx.errors import ConfigError, printable
 from collectx.run import RunFolder
 
 _USAGE = """\
@@ -107,7 +107,7 @@ class _Tail:
         if lines and not lines[-1]:
             lines.pop()
         for line in lines:
-            print(self._prefix + line.decode(errors="replace"))
+            print(printable(self._prefix + line.decode(errors="replace")))
         if lines:
             self.has_printed = True
             print(end="", flush=True)

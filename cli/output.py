@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from collectx.errors import DamagedFile
+from collectx.errors import DamagedFile, printable
 from collectx.run import RunFolder, Status
 
 COLUMNS = ("point", "status", "frames", "frames/s", "return", "wall_s")
@@ -19,7 +19,7 @@ _STYLES: dict[str, str] = {
 
 def usage_error(text: str) -> int:
     """Prints an error of the command line; returns the exit status."""
-    print(f"collectx: {text}", file=sys.stderr)
+    print(f"collectx: {printable(text)}", file=sys.stderr)
     return 2
 
 
@@ -53,7 +53,13 @@ def note(text: str) -> None:
     _print(f"note: {text}", "yellow")
 
 
+def say(text: str) -> None:
+    """Prints a text, which may have parts of a folder's content, to standard output."""
+    print(printable(text), flush=True)
+
+
 def _print(text: str, style: str = "") -> None:
+    text = printable(text)
     if sys.stderr.isatty():
         from rich.console import Console
 
@@ -73,11 +79,12 @@ def print_sweep(root: Path, points: Sequence[tuple[str, Path]], statuses: Mappin
             rows.append(cells(name, None, Status.DAMAGED))
     print()
     print_table(rows)
-    print(f"sweep folder: {root}", flush=True)
+    say(f"sweep folder: {root}")
 
 
 def print_table(rows: Sequence[tuple[str, ...]], head: Sequence[str] = COLUMNS) -> None:
     """Prints a table, without colours and lines if the output is not a terminal."""
+    rows = [tuple(map(printable, row)) for row in rows]
     if not sys.stdout.isatty():
         widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
         for texts in (head, *rows):

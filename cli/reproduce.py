@@ -131,13 +131,10 @@ def _order_problem(old: RunFolder, collector: dict[str, Any], overrides: Sequenc
 def _compared(old: RunFolder, new: Path, limit: int, reason: str | None, is_cut: bool) -> int:
     comparison = compare(old.path, new, limit)
     up_to = " up to its end" if comparison.identical and is_cut else ""
-    print(f"{comparison.verdict.value}{up_to}: {comparison.message}", flush=True)
+    output.say(f"{comparison.verdict.value}{up_to}: {comparison.message}")
     if not comparison.identical and reason:
-        print(
-            f"note: the order in which workers are ready depends on no seed and was not recorded: {reason}.",
-            flush=True,
-        )
+        output.say(f"note: the order in which workers are ready depends on no seed and was not recorded: {reason}.")
     if not comparison.identical and (differences := snapshot.differences(old, RunFolder(new))):
         more = f"\n  and {len(differences) - _SHOWN} more, see snapshot/meta.json" if len(differences) > _SHOWN else ""
-        print("note: results may depend on these differences:", *differences[:_SHOWN], sep="\n  ", end=f"{more}\n")
+        output.say("\n  ".join(["note: results may depend on these differences:", *differences[:_SHOWN]]) + more)
     return 0 if comparison.identical else 1

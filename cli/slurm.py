@@ -156,7 +156,7 @@ def _unfinished(runs: Sequence[SubmittedRun]) -> dict[Path, str]:
                 ]
             )
         unfinished[run.folder] = job
-        print(f"{run.name}: job {job} of an earlier submission is {status.status}")
+        output.say(f"{run.name}: job {job} of an earlier submission is {status.status}")
         if run.cfg.run.overwrite:
             output.note(
                 f"{run.name}: run.overwrite=true does not replace a job that has not ended: this is the run of job "

@@ -40,6 +40,8 @@ def main(argv: Sequence[str]) -> int:
 def _status(arguments: Arguments) -> int:
     if len(arguments.words) > 1:
         return output.usage_error(f"status takes one folder, got {len(arguments.words)}.\n{_USAGE}")
+    if arguments.words and not arguments.words[0]:
+        return output.usage_error("status: the name of the folder is empty; . is the current one.")
     root = Path(arguments.words[0]) if arguments.words else _OUTPUTS
     folders = _runs_below(root)
     if not folders:
@@ -107,7 +109,7 @@ def _show(root: Path, folders: Sequence[Path], is_brief: bool = False) -> int:
         if status.status is Status.RUNNING and (taking_part := numbers.get("taking_part")) is not None:
             details.append(f"{name}: {taking_part[0]} of {taking_part[1]} workers take part\n")
     output.print_table(rows, (*output.COLUMNS, "job"))
-    print("".join(details) + f"folder: {root}", flush=True)
+    output.say("".join(details) + f"folder: {root}")
     return 0
 
 

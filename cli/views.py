@@ -12,10 +12,12 @@ from typing import Any, Self
 
 from rich.console import Console
 from rich.live import Live
+from rich.markup import escape
 from rich.status import Status as Spinner
 from rich.table import Table
 
 from collectx.cli.run_status import RunStatus
+from collectx.errors import printable
 from collectx.run import Status
 from collectx.run.display import PLAIN_S, Progress, clock, number, print_line
 from collectx.run.files import JsonLinesTail
@@ -120,7 +122,9 @@ class SingleView(View):
             self._progress = Progress(self._run.statistics, start_s=self._run.since_s)
             self._progress.__enter__()
         elif self._console.is_terminal:
-            text = f"job {self._run.job} is in the queue for {clock(time.monotonic() - self._run.since_s)}"
+            text = (
+                f"job {printable(str(self._run.job))} is in the queue for {clock(time.monotonic() - self._run.since_s)}"
+            )
             if self._spinner is None:
                 self._spinner = self._console.status(text, refresh_per_second=4)
                 self._spinner.start()
@@ -171,5 +175,5 @@ class SweepView(View):
             elapsed = "" if run.status.has_ended else clock(now_s - run.since_s)
             rate = None if run.status.has_ended else run.sampler.view(now_s).now_per_s
             numbers = (f"{run.statistics.frames:,}", number(rate), number(run.statistics.mean_return))
-            table.add_row(run.name, run.job or "", state, elapsed, *numbers)
+            table.add_row(*map(escape, map(printable, (run.name, run.job or "", state))), elapsed, *numbers)
         return table

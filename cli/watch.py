@@ -19,7 +19,7 @@ from rich.console import Console
 from collectx.cli import output
 from collectx.cli.run_status import JobStates, Outcome, RunStatus, SubmittedRun, query_slurm, status_of
 from collectx.cli.views import SingleView, SweepView, View, WatchedRun
-from collectx.errors import LauncherError
+from collectx.errors import LauncherError, printable
 from collectx.launcher.slurm import commands
 from collectx.run import display
 from collectx.run.display import REFRESH_S
@@ -101,10 +101,10 @@ class Watcher:
             except KeyboardInterrupt:
                 if not self._is_owner:
                     self.is_detached = True
-                    print(f"left; {self._describe_jobs()} goes on", file=sys.stderr)
+                    print(printable(f"left; {self._describe_jobs()} goes on"), file=sys.stderr)
                     break
                 if self._is_cancelled:
-                    print(f"left; SLURM is still ending {self._describe_jobs()}", file=sys.stderr)
+                    print(printable(f"left; SLURM is still ending {self._describe_jobs()}"), file=sys.stderr)
                     break
                 if self._interrupted_s is not None:
                     self._cancel()
@@ -225,7 +225,7 @@ class Watcher:
         self._end(self._cancel_jobs, f"cancelling {self._describe_jobs()}; this may take SLURM half a minute")
 
     def _end(self, end: Callable[[Sequence[str]], None], message: str) -> None:
-        print(message, file=sys.stderr, flush=True)
+        print(printable(message), file=sys.stderr, flush=True)
         try:
             end([run.job for run in self._unfinished() if run.job is not None])
         except LauncherError as error:

@@ -23,12 +23,14 @@ from __future__ import annotations
 import contextlib
 import json
 import pickle
+import re
 import sys
 import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 # Limits of an exception's text and traceback, in characters, and of its pickle, in bytes.
 _MAX_TEXT, _MAX_TRACEBACK, _MAX_BYTES = 10_000, 50_000, 2**20
 
@@ -51,6 +53,12 @@ def _shorten(text: str, limit: int) -> str:
     if len(text) > limit:
         text = f"{text[: limit // 2]} ... ({len(text) - limit} characters left out) ... {text[-(limit // 2) :]}"
     return text.encode(errors="backslashreplace").decode()
+
+
+def printable(text: str) -> str:
+    """Escapes control characters but line breaks and tabs, and surrogates: a terminal executes the sequences that they
+    begin, which names, reasons and logs in a folder may contain."""
+    return _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", text).encode(errors="backslashreplace").decode()
 
 
 class CollectxError(Exception):

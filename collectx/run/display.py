@@ -24,7 +24,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from collectx.errors import CollectxError, text_of, traceback_of
+from collectx.errors import CollectxError, printable, text_of, traceback_of
 from collectx.run.result import ALL_DELIVERED, Result, Status, type_name
 from collectx.run.statistics import TIMES, Sampler, Statistics, View, WorkerView
 
@@ -94,7 +94,7 @@ class Progress:
 
 def print_line(console: Console, text: str) -> None:
     """Prints a text as it is: without markup, colours, and line breaks that a path could not be copied with."""
-    console.print(text, soft_wrap=True, markup=False, highlight=False)
+    console.print(printable(text), soft_wrap=True, markup=False, highlight=False)
 
 
 def format_line(view: View) -> str:
@@ -152,7 +152,8 @@ def render_panel(view: View) -> RenderableType:
     if trainer := _trainer(view):
         rows.append(Text("   ".join(trainer)))
     if now.scalars:
-        rows.append(Text("   ".join(f"{name} {number(value)}" for name, value in now.scalars.items()), style="cyan"))
+        scalars = "   ".join(f"{name} {number(value)}" for name, value in now.scalars.items())
+        rows.append(Text(printable(scalars), style="cyan"))
     return Group(*rows)
 
 
@@ -271,4 +272,4 @@ def format_error(error: BaseException) -> str:
 
 def print_message(text: str) -> None:
     """Prints a message to standard error."""
-    print(f"collectx: {text}", file=sys.stderr, flush=True)
+    print(f"collectx: {printable(text)}", file=sys.stderr, flush=True)

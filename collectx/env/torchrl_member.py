@@ -37,7 +37,12 @@ class TorchrlMember:
     def __init__(self, env: Any, spec: EnvSpec, envs: slice, wrapper: Any = None):
         self.envs = envs
         self._env = env
-        self._wrapper = wrapper
+        # The seeds that a reset takes, by keywords for each env, as a list, or one; None: `set_seed` takes them.
+        self._seeding: str | None = None
+        if wrapper is not None:
+            is_vector = isinstance(wrapper._env.unwrapped, SyncVectorEnv | AsyncVectorEnv)
+            is_batch = bool(env.batch_size) and not wrapper.batch_size
+            self._seeding = "each env's" if is_batch else "all" if is_vector else "first"
         # An overridden `step` does more than `_step`; `step` also adds the ends that agents omit.
         is_plain = type(env).step.__module__.startswith("torchrl.") and not spec.agents_ends
         self._step: Callable[[Any], Any] = env._step if is_plain else lambda data: env.step(data).get("next")
@@ -124,13 +129,12 @@ class TorchrlMember:
     def _seeded_reset(self, seeds: list[int]) -> Any:
         """Returns the data after one reset with `seeds`. `set_seed` of a wrapper of Gymnasium would reset the env too,
         so that its first episode would be lost."""
-        if self._wrapper is None:
+        if self._seeding is None:
             self._env.set_seed(seeds[0])
             return self._env.reset()
-        if self._env.batch_size and not self._wrapper.batch_size:
+        if self._seeding == "each env's":
             return self._env.reset(list_of_kwargs=[{"seed": seed} for seed in seeds])
-        is_gymnasiums = isinstance(self._wrapper._env.unwrapped, SyncVectorEnv | AsyncVectorEnv)
-        return self._env.reset(seed=seeds if is_gymnasiums else seeds[0])
+        return self._env.reset(seed=seeds if self._seeding == "all" else seeds[0])
 
     def _reset_ended(self, ended: np.ndarray) -> Any:
         """Returns the data after a reset of the envs with `ended`."""

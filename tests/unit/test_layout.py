@@ -65,6 +65,18 @@ def test_layout(rule):
     assert not found, "\n".join(sorted(found))
 
 
+def test_tests_replace_names_of_our_modules_not_attributes_of_shared_ones():
+    """A thread of the package, or of pytest, may call `time.sleep` while a test runs: see the fixture `within`."""
+    shared = re.compile(r".*setattr\(['\"]?([a-z_]+\.)*(os|time|signal|shutil|socket|subprocess|threading)(, |\.)")
+    found = [
+        f"{path}:{node.lineno}"
+        for path in sorted(TESTS.rglob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call) and shared.match(ast.unparse(node))
+    ]
+    assert not found, "\n".join(found)
+
+
 def test_imports_go_down():
     files = {path: path.relative_to(ROOT / "collectx").parts[0] for path in (ROOT / "collectx").rglob("*.py")}
     parts = {path: part.removesuffix(".py") for path, part in files.items()}

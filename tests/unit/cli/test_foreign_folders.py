@@ -53,7 +53,7 @@ def signals(monkeypatch):
     """The signals that `collectx cancel` sends, in place of sending them."""
     sent = []
     monkeypatch.setattr(cancel, "os", SimpleNamespace(kill=lambda *signal: sent.append(signal), getuid=os.getuid))
-    monkeypatch.setattr(cancel, "_wait", lambda runs: 0)
+    monkeypatch.setattr(cancel, "_wait", lambda runs: True)
     return sent
 
 
@@ -68,9 +68,9 @@ def test_only_the_process_that_holds_the_lock_is_signalled(hostile, signals, cap
     assert ([each for each, _ in signals], done) == (expected, 0 if expected else 2), capsys.readouterr().err
 
 
-def test_a_process_of_another_user_is_not_signalled(hostile, signals, monkeypatch, capsys):
+def test_a_process_of_another_user_is_not_signalled(hostile, signals, within, capsys):
     hostile.result.unlink()
-    monkeypatch.setattr(cancel.os, "getuid", lambda: os.getuid() + 1)
+    within(cancel, "os", getuid=lambda: os.getuid() + 1)
     with locked(hostile, replace=True):
         assert cancel.main([str(hostile.path)]) == 2
     assert not signals

@@ -74,7 +74,7 @@ def _check_names(names: Sequence[Any], taken: Sequence[str]) -> None:
     if colliding := [str(name) for name in names if str(name) in taken]:
         raise SpaceError(
             f"a part of a Dict observation cannot have the name {' or '.join(colliding)}, as parts are at the root of "
-            "a batch, which has a key of its own with this name: choose another name, as "
+            "a batch, which has another key of this name: choose another name, as "
             f"gymnasium.wrappers.TransformObservation can give it, or {leave_out(*colliding)}"
         )
 

@@ -69,8 +69,8 @@ class Launcher:
         raise NotImplementedError
 
     def close(self) -> None:
-        """Ends the threads of the launcher, and what it has started that still runs. Called by whoever made the
-        launcher, after the collector is closed. Idempotent."""
+        """Ends the threads of the launcher, and what it has started that still runs. The code that
+        made the launcher calls it after the collector is closed. Idempotent."""
 
     def describe(self, worker: int) -> str:
         """Names a worker in messages: its handle, its log, and the last line of the log if it has failed."""

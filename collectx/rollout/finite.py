@@ -63,7 +63,7 @@ class FiniteCheck:
 
     def explain(self, slot: int, error: Exception) -> None:
         """Raises a `ShapeError` from `error`, which ended a batch, if an action of that batch is not finite: an env may
-        refuse such an action with an error of its own."""
+        raise another error for such an action."""
         for key in self._actions:
             # The slot's later steps are those of an earlier batch, which was checked.
             values = self._slots[slot][key]

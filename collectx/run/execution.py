@@ -285,7 +285,7 @@ class _Execution:
         """Called when the workers are closed."""
         if self._close_note is not None:
             self._close_note.cancel()
-            self._close_note.join(_CLOSE_S)  # it may write to a pipe that nobody reads
+            self._close_note.join(_CLOSE_S)  # it may wait for a pipe that no process reads
 
     def _report_before_close(self, error: BaseException) -> None:
         """Reports the error of a run whose envs are in this process, which closing them may block or end."""

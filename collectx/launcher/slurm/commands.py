@@ -220,7 +220,7 @@ def cancel(jobs: Sequence[str]) -> None:
 
 def interrupt(jobs: Sequence[str]) -> None:
     """Sends SIGINT to the tasks of jobs that run, whose trainers then write a checkpoint, end, and cancel their jobs;
-    cancels jobs that wait. After `cancel`, SLURM gives them its KillWait only. Goes on after an error.
+    cancels jobs that wait. After `cancel`, SLURM gives them its KillWait only. Continues after an error.
 
     Raises:
         LauncherError: SLURM does not answer, or refuses; the message has all errors.

@@ -58,7 +58,7 @@ class EventLog:
         with self._lock:
             self._closed = True
             self._lines.close()
-        self._notices.flush()
+        self._notices.close()
 
 
 def format_event(name: str, fields: dict[str, Any]) -> str | None:

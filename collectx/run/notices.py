@@ -15,7 +15,7 @@ class Notices:
     """Passes the first message of a text to `show`, and after `PAUSE_S`, or at `flush`, how many workers have repeated
     it. Texts that differ in numbers are the same. From any thread; `show` is called from a thread of this object too.
 
-    As a context manager, flushes at the end of the block.
+    As a context manager, closes at the end of the block.
     """
 
     def __init__(self, show: Callable[[str], None]):
@@ -31,11 +31,11 @@ class Notices:
         with self._lock:
             workers, _, _ = self._gathered.get(kind, (set(), "", False))
             is_repeated = bool(workers)
-            self._gathered[kind] = (workers | {worker}, text, is_repeated)
-            if self._timer is None:
+            if not self._gathered:
                 self._timer = threading.Timer(PAUSE_S, self.flush)
-                self._timer.daemon = True
+                self._timer.name, self._timer.daemon = "collectx-notices", True
                 self._timer.start()
+            self._gathered[kind] = (workers | {worker}, text, is_repeated)
         if not is_repeated:
             self._show(text)
 
@@ -45,7 +45,6 @@ class Notices:
             gathered, self._gathered = self._gathered, {}
             if self._timer is not None:
                 self._timer.cancel()
-                self._timer = None
         for workers, text, is_repeated in gathered.values():
             if is_repeated:
                 self._show(f"the same of {len(workers)} workers, the last one: {text}" if len(workers) > 1 else text)
@@ -53,5 +52,12 @@ class Notices:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *error: object) -> None:
+    def close(self) -> None:
+        """Flushes, and waits up to `PAUSE_S` for the thread: while `show` waits for a pipe that no process reads, it
+        ends with the process."""
         self.flush()
+        if self._timer is not None:
+            self._timer.join(PAUSE_S)
+
+    def __exit__(self, *error: object) -> None:
+        self.close()

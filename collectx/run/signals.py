@@ -147,12 +147,13 @@ class Signals:
         if signum == signal.SIGHUP:
             _drop_output(self._terminals)
         if self._grace_s and self._count == 1:
-            note = threading.Thread(target=self._note)
+            note = threading.Thread(target=self._note, name="collectx-note")
             # To the main thread, which may wait for a worker.
             timer = threading.Timer(self._grace_s, signal.pthread_kill, [threading.main_thread().ident, signum])
+            timer.name = "collectx-grace"
             self._threads = [note, timer]
             for thread in self._threads:
-                thread.name, thread.daemon = "collectx-signal", True
+                thread.daemon = True
                 thread.start()
             return
         if not self._sealed and self._count >= self._raise_at:

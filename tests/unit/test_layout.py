@@ -112,6 +112,13 @@ def test_no_circle_of_imports():
     graphlib.TopologicalSorter(graph).prepare()  # raises CycleError with the modules of a circle
 
 
+def test_every_thread_has_a_name_by_which_tests_see_that_it_ends():
+    for _, path in product():
+        text = path.read_text()
+        threads = re.findall(r"threading\.(?:Thread|Timer)\(", text)
+        assert len(threads) <= text.count('"collectx-'), f"{path}: see `nothing_left_behind`"
+
+
 def test_no_file_is_tiny():
     for _, path in product():
         lines = len(path.read_text().splitlines())

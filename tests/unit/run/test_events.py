@@ -54,7 +54,7 @@ def test_repeated_texts_are_told_after_a_pause_and_then_at_once_again(monkeypatc
     wait_until(lambda: len(told) > 1)
     show("no more memory", 7)
     assert [told[0], told[-1]] == ["no more memory"] * 2
-    show.flush()
+    show.close()
 
 
 def test_reasons_of_many_workers_that_begin_new_episodes_are_told_once():

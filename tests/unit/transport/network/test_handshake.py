@@ -267,7 +267,7 @@ def test_an_answer_is_refused_the_second_time(listen, wait_until):
 
     assert len(challenged(listener.endpoint.port, answer, 32)) == 32
     assert challenged(listener.endpoint.port, answer) == b""
-    wait_until(lambda: listener.refusals)
+    wait_until(lambda: listener.refusals and listener.greeted)
     assert len(listener.greeted) == 1
 
 

@@ -26,12 +26,15 @@ def make_test(folder, body, **variables):
     arguments = f"-c {folder}/pytest.ini --rootdir={folder} -p no:cacheprovider {folder}"
     variables = {"VENV": sys.prefix, "ARGS": arguments, **variables}
     make = ["make", "--dry-run", "test", *(f"{name}={value}" for name, value in variables.items())]
-    listed = subprocess.run(make, cwd=_ROOT, check=True, capture_output=True, text=True)
+    # Without those of the `make` and the pytest that run this test.
+    outer = ("MAKE", "MFLAGS", "PYTEST_")
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(outer)}
+    listed = subprocess.run(make, cwd=_ROOT, env=environment, check=True, capture_output=True, text=True)
     started_s = time.monotonic()
     run = subprocess.run(
         ["bash", "-c", listed.stdout.splitlines()[-1]],
         cwd=folder,
-        env={name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")},
+        env=environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -48,10 +51,10 @@ def test_a_test_process_that_is_killed_fails_the_run(tmp_path):
     assert seconds < 30
 
 
-@pytest.mark.parametrize(("ci", "hung"), [("", 0), ("true", 2)])
-def test_a_run_that_hangs_ends_with_the_stacks_of_its_processes(tmp_path, ci, hung):
-    run, seconds = make_test(tmp_path, "time.sleep(1000)", LIMIT="5s", CI=ci)
+@pytest.mark.parametrize("ci", ["", "true"])
+def test_a_run_that_hangs_ends_with_the_stacks_of_its_processes(tmp_path, ci):
+    run, seconds = make_test(tmp_path, "time.sleep(1000)", LIMIT="10s", CI=ci)
     assert run.returncode != 0
     assert "Fatal Python error: Aborted" in run.stdout
-    assert run.stdout.count("in test_scratch") == hung
+    assert ("in test_scratch" in run.stdout) == bool(ci)
     assert seconds < 50

@@ -37,6 +37,9 @@ from collectx.policy.random import RandomPolicy
 from collectx.user_objects import UserObjects
 from collectx.worker.requests import load_into
 
+# How often `shutdown` kills the workers of a background thread that does not end.
+_MOST_KILLS = 5
+
 
 class BaseCollector(BackgroundCollector):
     """Base class of all collectors of the library, for `isinstance`; not instantiated itself.
@@ -251,10 +254,12 @@ class BaseCollector(BackgroundCollector):
         """Interrupts the current batch if the thread, which uses what is about to be closed, is still alive."""
         if background.is_running:
             self._collector.interrupt()
-            if not background.ends_within(limit_s):
+            for _ in range(_MOST_KILLS):
+                if background.ends_within(limit_s):
+                    return
+                # Again, as a worker may have been starting.
                 for handle in self._collector.handles().values():
                     handle.kill()
-                background.ends_within(limit_s)
 
     def async_shutdown(self, timeout: float | None = None, close_env: bool = True) -> None:
         """The same as `shutdown`."""

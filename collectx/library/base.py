@@ -254,12 +254,12 @@ class BaseCollector(BackgroundCollector):
         """Interrupts the current batch if the thread, which uses what is about to be closed, is still alive."""
         if background.is_running:
             self._collector.interrupt()
-            for _ in range(_MOST_KILLS):
-                if background.ends_within(limit_s):
-                    return
+            num_kills = 0
+            while not background.ends_within(limit_s) and num_kills < _MOST_KILLS:
                 # Again, as a worker may have been starting.
                 for handle in self._collector.handles().values():
                     handle.kill()
+                num_kills += 1
 
     def async_shutdown(self, timeout: float | None = None, close_env: bool = True) -> None:
         """The same as `shutdown`."""

@@ -265,12 +265,13 @@ class Supervisor(Generic[AnyWorker]):
         if connection is not None:
             self._selector.unregister(connection)
             shut_down(connection)
-        handle, worker.handle = worker.handle, None
-        if handle is not None:
+        if (handle := worker.handle) is not None:
             if handle.sentinel >= 0:
                 self._selector.unregister(handle.sentinel)
-            # Briefly, as the other workers must not run out of slots meanwhile.
+            # Briefly, as the other workers must not run out of slots meanwhile. Another thread that kills all `handles`
+            # ends this wait.
             end_processes([handle], min(_GRACE_S, self._close_timeout_s))
+            worker.handle = None
 
     def kill_unconnected(self) -> None:
         """Ends the processes of workers that have not joined: they would look for a trainer that is gone."""

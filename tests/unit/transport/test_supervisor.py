@@ -178,6 +178,17 @@ def test_the_end_of_a_job_is_noticed_at_once(supervisor, has_joined, message, nu
     assert job.num_signals == num_signals
 
 
+def test_a_process_can_be_killed_while_its_worker_is_removed(supervisor):
+    """By another thread, as the shutdown of a collector with a background thread does."""
+    supervisor = supervisor()
+    job = supervisor.run(3)
+    during = []
+    job.join = lambda timeout=None: during.append(supervisor.handles)
+    supervisor.remove(supervisor.worker(3))
+    assert during == [{3: job}] * 3
+    assert supervisor.handles == {}
+
+
 def test_a_message_of_which_a_part_has_come_holds_up_nobody(supervisor):
     """It may come in any parts, and one of the lost worker is an end like any other."""
     supervisor = supervisor()

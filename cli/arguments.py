@@ -1,31 +1,29 @@
-"""Splits a command line into overrides and Hydra's flags, in any order.
+"""Splits a command line into words and Hydra's flags, in any order, and hands it over to Hydra.
 
 Hydra's parser does not accept overrides on both sides of a flag, so it gets the overrides first.
 """
 
 from __future__ import annotations
 
+import argparse
+import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any, NoReturn
 
 from collectx.cli import output
 from collectx.config.problem import did_you_mean
 from collectx.errors import ConfigError
 
-SEARCH_PATH = "pkg://collectx.conf"
-_SWITCHES = ("help", "hydra-help", "multirun", "run", "resolve", "version")
-_VALUED = ("config-dir", "config-name", "cfg", "package")
-_SHORT = {
-    **{"-h": "--help", "-m": "--multirun", "-r": "--run", "-cd": "--config-dir", "-cn": "--config-name"},
-    **{"-c": "--cfg", "-p": "--package", "-i": "--info"},
-}
+# Flags of Hydra without and with a value, and their short names.
+_SWITCHES = {"help": "-h", "hydra-help": "", "multirun": "-m", "run": "-r", "resolve": "", "version": ""}
+_VALUED = {"config-dir": "-cd", "config-name": "-cn", "cfg": "-c", "package": "-p"}
 _INFO = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
 _BLOCKED = {
     "--experimental-rerun": "it reads a pickle, which executes code, and writes into the old run folder: "
     "use `collectx reproduce RUN_DIR [overrides]`.",
     "--config-path": "the packaged choices are always available; add choices with --config-dir DIR.",
-    "-cp": "the packaged choices are always available; add choices with --config-dir DIR.",
 }
 
 
@@ -45,9 +43,31 @@ class Arguments:
     def config_name(self) -> str:
         return self.flags.get("config-name", "config")
 
-    def hydra_argv(self) -> list[str]:
-        """The flags as Hydra reads them."""
-        return [token for name, value in self.flags.items() for token in (f"--{name}", value) if token]
+    @property
+    def is_multirun(self) -> bool:
+        return "multirun" in self.flags
+
+
+class _Parser(argparse.ArgumentParser):
+    def __init__(self, switches: Sequence[str]):
+        super().__init__(add_help=False, allow_abbrev=False, argument_default=argparse.SUPPRESS)
+        self.add_argument("words", nargs="*", default=())
+        for name, short in (_SWITCHES | dict.fromkeys(switches, "")).items():
+            self.add_argument(*filter(None, (short, f"--{name}")), dest=name, action="store_const", const="")
+        for name, short in _VALUED.items():
+            self.add_argument(short, f"--{name}", dest=name, metavar="VALUE")
+        self.add_argument("-i", "--info", nargs="?", const="all", choices=_INFO)
+        self.add_argument("--experimental-rerun", action=_Blocked)
+        self.add_argument("-cp", "--config-path", action=_Blocked)
+
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError([f"{message}."])
+
+
+class _Blocked(argparse.Action):
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any, **keywords: Any) -> NoReturn:
+        name = self.option_strings[-1]
+        raise ConfigError([f"{name}: {_BLOCKED[name]}"])
 
 
 def split(argv: Sequence[str], switches: Sequence[str] = ()) -> Arguments:
@@ -57,30 +77,13 @@ def split(argv: Sequence[str], switches: Sequence[str] = ()) -> Arguments:
         switches: names of the subcommand's flags without a value, in addition to Hydra's.
 
     Raises:
-        ConfigError: an unknown flag, or one that is blocked, with the reason.
+        ConfigError: an unknown flag, one without its value, or one that is blocked, with the reason.
     """
-    words: list[str] = []
-    flags: dict[str, str] = {}
-    tokens = list(argv)
-    while tokens:
-        token = tokens.pop(0)
-        option, has_value, value = token.partition("=")
-        name = _SHORT.get(option, option).removeprefix("--")
-        if not token.startswith("-"):
-            words.append(token)
-        elif option in _BLOCKED:
-            raise ConfigError([f"{option}: {_BLOCKED[option]}"])
-        elif name in (*_SWITCHES, *switches) and not has_value:
-            flags[name] = ""
-        elif name in _VALUED:
-            if not has_value and not tokens:
-                raise ConfigError([f"{option} needs a value."])
-            flags[name] = value if has_value else tokens.pop(0)
-        elif name == "info":
-            flags[name] = value if has_value else tokens.pop(0) if tokens and tokens[0] in _INFO else "all"
-        else:
-            raise ConfigError([f"{token}: no such flag{did_you_mean(token, names(switches))}"])
-    return Arguments(tuple(words), flags)
+    flags, unknown = _Parser(switches).parse_known_intermixed_args(argv)
+    if unknown:
+        raise ConfigError([f"{unknown[0]}: no such flag{did_you_mean(unknown[0], names(switches))}"])
+    given = vars(flags)
+    return Arguments(tuple(given.pop("words")), given)
 
 
 def run_subcommand(
@@ -107,25 +110,35 @@ def run_subcommand(
         return report(error.problems)
 
 
-def one_group(arguments: Arguments, subcommand: str, groups: Iterable[str]) -> str | None:
-    """The only word of a command line, the name of a group; None without words.
+def one_group(words: Sequence[str], subcommand: str, groups: Iterable[str]) -> str | None:
+    """The only one of `words`, the name of a group; None without words.
 
     Raises:
         ConfigError: another group, or several words.
     """
-    unknown = [name for name in arguments.words if name not in groups] or arguments.words[1:]
+    unknown = [name for name in words if name not in groups] or words[1:]
     if unknown:
         raise ConfigError([f"{subcommand}: {unknown[0]}: no such group{did_you_mean(unknown[0], [*groups])}"])
-    return next(iter(arguments.words), None)
+    return next(iter(words), None)
 
 
-def call_hydra(argv: Sequence[str], config_name: str = "config") -> None:
-    """Calls Hydra with a command line in its form that prints something and runs nothing."""
+def call_hydra(
+    task: Callable[..., Any], words: Sequence[str], config_name: str = "config", config_dir: str | None = None
+) -> None:
+    """Calls `hydra.main` with a task function and a command line whose overrides come first.
+
+    Raises:
+        Exception: as Hydra or the task has raised it; Hydra would print it and exit.
+        SystemExit: after what `--help` prints.
+    """
     import hydra
+    from hydra_plugins import collectx as plugins
 
-    old_argv, sys.argv = sys.argv, list(argv)
+    plugins.register(config_dir)
+    os.environ.setdefault("HYDRA_FULL_ERROR", "1")
+    old_argv, sys.argv = sys.argv, ["collectx run", *words]
     try:
-        hydra.main(version_base="1.3", config_path=SEARCH_PATH, config_name=config_name)(lambda _: None)()
+        hydra.main(version_base=plugins.VERSION_BASE, config_path="pkg://collectx.conf", config_name=config_name)(task)()
     finally:
         sys.argv = old_argv
 

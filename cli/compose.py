@@ -1,38 +1,36 @@
 """Composes groups, files and overrides into one typed configuration. No run folder, no process, no logging.
 
-Called by the subcommands; `compose` is for tests, benchmarks and users of the library. Uses Hydra's internal config
-loader, as its public one cannot compose inside a running application.
+Called by the subcommands and in each job of a sweep; `compose` is for tests, benchmarks and users of the library.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import os
-import warnings
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
 import yaml
-from hydra._internal.callbacks import Callbacks
-from hydra._internal.config_loader_impl import ConfigLoaderImpl
-from hydra._internal.utils import create_config_search_path
-from hydra.core.config_search_path import SearchPathQuery
+from hydra import initialize_config_module
+from hydra.core.config_loader import ConfigLoader
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.object_type import ObjectType
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
-from hydra.core.utils import JobRuntime, configure_log, setup_globals
 from hydra.errors import HydraException
-from hydra.types import HydraContext, RunMode
-from hydra.version import setbase
-from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
+from hydra.types import RunMode
+from hydra_plugins import collectx as plugins
+from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 
 from collectx.cli import signatures
-from collectx.cli.arguments import SEARCH_PATH
 from collectx.cli.overrides import Checked, check
 from collectx.config.check import UNSET, Unresolved
 from collectx.config.check import check as check_config
-from collectx.config.registry import GROUPS, KINDS
+from collectx.config.registry import GROUPS, KINDS, schemas
 from collectx.config.schema.fields import incomplete
 from collectx.config.schema.run import RunConfig, as_dict
 from collectx.errors import ConfigError
@@ -80,29 +78,32 @@ class Composer:
     Attributes:
         groups: the choices of every group by its name, without nested groups.
         config_name: the file that composition starts from.
+        config_dir: the user's folder.
     """
 
     def __init__(self, config_dir: str | os.PathLike[str] | None = None, config_name: str = "config"):
         if config_dir is not None and not os.path.isdir(config_dir):
             raise ConfigError([f"--config-dir {config_dir}: no such folder."])
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            setbase("1.3")
-        setup_globals()
-        search_path = create_config_search_path(SEARCH_PATH)
-        if config_dir is not None:
-            # Where hydra.main puts it: behind the packaged files, which therefore cannot be replaced by accident.
-            search_path.prepend("command-line", f"file://{os.path.abspath(config_dir)}", SearchPathQuery("schema"))
-        self._loader = ConfigLoaderImpl(config_search_path=search_path)
+        self.config_dir = config_dir
         self.config_name = config_name
-        self.groups: dict[str, list[str]] = {
-            group: [name for name in self._loader.repository.get_group_options(group) if not name.startswith("_")]
-            for group in self._loader.list_groups("")
+        self._loader = _config_loader(config_dir)
+        self.groups = self.choices(())
+
+    def choices(self, overrides: Sequence[str]) -> dict[str, list[str]]:
+        """The choices of every group by its name; with overrides, also those of `hydra.searchpath`."""
+        options: Any = self._loader.get_group_options
+        where = {"config_name": self.config_name, "overrides": [*overrides]}
+        return {
+            group: [name for name in options(group, **where) if not name.startswith("_")]
+            for group in options("", ObjectType.GROUP, **where)
             if group != "hydra"
         }
 
     def check(self, overrides: Sequence[str]) -> Checked:
         """Reads the overrides one by one; see `collectx/cli/overrides.py`."""
+        if paths := [text for text in overrides if text.lstrip("+").startswith("hydra.searchpath=")]:
+            with _config_errors():
+                self.groups = self.choices(paths)
         return check(overrides, self.groups)
 
     def load(
@@ -117,28 +118,10 @@ class Composer:
         Raises:
             ConfigError: Hydra could not compose it.
         """
-        try:
+        with _config_errors():
             if master is not None:
                 return self._loader.load_sweep_config(master, list(overrides))
             return self._loader.load_configuration(self.config_name, list(overrides), mode)
-        except (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError) as error:
-            raise ConfigError([str(error).strip()]) from error
-
-    def load_without_unused_keys(
-        self, overrides: Sequence[str], master: DictConfig | None = None
-    ) -> tuple[DictConfig, str]:
-        """The untyped configuration without the keys of an experiment that belong to a choice which the overrides
-        replace (`experiment=cartpole_ppo trainer=meter` lacks the keys that only PPO has), and the message about them,
-        or ""."""
-        node = self.load(overrides, master=master)
-        unused = self._unused_keys(node)
-        if not unused:
-            return node, ""
-        groups = dict.fromkeys(path.partition(".")[0] for path in unused)
-        chosen = " ".join(f"{group}={node.hydra.runtime.choices[group]}" for group in groups)
-        presets = " and ".join(dict.fromkeys(unused.values()))
-        note = f"{chosen}: has no {', '.join(unused)}, which {presets} sets: left out."
-        return self.load([*overrides, *(f"~{path}" for path in unused)], master=master), note
 
     def examine(
         self, overrides: Sequence[str], broken: Collection[str] = (), master: DictConfig | None = None
@@ -151,50 +134,82 @@ class Composer:
             master: see `load`.
         """
         try:
-            node, note = self.load_without_unused_keys(overrides, master)
+            node = self.load(overrides, master=master)
         except ConfigError as error:
             return Composed(DictConfig({}), incomplete(RunConfig), list(error.problems))
-        cfg, problems = typed(without_hydra(node), ignore=broken)
-        return Composed(node, cfg, [*problems, *preflight.rule_problems(cfg), *signatures.problems(cfg)], note)
-
-    def context(self, node: DictConfig) -> HydraContext:
-        """Sets up logging and the user's callbacks, as `hydra.main` does, for a run or sweep that is composed."""
-        JobRuntime.instance().set("name", node.hydra.job.name)
-        configure_log(node.hydra.hydra_logging, node.hydra.verbose)
-        return HydraContext(config_loader=self._loader, callbacks=Callbacks(node))
-
-    def _unused_keys(self, node: DictConfig) -> dict[str, str]:
-        """Paths such as `trainer.gamma`, each with the experiment that sets it, `experiment=cartpole_ppo`."""
-        overrides = [text.lstrip("+~") for text in overrides_of(node)]
-        groups = {group for group in GROUPS if KINDS[group] and any(text.startswith(f"{group}=") for text in overrides)}
-        unused = {}
-        for preset, choice in node.hydra.runtime.choices.items() if groups else ():
-            if preset in GROUPS or "/" in str(preset) or choice is None:
-                continue
-            loaded = self._loader.repository.load_config(f"{preset}/{choice}")
-            for group in groups:
-                section = loaded.config.get(group) if loaded and isinstance(loaded.config, DictConfig) else None
-                if not isinstance(section, DictConfig):
-                    continue
-                kind = KINDS[group].get(node[group].kind)
-                known = {field.name for field in dataclasses.fields(kind.schema)} if kind is not None else set(section)
-                for path in (f"{group}.{key!s}" for key in section if key not in known):
-                    if not any(text.startswith((f"{path}=", f"{path}.")) for text in overrides):
-                        unused[path] = f"{preset}={choice}"
-        return unused
+        return examine(node, broken)
 
 
-def without_hydra(node: DictConfig) -> DictConfig:
-    """`node` without Hydra's part."""
-    copy = node.copy()
-    with open_dict(copy):
-        copy.pop("hydra", None)
-    return copy
+def _config_loader(config_dir: str | os.PathLike[str] | None) -> ConfigLoader:
+    """Hydra's loader for the packaged choices and the user's, also inside of another application of Hydra."""
+    instance = GlobalHydra.instance()
+    running = instance.hydra
+    instance.clear()
+    try:
+        plugins.register(config_dir)
+        with initialize_config_module("collectx.conf", job_name="collectx", version_base=plugins.VERSION_BASE):
+            return GlobalHydra.instance().config_loader()
+    finally:
+        instance = GlobalHydra.instance()
+        instance.clear()
+        if running is not None:
+            instance.initialize(running)
 
 
-def overrides_of(node: DictConfig, part: str = "task") -> list[str]:
-    """The overrides of a composed configuration as written: those of Hydra's part (`hydra`), or the others (`task`)."""
-    return [str(text) for text in OmegaConf.to_container(node.hydra.overrides[part], resolve=False) or ()]
+@contextmanager
+def _config_errors() -> Iterator[None]:
+    try:
+        yield
+    except (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError) as error:
+        raise ConfigError([str(error).strip()]) from error
+
+
+def examine(node: DictConfig, broken: Collection[str] = ()) -> Composed:
+    """Checks a composed configuration, with Hydra's part: types, rules and the arguments of user code."""
+    with _resolving_hydra(node):
+        cfg, problems, note = typed(node, node.hydra, broken)
+    return Composed(node, cfg, [*problems, *preflight.rule_problems(cfg), *signatures.problems(cfg)], note)
+
+
+@contextmanager
+def _resolving_hydra(node: DictConfig) -> Iterator[None]:
+    """In the block, `${hydra:...}` has the values of `node`."""
+    instance = HydraConfig.instance()
+    before = instance.cfg
+    with read_write(node.hydra), open_dict(node.hydra):
+        if OmegaConf.is_missing(node.hydra.runtime, "output_dir"):
+            with suppress(ConfigError):
+                node.hydra.runtime.output_dir = os.path.abspath(folder_of(node, "hydra.run.dir"))
+    instance.set_config(node)
+    try:
+        yield
+    finally:
+        instance.cfg = before
+
+
+def folder_of(node: DictConfig, key: str) -> str:
+    """The folder that `key`, as in "hydra.run.dir", names.
+
+    Raises:
+        ConfigError: it refers to nothing.
+    """
+    try:
+        return str(OmegaConf.select(node, key, throw_on_missing=True))
+    except OmegaConfBaseException as error:
+        section, _, name = key.rpartition(".")
+        text = OmegaConf.to_container(OmegaConf.select(node, section), resolve=False)[name]
+        raise ConfigError([f"{key}={text}: {str(error).splitlines()[0]}"]) from error
+
+
+def overrides_of(hydra: DictConfig, part: str = "task") -> list[str]:
+    """The overrides of a composed configuration, of which `hydra` is Hydra's part, as written: those of that part
+    (`hydra`), or the others (`task`)."""
+    return [str(text) for text in OmegaConf.to_container(hydra.overrides[part], resolve=False) or ()]
+
+
+def is_enumerated(hydra: DictConfig) -> bool:
+    """Whether the sweeper of a composed configuration only enumerates points, as Hydra's basic one."""
+    return hydra.sweeper._target_.endswith(".basic_sweeper.BasicSweeper")
 
 
 def parsed(overrides: Sequence[str]) -> list[Override]:
@@ -212,12 +227,43 @@ def config_text(cfg: RunConfig) -> str:
     return OmegaConf.to_yaml(OmegaConf.create(content), sort_keys=True)
 
 
-def typed(node: DictConfig, ignore: Collection[str] = ()) -> tuple[RunConfig, list[str]]:
-    """The configuration of a composition without Hydra's part, and its problems; see `collectx.config.check.check`. The
-    composition itself is untyped: Hydra would stop at the first problem, and its advice to put a `+` before an unknown
-    key would switch its own check off."""
-    cfg, problems = check_config({str(key): _plain(node, str(key)) for key in node}, ignore)
-    return cfg, [problem.text() for problem in problems]
+def typed(node: DictConfig, hydra: DictConfig, ignore: Collection[str] = ()) -> tuple[RunConfig, list[str], str]:
+    """The typed configuration of a composition, of which `hydra` is Hydra's part; its problems, see
+    `collectx.config.check.check`; and the message about keys that were left out, or "". The composition itself is
+    untyped: Hydra would stop at the first problem, and its advice to put a `+` before an unknown key would switch its
+    own check off."""
+    values = {str(key): _plain(node, str(key)) for key in node if key != "hydra"}
+    note = _leave_out_unused(values, hydra.runtime.choices, overrides_of(hydra))
+    cfg, problems = check_config(values, ignore)
+    return cfg, [problem.text() for problem in problems], note
+
+
+def _leave_out_unused(values: dict[str, Any], choices: Mapping[str, Any], overrides: Sequence[str]) -> str:
+    """Removes keys of an experiment that belong to a choice which an override replaces: with `experiment=cartpole_ppo
+    trainer=meter`, those that only PPO has. Returns the message about them, or ""."""
+    presets = [f"{group}={choice}" for group, choice in choices.items() if _is_preset(group) and choice is not None]
+    words = [text.lstrip("+~") for text in overrides]
+    unused = []
+    for group in (group for group in GROUPS if presets and any(word.startswith(f"{group}=") for word in words)):
+        section = values.get(group)
+        kind = KINDS[group].get(section.get("kind")) if isinstance(section, dict) else None
+        if kind is None:
+            continue
+        known = {field.name for field in dataclasses.fields(kind.schema)}
+        others = {field.name for schema in schemas(group).values() for field in dataclasses.fields(schema)} - known
+        for key in [key for key in section if key in others]:
+            path = f"{group}.{key}"
+            if not any(word.startswith((f"{path}=", f"{path}.")) for word in words):
+                unused.append(path)
+                del section[key]
+    if not unused:
+        return ""
+    chosen = " ".join(f"{group}={choices[group]}" for group in dict.fromkeys(path.partition(".")[0] for path in unused))
+    return f"{chosen}: has no {', '.join(unused)}, which {' or '.join(presets)} sets: left out."
+
+
+def _is_preset(group: str) -> bool:
+    return group not in GROUPS and "/" not in group
 
 
 def _plain(node: DictConfig, key: str) -> Any:

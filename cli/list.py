@@ -7,29 +7,32 @@ import textwrap
 from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 from collectx.cli.arguments import Arguments, one_group, run_subcommand
+from collectx.cli.compose import Composer
 from collectx.config.json_schema import group_schema
 from collectx.config.registry import GROUPS
-from collectx.errors import ConfigError
 
-_OPTIONAL = ("experiment", "debug")
-
-
+# How `collectx list` orders groups.
+_ORDER = (*GROUPS, "experiment", "debug")
 _USAGE = """\
-collectx list [GROUP] [-v] [--config-dir DIR]: every choice of each group, or of one, with a line about it.
+collectx list [GROUP] [-v] [--config-dir DIR] [hydra.searchpath=[...]]: every choice of each group, or of one, with a
+line about it.
 
   -v, --verbose   also the keys of the choices, with their defaults and their documentation"""
 
 
 def main(argv: Sequence[str]) -> int:
     """Runs the subcommand; returns the exit status."""
-    return run_subcommand(["--verbose" if word == "-v" else word for word in argv], _USAGE, _print_choices, ["verbose"])
+    return run_subcommand(["--verbose" if word == "-v" else word for word in argv], _USAGE, show, ["verbose"])
 
 
-def _print_choices(arguments: Arguments) -> int:
-    choices = find(arguments.config_dir)
-    group = one_group(arguments, "list", choices)
+def show(arguments: Arguments) -> int:
+    """Prints the choices of all groups, or of the one that `arguments` name; returns the exit status."""
+    overrides = [word for word in arguments.words if "=" in word]
+    choices = find(Composer(arguments.config_dir), overrides)
+    group = one_group([word for word in arguments.words if word not in overrides], "list", choices)
     for name in choices if group is None else [group]:
         width = max(map(len, choices[name]))
         print(f"{name}:")
@@ -59,27 +62,26 @@ def _print_keys(group: str) -> None:
             print(textwrap.fill(text, 110, initial_indent="      ", subsequent_indent="      "))
 
 
-def find(config_dir: str | None) -> dict[str, dict[str, str]]:
-    """Group -> choice -> first line; groups in the order of the data path, then the user's.
+def find(composer: Composer, overrides: Sequence[str]) -> dict[str, dict[str, str]]:
+    """Group -> choice -> first line of its file; groups in the order of the data path, then the user's.
 
     Raises:
-        ConfigError: the folder does not exist.
+        ConfigError: `overrides`, such as `hydra.searchpath=[...]`, are wrong.
     """
-    choices: dict[str, dict[str, str]] = {group: {} for group in (*GROUPS, *_OPTIONAL)}
-    roots = [resources.files("collectx.conf")]
-    if config_dir is not None:
-        if not Path(config_dir).is_dir():
-            raise ConfigError([f"--config-dir {config_dir}: no such folder."])
-        roots.append(Path(config_dir))
-    for root in roots:
-        for folder in sorted(root.iterdir(), key=lambda entry: entry.name):
-            if not folder.is_dir() or folder.name == "hydra" or folder.name.startswith(("_", ".")):
-                continue
-            for file in sorted(folder.iterdir(), key=lambda entry: entry.name):
-                name, dot, suffix = file.name.rpartition(".")
-                if dot and suffix == "yaml" and not name.startswith("_"):
-                    choices.setdefault(folder.name, {}).setdefault(name, first_line(file.read_text()))
-    return {group: names for group, names in choices.items() if names}
+    sources = composer.load(overrides).hydra.runtime.config_sources
+    roots = [_folder(source.schema, source.path) for source in sources if source.schema in ("pkg", "file")]
+    choices = composer.choices(overrides)
+    found: dict[str, dict[str, str]] = {}
+    for group in sorted(choices, key=lambda name: _ORDER.index(name) if name in _ORDER else len(_ORDER)):
+        for name in choices[group]:
+            files = (root / group / f"{name}.yaml" for root in roots)
+            text = next((file.read_text() for file in files if file.is_file()), "")
+            found.setdefault(group, {})[name] = first_line(text)
+    return found
+
+
+def _folder(schema: str, path: str) -> Any:
+    return Path(path) if schema == "file" else resources.files(path.replace("/", "."))
 
 
 def first_line(text: str) -> str:

@@ -1,5 +1,5 @@
-"""`collectx run [overrides] [-m] [flags]`: composes and checks the configuration, then runs it in this
-process or submits it as a job.
+"""`collectx run [overrides] [-m] [flags]`: composes and checks the configuration, then calls `hydra.main`, whose task
+runs it in this process or submits it as a job.
 
 Everything is composed and checked before the run folder is made: a wrong configuration leaves neither a folder nor a
 process.
@@ -8,25 +8,23 @@ process.
 from __future__ import annotations
 
 import io
-import os
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout, suppress
+from dataclasses import replace
+from pathlib import Path
 
 from hydra.errors import HydraException
-from hydra.types import RunMode
-from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
-from collectx.cli import foreign_code, output, run_status, submitit_slurm, sweep, sweeper
+from collectx.cli import foreign_code, output, run_status, sweep
 from collectx.cli import list as listing
 from collectx.cli.arguments import Arguments, call_hydra, run_subcommand
-from collectx.cli.compose import Composed, Composer, overrides_of, parsed
-from collectx.cli.overrides import Checked, notes
+from collectx.cli.compose import Composed, Composer, folder_of, parsed
+from collectx.cli.overrides import Checked, notes, quoted
 from collectx.cli.run_status import Outcome
-from collectx.cli.session import Session
+from collectx.cli.task import Stopped, Task
 from collectx.config.derived import ELSEWHERE
-from collectx.config.registry import GROUPS
 from collectx.config.schema.run import RunConfig
 from collectx.config.warnings import warnings_of
 from collectx.errors import CollectxError, ConfigError
@@ -42,9 +40,9 @@ def main(argv: Sequence[str]) -> int:
     """Runs the subcommand; returns the exit status."""
 
     def run(arguments: Arguments) -> int:
-        if "help" in arguments.flags and len(arguments.words) == 1 and arguments.words[0] in GROUPS:
-            return listing.main([*arguments.words, "--verbose"])
         composer = Composer(arguments.config_dir, arguments.config_name)
+        if "help" in arguments.flags and len(arguments.words) == 1 and arguments.words[0] in composer.groups:
+            return listing.show(replace(arguments, flags=arguments.flags | {"verbose": ""}))
         return launch(composer, arguments, ["run", *argv])
 
     return run_subcommand(argv, "", run, report=output.config_errors)
@@ -69,45 +67,46 @@ def launch(
     Raises:
         ConfigError: with every problem of every point.
     """
-    checked = composer.check(_translate(arguments.words))
+    # `resume=auto` is short for run.resume=auto.
+    checked = composer.check([f"run.{word}" if word.startswith("resume=") else word for word in arguments.words])
     if any(flag in arguments.flags for flag in _INFORMATIVE_FLAGS):
         return _inform(composer, checked, arguments)
-    prepared = _prepare(composer, checked, "multirun" in arguments.flags)
+    prepared = _prepare(composer, checked, arguments.is_multirun)
     for text in notes(checked.overrides):
         output.note(text)
-    session = Session(argv)
-    is_complete = _run(composer, prepared, session, trusted)
-    if session.problems:
-        raise ConfigError(list(dict.fromkeys(session.problems)))
+    task = Task(["collectx", *argv])
+    if isinstance(prepared, sweep.Sweep):
+        is_complete = _sweep(composer, checked, prepared, task, arguments.is_multirun)
+    else:
+        is_complete = True
+        _run(composer, checked, prepared, task, trusted)
+    if task.problems:
+        raise ConfigError(list(dict.fromkeys(task.problems)))
     if results is not None:
-        results += session.results
-    return exit_status([*(run.status for run in session.results), *([] if is_complete else [Status.FAILED])])
-
-
-def _translate(words: Sequence[str]) -> list[str]:
-    words = [f"run.{word}" if word.startswith("resume=") else word for word in words]
-    translated, problems = submitit_slurm.translated(words)
-    if problems:
-        raise ConfigError(problems)
-    if translated != list(words):
-        text = " ".join(word for word in translated if word not in words)
-        output.note(f"hydra/launcher=submitit_slurm: as {text}.")
-    return translated
+        results += task.outcomes
+    return exit_status([*(run.status for run in task.outcomes), *([] if is_complete else [Status.FAILED])])
 
 
 def _inform(composer: Composer, checked: Checked, arguments: Arguments) -> int:
-    """Calls Hydra with the command line in its form, to print what a flag asks for."""
+    """Calls Hydra with the command line in its form, to print what a flag asks for: of a sweep, for its first point."""
     if checked.problems:
         raise ConfigError(checked.problems)
-    # For errors as exceptions; Hydra would print them and exit.
-    os.environ.setdefault("HYDRA_FULL_ERROR", "1")
+    words = sweep.sample(parsed(checked.overrides))
+    if words != list(checked.overrides):
+        output.note(f"the first point of the sweep: {' '.join(word.lstrip('+') for word in words)}")
+    ignored = ("multirun", "run", "config-dir", "config-name")
+    flags = [text for name, value in arguments.flags.items() if name not in ignored for text in (f"--{name}", value)]
     # Hydra exits after `--help`.
-    with _config_errors(), suppress(SystemExit), redirect_stdout(io.StringIO()) as printed:
-        call_hydra(["collectx run", *checked.overrides, *arguments.hydra_argv()], composer.config_name)
+    with _config_errors(ValueError), suppress(SystemExit), redirect_stdout(io.StringIO()) as printed:
+        call_hydra(_ignore, [*words, *filter(None, flags)], composer.config_name, composer.config_dir)
     text = printed.getvalue()
     # Files with a leading underscore are bases of others, not choices.
     print(re.sub(r"(?m)^(\w+: .*?)\b_\w+, ", r"\1", text) if "help" in arguments.flags else text, end="")
     return 0
+
+
+def _ignore(node: object) -> None:
+    """A task for what runs nothing."""
 
 
 def _prepare(composer: Composer, checked: Checked, is_multirun: bool) -> Composed | sweep.Sweep:
@@ -115,65 +114,81 @@ def _prepare(composer: Composer, checked: Checked, is_multirun: bool) -> Compose
     if not is_multirun and not any(each.is_sweep_override() for each in parsed(checked.overrides)):
         run = composer.examine(checked.overrides, checked.broken)
         problems = [*checked.problems, *run.problems]
-        # The chosen launcher may turn every run into a sweep of one point.
+        # The configuration may turn every run into a sweep of one point.
         if problems or "MULTIRUN" not in str(run.node.hydra.mode):
-            if run.note and not problems:
-                output.note(run.note)
             if problems := problems or _machine_problems(run.cfg):
                 raise ConfigError(problems)
+            if run.note:
+                output.note(run.note)
             return run
     return sweep.prepare(composer, checked, is_multirun, _machine_problems)
 
 
-def _run(composer: Composer, prepared: Composed | sweep.Sweep, session: Session, trusted: bool) -> bool:
-    """Blocks until all runs have ended, and prints the table of a sweep; returns whether a sweep is complete."""
+def _run(composer: Composer, checked: Checked, run: Composed, task: Task, trusted: bool) -> None:
+    """Blocks until the run has ended."""
+    folder = folder_of(run.node, "hydra.run.dir")
+    files = RunFolder(Path(folder))
+    with _config_errors():
+        if run.cfg.run.resume == "auto" and (done := _check_resume(files, run.cfg, trusted)) is not None:
+            from collectx.run import display
+
+            display.print_completed(done)
+            task.outcomes.append(Outcome(done.status, done.folder))
+            return
+        _check_folder(files, run.cfg)
+        task.hydra_before = sweep.files_of_hydra(files)
+        words = [*checked.overrides, f"hydra.run.dir={quoted(folder)}"]
+        call_hydra(task.alone, words, composer.config_name, composer.config_dir)
+
+
+def _sweep(composer: Composer, checked: Checked, prepared: sweep.Sweep, task: Task, is_multirun: bool) -> bool:
+    """Blocks until all points have ended, and prints their table; returns whether all have run."""
+    task.checked = prepared.points
+    words = [*checked.overrides, f"hydra.sweep.dir={quoted(prepared.folder)}", *(["--multirun"] if is_multirun else [])]
+    root, is_complete = Path(prepared.folder), True
     try:
-        with _config_errors():
-            if isinstance(prepared, sweep.Sweep):
-                return prepared.run(session)
-            _run_one(composer, prepared.node, prepared.cfg, session, trusted)
-    except sweeper.Stopped:
-        pass  # the results say so
+        call_hydra(task, words, composer.config_name, composer.config_dir)
+    except Stopped:
+        pass  # the outcomes say so
+    except (BrokenPipeError, ConfigError):
+        raise
+    except Exception as error:
+        if not task.points and not sweep.found(root):
+            with _config_errors():
+                raise
+        is_complete = False
+        text = str(error).strip()
+        output.error(text if isinstance(error, (HydraException, CollectxError)) else f"{type(error).__name__}: {text}")
     finally:
-        if isinstance(prepared, sweep.Sweep) and prepared.folders and not session.is_detached:
-            statuses = {run.folder: run.status for run in session.results}
-            output.print_sweep(prepared.folder, prepared.folders, statuses)
-    return True
+        points = task.points
+        if not points:
+            points = sweep.found(root)
+            known = {run.folder for run in task.outcomes}
+            task.outcomes += [outcome for outcome in map(_outcome, points) if outcome.folder not in known]
+        if points and not task.is_detached:
+            output.print_sweep(root, points, {run.folder: run.status for run in task.outcomes})
+    return is_complete
+
+
+def _outcome(point: tuple[str, Path]) -> Outcome:
+    result = RunFolder(point[1]).read_result()
+    return Outcome(Status.FAILED if result is None else Status(result["status"]), point[1])
 
 
 @contextmanager
-def _config_errors() -> Iterator[None]:
+def _config_errors(*others: type[Exception]) -> Iterator[None]:
     """Raises errors of the block, which come before a run has started, as `ConfigError`: those of a run are in its
     result."""
     try:
         yield
     except (BrokenPipeError, ConfigError):
         raise
-    except (OSError, OmegaConfBaseException) as error:
+    except OSError as error:
         why = str(error).strip().partition("\n")[0] or type(error).__name__
         where = "hydra.run.dir or hydra.sweep.dir"
         raise ConfigError([f"the run folder cannot be made: {why}: choose another with {where}."]) from error
-    except (HydraException, CollectxError) as error:
+    except (HydraException, OmegaConfBaseException, CollectxError, *others) as error:
         raise ConfigError([str(error).strip()]) from error
-
-
-def _run_one(composer: Composer, node: DictConfig, cfg: RunConfig, session: Session, trusted: bool) -> None:
-    if any(text.lstrip("+").startswith("hydra.run.dir=") for text in overrides_of(node, "hydra")):
-        files = RunFolder(node.hydra.run.dir)
-        if cfg.run.resume == "auto" and (done := _check_resume(files, cfg, trusted)) is not None:
-            from collectx.run import display
-
-            display.print_completed(done)
-            session.results.append(Outcome(done.status, done.folder))
-            return
-        _check_folder(files, cfg)
-    context = composer.context(node)
-    node.hydra.mode = RunMode.RUN
-    context.callbacks.on_run_start(config=node, config_name=composer.config_name)
-    job = session.run(context, node, cfg)
-    context.callbacks.on_run_end(config=node, config_name=composer.config_name, job_return=job)
-    _ = job.return_value  # raises the error of a failed job
-    session.submit()
 
 
 def exit_status(statuses: Sequence[Status]) -> int:

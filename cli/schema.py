@@ -20,6 +20,6 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _print_schema(arguments: Arguments) -> int:
-    group = one_group(arguments, "schema", GROUPS)
+    group = one_group(arguments.words, "schema", GROUPS)
     print(json.dumps(run_schema() if group is None else group_schema(group), indent=2))
     return 0

@@ -2,7 +2,7 @@
 completed ones.
 
     <sweep>/<point's name>/     a run folder, such as `collector.num_workers=2,seed=1`
-    <sweep>/multirun.yaml       the configuration that the points vary
+    <sweep>/multirun.yaml       the configuration that the points vary, written by Hydra's sweeper
 
 A point is completed if a run folder in the sweep's folder has the same configuration in its snapshot and a completed
 result, independent of its number. An interrupted or failed point continues from its newest checkpoint.
@@ -11,6 +11,7 @@ result, independent of its number. An interrupted or failed point continues from
 from __future__ import annotations
 
 import hashlib
+import itertools
 import re
 import sys
 from collections.abc import Callable, Collection, Sequence
@@ -18,160 +19,41 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import yaml
-from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
-from hydra.core.override_parser.types import Override
-from hydra.core.utils import JobReturn, JobStatus
-from hydra.errors import HydraException
-from hydra.types import HydraContext, RunMode
-from omegaconf import DictConfig, OmegaConf, open_dict
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.types import IntervalSweep, Override
+from hydra.core.utils import JobReturn, JobStatus, run_job
+from hydra.types import HydraContext, RunMode, TaskFunction
+from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 
-from collectx.cli import foreign_code, output, sweeper
-from collectx.cli.compose import Composed, Composer, config_text, overrides_of, parsed, typed, without_hydra
+from collectx.cli import foreign_code, output
+from collectx.cli.compose import Composed, Composer, config_text, examine, folder_of, is_enumerated, overrides_of, parsed
 from collectx.cli.overrides import Checked
-from collectx.cli.session import Session
+from collectx.cli.run_status import SubmittedRun
+from collectx.cli.task import PointFailed, Stopped, Task, objective, submitted
+from collectx.config.check import check
 from collectx.config.derived import ELSEWHERE
+from collectx.config.schema.launcher import SlurmLauncherConfig
 from collectx.config.schema.run import RunConfig
-from collectx.errors import CollectxError, ConfigError, DamagedFile
+from collectx.errors import ConfigError, DamagedFile
 from collectx.run import RunFolder, Status, resumed
 
 _NAME_LENGTH = 120
+# The default of hydra.sweep.subdir, which the name of the point replaces.
+_DEFAULT_SUBDIR = "${hydra.job.num}"
 
 
 @dataclass(frozen=True)
-class Point:
-    """A point of a sweep. Its name, the overrides that differ between the points, as in
-    `collector.num_workers=2,seed=1`, is that of its folder and its row in the table."""
-
-    name: str
-    composed: Composed
-
-
 class Sweep:
-    """A sweep whose configuration is checked.
-
-    Args:
-        composer: composes the points of a sweeper that chooses them by the results of others.
-        master: the configuration that the points vary, Hydra's part included.
-        points: all points; None: the sweeper chooses them.
+    """A sweep that is checked.
 
     Attributes:
         folder: the sweep's folder.
-        folders: names and run folders of the points that have run or were completed before.
+        points: the points by their overrides; empty where the sweeper chooses them by the results of others.
     """
 
-    def __init__(self, composer: Composer, master: DictConfig, points: Sequence[Point] | None):
-        self.folders: list[tuple[str, Path]] = []
-        self._composer = composer
-        self._master = master
-        self._points = points
-
-    @property
-    def folder(self) -> Path:
-        return Path(self._master.hydra.sweep.dir)
-
-    def run(self, session: Session) -> bool:
-        """Blocks until all points have ended; returns whether the sweeper did not fail, which is reported.
-
-        Raises:
-            sweeper.Stopped: a point was interrupted.
-        """
-        master = self._master
-        context = self._composer.context(master)
-        context.callbacks.on_multirun_start(config=master, config_name=self._composer.config_name)
-        is_complete = True
-        if self._points is None:
-            is_complete = self._run_sweeper(session, context)
-        else:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            OmegaConf.save(master, self.folder / "multirun.yaml")
-            size = master.hydra.sweeper.max_batch_size or len(self._points)
-            for start in range(0, len(self._points), size):
-                for job in self._run_points(self._points[start : start + size], session, context):
-                    _ = job.return_value  # raises the error of a failed job
-        context.callbacks.on_multirun_end(config=master, config_name=self._composer.config_name)
-        return is_complete
-
-    def _run_sweeper(self, session: Session, context: HydraContext) -> bool:
-        """Runs the points that a sweeper draws. It may draw values that contradict each other: such a point has
-        failed."""
-        objective = str(self._master.sweep.objective)
-
-        def run_points(overrides: Sequence[Sequence[str]]) -> list[JobReturn]:
-            # The names must also differ from those of points that come later.
-            named = zip(names(overrides, set(overrides_of(self._master))), overrides, strict=True)
-            points = [Point(name, self._composer.examine(words, master=self._master)) for name, words in named]
-            first = len(self.folders)
-            jobs = self._run_points(points, session, context)
-            if session.is_detached or session.is_interrupted:
-                raise sweeper.Stopped
-            for job, (name, folder) in zip(jobs, self.folders[first:], strict=True):
-                sweeper.set_return_value(job, name, RunFolder(folder), objective)
-            return jobs
-
-        try:
-            sweeper.sweep_with(self._master, context, run_points)
-        except (OSError, OmegaConfBaseException):
-            raise
-        except Exception as error:
-            text = str(error).strip()
-            if not isinstance(error, (HydraException, CollectxError)):
-                text = f"{self._master.hydra.sweeper._target_}: {type(error).__name__}: {error}"
-            if not self.folders:
-                raise error if isinstance(error, ConfigError) else ConfigError([text]) from error
-            output.error(text)
-            return False
-        return True
-
-    def _run_points(self, points: Sequence[Point], session: Session, context: HydraContext) -> list[JobReturn]:
-        """Runs the points that are not completed; blocks until all have ended."""
-        done = completed(self.folder)
-        texts = ["" if point.composed.problems else config_text(point.composed.cfg) for point in points]
-        for point, text in zip(points, texts, strict=True):
-            self._set_folder(point, text, done)
-        print(f"sweep: {len(points)} points, {sum(text in done for text in texts)} of them done already")
-        jobs = []
-        for number, (point, text) in enumerate(zip(points, texts, strict=True), start=1):
-            cfg, problems = point.composed.cfg, point.composed.problems
-            if problems:
-                named = ConfigError([f"{problem} [{point.name}]" for problem in problems])
-                jobs.append(JobReturn(status=JobStatus.FAILED, _return_value=named))
-            elif text in done:
-                jobs.append(JobReturn(status=JobStatus.COMPLETED))
-            else:
-                if cfg.launcher.kind not in ELSEWHERE:
-                    print(f"\nsweep: point {number} of {len(points)}: {point.name}", flush=True)
-                jobs.append(session.run(context, point.composed.node, cfg, point.name))
-                if session.is_interrupted:
-                    raise sweeper.Stopped
-        session.submit(self.folder)
-        sys.stdout.flush()
-        return jobs
-
-    def _set_folder(self, point: Point, text: str, done: dict[str, Path]) -> None:
-        """Sets the run folder of a point: that of an earlier attempt if it was completed; otherwise one of its name, or
-        of its name with a number, if another configuration has that folder already."""
-        root = self.folder.absolute()
-        if point.composed.problems:
-            self.folders.append((point.name, root / point.name))
-            return
-        hydra = point.composed.node.hydra
-        with open_dict(hydra):
-            # The default contains the time, which differs between the points.
-            hydra.sweep.dir = str(self.folder)
-            hydra.job.id = hydra.job.num = len(self.folders)
-            folder = done.get(text)
-            if folder is None:
-                is_chosen = any("hydra.sweep.subdir=" in word for word in overrides_of(self._master, "hydra"))
-                first = folder = root / (str(hydra.sweep.subdir) if is_chosen else point.name)
-                planned, number = {path for _, path in self.folders}, 1
-                while folder in planned or _has_other_run(RunFolder(folder), text):
-                    number += 1
-                    folder = first.with_name(f"{first.name}_{number}")
-                if not point.composed.cfg.run.overwrite:
-                    foreign_code.check_checkpoints(RunFolder(folder))
-            hydra.sweep.subdir = str(folder.relative_to(root))
-        self.folders.append((point.name, folder))
+    folder: str
+    points: dict[tuple[str, ...], Composed]
 
 
 def prepare(
@@ -190,54 +72,220 @@ def prepare(
     try:
         mode = ["hydra.mode=MULTIRUN"] if is_multirun else []
         master = composer.load([*checked.overrides, *mode], RunMode.MULTIRUN)
-        is_basic = sweeper.is_basic(master)
         params = composer.check([f"{key}={value}" for key, value in (master.hydra.sweeper.get("params") or {}).items()])
-        overrides = parsed([*(params.overrides if is_basic else ()), *overrides_of(master)])
-        if not is_basic:
-            node, note = composer.load_without_unused_keys(sweeper.sample(overrides), master)
     except ConfigError as error:
         raise ConfigError([*checked.problems, *error.problems]) from error
+    is_basic = is_enumerated(master.hydra)
+    overrides = parsed([*(params.overrides if is_basic else ()), *overrides_of(master.hydra)])
     swept = [override for override in overrides if override.is_sweep_override()]
     # The chosen launcher may turn every run into a sweep of one or more points.
     if "MULTIRUN" not in str(master.hydra.mode):
         text = f"{_text(swept)}: several values are a sweep: add -m; a list is key=[a,b]."
         raise ConfigError([*checked.problems, text])
-    if not is_basic:
-        if note:
-            output.note(note)
-        cfg, problems = typed(without_hydra(node), ignore=checked.broken)
-        problems = [*checked.problems, *problems]
-        if problems := problems or sweeper.problems(node, cfg) or machine_problems(cfg, True):
-            raise ConfigError(problems)
-        return Sweep(composer, master, None)
-    if continuous := [override for override in swept if not override.is_discrete_sweep()]:
+    if is_basic and (continuous := [override for override in swept if not override.is_discrete_sweep()]):
         text = (
             f"{_text(continuous)}: Hydra's basic sweeper enumerates values, which an interval does not have: use "
             "choice(a,b) or range(a,b,step), or a sweeper that draws values, such as hydra/sweeper=optuna "
             "(pip install hydra-optuna-sweeper)."
         )
         raise ConfigError([*checked.problems, text])
-    (combinations,) = BasicSweeper.split_arguments(overrides, None)
-    points = [
-        Point(name, composer.examine(words, checked.broken, master))
-        for name, words in zip(names(combinations), combinations, strict=True)
-    ]
+    combinations = product(overrides) if is_basic else [sample(overrides)]
+    points = [composer.examine(words, checked.broken, master) for words in combinations]
     where: dict[str, list[str]] = {}
-    for point in points:
-        cfg, problems = point.composed.cfg, point.composed.problems
-        for problem in problems or machine_problems(cfg, point is points[0]):
-            where.setdefault(problem, []).append(point.name)
-    for text in dict.fromkeys(point.composed.note for point in points if not point.composed.problems):
-        if text:
-            output.note(text)
+    for point, name in zip(points, names(combinations), strict=True):
+        problems = point.problems or [
+            *machine_problems(point.cfg, point is points[0]),
+            *([] if is_basic else _sweeper_problems(point)),
+        ]
+        for problem in problems:
+            where.setdefault(problem, []).append(name)
     problems = [problem if len(at) == len(points) else f"{problem} [{'; '.join(at)}]" for problem, at in where.items()]
-    if problems := [*checked.problems, *params.problems, *problems]:
+    if problems := [*checked.problems, *(params.problems if is_basic else ()), *problems]:
         raise ConfigError(problems)
-    return Sweep(composer, master, points)
+    for text in dict.fromkeys(point.note for point in points if point.note):
+        output.note(text)
+    by_words = dict(zip(map(tuple, combinations), points, strict=True)) if is_basic else {}
+    return Sweep(folder_of(master, "hydra.sweep.dir"), by_words)
+
+
+def _sweeper_problems(point: Composed) -> list[str]:
+    """Reasons why a sweeper cannot get the objective of points of this configuration."""
+    messages = []
+    if OmegaConf.select(point.node, "sweep.objective") is None:
+        messages.append("sweep.objective is not set: set sweep.objective=mean_return.")
+    if isinstance(point.cfg.launcher, SlurmLauncherConfig) and point.cfg.launcher.wait is False:
+        messages.append(
+            f"launcher.wait=false: {point.node.hydra.sweeper._target_} chooses values by the results of earlier points: "
+            "use launcher.wait=true."
+        )
+    return messages
 
 
 def _text(overrides: Sequence[Override]) -> str:
     return " ".join(str(override.input_line).lstrip("+") for override in overrides)
+
+
+def product(overrides: Sequence[Override]) -> list[list[str]]:
+    """The overrides of every point, as Hydra's basic sweeper passes them to its launcher."""
+    values: dict[str, list[str]] = {}
+    for override in overrides:
+        key = override.get_key_element()
+        swept = override.is_sweep_override()
+        texts = override.sweep_string_iterator() if swept else [override.get_value_element_as_str()]
+        values[key] = [f"{key}={text}" for text in texts]
+    return [[*point] for point in itertools.product(*values.values())]
+
+
+def sample(overrides: Sequence[Override]) -> list[str]:
+    """The overrides of one point of the search space: the first value of each list, the middle of each interval."""
+    return [_first(override) if override.is_sweep_override() else str(override.input_line) for override in overrides]
+
+
+def _first(override: Override) -> str:
+    value = override.value()
+    if isinstance(value, IntervalSweep):
+        assert value.start is not None
+        assert value.end is not None
+        middle = (value.start + value.end) / 2
+        is_integer = isinstance(value.start, int) and isinstance(value.end, int)
+        text = str(int(middle) if is_integer else middle)
+    else:
+        text = next(iter(override.sweep_string_iterator()))
+    return f"{override.get_key_element()}={text}"
+
+
+@dataclass
+class _Point:
+    """A point of a sweep. Its name, the overrides that differ between the points, as in
+    `collector.num_workers=2,seed=1`, is that of its folder and its row in the table.
+
+    Attributes:
+        job: what Hydra's sweeper is told; None before the point has run.
+    """
+
+    name: str
+    composed: Composed
+    folder: Path
+    job: JobReturn | None = None
+
+
+class PointRunner:
+    """Runs the points that Hydra's sweeper passes to `hydra/launcher=collectx`.
+
+    Args:
+        task: a `Task`, which learns the outcomes.
+        master: the configuration that the points vary.
+
+    Raises:
+        ConfigError: `task` is that of another application.
+    """
+
+    def __init__(self, context: HydraContext, task: TaskFunction, master: DictConfig):
+        if not isinstance(task, Task):
+            raise ConfigError(["hydra/launcher=collectx runs points of `collectx run` only: choose another launcher."])
+        self._context = context
+        self._task = task
+        self._master = master
+        self._folder = Path(str(master.hydra.sweep.dir))
+        self._is_enumerated = is_enumerated(master.hydra)
+
+    def run(self, overrides: Sequence[Sequence[str]]) -> list[JobReturn]:
+        """Runs the points that are not completed; blocks until all have ended. Returns jobs with the objectives of the
+        points. For a sweeper that only enumerates, a failed point is no failed job, which would end the sweep.
+
+        Raises:
+            Stopped: a point was interrupted, or the sweeper needs the results of jobs that run on.
+        """
+        task = self._task
+        # The names must also differ from those of points that come later.
+        fixed = None if self._is_enumerated else set(overrides_of(self._master.hydra))
+        done = completed(self._folder)
+        points = [self._point(words, name, done) for words, name in zip(overrides, names(overrides, fixed), strict=True)]
+        num_done = sum(point.job is not None and not point.composed.problems for point in points)
+        print(f"sweep: {len(points)} points, {num_done} of them done already")
+        jobs: list[SubmittedRun] = []
+        for number, point in enumerate(points, start=1):
+            if point.job is None:
+                if point.composed.cfg.launcher.kind not in ELSEWHERE:
+                    print(f"\nsweep: point {number} of {len(points)}: {point.name}", flush=True)
+                point.job = self._start(point, jobs)
+                if task.is_interrupted:
+                    raise Stopped
+        task.execute(jobs, self._folder)
+        sys.stdout.flush()
+        if not self._is_enumerated and (task.is_detached or task.is_interrupted):
+            raise Stopped
+        return [self._returned(point) for point in points]
+
+    def _point(self, words: Sequence[str], name: str, done: dict[str, Path]) -> _Point:
+        """Composes and checks a point, unless the command has, and chooses its folder: that of an earlier attempt if it
+        was completed; otherwise one of its name, or of its name with a number, if another configuration has that folder
+        already."""
+        composed = self._task.checked.get(tuple(words))
+        if composed is None:
+            composed = examine(self._context.config_loader.load_sweep_config(self._master, list(words)))
+        root, folders = self._folder.absolute(), self._task.points
+        if composed.problems:
+            error = ConfigError([f"{problem} [{name}]" for problem in composed.problems])
+            folders.append((name, root / name))
+            return _Point(name, composed, root / name, JobReturn(status=JobStatus.FAILED, _return_value=error))
+        hydra, text = composed.node.hydra, config_text(composed.cfg)
+        with read_write(hydra), open_dict(hydra):
+            # The default contains the time, which differs between the points.
+            hydra.sweep.dir = str(self._folder)
+            hydra.job.id = hydra.job.num = len(folders)
+            folder = done.get(text)
+            if folder is None:
+                default = OmegaConf.to_container(hydra.sweep, resolve=False)["subdir"] == _DEFAULT_SUBDIR
+                folder = self._free_folder(root / (name if default else str(hydra.sweep.subdir)), text)
+                if not composed.cfg.run.overwrite:
+                    foreign_code.check_checkpoints(RunFolder(folder))
+            hydra.sweep.subdir = str(folder.relative_to(root))
+        folders.append((name, folder))
+        return _Point(name, composed, folder, JobReturn(status=JobStatus.COMPLETED) if text in done else None)
+
+    def _free_folder(self, first: Path, text: str) -> Path:
+        """`first`, or with the lowest number one that no other configuration has."""
+        taken, folder, number = {path for _, path in self._task.points}, first, 1
+        while folder in taken or _has_other_run(RunFolder(folder), text):
+            number += 1
+            folder = first.with_name(f"{first.name}_{number}")
+        return folder
+
+    def _start(self, point: _Point, jobs: list[SubmittedRun]) -> JobReturn:
+        """Makes the run folder with `.hydra`, and executes the run; or adds it to `jobs`."""
+        before = files_of_hydra(RunFolder(point.folder))
+
+        def start(node: DictConfig) -> None:
+            try:
+                run = submitted(node, HydraConfig.get(), point.name, before)
+                if run.cfg.launcher.kind in ELSEWHERE:
+                    jobs.append(run)
+                else:
+                    self._task.execute([run])
+            except ConfigError as error:
+                # Not raised: Hydra would add text to it.
+                self._task.problems.extend(error.problems)
+
+        keys = "hydra.sweep.dir", "hydra.sweep.subdir"
+        return run_job(start, point.composed.node, *keys, hydra_context=self._context)
+
+    def _returned(self, point: _Point) -> JobReturn:
+        job = point.job
+        assert job is not None
+        if job.status is JobStatus.COMPLETED:
+            key = str(point.composed.node.sweep.objective)
+            try:
+                job.return_value = objective(RunFolder(point.folder), point.name, key, not self._is_enumerated)
+            except PointFailed as error:
+                if not self._is_enumerated:
+                    job.status, job.return_value = JobStatus.FAILED, error
+        return job
+
+
+def files_of_hydra(files: RunFolder) -> dict[Path, bytes]:
+    """What `.hydra` of a run folder has in it."""
+    return {path: path.read_bytes() for path in files.hydra.glob("*") if path.is_file()}
 
 
 def names(combinations: Sequence[Sequence[str]], fixed: Collection[str] | None = None) -> list[str]:
@@ -276,14 +324,26 @@ def completed(root: Path) -> dict[str, Path]:
 def saved_text(files: RunFolder) -> str | None:
     """The configuration of a snapshot as `config_text`; None if it cannot be read."""
     try:
-        node = OmegaConf.load(resumed.newest_config(files))
-    except (OSError, OmegaConfBaseException, ValueError, yaml.YAMLError):
+        values = resumed.read_config(resumed.newest_config(files))
+        cfg, problems = check({key: value for key, value in values.items() if key != "hydra"})
+    except (OSError, ConfigError):
         return None
-    if not isinstance(node, DictConfig):
-        return None
-    cfg, problems = typed(node)
     return None if problems else config_text(cfg)
 
 
 def _has_other_run(files: RunFolder, text: str) -> bool:
     return files.has_run and saved_text(files) != text
+
+
+def found(root: Path) -> list[tuple[str, Path]]:
+    """The run folders of a sweep with another launcher than ours, with the names of their points."""
+    folders = sorted((path.parent for path in root.glob("*/snapshot")), key=lambda path: (len(path.name), path.name))
+    overrides = []
+    for folder in folders:
+        try:
+            overrides.append([str(text) for text in OmegaConf.load(folder / ".hydra" / "overrides.yaml")])
+        except (OSError, ValueError, OmegaConfBaseException, yaml.YAMLError):
+            return [(folder.name, folder) for folder in folders]
+    if len({len(words) for words in overrides}) > 1:
+        return [(folder.name, folder) for folder in folders]
+    return list(zip(names(overrides), folders, strict=True))

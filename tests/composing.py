@@ -7,7 +7,7 @@ import functools
 
 from omegaconf import OmegaConf
 
-from collectx.cli.compose import Composer, parsed, typed, without_hydra
+from collectx.cli.compose import Composer, parsed, typed
 from collectx.config.schema.run import RunConfig
 from collectx.run import preflight
 

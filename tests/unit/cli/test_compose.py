@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from collectx.cli.compose import Composer, compose, typed, without_hydra
+from collectx.cli.compose import Composer, compose, typed
 from collectx.cli.sweep import names
 from collectx.config.registry import GROUPS, KINDS
 from collectx.config.schema.env import CountingEnvConfig, GymEnvConfig

@@ -1,0 +1,52 @@
+"""Hydra's plugins of collectx, installed as `hydra_plugins.collectx`, where Hydra looks for plugins. It finds them there
+in an installed wheel only, so `register` adds them.
+
+Every application of Hydra in the environment imports this module: it imports nothing heavy.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import ClassVar
+
+from hydra.core.config_search_path import ConfigSearchPath
+from hydra.core.plugins import Plugins
+from hydra.core.utils import JobReturn
+from hydra.plugins.launcher import Launcher
+from hydra.plugins.search_path_plugin import SearchPathPlugin
+from hydra.types import HydraContext, TaskFunction
+from omegaconf import DictConfig
+
+# The version of Hydra whose defaults apply.
+VERSION_BASE = "1.3"
+
+
+class CollectxLauncher(Launcher):
+    """`hydra/launcher=collectx`, the default of `collectx run`: checks all points of a batch, then runs those that are
+    not completed one after another in this process, or submits their jobs together; see `collectx.cli.sweep`."""
+
+    def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
+        from collectx.cli.sweep import PointRunner
+
+        self._runner = PointRunner(hydra_context, task_function, config)
+
+    def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
+        return self._runner.run(job_overrides)
+
+
+class UserSearchPath(SearchPathPlugin):
+    """Adds the folder of `--config-dir`, behind the packaged choices, which it therefore cannot replace by accident."""
+
+    config_dir: ClassVar[str | os.PathLike[str] | None] = None
+
+    def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
+        if self.config_dir is not None:
+            search_path.append("command-line", f"file://{os.path.abspath(self.config_dir)}")
+
+
+def register(config_dir: str | os.PathLike[str] | None) -> None:
+    """Makes the plugins known to Hydra, and `config_dir` the folder of the user's choices."""
+    UserSearchPath.config_dir = config_dir
+    for plugin in (CollectxLauncher, UserSearchPath):
+        Plugins.instance().register(plugin)

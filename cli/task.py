@@ -1,0 +1,144 @@
+"""The task function of `hydra.main`: runs one configuration in the process that Hydra's launcher has chosen, or submits
+it as a job where `launcher` says so.
+
+    hydra.main --launcher=collectx--> PointRunner (sweep.py) --> Task.run, in this process
+               --any other----------> Task.__call__, perhaps in another process
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
+from omegaconf import DictConfig
+
+from collectx.cli.compose import Composed, is_enumerated, typed
+from collectx.cli.run_status import Outcome, SubmittedRun
+from collectx.config.derived import ELSEWHERE
+from collectx.errors import CollectxError, ConfigError
+from collectx.run import RunFolder, Status, preflight
+
+_HINTS = {
+    "mean_return": "no episode has ended: raise collector.total_frames.",
+    "frames_per_s": "it takes two batches: raise collector.total_frames.",
+    "start_s": "no batch was delivered.",
+}
+
+
+class PointFailed(CollectxError):
+    """A point of a sweep failed, or its result has no objective; Hydra's sweeper decides whether to continue."""
+
+
+class Stopped(KeyboardInterrupt):
+    """The user interrupted a point, so no other point starts. Not an `Exception`, which a sweeper would count as a
+    failed point."""
+
+
+class Task:
+    """Runs what the command line `argv` asks for. A copy in another process knows the command line only.
+
+    Attributes:
+        checked: the points that the command has composed and checked, by their overrides.
+        hydra_before: the files that `.hydra` of the run folder had in it before the command.
+        outcomes: of the runs that have ended, by this process or its jobs.
+        points: names and run folders of the points that were begun or completed, by `hydra/launcher=collectx`.
+        problems: mistakes in the configuration that only the run itself could find.
+        is_detached: jobs keep running when the command ends.
+    """
+
+    def __init__(self, argv: Sequence[str], is_in_command: bool = True):
+        self.argv = list(argv)
+        self.checked: dict[tuple[str, ...], Composed] = {}
+        self.hydra_before: Mapping[Path, bytes] = {}
+        self.outcomes: list[Outcome] = []
+        self.points: list[tuple[str, Path]] = []
+        self.problems: list[str] = []
+        self.is_detached = False
+        self._is_in_command = is_in_command
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Task, (self.argv, False)
+
+    @property
+    def is_interrupted(self) -> bool:
+        return any(run.status is Status.INTERRUPTED for run in self.outcomes)
+
+    def __call__(self, node: DictConfig) -> float | None:
+        """Runs a point of a sweep with another launcher than ours, and returns its objective.
+
+        Raises:
+            ConfigError: the configuration is wrong.
+            PointFailed: the run has failed, or has no objective although the sweeper chooses points by it.
+            Stopped: the run was interrupted, in the process of the command.
+        """
+        hydra = HydraConfig.get()
+        run = submitted(node, hydra)
+        self.execute([run])
+        if self.is_interrupted and self._is_in_command:
+            raise Stopped
+        return objective(RunFolder(run.folder), run.name, str(node.sweep.objective), not is_enumerated(hydra))
+
+    def alone(self, node: DictConfig) -> None:
+        """Runs the only run of a command. Errors are kept, as Hydra would add text to them."""
+        try:
+            self.execute([submitted(node, HydraConfig.get(), hydra_before=self.hydra_before)])
+        except ConfigError as error:
+            self.problems.extend(error.problems)
+
+    def execute(self, runs: Sequence[SubmittedRun], sweep: Path | None = None) -> None:
+        """Executes runs in this process, or submits those that are jobs together and watches them; blocks until they
+        have ended. `sweep` is the folder of the sweep that they belong to."""
+        jobs = [run for run in runs if run.cfg.launcher.kind in ELSEWHERE]
+        if jobs:
+            from collectx.cli import slurm
+
+            self.is_detached = slurm.run_jobs(jobs, self.argv, sweep, self.outcomes)
+        from collectx.run import execute
+
+        for run in runs:
+            if run not in jobs:
+                result = execute(run.cfg, run.folder, self.argv)
+                self.outcomes.append(Outcome(result.status, result.folder))
+
+
+def submitted(
+    node: DictConfig, hydra: DictConfig, name: str | None = None, hydra_before: Mapping[Path, bytes] | None = None
+) -> SubmittedRun:
+    """The run that a job of Hydra's is to start, in the folder that Hydra has made.
+
+    Args:
+        hydra: Hydra's part of the configuration.
+        name: of a point; None: that of its folder.
+        hydra_before: the files that `.hydra` had in it before the command.
+
+    Raises:
+        ConfigError: the configuration is wrong.
+    """
+    cfg, problems, _ = typed(node, hydra)
+    if problems := [*problems, *preflight.rule_problems(cfg)]:
+        raise ConfigError(problems)
+    if hydra.mode is RunMode.MULTIRUN and not cfg.run.overwrite:
+        # A run in a point's folder is an earlier attempt of the same point: each point has its own folder.
+        cfg = replace(cfg, run=replace(cfg.run, resume="auto"))
+    folder = Path(hydra.runtime.output_dir)
+    return SubmittedRun(name or folder.name, folder, cfg, hydra_before or {})
+
+
+def objective(files: RunFolder, name: str, key: str, is_needed: bool) -> float | None:
+    """The entry `key` of the result of a point, the return value of its job.
+
+    Raises:
+        PointFailed: the point has failed, or `is_needed` and there is no such entry.
+    """
+    result = files.read_result() or {"status": Status.FAILED, "exit_reason": "it left no result"}
+    value = result.get(key)
+    if result["status"] != Status.COMPLETED:
+        raise PointFailed(f"{name}: {result['status']}: {result['exit_reason']}")
+    if value is None and is_needed:
+        hint = _HINTS.get(key, "")
+        raise PointFailed(f"{name}: its result has no {key} (sweep.objective={key}): {hint}")
+    return None if value is None else float(value)

@@ -34,7 +34,7 @@ from collectx.config.check import UNSET, Unresolved
 from collectx.config.check import check as check_config
 from collectx.config.registry import GROUPS, KINDS
 from collectx.config.schema.fields import incomplete
-from collectx.config.schema.run import RunConfig, as_dict
+from collectx.config.schema.run import RunConfig
 from collectx.errors import ConfigError
 from collectx.run import preflight
 
@@ -200,16 +200,6 @@ def overrides_of(node: DictConfig, part: str = "task") -> list[str]:
 def parsed(overrides: Sequence[str]) -> list[Override]:
     """Parses overrides, which must have passed `check`, into Hydra's form."""
     return OverridesParser.create().parse_overrides(list(overrides))
-
-
-def config_text(cfg: RunConfig) -> str:
-    """A configuration as YAML, for comparison: equal text is an equal run. Resources of a scheduler, `launcher.wait`,
-    `run.overwrite`, `run.resume` and checkpoints have no effect on a run, so it contains only the name of the
-    launcher."""
-    content = as_dict(cfg)
-    del content["run"]["overwrite"], content["run"]["resume"], content["checkpoint"]
-    content["launcher"] = cfg.launcher.kind
-    return OmegaConf.to_yaml(OmegaConf.create(content), sort_keys=True)
 
 
 def typed(node: DictConfig, ignore: Collection[str] = ()) -> tuple[RunConfig, list[str]]:

@@ -18,18 +18,19 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
-from collectx.cli import foreign_code, output, run_status, submitit_slurm, sweep, sweeper
+from collectx.cli import foreign_code, output, submitit_slurm, sweep, sweeper
 from collectx.cli import list as listing
 from collectx.cli.arguments import Arguments, call_hydra, run_subcommand
 from collectx.cli.compose import Composed, Composer, overrides_of, parsed
 from collectx.cli.overrides import Checked, notes
-from collectx.cli.run_status import Outcome
 from collectx.cli.session import Session
 from collectx.config.derived import ELSEWHERE
 from collectx.config.registry import GROUPS
 from collectx.config.schema.run import RunConfig
 from collectx.config.warnings import warnings_of
 from collectx.errors import CollectxError, ConfigError
+from collectx.jobs import status as run_status
+from collectx.jobs.status import Outcome
 from collectx.run import RunFolder, Status, preflight, resumed
 from collectx.run.folder import locked
 from collectx.run.result import Result

@@ -11,10 +11,10 @@ from hydra.core.utils import JobReturn, run_job
 from hydra.types import HydraContext
 from omegaconf import DictConfig
 
-from collectx.cli.run_status import Outcome, SubmittedRun
 from collectx.config.derived import ELSEWHERE
 from collectx.config.schema.run import RunConfig
 from collectx.errors import ConfigError
+from collectx.jobs.status import Outcome, SubmittedRun
 from collectx.run import RunFolder, Status
 
 
@@ -65,7 +65,7 @@ class Session:
     def submit(self, sweep: Path | None = None) -> None:
         """Submits the runs that are jobs, and watches them; see `slurm.run_jobs`."""
         if self._jobs:
-            from collectx.cli import slurm
+            from collectx.jobs import submit as slurm
 
             jobs, self._jobs = self._jobs, []
             self.is_detached = slurm.run_jobs(jobs, self._argv, sweep, self.results)

@@ -17,7 +17,6 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import yaml
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.override_parser.types import Override
 from hydra.core.utils import JobReturn, JobStatus
@@ -27,13 +26,14 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from collectx.cli import foreign_code, output, sweeper
-from collectx.cli.compose import Composed, Composer, config_text, overrides_of, parsed, typed, without_hydra
+from collectx.cli.compose import Composed, Composer, overrides_of, parsed, typed, without_hydra
 from collectx.cli.overrides import Checked
 from collectx.cli.session import Session
 from collectx.config.derived import ELSEWHERE
 from collectx.config.schema.run import RunConfig
-from collectx.errors import CollectxError, ConfigError, DamagedFile
-from collectx.run import RunFolder, Status, resumed
+from collectx.errors import CollectxError, ConfigError
+from collectx.run import RunFolder
+from collectx.run.saved_config import completed, config_text, saved_text
 
 _NAME_LENGTH = 120
 
@@ -256,33 +256,6 @@ def _folder_name(text: str) -> str:
     if len(safe) <= _NAME_LENGTH:
         return safe
     return f"{safe[: _NAME_LENGTH - 9]}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
-
-
-def completed(root: Path) -> dict[str, Path]:
-    """Configuration -> run folder, of every completed run below `root`."""
-    folders = {}
-    for snapshot in sorted(root.absolute().glob("*/snapshot/config.yaml")):
-        files = RunFolder(snapshot.parent.parent)
-        try:
-            result = files.read_result()
-        except DamagedFile:
-            continue
-        text = saved_text(files)
-        if result is not None and result["status"] == Status.COMPLETED and text is not None:
-            folders[text] = files.path
-    return folders
-
-
-def saved_text(files: RunFolder) -> str | None:
-    """The configuration of a snapshot as `config_text`; None if it cannot be read."""
-    try:
-        node = OmegaConf.load(resumed.newest_config(files))
-    except (OSError, OmegaConfBaseException, ValueError, yaml.YAMLError):
-        return None
-    if not isinstance(node, DictConfig):
-        return None
-    cfg, problems = typed(node)
-    return None if problems else config_text(cfg)
 
 
 def _has_other_run(files: RunFolder, text: str) -> bool:

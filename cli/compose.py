@@ -32,7 +32,7 @@ from collectx.config.check import UNSET, Unresolved
 from collectx.config.check import check as check_config
 from collectx.config.registry import GROUPS, KINDS, schemas
 from collectx.config.schema.fields import incomplete
-from collectx.config.schema.run import RunConfig, as_dict
+from collectx.config.schema.run import RunConfig
 from collectx.errors import ConfigError
 from collectx.run import preflight
 
@@ -196,9 +196,14 @@ def folder_of(node: DictConfig, key: str) -> str:
     try:
         return str(OmegaConf.select(node, key, throw_on_missing=True))
     except OmegaConfBaseException as error:
-        section, _, name = key.rpartition(".")
-        text = OmegaConf.to_container(OmegaConf.select(node, section), resolve=False)[name]
-        raise ConfigError([f"{key}={text}: {str(error).splitlines()[0]}"]) from error
+        raise ConfigError([f"{key}={as_written(node, key)}: {str(error).splitlines()[0]}"]) from error
+
+
+def as_written(node: DictConfig, key: str) -> Any:
+    """The value of a key with its interpolations."""
+    section, _, name = key.rpartition(".")
+    values: Any = OmegaConf.to_container(OmegaConf.select(node, section), resolve=False)
+    return values[name]
 
 
 def overrides_of(hydra: DictConfig, part: str = "task") -> list[str]:
@@ -215,16 +220,6 @@ def is_enumerated(hydra: DictConfig) -> bool:
 def parsed(overrides: Sequence[str]) -> list[Override]:
     """Parses overrides, which must have passed `check`, into Hydra's form."""
     return OverridesParser.create().parse_overrides(list(overrides))
-
-
-def config_text(cfg: RunConfig) -> str:
-    """A configuration as YAML, for comparison: equal text is an equal run. Resources of a scheduler, `launcher.wait`,
-    `run.overwrite`, `run.resume` and checkpoints have no effect on a run, so it contains only the name of the
-    launcher."""
-    content = as_dict(cfg)
-    del content["run"]["overwrite"], content["run"]["resume"], content["checkpoint"]
-    content["launcher"] = cfg.launcher.kind
-    return OmegaConf.to_yaml(OmegaConf.create(content), sort_keys=True)
 
 
 def typed(node: DictConfig, hydra: DictConfig, ignore: Collection[str] = ()) -> tuple[RunConfig, list[str], str]:
@@ -245,7 +240,7 @@ def _leave_out_unused(values: dict[str, Any], choices: Mapping[str, Any], overri
     words = [text.lstrip("+~") for text in overrides]
     unused = []
     for group in (group for group in GROUPS if presets and any(word.startswith(f"{group}=") for word in words)):
-        section = values.get(group)
+        section: Any = values.get(group)
         kind = KINDS[group].get(section.get("kind")) if isinstance(section, dict) else None
         if kind is None:
             continue

@@ -24,9 +24,6 @@ SUBCOMMANDS = {
     "schema": "a JSON schema for editors: collectx schema [GROUP]",
 }
 
-# watch.py is what shows the jobs of any command.
-_MODULES = {"watch": "attach"}
-
 _HELP = """\
 collectx: reinforcement-learning experience collection from one YAML-driven command.
 
@@ -90,7 +87,7 @@ def _dispatch(argv: list[str]) -> int:
     ignore_requests()
     # As `python -m` does, so that modules of the working directory can be imported, here and in the workers.
     sys.path.insert(0, os.getcwd())
-    subcommand: Callable[[list[str]], int] = import_module(f"collectx.cli.{_MODULES.get(name, name)}").main
+    subcommand: Callable[[list[str]], int] = import_module(f"collectx.cli.{name}").main
     return subcommand(rest)
 
 

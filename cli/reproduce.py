@@ -15,10 +15,10 @@ from collectx.cli.arguments import Arguments, run_subcommand
 from collectx.cli.compose import parsed
 from collectx.cli.overrides import quoted
 from collectx.cli.run import launch
-from collectx.cli.run_status import Outcome
 from collectx.cli.saved import hydra_flags, read_snapshot, snapshot_composer, split_folders
 from collectx.config.derived import ASYNC
 from collectx.errors import ConfigError, DamagedFile
+from collectx.jobs.status import Outcome
 from collectx.run import RunFolder, resumed, snapshot
 from collectx.run.reproduce import compare, recorded_order, why_not_recorded
 

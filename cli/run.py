@@ -17,17 +17,18 @@ from pathlib import Path
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
-from collectx.cli import foreign_code, output, run_status, sweep
+from collectx.cli import foreign_code, output, sweep
 from collectx.cli import list as listing
 from collectx.cli.arguments import Arguments, call_hydra, run_subcommand
 from collectx.cli.compose import Composed, Composer, folder_of, parsed
 from collectx.cli.overrides import Checked, notes, quoted
-from collectx.cli.run_status import Outcome
 from collectx.cli.task import Stopped, Task
 from collectx.config.derived import ELSEWHERE
 from collectx.config.schema.run import RunConfig
 from collectx.config.warnings import warnings_of
 from collectx.errors import CollectxError, ConfigError
+from collectx.jobs import status as run_status
+from collectx.jobs.status import Outcome
 from collectx.run import RunFolder, Status, preflight, resumed
 from collectx.run.folder import locked
 from collectx.run.result import Result
@@ -177,8 +178,9 @@ def _outcome(point: tuple[str, Path]) -> Outcome:
 
 @contextmanager
 def _config_errors(*others: type[Exception]) -> Iterator[None]:
-    """Raises errors of the block, which come before a run has started, as `ConfigError`: those of a run are in its
-    result."""
+    """Raises errors of the block, which come before a run has started, also those of the types `others`, as
+    `ConfigError`: those of a run are in its result."""
+    expected: tuple[type[Exception], ...] = (HydraException, OmegaConfBaseException, CollectxError, *others)
     try:
         yield
     except (BrokenPipeError, ConfigError):
@@ -187,7 +189,7 @@ def _config_errors(*others: type[Exception]) -> Iterator[None]:
         why = str(error).strip().partition("\n")[0] or type(error).__name__
         where = "hydra.run.dir or hydra.sweep.dir"
         raise ConfigError([f"the run folder cannot be made: {why}: choose another with {where}."]) from error
-    except (HydraException, OmegaConfBaseException, CollectxError, *others) as error:
+    except expected as error:
         raise ConfigError([str(error).strip()]) from error
 
 

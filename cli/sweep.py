@@ -27,16 +27,16 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 
 from collectx.cli import foreign_code, output
-from collectx.cli.compose import Composed, Composer, config_text, examine, folder_of, is_enumerated, overrides_of, parsed
+from collectx.cli.compose import Composed, Composer, as_written, examine, folder_of, is_enumerated, overrides_of, parsed
 from collectx.cli.overrides import Checked
-from collectx.cli.run_status import SubmittedRun
 from collectx.cli.task import PointFailed, Stopped, Task, objective, submitted
-from collectx.config.check import check
 from collectx.config.derived import ELSEWHERE
 from collectx.config.schema.launcher import SlurmLauncherConfig
 from collectx.config.schema.run import RunConfig
-from collectx.errors import ConfigError, DamagedFile
-from collectx.run import RunFolder, Status, resumed
+from collectx.errors import ConfigError
+from collectx.jobs.status import SubmittedRun
+from collectx.run import RunFolder
+from collectx.run.saved_config import completed, config_text, saved_text
 
 _NAME_LENGTH = 120
 # The default of hydra.sweep.subdir, which the name of the point replaces.
@@ -115,8 +115,8 @@ def _sweeper_problems(point: Composed) -> list[str]:
         messages.append("sweep.objective is not set: set sweep.objective=mean_return.")
     if isinstance(point.cfg.launcher, SlurmLauncherConfig) and point.cfg.launcher.wait is False:
         messages.append(
-            f"launcher.wait=false: {point.node.hydra.sweeper._target_} chooses values by the results of earlier points: "
-            "use launcher.wait=true."
+            f"launcher.wait=false: {point.node.hydra.sweeper._target_} chooses values by the results of earlier points, "
+            "which it has to wait for: use launcher.wait=true."
         )
     return messages
 
@@ -200,7 +200,9 @@ class PointRunner:
         # The names must also differ from those of points that come later.
         fixed = None if self._is_enumerated else set(overrides_of(self._master.hydra))
         done = completed(self._folder)
-        points = [self._point(words, name, done) for words, name in zip(overrides, names(overrides, fixed), strict=True)]
+        points = [
+            self._point(words, name, done) for words, name in zip(overrides, names(overrides, fixed), strict=True)
+        ]
         num_done = sum(point.job is not None and not point.composed.problems for point in points)
         print(f"sweep: {len(points)} points, {num_done} of them done already")
         jobs: list[SubmittedRun] = []
@@ -236,8 +238,8 @@ class PointRunner:
             hydra.job.id = hydra.job.num = len(folders)
             folder = done.get(text)
             if folder is None:
-                default = OmegaConf.to_container(hydra.sweep, resolve=False)["subdir"] == _DEFAULT_SUBDIR
-                folder = self._free_folder(root / (name if default else str(hydra.sweep.subdir)), text)
+                is_default = as_written(composed.node, "hydra.sweep.subdir") == _DEFAULT_SUBDIR
+                folder = self._free_folder(root / (name if is_default else str(hydra.sweep.subdir)), text)
                 if not composed.cfg.run.overwrite:
                     foreign_code.check_checkpoints(RunFolder(folder))
             hydra.sweep.subdir = str(folder.relative_to(root))
@@ -304,31 +306,6 @@ def _folder_name(text: str) -> str:
     if len(safe) <= _NAME_LENGTH:
         return safe
     return f"{safe[: _NAME_LENGTH - 9]}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
-
-
-def completed(root: Path) -> dict[str, Path]:
-    """Configuration -> run folder, of every completed run below `root`."""
-    folders = {}
-    for snapshot in sorted(root.absolute().glob("*/snapshot/config.yaml")):
-        files = RunFolder(snapshot.parent.parent)
-        try:
-            result = files.read_result()
-        except DamagedFile:
-            continue
-        text = saved_text(files)
-        if result is not None and result["status"] == Status.COMPLETED and text is not None:
-            folders[text] = files.path
-    return folders
-
-
-def saved_text(files: RunFolder) -> str | None:
-    """The configuration of a snapshot as `config_text`; None if it cannot be read."""
-    try:
-        values = resumed.read_config(resumed.newest_config(files))
-        cfg, problems = check({key: value for key, value in values.items() if key != "hydra"})
-    except (OSError, ConfigError):
-        return None
-    return None if problems else config_text(cfg)
 
 
 def _has_other_run(files: RunFolder, text: str) -> bool:

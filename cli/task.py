@@ -17,9 +17,9 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from collectx.cli.compose import Composed, is_enumerated, typed
-from collectx.cli.run_status import Outcome, SubmittedRun
 from collectx.config.derived import ELSEWHERE
 from collectx.errors import CollectxError, ConfigError
+from collectx.jobs.status import Outcome, SubmittedRun
 from collectx.run import RunFolder, Status, preflight
 
 _HINTS = {
@@ -75,7 +75,7 @@ class Task:
             PointFailed: the run has failed, or has no objective although the sweeper chooses points by it.
             Stopped: the run was interrupted, in the process of the command.
         """
-        hydra = HydraConfig.get()
+        hydra: Any = HydraConfig.get()
         run = submitted(node, hydra)
         self.execute([run])
         if self.is_interrupted and self._is_in_command:
@@ -94,9 +94,9 @@ class Task:
         have ended. `sweep` is the folder of the sweep that they belong to."""
         jobs = [run for run in runs if run.cfg.launcher.kind in ELSEWHERE]
         if jobs:
-            from collectx.cli import slurm
+            from collectx.jobs.submit import run_jobs
 
-            self.is_detached = slurm.run_jobs(jobs, self.argv, sweep, self.outcomes)
+            self.is_detached = run_jobs(jobs, self.argv, sweep, self.outcomes)
         from collectx.run import execute
 
         for run in runs:
@@ -106,7 +106,7 @@ class Task:
 
 
 def submitted(
-    node: DictConfig, hydra: DictConfig, name: str | None = None, hydra_before: Mapping[Path, bytes] | None = None
+    node: DictConfig, hydra: Any, name: str | None = None, hydra_before: Mapping[Path, bytes] | None = None
 ) -> SubmittedRun:
     """The run that a job of Hydra's is to start, in the folder that Hydra has made.
 

@@ -1,300 +1,50 @@
-"""Watches runs that are jobs: in the queue, then with the live progress of a run on this machine, read from the run
-folders.
-
-Ctrl-C asks once whether to end the jobs, where the input is a terminal; without an answer it ends them, as SIGTERM does
-at once: they write a checkpoint. A second time, and where they take too long, it cancels them. Used by the CLI.
-"""
+"""`collectx watch DIR`: follows a run, or the runs of a sweep, that another command has started, to their end."""
 
 from __future__ import annotations
 
-import signal
-import sys
-import threading
-import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-
-from rich.console import Console
+from collections.abc import Sequence
+from pathlib import Path
 
 from collectx.cli import output
-from collectx.cli.run_status import JobStates, Outcome, RunStatus, SubmittedRun, query_slurm, status_of
-from collectx.cli.views import SingleView, SweepView, View, WatchedRun
-from collectx.errors import LauncherError, printable
-from collectx.launcher.slurm import commands
-from collectx.run import display
-from collectx.run.display import REFRESH_S
-from collectx.run.events import format_event
-from collectx.run.files import JsonLinesTail
-from collectx.run.folder import RunFolder
-from collectx.run.notices import Notices
-from collectx.run.result import Result, Status
-from collectx.run.statistics import MetricsTail
+from collectx.cli.arguments import Arguments, run_subcommand
+from collectx.cli.run import exit_status
+from collectx.errors import ConfigError
+from collectx.jobs.status import read_job, runs_in, statuses, submitted
+from collectx.jobs.watcher import Watcher
+from collectx.run import RunFolder, Status
 
-# Seconds between two queries: short at first, longer while a job waits or runs for long.
-_MIN_QUERY_S = 1.0
-_MAX_QUERY_S = 10.0
-# After the end of a job, its result may take some seconds to be visible on this host, and SLURM to report its state.
-_SETTLE_S = 5.0
-# How long SLURM may take to end cancelled jobs, or interrupted ones after their grace: its KillWait is 30 s.
-_CANCEL_S = 90.0
+_USAGE = """\
+collectx watch DIR: follow the run in DIR, or the runs of the sweep in DIR, until they have ended, as the command shows
+them that started them. Ctrl-C leaves and lets them run; `collectx cancel DIR` ends them.
+
+Exit status: that of the runs: 0 completed, 1 failed, 130 interrupted, also where watch was left; 2 wrong usage."""
 
 
-class Terminated(KeyboardInterrupt):
-    """Raised in the main thread by SIGTERM."""
+def main(argv: Sequence[str]) -> int:
+    """Runs the subcommand; returns the exit status."""
+    return run_subcommand(argv, _USAGE, _watch)
 
 
-class Watcher:
-    """Watches some runs until all have ended.
+def _watch(arguments: Arguments) -> int:
+    runs = runs_of("watch", arguments.words)
+    for run, status in zip(runs, statuses(runs), strict=True):
+        if status.status is Status.UNKNOWN:
+            output.note(f"{run.path}: {status.detail}; follows its folder.")
+    watcher = Watcher([(submitted(run), read_job(run)) for run in runs], is_owner=False)
+    outcomes = watcher.watch()
+    return 130 if watcher.is_detached else exit_status([outcome.status for outcome in outcomes])
 
-    Attributes:
-        is_detached: the user has left while jobs were running.
+
+def runs_of(subcommand: str, words: Sequence[str]) -> list[RunFolder]:
+    """The runs in the folder that is the only word of a command line.
+
+    Raises:
+        ConfigError: there is not one word, or no run in that folder.
     """
-
-    def __init__(
-        self,
-        runs: Sequence[tuple[SubmittedRun, str | None]],
-        states: Callable[[Iterable[str]], JobStates] = query_slurm,
-        interrupt: Callable[[Sequence[str]], None] = commands.interrupt,
-        cancel: Callable[[Sequence[str]], None] = commands.cancel,
-        may_leave: bool = True,
-        is_owner: bool = True,
-    ):
-        """`runs` have the id of each job, None for a process, whose states `states` reports and which `interrupt` ends
-        with a checkpoint, `cancel` without; `may_leave`: the jobs may outlive this process; `is_owner`: this command
-        has started them, and Ctrl-C may end them."""
-        self._states = states
-        self._interrupt_jobs = interrupt
-        self._cancel_jobs = cancel
-        self._grace_s = max(run.grace_s for run, _ in runs)
-        self._may_leave = may_leave
-        self._is_owner = is_owner
-        self._runs = [
-            WatchedRun(
-                run.name,
-                files := RunFolder(run.folder),
-                job,
-                MetricsTail(
-                    files.metrics, run.cfg.collector.total_frames, getattr(run.cfg.trainer, "target_return", None)
-                ),
-                JsonLinesTail(files.events),
-                # With "raise" the error is shown at the end.
-                shows_events=run.cfg.collector.on_worker_failure != "raise",
-                may_requeue=getattr(run.cfg.launcher, "requeue", False),
-                status=RunStatus(Status.QUEUED if job else Status.RUNNING),
-            )
-            for run, job in runs
-        ]
-        self.is_detached = False
-        self._interrupted_s: float | None = None
-        self._is_cancelled = False
-        self._next_query_s = 0.0
-        self._has_outage = False
-
-    def watch(self) -> list[Outcome]:
-        """Blocks until all runs have ended, or the user leaves; shows them meanwhile, and their failures at the end. To
-        be called within `terminable`."""
-        while self._unfinished():
-            try:
-                self._watch()
-            except Terminated:
-                self._interrupt_or_cancel()
-            except KeyboardInterrupt:
-                if not self._is_owner:
-                    self.is_detached = True
-                    print(printable(f"left; {self._describe_jobs()} goes on"), file=sys.stderr)
-                    break
-                if self._is_cancelled:
-                    print(printable(f"left; SLURM is still ending {self._describe_jobs()}"), file=sys.stderr)
-                    break
-                if self._interrupted_s is not None:
-                    self._cancel()
-                elif self._ask_to_leave():
-                    self.is_detached = True
-                    break
-        self._print_failures()
-        if len(self._runs) == 1 and not self.is_detached:
-            _print_result(self._runs[0])
-        statuses = [run.status.status if run.status.has_ended else Status.INTERRUPTED for run in self._runs]
-        return [Outcome(status, run.files.path) for status, run in zip(statuses, self._runs, strict=True)]
-
-    def _unfinished(self) -> list[WatchedRun]:
-        return [run for run in self._runs if not run.status.has_ended]
-
-    def _watch(self) -> None:
-        view: View = SingleView(self._runs[0]) if len(self._runs) == 1 else SweepView(self._runs)
-        with view:
-            while self._unfinished():
-                self._update(view)
-                self._limit_end()
-                time.sleep(REFRESH_S)
-
-    def _limit_end(self) -> None:
-        """Cancels jobs that take too long to end, and raises KeyboardInterrupt where SLURM takes too long as well."""
-        if self._interrupted_s is None:
-            return
-        waited_s = time.monotonic() - self._interrupted_s
-        if waited_s > self._grace_s and not self._is_cancelled:
-            self._cancel()
-        if waited_s > self._grace_s + _CANCEL_S:
-            raise KeyboardInterrupt
-
-    def _update(self, view: View) -> None:
-        for run in self._runs:
-            run.statistics.update()
-            self._show_events(run, view)
-        now_s = time.monotonic()
-        # A requeued job that waits again keeps the result of its earlier attempt, which is no reason for a query.
-        changed = [(run, time_ns) for run in self._unfinished() if (time_ns := run.result_time_ns()) != run.result_ns]
-        if now_s >= self._next_query_s or any(time_ns is not None for _, time_ns in changed):
-            for run, time_ns in changed:
-                run.result_ns = time_ns
-            self._query(view, now_s)
-            waited_s = now_s - max(run.since_s for run in self._runs)
-            is_ending = any(run.ended_s is not None for run in self._unfinished())
-            pause_s = _MIN_QUERY_S if is_ending else min(_MAX_QUERY_S, max(_MIN_QUERY_S, waited_s / 10))
-            self._next_query_s = time.monotonic() + pause_s
-        view.draw()
-
-    def _show_events(self, run: WatchedRun, view: View) -> None:
-        with Notices(lambda text: view.say(text if len(self._runs) == 1 else f"{run.name}: {text}")) as show:
-            for event in run.events.read()[0]:
-                text = format_event(event["event"], event) if run.shows_events else None
-                if text is not None:
-                    show(text, event.get("worker"))
-
-    def _query(self, view: View, now_s: float) -> None:
-        runs = self._unfinished()
-        jobs = [run.job for run in runs if run.job is not None]
-        states: JobStates = self._states(jobs) if jobs else {}
-        if isinstance(states, LauncherError) and not self._has_outage:
-            view.say(f"whether the jobs are still running is not known for now: {states}")
-        self._has_outage = isinstance(states, LauncherError)
-        for run in runs:
-            status = status_of(run.files, run.job, states)
-            if status.status is Status.UNKNOWN or self._may_change(run, status, states, now_s) or status == run.status:
-                continue
-            if status.status is Status.RUNNING is not run.status.status:
-                run.begin(now_s)
-            run.status = status
-            if not status.has_ended or len(self._runs) > 1:
-                reason = status.detail.partition("\n")[0]
-                view.draw()
-                view.say(f"{self._describe(run)} is {status.status}{f' ({reason})' if reason else ''}")
-
-    @staticmethod
-    def _may_change(run: WatchedRun, status: RunStatus, states: JobStates, now_s: float) -> bool:
-        """Whether the run has ended by `status`, but SLURM may still restart it or report a better reason."""
-        if not status.has_ended:
-            run.ended_s = None
-            return False
-        state = None if isinstance(states, LauncherError) or run.job is None else states.get(run.job)
-        job_lives = state is not None and not state.is_over
-        may_restart = run.may_requeue and status.status is not Status.COMPLETED and job_lives
-        is_final = run.files.read_result() is not None and not (job_lives and status.status is Status.INTERRUPTED)
-        if is_final and not may_restart:
-            return False
-        run.ended_s = run.ended_s or now_s
-        return may_restart or now_s < run.ended_s + _SETTLE_S
-
-    def _ask_to_leave(self) -> bool:
-        """Asks the user once whether to cancel; cancels unless the answer is no. Returns whether the user leaves."""
-        if sys.stdin.isatty() and self._may_leave:
-            self._may_leave = False
-            try:
-                jobs = self._describe_jobs()
-                question = f"end {jobs}? y ends, n leaves and lets them run, Enter keeps watching [y/n]: "
-                answer = input(question).strip().lower()
-            except (EOFError, KeyboardInterrupt):
-                answer = "y"
-            if not answer.startswith("y"):
-                return answer.startswith("n")
-        self._interrupt_or_cancel()
-        return False
-
-    def _interrupt_or_cancel(self) -> None:
-        """Ends the jobs with a checkpoint; the second time without."""
-        if self._interrupted_s is not None:
-            self._cancel()
-            return
-        self._interrupted_s = time.monotonic()
-        words = f"within {self._grace_s:g} s (checkpoint.grace_s + collector.close_timeout_s); Ctrl-C cancels at once"
-        self._end(self._interrupt_jobs, f"ending {self._describe_jobs()}, with a checkpoint, {words}")
-
-    def _cancel(self) -> None:
-        self._is_cancelled = True
-        self._end(self._cancel_jobs, f"cancelling {self._describe_jobs()}; this may take SLURM half a minute")
-
-    def _end(self, end: Callable[[Sequence[str]], None], message: str) -> None:
-        print(printable(message), file=sys.stderr, flush=True)
-        try:
-            end([run.job for run in self._unfinished() if run.job is not None])
-        except LauncherError as error:
-            print(f"collectx: the jobs were not ended: {error}", file=sys.stderr)
-        self._next_query_s = 0.0
-
-    def _describe_jobs(self) -> str:
-        runs = self._unfinished()
-        if len(runs) == 1:
-            return f"job {runs[0].job}" if runs[0].job else str(runs[0].files.path)
-        return f"{len(runs)} {'jobs' if all(run.job for run in runs) else 'runs'}"
-
-    def _describe(self, run: WatchedRun) -> str:
-        if run.job is None:
-            return run.name
-        return f"job {run.job}" if len(self._runs) == 1 else f"{run.name} (job {run.job})"
-
-    def _print_failures(self) -> None:
-        printed = set()
-        for run in self._runs:
-            if run.status.status is Status.INTERRUPTED:
-                display.print_message(f"{self._describe(run)}: {run.status.detail or 'interrupted'}")
-            elif run.status.status is Status.FAILED and (text := _failure_text(run)) and text not in printed:
-                printed.add(text)
-                display.print_message(text if len(self._runs) == 1 else f"{run.name}: {text}")
-
-
-def _failure_text(run: WatchedRun) -> str:
-    """The first failure in the result with its traceback, or the status of the job."""
-    failures = (run.files.read_result() or {}).get("failures")
-    if not failures:
-        return run.status.detail
-    return f"{failures[0]['type']}: {failures[0]['message']}\n{_traceback(run.files)}".rstrip()
-
-
-def _print_result(run: WatchedRun) -> None:
-    """Prints the table and the folder, as at the end of a run on this machine."""
-    files = run.files
-    content = files.read_result()
-    if content is None:
-        numbers = {name: getattr(run.statistics, name) for name in ("frames", "frames_per_s", "mean_return")}
-        output.print_table([(run.name, run.status.status, *output.cells(run.name, numbers)[2:])])
-        display.print_line(Console(), str(files.path))
-    else:
-        display.print_table(Result.from_json(content, files.path))
-
-
-def _traceback(files: RunFolder) -> str:
-    """The last traceback of the trainer's log."""
-    try:
-        text = files.log("trainer").read_text(errors="replace").rstrip()
-    except OSError:
-        return ""
-    _, head, rest = text.rpartition("Traceback (most recent call last)")
-    return "\n".join(f"  {line}" for line in (head + rest).splitlines()[-60:])
-
-
-@contextmanager
-def terminable() -> Iterator[None]:
-    """In the block, SIGTERM raises `Terminated` in the main thread."""
-
-    def raise_terminated(signum: int, frame: object) -> None:
-        raise Terminated
-
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    old_handler = signal.signal(signal.SIGTERM, raise_terminated)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, old_handler)
+    if len(words) != 1:
+        raise ConfigError([f"{subcommand} needs one folder, got {len(words)}: collectx {subcommand} --help says more."])
+    if not words[0]:
+        raise ConfigError([f"{subcommand}: the name of the folder is empty; . is the current one."])
+    if not (runs := runs_in(Path(words[0]))):
+        raise ConfigError([f"{subcommand}: {words[0]} is neither the folder of a run nor of a sweep."])
+    return runs

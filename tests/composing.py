@@ -19,7 +19,7 @@ def _composer() -> Composer:
 
 @functools.cache
 def _choices(words: tuple[str, ...]):
-    return without_hydra(_composer().load(_composer().check(words).overrides))
+    return _composer().load(_composer().check(words).overrides)
 
 
 def examine(line: str = "") -> tuple[RunConfig, list[str]]:
@@ -28,7 +28,7 @@ def examine(line: str = "") -> tuple[RunConfig, list[str]]:
     node = copy.deepcopy(_choices(tuple(word for word in line.split() if word not in values)))
     for override in parsed(values):
         OmegaConf.update(node, override.key_or_group, override.value(), force_add=True)
-    cfg, problems = typed(node)
+    cfg, problems, _ = typed(node, node.hydra)
     return cfg, [*problems, *preflight.rule_problems(cfg)]
 
 

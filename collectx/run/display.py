@@ -17,7 +17,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Self
 
-from rich import box
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.progress_bar import ProgressBar
@@ -25,7 +24,9 @@ from rich.table import Table
 from rich.text import Text
 
 from collectx.errors import CollectxError, printable, text_of, traceback_of
-from collectx.run.result import ALL_DELIVERED, Result, Status, type_name
+from collectx.run import printing
+from collectx.run.printing import print_line
+from collectx.run.result import ALL_DELIVERED, Result, type_name
 from collectx.run.statistics import TIMES, Sampler, Statistics, View, WorkerView
 
 NUM_WORKERS_SHOWN = 8
@@ -36,7 +37,6 @@ DRAWING_SHARE = 0.02
 _SHARES = tuple(name.removesuffix("_s") for name in TIMES)
 # From this share on, one side is said to wait for the other.
 _DOMINATES = 0.6
-_STYLES = {Status.COMPLETED: "green", Status.FAILED: "red", Status.INTERRUPTED: "yellow"}
 
 
 class Progress:
@@ -90,11 +90,6 @@ class Progress:
             self._live.update(render_panel(view), refresh=True)
         else:
             print_line(self._console, format_line(view))
-
-
-def print_line(console: Console, text: str) -> None:
-    """Prints a text as it is: without markup, colours, and line breaks that a path could not be copied with."""
-    console.print(printable(text), soft_wrap=True, markup=False, highlight=False)
 
 
 def format_line(view: View) -> str:
@@ -219,43 +214,28 @@ def log_errors(errors: Sequence[BaseException], log: Path) -> None:
             for error in errors:
                 file.write(traceback_of(error))
     except OSError as error:
-        print_message(f"{log} could not be written: {error}")
+        printing.message(f"{log} could not be written: {error}")
 
 
 def print_result(result: Result, errors: Sequence[BaseException], log: Path) -> None:
     """Prints the errors to standard error, then the table and the run folder to standard output."""
     for error in errors:
-        print_message(format_error(error))
+        printing.message(format_error(error))
     if errors:
-        print_message(f"full traceback: {log}")
+        printing.message(f"full traceback: {log}")
     elif result.exit_reason != ALL_DELIVERED:
-        print_message(result.exit_reason)
-    print_table(result)
+        printing.message(result.exit_reason)
+    _print_table(result)
 
 
 def print_completed(result: Result) -> None:
     """Prints that a run is completed already, and its table."""
-    print_message(f"the run is completed: {result.exit_reason}. To go on, change what ended it")
-    print_table(result)
+    printing.message(f"the run is completed: {result.exit_reason}. To go on, change what ended it")
+    _print_table(result)
 
 
-def print_table(result: Result) -> None:
-    """Prints frames, frames/s, mean return, wall time, status, and the run folder."""
-    drawn = Table(box=box.SIMPLE, show_edge=False)
-    for name in ("frames", "frames/s", "mean return", "wall", "status"):
-        drawn.add_column(name, justify="right", no_wrap=True)
-    drawn.add_row(
-        f"{result.frames:,}",
-        number(result.frames_per_s),
-        number(result.mean_return),
-        clock(result.wall_s),
-        result.status.value,
-        style=_STYLES[result.status],
-    )
-    console = Console(highlight=False)
-    console.print()
-    console.print(drawn)
-    print_line(console, str(result.folder))
+def _print_table(result: Result) -> None:
+    printing.print_run(result.folder.name, result.status, result.as_json(), result.folder)
 
 
 def format_error(error: BaseException) -> str:
@@ -268,8 +248,3 @@ def format_error(error: BaseException) -> str:
         notes = [f"raised in {frames[-1].filename}:{frames[-1].lineno}, in {frames[-1].name}"] if frames else []
     lines = [line for note in notes for line in note.rstrip().splitlines()]
     return "\n".join([text, *(f"  {line}" for line in lines)])
-
-
-def print_message(text: str) -> None:
-    """Prints a message to standard error."""
-    print(f"collectx: {printable(text)}", file=sys.stderr, flush=True)

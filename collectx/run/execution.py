@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from collectx.config.derived import backend_of, is_async
 from collectx.config.schema.run import RunConfig
 from collectx.errors import ConfigError, LauncherError, SpaceError, text_of
-from collectx.run import cores, display, preflight, resumed, snapshot
+from collectx.run import cores, display, preflight, printing, resumed, snapshot
 from collectx.run.events import EventLog
 from collectx.run.files import write_json
 from collectx.run.folder import RunFolder, locked
@@ -78,7 +78,7 @@ def execute(cfg: RunConfig, folder: Path, argv: list[str], launcher: Launcher | 
 def _resume_point(files: RunFolder, cfg: RunConfig) -> ResumePoint | None:
     from collectx.run.checkpointer import resume_point
 
-    return resume_point(files, cfg, display.print_message)
+    return resume_point(files, cfg, printing.message)
 
 
 def _write_result(files: RunFolder, record: Record, signals: Signals) -> Result:
@@ -91,7 +91,7 @@ def _write_result(files: RunFolder, record: Record, signals: Signals) -> Result:
     try:
         write_json(files.result, result.as_json())
     except OSError as error:
-        display.print_message(f"{files.result} could not be written: {error.strerror or error}")
+        printing.message(f"{files.result} could not be written: {error.strerror or error}")
     if record.config_error is None:
         display.print_result(result, record.errors, files.log("trainer"))
     return result

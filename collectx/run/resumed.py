@@ -58,9 +58,9 @@ def begin_submitted(cfg: RunConfig, files: RunFolder, argv: list[str]) -> None:
     prints that an earlier run in the folder begins anew."""
     resumes = cfg.run.resume == "auto" and bool(Checkpoints(files.checkpoints).all())
     if cfg.run.resume == "auto" and files.has_run and not resumes:
-        from collectx.run import display
+        from collectx.run import printing
 
-        display.print_message(f"{files.path} {NO_CHECKPOINT}")
+        printing.message(f"{files.path} {NO_CHECKPOINT}")
     files.begin(keep_run=resumes)
     if not resumes:
         snapshot.write(cfg, files, argv)

@@ -13,10 +13,9 @@ import psutil
 import pytest
 from composing import composed
 
-from collectx.cli import slurm as cli_slurm
-from collectx.cli import watch
-from collectx.cli.run_status import SubmittedRun
 from collectx.errors import ConfigError, LauncherError
+from collectx.jobs import submit, watcher
+from collectx.jobs.status import SubmittedRun
 from collectx.launcher.slurm import array, commands, job, log_watcher, script
 from collectx.launcher.slurm.commands import JobState
 from collectx.launcher.slurm.log_watcher import role_shell
@@ -343,10 +342,10 @@ def test_inside_an_allocation_a_run_is_a_step_of_it(tmp_path, command, monkeypat
     for name, value in {"JOB_ID": "17", "JOB_CPUS_PER_NODE": "4(x2),1", "NTASKS": "1", "STEP_ID": "0"}.items():
         monkeypatch.setenv(f"SLURM_{name}", value)
     for name in ("REFRESH_S", "_MIN_QUERY_S", "_SETTLE_S"):
-        monkeypatch.setattr(watch, name, 0.01)
+        monkeypatch.setattr(watcher, name, 0.01)
     cfg = composed("launcher=slurm collector=multi_async collector.num_workers=8 launcher.srun={mpi:none}")
     results = []
-    assert not cli_slurm.run_jobs([SubmittedRun("run", tmp_path / "run", cfg)], ["run"], None, results)
+    assert not submit.run_jobs([SubmittedRun("run", tmp_path / "run", cfg)], ["run"], None, results)
     assert [each.status for each in results] == ["completed"]
     assert "launcher=slurm inside the allocation of job 17: runs are steps of that job" in capsys.readouterr().err
     count, words, *_ = (tmp_path / "run" / "logs" / "job.log").read_text().splitlines()
@@ -354,4 +353,4 @@ def test_inside_an_allocation_a_run_is_a_step_of_it(tmp_path, command, monkeypat
     assert {"--jobid=17", "--overlap", "--ntasks=9", "--mpi=none"} <= {*words.split()}
     cfg.collector.num_workers = 9
     with pytest.raises(ConfigError, match=r"10 tasks of 1 cores \(10\), and the allocation of job 17 has 9"):
-        cli_slurm.run_jobs([SubmittedRun("run", tmp_path / "other", cfg)], ["run"], None, [])
+        submit.run_jobs([SubmittedRun("run", tmp_path / "other", cfg)], ["run"], None, [])

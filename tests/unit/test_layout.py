@@ -30,6 +30,7 @@ LAYERS = [
     {"collector"},
     {"trainer"},
     {"run"},
+    {"jobs"},
     {"cli", "library"},
 ]
 LEVEL = {name: level for level, row in enumerate(LAYERS) for name in row}

@@ -8,9 +8,10 @@ from types import SimpleNamespace
 import pytest
 
 import collectx.run
-from collectx.cli import status, watch
+from collectx.cli import status
 from collectx.config.schema.run import RunConfig
 from collectx.errors import LauncherError
+from collectx.jobs import watcher
 from collectx.launcher.slurm import commands
 from collectx.run import RunFolder, preflight, snapshot
 
@@ -147,7 +148,7 @@ def queue(monkeypatch: pytest.MonkeyPatch, within: Callable[..., None], tmp_path
     for module in (commands, preflight, status):
         within(module, "shutil", which=lambda name: f"/usr/bin/{name}")
     for name in ("REFRESH_S", "_MIN_QUERY_S", "_SETTLE_S"):
-        monkeypatch.setattr(watch, name, 0)
+        monkeypatch.setattr(watcher, name, 0)
     monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
     monkeypatch.chdir(tmp_path)
     return queue

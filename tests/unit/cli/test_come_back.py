@@ -7,9 +7,10 @@ from contextlib import suppress
 import pytest
 from composing import composed
 
-from collectx.cli import attach, cancel, logs
-from collectx.cli.run_status import SubmittedRun, write_job
+from collectx.cli import cancel, logs, watch
 from collectx.errors import LauncherError
+from collectx.jobs import cancel as jobs_cancel
+from collectx.jobs.status import SubmittedRun, write_job
 from collectx.launcher.slurm import commands
 from collectx.run import RunFolder, snapshot
 
@@ -57,10 +58,10 @@ def test_a_job_is_watched_to_its_end(queue, job, capsys, folder):
         return "7|FAILED||n1\n"
 
     queue.squeue = end
-    assert attach.main([folder]) == 1
+    assert watch.main([folder]) == 1
     del queue.squeue
     queue.write_result(job.path, "completed")
-    assert attach.main([folder]) == 0
+    assert watch.main([folder]) == 0
     assert "512" in capsys.readouterr().out
 
 
@@ -68,8 +69,8 @@ def test_ctrl_c_leaves_a_watched_run(queue, job, capsys, monkeypatch):
     def press(self, view):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(attach.Watcher, "_update", press)
-    assert attach.main(["sweep"]) == 130
+    monkeypatch.setattr(watch.Watcher, "_update", press)
+    assert watch.main(["sweep"]) == 130
     assert "left; job 7 goes on" in capsys.readouterr().err
     assert queue.states == {"7": "RUNNING"}
 
@@ -107,7 +108,7 @@ def test_what_cannot_be_cancelled_is_told_and_the_rest_is_cancelled(queue, array
     other.job_note.unlink()
     other.meta.write_text(json.dumps({"host": "elsewhere"}))
     other.lock.write_text("process 1 on elsewhere\n")
-    monkeypatch.setattr(cancel, "_MARGIN_S", 0.0)
+    monkeypatch.setattr(jobs_cancel, "_MARGIN_S", 0.0)
     monkeypatch.setattr(SubmittedRun, "grace_s", 0.0)
     monkeypatch.setattr(commands, "_run", refuse)
     assert cancel.main(["sweep"]) == 2
@@ -163,7 +164,7 @@ def test_a_dead_run_with_many_batches_is_watched_to_its_end_by_the_last_of_them(
     with open(files.metrics, "w") as file:
         file.write("not read\n" * 1000)
         file.writelines(f"{json.dumps(each)}\n" for each in (*[line | {"long": "-" * 100_000}] * 50, last))
-    assert attach.main(["run"]) == 1
+    assert watch.main(["run"]) == 1
     out, err = capsys.readouterr()
     assert "123,456/" in out
     assert "(77 episodes)" in out
@@ -176,7 +177,7 @@ def test_a_dead_run_with_many_batches_is_watched_to_its_end_by_the_last_of_them(
     [
         (logs.main, ["sweep", "wroker-0"], "did you mean worker-0?"),
         (logs.main, ["sweep", "-x"], "no such flag"),
-        (attach.main, [], "needs one folder"),
+        (watch.main, [], "needs one folder"),
         (cancel.main, ["nowhere"], "neither the folder of a run nor of a sweep"),
     ],
 )

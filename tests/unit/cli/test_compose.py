@@ -37,7 +37,8 @@ def test_every_choice_of_a_group_has_the_type_of_its_kind(index: int):
     chosen = {group: choices(group)[index % len(choices(group))] for group in GROUPS}
     composer = Composer()
     checked = composer.check([f"{group}={name}" for group, name in chosen.items()])
-    cfg, problems = typed(without_hydra(composer.load(checked.overrides)))
+    node = composer.load(checked.overrides)
+    cfg, problems, _ = typed(node, node.hydra)
     # Some choices have keys that the user must set.
     assert [problem for problem in problems if "is not set: give" not in problem] == []
     for group in GROUPS:

@@ -7,7 +7,8 @@ from types import SimpleNamespace
 import pytest
 from composing import composed
 
-from collectx.cli import attach, cancel, logs, status
+from collectx.cli import cancel, logs, status, watch
+from collectx.jobs import cancel as jobs_cancel
 from collectx.run import RunFolder, snapshot
 from collectx.run.files import write_json
 from collectx.run.folder import locked
@@ -30,7 +31,7 @@ def hostile(tmp_path):
     return files
 
 
-@pytest.mark.parametrize("command", [status.main, logs.main, cancel.main, attach.main])
+@pytest.mark.parametrize("command", [status.main, logs.main, cancel.main, watch.main])
 @pytest.mark.parametrize("is_sweep", [False, True])
 def test_no_escape_sequence_of_a_folder_is_printed(hostile, capsys, command, is_sweep):
     folder = hostile.path.parent if is_sweep else hostile.path
@@ -41,7 +42,7 @@ def test_no_escape_sequence_of_a_folder_is_printed(hostile, capsys, command, is_
     printed.encode()
 
 
-@pytest.mark.parametrize("main", [status.main, cancel.main, logs.main, attach.main])
+@pytest.mark.parametrize("main", [status.main, cancel.main, logs.main, watch.main])
 def test_an_empty_name_is_no_folder(hostile, monkeypatch, capsys, main):
     monkeypatch.chdir(hostile.path)
     assert main([""]) == 2
@@ -52,8 +53,8 @@ def test_an_empty_name_is_no_folder(hostile, monkeypatch, capsys, main):
 def signals(monkeypatch):
     """The signals that `collectx cancel` sends, in place of sending them."""
     sent = []
-    monkeypatch.setattr(cancel, "os", SimpleNamespace(kill=lambda *signal: sent.append(signal), getuid=os.getuid))
-    monkeypatch.setattr(cancel, "_wait", lambda runs: True)
+    monkeypatch.setattr(jobs_cancel, "os", SimpleNamespace(kill=lambda *signal: sent.append(signal), getuid=os.getuid))
+    monkeypatch.setattr(jobs_cancel, "_wait", lambda runs: True)
     return sent
 
 
@@ -70,7 +71,7 @@ def test_only_the_process_that_holds_the_lock_is_signalled(hostile, signals, cap
 
 def test_a_process_of_another_user_is_not_signalled(hostile, signals, within, capsys):
     hostile.result.unlink()
-    within(cancel, "os", getuid=lambda: os.getuid() + 1)
+    within(jobs_cancel, "os", getuid=lambda: os.getuid() + 1)
     with locked(hostile, replace=True):
         assert cancel.main([str(hostile.path)]) == 2
     assert not signals

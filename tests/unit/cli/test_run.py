@@ -8,9 +8,10 @@ from hydra.core.config_store import ConfigStore
 from hydra.core.plugins import Plugins
 from hydra.plugins.sweeper import Sweeper
 
-from collectx.cli import completion, main, run, run_status, status
+from collectx.cli import completion, main, run, status
 from collectx.cli import list as listing
 from collectx.errors import ConfigError
+from collectx.jobs import status as jobs_status
 from collectx.run import RunFolder
 
 SWEEP = ["-m", "hydra.sweep.dir=sweep"]
@@ -170,7 +171,7 @@ def test_an_error_without_a_text_is_named(stub, monkeypatch, capsys):
 def test_a_folder_whose_job_has_not_ended_is_refused(queue, stub, capsys):
     words, files = ["hydra.run.dir=here", "run.overwrite=true"], RunFolder("here")
     files.jobs.mkdir(parents=True)
-    run_status.write_job(files, "7")
+    jobs_status.write_job(files, "7")
     queue.states = {"7": "PENDING"}
     assert run.main(words) == 2
     assert "job 7 has not ended: cancel it with scancel 7, or choose another folder" in capsys.readouterr().err
@@ -179,7 +180,7 @@ def test_a_folder_whose_job_has_not_ended_is_refused(queue, stub, capsys):
     assert "job 7 has not ended, as far as is known (" in capsys.readouterr().err
     queue.error, queue.states = "", {"7": "CANCELLED"}
     assert run.main(words) == 0
-    assert run_status.read_job(files) is None  # it tells nothing of the new run
+    assert jobs_status.read_job(files) is None  # it tells nothing of the new run
 
 
 @pytest.mark.parametrize(("command", "offered"), [("reproduce", "--trust\n"), ("run", "\n")])

@@ -12,10 +12,11 @@ import pytest
 from composing import composed
 
 from collectx import DistributedCollector
-from collectx.cli import run, slurm, status, views, watch
-from collectx.cli.run_status import SubmittedRun
+from collectx.cli import run, status
 from collectx.cli.submitit_slurm import translated
 from collectx.errors import ConfigError, LauncherError
+from collectx.jobs import submit, views, watcher
+from collectx.jobs.status import SubmittedRun
 from collectx.run import RunFolder, preflight
 from collectx.run.rendezvous import JobSpec
 
@@ -113,7 +114,7 @@ def start(*lines: str) -> SimpleNamespace:
     lines = [f"launcher=slurm run.overwrite=true {line}" for line in lines]
     runs = [SubmittedRun(f"point{i}", Path(f"point{i}").absolute(), composed(line)) for i, line in enumerate(lines)]
     results = []
-    return SimpleNamespace(is_detached=slurm.run_jobs(runs, ["run"], Path.cwd(), results), results=results)
+    return SimpleNamespace(is_detached=submit.run_jobs(runs, ["run"], Path.cwd(), results), results=results)
 
 
 def test_equal_points_are_one_array_and_a_failed_one_is_shown_with_its_traceback(queue, capsys):
@@ -137,7 +138,7 @@ def test_points_of_a_sweep_run_at_most_so_many_at_a_time_whatever_they_ask_for(q
     after = [line for script in queue.scripts for line in script.splitlines() if "dependency" in line]
     assert after == [f"#SBATCH --dependency=afterany:{job}" for job in (100, 100, 101)]
     # Jobs of an earlier submission of the sweep count too.
-    lanes = slurm.Lanes(2, ["17", "18_1", "19"])
+    lanes = submit.Lanes(2, ["17", "18_1", "19"])
     assert (lanes.before(1), lanes.before(5)) == ({"18_1"}, {"17", "18_1", "19"})
 
 
@@ -148,7 +149,7 @@ def test_a_requeued_job_is_followed_to_its_last_end(queue, monkeypatch):
         queue.states["100"] = next(lives, "COMPLETED")
         queue.write_result(Path("point0"), "completed" if queue.states["100"] == "COMPLETED" else "interrupted")
 
-    monkeypatch.setattr(watch, "time", SimpleNamespace(monotonic=time.monotonic, sleep=next_life))
+    monkeypatch.setattr(watcher, "time", SimpleNamespace(monotonic=time.monotonic, sleep=next_life))
     assert [ended.status for ended in start("launcher.requeue=true seed=2").results] == ["completed"]
 
 
@@ -176,7 +177,7 @@ def test_the_progress_of_a_requeued_job_begins_again(queue, monkeypatch):
 
     queue.is_held = True
     monkeypatch.setattr(views, "Progress", Progress)
-    monkeypatch.setattr(watch, "time", SimpleNamespace(monotonic=time.monotonic, sleep=next_life))
+    monkeypatch.setattr(watcher, "time", SimpleNamespace(monotonic=time.monotonic, sleep=next_life))
     assert [ended.status for ended in start("launcher.requeue=true").results] == ["completed"]
     (_, first_s), (_, second_s) = shown
     assert second_s > first_s
@@ -195,8 +196,8 @@ def test_an_old_result_of_a_requeued_job_is_no_reason_to_ask_at_every_refresh(qu
 
     squeue = queue.squeue
     monkeypatch.setattr(queue, "squeue", lambda command: asked.append(command) or squeue(command))
-    monkeypatch.setattr(watch, "time", SimpleNamespace(monotonic=time.monotonic, sleep=look_on))
-    monkeypatch.setattr(watch, "_MIN_QUERY_S", 3600.0)
+    monkeypatch.setattr(watcher, "time", SimpleNamespace(monotonic=time.monotonic, sleep=look_on))
+    monkeypatch.setattr(watcher, "_MIN_QUERY_S", 3600.0)
     queue.is_held = True
     assert [ended.status for ended in start("launcher.requeue=true").results] == ["completed"]
     assert len(asked) == 3
@@ -254,7 +255,7 @@ def test_an_interruption_cancels_unless_the_user_says_no(queue, monkeypatch, num
             signal.raise_signal(number)
 
     questions = []
-    monkeypatch.setattr(watch, "time", SimpleNamespace(monotonic=time.monotonic, sleep=interrupted))
+    monkeypatch.setattr(watcher, "time", SimpleNamespace(monotonic=time.monotonic, sleep=interrupted))
     monkeypatch.setattr(sys, "stdin", SimpleNamespace(isatty=lambda: True))
     monkeypatch.setattr("builtins.input", lambda question: questions.append(question) or answer)
     done = start("seed=2")
@@ -272,7 +273,7 @@ def test_an_interruption_ends_the_points_that_run_and_those_that_wait(queue, mon
             queue.states["100_1"] = "PENDING"
             signal.raise_signal(number)
 
-    monkeypatch.setattr(watch, "time", SimpleNamespace(monotonic=time.monotonic, sleep=interrupted))
+    monkeypatch.setattr(watcher, "time", SimpleNamespace(monotonic=time.monotonic, sleep=interrupted))
     assert [ended.status for ended in start("seed=2", "seed=2 trainer.gamma=0.5").results] == ["interrupted"] * 2
     assert queue.states == {"100_0": "CANCELLED", "100_1": "CANCELLED"}
     err = capsys.readouterr().err
@@ -293,17 +294,17 @@ def test_a_job_that_does_not_end_is_cancelled_by_the_second_signal_or_after_its_
         for number in itertools.islice(presses, 1):
             signal.raise_signal(number)
 
-    monkeypatch.setattr(watch, "time", SimpleNamespace(monotonic=time.monotonic, sleep=interrupted))
+    monkeypatch.setattr(watcher, "time", SimpleNamespace(monotonic=time.monotonic, sleep=interrupted))
     assert [ended.status for ended in start("seed=2").results] == ["interrupted"]
     assert queue.states == {"100": "CANCELLED"}
 
 
 def test_an_interruption_before_jobs_are_followed_leaves_no_job(queue, monkeypatch):
     def interrupted(*arguments: object) -> None:
-        raise watch.Terminated
+        raise watcher.Terminated
 
     queue.is_held = True
-    monkeypatch.setattr(watch, "Watcher", interrupted)
+    monkeypatch.setattr(submit, "Watcher", interrupted)
     with pytest.raises(KeyboardInterrupt):
         start("seed=0", "seed=1")
     assert queue.states == {"100_0": "CANCELLED", "100_1": "CANCELLED"}

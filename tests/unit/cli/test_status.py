@@ -8,8 +8,9 @@ from contextlib import closing
 
 import pytest
 
-from collectx.cli import run_status, status
+from collectx.cli import status
 from collectx.errors import LauncherError
+from collectx.jobs import status as jobs_status
 from collectx.launcher.slurm import commands
 from collectx.launcher.slurm.commands import JobState
 from collectx.run import RunFolder
@@ -24,7 +25,7 @@ def folder(tmp_path):
     files = RunFolder(tmp_path / "run")
     files.begin()
     files.jobs.mkdir()
-    run_status.write_job(files, "7")
+    jobs_status.write_job(files, "7")
     return files
 
 
@@ -57,35 +58,35 @@ def said(capsys, files: RunFolder) -> tuple[str, str]:
 )
 def test_a_job_without_a_result_is_what_slurm_says(folder, said, word, part, monkeypatch):
     monkeypatch.setattr(commands, "down", lambda nodes: ["n2"])
-    found = run_status.status_of_job(folder, "7", said)
+    found = jobs_status.status_of_job(folder, "7", said)
     assert found.status == word
     assert part in found.detail
     folder.log("job").write_text("Killed\n")
-    forgotten = run_status.status_of_job(folder, "7", {})
+    forgotten = jobs_status.status_of_job(folder, "7", {})
     assert forgotten.status == "failed"
     assert re.match(r"SLURM knows no job 7 any more(?s:.*)job.log ends:\n  Killed", forgotten.detail)
 
 
 def test_a_job_that_waits_because_a_node_was_lost_says_so(folder):
     states = {"7": JobState("PENDING", False, False, "BeginTime")}
-    assert run_status.status_of_job(folder, "7", states).detail == "BeginTime"
+    assert jobs_status.status_of_job(folder, "7", states).detail == "BeginTime"
     with closing(EventLog(folder)) as events:
         events("requeued", reason="n3, the node of worker 1, does not answer")
     reason = "requeued (n3, the node of worker 1, does not answer): BeginTime"
-    assert run_status.status_of_job(folder, "7", states).detail == reason
+    assert jobs_status.status_of_job(folder, "7", states).detail == reason
 
 
 @pytest.mark.parametrize(("state", "advice"), [("TIMEOUT", "launcher.time"), ("PREEMPTED", "launcher.requeue=true")])
 def test_a_run_that_slurm_has_interrupted_says_why(folder, state, advice):
     write_json(folder.result, {"status": "interrupted", "exit_reason": "interrupted by SIGTERM"})
     ended, cancelled = (
-        run_status.status_of_job(folder, "7", {"7": JobState(each, True, True)}) for each in (state, "CANCELLED")
+        jobs_status.status_of_job(folder, "7", {"7": JobState(each, True, True)}) for each in (state, "CANCELLED")
     )
     assert ended.status == cancelled.status == "interrupted"
     assert ended.detail.startswith(f"interrupted by SIGTERM: job 7 ended as {state}: ")
     assert advice in ended.detail
     assert cancelled.detail == "interrupted by SIGTERM"
-    ending = run_status.status_of_job(folder, "7", {"7": JobState("COMPLETING", False, True)})
+    ending = jobs_status.status_of_job(folder, "7", {"7": JobState("COMPLETING", False, True)})
     assert ending.detail == "interrupted by SIGTERM: job 7 is COMPLETING (SLURM ends its processes)"
 
 
@@ -123,7 +124,7 @@ def test_workers_whose_jobs_wait_are_told_with_slurms_reason(queue, tmp_path, ca
     files.meta.write_text(json.dumps({"host": socket.gethostname()}))
     files.worker_jobs.write_text("7_0\n7_1\n7_2\n9_1\n")
     queue.states = {"7_0": "RUNNING", "7_1": "FAILED", "7_2": "PENDING", "9_1": "PENDING"}
-    monkeypatch.setattr(run_status, "is_locked", lambda files: True)
+    monkeypatch.setattr(jobs_status, "is_locked", lambda files: True)
     word, text = said(capsys, files)
     assert word == "running"
     assert f"{tmp_path.name}: worker 2, 1: PENDING (Resources: what it asks for is in use) on n1\n" in text

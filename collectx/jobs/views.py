@@ -12,16 +12,16 @@ from typing import Any, Self
 
 from rich.console import Console
 from rich.live import Live
-from rich.markup import escape
 from rich.status import Status as Spinner
 from rich.table import Table
 
-from collectx.cli.run_status import RunStatus
 from collectx.errors import printable
+from collectx.jobs.status import RunStatus
 from collectx.run import Status
-from collectx.run.display import PLAIN_S, Progress, clock, number, print_line
+from collectx.run.display import PLAIN_S, Progress, clock, number
 from collectx.run.files import JsonLinesTail
 from collectx.run.folder import RunFolder
+from collectx.run.printing import print_line, table
 from collectx.run.statistics import MetricsTail, Sampler
 
 
@@ -162,12 +162,7 @@ class SweepView(View):
             print_line(self._console, f"{counts}; {frames:,} frames")
 
     def _table(self) -> Table:
-        table = Table(box=None, header_style="dim")
-        for name in ("point", "job", "state"):
-            table.add_column(name)
-        for name in ("for", "frames", "frames/s", "return"):
-            table.add_column(name, justify="right")
-        now_s = time.monotonic()
+        rows, now_s = [], time.monotonic()
         for run in self._runs:
             state = str(run.status.status)
             if run.status.status is Status.QUEUED and run.status.detail:
@@ -175,5 +170,6 @@ class SweepView(View):
             elapsed = "" if run.status.has_ended else clock(now_s - run.since_s)
             rate = None if run.status.has_ended else run.sampler.view(now_s).now_per_s
             numbers = (f"{run.statistics.frames:,}", number(rate), number(run.statistics.mean_return))
-            table.add_row(*map(escape, map(printable, (run.name, run.job or "", state))), elapsed, *numbers)
-        return table
+            rows.append((run.name, run.job or "", state, elapsed, *numbers))
+        head = ("point", "job", "state", "for", "frames", "frames/s", "return")
+        return table(rows, head, 3, box=None, header_style="dim")

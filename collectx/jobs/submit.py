@@ -17,20 +17,21 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from collectx.cli import allocation, output, run_status, watch
-from collectx.cli.compose import config_text
-from collectx.cli.run_status import Outcome, SubmittedRun
 from collectx.config.derived import num_tasks_of
 from collectx.config.schema.launcher import SlurmLauncherConfig, SubmititDelayedLauncherConfig
 from collectx.config.schema.run import RunConfig, as_dict
 from collectx.errors import ConfigError, LauncherError
+from collectx.jobs import steps
+from collectx.jobs.status import Outcome, SubmittedRun, query_slurm, read_job, status_of_job, write_job
+from collectx.jobs.watcher import Watcher, terminable
 from collectx.launcher.slurm import commands
 from collectx.launcher.slurm import script as slurm_script
 from collectx.launcher.slurm.requeue import is_requeue_wanted
-from collectx.run import Status
+from collectx.run import Status, printing
 from collectx.run.folder import RunFolder, locked
 from collectx.run.rendezvous import JobSpec
 from collectx.run.resumed import begin_submitted
+from collectx.run.saved_config import config_text
 
 # SLURM's default limit of array tasks (MaxArraySize) is 1001.
 _LARGEST_ARRAY = 1000
@@ -52,7 +53,7 @@ def run_jobs(runs: Sequence[SubmittedRun], argv: Sequence[str], sweep: Path | No
         KeyboardInterrupt: Ctrl-C or SIGTERM before the jobs were watched; submitted jobs are cancelled.
     """
     submitted: dict[Path, str] = {}
-    with watch.terminable():
+    with terminable():
         try:
             return _submit_and_watch(runs, argv, sweep, results, submitted)
         except KeyboardInterrupt:
@@ -72,7 +73,7 @@ def _submit_and_watch(
     results: list[Outcome],
     submitted: dict[Path, str],
 ) -> bool:
-    job = allocation.job()
+    job = steps.job()
     runs = _with_requeue(runs, job is not None)
     unfinished = _unfinished(runs)
     missing = [run for run in runs if run.folder not in unfinished]
@@ -80,7 +81,7 @@ def _submit_and_watch(
         raise ConfigError(problems)
     inside = [run for run in missing if run.cfg.launcher.kind == "slurm"] if job else []
     if job and inside:
-        allocation.run_steps(inside, argv, job, _GRACE_S, results)
+        steps.run_steps(inside, argv, job, _GRACE_S, results)
         if len(inside) == len(runs):
             return False
     try:
@@ -95,13 +96,13 @@ def _submit_and_watch(
         if run.folder in refusals:
             _remove_traces(run)
     for text in dict.fromkeys(refusals.values()):
-        output.note(f"not submitted: {text}")
+        printing.note(f"not submitted: {text}")
     results += [Outcome(Status.FAILED, run.folder) for run in runs if run.folder in refusals]
     running = [run for run in runs if run.folder in jobs]
     watched = [run for run in running if _launcher(run).wait]
     is_detached = len(watched) < len(running)
     if watched:
-        watcher = watch.Watcher([(run, jobs[run.folder]) for run in watched])
+        watcher = Watcher([(run, jobs[run.folder]) for run in watched])
         results += watcher.watch()
         is_detached = is_detached or watcher.is_detached
     if is_detached:
@@ -130,7 +131,7 @@ def _cancel(submitted: dict[Path, str]) -> None:
         if submitted:
             commands.cancel(list(submitted.values()))
     except LauncherError as error:
-        output.error(f"not all of the jobs {', '.join(submitted.values())} were cancelled: {error}")
+        printing.error(f"not all of the jobs {', '.join(submitted.values())} were cancelled: {error}")
 
 
 def _unfinished(runs: Sequence[SubmittedRun]) -> dict[Path, str]:
@@ -139,14 +140,14 @@ def _unfinished(runs: Sequence[SubmittedRun]) -> dict[Path, str]:
     Raises:
         ConfigError: such a job has another configuration, or SLURM does not answer.
     """
-    submitted = {run.folder: job for run in runs if (job := run_status.read_job(RunFolder(run.folder))) is not None}
-    states = run_status.query_slurm(submitted.values()) if submitted else {}
+    submitted = {run.folder: job for run in runs if (job := read_job(RunFolder(run.folder))) is not None}
+    states = query_slurm(submitted.values()) if submitted else {}
     if isinstance(states, LauncherError):
         raise ConfigError([f"cannot tell whether earlier jobs still run: {states}"])
     unfinished = {}
     for run in runs:
         job, files = submitted.get(run.folder), RunFolder(run.folder)
-        if job is None or (status := run_status.status_of_job(files, job, states)).has_ended:
+        if job is None or (status := status_of_job(files, job, states)).has_ended:
             continue
         if not _has_same_config(files, run.cfg):
             raise ConfigError(
@@ -156,9 +157,9 @@ def _unfinished(runs: Sequence[SubmittedRun]) -> dict[Path, str]:
                 ]
             )
         unfinished[run.folder] = job
-        output.say(f"{run.name}: job {job} of an earlier submission is {status.status}")
+        printing.say(f"{run.name}: job {job} of an earlier submission is {status.status}")
         if run.cfg.run.overwrite:
-            output.note(
+            printing.note(
                 f"{run.name}: run.overwrite=true does not replace a job that has not ended: this is the run of job "
                 f"{job}. To replace it: collectx cancel {shlex.quote(str(run.folder))}, then this command again."
             )
@@ -203,7 +204,7 @@ def _submit(
             files = RunFolder(run.folder)
             begin_submitted(run.cfg, files, list(argv))
             JobSpec(run.cfg, tuple(argv)).write(files)
-            run_status.write_job(files, job)
+            write_job(files, job)
             print(f"{run.name}: job {job}, {num_tasks_of(run.cfg)} tasks", flush=True)
         if not _launcher(group[0]).sbatch.get("hold"):
             commands.release(submitted)

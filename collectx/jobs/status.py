@@ -1,6 +1,7 @@
-"""The status of a run, from its folder and, for a job, from SLURM. A run whose process is dead is never "running".
+"""The runs in folders and their status, from the folder and, for a job, from SLURM.
 
-Used by `collectx status`, by a command that watches its jobs, and before a folder is written to.
+A run whose process is dead is never "running". Used by `collectx status`, by what watches and ends runs, and before a
+folder is written to.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 import json
 import socket
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -20,10 +21,14 @@ from collectx.run import Status
 from collectx.run.files import write_json
 from collectx.run.folder import RunFolder, is_locked
 from collectx.run.result import ALL_DELIVERED
+from collectx.run.saved_config import saved_config
+from collectx.run.statistics import MetricsTail
 
 # The states of jobs by their ids, or the error of the command that asks for them.
 JobStates: TypeAlias = Mapping[str, JobState] | LauncherError
 
+# Folders between a folder and the runs below it: outputs, date, sweep, point.
+_MAX_DEPTH = 4
 _NUM_LOG_LINES = 40
 # States of a job that has started, is not running, and has not ended.
 _TRANSITIONS = {
@@ -79,6 +84,32 @@ class SubmittedRun:
         return self.cfg.checkpoint.grace_s + self.cfg.collector.close_timeout_s
 
 
+def submitted(run: RunFolder) -> SubmittedRun:
+    """A run with the configuration that it was begun or resumed with last.
+
+    Raises:
+        ConfigError: the configuration cannot be read.
+    """
+    return SubmittedRun(run.path.name, run.path, saved_config(run))
+
+
+def runs_in(root: Path) -> list[RunFolder]:
+    """Returns `root`, if it is a run folder, otherwise the run folders in it."""
+    if (root / "snapshot").is_dir():
+        return [RunFolder(root)]
+    return [RunFolder(path.parent) for path in sorted(root.glob("*/snapshot"))]
+
+
+def runs_below(root: Path) -> list[Path]:
+    """The run folders at most `_MAX_DEPTH` levels below `root`, or `root` itself."""
+    found, folders = [], [root]
+    for _ in range(_MAX_DEPTH + 1):
+        found += [folder for folder in folders if (folder / "snapshot").is_dir()]
+        inner = (path for folder in folders if folder not in found for path in folder.glob("[!.]*"))
+        folders = [path for path in inner if path.is_dir()]
+    return sorted(found)
+
+
 def write_job(files: RunFolder, job: str) -> None:
     """Records the job that runs in the folder."""
     write_json(files.job_note, {"job": job, "host": socket.gethostname(), "time": time.strftime("%Y-%m-%dT%H:%M:%S%z")})
@@ -100,6 +131,14 @@ def query_slurm(jobs: Iterable[str]) -> JobStates:
         return commands.states(list(jobs))
     except LauncherError as error:
         return error
+
+
+def statuses(runs: Sequence[RunFolder]) -> list[RunStatus]:
+    """The status of each run. Asks SLURM if some are jobs."""
+    jobs = [read_job(run) for run in runs]
+    known = [job for job in jobs if job is not None]
+    states: JobStates = query_slurm(known) if known else {}
+    return [status_of(run, job, states) for run, job in zip(runs, jobs, strict=True)]
 
 
 def status_of_job(files: RunFolder, job: str, states: JobStates) -> RunStatus:
@@ -192,6 +231,21 @@ def status_of_process(files: RunFolder) -> RunStatus:
     if is_locked(files):
         return RunStatus(Status.RUNNING, f"on {host}")
     return _failed(files, "its process has ended without leaving a result")
+
+
+def numbers_of(files: RunFolder) -> dict[str, Any] | None:
+    """The numbers of a run, named as in `result.json`; None before its first batch.
+
+    Raises:
+        DamagedFile: a file cannot be read.
+    """
+    if (result := files.read_result()) is not None:
+        return result
+    numbers = MetricsTail(files.metrics, -1)
+    if not numbers.update():
+        return None
+    names = ("frames", "frames_per_s", "mean_return", "taking_part")
+    return {name: getattr(numbers, name) for name in names}
 
 
 def waiting_workers(files: RunFolder) -> list[str]:

@@ -15,15 +15,15 @@ import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
 
-from collectx.cli import output, watch
-from collectx.cli.run_status import Outcome, SubmittedRun
 from collectx.config.derived import num_tasks_of
 from collectx.config.schema.launcher import SlurmLauncherConfig
 from collectx.errors import ConfigError
+from collectx.jobs.status import Outcome, SubmittedRun
+from collectx.jobs.watcher import Watcher
 from collectx.launcher.slurm import commands
 from collectx.launcher.slurm.commands import JobState
 from collectx.launcher.slurm.log_watcher import role_command
-from collectx.run import Status
+from collectx.run import Status, printing
 from collectx.run.cores import per_node
 from collectx.run.folder import RunFolder
 from collectx.run.rendezvous import JobSpec
@@ -51,13 +51,13 @@ def run_steps(
     """
     if problems := [problem for run in runs for problem in _size_problems(run, job)]:
         raise ConfigError(list(dict.fromkeys(problems)))
-    output.note(
+    printing.note(
         f"launcher=slurm inside the allocation of job {job}: runs are steps of that job, with its partition, time and "
         "nodes, and no job is submitted. To submit one: env -u SLURM_JOB_ID collectx run ..."
     )
     for run in runs:
         step = Step(run, job, list(argv), grace_s)
-        watcher = watch.Watcher([(run, job)], step.states, step.cancel, step.cancel, may_leave=False)
+        watcher = Watcher([(run, job)], step.states, step.cancel, step.cancel, may_leave=False)
         results += watcher.watch()
         step.join()
         if results[-1].status is Status.INTERRUPTED:
@@ -65,7 +65,7 @@ def run_steps(
 
 
 class Step:
-    """One run as a step, started at construction; its states and `cancel` are those of its job for `watch.Watcher`."""
+    """One run as a step, started at construction; its states and `cancel` are those of its job for `Watcher`."""
 
     def __init__(self, run: SubmittedRun, job: str, argv: list[str], grace_s: float):
         launcher, files = run.cfg.launcher, RunFolder(run.folder)

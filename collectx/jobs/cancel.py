@@ -1,0 +1,113 @@
+"""Ends runs, and waits for their end.
+
+A run of this host ends by the first signal of its trainer's process, whose id is in the lock file, a job by SIGINT to
+its tasks, and by scancel where that is not enough. Called by `collectx cancel`.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+
+import psutil
+
+from collectx.errors import ConfigError, LauncherError
+from collectx.jobs.status import query_slurm, read_job, statuses, submitted
+from collectx.launcher.slurm import commands
+from collectx.run import RunFolder, printing
+from collectx.run.folder import holder
+
+_POLL_S = 0.5
+# SLURM's KillWait is 30 s, and its accounting takes a while.
+_MARGIN_S = 60.0
+
+
+def cancel(runs: Sequence[RunFolder], is_now: bool) -> tuple[bool, list[str]]:
+    """Blocks until the runs have ended, or have taken too long; prints how each has ended.
+
+    Args:
+        is_now: ends them at once, without a checkpoint.
+
+    Returns:
+        whether all that could be ended have ended, and the reasons why others could not.
+    """
+    living = [run for run, status in zip(runs, statuses(runs), strict=True) if not status.has_ended]
+    # The jobs of workers whose trainer is gone.
+    orphans = [job for run in runs if run not in living and run.worker_jobs.exists() for job in _worker_jobs(run)]
+    jobs = [job for run in living if (job := read_job(run)) is not None]
+    processes: list[int] = []
+    problems: list[str] = []
+    for run in [run for run in living if read_job(run) is None]:
+        try:
+            processes.append(_process(run))
+        except ConfigError as error:
+            living.remove(run)
+            problems += error.problems
+    if ended := len(runs) - len(living) - len(problems):
+        printing.say(f"{ended} of {len(runs)} runs had ended" if len(runs) > 1 else f"{runs[0].path} had ended")
+    for pid in processes:
+        for _ in range(2 if is_now else 1):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGTERM)
+            time.sleep(_POLL_S)
+    are_orphans_ended = _end(commands.cancel, orphans)
+    _end(commands.cancel if is_now else commands.interrupt, jobs)  # `_wait` sees what is left
+    return _wait(living) and are_orphans_ended, problems
+
+
+def _end(end: Callable[[Sequence[str]], None], jobs: Sequence[str]) -> bool:
+    """Ends jobs by a function of `commands`; returns whether it did not fail, which is printed."""
+    try:
+        if jobs:
+            end(jobs)
+    except LauncherError as error:
+        printing.error(f"not all jobs were cancelled: {error}")
+        return False
+    return True
+
+
+def _wait(runs: Sequence[RunFolder]) -> bool:
+    """Waits until the runs have ended, and cancels the jobs of those that take too long; returns whether all have
+    ended."""
+    grace_s = max((submitted(run).grace_s for run in runs), default=0.0)
+    begin_s, is_cancelled = time.monotonic(), False
+    while runs:
+        known = zip(runs, statuses(runs), strict=True)
+        for run, status in known:
+            if status.has_ended:
+                printing.say(f"{run.path}: {status.status}: {status.detail}".rstrip(": "))
+                runs = [other for other in runs if other is not run]
+        waited_s = time.monotonic() - begin_s
+        if waited_s > grace_s and not is_cancelled:
+            is_cancelled = True
+            _end(commands.cancel, [job for run in runs if (job := read_job(run)) is not None])
+        if runs and waited_s > grace_s + _MARGIN_S:
+            rule = f"{grace_s + _MARGIN_S:g} s (checkpoint.grace_s + collector.close_timeout_s + a minute)"
+            for run in runs:
+                printing.error(f"{run.path} has not ended within {rule}: add --now.")
+            return False
+        time.sleep(_POLL_S if runs else 0)
+    return True
+
+
+def _process(run: RunFolder) -> int:
+    """The id of the trainer's process.
+
+    Raises:
+        ConfigError: it is not a process of this host, or one of another user.
+    """
+    pid, host = holder(run)
+    if pid is None:
+        raise ConfigError([f"{run.path}: no process of this host holds its lock: cancel it on {host}."])
+    if (user := psutil.Process(pid).uids().real) != os.getuid():
+        raise ConfigError([f"{run.path}: process {pid} is one of user {user}: cancel it as that user."])
+    return pid
+
+
+def _worker_jobs(run: RunFolder) -> list[str]:
+    jobs = run.worker_jobs.read_text().split()
+    states = query_slurm(jobs)
+    return [job for job, state in states.items() if not state.is_over] if isinstance(states, dict) else []

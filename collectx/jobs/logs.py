@@ -1,0 +1,72 @@
+"""Prints the logs of a run, and what is added to them until it has ended. Called by `collectx logs`."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from collectx.errors import printable
+from collectx.jobs.status import statuses
+from collectx.run import RunFolder
+
+_POLL_S = 0.25
+# Seconds between two looks for the end of the run, which may ask SLURM.
+_STATUS_S = 2.0
+
+
+def print_logs(run: RunFolder, role: str | None, follows: bool) -> bool:
+    """Prints the log of a role, or of all roles, each line with its role. Returns whether there was a line.
+
+    Args:
+        follows: blocks until the run has ended, and prints what is added.
+    """
+    tails: dict[Path, _Tail] = {}
+    while True:
+        # The status comes first: what the run writes last is printed.
+        has_ended = not follows or statuses([run])[0].has_ended
+        until_s = time.monotonic() + _STATUS_S
+        while True:
+            for path in paths(run, role):
+                tails.setdefault(path, _Tail(path, f"{path.stem} | " if role is None else "")).show(has_ended)
+            if has_ended:
+                return any(tail.has_printed for tail in tails.values())
+            if time.monotonic() > until_s:
+                break
+            time.sleep(_POLL_S)
+
+
+def paths(run: RunFolder, role: str | None = None) -> list[Path]:
+    """The log of a role, which may not exist yet, or all logs of a run."""
+    return sorted(run.logs.glob("*.log")) if role is None else [run.log(role)]
+
+
+class _Tail:
+    """Prints the lines that are added to a file, each after `prefix`."""
+
+    def __init__(self, path: Path, prefix: str):
+        self._path = path
+        self._prefix = prefix
+        self._position = 0
+        self._rest = b""
+        self.has_printed = False
+
+    def show(self, is_last: bool) -> None:
+        """Prints the new complete lines; with `is_last`, also one without an end."""
+        try:
+            with open(self._path, "rb") as file:
+                if file.seek(0, 2) < self._position:
+                    self._position, self._rest = 0, b""
+                file.seek(self._position)
+                text = self._rest + file.read()
+                self._position = file.tell()
+        except FileNotFoundError:
+            return
+        lines = text.split(b"\n")
+        self._rest = b"" if is_last else lines.pop()
+        if lines and not lines[-1]:
+            lines.pop()
+        for line in lines:
+            print(printable(self._prefix + line.decode(errors="replace")))
+        if lines:
+            self.has_printed = True
+            print(end="", flush=True)

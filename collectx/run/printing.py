@@ -1,0 +1,133 @@
+"""Prints messages on standard error, and tables of runs on standard output; on a terminal with colours.
+
+Used at the end of a run, by what watches jobs, and by the command line. Texts may have parts of a folder's content:
+control characters are escaped.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from collectx.errors import DamagedFile, printable
+from collectx.run.folder import RunFolder
+from collectx.run.result import Status
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+COLUMNS = ("point", "status", "frames", "frames/s", "return", "wall_s")
+# The numbers of a run that its row has, as `result.json` names them, and their forms.
+_NUMBERS = {"frames": ",.0f", "frames_per_s": ",.0f", "mean_return": ".1f", "wall_s": ".1f"}
+_STYLES: dict[str, str] = {
+    **{Status.COMPLETED: "green", Status.RUNNING: "green"},
+    **{Status.FAILED: "red", Status.INTERRUPTED: "yellow"},
+}
+
+
+def error(text: str) -> None:
+    """Prints an error to standard error."""
+    print_message(f"collectx: {text}", "bold red")
+
+
+def note(text: str) -> None:
+    """Prints a warning or an information to standard error."""
+    print_message(f"note: {text}", "yellow")
+
+
+def message(text: str) -> None:
+    """Prints what happens to a run to standard error."""
+    print_message(f"collectx: {text}")
+
+
+def print_message(text: str, style: str = "") -> None:
+    """Prints a text to standard error, on a terminal in a style of rich."""
+    if sys.stderr.isatty():
+        from rich.console import Console
+
+        print_line(Console(stderr=True), text, style)
+    else:
+        print(printable(text), file=sys.stderr, flush=True)
+
+
+def say(text: str) -> None:
+    """Prints a text to standard output."""
+    print(printable(text), flush=True)
+
+
+def print_line(console: Console, text: str, style: str = "") -> None:
+    """Prints a text as it is: without markup, highlights, and line breaks that a path could not be copied with."""
+    console.print(printable(text), style=style, soft_wrap=True, markup=False, highlight=False)
+
+
+def cells(name: str, status: str, numbers: Mapping[str, Any] | None) -> tuple[str, ...]:
+    """The row of a run in a table of `COLUMNS`. `numbers` are named as in `result.json`; None: the run has none."""
+    if numbers is None:
+        return (name, status, *[""] * len(_NUMBERS))
+    return (name, status, *(_format(numbers.get(key), form) for key, form in _NUMBERS.items()))
+
+
+def _format(value: Any, form: str) -> str:
+    return format(value, form) if isinstance(value, (int, float)) and not math.isnan(value) else "-"
+
+
+def print_run(name: str, status: str, numbers: Mapping[str, Any], folder: Path) -> None:
+    """Prints the table of one run, and its folder."""
+    print()
+    print_table([cells(name, status, numbers)])
+    say(str(folder))
+
+
+def print_sweep(root: Path, points: Iterable[tuple[str, Path]], statuses: Mapping[Path, Status] | None = None) -> None:
+    """Prints the table of the points (name and run folder) and the sweep's folder. `statuses` are those of run folders
+    without a result; by default "not run"."""
+    rows = []
+    for name, folder in points:
+        try:
+            result = RunFolder(folder).read_result()
+            status = (statuses or {}).get(folder, "not run") if result is None else str(result["status"])
+            rows.append(cells(name, status, result))
+        except DamagedFile:
+            rows.append(cells(name, Status.DAMAGED, None))
+    print()
+    print_table(rows)
+    say(f"sweep folder: {root}")
+
+
+def print_table(rows: Sequence[Sequence[str]], head: Sequence[str] = COLUMNS) -> None:
+    """Prints a table to standard output, without colours and lines where that is no terminal. The first two columns
+    are texts, the second one the status."""
+    if sys.stdout.isatty():
+        from rich import box
+        from rich.console import Console
+
+        Console().print(table(rows, head, 2, box=box.SIMPLE))
+        return
+    rows = [tuple(map(printable, row)) for row in rows]
+    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
+    for texts in (head, *rows):
+        columns = enumerate(zip(texts, widths, strict=True))
+        padded = [text.ljust(width) if index < 2 else text.rjust(width) for index, (text, width) in columns]
+        print("  ".join(padded).rstrip(), flush=True)
+
+
+def table(rows: Iterable[Sequence[str]], head: Sequence[str], num_texts: int, **style: Any) -> Table:
+    """A table of rich.
+
+    Args:
+        num_texts: the number of first columns that are texts; the others are numbers.
+        style: arguments of `rich.table.Table`.
+    """
+    from rich.table import Table
+    from rich.text import Text
+
+    made = Table(**style)
+    for index, title in enumerate(head):
+        made.add_column(title, justify="left" if index < num_texts else "right", overflow="fold")
+    for row in rows:
+        made.add_row(*(Text(printable(text), _STYLES.get(text, "")) for text in row))
+    return made

@@ -240,9 +240,9 @@ def _leave_out_unused(values: dict[str, Any], choices: Mapping[str, Any], overri
     words = [text.lstrip("+~") for text in overrides]
     unused = []
     for group in (group for group in GROUPS if presets and any(word.startswith(f"{group}=") for word in words)):
-        section: Any = values.get(group)
-        kind = KINDS[group].get(section.get("kind")) if isinstance(section, dict) else None
-        if kind is None:
+        section = values.get(group)
+        kind = KINDS[group].get(str(section.get("kind"))) if isinstance(section, dict) else None
+        if not isinstance(section, dict) or kind is None:
             continue
         known = {field.name for field in dataclasses.fields(kind.schema)}
         others = {field.name for schema in schemas(group).values() for field in dataclasses.fields(schema)} - known

@@ -7,6 +7,7 @@ that an override names are composed from the packaged choices.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from collectx.cli.arguments import Arguments, run_subcommand
 from collectx.cli.compose import parsed
 from collectx.cli.overrides import quoted
 from collectx.cli.run import launch
-from collectx.cli.saved import hydra_flags, read_snapshot, snapshot_composer, split_folders
+from collectx.cli.saved import read_snapshot, snapshot_composer, split_folders
 from collectx.config.derived import ASYNC
 from collectx.errors import ConfigError, DamagedFile
 from collectx.jobs.status import Outcome
@@ -50,7 +51,7 @@ def _reproduce(arguments: Arguments, argv: Sequence[str]) -> int:
     folders, overrides = split_folders(arguments)
     if len(folders) != 1:
         return output.usage_error(f"reproduce needs one run folder, got {len(folders)}.\n{_USAGE}")
-    if "multirun" in arguments.flags:
+    if arguments.is_multirun:
         return output.usage_error("reproduce runs one configuration; sweeps are `collectx run -m`.")
     old = RunFolder(folders[0])
     saved = read_snapshot(old, lambda files: resumed.repeatable_config(files)[0])
@@ -95,8 +96,7 @@ def _reproduce(arguments: Arguments, argv: Sequence[str]) -> int:
     if reason is None:
         overrides = (*overrides, f"++collector.order_of={quoted(old.path)}")
     results: list[Outcome] = []
-    # Another file would replace the snapshot.
-    status = launch(composer, Arguments(overrides, hydra_flags(arguments)), argv, results)
+    status = launch(composer, replace(arguments, words=overrides), argv, results)
     # The error of a failed run may repeat after its last batch.
     if not results or not had_digest or status not in ((0, 1) if ended == "failed" else (0,)):
         return status

@@ -6,12 +6,13 @@ The composition starts from the saved configuration, as in `collectx reproduce`.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from collectx.cli import foreign_code, output
 from collectx.cli.arguments import Arguments, run_subcommand
 from collectx.cli.overrides import quoted
 from collectx.cli.run import launch
-from collectx.cli.saved import hydra_flags, read_snapshot, snapshot_composer, split_folders
+from collectx.cli.saved import read_snapshot, snapshot_composer, split_folders
 from collectx.errors import ConfigError
 from collectx.run import RunFolder, resumed
 
@@ -39,7 +40,7 @@ def _resume(arguments: Arguments, argv: Sequence[str]) -> int:
     folders, overrides = split_folders(arguments)
     if len(folders) != 1:
         return output.usage_error(f"resume needs one run folder, got {len(folders)}.\n{_USAGE}")
-    if "multirun" in arguments.flags:
+    if arguments.is_multirun:
         return output.usage_error("resume continues one run: repeat the command of a sweep to continue the sweep.")
     files = RunFolder(folders[0])
     saved = read_snapshot(files, resumed.newest_config)
@@ -58,4 +59,4 @@ def _resume(arguments: Arguments, argv: Sequence[str]) -> int:
     trusted = "trust" in arguments.flags
     foreign_code.check(files, composed.cfg, trusted)
     overrides = (*overrides, f"hydra.run.dir={quoted(files.path)}", "run.resume=auto")
-    return launch(composer, Arguments(overrides, hydra_flags(arguments)), argv, trusted=trusted)
+    return launch(composer, replace(arguments, words=overrides), argv, trusted=trusted)

@@ -95,8 +95,8 @@ def _inform(composer: Composer, checked: Checked, arguments: Arguments) -> int:
     words = sweep.sample(parsed(checked.overrides))
     if words != list(checked.overrides):
         output.note(f"the first point of the sweep: {' '.join(word.lstrip('+') for word in words)}")
-    ignored = ("multirun", "run", "config-dir", "config-name")
-    flags = [text for name, value in arguments.flags.items() if name not in ignored for text in (f"--{name}", value)]
+    passed = (*_INFORMATIVE_FLAGS, "package", "resolve")
+    flags = [text for name, value in arguments.flags.items() if name in passed for text in (f"--{name}", value)]
     # Hydra exits after `--help`.
     with _config_errors(ValueError), suppress(SystemExit), redirect_stdout(io.StringIO()) as printed:
         call_hydra(_ignore, [*words, *filter(None, flags)], composer.config_name, composer.config_dir)

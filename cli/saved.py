@@ -24,11 +24,6 @@ def split_folders(arguments: Arguments) -> tuple[list[str], tuple[str, ...]]:
     return folders, tuple(word for word in arguments.words if word not in folders)
 
 
-def hydra_flags(arguments: Arguments) -> dict[str, str]:
-    """The flags for Hydra, without one that would replace the snapshot."""
-    return {name: value for name, value in arguments.flags.items() if name not in ("config-name", "trust")}
-
-
 def read_snapshot(folder: RunFolder, choose: Callable[[RunFolder], Path]) -> dict[str, Any]:
     """The saved configuration as plain data. `choose` returns its file.
 
@@ -55,9 +50,6 @@ def snapshot_composer(saved: dict[str, Any], overrides: Sequence[str], config_di
         # The override replaces this choice.
         *({group: (saved.get(group) or {}).get("kind", "cpu")} for group in replaced),
         "_self_",
-        {"override hydra/launcher": "points"},
-        {"override hydra/job_logging": "none"},
-        {"override hydra/hydra_logging": "none"},
     ]
     ConfigStore.instance().store(_PRIMARY, content)
     return Composer(config_dir, _PRIMARY)

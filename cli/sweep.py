@@ -115,8 +115,8 @@ def _sweeper_problems(point: Composed) -> list[str]:
         messages.append("sweep.objective is not set: set sweep.objective=mean_return.")
     if isinstance(point.cfg.launcher, SlurmLauncherConfig) and point.cfg.launcher.wait is False:
         messages.append(
-            f"launcher.wait=false: {point.node.hydra.sweeper._target_} chooses values by the results of earlier points, "
-            "which it has to wait for: use launcher.wait=true."
+            f"launcher.wait=false: {point.node.hydra.sweeper._target_} chooses values by the results of earlier "
+            "points: use launcher.wait=true."
         )
     return messages
 

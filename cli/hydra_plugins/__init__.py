@@ -1,5 +1,5 @@
-"""Hydra's plugins of collectx, installed as `hydra_plugins.collectx`, where Hydra looks for plugins. It finds them in an
-installed wheel only, so `register` adds them.
+"""Hydra's plugins of collectx, installed as `hydra_plugins.collectx`, where Hydra looks for plugins. It finds
+them there if a wheel is installed, but not in an editable installation, so `register` adds them.
 
 Every application of Hydra in the environment imports this module: it imports nothing heavy.
 """

@@ -152,7 +152,7 @@ def test_a_reader_that_is_gone_ends_a_run_as_failed_and_a_list_well(stub, monkey
     def gone(*arguments, **keywords):
         raise BrokenPipeError
 
-    monkeypatch.setattr(run.sweep.Sweep, "run", gone)
+    monkeypatch.setattr(run, "call_hydra", gone)
     monkeypatch.setattr(listing, "main", gone)
     monkeypatch.setattr(sys, "stdout", sys.stdout)
     assert [main._status(words.split()) for words in ("run -m seed=0,1", "list")] == [1, 0]
@@ -163,7 +163,7 @@ def test_an_error_without_a_text_is_named(stub, monkeypatch, capsys):
     def fail(*arguments):
         raise PermissionError
 
-    monkeypatch.setattr(run, "_run_one", fail)
+    monkeypatch.setattr(run, "call_hydra", fail)
     assert run.main([]) == 2
     assert "the run folder cannot be made: PermissionError: choose" in capsys.readouterr().err
 

@@ -13,7 +13,6 @@ from composing import composed
 
 from collectx import DistributedCollector
 from collectx.cli import run, status
-from collectx.cli.submitit_slurm import translated
 from collectx.errors import ConfigError, LauncherError
 from collectx.jobs import submit, views, watcher
 from collectx.jobs.status import SubmittedRun
@@ -371,31 +370,6 @@ def files_of(folder: str) -> dict[Path, bytes]:
     """The files of a run or a sweep by their paths, without the lock and the times in a sweep's file."""
     paths = [path for path in Path(folder).rglob("*") if path.name not in ("lock", "multirun.yaml")]
     return {path: path.read_bytes() if path.is_file() else b"" for path in paths}
-
-
-def test_hydras_own_launcher_is_taken_for_launcher_slurm(queue, capsys):
-    theirs = "partition=p timeout_min=30 mem_gb=4 gpus_per_node=1 array_parallelism=1 name=mine tasks_per_node=1"
-    ours = "partition=p time=30 mem=4G gpus=1 max_parallel=1 sbatch.job-name=mine"
-    words = [HYDRAS, "hydra.sweep.dir=sweep", "-m", "seed=0,4", *(f"hydra.launcher.{word}" for word in theirs.split())]
-    assert run.main(words) == 0
-    printed = " ".join(["as launcher=slurm", *(f"launcher.{word}" for word in ours.split())])
-    assert printed in "".join(capsys.readouterr())
-    (script,) = queue.scripts
-    assert missing(script, "partition=p", "array=0-1%1", "job-name=mine") == []
-
-
-@pytest.mark.parametrize(
-    ("words", "part"),
-    [
-        (f"{HYDRAS} hydra.launcher.tasks_per_node=4", "collector.num_workers workers"),
-        (f"{HYDRAS} hydra.launcher.partitoin=p", "did you mean hydra.launcher.partition?"),
-        ("hydra/launcher=submitit_local", "`collectx list launcher`"),
-        (f"{HYDRAS} launcher=submitit", f"launcher=submitit and {HYDRAS} both say"),
-    ],
-)
-def test_what_hydras_own_launcher_cannot_mean_is_refused(words, part):
-    (problem,) = translated(words.split())[1]
-    assert part in problem
 
 
 def test_a_collector_without_the_jobs_of_its_launcher_says_how_to_get_them():

@@ -132,6 +132,7 @@ def call_hydra(
         SystemExit: after what `--help` prints.
     """
     import hydra
+
     from hydra_plugins import collectx as plugins
 
     plugins.register(config_dir)

@@ -22,7 +22,6 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 from hydra.types import RunMode
-from hydra_plugins import collectx as plugins
 from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 
@@ -31,10 +30,15 @@ from collectx.cli.overrides import Checked, check
 from collectx.config.check import UNSET, Unresolved
 from collectx.config.check import check as check_config
 from collectx.config.registry import GROUPS, KINDS, schemas
-from collectx.config.schema.fields import incomplete
+from collectx.config.schema.fields import Unset, incomplete
+from collectx.config.schema.launcher import SlurmResources
 from collectx.config.schema.run import RunConfig
 from collectx.errors import ConfigError
 from collectx.run import preflight
+from hydra_plugins import collectx as plugins
+
+# The name of the packaged file that composition starts from.
+_PACKAGED = "config"
 
 
 def compose(overrides: Sequence[str] = (), config_dir: str | os.PathLike[str] | None = None) -> RunConfig:
@@ -81,7 +85,7 @@ class Composer:
         config_dir: the user's folder.
     """
 
-    def __init__(self, config_dir: str | os.PathLike[str] | None = None, config_name: str = "config"):
+    def __init__(self, config_dir: str | os.PathLike[str] | None = None, config_name: str = _PACKAGED):
         if config_dir is not None and not os.path.isdir(config_dir):
             raise ConfigError([f"--config-dir {config_dir}: no such folder."])
         self.config_dir = config_dir
@@ -92,7 +96,9 @@ class Composer:
     def choices(self, overrides: Sequence[str]) -> dict[str, list[str]]:
         """The choices of every group by its name; with overrides, also those of `hydra.searchpath`."""
         options: Any = self._loader.get_group_options
-        where = {"config_name": self.config_name, "overrides": [*overrides]}
+        # Hydra reads the primary file for each call; the packaged one has no search path.
+        has_search_path = overrides or self.config_name != _PACKAGED
+        where = {"config_name": self.config_name, "overrides": [*overrides]} if has_search_path else {}
         return {
             group: [name for name in options(group, **where) if not name.startswith("_")]
             for group in options("", ObjectType.GROUP, **where)
@@ -161,14 +167,42 @@ def _config_errors() -> Iterator[None]:
     try:
         yield
     except (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError) as error:
-        raise ConfigError([str(error).strip()]) from error
+        text = str(error).strip()
+        if "'hydra.launcher." in text:
+            key = text.partition("'hydra.launcher.")[2].partition("'")[0]
+            text = (
+                f"hydra.launcher.{key}: the chosen hydra/launcher has no such key. For jobs of collectx: "
+                f"launcher=slurm launcher.{key}=VALUE; for those of submitit: -m hydra/launcher=submitit_slurm."
+            )
+        raise ConfigError([text]) from error
 
 
 def examine(node: DictConfig, broken: Collection[str] = ()) -> Composed:
     """Checks a composed configuration, with Hydra's part: types, rules and the arguments of user code."""
     with _resolving_hydra(node):
         cfg, problems, note = typed(node, node.hydra, broken)
-    return Composed(node, cfg, [*problems, *preflight.rule_problems(cfg), *signatures.problems(cfg)], note)
+    problems = [*_with_hydras_keys(problems, node.hydra), *preflight.rule_problems(cfg), *signatures.problems(cfg)]
+    return Composed(node, cfg, [*problems, *_launcher_conflicts(node.hydra, cfg)], note)
+
+
+def _with_hydras_keys(problems: Sequence[str], hydra: DictConfig) -> Iterator[str]:
+    """Problems about keys of `launcher` name the same key of Hydra's launcher, if it has it."""
+    for problem in problems:
+        key = problem.partition(":")[0].partition("=")[0].removeprefix("launcher.")
+        if problem.startswith("launcher.") and "no such key" in problem and key in hydra.launcher:
+            problem += f" hydra/launcher={hydra.runtime.choices['hydra/launcher']} has hydra.launcher.{key}."
+        yield problem
+
+
+def _launcher_conflicts(hydra: DictConfig, cfg: RunConfig) -> list[str]:
+    """The problem that a launcher of Hydra's submits jobs, and so does that of the run."""
+    theirs = hydra.runtime.choices["hydra/launcher"]
+    with suppress(Unset):
+        if ".hydra_submitit_launcher." in hydra.launcher._target_ and isinstance(cfg.launcher, SlurmResources):
+            return [
+                f"hydra/launcher={theirs} and launcher={cfg.launcher.kind} both say where jobs run: use one of them."
+            ]
+    return []
 
 
 @contextmanager
@@ -273,4 +307,5 @@ def _plain(node: DictConfig, key: str) -> Any:
             return OmegaConf.to_container(value, resolve=True)
         return value
     except OmegaConfBaseException as error:
-        return Unresolved(str(error).splitlines()[0])
+        where = "" if error.full_key in (None, "", node._get_full_key(key)) else f" ({error.full_key})"
+        return Unresolved(f"{str(error).splitlines()[0]}{where}")

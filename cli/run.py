@@ -34,7 +34,7 @@ from collectx.run.folder import locked
 from collectx.run.result import Result
 
 # Flags with which Hydra prints information instead of running; the configuration may be incomplete.
-_INFORMATIVE_FLAGS = ("help", "hydra-help", "cfg", "info", "version")
+_INFORMATIVE_FLAGS = ("help", "hydra-help", "cfg", "info", "version", "resolve")
 
 
 def main(argv: Sequence[str]) -> int:
@@ -95,11 +95,16 @@ def _inform(composer: Composer, checked: Checked, arguments: Arguments) -> int:
     words = sweep.sample(parsed(checked.overrides))
     if words != list(checked.overrides):
         output.note(f"the first point of the sweep: {' '.join(word.lstrip('+') for word in words)}")
-    passed = (*_INFORMATIVE_FLAGS, "package", "resolve")
+    passed = (*_INFORMATIVE_FLAGS, "package")
     flags = [text for name, value in arguments.flags.items() if name in passed for text in (f"--{name}", value)]
-    # Hydra exits after `--help`.
-    with _config_errors(ValueError), suppress(SystemExit), redirect_stdout(io.StringIO()) as printed:
-        call_hydra(_ignore, [*words, *filter(None, flags)], composer.config_name, composer.config_dir)
+    try:
+        # Hydra exits after `--help`.
+        with _config_errors(ValueError), suppress(SystemExit), redirect_stdout(io.StringIO()) as printed:
+            call_hydra(_ignore, [*words, *filter(None, flags)], composer.config_name, composer.config_dir)
+    except ConfigError as error:
+        # Of a value that refers to nothing, Hydra does not say the key.
+        named = [text for text in composer.examine(words).problems if text.endswith(error.problems[0])]
+        raise ConfigError(named or error.problems) from error
     text = printed.getvalue()
     # Files with a leading underscore are bases of others, not choices.
     print(re.sub(r"(?m)^(\w+: .*?)\b_\w+, ", r"\1", text) if "help" in arguments.flags else text, end="")
@@ -145,7 +150,8 @@ def _run(composer: Composer, checked: Checked, run: Composed, task: Task, truste
 def _sweep(composer: Composer, checked: Checked, prepared: sweep.Sweep, task: Task, is_multirun: bool) -> bool:
     """Blocks until all points have ended, and prints their table; returns whether all have run."""
     task.checked = prepared.points
-    words = [*checked.overrides, f"hydra.sweep.dir={quoted(prepared.folder)}", *(["--multirun"] if is_multirun else [])]
+    mode = ["hydra.mode=MULTIRUN"] if is_multirun else []
+    words = [*checked.overrides, *mode, f"hydra.sweep.dir={quoted(prepared.folder)}"]
     root, is_complete = Path(prepared.folder), True
     try:
         call_hydra(task, words, composer.config_name, composer.config_dir)

@@ -104,7 +104,7 @@ def prepare(
         raise ConfigError(problems)
     for text in dict.fromkeys(point.note for point in points if point.note):
         output.note(text)
-    by_words = dict(zip(map(tuple, combinations), points, strict=True)) if is_basic else {}
+    by_words = dict(zip(map(last_of_each_key, combinations), points, strict=True)) if is_basic else {}
     return Sweep(folder_of(master, "hydra.sweep.dir"), by_words)
 
 
@@ -134,6 +134,12 @@ def product(overrides: Sequence[Override]) -> list[list[str]]:
         texts = override.sweep_string_iterator() if swept else [override.get_value_element_as_str()]
         values[key] = [f"{key}={text}" for text in texts]
     return [[*point] for point in itertools.product(*values.values())]
+
+
+def last_of_each_key(words: Sequence[str]) -> tuple[str, ...]:
+    """The overrides of a point without those that a later one replaces: with the same key in `hydra.sweeper.params` and
+    on the command line, which has `++` before it, Hydra's basic sweeper passes both."""
+    return tuple({word.lstrip("+").partition("=")[0]: word for word in words}.values())
 
 
 def sample(overrides: Sequence[Override]) -> list[str]:
@@ -199,10 +205,11 @@ class PointRunner:
         task = self._task
         # The names must also differ from those of points that come later.
         fixed = None if self._is_enumerated else set(overrides_of(self._master.hydra))
+        if self._is_enumerated:
+            overrides = list(dict.fromkeys(map(last_of_each_key, overrides)))
         done = completed(self._folder)
-        points = [
-            self._point(words, name, done) for words, name in zip(overrides, names(overrides, fixed), strict=True)
-        ]
+        named = zip(overrides, names(overrides, fixed), strict=True)
+        points = [self._point(words, name, done) for words, name in named]
         num_done = sum(point.job is not None and not point.composed.problems for point in points)
         print(f"sweep: {len(points)} points, {num_done} of them done already")
         jobs: list[SubmittedRun] = []
@@ -223,7 +230,7 @@ class PointRunner:
         """Composes and checks a point, unless the command has, and chooses its folder: that of an earlier attempt if it
         was completed; otherwise one of its name, or of its name with a number, if another configuration has that folder
         already."""
-        composed = self._task.checked.get(tuple(words))
+        composed = self._task.checked.get(last_of_each_key(words))
         if composed is None:
             composed = examine(self._context.config_loader.load_sweep_config(self._master, list(words)))
         root, folders = self._folder.absolute(), self._task.points

@@ -32,7 +32,7 @@ import psutil
 from collectx.config.schema.run import RunConfig
 from collectx.errors import LauncherError
 from collectx.launcher.base import Launcher
-from collectx.launcher.script import not_imported_if_unguarded
+from collectx.launcher.script import usable_preparation
 from collectx.transport.stacks import write_on_signal
 
 # Modules that the fork server imports when it starts.
@@ -211,7 +211,7 @@ class LocalLauncher(Launcher):
 
         def start() -> None:
             try:
-                with not_imported_if_unguarded():
+                with usable_preparation():
                     process.start()
             except BaseException as error:
                 ended.put(error)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import multiprocessing
 import sys
 import threading
 from collections.abc import Iterator
@@ -34,18 +35,22 @@ def is_guarded() -> bool:
 
 
 @contextmanager
-def not_imported_if_unguarded() -> Iterator[None]:
-    """Processes that are started within this block do not import the script, unless it is guarded."""
-    if is_guarded():
+def usable_preparation() -> Iterator[None]:
+    """Processes that are started within this block do not import the script, unless it is guarded, and do not get the
+    start method of joblib's processes, which only joblib knows."""
+    left_out: tuple[str, ...] = () if is_guarded() else ("init_main_from_name", "init_main_from_path")
+    if multiprocessing.get_start_method(allow_none=True) not in (None, *multiprocessing.get_all_start_methods()):
+        left_out += ("start_method",)
+    if not left_out:
         yield
         return
     with _replacing:
         describe = spawn.get_preparation_data
 
-        def without_script(name: str) -> dict[str, Any]:
-            return {key: value for key, value in describe(name).items() if not key.startswith("init_main_from")}
+        def without(name: str) -> dict[str, Any]:
+            return {key: value for key, value in describe(name).items() if key not in left_out}
 
-        spawn.get_preparation_data = without_script
+        spawn.get_preparation_data = without
         try:
             yield
         finally:

@@ -103,7 +103,7 @@ def _inform(composer: Composer, checked: Checked, arguments: Arguments) -> int:
             call_hydra(_ignore, [*words, *filter(None, flags)], composer.config_name, composer.config_dir)
     except ConfigError as error:
         # Of a value that refers to nothing, Hydra does not say the key.
-        named = [text for text in composer.examine(words).problems if text.endswith(error.problems[0])]
+        named = [text for text in composer.examine(words).problems if error.problems[0] in text]
         raise ConfigError(named or error.problems) from error
     text = printed.getvalue()
     # Files with a leading underscore are bases of others, not choices.

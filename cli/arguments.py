@@ -123,7 +123,11 @@ def one_group(words: Sequence[str], subcommand: str, groups: Iterable[str]) -> s
 
 
 def call_hydra(
-    task: Callable[..., Any], words: Sequence[str], config_name: str = "config", config_dir: str | None = None
+    task: Callable[..., Any],
+    words: Sequence[str],
+    config_name: str = "config",
+    config_dir: str | os.PathLike[str] | None = None,
+    program: str = "collectx run",
 ) -> None:
     """Calls `hydra.main` with a task function and a command line whose overrides come first.
 
@@ -137,7 +141,7 @@ def call_hydra(
 
     plugins.register(config_dir)
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")
-    old_argv, sys.argv = sys.argv, ["collectx run", *words]
+    old_argv, sys.argv = sys.argv, [program, *words]
     try:
         hydra.main(version_base=plugins.VERSION_BASE, config_path="pkg://collectx.conf", config_name=config_name)(
             task

@@ -1,4 +1,5 @@
-"""Bash completion: `eval "$(collectx -sc install=bash)"`, then `collectx run env=<TAB>`.
+"""Completion for bash, zsh and fish by Hydra's plugins: `eval "$(collectx -sc install=bash)"`, then `collectx run
+env=<TAB>`.
 
 Hydra completes groups, choices and keys; the subcommand is completed here and hidden from Hydra.
 """
@@ -14,49 +15,49 @@ from collections.abc import Iterable, Sequence
 from collectx.cli import arguments
 from collectx.config.registry import GROUPS
 
+# Flags of subcommands beside Hydra's.
+_FLAGS = {"cancel": ["--now"], "logs": ["--follow"], "list": ["--verbose"], "reproduce": ["--trust"], "resume": ["--trust"]}
+
 
 def main(argv: Sequence[str], subcommands: Iterable[str]) -> int:
-    """Answers `install=bash`, `uninstall=bash` and `query=bash` (with COMP_LINE in the environment)."""
-    if list(argv) == ["query=bash"]:
-        return _query(os.environ.get("COMP_LINE", ""), subcommands)
-    _complete_with_hydra(argv, [])
+    """Answers `install=SHELL`, `uninstall=SHELL` and `query=SHELL` (with COMP_LINE in the environment)."""
+    command, _, shell = " ".join(argv).partition("=")
+    if command != "query":
+        # Hydra puts the name of the program into the function that it installs.
+        arguments.call_hydra(_ignore, ["-sc", *argv], program="collectx")
+        return 0
+    print(("\n" if shell == "fish" else " ").join(_candidates(os.environ.get("COMP_LINE", ""), subcommands)))
     return 0
 
 
-def _query(line: str, subcommands: Iterable[str]) -> int:
+def _ignore(node: object) -> None:
+    """A task for what runs nothing."""
+
+
+def _candidates(line: str, subcommands: Iterable[str]) -> list[str]:
     words = line.split()
-    starts_new = line.endswith(" ")
-    if len(words) + starts_new <= 2:
-        begun = words[1] if len(words) > 1 else ""
-        print(" ".join(name for name in subcommands if name.startswith(begun)))
-        return 0
-    if words[1] == "schema":
-        print(" ".join(GROUPS))
-        return 0
-    if words[1] == "list":
+    last = words.pop() if line[-1:] not in ("", " ") else ""
+    if len(words) < 2:
+        return [name for name in subcommands if name.startswith(last)]
+    subcommand = words[1]
+    if last.startswith("-"):
+        hydras = arguments.names() if subcommand in ("run", "reproduce", "resume") else []
+        return [flag for flag in (*hydras, *_FLAGS.get(subcommand, ())) if flag.startswith(last)]
+    if subcommand == "schema":
+        return list(GROUPS)
+    if subcommand == "list":
         from collectx.cli.compose import Composer
 
-        print(" ".join(Composer(_config_dir(line)).groups))
-        return 0
-    last = "" if starts_new else words[-1]
-    own = {"cancel": ["--now"], "logs": ["--follow"]}.get(words[1])
-    if own is not None and last.startswith("-"):
-        print(" ".join(flag for flag in own if flag.startswith(last)))
-    if words[1] not in ("run", "reproduce", "resume"):
-        return 0
-    if last.startswith("-"):
-        switches = ["trust"] if words[1] != "run" else []
-        print(" ".join(flag for flag in arguments.names(switches) if flag.startswith(last)))
-        return 0
-    # Hydra completes the last word of a command line without subcommand.
-    os.environ["COMP_LINE"] = f"{words[0]} {last}"
-    config_dir = _config_dir(line)
-    completions = io.StringIO()
-    with contextlib.redirect_stdout(completions):
-        _complete_with_hydra(["query=bash"], ["--config-dir", config_dir] if config_dir else [])
+        return list(Composer(_config_dir(line)).groups)
+    if subcommand not in ("run", "reproduce", "resume"):
+        return []
+    # Hydra completes the last word of a command line without subcommand, with the keys of the chosen groups.
+    chosen = [word for word in words[2:] if word.partition("=")[0] in (*GROUPS, "experiment") and "," not in word]
+    os.environ["COMP_LINE"] = " ".join(["collectx", *chosen, last])
+    with contextlib.redirect_stdout(io.StringIO()) as completions:
+        arguments.call_hydra(_ignore, ["-sc", "query=bash"], config_dir=_config_dir(line), program="collectx")
     # Files with a leading underscore are bases of others, not choices.
-    print(" ".join(word for word in completions.getvalue().split() if "=_" not in word))
-    return 0
+    return [word for word in completions.getvalue().split() if "=_" not in word]
 
 
 def _config_dir(line: str) -> str | None:
@@ -74,8 +75,3 @@ def _config_dir(line: str) -> str | None:
             continue
         return folder if os.path.isdir(folder) else None
     return None
-
-
-def _complete_with_hydra(overrides: Sequence[str], flags: Sequence[str]) -> None:
-    # Hydra puts the name of the program into the function that it installs.
-    arguments.call_hydra(["collectx", "-sc", *overrides, *flags])

@@ -30,7 +30,8 @@ collectx: reinforcement-learning experience collection from one YAML-driven comm
 {subcommands}
 
 collectx SUBCOMMAND --help says more. collectx --version prints the version.
-Bash completion: eval "$(collectx -sc install=bash)"
+Completion: eval "$(collectx -sc install=bash)"; zsh: autoload -Uz bashcompinit; bashcompinit, then the same; fish:
+collectx -sc install=fish | source
 
 Examples:
   collectx run                                     PPO on CartPole-v1 with two workers

@@ -157,10 +157,10 @@ def _sweep(composer: Composer, checked: Checked, prepared: sweep.Sweep, task: Ta
         call_hydra(task, words, composer.config_name, composer.config_dir)
     except Stopped:
         pass  # the outcomes say so
-    except (BrokenPipeError, ConfigError):
+    except BrokenPipeError:
         raise
     except Exception as error:
-        if not task.points and not sweep.found(root):
+        if not task.outcomes and (prepared.is_ours or not sweep.found(root)):
             with _config_errors():
                 raise
         is_complete = False
@@ -168,7 +168,7 @@ def _sweep(composer: Composer, checked: Checked, prepared: sweep.Sweep, task: Ta
         output.error(text if isinstance(error, (HydraException, CollectxError)) else f"{type(error).__name__}: {text}")
     finally:
         points = task.points
-        if not points:
+        if not prepared.is_ours:
             points = sweep.found(root)
             known = {run.folder for run in task.outcomes}
             task.outcomes += [outcome for outcome in map(_outcome, points) if outcome.folder not in known]

@@ -49,10 +49,12 @@ class Sweep:
 
     Attributes:
         folder: the sweep's folder.
+        is_ours: whether `hydra/launcher=collectx` runs the points.
         points: the points by their overrides; empty where the sweeper chooses them by the results of others.
     """
 
     folder: str
+    is_ours: bool
     points: dict[tuple[str, ...], Composed]
 
 
@@ -105,7 +107,8 @@ def prepare(
     for text in dict.fromkeys(point.note for point in points if point.note):
         output.note(text)
     by_words = dict(zip(map(last_of_each_key, combinations), points, strict=True)) if is_basic else {}
-    return Sweep(folder_of(master, "hydra.sweep.dir"), by_words)
+    is_ours = master.hydra.launcher._target_.startswith("hydra_plugins.collectx.")
+    return Sweep(folder_of(master, "hydra.sweep.dir"), is_ours, by_words)
 
 
 def _sweeper_problems(point: Composed) -> list[str]:

@@ -1,0 +1,110 @@
+"""Hydra's other launchers and sweepers, as their users type them, and completion by real shells."""
+
+import os
+import pty
+import select
+import shutil
+import subprocess
+import time
+
+import pytest
+from commands import collectx, environment, result
+
+from collectx.run import RunFolder
+
+TINY = ["debug=tiny", "trainer=meter"]
+
+
+@pytest.mark.parametrize("launcher", ["basic", "joblib", "submitit_local"])
+def test_points_run_by_a_launcher_of_hydra(tmp_path, launcher):
+    done = collectx("run", "-m", f"hydra/launcher={launcher}", "seed=0,1", *TINY, cwd=tmp_path)
+    text, _, folder = done.stdout.rstrip().rpartition("\nsweep folder: ")
+    rows = [line.split()[:3] for line in text.rpartition("\n\n")[2].splitlines()[1:]]
+    assert rows == [["seed=0", "completed", "128"], ["seed=1", "completed", "128"]]
+    for name in "01":
+        files = RunFolder(tmp_path / folder / name)
+        assert (files.hydra / "overrides.yaml").exists()
+        assert result(files.path)["status"] == "completed"
+    assert collectx("status", folder, cwd=tmp_path).stdout.count(" completed ") == 2
+
+
+def test_a_point_that_fails_ends_a_sweep_as_its_launcher_wants_it(tmp_path):
+    (tmp_path / "broken.py").write_text("def make(**keywords):\n    raise OSError('no such device')\n")
+    words = ["env=gym", "env.entry_point=broken:make", "env.id=null", *TINY, "hydra.sweep.dir=s"]
+    done = collectx("run", "-m", "hydra/launcher=basic", "seed=0,1", *words, cwd=tmp_path, status=1)
+    assert "no such device" in done.stderr
+    assert "failed" in done.stdout
+
+
+@pytest.mark.parametrize("launcher", ["collectx", "basic"])
+def test_optuna_maximises_the_objective(tmp_path, launcher):
+    space = [
+        "hydra/sweeper=optuna",
+        "hydra.sweeper.direction=maximize",
+        "hydra.sweeper.n_trials=3",
+        "hydra.sweeper.n_jobs=1",
+    ]
+    words = [*space, f"hydra/launcher={launcher}", "sweep.objective=frames", "collector.total_frames=choice(128,192)"]
+    collectx("run", "-m", *words, *TINY, "launcher=inline", "hydra.sweep.dir=s", cwd=tmp_path)
+    best = (tmp_path / "s" / "optimization_results.yaml").read_text()
+    frames = [result(path.parent)["frames"] for path in (tmp_path / "s").glob("*/result.json")]
+    assert f"best_value: {float(max(frames))}" in best
+
+
+def test_a_module_of_python_is_the_command(tmp_path):
+    words = [shutil.which("python", path=environment()["PATH"]), "-m", "collectx", "--version"]
+    done = subprocess.run(words, cwd=tmp_path, env=environment(), capture_output=True, text=True, check=True)
+    assert done.stdout == collectx("--version", cwd=tmp_path).stdout
+
+
+# How a user of the shell turns completion on.
+SHELLS = {
+    "bash": ("bash --norc -i", 'eval "$(collectx -sc install=bash)"'),
+    "zsh": (
+        "zsh -f -i",
+        'autoload -Uz compinit bashcompinit; compinit -u; bashcompinit; eval "$(collectx -sc install=bash)"',
+    ),
+    "fish": ("fish --no-config -i", "collectx -sc install=fish | source"),
+}
+
+
+class Terminal:
+    """A shell in a pseudo-terminal."""
+
+    def __init__(self, command: str, **environ: str):
+        self.text = ""
+        self._pid, self._end = pty.fork()
+        if not self._pid:
+            words = command.split()
+            os.execvpe(words[0], words, environ)
+
+    def type(self, text: str, until: str) -> None:
+        """Types `text`, and waits until the terminal shows `until` after it."""
+        begin = len(self.text)
+        os.write(self._end, text.encode())
+        deadline = time.monotonic() + 60
+        while until not in self.text[begin:]:
+            assert time.monotonic() < deadline, self.text
+            if select.select([self._end], [], [], 0.1)[0]:
+                self.text += os.read(self._end, 65536).decode(errors="replace")
+
+    def close(self) -> None:
+        os.close(self._end)
+        os.waitpid(self._pid, 0)
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_a_shell_completes_choices_and_keys(tmp_path, shell):
+    if shutil.which(shell) is None:
+        if os.geteuid():
+            pytest.skip(f"{shell} is not installed, and only root can install it")
+        install = f"apt-get -o DPkg::Lock::Timeout=120 install --yes --no-install-recommends {shell}"
+        subprocess.run(["bash", "-c", f"{install} || (apt-get update && {install})"], check=True, capture_output=True)
+    command, setup = SHELLS[shell]
+    terminal = Terminal(command, **environment(HOME=str(tmp_path), TERM="xterm", PS1="$ "))
+    try:
+        terminal.type(f"{setup}; echo re''ady\n", "ready")
+        terminal.type("collectx run env=cart\t", "env=cartpole")
+        terminal.type(" trainer=meter trainer.dig\t", "trainer.digest=")
+    finally:
+        terminal.close()

@@ -1,4 +1,6 @@
-"""Raises SIGINT, SIGTERM and SIGHUP as one exception in the main thread, and protects blocks that must finish.
+"""Raises SIGINT, SIGTERM and SIGHUP as one exception in the main thread, and protects blocks that must finish. SIGUSR1
+and SIGUSR2 ask for a checkpoint; where the process had a handler for one of them before, as that of submitit, which
+requeues its job, the signal ends the run like the first three, and the handler is called after the end.
 
     running      the first signal raises `Stopped` in the main thread; the second is only counted, so that closing
                  continues; the third raises a second time, for a user who does not want to wait
@@ -67,6 +69,8 @@ class Signals:
         self._note: Callable[[], None] = lambda: None
         self._threads: list[threading.Thread] = []
         self.is_checkpoint_requested = False
+        # The signal whose earlier handler is to be called at the end.
+        self._requeue_signal: int | None = None
         self._terminals = [descriptor for descriptor in (1, 2) if os.isatty(descriptor)]
 
     def __enter__(self) -> Self:
@@ -75,8 +79,9 @@ class Signals:
                 if signal.getsignal(signum) is not signal.SIG_IGN:
                     self._old_handlers[signum] = signal.signal(signum, self._handle)
             for signum in _REQUESTS:
-                if signal.getsignal(signum) in (signal.SIG_DFL, signal.SIG_IGN):
-                    self._old_handlers[signum] = signal.signal(signum, self._request_checkpoint)
+                is_free = signal.getsignal(signum) in (signal.SIG_DFL, signal.SIG_IGN)
+                handler = self._request_checkpoint if is_free else self._stop_for_requeue
+                self._old_handlers[signum] = signal.signal(signum, handler)
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -85,7 +90,10 @@ class Signals:
             thread.join(_NOTE_S)
         for signum, handler in self._old_handlers.items():
             signal.signal(signum, handler)
+        requeue = self._old_handlers.get(self._requeue_signal or 0)
         self._old_handlers.clear()
+        if callable(requeue):
+            requeue(self._requeue_signal, None)
 
     @contextmanager
     def ignored_by_children(self) -> Iterator[None]:
@@ -138,8 +146,9 @@ class Signals:
 
     def _handle(self, signum: int, frame: FrameType | None) -> None:
         if os.getpid() != self._pid:
-            # A process that an env or a trainer has forked: `terminate()` must end it.
-            signal.signal(signum, self._old_handlers.get(signum, signal.SIG_DFL))
+            # A process that an env or a trainer has forked: `terminate()` must end it, and it has no job to requeue.
+            old = self._old_handlers.get(signum, signal.SIG_DFL)
+            signal.signal(signum, signal.SIG_IGN if signum in _REQUESTS else old)
             os.kill(os.getpid(), signum)
             return
         self._count += 1
@@ -163,6 +172,13 @@ class Signals:
                 self._is_pending = True
                 return
             raise Stopped(signum)
+
+    def _stop_for_requeue(self, signum: int, frame: FrameType | None) -> None:
+        is_ending = self._count > 0 and self._requeue_signal is None
+        if os.getpid() == self._pid:
+            self._requeue_signal = signum
+        if not is_ending:  # by another signal, after which this one is no reason to hurry
+            self._handle(signum, frame)
 
     def _request_checkpoint(self, signum: int, frame: FrameType | None) -> None:
         self.is_checkpoint_requested = True

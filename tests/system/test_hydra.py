@@ -19,7 +19,7 @@ TINY = ["debug=tiny", "trainer=meter"]
 def test_points_run_by_a_launcher_of_hydra(tmp_path, launcher):
     done = collectx("run", "-m", f"hydra/launcher={launcher}", "seed=0,1", *TINY, cwd=tmp_path)
     text, _, folder = done.stdout.rstrip().rpartition("\nsweep folder: ")
-    rows = [line.split()[:3] for line in text.rpartition("\n\n")[2].splitlines()[1:]]
+    rows = [line.split()[:3] for line in text.splitlines() if line.startswith("seed=")]
     assert rows == [["seed=0", "completed", "128"], ["seed=1", "completed", "128"]]
     for name in "01":
         files = RunFolder(tmp_path / folder / name)

@@ -74,6 +74,24 @@ def test_requests_never_end_the_process_and_count_during_a_run():
             signal.signal(number, handler)
 
 
+@pytest.mark.parametrize(("earlier", "expected"), [(None, True), (signal.SIGTERM, False)])
+def test_a_signal_for_which_the_process_has_a_handler_ends_the_run_before_it(earlier, expected):
+    """As submitit has one that requeues its job. A run that is ending already is not hurried."""
+    requeued = []
+    before = signal.signal(signal.SIGUSR2, lambda signum, frame: requeued.append(signum))
+    try:
+        with Signals() as signals:
+            signals.defer(100.0, lambda: None)
+            assert not (earlier and raises(earlier))
+            assert not raises(signal.SIGUSR2)
+            assert (signals.last == signal.SIGUSR2, requeued) == (expected, [])
+            with pytest.raises(Stopped):
+                signals.check()
+        assert requeued == [signal.SIGUSR2]
+    finally:
+        signal.signal(signal.SIGUSR2, before)
+
+
 def test_when_the_grace_is_over_it_raises_also_in_a_system_call():
     read, write = os.pipe()
     with Signals() as signals:

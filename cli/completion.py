@@ -16,7 +16,10 @@ from collectx.cli import arguments
 from collectx.config.registry import GROUPS
 
 # Flags of subcommands beside Hydra's.
-_FLAGS = {"cancel": ["--now"], "logs": ["--follow"], "list": ["--verbose"], "reproduce": ["--trust"], "resume": ["--trust"]}
+_FLAGS = {
+    **{"cancel": ["--now"], "logs": ["--follow"], "list": ["--verbose"]},
+    **{"reproduce": ["--trust"], "resume": ["--trust"]},
+}
 
 
 def main(argv: Sequence[str], subcommands: Iterable[str]) -> int:

@@ -173,7 +173,8 @@ def _sweep(composer: Composer, checked: Checked, prepared: sweep.Sweep, task: Ta
             known = {run.folder for run in task.outcomes}
             task.outcomes += [outcome for outcome in map(_outcome, points) if outcome.folder not in known]
         if points and not task.is_detached:
-            output.print_sweep(root, points, {run.folder: run.status for run in task.outcomes})
+            statuses = {run.folder: run.status for run in task.outcomes}
+            output.print_sweep(root, points, statuses, prepared.objective)
     return is_complete
 
 

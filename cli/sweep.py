@@ -49,11 +49,13 @@ class Sweep:
 
     Attributes:
         folder: the sweep's folder.
+        objective: the entry of `result.json` by which points are ranked.
         is_ours: whether `hydra/launcher=collectx` runs the points.
         points: the points by their overrides; empty where the sweeper chooses them by the results of others.
     """
 
     folder: str
+    objective: str
     is_ours: bool
     points: dict[tuple[str, ...], Composed]
 
@@ -108,7 +110,8 @@ def prepare(
         output.note(text)
     by_words = dict(zip(map(last_of_each_key, combinations), points, strict=True)) if is_basic else {}
     is_ours = master.hydra.launcher._target_.startswith("hydra_plugins.collectx.")
-    return Sweep(folder_of(master, "hydra.sweep.dir"), is_ours, by_words)
+    objective = str(OmegaConf.select(master, "sweep.objective"))
+    return Sweep(folder_of(master, "hydra.sweep.dir"), objective, is_ours, by_words)
 
 
 def _sweeper_problems(point: Composed) -> list[str]:

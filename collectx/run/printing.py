@@ -7,9 +7,11 @@ control characters are escaped.
 from __future__ import annotations
 
 import math
+import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any
 
 from collectx.errors import DamagedFile, printable
@@ -23,6 +25,10 @@ if TYPE_CHECKING:
 COLUMNS = ("point", "status", "frames", "frames/s", "return", "wall_s")
 # The numbers of a run that its row has, as `result.json` names them, and their forms.
 _NUMBERS = {"frames": ",.0f", "frames_per_s": ",.0f", "mean_return": ".1f", "wall_s": ".1f"}
+# Objectives of which less is better.
+_LESS_IS_BETTER = ("wall_s", "start_s")
+# The seed in the name of a point, such as `collector.num_workers=2,seed=1`.
+_SEED = re.compile(r"(?:^|,)seed=\d+(?=,|$)")
 _STYLES: dict[str, str] = {
     **{Status.COMPLETED: "green", Status.RUNNING: "green"},
     **{Status.FAILED: "red", Status.INTERRUPTED: "yellow"},
@@ -82,20 +88,59 @@ def print_run(name: str, status: str, numbers: Mapping[str, Any], folder: Path) 
     say(str(folder))
 
 
-def print_sweep(root: Path, points: Iterable[tuple[str, Path]], statuses: Mapping[Path, Status] | None = None) -> None:
-    """Prints the table of the points (name and run folder) and the sweep's folder. `statuses` are those of run folders
-    without a result; by default "not run"."""
-    rows = []
+def print_sweep(
+    root: Path,
+    points: Iterable[tuple[str, Path]],
+    statuses: Mapping[Path, Status] | None = None,
+    objective: str = "mean_return",
+) -> None:
+    """Prints the table of the points (name and run folder) and the sweep's folder: ranked by the `objective`, or where
+    seeds were swept, in their order, with a second table that is ranked. `statuses` are those of run folders without a
+    result; by default "not run"."""
+    rows: list[tuple[str, str, Mapping[str, Any] | None]] = []
     for name, folder in points:
         try:
             result = RunFolder(folder).read_result()
             status = (statuses or {}).get(folder, "not run") if result is None else str(result["status"])
-            rows.append(cells(name, status, result))
+            rows.append((name, status, result))
         except DamagedFile:
-            rows.append(cells(name, Status.DAMAGED, None))
+            rows.append((name, Status.DAMAGED, None))
+    seeds = _over_seeds(rows, objective)
+    if not seeds:
+        rows.sort(key=lambda row: _rank((row[2] or {}).get(objective), objective))
     print()
-    print_table(rows)
+    print_table([cells(*row) for row in rows])
+    if seeds:
+        print()
+        print_table(seeds, ("point", "seeds", objective, "std", "least", "most"))
     say(f"sweep folder: {root}")
+
+
+def _over_seeds(rows: Sequence[tuple[str, str, Mapping[str, Any] | None]], objective: str) -> list[tuple[str, ...]]:
+    """For points that differ in their seeds alone, mean and spread of the objective over those that have completed;
+    empty if no seeds were swept."""
+    values: dict[str, list[float]] = {}
+    names = [_SEED.sub("", name).strip(",") for name, _, _ in rows]
+    if len(set(names)) == len(names):
+        return []
+    for name, (_, status, result) in zip(names, rows, strict=True):
+        value = (result or {}).get(objective)
+        values.setdefault(name, []).extend([float(value)] if status == Status.COMPLETED and value is not None else [])
+    table = []
+    for name in sorted(values, key=lambda name: _rank(fmean(values[name]) if values[name] else None, objective)):
+        found = values[name]
+        numbers = (fmean(found), stdev(found) if len(found) > 1 else None, min(found), max(found)) if found else ()
+        table.append(
+            (name or "all", str(len(found)), *(_format(number, ",.1f") for number in (*numbers, *[None] * 4)[:4]))
+        )
+    return table
+
+
+def _rank(value: float | None, objective: str) -> float:
+    """The key by which points are sorted: the best first, those without a value last."""
+    if value is None or math.isnan(value):
+        return math.inf
+    return value if objective in _LESS_IS_BETTER else -value
 
 
 def print_table(rows: Sequence[Sequence[str]], head: Sequence[str] = COLUMNS) -> None:

@@ -419,6 +419,13 @@ def test_a_configuration_that_does_not_fit_is_refused(cfg, action, error, messag
         build(cfg, make_spec("vector", action), 0)
 
 
+@pytest.mark.parametrize("kind", ["mlp", "q_mlp", "cnn"])
+def test_a_network_without_an_observation_is_refused(kind):
+    spec = dataclasses.replace(make_spec("vector", "discrete"), observation=(), inputs=(), observation_space=spaces.Dict({}))
+    with pytest.raises(ConfigError, match="an observation, but the env has none|but the env observes nothing"):
+        build(POLICIES[kind], spec, 0)
+
+
 def test_random_covers_the_space():
     bounds = np.array([[-np.inf, 0.0], [0.0, np.inf]], np.float32)
     space = spaces.Dict({"free": spaces.Box(bounds[0], bounds[1]), "int": spaces.Box(0, 3, (2,), np.uint8)})

@@ -11,7 +11,7 @@ from tensordict.nn import TensorDictModule
 
 pytest.importorskip("torchrl", reason="needs the torchrl extra")
 
-from torchrl.envs import SerialEnv, StepCounter, TransformedEnv
+from torchrl.envs import GymWrapper, SerialEnv, StepCounter, TransformedEnv
 from worlds.cartpoles import cartpole, cartpoles
 from worlds.torchrlenvs import Goals, goals, walking
 
@@ -115,6 +115,26 @@ def test_a_part_with_the_name_of_another_key_is_refused(name):
         Collector(create, frames_per_batch=4)
     with Collector(create, frames_per_batch=4, exclude_keys=[name]) as collector:
         assert collector.next()["camera"].shape == (4, 2)
+
+
+def with_version(td):
+    return td.set("action", torch.zeros_like(td["camera"][..., 0], dtype=torch.int64)).set("policy_version", td["camera"])
+
+
+@pytest.mark.parametrize(
+    ("create", "policy"),
+    [
+        (partial(Named, "camera", "policy_version"), None),
+        (partial(GymWrapper, Named("camera", "policy_version")), None),
+        (partial(Named, "camera"), with_version),
+    ],
+    ids=["gymnasium", "torchrl", "policy"],
+)
+def test_a_key_named_policy_version_is_refused_where_batches_have_another_one(create, policy):
+    with pytest.raises(SpaceError, match=r"cannot write policy_version with track_policy_version=True.*another name"):
+        Collector(create, policy, frames_per_batch=4, track_policy_version=True)
+    with Collector(create, policy, frames_per_batch=4) as collector:
+        assert collector.next()["policy_version"].shape == (4, 2)
 
 
 def test_a_part_named_info_is_refused_beside_kept_infos_only():

@@ -42,7 +42,7 @@ def make_user_env(cfg: UserEnvConfig) -> Env:
     else:
         raise ConfigError(
             [
-                f"create_env_fn: {cfg.create!r} returned a {type(env).__module__}.{type(env).__qualname__}: expected a "
+                f"create_env_fn: {cfg.create!r} returned {type(env).__module__}.{type(env).__qualname__}: expected a "
                 "gymnasium.Env, a gymnasium.vector.VectorEnv, or an EnvBase of TorchRL."
             ]
         )

@@ -99,7 +99,7 @@ class BaseCollector(BackgroundCollector):
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise TypeError(
-            f"a {type(self).__name__} cannot be pickled or copied: it owns processes, envs and memory. "
+            f"{type(self).__name__} cannot be pickled or copied: it owns processes, envs and memory. "
             "Pickle its state_dict(), and call load_state_dict on another collector."
         )
 

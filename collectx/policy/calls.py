@@ -103,7 +103,7 @@ def call_with_tensors(policy: Callable, spec: EnvSpec, device: torch.device, acc
         if not isinstance(result, tuple | list) or len(result) < len(keys):
             raise ShapeError(
                 f"a policy without out_keys has to return the env's action ({key_names(keys)}) as "
-                f"{'a tensor' if len(keys) == 1 else f'a tuple of {len(keys)} tensors'}, got a {type(result).__name__}"
+                f"{'a tensor' if len(keys) == 1 else f'a tuple of {len(keys)} tensors'}, got {type(result).__name__}"
             )
         if len(result) != len(names):
             # TorchRL's names for further outputs.

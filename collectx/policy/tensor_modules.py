@@ -152,7 +152,7 @@ def call_modules(modules: list[TensorModule], index: dict[Key, int]) -> Call:
                 result = (result,)
             elif not isinstance(result, tuple) or len(result) != len(writes):
                 raise NotTensors(
-                    f"a module of the policy returned a {type(result).__name__} for {len(writes)} out_keys"
+                    f"a module of the policy returned {type(result).__name__} for {len(writes)} out_keys"
                 )
             outputs.update(zip(writes, result, strict=True))
             values.update(outputs)

@@ -242,7 +242,7 @@ def _number(name: str, value: Any) -> float:
         return float(value)
     except (TypeError, ValueError, RuntimeError) as error:
         raise TypeError(
-            f"collection.log({name}={value!r:.100}): is a {type(value).__name__}: log takes numbers, and tensors and "
+            f"collection.log({name}={value!r:.100}): is {type(value).__name__}: log takes numbers, and tensors and "
             "arrays of one element"
         ) from error
 

@@ -385,8 +385,10 @@ TWO_ACTIONS = spaces.Tuple([spaces.Discrete(2), spaces.Discrete(2)])
     ("policy", "error", "message"),
     [
         (LINEAR, ShapeError, "argmax"),
-        (lambda observation: (positive(observation), None), ShapeError, "a NoneType for output1, not a tensor"),
-        (TensorDictModule(LINEAR, ["observation"], ["observation"]), ConfigError, "wrote observation, but not action"),
+        (lambda observation: (positive(observation), None), ShapeError, "returned NoneType for output1, not a tensor"),
+        (TensorDictModule(LINEAR, ["observation"], ["observation"]), ConfigError, "from action, .* wrote observation:"),
+        (lambda td: None, ConfigError, "takes its action from action, but the policy wrote nothing: change"),
+        (lambda observation: None, ShapeError, "as a tensor, got NoneType"),
         (
             lambda td: by_tensordict(td).set("observation", td["observation"].double()),
             ShapeError,

@@ -80,7 +80,7 @@ def test_batches_lines_and_sums(folder, delivery):
 def test_what_is_no_number_is_not_logged_and_said_so(folder, delivery, value):
     with closing(RunCollection(FakeCollector(delivery(0)), folder, Statistics(-1))) as collection:
         next(collection)
-        words = rf"^collection.log\(note=.*\): is a {type(value).__name__}: log takes numbers, and tensors"
+        words = rf"^collection.log\(note=.*\): is {type(value).__name__}: log takes numbers, and tensors"
         with pytest.raises(TypeError, match=words):
             collection.log(loss=1.0, note=value)
 

@@ -23,7 +23,6 @@ def make_user_env(cfg: UserEnvConfig) -> Env:
     is_users = is_env(cfg.create)
     show_once()
     env: Any = cfg.create if is_users else cfg.create(**cfg.kwargs)
-    show_once()  # the first env may have imported MuJoCo
     group: Env
     if is_torchrl_env(env):
         group = _torchrl_group(cfg, env, is_users)

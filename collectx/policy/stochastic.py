@@ -37,8 +37,8 @@ class Flatten(nn.Module):
         if not leaves:
             raise ConfigError(
                 [
-                    "policy=mlp, policy=q_mlp and critics need an observation, but the env has none: use policy=random, "
-                    "or leave less out with env.exclude_keys."
+                    "policy=mlp, policy=q_mlp and critics need an observation, but the env has none: use "
+                    "policy=random, or leave less out with env.exclude_keys."
                 ]
             )
         self._shapes = [leaf.shape for leaf in leaves]

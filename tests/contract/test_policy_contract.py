@@ -423,8 +423,10 @@ def test_a_configuration_that_does_not_fit_is_refused(cfg, action, error, messag
 
 @pytest.mark.parametrize("kind", ["mlp", "q_mlp", "cnn"])
 def test_a_network_without_an_observation_is_refused(kind):
-    spec = dataclasses.replace(make_spec("vector", "discrete"), observation=(), inputs=(), observation_space=spaces.Dict({}))
-    with pytest.raises(ConfigError, match="an observation, but the env has none|but the env observes nothing"):
+    spec = dataclasses.replace(
+        make_spec("vector", "discrete"), observation=(), inputs=(), observation_space=spaces.Dict({})
+    )
+    with pytest.raises(ConfigError, match=r"an observation, but the env has none|but the env observes nothing"):
         build(POLICIES[kind], spec, 0)
 
 

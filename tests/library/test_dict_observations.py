@@ -118,7 +118,8 @@ def test_a_part_with_the_name_of_another_key_is_refused(name):
 
 
 def with_version(td):
-    return td.set("action", torch.zeros_like(td["camera"][..., 0], dtype=torch.int64)).set("policy_version", td["camera"])
+    td["policy_version"] = td["camera"]
+    return td.set("action", torch.zeros(td.batch_size, dtype=torch.int64))
 
 
 @pytest.mark.parametrize(
@@ -175,7 +176,7 @@ def test_the_only_observation_can_be_left_out(create, name, options):
     expected = [batch.exclude(name, ("next", name)) for batch in collect()]
     batches = collect(exclude_keys=[name])
     assert len(batches) == len(expected) > 0
-    assert all(name not in batch.keys() for batch in batches)
+    assert not any({name} & {*batch.keys()} for batch in batches)
     assert all((batch == other).all() for batch, other in zip(batches, expected, strict=True))
 
 

@@ -10,7 +10,6 @@ import math
 from dataclasses import field, fields
 from typing import TYPE_CHECKING, Any, TypeVar
 
-
 BITS = 63
 """Every integer is below 2**63, unless its option has another limit: tensors and files have no larger ones."""
 

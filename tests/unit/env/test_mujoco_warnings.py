@@ -9,8 +9,8 @@ import pytest
 from collecting import gym, gym_vector
 from worlds.cartpoles import cartpole
 
-from collectx.env import build, mujoco_warnings
 from collectx import Collector
+from collectx.env import build, mujoco_warnings
 from collectx.env.mujoco_warnings import show_once
 
 mujoco = pytest.importorskip("mujoco")

@@ -80,8 +80,9 @@ def test_batches_lines_and_sums(folder, delivery):
 def test_the_trainers_share_after_a_resume_is_without_the_start_of_the_process(folder, delivery):
     def collect(statistics, times_s, waited_s):
         deliveries = [replace(delivery(index), waited_s=s) for index, s in enumerate(waited_s, statistics.batches)]
-        with closing(RunCollection(FakeCollector(*deliveries), folder, statistics, clock=iter(times_s).__next__)) as run:
-            for _ in run:
+        clock = iter(times_s).__next__
+        with closing(RunCollection(FakeCollector(*deliveries), folder, statistics, clock=clock)) as collection:
+            for _ in collection:
                 yield
 
     old, resumed = Statistics(1000), Statistics(1000)

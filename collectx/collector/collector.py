@@ -30,6 +30,7 @@ class Collector(Iterator[TensorDict], AbstractContextManager["Collector"]):
         members: which workers take part.
         owner: the process that may use it. Others cannot collect, publish or ask.
         policy_version: the newest published version.
+        leaves: of every batch.
         num_frames, num_batches, frames_by_worker: delivered so far.
     """
 
@@ -59,6 +60,7 @@ class Collector(Iterator[TensorDict], AbstractContextManager["Collector"]):
         self._requests = Requests(transport, members)
         self.policy_version = -1
         self.total_frames = spec.total_frames
+        self.leaves = spec.slab.leaves
         # Also runs at exit, before multiprocessing joins its processes: a collector that was not closed leaves none
         # behind and does not block. Does not run in a forked process.
         self._finalizer = Finalize(self, transport.close, exitpriority=0)

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from collectx.config.problem import PYTHON, YAML, Language, did_you_mean
+from collectx.config.schema.fields import BITS
 
 _SCALARS = (bool, int, float, str)
 _LISTS = (list, Sequence)
@@ -102,6 +103,8 @@ def out_of_range(value: Any, limits: Mapping[str, Any]) -> str | None:
     if choices is not None and value not in choices:
         return f"one of {', '.join(choices)}{did_you_mean(str(value), choices, listed=False)}"
     for number in value if isinstance(value, list) else [value]:
+        if type(number) is int and number >= 2**BITS:
+            limits = {"bits": BITS} | dict(limits)
         is_right = all(holds(number, limits[name]) for name, holds in _LIMITS.items() if name in limits)
         if not is_right:
             return _range(limits)
@@ -111,11 +114,8 @@ def out_of_range(value: Any, limits: Mapping[str, Any]) -> str | None:
 def _range(limits: Mapping[str, Any]) -> str:
     if "above" in limits:
         return f"greater than {limits['above']}{' and finite' if 'below' in limits else ''}."
-    text = f"at least {limits['minimum']}"
-    if "maximum" in limits:
-        text += f" and at most {limits['maximum']}"
-    if "bits" in limits:
-        text += f" and below 2**{limits['bits']}"
+    words = {"minimum": "at least {}", "maximum": "at most {}", "bits": "below 2**{}"}
+    text = " and ".join(each.format(limits[name]) for name, each in words.items() if name in limits)
     return text + "".join(f", or {other}" for other in limits.get("also", ())) + "."
 
 

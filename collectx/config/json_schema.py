@@ -13,6 +13,7 @@ from typing import Any
 
 from collectx.config.convert import members
 from collectx.config.registry import GROUPS, limits_of, packaged_values, schemas
+from collectx.config.schema.fields import BITS
 from collectx.config.schema.run import SECTIONS, SweepConfig
 
 _DRAFT = "http://json-schema.org/draft-07/schema#"
@@ -95,8 +96,8 @@ def _typed(hint: Any, limits: typing.Mapping[str, Any]) -> dict[str, Any]:
     # A text may be written without quotes, such as 30 for a time.
     kind: Any = ["string", "number"] if hint is str else _SCALARS[hint]
     ranges: dict[str, Any] = {name: limits[key] for key, name in _LIMITS.items() if key in limits}
-    if "bits" in limits:
-        ranges["exclusiveMaximum"] = 2 ** limits["bits"]
+    if hint is int:
+        ranges["exclusiveMaximum"] = 2 ** limits.get("bits", BITS)
     return {"type": kind} | ranges
 
 

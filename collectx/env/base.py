@@ -94,11 +94,11 @@ class EnvSpec:
     path: str = field(default="", compare=False)
     data_device: torch.device | None = field(default=None, compare=False)
     action_spec: Any = field(default=None, compare=False, repr=False)
-    inputs: tuple[Leaf, ...] = ()
+    inputs: tuple[Leaf, ...] = None  # type: ignore[assignment]
     first: Mapping[Key, torch.Tensor] = field(default_factory=dict, compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        if not self.inputs:
+        if self.inputs is None:
             object.__setattr__(self, "inputs", self.observation)
 
     @property

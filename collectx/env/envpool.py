@@ -59,7 +59,7 @@ class EnvPoolEnv(Env):
             raise ConfigError([f"env.id={cfg.id} is not a task of EnvPool: envpool.list_all_envs() lists them"])
         self._id = cfg.id
         # One spare for eight envs suffices for a random policy's short CartPole episodes. `restart` does without.
-        num_members = cfg.num_envs + max(1, cfg.num_envs // 8)
+        self._num_members = num_members = cfg.num_envs + max(1, cfg.num_envs // 8)
         self._arguments = {**cfg.kwargs, "num_envs": num_members, "num_threads": cfg.num_threads}
         with _without_precision_warnings():
             spec = self._envpool.make_spec(cfg.id, **self._arguments)
@@ -84,10 +84,10 @@ class EnvPoolEnv(Env):
         if seeds is not None or self._pool is None:
             self._pool = None  # the old pool's threads end before the new ones start
             entropy = np.random.SeedSequence([int(s) for s in seeds] if seeds is not None else None)
-            derived = entropy.generate_state(len(self._first[0])).tolist()
+            derived = entropy.generate_state(self._num_members).tolist()
             firsts = derived[: self._num_envs] if seeds is None else [int(s) for s in seeds]
             self._make([s % _LARGEST_SEED for s in (*firsts, *derived[self._num_envs :])])
-        members = np.arange(len(self._first[0]), dtype=np.int32)
+        members = np.arange(self._num_members, dtype=np.int32)
         for leaf, first, value in zip(self._observation.leaves, self._first, self._reset_members(members), strict=True):
             first[:] = checked_values(leaf, value, first)
         self._member = members[: self._num_envs].copy()

@@ -129,7 +129,7 @@ def reward_number(reward: Any, e: int) -> float:
     try:
         array = np.asarray(reward)
     except ValueError:
-        got = f"a {type(reward).__name__} of uneven shape"
+        got = f"{type(reward).__name__} of uneven shape"
     else:
         if array.size == 1 and array.dtype.kind in "biuf":
             return array.item()

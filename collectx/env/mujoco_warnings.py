@@ -1,31 +1,65 @@
 """MuJoCo's warnings, each once per process: MuJoCo repeats them for every model that it loads and every unstable step.
 
-Called where envs are made, in the process that steps them; its own processes, of an async vector env, inherit the
-handler and the warnings that were shown.
+Called where envs are made, in the process that steps them. Its own processes, of an async vector env, inherit the
+handler and the warnings that were shown; so do workers that write to the same terminal (`launcher/local.py`).
 """
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import sys
-from collections.abc import Callable
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+# The texts that were shown, without numbers.
+shown: set[str] = set()
 
 
 def show_once() -> None:
-    """Installs the handler if MuJoCo is imported and has no handler of the user. Idempotent."""
+    """Installs the handler if MuJoCo has no handler of the user; if it is not imported, when that is done. Idempotent.
+
+    The function that makes the envs may import MuJoCo, which shows its first warnings before that function returns.
+    """
     mujoco = sys.modules.get("mujoco")
-    if mujoco is not None and getattr(mujoco, "get_mju_user_warning", lambda: "none can be set")() is None:
-        mujoco.set_mju_user_warning(_handler())
+    if mujoco is None:
+        if _at_import not in sys.meta_path:
+            sys.meta_path.insert(0, _at_import)
+    elif getattr(mujoco, "get_mju_user_warning", lambda: "none can be set")() is None:
+        mujoco.set_mju_user_warning(_show)
 
 
-def _handler() -> Callable[[str], None]:
-    shown: set[str] = set()
+def _show(text: str) -> None:
+    # The same warning at another time, or for another degree of freedom.
+    kind = re.sub(r"\d[\d.e+-]*", "", text)
+    if kind not in shown:
+        shown.add(kind)
+        print(f"WARNING of MuJoCo, shown once: {text.strip()}", file=sys.stderr, flush=True)
 
-    def warn(text: str) -> None:
-        # The same warning at another time, or for another degree of freedom.
-        kind = re.sub(r"\d[\d.e+-]*", "", text)
-        if kind not in shown:
-            shown.add(kind)
-            print(f"WARNING of MuJoCo, shown once: {text.strip()}", file=sys.stderr, flush=True)
 
-    return warn
+class _AtImport(MetaPathFinder):
+    """Finds MuJoCo as without it, once, and installs the handler after the import."""
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        if name != "mujoco":
+            return None
+        if self in sys.meta_path:
+            sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        if spec is None or spec.loader is None:
+            return spec
+        loader: Any = spec.loader
+        execute = loader.exec_module
+
+        def execute_and_install(module: ModuleType) -> None:
+            del loader.exec_module
+            execute(module)
+            show_once()
+
+        loader.exec_module = execute_and_install
+        return spec
+
+
+_at_import = _AtImport()

@@ -47,7 +47,8 @@ class ObservationLeaves(SpaceLeaves):
         space = exclude_parts(space, exclude)
         names = [*space.spaces] if isinstance(space, spaces.Dict) else []
         _check_names(names, (*_TAKEN, "info") if info_keys else _TAKEN)
-        super().__init__(_stacked(space), () if isinstance(space, spaces.Dict) else (_OBSERVATION,))
+        root = () if isinstance(space, spaces.Dict) else (_OBSERVATION,)
+        super().__init__(_stacked(space), root, may_be_empty=bool(exclude))
         self._tuples = [i for i, path in enumerate(self._paths) if isinstance(_part(space, path), spaces.Tuple)]
         if self._tuples:
             self.single = False
@@ -115,18 +116,20 @@ def _part(space: Space, path: Path) -> Space:
 
 
 def exclude_parts(space: Space, names: Sequence[str]) -> Space:
-    """`space` without some of its parts. In a Tuple an empty Dict replaces a part, so that the others keep their index.
+    """`space` without some of its parts. In a Tuple an empty Dict replaces a part, so that the others keep their index;
+    an empty Dict replaces a space that is left out as a whole.
 
     Args:
-        names: paths of the parts, joined by dots: `mission`, `inner.text`.
+        names: paths of the parts, joined by dots: `mission`, `inner.text`; "observation" is a space that is no Dict.
 
     Raises:
         ConfigError: no part has one of the names.
     """
     if not names:
         return space
-    known: list[str] = []
-    reduced = _exclude_parts(space, "", frozenset(names), known)
+    known = [] if isinstance(space, spaces.Dict) else [_OBSERVATION]
+    is_whole = _OBSERVATION in names and known
+    reduced = spaces.Dict({}) if is_whole else _exclude_parts(space, "", frozenset(names), known)
     if unknown := [name for name in names if name not in known]:
         raise ConfigError(
             [

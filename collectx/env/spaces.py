@@ -29,7 +29,7 @@ class Leaves:
     """Leaves and the path of each in a nested value; `single` where there is one, whose value is not nested."""
 
     def __init__(self, parts: Iterable[tuple[Leaf, Path]]):
-        self.leaves, self._paths = zip(*parts, strict=True)
+        self.leaves, self._paths = tuple(zip(*parts, strict=True)) or ((), ())
         self.single = self._paths == ((),)
 
     def flatten(self, value: Any) -> list[Any]:
@@ -57,6 +57,7 @@ class SpaceLeaves(Leaves):
 
     Args:
         root: the key below which the leaves are; if the space is neither a Dict nor a Tuple, the key of its only leaf.
+        may_be_empty: whether there may be no leaf.
 
     Attributes:
         has_text: whether a part is a Text.
@@ -65,10 +66,10 @@ class SpaceLeaves(Leaves):
         SpaceError: a part of the space has no fixed shape and numeric dtype.
     """
 
-    def __init__(self, space: Space, root: Key):
+    def __init__(self, space: Space, root: Key, may_be_empty: bool = False):
         self.space = space
         parts = list(_walk(space, root, ()))
-        if not parts:
+        if not parts and not may_be_empty:
             raise SpaceError(
                 f"{'.'.join(root) or 'observation'}: {space} is empty, so there is nothing to store: give it a Box"
             )

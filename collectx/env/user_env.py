@@ -23,7 +23,6 @@ def make_user_env(cfg: UserEnvConfig) -> Env:
     is_users = is_env(cfg.create)
     show_once()
     env: Any = cfg.create if is_users else cfg.create(**cfg.kwargs)
-    show_once()  # the first env may have imported MuJoCo
     group: Env
     if is_torchrl_env(env):
         group = _torchrl_group(cfg, env, is_users)
@@ -42,7 +41,7 @@ def make_user_env(cfg: UserEnvConfig) -> Env:
     else:
         raise ConfigError(
             [
-                f"create_env_fn: {cfg.create!r} returned a {type(env).__module__}.{type(env).__qualname__}: expected a "
+                f"create_env_fn: {cfg.create!r} returned {type(env).__module__}.{type(env).__qualname__}: expected a "
                 "gymnasium.Env, a gymnasium.vector.VectorEnv, or an EnvBase of TorchRL."
             ]
         )

@@ -20,7 +20,7 @@ import tempfile
 import threading
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from multiprocessing import forkserver, util
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -165,6 +165,8 @@ class LocalLauncher(Launcher):
 
     def process_setup(self, worker: int) -> dict[str, Any]:
         """The arguments of `set_up_process`, as plain data."""
+        from collectx.env import mujoco_warnings
+
         cores = sorted(os.sched_getaffinity(0)) if self._pin_cores and hasattr(os, "sched_getaffinity") else []
         return {
             "num_threads": self._num_threads,
@@ -172,6 +174,8 @@ class LocalLauncher(Launcher):
             "log": None if self._log is None else str(self._log(worker)),
             # A public attribute of the package.
             "ignore_warnings": sys.modules["collectx"].filter_warnings_subprocess,
+            # This process has made an env, too. A log has what its own worker was told.
+            "shown_warnings": sorted(mujoco_warnings.shown) if self._log is None else [],
         }
 
     def start(self, worker: int, restarts: int) -> Any:
@@ -250,9 +254,11 @@ def _run(
         sys.stderr.flush()
 
 
-def set_up_process(num_threads: int, core: int | None, log: str | None, ignore_warnings: bool) -> None:
-    """Called first in every worker's process. See `LocalLauncher` for the arguments, and
-    `collectx.filter_warnings_subprocess`."""
+def set_up_process(
+    num_threads: int, core: int | None, log: str | None, ignore_warnings: bool, shown_warnings: Sequence[str]
+) -> None:
+    """Called first in every worker's process. See `LocalLauncher` for the arguments,
+    `collectx.filter_warnings_subprocess` and `collectx.env.mujoco_warnings`."""
     if ignore_warnings:
         warnings.simplefilter("ignore")
     # A terminal's Ctrl-C and SIGHUP reach the whole process group, a scheduler's SIGUSR1 all processes of a job; only
@@ -270,7 +276,10 @@ def set_up_process(num_threads: int, core: int | None, log: str | None, ignore_w
         os.close(descriptor)
     import torch
 
+    from collectx.env import mujoco_warnings
+
     torch.set_num_threads(num_threads)
+    mujoco_warnings.shown.update(shown_warnings)
 
 
 def leave_signals_to_trainer(*signums: int) -> None:

@@ -24,7 +24,7 @@ from collectx.collector.compose import build
 from collectx.config.derived import backend_of, surplus_note
 from collectx.env.user_env import copied, is_env
 from collectx.library.background import Background, BackgroundCollector
-from collectx.library.checks import check_request
+from collectx.library.checks import check_keys, check_request
 from collectx.library.configuration import fit_frames, to_config
 from collectx.library.delivery import Delivery
 from collectx.library.keywords.nested import lift_shared
@@ -84,6 +84,7 @@ class BaseCollector(BackgroundCollector):
             launcher, events = open_launcher(stack, cfg, objects, request.remote)
             self._core: Collector = build(cfg, policy, spec, events, launcher=launcher, overrides=overrides)
             stack.callback(self._core.close)
+            check_keys(request, self._core.leaves)
             if cfg.launcher.kind == "local" and request.kind != "single":
                 self._core.wait_until_ready()
             self._exit_stack = stack.pop_all()
@@ -98,7 +99,7 @@ class BaseCollector(BackgroundCollector):
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise TypeError(
-            f"a {type(self).__name__} cannot be pickled or copied: it owns processes, envs and memory. "
+            f"{type(self).__name__} cannot be pickled or copied: it owns processes, envs and memory. "
             "Pickle its state_dict(), and call load_state_dict on another collector."
         )
 

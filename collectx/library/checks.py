@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from collectx.batch import Leaf
 from collectx.config import rules as config_rules
 from collectx.config.derived import REMOTE
 from collectx.config.rules.backends import mpi_universe, tensorpipe, visible_problems
@@ -13,7 +14,7 @@ from collectx.config.schema.collector import CollectorConfig, EitherCollectorCon
 from collectx.config.schema.fields import incomplete
 from collectx.config.schema.launcher import BackendConfig, DevicesConfig, LauncherConfig, RpcBackendConfig
 from collectx.config.schema.run import RunConfig
-from collectx.errors import ConfigError
+from collectx.errors import ConfigError, SpaceError
 from collectx.library.configuration import user_collectors
 from collectx.library.keywords.batches import Interruptor
 from collectx.library.keywords.coerce import for_each
@@ -48,6 +49,21 @@ def check_request(request: CollectorRequest, problems: Sequence[str]) -> None:
     ]
     if messages or (messages := _presubmitted(request)):
         raise ConfigError(list(dict.fromkeys(messages)))
+
+
+def check_keys(request: CollectorRequest, leaves: Sequence[Leaf]) -> None:
+    """Checks the leaves that workers write against the keys that batches get in addition.
+
+    Raises:
+        SpaceError: the env or the policy writes a key that `track_policy_version` adds.
+    """
+    written = {leaf.key[1:] if leaf.key[0] == "next" else leaf.key for leaf in leaves}
+    if request.track_policy_version and any(key[0] == "policy_version" for key in written):
+        raise SpaceError(
+            "the env or the policy cannot write policy_version with track_policy_version=True, as the batch then has "
+            'another key of this name: choose another name, or leave track_policy_version out: ("collector", '
+            '"policy_version") has the versions without it.'
+        )
 
 
 def _option_rules(request: CollectorRequest) -> list[str]:

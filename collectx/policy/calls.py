@@ -53,7 +53,7 @@ def make_call(
     """
     index = {leaf.key: i for i, leaf in enumerate(spec.observation)}
     if not is_trusted and not takes_tensordict(policy):
-        return call_with_tensors(policy, spec, acceleration)
+        return call_with_tensors(policy, spec, device, acceleration)
     reads = [] if is_trusted else [as_key(key) for key in getattr(policy, "in_keys", ())]
     unknown = [key for key in reads if key not in index and not any(seen[: len(key)] == key for seen in index)]
     if unknown:
@@ -82,7 +82,7 @@ def takes_tensordict(policy: Callable) -> bool:
     return parameters[0].name in ("tensordict", "td") or "TensorDict" in type_name
 
 
-def call_with_tensors(policy: Callable, spec: EnvSpec, acceleration: Acceleration) -> Call:
+def call_with_tensors(policy: Callable, spec: EnvSpec, device: torch.device, acceleration: Acceleration) -> Call:
     """A policy from observation tensors to the action. Outputs after the action are `output1`, ... Outputs may be
     Python's numbers and NumPy's arrays.
 
@@ -99,11 +99,11 @@ def call_with_tensors(policy: Callable, spec: EnvSpec, acceleration: Acceleratio
         if isinstance(result, torch.Tensor):
             result = (result,)
         else:
-            result = _tensors(result, len(keys), observation[0].device)
+            result = _tensors(result, len(keys), device)
         if not isinstance(result, tuple | list) or len(result) < len(keys):
             raise ShapeError(
                 f"a policy without out_keys has to return the env's action ({key_names(keys)}) as "
-                f"{'a tensor' if len(keys) == 1 else f'a tuple of {len(keys)} tensors'}, got a {type(result).__name__}"
+                f"{'a tensor' if len(keys) == 1 else f'a tuple of {len(keys)} tensors'}, got {type(result).__name__}"
             )
         if len(result) != len(names):
             # TorchRL's names for further outputs.

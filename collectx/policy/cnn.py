@@ -58,7 +58,7 @@ def build(cfg: CnnPolicyConfig, spec: EnvSpec, kind: type[StochasticPolicy] = St
     """
     leaves = spec.inputs
     if len(leaves) != 1:
-        names = ", ".join(".".join(leaf.key) for leaf in leaves)
+        names = ", ".join(".".join(leaf.key) for leaf in leaves) or "nothing"
         raise ConfigError([f"policy.kind=cnn takes one image, but the env observes {names}: use policy=custom."])
     lengths = {len(cfg.channels), len(cfg.kernel_sizes), len(cfg.strides)}
     if len(lengths) != 1 or 0 in lengths:

@@ -15,7 +15,7 @@ from torch import nn
 
 from collectx.batch import Key, Leaf
 from collectx.env.base import EnvSpec
-from collectx.errors import SpaceError
+from collectx.errors import ConfigError, SpaceError
 from collectx.policy.exploration import ExplorationType
 from collectx.policy.fast_call import Acceleration, fast_callable
 from collectx.policy.heads import Head, head_for
@@ -26,10 +26,21 @@ ACTION_LOG_PROB: Key = ("action_log_prob",)
 
 
 class Flatten(nn.Module):
-    """Converts observation leaves to one float32 row per env: Discrete leaves one-hot, others flattened."""
+    """Converts observation leaves to one float32 row per env: Discrete leaves one-hot, others flattened.
+
+    Raises:
+        ConfigError: there is no leaf.
+    """
 
     def __init__(self, leaves: Sequence[Leaf], space: spaces.Space):
         super().__init__()
+        if not leaves:
+            raise ConfigError(
+                [
+                    "policy=mlp, policy=q_mlp and critics need an observation, but the env has none: use "
+                    "policy=random, or leave less out with env.exclude_keys."
+                ]
+            )
         self._shapes = [leaf.shape for leaf in leaves]
         parts = [input_space(space, leaf.key) for leaf in leaves]
         self._choices = [(int(s.n), int(s.start)) if isinstance(s, spaces.Discrete) else None for s in parts]

@@ -151,9 +151,7 @@ def call_modules(modules: list[TensorModule], index: dict[Key, int]) -> Call:
             if isinstance(result, torch.Tensor):
                 result = (result,)
             elif not isinstance(result, tuple) or len(result) != len(writes):
-                raise NotTensors(
-                    f"a module of the policy returned a {type(result).__name__} for {len(writes)} out_keys"
-                )
+                raise NotTensors(f"a module of the policy returned {type(result).__name__} for {len(writes)} out_keys")
             outputs.update(zip(writes, result, strict=True))
             values.update(outputs)
         return {key: value for key, value in outputs.items() if not is_private(key)}

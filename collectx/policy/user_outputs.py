@@ -56,8 +56,8 @@ def read_outputs(outputs: Outputs, spec: EnvSpec) -> list[Output]:
     if missing:
         raise ConfigError(
             [
-                f"the policy wrote {key_names(outputs)}, but not {key_names(missing)}, where the env looks for its "
-                "action: change its out_keys."
+                f"the env takes its action from {key_names(missing)}, but the policy wrote {key_names(outputs)}: "
+                "change its out_keys."
             ]
         )
     size, dims = spec.policy_shape, len(spec.policy_shape)
@@ -66,7 +66,7 @@ def read_outputs(outputs: Outputs, spec: EnvSpec) -> list[Output]:
     for key in (*actions, *(key for key in outputs if key not in actions)):
         value, name, is_action = outputs[key], key_names([key]), key in actions
         if not isinstance(value, torch.Tensor):
-            raise ShapeError(f"the policy returned a {type(value).__name__} for {name}, not a tensor")
+            raise ShapeError(f"the policy returned {type(value).__name__} for {name}, not a tensor")
         if value.shape[:dims] != size:
             raise ShapeError(
                 f"the policy returned {name} of shape {list(value.shape)} for observations of batch size {list(size)}: "

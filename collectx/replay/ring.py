@@ -190,7 +190,7 @@ def flatten_batch(batch: TensorDictBase, count: int) -> tuple[dict[Key, Leaf], d
     dims = batch.batch_dims
     for key, tensor in iter_leaves(batch):
         if not isinstance(tensor, torch.Tensor):
-            raise ShapeError(f"{'.'.join(key)} is a {type(tensor).__name__}: a buffer stores tensors only")
+            raise ShapeError(f"{'.'.join(key)} is {type(tensor).__name__}: a buffer stores tensors only")
         if key[0] in _SAMPLE_KEYS:
             raise ShapeError(f"the batch has the key {key[0]}, which is reserved for samples: remove it")
         leaves[key] = Leaf(key, tuple(tensor.shape[dims:]), tensor.dtype)

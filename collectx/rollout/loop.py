@@ -86,11 +86,11 @@ class SlotViews:
     def step_arrays(self) -> Iterator[tuple[tuple[torch.Tensor, ...], tuple[np.ndarray, ...], StepArrays]]:
         """For each step, the policy's input, one `[E, *shape]` tensor per observation leaf; the arrays that the policy
         writes; those that the env writes."""
-        inputs = zip(*(tensor.unbind(0) for tensor in self._policy_input), strict=True)
-        rewards = zip(*self._only_next, strict=True) if self._only_next else repeat((), self.steps)
+        inputs = self.by_step([tensor.unbind(0) for tensor in self._policy_input])
+        rewards = self.by_step(self._only_next)
         outputs = map(
             StepArrays,
-            zip(*self._next_observation, strict=True),
+            self.by_step(self._next_observation),
             self.reward,
             self.terminated,
             self.truncated,
@@ -98,6 +98,10 @@ class SlotViews:
             rewards,
         )
         return zip(inputs, zip(*self._actor, strict=True), outputs, strict=True)
+
+    def by_step(self, leaves: Sequence[Any]) -> Iterator[tuple[Any, ...]]:
+        """For each step, the part of every leaf; empty tuples without leaves."""
+        return zip(*leaves, strict=True) if leaves else repeat((), self.steps)
 
 
 class Rollout:
@@ -170,7 +174,7 @@ class Rollout:
         views.truncated[:] = False
         for array, carry in zip(views.observation, self._carry, strict=True):
             array[0] = carry
-        observations = [*zip(*views.observation, strict=True), self._carry]
+        observations = [*views.by_step(views.observation), self._carry]
         env_s = policy_s = 0.0
         steps = zip(views.step_arrays(), observations[1:], strict=True)
         taken = steps if self._ends_early is None else _take_until(self._ends_early, steps, views.steps)

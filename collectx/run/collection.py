@@ -155,12 +155,15 @@ class RunCollection:
         with self._hold():
             delivery = self._collector.delivery
             now_s = self._clock()
+            is_resumed = statistics.started is None and statistics.batches > 0
             statistics.add(delivery, now_s)
             statistics.taking_part = self._collector.members.taking_part
             self.frames = statistics.frames
             self.mean_return = statistics.mean_return
             self.num_episodes = statistics.num_episodes
             self._line = _line(delivery, statistics)
+            if is_resumed:
+                self._line["resumed"] = True
             if entries := self._workers(delivery, now_s):
                 self._line["workers"] = entries
             if statistics.taking_part is not None:
@@ -214,7 +217,7 @@ class RunCollection:
 
 def _line(delivery: Delivery, statistics: Statistics) -> dict[str, Any]:
     """The line of a batch in `metrics.jsonl`; times in seconds, `frames` since the start of the run. Lines of batches
-    without the end of an episode have no returns and lengths."""
+    without the end of an episode have no returns and lengths. That of the first batch after a resume has `resumed`."""
     line = {
         "batch": delivery.index,
         "time": round(time.time(), 3),
@@ -242,7 +245,7 @@ def _number(name: str, value: Any) -> float:
         return float(value)
     except (TypeError, ValueError, RuntimeError) as error:
         raise TypeError(
-            f"collection.log({name}={value!r:.100}): is a {type(value).__name__}: log takes numbers, and tensors and "
+            f"collection.log({name}={value!r:.100}): is {type(value).__name__}: log takes numbers, and tensors and "
             "arrays of one element"
         ) from error
 

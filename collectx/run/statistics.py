@@ -52,8 +52,11 @@ class WorkerTotals:
         return tuple(each / total_s if total_s > 0 else 0.0 for each in spent_s)
 
 
-_SUMS = ("frames", "batches", "num_episodes", "waited_s", "mean_return", "version", "lag", "checkpoint_s")
-_FIRSTS = ("_first_frames", "_first_waited_s")
+# The sums and the newest values, and what they are counted from, as a checkpoint names them.
+_SUMS = (
+    *("frames", "batches", "num_episodes", "waited_s", "mean_return", "version", "lag", "checkpoint_s"),
+    "_first_frames",
+)
 
 
 class Statistics:
@@ -67,6 +70,8 @@ class Statistics:
         waited_s: total time that the trainer waited for batches.
         checkpoint_s: total time that writing checkpoints took.
         first_s, last_s: when the first and the last batch were delivered, on the caller's clock; None before.
+        started: `last_s` and `waited_s` at the first delivery of this process; None before. The time until then is
+            that of its start.
         rate: frames of the last batch divided by the time since the previous delivery; None before the second.
         mean_return: mean return of the last `RETURN_WINDOW` finished episodes; nan before the first.
         version: newest published policy version at the last delivery.
@@ -92,20 +97,23 @@ class Statistics:
         self.lag = 0.0
         self.workers: dict[int, WorkerTotals] = {}
         self.taking_part: tuple[int, int] | None = None
-        self._first_frames, self._first_waited_s = 0, 0.0
+        self.started: tuple[float, float] | None = None
+        self._first_frames = 0
         self._returns: deque[float] = deque(maxlen=RETURN_WINDOW)
 
     def add(self, delivery: Delivery, now_s: float) -> None:
         """Counts one delivery, made at `now_s` on a monotonic clock."""
         if self.last_s is None:
             self.first_s = now_s
-            self._first_frames, self._first_waited_s = delivery.frames, delivery.waited_s
+            self._first_frames = delivery.frames
         elif now_s > self.last_s:
             self.rate = delivery.frames / (now_s - self.last_s)
         self.last_s = now_s
         self.frames += delivery.frames
         self.batches += 1
         self.waited_s += delivery.waited_s
+        if self.started is None:
+            self.started = now_s, self.waited_s
         self.version = delivery.version
         total_lag = 0
         episodes = self.num_episodes
@@ -124,7 +132,7 @@ class Statistics:
         """Returns a copy as plain data, for `load`."""
         elapsed_s = None if self.first_s is None or self.last_s is None else self.last_s - self.first_s
         return {
-            "sums": {name: getattr(self, name) for name in (*_SUMS, *_FIRSTS)},
+            "sums": {name: getattr(self, name) for name in _SUMS},
             "elapsed_s": elapsed_s,
             "scalars": dict(self.scalars),
             "returns": list(self._returns),
@@ -196,12 +204,14 @@ class MetricsTail(Statistics):
         self.rate = line["frames_per_s"]
         if self.last_s is None:
             self.first_s = self.last_s = line["time"]
-            self._first_frames, self._first_waited_s = batch_frames, line["waited_s"]
+            self._first_frames = batch_frames
         elif self.rate:
             self.last_s += batch_frames / self.rate
         self.frames = line["frames"]
         self.batches = line["batch"] + 1
         self.waited_s += line["waited_s"]
+        if self.started is None or line.get("resumed"):
+            self.started = self.last_s, self.waited_s
         self.version = line["version"]
         self.lag = line["lag"]
         self.num_episodes = line.get("num_episodes", self.num_episodes + line.get("episodes", 0))
@@ -279,12 +289,13 @@ class Sampler:
 
 
 def _trainer_share(now: Statistics, since: Statistics) -> float | None:
-    """Between the deliveries of two samples, or since the first delivery if there was none between them."""
-    if now.last_s is None or now.first_s is None or since.last_s is None:
+    """Between the deliveries of two samples, or since the first delivery of this process if there was none between
+    them."""
+    if now.last_s is None or now.started is None:
         return None
-    begin_s, waited_s = since.last_s, since.waited_s
-    if begin_s == now.last_s:
-        begin_s, waited_s = now.first_s, now._first_waited_s
+    begin_s, waited_s = now.started
+    if since.last_s is not None and begin_s <= since.last_s < now.last_s:
+        begin_s, waited_s = since.last_s, since.waited_s
     passed_s = now.last_s - begin_s
     return min(1.0, max(0.0, 1 - (now.waited_s - waited_s) / passed_s)) if passed_s > 0 else None
 

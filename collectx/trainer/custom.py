@@ -36,6 +36,6 @@ def build(cfg: CustomTrainerConfig, policy: Callable | None, spec: EnvSpec, seed
     trainer = call(target, {**arguments, **cfg.kwargs}, "trainer.kwargs")
     if not callable(getattr(trainer, "train", None)):
         raise ConfigError(
-            [f"trainer.target={cfg.target} gave a {type(trainer).__name__}, which has no train(collection)."]
+            [f"trainer.target={cfg.target} gave {type(trainer).__name__}, which has no train(collection)."]
         )
     return trainer

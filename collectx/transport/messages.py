@@ -92,5 +92,5 @@ def _unpack_added(message: bytes) -> dict[str, torch.Tensor]:
     except Exception as error:
         raise ValueError(f"FULL with {len(message)} bytes that are no tensors") from error
     if not isinstance(added, dict) or not all(isinstance(value, torch.Tensor) for value in added.values()):
-        raise ValueError(f"FULL with a {type(added).__name__} in place of tensors")
+        raise ValueError(f"FULL with {type(added).__name__} in place of tensors")
     return added

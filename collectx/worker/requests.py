@@ -187,7 +187,7 @@ def load_into(value: Any, path: str, weights: dict[str, torch.Tensor]) -> None:
     """
     module = resolve(value, path)
     if not isinstance(module, torch.nn.Module):
-        raise TypeError(f"{path} is a {type(module).__name__}, no module, and has no weights")
+        raise TypeError(f"{path} is {type(module).__name__}, no module, and has no weights")
     module.load_state_dict(weights)
 
 
@@ -214,7 +214,7 @@ def _call_hook(hook: Callable[[TensorDictBase], Any], batch: TensorDictBase) -> 
         elif isinstance(value, torch.Tensor):
             added[name] = value.detach().to("cpu", copy=True).reshape(-1, batch.shape[-1], *value.shape[seen.ndim :])
         else:
-            raise ShapeError(f"post_collect_hook adds {name}, a {type(value).__name__}: it may add tensors only")
+            raise ShapeError(f"post_collect_hook adds {name}, which is {type(value).__name__}: it may add tensors only")
     return added
 
 

@@ -163,7 +163,7 @@ class _Layout:
             ShapeError: they differ from those of a slot; `TRAJ_IDS` and `POLICY_VERSION` may be missing.
         """
         if not isinstance(batch, TensorDictBase):
-            raise ShapeError(f"{self._name} gave a {type(batch).__name__}, not a TensorDict of frames")
+            raise ShapeError(f"{self._name} gave {type(batch).__name__}, not a TensorDict of frames")
         size = tuple(batch.batch_size)
         if not size or size[-1] != self.steps or math.prod(size) != self.frames:
             raise ShapeError(

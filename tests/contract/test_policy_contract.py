@@ -385,8 +385,10 @@ TWO_ACTIONS = spaces.Tuple([spaces.Discrete(2), spaces.Discrete(2)])
     ("policy", "error", "message"),
     [
         (LINEAR, ShapeError, "argmax"),
-        (lambda observation: (positive(observation), None), ShapeError, "a NoneType for output1, not a tensor"),
-        (TensorDictModule(LINEAR, ["observation"], ["observation"]), ConfigError, "wrote observation, but not action"),
+        (lambda observation: (positive(observation), None), ShapeError, "returned NoneType for output1, not a tensor"),
+        (TensorDictModule(LINEAR, ["observation"], ["observation"]), ConfigError, "from action, .* wrote observation:"),
+        (lambda td: None, ConfigError, "takes its action from action, but the policy wrote nothing: change"),
+        (lambda observation: None, ShapeError, "as a tensor, got NoneType"),
         (
             lambda td: by_tensordict(td).set("observation", td["observation"].double()),
             ShapeError,
@@ -417,6 +419,15 @@ def test_a_policy_that_does_not_fit_is_refused(policy, error, message):
 def test_a_configuration_that_does_not_fit_is_refused(cfg, action, error, message):
     with pytest.raises(error, match=message):
         build(cfg, make_spec("vector", action), 0)
+
+
+@pytest.mark.parametrize("kind", ["mlp", "q_mlp", "cnn"])
+def test_a_network_without_an_observation_is_refused(kind):
+    spec = dataclasses.replace(
+        make_spec("vector", "discrete"), observation=(), inputs=(), observation_space=spaces.Dict({})
+    )
+    with pytest.raises(ConfigError, match=r"an observation, but the env has none|but the env observes nothing"):
+        build(POLICIES[kind], spec, 0)
 
 
 def test_random_covers_the_space():

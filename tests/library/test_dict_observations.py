@@ -11,8 +11,9 @@ from tensordict.nn import TensorDictModule
 
 pytest.importorskip("torchrl", reason="needs the torchrl extra")
 
-from torchrl.envs import SerialEnv, StepCounter, TransformedEnv
-from worlds.torchrlenvs import Goals, goals
+from torchrl.envs import GymWrapper, SerialEnv, StepCounter, TransformedEnv
+from worlds.cartpoles import cartpole, cartpoles
+from worlds.torchrlenvs import Goals, goals, walking
 
 from collectx import Collector
 from collectx.config.schema.env import GymEnvConfig, TorchrlEnvConfig
@@ -116,6 +117,27 @@ def test_a_part_with_the_name_of_another_key_is_refused(name):
         assert collector.next()["camera"].shape == (4, 2)
 
 
+def with_version(td):
+    td["policy_version"] = td["camera"]
+    return td.set("action", torch.zeros(td.batch_size, dtype=torch.int64))
+
+
+@pytest.mark.parametrize(
+    ("create", "policy"),
+    [
+        (partial(Named, "camera", "policy_version"), None),
+        (partial(GymWrapper, Named("camera", "policy_version")), None),
+        (partial(Named, "camera"), with_version),
+    ],
+    ids=["gymnasium", "torchrl", "policy"],
+)
+def test_a_key_named_policy_version_is_refused_where_batches_have_another_one(create, policy):
+    with pytest.raises(SpaceError, match=r"cannot write policy_version with track_policy_version=True.*another name"):
+        Collector(create, policy, frames_per_batch=4, track_policy_version=True)
+    with Collector(create, policy, frames_per_batch=4) as collector:
+        assert collector.next()["policy_version"].shape == (4, 2)
+
+
 def test_a_part_named_info_is_refused_beside_kept_infos_only():
     with pytest.raises(SpaceError, match="cannot have the name info"):
         Collector(partial(Named, "camera", "info"), frames_per_batch=4, info_keys=["info"])
@@ -125,6 +147,52 @@ def test_a_part_named_info_is_refused_beside_kept_infos_only():
 def test_a_part_named_state_is_the_observation_where_there_is_no_other():
     assert first_batch(partial(Named, "state", "camera"), None)["observation"].shape == (40, 2)
     assert {"state", "observation"} < {*first_batch(partial(Named, "state", "observation"), None).keys()}
+
+
+class Pairs(Named):
+    def __init__(self):
+        self.observation_space = spaces.Tuple([spaces.Box(-1, 1, (2,)), spaces.Discrete(3)])
+
+
+@pytest.mark.parametrize(
+    ("create", "name", "options"),
+    [
+        (cartpole, "observation", {}),
+        (cartpole, "observation", {"max_frames_per_traj": 5}),
+        (cartpole, "observation", {"max_frames_per_traj": 5, "trajs_per_batch": 3}),
+        (cartpoles, "observation", {}),
+        (partial(cartpoles, mode="NEXT_STEP"), "observation", {}),
+        (partial(Named, "camera"), "camera", {}),
+        (Pairs, "observation", {}),
+        (walking, "observation", {}),
+    ],
+    ids=["one", "limited", "trajectories", "same_step", "next_step", "dict", "tuple", "torchrl"],
+)
+def test_the_only_observation_can_be_left_out(create, name, options):
+    def collect(**keywords):
+        with Collector(create, frames_per_batch=24, total_frames=48, seed=3, **options, **keywords) as collector:
+            return list(collector)
+
+    expected = [batch.exclude(name, ("next", name)) for batch in collect()]
+    batches = collect(exclude_keys=[name])
+    assert len(batches) == len(expected) > 0
+    assert not any({name} & {*batch.keys()} for batch in batches)
+    assert all((batch == other).all() for batch, other in zip(batches, expected, strict=True))
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        lambda: 1,
+        lambda td: td.set("action", torch.ones(td.batch_size, dtype=torch.int64)),
+        TensorDictModule(lambda: torch.ones((), dtype=torch.int64), [], ["action"]),
+    ],
+    ids=["tensors", "tensordict", "module"],
+)
+@pytest.mark.parametrize("options", [{}, {"max_frames_per_traj": 4}], ids=str)
+def test_a_policy_acts_without_an_observation(policy, options):
+    with Collector(cartpole, policy, frames_per_batch=8, exclude_keys=["observation"], **options) as collector:
+        assert collector.next()["action"].tolist() == [1] * 8
 
 
 @pytest.mark.difference("a Tuple observation whose parts are not equal")

@@ -5,6 +5,8 @@ import json
 import multiprocessing
 import os
 import signal
+import subprocess
+import sys
 import time
 import warnings
 from concurrent.futures import ProcessPoolExecutor
@@ -152,3 +154,36 @@ def test_a_worker_of_a_pool_is_told_what_to_do():
     refused = pytest.raises(LauncherError, match=r"daemonic.*use concurrent\.futures\.ProcessPoolExecutor")
     with multiprocessing.get_context("fork").Pool(1) as pool, refused:
         pool.map(_collects, [0])
+
+
+BOTH_COLLECT = """
+import os
+import gymnasium
+from collectx import DistributedCollector
+
+def collector(total_frames):
+    envs = [lambda: gymnasium.make("CartPole-v1")]
+    return DistributedCollector(envs, frames_per_batch=8, total_frames=total_frames, launcher="mp")
+
+with collector(400) as parents:
+    next(parents)
+    child = os.fork()
+    if child == 0:
+        try:
+            with collector(24) as own:
+                print([batch.numel() for batch in own], flush=True)
+        finally:
+            os._exit(0)
+    next(parents)
+    os.waitpid(child, 0)
+    print([batch.numel() for batch in parents] == [8] * 48, flush=True)
+"""
+
+
+@pytest.mark.ci
+def test_a_process_with_a_collector_over_gloo_and_its_fork_both_collect(tmp_path):
+    # In processes of its own: torch's errors about this end a process or let it hang.
+    script = tmp_path / "both.py"
+    script.write_text(BOTH_COLLECT)
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=100)
+    assert (done.returncode, done.stdout) == (0, "[8, 8, 8]\nTrue\n"), done.stderr

@@ -47,6 +47,32 @@ def test_a_script_needs_no_guard(start_method, script):
     assert "Traceback" not in run.stderr
 
 
+WARNS = """
+import gymnasium
+from collectx import MultiSyncCollector
+
+def make():
+    env = gymnasium.make("InvertedPendulum-v5")
+    import mujoco
+    env.reset()
+    env.unwrapped.data.qvel[:] = float("nan")
+    mujoco.mj_step(env.unwrapped.model, env.unwrapped.data)
+    return env
+
+with MultiSyncCollector([make] * 2, frames_per_batch=10) as collector:
+    print(collector.next().shape, flush=True)
+"""
+
+
+def test_a_warning_of_mujoco_is_shown_once_for_all_processes(script, tmp_path, monkeypatch):
+    pytest.importorskip("mujoco")
+    monkeypatch.chdir(tmp_path)  # MuJoCo's own handler writes a log to it
+    run = script(WARNS)
+    assert run.stdout == "torch.Size([2, 5])\n", run.stderr
+    assert run.stderr.count("in QVEL") == run.stderr.count("WARNING of MuJoCo, shown once: ") == 1, run.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["script.py"]
+
+
 GUARDED = """
 import gymnasium
 from gymnasium.envs.classic_control import CartPoleEnv

@@ -120,6 +120,12 @@ def test_every_thread_has_a_name_by_which_tests_see_that_it_ends():
         assert len(threads) <= text.count('"collectx-'), f"{path}: see `nothing_left_behind`"
 
 
+def test_messages_have_no_article_before_the_name_of_a_type():
+    """It would be "a AsyncCollector" for some of them."""
+    for _, path in product():
+        assert not re.search(r"\ban? \{type\(", path.read_text()), path
+
+
 def test_no_file_is_tiny():
     for _, path in product():
         lines = len(path.read_text().splitlines())

@@ -10,6 +10,9 @@ import math
 from dataclasses import field, fields
 from typing import TYPE_CHECKING, Any, TypeVar
 
+BITS = 63
+"""Every integer is below 2**63, unless its option has another limit: tensors and files have no larger ones."""
+
 
 class Unset(AttributeError):
     """An option was read that failed its check; see `incomplete`."""
@@ -51,8 +54,8 @@ def within(minimum: float, maximum: float) -> Any:
 
 
 def count_or_endless() -> Any:
-    """A positive count below 2**63, or -1 for no end."""
-    return field(metadata={"minimum": 1, "bits": 63, "also": (-1,)})
+    """A positive count, or -1 for no end."""
+    return field(metadata={"minimum": 1, "also": (-1,)})
 
 
 def unsigned(bits: int) -> Any:

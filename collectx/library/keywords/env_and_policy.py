@@ -61,7 +61,7 @@ class EnvAndPolicy(Keywords):
             `("info", name)` and `("next", "info", name)`. `("info", "_name")` is False where the env lacks the entry;
             its value then is zero.
         exclude_keys: parts of the observation that are left out of the batch, for example texts; nested ones with dots,
-            "inner.text".
+            "inner.text"; "observation" for one without parts. The policy does not see them.
         worker_idx: this collector's number among several of the caller: the value of the attribute `worker_idx`.
     """
 

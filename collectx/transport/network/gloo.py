@@ -30,7 +30,7 @@ class GlooPair(GroupPair):
         gloo: Any = dist.ProcessGroupGloo
         options = gloo._Options()
         with _device_lock:
-            device, listeners = _device(setup.address)
+            device, listeners = _device(setup.address, os.getpid())
         options._devices = [device]
         # They run collective operations only; sends and receives need none.
         options._threads = 0
@@ -55,9 +55,14 @@ _device_lock = threading.Lock()
 
 
 @cache
-def _device(address: str) -> tuple[Any, ListenerFilter]:
+def _device(address: str, process: int) -> tuple[Any, ListenerFilter]:
     """The sockets of this process on that address. All pairs share it, as its thread wakes a hundred times a
-    second: with one for each pair, a thousand idle workers would cost the trainer a core."""
+    second: with one for each pair, a thousand idle workers would cost the trainer a core.
+
+    Args:
+        process: pid of this process. One that was forked from a process with a device needs its own: it has none of
+            the threads, and shares the sockets.
+    """
     # gloo's sockets are inheritable, unlike those of Python.
     return filter_listeners(lambda: dist.ProcessGroupGloo.create_device(hostname=address), os.get_inheritable)
 

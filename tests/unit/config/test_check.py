@@ -1,12 +1,19 @@
 """Wrong configurations: unknown names, types and ranges, all problems at once. Rules are in test_rules.py."""
 
+import dataclasses
 import sys
+import typing
 
 import pytest
 from composing import examine
 
 from collectx.cli import signatures
 from collectx.cli.compose import compose
+from collectx.config.check import check_option
+from collectx.config.convert import members
+from collectx.config.problem import Problem
+from collectx.config.registry import GROUPS, schemas
+from collectx.config.schema.run import SECTIONS
 from collectx.errors import ConfigError
 
 AN_INTEGER = "must be an integer"
@@ -22,8 +29,10 @@ WRONG_VALUES = {
     "collector.zero_copy=1": "true or false",
     "collector.max_frames_per_traj=0": "at least 1.",
     "collector.init_random_frames=-1": "at least 0.",
-    "collector.total_frames=0": "at least 1 and below 2**63, or -1.",
+    "collector.total_frames=0": "at least 1, or -1.",
     "collector.total_frames=1e30": "at least 1 and below 2**63, or -1.",
+    "collector.frames_per_batch=1e30": "at least 1 and below 2**63.",
+    "policy.hidden_sizes=[64,1e30]": "at least 1 and below 2**63.",
     "collector.preemptive_threshold=1.5": "at least 0 and at most 1.",
     "collector.exploration_type=randon": "did you mean random?",
     "collector.traj_format=cut": "one of padded, cat",
@@ -124,3 +133,19 @@ def test_what_a_source_shows_of_a_name(source: str, tmp_path, monkeypatch):
     assert signatures.parameters(f"{package}:make") == SOURCES[source]
     if SOURCES[source] is None:
         assert signatures.parameters(f"{package}.other:make") is None
+
+
+def test_no_integer_is_too_large_for_64_bits():
+    classes = {*SECTIONS.values(), *(cls for group in GROUPS for cls in schemas(group).values())}
+    options = [
+        (field, hint)
+        for cls in classes
+        for field in dataclasses.fields(cls)
+        if int in members(hint := typing.get_type_hints(cls)[field.name])
+    ]
+    assert len(options) > 50
+    for field, hint in options:
+        assert check_option(field.name, 2**63 - 1, hint, field.metadata) == 2**63 - 1
+        problem = check_option(field.name, 1e30, hint, field.metadata)
+        assert isinstance(problem, Problem), field.name
+        assert "below 2**63" in problem.text()

@@ -67,3 +67,18 @@ def test_the_first_episodes_are_those_of_the_seeds():
     pool = envpool.make("CartPole-v1", env_type="gymnasium", num_envs=2, seed=[11, 12])
     np.testing.assert_array_equal(stepper.observation[0], pool.reset()[0])
     stepper.env.close()
+
+
+def test_the_observation_can_be_left_out():
+    def collect(exclude_keys):
+        cfg = EnvPoolEnvConfig(
+            kind="envpool", num_envs=4, id="CartPole-v1", kwargs={}, num_threads=2, exclude_keys=exclude_keys
+        )
+        stepper = Stepper(build(cfg)).reset()
+        # Always to the same side: episodes end, with spares and without.
+        for _ in range(40):
+            stepper.step(np.zeros(4, np.int64))
+        stepper.env.close()
+        return [[(frame.terminated, frame.truncated) for frame in of_env] for of_env in stepper.frames]
+
+    assert collect(["observation"]) == collect([])

@@ -64,7 +64,7 @@ MISFITS = {
     "broadcast": (None, np.array([7.0], np.float32), r"shape \(2,\), dtype float32, got shape \(1,\)"),
     "kind": (BYTES, np.array([300.7, -1.0]), r"dtype uint8, got shape \(2,\), dtype float64"),
     "range": (BYTES, np.array([300, -1]), "dtype int64 with values from -1 to 300, where 0 to 255 are possible"),
-    "ragged": (BYTES, [[1], [2, 3]], "list of uneven shape"),
+    "ragged": (BYTES, [[1], [2, 3]], "got list of uneven shape"),
     "scalar": (spaces.Discrete(3), 2.9, r"shape \(\), dtype int64, got shape \(\), dtype float64"),
 }
 

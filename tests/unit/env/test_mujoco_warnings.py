@@ -1,19 +1,24 @@
 """MuJoCo's warnings reach the user once."""
 
+import importlib
+import sys
 from functools import partial
 
 import numpy as np
 import pytest
 from collecting import gym, gym_vector
+from worlds.cartpoles import cartpole
 
-from collectx.env import build
+from collectx import Collector
+from collectx.env import build, mujoco_warnings
 from collectx.env.mujoco_warnings import show_once
 
 mujoco = pytest.importorskip("mujoco")
 
 
 @pytest.fixture
-def no_handler():
+def no_handler(monkeypatch):
+    monkeypatch.setattr(mujoco_warnings, "shown", set())
     mujoco.set_mju_user_warning(None)
     yield
     mujoco.set_mju_user_warning(None)
@@ -42,3 +47,33 @@ def test_a_handler_of_the_user_is_kept(no_handler):
     mujoco.set_mju_user_warning(heard.append)
     show_once()
     assert mujoco.get_mju_user_warning() == heard.append
+
+
+FAKE = """
+handler = None
+
+def get_mju_user_warning():
+    return handler
+
+def set_mju_user_warning(function):
+    global handler
+    handler = function
+"""
+
+
+def test_an_env_whose_function_imports_mujoco_warns_once(tmp_path, monkeypatch, capfd):
+    (tmp_path / "mujoco.py").write_text(FAKE)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "mujoco")
+    monkeypatch.setattr(mujoco_warnings, "shown", set())
+
+    def create():
+        imported = importlib.import_module("mujoco")
+        for _ in range(2):
+            imported.handler("the model has no mass")
+        return cartpole()
+
+    with Collector(create, frames_per_batch=4, num_envs=2) as collector:
+        assert collector.next().numel() == 4
+    assert capfd.readouterr().err == "WARNING of MuJoCo, shown once: the model has no mass\n"
+    assert not any(type(finder).__module__.startswith("collectx") for finder in sys.meta_path)

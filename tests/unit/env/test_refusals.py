@@ -49,7 +49,7 @@ REFUSED = [
     (gym_vector(3, "disabled"), "gives no choice"),
     (replace(gym_vector(3, None, "sync"), info_keys=["nothing"]), "no 'nothing'"),
     (replace(gym(), info_keys=["nothing"]), "have no 'nothing'; they have nothing"),
-    (replace(gym(), exclude_keys=["mission"]), "exclude_keys names mission, which .* it has no parts"),
+    (replace(gym(), exclude_keys=["mission"]), "exclude_keys names mission, which .* it has observation"),
     (missing('MuJoCo is not installed, run `pip install "gymnasium[mujoco]"`'), "MuJoCo .*: .*collectx.mujoco.'$"),
     (missing("opencv-python package not installed, run `pip`"), "opencv-python package not .*: .*collectx.atari.'$"),
     (missing("box2d is not installed, run `pip install swig`"), "box2d is not installed, run `pip install swig`$"),

@@ -2,6 +2,7 @@
 
 import math
 from contextlib import closing
+from dataclasses import replace
 from itertools import count
 from types import SimpleNamespace
 from unittest.mock import Mock
@@ -14,7 +15,7 @@ from torch import nn
 from collectx.run import RunFolder, execute
 from collectx.run.collection import RunCollection
 from collectx.run.digest import Digest
-from collectx.run.statistics import MetricsTail, Statistics
+from collectx.run.statistics import MetricsTail, Sampler, Statistics
 
 
 class FakeCollector:
@@ -76,11 +77,38 @@ def test_batches_lines_and_sums(folder, delivery):
         assert getattr(replay, name) == getattr(statistics, name), name
 
 
+def test_the_trainers_share_after_a_resume_is_without_the_start_of_the_process(folder, delivery):
+    def collect(statistics, times_s, waited_s):
+        deliveries = [replace(delivery(index), waited_s=s) for index, s in enumerate(waited_s, statistics.batches)]
+        clock = iter(times_s).__next__
+        with closing(RunCollection(FakeCollector(*deliveries), folder, statistics, clock=clock)) as collection:
+            for _ in collection:
+                yield
+
+    old, resumed = Statistics(1000), Statistics(1000)
+    list(collect(old, [0.0, 10.0], [50.0, 5.0]))
+    resumed.load(old.state(), 100.0)
+    replay = MetricsTail(folder.metrics, 1000)
+    replay.update()
+    live, read = Sampler(resumed, 100.0), Sampler(replay, 100.0)
+    assert (live.view(100.0).trainer_share, read.view(100.0).trainer_share) == (None, 0.5)
+    # The workers start for 60 s, after this process has imported what it needs for 40 s.
+    collected, shares = collect(resumed, [200.0, 210.0, 220.0], [60.0, 1.0, 1.0]), []
+    for now_s in (200.0, 210.0, 220.0):
+        next(collected)
+        shares.append(live.view(now_s).trainer_share)
+    assert shares == [None, 0.9, 0.9]
+    list(collected)
+    replay.update()
+    assert read.view(220.0).trainer_share == 0.9
+    assert [line.get("resumed") for line in folder.read_metrics()] == [None, None, True, None, None]
+
+
 @pytest.mark.parametrize("value", ["hello", [1, 2], torch.zeros(2), None])
 def test_what_is_no_number_is_not_logged_and_said_so(folder, delivery, value):
     with closing(RunCollection(FakeCollector(delivery(0)), folder, Statistics(-1))) as collection:
         next(collection)
-        words = rf"^collection.log\(note=.*\): is a {type(value).__name__}: log takes numbers, and tensors"
+        words = rf"^collection.log\(note=.*\): is {type(value).__name__}: log takes numbers, and tensors"
         with pytest.raises(TypeError, match=words):
             collection.log(loss=1.0, note=value)
 

@@ -54,7 +54,7 @@ def compose(overrides: Sequence[str] = (), config_dir: str | os.PathLike[str] | 
     composer = Composer(config_dir)
     checked = composer.check(overrides)
     composed = composer.examine(checked.overrides, checked.broken)
-    if problems := [*checked.problems, *composed.problems]:
+    if problems := [*checked.problems, *composed.problems, *signatures.problems(composed.cfg)]:
         raise ConfigError(problems)
     return composed.cfg
 
@@ -178,10 +178,10 @@ def _config_errors() -> Iterator[None]:
 
 
 def examine(node: DictConfig, broken: Collection[str] = ()) -> Composed:
-    """Checks a composed configuration, with Hydra's part: types, rules and the arguments of user code."""
+    """Checks a composed configuration, with Hydra's part: types and rules. Imports no code that it names."""
     with _resolving_hydra(node):
         cfg, problems, note = typed(node, node.hydra, broken)
-    problems = [*_with_hydras_keys(problems, node.hydra), *preflight.rule_problems(cfg), *signatures.problems(cfg)]
+    problems = [*_with_hydras_keys(problems, node.hydra), *preflight.rule_problems(cfg)]
     return Composed(node, cfg, [*problems, *_launcher_conflicts(node.hydra, cfg)], note)
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
-from collectx.cli import foreign_code, output, sweep
+from collectx.cli import foreign_code, output, signatures, sweep
 from collectx.cli import list as listing
 from collectx.cli.arguments import Arguments, call_hydra, run_subcommand
 from collectx.cli.compose import Composed, Composer, folder_of, parsed
@@ -119,7 +119,7 @@ def _prepare(composer: Composer, checked: Checked, is_multirun: bool) -> Compose
     """Composes and checks one run, or every point of a sweep."""
     if not is_multirun and not any(each.is_sweep_override() for each in parsed(checked.overrides)):
         run = composer.examine(checked.overrides, checked.broken)
-        problems = [*checked.problems, *run.problems]
+        problems = [*checked.problems, *run.problems, *signatures.problems(run.cfg)]
         # The configuration may turn every run into a sweep of one point.
         if problems or "MULTIRUN" not in str(run.node.hydra.mode):
             if problems := problems or _machine_problems(run.cfg):

@@ -1,22 +1,18 @@
 """Checks the names of keyword arguments that a configuration passes to classes and functions of Gymnasium and of the
-user, against the source code of their definitions. Imports nothing but Gymnasium, for the ids of envs. Definitions that
-the source does not show (decorators, inherited constructors, `**kwargs`, names that are bound more than once, compiled
-modules) are not checked.
+user. It imports them, as the run is about to; what cannot be imported is reported by the run.
 
-Called when a configuration is composed.
+Called before a run is started, when its code is trusted.
 """
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import functools
+import inspect
 from collections.abc import Iterator, Mapping
-from importlib.machinery import PathFinder
-from importlib.util import find_spec, resolve_name
-from pathlib import Path
 from typing import Any
 
+from collectx.config.derived import ELSEWHERE
 from collectx.config.problem import did_you_mean
 from collectx.config.schema.env import GymEnvConfig, GymVectorEnvConfig, TorchrlEnvConfig
 from collectx.config.schema.fields import Unset
@@ -30,11 +26,12 @@ _MAKE = ("max_episode_steps", "disable_env_checker")
 
 
 def problems(cfg: RunConfig) -> list[str]:
-    """One message for each argument that its target does not have."""
+    """One message for each argument that its target does not have; none for a job, whose nodes may have other packages
+    than this machine."""
     messages = []
     calls: list[_Call] = []
     with contextlib.suppress(Unset):
-        calls.extend(_calls(cfg))
+        calls.extend(_calls(cfg) if cfg.launcher.kind not in ELSEWHERE else ())
     for path, target, kwargs, extra in calls:
         names = parameters(target)
         for key in kwargs:
@@ -92,70 +89,14 @@ def _wrapper(path: str, item: Mapping[Any, Any]) -> Iterator[_Call]:
 
 @functools.cache
 def parameters(target: str) -> tuple[str, ...] | None:
-    """The names of the arguments of a class or function, "package.module:Name" or "package.module.Name"; None where its
-    source does not show them."""
-    module, _, name = target.partition(":") if ":" in target else target.rpartition(".")
-    return _parameters(module, name, set())
+    """The names of the arguments of a class or function, "package.module:Name" or "package.module.Name"; None if it
+    takes any, or cannot be imported."""
+    from collectx.user_objects import resolve
 
-
-def _parameters(module: str, name: str, visited: set[tuple[str, str]]) -> tuple[str, ...] | None:
-    if (module, name) in visited:
-        return None
-    visited.add((module, name))
-    path = _source(module)
     try:
-        tree = ast.parse(path.read_bytes()) if path is not None else ast.Module([], [])
-    except (OSError, SyntaxError, ValueError):
+        arguments = inspect.signature(resolve(target, "")).parameters.values()
+    except Exception:  # of the module's own code as well: the run names it
         return None
-    node = _only_binding(tree, name)
-    if isinstance(node, ast.FunctionDef):
-        return _arguments(node, 0)
-    if isinstance(node, ast.ClassDef):
-        made = _only_binding(node, "__init__")
-        return _arguments(made, 1) if isinstance(made, ast.FunctionDef) and not node.decorator_list else None
-    if isinstance(node, ast.ImportFrom):
-        original = next(alias.name for alias in node.names if (alias.asname or alias.name) == name)
-        package = module if path is not None and path.name == "__init__.py" else module.rpartition(".")[0]
-        return _parameters(resolve_name("." * node.level + (node.module or ""), package), original, visited)
-    return None
-
-
-def _only_binding(scope: ast.Module | ast.ClassDef, name: str) -> ast.AST | None:
-    """The statement of a module or class that binds `name`; None where it is not the only one, or stands below another,
-    such as an `if`."""
-    bindings, rest = [], list[ast.AST](scope.body)
-    while rest:
-        node = rest.pop()
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            names = [node.name]
-        elif isinstance(node, ast.Import | ast.ImportFrom):
-            names = [(alias.asname or alias.name.partition(".")[0]) for alias in node.names]
-        else:
-            names = [node.id] if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load) else []
-            rest += ast.iter_child_nodes(node)
-        if name in names:
-            bindings.append(node)
-    return bindings[0] if len(bindings) == 1 and bindings[0] in scope.body else None
-
-
-def _arguments(node: ast.FunctionDef, skipped: int) -> tuple[str, ...] | None:
-    """The argument names without the first `skipped`; None if it accepts any."""
-    if node.decorator_list or node.args.kwarg is not None:
+    if any(each.kind is each.VAR_KEYWORD for each in arguments):
         return None
-    num_positional = max(skipped, len(node.args.posonlyargs))
-    named = [*node.args.posonlyargs, *node.args.args][num_positional:]
-    return tuple(each.arg for each in (*named, *node.args.kwonlyargs))
-
-
-def _source(module: str) -> Path | None:
-    """The file of a module. `find_spec` would import the packages that it is in."""
-    first, *rest = module.split(".")
-    try:
-        spec = find_spec(first)
-        for index in range(len(rest)):
-            if spec is None or spec.submodule_search_locations is None:
-                return None
-            spec = PathFinder.find_spec(".".join([first, *rest[: index + 1]]), spec.submodule_search_locations)
-    except (ImportError, ValueError):
-        return None
-    return Path(spec.origin) if spec is not None and spec.origin is not None and spec.has_location else None
+    return tuple(each.name for each in arguments if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY))

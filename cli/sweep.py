@@ -26,7 +26,7 @@ from hydra.types import HydraContext, RunMode, TaskFunction
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 
-from collectx.cli import foreign_code, output
+from collectx.cli import foreign_code, output, signatures
 from collectx.cli.compose import Composed, Composer, as_written, examine, folder_of, is_enumerated, overrides_of, parsed
 from collectx.cli.overrides import Checked
 from collectx.cli.task import PointFailed, Stopped, Task, objective, submitted
@@ -97,7 +97,7 @@ def prepare(
     points = [composer.examine(words, checked.broken, master) for words in combinations]
     where: dict[str, list[str]] = {}
     for point, name in zip(points, names(combinations), strict=True):
-        problems = point.problems or [
+        problems = [*point.problems, *signatures.problems(point.cfg)] or [
             *machine_problems(point.cfg, point is points[0]),
             *([] if is_basic else _sweeper_problems(point)),
         ]

@@ -118,7 +118,7 @@ def print_sweep(
 
 def _over_seeds(rows: Sequence[tuple[str, str, Mapping[str, Any] | None]], objective: str) -> list[tuple[str, ...]]:
     """For points that differ in their seeds alone, mean and spread of the objective over those that have completed;
-    empty if no seeds were swept."""
+    empty if no seeds were swept, or no point has an objective."""
     values: dict[str, list[float]] = {}
     names = [_SEED.sub("", name).strip(",") for name, _, _ in rows]
     if len(set(names)) == len(names):
@@ -126,13 +126,14 @@ def _over_seeds(rows: Sequence[tuple[str, str, Mapping[str, Any] | None]], objec
     for name, (_, status, result) in zip(names, rows, strict=True):
         value = (result or {}).get(objective)
         values.setdefault(name, []).extend([float(value)] if status == Status.COMPLETED and value is not None else [])
+    if not any(values.values()):
+        return []
+    means = {name: fmean(found) if found else None for name, found in values.items()}
     table = []
-    for name in sorted(values, key=lambda name: _rank(fmean(values[name]) if values[name] else None, objective)):
-        found = values[name]
-        numbers = (fmean(found), stdev(found) if len(found) > 1 else None, min(found), max(found)) if found else ()
-        table.append(
-            (name or "all", str(len(found)), *(_format(number, ",.1f") for number in (*numbers, *[None] * 4)[:4]))
-        )
+    for name in sorted(values, key=lambda name: _rank(means[name], objective)):
+        found, mean = values[name], means[name]
+        spread = (stdev(found) if len(found) > 1 else None, min(found), max(found)) if found else [None] * 3
+        table.append((name or "all", str(len(found)), *(_format(number, ",.1f") for number in (mean, *spread))))
     return table
 
 

@@ -13,6 +13,7 @@ from collectx.cli.overrides import quoted
 from collectx.cli.run import launch
 from collectx.cli.saved import hydra_flags, read_snapshot, snapshot_composer, split_folders
 from collectx.errors import ConfigError
+from collectx.jobs.status import where_running
 from collectx.run import RunFolder, resumed
 
 _USAGE = """\
@@ -42,6 +43,8 @@ def _resume(arguments: Arguments, argv: Sequence[str]) -> int:
     if "multirun" in arguments.flags:
         return output.usage_error("resume continues one run: repeat the command of a sweep to continue the sweep.")
     files = RunFolder(folders[0])
+    if where := where_running(files):
+        raise ConfigError([f"{files.path} is {where}: wait for its end, or end it: collectx cancel {files.path}"])
     saved = read_snapshot(files, resumed.newest_config)
     if resumed.begins_anew(files):
         raise ConfigError(

@@ -5,13 +5,25 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from collectx.errors import printable
-from collectx.jobs.status import statuses
+from collectx.config.derived import num_tasks_of
+from collectx.errors import ConfigError, printable
+from collectx.jobs.status import read_job, statuses
 from collectx.run import RunFolder
+from collectx.run.saved_config import saved_config
 
 _POLL_S = 0.25
 # Seconds between two looks for the end of the run, which may ask SLURM.
 _STATUS_S = 2.0
+
+
+def roles(run: RunFolder) -> list[str]:
+    """The roles that a run has, and those that have written a log. Not all of the first have, nor will."""
+    try:
+        workers = [f"worker-{worker}" for worker in range(num_tasks_of(saved_config(run)) - 1)]
+    except ConfigError:
+        workers = []
+    job = ["job"] if read_job(run) is not None else []
+    return list(dict.fromkeys([*job, "trainer", *workers, *(path.stem for path in _paths(run, None))]))
 
 
 def print_logs(run: RunFolder, role: str | None, follows: bool) -> bool:
@@ -26,7 +38,7 @@ def print_logs(run: RunFolder, role: str | None, follows: bool) -> bool:
         has_ended = not follows or statuses([run])[0].has_ended
         until_s = time.monotonic() + _STATUS_S
         while True:
-            for path in paths(run, role):
+            for path in _paths(run, role):
                 tails.setdefault(path, _Tail(path, f"{path.stem} | " if role is None else "")).show(has_ended)
             if has_ended:
                 return any(tail.has_printed for tail in tails.values())
@@ -35,8 +47,7 @@ def print_logs(run: RunFolder, role: str | None, follows: bool) -> bool:
             time.sleep(_POLL_S)
 
 
-def paths(run: RunFolder, role: str | None = None) -> list[Path]:
-    """The log of a role, which may not exist yet, or all logs of a run."""
+def _paths(run: RunFolder, role: str | None) -> list[Path]:
     return sorted(run.logs.glob("*.log")) if role is None else [run.log(role)]
 
 

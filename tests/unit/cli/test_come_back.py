@@ -144,6 +144,19 @@ def test_logs_are_those_of_all_roles_or_of_one(job, capsys):
     assert capsys.readouterr().out == "job | begin\njob | end\nworker-0 | hello\nbegin\nend\n"
 
 
+@pytest.mark.parametrize("role", ["trainer", "worker-1"])
+def test_a_role_that_has_written_nothing_is_told_from_one_that_does_not_exist(job, capsys, role):
+    assert logs.main(["sweep/seed=0", role]) == 0
+    out, err = capsys.readouterr()
+    assert not out
+    assert f"{role} has written no log" in err
+    assert f"The output of a run is in {job.path}: metrics.jsonl" in err
+    assert logs.main(["sweep", "worker-2"]) == 2
+    assert "worker-2: no such role; did you mean worker-1? (valid: job, trainer, worker-0, worker-1)" in (
+        capsys.readouterr().err
+    )
+
+
 def test_logs_without_a_line_name_the_files_that_have_the_output(job, capsys):
     job.log("job").write_text("")
     queue_result = {"status": "completed", "exit_reason": "all frames delivered"}
@@ -177,6 +190,7 @@ def test_a_dead_run_with_many_batches_is_watched_to_its_end_by_the_last_of_them(
     [
         (logs.main, ["sweep", "wroker-0"], "did you mean worker-0?"),
         (logs.main, ["sweep", "-x"], "no such flag"),
+        (logs.main, ["sweep", "job", "trainer"], "logs takes one role, got 2: job, trainer"),
         (watch.main, [], "needs one folder"),
         (cancel.main, ["nowhere"], "neither the folder of a run nor of a sweep"),
     ],

@@ -6,9 +6,10 @@ import time
 from pathlib import Path
 
 from collectx.config.derived import num_tasks_of
-from collectx.errors import ConfigError, printable
+from collectx.errors import ConfigError
 from collectx.jobs.status import read_job, statuses
-from collectx.run import RunFolder
+from collectx.run import RunFolder, printing
+from collectx.run.files import LinesTail
 from collectx.run.saved_config import saved_config
 
 _POLL_S = 0.25
@@ -32,16 +33,20 @@ def print_logs(run: RunFolder, role: str | None, follows: bool) -> bool:
     Args:
         follows: blocks until the run has ended, and prints what is added.
     """
-    tails: dict[Path, _Tail] = {}
+    tails: dict[Path, LinesTail] = {}
+    has_printed = False
     while True:
         # The status comes first: what the run writes last is printed.
         has_ended = not follows or statuses([run])[0].has_ended
         until_s = time.monotonic() + _STATUS_S
         while True:
             for path in _paths(run, role):
-                tails.setdefault(path, _Tail(path, f"{path.stem} | " if role is None else "")).show(has_ended)
+                tail, prefix = tails.setdefault(path, LinesTail(path)), f"{path.stem} | " if role is None else ""
+                while lines := tail.read_lines(is_last=has_ended)[0]:
+                    has_printed = True
+                    printing.say("\n".join(prefix + line.decode(errors="replace") for line in lines))
             if has_ended:
-                return any(tail.has_printed for tail in tails.values())
+                return has_printed
             if time.monotonic() > until_s:
                 break
             time.sleep(_POLL_S)
@@ -49,35 +54,3 @@ def print_logs(run: RunFolder, role: str | None, follows: bool) -> bool:
 
 def _paths(run: RunFolder, role: str | None) -> list[Path]:
     return sorted(run.logs.glob("*.log")) if role is None else [run.log(role)]
-
-
-class _Tail:
-    """Prints the lines that are added to a file, each after `prefix`."""
-
-    def __init__(self, path: Path, prefix: str):
-        self._path = path
-        self._prefix = prefix
-        self._position = 0
-        self._rest = b""
-        self.has_printed = False
-
-    def show(self, is_last: bool) -> None:
-        """Prints the new complete lines; with `is_last`, also one without an end."""
-        try:
-            with open(self._path, "rb") as file:
-                if file.seek(0, 2) < self._position:
-                    self._position, self._rest = 0, b""
-                file.seek(self._position)
-                text = self._rest + file.read()
-                self._position = file.tell()
-        except FileNotFoundError:
-            return
-        lines = text.split(b"\n")
-        self._rest = b"" if is_last else lines.pop()
-        if lines and not lines[-1]:
-            lines.pop()
-        for line in lines:
-            print(printable(self._prefix + line.decode(errors="replace")))
-        if lines:
-            self.has_printed = True
-            print(end="", flush=True)

@@ -22,7 +22,6 @@ from collectx.launcher.slurm import commands
 from collectx.run import printing
 from collectx.run.display import REFRESH_S
 from collectx.run.events import format_event
-from collectx.run.folder import RunFolder
 from collectx.run.notices import Notices
 from collectx.run.result import Status
 
@@ -111,7 +110,8 @@ class Watcher:
                     break
         self._print_failures()
         if len(self._runs) == 1 and not self.is_detached:
-            _print_result(self._runs[0])
+            (run,) = self._runs
+            printing.print_run(run.name, run.status.status, numbers_of(run.files), run.files.path)
         statuses = [run.status.status if run.status.has_ended else Status.INTERRUPTED for run in self._runs]
         return [Outcome(status, run.files.path) for status, run in zip(statuses, self._runs, strict=True)]
 
@@ -245,23 +245,10 @@ class Watcher:
 
 
 def _failure_text(run: WatchedRun) -> str:
-    """The first failure in the result with its traceback, or the status of the job."""
-    failures = (run.files.read_result() or {}).get("failures")
-    if not failures:
-        return run.status.detail
-    return f"{failures[0]['type']}: {failures[0]['message']}\n{_traceback(run.files)}".rstrip()
-
-
-def _traceback(files: RunFolder) -> str:
-    """The last traceback of the trainer's log."""
+    """Why a run has failed; where it has left a result, with the last traceback of the trainer's log."""
     try:
-        text = files.log("trainer").read_text(errors="replace").rstrip()
+        log = run.files.log("trainer").read_text(errors="replace").rstrip() if run.files.result.exists() else ""
     except OSError:
-        return ""
-    _, head, rest = text.rpartition("Traceback (most recent call last)")
-    return "\n".join(f"  {line}" for line in (head + rest).splitlines()[-60:])
-
-
-def _print_result(run: WatchedRun) -> None:
-    """Prints the table and the folder, as at the end of a run on this machine."""
-    printing.print_run(run.name, run.status.status, numbers_of(run.files), run.files.path)
+        log = ""
+    _, head, rest = log.rpartition("Traceback (most recent call last)")
+    return "\n".join([run.status.detail, *(f"  {line}" for line in (head + rest).splitlines()[-60:])])

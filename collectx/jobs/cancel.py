@@ -45,10 +45,10 @@ def cancel(runs: Sequence[RunFolder], is_now: bool) -> tuple[bool, bool]:
     mine: list[RunFolder] = []
     for run in living:
         try:
-            if (job := read_job(run)) is None:
-                processes.append(_process(run))
-            else:
+            if (job := read_job(run)) is not None:
                 jobs.append(job)
+            elif (pid := _process(run)) is not None:
+                processes.append(pid)
             mine.append(run)
         except ConfigError as error:
             printing.error(f"cancel: {error}")
@@ -97,16 +97,18 @@ def _wait(runs: Sequence[RunFolder]) -> bool:
     return True
 
 
-def _process(run: RunFolder) -> int:
-    """The id of the trainer's process.
+def _process(run: RunFolder) -> int | None:
+    """The id of the trainer's process; None where the run has ended meanwhile.
 
     Raises:
         ConfigError: it is not a process of this host, or one of another user.
     """
     pid, host = holder(run)
+    if pid is None and statuses([run])[0].has_ended:
+        return None
     if pid is None and host == socket.gethostname():
-        where = "it is not running here, has ended meanwhile, or belongs to another user"
-        raise ConfigError([f"{run.path}: no process of this host is seen to hold its lock: {where}."])
+        why = "it is not running here, or it is one of another user"
+        raise ConfigError([f"{run.path}: no process of this host is seen to hold its lock: {why}."])
     if pid is None:
         raise ConfigError([f"{run.path}: no process of this host holds its lock: cancel it on {host}."])
     if (user := psutil.Process(pid).uids().real) != os.getuid():

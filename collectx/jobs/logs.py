@@ -18,7 +18,7 @@ _STATUS_S = 2.0
 
 
 def roles(run: RunFolder) -> list[str]:
-    """The roles that a run has, and those that have written a log. Not all of the first have, nor will."""
+    """The roles of a run, by its configuration and its logs. One that has written nothing has no log."""
     try:
         workers = [f"worker-{worker}" for worker in range(num_tasks_of(saved_config(run)) - 1)]
     except ConfigError:

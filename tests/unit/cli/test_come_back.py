@@ -2,6 +2,7 @@
 tests/system/test_resume.py."""
 
 import json
+import socket
 from contextlib import suppress
 
 import pytest
@@ -13,6 +14,7 @@ from collectx.jobs import cancel as jobs_cancel
 from collectx.jobs.status import SubmittedRun, write_job
 from collectx.launcher.slurm import commands
 from collectx.run import RunFolder, snapshot
+from collectx.run.folder import locked
 
 
 def make(folder, job):
@@ -199,3 +201,16 @@ def test_wrong_usage(job, capsys, main, argv, message):
     job.log("worker-0").touch()
     assert main(argv) == 2
     assert message in capsys.readouterr().err
+
+
+def test_a_run_that_ends_before_its_process_is_looked_for_has_ended(job, capsys, monkeypatch):
+    def end(files):
+        files.result.write_text('{"status": "interrupted", "exit_reason": "interrupted by SIGINT"}')
+        return None, socket.gethostname()
+
+    job.job_note.unlink()
+    job.meta.write_text(json.dumps({"host": socket.gethostname()}))
+    monkeypatch.setattr(jobs_cancel, "holder", end)
+    with locked(job, replace=True):
+        assert cancel.main(["sweep"]) == 0
+    assert f"{job.path}: interrupted: interrupted by SIGINT\n" in capsys.readouterr().out

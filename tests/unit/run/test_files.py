@@ -5,7 +5,7 @@ from collectx.run.files import LinesTail
 
 def test_lines_are_read_once_and_the_last_one_when_it_is_complete_or_nothing_follows(tmp_path):
     path = tmp_path / "log"
-    tail, newest = LinesTail(path), LinesTail(path, newest_bytes=5)
+    tail, newest = LinesTail(path), LinesTail(path, newest_bytes=6)
     assert tail.read_lines() == ([], False)
     path.write_bytes(b"a\r\n\nbc")
     assert tail.read_lines() == ([b"a\r", b""], False)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from collectx.cli import output
 from collectx.cli.arguments import Arguments, run_subcommand
 from collectx.cli.watch import runs_of
 from collectx.jobs.cancel import cancel
@@ -24,7 +23,5 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _cancel(arguments: Arguments) -> int:
-    have_ended, problems = cancel(runs_of("cancel", arguments.words), "now" in arguments.flags)
-    for problem in problems:
-        output.usage_error(f"cancel: {problem}")
-    return 2 if problems else int(not have_ended)
+    may_end_all, have_ended = cancel(runs_of("cancel", arguments.words), "now" in arguments.flags)
+    return int(not have_ended) if may_end_all else 2

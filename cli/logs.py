@@ -9,8 +9,7 @@ from collectx.cli.arguments import Arguments, run_subcommand
 from collectx.cli.watch import runs_of
 from collectx.config.problem import did_you_mean
 from collectx.errors import ConfigError
-from collectx.jobs.logs import paths, print_logs
-from collectx.run import RunFolder
+from collectx.jobs.logs import print_logs, roles
 
 _USAGE = """\
 collectx logs DIR [ROLE] [-f]: print the log of a role of the run in DIR, or of all roles, each line with its role.
@@ -27,34 +26,19 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _logs(arguments: Arguments) -> int:
-    follows = "follow" in arguments.flags
-    runs = runs_of("logs", arguments.words[:1])
-    if len(runs) > 1:
-        raise ConfigError([f"logs: {arguments.words[0]} is a sweep: name one of its runs, such as {runs[0].path}."])
-    if not print_logs(runs[0], _role(runs[0], arguments.words[1:], follows), follows):
-        output.note(_where_output_is(runs[0]))
+    run, *others = runs_of("logs", arguments.words[:1])
+    if others:
+        raise ConfigError([f"logs: {arguments.words[0]} is a sweep: name one of its runs, such as {run.path}."])
+    if len(words := arguments.words[1:]) > 1:
+        raise ConfigError([f"logs takes one role, got {len(words)}: {', '.join(words)}."])
+    role = words[0] if words else None
+    if role is not None and role not in (known := roles(run)):
+        raise ConfigError([f"logs: {role}: no such role{did_you_mean(role, known)}"])
+    if not print_logs(run, role, "follow" in arguments.flags):
+        nothing = f"{run.logs} is empty" if role is None else f"{role} has written no log"
+        output.note(
+            f"{nothing}: logs have failures, and what envs print. The output of a run is in {run.path}: "
+            f"{run.metrics.name} (every batch), {run.events.name} (starts, failures, checkpoints), {run.result.name} "
+            f"(the end); collectx watch {run.path} shows it."
+        )
     return 0
-
-
-def _where_output_is(run: RunFolder) -> str:
-    return (
-        f"{run.logs} is empty: it has failures, and what envs print. The output of a run is beside it: "
-        f"{run.metrics.name} (every batch), {run.events.name} (starts, failures, checkpoints), {run.result.name} (the "
-        f"end); collectx watch {run.path} shows it."
-    )
-
-
-def _role(run: RunFolder, words: Sequence[str], follows: bool) -> str | None:
-    """The role of a command line; None where it has none.
-
-    Raises:
-        ConfigError: several roles, or one without a log.
-    """
-    if not words:
-        return None
-    known = [path.stem for path in paths(run)]
-    unknown = [word for word in words if word not in (known or (words if follows else ()))]
-    if wrong := unknown or list(words[1:]):
-        have = f"{run.logs} has those of {', '.join(known)}" if known else f"{run.logs} is empty"
-        raise ConfigError([f"logs: {wrong[0]}: no such log{did_you_mean(wrong[0], known)} {have}."])
-    return words[0]

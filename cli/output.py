@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 
-from collectx.errors import printable
-from collectx.run.printing import error, note, print_message, print_sweep, say
+from collectx.run.printing import error, message, note, print_message, print_sweep, say
 
 __all__ = ["config_errors", "error", "note", "print_sweep", "say", "usage_error", "usage_errors"]
 
 
 def usage_error(text: str) -> int:
     """Prints an error of the command line; returns the exit status."""
-    print(f"collectx: {printable(text)}", file=sys.stderr)
+    message(text)
     return 2
 
 

@@ -14,6 +14,7 @@ from collectx.cli.overrides import quoted
 from collectx.cli.run import launch
 from collectx.cli.saved import read_snapshot, snapshot_composer, split_folders
 from collectx.errors import ConfigError
+from collectx.jobs.status import where_running
 from collectx.run import RunFolder, resumed
 
 _USAGE = """\
@@ -43,6 +44,8 @@ def _resume(arguments: Arguments, argv: Sequence[str]) -> int:
     if arguments.is_multirun:
         return output.usage_error("resume continues one run: repeat the command of a sweep to continue the sweep.")
     files = RunFolder(folders[0])
+    if where := where_running(files):
+        raise ConfigError([f"{files.path} is {where}: wait for its end, or end it: collectx cancel {files.path}"])
     saved = read_snapshot(files, resumed.newest_config)
     if resumed.begins_anew(files):
         raise ConfigError(

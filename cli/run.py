@@ -27,8 +27,7 @@ from collectx.config.derived import ELSEWHERE
 from collectx.config.schema.run import RunConfig
 from collectx.config.warnings import warnings_of
 from collectx.errors import CollectxError, ConfigError
-from collectx.jobs import status as run_status
-from collectx.jobs.status import Outcome
+from collectx.jobs.status import Outcome, query_slurm, read_job, status_of_job
 from collectx.run import RunFolder, Status, preflight, resumed
 from collectx.run.folder import locked
 from collectx.run.result import Result
@@ -232,8 +231,8 @@ def _check_folder(files: RunFolder, cfg: RunConfig) -> None:
     """
     if cfg.launcher.kind in ELSEWHERE or not files.path.is_dir():
         return
-    if (job := run_status.read_job(files)) is not None:
-        status = run_status.status_of_job(files, job, run_status.query_slurm([job]))
+    if (job := read_job(files)) is not None:
+        status = status_of_job(files, job, query_slurm([job]))
         if not status.has_ended:
             known = f", as far as is known ({status.detail})" if status.status is Status.UNKNOWN else ""
             advice = f"cancel it with scancel {job}, or choose another folder."

@@ -49,48 +49,46 @@ def _status(arguments: Arguments) -> int:
     if arguments.words and not arguments.words[0]:
         return output.usage_error("status: the name of the folder is empty; . is the current one.")
     root = Path(arguments.words[0]) if arguments.words else _OUTPUTS
-    folders = runs_below(root)
-    if not folders:
+    runs = runs_below(root)
+    if not runs:
         reason = "there is no run in it or below it" if root.is_dir() else "no such folder"
         return output.usage_error(f"status: {root}: {reason}.")
     if arguments.words:
-        return _show(root, folders)
-    newest = sorted(folders, key=lambda folder: (folder / "snapshot").stat().st_mtime)[-_NUM_NEWEST:]
+        return _show(root, runs)
+    newest = sorted(runs, key=lambda run: run.snapshot.stat().st_mtime)[-_NUM_NEWEST:]
     status = _show(root, newest, is_brief=True)
-    if len(newest) < len(folders):
-        output.note(f"the newest {len(newest)} of {len(folders)} runs: collectx status {root} shows all.")
+    if len(newest) < len(runs):
+        output.note(f"the newest {len(newest)} of {len(runs)} runs: collectx status {root} shows all.")
     return status
 
 
-def _show(root: Path, folders: Sequence[Path], is_brief: bool = False) -> int:
+def _show(root: Path, runs: Sequence[RunFolder], is_brief: bool = False) -> int:
     """Prints the status of each run, and what is known about it, or only its first line; returns the exit status."""
-    runs = [RunFolder(folder) for folder in folders]
-    jobs = {run.path: read_job(run) for run in runs}
-    submitted = [job for job in jobs.values() if job is not None]
+    jobs = [read_job(run) for run in runs]
+    submitted = [job for job in jobs if job is not None]
     states: JobStates = LauncherError("it has no squeue")
-    if submitted and shutil.which("squeue") is not None:
+    if shutil.which("squeue") is not None:
         states = query_slurm(submitted)
     if submitted and isinstance(states, LauncherError):
         output.note(f"SLURM cannot be asked on this machine ({states}): the status is that of the folders.")
     rows, details = [], []
-    for run, folder in zip(runs, folders, strict=True):
-        name = run.path.name if folder == root else str(folder.relative_to(root))
-        job = jobs[run.path]
+    for run, job in zip(runs, jobs, strict=True):
+        is_root = run.path == root.absolute()
+        name = run.path.name if is_root else str(run.path.relative_to(root.absolute()))
         try:
-            status = status_of(run, job, states)
-            numbers = numbers_of(run)
+            status, numbers = status_of(run, job, states), numbers_of(run)
         except DamagedFile as error:
-            if folder == root:
+            if is_root:
                 return output.usage_error(f"status: {error}")
             status, numbers = RunStatus(Status.DAMAGED, str(error)), None
         rows.append((*cells(name, status.status, numbers), job or ""))
-        if status.detail:
-            lines = status.detail.splitlines()
-            details += [f"{name}: {lines[0]}\n", *(f"{line}\n" for line in ([] if is_brief else lines[1:]))]
+        lines = status.detail.splitlines()
+        if lines:
+            details += [f"{name}: {lines[0]}", *([] if is_brief else lines[1:])]
         if status.status is Status.RUNNING:
-            details += [f"{name}: {line}\n" for line in waiting_workers(run)]
-        if status.status is Status.RUNNING and (taking_part := (numbers or {}).get("taking_part")) is not None:
-            details.append(f"{name}: {taking_part[0]} of {taking_part[1]} workers take part\n")
+            details += [f"{name}: {line}" for line in waiting_workers(run)]
+            if (taking_part := (numbers or {}).get("taking_part")) is not None:
+                details.append(f"{name}: {taking_part[0]} of {taking_part[1]} workers take part")
     print_table(rows, (*COLUMNS, "job"))
-    output.say("".join(details) + f"folder: {root}")
+    output.say("\n".join([*details, f"folder: {root}"]))
     return 0

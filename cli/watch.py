@@ -9,7 +9,7 @@ from collectx.cli import output
 from collectx.cli.arguments import Arguments, run_subcommand
 from collectx.cli.run import exit_status
 from collectx.errors import ConfigError
-from collectx.jobs.status import read_job, runs_in, statuses, submitted
+from collectx.jobs.status import read_job, runs_below, statuses, submitted
 from collectx.jobs.watcher import Watcher
 from collectx.run import RunFolder, Status
 
@@ -45,6 +45,6 @@ def runs_of(subcommand: str, words: Sequence[str]) -> list[RunFolder]:
         raise ConfigError([f"{subcommand} needs one folder, got {len(words)}: collectx {subcommand} --help says more."])
     if not words[0]:
         raise ConfigError([f"{subcommand}: the name of the folder is empty; . is the current one."])
-    if not (runs := runs_in(Path(words[0]))):
+    if not (runs := runs_below(Path(words[0]), max_depth=1)):
         raise ConfigError([f"{subcommand}: {words[0]} is neither the folder of a run nor of a sweep."])
     return runs

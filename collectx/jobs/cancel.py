@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -15,7 +16,7 @@ from contextlib import suppress
 import psutil
 
 from collectx.errors import ConfigError, LauncherError
-from collectx.jobs.status import query_slurm, read_job, statuses, submitted
+from collectx.jobs.status import query_workers, read_job, statuses, submitted
 from collectx.launcher.slurm import commands
 from collectx.run import RunFolder, printing
 from collectx.run.folder import holder
@@ -25,41 +26,44 @@ _POLL_S = 0.5
 _MARGIN_S = 60.0
 
 
-def cancel(runs: Sequence[RunFolder], is_now: bool) -> tuple[bool, list[str]]:
+def cancel(runs: Sequence[RunFolder], is_now: bool) -> tuple[bool, bool]:
     """Blocks until the runs have ended, or have taken too long; prints how each has ended.
 
     Args:
         is_now: ends them at once, without a checkpoint.
 
     Returns:
-        whether all that could be ended have ended, and the reasons why others could not.
+        whether each was one that this process may end, and whether those have ended.
     """
     living = [run for run, status in zip(runs, statuses(runs), strict=True) if not status.has_ended]
     # The jobs of workers whose trainer is gone.
-    orphans = [job for run in runs if run not in living and run.worker_jobs.exists() for job in _worker_jobs(run)]
-    jobs = [job for run in living if (job := read_job(run)) is not None]
-    processes: list[int] = []
-    problems: list[str] = []
-    for run in [run for run in living if read_job(run) is None]:
-        try:
-            processes.append(_process(run))
-        except ConfigError as error:
-            living.remove(run)
-            problems += error.problems
-    if ended := len(runs) - len(living) - len(problems):
+    orphans = [job for run in runs if run not in living for job in _jobs_of_workers(run)]
+    if ended := len(runs) - len(living):
         printing.say(f"{ended} of {len(runs)} runs had ended" if len(runs) > 1 else f"{runs[0].path} had ended")
+    jobs: list[str] = []
+    processes: list[int] = []
+    mine: list[RunFolder] = []
+    for run in living:
+        try:
+            if (job := read_job(run)) is not None:
+                jobs.append(job)
+            elif (pid := _process(run)) is not None:
+                processes.append(pid)
+            mine.append(run)
+        except ConfigError as error:
+            printing.error(f"cancel: {error}")
     for pid in processes:
         for _ in range(2 if is_now else 1):
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGTERM)
             time.sleep(_POLL_S)
-    are_orphans_ended = _end(commands.cancel, orphans)
-    _end(commands.cancel if is_now else commands.interrupt, jobs)  # `_wait` sees what is left
-    return _wait(living) and are_orphans_ended, problems
+    are_orphans_ended = end_jobs(commands.cancel, orphans)
+    end_jobs(commands.cancel if is_now else commands.interrupt, jobs)  # `_wait` sees what is left
+    return mine == living, _wait(mine) and are_orphans_ended
 
 
-def _end(end: Callable[[Sequence[str]], None], jobs: Sequence[str]) -> bool:
-    """Ends jobs by a function of `commands`; returns whether it did not fail, which is printed."""
+def end_jobs(end: Callable[[Sequence[str]], None], jobs: Sequence[str]) -> bool:
+    """Ends jobs by `commands.cancel` or `commands.interrupt`; returns whether it did not fail, which is printed."""
     try:
         if jobs:
             end(jobs)
@@ -75,15 +79,15 @@ def _wait(runs: Sequence[RunFolder]) -> bool:
     grace_s = max((submitted(run).grace_s for run in runs), default=0.0)
     begin_s, is_cancelled = time.monotonic(), False
     while runs:
-        known = zip(runs, statuses(runs), strict=True)
+        known = list(zip(runs, statuses(runs), strict=True))
         for run, status in known:
             if status.has_ended:
                 printing.say(f"{run.path}: {status.status}: {status.detail}".rstrip(": "))
-                runs = [other for other in runs if other is not run]
+        runs = [run for run, status in known if not status.has_ended]
         waited_s = time.monotonic() - begin_s
         if waited_s > grace_s and not is_cancelled:
             is_cancelled = True
-            _end(commands.cancel, [job for run in runs if (job := read_job(run)) is not None])
+            end_jobs(commands.cancel, [job for run in runs if (job := read_job(run)) is not None])
         if runs and waited_s > grace_s + _MARGIN_S:
             rule = f"{grace_s + _MARGIN_S:g} s (checkpoint.grace_s + collector.close_timeout_s + a minute)"
             for run in runs:
@@ -93,13 +97,18 @@ def _wait(runs: Sequence[RunFolder]) -> bool:
     return True
 
 
-def _process(run: RunFolder) -> int:
-    """The id of the trainer's process.
+def _process(run: RunFolder) -> int | None:
+    """The id of the trainer's process; None where the run has ended meanwhile.
 
     Raises:
         ConfigError: it is not a process of this host, or one of another user.
     """
     pid, host = holder(run)
+    if pid is None and statuses([run])[0].has_ended:
+        return None
+    if pid is None and host == socket.gethostname():
+        why = "it is not running here, or it is one of another user"
+        raise ConfigError([f"{run.path}: no process of this host is seen to hold its lock: {why}."])
     if pid is None:
         raise ConfigError([f"{run.path}: no process of this host holds its lock: cancel it on {host}."])
     if (user := psutil.Process(pid).uids().real) != os.getuid():
@@ -107,7 +116,6 @@ def _process(run: RunFolder) -> int:
     return pid
 
 
-def _worker_jobs(run: RunFolder) -> list[str]:
-    jobs = run.worker_jobs.read_text().split()
-    states = query_slurm(jobs)
-    return [job for job, state in states.items() if not state.is_over] if isinstance(states, dict) else []
+def _jobs_of_workers(run: RunFolder) -> list[str]:
+    states = query_workers(run)
+    return [] if isinstance(states, LauncherError) else [job for job, state in states.items() if not state.is_over]

@@ -5,13 +5,26 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from collectx.errors import printable
-from collectx.jobs.status import statuses
-from collectx.run import RunFolder
+from collectx.config.derived import num_tasks_of
+from collectx.errors import ConfigError
+from collectx.jobs.status import read_job, statuses
+from collectx.run import RunFolder, printing
+from collectx.run.files import LinesTail
+from collectx.run.saved_config import saved_config
 
 _POLL_S = 0.25
 # Seconds between two looks for the end of the run, which may ask SLURM.
 _STATUS_S = 2.0
+
+
+def roles(run: RunFolder) -> list[str]:
+    """The roles of a run, by its configuration and its logs. One that has written nothing has no log."""
+    try:
+        workers = [f"worker-{worker}" for worker in range(num_tasks_of(saved_config(run)) - 1)]
+    except ConfigError:
+        workers = []
+    job = ["job"] if read_job(run) is not None else []
+    return list(dict.fromkeys([*job, "trainer", *workers, *(path.stem for path in _paths(run, None))]))
 
 
 def print_logs(run: RunFolder, role: str | None, follows: bool) -> bool:
@@ -20,53 +33,24 @@ def print_logs(run: RunFolder, role: str | None, follows: bool) -> bool:
     Args:
         follows: blocks until the run has ended, and prints what is added.
     """
-    tails: dict[Path, _Tail] = {}
+    tails: dict[Path, LinesTail] = {}
+    has_printed = False
     while True:
         # The status comes first: what the run writes last is printed.
         has_ended = not follows or statuses([run])[0].has_ended
         until_s = time.monotonic() + _STATUS_S
         while True:
-            for path in paths(run, role):
-                tails.setdefault(path, _Tail(path, f"{path.stem} | " if role is None else "")).show(has_ended)
+            for path in _paths(run, role):
+                tail, prefix = tails.setdefault(path, LinesTail(path)), f"{path.stem} | " if role is None else ""
+                while lines := tail.read_lines(is_last=has_ended)[0]:
+                    has_printed = True
+                    printing.say("\n".join(prefix + line.decode(errors="replace") for line in lines))
             if has_ended:
-                return any(tail.has_printed for tail in tails.values())
+                return has_printed
             if time.monotonic() > until_s:
                 break
             time.sleep(_POLL_S)
 
 
-def paths(run: RunFolder, role: str | None = None) -> list[Path]:
-    """The log of a role, which may not exist yet, or all logs of a run."""
+def _paths(run: RunFolder, role: str | None) -> list[Path]:
     return sorted(run.logs.glob("*.log")) if role is None else [run.log(role)]
-
-
-class _Tail:
-    """Prints the lines that are added to a file, each after `prefix`."""
-
-    def __init__(self, path: Path, prefix: str):
-        self._path = path
-        self._prefix = prefix
-        self._position = 0
-        self._rest = b""
-        self.has_printed = False
-
-    def show(self, is_last: bool) -> None:
-        """Prints the new complete lines; with `is_last`, also one without an end."""
-        try:
-            with open(self._path, "rb") as file:
-                if file.seek(0, 2) < self._position:
-                    self._position, self._rest = 0, b""
-                file.seek(self._position)
-                text = self._rest + file.read()
-                self._position = file.tell()
-        except FileNotFoundError:
-            return
-        lines = text.split(b"\n")
-        self._rest = b"" if is_last else lines.pop()
-        if lines and not lines[-1]:
-            lines.pop()
-        for line in lines:
-            print(printable(self._prefix + line.decode(errors="replace")))
-        if lines:
-            self.has_printed = True
-            print(end="", flush=True)

@@ -14,12 +14,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from collectx.config.schema.launcher import SlurmLauncherConfig
 from collectx.config.schema.run import RunConfig
 from collectx.errors import LauncherError
+from collectx.launcher.slurm import commands
 from collectx.launcher.slurm.commands import JobState
 from collectx.run import Status
 from collectx.run.files import write_json
-from collectx.run.folder import RunFolder, is_locked
+from collectx.run.folder import RunFolder, holder, is_locked
 from collectx.run.result import ALL_DELIVERED
 from collectx.run.saved_config import saved_config
 from collectx.run.statistics import MetricsTail
@@ -30,6 +32,8 @@ JobStates: TypeAlias = Mapping[str, JobState] | LauncherError
 # Folders between a folder and the runs below it: outputs, date, sweep, point.
 _MAX_DEPTH = 4
 _NUM_LOG_LINES = 40
+# How long a worker may take to exit after collector.close_timeout_s.
+_EXIT_S = 5.0
 # States of a job that has started, is not running, and has not ended.
 _TRANSITIONS = {
     "COMPLETING": "SLURM ends its processes",
@@ -70,8 +74,8 @@ class Outcome:
 
 @dataclass(frozen=True)
 class SubmittedRun:
-    """A run that is a job of SLURM: its name among the runs of a sweep, and its absolute folder, with the files that
-    `.hydra` had in it before the command."""
+    """A run that another process executes, such as a job of SLURM: its name among the runs of a sweep, and its absolute
+    folder, with the files that `.hydra` had in it before the command."""
 
     name: str
     folder: Path
@@ -79,9 +83,20 @@ class SubmittedRun:
     hydra_before: Mapping[Path, bytes] = field(default_factory=dict)
 
     @property
+    def launcher(self) -> SlurmLauncherConfig:
+        """The launcher of a run that is a job."""
+        assert isinstance(self.cfg.launcher, SlurmLauncherConfig)
+        return self.cfg.launcher
+
+    @property
     def grace_s(self) -> float:
         """How long the run may take to end after its first signal, in seconds."""
         return self.cfg.checkpoint.grace_s + self.cfg.collector.close_timeout_s
+
+    @property
+    def workers_grace_s(self) -> float:
+        """How long workers may take to end after their trainer, in seconds."""
+        return self.cfg.collector.close_timeout_s + _EXIT_S
 
 
 def submitted(run: RunFolder) -> SubmittedRun:
@@ -93,21 +108,14 @@ def submitted(run: RunFolder) -> SubmittedRun:
     return SubmittedRun(run.path.name, run.path, saved_config(run))
 
 
-def runs_in(root: Path) -> list[RunFolder]:
-    """Returns `root`, if it is a run folder, otherwise the run folders in it."""
-    if (root / "snapshot").is_dir():
-        return [RunFolder(root)]
-    return [RunFolder(path.parent) for path in sorted(root.glob("*/snapshot"))]
-
-
-def runs_below(root: Path) -> list[Path]:
-    """The run folders at most `_MAX_DEPTH` levels below `root`, or `root` itself."""
+def runs_below(root: Path, max_depth: int = _MAX_DEPTH) -> list[RunFolder]:
+    """The runs at most `max_depth` levels below `root`, or that in `root` itself."""
     found, folders = [], [root]
-    for _ in range(_MAX_DEPTH + 1):
+    for _ in range(max_depth + 1):
         found += [folder for folder in folders if (folder / "snapshot").is_dir()]
         inner = (path for folder in folders if folder not in found for path in folder.glob("[!.]*"))
         folders = [path for path in inner if path.is_dir()]
-    return sorted(found)
+    return [RunFolder(folder) for folder in sorted(found)]
 
 
 def write_job(files: RunFolder, job: str) -> None:
@@ -124,21 +132,29 @@ def read_job(files: RunFolder) -> str | None:
 
 
 def query_slurm(jobs: Iterable[str]) -> JobStates:
-    """Asks SLURM for the states of jobs."""
-    from collectx.launcher.slurm import commands
-
+    """Asks SLURM for the states of jobs; does not ask for no job."""
     try:
         return commands.states(list(jobs))
     except LauncherError as error:
         return error
 
 
+def query_workers(files: RunFolder) -> JobStates:
+    """The states of the jobs that a trainer outside of SLURM has submitted for its workers. Asks SLURM if there are
+    any."""
+    return query_slurm(files.worker_jobs.read_text().split() if files.worker_jobs.exists() else ())
+
+
 def statuses(runs: Sequence[RunFolder]) -> list[RunStatus]:
     """The status of each run. Asks SLURM if some are jobs."""
     jobs = [read_job(run) for run in runs]
-    known = [job for job in jobs if job is not None]
-    states: JobStates = query_slurm(known) if known else {}
+    states = query_slurm(job for job in jobs if job is not None)
     return [status_of(run, job, states) for run, job in zip(runs, jobs, strict=True)]
+
+
+def status_of(files: RunFolder, job: str | None, states: JobStates) -> RunStatus:
+    """The status of a run; `job` is from `read_job`, `states` are from `query_slurm`."""
+    return status_of_process(files) if job is None else status_of_job(files, job, states)
 
 
 def status_of_job(files: RunFolder, job: str, states: JobStates) -> RunStatus:
@@ -152,8 +168,7 @@ def status_of_job(files: RunFolder, job: str, states: JobStates) -> RunStatus:
         run = _from_result(result)
         # The trainer knows only which signal ended it.
         if run.status is Status.INTERRUPTED and state is not None and state.word in _END_REASONS:
-            reason = f"job {job} ended as {state.word}: {_END_REASONS[state.word]}"
-            return RunStatus(run.status, f"{run.detail}: {reason}")
+            return RunStatus(run.status, f"{run.detail}: job {job} ended as {state.word}: {_END_REASONS[state.word]}")
         if run.status is Status.INTERRUPTED and state is not None and state.word in _TRANSITIONS:
             return RunStatus(run.status, f"{run.detail}: job {job} is {_transition(state)}")
         return run
@@ -170,9 +185,7 @@ def status_of_job(files: RunFolder, job: str, states: JobStates) -> RunStatus:
     if state.word != "COMPLETING" and (lost := _lost_node(files, job, state)):
         return _failed(files, f"{lost}, the node of the trainer, is gone: job {job} is {state}")
     if not state.is_over:
-        if state.word != "RUNNING":
-            where += f": {_transition(state)}"
-        return RunStatus(Status.RUNNING, where)
+        return RunStatus(Status.RUNNING, where if state.word == "RUNNING" else f"{where}: {_transition(state)}")
     reason = f"job {job} ended as {' '.join(filter(None, (state.word, where)))}"
     if state.word in _END_REASONS:
         reason += f": {_END_REASONS[state.word]}"
@@ -181,15 +194,8 @@ def status_of_job(files: RunFolder, job: str, states: JobStates) -> RunStatus:
     return RunStatus(Status.INTERRUPTED, reason) if state.word == "CANCELLED" else _failed(files, reason)
 
 
-def status_of(files: RunFolder, job: str | None, states: JobStates) -> RunStatus:
-    """The status of a run; `job` is from `read_job`, `states` are from `query_slurm`."""
-    return status_of_process(files) if job is None else status_of_job(files, job, states)
-
-
 def _lost_node(files: RunFolder, job: str, state: JobState) -> str:
     """The node of the trainer where it is not one of the job; otherwise empty."""
-    from collectx.launcher.slurm import commands
-
     try:
         node = files.node_note(job).read_text().strip()
         return "" if node in commands.hostnames(state.node) else node
@@ -209,8 +215,6 @@ def _transition(state: JobState) -> str:
 
 
 def _down_nodes(state: JobState) -> list[str]:
-    from collectx.launcher.slurm import commands
-
     try:
         return commands.down(state.node)
     except LauncherError:
@@ -218,19 +222,50 @@ def _down_nodes(state: JobState) -> list[str]:
 
 
 def status_of_process(files: RunFolder) -> RunStatus:
-    """The status of a run that is no job: only its host knows whether its process is running."""
-    result = files.read_result()
-    if result is not None:
+    """The status of a run that is no job. Only its host knows whether its process is running; elsewhere, it is running
+    while jobs of its workers exist."""
+    if (result := files.read_result()) is not None:
         return _from_result(result)
     try:
         host = json.loads(files.meta.read_text())["host"]
     except (OSError, ValueError, KeyError, TypeError):
         return RunStatus(Status.FAILED, "it left neither a snapshot nor a result")
-    if host != socket.gethostname():
-        return _status_of_worker_jobs(files, host)
-    if is_locked(files):
-        return RunStatus(Status.RUNNING, f"on {host}")
-    return _failed(files, "its process has ended without leaving a result")
+    if host == socket.gethostname():
+        if is_locked(files):
+            return RunStatus(Status.RUNNING, f"on {host}")
+        return _failed(files, "its process has ended without leaving a result")
+    unknown = f"it was started on {host} and has left no result: ask there"
+    states = query_workers(files)
+    if isinstance(states, LauncherError):
+        return RunStatus(Status.UNKNOWN, f"{unknown}; SLURM does not say: {states}")
+    if num_jobs := sum(not state.is_over for state in states.values()):
+        where = f"on {host}, {_last_batch(files)}"
+        return RunStatus(Status.RUNNING, f"{where}; of its workers' jobs {num_jobs} wait or run")
+    return RunStatus(Status.UNKNOWN, unknown)
+
+
+def where_running(files: RunFolder) -> str:
+    """The job of a run that has not ended, such as "queued as job 7", or its process; empty where it has ended, or
+    that is not known."""
+    job, (status,) = read_job(files), statuses([files])
+    if status.has_ended or status.status is Status.UNKNOWN:
+        return ""
+    if job is not None:
+        return f"{status.status} as job {job}"
+    pid, host = holder(files)
+    return f"{status.status} on {host}" if pid is None else f"{status.status} as process {pid} on {host}"
+
+
+def waiting_workers(files: RunFolder) -> list[str]:
+    """A line for each reason why jobs of the run's workers wait in the queue. Asks SLURM if the run has such jobs."""
+    states = query_workers(files)
+    if isinstance(states, LauncherError):
+        return [f"whether its workers' jobs wait is not known: {states}"]
+    waiting: dict[str, list[str]] = {}
+    for job, state in states.items():
+        if not (state.has_started or state.is_over):
+            waiting.setdefault(str(state), []).append(job.rpartition("_")[2])
+    return [f"worker {', '.join(workers)}: {reason}" for reason, workers in waiting.items()]
 
 
 def numbers_of(files: RunFolder) -> dict[str, Any] | None:
@@ -244,36 +279,7 @@ def numbers_of(files: RunFolder) -> dict[str, Any] | None:
     numbers = MetricsTail(files.metrics, -1)
     if not numbers.update():
         return None
-    names = ("frames", "frames_per_s", "mean_return", "taking_part")
-    return {name: getattr(numbers, name) for name in names}
-
-
-def waiting_workers(files: RunFolder) -> list[str]:
-    """A line for each reason why jobs of the run's workers wait in the queue. Asks SLURM if the run has such jobs."""
-    jobs = files.worker_jobs.read_text().split() if files.worker_jobs.exists() else []
-    states = query_slurm(jobs) if jobs else {}
-    if isinstance(states, LauncherError):
-        return [f"whether its workers' jobs wait is not known: {states}"]
-    waiting: dict[str, list[str]] = {}
-    for job, state in states.items():
-        if not (state.has_started or state.is_over):
-            waiting.setdefault(str(state), []).append(job.rpartition("_")[2])
-    return [f"worker {', '.join(workers)}: {reason}" for reason, workers in waiting.items()]
-
-
-def _status_of_worker_jobs(files: RunFolder, host: str) -> RunStatus:
-    """The status of a run whose process is on another host: it is running while jobs of its workers exist."""
-    jobs = files.worker_jobs.read_text().split() if files.worker_jobs.exists() else []
-    unknown = f"it was started on {host} and has left no result: ask there"
-    if not jobs:
-        return RunStatus(Status.UNKNOWN, unknown)
-    states = query_slurm(jobs)
-    if isinstance(states, LauncherError):
-        return RunStatus(Status.UNKNOWN, f"{unknown}; SLURM does not say: {states}")
-    num_jobs = sum(not state.is_over for state in states.values())
-    if not num_jobs:
-        return RunStatus(Status.UNKNOWN, f"{unknown}; none of its workers' jobs waits or runs")
-    return RunStatus(Status.RUNNING, f"on {host}, {_last_batch(files)}; of its workers' jobs {num_jobs} wait or run")
+    return {name: getattr(numbers, name) for name in ("frames", "frames_per_s", "mean_return", "taking_part")}
 
 
 def _from_result(result: Mapping[str, Any]) -> RunStatus:
@@ -305,7 +311,6 @@ def _log_tail(files: RunFolder) -> str:
 
 def _last_batch(files: RunFolder) -> str:
     try:
-        age_s = time.time() - files.metrics.stat().st_mtime
+        return f"last batch {time.time() - files.metrics.stat().st_mtime:.0f} s ago"
     except OSError:
         return "no batch yet"
-    return f"last batch {age_s:.0f} s ago"

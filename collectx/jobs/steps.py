@@ -4,7 +4,7 @@ is submitted.
     bash jobs/step.sh --- srun --jobid=17 --overlap --- task 0: the trainer
                                                    \\-- task r: worker r - 1
 
-Called after the runs are composed; slurm.py submits runs as jobs.
+Called by submit.py, which submits runs as jobs elsewhere.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 
 from collectx.config.derived import num_tasks_of
-from collectx.config.schema.launcher import SlurmLauncherConfig
 from collectx.errors import ConfigError
 from collectx.jobs.status import Outcome, SubmittedRun
 from collectx.jobs.watcher import Watcher
@@ -32,19 +31,11 @@ from collectx.run.resumed import begin_submitted
 _POLL_S = 0.1
 
 
-def job() -> str | None:
-    """The job of the allocation that this process runs in; None outside of one."""
-    return os.environ.get("SLURM_JOB_ID")
-
-
-def run_steps(
-    runs: Sequence[SubmittedRun], argv: Sequence[str], job: str, grace_s: float, results: list[Outcome]
-) -> None:
-    """Blocks until all runs have ended or one was interrupted; adds to `results`.
+def run_steps(runs: Sequence[SubmittedRun], argv: Sequence[str], job: str, results: list[Outcome]) -> None:
+    """Runs the steps of the allocation of `job`. Blocks until all have ended or one was interrupted; adds to `results`.
 
     Args:
         argv: the command line as typed, for the snapshot.
-        grace_s: how long after `collector.close_timeout_s` the workers are killed.
 
     Raises:
         ConfigError: the allocation is too small; nothing was started.
@@ -56,26 +47,24 @@ def run_steps(
         "nodes, and no job is submitted. To submit one: env -u SLURM_JOB_ID collectx run ..."
     )
     for run in runs:
-        step = Step(run, job, list(argv), grace_s)
-        watcher = Watcher([(run, job)], step.states, step.cancel, step.cancel, may_leave=False)
-        results += watcher.watch()
+        step = _Step(run, job, argv)
+        results += Watcher([(run, job)], step.states, step.cancel, step.cancel, may_leave=False).watch()
         step.join()
         if results[-1].status is Status.INTERRUPTED:
             break
 
 
-class Step:
+class _Step:
     """One run as a step, started at construction; its states and `cancel` are those of its job for `Watcher`."""
 
-    def __init__(self, run: SubmittedRun, job: str, argv: list[str], grace_s: float):
-        launcher, files = run.cfg.launcher, RunFolder(run.folder)
-        assert isinstance(launcher, SlurmLauncherConfig)
+    def __init__(self, run: SubmittedRun, job: str, argv: Sequence[str]):
+        launcher, files = run.launcher, RunFolder(run.folder)
         self._job = job
-        self._grace_s = run.cfg.collector.close_timeout_s + grace_s
+        self._grace_s = run.workers_grace_s
         self._exit_status = files.jobs / f"exit_status.{job}"
         self._ended_s: float | None = None
         self._is_cancelled = False
-        begin_submitted(run.cfg, files, argv)
+        begin_submitted(run.cfg, files, list(argv))
         JobSpec(run.cfg, tuple(argv)).write(files)
         self._exit_status.unlink(missing_ok=True)
         (files.jobs / "log_begin").write_text("0\n")
@@ -130,10 +119,8 @@ class Step:
 
 
 def _size_problems(run: SubmittedRun, job: str) -> list[str]:
-    launcher, text = run.cfg.launcher, os.environ.get("SLURM_JOB_CPUS_PER_NODE", "")
-    assert isinstance(launcher, SlurmLauncherConfig)
-    cores = sum(per_node(text))
-    tasks, each = num_tasks_of(run.cfg), launcher.cpus_per_task or 1
+    text = os.environ.get("SLURM_JOB_CPUS_PER_NODE", "")
+    cores, tasks, each = sum(per_node(text)), num_tasks_of(run.cfg), run.launcher.cpus_per_task or 1
     if not cores or tasks * each <= cores:
         return []
     return [

@@ -1,31 +1,24 @@
-"""The display of watched runs: `SingleView` for one run, `SweepView` for several.
-
-Used by watch.py in the main thread.
-"""
+"""The runs that a `Watcher` watches, and their display."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any, Self
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.live import Live
-from rich.status import Status as Spinner
-from rich.table import Table
+from rich.text import Text
 
-from collectx.errors import printable
-from collectx.jobs.status import RunStatus
+from collectx.jobs.status import RunStatus, SubmittedRun
 from collectx.run import Status
-from collectx.run.display import PLAIN_S, Progress, clock, number
+from collectx.run.display import PLAIN_S, clock, format_line, number, render_panel
 from collectx.run.files import JsonLinesTail
 from collectx.run.folder import RunFolder
 from collectx.run.printing import print_line, table
 from collectx.run.statistics import MetricsTail, Sampler
 
 
-@dataclass
 class WatchedRun:
     """A run that is a job, or a process (`job` is None), and the state read from its folder.
 
@@ -37,20 +30,18 @@ class WatchedRun:
         result_ns: modification time of the result at the last query of SLURM; None before.
     """
 
-    name: str
-    files: RunFolder
-    job: str | None
-    statistics: MetricsTail
-    events: JsonLinesTail
-    shows_events: bool
-    may_requeue: bool = False
-    status: RunStatus = field(default_factory=lambda: RunStatus(Status.QUEUED))
-    since_s: float = field(default_factory=time.monotonic)
-    ended_s: float | None = None
-    result_ns: int | None = None
-
-    def __post_init__(self) -> None:
-        self.begin(self.since_s)
+    def __init__(self, run: SubmittedRun, job: str | None):
+        self.name, self.job, self.files = run.name, job, RunFolder(run.folder)
+        target_return = getattr(run.cfg.trainer, "target_return", None)
+        self.statistics = MetricsTail(self.files.metrics, run.cfg.collector.total_frames, target_return)
+        self.events = JsonLinesTail(self.files.events)
+        # With "raise" the error is shown at the end.
+        self.shows_events = run.cfg.collector.on_worker_failure != "raise"
+        self.may_requeue: bool = getattr(run.cfg.launcher, "requeue", False)
+        self.status = RunStatus(Status.QUEUED if job else Status.RUNNING)
+        self.ended_s: float | None = None
+        self.result_ns: int | None = None
+        self.begin(time.monotonic())
 
     def begin(self, now_s: float) -> None:
         """Begins the time and the rate at `now_s`: what was there before is no part of them."""
@@ -67,78 +58,14 @@ class WatchedRun:
 
 
 class View:
-    """A display of watched runs while the `with` block lasts."""
-
-    def __init__(self) -> None:
-        self._console = Console()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: Any) -> None: ...
-
-    def draw(self) -> None:
-        """Updates the display."""
-
-    def say(self, text: str) -> None:
-        """Prints a line above the display."""
-        print_line(self._console, f"collectx: {text}")
-
-
-class SingleView(View):
-    """One run: a spinner while it is queued, then the progress of a run on this machine."""
-
-    def __init__(self, run: WatchedRun):
-        super().__init__()
-        self._run = run
-        self._spinner: Spinner | None = None
-        self._progress: Progress | None = None
-
-    def __enter__(self) -> Self:
-        self.draw()
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        if self._spinner is not None:
-            self._spinner.stop()
-        if self._progress is not None:
-            self._progress.__exit__(None, None, None)
-
-    def say(self, text: str) -> None:
-        super().say(text) if self._progress is None else self._progress.say(text)
-
-    def draw(self) -> None:
-        """Updates the spinner; once the run is running, starts the progress display, which a thread draws, and ends it
-        where the job is queued again."""
-        if self._progress is not None:
-            if self._run.status.status is not Status.QUEUED:
-                return
-            self._progress.__exit__(None, None, None)
-            self._progress = None
-        if self._run.status.status is Status.RUNNING:
-            if self._spinner is not None:
-                self._spinner.stop()
-                self._spinner = None
-            self._progress = Progress(self._run.statistics, start_s=self._run.since_s)
-            self._progress.__enter__()
-        elif self._console.is_terminal:
-            text = (
-                f"job {printable(str(self._run.job))} is in the queue for {clock(time.monotonic() - self._run.since_s)}"
-            )
-            if self._spinner is None:
-                self._spinner = self._console.status(text, refresh_per_second=4)
-                self._spinner.start()
-            self._spinner.update(text)
-
-
-class SweepView(View):
-    """Several runs: a table on a terminal, elsewhere a line with the sums every few seconds."""
+    """Shows runs while the `with` block lasts. One run: its progress, as on this machine; its last state stays. Several
+    runs: a table on a terminal, elsewhere a line with the sums every few seconds."""
 
     def __init__(self, runs: Sequence[WatchedRun]):
-        super().__init__()
         self._runs = runs
-        self._live: Live | None = None
         self._last_s = time.monotonic()
+        self._console = Console()
+        self._live: Live | None = None
         if self._console.is_terminal and not self._console.is_dumb_terminal:
             self._live = Live(console=self._console, auto_refresh=False, transient=True)
 
@@ -148,20 +75,43 @@ class SweepView(View):
         return self
 
     def __exit__(self, *error: Any) -> None:
+        has_progress = len(self._runs) == 1 and self._runs[0].statistics.batches > 0
         if self._live is not None:
+            self._live.transient = not has_progress
             self._live.stop()
+        elif has_progress:
+            self._print_line()
 
     def draw(self) -> None:
+        """Updates the display."""
         if self._live is not None:
-            self._live.update(self._table(), refresh=True)
+            panel = self._panel(self._runs[0]) if len(self._runs) == 1 else self._table()
+            self._live.update(panel, refresh=True)
         elif time.monotonic() > self._last_s + PLAIN_S:
             self._last_s = time.monotonic()
-            statuses = [run.status.status for run in self._runs]
-            frames = sum(run.statistics.frames for run in self._runs)
-            counts = ", ".join(f"{statuses.count(status)} {status}" for status in dict.fromkeys(statuses))
-            print_line(self._console, f"{counts}; {frames:,} frames")
+            self._print_line()
 
-    def _table(self) -> Table:
+    def say(self, text: str) -> None:
+        """Prints a line above the display."""
+        print_line(self._console, f"collectx: {text}")
+
+    @staticmethod
+    def _panel(run: WatchedRun) -> RenderableType:
+        now_s = time.monotonic()
+        if run.status.status is Status.QUEUED:
+            return Text(f"job {run.job} is in the queue for {clock(now_s - run.since_s)}")
+        return render_panel(run.sampler.view(now_s))
+
+    def _print_line(self) -> None:
+        statuses = [run.status.status for run in self._runs]
+        if len(self._runs) > 1:
+            counts = ", ".join(f"{statuses.count(status)} {status}" for status in dict.fromkeys(statuses))
+            frames = sum(run.statistics.frames for run in self._runs)
+            print_line(self._console, f"{counts}; {frames:,} frames")
+        elif statuses[0] is not Status.QUEUED:
+            print_line(self._console, format_line(self._runs[0].sampler.view(time.monotonic())))
+
+    def _table(self) -> RenderableType:
         rows, now_s = [], time.monotonic()
         for run in self._runs:
             state = str(run.status.status)

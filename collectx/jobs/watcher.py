@@ -2,7 +2,7 @@
 folders.
 
 Ctrl-C asks once whether to end the jobs, where the input is a terminal; without an answer it ends them, as SIGTERM does
-at once: they write a checkpoint. A second time, and where they take too long, it cancels them. Used by the CLI.
+at once: they write a checkpoint. A second time, and where they take too long, it cancels them.
 """
 
 from __future__ import annotations
@@ -14,18 +14,16 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
-from collectx.errors import LauncherError, printable
-from collectx.jobs.status import JobStates, Outcome, RunStatus, SubmittedRun, query_slurm, status_of
-from collectx.jobs.views import SingleView, SweepView, View, WatchedRun
+from collectx.errors import LauncherError
+from collectx.jobs.cancel import end_jobs
+from collectx.jobs.status import JobStates, Outcome, RunStatus, SubmittedRun, numbers_of, query_slurm, status_of
+from collectx.jobs.views import View, WatchedRun
 from collectx.launcher.slurm import commands
 from collectx.run import printing
 from collectx.run.display import REFRESH_S
 from collectx.run.events import format_event
-from collectx.run.files import JsonLinesTail
-from collectx.run.folder import RunFolder
 from collectx.run.notices import Notices
 from collectx.run.result import Status
-from collectx.run.statistics import MetricsTail
 
 # Seconds between two queries: short at first, longer while a job waits or runs for long.
 _MIN_QUERY_S = 1.0
@@ -38,6 +36,23 @@ _CANCEL_S = 90.0
 
 class Terminated(KeyboardInterrupt):
     """Raised in the main thread by SIGTERM."""
+
+
+@contextmanager
+def sigterm_raises() -> Iterator[None]:
+    """In the block, SIGTERM raises `Terminated` in the main thread."""
+
+    def raise_terminated(signum: int, frame: object) -> None:
+        raise Terminated
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    old_handler = signal.signal(signal.SIGTERM, raise_terminated)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, old_handler)
 
 
 class Watcher:
@@ -59,29 +74,14 @@ class Watcher:
         """`runs` have the id of each job, None for a process, whose states `states` reports and which `interrupt` ends
         with a checkpoint, `cancel` without; `may_leave`: the jobs may outlive this process; `is_owner`: this command
         has started them, and Ctrl-C may end them."""
+        self.is_detached = False
+        self._runs = [WatchedRun(run, job) for run, job in runs]
         self._states = states
         self._interrupt_jobs = interrupt
         self._cancel_jobs = cancel
         self._grace_s = max(run.grace_s for run, _ in runs)
         self._may_leave = may_leave
         self._is_owner = is_owner
-        self._runs = [
-            WatchedRun(
-                run.name,
-                files := RunFolder(run.folder),
-                job,
-                MetricsTail(
-                    files.metrics, run.cfg.collector.total_frames, getattr(run.cfg.trainer, "target_return", None)
-                ),
-                JsonLinesTail(files.events),
-                # With "raise" the error is shown at the end.
-                shows_events=run.cfg.collector.on_worker_failure != "raise",
-                may_requeue=getattr(run.cfg.launcher, "requeue", False),
-                status=RunStatus(Status.QUEUED if job else Status.RUNNING),
-            )
-            for run, job in runs
-        ]
-        self.is_detached = False
         self._interrupted_s: float | None = None
         self._is_cancelled = False
         self._next_query_s = 0.0
@@ -89,7 +89,7 @@ class Watcher:
 
     def watch(self) -> list[Outcome]:
         """Blocks until all runs have ended, or the user leaves; shows them meanwhile, and their failures at the end. To
-        be called within `terminable`."""
+        be called within `sigterm_raises` where the runs are to end with this process."""
         while self._unfinished():
             try:
                 self._watch()
@@ -98,10 +98,10 @@ class Watcher:
             except KeyboardInterrupt:
                 if not self._is_owner:
                     self.is_detached = True
-                    print(printable(f"left; {self._describe_jobs()} goes on"), file=sys.stderr)
+                    printing.message(f"left; {self._describe_jobs()} goes on")
                     break
                 if self._is_cancelled:
-                    print(printable(f"left; SLURM is still ending {self._describe_jobs()}"), file=sys.stderr)
+                    printing.message(f"left; SLURM is still ending {self._describe_jobs()}")
                     break
                 if self._interrupted_s is not None:
                     self._cancel()
@@ -110,7 +110,8 @@ class Watcher:
                     break
         self._print_failures()
         if len(self._runs) == 1 and not self.is_detached:
-            _print_result(self._runs[0])
+            (run,) = self._runs
+            printing.print_run(run.name, run.status.status, numbers_of(run.files), run.files.path)
         statuses = [run.status.status if run.status.has_ended else Status.INTERRUPTED for run in self._runs]
         return [Outcome(status, run.files.path) for status, run in zip(statuses, self._runs, strict=True)]
 
@@ -118,8 +119,7 @@ class Watcher:
         return [run for run in self._runs if not run.status.has_ended]
 
     def _watch(self) -> None:
-        view: View = SingleView(self._runs[0]) if len(self._runs) == 1 else SweepView(self._runs)
-        with view:
+        with View(self._runs) as view:
             while self._unfinished():
                 self._update(view)
                 self._limit_end()
@@ -161,8 +161,7 @@ class Watcher:
 
     def _query(self, view: View, now_s: float) -> None:
         runs = self._unfinished()
-        jobs = [run.job for run in runs if run.job is not None]
-        states: JobStates = self._states(jobs) if jobs else {}
+        states = self._states([run.job for run in runs if run.job is not None])
         if isinstance(states, LauncherError) and not self._has_outage:
             view.say(f"whether the jobs are still running is not known for now: {states}")
         self._has_outage = isinstance(states, LauncherError)
@@ -170,12 +169,11 @@ class Watcher:
             status = status_of(run.files, run.job, states)
             if status.status is Status.UNKNOWN or self._may_change(run, status, states, now_s) or status == run.status:
                 continue
-            if status.status is Status.RUNNING is not run.status.status:
+            if status.status is not run.status.status and not status.has_ended:
                 run.begin(now_s)
             run.status = status
             if not status.has_ended or len(self._runs) > 1:
                 reason = status.detail.partition("\n")[0]
-                view.draw()
                 view.say(f"{self._describe(run)} is {status.status}{f' ({reason})' if reason else ''}")
 
     @staticmethod
@@ -197,14 +195,13 @@ class Watcher:
         """Asks the user once whether to cancel; cancels unless the answer is no. Returns whether the user leaves."""
         if sys.stdin.isatty() and self._may_leave:
             self._may_leave = False
+            jobs = self._describe_jobs()
             try:
-                jobs = self._describe_jobs()
-                question = f"end {jobs}? y ends, n leaves and lets them run, Enter keeps watching [y/n]: "
-                answer = input(question).strip().lower()
+                answer = input(f"end {jobs}? y ends, n leaves and lets them run, Enter keeps watching [y/n]: ")
             except (EOFError, KeyboardInterrupt):
                 answer = "y"
-            if not answer.startswith("y"):
-                return answer.startswith("n")
+            if not answer.strip().lower().startswith("y"):
+                return answer.strip().lower().startswith("n")
         self._interrupt_or_cancel()
         return False
 
@@ -221,12 +218,9 @@ class Watcher:
         self._is_cancelled = True
         self._end(self._cancel_jobs, f"cancelling {self._describe_jobs()}; this may take SLURM half a minute")
 
-    def _end(self, end: Callable[[Sequence[str]], None], message: str) -> None:
-        print(printable(message), file=sys.stderr, flush=True)
-        try:
-            end([run.job for run in self._unfinished() if run.job is not None])
-        except LauncherError as error:
-            print(f"collectx: the jobs were not ended: {error}", file=sys.stderr)
+    def _end(self, end: Callable[[Sequence[str]], None], text: str) -> None:
+        printing.message(text)
+        end_jobs(end, [run.job for run in self._unfinished() if run.job is not None])
         self._next_query_s = 0.0
 
     def _describe_jobs(self) -> str:
@@ -251,42 +245,10 @@ class Watcher:
 
 
 def _failure_text(run: WatchedRun) -> str:
-    """The first failure in the result with its traceback, or the status of the job."""
-    failures = (run.files.read_result() or {}).get("failures")
-    if not failures:
-        return run.status.detail
-    return f"{failures[0]['type']}: {failures[0]['message']}\n{_traceback(run.files)}".rstrip()
-
-
-def _print_result(run: WatchedRun) -> None:
-    """Prints the table and the folder, as at the end of a run on this machine."""
-    names = ("frames", "frames_per_s", "mean_return")
-    numbers = run.files.read_result() or {name: getattr(run.statistics, name) for name in names}
-    printing.print_run(run.name, run.status.status, numbers, run.files.path)
-
-
-def _traceback(files: RunFolder) -> str:
-    """The last traceback of the trainer's log."""
+    """Why a run has failed; where it has left a result, with the last traceback of the trainer's log."""
     try:
-        text = files.log("trainer").read_text(errors="replace").rstrip()
+        log = run.files.log("trainer").read_text(errors="replace").rstrip() if run.files.result.exists() else ""
     except OSError:
-        return ""
-    _, head, rest = text.rpartition("Traceback (most recent call last)")
-    return "\n".join(f"  {line}" for line in (head + rest).splitlines()[-60:])
-
-
-@contextmanager
-def terminable() -> Iterator[None]:
-    """In the block, SIGTERM raises `Terminated` in the main thread."""
-
-    def raise_terminated(signum: int, frame: object) -> None:
-        raise Terminated
-
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    old_handler = signal.signal(signal.SIGTERM, raise_terminated)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, old_handler)
+        log = ""
+    _, head, rest = log.rpartition("Traceback (most recent call last)")
+    return "\n".join([run.status.detail, *(f"  {line}" for line in (head + rest).splitlines()[-60:])])

@@ -136,29 +136,26 @@ _TAIL = 1 << 12
 _BLOCK = 1 << 24
 
 
-class JsonLinesTail:
-    """Reads the objects that are appended to a JSON lines file; of a file that is longer than `newest_bytes` when it is
-    first read, only the lines in its last `newest_bytes`."""
+class LinesTail:
+    """Reads the lines that are appended to a file; of a file that is longer than `newest_bytes` when it is first read,
+    only those in its last `newest_bytes`."""
 
     def __init__(self, path: Path, newest_bytes: int | None = None):
         self.path = path
         self._newest_bytes = newest_bytes
-        self._position = self._number = 0
+        self._position = 0
         self._file: int | None = None
 
-    def read(self) -> tuple[list[dict[str, Any]], bool]:
+    def read_lines(self, is_last: bool = False) -> tuple[list[bytes], bool]:
         """Returns complete lines added since the last call, at most `_BLOCK` bytes of them, and whether the file was
-        replaced before them, as by a restart of the job. Blocks for the disk only.
-
-        Raises:
-            DamagedFile: a line cannot be read.
-        """
+        replaced before them, as by a restart of the job. With `is_last`, the last line may be incomplete. Blocks for
+        the disk only."""
         restarted = False
         try:
             with open(self.path, "rb") as file:
                 status = os.fstat(file.fileno())
                 if self._file is not None and (status.st_ino != self._file or status.st_size < self._position):
-                    restarted, self._position, self._number = True, 0, 0
+                    restarted, self._position = True, 0
                 if self._file is None and self._newest_bytes is not None and status.st_size > self._newest_bytes:
                     file.seek(status.st_size - self._newest_bytes)
                     file.readline()
@@ -169,10 +166,27 @@ class JsonLinesTail:
                 text += b"" if b"\n" in text else file.readline()
         except FileNotFoundError:
             return [], False
-        text = text[: text.rfind(b"\n") + 1]
-        lines = text.splitlines()
-        objects = [decode(self.path, f"line {number}", line) for number, line in enumerate(lines, self._number + 1)]
+        if not (is_last and len(text) < _BLOCK):
+            text = text[: text.rfind(b"\n") + 1]
         self._position += len(text)
+        lines = text.split(b"\n")
+        return (lines if lines[-1] else lines[:-1]), restarted
+
+
+class JsonLinesTail(LinesTail):
+    """Reads the objects that are appended to a JSON lines file."""
+
+    _number = 0
+
+    def read(self) -> tuple[list[dict[str, Any]], bool]:
+        """Returns the objects of `read_lines`, and whether the file was replaced before them.
+
+        Raises:
+            DamagedFile: a line cannot be read.
+        """
+        lines, restarted = self.read_lines()
+        self._number *= not restarted
+        objects = [decode(self.path, f"line {number}", line) for number, line in enumerate(lines, self._number + 1)]
         self._number += len(lines)
         return objects, restarted
 

@@ -81,7 +81,7 @@ def _format(value: Any, form: str) -> str:
     return format(value, form) if isinstance(value, (int, float)) and not math.isnan(value) else "-"
 
 
-def print_run(name: str, status: str, numbers: Mapping[str, Any], folder: Path) -> None:
+def print_run(name: str, status: str, numbers: Mapping[str, Any] | None, folder: Path) -> None:
     """Prints the table of one run, and its folder."""
     print()
     print_table([cells(name, status, numbers)])

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from omegaconf import OmegaConf
-
 from collectx.config.check import check
 from collectx.config.schema.run import RunConfig, as_dict
 from collectx.errors import ConfigError, DamagedFile
@@ -21,6 +19,8 @@ def config_text(cfg: RunConfig) -> str:
     """A configuration as YAML, for comparison: equal text is an equal run. Resources of a scheduler, `launcher.wait`,
     `run.overwrite`, `run.resume` and checkpoints have no effect on a run, so it contains only the name of the
     launcher."""
+    from omegaconf import OmegaConf
+
     content = as_dict(cfg)
     del content["run"]["overwrite"], content["run"]["resume"], content["checkpoint"]
     content["launcher"] = cfg.launcher.kind

@@ -2,6 +2,7 @@
 tests/system/test_resume.py."""
 
 import json
+import socket
 from contextlib import suppress
 
 import pytest
@@ -13,6 +14,7 @@ from collectx.jobs import cancel as jobs_cancel
 from collectx.jobs.status import SubmittedRun, write_job
 from collectx.launcher.slurm import commands
 from collectx.run import RunFolder, snapshot
+from collectx.run.folder import locked
 
 
 def make(folder, job):
@@ -144,6 +146,19 @@ def test_logs_are_those_of_all_roles_or_of_one(job, capsys):
     assert capsys.readouterr().out == "job | begin\njob | end\nworker-0 | hello\nbegin\nend\n"
 
 
+@pytest.mark.parametrize("role", ["trainer", "worker-1"])
+def test_a_role_that_has_written_nothing_is_told_from_one_that_does_not_exist(job, capsys, role):
+    assert logs.main(["sweep/seed=0", role]) == 0
+    out, err = capsys.readouterr()
+    assert not out
+    assert f"{role} has written no log" in err
+    assert f"The output of a run is in {job.path}: metrics.jsonl" in err
+    assert logs.main(["sweep", "worker-2"]) == 2
+    assert "worker-2: no such role; did you mean worker-1? (valid: job, trainer, worker-0, worker-1)" in (
+        capsys.readouterr().err
+    )
+
+
 def test_logs_without_a_line_name_the_files_that_have_the_output(job, capsys):
     job.log("job").write_text("")
     queue_result = {"status": "completed", "exit_reason": "all frames delivered"}
@@ -177,6 +192,7 @@ def test_a_dead_run_with_many_batches_is_watched_to_its_end_by_the_last_of_them(
     [
         (logs.main, ["sweep", "wroker-0"], "did you mean worker-0?"),
         (logs.main, ["sweep", "-x"], "no such flag"),
+        (logs.main, ["sweep", "job", "trainer"], "logs takes one role, got 2: job, trainer"),
         (watch.main, [], "needs one folder"),
         (cancel.main, ["nowhere"], "neither the folder of a run nor of a sweep"),
     ],
@@ -185,3 +201,16 @@ def test_wrong_usage(job, capsys, main, argv, message):
     job.log("worker-0").touch()
     assert main(argv) == 2
     assert message in capsys.readouterr().err
+
+
+def test_a_run_that_ends_before_its_process_is_looked_for_has_ended(job, capsys, monkeypatch):
+    def end(files):
+        files.result.write_text('{"status": "interrupted", "exit_reason": "interrupted by SIGINT"}')
+        return None, socket.gethostname()
+
+    job.job_note.unlink()
+    job.meta.write_text(json.dumps({"host": socket.gethostname()}))
+    monkeypatch.setattr(jobs_cancel, "holder", end)
+    with locked(job, replace=True):
+        assert cancel.main(["sweep"]) == 0
+    assert f"{job.path}: interrupted: interrupted by SIGINT\n" in capsys.readouterr().out

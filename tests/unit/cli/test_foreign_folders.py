@@ -65,8 +65,10 @@ def test_only_the_process_that_holds_the_lock_is_signalled(hostile, signals, cap
     with locked(hostile, replace=True):
         hostile.lock.write_text(f"process {pids.get(pid, pid)} on {socket.gethostname()}\n")
         done = cancel.main([str(hostile.path)])
-    expected = [os.getpid()] if pid == "of the holder" else []
-    assert ([each for each, _ in signals], done) == (expected, 0 if expected else 2), capsys.readouterr().err
+    expected, err = [os.getpid()] if pid == "of the holder" else [], capsys.readouterr().err
+    assert ([each for each, _ in signals], done) == (expected, 0 if expected else 2), err
+    told = "no process of this host is seen to hold its lock: it is not running here, or"
+    assert (told in err, "cancel it on" in err) == (not expected, False)
 
 
 def test_a_process_of_another_user_is_not_signalled(hostile, signals, within, capsys):

@@ -2,13 +2,17 @@
 
 import json
 import os
+import shutil
+import socket
 
 import pytest
 from composing import composed
 
 from collectx.cli import foreign_code, reproduce, resume, run
+from collectx.jobs.status import write_job
 from collectx.run import RunFolder, resumed
 from collectx.run.checkpoint import Checkpoints
+from collectx.run.folder import locked
 
 
 @pytest.fixture
@@ -31,6 +35,27 @@ def test_a_run_is_resumed_in_its_folder_with_its_configuration(stub, old):
     assert resume.main([str(files.path), "collector.total_frames=1024000"]) == 130
     ((cfg, folder, _),) = stub.calls
     assert (cfg.run.resume, cfg.collector.total_frames, folder) == ("auto", 1024000, files.path)
+
+
+def test_a_run_that_is_running_or_queued_is_not_said_to_have_no_checkpoint(stub, old, queue, capsys):
+    files = old()
+    files.result.unlink()
+    shutil.rmtree(files.checkpoints)
+    files.meta.write_text(json.dumps({"host": socket.gethostname()}))
+    with locked(files, replace=True):
+        assert resume.main([str(files.path)]) == 2
+    told = f"running as process {os.getpid()} on {socket.gethostname()}: wait for its end, or end it: collectx cancel "
+    assert f"{told}{files.path}" in (err := capsys.readouterr().err)
+    assert "checkpoint" not in err
+    files.jobs.mkdir()
+    write_job(files, "7")
+    queue.states = {"7": "PENDING"}
+    assert resume.main([str(files.path)]) == 2
+    assert f"{files.path} is queued as job 7: wait for its end" in capsys.readouterr().err
+    queue.states = {"7": "CANCELLED"}
+    assert resume.main([str(files.path)]) == 2
+    assert "has no checkpoint" in capsys.readouterr().err
+    assert not stub.calls
 
 
 @pytest.mark.parametrize(

@@ -2,19 +2,13 @@
 
 import json
 import os
-import re
 import socket
-from contextlib import closing
 
 import pytest
 
 from collectx.cli import status
-from collectx.errors import LauncherError
 from collectx.jobs import status as jobs_status
-from collectx.launcher.slurm import commands
-from collectx.launcher.slurm.commands import JobState
 from collectx.run import RunFolder
-from collectx.run.events import EventLog
 from collectx.run.files import write_json
 from collectx.run.folder import locked
 
@@ -35,59 +29,6 @@ def said(capsys, files: RunFolder) -> tuple[str, str]:
     assert status.main([str(files.path)]) == 0
     out, err = capsys.readouterr()
     return out.splitlines()[1].split()[1], out + err
-
-
-@pytest.mark.parametrize(
-    ("said", "word", "part"),
-    [
-        ({"7": JobState("PENDING", False, False, "Resources")}, "queued", "Resources"),
-        ({"7": JobState("RUNNING", False, True, "", "n1")}, "running", "n1"),
-        ({"7": JobState("CONFIGURING", False, False)}, "queued", "CONFIGURING"),
-        (
-            {"7": JobState("COMPLETING", False, True, "", "n1")},
-            "running",
-            "on n1: COMPLETING (SLURM ends its processes)",
-        ),
-        ({"7": JobState("NODE_FAIL", True, True, "", "n[1-2]")}, "failed", "; SLURM says that n2 is down"),
-        ({"7": JobState("CANCELLED", True, True)}, "interrupted", "CANCELLED"),
-        ({"7": JobState("FAILED", True, True)}, "failed", "FAILED"),
-        ({}, "interrupted", "job 7 was cancelled in the queue"),
-        ({"7": JobState("FAILED", True, True)}, "failed", "all nodes must share that file system"),
-        (LauncherError("Unable to contact slurm controller"), "unknown", "Unable to contact"),
-    ],
-)
-def test_a_job_without_a_result_is_what_slurm_says(folder, said, word, part, monkeypatch):
-    monkeypatch.setattr(commands, "down", lambda nodes: ["n2"])
-    found = jobs_status.status_of_job(folder, "7", said)
-    assert found.status == word
-    assert part in found.detail
-    folder.log("job").write_text("Killed\n")
-    forgotten = jobs_status.status_of_job(folder, "7", {})
-    assert forgotten.status == "failed"
-    assert re.match(r"SLURM knows no job 7 any more(?s:.*)job.log ends:\n  Killed", forgotten.detail)
-
-
-def test_a_job_that_waits_because_a_node_was_lost_says_so(folder):
-    states = {"7": JobState("PENDING", False, False, "BeginTime")}
-    assert jobs_status.status_of_job(folder, "7", states).detail == "BeginTime"
-    with closing(EventLog(folder)) as events:
-        events("requeued", reason="n3, the node of worker 1, does not answer")
-    reason = "requeued (n3, the node of worker 1, does not answer): BeginTime"
-    assert jobs_status.status_of_job(folder, "7", states).detail == reason
-
-
-@pytest.mark.parametrize(("state", "advice"), [("TIMEOUT", "launcher.time"), ("PREEMPTED", "launcher.requeue=true")])
-def test_a_run_that_slurm_has_interrupted_says_why(folder, state, advice):
-    write_json(folder.result, {"status": "interrupted", "exit_reason": "interrupted by SIGTERM"})
-    ended, cancelled = (
-        jobs_status.status_of_job(folder, "7", {"7": JobState(each, True, True)}) for each in (state, "CANCELLED")
-    )
-    assert ended.status == cancelled.status == "interrupted"
-    assert ended.detail.startswith(f"interrupted by SIGTERM: job 7 ended as {state}: ")
-    assert advice in ended.detail
-    assert cancelled.detail == "interrupted by SIGTERM"
-    ending = jobs_status.status_of_job(folder, "7", {"7": JobState("COMPLETING", False, True)})
-    assert ending.detail == "interrupted by SIGTERM: job 7 is COMPLETING (SLURM ends its processes)"
 
 
 def test_where_slurm_cannot_be_asked_the_folder_is_read_and_it_says_so(queue, folder, capsys, within):

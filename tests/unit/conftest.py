@@ -1,0 +1,26 @@
+"""SLURM is replaced by a stand-in, see tests/queueing.py. Real jobs: tests/slurm."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from queueing import Queue
+
+from collectx.cli import status
+from collectx.jobs import watcher
+from collectx.launcher.slurm import commands
+from collectx.run import preflight
+
+
+@pytest.fixture
+def queue(monkeypatch: pytest.MonkeyPatch, within: Callable[..., None], tmp_path: Path) -> Queue:
+    """Takes the place of SLURM, which is asked without pauses; the working directory is `tmp_path`."""
+    queue = Queue()
+    monkeypatch.setattr(commands, "_run", queue.run)
+    for module in (commands, preflight, status):
+        within(module, "shutil", which=lambda name: f"/usr/bin/{name}")
+    for name in ("REFRESH_S", "_MIN_QUERY_S", "_SETTLE_S"):
+        monkeypatch.setattr(watcher, name, 0)
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
+    monkeypatch.chdir(tmp_path)
+    return queue

@@ -1,0 +1,153 @@
+"""Jobs that are followed to their end, with a stand-in for SLURM: requeued ones, and what Ctrl-C and SIGTERM do."""
+
+import itertools
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from queueing import start
+
+from collectx.jobs import views, watcher
+from collectx.jobs.status import SubmittedRun
+from collectx.run.statistics import Sampler
+
+
+def test_a_requeued_job_is_followed_to_its_last_end(queue, monkeypatch):
+    lives = iter(["COMPLETING", "COMPLETING", "PENDING", "RUNNING", "RUNNING", "COMPLETED"])
+
+    def next_life(seconds: float) -> None:
+        queue.states["100"] = next(lives, "COMPLETED")
+        queue.write_result(Path("point0"), "completed" if queue.states["100"] == "COMPLETED" else "interrupted")
+
+    monkeypatch.setattr(watcher, "time", SimpleNamespace(monotonic=time.monotonic, sleep=next_life))
+    assert [ended.status for ended in start("launcher.requeue=true seed=2").results] == ["completed"]
+
+
+def test_the_progress_of_a_requeued_job_begins_again(queue, monkeypatch, capsys):
+    lives, begun = iter(["RUNNING", "RUNNING", "PENDING", "RUNNING", "COMPLETED"]), []
+
+    def sampler(statistics, start_s):
+        begun.append(start_s)
+        return Sampler(statistics, start_s)
+
+    def next_life(seconds: float) -> None:
+        queue.states["100"] = next(lives, "COMPLETED")
+        if queue.states["100"] == "COMPLETED":
+            queue.write_result(Path("point0"), "completed")
+
+    queue.is_held = True
+    monkeypatch.setattr(views, "PLAIN_S", 0)
+    monkeypatch.setattr(views, "Sampler", sampler)
+    monkeypatch.setattr(watcher, "time", SimpleNamespace(monotonic=time.monotonic, sleep=next_life))
+    assert [ended.status for ended in start("launcher.requeue=true").results] == ["completed"]
+    # When the job was submitted, has started, waited again, and started again.
+    assert len(begun) == 4
+    assert begun == sorted(set(begun))
+    lines = capsys.readouterr().out.splitlines()
+    waiting = [index for index, line in enumerate(lines) if line == "[0:00] waiting for the first batch"]
+    changes = [index for index, line in enumerate(lines) if line.startswith("collectx: job 100 is ")]
+    assert [lines[index].split()[4] for index in changes] == ["queued", "running", "queued", "running"]
+    # There is no progress of a job in the queue.
+    assert [sum(first < index < last for index in waiting) for first, last in itertools.pairwise(changes)] == [0, 2, 0]
+
+
+@pytest.mark.parametrize("batches", [0, 1])
+def test_a_terminal_shows_the_queue_then_the_progress(queue, monkeypatch, capsys, batches):
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    lives = iter(["PENDING", "RUNNING", "RUNNING", "COMPLETED"])
+    line = {"batch": 0, "time": 0.0, "frames": 321, "frames_per_s": None, "waited_s": 0.0, "version": 0, "lag": 0.0}
+
+    def next_life(seconds: float) -> None:
+        queue.states["100"] = next(lives, "COMPLETED")
+        if queue.states["100"] == "RUNNING":
+            Path("point0", "metrics.jsonl").write_text(f"{json.dumps(line | {'mean_return': None})}\n" * batches)
+        if queue.states["100"] == "COMPLETED":
+            queue.write_result(Path("point0"), "completed")
+
+    queue.is_held = True
+    monkeypatch.setattr(watcher, "time", SimpleNamespace(monotonic=time.monotonic, sleep=next_life))
+    assert [ended.status for ended in start("").results] == ["completed"]
+    out = capsys.readouterr().out
+    parts = ["job 100 is in the queue for 0:00", "321" if batches else "waiting for the first batch", "completed"]
+    assert [out.find(part) for part in parts] == sorted(out.find(part) for part in parts)
+    assert min(out.find(part) for part in parts) >= 0
+
+
+def test_an_old_result_of_a_requeued_job_is_no_reason_to_ask_at_every_refresh(queue, monkeypatch):
+    asked, ticks, result = [], iter(range(100)), Path("point0", "result.json")
+
+    def look_on(seconds: float) -> None:
+        tick = next(ticks)
+        if tick in (0, 8):
+            queue.states["100"] = "COMPLETED" if tick else "PENDING"
+            queue.write_result(Path("point0"), "completed" if tick else "interrupted")
+            os.utime(result, ns=(tick, tick))
+        assert tick < 10
+
+    squeue = queue.squeue
+    monkeypatch.setattr(queue, "squeue", lambda command: asked.append(command) or squeue(command))
+    monkeypatch.setattr(watcher, "time", SimpleNamespace(monotonic=time.monotonic, sleep=look_on))
+    monkeypatch.setattr(watcher, "_MIN_QUERY_S", 3600.0)
+    queue.is_held = True
+    assert [ended.status for ended in start("launcher.requeue=true").results] == ["completed"]
+    assert len(asked) == 3
+
+
+@pytest.mark.parametrize(
+    ("number", "answer", "state"),
+    [(signal.SIGINT, "y", "CANCELLED"), (signal.SIGINT, "n", "RUNNING"), (signal.SIGTERM, "n", "CANCELLED")],
+)
+def test_an_interruption_cancels_unless_the_user_says_no(queue, monkeypatch, number, answer, state):
+    def interrupted(seconds: float) -> None:
+        if "RUNNING" in queue.states.values():
+            signal.raise_signal(number)
+
+    questions = []
+    monkeypatch.setattr(watcher, "time", SimpleNamespace(monotonic=time.monotonic, sleep=interrupted))
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(isatty=lambda: True))
+    monkeypatch.setattr("builtins.input", lambda question: questions.append(question) or answer)
+    done = start("seed=2")
+    assert [ended.status for ended in done.results] == ["interrupted"]
+    assert queue.states == {"100": state}
+    assert done.is_detached == (state == "RUNNING")
+    assert len(questions) == (number == signal.SIGINT)
+
+
+def test_an_interruption_ends_the_points_that_run_and_those_that_wait(queue, monkeypatch, capsys):
+    signals = iter([signal.SIGTERM])
+
+    def interrupted(seconds: float) -> None:
+        for number in signals:
+            queue.states["100_1"] = "PENDING"
+            signal.raise_signal(number)
+
+    monkeypatch.setattr(watcher, "time", SimpleNamespace(monotonic=time.monotonic, sleep=interrupted))
+    assert [ended.status for ended in start("seed=2", "seed=2 trainer.gamma=0.5").results] == ["interrupted"] * 2
+    assert queue.states == {"100_0": "CANCELLED", "100_1": "CANCELLED"}
+    err = capsys.readouterr().err
+    assert "ending 2 jobs, with a checkpoint" in err
+    assert "not ended" not in err
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("grace_s", [0.0, 1000.0])
+def test_a_job_that_does_not_end_is_cancelled_by_the_second_signal_or_after_its_grace(
+    queue, monkeypatch, grace_s, number
+):
+    presses = iter([number] * (1 if grace_s == 0 else 2))
+    queue.deaf = {"100"}
+    monkeypatch.setattr(SubmittedRun, "grace_s", grace_s)
+
+    def interrupted(seconds: float) -> None:
+        for number in itertools.islice(presses, 1):
+            signal.raise_signal(number)
+
+    monkeypatch.setattr(watcher, "time", SimpleNamespace(monotonic=time.monotonic, sleep=interrupted))
+    assert [ended.status for ended in start("seed=2").results] == ["interrupted"]
+    assert queue.states == {"100": "CANCELLED"}

@@ -1,0 +1,19 @@
+"""Files that grow while they are read."""
+
+from collectx.run.files import LinesTail
+
+
+def test_lines_are_read_once_and_the_last_one_when_it_is_complete_or_nothing_follows(tmp_path):
+    path = tmp_path / "log"
+    tail, newest = LinesTail(path), LinesTail(path, newest_bytes=6)
+    assert tail.read_lines() == ([], False)
+    path.write_bytes(b"a\r\n\nbc")
+    assert tail.read_lines() == ([b"a\r", b""], False)
+    assert tail.read_lines() == ([], False)
+    with open(path, "ab") as file:
+        file.write(b"d\ne")
+    assert newest.read_lines() == ([b"bcd"], False)
+    assert tail.read_lines(is_last=True) == ([b"bcd", b"e"], False)
+    assert tail.read_lines(is_last=True) == ([], False)
+    path.write_bytes(b"new\n")
+    assert tail.read_lines() == ([b"new"], True)

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import json
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from collectx.cli.arguments import Arguments, one_group, run_subcommand
 from collectx.cli.compose import Composer
-from collectx.config.json_schema import group_schema
+from collectx.config.json_schema import group_schema, run_schema
 from collectx.config.registry import GROUPS
+from collectx.config.schema.run import SECTIONS
 
 # How `collectx list` orders groups.
 _ORDER = (*GROUPS, "experiment", "debug")
 _USAGE = """\
 collectx list [GROUP] [-v] [--config-dir DIR] [hydra.searchpath=[...]]: every choice of each group, or of one, with a
-line about it.
+line about it; for run, checkpoint and sweep, which have no choices, their keys.
 
   -v, --verbose   also the keys of the choices, with their defaults and their documentation"""
 
@@ -32,20 +33,26 @@ def show(arguments: Arguments) -> int:
     """Prints the choices of all groups, or of the one that `arguments` name; returns the exit status."""
     overrides = [word for word in arguments.words if "=" in word]
     choices = find(Composer(arguments.config_dir), overrides)
-    group = one_group([word for word in arguments.words if word not in overrides], "list", choices)
+    group = one_group(
+        [word for word in arguments.words if word not in overrides], "list", [*choices, *SECTIONS, "sweep"]
+    )
+    if group is not None and group not in choices:
+        _print_keys(group, {group: run_schema()["properties"][group]["properties"]})
+        return 0
     for name in choices if group is None else [group]:
         width = max(map(len, choices[name]))
         print(f"{name}:")
         for choice, line in choices[name].items():
             print(f"  {choice:{width}}  {line}".rstrip())
         if "verbose" in arguments.flags and name in GROUPS:
-            _print_keys(name)
+            kinds = group_schema(name)["anyOf"]
+            _print_keys(name, {kind["title"].partition("=")[2]: kind["properties"] for kind in kinds})
     return 0
 
 
-def _print_keys(group: str) -> None:
-    """Prints every key of a group with its documentation and its packaged default, by choice where they differ."""
-    kinds = {choice["title"].partition("=")[2]: choice["properties"] for choice in group_schema(group)["anyOf"]}
+def _print_keys(group: str, kinds: Mapping[str, Mapping[str, Any]]) -> None:
+    """Prints every key of a group with its documentation and its packaged default, by choice where they differ.
+    `kinds` are the JSON schemas of the keys of each choice."""
     for key in dict.fromkeys(key for options in kinds.values() for key in options if key not in ("defaults", "kind")):
         # description -> default -> choices
         described: dict[str, dict[str, list[str]]] = {}

@@ -41,7 +41,7 @@ def main(argv: Sequence[str]) -> int:
 
     def run(arguments: Arguments) -> int:
         composer = Composer(arguments.config_dir, arguments.config_name)
-        if "help" in arguments.flags and len(arguments.words) == 1 and arguments.words[0] in composer.groups:
+        if "help" in arguments.flags and len(arguments.words) == 1 and "=" not in arguments.words[0]:
             return listing.show(replace(arguments, flags=arguments.flags | {"verbose": ""}))
         return launch(composer, arguments, ["run", *argv])
 

@@ -11,6 +11,8 @@ import typing
 from importlib import resources
 from typing import Any
 
+import yaml
+
 from collectx.config.convert import members
 from collectx.config.registry import GROUPS, limits_of, packaged_values, schemas
 from collectx.config.schema.fields import BITS
@@ -26,12 +28,12 @@ _LIMITS = {"minimum": "minimum", "maximum": "maximum", "above": "exclusiveMinimu
 def run_schema() -> dict[str, Any]:
     """Of a file that is a whole run, such as an experiment: every group, and every key, may be left out."""
     comments = _comments("config")
+    values = yaml.safe_load((resources.files("collectx.conf") / "config.yaml").read_text())
     properties = {
         "defaults": {"type": "array", "description": "choices of groups, as `- override /env: pendulum`"},
         **{group: _choices(group) for group in GROUPS},
         "seed": _option(int, limits_of("seed")) | _described(comments, "seed"),
-        **{name: _section(cls, {}, comments) for name, cls in SECTIONS.items()},
-        "sweep": _section(SweepConfig, {}, comments),
+        **{name: _section(cls, values[name], comments) for name, cls in {**SECTIONS, "sweep": SweepConfig}.items()},
         "hydra": {"type": "object"},
     }
     return {

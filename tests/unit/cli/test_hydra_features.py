@@ -178,6 +178,9 @@ PRINTED = [
     ("--hydra-help", ["Hydra"]),
     ("--help experiment", ["cartpole_ppo"]),
     ("--config-dir conf --help env", ["mine"]),
+    ("--help run", ["run.overwrite", "default false."]),
+    ("--help checkpoint", ["checkpoint.every_min", "default 10."]),
+    ("--help sweep", ["sweep.objective", 'default "mean_return".']),
     ("--version", ["Hydra 1."]),
 ]
 

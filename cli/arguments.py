@@ -122,9 +122,13 @@ def one_group(words: Sequence[str], subcommand: str, groups: Iterable[str]) -> s
     return next(iter(words), None)
 
 
+def _nothing(node: object) -> None:
+    """The task of what prints something and runs nothing."""
+
+
 def call_hydra(
-    task: Callable[..., Any],
     words: Sequence[str],
+    task: Callable[..., Any] = _nothing,
     config_name: str = "config",
     config_dir: str | os.PathLike[str] | None = None,
     program: str = "collectx run",

@@ -27,14 +27,10 @@ def main(argv: Sequence[str], subcommands: Iterable[str]) -> int:
     command, _, shell = " ".join(argv).partition("=")
     if command != "query":
         # Hydra puts the name of the program into the function that it installs.
-        arguments.call_hydra(_ignore, ["-sc", *argv], program="collectx")
+        arguments.call_hydra(["-sc", *argv], program="collectx")
         return 0
     print(("\n" if shell == "fish" else " ").join(_candidates(os.environ.get("COMP_LINE", ""), subcommands)))
     return 0
-
-
-def _ignore(node: object) -> None:
-    """A task for what runs nothing."""
 
 
 def _candidates(line: str, subcommands: Iterable[str]) -> list[str]:
@@ -58,7 +54,7 @@ def _candidates(line: str, subcommands: Iterable[str]) -> list[str]:
     chosen = [word for word in words[2:] if word.partition("=")[0] in (*GROUPS, "experiment") and "," not in word]
     os.environ["COMP_LINE"] = " ".join(["collectx", *chosen, last])
     with contextlib.redirect_stdout(io.StringIO()) as completions:
-        arguments.call_hydra(_ignore, ["-sc", "query=bash"], config_dir=_config_dir(line), program="collectx")
+        arguments.call_hydra(["-sc", "query=bash"], config_dir=_config_dir(line), program="collectx")
     # Files with a leading underscore are bases of others, not choices.
     return [word for word in completions.getvalue().split() if "=_" not in word]
 

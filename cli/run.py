@@ -99,7 +99,7 @@ def _inform(composer: Composer, checked: Checked, arguments: Arguments) -> int:
     try:
         # Hydra exits after `--help`.
         with _config_errors(ValueError), suppress(SystemExit), redirect_stdout(io.StringIO()) as printed:
-            call_hydra(_ignore, [*words, *filter(None, flags)], composer.config_name, composer.config_dir)
+            call_hydra([*words, *filter(None, flags)], config_name=composer.config_name, config_dir=composer.config_dir)
     except ConfigError as error:
         # Of a value that refers to nothing, Hydra does not say the key.
         named = [text for text in composer.examine(words).problems if error.problems[0] in text]
@@ -108,10 +108,6 @@ def _inform(composer: Composer, checked: Checked, arguments: Arguments) -> int:
     # Files with a leading underscore are bases of others, not choices.
     print(re.sub(r"(?m)^(\w+: .*?)\b_\w+, ", r"\1", text) if "help" in arguments.flags else text, end="")
     return 0
-
-
-def _ignore(node: object) -> None:
-    """A task for what runs nothing."""
 
 
 def _prepare(composer: Composer, checked: Checked, is_multirun: bool) -> Composed | sweep.Sweep:
@@ -143,7 +139,7 @@ def _run(composer: Composer, checked: Checked, run: Composed, task: Task, truste
         _check_folder(files, run.cfg)
         task.hydra_before = sweep.files_of_hydra(files)
         words = [*checked.overrides, f"hydra.run.dir={quoted(folder)}"]
-        call_hydra(task.alone, words, composer.config_name, composer.config_dir)
+        call_hydra(words, task.alone, composer.config_name, composer.config_dir)
 
 
 def _sweep(composer: Composer, checked: Checked, prepared: sweep.Sweep, task: Task, is_multirun: bool) -> bool:
@@ -153,7 +149,7 @@ def _sweep(composer: Composer, checked: Checked, prepared: sweep.Sweep, task: Ta
     words = [*checked.overrides, *mode, f"hydra.sweep.dir={quoted(prepared.folder)}"]
     root, is_complete = Path(prepared.folder), True
     try:
-        call_hydra(task, words, composer.config_name, composer.config_dir)
+        call_hydra(words, task, composer.config_name, composer.config_dir)
     except Stopped:
         pass  # the outcomes say so
     except BrokenPipeError:
@@ -169,17 +165,12 @@ def _sweep(composer: Composer, checked: Checked, prepared: sweep.Sweep, task: Ta
         points = task.points
         if not prepared.is_ours:
             points = sweep.found(root)
-            known = {run.folder for run in task.outcomes}
-            task.outcomes += [outcome for outcome in map(_outcome, points) if outcome.folder not in known]
+            results = ((folder, RunFolder(folder).read_result()) for _, folder in points)
+            task.outcomes = [Outcome(Status((result or {"status": "failed"})["status"]), at) for at, result in results]
         if points and not task.is_detached:
             statuses = {run.folder: run.status for run in task.outcomes}
-            output.print_sweep(root, points, statuses, prepared.objective)
+            output.print_sweep(root, dict.fromkeys(points), statuses, prepared.objective)
     return is_complete
-
-
-def _outcome(point: tuple[str, Path]) -> Outcome:
-    result = RunFolder(point[1]).read_result()
-    return Outcome(Status.FAILED if result is None else Status(result["status"]), point[1])
 
 
 @contextmanager

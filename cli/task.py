@@ -16,6 +16,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
+from collectx.cli import foreign_code
 from collectx.cli.compose import Composed, is_enumerated, typed
 from collectx.config.derived import ELSEWHERE
 from collectx.errors import CollectxError, ConfigError
@@ -77,6 +78,7 @@ class Task:
         """
         hydra: Any = HydraConfig.get()
         run = submitted(node, hydra)
+        foreign_code.check_checkpoints(RunFolder(run.folder))
         self.execute([run])
         if self.is_interrupted and self._is_in_command:
             raise Stopped

@@ -155,7 +155,7 @@ def _sweep(composer: Composer, checked: Checked, prepared: sweep.Sweep, task: Ta
     except BrokenPipeError:
         raise
     except Exception as error:
-        if not task.outcomes and (prepared.is_ours or not sweep.found(root)):
+        if not task.outcomes and (prepared.is_ours or not sweep.run_folders(root)):
             with _config_errors():
                 raise
         is_complete = False
@@ -164,7 +164,7 @@ def _sweep(composer: Composer, checked: Checked, prepared: sweep.Sweep, task: Ta
     finally:
         points = task.points
         if not prepared.is_ours:
-            points = sweep.found(root)
+            points = sweep.run_folders(root)
             results = ((folder, RunFolder(folder).read_result()) for _, folder in points)
             task.outcomes = [Outcome(Status((result or {"status": "failed"})["status"]), at) for at, result in results]
         if points and not task.is_detached:

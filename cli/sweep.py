@@ -172,7 +172,7 @@ class _Point:
     `collector.num_workers=2,seed=1`, is that of its folder and its row in the table.
 
     Attributes:
-        job: what Hydra's sweeper is told; None before the point has run.
+        job: the return value for Hydra's sweeper; None before the point has run.
     """
 
     name: str
@@ -325,7 +325,7 @@ def _has_other_run(files: RunFolder, text: str) -> bool:
     return files.has_run and saved_text(files) != text
 
 
-def found(root: Path) -> list[tuple[str, Path]]:
+def run_folders(root: Path) -> list[tuple[str, Path]]:
     """The run folders of a sweep with another launcher than ours, with the names of their points."""
     folders = sorted((path.parent for path in root.glob("*/snapshot")), key=lambda path: (len(path.name), path.name))
     overrides = []

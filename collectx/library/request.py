@@ -21,7 +21,7 @@ from collectx.user_objects import Hooks, UserHooks
 # The fields of the last base class come first.
 @dataclass(frozen=True, kw_only=True)
 class CollectorRequest(UserHooks, Assembly, Weights, BatchOutput, Devices, Frames, EnvAndPolicy):
-    """What a collector is constructed with."""
+    """The arguments of a collector's constructor."""
 
     # `collector.kind` of the configuration: of an async collector, and of a sync one.
     _kinds: ClassVar[tuple[str, str]]

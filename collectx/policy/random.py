@@ -111,7 +111,7 @@ class _LeafDraws:
         self._leaf = leaf
         self._rows = spec.num_envs
         self._num_steps = steps_per_draw(self._rows * math.prod(leaf.shape))
-        # Of a user's space, which has a `sample` of its own.
+        # The space of a user, which has another `sample`.
         self._copied: Space | None = None
         self._left: Iterator[torch.Tensor] = iter(())
 

@@ -10,6 +10,8 @@ from hydra.experimental.callback import Callback
 
 from collectx.cli import run
 
+pytestmark = pytest.mark.ci
+
 FILES = {
     "conf/env/mine.yaml": "defaults: [gym, _self_]\nid: Mine-v0\n",
     "conf/experiment/sweeping.yaml": """

@@ -27,6 +27,10 @@ _BLOCKED = {
 }
 
 
+class UsageError(ConfigError):
+    """The command line is wrong, whatever the configuration is."""
+
+
 @dataclass(frozen=True)
 class Arguments:
     """A command line: its words, which do not begin with a dash, and each flag's long name without dashes, with its
@@ -61,13 +65,13 @@ class _Parser(argparse.ArgumentParser):
         self.add_argument("-cp", "--config-path", action=_Blocked)
 
     def error(self, message: str) -> NoReturn:
-        raise ConfigError([f"{message}."])
+        raise UsageError([f"{message}."])
 
 
 class _Blocked(argparse.Action):
     def __call__(self, parser: argparse.ArgumentParser, *_: Any, **keywords: Any) -> NoReturn:
         name = self.option_strings[-1]
-        raise ConfigError([f"{name}: {_BLOCKED[name]}"])
+        raise UsageError([f"{name}: {_BLOCKED[name]}"])
 
 
 def split(argv: Sequence[str], switches: Sequence[str] = ()) -> Arguments:
@@ -77,11 +81,11 @@ def split(argv: Sequence[str], switches: Sequence[str] = ()) -> Arguments:
         switches: names of the subcommand's flags without a value, in addition to Hydra's.
 
     Raises:
-        ConfigError: an unknown flag, one without its value, or one that is blocked, with the reason.
+        UsageError: an unknown flag, one without its value, or one that is blocked, with the reason.
     """
     flags, unknown = _Parser(switches).parse_known_intermixed_args(argv)
     if unknown:
-        raise ConfigError([f"{unknown[0]}: no such flag{did_you_mean(unknown[0], names(switches))}"])
+        raise UsageError([f"{unknown[0]}: no such flag{did_you_mean(unknown[0], names(switches))}"])
     given = vars(flags)
     return Arguments(tuple(given.pop("words")), given)
 
@@ -106,6 +110,8 @@ def run_subcommand(
             print(usage)
             return 0
         return run(arguments)
+    except UsageError as error:
+        return output.usage_errors(error.problems)
     except ConfigError as error:
         return report(error.problems)
 

@@ -32,7 +32,7 @@ def main(argv: Sequence[str]) -> int:
 def show(arguments: Arguments) -> int:
     """Prints the choices of all groups, or of the one that `arguments` name; returns the exit status."""
     overrides = [word for word in arguments.words if "=" in word]
-    choices = find(Composer(arguments.config_dir), overrides)
+    choices = find(Composer(arguments.config_dir, arguments.config_name), overrides)
     group = one_group(
         [word for word in arguments.words if word not in overrides], "list", [*choices, *SECTIONS, "sweep"]
     )

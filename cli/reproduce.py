@@ -11,12 +11,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from collectx.cli import foreign_code, output
+from collectx.cli import output
 from collectx.cli.arguments import Arguments, run_subcommand
 from collectx.cli.compose import parsed
 from collectx.cli.overrides import quoted
 from collectx.cli.run import launch
-from collectx.cli.saved import read_snapshot, snapshot_composer, split_folders
+from collectx.cli.saved import compose_saved, read_snapshot, run_folder
 from collectx.config.derived import ASYNC
 from collectx.errors import ConfigError, DamagedFile
 from collectx.jobs.status import Outcome
@@ -48,12 +48,8 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _reproduce(arguments: Arguments, argv: Sequence[str]) -> int:
-    folders, overrides = split_folders(arguments)
-    if len(folders) != 1:
-        return output.usage_error(f"reproduce needs one run folder, got {len(folders)}.\n{_USAGE}")
-    if arguments.is_multirun:
-        return output.usage_error("reproduce runs one configuration; sweeps are `collectx run -m`.")
-    old = RunFolder(folders[0])
+    why_no_sweep = "reproduce runs one configuration; sweeps are `collectx run -m`."
+    old, overrides = run_folder(arguments, _USAGE, why_no_sweep)
     saved = read_snapshot(old, lambda files: resumed.repeatable_config(files)[0])
     _, change = resumed.repeatable_config(old)
     # A damaged file is reported before the run, not after it.
@@ -63,15 +59,10 @@ def _reproduce(arguments: Arguments, argv: Sequence[str]) -> int:
     if ended != "completed" and not digests:
         raise ConfigError([f"{old.path} has delivered no batch: there is nothing to repeat."])
     had_digest = bool(digests) and all(digests)
-    composer = snapshot_composer(saved, overrides, arguments.config_dir)
-    checked = composer.check(overrides)
-    composed = composer.examine(checked.overrides, checked.broken)
-    if problems := [*checked.problems, *composed.problems]:
-        raise ConfigError(problems)
-    foreign_code.check(old, composed.cfg, "trust" in arguments.flags)
-    for text in snapshot.changed_sources(old, composed.cfg):
+    composer, cfg = compose_saved(old, saved, overrides, arguments)
+    for text in snapshot.changed_sources(old, cfg):
         output.note(f"the source of {text} has changed since the run.")
-    for override in parsed(checked.overrides):
+    for override in parsed(composer.check(overrides).overrides):
         if override.key_or_group == "hydra.run.dir" and Path(str(override.value())).resolve() == old.path.resolve():
             raise ConfigError(
                 [f"{override.input_line}: this is the folder of the run to reproduce: choose another one."]
@@ -80,7 +71,7 @@ def _reproduce(arguments: Arguments, argv: Sequence[str]) -> int:
         output.note(f"{old.path} has no digests of its batches; repeats the run without comparing.")
     elif not any(text.lstrip("+").startswith("trainer.digest=") for text in overrides):
         overrides = (*overrides, "trainer.digest=true")
-    if getattr(composed.cfg.launcher, "wait", True) is False:
+    if getattr(cfg.launcher, "wait", True) is False:
         # Batches are compared when the run has ended.
         overrides = (*overrides, "launcher.wait=true")
     collector = saved.get("collector") or {}

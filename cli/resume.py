@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from collectx.cli import foreign_code, output
+from collectx.cli import output
 from collectx.cli.arguments import Arguments, run_subcommand
 from collectx.cli.overrides import quoted
 from collectx.cli.run import launch
-from collectx.cli.saved import read_snapshot, snapshot_composer, split_folders
+from collectx.cli.saved import compose_saved, read_snapshot, run_folder
 from collectx.errors import ConfigError
 from collectx.jobs.status import where_running
-from collectx.run import RunFolder, resumed
+from collectx.run import resumed
 
 _USAGE = """\
 collectx resume RUN_DIR [overrides] [flags]: continue the run in RUN_DIR from its newest checkpoint, in the same folder.
@@ -38,12 +38,8 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _resume(arguments: Arguments, argv: Sequence[str]) -> int:
-    folders, overrides = split_folders(arguments)
-    if len(folders) != 1:
-        return output.usage_error(f"resume needs one run folder, got {len(folders)}.\n{_USAGE}")
-    if arguments.is_multirun:
-        return output.usage_error("resume continues one run: repeat the command of a sweep to continue the sweep.")
-    files = RunFolder(folders[0])
+    why_no_sweep = "resume continues one run: repeat the command of a sweep to continue the sweep."
+    files, overrides = run_folder(arguments, _USAGE, why_no_sweep)
     if where := where_running(files):
         raise ConfigError([f"{files.path} is {where}: wait for its end, or end it: collectx cancel {files.path}"])
     saved = read_snapshot(files, resumed.newest_config)
@@ -54,12 +50,6 @@ def _resume(arguments: Arguments, argv: Sequence[str]) -> int:
                 "to the command that started it, or run.overwrite=true."
             ]
         )
-    composer = snapshot_composer(saved, overrides, arguments.config_dir)
-    checked = composer.check(overrides)
-    composed = composer.examine(checked.overrides, checked.broken)
-    if problems := [*checked.problems, *composed.problems]:
-        raise ConfigError(problems)
-    trusted = "trust" in arguments.flags
-    foreign_code.check(files, composed.cfg, trusted)
+    composer, _ = compose_saved(files, saved, overrides, arguments)
     overrides = (*overrides, f"hydra.run.dir={quoted(files.path)}", "run.resume=auto")
-    return launch(composer, replace(arguments, words=overrides), argv, trusted=trusted)
+    return launch(composer, replace(arguments, words=overrides), argv, trusted="trust" in arguments.flags)

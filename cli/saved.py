@@ -8,20 +8,30 @@ from typing import Any
 
 from hydra.core.config_store import ConfigStore
 
-from collectx.cli.arguments import Arguments
+from collectx.cli import foreign_code
+from collectx.cli.arguments import Arguments, UsageError
 from collectx.cli.compose import Composer
 from collectx.config.registry import GROUPS
+from collectx.config.schema.run import RunConfig
 from collectx.errors import ConfigError
 from collectx.run import RunFolder, resumed
 
 _PRIMARY = "_collectx_snapshot"
 
 
-def split_folders(arguments: Arguments) -> tuple[list[str], tuple[str, ...]]:
-    """The run folders and the overrides among the words. A sweep names its points' folders by overrides, such as
-    `collector.num_workers=2`."""
+def run_folder(arguments: Arguments, usage: str, why_no_sweep: str) -> tuple[RunFolder, tuple[str, ...]]:
+    """The only run folder among the words of a command line, and the overrides. A sweep names its points' folders by
+    overrides, such as `collector.num_workers=2`.
+
+    Raises:
+        UsageError: there are other numbers of folders, or `--multirun`.
+    """
     folders = [word for word in arguments.words if Path(word).is_dir() or not ("=" in word or word.startswith("~"))]
-    return folders, tuple(word for word in arguments.words if word not in folders)
+    if len(folders) != 1:
+        raise UsageError([f"needs one run folder, got {len(folders)}.\n{usage}"])
+    if arguments.is_multirun:
+        raise UsageError([why_no_sweep])
+    return RunFolder(folders[0]), tuple(word for word in arguments.words if word not in folders)
 
 
 def read_snapshot(folder: RunFolder, choose: Callable[[RunFolder], Path]) -> dict[str, Any]:
@@ -37,8 +47,15 @@ def read_snapshot(folder: RunFolder, choose: Callable[[RunFolder], Path]) -> dic
     return {key: value for key, value in content.items() if key != "hydra"}
 
 
-def snapshot_composer(saved: dict[str, Any], overrides: Sequence[str], config_dir: str | None) -> Composer:
-    """Composes from the snapshot, and groups that an override names from the packaged choices."""
+def compose_saved(
+    files: RunFolder, saved: dict[str, Any], overrides: Sequence[str], arguments: Arguments
+) -> tuple[Composer, RunConfig]:
+    """Composes from the snapshot, and groups that an override names from the packaged choices. Prints the code that the
+    configuration names.
+
+    Raises:
+        ConfigError: with every problem; or the folder is another user's, and not trusted.
+    """
     named = {text.lstrip("+").partition("=")[0] for text in overrides}
     replaced = [group for group in GROUPS if group in named]
     content = {key: value for key, value in saved.items() if key not in replaced}
@@ -52,4 +69,10 @@ def snapshot_composer(saved: dict[str, Any], overrides: Sequence[str], config_di
         "_self_",
     ]
     ConfigStore.instance().store(_PRIMARY, content)
-    return Composer(config_dir, _PRIMARY)
+    composer = Composer(arguments.config_dir, _PRIMARY)
+    checked = composer.check(overrides)
+    composed = composer.examine(checked.overrides, checked.broken)
+    if problems := [*checked.problems, *composed.problems]:
+        raise ConfigError(problems)
+    foreign_code.check(files, composed.cfg, "trust" in arguments.flags)
+    return composer, composed.cfg

@@ -153,9 +153,7 @@ def call_hydra(
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")
     old_argv, sys.argv = sys.argv, [program, *words]
     try:
-        hydra.main(version_base=plugins.VERSION_BASE, config_path="pkg://collectx.conf", config_name=config_name)(
-            task
-        )()
+        hydra.main(config_path="pkg://collectx.conf", config_name=config_name, **plugins.VERSION_BASE)(task)()
     finally:
         sys.argv = old_argv
 

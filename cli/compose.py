@@ -153,7 +153,7 @@ def _config_loader(config_dir: str | os.PathLike[str] | None) -> ConfigLoader:
     instance.clear()
     try:
         plugins.register(config_dir)
-        with initialize_config_module("collectx.conf", job_name="collectx", version_base=plugins.VERSION_BASE):
+        with initialize_config_module("collectx.conf", job_name="collectx", **plugins.VERSION_BASE):
             return GlobalHydra.instance().config_loader()
     finally:
         instance = GlobalHydra.instance()

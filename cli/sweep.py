@@ -248,7 +248,8 @@ class PointRunner:
         with read_write(hydra), open_dict(hydra):
             # The default contains the time, which differs between the points.
             hydra.sweep.dir = str(self._folder)
-            hydra.job.id = hydra.job.num = len(folders)
+            hydra.job.num = len(folders)
+            hydra.job.id = str(len(folders))
             folder = done.get(text)
             if folder is None:
                 is_default = as_written(composed.node, "hydra.sweep.subdir") == _DEFAULT_SUBDIR

@@ -5,7 +5,9 @@ collected by pytest.
 
 For each Python that is on the path or that pyenv has: `make test` in an environment of its own. In one that has no
 extra: the command works, and what needs an extra gives one message that names it; then Stable-Baselines3 is installed,
-and its models act in a collector; then the wheel, with which the README's loop passes `mypy --strict`.
+and its models act in a collector; then the wheel, with which the README's loop passes `mypy --strict`. The newest Hydra 1.4,
+also a pre-release, which `pyproject.toml` does not allow yet, in front of the packages of this Python: Hydra's features
+and a sweep.
 """
 
 import argparse
@@ -29,6 +31,8 @@ NEEDS = [
     ("mpi", "collector=distributed backend=mpi"),
     ("ray", "collector=ray launcher=ray"),
 ]
+# What Hydra 1.4 changes: it refuses `hydra.mode` in an experiment file, and warns of each `_target_` in a configuration.
+CHANGED = ["-k", "not sweeping", "-W", "ignore:hydra.utils.instantiate:UserWarning"]
 TINY = "run debug=tiny trainer=meter policy=random hydra.run.dir=run"
 
 
@@ -60,9 +64,11 @@ def install(python: Path, *words: str) -> None:
     subprocess.run([*pip, *words], cwd=ROOT, check=True)
 
 
-def fails(python: Path, *words: str | Path, cwd: Path = ROOT) -> list[str]:
+def fails(
+    python: Path, *words: str | Path, cwd: Path = ROOT, env: Mapping[str, str | Path] | None = None
+) -> list[str]:
     """What is wrong if `python` with these arguments fails."""
-    done = subprocess.run([python, *words], cwd=cwd, stdout=PIPE, stderr=subprocess.STDOUT, text=True)
+    done = subprocess.run([python, *words], cwd=cwd, env=env, stdout=PIPE, stderr=subprocess.STDOUT, text=True)
     return [f"{' '.join(map(str, words))}: exit status {done.returncode}\n{done.stdout}"] if done.returncode else []
 
 
@@ -78,6 +84,21 @@ def is_typed(python: Path) -> list[str]:
     install(python, "--force-reinstall", "--no-deps", ".")
     # From another folder, where mypy sees the installed package alone.
     return fails(python, "-m", "mypy", "--strict", ROOT / "tests/scripts/typed_loop.py", cwd=python.parent)
+
+
+def works_with_hydra_1_4(folder: Path) -> list[str]:
+    """Installs Hydra 1.4 and what it needs into `folder`. What fails with it of Hydra's features and of a sweep."""
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--pre", "--target", folder]
+    subprocess.run([*pip, "hydra-core>=1.4.0.dev0,<1.5"], check=True)
+    python, env = Path(sys.executable), {**os.environ, "PYTHONPATH": folder}
+    check = "import hydra; assert hydra.__version__.startswith('1.4.'), hydra.__version__"
+    sweep = f"{TINY.replace('hydra.run.dir', 'hydra.sweep.dir')} -m seed=0,1".split()
+    with tempfile.TemporaryDirectory() as cwd:
+        return [
+            *fails(python, "-c", check, env=env),
+            *fails(python, "-m", "pytest", "tests/unit/cli/test_hydra_features.py", *CHANGED, env=env),
+            *fails(python, "-m", "collectx", *sweep, cwd=Path(cwd), env=env),
+        ]
 
 
 def find_python(version: str) -> str | None:
@@ -115,6 +136,7 @@ def main() -> int:
         report("a fresh environment without extras", works(python) + refused)
         report("Stable-Baselines3", acts_for_stable_baselines3(python))
         report("mypy --strict with the wheel", is_typed(python))
+        report("Hydra 1.4", works_with_hydra_1_4(folder / "hydra"))
         for version in options.python:
             path = find_python(version)
             if path is None:

@@ -10,6 +10,7 @@ import os
 from collections.abc import Sequence
 from typing import ClassVar
 
+import hydra
 from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.plugins import Plugins
 from hydra.core.utils import JobReturn
@@ -18,8 +19,8 @@ from hydra.plugins.search_path_plugin import SearchPathPlugin
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
 
-# The version of Hydra whose defaults apply.
-VERSION_BASE = "1.3"
+# Which defaults apply: Hydra 1.3 has those of 1.1 unless it is told a version. Hydra 1.4 deprecates the argument.
+VERSION_BASE = {"version_base": "1.3"} if hydra.__version__.startswith("1.3.") else {}
 
 
 class CollectxLauncher(Launcher):

@@ -5,9 +5,8 @@ collected by pytest.
 
 For each Python that is on the path or that pyenv has: `make test` in an environment of its own. In one that has no
 extra: the command works, and what needs an extra gives one message that names it; then Stable-Baselines3 is installed,
-and its models act in a collector; then the wheel, with which the README's loop passes `mypy --strict`. The newest Hydra 1.4,
-also a pre-release, which `pyproject.toml` does not allow yet, in front of the packages of this Python: Hydra's features
-and a sweep.
+and its models act in a collector; then the wheel, with which the README's loop passes `mypy --strict`. With the newest
+Hydra 1.4, also a pre-release, which `pyproject.toml` does not allow yet: Hydra's features, and a sweep.
 """
 
 import argparse
@@ -31,7 +30,7 @@ NEEDS = [
     ("mpi", "collector=distributed backend=mpi"),
     ("ray", "collector=ray launcher=ray"),
 ]
-# What Hydra 1.4 changes: it refuses `hydra.mode` in an experiment file, and warns of each `_target_` in a configuration.
+# Hydra 1.4 refuses `hydra.mode` in an experiment file, and warns of each `_target_` in a configuration.
 CHANGED = ["-k", "not sweeping", "-W", "ignore:hydra.utils.instantiate:UserWarning"]
 TINY = "run debug=tiny trainer=meter policy=random hydra.run.dir=run"
 
@@ -64,9 +63,7 @@ def install(python: Path, *words: str) -> None:
     subprocess.run([*pip, *words], cwd=ROOT, check=True)
 
 
-def fails(
-    python: Path, *words: str | Path, cwd: Path = ROOT, env: Mapping[str, str | Path] | None = None
-) -> list[str]:
+def fails(python: Path, *words: str | Path, cwd: Path = ROOT, env: Mapping[str, str | Path] | None = None) -> list[str]:
     """What is wrong if `python` with these arguments fails."""
     done = subprocess.run([python, *words], cwd=cwd, env=env, stdout=PIPE, stderr=subprocess.STDOUT, text=True)
     return [f"{' '.join(map(str, words))}: exit status {done.returncode}\n{done.stdout}"] if done.returncode else []

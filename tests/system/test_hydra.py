@@ -2,9 +2,12 @@
 
 import os
 import pty
+import re
 import select
 import shutil
 import subprocess
+import sys
+import textwrap
 import time
 
 import pytest
@@ -49,6 +52,65 @@ def test_optuna_maximises_the_objective(tmp_path, launcher):
     best = (tmp_path / "s" / "optimization_results.yaml").read_text()
     frames = [result(path.parent)["frames"] for path in (tmp_path / "s").glob("*/result.json")]
     assert f"best_value: {float(max(frames))}" in best
+
+
+APPLICATION = {
+    "conf/config.yaml": """
+        defaults: [_self_, env: cartpole]
+        hydra: {searchpath: ['pkg://collectx.conf']}
+        """,
+    "app.py": """
+        import hydra
+
+        @hydra.main(version_base="1.3", config_path="conf", config_name="config")
+        def main(cfg):
+            print(cfg.env.id, cfg.env.num_envs)
+
+        main()
+        """,
+}
+
+
+def test_another_application_takes_the_packaged_choices(tmp_path):
+    (tmp_path / "conf").mkdir()
+    for name, text in APPLICATION.items():
+        (tmp_path / name).write_text(textwrap.dedent(text))
+    command = [sys.executable, "app.py", "-m", "env=cartpole,pendulum", "env.num_envs=3"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True, check=True)
+    assert re.findall(r"^\S+-v1 3$", done.stdout, re.MULTILINE) == ["CartPole-v1 3", "Pendulum-v1 3"]
+
+
+LAUNCHER = """
+from hydra.core.utils import run_job
+from hydra.plugins.launcher import Launcher
+from omegaconf import open_dict
+
+class Backwards(Launcher):
+    def setup(self, *, hydra_context, task_function, config):
+        self.context, self.task, self.config = hydra_context, task_function, config
+
+    def launch(self, job_overrides, initial_job_idx):
+        jobs = []
+        for number, words in reversed([*enumerate(job_overrides, initial_job_idx)]):
+            cfg = self.context.config_loader.load_sweep_config(self.config, list(words))
+            with open_dict(cfg):
+                cfg.hydra.job.id, cfg.hydra.job.num = str(number), number
+            jobs.insert(0, run_job(self.task, cfg, "hydra.sweep.dir", "hydra.sweep.subdir", hydra_context=self.context))
+            print("point", number, jobs[0].return_value)
+        return jobs
+"""
+
+
+def test_a_launcher_of_the_user_gets_the_points(tmp_path):
+    for name, text in {
+        "hydra_plugins/mine/__init__.py": LAUNCHER,
+        "my_conf/hydra/launcher/mine.yaml": "_target_: hydra_plugins.mine.Backwards\n",
+    }.items():
+        (tmp_path / name).parent.mkdir(parents=True)
+        (tmp_path / name).write_text(text)
+    words = ["hydra/launcher=mine", "sweep.objective=frames", "seed=0,1", *TINY, "launcher=inline"]
+    done = collectx("run", "--config-dir", "my_conf", "-m", *words, cwd=tmp_path)
+    assert re.findall(r"^point \d .*$", done.stdout, re.MULTILINE) == ["point 1 128.0", "point 0 128.0"]
 
 
 def test_a_module_of_python_is_the_command(tmp_path):

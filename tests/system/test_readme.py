@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 from commands import collectx, environment, result
-from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 
+from collectx.cli import sweep
 from collectx.cli.arguments import split
 from collectx.cli.compose import Composer, parsed
 
@@ -53,16 +53,28 @@ def execute(script: str, cwd: Path) -> str:
 
 def test_every_block_is_run_here():
     languages = [language for language, _ in BLOCKS]
-    assert (languages.count("python"), languages.count("yaml")) == (3, 1)
+    assert (languages.count("python"), languages.count("yaml")) == (3, 2)
     assert len(COMMANDS) >= 16
 
 
+def write_files(folder: Path) -> None:
+    """The YAML files, which have their path in a comment."""
+    for text in (text for language, text in BLOCKS if language == "yaml"):
+        path = folder / re.search(r"^# (\S+\.yaml)$", text, re.MULTILINE)[1]
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+
 @pytest.mark.parametrize("line", COMMANDS)
-def test_a_command_is_a_valid_configuration(line):
+def test_a_command_is_a_valid_configuration(line, tmp_path, monkeypatch):
+    write_files(tmp_path)
+    monkeypatch.chdir(tmp_path)
     arguments = split(shlex.split(line, comments=True))
-    composer = Composer()
+    composer = Composer(arguments.config_dir)
     checked = composer.check(arguments.words)
-    for point in BasicSweeper.split_arguments(parsed(checked.overrides), None)[0]:
+    overrides = parsed(checked.overrides)
+    is_drawn = any(each.is_sweep_override() and not each.is_discrete_sweep() for each in overrides)
+    for point in [sweep.sample(overrides)] if is_drawn else sweep.product(overrides):
         assert composer.examine(point).problems == []
 
 
@@ -115,12 +127,9 @@ def make_policy(spec, width):
     return Argmax()
 
 """
-    for name, text in {
-        "my_package/my_module.py": make + trainer,
-        "my_conf/env/mine.yaml": block("yaml", "my_conf/env/mine.yaml"),
-    }.items():
-        (tmp_path / name).parent.mkdir(parents=True)
-        (tmp_path / name).write_text(text)
+    write_files(tmp_path)
+    (tmp_path / "my_package").mkdir()
+    (tmp_path / "my_package" / "my_module.py").write_text(make + trainer)
     words = [word for kind in ("policy", "trainer") for word in re.search(f"`({kind}=custom [^`]*)`", TEXT)[1].split()]
     size = ["collector.frames_per_batch=64", "collector.total_frames=256", "hydra.run.dir=run"]
     monkeypatch.setenv("PYTHONPATH", str(ROOT / "tests"))

@@ -3,6 +3,7 @@ other launchers and sweepers: tests/system/test_hydra.py."""
 
 import logging
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -218,3 +219,13 @@ def test_what_is_wrong_is_named_and_starts_nothing(stub, files, capsys, line, pa
     if part:
         assert part in capsys.readouterr().err
         assert (stub.calls, {*files.rglob("*")}) == ([], before)
+
+
+def test_what_the_documentation_lists_is_tested_here():
+    page = (Path(__file__).parents[3] / "docs" / "SWEEPS.md").read_text()
+    rows = re.findall(r"^\| `(.*)` \| .* \| `(.*)` \| .* \|$", page.partition("## Hydra features")[2], re.MULTILINE)
+    assert len(rows) > 20
+    listed = {line.replace("my_module", "test_hydra_features") for row in rows for line in row}
+    # The quotes of the words that a shell would change are left to the reader.
+    tested = {line.replace('"', "") for line, *_ in (*RUNS, *PRINTED)}
+    assert listed - tested == set()

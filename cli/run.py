@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 import re
+import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import replace
@@ -27,7 +28,7 @@ from collectx.config.derived import ELSEWHERE
 from collectx.config.schema.run import RunConfig
 from collectx.config.warnings import warnings_of
 from collectx.errors import CollectxError, ConfigError
-from collectx.jobs.status import Outcome, query_slurm, read_job, status_of_job
+from collectx.jobs.status import Outcome, query_slurm, read_job, status_of_job, statuses
 from collectx.run import RunFolder, Status, preflight, resumed
 from collectx.run.folder import locked
 from collectx.run.result import Result
@@ -169,17 +170,28 @@ def _sweep(composer: Composer, checked: Checked, prepared: sweep.Sweep, task: Ta
         points = task.points
         if not prepared.is_ours:
             points = sweep.found(root)
-            known = {run.folder for run in task.outcomes}
-            task.outcomes += [outcome for outcome in map(_outcome, points) if outcome.folder not in known]
+            _add_outcomes(task, root, [folder for _, folder in points])
         if points and not task.is_detached:
             statuses = {run.folder: run.status for run in task.outcomes}
             output.print_sweep(root, points, statuses, prepared.objective)
     return is_complete
 
 
-def _outcome(point: tuple[str, Path]) -> Outcome:
-    result = RunFolder(point[1]).read_result()
-    return Outcome(Status.FAILED if result is None else Status(result["status"]), point[1])
+def _add_outcomes(task: Task, root: Path, folders: Sequence[Path]) -> None:
+    """Adds the outcomes of points that other processes run, or have run; prints that some run on after the end of the
+    command."""
+    known = {run.folder for run in task.outcomes}
+    others = [folder for folder in folders if folder not in known]
+    outcomes = [
+        Outcome(run.status, folder)
+        for folder, run in zip(others, statuses([RunFolder(folder) for folder in others]), strict=True)
+    ]
+    task.outcomes += outcomes
+    if num_alive := sum(not run.status.has_ended for run in outcomes):
+        command = f"collectx cancel {shlex.quote(str(root))}"
+        output.note(
+            f"{num_alive} of the points may go on without this command: {command} ends those that have started."
+        )
 
 
 @contextmanager

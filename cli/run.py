@@ -10,6 +10,7 @@ from __future__ import annotations
 import io
 import re
 import shlex
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import replace
@@ -161,7 +162,7 @@ def _sweep(composer: Composer, checked: Checked, prepared: sweep.Sweep, task: Ta
         raise
     except Exception as error:
         if not task.outcomes and (prepared.is_ours or not sweep.found(root)):
-            with _config_errors():
+            with _config_errors(*_submitit_errors()):
                 raise
         is_complete = False
         text = str(error).strip()
@@ -175,6 +176,12 @@ def _sweep(composer: Composer, checked: Checked, prepared: sweep.Sweep, task: Ta
             statuses = {run.folder: run.status for run in task.outcomes}
             output.print_sweep(root, points, statuses, prepared.objective)
     return is_complete
+
+
+def _submitit_errors() -> tuple[type[Exception], ...]:
+    """What submitit raises where SLURM refuses its jobs, if a launcher has imported it."""
+    utils = sys.modules.get("submitit.core.utils")
+    return () if utils is None else (utils.UncompletedJobError,)
 
 
 def _add_outcomes(task: Task, root: Path, folders: Sequence[Path]) -> None:

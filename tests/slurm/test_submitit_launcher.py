@@ -156,3 +156,12 @@ def test_of_a_killed_job_only_slurm_knows_where_there_is_no_accounting(cluster, 
     assert "1 of the points may go on without this command: collectx cancel sweep" in started.output
     _collectx(started, "cancel", "sweep")
     assert [job.rpartition(",")[2] for job in _jobs(started)] == ["FAILED", "COMPLETED"]
+
+
+@pytest.mark.nightly
+def test_a_refused_submission_is_one_message(cluster, run):
+    started = run("-m", *_CHOSEN, "hydra.launcher.partition=nowhere", *SMALL, "seed=0,1")
+    assert started.finish() == 2
+    assert "invalid partition specified: nowhere" in started.output
+    assert "Traceback" not in started.output
+    assert cluster.login([COMMAND, "status", "sweep"], cwd=started.cwd, check=False) == ""

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import io
 import re
+import shlex
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import replace
@@ -27,7 +29,7 @@ from collectx.config.derived import ELSEWHERE
 from collectx.config.schema.run import RunConfig
 from collectx.config.warnings import warnings_of
 from collectx.errors import CollectxError, ConfigError
-from collectx.jobs.status import Outcome, query_slurm, read_job, status_of_job
+from collectx.jobs.status import Outcome, query_slurm, read_job, status_of_job, statuses
 from collectx.run import RunFolder, Status, preflight, resumed
 from collectx.run.folder import locked
 from collectx.run.result import Result
@@ -156,7 +158,7 @@ def _sweep(composer: Composer, checked: Checked, prepared: sweep.Sweep, task: Ta
         raise
     except Exception as error:
         if not task.outcomes and (prepared.is_ours or not sweep.run_folders(root)):
-            with _config_errors():
+            with _config_errors(*_submitit_errors()):
                 raise
         is_complete = False
         text = str(error).strip()
@@ -165,12 +167,34 @@ def _sweep(composer: Composer, checked: Checked, prepared: sweep.Sweep, task: Ta
         points = task.points
         if not prepared.is_ours:
             points = sweep.run_folders(root)
-            results = ((folder, RunFolder(folder).read_result()) for _, folder in points)
-            task.outcomes = [Outcome(Status((result or {"status": "failed"})["status"]), at) for at, result in results]
+            _add_outcomes(task, root, [folder for _, folder in points])
         if points and not task.is_detached:
             statuses = {run.folder: run.status for run in task.outcomes}
             output.print_sweep(root, dict.fromkeys(points), statuses, prepared.objective)
     return is_complete
+
+
+def _submitit_errors() -> tuple[type[Exception], ...]:
+    """What submitit raises where SLURM refuses its jobs, if a launcher has imported it."""
+    utils = sys.modules.get("submitit.core.utils")
+    return () if utils is None else (utils.UncompletedJobError,)
+
+
+def _add_outcomes(task: Task, root: Path, folders: Sequence[Path]) -> None:
+    """Adds the outcomes of points that other processes run, or have run; prints that some run on after the end of the
+    command."""
+    known = {run.folder for run in task.outcomes}
+    others = [folder for folder in folders if folder not in known]
+    outcomes = [
+        Outcome(run.status, folder)
+        for folder, run in zip(others, statuses([RunFolder(folder) for folder in others]), strict=True)
+    ]
+    task.outcomes += outcomes
+    if num_alive := sum(not run.status.has_ended for run in outcomes):
+        command = f"collectx cancel {shlex.quote(str(root))}"
+        output.note(
+            f"{num_alive} of the points may go on without this command: {command} ends those that have started."
+        )
 
 
 @contextmanager

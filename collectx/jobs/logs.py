@@ -7,7 +7,7 @@ from pathlib import Path
 
 from collectx.config.derived import num_tasks_of
 from collectx.errors import ConfigError
-from collectx.jobs.status import read_job, statuses
+from collectx.jobs.status import statuses
 from collectx.run import RunFolder, printing
 from collectx.run.files import LinesTail
 from collectx.run.saved_config import saved_config
@@ -23,7 +23,7 @@ def roles(run: RunFolder) -> list[str]:
         workers = [f"worker-{worker}" for worker in range(num_tasks_of(saved_config(run)) - 1)]
     except ConfigError:
         workers = []
-    job = ["job"] if read_job(run) is not None else []
+    job = ["job"] if run.job_note.exists() else []
     return list(dict.fromkeys([*job, "trainer", *workers, *(path.stem for path in _paths(run, None))]))
 
 

@@ -10,6 +10,7 @@ import json
 import socket
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -124,11 +125,11 @@ def write_job(files: RunFolder, job: str) -> None:
 
 
 def read_job(files: RunFolder) -> str | None:
-    """The job that runs, or ran, in the folder; None where the run is no job."""
-    try:
-        return str(json.loads(files.job_note.read_text())["job"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
+    """The job that runs, or ran, in the folder, submitted by collectx or by submitit; None where the run is no job."""
+    for path in (files.job_note, files.meta):
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            return str(json.loads(path.read_text())["job"])
+    return None
 
 
 def query_slurm(jobs: Iterable[str]) -> JobStates:
@@ -174,8 +175,8 @@ def status_of_job(files: RunFolder, job: str, states: JobStates) -> RunStatus:
         return run
     if isinstance(states, LauncherError):
         return RunStatus(Status.UNKNOWN, f"{_last_batch(files)}; SLURM does not say: {states}")
-    if state is None and not files.log("job").exists():
-        # A job opens its log before anything else.
+    if state is None and files.job_note.exists() and not files.log("job").exists():
+        # A job of collectx opens its log before anything else.
         reason = f"job {job} was cancelled in the queue: SLURM no longer knows it, and it has no log"
         return RunStatus(Status.INTERRUPTED, reason)
     if state is None:
@@ -301,7 +302,7 @@ def _log_tail(files: RunFolder) -> str:
             continue
         if lines:
             return "\n".join([f"{log} ends:", *(f"  {line}" for line in lines[-_NUM_LOG_LINES:])])
-    if read_job(files) is None or job.exists():
+    if not files.job_note.exists() or job.exists():
         return f"{files.logs} has nothing from it: it was killed (kill -9, or by the kernel for want of memory)"
     return (
         f"{job} does not exist: all nodes must share that file system: choose another with hydra.run.dir or "

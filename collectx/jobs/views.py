@@ -46,6 +46,7 @@ class WatchedRun:
     def begin(self, now_s: float) -> None:
         """Begins the time and the rate at `now_s`: what was there before is no part of them."""
         self.statistics.update()
+        self.statistics.rate = None  # the rate of the last batch of an earlier start
         self.since_s = now_s
         self.sampler = Sampler(self.statistics, now_s)
 

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import xxhash
 
 from collectx.config.schema.run import RunConfig
+from collectx.launcher.slurm import requeue
 from collectx.run import sources
 from collectx.run.cores import num_cores
 from collectx.run.files import write_atomically, write_json
@@ -66,6 +67,8 @@ def meta(cfg: RunConfig, argv: list[str]) -> dict[str, Any]:
         "cwd": os.getcwd(),
         "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "host": socket.gethostname(),
+        # Of submitit, whose job of SLURM is that of one run.
+        **({"job": requeue.job_id(os.environ)} if os.environ.get("SUBMITIT_EXECUTOR") == "slurm" else {}),
         "platform": platform.platform(),
         "num_cpus": num_cores(),
         "python": platform.python_version(),

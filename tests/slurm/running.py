@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cluster import Cluster
+from cluster import GRACE_S, Cluster
 from commands import COMMAND
 from machines import wait_until
 
@@ -144,3 +144,24 @@ class Run:
         table = self.cluster.login([COMMAND, "status", "sweep"], cwd=self.cwd)
         rows = [line.split() for line in table.splitlines() if line.startswith(("collector.", "seed="))]
         return [row[1] for row in rows if not row[0].endswith(":")]
+
+
+def urgent_job(started: Run, nodes: str = "--nodes=4") -> None:
+    """Preempts all others, or those on some nodes, and ends."""
+    cluster = started.cluster
+    words = ["--parsable", "--partition=urgent", nodes, "--exclusive", "--output=/dev/null"]
+    urgent = cluster.login(["sbatch", *words, "--wrap=true"], cwd=cluster.shared).strip()
+    wait_until(lambda: cluster.job_states(urgent) == ["COMPLETED"], GRACE_S + 120, "the urgent job to run")
+
+
+def finish_requeued(started: Run) -> int:
+    """The exit status of the command. A requeued job starts at once: SLURM makes it wait for two minutes."""
+    cluster = started.cluster
+
+    def has_ended():
+        for job in cluster.squeue("--states=pending", "--format=%i"):
+            cluster.login(["scontrol", "update", f"JobId={job}", "StartTime=now"], check=False)
+        return started.process.poll() is not None
+
+    wait_until(has_ended, 600, "the end of the command")
+    return started.finish()

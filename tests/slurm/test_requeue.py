@@ -1,9 +1,7 @@
 """Jobs that return to the queue: the run goes on where it was, and every batch is delivered once."""
 
 import pytest
-from cluster import GRACE_S
-from machines import wait_until
-from running import ENDLESS, LAUNCHERS, SMALL, nightly
+from running import ENDLESS, LAUNCHERS, SMALL, finish_requeued, nightly, urgent_job
 
 from collectx.run import RunFolder
 
@@ -11,14 +9,6 @@ from collectx.run import RunFolder
 _SLOW = [*SMALL, "env.step_s=0.003"]
 # Three minutes long; one batch takes 18 s.
 _SLOWER = ["env.step_s=0.035", "checkpoint.grace_s=35"]
-
-
-def _urgent_job(started, nodes="--nodes=4"):
-    """Preempts all others, or those on some nodes, and ends."""
-    cluster = started.cluster
-    words = ["--parsable", "--partition=urgent", nodes, "--exclusive", "--output=/dev/null"]
-    urgent = cluster.login(["sbatch", *words, "--wrap=true"], cwd=cluster.shared).strip()
-    wait_until(lambda: cluster.job_states(urgent) == ["COMPLETED"], GRACE_S + 120, "the urgent job to run")
 
 
 def _requeue(started):
@@ -41,35 +31,22 @@ def _crash_worker(started):
     started.cluster.crash("n3")
 
 
-def _finish(started):
-    """The exit status of the command. A requeued job starts at once: SLURM makes it wait for two minutes."""
-    cluster = started.cluster
-
-    def has_ended():
-        for job in cluster.squeue("--states=pending", "--format=%i"):
-            cluster.login(["scontrol", "update", f"JobId={job}", "StartTime=now"], check=False)
-        return started.process.poll() is not None
-
-    wait_until(has_ended, 600, "the end of the command")
-    return started.finish()
-
-
 @pytest.mark.parametrize(
     ("launcher", "cut", "more"),
     [
-        ("slurm", _urgent_job, []),
+        ("slurm", urgent_job, []),
         nightly("slurm", _requeue, ["collector=multi_async", "collector.frames_per_batch=500"]),
         nightly("slurm", _time_limit, ["launcher.time=3", "launcher.signal_s=40", *_SLOWER]),
         nightly("slurm", _crash, ["collector.on_worker_failure=drop", "checkpoint.every_batches=1"]),
         nightly("slurm", _crash_worker, ["checkpoint.every_batches=1"]),
-        nightly("submitit_delayed", _urgent_job, []),
+        nightly("submitit_delayed", urgent_job, []),
     ],
 )
 def test_a_requeued_run_delivers_every_batch_once(cluster, run, digest, launcher, cut, more):
     started = run(*_SLOW, *LAUNCHERS[launcher], *more)
     started.wait_for_more(1)
     cut(started)
-    assert _finish(started) == 0, started.output
+    assert finish_requeued(started) == 0, started.output
     assert started.events("resumed")
     if node := {_crash: "n1", _crash_worker: "n3"}.get(cut):
         assert started.events("requeued")[0]["reason"].startswith(f"{node}, the node of ")
@@ -105,8 +82,8 @@ def test_a_preempted_point_of_a_sweep_continues_in_its_folder(run):
     first, second = (RunFolder(started.cwd / "sweep" / f"seed={seed}") for seed in (0, 1))
     started.wait_until(lambda: all(len(list(each.read_metrics())) > 1 for each in (first, second)), "batches of both")
     (node,) = started.cluster.squeue(f"--jobs={started.jobs[0]}", "--format=%N")
-    _urgent_job(started, f"--nodelist={node}")
-    assert _finish(started) == 0, started.output
+    urgent_job(started, f"--nodelist={node}")
+    assert finish_requeued(started) == 0, started.output
     assert started.status() == ["completed"] * 2
     for files, num_resumed in ((first, 1), (second, 0)):
         assert [line["batch"] for line in files.read_metrics()] == list(range(20))
@@ -114,7 +91,7 @@ def test_a_preempted_point_of_a_sweep_continues_in_its_folder(run):
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize(("cut", "more"), [(_urgent_job, []), (_time_limit, ["launcher.time=2"])])
+@pytest.mark.parametrize(("cut", "more"), [(urgent_job, []), (_time_limit, ["launcher.time=2"])])
 def test_workers_that_are_jobs_come_back_after_slurm_has_ended_them(cluster, run, cut, more):
     started = run(*ENDLESS, *LAUNCHERS["submitit"], *more, "collector.worker_timeout_s=60")
     jobs = {event["job"] for event in started.wait_for("worker_joined", 2)}

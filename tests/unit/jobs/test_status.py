@@ -4,12 +4,13 @@ import re
 from contextlib import closing
 
 import pytest
+from composing import composed
 
 from collectx.errors import LauncherError
-from collectx.jobs.status import status_of_job, write_job
+from collectx.jobs.status import read_job, status_of_job, write_job
 from collectx.launcher.slurm import commands
 from collectx.launcher.slurm.commands import JobState
-from collectx.run import RunFolder
+from collectx.run import RunFolder, snapshot
 from collectx.run.events import EventLog
 from collectx.run.files import write_json
 
@@ -73,3 +74,21 @@ def test_a_run_that_slurm_has_interrupted_says_why(folder, state, advice):
     assert cancelled.detail == "interrupted by SIGTERM"
     ending = status_of_job(folder, "7", {"7": JobState("COMPLETING", False, True)})
     assert ending.detail == "interrupted by SIGTERM: job 7 is COMPLETING (SLURM ends its processes)"
+
+
+def test_a_run_in_a_job_of_submitit_has_that_job(tmp_path, monkeypatch):
+    files = RunFolder(tmp_path / "run")
+    files.begin()
+    slurm = {"SUBMITIT_EXECUTOR": "slurm", "SLURM_JOB_ID": "9", "SLURM_ARRAY_JOB_ID": "8", "SLURM_ARRAY_TASK_ID": "0"}
+    for name, value in slurm.items():
+        monkeypatch.setenv(name, value)
+    snapshot.write(composed(), files, [])
+    assert read_job(files) == "8_0"
+    assert status_of_job(files, "8_0", {"8_0": JobState("RUNNING", False, True, "", "n1")}).status == "running"
+    ended = status_of_job(files, "8_0", {"8_0": JobState("FAILED", True, True, "", "n1")})
+    assert ended.detail.startswith("job 8_0 ended as FAILED on n1\n")
+    assert "it was killed" in ended.detail
+    assert status_of_job(files, "8_0", {}).status == "failed"
+    monkeypatch.setenv("SUBMITIT_EXECUTOR", "local")
+    snapshot.write(composed(), files, [])
+    assert read_job(files) is None

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from composing import composed
 from queueing import start
 
 from collectx.jobs import views, watcher
@@ -54,6 +55,22 @@ def test_the_progress_of_a_requeued_job_begins_again(queue, monkeypatch, capsys)
     assert [lines[index].split()[4] for index in changes] == ["queued", "running", "queued", "running"]
     # There is no progress of a job in the queue.
     assert [sum(first < index < last for index in waiting) for first, last in itertools.pairwise(changes)] == [0, 2, 0]
+
+
+def test_a_requeued_job_has_no_rate_before_its_next_batch(tmp_path):
+    line = {"time": 0.0, "frames_per_s": 2000.0, "waited_s": 0.0, "version": 0, "lag": 0.0, "mean_return": None}
+    run = views.WatchedRun(SubmittedRun("run", tmp_path, composed()), "100")
+
+    def deliver(batch: int) -> None:
+        with open(run.files.metrics, "a") as file:
+            file.write(f"{json.dumps(line | {'batch': batch, 'frames': 100 * (batch + 1)})}\n")
+
+    deliver(0)
+    run.begin(10.0)
+    assert run.sampler.view(11.0).now_per_s is None
+    deliver(1)
+    run.statistics.update()
+    assert run.sampler.view(12.0).now_per_s == 100.0
 
 
 @pytest.mark.parametrize("batches", [0, 1])

@@ -93,7 +93,7 @@ def works_with_hydra_1_4(folder: Path) -> list[str]:
     with tempfile.TemporaryDirectory() as cwd:
         return [
             *fails(python, "-c", check, env=env),
-            *fails(python, "-m", "pytest", "tests/unit/cli/test_hydra_features.py", *CHANGED, env=env),
+            *fails(python, "-m", "pytest", "tests/unit/cli/test_hydra_features.py", "--tier=all", *CHANGED, env=env),
             *fails(python, "-m", "collectx", *sweep, cwd=Path(cwd), env=env),
         ]
 

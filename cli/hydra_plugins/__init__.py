@@ -25,7 +25,11 @@ VERSION_BASE = {"version_base": "1.3"} if hydra.__version__.startswith("1.3.") e
 
 class CollectxLauncher(Launcher):
     """`hydra/launcher=collectx`, the default of `collectx run`: checks all points of a batch, then runs those that are
-    not completed one after another in this process, or submits their jobs together; see `collectx.cli.sweep`."""
+    not completed one after another in this process, or submits their jobs together; see `collectx.cli.sweep`. Ignores
+    keys of another launcher, which an experiment may set for the launcher that it chooses."""
+
+    def __init__(self, **keys_of_other_launchers: object):
+        pass
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         from collectx.cli.sweep import PointRunner

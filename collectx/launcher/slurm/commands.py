@@ -230,7 +230,8 @@ def interrupt(jobs: Sequence[str]) -> None:
     running = [job for job, word in words.items() if word == "RUNNING"]
     waiting = [job for job, word in words.items() if word in _WAITING or word in ("SUSPENDED", "STOPPED")]
     errors = []
-    for command in filter(None, (running and ["--signal=INT", *running], waiting)):
+    # First those that wait: a task of an array could start in the place of one that ends.
+    for command in filter(None, (waiting, running and ["--signal=INT", *running])):
         try:
             _run(["scancel", "--quiet", *command])
         except NoMessage:

@@ -92,6 +92,13 @@ def test_every_job_of_a_sweep_is_cancelled_in_whatever_state_it_is(queue, array,
     assert capsys.readouterr().err == ""
 
 
+def test_jobs_that_wait_are_cancelled_before_others_end_and_make_place(queue, array, monkeypatch):
+    scancel, called = queue.scancel, []
+    monkeypatch.setattr(queue, "scancel", lambda command: called.append(command) or scancel(command))
+    assert cancel.main(["sweep"]) == 0
+    assert ["--signal=INT" in command for command in called] == [False, True]
+
+
 def test_one_point_of_an_array_is_cancelled_alone(queue, array):
     assert cancel.main(["sweep/seed=3"]) == 0
     assert queue.states == {"8_0": "PENDING", "8_1": "RUNNING", "8_2": "COMPLETED", "8_3": "CANCELLED"}

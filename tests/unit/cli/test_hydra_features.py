@@ -25,6 +25,11 @@ FILES = {
         defaults: [override /hydra/launcher: basic]
         hydra: {sweep: {dir: by_experiment}}
         """,
+    "conf/experiment/joblib.yaml": """
+        # @package _global_
+        defaults: [override /hydra/launcher: joblib]
+        hydra: {launcher: {n_jobs: 2}}
+        """,
     "conf/experiment/params.yaml": """
         # @package _global_
         hydra: {sweeper: {params: {seed: '4,5'}}}
@@ -110,6 +115,7 @@ RUNS = [
     ("--config-dir conf experiment=sweeping", _folder, ["by_experiment/point_0"]),
     ("--config-dir conf experiment=sweeping seed=1,2", _folder, ["by_experiment/point_0", "by_experiment/point_1"]),
     ("--config-dir conf -m experiment=basic seed=1,2", _folder, ["by_experiment/0", "by_experiment/1"]),
+    ("--config-dir conf -m experiment=joblib hydra/launcher=collectx seed=1,2", SEED, [1, 2]),
     ("-m hydra/launcher=basic hydra.sweep.dir=s seed=1,2", _folder, ["s/0", "s/1"]),
     ("-m hydra/launcher=basic hydra.sweep.dir=s hydra.sweep.subdir=${seed} seed=1,2", _folder, ["s/1", "s/2"]),
     ("-m seed=1,2", SEED, [1, 2]),

@@ -6,7 +6,7 @@
     weak references                          to the objects of the graph
     data of modules and classes              of those whose classes the graph has: numbers, containers, generators, ...
 
-Open files, views of memory and objects of the process, such as threads, are refused.
+Open files, views of memory, memory that processes share, and objects of the process, such as threads, are refused.
 """
 
 from __future__ import annotations
@@ -130,6 +130,8 @@ class ReducingPickler(cloudpickle.Pickler):
     def _storage(self, storage: torch.UntypedStorage) -> Any:
         if storage.device.type != "cpu" or not storage.nbytes():
             return NotImplemented
+        if storage.is_shared():
+            raise NotRestorable("memory that processes share cannot be saved")
         flat = torch.empty(0, dtype=torch.uint8).set_(storage).numpy()
         block = self._block(flat)
         return _storage_of, (block, _address(flat) - _address(block), storage.nbytes())

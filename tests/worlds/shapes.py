@@ -1559,6 +1559,15 @@ class SystemRandom(Shape):
         return 0
 
 
+class SharedMemory(Shape):
+    def __init__(self):
+        self.tensor = torch.zeros(2).share_memory_()
+
+    def advance(self, action):
+        self.tensor += 1
+        return self.tensor.sum()
+
+
 class WeakCallback(Shape):
     def __init__(self):
         self.part, self.dead = _Walk(), []
@@ -1568,4 +1577,4 @@ class WeakCallback(Shape):
         return len(self.dead)
 
 
-NAMED = ("Generator", "OpenFile", "Thread", "Lock", "MemoryView", "SystemRandom", "WeakCallback")
+NAMED = ("Generator", "OpenFile", "Thread", "Lock", "MemoryView", "SystemRandom", "SharedMemory", "WeakCallback")

@@ -7,6 +7,7 @@ import os
 import pwd
 from collections.abc import Iterator
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 from collectx.cli import output
@@ -41,13 +42,22 @@ def check(files: RunFolder, cfg: RunConfig, trusted: bool) -> None:
 
 
 def check_checkpoints(files: RunFolder) -> None:
-    """Checks the run that a command is to continue.
+    """Checks the run that a command is to continue: its workers unpickle the states of their envs.
 
     Raises:
-        ConfigError: it belongs to another user.
+        ConfigError: it belongs to another user, or others can write to its checkpoints.
     """
-    if files.has_run and (owner := other_owner(files)) is not None:
+    if not files.has_run:
+        return
+    if (owner := other_owner(files)) is not None:
         raise ConfigError([f"{files.path} belongs to {owner}: to continue it, collectx resume {files.path} --trust."])
+    if (path := next(filter(_is_writable_by_others, _checkpoint_paths(files)), None)) is not None:
+        raise ConfigError(
+            [
+                f"{path}: others can write to it, and the states of envs in a checkpoint are pickles, which execute "
+                f"code: chmod -R go-w {files.checkpoints}, if nobody has, or collectx resume {files.path} --trust."
+            ]
+        )
 
 
 def references(cfg: RunConfig) -> Iterator[tuple[str, Any, str]]:
@@ -76,9 +86,9 @@ def _origin(target: str) -> str:
 
 
 def other_owner(files: RunFolder) -> str | None:
-    """The owner of the folder, of a configuration or of a checkpoint, if it is another user."""
+    """The owner of the folder, of a configuration or of a file of a checkpoint, if it is another user."""
     configs = [path for _, path in files.configs]
-    for path in (files.path, files.snapshot, *configs, files.checkpoints, *files.checkpoints.glob("*")):
+    for path in (files.path, files.snapshot, *configs, *_checkpoint_paths(files)):
         if not path.exists():
             continue
         uid = path.stat().st_uid
@@ -88,3 +98,13 @@ def other_owner(files: RunFolder) -> str | None:
             except KeyError:
                 return f"user {uid}"
     return None
+
+
+def _checkpoint_paths(files: RunFolder) -> Iterator[Path]:
+    for folder in (files.checkpoints, *files.checkpoints.glob("[0-9]*")):
+        yield folder
+        yield from folder.rglob("*") if folder != files.checkpoints else ()
+
+
+def _is_writable_by_others(path: Path) -> bool:
+    return path.exists() and bool(path.stat().st_mode & 0o022)

@@ -32,18 +32,6 @@ import torch
 from collectx.batch import REWARD, Key, Leaf
 
 
-class Draws(Iterator[Sequence[torch.Tensor]]):
-    """Endless random actions of a group from torch's generator: one `[E, *shape]` tensor per action leaf."""
-
-    @abstractmethod
-    def state(self) -> list[Any]:
-        """A copy of the actions that were drawn in advance, tensors and plain data, for `load`."""
-
-    @abstractmethod
-    def load(self, state: list[Any]) -> None:
-        """Restores the result of `state`."""
-
-
 @dataclass(frozen=True)
 class EnvSpec:
     """The leaves and spaces of a group of envs.
@@ -63,7 +51,8 @@ class EnvSpec:
         deltas: leaves `("delta", *key)`, below `next` in place of the observation `key`: its change in the step.
         batch_shape: the envs' dimensions in a batch, where there are several; (): `[E]`, or none for a single env.
         nested_dims: batch dimensions of nested TensorDicts besides those of the envs, by key: `{("agents",): (3,)}`.
-        draw: returns random actions of the group; None: `action_space` is sampled.
+        draw: returns endless random actions of the group from torch's generator, one `[E, *shape]` tensor per action
+            leaf; None: `action_space` is sampled.
         is_single: the group is one env without a batch dimension, not a group of one; a user's policy is called with
             its observation, `[*shape]`.
         path: of an env of TorchRL, what steps it: "gymnasium", or "torchrl: " and the reason why its own `_step` does;
@@ -89,7 +78,7 @@ class EnvSpec:
     deltas: tuple[Leaf, ...] = ()
     batch_shape: tuple[int, ...] = ()
     nested_dims: Mapping[Key, tuple[int, ...]] = field(default_factory=dict, compare=False)
-    draw: Callable[[], Draws] | None = None
+    draw: Callable[[], Iterator[Sequence[torch.Tensor]]] | None = None
     is_single: bool = False
     path: str = field(default="", compare=False)
     data_device: torch.device | None = field(default=None, compare=False)
@@ -142,13 +131,18 @@ class Env(ABC):
     """A group of envs; see the module's docstring.
 
     Attributes:
-        user_envs: the user's env objects, where there are any.
+        user_envs: the user's env objects, where there are any. Those of a worker that resumes are made anew.
         unsaved: why checkpoints cannot hold the state of the envs, where a group that was not reset does not show it.
     """
 
     spec: EnvSpec
     user_envs: Sequence[Any] = ()
     unsaved: str | None = None
+
+    @property
+    def group(self) -> Env:
+        """The group without the wrappers of `collectx.rollout.wrappers`."""
+        return self
 
     @abstractmethod
     def reset(self, seeds: Sequence[int] | None, out: Sequence[np.ndarray]) -> None:

@@ -15,7 +15,7 @@ from gymnasium import Space, spaces
 from gymnasium.vector import VectorEnv
 
 from collectx.batch import DONE_KEYS, STEP_COUNT, Key, Leaf, as_key, nest, nested_dims
-from collectx.env.base import Draws, EnvSpec, steps_per_draw
+from collectx.env.base import EnvSpec, steps_per_draw
 from collectx.env.spaces import leave_out, numpy_dtype
 from collectx.errors import ConfigError, SpaceError
 
@@ -89,7 +89,7 @@ def read_spec(env: Any, exclude: Sequence[str]) -> EnvSpec:
     )
 
 
-class RandomActions(Draws):
+class RandomActions(Iterator[tuple[torch.Tensor, ...]]):
     """Random actions of `envs`, batched or not, by their specs.
 
     A mask of legal actions (TorchRL's `ActionMask`) holds for one step: a spec with a mask is sampled in every step,
@@ -104,14 +104,15 @@ class RandomActions(Draws):
 
     def __next__(self) -> tuple[torch.Tensor, ...]:
         if not self._left:
-            self.load(self._draw())
+            self._left = _steps(self._draw())
         return self._left.pop()
 
-    def state(self) -> list[torch.Tensor]:
-        return [torch.stack(steps[::-1]) for steps in zip(*self._left, strict=True)]
+    def __getstate__(self) -> dict[str, Any]:
+        # In few tensors, as each of some hundred takes more bytes than its numbers.
+        return vars(self) | {"_left": [torch.stack(steps[::-1]) for steps in zip(*self._left, strict=True)]}
 
-    def load(self, state: list[torch.Tensor]) -> None:
-        self._left = list(zip(*(block.unbind(0) for block in state), strict=True))[::-1]
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state, _left=_steps(state["_left"]))
 
     def _draw(self) -> list[torch.Tensor]:
         specs, leaves = [env.full_action_spec for env in self._envs], self._leaves
@@ -124,6 +125,11 @@ class RandomActions(Draws):
             values = [each.get(leaf.key).cpu().reshape(steps, -1, *leaf.shape) for each in drawn]
             blocks.append(values[0] if len(values) == 1 else torch.cat(values, 1))
         return blocks
+
+
+def _steps(blocks: list[torch.Tensor]) -> list[tuple[torch.Tensor, ...]]:
+    """The actions of all steps, the first one last, from one tensor for each leaf."""
+    return list(zip(*(block.unbind(0) for block in blocks), strict=True))[::-1]
 
 
 def with_inputs(spec: EnvSpec, env: Any, part: Any) -> EnvSpec:

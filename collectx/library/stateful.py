@@ -50,9 +50,9 @@ class StatefulCollector(BaseCollector):
         keep theirs.
 
         Envs resume within their episodes where their state can be saved (`collectx.state`): those that have
-        `state_dict` and `load_state_dict`, and those whose state is in Python objects, MuJoCo or the Arcade Learning
-        Environment. All other envs begin new episodes with seeds that were not used before. Async workers first
-        complete the batches granted before.
+        `state_dict` and `load_state_dict`, and those that can be pickled, which are made anew. Their pickles execute
+        code: load only states that you trust. All other envs begin new episodes with seeds that were not used before.
+        Async workers first complete the batches granted before.
 
         Raises:
             KeyError: the dict is not the state of a collector.

@@ -18,11 +18,10 @@ from tensordict import NestedKey, TensorDictBase
 from torch import nn
 
 from collectx.batch import Leaf
-from collectx.env.base import Draws, EnvSpec, steps_per_draw
+from collectx.env.base import EnvSpec, steps_per_draw
 from collectx.policy.fast_call import Acceleration
 from collectx.policy.recurrent import StateSpec
 from collectx.policy.spaces import action_space
-from collectx.state import restore, save
 
 
 class RandomPolicy:
@@ -67,7 +66,7 @@ class RandomActor:
 
     def reset(self) -> None:
         spec = self._spec
-        self._actions: Draws = spec.draw() if spec.draw else _SpaceDraws(spec)
+        self._actions: Iterator[Sequence[torch.Tensor]] = spec.draw() if spec.draw else _SpaceDraws(spec)
 
     def act(self, observation: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         return next(self._actions)
@@ -75,32 +74,22 @@ class RandomActor:
     def accelerate(self, acceleration: Acceleration) -> None:
         pass
 
-    def state(self) -> list[Any]:
-        """A copy of the actions that were drawn in advance, for `load`."""
-        return self._actions.state()
 
-    def load(self, state: list[Any]) -> None:
-        """Restores the result of `state`."""
-        self.reset()
-        self._actions.load(state)
-
-
-class _SpaceDraws(Draws):
+class _SpaceDraws(Iterator[Sequence[torch.Tensor]]):
     """Samples of the action space."""
 
     def __init__(self, spec: EnvSpec):
-        self._parts = [_LeafDraws(spec, leaf) for leaf in spec.action]
-        self._actions = zip(*self._parts, strict=True)
+        self.__setstate__([_LeafDraws(spec, leaf) for leaf in spec.action])
+
+    def __getstate__(self) -> list[_LeafDraws]:
+        return self._parts
+
+    def __setstate__(self, parts: list[_LeafDraws]) -> None:
+        self._parts = parts
+        self._actions = zip(*parts, strict=True)
 
     def __next__(self) -> Sequence[torch.Tensor]:
         return next(self._actions)
-
-    def state(self) -> list[Any]:
-        return [part.state() for part in self._parts]
-
-    def load(self, state: list[Any]) -> None:
-        for part, saved in zip(self._parts, state, strict=True):
-            part.load(saved)
 
 
 class _LeafDraws:
@@ -120,16 +109,13 @@ class _LeafDraws:
             yield from self._left
             self._left = iter(self._draw().to(self._leaf.dtype).unbind(0))
 
-    def state(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, Any]:
         left = [*copy.copy(self._left)]
-        # Not as views of one draw: a copy of each may hold all bytes of the draw.
-        return {"left": torch.stack(left) if left else torch.empty(0), "space": save(self._copied, "action_space")}
+        # In one tensor, as each of some hundred takes more bytes than its numbers.
+        return vars(self) | {"_left": torch.stack(left) if left else torch.empty(0)}
 
-    def load(self, state: dict[str, Any]) -> None:
-        self._left = iter(state["left"].unbind(0))
-        if state["space"] is not None:
-            self._copied = copy.deepcopy(self._space)
-            restore(self._copied, state["space"], "action_space")
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state, _left=iter(state["_left"].unbind(0)))
 
     def _draw(self) -> torch.Tensor:
         space, size = self._space, (self._num_steps, self._rows, *self._leaf.shape)

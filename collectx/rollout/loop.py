@@ -23,7 +23,7 @@ from collectx.policy.random import RandomActor
 from collectx.rollout.episodes import Episodes
 from collectx.rollout.inference import Inference, RandomInference, make_inference, refreshing
 from collectx.rollout.options import RolloutOptions
-from collectx.state import restore_bytes, save_bytes
+from collectx.state import dumps, loads
 from collectx.transport.base import BatchReport, Stop
 
 # Returns whether the current batch ends early.
@@ -46,6 +46,10 @@ def _take_until(ends_early: EndsEarly, steps: Iterator[Any], num_steps: int) -> 
         yield step
         if number < num_steps and ends_early():
             return
+
+
+def _leaves(spec: EnvSpec) -> tuple[Any, ...]:
+    return spec.num_envs, spec.observation, spec.action, spec.only_next
 
 
 class SlotViews:
@@ -119,6 +123,9 @@ class Rollout:
             `options.refresh_each_step` is set.
         ends_early: called after every step but the last; the batch ends where it returns true. None for a ragged group.
     """
+
+    # Attributes that are saved.
+    _saved: tuple[str, ...] = ("_env", "_carry")
 
     def __init__(
         self,
@@ -221,35 +228,52 @@ class Rollout:
         self._env.restart(chosen, self._carry)
         self._episodes.abandon(chosen)
 
+    @property
+    def group(self) -> Env:
+        """The envs as they were built, or made anew by `load`."""
+        return self._env.group
+
     def state(self) -> dict[str, Any]:
-        """Returns a copy of the state for `load`: tensors and plain data. Where the envs' state cannot be saved, the
-        entry "reason" says why."""
+        """Returns a copy of the state for `load`: tensors and plain data; the envs are a pickle, see `collectx.state`.
+        Where they cannot be saved, the entry "reason" says why."""
         state: dict[str, Any] = {"episodes": self._episodes.state(), "num_random_batches": self._num_random}
         try:
-            state["envs"] = save_bytes(self._state_of_envs(), "the group of envs")
-            state["actions"] = [actor.state() for actor in self._random_actors()]
+            state["envs"] = dumps(self._graph(), "the group of envs", self._outside())
         except NotRestorable as error:
-            return {name: value for name, value in state.items() if name != "envs"} | {"reason": str(error)}
+            state["reason"] = str(error)
         return state
 
     def load(self, state: dict[str, Any]) -> str | None:
-        """Restores the result of `state`. Returns None; or the reason why only trajectory ids continue: the envs were
-        not saved, or are others. `reset` has to be called then."""
+        """Restores the result of `state`; executes what its pickle says. Returns None; or the reason why only
+        trajectory ids continue: the envs were not saved, or are others. `reset` has to be called then."""
         self._episodes.load(state["episodes"])
         self._num_random = min(self._num_random, state["num_random_batches"])
         if "envs" not in state:
             return state["reason"]
         try:
-            restore_bytes(self._state_of_envs(), state["envs"], "the group of envs")
+            loaded = loads(state["envs"], self._graph(), "the group of envs", self._outside())
+            if _leaves(loaded["own"]["_env"].spec) != _leaves(self._env.spec):
+                raise NotRestorable("the group of envs: the saved state is of envs with other leaves")
         except NotRestorable as error:
             return str(error)
-        for actor, actions in zip(self._random_actors(), state["actions"], strict=True):
-            actor.load(actions)
+        # Without closing the earlier envs: what can be pickled holds no process, file or thread, and what was kept is
+        # part of both.
+        self._take(loaded["own"])
+        for actor, saved in zip(self._random_actors(), loaded["actors"], strict=True):
+            vars(actor).update(vars(saved))
         return None
 
-    def _state_of_envs(self) -> dict[str, Any]:
-        """What changes with the steps of the envs."""
-        return {"env": self._env, "carry": self._carry}
+    def _graph(self) -> dict[str, Any]:
+        """What changes with the steps of the envs, and may share objects with them."""
+        return {"own": {name: vars(self)[name] for name in self._saved}, "actors": self._random_actors()}
+
+    def _take(self, own: dict[str, Any]) -> None:
+        """Sets the attributes of `_saved`."""
+        vars(self).update(own)
+
+    def _outside(self) -> list[Any]:
+        """What envs may refer to that is not their state."""
+        return [] if self._actor.module is None else [*self._actor.module.modules()]
 
     def _random_actors(self) -> list[RandomActor]:
         actors = (self._actor, None if self._random is None else self._random.actor)

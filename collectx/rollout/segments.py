@@ -34,13 +34,13 @@ def rollout_class(spec: EnvSpec) -> type[Rollout]:
 class RaggedRollout(Rollout):
     """Fills segments, and each slot from the first E complete ones. See `Rollout` for the arguments."""
 
+    _saved = ("_env", "_carry", "_out", "_written", "_segments", "_free", "_complete", "_segment", "_cursor")
+
     def __init__(self, *args: Any):
         super().__init__(*args)
         spec = self._env.spec
         size = spec.num_envs
-        self._carry_tensors = [
-            as_tensor(carry, leaf.dtype) for carry, leaf in zip(self._carry, spec.observation, strict=True)
-        ]
+        self._carry_tensors = self._as_tensors()
         observation = [np.zeros_like(carry) for carry in self._carry]
         self._out = StepArrays(observation, np.zeros(size, np.float32), *np.zeros((3, size), np.bool_))
         # Policy outputs below `next` and overwritten observations share the env's arrays.
@@ -71,9 +71,14 @@ class RaggedRollout(Rollout):
         self._segment[:] = [self._free.popleft() for _ in self._segment]
         self._cursor[:] = 0
 
-    def _state_of_envs(self) -> dict[str, Any]:
-        names = ("_out", "_written", "_segments", "_free", "_complete", "_segment", "_cursor")
-        return super()._state_of_envs() | {name: getattr(self, name) for name in names}
+    def _take(self, own: dict[str, Any]) -> None:
+        super()._take(own)
+        self._carry_tensors = self._as_tensors()
+
+    def _as_tensors(self) -> list[torch.Tensor]:
+        """The policy's input, over the memory of `_carry`."""
+        leaves = self._env.spec.observation
+        return [as_tensor(carry, leaf.dtype) for carry, leaf in zip(self._carry, leaves, strict=True)]
 
     def collect(self, views: Any, policy_version: int) -> BatchReport:
         env_s = policy_s = 0.0

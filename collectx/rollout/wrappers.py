@@ -38,6 +38,10 @@ class _Wrapper(Env):
         self._env = env
         self._num_inner = len(env.spec.observation)
 
+    @property
+    def group(self) -> Env:
+        return self._env.group
+
     def reset(self, seeds: Sequence[int] | None, out: Sequence[np.ndarray]) -> None:
         self._env.reset(seeds, out[: self._num_inner])
         self._write_first(slice(None), out[self._num_inner :])

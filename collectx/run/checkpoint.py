@@ -5,8 +5,9 @@
     checkpoints/<batches>/<name>/         a replay buffer of the trainer's, by `ReplayBuffer.dumps`
 
 `<batches>` is the number of batches that the trainer had received, nine digits. A checkpoint is a folder that is
-renamed when it is complete, so that a crash leaves the previous ones. Nothing is unpickled but what
-`torch.load(weights_only=True)` allows.
+renamed when it is complete, so that a crash leaves the previous ones. Nothing is unpickled here but what
+`torch.load(weights_only=True)` allows; workers unpickle the states of their envs (`collectx.state`), which are bytes
+here. So nobody but the owner may write to a checkpoint, whatever the umask.
 
 Used in the trainer's process, and by the command line.
 """
@@ -87,6 +88,8 @@ class Checkpoints:
                 {"format": _FORMAT, "batches": batches, "time": time.time(), **facts, "files": files},
             )
             temporary.chmod(self.path.stat().st_mode & 0o7777)
+            for path in (self.path, temporary, *temporary.rglob("*")):
+                path.chmod(path.stat().st_mode & ~0o022)
             sync(temporary)
             os.rename(temporary, target)
             sync(self.path)

@@ -1,20 +1,14 @@
-"""The state of envs, samplers and generators: saved as tensors and plain data, restored in place."""
+"""The state of envs, as pickles that only workers read; and of the process's random generators, as plain data.
+
+pickles.py       `dumps`, `loads`, and why something cannot be pickled
+reducers.py      what pickling alone would lose or refuse: memory that is shared, closures, weak references, ...
+simulators.py    MuJoCo, and objects that the resuming process has: ALE, processes of envs, `load_state_dict`
+processes.py     envs in processes of Gymnasium's AsyncVectorEnv
+generators.py    the global random generators
+"""
 
 from collectx.state.generators import load_generators, save_generators
+from collectx.state.pickles import dumps, loads, reason_not_saved
 from collectx.state.processes import ProcessState
-from collectx.state.restore import read, restore, restore_bytes
-from collectx.state.save import pack, reason_not_saved, save, save_bytes, unpack
 
-__all__ = [
-    "ProcessState",
-    "load_generators",
-    "pack",
-    "read",
-    "reason_not_saved",
-    "restore",
-    "restore_bytes",
-    "save",
-    "save_bytes",
-    "save_generators",
-    "unpack",
-]
+__all__ = ["ProcessState", "dumps", "load_generators", "loads", "reason_not_saved", "save_generators"]

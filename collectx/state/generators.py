@@ -9,9 +9,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from collectx.state.restore import read
-from collectx.state.save import save
-
 _ALL = ("torch", "numpy", "python")
 
 
@@ -22,7 +19,7 @@ def save_generators(names: Sequence[str] = _ALL) -> dict[str, Any]:
         "numpy": np.random.get_state,
         "python": random.getstate,
     }
-    return {name: save(states[name](), name) for name in names}
+    return {name: _plain(states[name]()) for name in names}
 
 
 def load_generators(saved: dict[str, Any]) -> None:
@@ -33,4 +30,25 @@ def load_generators(saved: dict[str, Any]) -> None:
         "python": random.setstate,
     }
     for name, state in saved.items():
-        setters[name](read(state))
+        setters[name](_read(state))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return ["tuple", [_plain(each) for each in value]]
+    if isinstance(value, np.ndarray):
+        return ["array", [value.dtype.str, list(value.shape), torch.from_numpy(value.copy().view(np.uint8))]]
+    return ["tensor", value] if isinstance(value, torch.Tensor) else value
+
+
+def _read(value: Any) -> Any:
+    """The inverse of `_plain`."""
+    if not isinstance(value, list):
+        return value
+    kind, content = value
+    if kind == "tuple":
+        return tuple(map(_read, content))
+    if kind == "array":
+        dtype, shape, data = content
+        return np.frombuffer(data.numpy().tobytes(), dtype).reshape(shape)
+    return content

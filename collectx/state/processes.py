@@ -3,7 +3,6 @@ the pipe."""
 
 from __future__ import annotations
 
-import io
 from typing import Any
 
 import gymnasium
@@ -11,8 +10,7 @@ import torch
 
 from collectx.errors import NotRestorable
 from collectx.state.generators import load_generators, save_generators
-from collectx.state.restore import restore
-from collectx.state.save import save
+from collectx.state.pickles import dumps, loads
 from collectx.state.simulators import SAVES_PROCESS
 
 
@@ -45,23 +43,24 @@ class ProcessState(gymnasium.Wrapper):
 
     def save_process(self) -> bytes | str:
         """Returns the state, or the reason why it cannot be saved."""
+        state = {
+            "env": self.env,
+            "has_ended": self._has_ended or self._resets_next,
+            "generators": save_generators(),
+        }
         try:
-            env = save(self.env, "the env")
+            # As bytes: torch would send tensors through shared memory, which ends with the process.
+            return dumps(state, "the env").numpy().tobytes()
         except NotRestorable as error:
             return str(error)
-        file = io.BytesIO()
-        # As bytes: torch would send tensors through shared memory, which ends with the process.
-        ended = self._has_ended or self._resets_next
-        torch.save({"env": env, "has_ended": ended, "generators": save_generators()}, file)
-        return file.getvalue()
 
     def load_process(self) -> str | None:
         """Restores `received`. Returns None, or the reason why it does not fit; the env must be reset then."""
-        state = torch.load(io.BytesIO(self.received), weights_only=True)
+        current = {"env": self.env}
         try:
-            restore(self.env, state["env"], "the env")
+            state = loads(torch.frombuffer(bytearray(self.received), dtype=torch.uint8), current, "the env")
         except NotRestorable as error:
             return str(error)
-        self._resets_next = state["has_ended"]
+        self.env, self._resets_next = state["env"], state["has_ended"]
         load_generators(state["generators"])
         return None

@@ -1,16 +1,20 @@
-"""The state that objects hold outside of Python: MuJoCo and the Arcade Learning Environment; or in other processes:
-Gymnasium's AsyncVectorEnv.
+"""The state that objects hold outside of Python.
 
-Used by `collectx.state.save`. Their packages are imported only where an env has already done so.
+    made anew                         MuJoCo's models and data
+    kept by the resuming process,     the Arcade Learning Environment, processes of Gymnasium's AsyncVectorEnv, and envs
+    which loads their state           with `state_dict` and `load_state_dict`
+
+Their packages are imported only where an env has already done so.
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
+import gymnasium
 import numpy as np
 
 from collectx.errors import NotRestorable
@@ -20,66 +24,88 @@ SAVES_PROCESS = "saves_process"
 
 
 @dataclass(frozen=True)
-class Simulator:
-    """How the state of one class of objects is saved and restored.
+class Kept:
+    """How the state of objects that cannot be made anew is saved and loaded.
 
     Attributes:
-        package, name: of the class.
-        save: returns a copy of the state: bytes, or numbers and arrays by name.
-        restore: changes an object to a state; raises a ValueError where it does not fit.
+        save: returns the state, which can be pickled.
+        load: changes an object to a state.
+        is_users: the two are the user's code.
     """
 
-    package: str
-    name: str
     save: Callable[[Any], Any]
-    restore: Callable[[Any, Any], None]
+    load: Callable[[Any, Any], None]
+    is_users: bool = False
 
 
-def simulator_of(value: Any) -> Simulator | None:
-    """The entry of the table for an object; None: it is of no simulator."""
-    kind = type(value)
-    package = kind.__module__.partition(".")[0]
-    return next((each for each in _SIMULATORS if (each.package, each.name) == (package, kind.__name__)), None)
+def kept_of(value: Any) -> Kept | None:
+    """The entry for an object; None: it is made anew."""
+    return _kept_of(type(value))  # type: ignore[arg-type]
 
 
-def _model_digest(model: Any) -> str:
-    """Stands for the model, which does not change in an episode, but may be another in each env."""
+def simulator_reducer(kind: type) -> Callable[[Any, dict[bytes, bytes]], Any] | None:
+    """How objects of a class are reduced for pickling; None: as others are. The function takes the object, and the
+    contents that were pickled before: equal ones are pickled once."""
+    return _REDUCERS.get((kind.__module__.partition(".")[0], kind.__name__))
+
+
+@cache
+def _kept_of(kind: type) -> Kept | None:
+    for each in kind.__mro__:
+        if kept := _KEPT.get((each.__module__.partition(".")[0], each.__name__)):
+            return kept
+    names = ("state_dict", "load_state_dict")
+    is_env = issubclass(kind, gymnasium.Env | gymnasium.vector.VectorEnv)
+    return _STATE_DICT if is_env and all(callable(getattr(kind, name, None)) for name in names) else None
+
+
+def _save_state_dict(env: Any) -> Any:
+    return env.state_dict(), getattr(env.unwrapped, "_np_random", None)
+
+
+def _load_state_dict(env: Any, state: Any) -> None:
+    content, generator = state
+    env.load_state_dict(content)
+    if generator is not None:
+        env.unwrapped._np_random = generator
+
+
+def _reduce_model(model: Any, contents: dict[bytes, bytes]) -> Any:
+    make, arguments, content, *_ = model.__reduce_ex__(4)
+    return make, arguments, contents.setdefault(content, content)
+
+
+def _reduce_data(data: Any, contents: dict[bytes, bytes]) -> Any:
+    names = _names(type(data))  # type: ignore[arg-type]
+    return _make_data, (data.model, data.time, {name: np.array(getattr(data, name)) for name in names})
+
+
+@cache
+def _names(kind: type) -> list[str]:
+    """The arrays of an MjData that have the same size in every step."""
     import mujoco
 
-    buffer = np.zeros(mujoco.mj_sizeModel(model), np.uint8)
-    mujoco.mj_saveModel(model, None, buffer)
-    return hashlib.blake2b(buffer.tobytes(), digest_size=16).hexdigest()
-
-
-def _check_model(model: Any, digest: str) -> None:
-    if _model_digest(model) != digest:
-        raise ValueError("the MuJoCo model is not that of the saved env")
-
-
-def _arrays(data: Any) -> dict[str, np.ndarray]:
-    """The arrays of an MjData that have the same size in every step, over its memory."""
-    names = [name for name in dir(data) if not name.startswith(("_", "efc_", "iefc_", "contact"))]
+    data = mujoco.MjData(mujoco.MjModel.from_xml_string("<mujoco/>"))
+    names = [name for name in dir(kind) if not name.startswith(("_", "efc_", "iefc_", "contact"))]
     arrays = {name: getattr(data, name) for name in names}
-    return {name: array for name, array in arrays.items() if isinstance(array, np.ndarray) and array.flags.writeable}
+    return [name for name, each in arrays.items() if isinstance(each, np.ndarray) and each.flags.writeable]
 
 
-def _save_data(data: Any) -> dict[str, Any]:
-    return {"time": data.time, "arrays": {name: array.copy() for name, array in _arrays(data).items()}}
-
-
-def _restore_data(data: Any, state: dict[str, Any]) -> None:
+def _make_data(model: Any, time: float, arrays: dict[str, np.ndarray]) -> Any:
     """Computes constraints and contacts from the positions. Then all arrays get their saved values, as some are of an
     earlier moment within the last step."""
     import mujoco
 
-    arrays = _arrays(data)
+    data = mujoco.MjData(model)
     for name in ("qpos", "qvel", "act", "ctrl", "qacc_warmstart", "mocap_pos", "mocap_quat"):
-        arrays[name][...] = state["arrays"][name]
-    data.time = state["time"]
-    mujoco.mj_forward(data.model, data)
-    for name, saved in state["arrays"].items():
-        if arrays[name].shape == saved.shape:
-            arrays[name][...] = saved
+        getattr(data, name)[...] = arrays[name]
+    data.time = time
+    mujoco.mj_forward(model, data)
+    for name, saved in arrays.items():
+        array = getattr(data, name)
+        if array.shape == saved.shape:
+            array[...] = saved
+    return data
 
 
 def _save_atari(ale: Any) -> bytes:
@@ -91,7 +117,7 @@ def _save_atari(ale: Any) -> bytes:
     return ale.cloneState(include_rng=True).serialize()
 
 
-def _restore_atari(ale: Any, state: bytes) -> None:
+def _load_atari(ale: Any, state: bytes) -> None:
     import ale_py
 
     ale.restoreState(ale_py.ALEState(state))
@@ -110,7 +136,7 @@ def _save_processes(env: Any) -> list[bytes]:
     return list(states)
 
 
-def _restore_processes(env: Any, states: list[bytes]) -> None:
+def _load_processes(env: Any, states: list[bytes]) -> None:
     # So that no process resets its env at the next step, as it does in the autoreset mode NEXT_STEP.
     env.reset()
     env.set_attr("received", states)
@@ -119,9 +145,12 @@ def _restore_processes(env: Any, states: list[bytes]) -> None:
             raise NotRestorable(f"env {index} of the AsyncVectorEnv: {reason}")
 
 
-_SIMULATORS = (
-    Simulator("mujoco", "MjModel", _model_digest, _check_model),
-    Simulator("mujoco", "MjData", _save_data, _restore_data),
-    Simulator("ale_py", "ALEInterface", _save_atari, _restore_atari),
-    Simulator("gymnasium", "AsyncVectorEnv", _save_processes, _restore_processes),
-)
+_STATE_DICT = Kept(_save_state_dict, _load_state_dict, is_users=True)
+_KEPT = {
+    ("ale_py", "ALEInterface"): Kept(_save_atari, _load_atari),
+    ("gymnasium", "AsyncVectorEnv"): Kept(_save_processes, _load_processes),
+}
+_REDUCERS: dict[tuple[str, str], Callable[[Any, dict[bytes, bytes]], Any]] = {
+    ("mujoco", "MjModel"): _reduce_model,
+    ("mujoco", "MjData"): _reduce_data,
+}

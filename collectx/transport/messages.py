@@ -1,4 +1,5 @@
-"""Control messages, as plain bytes. Nothing that arrives over a network is unpickled.
+"""Control messages, as plain bytes. Nothing that arrives over a network is unpickled here. Requests and replies are
+signed, as they carry the states of envs, which a worker that resumes unpickles (`collectx.state`).
 
 trainer -> worker    GRANT   | slot, reset, least version to act with (int64)
                      WEIGHTS | version (int64)
@@ -7,11 +8,12 @@ worker -> trainer    FULL    | slot, version, frames, episodes (int64), seconds 
                      HAVE    | version (int64)
                      FAILED  | the error, encoded by the transport
 between processes of one machine    REQUEST | pickled request        REPLY | pickled answer
-over a network                      REQUEST | tensors, plain data    REPLY | tensors, plain data: see `pack_tensors`
+over a network                      REQUEST | tensors, plain data    REPLY | tensors, plain data: see `pack_signed`
 """
 
 from __future__ import annotations
 
+import hmac
 import io
 import struct
 from typing import Any
@@ -19,15 +21,37 @@ from typing import Any
 import numpy as np
 import torch
 
+from collectx.errors import RendezvousError
 from collectx.transport.base import BatchReport
 
 FULL, FAILED, GRANT, WEIGHTS, HAVE, REQUEST, REPLY = (bytes([number]) for number in range(7))
 _NUMBERS = struct.Struct("<cqqq")
+_PROOF_BYTES = 32
 _FULL = struct.Struct("<cqqqqdddd")
 
 
+def pack_signed(kind: bytes, content: Any, secret: bytes) -> bytes:
+    """A REQUEST or REPLY with tensors and plain data, and its HMAC-SHA256 under the run's secret."""
+    message = pack_tensors(kind, content)
+    return message + hmac.digest(secret, message, "sha256")
+
+
+def unpack_signed(message: bytes, secret: bytes) -> Any:
+    """The content of `pack_signed`. Executes nothing.
+
+    Raises:
+        RendezvousError: the message is not that of a peer that knows the secret. Its content was not read.
+    """
+    content, proof = message[:-_PROOF_BYTES], message[-_PROOF_BYTES:]
+    if not hmac.compare_digest(hmac.digest(secret, content, "sha256"), proof):
+        raise RendezvousError(
+            "a message is not signed with the secret of this run: something between the two hosts has altered it"
+        )
+    return unpack_tensors(content)
+
+
 def pack_tensors(kind: bytes, content: Any) -> bytes:
-    """A REQUEST or REPLY with tensors and plain data."""
+    """A message with tensors and plain data."""
     file = io.BytesIO(kind)
     file.seek(len(kind))
     torch.save(content, file)

@@ -77,7 +77,7 @@ def run_remote_worker(
         spec = dataclasses.replace(spec, policy_device="cuda:0")
     layout = Layout(spec.leaves, config.rows, config.steps)
     write_on_signal(connection)
-    link = NetworkLink(worker, connection, pair, layout, config)
+    link = NetworkLink(worker, connection, pair, layout, config, endpoint.secret)
     run_until_stopped(link, lambda: _make_source(spec, link, build=build))
 
 

@@ -15,10 +15,9 @@ from tensordict import TensorDictBase
 from torch.profiler import ProfilerActivity, profile, schedule
 
 from collectx.batch import as_key, nest
-from collectx.env.base import Env
-from collectx.errors import ShapeError, text_of
+from collectx.errors import NotRestorable, ShapeError
 from collectx.rollout.loop import Rollout
-from collectx.state import load_generators, pack, save_generators, unpack
+from collectx.state import dumps, load_generators, loads, save_generators
 from collectx.transport.base import Link
 from collectx.user_objects import Hooks
 
@@ -41,7 +40,6 @@ class RequestHandler:
     """Answers the requests that a worker receives.
 
     Args:
-        group: the envs, as they were built.
         is_guest: the worker shares Python's and numpy's generators with the trainer.
         batches: `batches(slot, steps)` is a batch of the first steps of a slot, `[*envs, steps]`, over its memory.
         weights: returns the newest weights of the policy by name, copied to the CPU.
@@ -50,7 +48,6 @@ class RequestHandler:
     def __init__(
         self,
         worker: int,
-        group: Env,
         is_guest: bool,
         rollout: Rollout,
         hooks: Hooks,
@@ -58,14 +55,16 @@ class RequestHandler:
         weights: Callable[[], dict[str, torch.Tensor]],
     ):
         self._worker = worker
-        self._group = group
         self._is_guest = is_guest
         self._rollout = rollout
         self._hooks = hooks
         self._batches = batches
         self.weights = weights
         self._profiling: _Profiling | None = None
-        self._envs: Sequence[Any] = group.user_envs
+
+    @property
+    def _envs(self) -> Sequence[Any]:
+        return self._rollout.group.user_envs
 
     def reply(self, link: Link) -> None:
         """Calls the method that the link's request names, and replies with its result or its error."""
@@ -104,12 +103,12 @@ class RequestHandler:
 
     def getattr_env(self, path: str) -> Any:
         """Returns what `path` names in the user's env, see `resolve`; a list for several envs."""
-        values = [resolve(env, path) for env in self._envs or [self._group]]
+        values = [resolve(env, path) for env in self._envs or [self._rollout.group]]
         return values[0] if len(values) == 1 else values
 
     def load_weights(self, path: str, weights: dict[str, torch.Tensor]) -> None:
         """Copies weights by name into the module that `path` names in every env."""
-        for env in self._envs or [self._group]:
+        for env in self._envs or [self._rollout.group]:
             load_into(env, path, weights)
 
     def set_hook(self, name: str, hook: Callable | None) -> None:
@@ -131,23 +130,26 @@ class RequestHandler:
         self._rollout.restart(np.array(chosen))
 
     def state(self) -> dict[str, Any]:
-        """Returns a copy of the worker's state for `load`: tensors and plain data. Where the envs' state cannot be
-        saved, `["rollout"]["reason"]` says why."""
+        """Returns a copy of the worker's state for `load`: tensors and plain data, with the envs as bytes. Where their
+        state cannot be saved, `["rollout"]["reason"]` says why."""
         own = ("torch",) if self._is_guest else ("torch", "numpy", "python")
         state: dict[str, Any] = {"rollout": self._rollout.state(), "generators": save_generators(own)}
         if "reason" in state["rollout"] and self._has_state_dicts():
             # A TorchRL env has the state of its transforms.
             try:
-                # What cannot be read again would cost the whole state.
-                state["env_state_dict"] = unpack(pack([env.state_dict() for env in self._envs]))
+                state["env_state_dict"] = dumps([env.state_dict() for env in self._envs], "their state_dict")
             except Exception as error:
-                state["rollout"]["reason"] += f"; nor is their state_dict: {type(error).__name__}: {text_of(error)}"
+                state["rollout"]["reason"] += f"; nor is their state_dict: {type(error).__name__}: {error}"
         return state
 
     def load(self, state: dict[str, Any]) -> str | None:
         """Restores a state. Returns None; or the reason why the envs are not restored and have to be reset."""
         if "env_state_dict" in state and self._has_state_dicts():
-            for env, env_state in zip(self._envs, state["env_state_dict"], strict=True):
+            try:
+                saved = loads(state["env_state_dict"], None, "the state_dict of the envs")
+            except NotRestorable as error:
+                return str(error)
+            for env, env_state in zip(self._envs, saved, strict=True):
                 env.load_state_dict(env_state)
         reason = self._rollout.load(state["rollout"])
         if reason is None:

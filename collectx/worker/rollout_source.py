@@ -112,7 +112,7 @@ class RolloutSource:
         slots = link.slots if spec.steps is None else [slot.until(spec.steps) for slot in link.slots]
         self._prepared = [rollout.prepare(slot) for slot in slots]
         self._requests = RequestHandler(
-            spec.index, group, is_guest, rollout, spec.hooks, _Batches(slots, group.spec, spec.leaves), self._state_dict
+            spec.index, is_guest, rollout, spec.hooks, _Batches(slots, group.spec, spec.leaves), self._state_dict
         )
         self._check: FiniteCheck | None = None
         if spec.rollout.check_finite:

@@ -50,7 +50,7 @@ RESTORABLE = {
     "two workers": ["policy=mlp", "collector=multi_sync", "launcher=inline"],
 }
 NOT_RESTORABLE = {
-    "envpool": (["policy=random", "env=envpool", "env.id=CartPole-v1"], ["EnvPool", "cannot be read"]),
+    "envpool": (["policy=random", "env=envpool", "env.id=CartPole-v1"], ["EnvPool", "cannot pickle"]),
     "sticky actions": (
         ["policy=random", "env=pong", "env.kwargs.repeat_action_probability=0.25"],
         ["repeat_action_probability=0"],
@@ -150,4 +150,4 @@ def test_random_actions_take_as_many_bytes_as_they_have():
     actor = RandomActor(envs.read_spec(gym(4, "CartPole-v1")))
     drawn, _ = actor.act([]), actor.act([])
     size = 256 * drawn[0].nbytes
-    assert size / 2 < len(pickle.dumps(actor.state())) < 1.5 * size
+    assert size / 2 < len(pickle.dumps(actor)) < 1.5 * size

@@ -146,4 +146,4 @@ def run_remote_worker(endpoint, worker, spec, fails_at):
     socket.setdefaulttimeout(60.0)
     _, config, connection, pair = join_trainer(endpoint, worker, {"pid": os.getpid()}, 60.0)
     layout = Layout(spec.leaves, spec.rows, spec.steps)
-    serve(worker, NetworkLink(worker, connection, pair, layout, config), fails_at)
+    serve(worker, NetworkLink(worker, connection, pair, layout, config, endpoint.secret), fails_at)

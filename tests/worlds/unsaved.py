@@ -4,43 +4,40 @@ import random
 from typing import Any
 
 import gymnasium
-import torch
 
 from worlds.cartpoles import cartpole
 
 
-class _Node:
-    def __init__(self, following: Any):
-        self.following = following
-
-
 class _Raising:
-    @property
-    def __dict__(self):
-        raise LookupError("no attributes")
+    def __getstate__(self):
+        raise LookupError("no state")
 
     def __repr__(self):
         raise LookupError("no text")
 
 
-class _Tensor(torch.Tensor):
-    """A class that torch does not load with `weights_only=True`."""
+class _NotMadeAnew:
+    def __reduce__(self):
+        return int, ("no number",)
 
 
-def _linked(length: int = 3000) -> Any:
-    node = None
-    for _ in range(length):
-        node = _Node(node)
-    return node
+class _Endless:
+    def __getattr__(self, name):
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return type(self)()
+
+    def __reduce__(self):
+        return type(self), (), {"following": type(self)()}
 
 
 PARTS = {
-    "linked": _linked,
+    "generator": lambda: (number for number in range(9)),
     "system": random.SystemRandom,
     "raising": _Raising,
     "key": lambda: {_Raising(): 1},
-    "integer": lambda: 10**5000,
-    "tensor": lambda: torch.zeros(2).as_subclass(_Tensor),
+    "not_made_anew": _NotMadeAnew,
+    "endless": _Endless,
 }
 
 

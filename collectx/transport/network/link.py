@@ -94,14 +94,18 @@ class NetworkLink:
     Args:
         connection, pair, config: from `join_trainer`.
         layout: the layout of one slot.
+        secret: the run's, with which requests and replies are signed.
 
     Attributes:
         stop: becomes nonzero once the trainer has closed or is gone. Reading it polls the trainer every few
             milliseconds, and takes weights that have arrived.
     """
 
-    def __init__(self, worker: int, connection: Connection, pair: Pair, layout: Layout, config: LinkConfig):
+    def __init__(
+        self, worker: int, connection: Connection, pair: Pair, layout: Layout, config: LinkConfig, secret: bytes
+    ):
         self.worker = worker
+        self._secret = secret
         self._connection = connection
         self._pair = pair
         self._memory = [message_buffer(layout.nbytes) for _ in range(config.num_slots)]
@@ -156,7 +160,7 @@ class NetworkLink:
 
     def reply(self, value: Any, error: Exception | None = None) -> None:
         failure = None if error is None else RemoteFailure.of(error).to_json().decode()
-        self._send_message(messages.pack_tensors(messages.REPLY, (value, failure)))
+        self._send_message(messages.pack_signed(messages.REPLY, (value, failure), self._secret))
 
     def refresh(self, read: Callable[[torch.Tensor], None], version: int) -> int:
         self._receive_messages(0.0)
@@ -232,14 +236,18 @@ class NetworkLink:
             self._connection.send_bytes(message)
 
     def _receive_messages(self, timeout_s: float | None) -> None:
-        """Handles the trainer's messages; blocks until there is one, for at most `timeout_s`."""
+        """Handles the trainer's messages; blocks until there is one, for at most `timeout_s`.
+
+        Raises:
+            RendezvousError: a request is not the trainer's.
+        """
         try:
             # `Connection.poll` would make a new selector each time.
             while not self._is_closed and self._poller.poll(None if timeout_s is None else 1000.0 * timeout_s):
                 message = self._connection.recv_bytes()
                 timeout_s = 0.0
                 if message[:1] == messages.REQUEST:
-                    self._granted.append(messages.unpack_tensors(message))
+                    self._granted.append(messages.unpack_signed(message, self._secret))
                     continue
                 kind, number, reset, least_version = messages.unpack(message)
                 if kind == messages.GRANT:

@@ -116,7 +116,7 @@ class NetworkTransport:
             record.early.append((slot, reset))
 
     def send_request(self, worker: int, request: Request) -> None:
-        record, message = self._workers[worker], messages.pack_tensors(messages.REQUEST, request)
+        record, message = self._workers[worker], self._pack(request)
         if record.state is State.GONE:
             return  # `receive` is about to return its departure
         self._supervisor.granted(record)
@@ -124,6 +124,9 @@ class NetworkTransport:
             self._supervisor.send(record, message)
         else:
             record.early.append(message)
+
+    def _pack(self, request: Request) -> bytes:
+        return messages.pack_signed(messages.REQUEST, request, self.endpoint.secret)
 
     def _send_grant(self, worker: RemoteWorker, slot: int, reset: int) -> None:
         key = worker.index, slot
@@ -186,7 +189,7 @@ class NetworkTransport:
                 self._supervisor.restart_timer(worker)
                 return
             if message[:1] == messages.REPLY:
-                value, failure = messages.unpack_tensors(message)
+                value, failure = messages.unpack_signed(message, self.endpoint.secret)
                 name = self._supervisor.describe(worker)
                 cause = failure and RemoteFailure.from_json(failure.encode()).rebuild(name)
                 self._supervisor.replied(worker)

@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import socket
+import subprocess
 
 import pytest
 from composing import composed
@@ -103,6 +104,36 @@ def test_checkpoints_of_another_user_are_read_on_request_only(stub, old, capsys,
     assert run.main(["trainer.digest=true", *point]) == 2
     assert capsys.readouterr().err.count("--trust") == 3
     assert not stub.calls
+    assert resume.main([str(files.path), "--trust"]) == 130
+
+
+@pytest.mark.parametrize("name", ["", "000000002", "000000002/state.pt", "000000002/manifest.json"])
+@pytest.mark.parametrize("mode", [0o020, 0o002], ids=["group", "others"])
+def test_checkpoints_that_others_can_write_to_are_read_on_request_only(stub, old, capsys, name, mode):
+    files = old()
+    path = files.checkpoints / name
+    path.chmod(path.stat().st_mode | mode)
+    assert run.main([f"hydra.run.dir='{files.path}'", "resume=auto"]) == resume.main([str(files.path)]) == 2
+    assert f"{path}: others can write to it" in (err := capsys.readouterr().err)
+    assert err.count(f"chmod -R go-w {files.checkpoints}, if nobody has, or collectx resume {files.path} --trust.") == 2
+    assert not stub.calls
+    assert resume.main([str(files.path), "--trust"]) == 130
+
+
+def test_checkpoints_that_others_could_write_to_are_read_when_they_no_longer_can(stub, old):
+    files = old()
+    files.checkpoints.chmod(0o775)
+    assert resume.main([str(files.path)]) == 2
+    subprocess.run(["chmod", "-R", "go-w", str(files.checkpoints)], check=True)
+    assert resume.main([str(files.path)]) == 130
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root gives files to other users")
+def test_a_file_of_another_user_in_a_checkpoint_is_read_on_request_only(stub, old, capsys):
+    files = old()
+    os.chown(files.checkpoints / "000000002" / "state.pt", 12345, -1)
+    assert resume.main([str(files.path)]) == 2
+    assert "--trust" in capsys.readouterr().err
     assert resume.main([str(files.path), "--trust"]) == 130
 
 

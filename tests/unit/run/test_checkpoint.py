@@ -36,6 +36,17 @@ def test_what_is_written_is_read(tmp_path):
     assert checkpoint.folder("other") is None
 
 
+def test_nobody_but_the_owner_can_write_to_a_checkpoint_whatever_the_umask(tmp_path):
+    before = os.umask(0)
+    try:
+        path = Checkpoints(tmp_path / "checkpoints").write(1, {}, {}, {"replay": lambda folder: folder.mkdir()})
+    finally:
+        os.umask(before)
+    written = {path.parent, path, *path.rglob("*")}
+    assert {each.name for each in written} == {"checkpoints", "000000001", "state.pt", "manifest.json", "replay"}
+    assert not any(each.stat().st_mode & 0o022 for each in written)
+
+
 def test_the_newest_are_kept(tmp_path):
     checkpoints = Checkpoints(tmp_path, keep=2)
     for batches in (1, 5, 1000, 20):

@@ -1,8 +1,9 @@
-"""The state of envs: a restored env continues bit by bit as the saved one."""
+"""The state of envs: one that is made anew continues bit by bit as the saved one."""
 
 from __future__ import annotations
 
 import collections
+import random
 
 import gymnasium as gym
 import numpy as np
@@ -11,7 +12,7 @@ import torch
 from collecting import through_a_file
 
 from collectx.errors import NotRestorable
-from collectx.state import ProcessState, restore, save
+from collectx.state import ProcessState, dumps, load_generators, loads, reason_not_saved, save_generators
 
 
 def _atari() -> gym.Env:
@@ -101,9 +102,9 @@ def test_a_restored_env_continues_as_the_saved_one(name):
     other.reset(seed=99)
     _walk(saved, actions[:103])
     _walk(other, actions[:37])
-    state = through_a_file(save(saved, name))
+    state = through_a_file(dumps(saved, name))
     expected = _walk(saved, actions[103:])
-    restore(other, state, name)
+    other = loads(state, other, name)
     continued = _walk(other, actions[103:])
     assert len(continued) == len(expected)
     for left, right in zip(continued, expected, strict=True):
@@ -115,9 +116,11 @@ def test_a_restored_env_continues_as_the_saved_one(name):
 
 def test_what_cannot_be_saved_is_named():
     env = _Shared()
-    env.handle = iter(())
-    with pytest.raises(NotRestorable, match=r"_Shared\.handle is of type builtins\.tuple_iterator"):
-        save(env, "env")
+    env.handles = {"first": [0, (number for number in ())]}
+    with pytest.raises(NotRestorable, match=r"env cannot be saved: handles\['first'\]\[1\]: .* 'generator' object"):
+        dumps(env, "env")
+    with pytest.raises(NotRestorable, match=r"group cannot be saved: _Shared\.handles"):
+        dumps([env], "group")
 
 
 @pytest.mark.parametrize("mode", ["NextStep", "SameStep"])
@@ -133,8 +136,8 @@ def test_processes_of_a_vector_env_continue_in_and_right_after_an_episode(mode, 
     actions = np.arange(80).reshape(40, 2) % 2
     _walk(saved, actions[:cut])
     _walk(other, actions[:7])
-    state = through_a_file(save(saved, "env"))
-    restore(other, state, "env")
+    state = through_a_file(dumps(saved, "env"))
+    assert loads(state, other, "env") is other
     for left, right in zip(_walk(other, actions[cut:]), _walk(saved, actions[cut:]), strict=True):
         for one, two in zip(left, right, strict=True):
             np.testing.assert_array_equal(one, two)
@@ -142,9 +145,9 @@ def test_processes_of_a_vector_env_continue_in_and_right_after_an_episode(mode, 
     other.close()
 
 
-def _with_an_iterator():
+def _with_a_generator():
     env = ProcessState(_Shared())
-    env.unwrapped.handle = iter(())
+    env.unwrapped.handle = (number for number in ())
     return env
 
 
@@ -152,29 +155,62 @@ def _with_an_iterator():
     ("make", "reason"),
     [
         (_Shared, "saved if the option env.vectorization_mode=async has made it"),
-        (_with_an_iterator, r"env 0 of the AsyncVectorEnv: _Shared\.handle is of type builtins\.tuple_iterator"),
+        (_with_a_generator, r"env 0 of the AsyncVectorEnv: the env cannot be saved: _Shared\.handle: .* 'generator'"),
     ],
 )
 def test_processes_that_cannot_be_saved_continue_to_work(make, reason):
     env = gym.vector.AsyncVectorEnv([make])
     env.reset(seed=0)
     with pytest.raises(NotRestorable, match=reason):
-        save(env, "env")
+        dumps(env, "env")
     env.step(np.zeros(1, int))
     env.close()
 
 
-def test_the_state_of_another_env_is_refused():
-    env = gym.make("CartPole-v1")
+def test_bytes_that_are_no_state_are_refused():
+    for damaged in (torch.zeros(9, dtype=torch.uint8), dumps(_Shared(), "env")[:-9], torch.zeros(0, dtype=torch.uint8)):
+        with pytest.raises(NotRestorable, match="env: the saved state cannot be read"):
+            loads(damaged, _Shared(), "env")
+
+
+def test_the_state_of_an_env_with_other_processes_is_refused():
+    state = dumps(_Stateful(), "env")
+    with pytest.raises(NotRestorable, match="less of what cannot be made anew"):
+        loads(state, _Shared(), "env")
+
+
+class _OfTwo(_Shared):
+    """Refers to what is no part of its state."""
+
+    def __init__(self, policy):
+        super().__init__()
+        self.policy = policy
+
+
+def test_what_is_outside_of_the_state_is_that_of_the_process():
+    one, two = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
+    state = dumps(_OfTwo(one), "env", [one])
+    assert loads(state, _OfTwo(two), "env", [two]).policy is two
+
+
+class _Unreadable(_Shared):
+    def __reduce__(self):
+        return int, ("no number",)
+
+
+def test_the_trial_at_the_start_reads_what_it_has_written_and_changes_nothing():
+    env = _Stateful()
     env.reset(seed=0)
-    state = save(env, "env")
-    with pytest.raises(NotRestorable, match="env"):
-        restore(gym.make("Pendulum-v1"), state, "env")
-    one, two = _Shared(), _Shared()
-    one.draw, two.draw = len, max
-    state = save(one, "env")
-    with pytest.raises(NotRestorable, match=r"env\.draw is builtins\.max, the saved env had builtins\.len"):
-        restore(two, state, "env")
+    env.load_state_dict = None
+    assert reason_not_saved(env, "env") is None
+    assert "cannot be read again: ValueError" in reason_not_saved(_Unreadable(), "env")
+
+
+def test_generators_continue():
+    saved = through_a_file(save_generators())
+    expected = random.random(), np.random.rand(), torch.rand(()).item()
+    load_generators(saved)
+    assert (random.random(), np.random.rand(), torch.rand(()).item()) == expected
 
 
 def test_sticky_actions_cannot_be_saved():
@@ -185,4 +221,4 @@ def test_sticky_actions_cannot_be_saved():
     env = gym.make("ALE/Pong-v5")
     env.reset(seed=0)
     with pytest.raises(NotRestorable, match="repeat_action_probability=0"):
-        save(env, "env")
+        dumps(env, "env")

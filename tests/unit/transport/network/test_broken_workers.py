@@ -3,19 +3,27 @@
 import contextlib
 import io
 import json
+import multiprocessing
+import os
 import pickle
 import struct
+import zlib
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from worlds.toyworker import Toys, slab_spec
+from worlds.toyworker import SECRET, Toys, slab_spec
 
-from collectx.errors import RemoteFailure
+from collectx import state as states
+from collectx.batch import Layout
+from collectx.errors import NotRestorable, RemoteFailure, RendezvousError
 from collectx.transport import messages
-from collectx.transport.base import BatchReport
+from collectx.transport.base import REQUEST_PENDING, BatchReport
+from collectx.transport.network.link import NetworkLink
+from collectx.transport.network.p2p import LinkConfig
 
 CASES = pytest.mark.parametrize(
     "cases", [100, pytest.param(10_000, marks=[pytest.mark.nightly, pytest.mark.timeout(3600)])]
@@ -55,7 +63,7 @@ WHOLE = [
     FULL + messages.pack_tensors(messages.FULL, {"added": torch.ones(1, 6)}),
     messages.pack_have(0),
     messages.FAILED + RemoteFailure.of(ValueError("wrong")).to_json(),
-    messages.pack_tensors(messages.REPLY, ({"weights": torch.ones(2)}, None)),
+    messages.pack_signed(messages.REPLY, ({"weights": torch.ones(2)}, None), SECRET),
 ]
 CHANGES = st.lists(st.tuples(st.integers(0, 10_000), st.integers(1, 255)), min_size=1, max_size=4)
 MESSAGES = st.one_of(
@@ -113,3 +121,58 @@ def test_what_a_hook_has_added_travels_with_the_report():
     slot, same = messages.unpack_full(messages.pack_full(2, report))
     assert (slot, same.policy_version, same.returns.tolist(), same.lengths.tolist()) == (2, 3, [1.5], [6])
     assert torch.equal(same.added["deep.key"], report.added["deep.key"])
+
+
+@pytest.fixture
+def ends():
+    """The link of a worker, and the trainer's end of its connection."""
+    trainers, workers = multiprocessing.Pipe()
+    spec = slab_spec(1)
+    config = LinkConfig(spec.rows, spec.steps, spec.num_slots, spec.weights_nbytes, 60.0, "gloo", ("cpu", "cpu"), {})
+    with trainers, workers:
+        yield NetworkLink(0, workers, Mock(), Layout(spec.leaves, spec.rows, spec.steps), config, SECRET), trainers
+
+
+class _Making:
+    """Makes the folder when it is unpickled."""
+
+    def __init__(self, path):
+        self._path = str(path)
+
+    def __reduce__(self):
+        return os.mkdir, (self._path,)
+
+
+def _load_request(path, secret):
+    """A request to load a state of envs whose pickle makes the folder."""
+    envs = torch.frombuffer(bytearray(zlib.compress(pickle.dumps(_Making(path)))), dtype=torch.uint8)
+    return messages.pack_signed(messages.REQUEST, ("load", ({"rollout": {"envs": envs}},)), secret)
+
+
+def _acquire_and_unpickle(link):
+    """What a worker does with the envs of a request."""
+    assert link.acquire() == REQUEST_PENDING
+    with contextlib.suppress(NotRestorable):
+        states.loads(link.request[1][0]["rollout"]["envs"], None, "envs")
+
+
+@pytest.mark.parametrize("tampering", ["signed by another", "altered", "unsigned"])
+def test_a_worker_does_not_unpickle_a_state_that_the_trainer_has_not_signed(ends, tmp_path, tampering):
+    link, trainers = ends
+    path = tmp_path / "executed"
+    message = _load_request(path, b"another" if tampering == "signed by another" else SECRET)
+    if tampering == "altered":
+        message = _altered(message, [(len(message) // 2, 1)])
+    if tampering == "unsigned":
+        message = message[:-32]
+    trainers.send_bytes(message)
+    with pytest.raises(RendezvousError, match="not signed with the secret of this run"):
+        _acquire_and_unpickle(link)
+    assert not path.exists()
+
+
+def test_a_worker_unpickles_a_state_that_the_trainer_has_signed(ends, tmp_path):
+    link, trainers = ends
+    trainers.send_bytes(_load_request(tmp_path / "executed", SECRET))
+    _acquire_and_unpickle(link)
+    assert (tmp_path / "executed").exists()

@@ -1,0 +1,227 @@
+"""Pickles envs as one graph with all that they share, and makes them anew from the bytes.
+
+Whoever calls `loads` executes what the bytes say: only the worker that resumes does, with bytes of a trainer that it
+has authenticated (docs/NETWORK.md). The trainer passes them on unread.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+import sys
+import threading
+import zlib
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar
+
+import gymnasium
+import torch
+
+from collectx.errors import NotRestorable, text_of
+from collectx.state.reducers import ReducingPickler
+from collectx.state.simulators import Kept, kept_of
+
+_ENVS = (gymnasium.Env, gymnasium.vector.VectorEnv)
+# A node of a linked list takes two calls within each other, and some hundred bytes of the stack for each of them.
+_DEEPEST, _STACK_BYTES = 100_000, 256 << 20
+_LONGEST_PATH = 16
+_Result = TypeVar("_Result")
+
+
+def dumps(value: Any, name: str, outside: Sequence[Any] = ()) -> torch.Tensor:
+    """Returns the pickle of `value`, called `name` in messages: a tensor of bytes, uint8, which torch writes and reads
+    with `weights_only=True`.
+
+    Args:
+        outside: objects that are not part of the state though it may refer to them, such as the policy. `loads` puts
+            its own in their places.
+
+    Raises:
+        NotRestorable: names what cannot be pickled.
+    """
+    file = io.BytesIO()
+    try:
+        _deeply(lambda: _Pickler(file, outside).write(value))
+    except Exception as error:
+        where = ": ".join(filter(None, (f"{name} cannot be saved", _culprit(value, outside), _line(error))))
+        raise NotRestorable(where) from error
+    # Bounds of spaces and models of simulators are mostly zeros.
+    return torch.frombuffer(bytearray(zlib.compress(file.getbuffer(), 1)), dtype=torch.uint8)
+
+
+def loads(saved: torch.Tensor, current: Any, name: str, outside: Sequence[Any] = ()) -> Any:
+    """Returns what was saved, made anew. Executes what the bytes say.
+
+    Args:
+        current: what the process has in the place of the saved value, which was built as that was. Its objects that
+            cannot be made anew, such as processes, are part of the result.
+
+    Raises:
+        NotRestorable: the bytes cannot be read, or are of other envs. Objects of `current` may have changed then, so
+            that its envs must be reset.
+    """
+    try:
+        return _Unpickler(saved, _kept(current, outside), outside).read()
+    except Exception as error:
+        raise NotRestorable(f"{name}: the saved state cannot be read: {_line(error)}") from error
+
+
+def reason_not_saved(value: Any, name: str) -> str | None:
+    """Why `value` cannot be saved, or not be made anew; None if it can."""
+    try:
+        saved = dumps(value, name)
+        _Unpickler(saved, _kept(value, ()), (), loads_kept=False).read()
+    except NotRestorable as error:
+        # The `state_dict` of an env that was not reset may raise an error.
+        return None if isinstance(error.__cause__, _StateDictError) else str(error)
+    except Exception as error:
+        return f"{name} cannot be saved, as it cannot be read again: {_line(error)}"
+    return None
+
+
+class _StateDictError(NotRestorable):
+    """A `state_dict` raises an error."""
+
+
+class _Pickler(ReducingPickler):
+    """Writes a graph, then the state of the modules and classes that it has met.
+
+    Attributes:
+        kept: the objects that the resuming process has, in the order in which they were met.
+    """
+
+    def __init__(self, file: Any, outside: Sequence[Any], saves_kept: bool = True):
+        super().__init__(file)
+        self._outside = {id(each): index for index, each in enumerate(outside)}
+        self._saves_kept = saves_kept
+        self._numbers: dict[int, int] = {}
+        self.kept: list[tuple[Any, Kept]] = []
+
+    def write(self, value: Any) -> None:
+        self.dump(value)
+        while states := self.take_globals():
+            self.dump(states)
+        self.dump(None)
+
+    def persistent_id(self, value: Any) -> Any:
+        if id(value) in self._outside:
+            return "outside", self._outside[id(value)]
+        kind = kept_of(value)
+        if kind is None:
+            return None
+        number = self._numbers.get(id(value))
+        if number is not None:
+            return "kept", number, None
+        number = self._numbers[id(value)] = len(self.kept)
+        self.kept.append((value, kind))
+        return "kept", number, self._state_of(value, kind) if self._saves_kept else None
+
+    def _state_of(self, value: Any, kind: Kept) -> Any:
+        try:
+            return (kind.save(value),)
+        except NotRestorable:
+            raise
+        except Exception as error:
+            kind_of_error = _StateDictError if kind.is_users else NotRestorable
+            raise kind_of_error(f"{type(value).__name__}: {_line(error)}") from error
+
+
+class _Unpickler(pickle.Unpickler):
+    def __init__(
+        self, saved: torch.Tensor, kept: Sequence[tuple[Any, Kept]], outside: Sequence[Any], loads_kept: bool = True
+    ):
+        super().__init__(io.BytesIO(zlib.decompress(saved.numpy().tobytes())))
+        self._kept = kept
+        self._outside = outside
+        self._loads_kept = loads_kept
+
+    def read(self) -> Any:
+        value = self.load()
+        while (states := self.load()) is not None:
+            # A trial has the classes and modules as they are.
+            for holder, names in states if self._loads_kept else ():
+                for name, each in names.items():
+                    setattr(holder, name, each)
+        return value
+
+    def persistent_load(self, reference: Any) -> Any:
+        if reference[0] == "outside":
+            return self._outside[reference[1]]
+        _, number, state = reference
+        if number >= len(self._kept):
+            raise NotRestorable("the env has less of what cannot be made anew than the saved one")
+        value, kind = self._kept[number]
+        if state is not None and self._loads_kept:
+            kind.load(value, *state)
+        return value
+
+
+def _kept(value: Any, outside: Sequence[Any]) -> list[tuple[Any, Kept]]:
+    """The objects of `value` that a pickle of it refers to, in its order."""
+    pickler = _Pickler(io.BytesIO(), outside, saves_kept=False)
+    _deeply(lambda: pickler.write(value))
+    return pickler.kept
+
+
+def _deeply(call: Callable[[], _Result]) -> _Result:
+    """Calls the function; once more, in a thread with a larger stack, where it has called itself too often."""
+    try:
+        return call()
+    except RecursionError:
+        pass
+    results: list[Any] = []
+
+    def run() -> None:
+        try:
+            results.append((call(), None))
+        except BaseException as error:
+            results.append((None, error))
+
+    limit, size = sys.getrecursionlimit(), threading.stack_size(_STACK_BYTES)
+    try:
+        sys.setrecursionlimit(_DEEPEST)
+        thread = threading.Thread(target=run, name="collectx-pickle")
+        thread.start()
+        thread.join()
+    finally:
+        sys.setrecursionlimit(limit)
+        threading.stack_size(size)
+    result, error = results[0]
+    if error is not None:
+        raise error
+    return result
+
+
+def _culprit(value: Any, outside: Sequence[Any]) -> str:
+    """The path of the innermost object that cannot be pickled by itself; of an env, it begins with its class."""
+    path = ""
+    for _ in range(_LONGEST_PATH):
+        found = next((part for part in _parts(value) if not _is_picklable(part[1], outside)), None)
+        if found is None:
+            break
+        step, value = found
+        path = type(value).__name__ if isinstance(value, _ENVS) else path + step
+    return path.removeprefix(".")
+
+
+def _parts(value: Any) -> Iterable[tuple[str, Any]]:
+    if isinstance(value, dict):
+        return [(f"[{key!r}]" if isinstance(key, str | int) else "[...]", each) for key, each in value.items()]
+    if isinstance(value, list | tuple | deque):
+        return [(f"[{index}]", each) for index, each in enumerate(value)]
+    attributes = getattr(value, "__dict__", {})
+    return [(f".{name}", each) for name, each in attributes.items()] if isinstance(attributes, dict) else []
+
+
+def _is_picklable(value: Any, outside: Sequence[Any]) -> bool:
+    try:
+        _deeply(lambda: _Pickler(io.BytesIO(), outside, saves_kept=False).dump(value))
+    except Exception:
+        return False
+    return True
+
+
+def _line(error: Exception) -> str:
+    first = text_of(error).strip().partition("\n")[0]
+    return first if isinstance(error, NotRestorable) else f"{type(error).__name__}: {first}"

@@ -1,0 +1,257 @@
+"""How objects are pickled that `pickle` and `cloudpickle` would refuse, or change in silence.
+
+    memory that arrays and tensors share     shared again
+    closures, lambdas, local functions       with the globals of their module, and variables that they share
+    envs that pickle their arguments only    `gymnasium.utils.EzPickle`: with their attributes
+    weak references                          to the objects of the graph
+    data of modules and classes              of those whose classes the graph has: numbers, containers, generators, ...
+
+Open files, views of memory, memory that processes share, and objects of the process, such as threads, are refused.
+"""
+
+from __future__ import annotations
+
+import enum
+import importlib
+import io
+import pickle
+import random
+import sys
+import sysconfig
+import types
+import weakref
+from bisect import bisect_right
+from collections import deque
+from typing import Any
+
+import cloudpickle
+import numpy as np
+import torch
+from gymnasium.utils import EzPickle
+
+from collectx.errors import NotRestorable
+from collectx.state.simulators import simulator_reducer
+
+# Objects of their classes name things of the process, such as descriptors.
+_OF_PROCESS = ("asyncio", "concurrent", "ctypes", "mmap", "multiprocessing", "selectors", "socket", "subprocess")
+_REFUSED = (memoryview, io.TextIOWrapper, np.memmap)
+_DATA = (
+    *(bool, int, float, complex, str, bytes, bytearray, list, tuple, dict, set, frozenset, deque, np.ndarray),
+    *(np.generic, np.random.Generator, np.random.RandomState, random.Random, torch.Tensor, torch.Generator),
+)
+_INSTALLED = tuple(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))
+
+
+class ReducingPickler(cloudpickle.Pickler):
+    """See the module's docstring."""
+
+    def __init__(self, file: Any):
+        super().__init__(file, protocol=5)
+        # Blocks of memory by their addresses: the array that stands for each. Kept alive, so that no two have the same.
+        self._blocks: dict[int, np.ndarray] = {}
+        self._addresses: list[int] = []
+        self._contents: dict[bytes, bytes] = {}
+        self._holders: dict[int, Any] = {}
+        self._num_taken = 0
+        # Variables of functions that are pickled with a copy of their globals.
+        self._cells: dict[int, Any] = {}
+
+    def reducer_override(self, value: Any) -> Any:
+        kind = type(value)
+        if isinstance(value, type):
+            reduced = super().reducer_override(value)
+            if reduced is NotImplemented:
+                self._note(value)
+            return reduced
+        if isinstance(value, _REFUSED) or kind.__module__.partition(".")[0] in _OF_PROCESS:
+            raise NotRestorable(f"{kind.__module__}.{kind.__qualname__} cannot be saved")
+        if isinstance(value, np.ndarray):
+            return self._array(value)
+        if isinstance(value, torch.UntypedStorage):
+            return self._storage(value)
+        if isinstance(value, torch.storage.TypedStorage):
+            return _typed, (value._untyped_storage, value.dtype)
+        if kind is types.FunctionType:
+            return self._function(value)
+        if kind is types.CellType:
+            return types.CellType, (), _contents(value), None, None, _set_cell
+        if isinstance(value, weakref.ReferenceType):
+            return _weak(value)
+        if kind in (weakref.ProxyType, weakref.CallableProxyType):
+            return weakref.proxy, (value.__init__.__self__,)
+        if kind in (weakref.WeakKeyDictionary, weakref.WeakValueDictionary):
+            return kind, (), None, None, iter([*value.items()])
+        if isinstance(value, EzPickle) and kind.__getstate__ is EzPickle.__getstate__:
+            return object.__new__, (kind,), object.__getstate__(value), None, None, _set_attributes
+        if (reduce := simulator_reducer(kind)) is not None:
+            return reduce(value, self._contents)
+        return super().reducer_override(value)
+
+    def dump(self, value: Any) -> None:
+        # Without cloudpickle's, which hides a RecursionError.
+        pickle.Pickler.dump(self, value)
+
+    def take_globals(self) -> list[tuple[Any, dict[str, Any]]]:
+        """The data of the modules and classes that were met since the last call, by name."""
+        holders = [*self._holders.values()][self._num_taken :]
+        self._num_taken = len(self._holders)
+        return [(holder, data) for holder in holders if (data := _data_of(holder))]
+
+    def _note(self, kind: type) -> None:
+        """Notes a class that is pickled by its name, and its module."""
+        module = sys.modules.get(kind.__module__)
+        path = getattr(module, "__file__", None) or ""
+        if path and not path.startswith(_INSTALLED) and not kind.__module__.startswith("collectx."):
+            self._holders |= {id(module): module, id(kind): kind}
+
+    def _array(self, array: np.ndarray) -> Any:
+        if type(array) is not np.ndarray:
+            if type(array).__reduce__ is not np.ndarray.__reduce__ or not getattr(array, "__dict__", None):
+                return NotImplemented
+            make, arguments, state = array.__reduce__()  # type: ignore[str-unpack]
+            return make, arguments, (state, vars(array)), None, None, _set_array
+        base = array.base
+        if self._blocks.get(_address(array)) is array:
+            return NotImplemented
+        if isinstance(base, torch.Tensor):
+            return _view, self._place(array, base.numpy())
+        if type(base) is np.ndarray and base.base is None and (base.flags.c_contiguous or base.flags.f_contiguous):
+            if not array.dtype.hasobject:
+                return _view, self._place(array, base)
+            # Of the array, of `base`, and of the argument: nothing else refers to it.
+            if sys.getrefcount(base) > 3:
+                raise NotRestorable("an array of objects that is a view of another one cannot be saved")
+            return NotImplemented
+        if array.dtype.hasobject or not array.flags.contiguous or not array.nbytes:
+            return NotImplemented
+        block = self._block(array)
+        return NotImplemented if block is array else (_view, self._place(array, block))
+
+    def _storage(self, storage: torch.UntypedStorage) -> Any:
+        if storage.device.type != "cpu" or not storage.nbytes():
+            return NotImplemented
+        if storage.is_shared():
+            raise NotRestorable("memory that processes share cannot be saved")
+        flat = torch.empty(0, dtype=torch.uint8).set_(storage).numpy()
+        block = self._block(flat)
+        return _storage_of, (block, _address(flat) - _address(block), storage.nbytes())
+
+    def _place(self, array: np.ndarray, base: np.ndarray) -> tuple[Any, ...]:
+        """The arguments of `_view` for a view of `base`, or of the block with its memory."""
+        block = self._block(base)
+        return block, _address(array) - _address(block), array.shape, array.strides, array.dtype, array.flags.writeable
+
+    def _block(self, array: np.ndarray) -> np.ndarray:
+        """The array that stands for the memory of `array`: the first one that was met with it."""
+        address = _address(array)
+        place = bisect_right(self._addresses, address) - 1
+        if place >= 0:
+            block = self._blocks[self._addresses[place]]
+            if address + array.nbytes <= _address(block) + block.nbytes:
+                return block
+        if address not in self._blocks:
+            self._addresses.insert(place + 1, address)
+        self._blocks[address] = array
+        return array
+
+    def _function(self, function: types.FunctionType) -> Any:
+        reduced = super().reducer_override(function)
+        if reduced is NotImplemented:
+            return reduced  # by its name
+        module = sys.modules.get(function.__globals__.get("__name__", ""))
+        by_value = ("__main__", *cloudpickle.list_registry_pickle_by_value())
+        if module is None or vars(module) is not function.__globals__ or module.__name__ in by_value:
+            for cell in function.__closure__ or ():
+                if self._cells.setdefault(id(cell), function) is not function:
+                    raise NotRestorable(f"{function.__qualname__} shares a variable, and is of no module")
+            return reduced
+        names = ("__qualname__", "__module__", "__doc__", "__annotations__", "__defaults__", "__kwdefaults__")
+        state = {name: getattr(function, name) for name in names}, vars(function)
+        arguments = function.__code__, module.__name__, function.__name__, function.__closure__
+        return _make_function, arguments, state, None, None, _set_function
+
+
+def _data_of(holder: Any) -> dict[str, Any]:
+    """The data of a module or of a class by name, without what cannot be pickled by itself."""
+    module = holder.__name__ if isinstance(holder, types.ModuleType) else holder.__module__
+    data = {}
+    for name, value in vars(holder).items():
+        is_data = isinstance(value, _DATA) or type(value) is object or type(value).__module__ == module
+        if is_data and not name.startswith("__") and not isinstance(value, type | types.FunctionType | enum.Enum):
+            try:
+                ReducingPickler(io.BytesIO()).dump(value)
+            except Exception:
+                continue
+            data[name] = value
+    return data
+
+
+def _address(array: np.ndarray) -> int:
+    """The lowest address of the array's memory, which may be traversed in any direction."""
+    return np.lib.array_utils.byte_bounds(array)[0] if array.size else array.ctypes.data
+
+
+def _view(base: np.ndarray, offset: int, shape: Any, strides: Any, dtype: Any, is_writeable: bool) -> np.ndarray:
+    """A view of the memory of a contiguous array; the offset is that of its lowest address."""
+    offset -= sum(min(0, stride * (size - 1)) for size, stride in zip(shape, strides, strict=True))
+    view = np.ndarray(shape, dtype, base if base.flags.c_contiguous else base.T, offset, strides)
+    view.flags.writeable = is_writeable
+    return view
+
+
+def _storage_of(block: np.ndarray, offset: int, nbytes: int) -> torch.UntypedStorage:
+    flat = np.ndarray((nbytes,), np.uint8, block if block.flags.c_contiguous else block.T, offset)
+    return torch.from_numpy(flat).untyped_storage()
+
+
+def _typed(storage: torch.UntypedStorage, dtype: torch.dtype) -> torch.storage.TypedStorage:
+    return torch.storage.TypedStorage(wrap_storage=storage, dtype=dtype, _internal=True)
+
+
+def _set_array(array: np.ndarray, state: tuple[Any, dict[str, Any]]) -> None:
+    array.__setstate__(state[0])
+    vars(array).update(state[1])
+
+
+def _make_function(code: types.CodeType, module: str, name: str, closure: Any) -> types.FunctionType:
+    return types.FunctionType(code, vars(importlib.import_module(module)), name, None, closure)
+
+
+def _set_function(function: types.FunctionType, state: tuple[dict[str, Any], dict[str, Any]]) -> None:
+    for name, value in state[0].items():
+        setattr(function, name, value)
+    vars(function).update(state[1])
+
+
+def _contents(cell: types.CellType) -> Any:
+    try:
+        return (cell.cell_contents,)
+    except ValueError:
+        return ()
+
+
+def _set_cell(cell: types.CellType, contents: tuple[Any, ...]) -> None:
+    for value in contents:
+        cell.cell_contents = value
+
+
+def _weak(reference: weakref.ReferenceType) -> Any:
+    if reference.__callback__ is not None:
+        raise NotRestorable("a weak reference with a callback cannot be saved")
+    value = reference()
+    return (_dead, ()) if value is None else (weakref.ref, (value,))
+
+
+class _Nothing:
+    """Is referred to weakly, and deleted."""
+
+
+def _dead() -> weakref.ReferenceType:
+    return weakref.ref(_Nothing())
+
+
+def _set_attributes(value: Any, state: Any) -> None:
+    """Sets what `object.__getstate__` returned, without the object's own `__setstate__`."""
+    attributes, slots = state if isinstance(state, tuple) else (state, None)
+    for name, each in {**(attributes or {}), **(slots or {})}.items():
+        object.__setattr__(value, name, each)

@@ -327,14 +327,17 @@ def _has_other_run(files: RunFolder, text: str) -> bool:
 
 
 def run_folders(root: Path) -> list[tuple[str, Path]]:
-    """The run folders of a sweep with another launcher than ours, with the names of their points."""
+    """The run folders of a sweep with another launcher than ours, by the names of their points; by those of the folders
+    if Hydra has written to one of them since its run ended, as for another point that was refused there."""
     folders = sorted((path.parent for path in root.glob("*/snapshot")), key=lambda path: (len(path.name), path.name))
     overrides = []
     for folder in folders:
+        path, result = folder / ".hydra" / "overrides.yaml", RunFolder(folder).result
         try:
-            overrides.append([str(text) for text in OmegaConf.load(folder / ".hydra" / "overrides.yaml")])
+            if result.exists() and result.stat().st_mtime_ns < path.stat().st_mtime_ns:
+                break
+            overrides.append([str(text) for text in OmegaConf.load(path)])
         except (OSError, ValueError, OmegaConfBaseException, yaml.YAMLError):
-            return [(folder.name, folder) for folder in folders]
-    if len({len(words) for words in overrides}) > 1:
-        return [(folder.name, folder) for folder in folders]
-    return list(zip(names(overrides), folders, strict=True))
+            break
+    is_known = len(overrides) == len(folders) and len({len(words) for words in overrides}) == 1
+    return list(zip(names(overrides) if is_known else [folder.name for folder in folders], folders, strict=True))

@@ -76,6 +76,10 @@ class ConfigError(CollectxError, ValueError):
         self.problems = tuple(problems)
         super().__init__("\n".join(self.problems))
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # A pickled exception is made again from its text.
+        return type(self), (self.problems,)
+
 
 class NotRestorable(CollectxError):
     """The state of an env cannot be saved, or does not fit the env that is to be restored; the message says why."""

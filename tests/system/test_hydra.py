@@ -39,6 +39,16 @@ def test_a_point_that_fails_ends_a_sweep_as_its_launcher_wants_it(tmp_path):
     assert "failed" in done.stdout
 
 
+@pytest.mark.parametrize("launcher", ["basic", "submitit_local"])
+def test_another_point_in_the_folder_of_a_run_is_refused_and_its_result_is_not_that_of_the_run(tmp_path, launcher):
+    words = ["-m", f"hydra/launcher={launcher}", *TINY, "launcher=inline", "hydra.sweep.dir=s"]
+    collectx("run", *words, "seed=0,1", cwd=tmp_path)
+    done = collectx("run", *words, "seed=7,0", cwd=tmp_path, status=1)
+    assert "seed=7: is 0 in " in done.stderr
+    assert "seed=" not in done.stdout
+    assert [line.split()[:2] for line in done.stdout.splitlines()[-3:-1]] == [["0", "completed"], ["1", "completed"]]
+
+
 @pytest.mark.parametrize("launcher", ["collectx", "basic"])
 def test_optuna_maximises_the_objective(tmp_path, launcher):
     space = [

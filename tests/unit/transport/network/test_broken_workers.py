@@ -3,11 +3,11 @@
 import contextlib
 import io
 import json
-import multiprocessing
 import os
 import pickle
 import struct
 import zlib
+from multiprocessing.connection import Pipe
 from unittest.mock import Mock
 
 import numpy as np
@@ -126,7 +126,7 @@ def test_what_a_hook_has_added_travels_with_the_report():
 @pytest.fixture
 def ends():
     """The link of a worker, and the trainer's end of its connection."""
-    trainers, workers = multiprocessing.Pipe()
+    trainers, workers = Pipe()
     spec = slab_spec(1)
     config = LinkConfig(spec.rows, spec.steps, spec.num_slots, spec.weights_nbytes, 60.0, "gloo", ("cpu", "cpu"), {})
     with trainers, workers:

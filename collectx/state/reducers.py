@@ -128,13 +128,14 @@ class ReducingPickler(cloudpickle.Pickler):
         return NotImplemented if block is array else (_view, self._place(array, block))
 
     def _storage(self, storage: torch.UntypedStorage) -> Any:
+        flat = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
         if storage.device.type != "cpu" or not storage.nbytes():
-            return NotImplemented
+            return _storage_on, (flat.cpu().numpy().copy(), storage.device)
         if storage.is_shared():
             raise NotRestorable("memory that processes share cannot be saved")
-        flat = torch.empty(0, dtype=torch.uint8).set_(storage).numpy()
-        block = self._block(flat)
-        return _storage_of, (block, _address(flat) - _address(block), storage.nbytes())
+        array = flat.numpy()
+        block = self._block(array)
+        return _storage_of, (block, _address(array) - _address(block), storage.nbytes())
 
     def _place(self, array: np.ndarray, base: np.ndarray) -> tuple[Any, ...]:
         """The arguments of `_view` for a view of `base`, or of the block with its memory."""
@@ -202,6 +203,10 @@ def _view(base: np.ndarray, offset: int, shape: Any, strides: Any, dtype: Any, i
 def _storage_of(block: np.ndarray, offset: int, nbytes: int) -> torch.UntypedStorage:
     flat = np.ndarray((nbytes,), np.uint8, block if block.flags.c_contiguous else block.T, offset)
     return torch.from_numpy(flat).untyped_storage()
+
+
+def _storage_on(content: np.ndarray, device: torch.device) -> torch.UntypedStorage:
+    return torch.from_numpy(content).to(device).untyped_storage()
 
 
 def _typed(storage: torch.UntypedStorage, dtype: torch.dtype) -> torch.storage.TypedStorage:

@@ -12,6 +12,7 @@ from worlds.unsaved import PARTS
 
 from collectx import env as envs
 from collectx import policy as policies
+from collectx import state as states
 from collectx.cli.compose import compose
 from collectx.collector import build
 from collectx.policy.random import RandomActor
@@ -144,6 +145,17 @@ def test_a_run_whose_envs_cannot_be_saved_has_checkpoints_and_resumes_with_new_e
     assert ("workers" in announced[0]) == (kind in ("from_reset", "state_dict"))
     (resumed,) = (event for event in events if event["event"] == "resumed")
     assert re.search("cannot be (saved|read): ", resumed["new_episodes"]["0"])
+
+
+def test_random_actions_continue_where_the_drawn_ones_are_used_up():
+    actor = RandomActor(envs.read_spec(gym(4, "CartPole-v1")))
+    for _ in range(256):
+        actor.act([])
+    generator = torch.get_rng_state()
+    other = states.loads(states.dumps(actor, "actor"), None, "actor")
+    expected = actor.act([])[0]
+    torch.set_rng_state(generator)
+    assert torch.equal(other.act([])[0], expected)
 
 
 def test_random_actions_take_as_many_bytes_as_they_have():

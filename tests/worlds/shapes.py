@@ -1081,6 +1081,16 @@ class TensorViews(Shape):
         return self.grid[:, 0].sum() + 10 * self.grid[:, 1].sum()
 
 
+class TensorsWithoutElements(Shape):
+    def begin(self, rng):
+        self.seen = torch.zeros(0)
+        return 0
+
+    def advance(self, action):
+        self.seen = torch.zeros(0) if len(self.seen) == 3 else torch.cat([self.seen, torch.ones(1) + action])
+        return self.seen.sum()
+
+
 class TensorOverAnArray(Shape):
     def begin(self, rng):
         self.array = np.zeros(3)

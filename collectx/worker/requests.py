@@ -4,7 +4,9 @@ hooks around batches. In the worker's process.
 
 from __future__ import annotations
 
+import copy
 import re
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -134,19 +136,26 @@ class RequestHandler:
         state cannot be saved, `["rollout"]["reason"]` says why."""
         own = ("torch",) if self._is_guest else ("torch", "numpy", "python")
         state: dict[str, Any] = {"rollout": self._rollout.state(), "generators": save_generators(own)}
-        if "reason" in state["rollout"] and self._has_state_dicts():
-            # A TorchRL env has the state of its transforms.
+        if self._has_state_dicts():
+            # A TorchRL env has the state of its transforms. The key is TorchRL's; the pickled envs have it as well.
             try:
-                state["env_state_dict"] = dumps([env.state_dict() for env in self._envs], "their state_dict")
+                saved = [env.state_dict() for env in self._envs]
+                if _is_plain(saved):
+                    state["env_state_dict"] = copy.deepcopy(saved)
+                elif "reason" in state["rollout"]:
+                    state["env_state_dict"] = dumps(saved, "their state_dict")
             except Exception as error:
-                state["rollout"]["reason"] += f"; nor is their state_dict: {type(error).__name__}: {error}"
+                if "reason" in state["rollout"]:
+                    state["rollout"]["reason"] += f"; nor is their state_dict: {type(error).__name__}: {error}"
         return state
 
     def load(self, state: dict[str, Any]) -> str | None:
         """Restores a state. Returns None; or the reason why the envs are not restored and have to be reset."""
-        if "env_state_dict" in state and self._has_state_dicts():
+        if "env_state_dict" in state and "reason" in state["rollout"] and self._has_state_dicts():
+            saved = state["env_state_dict"]
             try:
-                saved = loads(state["env_state_dict"], None, "the state_dict of the envs")
+                if isinstance(saved, torch.Tensor):
+                    saved = loads(saved, None, "the state_dict of the envs")
             except NotRestorable as error:
                 return str(error)
             for env, env_state in zip(self._envs, saved, strict=True):
@@ -159,6 +168,15 @@ class RequestHandler:
     def _has_state_dicts(self) -> bool:
         names = ("state_dict", "load_state_dict")
         return bool(self._envs) and all(hasattr(env, name) for env in self._envs for name in names)
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether a value consists of tensors and plain data, which `torch.load(weights_only=True)` reads."""
+    if type(value) in (dict, OrderedDict):
+        return all(isinstance(key, str) for key in value) and _is_plain([*value.values()])
+    if type(value) in (list, tuple):
+        return all(map(_is_plain, value))
+    return type(value) in (torch.Tensor, int, float, bool, str, type(None))
 
 
 def resolve(value: Any, path: str) -> Any:

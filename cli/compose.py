@@ -240,10 +240,9 @@ def as_written(node: DictConfig, key: str) -> Any:
     return values[name]
 
 
-def overrides_of(hydra: DictConfig, part: str = "task") -> list[str]:
-    """The overrides of a composed configuration, of which `hydra` is Hydra's part, as written: those of that part
-    (`hydra`), or the others (`task`)."""
-    return [str(text) for text in OmegaConf.to_container(hydra.overrides[part], resolve=False) or ()]
+def overrides_of(hydra: DictConfig) -> list[str]:
+    """The overrides of a composed configuration as written, without those of Hydra's part, which is `hydra`."""
+    return [str(text) for text in OmegaConf.to_container(hydra.overrides.task, resolve=False) or ()]
 
 
 def is_enumerated(hydra: DictConfig) -> bool:

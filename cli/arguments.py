@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from collectx.cli import output
 from collectx.config.problem import did_you_mean
 from collectx.errors import ConfigError
+from collectx.run import printing
 
 # Flags of Hydra without and with a value, and their short names.
 _SWITCHES = {"help": "-h", "hydra-help": "", "multirun": "-m", "run": "-r", "resolve": "", "version": ""}
@@ -95,14 +95,14 @@ def run_subcommand(
     usage: str,
     run: Callable[[Arguments], int],
     switches: Sequence[str] = (),
-    report: Callable[[Sequence[str]], int] = output.usage_errors,
+    lists_problems: bool = False,
 ) -> int:
     """Runs a subcommand with its command line, or prints its usage for `--help`; returns the exit status.
 
     Args:
         usage: "": Hydra prints it.
         switches: see `split`.
-        report: prints the problems of a `ConfigError`.
+        lists_problems: whether a `ConfigError` is about the configuration, whose problems are printed as a list.
     """
     try:
         arguments = split(argv, switches)
@@ -110,10 +110,20 @@ def run_subcommand(
             print(usage)
             return 0
         return run(arguments)
-    except UsageError as error:
-        return output.usage_errors(error.problems)
     except ConfigError as error:
-        return report(error.problems)
+        if lists_problems and not isinstance(error, UsageError):
+            _print_list(error.problems)
+        else:
+            printing.message(" ".join(error.problems))
+        return 2
+
+
+def _print_list(problems: Sequence[str]) -> None:
+    count = f"{len(problems)} problems" if len(problems) > 1 else "A problem"
+    printing.print_message(f"{count} in the configuration, no worker was started:", "bold red")
+    for problem in problems:
+        first, *more = problem.splitlines()
+        printing.print_message("\n".join([f"  - {first}", *(f"    {line}" for line in more)]))
 
 
 def one_group(words: Sequence[str], subcommand: str, groups: Iterable[str]) -> str | None:

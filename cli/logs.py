@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from collectx.cli import output
 from collectx.cli.arguments import Arguments, run_subcommand
 from collectx.cli.watch import runs_of
 from collectx.config.problem import did_you_mean
 from collectx.errors import ConfigError
 from collectx.jobs.logs import print_logs, roles
+from collectx.run import printing
 
 _USAGE = """\
 collectx logs DIR [ROLE] [-f]: print the log of a role of the run in DIR, or of all roles, each line with its role.
@@ -36,7 +36,7 @@ def _logs(arguments: Arguments) -> int:
         raise ConfigError([f"logs: {role}: no such role{did_you_mean(role, known)}"])
     if not print_logs(run, role, "follow" in arguments.flags):
         nothing = f"{run.logs} is empty" if role is None else f"{role} has written no log"
-        output.note(
+        printing.note(
             f"{nothing}: logs have failures, and what envs print. The output of a run is in {run.path}: "
             f"{run.metrics.name} (every batch), {run.events.name} (starts, failures, checkpoints), {run.result.name} "
             f"(the end); collectx watch {run.path} shows it."

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from collectx.cli import output
 from collectx.cli.arguments import Arguments, run_subcommand
 from collectx.cli.overrides import quoted
 from collectx.cli.run import launch
@@ -34,7 +33,7 @@ def main(argv: Sequence[str]) -> int:
     def run(arguments: Arguments) -> int:
         return _resume(arguments, ["resume", *argv])
 
-    return run_subcommand(argv, _USAGE, run, ["trust"], output.config_errors)
+    return run_subcommand(argv, _USAGE, run, ["trust"], lists_problems=True)
 
 
 def _resume(arguments: Arguments, argv: Sequence[str]) -> int:

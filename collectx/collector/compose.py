@@ -280,9 +280,7 @@ def _nested_spec(cfg: RunConfig) -> NestedSpec | None:
         "num_workers_per_collector": 1,
         "init_random_frames": -(-(options.init_random_frames or 0) // options.num_workers),
     }
-    launcher = LauncherConfig(
-        kind="local", hydra_mode=None, num_threads=cfg.launcher.num_threads, pin_cores=cfg.launcher.pin_cores
-    )
+    launcher = LauncherConfig(kind="local", num_threads=cfg.launcher.num_threads, pin_cores=cfg.launcher.pin_cores)
     return NestedSpec(CollectorConfig(**values), launcher)
 
 

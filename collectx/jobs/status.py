@@ -11,7 +11,7 @@ import socket
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -76,12 +76,11 @@ class Outcome:
 @dataclass(frozen=True)
 class SubmittedRun:
     """A run that another process executes, such as a job of SLURM: its name among the runs of a sweep, and its absolute
-    folder, with the files that `.hydra` had in it before the command."""
+    folder."""
 
     name: str
     folder: Path
     cfg: RunConfig
-    hydra_before: Mapping[Path, bytes] = field(default_factory=dict)
 
     @property
     def launcher(self) -> SlurmLauncherConfig:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from collectx.cli.arguments import Arguments, run_subcommand
+from collectx.cli.arguments import Arguments, subcommand
 from collectx.cli.watch import runs_of
 from collectx.config.problem import did_you_mean
 from collectx.errors import ConfigError
@@ -18,11 +16,6 @@ collectx logs DIR [ROLE] [-f]: print the log of a role of the run in DIR, or of 
   -f, --follow   print what is added, until the run has ended
 
 Exit status: 0, 2 wrong usage, 130 Ctrl-C."""
-
-
-def main(argv: Sequence[str]) -> int:
-    """Runs the subcommand; returns the exit status."""
-    return run_subcommand(["--follow" if word == "-f" else word for word in argv], _USAGE, _logs, ["follow"])
 
 
 def _logs(arguments: Arguments) -> int:
@@ -42,3 +35,6 @@ def _logs(arguments: Arguments) -> int:
             f"(the end); collectx watch {run.path} shows it."
         )
     return 0
+
+
+main = subcommand("logs", _logs, _USAGE)

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from collectx.cli.arguments import Arguments, run_subcommand
+from collectx.cli.arguments import Arguments, subcommand
 from collectx.cli.compose import parsed
 from collectx.cli.overrides import quoted
 from collectx.cli.run import launch
@@ -37,16 +37,7 @@ Exit status: 0 identical (or completed, where the saved run has no digest), 1 di
 To compare, the run must have digests of its batches; trainer.digest says when it has."""
 
 
-def main(argv: Sequence[str]) -> int:
-    """Runs the subcommand; returns the exit status."""
-
-    def run(arguments: Arguments) -> int:
-        return _reproduce(arguments, ["reproduce", *argv])
-
-    return run_subcommand(argv, _USAGE, run, ["trust"], lists_problems=True)
-
-
-def _reproduce(arguments: Arguments, argv: Sequence[str]) -> int:
+def _reproduce(arguments: Arguments) -> int:
     why_no_sweep = "reproduce runs one configuration; sweeps are `collectx run -m`."
     old, overrides = run_folder(arguments, _USAGE, why_no_sweep)
     saved = read_snapshot(old, lambda files: resumed.repeatable_config(files)[0])
@@ -86,7 +77,7 @@ def _reproduce(arguments: Arguments, argv: Sequence[str]) -> int:
     if reason is None:
         overrides = (*overrides, f"++collector.order_of={quoted(old.path)}")
     results: list[Outcome] = []
-    status = launch(composer, replace(arguments, words=overrides), argv, results)
+    status = launch(composer, replace(arguments, words=overrides), results)
     # The error of a failed run may repeat after its last batch.
     if not results or not had_digest or status not in ((0, 1) if ended == "failed" else (0,)):
         return status
@@ -128,3 +119,6 @@ def _compared(old: RunFolder, new: Path, limit: int, reason: str | None, is_cut:
         more = f"\n  and {len(differences) - _SHOWN} more, see snapshot/meta.json" if len(differences) > _SHOWN else ""
         printing.say("\n  ".join(["note: results may depend on these differences:", *differences[:_SHOWN]]) + more)
     return 0 if comparison.identical else 1
+
+
+main = subcommand("reproduce", _reproduce, _USAGE, lists_problems=True)

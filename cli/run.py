@@ -21,7 +21,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from collectx.cli import foreign_code, signatures, sweep
 from collectx.cli import list as listing
-from collectx.cli.arguments import Arguments, call_hydra, run_subcommand
+from collectx.cli.arguments import Arguments, call_hydra, subcommand
 from collectx.cli.compose import Composed, Composer, folder_of, parsed
 from collectx.cli.overrides import Checked, quoted
 from collectx.cli.task import Stopped, Task
@@ -38,31 +38,21 @@ from collectx.run.result import Result
 _INFORMATIVE_FLAGS = ("help", "hydra-help", "cfg", "info", "version", "resolve")
 
 
-def main(argv: Sequence[str]) -> int:
-    """Runs the subcommand; returns the exit status."""
-
-    def run(arguments: Arguments) -> int:
-        composer = Composer(arguments.config_dir, arguments.config_name)
-        if "help" in arguments.flags and len(arguments.words) == 1 and "=" not in arguments.words[0]:
-            return listing.show(replace(arguments, flags=arguments.flags | {"verbose": ""}))
-        return launch(composer, arguments, ["run", *argv])
-
-    return run_subcommand(argv, "", run, lists_problems=True)
+def _run_or_show(arguments: Arguments) -> int:
+    composer = Composer(arguments.config_dir, arguments.config_name)
+    if "help" in arguments.flags and len(arguments.words) == 1 and "=" not in arguments.words[0]:
+        return listing.show(replace(arguments, flags=arguments.flags | {"verbose": ""}))
+    return launch(composer, arguments)
 
 
 def launch(
-    composer: Composer,
-    arguments: Arguments,
-    argv: Sequence[str],
-    results: list[Outcome] | None = None,
-    trusted: bool = False,
+    composer: Composer, arguments: Arguments, results: list[Outcome] | None = None, trusted: bool = False
 ) -> int:
     """Checks the configuration of every run, then runs them.
 
     Args:
         composer: composes from the packaged choices, or from a snapshot.
         arguments: the command line.
-        argv: the command line as typed, for the snapshot.
         results: receives the `Outcome` of every run.
         trusted: whether a run in another user's folder may be resumed.
 
@@ -74,7 +64,7 @@ def launch(
     if any(flag in arguments.flags for flag in _INFORMATIVE_FLAGS):
         return _inform(composer, checked, arguments)
     prepared = _prepare(composer, checked, arguments.is_multirun)
-    task = Task(["collectx", *argv])
+    task = Task(arguments.argv)
     if isinstance(prepared, sweep.Sweep):
         is_complete = _sweep(composer, checked, prepared, task, arguments.is_multirun)
     else:
@@ -264,3 +254,6 @@ def _machine_problems(cfg: RunConfig, shows_warnings: bool = True) -> list[str]:
         for text in warnings_of(cfg):
             printing.note(text)
     return problems
+
+
+main = subcommand("run", _run_or_show, lists_problems=True)

@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-from collectx.cli.arguments import Arguments, run_subcommand
+from collectx.cli.arguments import Arguments, subcommand
 from collectx.errors import ConfigError, DamagedFile, LauncherError
 from collectx.jobs.status import (
     JobStates,
@@ -35,11 +35,6 @@ Exit status: 0 the status is known, 2 there is no run below DIR, or DIR is damag
 _OUTPUTS = Path("outputs")
 # Runs that are shown without DIR.
 _NUM_NEWEST = 10
-
-
-def main(argv: Sequence[str]) -> int:
-    """Runs the subcommand; returns the exit status."""
-    return run_subcommand(argv, _USAGE, _status)
 
 
 def _status(arguments: Arguments) -> int:
@@ -91,3 +86,6 @@ def _show(root: Path, runs: Sequence[RunFolder], is_brief: bool = False) -> int:
     print_table(rows, (*COLUMNS, "job"))
     printing.say("\n".join([*details, f"folder: {root}"]))
     return 0
+
+
+main = subcommand("status", _status, _USAGE)

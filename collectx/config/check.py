@@ -11,7 +11,7 @@ import typing
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
-from collectx.config.convert import convert, describe, members, out_of_range
+from collectx.config.convert import convert, describe, out_of_range
 from collectx.config.problem import ABSENT, YAML, Language, Problem, did_you_mean
 from collectx.config.registry import GROUPS, KINDS, limits_of, packaged_values, schemas
 from collectx.config.schema.fields import incomplete

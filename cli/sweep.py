@@ -217,7 +217,7 @@ class PointRunner:
         named = zip(overrides, names(overrides, fixed), strict=True)
         points = [self._point(words, name, done) for words, name in named]
         num_done = sum(point.job is not None and not point.composed.problems for point in points)
-        print(f"sweep: {len(points)} points, {num_done} of them done already")
+        print(f"sweep: {len(points)} point{'s' * (len(points) > 1)}, {num_done} of them done already")
         jobs: list[SubmittedRun] = []
         for number, point in enumerate(points, start=1):
             if point.job is None:

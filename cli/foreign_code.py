@@ -54,7 +54,8 @@ def check_checkpoints(files: RunFolder) -> None:
         raise ConfigError(
             [
                 f"{path}: others can write to it, and the states of envs in a checkpoint are pickles, which execute "
-                f"code: chmod -R go-w {files.checkpoints}, if nobody has, or collectx resume {files.path} --trust."
+                f"code: chmod -R go-w {files.checkpoints} if no file was changed, or collectx resume {files.path} "
+                "--trust."
             ]
         )
 

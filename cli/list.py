@@ -73,13 +73,13 @@ def find(composer: Composer, overrides: Sequence[str]) -> dict[str, dict[str, st
     sources = composer.load(overrides).hydra.runtime.config_sources
     roots = [_folder(source.schema, source.path) for source in sources if source.schema in ("pkg", "file")]
     choices = composer.choices(overrides)
-    found: dict[str, dict[str, str]] = {}
+    lines: dict[str, dict[str, str]] = {}
     for group in sorted(choices, key=lambda name: _ORDER.index(name) if name in _ORDER else len(_ORDER)):
         for name in choices[group]:
             files = (root / group / f"{name}.yaml" for root in roots)
             text = next((file.read_text() for file in files if file.is_file()), "")
-            found.setdefault(group, {})[name] = first_line(text)
-    return found
+            lines.setdefault(group, {})[name] = first_line(text)
+    return lines
 
 
 def _folder(schema: str, path: str) -> Any:

@@ -181,9 +181,7 @@ def _add_outcomes(task: Task, root: Path, folders: Sequence[Path]) -> None:
     task.outcomes += outcomes
     if num_alive := sum(not run.status.has_ended for run in outcomes):
         command = f"collectx cancel {shlex.quote(str(root))}"
-        printing.note(
-            f"{num_alive} of the points may go on without this command: {command} ends those that have started."
-        )
+        printing.note(f"{num_alive} of the points may continue without this command: {command} ends the started ones.")
 
 
 @contextmanager

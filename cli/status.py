@@ -64,7 +64,7 @@ def _show(root: Path, runs: Sequence[RunFolder], is_brief: bool = False) -> int:
     if shutil.which("squeue") is not None:
         states = query_slurm(submitted)
     if submitted and isinstance(states, LauncherError):
-        printing.note(f"SLURM cannot be asked on this machine ({states}): the status is that of the folders.")
+        printing.note(f"this machine cannot query SLURM ({states}): the status is read from the folders.")
     rows, details = [], []
     for run, job in zip(runs, jobs, strict=True):
         is_root = run.path == root.absolute()

@@ -119,7 +119,7 @@ def submitted(node: DictConfig, hydra: Any, name: str | None = None) -> Submitte
     if problems := [*problems, *preflight.rule_problems(cfg)]:
         raise ConfigError(problems)
     if hydra.mode is RunMode.MULTIRUN and not cfg.run.overwrite:
-        # A run in a point's folder is an earlier attempt of the same point: each point has its own folder.
+        # Each point has a separate folder, so a run in it is an earlier attempt of the same point.
         cfg = replace(cfg, run=replace(cfg.run, resume="auto"))
     folder = Path(hydra.runtime.output_dir)
     return SubmittedRun(name or folder.name, folder, cfg)

@@ -1,6 +1,6 @@
 """From plain data to the schema: types, ranges, missing values and unknown keys, all problems at once.
 
-Called by the command line for a whole configuration, by the Python classes for their keywords.
+Called by the command line for a complete configuration, by the Python classes for their keywords.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Unresolved:
 
 
 def check(values: Mapping[str, Any], ignore: Collection[str] = ()) -> tuple[RunConfig, list[Problem]]:
-    """Checks a whole configuration.
+    """Checks a complete configuration.
 
     Args:
         values: the groups, `seed`, and perhaps the `SECTIONS` and `sweep`.

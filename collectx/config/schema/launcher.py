@@ -30,7 +30,7 @@ class LauncherConfig(Section):
 
 @dataclass(kw_only=True)
 class SlurmResources(Section):
-    """What a job asks SLURM for. None: nothing is asked for, and the cluster's own default holds."""
+    """Resources that a job requests from SLURM. None: the default of the cluster."""
 
     partition: str | None
     account: str | None

@@ -6,13 +6,14 @@ from types import SimpleNamespace
 
 import pytest
 
+from collectx.checkpoints import Checkpoints
 from collectx.collector import saved_state
 from collectx.config.schema.run import CheckpointOptions
 from collectx.errors import DamagedFile
 from collectx.run import Status, checkpointer, execute
-from collectx.run.checkpoint import Checkpoints
-from collectx.run.checkpointer import Checkpointer, ResumePoint
+from collectx.run.checkpointer import Checkpointer
 from collectx.run.result import Record
+from collectx.run.resume import ResumePoint
 from collectx.run.signals import Signals, Stopped
 from collectx.run.statistics import Statistics
 

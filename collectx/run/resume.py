@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from urllib.parse import quote
 
 from collectx.checkpoints import Checkpoint, Checkpoints
-from collectx.config.derived import begins_with_few
+from collectx.config.derived import is_elastic
 from collectx.config.schema.run import RunConfig
 from collectx.errors import ConfigError, DamagedFile
 from collectx.run import saved_config, snapshot
@@ -102,7 +102,7 @@ class ResumePoint:
         written_s = self._checkpoint.manifest["time"]
         if any(event.get("event") in losses and event["time"] > written_s for event in files.read_events()):
             return []
-        if begins_with_few(cfg.collector) or not saved_config.is_equal_run(saved_config.newest_config(files), cfg):
+        if is_elastic(cfg.collector) or not saved_config.is_equal_run(saved_config.newest_config(files), cfg):
             return []
         if any("reason" in each["rollout"] for each in self.collector["workers"].values()):
             return []
